@@ -1,0 +1,115 @@
+"""Which names a component class or a `@value` function asks for; read once per class."""
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from jqinject.inject.library import DependencyError
+
+_OF_CLASS: "WeakKeyDictionary[type, Arguments]" = WeakKeyDictionary()
+_TYPING = ("typing", "typing_extensions")
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The arguments of a callable as names to wire.
+
+    Attributes:
+        named: (name, required) of every argument, in order.
+        positional: how many of them are positional-only.
+        defaults: the default of every argument that has one.
+        refused: why the callable can not be wired at all; empty where it can.
+    """
+
+    named: tuple[tuple[str, bool], ...] = ()
+    positional: int = 0
+    defaults: Mapping[str, Any] | None = None
+    refused: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names asked for, required or not."""
+        return tuple(name for name, _ in self.named)
+
+    def call(self, function: Callable[..., Any], found: dict[str, Any]) -> Any:
+        """Call `function` with the names found; the others are left to their defaults."""
+        if not self.positional:
+            return function(**found)
+        leading = [name for name, _ in self.named[: self.positional]]
+        last = max((index for index, name in enumerate(leading) if name in found), default=-1)
+        defaults = self.defaults or {}
+        args = [found.pop(name) if name in found else defaults[name] for name in leading[: last + 1]]
+        return function(*args, **found)
+
+
+def arguments_of_class(cls: type) -> Arguments:
+    """The names that constructing `cls` asks for, from its `__init__`; a metaclass's call is not read."""
+    found = _OF_CLASS.get(cls)
+    if found is None:
+        found = _OF_CLASS[cls] = _read_class(cls)
+    return found
+
+
+def arguments_of_function(function: Callable[..., Any]) -> Arguments:
+    """The names that a `@value` function asks for."""
+    return _read(function, skip_first=False)
+
+
+def _read_class(cls: type) -> Arguments:
+    constructor = _constructor(cls)
+    if constructor is None:
+        return Arguments()
+    owner = f"{cls.__qualname__}.{constructor.__name__}"
+    try:
+        found = _read(constructor, skip_first=True)
+    except (TypeError, ValueError):
+        return Arguments(
+            refused=f"{owner} does not tell its arguments. Wrap the call in a @value function, or declare an "
+            "instance."
+        )
+    return found if not found.refused else Arguments(refused=f"{owner} {found.refused}")
+
+
+def _constructor(cls: type) -> Callable[..., Any] | None:
+    """The `__init__` (or `__new__`) that takes the arguments, None where there is only that of `object`."""
+    for base in cls.__mro__:
+        for name in ("__init__", "__new__"):
+            if base is not object and name in base.__dict__:
+                found = getattr(base, name)
+                if getattr(found, "__module__", "") not in _TYPING:  # a Protocol's takes anything
+                    return found
+    return None
+
+
+def signature(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a function, whose annotations may name what only a type checker imports."""
+    if sys.version_info >= (3, 14):
+        import annotationlib
+
+        return inspect.signature(function, annotation_format=annotationlib.Format.FORWARDREF)
+    return inspect.signature(function)
+
+
+def _read(function: Callable[..., Any], *, skip_first: bool) -> Arguments:
+    parameters = list(signature(function).parameters.values())
+    if skip_first and parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
+        parameters = parameters[1:]
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        return Arguments(
+            refused="takes *args or **kwargs, which can not be wired by name. Write the arguments out, or "
+            "declare an instance instead of the class."
+        )
+    return Arguments(
+        named=tuple((p.name, p.default is p.empty) for p in parameters),
+        positional=sum(1 for p in parameters if p.kind is p.POSITIONAL_ONLY),
+        defaults={p.name: p.default for p in parameters if p.default is not p.empty},
+    )
+
+
+def check_wirable(arguments: Arguments, title: str) -> None:
+    """Raise the teaching error of a callable that can not be wired."""
+    if arguments.refused:
+        raise DependencyError(f"{title} can not be wired: {arguments.refused}")

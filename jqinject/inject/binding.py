@@ -1,0 +1,103 @@
+"""`Binding`: an injector and its overrides as one frozen value, fit for the static part of a module."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NoReturn, final
+
+from jqinject.inject.injector import InjectorMeta
+from jqinject.inject.keys import injector_key, snapshot
+from jqinject.inject.resolver import resolve
+from jqinject.inject.show import brief
+
+
+@final
+class Binding:
+    """An injector with overrides, equal and hashed by value over everything that affects what it assembles.
+
+    Two layers built alike hold equal bindings, so their graphdefs are equal and share one jit trace.
+    Overrides compare with their types (`1`, `1.0` and `True` differ), arrays by shape, dtype and bytes,
+    containers element by element, classes and functions by identity; see `jqinject.inject.keys`. Numpy arrays
+    and containers are copied, so that a later write to them reaches neither the binding nor its hash.
+
+    >>> from jqinject.inject import Binding, ExtendedInjector
+    >>> class Q(ExtendedInjector):
+    ...     bit_width = 8
+    >>> four = Binding(Q, {"bit_width": 4})
+    >>> four == Binding(Q, {"bit_width": 4}), four == Binding(Q, {"bit_width": 4.0})
+    (True, False)
+    >>> four.resolve("bit_width"), four
+    (4, Binding(Q, bit_width=4))
+
+    Attributes:
+        base: the injector as it was given.
+        overrides: what is declared anew on top of it; read-only.
+        injector: the injector with the overrides applied.
+
+    Raises:
+        TypeError: where `injector` is no injector class.
+        DependencyError: for an override that no injector may declare.
+    """
+
+    __slots__ = ("__weakref__", "_hash", "_key", "base", "injector", "overrides")
+    base: Any
+    overrides: Mapping[str, Any]
+    injector: Any
+
+    def __init__(self, injector: Any, overrides: Mapping[str, Any] | None = None) -> None:
+        if not isinstance(injector, InjectorMeta):
+            raise TypeError(
+                "a binding takes an injector (a class that derives from ExtendedInjector), got "
+                f"{brief(injector)}"
+            )
+        kept = {name: snapshot(value) for name, value in (overrides or {}).items()}
+        applied = injector.let(**kept) if kept else injector
+        key = injector_key(applied)
+        for name, value in (
+            ("base", injector),
+            ("overrides", MappingProxyType(kept)),
+            ("injector", applied),
+            ("_key", key),
+            ("_hash", hash(key)),
+        ):
+            object.__setattr__(self, name, value)
+
+    def resolve(self, name: str, /, *, trace: set[str] | None = None, **given: Any) -> Any:
+        """What a name gives, with more names given for this access (see `jqinject.inject.resolve`)."""
+        return resolve(self.injector, name, trace=trace, **given)
+
+    def declares(self, name: str) -> bool:
+        """Whether the injector or an override declares the name."""
+        return name in self.injector
+
+    def let(self, **overrides: Any) -> "Binding":
+        """A binding with more overrides; the new ones win."""
+        return Binding(self.base, {**self.overrides, **overrides})
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, Binding) and self._hash == other._hash and self._key == other._key
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise AttributeError(
+            f"a binding is frozen: make another with binding.let(...), got {name} = {brief(value)}"
+        )
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a binding is frozen: {name!r} can not be deleted")
+
+    def __copy__(self) -> "Binding":
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Binding":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Binding, (self.base, dict(self.overrides))
+
+    def __repr__(self) -> str:
+        given = "".join(f", {name}={brief(value)}" for name, value in self.overrides.items())
+        return f"Binding({self.base.__name__}{given})"

@@ -1,0 +1,151 @@
+"""The enums that choose an implementation. A member equals its name as a string, in any case."""
+
+import enum
+from typing import Any, TypeVar
+
+from jqinject.inject.errors import did_you_mean, lines
+
+_Member = TypeVar("_Member", bound=enum.Enum)
+
+
+class ImplEnum(enum.StrEnum):
+    """Base of the enums below: a member is its own name in lower case.
+
+    >>> QuantType.INT == "int", QuantType.INT == "INT", QuantType("Int"), str(QuantType.INT)
+    (True, True, <QuantType.INT: 'int'>, 'int')
+
+    Members of different enums differ, whatever they are called. The hash is that of the lower-case name, so a
+    member finds the entry `table["int"]` and `"int"` finds the entry `table[QuantType.INT]`.
+    """
+
+    @classmethod
+    def _missing_(cls, value: object) -> Any:
+        return cls.__members__.get(value.upper()) if isinstance(value, str) else None
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, enum.Enum):
+            return self is other
+        return isinstance(other, str) and self.value == other.lower()
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+
+class BitWidthImplType(ImplEnum):
+    """Where the bit width comes from."""
+
+    CONST = enum.auto()
+    PARAMETER = enum.auto()
+    STATEFUL_CONST = enum.auto()
+
+
+class QuantType(ImplEnum):
+    """What a tensor is quantized to; `FP` is no quantization."""
+
+    BINARY = enum.auto()
+    TERNARY = enum.auto()
+    INT = enum.auto()
+    FP = enum.auto()
+
+
+class RestrictValueType(ImplEnum):
+    """Which values a scale may take."""
+
+    FP = enum.auto()
+    SIGNED_FP = enum.auto()
+    LOG_FP = enum.auto()
+    INT = enum.auto()
+    POWER_OF_TWO = enum.auto()
+
+
+class FloatToIntImplType(ImplEnum):
+    """How a float becomes an integer."""
+
+    ROUND = enum.auto()
+    CEIL = enum.auto()
+    FLOOR = enum.auto()
+    ROUND_TO_ZERO = enum.auto()
+    DPU = enum.auto()
+    LEARNED_ROUND = enum.auto()
+    STOCHASTIC_ROUND = enum.auto()
+
+
+class LearnedRoundImplType(ImplEnum):
+    """The function that learned rounding goes through."""
+
+    HARD_SIGMOID = enum.auto()
+    SIGMOID = enum.auto()
+    IDENTITY = enum.auto()
+
+
+class ScalingImplType(ImplEnum):
+    """Where the scale comes from."""
+
+    HE = enum.auto()
+    CONST = enum.auto()
+    STATS = enum.auto()
+    AFFINE_STATS = enum.auto()
+    PARAMETER = enum.auto()
+    PARAMETER_FROM_STATS = enum.auto()
+
+
+class ScalingPerOutputType(ImplEnum):
+    """What shares one scale."""
+
+    TENSOR = enum.auto()
+    CHANNEL = enum.auto()
+    GROUP = enum.auto()
+
+
+class StatsOp(ImplEnum):
+    """The statistic that a scale is computed from."""
+
+    MAX = enum.auto()
+    AVE = enum.auto()
+    MAX_AVE = enum.auto()
+    MEAN_SIGMA_STD = enum.auto()
+    MEAN_LEARN_SIGMA_STD = enum.auto()
+    PERCENTILE = enum.auto()
+    MIN_MAX = enum.auto()
+    PERCENTILE_INTERVAL = enum.auto()
+    SIGNED_MAX = enum.auto()
+
+
+class TruncScalingImplType(ImplEnum):
+    """How truncation scales its output."""
+
+    MSB = enum.auto()
+    WRAPPER = enum.auto()
+
+
+def as_enum(enum_class: type[_Member], value: Any, *, name: str = "") -> _Member:
+    """A member of `enum_class` from a member or its name in any case.
+
+    >>> as_enum(StatsOp, "Max_Ave")
+    <StatsOp.MAX_AVE: 'max_ave'>
+
+    Args:
+        enum_class: the enum.
+        value: a member, or a string.
+        name: the name under which the value was declared, for the error text.
+
+    Raises:
+        ValueError: for a string that names no member; lists the members and the nearest.
+        TypeError: for anything else, a member of another enum included.
+    """
+    if isinstance(value, enum_class):
+        return value
+    subject = f"{name} = " if name else ""
+    members = f"one of {', '.join(enum_class.__members__)}"
+    if isinstance(value, enum.Enum) or not isinstance(value, str):
+        raise TypeError(
+            f"{subject}{value!r} is no {enum_class.__name__}: give {members}, as a member or a string"
+        )
+    for member_name, member in enum_class.__members__.items():
+        if value.lower() == member_name.lower():
+            return member
+    near = did_you_mean(value, enum_class.__members__)
+    raise ValueError(lines(f"{subject}{value!r} is no {enum_class.__name__}: give {members}", near))

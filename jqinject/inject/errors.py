@@ -1,0 +1,53 @@
+"""The texts of wiring errors: what was missing, who needed it, and what was probably meant."""
+
+import difflib
+from collections.abc import Iterable
+
+from jqinject.inject.library import DependencyError
+
+
+class MissingNameError(DependencyError, AttributeError):
+    """The name read from an injector is not declared there.
+
+    It is an `AttributeError` too, so that `getattr(Q, name, default)` and tools that look for optional
+    attributes work. A name missing deeper, while a declared one is built, is a plain `DependencyError`.
+    """
+
+
+def quoted(names: Iterable[str]) -> str:
+    """Names for an error text, each in quotes."""
+    return ", ".join(repr(name) for name in names)
+
+
+def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
+    """The known names that look most like `name`, best first; case does not count.
+
+    >>> nearest("bit_widht", ["bit_width", "scaling_impl"])
+    ['bit_width']
+    """
+    by_folded: dict[str, str] = {}
+    for candidate in sorted(known):
+        by_folded.setdefault(candidate.lower(), candidate)
+    folded_name = name.lower()
+    close = difflib.get_close_matches(folded_name, by_folded, n=limit, cutoff=0.6)
+    ratios = [difflib.SequenceMatcher(None, candidate, folded_name).ratio() for candidate in close]
+    close = [candidate for candidate, ratio in zip(close, ratios, strict=True) if ratio > ratios[0] - 0.12]
+    # A swallowed or added underscore is the commonest slip, and short names suffer most from the ratio.
+    bare = name.lower().replace("_", "")
+    same = [folded for folded in by_folded if folded.replace("_", "") == bare and folded not in close]
+    return [by_folded[folded] for folded in (*same, *close)][:limit]
+
+
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """A line of help naming the nearest known names, or an empty string where nothing is near.
+
+    >>> did_you_mean("bitwidth", ["bit_width"], prefix="weight_")
+    "did you mean 'weight_bit_width'?"
+    """
+    close = nearest(name, known)
+    return f"did you mean {' or '.join(repr(prefix + c) for c in close)}?" if close else ""
+
+
+def lines(first: str, *others: str) -> str:
+    """An error text: the first line, then those of the others that say something, indented."""
+    return "\n  ".join([first, *(text for text in others if text)])

@@ -1,0 +1,184 @@
+"""`explain`: the wiring of an injector as a tree, with who decided what; a miss is shown, not raised."""
+
+from typing import Any, Protocol, runtime_checkable
+
+from jqinject.inject.arguments import Arguments
+from jqinject.inject.binding import Binding
+from jqinject.inject.errors import did_you_mean, lines
+from jqinject.inject.injector import InjectorMeta
+from jqinject.inject.library import DependencyError
+from jqinject.inject.links import PARENT, show, steps_of
+from jqinject.inject.resolver import Resolution, Scope, rewired, scope_of
+from jqinject.inject.show import brief
+from jqinject.inject.specs import Spec
+from jqinject.inject.tree import Node
+
+Path = list[tuple[Scope, str]]
+Nodes = tuple[Node, ...]
+Origin = type | str
+
+
+@runtime_checkable
+class HasBinding(Protocol):
+    """What has been built from an injector and remembers it: a proxy."""
+
+    binding: Binding
+
+
+def explain(injector: Any, /, module: Any = None, name: str = "tensor_quant", **given: Any) -> Node:
+    """The wiring of a name as a tree: component, argument, value, and which class in the MRO decided it.
+
+    >>> from jqinject.inject import ExtendedInjector, explain
+    >>> class Scaling:
+    ...     def __init__(self, scaling_init, threshold=1.0): ...
+    >>> class Base(ExtendedInjector):
+    ...     tensor_quant = Scaling
+    ...     scaling_init = 0.1
+    >>> tree = explain(Base.let(scaling_init=0.5))
+    >>> print(tree)
+    tensor_quant: Scaling  <- Base
+    ├── scaling_init = 0.5  <- override by let
+    └── threshold = 1.0  <- default
+    >>> tree["scaling_init"].value, [node.name for node in tree.walk()]
+    (0.5, ['tensor_quant', 'scaling_init', 'threshold'])
+
+    Args:
+        injector: an injector, a binding, or an object with a `binding` (a proxy).
+        module: the layer that a proxy would hand in as `module`.
+        name: the name to explain.
+        given: more names to hand in, as to `resolve`.
+
+    Returns:
+        The node of `name`. `tree[name]` finds a node, `tree.walk()` visits them, `tree.errors()` lists what
+        can not be resolved, `str(tree)` draws it. Components are not built, unless a `@value` function or a
+        link reads one.
+
+    Raises:
+        TypeError: where the first argument is none of the three.
+    """
+    if module is not None:
+        given["module"] = module
+    root = scope_of(_injector(injector), given)
+    return _Explainer(root).node(root, name, [])
+
+
+def _injector(subject: Any) -> InjectorMeta:
+    if isinstance(subject, InjectorMeta):
+        return subject
+    if isinstance(subject, Binding):
+        return subject.injector
+    if isinstance(subject, HasBinding) and isinstance(subject.binding, Binding):
+        return subject.binding.injector
+    raise TypeError(
+        f"explain takes an injector class, a binding or a proxy, got {brief(subject)}. For a layer, name the "
+        "quantizer: explain(layer.weight_quant, module=layer)."
+    )
+
+
+def origin_of(scope: Scope, name: str) -> Origin:
+    """Who decided a name: a class in the MRO, `"given"` or `"override by let"`."""
+    if name in scope.given:
+        return "given"
+    for base in scope.injector.__mro__:
+        if name in base.__dict__.get("__declared__", ()):
+            return "override by let" if base.__made_by__ else base
+    return "default"
+
+
+class _Explainer:
+    """One explanation: nodes by scope and name, so that the tree shares what the wiring shares."""
+
+    def __init__(self, root: Scope) -> None:
+        self.resolution = Resolution(root)
+        self.nodes: dict[tuple[int, str], Node] = {}
+
+    def node(self, scope: Scope, name: str, path: Path) -> Node:
+        if (scope, name) in path:
+            circle = [step for _, step in path[path.index((scope, name)) :]]
+            return Node(name, "circle", error=" -> ".join([*circle, name]))
+        key = (id(scope), name)
+        if key not in self.nodes:
+            self.nodes[key] = self._make(scope, name, [*path, (scope, name)])
+        return self.nodes[key]
+
+    def _make(self, scope: Scope, name: str, path: Path) -> Node:
+        spec = scope.specs.get(name)
+        if spec is None:
+            needed = " -> ".join(step for _, step in path)
+            text = lines(
+                f"{scope.title} has no name {name!r}",
+                f"needed by: {needed}" if len(path) > 1 else "",
+                did_you_mean(name, scope.specs),
+            )
+            return Node(name, "missing", error=text)
+        origin = origin_of(scope, name)
+        if spec.kind == "PLAIN":
+            return Node(name, "value", spec.target, origin)
+        if spec.kind == "NESTED":
+            return Node(name, "injector", spec.target, origin)
+        if spec.kind == "FUNCTION":
+            return self._computed(scope, name, spec, origin, path)
+        return self._wired(scope, name, spec, origin, path, ())
+
+    def _wired(self, scope: Scope, name: str, spec: Spec, origin: Origin, path: Path, via: Nodes) -> Node:
+        if spec.kind == "LINK":
+            return self._link(scope, name, spec, origin, path, via)
+        try:
+            arguments = spec.arguments
+        except DependencyError as error:
+            return Node(name, "component", spec.target, origin, (), via, str(error))
+        return Node(name, "component", spec.target, origin, self._arguments(scope, arguments, path), via)
+
+    def _arguments(self, scope: Scope, arguments: Arguments, path: Path) -> Nodes:
+        defaults = arguments.defaults or {}
+        return tuple(
+            self.node(scope, name, path)
+            if required or name in scope.specs
+            else Node(name, "default", defaults[name], "default")
+            for name, required in arguments.named
+        )
+
+    def _computed(self, scope: Scope, name: str, spec: Spec, origin: Origin, path: Path) -> Node:
+        via = self._arguments(scope, spec.arguments, path)
+        broken = [node.name for node in _broken(via)]
+        if broken:
+            text = f"not computed, as it needs {', '.join(broken)}"
+            return Node(name, "computed", None, origin, (), via, text)
+        try:
+            found = self.resolution.arguments(scope, spec.arguments)
+            result = spec.arguments.call(spec.target, found)
+            following = rewired(name, result)
+        except Exception as error:
+            return Node(name, "computed", None, origin, (), via, f"{type(error).__name__}: {error}")
+        if following is None:
+            return Node(name, "computed", result, origin, (), via)
+        return self._wired(scope, name, following, origin, path, via)
+
+    def _link(self, scope: Scope, name: str, spec: Spec, origin: Origin, path: Path, via: Nodes) -> Node:
+        steps = steps_of(spec.target)
+        where, rest = scope, list(steps)
+        while rest[0] == PARENT:
+            if where.outer is None:
+                text = f"{show(spec.target)} climbs out of {where.title}, which is not nested in another"
+                return Node(name, "link", None, origin, (), via, text)
+            where = where.outer
+            rest.pop(0)
+        symbol = rest.pop(0)[1]
+        while rest and symbol in where.specs and where.specs[symbol].kind == "NESTED":
+            where, symbol = where.nested(symbol), rest.pop(0)[1]
+        target = self.node(where, symbol, path)
+        broken = [node.name for node in _broken((target,))]
+        if broken or not rest:
+            text = f"{show(spec.target)} leads to {', '.join(broken)}" if broken else ""
+            return Node(name, "link", target.value, origin, (target,), via, text)
+        try:
+            value = self.resolution.follow(scope, spec.target)
+        except Exception as error:
+            return Node(name, "link", None, origin, (target,), via, f"{type(error).__name__}: {error}")
+        return Node(name, "link", value, origin, (target,), via)
+
+
+def _broken(nodes: Nodes) -> list[Node]:
+    """The first thing in each subtree that can not be resolved."""
+    found = (next((below for below in node.walk() if below.error), None) for node in nodes)
+    return [node for node in found if node is not None]

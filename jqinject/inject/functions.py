@@ -1,0 +1,100 @@
+"""`@value`: a name computed from other names; `@choices`: the same, telling which classes it may return."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, cast
+
+from jqinject.inject.arguments import signature
+from jqinject.inject.library import DependencyError, Value
+
+
+class value(Value):
+    """Compute a name of the injector by calling a function, whose arguments are names of the injector.
+
+    A default of the function makes that name optional. If the function returns a class, the class is wired as
+    a component in its place (not where the name ends in `_class`, and not for an injector, a dtype or an
+    enum); if it returns `this.other`, that is followed. What only the branch not taken needs is never
+    required.
+
+    >>> from jqinject.inject import ExtendedInjector
+    >>> class Q(ExtendedInjector):
+    ...     bit_width = 4
+    ...     @value
+    ...     def levels(bit_width):
+    ...         return 2 ** bit_width
+    >>> Q.levels, Q.let(bit_width=8).levels
+    (16, 256)
+
+    Args:
+        function: a plain function without `*args` and `**kwargs`.
+
+    Raises:
+        DependencyError: for a class, a method (an argument named `self`) or arbitrary arguments.
+    """
+
+    __function__: Callable[..., Any]
+    choices: tuple[type, ...] = ()
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        if inspect.isclass(function) or not callable(function):
+            raise DependencyError(
+                f"@value decorates a function, got {function!r}. A class needs no decorator: write name = "
+                "Class, and a plain value needs none either."
+            )
+        self.__function__ = function
+        functools.update_wrapper(cast(Any, self), function, updated=())
+        check_function(function)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, value) and self.__function__ == other.__function__
+
+    def __hash__(self) -> int:
+        return hash(self.__function__)
+
+    def __repr__(self) -> str:
+        return f"<@value {getattr(self.__function__, '__qualname__', self.__function__)}>"
+
+
+def choices(*classes: type) -> Callable[[Callable[..., Any] | value], value]:
+    """Declare which component classes a `@value` function may return, so that their argument names are known.
+
+    Nothing depends on it but the check of overrides: a name that only one of these classes asks for is then a
+    known name whichever branch is taken.
+
+    >>> class Wide:
+    ...     def __init__(self, margin=0): ...
+    >>> from jqinject.inject import ExtendedInjector, requested_names
+    >>> class Q(ExtendedInjector):
+    ...     @choices(Wide)
+    ...     def impl(kind):
+    ...         return Wide
+    >>> sorted(requested_names(Q))
+    ['impl', 'kind', 'margin']
+    """
+    for cls in classes:
+        if not inspect.isclass(cls):
+            raise DependencyError(f"@choices lists the classes a @value function may return, got {cls!r}")
+
+    def decorate(function: Callable[..., Any] | value) -> value:
+        result = function if isinstance(function, value) else value(function)
+        result.choices = classes
+        return result
+
+    return decorate
+
+
+def check_function(function: Callable[..., Any]) -> None:
+    """Refuse what can not be wired by name: `self`, `*args`, `**kwargs`."""
+    name = getattr(function, "__name__", repr(function))
+    parameters = signature(function).parameters.values()
+    if any(p.name == "self" for p in parameters):
+        raise DependencyError(
+            f"@value {name!r} has an argument 'self': the 'value' decorator can not be used on methods, as "
+            f"an injector has no instance. Ask for the names you need: def {name}(bit_width, signed=True)."
+        )
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        raise DependencyError(
+            f"@value {name!r} takes *args or **kwargs, which can not be wired by name. Write the names out, "
+            "with defaults for the optional ones."
+        )

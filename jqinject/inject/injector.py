@@ -1,0 +1,231 @@
+"""`ExtendedInjector`: a class whose attributes are declared as choices and read as assembled objects."""
+
+import copyreg
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+from jqinject.inject.errors import lines
+from jqinject.inject.library import DependencyError, Injector, InjectorType
+from jqinject.inject.resolver import resolve
+from jqinject.inject.specs import Spec, spec_of
+
+# What Python itself writes into a class body, 3.11 to 3.14.
+_PYTHONS_OWN = frozenset(
+    (
+        "__module__",
+        "__qualname__",
+        "__doc__",
+        "__classcell__",
+        "__classdictcell__",
+        "__firstlineno__",
+        "__static_attributes__",
+        "__annotations__",
+        "__annotate__",
+        "__annotate_func__",
+        "__annotations_cache__",
+        "__conditional_annotations__",
+        "__type_params__",
+        "__orig_bases__",
+    )
+)
+_NOTHING_DECLARED = {"__dependencies__": {}, "__declared__": {}, "__made_by__": (), "__around__": ()}
+
+_HIDDEN = {*_NOTHING_DECLARED, "__wrapped__", "_subs_tree"}
+
+
+class InjectorMeta(InjectorType):
+    """The metaclass of injectors: collects declarations, resolves attributes, refuses changes."""
+
+    __dependencies__: Mapping[str, Spec]
+    __declared__: Mapping[str, Spec]
+    __made_by__: tuple[Any, ...]
+    __around__: tuple["InjectorMeta", Mapping[str, Any]] | tuple[()]
+
+    def __new__(mcs, class_name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> "InjectorMeta":
+        if bases == (Injector,):  # ExtendedInjector itself: an ordinary class body
+            return type.__new__(mcs, class_name, bases, {**namespace, **_NOTHING_DECLARED})
+        _check_bases(class_name, bases)
+        kept = {name: namespace[name] for name in namespace if name in _PYTHONS_OWN}
+        own = {name: namespace[name] for name in namespace if name not in _PYTHONS_OWN}
+        _check_names(class_name, own)
+        declared = {name: spec_of(name, dependency) for name, dependency in own.items()}
+        cls = type.__new__(mcs, class_name, bases, {**kept, **_NOTHING_DECLARED, "__declared__": declared})
+        type.__setattr__(cls, "__dependencies__", _merged(cls))
+        return cls
+
+    def __getattr__(cls, attrname: str) -> Any:
+        if attrname.startswith("__") and attrname.endswith("__"):
+            raise AttributeError(f"injector {cls.__name__!r} has no attribute {attrname!r}")
+        return resolve(cls, attrname)
+
+    def __contains__(cls, attrname: object) -> bool:
+        return attrname in cls.__dependencies__
+
+    def __dir__(cls) -> list[str]:
+        return sorted(({*type.__dir__(cls)} - _HIDDEN) | {*cls.__dependencies__})
+
+    def __and__(cls, other: Any) -> Any:
+        if not isinstance(other, InjectorMeta):
+            return NotImplemented
+        return combine(cls, other)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        raise DependencyError(
+            f"{cls.__name__!r} is a declaration and is never instantiated. Read a name from the class "
+            f"({cls.__name__}.tensor_quant), or change one with {cls.__name__}.let(name=...)."
+        )
+
+    def __setattr__(cls, attrname: str, value: Any) -> NoReturn:
+        raise DependencyError(
+            f"{cls.__name__}.{attrname} = ... would change an injector, which others may build on. Make a "
+            f"new one: {cls.__name__}.let({attrname}=...), or inherit and override."
+        )
+
+    def __delattr__(cls, attrname: str) -> NoReturn:
+        raise DependencyError(
+            f"del {cls.__name__}.{attrname} would change an injector, which others may build on"
+        )
+
+    def __repr__(cls) -> str:
+        made = cls.__made_by__
+        if not made:
+            return type.__repr__(cls)
+        if made[0] == "let":
+            return f"{made[1]!r}.let({', '.join(f'{name}=...' for name in made[2])})"
+        return f"({made[1]!r} & {made[2]!r})" if made[0] == "and" else f"{made[1]!r} nested in {made[2]!r}"
+
+    def __nested__(cls, outer: "InjectorMeta", given: Mapping[str, Any]) -> "InjectorMeta":
+        """This injector as read from another one, to which its `this << 1` then leads."""
+        return nest(cls, outer, dict(given))
+
+
+def _check_bases(class_name: str, bases: Iterable[type]) -> None:
+    for base in bases:
+        if not isinstance(base, InjectorMeta) and base is not Injector:
+            raise DependencyError(
+                f"injector {class_name!r} can only inherit from other injectors (ExtendedInjector and what "
+                f"derives from it), got {base!r}. A component is declared, not inherited: "
+                f"name = {base.__name__}."
+            )
+
+
+def _check_names(class_name: str, names: Iterable[str]) -> None:
+    for name in names:
+        if name == "let":
+            raise DependencyError(f"'let' redefinition is not allowed: {class_name!r} keeps let(**overrides)")
+        if name.startswith("__") and name.endswith("__"):
+            raise DependencyError(
+                f"{class_name!r} declares {name!r}: magic methods are not allowed, as an injector has no "
+                "instances. Write a component class and declare it under a name."
+            )
+
+
+def _merged(cls: type) -> dict[str, Spec]:
+    """All names of an injector: along the real MRO, the first class that declares a name decides."""
+    merged: dict[str, Spec] = {}
+    for base in reversed(cls.__mro__):
+        merged.update(base.__dict__.get("__declared__", {}))
+    return merged
+
+
+def _make(bases: tuple[InjectorMeta, ...], made_by: tuple[Any, ...], own: Mapping[str, Any]) -> Any:
+    """A class made by a call. Where it says it lives is where its first base does."""
+    first = bases[0]
+    place = {"__module__": first.__module__, "__qualname__": first.__qualname__, "__doc__": first.__doc__}
+    cls = InjectorMeta(first.__name__, bases, {**place, **own})
+    type.__setattr__(cls, "__made_by__", made_by)
+    return cls
+
+
+def override(base: Any, overrides: Mapping[str, Any]) -> Any:
+    """`base.let(**overrides)`."""
+    _check_names(base.__name__, overrides)
+    return _make((base,), ("let", base, dict(overrides)), overrides)
+
+
+def combine(left: InjectorMeta, right: InjectorMeta) -> Any:
+    """`left & right`: the names of both, those of the left first; it is called as the left one."""
+    if left is not right and issubclass(right, left):
+        raise DependencyError(
+            lines(
+                f"{left.__name__} & {right.__name__}: the right one inherits from the left one",
+                f"cure: {right.__name__} alone has the names of both",
+            )
+        )
+    bases = (left,) if issubclass(left, right) else (left, right)
+    try:
+        return _make(bases, ("and", left, right), {})
+    except TypeError as error:
+        raise DependencyError(
+            f"{left.__name__} & {right.__name__}: their bases stand in opposite orders ({error})"
+        ) from None
+
+
+def nest(cls: InjectorMeta, outer: InjectorMeta, given: dict[str, Any]) -> Any:
+    """The nested injector `cls` with `outer` around it."""
+    nested = _make((cls,), ("nested", cls, outer, given), {})
+    type.__setattr__(nested, "__around__", (outer, given))
+    return nested
+
+
+def _reduce(cls: InjectorMeta) -> Any:
+    """Pickle by reference; what was made by a call is made by the same call again."""
+    made = cls.__made_by__
+    if not made:
+        owner, _, name = cls.__qualname__.rpartition(".")
+        around = _found(cls.__module__, owner)
+        inside = isinstance(around, InjectorMeta) and name in around
+        return (_declared_in, (around, name)) if inside else cls.__qualname__
+    return {"let": override, "and": combine, "nested": nest}[made[0]], made[1:]
+
+
+def _found(module: str, path: str) -> Any:
+    """What a path of plain classes and injectors leads to in a loaded module; None where it breaks off."""
+    where: Any = sys.modules.get(module)
+    for part in path.split("."):
+        where = _declared_in(where, part) if isinstance(where, InjectorMeta) else getattr(where, part, None)
+    return where
+
+
+def _declared_in(injector: InjectorMeta, name: str) -> Any:
+    """The declaration itself, unresolved: how an injector written inside another one is found again."""
+    spec = injector.__dependencies__.get(name)
+    return spec.declared if spec else None
+
+
+copyreg.pickle(InjectorMeta, _reduce)  # type: ignore[arg-type]
+
+
+class ExtendedInjector(Injector, metaclass=InjectorMeta):
+    """Base of all injectors: a flat list of named choices that assembles itself.
+
+    Attributes are declarations. A class is built with its constructor arguments looked up by name; `@value`
+    computes; `this.other` points; another injector nests; everything else is a plain value (see
+    `jqinject.inject.specs` for the table). Reading an attribute resolves it: a component is a new instance at
+    every access, while within one access a name is built once and all its consumers share it. Inheritance
+    follows the real MRO, `A & B` combines, `let(name=...)` overrides, and nothing ever changes an injector.
+
+    >>> from jqinject.inject import ExtendedInjector, value
+    >>> class Scaling:
+    ...     def __init__(self, bit_width, signed=True):
+    ...         self.levels = 2 ** (bit_width - signed)
+    >>> class Int8(ExtendedInjector):
+    ...     scaling = Scaling
+    ...     bit_width = 8
+    >>> class UInt4(Int8):
+    ...     bit_width = 4
+    ...     signed = False
+    >>> Int8.scaling.levels, UInt4.scaling.levels, Int8.let(bit_width=2).scaling.levels
+    (128, 16, 2)
+    >>> Int8.scaling is Int8.scaling, "signed" in Int8, Int8.let(bit_width=2).bit_width, Int8.bit_width
+    (False, False, 2, 8)
+
+    Differs from Brevitas: diamonds follow the MRO, resolution leaves no trace in the class, and dtypes and
+    enums are never called.
+    """
+
+    @classmethod
+    def let(cls, /, **overrides: Any) -> Any:
+        """A new injector with some names declared anew; this one stays as it is."""
+        return override(cls, overrides)

@@ -1,0 +1,16 @@
+"""The one door to the `dependencies` library, pinned to 2.0.1 (the release that Brevitas pins too).
+
+What comes from there: the base `Injector` and its metaclass (so that `issubclass(Q, dependencies.Injector)`
+holds), the markers `this` and `value` that ours derive from, and the exception. Its resolver is not used:
+that one edits the injector while it reads it.
+"""
+
+from _dependencies.exceptions import DependencyError as DependencyError
+from _dependencies.injector import Injector as Injector
+from _dependencies.injector import _InjectorType as InjectorType
+from _dependencies.operation import Operation as Operation
+from _dependencies.package import Package as Package
+from _dependencies.this import This as This
+from _dependencies.value import Value as Value
+
+__all__ = ["DependencyError", "Injector", "InjectorType", "Operation", "Package", "This", "Value"]

@@ -1,0 +1,117 @@
+"""Which names an injector knows, and the check that an override is one of them."""
+
+from collections.abc import Iterable, Set
+from typing import Any
+
+from jqinject.inject.arguments import arguments_of_class, arguments_of_function
+from jqinject.inject.errors import did_you_mean, lines
+from jqinject.inject.functions import value
+from jqinject.inject.links import PARENT, steps_of
+from jqinject.inject.specs import Spec
+
+
+def declared_names(injector: Any) -> frozenset[str]:
+    """The names that an injector declares, inherited ones included.
+
+    >>> from jqinject.inject import ExtendedInjector
+    >>> class Q(ExtendedInjector):
+    ...     bit_width = 8
+    >>> declared_names(Q.let(signed=True)) == {"bit_width", "signed"}
+    True
+    """
+    return frozenset(injector.__dependencies__)
+
+
+def requested_names(injector: Any) -> frozenset[str]:
+    """Every name that anything in the injector's graph declares or asks for, seen without resolving anything.
+
+    That is: declared names, the arguments of declared components, of `@value` functions, and of the classes
+    that these declare with `@choices`, and the names that links point to. Classes that a function returns
+    unannounced are known only once they are resolved: give `resolve` a `trace`.
+
+    >>> from jqinject.inject import ExtendedInjector
+    >>> class Clamp:
+    ...     def __init__(self, low, high=1.0): ...
+    >>> class Q(ExtendedInjector):
+    ...     clamp = Clamp
+    >>> sorted(requested_names(Q))
+    ['clamp', 'high', 'low']
+    """
+    return declared_names(injector) | _asked_at(injector, depth=0)
+
+
+def _asked_at(injector: Any, depth: int) -> frozenset[str]:
+    """The names asked of the injector `depth` levels around this one (0: of this one)."""
+    asked: set[str] = set()
+    for spec in injector.__dependencies__.values():
+        if spec.kind == "NESTED":
+            asked |= _asked_at(spec.target, depth + 1)
+        elif spec.kind == "LINK":
+            asked |= _pointed_at(spec, depth)
+        elif depth == 0:
+            asked |= _arguments(spec)
+    return frozenset(asked)
+
+
+def _pointed_at(spec: Spec, depth: int) -> set[str]:
+    steps = steps_of(spec.target)
+    climbed = sum(1 for step in steps if step == PARENT)
+    return {steps[climbed][1]} if climbed == depth else set()
+
+
+def _arguments(spec: Spec) -> set[str]:
+    if spec.kind == "COMPONENT":
+        return set(arguments_of_class(spec.target).names)
+    if spec.kind != "FUNCTION":
+        return set()
+    asked = set(arguments_of_function(spec.target).names)
+    if isinstance(spec.declared, value):
+        for cls in spec.declared.choices:
+            asked.update(arguments_of_class(cls).names)
+    return asked
+
+
+def check_overrides(
+    injector: Any,
+    overrides: Iterable[str],
+    *,
+    known: Set[str] = frozenset(),
+    where: str = "",
+    prefix: str = "",
+) -> None:
+    """Refuse an override that nothing in the injector's graph declares or asks for: it would do nothing.
+
+    >>> from jqinject.inject import ExtendedInjector
+    >>> class Int8Weight(ExtendedInjector):
+    ...     bit_width = 8
+    >>> check_overrides(Int8Weight, {"bit_width": 4})
+    >>> check_overrides(Int8Weight, {"bitwidth": 4}, where="QuantLinear(weight_...)", prefix="weight_")
+    Traceback (most recent call last):
+    TypeError: QuantLinear(weight_...): 'weight_bitwidth' would do nothing, as nothing in 'Int8Weight' ...
+      did you mean 'weight_bit_width'?
+
+    Args:
+        injector: the injector **without** the overrides.
+        overrides: the names (a mapping will do), without their prefix.
+        known: more names that count as known: what a resolution traced, what a proxy reads itself.
+        where: what the user called, for the text.
+        prefix: what the user wrote before the names, for the text.
+
+    Raises:
+        TypeError: naming every such override with the nearest known name.
+    """
+    names = requested_names(injector) | known
+    unknown = [name for name in overrides if name not in names]
+    if not unknown:
+        return
+    first = where or f"{injector.__name__}.let(...)"
+    raise TypeError(
+        "\n".join(
+            lines(
+                f"{first}: {prefix + name!r} would do nothing, as nothing in {injector.__name__!r} declares "
+                f"or asks for {name!r}",
+                did_you_mean(name, names, prefix),
+            )
+            for name in unknown
+        )
+    )

@@ -1,0 +1,295 @@
+"""Resolution: from a declared name to the object, in one pass that changes nothing but its own scratch space.
+
+A `Resolution` is one access. It holds a `Scope` for the injector (and one for every nested injector entered);
+a scope remembers what was built in this access, so that all consumers of a name share it. Injectors and specs
+are only read, so any number of threads resolve at once, and no lock is held while components are built.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+from jqinject.inject.arguments import Arguments
+from jqinject.inject.errors import MissingNameError, did_you_mean, lines
+from jqinject.inject.library import DependencyError, InjectorType, This
+from jqinject.inject.links import PARENT, Step, check_link, show, steps_of
+from jqinject.inject.specs import Spec, is_component, is_ours, spec_of
+
+
+class _Mark:
+    """A private marker object in a scope's cache."""
+
+
+_ABSENT: Final = _Mark()
+_BUILDING: Final = _Mark()
+SELF: Final = "__self__"
+
+
+class Scope:
+    """The names of one injector during one access, and what they have given so far."""
+
+    __slots__ = ("cache", "given", "injector", "inner", "outer", "specs", "title")
+
+    def __init__(self, injector: Any, given: Mapping[str, Any], outer: "Scope | None", title: str) -> None:
+        self.injector = injector
+        self.given = given
+        self.outer = outer
+        self.title = title
+        specs: Mapping[str, Spec] = injector.__dependencies__
+        self.specs = {**specs, **{k: spec_of(k, v) for k, v in given.items()}} if given else specs
+        self.cache: dict[str, Any] = {}
+        self.inner: dict[str, Scope] = {}
+
+    def nested(self, name: str) -> "Scope":
+        """The scope of the nested injector declared as `name`: one per access."""
+        found = self.inner.get(name)
+        if found is None:
+            injector = self.specs[name].target
+            title = f"{injector.__name__!r} (nested in {self.title} as {name!r})"
+            found = self.inner[name] = Scope(injector, {}, self, title)
+        return found
+
+
+def scope_of(injector: Any, given: Mapping[str, Any]) -> Scope:
+    """A fresh scope of an injector, inside those of the injectors around it if it was read from one."""
+    if not (isinstance(injector, InjectorType) and is_ours(cast(Any, injector))):
+        raise TypeError(
+            f"names are resolved from a class that derives from ExtendedInjector, got {injector!r}"
+        )
+    around = cast(Any, injector).__around__
+    outer = scope_of(*around) if around else None
+    return Scope(injector, given, outer, repr(injector.__name__))
+
+
+class Frame:
+    """One name under construction: the chain of frames is the path that errors show."""
+
+    __slots__ = ("name", "scope", "spec")
+
+    def __init__(self, scope: Scope, name: str, spec: Spec) -> None:
+        self.scope = scope
+        self.name = name
+        self.spec = spec
+
+    def __str__(self) -> str:
+        if self.spec.kind == "COMPONENT":
+            return f"{self.name} ({self.spec.target.__name__})"
+        if self.spec.kind == "LINK":
+            return f"{self.name} (= {show(self.spec.target)})"
+        return f"{self.name} (@value)" if self.spec.kind == "FUNCTION" else self.name
+
+
+class Resolution:
+    """One access. `trace` collects the names asked of the outermost injector."""
+
+    __slots__ = ("path", "root", "trace")
+
+    def __init__(self, root: Scope, trace: set[str] | None = None) -> None:
+        self.root = root
+        self.trace = trace
+        self.path: list[Frame] = []
+
+    def get(self, scope: Scope, name: str) -> Any:
+        """What `name` gives in `scope`: built at the first request of this access, then shared."""
+        found = scope.cache.get(name, _ABSENT)
+        if found is _BUILDING:
+            raise self._cycle(scope, name)
+        if found is not _ABSENT:
+            return found
+        if self.trace is not None and scope is self.root:
+            self.trace.add(name)
+        spec = scope.specs.get(name)
+        if spec is None:
+            raise self._missing(scope, name)
+        if spec.kind == "PLAIN":
+            return spec.target
+        frame = Frame(scope, name, spec)
+        self.path.append(frame)
+        scope.cache[name] = _BUILDING
+        result: Any = _ABSENT
+        try:
+            result = self._make(scope, name, spec, frame)
+        finally:
+            self.path.pop()
+            if result is _ABSENT:
+                del scope.cache[name]
+            else:
+                scope.cache[name] = result
+        return result
+
+    def _make(self, scope: Scope, name: str, spec: Spec, frame: Frame) -> Any:
+        while True:
+            frame.spec = spec
+            if spec.kind == "COMPONENT":
+                return self._call(scope, spec)
+            if spec.kind == "LINK":
+                return self.follow(scope, spec.target)
+            if spec.kind == "NESTED":
+                return spec.target.__nested__(scope.injector, scope.given)
+            result = self._call(scope, spec)
+            following = rewired(name, result)
+            if following is None:
+                return result
+            spec = following
+
+    def _call(self, scope: Scope, spec: Spec) -> Any:
+        arguments = self._arguments(spec)
+        found = self.arguments(scope, arguments) if arguments.named else {}
+        try:
+            return arguments.call(spec.target, found)
+        except Exception as error:
+            error.add_note(f"while building {self.chain()} in the injector {scope.title}")
+            raise
+
+    def _arguments(self, spec: Spec) -> Arguments:
+        try:
+            return spec.arguments
+        except DependencyError as error:
+            raise DependencyError(lines(str(error), f"needed by: {self.chain()}")) from None
+
+    def arguments(self, scope: Scope, arguments: Arguments) -> dict[str, Any]:
+        """The names that a callable asks for; those with a default only where they are declared."""
+        cache, specs = scope.cache, scope.specs
+        if self.trace is not None and scope is self.root:
+            self.trace.update(arguments.names)
+        found: dict[str, Any] = {}
+        for name, required in arguments.named:
+            spec = specs.get(name)
+            if spec is None:
+                if required:
+                    found[name] = self.get(scope, name)  # raises, with the path
+            elif spec.kind == "PLAIN":
+                found[name] = spec.target
+            else:
+                ready = cache.get(name, _BUILDING)
+                found[name] = self.get(scope, name) if ready is _BUILDING else ready
+        return found
+
+    def follow(self, scope: Scope, link: This) -> Any:
+        """What a link gives. Steps into nested injectors stay in this access, so that all is shared."""
+        where = self._enter(scope, steps_of(link))
+        if isinstance(where, Scope):
+            outer = where.outer
+            return where.injector.__nested__(outer.injector, outer.given) if outer else where.injector
+        return where
+
+    def _enter(self, scope: Scope, steps: tuple[Step, ...]) -> Any:
+        """The end of a link: a value, or the scope of a nested injector."""
+        rest = list(steps)
+        while rest and rest[0] == PARENT:
+            if scope.outer is None:
+                raise DependencyError(
+                    lines(
+                        f"`this << n` climbs out of {scope.title}, which is not nested in another injector",
+                        f"needed by: {self.chain()}",
+                        "cure: one << less, or read the name through the injector that declares this one",
+                    )
+                )
+            scope = scope.outer
+            rest.pop(0)
+        where: Any = scope
+        while rest:
+            kind, symbol = rest.pop(0)
+            inside = isinstance(where, Scope)
+            where = self._name(where, symbol, bool(rest)) if inside else self._read(where, kind, symbol)
+        return where
+
+    def _name(self, scope: Scope, name: str, more: bool) -> Any:
+        """A name met on a link; nested injectors and links on the way are entered, not read."""
+        spec = scope.specs.get(name)
+        if not more or spec is None or spec.kind not in ("NESTED", "LINK"):
+            return self.get(scope, name)
+        if self.trace is not None and scope is self.root:
+            self.trace.add(name)
+        if spec.kind == "NESTED":
+            return scope.nested(name)
+        if scope.cache.get(name) is _BUILDING:
+            raise self._cycle(scope, name)
+        before = scope.cache.get(name, _ABSENT)
+        self.path.append(Frame(scope, name, spec))
+        scope.cache[name] = _BUILDING
+        try:
+            return self._enter(scope, steps_of(spec.target))
+        finally:
+            self.path.pop()
+            del scope.cache[name]
+            if before is not _ABSENT:
+                scope.cache[name] = before
+
+    def _read(self, where: Any, kind: str, symbol: Any) -> Any:
+        try:
+            return getattr(where, symbol) if kind == "." else where[symbol]
+        except Exception as error:
+            error.add_note(f"while following {self.chain()} in the injector {self.root.title}")
+            raise
+
+    def chain(self) -> str:
+        """The path to what is being built, outermost first."""
+        return " -> ".join(str(frame) for frame in self.path)
+
+    def _cycle(self, scope: Scope, name: str) -> DependencyError:
+        starts = [i for i, frame in enumerate(self.path) if frame.scope is scope and frame.name == name]
+        circle = [str(frame) for frame in self.path[starts[-1] :]] if starts else []
+        return DependencyError(
+            lines(
+                f"{scope.title} goes round in a circle: {' -> '.join([*circle, name])}",
+                f"met while building {self.chain()}" if starts and starts[-1] > 0 else "",
+                "cure: one of these names has to be a plain value, or to ask for another name",
+            )
+        )
+
+    def _missing(self, scope: Scope, name: str) -> DependencyError:
+        top = not self.path
+        wanted = self.path[0].name if self.path else name
+        near = did_you_mean(name, scope.specs)
+        error = MissingNameError if top else DependencyError
+        return error(
+            lines(
+                f"{scope.title} has no name {name!r}",
+                f"needed by: {self.chain()} -> {name}" if self.path else "",
+                near,
+                "" if top and near else self._cure(scope, name, wanted),
+            )
+        )
+
+    def _cure(self, scope: Scope, name: str, wanted: str) -> str:
+        declare = f"cure: declare it, as in {scope.injector.__name__}.let({name}=...)"
+        if scope is not self.root:
+            return declare
+        access = f"resolve({scope.injector.__name__}, {wanted!r}, {name}=...)"
+        return f"{declare}, or give it for one access: {access}"
+
+
+def rewired(name: str, result: Any) -> Spec | None:
+    """The spec of what a `@value` function returned, where that is a component or a link."""
+    if isinstance(result, type):
+        return Spec("COMPONENT", result, result) if is_component(name, result) else None
+    if isinstance(result, This):
+        check_link(f"what @value {name!r} returned", result)
+        return Spec("LINK", result, result)
+    return None
+
+
+def resolve(injector: Any, name: str, /, *, trace: set[str] | None = None, **given: Any) -> Any:
+    """What a name of an injector gives, with more names given for this access only.
+
+    The given names count as if they were declared last (as by `let`), but no new injector is made.
+
+    >>> from jqinject.inject import ExtendedInjector, resolve, value
+    >>> class Q(ExtendedInjector):
+    ...     @value
+    ...     def channels(module):
+    ...         return len(module)
+    >>> resolve(Q, "channels", module=[1, 2, 3])
+    3
+
+    Args:
+        injector: the injector class.
+        name: the name to resolve.
+        trace: a set to which every name is added that was asked of the injector, with a default or without.
+        given: names for this access.
+
+    Raises:
+        DependencyError: for a missing name or a circle; an exception of a component keeps its own type.
+    """
+    root = scope_of(injector, given)
+    return Resolution(root, trace).get(root, name)

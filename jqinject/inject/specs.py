@@ -1,0 +1,100 @@
+"""What a declared name is: a plain value, a component to build, a function to call, a link, an injector.
+
+| declared                                        | kind        | what reading the name gives            |
+|-------------------------------------------------|-------------|----------------------------------------|
+| a number, string, array, function, instance ... | `PLAIN`     | the object itself, never called        |
+| a dtype (`jnp.int8`, `np.float32`, `float`)     | `PLAIN`     | the dtype itself                       |
+| an enum class or member                         | `PLAIN`     | itself                                 |
+| any class under a name ending in `_class`       | `PLAIN`     | the class itself                       |
+| another class                                   | `COMPONENT` | a new instance, arguments wired by name |
+| `@value`                                        | `FUNCTION`  | what it returns (see `value`)          |
+| `this.other`                                    | `LINK`      | what the other name gives              |
+| an injector                                     | `NESTED`    | that injector, with this one around it |
+"""
+
+import enum
+from typing import Any, Literal
+
+import numpy as np
+
+from jqinject.inject.arguments import Arguments, arguments_of_class, arguments_of_function, check_wirable
+from jqinject.inject.functions import check_function
+from jqinject.inject.library import DependencyError, InjectorType, Operation, Package, This, Value
+from jqinject.inject.links import check_link
+
+Kind = Literal["PLAIN", "COMPONENT", "FUNCTION", "LINK", "NESTED"]
+
+
+class Spec:
+    """A declaration, classified once; never changed afterwards (the arguments are only remembered)."""
+
+    __slots__ = ("_arguments", "declared", "kind", "target")
+
+    def __init__(self, kind: Kind, target: Any, declared: Any) -> None:
+        self.kind: Kind = kind
+        self.target = target
+        self.declared = declared
+        self._arguments: Arguments | None = None
+
+    @property
+    def arguments(self) -> Arguments:
+        """The names that the component or function asks for.
+
+        Raises:
+            DependencyError: where it can not be wired by name.
+        """
+        found = self._arguments
+        if found is None:
+            if self.kind == "COMPONENT":
+                found = arguments_of_class(self.target)
+                check_wirable(found, f"component {self.target.__qualname__}")
+            elif self.kind == "FUNCTION":
+                found = arguments_of_function(self.target)
+            else:
+                found = Arguments()
+            self._arguments = found
+        return found
+
+
+def spec_of(name: str, declared: Any) -> Spec:
+    """Classify what is declared under `name`."""
+    if isinstance(declared, type):
+        if isinstance(declared, InjectorType) and is_ours(declared):
+            return Spec("NESTED", declared, declared)
+        kind: Kind = "COMPONENT" if is_component(name, declared) else "PLAIN"
+        return Spec(kind, declared, declared)
+    if isinstance(declared, This):
+        check_link(name, declared)
+        return Spec("LINK", declared, declared)
+    if isinstance(declared, Value):
+        function = declared.__function__
+        check_function(function)
+        return Spec("FUNCTION", function, declared)
+    if isinstance(declared, (Operation, Package)):
+        kind_name = type(declared).__name__
+        raise DependencyError(
+            f"{name!r} is a `{kind_name}` of the dependencies library, which these injectors do not take. "
+            "Write a @value function that returns the function or imports the object."
+        )
+    return Spec("PLAIN", declared, declared)
+
+
+def is_ours(injector: type) -> bool:
+    """Whether an injector is an `ExtendedInjector`; a plain one of the library is handed on as a value."""
+    return "__declared__" in injector.__dict__
+
+
+def is_component(name: str, cls: type) -> bool:
+    """Whether a class found under `name` is built, and not handed on as it is."""
+    return not (
+        name.endswith("_class")
+        or isinstance(cls, InjectorType)
+        or cls.__module__ == "builtins"
+        or issubclass(cls, (np.generic, np.dtype, enum.Enum))
+        or _is_scalar_type(cls)
+    )
+
+
+def _is_scalar_type(cls: type) -> bool:
+    """Whether `cls` stands for a dtype as `jnp.int8` does: a class with a dtype, compared as a value."""
+    return type(cls).__eq__ is not type.__eq__ and isinstance(getattr(cls, "dtype", None), np.dtype)
