@@ -1,0 +1,69 @@
+"""Components of quantizers, built by hand or wired by name. `_protocols.py` shows how they fit together."""
+
+from jqinject.core._protocols import PackableResult as PackableResult
+from jqinject.core._protocols import QuantResult as QuantResult
+from jqinject.core.bit_width import BitWidthConst as BitWidthConst
+from jqinject.core.bit_width import BitWidthParameter as BitWidthParameter
+from jqinject.core.bit_width import BitWidthStatefulConst as BitWidthStatefulConst
+from jqinject.core.clamp import Identity as Identity
+from jqinject.core.clamp import ScalarClampMinSte as ScalarClampMinSte
+from jqinject.core.clamp import ScalarSignedClampMinSte as ScalarSignedClampMinSte
+from jqinject.core.clamp import TensorClamp as TensorClamp
+from jqinject.core.clamp import TensorClampSte as TensorClampSte
+from jqinject.core.delay import DelayWrapper as DelayWrapper
+from jqinject.core.quant import BinaryQuant as BinaryQuant
+from jqinject.core.quant import ClampedBinaryQuant as ClampedBinaryQuant
+from jqinject.core.quant import IntQuant as IntQuant
+from jqinject.core.quant import PrescaledRestrictIntQuant as PrescaledRestrictIntQuant
+from jqinject.core.quant import RescalingIntQuant as RescalingIntQuant
+from jqinject.core.quant import TernaryQuant as TernaryQuant
+from jqinject.core.restrict_val import FloatRestrictValue as FloatRestrictValue
+from jqinject.core.restrict_val import IntRestrictValue as IntRestrictValue
+from jqinject.core.restrict_val import LogFloatRestrictValue as LogFloatRestrictValue
+from jqinject.core.restrict_val import PowerOfTwoRestrictValue as PowerOfTwoRestrictValue
+from jqinject.core.restrict_val import SignedFloatRestrictValue as SignedFloatRestrictValue
+from jqinject.core.rounding import CeilSte as CeilSte
+from jqinject.core.rounding import DPURoundSte as DPURoundSte
+from jqinject.core.rounding import FloorSte as FloorSte
+from jqinject.core.rounding import RoundSte as RoundSte
+from jqinject.core.rounding import RoundToZeroSte as RoundToZeroSte
+from jqinject.core.rounding import StochasticRoundSte as StochasticRoundSte
+from jqinject.core.scaling import ConstScaling as ConstScaling
+from jqinject.core.scaling import IntScaling as IntScaling
+from jqinject.core.scaling import ParameterFromRuntimeStatsScaling as ParameterFromRuntimeStatsScaling
+from jqinject.core.scaling import (
+    ParameterFromStatsFromParameterScaling as ParameterFromStatsFromParameterScaling,
+)
+from jqinject.core.scaling import ParameterScaling as ParameterScaling
+from jqinject.core.scaling import PowerOfTwoIntScaling as PowerOfTwoIntScaling
+from jqinject.core.scaling import RuntimeStatsScaling as RuntimeStatsScaling
+from jqinject.core.scaling import StatsFromParameterScaling as StatsFromParameterScaling
+from jqinject.core.stats import AbsAve as AbsAve
+from jqinject.core.stats import AbsMax as AbsMax
+from jqinject.core.stats import AbsMaxAve as AbsMaxAve
+from jqinject.core.stats import AbsMaxL2 as AbsMaxL2
+from jqinject.core.stats import AbsMinMax as AbsMinMax
+from jqinject.core.stats import AbsPercentile as AbsPercentile
+from jqinject.core.stats import L1Norm as L1Norm
+from jqinject.core.stats import L2Norm as L2Norm
+from jqinject.core.stats import MeanLearnedSigmaStd as MeanLearnedSigmaStd
+from jqinject.core.stats import MeanSigmaStd as MeanSigmaStd
+from jqinject.core.stats import NegativeMinOrZero as NegativeMinOrZero
+from jqinject.core.stats import NegativePercentileOrZero as NegativePercentileOrZero
+from jqinject.core.stats import PercentileInterval as PercentileInterval
+from jqinject.core.stats import SignedAbsMax as SignedAbsMax
+from jqinject.core.stats import TwoPhaseStat as TwoPhaseStat
+from jqinject.core.variables import QuantParam as QuantParam
+from jqinject.core.variables import QuantStat as QuantStat
+from jqinject.core.view import OverBatchOverOutputChannelView as OverBatchOverOutputChannelView
+from jqinject.core.view import OverBatchOverTensorView as OverBatchOverTensorView
+from jqinject.core.view import OverOutputChannelView as OverOutputChannelView
+from jqinject.core.view import OverOutputFeaturesView as OverOutputFeaturesView
+from jqinject.core.view import OverTensorView as OverTensorView
+from jqinject.core.zero_point import ParameterFromRuntimeZeroPoint as ParameterFromRuntimeZeroPoint
+from jqinject.core.zero_point import (
+    ParameterFromStatsFromParameterZeroPoint as ParameterFromStatsFromParameterZeroPoint,
+)
+from jqinject.core.zero_point import ParameterZeroPoint as ParameterZeroPoint
+from jqinject.core.zero_point import StatsFromParameterZeroPoint as StatsFromParameterZeroPoint
+from jqinject.core.zero_point import ZeroZeroPoint as ZeroZeroPoint

@@ -1,0 +1,160 @@
+"""Checks of constructor and call arguments, with errors that say what to do."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def float_input(x: Any, where: str) -> jax.Array:
+    """`x` as a JAX array of a float dtype.
+
+    Raises:
+        TypeError: when it is not floating, naming the component `where`.
+    """
+    array = x if isinstance(x, jax.Array) else jnp.asarray(x)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise TypeError(
+            f"{where} got an array of dtype {array.dtype}, expected a float one: it quantizes real numbers. "
+            f"Cast it first: x.astype(jnp.float32)."
+        )
+    return array
+
+
+def bit_width(value: Any, where: str, *, least: int = 1) -> int:
+    """A bit width as a Python int.
+
+    Raises:
+        TypeError: when it is not an integer.
+        ValueError: when it is not in `least` .. 32.
+    """
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise TypeError(
+            f"{where}: bit_width must be an int, got {value!r} of type {type(value).__name__}. "
+            "Write bit_width = 8; for a learned bit width use BitWidthParameter."
+        )
+    if not least <= value <= 32:
+        raise ValueError(f"{where}: bit_width must be in {least} .. 32, got {value}.")
+    return int(value)
+
+
+def positive_steps(value: Any, where: str) -> int:
+    """`collect_stats_steps` as a Python int.
+
+    Raises:
+        TypeError: when it is not an integer.
+        ValueError: when it is less than 1.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{where}: collect_stats_steps must be an int, got {value!r}.")
+    if value < 1:
+        raise ValueError(
+            f"{where}: collect_stats_steps must be at least 1, got {value}: the scale is made from "
+            "the statistics of "
+            "that many training steps. For a scale without statistics use ParameterScaling."
+        )
+    return int(value)
+
+
+def momentum(value: Any, where: str, name: str) -> float | None:
+    """A momentum in (0, 1], or None for the cumulative mean.
+
+    Raises:
+        ValueError: when it is outside.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not 0.0 < float(value) <= 1.0:
+        raise ValueError(
+            f"{where}: {name} must be in (0, 1], or None for the cumulative mean, got {value!r}."
+        )
+    return float(value)
+
+
+def percentile(value: Any, where: str, name: str) -> float:
+    """A percentile in 0 .. 100.
+
+    Raises:
+        ValueError: when it is outside.
+    """
+    if isinstance(value, bool) or not 0.0 <= float(value) <= 100.0:
+        raise ValueError(f"{where}: {name} is a percentage, expected 0 .. 100, got {value!r}.")
+    return float(value)
+
+
+def shape(value: Any, where: str, name: str) -> tuple[int, ...]:
+    """A shape as a tuple of Python ints.
+
+    Raises:
+        TypeError: when it is not a sequence of integers.
+        ValueError: when a size is negative.
+    """
+    try:
+        result = tuple(operator.index(size) for size in value)
+    except TypeError:
+        raise TypeError(
+            f"{where}: {name} must be a tuple of ints such as () or (1, 64), got {value!r}."
+        ) from None
+    if any(size < 0 for size in result):
+        raise ValueError(f"{where}: {name} has a negative size: {result}.")
+    return result
+
+
+def minimum(value: Any, where: str, name: str) -> float | None:
+    """A least scale: None or a finite number of at least 0.
+
+    Raises:
+        ValueError: otherwise.
+    """
+    if value is None:
+        return None
+    if not math.isfinite(float(value)) or float(value) < 0:
+        raise ValueError(f"{where}: {name} must be None or a finite number >= 0, got {value!r}.")
+    return float(value)
+
+
+def initial_value(
+    init: Any, array_shape: tuple[int, ...] | None, where: str, init_name: str, shape_name: str
+) -> np.ndarray:
+    """An initial value as a float32 NumPy array of the wanted shape.
+
+    Raises:
+        ValueError: when an array's shape is another one, or a number is not finite.
+    """
+    value = np.asarray(init, dtype=np.float32)
+    if not np.all(np.isfinite(value)):
+        raise ValueError(f"{where}: {init_name} must be finite, got {init!r}.")
+    if array_shape is None or value.shape == array_shape:
+        return value
+    if value.shape != ():
+        raise ValueError(
+            f"{where}: {init_name} has shape {value.shape}, {shape_name} is {array_shape}. Give a "
+            "number, or an array of "
+            f"exactly that shape: {init_name}.reshape({array_shape})."
+        )
+    return np.full(array_shape, value, dtype=np.float32)
+
+
+def statistic_shape(
+    stat: jax.Array, wanted: tuple[int, ...], where: str, name: str = "scaling_shape"
+) -> jax.Array:
+    """A statistic reshaped to the scale's shape.
+
+    Raises:
+        ValueError: when the number of elements differs.
+    """
+    if stat.shape == wanted:
+        return stat
+    if stat.size != math.prod(wanted):
+        raise ValueError(
+            f"{where}: the statistic has shape {stat.shape}, {name} is {wanted}. Over channels use "
+            "OverOutputChannelView(permute_dims=...) with the output channel first and "
+            "stats_reduce_dim=1; over the "
+            "whole tensor stats_reduce_dim=None and shape ()."
+        )
+    return stat.reshape(wanted)

@@ -1,0 +1,145 @@
+"""The architecture of a quantizer on one page.
+
+A quantizer (`TensorQuant`) maps a tensor to a `QuantResult`: the quantized numbers in float, the scale, the
+zero point and the bit width. It is put together from components, each of which answers one question:
+
+    bit_width_impl()                     -> b           how many bits?
+    int_scaling_impl(b)                  -> t           how many integer steps span the scale?
+    scaling_impl(x, t)                   -> s           how many floats is one step?          s = v / t
+        scaling_stats_impl(view(x))      -> v               from a statistic of the tensor
+        restrict_scaling_impl(v)         -> v               and what may it be?
+    zero_point_impl(x, s, b)             -> z           which integer is zero?
+    int_quant(s, z, b, x)                -> y           y = (clamp(round(x / s + z), min(b), max(b)) - z) * s
+        float_to_int_impl, tensor_clamp_impl                how to round, how to clamp
+
+Components without state are frozen dataclasses (equal by value); those with state are `nnx.Module`s. Anything
+that fits a protocol can take its place: a class of the user's, built by hand or wired by name. A class of
+your own without state should be a frozen dataclass, so that two layers built alike compile once.
+
+Everything between is float32; `QuantResult.value` has the dtype of `x`. `value = (integer - zero_point) *
+scale`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+
+from jqinject.quant_tensor import IntQuantTensor
+
+
+class QuantResult(NamedTuple):
+    """What a quantizer returns.
+
+    Attributes:
+        value: the quantized tensor in float, dtype and shape of the input.
+        scale: float per integer step, float32, broadcasts with `value`.
+        zero_point: the integer that stands for 0, float32, broadcasts with `value`.
+        bit_width: a Python int when constant, else a float32 scalar.
+    """
+
+    value: jax.Array
+    scale: jax.Array
+    zero_point: jax.Array
+    bit_width: int | jax.Array
+
+    def quant_tensor(self, *, signed: bool, training: bool) -> IntQuantTensor:
+        """As the tensor that flows between layers.
+
+        Args:
+            signed: whether the integers have a sign.
+            training: whether it was quantized in training mode.
+
+        Returns:
+            An `IntQuantTensor`.
+        """
+        return IntQuantTensor(
+            value=self.value,
+            scale=self.scale,
+            zero_point=self.zero_point,
+            bit_width=self.bit_width,
+            signed=signed,
+            training=training,
+        )
+
+
+@runtime_checkable
+class PackableResult(Protocol):
+    """What a `tensor_quant` may return: it knows which kind of QuantTensor it makes."""
+
+    def quant_tensor(self, *, signed: bool, training: bool) -> Any: ...
+
+
+class Rounding(Protocol):
+    """`float_to_int_impl`: floats to whole numbers, same shape."""
+
+    def __call__(self, x: jax.Array, /) -> jax.Array: ...
+
+
+class Clamp(Protocol):
+    """`tensor_clamp_impl`: clamp between two bounds."""
+
+    def __call__(self, x: jax.Array, /, min_val: Any, max_val: Any) -> jax.Array: ...
+
+
+class View(Protocol):
+    """`..._input_view_shape_impl`: how a tensor is laid out for a statistic."""
+
+    def __call__(self, x: jax.Array, /) -> jax.Array: ...
+
+
+class Stat(Protocol):
+    """`scaling_stats_impl`: a differentiable statistic of a viewed float32 tensor."""
+
+    def __call__(self, x: jax.Array, /) -> jax.Array: ...
+
+
+class Restrict(Protocol):
+    """`restrict_..._impl`: value -> stored domain (`restrict_init_...`) -> value (call)."""
+
+    def restrict_init_float(self, x: float, /) -> float: ...
+    def restrict_init_tensor(self, x: jax.Array, /) -> jax.Array: ...
+    def __call__(self, x: jax.Array, /) -> jax.Array: ...
+
+
+class BitWidth(Protocol):
+    """`bit_width_impl`: the bit width."""
+
+    def __call__(self) -> int | jax.Array: ...
+
+
+class IntScalingImpl(Protocol):
+    """`int_scaling_impl`: how many integer steps the scaled value spans."""
+
+    def __call__(self, bit_width: Any, /) -> Any: ...
+
+
+class Scaling(Protocol):
+    """`scaling_impl`: float32 scale of a tensor, divided by the number of integer steps (`threshold`)."""
+
+    def __call__(self, x: jax.Array, threshold: Any = None, /) -> jax.Array: ...
+
+
+class ZeroPoint(Protocol):
+    """`zero_point_impl`: the integer that stands for zero, as float32."""
+
+    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any, /) -> jax.Array: ...
+
+
+class IntQuantizer(Protocol):
+    """`int_quant`: to integers and back, given scale, zero point and bit width."""
+
+    def to_int(self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array) -> jax.Array: ...
+    def min_int(self, bit_width: Any) -> Any: ...
+    def max_int(self, bit_width: Any) -> Any: ...
+    def __call__(
+        self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array
+    ) -> jax.Array: ...
+
+
+@runtime_checkable
+class TensorQuant(Protocol):
+    """`tensor_quant`: the assembled quantizer."""
+
+    def __call__(self, x: jax.Array, /) -> QuantResult: ...

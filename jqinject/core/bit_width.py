@@ -1,0 +1,135 @@
+"""Bit widths: `bit_width_impl()` returns a Python int (constant) or a float32 array (learned, or state)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jqinject.core import _check
+from jqinject.core._collect import set_given
+from jqinject.core._protocols import Restrict
+from jqinject.core.restrict_val import IntRestrictValue
+from jqinject.core.variables import QuantParam, QuantStat, float_array
+from jqinject.ops.ste import abs_binary_sign_grad
+
+
+@dataclass(frozen=True)
+class BitWidthConst:
+    """A constant bit width: a Python int, static under `jax.jit`.
+
+    Args:
+        bit_width: 1 to 32.
+
+    Raises:
+        TypeError: when it is not an int.
+        ValueError: when it is not in 1 .. 32.
+
+    Example:
+        >>> BitWidthConst(4)()
+        4
+    """
+
+    bit_width: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bit_width", _check.bit_width(self.bit_width, "BitWidthConst"))
+
+    def __call__(self) -> int:
+        """The bit width."""
+        return self.bit_width
+
+
+class BitWidthStatefulConst(nnx.Module):
+    """A bit width that is not trained, but is kept in checkpoints: a float32 scalar.
+
+    Args:
+        bit_width: 1 to 32.
+
+    Example:
+        >>> float(BitWidthStatefulConst(4)())
+        4.0
+    """
+
+    def __init__(self, bit_width: int) -> None:
+        width = _check.bit_width(bit_width, "BitWidthStatefulConst")
+        self.bit_width = QuantStat(float_array(width))
+
+    def __call__(self) -> jax.Array:
+        """The bit width."""
+        return self.bit_width.get_value()
+
+
+class BitWidthParameter(nnx.Module):
+    """A learned bit width: `b = round(|offset| + min_bit_width)`.
+
+    The variable is `bit_width_offset`; the rounding is straight-through and `|.|` has gradient +1 at 0, so
+    that a bit width at its minimum can grow again.
+
+    Args:
+        bit_width: initial bit width, `min_bit_width` to 32.
+        min_bit_width: the least one.
+        restrict_bit_width_impl: which values are allowed; None means whole numbers, `IntRestrictValue()`.
+        override_pretrained_bit_width: keep the initial value when a checkpoint is loaded.
+
+    Raises:
+        TypeError: when a bit width is not an int.
+        ValueError: when `bit_width < min_bit_width`, or out of 1 .. 32.
+
+    Example:
+        >>> impl = BitWidthParameter(8)
+        >>> float(impl()), float(impl.bit_width_offset.get_value())
+        (8.0, 6.0)
+    """
+
+    min_bit_width: int = 2
+    override_pretrained: bool = False
+
+    def __init__(
+        self,
+        bit_width: int,
+        min_bit_width: int = 2,
+        restrict_bit_width_impl: Restrict | None = None,
+        override_pretrained_bit_width: bool = False,
+    ) -> None:
+        least = _check.bit_width(min_bit_width, "BitWidthParameter (min_bit_width)")
+        width = _check.bit_width(bit_width, "BitWidthParameter")
+        if width < least:
+            raise ValueError(
+                f"BitWidthParameter: bit_width={width} is less than min_bit_width={least}. Start with "
+                f"at least {least}, "
+                "or lower min_bit_width."
+            )
+        self.restrict_bit_width_impl = restrict_bit_width_impl or IntRestrictValue()
+        start = self.restrict_bit_width_impl.restrict_init_float(float(width))
+        set_given(self, min_bit_width=least, override_pretrained=bool(override_pretrained_bit_width))
+        self.bit_width_offset = QuantParam(float_array(start - self.bit_width_base))
+
+    @property
+    def bit_width_base(self) -> float:
+        """What is added to the offset: the least bit width, in the restriction's domain."""
+        return self.restrict_bit_width_impl.restrict_init_float(float(self.min_bit_width))
+
+    def __call__(self) -> jax.Array:
+        """The bit width, a float32 scalar."""
+        offset = abs_binary_sign_grad(self.bit_width_offset.get_value())
+        return self.restrict_bit_width_impl(offset + self.bit_width_base)
+
+    def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
+        """What a checkpoint's entries for this component mean: a constant `bit_width` becomes the offset.
+
+        Args:
+            entries: variable name -> array, as found in the checkpoint.
+
+        Returns:
+            The entries to load.
+        """
+        if self.override_pretrained:
+            return {"bit_width_offset": self.bit_width_offset.get_value()} if entries else {}
+        completed = dict(entries)
+        constant = completed.pop("bit_width", None)
+        if constant is not None and "bit_width_offset" not in completed:
+            completed["bit_width_offset"] = constant - self.bit_width_base
+        return completed

@@ -1,0 +1,78 @@
+"""Clamping components: `tensor_clamp_impl(x, min_val, max_val)`, and clamps with fixed bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+from jax.typing import ArrayLike
+
+from jqinject.ops import clamp
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Returns its input.
+
+    Example:
+        >>> Identity()(3)
+        3
+    """
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return `x`."""
+        return x
+
+
+@dataclass(frozen=True)
+class TensorClamp:
+    """Clamp; where it clamps, the gradient goes to the bound. See `jqinject.ops.tensor_clamp`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> TensorClamp()(jnp.array([-3.0, 0.5, 3.0]), -2.0, 2.0)
+        Array([-2. ,  0.5,  2. ], dtype=float32)
+    """
+
+    def __call__(self, x: ArrayLike, min_val: ArrayLike, max_val: ArrayLike) -> jax.Array:
+        """Clamp `x` to `min_val` .. `max_val`."""
+        return clamp.tensor_clamp(x, min_val, max_val)
+
+
+@dataclass(frozen=True)
+class TensorClampSte:
+    """Clamp; the gradient goes straight through to `x`. See `jqinject.ops.tensor_clamp_ste`."""
+
+    def __call__(self, x: ArrayLike, min_val: ArrayLike, max_val: ArrayLike) -> jax.Array:
+        """Clamp `x` to `min_val` .. `max_val`."""
+        return clamp.tensor_clamp_ste(x, min_val, max_val)
+
+
+@dataclass(frozen=True)
+class ScalarClampMinSte:
+    """`max(x, min_val)` with gradient 1.
+
+    Args:
+        min_val: the least value.
+    """
+
+    min_val: float
+
+    def __call__(self, x: ArrayLike) -> jax.Array:
+        """Clamp `x` from below."""
+        return clamp.scalar_clamp_min_ste(x, self.min_val)
+
+
+@dataclass(frozen=True)
+class ScalarSignedClampMinSte:
+    """Keep `x` at least `min_val` away from zero, with gradient 1. See `jqinject.ops.signed_clamp_min_ste`.
+
+    Args:
+        min_val: the least magnitude.
+    """
+
+    min_val: float
+
+    def __call__(self, x: ArrayLike) -> jax.Array:
+        """Clamp the magnitude of `x` from below."""
+        return clamp.signed_clamp_min_ste(x, self.min_val)

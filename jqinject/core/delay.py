@@ -1,0 +1,67 @@
+"""Quantization that starts late: the first calls pass the tensor through."""
+
+from __future__ import annotations
+
+import operator
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.core.variables import QuantStat, int_array
+
+
+class DelayWrapper(nnx.Module):
+    """Returns `x` in the first `quant_delay_steps` calls, `y` after.
+
+    Every call counts, in training and in evaluation. State: `countdown`, the calls left; none when there is
+    no delay.
+
+    Args:
+        quant_delay_steps: the number of calls that pass through; None or at most 0 for no delay.
+
+    Raises:
+        TypeError: when it is neither None nor an integer.
+
+    Example:
+        >>> delay = DelayWrapper(1)
+        >>> [float(delay(jnp.float32(0.3), jnp.float32(0.25))) for _ in range(2)]
+        [0.30000001192092896, 0.25]
+    """
+
+    countdown: QuantStat | None = None
+
+    def __init__(self, quant_delay_steps: int | None) -> None:
+        steps = delay_steps(quant_delay_steps, "DelayWrapper")
+        if steps > 0:
+            self.countdown = QuantStat(int_array(steps))
+
+    def __call__(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """`x` while the delay lasts, else `y`."""
+        if self.countdown is None:
+            return y
+        left = self.countdown.get_value()
+        self.countdown.set_value(jnp.maximum(left - 1, 0))
+        return jnp.where(left > 0, x, y)
+
+
+def delay_steps(quant_delay_steps: int | None, where: str) -> int:
+    """The number of delayed calls, at least 0.
+
+    Raises:
+        TypeError: when it is neither None nor an integer.
+    """
+    if quant_delay_steps is None:
+        return 0
+    try:
+        return max(operator.index(quant_delay_steps), 0)
+    except TypeError:
+        raise TypeError(
+            f"{where}: quant_delay_steps must be an int or None, got {quant_delay_steps!r}."
+        ) from None
+
+
+def delay_of(quant_delay_steps: int | None, where: str) -> DelayWrapper | None:
+    """A `DelayWrapper`, or None when there is no delay."""
+    steps = delay_steps(quant_delay_steps, where)
+    return DelayWrapper(steps) if steps else None

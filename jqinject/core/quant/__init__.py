@@ -1,0 +1,8 @@
+"""Quantizers: from a tensor to a `QuantResult`."""
+
+from jqinject.core.quant.binary import BinaryQuant as BinaryQuant
+from jqinject.core.quant.binary import ClampedBinaryQuant as ClampedBinaryQuant
+from jqinject.core.quant.int_quant import IntQuant as IntQuant
+from jqinject.core.quant.int_quant import PrescaledRestrictIntQuant as PrescaledRestrictIntQuant
+from jqinject.core.quant.int_quant import RescalingIntQuant as RescalingIntQuant
+from jqinject.core.quant.ternary import TernaryQuant as TernaryQuant

@@ -1,0 +1,104 @@
+"""Quantization to two values."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.core import _check
+from jqinject.core._collect import set_given
+from jqinject.core._protocols import Clamp, QuantResult, Scaling
+from jqinject.core.clamp import TensorClamp
+from jqinject.core.delay import DelayWrapper, delay_of
+from jqinject.ops.ste import binary_sign_ste
+
+
+def _require_signed(signed: bool, where: str) -> None:
+    if not signed:
+        raise ValueError(f"{where} quantizes to -scale and +scale: it needs signed=True, got {signed!r}.")
+
+
+class BinaryQuant(nnx.Module):
+    """`y = sign(x) * s`, `sign(0) = +1`, gradient straight through: weights.
+
+    Differs from Brevitas: nan stays nan (there: -scale).
+
+    Args:
+        scaling_impl: the scale `s`, called with `x` only.
+        signed: must be True.
+        quant_delay_steps: calls that return `x` as it is.
+
+    Raises:
+        ValueError: when `signed` is False.
+        TypeError: (at the call) when `x` is not a float array.
+
+    Example:
+        >>> from jqinject.core import ConstScaling
+        >>> BinaryQuant(ConstScaling(0.5))(jnp.array([0.04, -0.6, 3.3])).value
+        Array([ 0.5, -0.5,  0.5], dtype=float32)
+    """
+
+    delay: DelayWrapper | None = None
+
+    def __init__(self, scaling_impl: Scaling, signed: bool = True, quant_delay_steps: int | None = 0) -> None:
+        _require_signed(signed, "BinaryQuant")
+        self.scaling_impl = scaling_impl
+        set_given(self, delay=delay_of(quant_delay_steps, "BinaryQuant"))
+
+    def __call__(self, x: jax.Array) -> QuantResult:
+        """`x` quantized; zero point 0, bit width 1."""
+        x = _check.float_input(x, "BinaryQuant")
+        x32 = x.astype(jnp.float32)
+        scale = self.scaling_impl(x32)
+        y = (binary_sign_ste(x32) * scale).astype(x.dtype)
+        if self.delay is not None:
+            y = self.delay(x, y)
+        return QuantResult(y, scale, jnp.zeros((), jnp.float32), 1)
+
+
+class ClampedBinaryQuant(nnx.Module):
+    """`y = sign(clamp(x, -s, s)) * s`: no gradient reaches `x` outside -s .. s: activations.
+
+    Differs from Brevitas: nan stays nan (there: -scale).
+
+    Args:
+        scaling_impl: the scale `s`, called with `x` only.
+        tensor_clamp_impl: how to clamp; None means `TensorClamp()`.
+        signed: must be True.
+        quant_delay_steps: calls that return `x` as it is.
+
+    Raises:
+        ValueError: when `signed` is False.
+        TypeError: (at the call) when `x` is not a float array.
+
+    Example:
+        >>> from jqinject.core import ConstScaling
+        >>> quant = ClampedBinaryQuant(ConstScaling(0.5))
+        >>> jax.grad(lambda x: quant(x).value.sum())(jnp.array([0.04, -0.6, 3.3]))
+        Array([0.5, 0. , 0. ], dtype=float32)
+    """
+
+    delay: DelayWrapper | None = None
+
+    def __init__(
+        self,
+        scaling_impl: Scaling,
+        tensor_clamp_impl: Clamp | None = None,
+        signed: bool = True,
+        quant_delay_steps: int | None = 0,
+    ) -> None:
+        _require_signed(signed, "ClampedBinaryQuant")
+        self.scaling_impl = scaling_impl
+        self.tensor_clamp_impl = tensor_clamp_impl or TensorClamp()
+        set_given(self, delay=delay_of(quant_delay_steps, "ClampedBinaryQuant"))
+
+    def __call__(self, x: jax.Array) -> QuantResult:
+        """`x` quantized; zero point 0, bit width 1."""
+        x = _check.float_input(x, "ClampedBinaryQuant")
+        x32 = x.astype(jnp.float32)
+        scale = self.scaling_impl(x32)
+        y = (binary_sign_ste(self.tensor_clamp_impl(x32, -scale, scale)) * scale).astype(x.dtype)
+        if self.delay is not None:
+            y = self.delay(x, y)
+        return QuantResult(y, scale, jnp.zeros((), jnp.float32), 1)

@@ -1,0 +1,204 @@
+"""Uniform integer quantization."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.core import _check
+from jqinject.core._collect import set_given
+from jqinject.core._protocols import (
+    BitWidth,
+    Clamp,
+    IntQuantizer,
+    IntScalingImpl,
+    QuantResult,
+    Rounding,
+    Scaling,
+    View,
+    ZeroPoint,
+)
+from jqinject.core.clamp import Identity, TensorClamp
+from jqinject.core.delay import DelayWrapper, delay_of
+from jqinject.core.rounding import RoundSte
+from jqinject.ops import int_range
+
+
+@dataclass(frozen=True)
+class IntGrid:
+    """Which integers are used: static, equal by value."""
+
+    signed: bool
+    narrow_range: bool
+
+
+class IntQuant(nnx.Module):
+    """To integers and back: `y = (clamp(round(x / s + z), min_int(b), max_int(b)) - z) * s`.
+
+    `s` is the scale, `z` the zero point, `b` the bit width, all given at the call. The arithmetic is float32
+    whatever the dtype of `x`; `y` comes back in the dtype of `x`. nan stays nan; an infinite `x` saturates
+    where the scale is finite.
+
+    Args:
+        narrow_range: leave out one value: -128 of signed, 255 of unsigned 8 bits.
+        signed: whether the integers have a sign.
+        input_view_impl: applied to `x` first; None means nothing.
+        float_to_int_impl: how to round; None means `RoundSte()`.
+        tensor_clamp_impl: how to clamp; None means `TensorClamp()`.
+        quant_delay_steps: calls that return `x` as it is, before quantization starts.
+
+    Example:
+        >>> quant = IntQuant(narrow_range=True, signed=True)
+        >>> x = jnp.array([0.042, -0.053, 0.31, -0.44])
+        >>> quant(jnp.float32(0.01), jnp.float32(0), 4, x).round(4)
+        Array([ 0.04, -0.05,  0.07, -0.07], dtype=float32)
+        >>> quant.to_int(jnp.float32(0.01), jnp.float32(0), 4, x)
+        Array([ 4., -5.,  7., -7.], dtype=float32)
+    """
+
+    input_view_impl: View = Identity()
+    float_to_int_impl: Rounding = RoundSte()
+    tensor_clamp_impl: Clamp = TensorClamp()
+    delay: DelayWrapper | None = None
+
+    def __init__(
+        self,
+        narrow_range: bool,
+        signed: bool,
+        input_view_impl: View | None = None,
+        float_to_int_impl: Rounding | None = None,
+        tensor_clamp_impl: Clamp | None = None,
+        quant_delay_steps: int | None = 0,
+    ) -> None:
+        self.grid = IntGrid(bool(signed), bool(narrow_range))
+        set_given(
+            self,
+            input_view_impl=input_view_impl,
+            float_to_int_impl=float_to_int_impl,
+            tensor_clamp_impl=tensor_clamp_impl,
+            delay=delay_of(quant_delay_steps, "IntQuant"),
+        )
+
+    @property
+    def signed(self) -> bool:
+        """Whether the integers have a sign."""
+        return self.grid.signed
+
+    @property
+    def narrow_range(self) -> bool:
+        """Whether one value of the range is left out."""
+        return self.grid.narrow_range
+
+    def min_int(self, bit_width: Any) -> Any:
+        """Smallest integer of `bit_width` bits. See `jqinject.ops.min_int`."""
+        return int_range.min_int(self.signed, self.narrow_range, bit_width)
+
+    def max_int(self, bit_width: Any) -> Any:
+        """Largest integer of `bit_width` bits. See `jqinject.ops.max_int`."""
+        return int_range.max_int(self.signed, self.narrow_range, bit_width)
+
+    def to_int(self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array) -> jax.Array:
+        """The integers of `x`, as float32, differentiable."""
+        y = self.input_view_impl(x).astype(jnp.float32) / scale + zero_point
+        y = self.float_to_int_impl(y)
+        return self.tensor_clamp_impl(y, min_val=self.min_int(bit_width), max_val=self.max_int(bit_width))
+
+    def __call__(self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array) -> jax.Array:
+        """`x` quantized and back in float, in the dtype of `x`."""
+        x = _check.float_input(x, "IntQuant")
+        integers = self.to_int(scale, zero_point, bit_width, x)
+        y = ((integers - zero_point) * scale).astype(x.dtype)
+        return y if self.delay is None else self.delay(x, y)
+
+
+class RescalingIntQuant(nnx.Module):
+    """Integer quantization whose scale, zero point and bit width come from components.
+
+    `b = bit_width_impl()`, `s = scaling_impl(x, int_scaling_impl(b))`, `z = zero_point_impl(x, s, b)`,
+    `y = int_quant(s, z, b, x)`.
+
+    A tensor of zeros is quantized to zeros, with a finite scale greater than 0.
+
+    Args:
+        int_quant: to integers and back, `IntQuant`.
+        scaling_impl: the scale.
+        int_scaling_impl: how many integer steps the scaled value spans.
+        zero_point_impl: the zero point.
+        bit_width_impl: the bit width.
+
+    Raises:
+        TypeError: (at the call) when `x` is not a float array.
+
+    Example:
+        >>> from jqinject.core import BitWidthConst, ConstScaling, IntScaling, ZeroZeroPoint
+        >>> quant = RescalingIntQuant(
+        ...     int_quant=IntQuant(narrow_range=True, signed=True),
+        ...     scaling_impl=ConstScaling(0.1),
+        ...     int_scaling_impl=IntScaling(narrow_range=True, signed=True),
+        ...     zero_point_impl=ZeroZeroPoint(),
+        ...     bit_width_impl=BitWidthConst(4),
+        ... )
+        >>> result = quant(jnp.array([0.042, -0.053, 0.31, -0.44]))
+        >>> [round(v, 4) for v in result.value.tolist()], result.bit_width
+        ([0.0429, -0.0571, 0.1, -0.1], 4)
+    """
+
+    def __init__(
+        self,
+        int_quant: IntQuantizer,
+        scaling_impl: Scaling,
+        int_scaling_impl: IntScalingImpl,
+        zero_point_impl: ZeroPoint,
+        bit_width_impl: BitWidth,
+    ) -> None:
+        self.int_quant = int_quant
+        self.scaling_impl = scaling_impl
+        self.int_scaling_impl = int_scaling_impl
+        self.zero_point_impl = zero_point_impl
+        self.bit_width_impl = bit_width_impl
+
+    def __call__(self, x: jax.Array) -> QuantResult:
+        """`x` quantized; scale and zero point float32."""
+        x = _check.float_input(x, "RescalingIntQuant")
+        x32 = x.astype(jnp.float32)
+        bit_width = self.bit_width_impl()
+        scale = self.scaling_impl(x32, self.int_scaling_impl(bit_width))
+        zero_point = self.zero_point_impl(x32, scale, bit_width)
+        value = self.int_quant(scale, zero_point, bit_width, x32).astype(x.dtype)
+        return QuantResult(value, scale, zero_point, bit_width)
+
+
+class PrescaledRestrictIntQuant(nnx.Module):
+    """Integer quantization by a scale given at the call, zero point 0: biases, whose scale is input times
+    weight scale.
+
+    Args:
+        int_quant: to integers and back, `IntQuant`.
+        bit_width_impl: the bit width.
+
+    Raises:
+        TypeError: (at the call) when `x` is not a float array.
+
+    Example:
+        >>> from jqinject.core import BitWidthConst
+        >>> quant = PrescaledRestrictIntQuant(IntQuant(narrow_range=False, signed=True), BitWidthConst(32))
+        >>> quant(jnp.array([0.3, -0.26]), jnp.float32(0.125)).value
+        Array([ 0.25, -0.25], dtype=float32)
+    """
+
+    def __init__(self, int_quant: IntQuantizer, bit_width_impl: BitWidth) -> None:
+        self.int_quant = int_quant
+        self.bit_width_impl = bit_width_impl
+
+    def __call__(self, x: jax.Array, scale: jax.Array) -> QuantResult:
+        """`x` quantized by `scale`; zero point float32."""
+        x = _check.float_input(x, "PrescaledRestrictIntQuant")
+        scale = jnp.asarray(scale).astype(jnp.float32)
+        bit_width = self.bit_width_impl()
+        zero_point = jnp.zeros((), jnp.float32)
+        value = self.int_quant(scale, zero_point, bit_width, x.astype(jnp.float32)).astype(x.dtype)
+        return QuantResult(value, scale, zero_point, bit_width)

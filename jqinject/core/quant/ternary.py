@@ -1,0 +1,56 @@
+"""Quantization to three values."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.core import _check
+from jqinject.core._collect import set_given
+from jqinject.core._protocols import QuantResult, Scaling
+from jqinject.core.delay import DelayWrapper, delay_of
+from jqinject.ops.ste import ternary_sign_ste
+
+
+class TernaryQuant(nnx.Module):
+    """`y = sign(x) * s` where `|x| > threshold * s`, else 0; the gradient passes where `y` is not 0.
+
+    Args:
+        scaling_impl: the scale `s`, called with `x` only.
+        threshold: the fraction of the scale up to which a number is 0.
+        quant_delay_steps: calls that return `x` as it is; None for none.
+
+    Raises:
+        ValueError: when `threshold` is negative or not finite.
+        TypeError: (at the call) when `x` is not a float array.
+
+    Example:
+        >>> from jqinject.core import ConstScaling
+        >>> TernaryQuant(ConstScaling(1.0), 0.5)(jnp.array([0.04, -0.6, 3.3])).value
+        Array([ 0., -1.,  1.], dtype=float32)
+    """
+
+    delay: DelayWrapper | None = None
+
+    def __init__(self, scaling_impl: Scaling, threshold: float, quant_delay_steps: int | None = None) -> None:
+        if not math.isfinite(threshold) or threshold < 0:
+            raise ValueError(
+                f"TernaryQuant: threshold is a fraction of the scale, expected >= 0, got {threshold!r}."
+            )
+        self.scaling_impl = scaling_impl
+        self.threshold = float(threshold)
+        set_given(self, delay=delay_of(quant_delay_steps, "TernaryQuant"))
+
+    def __call__(self, x: jax.Array) -> QuantResult:
+        """`x` quantized; zero point 0, bit width 2."""
+        x = _check.float_input(x, "TernaryQuant")
+        x32 = x.astype(jnp.float32)
+        scale = self.scaling_impl(x32)
+        mask = (jnp.abs(x32) > self.threshold * scale).astype(jnp.float32)
+        y = (mask * ternary_sign_ste(x32) * scale).astype(x.dtype)
+        if self.delay is not None:
+            y = self.delay(x, y)
+        return QuantResult(y, scale, jnp.zeros((), jnp.float32), 2)

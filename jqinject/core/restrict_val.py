@@ -1,0 +1,155 @@
+"""Restrictions: which values a scale (or bit width) may take, and the domain in which it is learned.
+
+A restriction is a pair of maps. `restrict_init_float` / `restrict_init_tensor` take a value to the domain in
+which it is stored and trained (its log2, for instance); calling the restriction takes a stored number to the
+value.
+
+| class                      | stored as     | value                  |
+|----------------------------|---------------|------------------------|
+| `FloatRestrictValue`       | `|x|`         | `|x|`                  |
+| `SignedFloatRestrictValue` | `x`           | `x`                    |
+| `LogFloatRestrictValue`    | `log2(x)`     | `2**x`                 |
+| `PowerOfTwoRestrictValue`  | `log2(x)`     | `2**round(x)`          |
+| `IntRestrictValue`         | `x`           | `round(x)`             |
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import jax
+from flax import nnx
+
+from jqinject.core._protocols import Rounding
+from jqinject.core.rounding import RoundSte
+from jqinject.ops.power import exp2, log2
+from jqinject.ops.ste import abs_binary_sign_grad
+
+
+def _log2_of(x: float, where: str) -> float:
+    if not x > 0:
+        raise ValueError(
+            f"{where} learns log2 of the value, so the value must be positive, got {x!r}. Give a "
+            "positive initial value "
+            "(scaling_init), or use FloatRestrictValue."
+        )
+    return math.log2(x)
+
+
+@dataclass(frozen=True)
+class FloatRestrictValue:
+    """Any value of at least 0, learned as it is: `|x|`, with gradient +1 at 0.
+
+    Example:
+        >>> restrict = FloatRestrictValue()
+        >>> restrict.restrict_init_float(-3.0), float(restrict(-3.0))
+        (3.0, 3.0)
+    """
+
+    def restrict_init_float(self, x: float) -> float:
+        """`|x|`."""
+        return abs(x)
+
+    def restrict_init_tensor(self, x: jax.Array) -> jax.Array:
+        """`|x|`."""
+        return abs(x)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`|x|`."""
+        return abs_binary_sign_grad(x)
+
+
+@dataclass(frozen=True)
+class SignedFloatRestrictValue:
+    """Any value, of either sign."""
+
+    def restrict_init_float(self, x: float) -> float:
+        """`x`."""
+        return x
+
+    def restrict_init_tensor(self, x: jax.Array) -> jax.Array:
+        """`x`."""
+        return x
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`x`."""
+        return x
+
+
+@dataclass(frozen=True)
+class LogFloatRestrictValue:
+    """Any positive value, learned as its log2.
+
+    Example:
+        >>> restrict = LogFloatRestrictValue()
+        >>> restrict.restrict_init_float(8.0), float(restrict(3.0))
+        (3.0, 8.0)
+    """
+
+    def restrict_init_float(self, x: float) -> float:
+        """`log2(x)`; raises ValueError unless `x > 0`."""
+        return _log2_of(x, "LogFloatRestrictValue")
+
+    def restrict_init_tensor(self, x: jax.Array) -> jax.Array:
+        """`log2(x)`."""
+        return log2(x)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`2**x`."""
+        return exp2(x)
+
+
+class PowerOfTwoRestrictValue(nnx.Module):
+    """Powers of two, learned as the exponent; the exponent is rounded with a straight-through gradient.
+
+    Args:
+        restrict_value_float_to_int_impl: how the exponent is rounded; None means `RoundSte()`.
+
+    Example:
+        >>> restrict = PowerOfTwoRestrictValue()
+        >>> float(restrict(restrict.restrict_init_float(6.0)))
+        8.0
+    """
+
+    def __init__(self, restrict_value_float_to_int_impl: Rounding | None = None) -> None:
+        self.float_to_int_impl = restrict_value_float_to_int_impl or RoundSte()
+
+    def restrict_init_float(self, x: float) -> float:
+        """`log2(x)`; raises ValueError unless `x > 0`."""
+        return _log2_of(x, "PowerOfTwoRestrictValue")
+
+    def restrict_init_tensor(self, x: jax.Array) -> jax.Array:
+        """`log2(x)`."""
+        return log2(x)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`2**round(x)`."""
+        return exp2(self.float_to_int_impl(x))
+
+
+class IntRestrictValue(nnx.Module):
+    """Whole numbers, with a straight-through gradient.
+
+    Args:
+        restrict_value_float_to_int_impl: how the value is rounded; None means `RoundSte()`.
+
+    Example:
+        >>> float(IntRestrictValue()(2.6))
+        3.0
+    """
+
+    def __init__(self, restrict_value_float_to_int_impl: Rounding | None = None) -> None:
+        self.float_to_int_impl = restrict_value_float_to_int_impl or RoundSte()
+
+    def restrict_init_float(self, x: float) -> float:
+        """`x`."""
+        return x
+
+    def restrict_init_tensor(self, x: jax.Array) -> jax.Array:
+        """`x`."""
+        return x
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`round(x)`."""
+        return self.float_to_int_impl(x)

@@ -1,0 +1,102 @@
+"""Rounding components: `float_to_int_impl(x)` turns floats into whole numbers, with gradient 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+from flax import nnx
+from jax.typing import ArrayLike
+
+from jqinject.ops import ste
+
+
+@dataclass(frozen=True)
+class RoundSte:
+    """Round to nearest, ties to even. See `jqinject.ops.round_ste`.
+
+    Example:
+        >>> RoundSte()(1.5)
+        Array(2., dtype=float32, weak_type=True)
+    """
+
+    def __call__(self, x: ArrayLike) -> jax.Array:
+        """Round `x`."""
+        return ste.round_ste(x)
+
+
+@dataclass(frozen=True)
+class CeilSte:
+    """Round up. See `jqinject.ops.ceil_ste`."""
+
+    def __call__(self, x: ArrayLike) -> jax.Array:
+        """Round `x`."""
+        return ste.ceil_ste(x)
+
+
+@dataclass(frozen=True)
+class FloorSte:
+    """Round down. See `jqinject.ops.floor_ste`."""
+
+    def __call__(self, x: ArrayLike) -> jax.Array:
+        """Round `x`."""
+        return ste.floor_ste(x)
+
+
+@dataclass(frozen=True)
+class RoundToZeroSte:
+    """Round towards zero. See `jqinject.ops.round_to_zero_ste`."""
+
+    def __call__(self, x: ArrayLike) -> jax.Array:
+        """Round `x`."""
+        return ste.round_to_zero_ste(x)
+
+
+@dataclass(frozen=True)
+class DPURoundSte:
+    """Round to nearest; ties of negative numbers go up. See `jqinject.ops.dpu_round_ste`."""
+
+    def __call__(self, x: ArrayLike) -> jax.Array:
+        """Round `x`."""
+        return ste.dpu_round_ste(x)
+
+
+class StochasticRoundSte(nnx.Module):
+    """Round up with a probability equal to the fraction, else down; to nearest when `deterministic`.
+
+    Each call in training mode uses a new key of its random stream. `model.eval()` sets `deterministic`, so
+    that what is served is reproducible.
+
+    Differs from Brevitas: the randomness comes from `rngs`; there is no global generator, and no evaluation
+    mode that stays random (`deterministic_inference=False`).
+
+    Args:
+        rngs: where the stream comes from; None makes one from `seed`.
+        seed: seed of the stream when `rngs` is None.
+        deterministic: round to nearest (evaluation mode).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> rounding = StochasticRoundSte(nnx.Rngs(0))
+        >>> abs(float(rounding(jnp.full((10_000,), 0.3)).mean()) - 0.3) < 0.02
+        True
+    """
+
+    def __init__(self, rngs: nnx.Rngs | None = None, *, seed: int = 0, deterministic: bool = False) -> None:
+        self.stream = (nnx.Rngs(seed) if rngs is None else rngs)["stochastic_round"].fork()
+        self.deterministic = deterministic
+
+    def __call__(self, x: ArrayLike) -> jax.Array:
+        """Round `x`."""
+        if self.deterministic:
+            return ste.round_ste(x)
+        return ste.stochastic_round_ste(x, self.stream())
+
+    def set_view(self, deterministic: bool | None = None) -> None:
+        """Switch between training and evaluation.
+
+        Args:
+            deterministic: round to nearest instead of stochastically; None keeps what is set.
+        """
+        if deterministic is not None:
+            self.deterministic = deterministic

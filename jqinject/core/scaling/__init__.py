@@ -1,0 +1,12 @@
+"""Scales: `scaling_impl(x, threshold)` returns float per integer step."""
+
+from jqinject.core.scaling.constant import ConstScaling as ConstScaling
+from jqinject.core.scaling.constant import ParameterScaling as ParameterScaling
+from jqinject.core.scaling.from_parameter import (
+    ParameterFromStatsFromParameterScaling as ParameterFromStatsFromParameterScaling,
+)
+from jqinject.core.scaling.from_parameter import StatsFromParameterScaling as StatsFromParameterScaling
+from jqinject.core.scaling.int_scaling import IntScaling as IntScaling
+from jqinject.core.scaling.int_scaling import PowerOfTwoIntScaling as PowerOfTwoIntScaling
+from jqinject.core.scaling.runtime import ParameterFromRuntimeStatsScaling as ParameterFromRuntimeStatsScaling
+from jqinject.core.scaling.runtime import RuntimeStatsScaling as RuntimeStatsScaling

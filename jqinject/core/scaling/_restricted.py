@@ -1,0 +1,35 @@
+"""From a number in the learned domain to a scale: restrict, keep away from zero, divide by integer steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.core._protocols import Restrict
+from jqinject.ops.clamp import signed_clamp_min_ste
+from jqinject.ops.power import divide
+
+SCALE_FLOOR = 2.0**-95
+"""The least value (before the division by at most 2**31 integer steps) a scale is made of: the scale stays a
+normal float32, so that x / scale is never nan for a finite x."""
+
+
+def clamp_scale(x: jax.Array, scaling_min_val: float | None) -> jax.Array:
+    """Keep `|x|` at least `scaling_min_val`, and at least `SCALE_FLOOR` in any case; gradient 1."""
+    return signed_clamp_min_ste(x, max(scaling_min_val or 0.0, SCALE_FLOOR))
+
+
+def restricted_threshold(threshold: Any, restrict: Restrict) -> jax.Array:
+    """The number of integer steps as the restriction allows it: the next power of two, for instance."""
+    return restrict(restrict.restrict_init_tensor(jnp.asarray(threshold).astype(jnp.float32)))
+
+
+def apply_threshold(
+    value: jax.Array, threshold: Any, restrict_threshold: Restrict, restrict_scale_threshold: Restrict | None
+) -> jax.Array:
+    """`scale = value / threshold`, both restricted; `value` itself when there is no threshold."""
+    if threshold is not None:
+        value = divide(value, restricted_threshold(threshold, restrict_threshold))
+    return value if restrict_scale_threshold is None else restrict_scale_threshold(value)

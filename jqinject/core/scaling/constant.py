@@ -1,0 +1,182 @@
+"""Scales that do not look at the tensor: constant, and learned from an initial value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jqinject.core import _check
+from jqinject.core._collect import set_given
+from jqinject.core._protocols import Restrict
+from jqinject.core.restrict_val import FloatRestrictValue
+from jqinject.core.scaling._restricted import apply_threshold, clamp_scale
+from jqinject.core.variables import QuantParam
+
+
+@dataclass(frozen=True)
+class _Constant:
+    """A float32 array as a static value: equal by content."""
+
+    data: bytes
+    shape: tuple[int, ...]
+
+    def array(self) -> np.ndarray:
+        return np.frombuffer(self.data, dtype=np.float32).reshape(self.shape)
+
+
+def _restricted(init: np.ndarray, restrict: Restrict) -> np.ndarray:
+    """An initial value in the learned domain, in Python's own arithmetic."""
+    stored = [restrict.restrict_init_float(float(number)) for number in init.reshape(-1)]
+    return np.asarray(stored, dtype=np.float32).reshape(init.shape)
+
+
+class ConstScaling(nnx.Module):
+    """A constant scale: `s = restrict(scaling_init) / threshold`.
+
+    It is static: not in the state, not in checkpoints.
+
+    Args:
+        scaling_init: the value, a number or an array that broadcasts with the tensor.
+        restrict_scaling_impl: which values are allowed; None means `FloatRestrictValue()`.
+        restrict_threshold_impl: likewise for the threshold; None means as `restrict_scaling_impl`.
+        restrict_scale_threshold_impl: applied to the quotient; None means nothing.
+        scaling_min_val: the least value before the division.
+
+    Raises:
+        ValueError: when `scaling_init` is not finite, or not positive where its logarithm is kept.
+
+    Example:
+        >>> float(ConstScaling(0.5)(jnp.ones(3))), float(ConstScaling(0.5)(jnp.ones(3), 4))
+        (0.5, 0.125)
+    """
+
+    restrict_scaling_impl: Restrict = FloatRestrictValue()
+    restrict_threshold_impl: Restrict | None = None
+    restrict_scale_threshold_impl: Restrict | None = None
+    scaling_min_val: float | None = None
+
+    def __init__(
+        self,
+        scaling_init: Any,
+        restrict_scaling_impl: Restrict | None = None,
+        restrict_threshold_impl: Restrict | None = None,
+        restrict_scale_threshold_impl: Restrict | None = None,
+        scaling_min_val: float | None = None,
+    ) -> None:
+        init = _check.initial_value(scaling_init, None, "ConstScaling", "scaling_init", "scaling_shape")
+        stored = _restricted(init, restrict_scaling_impl or FloatRestrictValue())
+        self.constant = _Constant(stored.tobytes(), stored.shape)
+        set_given(
+            self,
+            restrict_scaling_impl=restrict_scaling_impl,
+            restrict_threshold_impl=restrict_threshold_impl,
+            restrict_scale_threshold_impl=restrict_scale_threshold_impl,
+            scaling_min_val=_check.minimum(scaling_min_val, "ConstScaling", "scaling_min_val"),
+        )
+
+    def __call__(self, x: jax.Array | None = None, threshold: Any = None) -> jax.Array:
+        """The scale, float32. `x` is not looked at.
+
+        Hidden from constant folding: dividing by it is a true division under `jax.jit` too.
+        """
+        stored = jax.lax.optimization_barrier(jnp.asarray(self.constant.array()))
+        value = clamp_scale(self.restrict_scaling_impl(stored), self.scaling_min_val)
+        return apply_threshold(
+            value,
+            threshold,
+            self.restrict_threshold_impl or self.restrict_scaling_impl,
+            self.restrict_scale_threshold_impl,
+        )
+
+
+class ParameterScaling(nnx.Module):
+    """A learned scale: `s = restrict(value) / threshold`, the parameter `value` starting at `scaling_init`.
+
+    The parameter is kept in the domain of the restriction: `log2(scaling_init)` for logarithmic and
+    power-of-two scales.
+
+    Differs from Brevitas: without a threshold the scale has the shape of the parameter (there: broadcast with
+    `(1,)`).
+
+    Args:
+        scaling_init: initial value, a number or an array of `scaling_shape`.
+        scaling_shape: shape of the parameter; None means that of `scaling_init`.
+        restrict_scaling_impl: which values are allowed; None means `FloatRestrictValue()`.
+        restrict_threshold_impl: likewise for the threshold; None means as `restrict_scaling_impl`.
+        restrict_scale_threshold_impl: applied to the quotient; None means nothing.
+        scaling_min_val: the least value before the division.
+
+    Raises:
+        ValueError: when the shapes disagree, or `scaling_init` is not finite, or not positive where its
+            logarithm is learned.
+
+    Example:
+        >>> float(ParameterScaling(6.0)(jnp.ones(3)))
+        6.0
+        >>> from jqinject.core.restrict_val import PowerOfTwoRestrictValue
+        >>> ParameterScaling(6.0, (3,), PowerOfTwoRestrictValue())(jnp.ones(3))
+        Array([8., 8., 8.], dtype=float32)
+    """
+
+    restrict_scaling_impl: Restrict = FloatRestrictValue()
+    restrict_threshold_impl: Restrict | None = None
+    restrict_scale_threshold_impl: Restrict | None = None
+    scaling_min_val: float | None = None
+
+    def __init__(
+        self,
+        scaling_init: Any,
+        scaling_shape: tuple[int, ...] | None = None,
+        restrict_scaling_impl: Restrict | None = None,
+        restrict_threshold_impl: Restrict | None = None,
+        restrict_scale_threshold_impl: Restrict | None = None,
+        scaling_min_val: float | None = None,
+    ) -> None:
+        where = "ParameterScaling"
+        shape = None if scaling_shape is None else _check.shape(scaling_shape, where, "scaling_shape")
+        init = np.asarray(scaling_init, dtype=np.float32)
+        _check.initial_value(init, shape, where, "scaling_init", "scaling_shape")
+        stored = _restricted(init, restrict_scaling_impl or FloatRestrictValue())
+        stored = _check.initial_value(stored, shape, where, "scaling_init", "scaling_shape")
+        self.value = QuantParam(jnp.asarray(stored))
+        set_given(
+            self,
+            restrict_scaling_impl=restrict_scaling_impl,
+            restrict_threshold_impl=restrict_threshold_impl,
+            restrict_scale_threshold_impl=restrict_scale_threshold_impl,
+            scaling_min_val=_check.minimum(scaling_min_val, where, "scaling_min_val"),
+        )
+
+    def __call__(self, x: jax.Array | None = None, threshold: Any = None) -> jax.Array:
+        """The scale, float32. `x` is not looked at."""
+        value = clamp_scale(self.restrict_scaling_impl(self.value.get_value()), self.scaling_min_val)
+        return apply_threshold(
+            value,
+            threshold,
+            self.restrict_threshold_impl or self.restrict_scaling_impl,
+            self.restrict_scale_threshold_impl,
+        )
+
+    def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
+        """What a checkpoint's entries for this component mean: running statistics become the value.
+
+        Args:
+            entries: variable name -> array, as found in the checkpoint.
+
+        Returns:
+            The entries to load.
+        """
+        if "value" in entries:
+            return {"value": entries["value"]}
+        for name in ("running_stats", "runtime_stats.running_stats"):
+            if name in entries:
+                stat = jnp.abs(jnp.asarray(entries[name]).astype(jnp.float32))
+                value = clamp_scale(stat, self.scaling_min_val)
+                stored = self.restrict_scaling_impl.restrict_init_tensor(value)
+                return {"value": stored.reshape(self.value.get_value().shape)}
+        return dict(entries)

@@ -1,0 +1,18 @@
+"""Statistics from which scales and zero points are made."""
+
+from jqinject.core.stats.extremes import AbsMax as AbsMax
+from jqinject.core.stats.extremes import AbsMaxAve as AbsMaxAve
+from jqinject.core.stats.extremes import AbsMaxL2 as AbsMaxL2
+from jqinject.core.stats.extremes import AbsMinMax as AbsMinMax
+from jqinject.core.stats.extremes import NegativeMinOrZero as NegativeMinOrZero
+from jqinject.core.stats.extremes import SignedAbsMax as SignedAbsMax
+from jqinject.core.stats.means import AbsAve as AbsAve
+from jqinject.core.stats.means import L1Norm as L1Norm
+from jqinject.core.stats.means import L2Norm as L2Norm
+from jqinject.core.stats.means import MeanLearnedSigmaStd as MeanLearnedSigmaStd
+from jqinject.core.stats.means import MeanSigmaStd as MeanSigmaStd
+from jqinject.core.stats.percentiles import AbsPercentile as AbsPercentile
+from jqinject.core.stats.percentiles import NegativePercentileOrZero as NegativePercentileOrZero
+from jqinject.core.stats.percentiles import PercentileInterval as PercentileInterval
+from jqinject.core.stats.two_phase import TwoPhaseStat as TwoPhaseStat
+from jqinject.core.stats.two_phase import gated_statistic as gated_statistic

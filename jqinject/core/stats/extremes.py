@@ -1,0 +1,221 @@
+"""Statistics of the largest and smallest elements."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.core.stats.two_phase import TwoPhaseStat, finish
+from jqinject.ops import stats as ops
+
+
+def _max(x: jax.Array, axis: int | None) -> ops.Selected | ops.Extreme:
+    return ops.measure(x, jnp.max(x, axis=axis, keepdims=axis is not None), axis)
+
+
+def _min(x: jax.Array, axis: int | None) -> ops.Selected | ops.Extreme:
+    return ops.measure(x, jnp.min(x, axis=axis, keepdims=axis is not None), axis)
+
+
+def not_above_zero(x: jax.Array) -> jax.Array:
+    """`min(x, 0)`; at 0 the gradient goes to `x`."""
+    return jnp.where(x > 0, jnp.zeros_like(x), x)
+
+
+def require_axis(stats_reduce_dim: int | None, where: str) -> None:
+    """Raise ValueError when a statistic that needs channels is to reduce the whole tensor."""
+    if stats_reduce_dim is None:
+        raise ValueError(
+            f"{where} works over channels: give stats_reduce_dim (1 with OverOutputChannelView). "
+            "For one statistic of the whole tensor use AbsMax or AbsAve."
+        )
+
+
+@dataclass(frozen=True)
+class AbsMax(TwoPhaseStat):
+    """`max |x|`.
+
+    Elements that tie share the gradient over the whole tensor; over an axis the first of them gets it.
+
+    Args:
+        stats_reduce_dim: the axis to reduce, None for the whole tensor.
+        keepdim: keep the reduced axis with size 1.
+
+    Example:
+        >>> AbsMax()(jnp.array([1.0, -3.0, 2.0]))
+        Array(3., dtype=float32)
+        >>> AbsMax(stats_reduce_dim=1)(jnp.array([[1.0, -3.0], [0.5, 0.0]]))
+        Array([3. , 0.5], dtype=float32)
+    """
+
+    stats_reduce_dim: int | None = None
+    keepdim: bool = False
+
+    def measure(self, x: jax.Array) -> Any:
+        """The largest magnitude and where it is."""
+        return _max(jnp.abs(x), self.stats_reduce_dim)
+
+    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+        """The largest magnitude."""
+        stat = ops.attach(jnp.abs(x), measured, self.stats_reduce_dim)
+        return finish(stat, self.stats_reduce_dim, self.keepdim)
+
+
+@dataclass(frozen=True)
+class SignedAbsMax(TwoPhaseStat):
+    """`-sign(x_m) * |x_m|`, `x_m` the element of largest magnitude: the extreme lands on the smallest
+    integer.
+
+    Needs `SignedFloatRestrictValue`. The first of equal magnitudes gets the gradient.
+
+    Args:
+        stats_reduce_dim: the axis to reduce, None for the whole tensor.
+        keepdim: keep the reduced axis with size 1.
+
+    Example:
+        >>> SignedAbsMax()(jnp.array([1.0, 3.0, 2.0]))
+        Array(-3., dtype=float32)
+    """
+
+    signed: ClassVar[bool] = True
+    stats_reduce_dim: int | None = None
+    keepdim: bool = False
+
+    def measure(self, x: jax.Array) -> Any:
+        """The largest magnitude, where it is, and the sign there."""
+        axis = self.stats_reduce_dim
+        magnitude = jnp.abs(x)
+        found = ops.locate(magnitude, jnp.max(magnitude, axis=axis, keepdims=axis is not None), axis)
+        lowest = jnp.min(x, axis=axis, keepdims=axis is not None)
+        first = ops.locate(x, lowest, axis)
+        negative = (lowest == -found.value) & (first.position == found.position)
+        return found, jnp.where(found.value == 0, 0.0, jnp.where(negative, 1.0, -1.0))
+
+    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+        """The signed largest magnitude."""
+        found, sign = measured
+        stat = sign * ops.select(jnp.abs(x), found, self.stats_reduce_dim)
+        return finish(stat, self.stats_reduce_dim, self.keepdim)
+
+
+@dataclass(frozen=True)
+class AbsMinMax(TwoPhaseStat):
+    """`max(x) - min(x, 0)`: the width of the range, zero included.
+
+    Args:
+        stats_reduce_dim: the axis to reduce, None for the whole tensor.
+        keepdim: keep the reduced axis with size 1.
+
+    Example:
+        >>> AbsMinMax()(jnp.array([-1.0, 3.0])), AbsMinMax()(jnp.array([1.0, 3.0]))
+        (Array(4., dtype=float32), Array(3., dtype=float32))
+    """
+
+    stats_reduce_dim: int | None = None
+    keepdim: bool = False
+
+    def measure(self, x: jax.Array) -> Any:
+        """Largest and smallest element."""
+        return _max(x, self.stats_reduce_dim), _min(x, self.stats_reduce_dim)
+
+    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+        """The width."""
+        largest, smallest = (ops.attach(x, part, self.stats_reduce_dim) for part in measured)
+        return finish(jnp.abs(largest - not_above_zero(smallest)), self.stats_reduce_dim, self.keepdim)
+
+
+@dataclass(frozen=True)
+class NegativeMinOrZero(TwoPhaseStat):
+    """`min(min(x), 0)`: the zero point statistic that goes with `AbsMinMax`.
+
+    Args:
+        stats_reduce_dim: the axis to reduce, None for the whole tensor.
+        keepdim: keep the reduced axis with size 1.
+
+    Example:
+        >>> NegativeMinOrZero()(jnp.array([-1.0, 3.0])), NegativeMinOrZero()(jnp.array([1.0, 3.0]))
+        (Array(-1., dtype=float32), Array(0., dtype=float32))
+    """
+
+    signed: ClassVar[bool] = True
+    stats_reduce_dim: int | None = None
+    keepdim: bool = False
+
+    def measure(self, x: jax.Array) -> Any:
+        """The smallest element."""
+        return _min(x, self.stats_reduce_dim)
+
+    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+        """The smallest element, or 0."""
+        smallest = not_above_zero(ops.attach(x, measured, self.stats_reduce_dim))
+        return finish(smallest, self.stats_reduce_dim, self.keepdim)
+
+
+@dataclass(frozen=True)
+class AbsMaxAve(TwoPhaseStat):
+    """The mean over channels of `max |x|`: one number.
+
+    Args:
+        stats_reduce_dim: the axis inside a channel (1 with `OverOutputChannelView`).
+
+    Raises:
+        ValueError: when `stats_reduce_dim` is None.
+
+    Example:
+        >>> AbsMaxAve(stats_reduce_dim=1)(jnp.array([[1.0, -3.0], [0.5, 0.0]]))
+        Array(1.75, dtype=float32)
+    """
+
+    stats_reduce_dim: int | None
+
+    def __post_init__(self) -> None:
+        require_axis(self.stats_reduce_dim, "AbsMaxAve")
+
+    def measure(self, x: jax.Array) -> Any:
+        """The largest magnitude of each channel."""
+        return _max(jnp.abs(x), self.stats_reduce_dim)
+
+    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+        """Their mean."""
+        largest = ops.attach(jnp.abs(x), measured, self.stats_reduce_dim)
+        return jnp.sum(largest) / max(largest.size, 1)
+
+
+@dataclass(frozen=True)
+class AbsMaxL2(TwoPhaseStat):
+    """`||m||_2 / sqrt(C)`, `m` the `max |x|` of each of `C` channels: one number.
+
+    Args:
+        stats_reduce_dim: the axis inside a channel (1 with `OverOutputChannelView`).
+
+    Raises:
+        ValueError: when `stats_reduce_dim` is None.
+
+    Example:
+        >>> AbsMaxL2(stats_reduce_dim=1)(jnp.array([[3.0, -3.0], [3.0, 0.0]]))
+        Array(3., dtype=float32)
+    """
+
+    stats_reduce_dim: int | None
+
+    def __post_init__(self) -> None:
+        require_axis(self.stats_reduce_dim, "AbsMaxL2")
+
+    def measure(self, x: jax.Array) -> Any:
+        """The largest magnitude of each channel."""
+        return _max(jnp.abs(x), self.stats_reduce_dim)
+
+    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+        """Their norm."""
+        largest = ops.attach(jnp.abs(x), measured, self.stats_reduce_dim)
+        return safe_sqrt(jnp.sum(largest * largest)) / math.sqrt(max(largest.size, 1))
+
+
+def safe_sqrt(x: jax.Array) -> jax.Array:
+    """`sqrt(x)` with gradient 0 at 0."""
+    zero = x == 0
+    return jnp.where(zero, jnp.zeros_like(x), jnp.sqrt(jnp.where(zero, jnp.ones_like(x), x)))

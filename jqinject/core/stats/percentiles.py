@@ -1,0 +1,139 @@
+"""Order statistics: percentiles without interpolation, so that the result is an element of the tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.core import _check
+from jqinject.core.stats.extremes import not_above_zero
+from jqinject.core.stats.two_phase import TwoPhaseStat, finish
+from jqinject.ops import stats as ops
+
+
+def _kth(x: jax.Array, k: int, axis: int | None) -> ops.Selected:
+    return ops.locate(x, ops.kth_smallest(x, k, axis), axis)
+
+
+def _count(x: jax.Array, axis: int | None) -> int:
+    return x.size if axis is None else x.shape[axis]
+
+
+@dataclass(frozen=True)
+class AbsPercentile(TwoPhaseStat):
+    """The k-th smallest of `|x|`, `k = floor(q/100 * n + 1/2)` of `n` elements.
+
+    Of equal elements the first gets the gradient. A rank below 1 counts as 1.
+
+    Args:
+        high_percentile_q: q, 0 to 100.
+        stats_reduce_dim: the axis to reduce, None for the whole tensor.
+        keepdim: keep the reduced axis with size 1.
+
+    Raises:
+        ValueError: when q is not in 0 .. 100.
+
+    Example:
+        >>> AbsPercentile(50.0)(jnp.array([1.0, -4.0, 2.0, 3.0]))
+        Array(2., dtype=float32)
+    """
+
+    high_percentile_q: float
+    stats_reduce_dim: int | None = None
+    keepdim: bool = False
+
+    def __post_init__(self) -> None:
+        _check.percentile(self.high_percentile_q, "AbsPercentile", "high_percentile_q")
+
+    def measure(self, x: jax.Array) -> Any:
+        """The element of that rank."""
+        k = ops.rank_high(self.high_percentile_q, _count(x, self.stats_reduce_dim))
+        return _kth(jnp.abs(x), k, self.stats_reduce_dim)
+
+    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+        """The element of that rank."""
+        stat = ops.select(jnp.abs(x), measured, self.stats_reduce_dim)
+        return finish(stat, self.stats_reduce_dim, self.keepdim)
+
+
+@dataclass(frozen=True)
+class NegativePercentileOrZero(TwoPhaseStat):
+    """The k-th smallest of `x`, `k = ceil(q/100 * n)`, or 0 where that is positive.
+
+    Args:
+        low_percentile_q: q, 0 to 100.
+        stats_reduce_dim: the axis to reduce, None for the whole tensor.
+        keepdim: keep the reduced axis with size 1.
+
+    Raises:
+        ValueError: when q is not in 0 .. 100.
+
+    Example:
+        >>> NegativePercentileOrZero(50.0)(jnp.array([-3.0, -1.0, 2.0, 3.0]))
+        Array(-1., dtype=float32)
+    """
+
+    signed: ClassVar[bool] = True
+    low_percentile_q: float
+    stats_reduce_dim: int | None = None
+    keepdim: bool = False
+
+    def __post_init__(self) -> None:
+        _check.percentile(self.low_percentile_q, "NegativePercentileOrZero", "low_percentile_q")
+
+    def measure(self, x: jax.Array) -> Any:
+        """The element of that rank."""
+        k = ops.rank_low(self.low_percentile_q, _count(x, self.stats_reduce_dim))
+        return _kth(x, k, self.stats_reduce_dim)
+
+    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+        """The element of that rank, or 0."""
+        stat = not_above_zero(ops.select(x, measured, self.stats_reduce_dim))
+        return finish(stat, self.stats_reduce_dim, self.keepdim)
+
+
+@dataclass(frozen=True)
+class PercentileInterval(TwoPhaseStat):
+    """`|x_(high) - min(x_(low), 0)|`: the width between two percentiles, zero included.
+
+    `x_(low)` is the element of rank `ceil(low/100 * n)`, `x_(high)` that of rank `floor(high/100 * n + 1/2)`.
+
+    Args:
+        low_percentile_q: the low percentile, 0 to 100.
+        high_percentile_q: the high one, not less.
+        stats_reduce_dim: the axis to reduce, None for the whole tensor.
+        keepdim: keep the reduced axis with size 1.
+
+    Raises:
+        ValueError: when a percentile is not in 0 .. 100, or low > high.
+
+    Example:
+        >>> PercentileInterval(25.0, 75.0)(jnp.array([-3.0, -1.0, 2.0, 3.0]))
+        Array(5., dtype=float32)
+    """
+
+    low_percentile_q: float
+    high_percentile_q: float
+    stats_reduce_dim: int | None = None
+    keepdim: bool = False
+
+    def __post_init__(self) -> None:
+        low = _check.percentile(self.low_percentile_q, "PercentileInterval", "low_percentile_q")
+        high = _check.percentile(self.high_percentile_q, "PercentileInterval", "high_percentile_q")
+        if low > high:
+            raise ValueError(f"PercentileInterval: low_percentile_q={low} is above high_percentile_q={high}.")
+
+    def measure(self, x: jax.Array) -> Any:
+        """The elements of both ranks."""
+        axis = self.stats_reduce_dim
+        n = _count(x, axis)
+        low = _kth(x, ops.rank_low(self.low_percentile_q, n), axis)
+        return low, _kth(x, ops.rank_high(self.high_percentile_q, n), axis)
+
+    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+        """The width."""
+        low, high = (ops.select(x, part, self.stats_reduce_dim) for part in measured)
+        return finish(jnp.abs(high - not_above_zero(low)), self.stats_reduce_dim, self.keepdim)

@@ -1,0 +1,13 @@
+"""Zero points: `zero_point_impl(x, scale, bit_width)` returns the integer that stands for 0, as float32.
+
+They are learned or measured in floats: `z` is how far the range reaches below zero, and
+`zero_point = clamp(round(z / scale + min_int))`, or `z / scale + min_int` when it is not quantized.
+"""
+
+from jqinject.core.zero_point.from_parameter import (
+    ParameterFromStatsFromParameterZeroPoint as ParameterFromStatsFromParameterZeroPoint,
+)
+from jqinject.core.zero_point.from_parameter import StatsFromParameterZeroPoint as StatsFromParameterZeroPoint
+from jqinject.core.zero_point.learned import ParameterFromRuntimeZeroPoint as ParameterFromRuntimeZeroPoint
+from jqinject.core.zero_point.learned import ParameterZeroPoint as ParameterZeroPoint
+from jqinject.core.zero_point.shift import ZeroZeroPoint as ZeroZeroPoint

@@ -1,0 +1,47 @@
+"""The symmetric zero point, and from a distance in floats to a zero point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.core._protocols import IntQuantizer
+
+
+@dataclass(frozen=True)
+class ZeroZeroPoint:
+    """Zero is the integer 0: symmetric quantization.
+
+    Example:
+        >>> float(ZeroZeroPoint()(jnp.ones(3), jnp.float32(1), 8))
+        0.0
+    """
+
+    def __call__(self, x: Any = None, scale: Any = None, bit_width: Any = None) -> jax.Array:
+        """A float32 zero."""
+        return jnp.zeros((), jnp.float32)
+
+
+def shift(
+    z: jax.Array, scale: jax.Array, bit_width: Any, int_quant: IntQuantizer, quantize: bool
+) -> jax.Array:
+    """The zero point of a range that reaches `z` below zero.
+
+    Args:
+        z: distance in floats.
+        scale: float per integer step.
+        bit_width: the bit width.
+        int_quant: gives `min_int`, rounding and clamping.
+        quantize: round and clamp to an integer of the range.
+
+    Returns:
+        `clamp(round(z / scale + min_int))` or `z / scale + min_int`.
+    """
+    least = int_quant.min_int(bit_width)
+    if quantize:
+        least = jnp.asarray(least).astype(jnp.float32)
+        return int_quant.to_int(scale, least, bit_width, z)
+    return z / scale + least

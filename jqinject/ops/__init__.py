@@ -1,0 +1,23 @@
+"""Pure numerics on arrays: no modules, no state, JAX only."""
+
+from jqinject.ops.clamp import scalar_clamp_min_ste as scalar_clamp_min_ste
+from jqinject.ops.clamp import scalar_clamp_ste as scalar_clamp_ste
+from jqinject.ops.clamp import signed_clamp_min_ste as signed_clamp_min_ste
+from jqinject.ops.clamp import tensor_clamp as tensor_clamp
+from jqinject.ops.clamp import tensor_clamp_ste as tensor_clamp_ste
+from jqinject.ops.int_range import max_int as max_int
+from jqinject.ops.int_range import min_int as min_int
+from jqinject.ops.power import divide as divide
+from jqinject.ops.power import exp2 as exp2
+from jqinject.ops.power import log2 as log2
+from jqinject.ops.ste import abs_binary_sign_grad as abs_binary_sign_grad
+from jqinject.ops.ste import binary_sign_ste as binary_sign_ste
+from jqinject.ops.ste import ceil_ste as ceil_ste
+from jqinject.ops.ste import dpu_round_ste as dpu_round_ste
+from jqinject.ops.ste import floor_ste as floor_ste
+from jqinject.ops.ste import round_ste as round_ste
+from jqinject.ops.ste import round_to_zero_ste as round_to_zero_ste
+from jqinject.ops.ste import stochastic_round_ste as stochastic_round_ste
+from jqinject.ops.ste import straight_through as straight_through
+from jqinject.ops.ste import ternary_sign_ste as ternary_sign_ste
+from jqinject.ops.ste import with_gradient_of as with_gradient_of

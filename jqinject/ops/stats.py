@@ -1,0 +1,228 @@
+"""Statistics of a tensor in two parts: a reduction without gradient, then its gradient attached elementwise.
+
+A statistic that is needed during calibration only is computed under `jax.lax.cond`. Differentiating *through*
+the
+`cond` would write a gradient as large as the tensor in every later step, all zeros. So the reduction
+(`kth_smallest`,
+`jnp.max`, ...) runs on a tensor without gradient and returns a few numbers, and `attach_gradient` gives the
+result its derivative: elementwise weights that the compiler fuses with its neighbours.
+
+Axis convention: `axis=None` reduces the whole tensor, an integer reduces that axis.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+_SORT_AT_MOST = 1024
+"""Tensors of at most that many elements are sorted."""
+
+
+class Selected(NamedTuple):
+    """An element picked from a tensor: its value and its position (axis kept with size 1; flat if None)."""
+
+    value: jax.Array
+    position: jax.Array
+
+
+class Extreme(NamedTuple):
+    """The largest element of a whole tensor and how many elements share it (they share the gradient)."""
+
+    value: jax.Array
+    ties: jax.Array
+
+
+@jax.custom_jvp
+def _attach(x: jax.Array, value: jax.Array, weights: jax.Array) -> jax.Array:
+    del x, weights
+    return value
+
+
+@_attach.defjvp
+def _(primals, tangents):
+    x, value, weights = primals
+    axes = tuple(i for i in range(x.ndim) if value.ndim != x.ndim or value.shape[i] != x.shape[i])
+    slope = jnp.sum(weights * tangents[0], axis=axes, keepdims=value.ndim == x.ndim)
+    return _attach(*primals), slope.reshape(value.shape)
+
+
+def attach_gradient(x: jax.Array, value: jax.Array, weights: jax.Array) -> jax.Array:
+    """The number `value` with the derivative `weights` with respect to `x`.
+
+    `d value = sum(weights * dx)` over the axes in which `value` has size 1, or over all axes when `value` is
+    a scalar.
+
+    Args:
+        x: the tensor that receives the gradient.
+        value: a scalar, or an array of the rank of `x` with 1 in every reduced axis; gets no gradient.
+        weights: array that broadcasts with `x`; gets no gradient.
+
+    Returns:
+        `value`.
+
+    Example:
+        >>> x = jnp.array([1.0, -3.0])
+        >>> jax.grad(lambda x: attach_gradient(x, jnp.float32(3), jnp.array([0.0, -1.0])))(x)
+        Array([ 0., -1.], dtype=float32)
+    """
+    return _attach(x, value, weights)
+
+
+def _positions(x: jax.Array, axis: int | None) -> jax.Array:
+    if axis is None:
+        return jnp.arange(x.size, dtype=jnp.int32).reshape(x.shape)
+    return jax.lax.broadcasted_iota(jnp.int32, x.shape, axis % x.ndim)
+
+
+def locate(x: jax.Array, value: jax.Array, axis: int | None) -> Selected:
+    """Where `value` first occurs in `x`; a nan is found at the first nan.
+
+    Args:
+        x: the tensor.
+        value: an element of it; scalar for `axis=None`, else with size 1 in `axis`.
+        axis: the axis along which to search, None for the whole tensor.
+
+    Returns:
+        `Selected(value, position)`.
+
+    Example:
+        >>> locate(jnp.array([1.0, 5.0, 5.0]), jnp.float32(5), axis=None).position
+        Array(1, dtype=int32)
+    """
+    hits = (x == value) | (x != x)
+    where = jnp.where(hits, _positions(x, axis), jnp.iinfo(jnp.int32).max)
+    return Selected(value, jnp.min(where, axis=axis, keepdims=axis is not None))
+
+
+def select(x: jax.Array, selected: Selected, axis: int | None) -> jax.Array:
+    """The selected element, as a function of `x`: the whole gradient goes to that element.
+
+    Args:
+        x: the tensor from which `selected` was taken.
+        selected: what `locate` returned.
+        axis: the axis that was searched.
+
+    Returns:
+        `selected.value`, differentiable.
+    """
+    return attach_gradient(x, selected.value, (_positions(x, axis) == selected.position).astype(x.dtype))
+
+
+def extreme(x: jax.Array, value: jax.Array) -> Extreme:
+    """`value`, the largest (or smallest) element of the tensor `x`, and how many elements equal it."""
+    return Extreme(value, jnp.sum((x == value).astype(jnp.float32)))
+
+
+def share(x: jax.Array, measured: Extreme) -> jax.Array:
+    """The extreme element as a function of `x`: elements that tie share the gradient equally."""
+    weights = (x == measured.value).astype(x.dtype) / jnp.maximum(measured.ties, 1)
+    return attach_gradient(x, measured.value, weights)
+
+
+def measure(x: jax.Array, value: jax.Array, axis: int | None) -> Selected | Extreme:
+    """What `attach` needs to know of the extreme `value` of `x`: along an axis the first of equal elements is
+    selected, over the whole tensor they share.
+    """
+    return extreme(x, value) if axis is None else locate(x, value, axis)
+
+
+def attach(x: jax.Array, measured: Selected | Extreme, axis: int | None) -> jax.Array:
+    """The measured element as a differentiable function of `x`."""
+    return share(x, measured) if isinstance(measured, Extreme) else select(x, measured, axis)
+
+
+def rank_high(percentile: float, size: int) -> int:
+    """1-based rank of a high percentile among `size` numbers: `floor(q/100 * n + 1/2)`, kept in 1 .. n.
+
+    Example:
+        >>> rank_high(99.999, 100), rank_high(50.0, 25)
+        (100, 13)
+    """
+    return min(max(math.floor(0.01 * percentile * size + 0.5), 1), max(size, 1))
+
+
+def rank_low(percentile: float, size: int) -> int:
+    """1-based rank of a low percentile among `size` numbers: `ceil(q/100 * n)`, kept in 1 .. n.
+
+    Example:
+        >>> rank_low(0.001, 100), rank_low(5.0, 100)
+        (1, 5)
+    """
+    return min(max(math.ceil(0.01 * percentile * size), 1), max(size, 1))
+
+
+def kth_smallest(x: jax.Array, k: int, axis: int | None) -> jax.Array:
+    """The k-th smallest element (1-based), without interpolation.
+
+    A maximum or minimum at the ends; else by bisection on the bits, 32 passes over the tensor whatever the
+    rank (a sort of a million elements takes tens of times as long); a sort where the tensor is small.
+
+    Args:
+        x: float32 tensor.
+        k: rank, 1 to n, n the number of elements along `axis`.
+        axis: the axis to reduce, None for the whole tensor.
+
+    Returns:
+        A scalar for `axis=None`, else the tensor with size 1 in `axis`.
+
+    Example:
+        >>> kth_smallest(jnp.array([4.0, 1.0, 3.0, 2.0]), 3, axis=None)
+        Array(3., dtype=float32)
+    """
+    if axis is None:
+        return kth_smallest(x.reshape(-1), k, 0).reshape(())
+    n = x.shape[axis]
+    if k == n:
+        return jnp.max(x, axis=axis, keepdims=True)
+    if k == 1:
+        return jnp.min(x, axis=axis, keepdims=True)
+    if x.size <= _SORT_AT_MOST:
+        return jax.lax.slice_in_dim(jnp.sort(x, axis=axis), k - 1, k, axis=axis)
+    return _bisect(x, k, axis)
+
+
+def _bisect(x: jax.Array, k: int, axis: int) -> jax.Array:
+    """The k-th smallest, bit by bit: unsigned integers in the order of the floats, nan last."""
+    bits = jax.lax.bitcast_convert_type(jnp.where(jnp.isnan(x), jnp.float32(jnp.nan), x), jnp.uint32)
+    top = jnp.uint32(1 << 31)
+    keys = jnp.where(bits >= top, ~bits, bits | top)
+
+    def next_bit(i: jax.Array, found: jax.Array) -> jax.Array:
+        candidate = found | (top >> i.astype(jnp.uint32))
+        below = jnp.sum((keys < candidate).astype(jnp.int32), axis=axis, keepdims=True)
+        return jnp.where(below < k, candidate, found)
+
+    start = jnp.zeros_like(jax.lax.slice_in_dim(keys, 0, 1, axis=axis))
+    key = jax.lax.fori_loop(0, 32, next_bit, start)
+    return jax.lax.bitcast_convert_type(jnp.where(key >= top, key & ~top, ~key), jnp.float32)
+
+
+def running_mean(buffer: jax.Array, update: jax.Array, count: jax.Array, momentum: float | None) -> jax.Array:
+    """One step of a running statistic.
+
+    `buffer' = (1 - momentum) * buffer + momentum * update`, the cumulative mean `(count * buffer + update) /
+    (count + 1)` when `momentum` is None; the first update (`count == 0`) replaces the buffer.
+
+    Args:
+        buffer: the running statistic.
+        update: the statistic of this batch, same shape.
+        count: int32 scalar, the number of updates so far.
+        momentum: weight of the new one, or None.
+
+    Returns:
+        The new buffer.
+
+    Example:
+        >>> running_mean(jnp.float32(1), jnp.float32(3), jnp.int32(5), 0.1)
+        Array(1.2, dtype=float32)
+    """
+    if momentum is None:
+        total = (count + 1).astype(jnp.float32)
+        later = buffer * (count.astype(jnp.float32) / total) + update / total
+    else:
+        later = buffer * (1.0 - momentum) + update * momentum
+    return jnp.where(count == 0, update, later)

@@ -1,0 +1,233 @@
+"""Functions whose backward pass differs from their forward pass.
+
+A *straight-through* function changes values (it rounds, clamps or takes a sign) and passes the gradient on as
+if it had not. All of them are `jax.custom_jvp` functions, so they work in forward and reverse mode and under
+`jax.jit`,
+`jax.vmap` and `jax.checkpoint`, and they leave only elementwise operations behind for the compiler to fuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+Elementwise = Callable[[ArrayLike], jax.Array]
+
+
+def straight_through(function: Elementwise) -> Elementwise:
+    """Give an elementwise function the gradient of the identity.
+
+    `y = function(x)`, `dy/dx = 1`.
+
+    Args:
+        function: an elementwise function of one array that keeps shape and dtype.
+
+    Returns:
+        A function with the values of `function` and the gradient of the identity.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> to_even = straight_through(lambda x: 2 * jnp.round(x / 2))
+        >>> float(to_even(jnp.float32(2.7))), float(jax.grad(to_even)(jnp.float32(2.7)))
+        (2.0, 1.0)
+    """
+
+    @jax.custom_jvp
+    def forward(x: ArrayLike) -> jax.Array:
+        return function(x)
+
+    @forward.defjvp
+    def _(primals, tangents):
+        return forward(*primals), tangents[0]
+
+    def wrapped(x: ArrayLike) -> jax.Array:
+        return forward(x)
+
+    wrapped.__name__ = wrapped.__qualname__ = getattr(function, "__name__", "straight_through")
+    return wrapped
+
+
+_round = straight_through(jnp.round)
+_ceil = straight_through(jnp.ceil)
+_floor = straight_through(jnp.floor)
+_round_to_zero = straight_through(jnp.trunc)
+
+
+def round_ste(x: ArrayLike) -> jax.Array:
+    """Round to the nearest integer, ties to the even one; gradient 1.
+
+    Args:
+        x: a float array of any shape.
+
+    Returns:
+        The rounded array, same shape and dtype.
+
+    Example:
+        >>> round_ste(jnp.array([0.5, 1.5, -2.5, 2.6]))
+        Array([ 0.,  2., -2.,  3.], dtype=float32)
+    """
+    return _round(x)
+
+
+def ceil_ste(x: ArrayLike) -> jax.Array:
+    """Round up; gradient 1.
+
+    Example:
+        >>> ceil_ste(jnp.array([0.2, -0.2, 3.0]))
+        Array([ 1., -0.,  3.], dtype=float32)
+    """
+    return _ceil(x)
+
+
+def floor_ste(x: ArrayLike) -> jax.Array:
+    """Round down; gradient 1.
+
+    Example:
+        >>> floor_ste(jnp.array([0.2, -0.2, 3.0]))
+        Array([ 0., -1.,  3.], dtype=float32)
+    """
+    return _floor(x)
+
+
+def round_to_zero_ste(x: ArrayLike) -> jax.Array:
+    """Drop the fraction; gradient 1.
+
+    Example:
+        >>> round_to_zero_ste(jnp.array([1.7, -1.7]))
+        Array([ 1., -1.], dtype=float32)
+    """
+    return _round_to_zero(x)
+
+
+@straight_through
+def _dpu_round(x: ArrayLike) -> jax.Array:
+    x = jnp.asarray(x)
+    tie_below_zero = (x < 0) & (x - jnp.floor(x) == 0.5)
+    return jnp.where(tie_below_zero, jnp.ceil(x), jnp.round(x))
+
+
+def dpu_round_ste(x: ArrayLike) -> jax.Array:
+    """Round like AMD's DPU: ties of negative numbers go up, other ties to the even integer; gradient 1.
+
+    Example:
+        >>> dpu_round_ste(jnp.array([-1.5, -0.5, 0.5, 1.5]))
+        Array([-1., -0.,  0.,  2.], dtype=float32)
+    """
+    return _dpu_round(x)
+
+
+@straight_through
+def _binary_sign(x: ArrayLike) -> jax.Array:
+    x = jnp.asarray(x)
+    return jnp.where(x >= 0, jnp.ones_like(x), jnp.where(x < 0, -jnp.ones_like(x), x))
+
+
+def binary_sign_ste(x: ArrayLike) -> jax.Array:
+    """Sign with two values, `sign(0) = +1`; gradient 1.
+
+    Differs from Brevitas: the sign of nan is nan (there: -1).
+
+    Example:
+        >>> binary_sign_ste(jnp.array([2.1, -0.3, 0.0]))
+        Array([ 1., -1.,  1.], dtype=float32)
+    """
+    return _binary_sign(x)
+
+
+_ternary_sign = straight_through(jnp.sign)
+
+
+def ternary_sign_ste(x: ArrayLike) -> jax.Array:
+    """Sign with three values, `sign(0) = 0`; gradient 1.
+
+    Example:
+        >>> ternary_sign_ste(jnp.array([2.1, -0.3, 0.0]))
+        Array([ 1., -1.,  0.], dtype=float32)
+    """
+    return _ternary_sign(x)
+
+
+@jax.custom_jvp
+def _abs_binary_sign(x: jax.Array) -> jax.Array:
+    return jnp.abs(x)
+
+
+@_abs_binary_sign.defjvp
+def _(primals, tangents):
+    (x,), (t,) = primals, tangents
+    return _abs_binary_sign(x), jnp.where(x >= 0, t, -t)
+
+
+def abs_binary_sign_grad(x: ArrayLike) -> jax.Array:
+    """Absolute value whose gradient at 0 is +1 (that of `jnp.abs` is 0, which would freeze a scale that
+    reaches 0).
+
+    Example:
+        >>> jax.grad(abs_binary_sign_grad)(0.0)
+        Array(1., dtype=float32, weak_type=True)
+    """
+    return _abs_binary_sign(x)
+
+
+@jax.custom_jvp
+def _take_gradient_of(value: jax.Array, source: jax.Array) -> jax.Array:
+    del source
+    return value
+
+
+@_take_gradient_of.defjvp
+def _(primals, tangents):
+    return _take_gradient_of(*primals), tangents[1]
+
+
+def with_gradient_of(source: jax.Array, value: jax.Array) -> jax.Array:
+    """The number `value`, bit for bit, with the gradient of `source`.
+
+    Used where a parameter is filled during the forward pass: the result is the number just written, and the
+    gradient goes to the parameter.
+
+    Args:
+        source: the array that receives the gradient.
+        value: the array whose numbers are returned; same shape and dtype as `source`; gets no gradient.
+
+    Returns:
+        `value`.
+
+    Example:
+        >>> jax.value_and_grad(lambda p: 3 * with_gradient_of(p, jnp.float32(7)))(jnp.float32(1))
+        (Array(21., dtype=float32), Array(3., dtype=float32))
+    """
+    return _take_gradient_of(value, source)
+
+
+@jax.custom_jvp
+def _select_probabilistic(x: jax.Array, uniform: jax.Array) -> jax.Array:
+    low = jnp.floor(x)
+    return jnp.where(uniform < x - low, low + 1, low)
+
+
+@_select_probabilistic.defjvp
+def _(primals, tangents):
+    return _select_probabilistic(*primals), tangents[0]
+
+
+def stochastic_round_ste(x: ArrayLike, key: jax.Array) -> jax.Array:
+    """Round up with a probability equal to the fraction, else down: the expectation is `x`; gradient 1.
+
+    Args:
+        x: a float array.
+        key: a JAX random key, used up by this call.
+
+    Returns:
+        The rounded array, same shape and dtype. nan stays nan.
+
+    Example:
+        >>> y = stochastic_round_ste(jnp.full((10_000,), 0.3), jax.random.key(0))
+        >>> sorted(set(y.tolist())), abs(float(y.mean()) - 0.3) < 0.02
+        ([0.0, 1.0], True)
+    """
+    x = jnp.asarray(x)
+    return _select_probabilistic(x, jax.random.uniform(key, x.shape, x.dtype))

@@ -1,0 +1,82 @@
+"""Order statistics, running means, attached gradients."""
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis.extra import numpy as hnp
+
+from jqinject.ops import stats
+
+
+@given(hnp.arrays(np.float32, st.integers(1, 40), elements=st.floats(width=32, allow_nan=False)), st.data())
+def test_kth_smallest_of_small_tensors(x, data):
+    k = data.draw(st.integers(1, x.size))
+    assert stats.kth_smallest(jnp.asarray(x), k, None) == jnp.sort(x)[k - 1]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 700, 1500, 2998, 2999, 3000])
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_kth_smallest_of_large_tensors(k, axis):
+    x = np.array(jax.random.normal(jax.random.key(0), (3000, 3)))
+    x[::7] = 0.0
+    x[5, :] = np.inf
+    x[6, :] = -1e-30
+    if axis == 1:
+        x = x.T
+    expected = np.sort(x, axis=axis)
+    got = jax.jit(lambda x: stats.kth_smallest(x, k, axis))(x)
+    if axis is None:
+        assert got == np.sort(x.reshape(-1))[k - 1]
+    else:
+        np.testing.assert_array_equal(got, np.take(expected, [k - 1], axis=axis))
+
+
+def test_kth_smallest_orders_nan_last():
+    x = jnp.arange(5000.0).at[7].set(jnp.nan).at[8].set(-jnp.nan)
+    assert stats.kth_smallest(x, 4998, None) == 4999
+    assert jnp.isnan(stats.kth_smallest(x, 4999, None))
+
+
+def test_ranks():
+    assert [stats.rank_high(q, 100) for q in (0.0, 50.0, 99.999, 100.0)] == [1, 50, 100, 100]
+    assert [stats.rank_low(q, 100) for q in (0.0, 0.001, 5.0, 100.0)] == [1, 1, 5, 100]
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_select_gives_the_gradient_to_the_first_of_equals(axis):
+    x = jnp.array([[3.0, 1.0, 3.0], [3.0, 2.0, 0.0]])
+    value = jnp.max(x, axis=axis, keepdims=axis is not None)
+    found = stats.locate(x, value, axis)
+    grad = jax.grad(lambda x: stats.select(x, found, axis).sum())(x)
+    expected = {
+        None: [[1, 0, 0], [0, 0, 0]],
+        0: [[1, 0, 1], [0, 1, 0]],
+        1: [[1, 0, 0], [1, 0, 0]],
+    }
+    np.testing.assert_array_equal(grad, expected[axis])
+
+
+def test_share_splits_the_gradient_between_equals():
+    x = jnp.array([3.0, 1.0, 3.0])
+    grad = jax.grad(lambda x: stats.share(x, stats.extreme(x, jnp.max(x))))(x)
+    np.testing.assert_array_equal(grad, [0.5, 0, 0.5])
+
+
+def test_attached_gradients_work_forwards_and_under_vmap():
+    x = jnp.array([[1.0, -3.0], [2.0, 0.5]])
+    attach = lambda x: stats.attach_gradient(x, jnp.float32(7), jnp.array([2.0, 3.0]))  # noqa: E731
+    np.testing.assert_array_equal(jax.vmap(jax.grad(attach))(x), [[2, 3], [2, 3]])
+    assert jax.jvp(attach, (x[0],), (x[0],))[1] == -7
+
+
+@pytest.mark.parametrize("momentum", [0.1, 1.0, None])
+def test_running_mean(momentum):
+    buffer = jnp.float32(1.0)
+    seen = [4.0, 2.0, 6.0]
+    for count, update in enumerate(seen):
+        buffer = stats.running_mean(buffer, jnp.float32(update), jnp.int32(count), momentum)
+    expected = {0.1: 0.9 * (0.9 * 4 + 0.1 * 2) + 0.1 * 6, 1.0: 6.0, None: 4.0}[momentum]
+    np.testing.assert_allclose(buffer, expected, rtol=1e-6)
