@@ -1,0 +1,171 @@
+"""What is known about the output of a quantized contraction (a linear layer, a convolution).
+
+The output is y = sum over k terms of (q_l - z_l) * s_l * (q_r - z_r) * s_r. With scales that do not vary
+along what is summed, it is an integer times s_l * s_r: the accumulator. These functions say which scale, zero
+point and bit width that accumulator has; computing it is another matter.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.quant_tensor import (
+    BitWidth,
+    IntQuantTensor,
+    as_array,
+    is_concrete,
+    known_nonzero,
+    larger,
+    product_sum_bit_width,
+)
+
+
+def contraction_output(
+    value: jax.Array,
+    lhs: Any,
+    rhs: Any,
+    *,
+    terms: int,
+    rhs_channel_axis: int | None = -1,
+    out_channel_axis: int = -1,
+    lhs_free_axes: Sequence[int] = (),
+    bias: Any = None,
+    bias_on_grid: bool | None = None,
+) -> IntQuantTensor | jax.Array:
+    """The output of a contraction as an `IntQuantTensor`, where one exists, else the plain array.
+
+    scale = s_l * s_r, laid out along the output's channel axis; bits = ceil(log2((2^b_l - 1) * (2^b_r - 1) *
+    k)); signed if an operand is. The bias (already part of `value`) does one of three things:
+
+    | bias | zero point | bits |
+    |---|---|---|
+    | none | 0 | as above |
+    | quantized, scale s_l * s_r | 0 | max(bits, bias bits) + 1 |
+    | quantized, another scale | -bias / scale | max(bits, bias bits) + 1 |
+    | plain array | -bias / scale | as above |
+
+    A plain array comes back if an operand is a plain array, if a scale varies along a summed axis, or if a
+    zero point is known not to be 0. Under tracing zero points are not known; the IntQuantTensor made then is
+    right about scale and zero point, as (q_l - z_l) * (q_r - z_r) is an integer too, but unsigned operands
+    with zero points are called unsigned.
+
+    Args:
+        value: the result of the contraction, bias included; any float dtype.
+        lhs: activations, `IntQuantTensor` or array.
+        rhs: the kernel, `IntQuantTensor` or array; Flax layout: (in, out), or (*window, in / groups, out).
+        terms: k, the products summed into one output: in features, or the window's area times in channels /
+            groups.
+        rhs_channel_axis: the axis of `rhs` that becomes `out_channel_axis`; None if there is none.
+        out_channel_axis: the axis of `value` that holds the output channels.
+        lhs_free_axes: axes of `lhs` that survive at the same place in `value` (a batch axis), along which the
+            scale of `lhs` may vary.
+        bias: what was added: None, an `IntQuantTensor`, or an array; a vector lies along the channel axis.
+        bias_on_grid: whether a quantized bias has the scale s_l * s_r. By default the scales are compared,
+            under tracing inside the computation.
+
+    Returns:
+        An `IntQuantTensor` whose scale has the rank of `value`, size 1 but on axes it varies over; or
+        `value`.
+
+    differs from Brevitas: a bias that becomes a zero point lies along the channel axis for every rank (there,
+    along axis 1, which is wrong for a linear layer on more than two axes). A per-channel scale of the input
+    makes a plain array (there, it is multiplied with the output channels' scales where the sizes happen to
+    agree).
+
+    Example:
+        >>> x = IntQuantTensor(jnp.ones((2, 3)), 0.5, 0.0, 8, signed=True, training=False)
+        >>> kernel = IntQuantTensor(jnp.ones((3, 4)), 0.25, 0.0, 4, signed=True, training=False)
+        >>> y = contraction_output(x.value @ kernel.value, x, kernel, terms=3)
+        >>> y.bit_width, y.scale
+        (14, Array([[0.125]], dtype=float32))
+    """
+    if not (isinstance(lhs, IntQuantTensor) and isinstance(rhs, IntQuantTensor)):
+        return value
+    if known_nonzero(lhs.zero_point) or known_nonzero(rhs.zero_point):
+        return value
+    left = _operand_scale(lhs, {axis % lhs.ndim: axis % lhs.ndim for axis in lhs_free_axes}, value.ndim)
+    moved = {} if rhs_channel_axis is None else {rhs_channel_axis % rhs.ndim: out_channel_axis % value.ndim}
+    right = _operand_scale(rhs, moved, value.ndim)
+    if left is None or right is None:
+        return value
+    scale = left * right
+    return IntQuantTensor(
+        value,
+        scale=scale,
+        zero_point=_output_zero_point(scale, bias, out_channel_axis, bias_on_grid),
+        bit_width=contraction_bit_width(lhs.bit_width, rhs.bit_width, terms, bias),
+        signed=lhs.signed or rhs.signed,
+        training=lhs.training or rhs.training,
+    )
+
+
+def contraction_bit_width(lhs: BitWidth, rhs: BitWidth, terms: int, bias: Any = None) -> BitWidth:
+    """Bits of the accumulator: ceil(log2((2^lhs - 1) * (2^rhs - 1) * terms)), then one more than the bias
+    needs.
+
+    The bound is on unsigned magnitudes. It is not enough for signed one-bit operands, whose two numbers are
+    -1 and 1: there the accumulator runs from -terms to terms. (It is Brevitas's rule, kept for the same
+    numbers.)
+
+    Args:
+        lhs: bits of the activations; Python int or scalar array.
+        rhs: bits of the kernel.
+        terms: the products summed into one output.
+        bias: only an `IntQuantTensor` counts: max(bits, bias bits) + 1.
+
+    Returns:
+        A Python int if all widths are, else a float32 array that carries gradients to the widths.
+
+    Example:
+        >>> contraction_bit_width(8, 8, 6)
+        19
+    """
+    bits = product_sum_bit_width(terms, lhs, rhs)
+    return larger(bits, bias.bit_width) + 1 if isinstance(bias, IntQuantTensor) else bits
+
+
+def _operand_scale(operand: IntQuantTensor, places: dict[int, int], out_ndim: int) -> jax.Array | None:
+    """The operand's scale in the output's rank, its axis `a` put at `places[a]`; None if it varies along
+    another axis."""
+    scale = operand.scale.reshape((1,) * (operand.ndim - operand.scale.ndim) + operand.scale.shape)
+    shape = [1] * out_ndim
+    for axis, size in enumerate(scale.shape):
+        if size == 1:
+            continue
+        if axis not in places:
+            return None
+        shape[places[axis]] = size
+    # Several axes only move together with their order kept (batch axes), one axis moves alone: a reshape is
+    # enough.
+    return scale.reshape(shape)
+
+
+def _along_channels(x: jax.Array, ndim: int, channel_axis: int) -> jax.Array:
+    """A vector laid along the channel axis of `ndim` axes; anything else broadcasts from the right, as it is
+    added."""
+    shape = [1] * ndim
+    if x.ndim == 1:
+        shape[channel_axis] = x.size
+    else:
+        shape[ndim - x.ndim :] = x.shape
+    return x.reshape(shape)
+
+
+def _output_zero_point(
+    scale: jax.Array, bias: Any, channel_axis: int, bias_on_grid: bool | None
+) -> jax.Array:
+    """0 without a bias or with one on the accumulator's grid, else -bias / scale."""
+    zero = jnp.zeros((1,), jnp.float32)
+    if bias is None:
+        return zero
+    values = _along_channels(as_array(bias).astype(jnp.float32), scale.ndim, channel_axis)
+    offset = -values / scale
+    if not isinstance(bias, IntQuantTensor) or bias_on_grid is False:
+        return offset
+    bias_scale = _along_channels(bias.scale, scale.ndim, channel_axis)
+    same = bias_on_grid or jnp.allclose(bias_scale, scale)
+    if is_concrete(same):
+        return zero if same else offset
+    return jnp.where(same, 0.0, offset)

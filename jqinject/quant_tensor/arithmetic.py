@@ -1,0 +1,153 @@
+"""Arithmetic that keeps the integers: what scale, zero point, bit width and sign the result has.
+
+Each function is the rule behind one operator of `IntQuantTensor`. Scales of two operands are compared when
+both tensors were made in evaluation mode and their scales are concrete; in training mode they may differ, and
+the result (whose scale is their mean) need not be valid.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.ops.power import exp2
+
+from .bit_width import same_kind, sum_bit_width
+from .concrete import brief, known_different, known_nonzero
+
+if TYPE_CHECKING:
+    from .int_quant_tensor import IntQuantTensor
+
+
+def check_same_scale(a: "IntQuantTensor", b: "IntQuantTensor", operation: str) -> None:
+    """Raise ValueError if `a` and `b`, both made in evaluation mode, are known to have different scales."""
+    if not (a.training or b.training) and known_different(a.scale, b.scale):
+        raise ValueError(
+            f"{operation}: scaling factors are different, {brief(a.scale)} and {brief(b.scale)}. The "
+            "integers of two tensors can only be combined on one grid: quantize both operands with one "
+            "shared quantizer, or decay one of them with `.value`."
+        )
+
+
+def add(a: "IntQuantTensor", b: "IntQuantTensor") -> "IntQuantTensor":
+    """a + b: same scale, zero points add, bits = ceil(log2((max_a + max_b) - (min_a + min_b))), signed if
+    either is.
+
+    A signed and an unsigned operand of the same width may not fit the result's range: it says so in
+    `is_valid`.
+
+    Raises:
+        ValueError: the scales are known to differ and neither operand was made in training mode.
+    """
+    check_same_scale(a, b, "a + b")
+    return a.set(
+        value=a.value + b.value,
+        scale=(a.scale + b.scale) / 2,
+        zero_point=a.zero_point + b.zero_point,
+        bit_width=sum_bit_width(a.bit_width, a.signed, b.bit_width, b.signed),
+        signed=a.signed or b.signed,
+        training=a.training or b.training,
+    )
+
+
+def shift(a: "IntQuantTensor", offset: Any) -> "IntQuantTensor":
+    """a + offset for a plain number or array: the integers stay, the zero point moves by -offset / scale."""
+    step = jnp.asarray(offset, a.dtype) if not isinstance(offset, jax.Array) else offset
+    value = a.value + step
+    return a.set(value=value, zero_point=a.zero_point - step.astype(a.scale.dtype) / a.scale)
+
+
+def negate(a: "IntQuantTensor") -> "IntQuantTensor":
+    """-a: integers and zero point change sign; an unsigned tensor becomes signed and one bit wider.
+
+    A signed tensor keeps its width, so one that uses its least integer -2^(b-1) has no valid negative.
+
+    differs from Brevitas: the zero point is negated too. Brevitas keeps it, which gives another number than
+    -a.
+    """
+    return a.set(
+        value=-a.value,
+        zero_point=-a.zero_point,
+        bit_width=a.bit_width if a.signed else a.bit_width + 1,
+        signed=True,
+    )
+
+
+def absolute(a: "IntQuantTensor") -> "IntQuantTensor":
+    """|a|: a signed tensor becomes unsigned and one bit narrower; an unsigned one stays as it is.
+
+    A tensor that uses its least integer -2^(b-1) has no valid absolute value of that width.
+
+    differs from Brevitas: a zero point other than 0 is refused, where Brevitas gives another number than |a|;
+    an unsigned tensor with a zero point, which has negative values, is refused for the same reason.
+
+    Raises:
+        ValueError: the zero point is known not to be 0.
+    """
+    if known_nonzero(a.zero_point):
+        raise ValueError(
+            f"abs: the zero point is {brief(a.zero_point)}, so |value| lies on another grid than the "
+            "integers. Use a symmetric quantizer (zero point 0), or jnp.abs(x.value) for a plain array."
+        )
+    if not a.signed:
+        return a
+    return a.set(
+        value=jnp.abs(a.value),
+        zero_point=jnp.zeros_like(a.zero_point),
+        bit_width=_minus_one(a.bit_width),
+        signed=False,
+    )
+
+
+def _minus_one(bit_width: Any) -> Any:
+    return max(1, bit_width - 1) if isinstance(bit_width, int) else bit_width - 1
+
+
+def _zero_product(a: "IntQuantTensor", b: "IntQuantTensor", operation: str) -> jax.Array:
+    """The zero point of a product: zero, and both operands' have to be."""
+    if known_nonzero(a.zero_point) or known_nonzero(b.zero_point):
+        raise ValueError(
+            f"{operation}: zero points of the operands are non-zero, {brief(a.zero_point)} and "
+            f"{brief(b.zero_point)}; the result is then no integer tensor of this bit width. Use symmetric "
+            "quantizers (zero point 0), or decay one operand with `.value`."
+        )
+    # (q_a - z_a) * (q_b - z_b) is an integer without a zero point of its own, also where tracing hides a z
+    # that is not 0.
+    return jnp.zeros_like(a.zero_point * b.zero_point)
+
+
+def multiply(a: "IntQuantTensor", b: "IntQuantTensor") -> "IntQuantTensor":
+    """a * b: scales multiply, bits add, signed if either is.
+
+    Raises:
+        ValueError: a zero point is known not to be 0.
+    """
+    zero_point = _zero_product(a, b, "a * b")
+    left, right = same_kind(a.bit_width, b.bit_width)
+    return a.set(
+        value=a.value * b.value,
+        scale=a.scale * b.scale,
+        zero_point=zero_point,
+        bit_width=left + right,
+        signed=a.signed or b.signed,
+        training=a.training or b.training,
+    )
+
+
+def divide(a: "IntQuantTensor", b: "IntQuantTensor") -> "IntQuantTensor":
+    """a / b with scale scale_a / (scale_b * 2^(bits_b - signed_b)), bits added; in general not valid.
+
+    Raises:
+        ValueError: a zero point is known not to be 0.
+    """
+    zero_point = _zero_product(a, b, "a / b")
+    left, right = same_kind(a.bit_width, b.bit_width)
+    largest = 2 ** (right - int(b.signed)) if isinstance(right, int) else exp2(right - int(b.signed))
+    return a.set(
+        value=a.value / b.value,
+        scale=a.scale / (b.scale * largest),
+        zero_point=zero_point,
+        bit_width=left + right,
+        signed=a.signed or b.signed,
+        training=a.training or b.training,
+    )

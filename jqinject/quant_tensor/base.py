@@ -1,0 +1,132 @@
+"""What every quantized tensor has in common, whatever its number format.
+
+A `QuantTensor` is a dequantized array together with the facts that explain it as low-bit numbers. `value` is
+always the dequantized float array, so that a QuantTensor can stand wherever an array stands; what else there
+is (scale, zero point, exponent width, groups) is up to the format.
+"""
+
+import abc
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+
+class QuantTensor(abc.ABC):
+    """Abstract base of the quantized tensors: an array that knows the low-bit numbers behind it.
+
+    A subclass is final, immutable, and registered as a pytree. It works where a plain array is expected, in
+    `jax.numpy` and in Flax layers, by decaying to `value`.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abc.abstractmethod
+    def value(self) -> jax.Array:
+        """The dequantized float array."""
+
+    @property
+    @abc.abstractmethod
+    def is_valid(self) -> bool | jax.Array:
+        """Whether `value` really lies on the grid that the other fields describe."""
+
+    @abc.abstractmethod
+    def set(self, **changes: Any) -> Self:
+        """A copy with some fields replaced."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of `value`."""
+        return self.value.shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes of `value`."""
+        return self.value.ndim
+
+    @property
+    def size(self) -> int:
+        """Number of elements of `value`."""
+        return self.value.size
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The float dtype of `value`."""
+        return self.value.dtype
+
+    def __len__(self) -> int:
+        if self.ndim == 0:
+            raise TypeError("len() of a QuantTensor without axes; its shape is ()")
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __jax_array__(self) -> jax.Array:
+        return self.value
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = np.asarray(self.value, dtype=dtype)
+        return array.copy() if copy else array
+
+    # What no format keeps decays to the plain array.
+
+    def __matmul__(self, other: Any) -> Any:
+        return self.value @ as_array(other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return as_array(other) @ self.value
+
+    def __pow__(self, other: Any) -> Any:
+        return self.value ** as_array(other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return as_array(other) / self.value
+
+    def __eq__(self, other: Any) -> Any:
+        return self.value == as_array(other)
+
+    def __ne__(self, other: Any) -> Any:
+        return self.value != as_array(other)
+
+    def __lt__(self, other: Any) -> Any:
+        return self.value < as_array(other)
+
+    def __le__(self, other: Any) -> Any:
+        return self.value <= as_array(other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self.value > as_array(other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self.value >= as_array(other)
+
+    __hash__ = None  # type: ignore[assignment]  # comparisons are elementwise, as for arrays
+
+    # NumPy's operators leave a QuantTensor on their right to our reflected operators.
+    __array_ufunc__ = None
+
+
+def as_array(x: Any) -> Any:
+    """The plain array behind `x`: `x.value` if it is a `QuantTensor`, else `x` itself, untouched.
+
+    Args:
+        x: a `QuantTensor`, an array, or anything else.
+
+    Returns:
+        The dequantized array of a `QuantTensor`; any other object as it came.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.quant_tensor import IntQuantTensor, as_array
+        >>> x = IntQuantTensor(jnp.array([0.5, 1.0]), 0.5, 0.0, 4, signed=True, training=False)
+        >>> as_array(x)
+        Array([0.5, 1. ], dtype=float32)
+        >>> as_array(3)
+        3
+    """
+    return x.value if isinstance(x, QuantTensor) else x

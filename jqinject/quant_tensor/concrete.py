@@ -1,0 +1,44 @@
+"""What can be known while tracing: only concrete numbers can be compared."""
+
+from typing import Any
+
+import numpy as np
+from jax.core import Tracer
+
+
+def is_concrete(*arrays: Any) -> bool:
+    """Whether every one of `arrays` holds numbers (Python ints count), rather than a tracer."""
+    return not any(isinstance(array, Tracer) for array in arrays)
+
+
+def known_different(a: Any, b: Any) -> bool:
+    """Whether `a` and `b` are known to differ by more than float noise (1e-5 relative, 1e-8 absolute).
+
+    False under tracing, where nobody can know. Arrays that do not broadcast against each other differ.
+    """
+    if not is_concrete(a, b):
+        return False
+    left, right = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    try:
+        return not np.allclose(left, right, rtol=1e-5, atol=1e-8)
+    except ValueError:
+        return True
+
+
+def known_nonzero(array: Any) -> bool:
+    """Whether `array` is known to hold something else than zero; False under tracing."""
+    return is_concrete(array) and bool(np.any(np.asarray(array) != 0))
+
+
+def brief(x: Any) -> str:
+    """A number, a short list of numbers, or shape and range: how an error shows `x`."""
+    if not is_concrete(x):
+        return f"traced, shape {x.shape}"
+    array = np.asarray(x)
+    if array.size == 1:
+        return f"{array.item():.6g}"
+    if 0 < array.size <= 4:
+        return "[" + ", ".join(f"{number:.6g}" for number in array.ravel()) + f"] (shape {array.shape})"
+    if array.size == 0:
+        return f"empty, shape {array.shape}"
+    return f"{array.min():.6g} to {array.max():.6g} (shape {array.shape})"

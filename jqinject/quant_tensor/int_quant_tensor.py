@@ -1,0 +1,300 @@
+"""`IntQuantTensor`: a float array that is integers in disguise, and the pytree that carries it through
+JAX."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Self, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.ops.ste import round_ste
+
+from . import arithmetic, shaping
+from ._fields import (
+    FIELDS,
+    changed_fields,
+    checked_bit_width,
+    describe,
+    flatten_with_keys,
+    float_value,
+    metadata,
+    why_invalid,
+)
+from .base import QuantTensor, as_array
+from .bit_width import BitWidth
+from .concrete import is_concrete
+from .validity import holds_integers, pre_round_integers
+
+
+@final
+class IntQuantTensor(QuantTensor):
+    """A dequantized array with the scale, zero point, bit width and signedness of its integers.
+
+    value = (integer - zero_point) * scale, where scale and zero point broadcast against the value by NumPy's
+    rules: a scalar for a whole tensor, size 1 everywhere but on the channel axis for one scale a channel.
+
+    It is immutable; `set` makes changed copies. It is a pytree: value, scale and zero point are children, the
+    bit width is one too where it is an array (learned) and static where it is a Python int; `signed` and
+    `training` are static. So it crosses `jit`, `grad`, `vmap`, `scan` and NNX modules. In `jax.numpy` and in
+    Flax layers it decays to `value`; `+ - * / abs` and unary minus, the shape methods and the functions of
+    this room keep it an IntQuantTensor. Two limits are JAX's: `array + quant_tensor` with a `jax.Array` on
+    the left is a plain array (JAX decays the right operand before we are asked), and functions that call
+    `jax.lax` at once, as `jax.nn.sigmoid` does, want `x.value`.
+
+    A tensor whose value does not lie on its grid can be built, and says so in `is_valid`. What needs the
+    numbers (`int`, comparing scales) is checked when they are concrete, and goes on unchecked under tracing.
+
+    Attributes:
+        value: float array of any shape, the dequantized numbers.
+        scale: float32 array, the float per integer step; broadcasts against `value`.
+        zero_point: float32 array, the integer that stands for 0.0; broadcasts against `value`.
+        bit_width: Python int, or float32 scalar array where it is learned.
+        signed: whether the integers are signed.
+        training: whether it was made in training mode, where scales of two operands may differ.
+
+    Raises:
+        TypeError: `value` is no float array (use `from_int` for integers).
+        ValueError: scale or zero point do not broadcast against the value, or a bit width is below 1.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> x = IntQuantTensor(jnp.array([-0.5, 1.0]), 0.25, 0.0, 8, signed=True, training=False)
+        >>> x.int()
+        Array([-2,  4], dtype=int8)
+        >>> (x + x).bit_width
+        9
+        >>> jnp.sum(x)
+        Array(0.5, dtype=float32)
+    """
+
+    __slots__ = ("_bit_width", "_scale", "_signed", "_training", "_value", "_zero_point")
+
+    _value: jax.Array
+    _scale: jax.Array
+    _zero_point: jax.Array
+    _bit_width: BitWidth
+    _signed: bool
+    _training: bool
+
+    def __init__(
+        self, value: Any, scale: Any, zero_point: Any, bit_width: Any, signed: bool, training: bool
+    ) -> None:
+        # None or an axis number as value makes a prefix of the pytree, for `in_axes`: all stored as it comes.
+        if value is not None and not isinstance(value, int):
+            value = float_value(as_array(value))
+            scale = metadata(scale, value.shape, "scale")
+            zero_point = metadata(zero_point, value.shape, "zero_point")
+            bit_width = checked_bit_width(bit_width)
+        fields = (value, scale, zero_point, bit_width, signed, training)
+        for field, content in zip(FIELDS, fields, strict=True):
+            object.__setattr__(self, "_" + field, content)
+
+    @classmethod
+    def from_int(
+        cls,
+        integers: Any,
+        scale: Any,
+        zero_point: Any = 0.0,
+        bit_width: Any = 8,
+        *,
+        signed: bool = True,
+        training: bool = False,
+        dtype: Any = jnp.float32,
+    ) -> "IntQuantTensor":
+        """The tensor of these integers: value = (integers - zero_point) * scale, in `dtype`.
+
+        Example:
+            >>> IntQuantTensor.from_int(jnp.array([0, 3]), scale=0.5, zero_point=1.0, signed=False).value
+            Array([-0.5,  1. ], dtype=float32)
+        """
+        scale, zero_point = jnp.asarray(scale, jnp.float32), jnp.asarray(zero_point, jnp.float32)
+        value = (jnp.asarray(integers).astype(jnp.float32) - zero_point) * scale
+        return cls(value.astype(dtype), scale, zero_point, bit_width, signed, training)
+
+    @property
+    def value(self) -> jax.Array:
+        """The dequantized float array."""
+        return self._value
+
+    @property
+    def scale(self) -> jax.Array:
+        """Float per integer step."""
+        return self._scale
+
+    @property
+    def zero_point(self) -> jax.Array:
+        """The integer that stands for 0.0."""
+        return self._zero_point
+
+    @property
+    def bit_width(self) -> BitWidth:
+        """Bits of one integer: a Python int, or an array where it is learned."""
+        return self._bit_width
+
+    @property
+    def signed(self) -> bool:
+        """Whether the integers are signed."""
+        return self._signed
+
+    @property
+    def training(self) -> bool:
+        """Whether it was made in training mode."""
+        return self._training
+
+    def set(self, **changes: Any) -> Self:
+        """A copy with some fields replaced.
+
+        Args:
+            **changes: value, scale, zero_point, bit_width, signed, training.
+
+        Raises:
+            TypeError: a name is no field.
+
+        Example:
+            >>> x = IntQuantTensor(jnp.array([1.0]), 0.5, 0.0, 8, signed=True, training=True)
+            >>> x.set(training=False).training
+            False
+        """
+        return type(self)(**changed_fields(self, changes))
+
+    def axes(
+        self, value: Any = None, scale: Any = None, zero_point: Any = None, bit_width: Any = None
+    ) -> "IntQuantTensor":
+        """A pytree prefix with this tensor's structure, for `in_axes`, `out_axes` or shardings.
+
+        Args:
+            value: what to put in the place of the value, for example the axis to map over.
+            scale: the same for the scale; None where it is per tensor and not mapped.
+            zero_point: the same for the zero point.
+            bit_width: the same for a learned bit width; a constant one stays.
+
+        Example:
+            >>> x = IntQuantTensor(jnp.ones((3, 2)), 0.5, 0.0, 8, signed=True, training=False)
+            >>> jax.vmap(lambda row: row.int().sum(), in_axes=(x.axes(value=0),))(x)
+            Array([4, 4, 4], dtype=int32)
+        """
+        bits = self.bit_width if isinstance(self.bit_width, int) else bit_width
+        return self._of(value, scale, zero_point, bits, self.signed, self.training)
+
+    @property
+    def is_valid(self) -> bool | jax.Array:
+        """Whether the value lies on its integer grid, within the range of its bit width.
+
+        See `holds_integers` for the tolerances. A Python bool for concrete arrays, a boolean array under
+        tracing.
+        """
+        valid = holds_integers(self.value, self.scale, self.zero_point, self.bit_width, self.signed)
+        return bool(valid) if is_concrete(valid) else valid
+
+    def int(self, float_datatype: bool = False) -> jax.Array:
+        """The integers: round(value / scale + zero_point).
+
+        Under tracing validity cannot be checked, and a learned bit width does not choose the dtype: int32
+        then.
+
+        Args:
+            float_datatype: keep the integers in float32, with the straight-through gradient of the rounding.
+
+        Returns:
+            int8 or uint8 up to 8 bits, int32 above; float32 with `float_datatype`.
+
+        Raises:
+            ValueError: the tensor is concrete and not valid.
+        """
+        if self.is_valid is False:
+            raise ValueError(why_invalid(self))
+        integers = pre_round_integers(self.value, self.scale, self.zero_point)
+        if float_datatype:
+            return round_ste(integers).astype(jnp.float32)
+        narrow = is_concrete(self.bit_width) and float(self.bit_width) <= 8
+        small = jnp.int8 if self.signed else jnp.uint8
+        return jnp.round(integers).astype(small if narrow else jnp.int32)
+
+    def astype(self, dtype: Any) -> "IntQuantTensor":
+        """The same integers with `value` in another float dtype; scale and zero point stay float32."""
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(
+                f"astype({np.dtype(dtype).name}): the value of an IntQuantTensor is float; use .int()"
+            )
+        return self.set(value=self.value.astype(dtype))
+
+    T = property(shaping.transpose, doc="All axes reversed.")
+    swapaxes = shaping.swapaxes
+    squeeze = shaping.squeeze
+    __getitem__ = shaping.index
+
+    def reshape(self, *shape: Any) -> "IntQuantTensor":
+        """The same elements in another shape; see `shaping.reshape`."""
+        return shaping.reshape(self, _one_sequence(shape))
+
+    def ravel(self) -> "IntQuantTensor":
+        """The same elements along one axis."""
+        return shaping.reshape(self, (-1,))
+
+    flatten = ravel
+
+    def transpose(self, *axes: Any) -> "IntQuantTensor":
+        """Axes permuted; reversed without arguments."""
+        return shaping.transpose(self, _one_sequence(axes) or None)
+
+    def __iter__(self) -> Iterator["IntQuantTensor"]:
+        return (self[position] for position in range(len(self)))
+
+    def __add__(self, other: Any) -> Any:
+        if isinstance(other, IntQuantTensor):
+            return arithmetic.add(self, other)
+        return self.value + other.value if isinstance(other, QuantTensor) else arithmetic.shift(self, other)
+
+    def __sub__(self, other: Any) -> Any:
+        return self + (-other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return (-self) + other
+
+    def __mul__(self, other: Any) -> Any:
+        if isinstance(other, IntQuantTensor):
+            return arithmetic.multiply(self, other)
+        return self.value * as_array(other)
+
+    def __truediv__(self, other: Any) -> Any:
+        if isinstance(other, IntQuantTensor):
+            return arithmetic.divide(self, other)
+        return self.value / as_array(other)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+    __neg__ = arithmetic.negate
+    __abs__ = arithmetic.absolute
+
+    def __pos__(self) -> "IntQuantTensor":
+        return self
+
+    def __repr__(self) -> str:
+        return describe(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return IntQuantTensor._of, tuple(getattr(self, field) for field in FIELDS)
+
+    @staticmethod
+    def _of(*fields: Any) -> "IntQuantTensor":
+        """A tensor of these fields as they are: leaves of a transformation need not be arrays."""
+        tensor = object.__new__(IntQuantTensor)
+        for field, content in zip(FIELDS, fields, strict=True):
+            object.__setattr__(tensor, "_" + field, content)
+        return tensor
+
+
+def _one_sequence(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`f(2, 3)` and `f((2, 3))` alike: the one sequence, or all arguments."""
+    alone = len(arguments) == 1 and isinstance(arguments[0], Sequence)
+    return tuple(arguments[0]) if alone else arguments
+
+
+def _unflatten(aux: tuple[Any, bool, bool], children: Iterable[Any]) -> IntQuantTensor:
+    static_bits, signed, training = aux
+    value, scale, zero_point, *learned = children
+    return IntQuantTensor._of(value, scale, zero_point, *(learned or (static_bits,)), signed, training)
+
+
+jax.tree_util.register_pytree_with_keys(IntQuantTensor, flatten_with_keys, _unflatten)

@@ -1,0 +1,205 @@
+"""Shape operations: the value moves, and a scale or zero point of several elements moves with it.
+
+Metadata of one element (per tensor) stays as it is. Metadata that varies along some axes (per channel) is
+laid out in the new shape, so that every element keeps its own scale; where an axis of the new shape mixes
+elements of different scales, the scale has one entry an element there.
+
+differs from Brevitas: reshape, flatten and indexing there leave a per-channel scale in its old shape, which
+gives a tensor that is not valid.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+if TYPE_CHECKING:
+    from .int_quant_tensor import IntQuantTensor
+
+_Shape = tuple[int, ...]
+
+
+def map_metadata(
+    x: "IntQuantTensor", value: jax.Array, move: Callable[[jax.Array], jax.Array]
+) -> "IntQuantTensor":
+    """`x` with a new value, and `move` applied to scale and zero point if they vary.
+
+    `move` gets the metadata with as many axes as the old value has, of size 1 where it does not vary.
+    """
+    return x.set(
+        value=value,
+        scale=_move(x.scale, x.ndim, value.ndim, move),
+        zero_point=_move(x.zero_point, x.ndim, value.ndim, move),
+    )
+
+
+def _move(metadata: jax.Array, ndim: int, new_ndim: int, move: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    if metadata.size == 1:
+        # Nothing varies: any shape of ones will do. Keep the rank of a full-rank one, drop axes that no
+        # longer exist.
+        if metadata.ndim == ndim and ndim > 0:
+            return metadata.reshape((1,) * new_ndim)
+        return metadata if metadata.ndim <= new_ndim else metadata.reshape((1,) * new_ndim)
+    return move(full_rank(metadata, ndim))
+
+
+def full_rank(metadata: jax.Array, ndim: int) -> jax.Array:
+    """`metadata` with axes of size 1 put in front, `ndim` in all."""
+    return metadata.reshape((1,) * (ndim - metadata.ndim) + metadata.shape)
+
+
+def reshape(x: "IntQuantTensor", shape: int | Sequence[int]) -> "IntQuantTensor":
+    """The elements of `x` in another shape; scale and zero point follow.
+
+    Args:
+        x: the tensor.
+        shape: the new shape; one entry may be -1.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.quant_tensor import IntQuantTensor
+        >>> x = IntQuantTensor(jnp.ones((2, 4)), jnp.array([[0.5], [1.0]]), 0.0, 8, True, False)
+        >>> reshape(x, (2, 2, 2)).scale.shape
+        (2, 1, 1)
+        >>> reshape(x, -1).scale.shape
+        (8,)
+    """
+    value = x.value.reshape(shape)
+    return map_metadata(x, value, lambda metadata: _reshape_metadata(metadata, x.shape, value.shape))
+
+
+def _reshape_metadata(metadata: jax.Array, old: _Shape, new: _Shape) -> jax.Array:
+    """Metadata for the new shape: axes are matched in the smallest blocks of equal size, each kept or spread
+    out."""
+    if 0 in old:
+        return jnp.broadcast_to(metadata, old).reshape(new)
+    spread: list[int] = []
+    target: list[int] = []
+    for old_axes, new_axes in _matching_blocks(old, new):
+        varies = any(metadata.shape[axis] > 1 for axis in old_axes)
+        spread += [old[axis] if varies else 1 for axis in old_axes]
+        target += [new[axis] if varies else 1 for axis in new_axes]
+    return jnp.broadcast_to(metadata, spread).reshape(target)
+
+
+def _matching_blocks(old: _Shape, new: _Shape) -> list[tuple[range, range]]:
+    """Cut two shapes of equal size into the smallest consecutive blocks of axes that hold equally many
+    elements."""
+    blocks: list[tuple[range, range]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        start_i, start_j = i, j
+        i, j = min(i + 1, len(old)), min(j + 1, len(new))
+        while (left := math.prod(old[start_i:i])) != (right := math.prod(new[start_j:j])):
+            if left < right:
+                i += 1
+            else:
+                j += 1
+        blocks.append((range(start_i, i), range(start_j, j)))
+    return blocks
+
+
+def transpose(x: "IntQuantTensor", axes: Sequence[int] | None = None) -> "IntQuantTensor":
+    """Axes permuted (reversed by default); scale and zero point follow.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.quant_tensor import IntQuantTensor
+        >>> x = IntQuantTensor(jnp.ones((2, 4)), jnp.array([[0.5], [1.0]]), 0.0, 8, True, False)
+        >>> transpose(x).scale.shape
+        (1, 2)
+    """
+    return map_metadata(x, jnp.transpose(x.value, axes), lambda metadata: jnp.transpose(metadata, axes))
+
+
+def swapaxes(x: "IntQuantTensor", axis1: int, axis2: int) -> "IntQuantTensor":
+    """Two axes exchanged; scale and zero point follow."""
+    return map_metadata(x, jnp.swapaxes(x.value, axis1, axis2), lambda m: jnp.swapaxes(m, axis1, axis2))
+
+
+def squeeze(x: "IntQuantTensor", axis: int | Sequence[int] | None = None) -> "IntQuantTensor":
+    """Axes of size 1 removed (all of them by default); scale and zero point follow."""
+    axes = tuple(i for i, n in enumerate(x.shape) if n == 1) if axis is None else axis
+    return map_metadata(x, jnp.squeeze(x.value, axes), lambda metadata: jnp.squeeze(metadata, axes))
+
+
+def expand_dims(x: "IntQuantTensor", axis: int | Sequence[int]) -> "IntQuantTensor":
+    """Axes of size 1 put in; scale and zero point follow."""
+    return map_metadata(x, jnp.expand_dims(x.value, axis), lambda metadata: jnp.expand_dims(metadata, axis))
+
+
+def repeat(x: "IntQuantTensor", repeats: int, axis: int) -> "IntQuantTensor":
+    """Every entry along `axis` repeated, as nearest-neighbour upsampling does; scale and zero point follow.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.quant_tensor import IntQuantTensor
+        >>> x = IntQuantTensor(jnp.array([0.5, 1.0]), 0.5, 0.0, 8, signed=True, training=False)
+        >>> repeat(x, 2, axis=0).value
+        Array([0.5, 0.5, 1. , 1. ], dtype=float32)
+    """
+
+    def along(array: jax.Array) -> jax.Array:
+        return jnp.repeat(array, repeats, axis=axis)
+
+    return map_metadata(x, along(x.value), lambda m: along(m) if m.shape[axis] > 1 else m)
+
+
+def pad(x: "IntQuantTensor", pad_width: Any) -> "IntQuantTensor":
+    """`x` with zeros around it: 0.0 is on every grid, as the zero point is an integer.
+
+    Args:
+        x: the tensor.
+        pad_width: as for `jnp.pad`: one number, a pair, or a pair for every axis.
+
+    Returns:
+        The padded tensor. A scale that varies along a padded axis is repeated at its ends.
+    """
+    widths = [(int(low), int(high)) for low, high in np.broadcast_to(np.asarray(pad_width), (x.ndim, 2))]
+
+    def extend(metadata: jax.Array) -> jax.Array:
+        kept = [width if n > 1 else (0, 0) for width, n in zip(widths, metadata.shape, strict=True)]
+        return jnp.pad(metadata, kept, mode="edge")
+
+    return map_metadata(x, jnp.pad(x.value, widths), extend)
+
+
+def index(x: "IntQuantTensor", key: Any) -> "IntQuantTensor":
+    """x[key] with any index that `jax.numpy` takes; scale and zero point follow.
+
+    Slices, integers, None and Ellipsis keep axes on which nothing varies at size 1. An index by arrays
+    spreads metadata that varies over all elements.
+    """
+    keys = key if isinstance(key, tuple) else (key,)
+    basic = all(
+        k is None or k is Ellipsis or (isinstance(k, slice | int) and not isinstance(k, bool)) for k in keys
+    )
+
+    def select(metadata: jax.Array) -> jax.Array:
+        if not basic:
+            return jnp.broadcast_to(metadata, x.shape)[key]
+        return metadata[_basic_key(keys, metadata.shape)]
+
+    return map_metadata(x, x.value[key], select)
+
+
+def _basic_key(keys: tuple[Any, ...], shape: _Shape) -> tuple[Any, ...]:
+    """`keys` for metadata of this shape: whatever selects on an axis of size 1 selects its only entry."""
+    used = sum(k is not None and k is not Ellipsis for k in keys)
+    result: list[Any] = []
+    axis = 0
+    for k in keys:
+        if k is Ellipsis:
+            skipped = len(shape) - used
+            result += [slice(None)] * skipped
+            axis += skipped
+        elif k is None:
+            result.append(None)
+        else:
+            single = shape[axis] == 1
+            result.append((slice(None) if isinstance(k, slice) else 0) if single else k)
+            axis += 1
+    return tuple(result)

@@ -1,0 +1,74 @@
+"""Does a float array really hold the integers that its scale, zero point and bit width promise?"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.ops.int_range import max_int, min_int
+
+from .bit_width import BitWidth
+
+# How far value / scale + zero_point may lie from an integer: rounding errors of the float arithmetic that led
+# here.
+_TOLERANCE = {"float64": 0.1, "float32": 0.2, "float16": 0.5, "bfloat16": 0.5}
+
+
+def pre_round_integers(value: jax.Array, scale: jax.Array, zero_point: jax.Array) -> jax.Array:
+    """value / scale + zero_point, in float32 (float64 for a float64 value), not rounded yet."""
+    work = jnp.float64 if value.dtype == np.dtype("float64") else jnp.float32
+    return value.astype(work) / scale.astype(work) + zero_point.astype(work)
+
+
+def integer_bounds(bit_width: BitWidth, signed: bool) -> tuple[jax.Array, jax.Array]:
+    """The least and the largest integer of the format, as float32.
+
+    From two bits on: -2^(b-1) to 2^(b-1) - 1 if signed, else 0 to 2^b - 1. One bit is binary: -1 to 1 if
+    signed (the two numbers are the signs), else 0 to 1.
+    """
+    lower = min_int(signed, narrow_range=False, bit_width=bit_width)
+    upper = max_int(signed, narrow_range=False, bit_width=bit_width)
+    if isinstance(bit_width, int):  # the integers of a wide format are no int32: make floats of them here
+        lower, upper = float(lower), float(upper)
+    binary = jnp.asarray(bit_width, jnp.float32) < 2
+    return jnp.where(binary, -1.0 if signed else 0.0, lower), jnp.where(binary, 1.0, upper)
+
+
+def holds_integers(
+    value: jax.Array, scale: jax.Array, zero_point: jax.Array, bit_width: BitWidth, signed: bool
+) -> jax.Array:
+    """Whether the tensor is valid: q = value / scale + zero_point is integer and within its range.
+
+    Integer means at most 0.2 away for float32 (0.1 for float64, 0.5 for float16 and bfloat16); the range is
+    that of `integer_bounds`. One bit also means that q takes exactly two different values, one of them
+    negative if and only if the tensor is signed. An empty tensor is valid; a nan or inf is not.
+
+    Args:
+        value: float array.
+        scale: float per integer step; broadcasts against `value`.
+        zero_point: the integer that stands for 0.0; broadcasts against `value`.
+        bit_width: Python int or scalar array.
+        signed: whether the integers are signed.
+
+    Returns:
+        A boolean scalar array; usable under `jax.jit`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> one, zero = jnp.float32(1.0), jnp.float32(0.0)
+        >>> bool(holds_integers(jnp.array([-8.0, 7.0]), one, zero, 4, signed=True))
+        True
+        >>> bool(holds_integers(jnp.array([-8.0, 8.0]), one, zero, 4, signed=True))
+        False
+    """
+    if value.size == 0:
+        return jnp.array(True)
+    exact = pre_round_integers(value, scale, zero_point)
+    integers = jnp.round(exact)
+    near = jnp.max(jnp.abs(exact - integers)) < _TOLERANCE.get(value.dtype.name, 0.2)
+    lower, upper = integer_bounds(bit_width, signed)
+    least, largest = jnp.min(integers), jnp.max(integers)
+    inside = (least >= lower) & (largest <= upper)
+    two_values = jnp.all((integers == least) | (integers == largest)) & (least != largest)
+    binary = two_values & ((least < 0) == signed)
+    is_binary = jnp.asarray(bit_width, jnp.float32) < 2
+    return near & jnp.where(is_binary, binary, inside)

@@ -1,0 +1,80 @@
+"""When a float array counts as integers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jqinject.quant_tensor import IntQuantTensor, integer_bounds
+
+
+def valid(value, scale=1.0, zero_point=0.0, bit_width=8, signed=True, dtype=jnp.float32):
+    return IntQuantTensor(jnp.asarray(value, dtype), scale, zero_point, bit_width, signed, False).is_valid
+
+
+@pytest.mark.parametrize(
+    ("bit_width", "signed", "low", "high"),
+    [
+        (2, True, -2, 1),
+        (2, False, 0, 3),
+        (8, True, -128, 127),
+        (8, False, 0, 255),
+        (1, True, -1, 1),
+        (1, False, 0, 1),
+    ],
+)
+def test_range(bit_width, signed, low, high):
+    assert [float(bound) for bound in integer_bounds(bit_width, signed)] == [low, high]
+    assert [float(bound) for bound in integer_bounds(jnp.float32(bit_width), signed)] == [low, high]
+    assert valid([low, high], bit_width=bit_width, signed=signed)
+    if bit_width > 1:
+        assert not valid([low, high + 1], bit_width=bit_width, signed=signed)
+        assert not valid([low - 1, high], bit_width=bit_width, signed=signed)
+
+
+@pytest.mark.parametrize(("dtype", "inside", "outside"), [("float32", 0.19, 0.21), ("bfloat16", 0.45, None)])
+def test_tolerance_depends_on_the_dtype(dtype, inside, outside):
+    assert valid([3.0 + inside], dtype=dtype)
+    if outside is not None:
+        assert not valid([3.0 + outside], dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("integers", "signed", "expected"),
+    [
+        ([-1, 1], True, True),
+        ([0, 1], False, True),
+        ([-1, 1], False, False),
+        ([0, 1], True, False),
+        ([1, 1], True, False),
+        ([-1, 0, 1], True, False),
+    ],
+)
+def test_one_bit_means_two_values(integers, signed, expected):
+    assert valid(integers, bit_width=1, signed=signed) is expected
+
+
+def test_empty_is_valid_and_not_finite_is_not():
+    assert valid(np.zeros((0, 3)))
+    assert not valid([np.nan, 1.0])
+    assert not valid([np.inf, 1.0])
+    assert not valid([1.0, 1.0], scale=0.0)
+
+
+def test_a_negative_scale_is_as_good():
+    assert valid([-1.0, 0.5], scale=-0.5)
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.integers(-128, 127), min_size=1, max_size=8),
+    st.floats(2**-20, 2**20, width=32),
+    st.integers(-128, 127),
+)
+def test_integers_survive_the_way_through_floats(integers, scale, zero_point):
+    x = IntQuantTensor.from_int(jnp.array(integers), scale, float(zero_point))
+    assert x.is_valid
+    np.testing.assert_array_equal(x.int(), integers)
+    np.testing.assert_array_equal(jax.jit(lambda y: y.int())(x), integers)
