@@ -1,0 +1,11 @@
+"""Proxies: which tensor of which layer is quantized, and when its quantizer is put together."""
+
+from jqinject.proxy._protocols import WeightLayer as WeightLayer
+from jqinject.proxy.act import ActQuantProxyFromInjector as ActQuantProxyFromInjector
+from jqinject.proxy.assembly import write as write
+from jqinject.proxy.base import QuantProxyFromInjector as QuantProxyFromInjector
+from jqinject.proxy.bias import BiasQuantProxyFromInjector as BiasQuantProxyFromInjector
+from jqinject.proxy.links import linked_layers as linked_layers
+from jqinject.proxy.links import relink as relink
+from jqinject.proxy.slot import QuantizerSlot as QuantizerSlot
+from jqinject.proxy.weight import WeightQuantProxyFromInjector as WeightQuantProxyFromInjector

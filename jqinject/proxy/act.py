@@ -1,0 +1,77 @@
+"""The proxy of activations."""
+
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.proxy.assembly import set_mode
+from jqinject.proxy.base import QuantProxyFromInjector
+from jqinject.quant_tensor import IntQuantTensor, QuantTensor, as_array
+
+
+@final
+class ActQuantProxyFromInjector(QuantProxyFromInjector):
+    """Quantizes what flows: inputs, outputs, results of activation functions.
+
+    Statistics move in training mode only. Several layers may share one proxy: they then share its statistics.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.nn import QuantIdentity
+        >>> from jqinject.quant import Int8ActPerTensorFloat
+        >>> identity = QuantIdentity(act_quant=Int8ActPerTensorFloat, return_quant_tensor=True)
+        >>> identity(jnp.array([-1.28, 0.64])).int()
+        Array([-128,   64], dtype=int8)
+    """
+
+    def __call__(self, x: jax.Array | QuantTensor) -> IntQuantTensor | jax.Array | QuantTensor:
+        """Quantize an activation.
+
+        Args:
+            x: float array, or a QuantTensor, whose value is then quantized anew.
+
+        Returns:
+            A QuantTensor of the shape and dtype of `x`, or `x` itself where quantization is off.
+        """
+        return self._pack(self.tensor_quant(as_array(x))) if self.is_quant_enabled else x
+
+    def scale(self, force_eval: bool = True) -> jax.Array | None:
+        """Float per integer step, float32; None where quantization is off.
+
+        Args:
+            force_eval: the scale that eval mode would use, also in training mode.
+        """
+        return self._attribute("scale", force_eval)
+
+    def zero_point(self, force_eval: bool = True) -> jax.Array | None:
+        """The integer that stands for 0, float32; None where quantization is off.
+
+        Args:
+            force_eval: the zero point that eval mode would use, also in training mode.
+        """
+        return self._attribute("zero_point", force_eval)
+
+    def bit_width(self, force_eval: bool = True) -> int | jax.Array | None:
+        """Bits of an integer; None where quantization is off.
+
+        Args:
+            force_eval: the bit width that eval mode would use, also in training mode.
+        """
+        return self._attribute("bit_width", force_eval)
+
+    def _attribute(self, name: str, force_eval: bool) -> Any:
+        if not self.is_quant_enabled:
+            return None
+        quantizer = nnx.clone(self.tensor_quant, graph=True)
+        if force_eval:
+            set_mode(quantizer, use_running_average=True, deterministic=True)
+        return getattr(self._pack(quantizer(jnp.zeros((), jnp.float32))), name)
+
+    def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
+        return []
+
+    def _stacked_axes(self, layers: tuple[Any, ...]) -> int:
+        # Nothing in it depends on how many layers are stacked: values are broadcast into the stack.
+        return 0

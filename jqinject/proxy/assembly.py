@@ -1,0 +1,145 @@
+"""Putting a quantizer together, for one layer or a stack of them, and putting it in the place of the old one."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+Build = Callable[[tuple[Any, ...]], nnx.Module | Any]
+
+
+def stacked_axes(layers: Sequence[Any]) -> int:
+    """How many leading axes the layers' weights have beyond those of one layer (built under `nnx.vmap`)."""
+    depths = {len(layer.weight.shape) - layer.weight_ndim for layer in layers}
+    if len(depths) > 1:
+        raise ValueError(f"layers stacked {sorted(depths)} times deep can not share one quantizer")
+    return depths.pop() if depths else 0
+
+
+def build_stacked(build: Build, layers: tuple[Any, ...], axes: int) -> Any:
+    """`build(layers)` for every layer of a stack, its Variables stacked alike (along the leading axes).
+
+    Args:
+        build: makes a quantizer from unstacked layers.
+        layers: the stacked layers.
+        axes: how many leading axes they are stacked along.
+    """
+    graphdef, state = nnx.split(layers, graph=True)
+    sizes = layers[0].weight.shape[:axes]
+    made: dict[str, Any] = {}
+
+    def one(state: nnx.State) -> Any:
+        unstacked = nnx.merge(graphdef, state)
+        quantizer = build(unstacked)
+        if not isinstance(quantizer, nnx.Module):
+            made["plain"] = quantizer
+            return ()
+        made["foreign"] = _foreign(quantizer, unstacked)
+        made["graphdef"], inner = nnx.split(quantizer, graph=True)
+        return inner
+
+    mapped = one
+    for size in reversed(sizes):
+        mapped = _over_leading_axis(mapped, size)
+    stacked = mapped(state)
+    if "plain" in made:
+        return made["plain"]
+    quantizer = nnx.merge(made["graphdef"], stacked)
+    _reconnect(quantizer, made["foreign"], layers)
+    return quantizer
+
+
+def _over_leading_axis(function: Callable[[Any], Any], size: int) -> Callable[[Any], Any]:
+    def mapped(state: Any) -> Any:
+        axes = jax.tree.map(lambda leaf: 0 if leaf.ndim and leaf.shape[0] == size else None, state)
+        return jax.vmap(function, in_axes=(axes,), axis_size=size)(state)
+
+    return mapped
+
+
+def _foreign(quantizer: nnx.Module, layers: tuple[Any, ...]) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+    """Where the quantizer holds a layer's own Variable (a tracked weight): its path -> the path from the layers."""
+    owned: dict[int, tuple[Any, ...]] = {}
+    for index, layer in enumerate(layers):
+        for name, child in vars(layer).items():
+            if isinstance(child, nnx.Variable):
+                owned.setdefault(id(child), (index, name))
+    return {path: owned[id(leaf)] for path, leaf in _variables(quantizer).items() if id(leaf) in owned}
+
+
+def _reconnect(quantizer: nnx.Module, foreign: dict[tuple[Any, ...], tuple[Any, ...]], layers: Any) -> None:
+    for path, source in foreign.items():
+        _set(_walk(quantizer, path[:-1]), path[-1], _walk(layers, source))
+
+
+def _walk(node: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        node = node[key] if isinstance(key, int) else vars(node)[key]
+    return node
+
+
+def _set(node: Any, key: Any, value: Any) -> None:
+    if isinstance(key, int):
+        node[key] = value
+    else:
+        setattr(node, key, value)
+
+
+def replace_by_difference(old: Any, new: Any, layers: tuple[Any, ...]) -> tuple[Any, bool]:
+    """The quantizer to go on with: the old one holding the new values where the two are alike, else the new one.
+
+    Alike are two quantizers of the same structure whose Variables have the same shapes and dtypes; a stack takes the values
+    of one. Then no compiled function retraces, and optimizers keep their place. Random streams go on where they were.
+
+    Returns:
+        (quantizer, whether it is another object than before).
+    """
+    if not (isinstance(old, nnx.Module) and isinstance(new, nnx.Module)):
+        return new, old is not new and old != new
+    if nnx.graphdef(old) != nnx.graphdef(new):
+        return new, True
+    before, after = _variables(old), _variables(new)
+    borrowed = set(_foreign(new, layers))
+    # A reference to a weight that has been replaced by another Variable must not survive.
+    if any(before[path] is not after[path] for path in borrowed):
+        return new, True
+    pairs = [(before[path], after[path]) for path in before if path not in borrowed]
+    if not all(_fits(mine, fresh) for mine, fresh in pairs):
+        return new, True
+    for mine, fresh in pairs:
+        if not isinstance(mine, nnx.RngState):
+            write(mine, jnp.broadcast_to(fresh.get_value(), mine.get_value().shape))
+    return old, False
+
+
+def write(variable: nnx.Variable[Any], value: Any) -> None:
+    """Give a Variable another value of its shape: its dtype, sharding and metadata stay."""
+    held = variable.get_value()
+    array = jnp.asarray(value, dtype=held.dtype)
+    concrete = isinstance(held, jax.Array) and not isinstance(held, jax.core.Tracer)
+    if concrete and not isinstance(array, jax.core.Tracer) and array.sharding != held.sharding:
+        array = jax.device_put(array, held.sharding)
+    variable.set_value(array)
+
+
+def _variables(module: nnx.Module) -> dict[tuple[Any, ...], nnx.Variable[Any]]:
+    return {tuple(path): leaf for path, leaf in nnx.iter_graph(module, graph=True) if isinstance(leaf, nnx.Variable)}
+
+
+def _fits(mine: nnx.Variable[Any], fresh: nnx.Variable[Any]) -> bool:
+    a, b = mine.get_value(), fresh.get_value()
+    if not (isinstance(a, jax.Array) and isinstance(b, jax.Array)):
+        return False
+    if a.dtype != b.dtype:
+        return False
+    if isinstance(mine, nnx.RngState):
+        return True
+    return a.shape == b.shape or (a.ndim > b.ndim and a.shape[a.ndim - b.ndim :] == b.shape)
+
+
+def set_mode(quantizer: Any, **mode: bool) -> None:
+    """Set the mode of every module of a quantizer that has one: `use_running_average`, `deterministic`."""
+    if isinstance(quantizer, nnx.Module):
+        quantizer.set_attributes(raise_if_not_found=False, graph=True, **mode)

@@ -1,0 +1,244 @@
+"""The module between an injector and the layers it serves."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from flax import nnx
+
+from jqinject.core import PackableResult, QuantResult
+from jqinject.inject import Binding, DependencyError, ExtendedInjector, check_overrides
+from jqinject.proxy.assembly import build_stacked, replace_by_difference, set_mode, stacked_axes
+from jqinject.proxy.links import link, linked_layers, relink
+
+# Names that a proxy reads or gives itself, and which therefore may be overridden.
+PROXY_NAMES = frozenset({"tensor_quant", "proxy_class", "signed", "narrow_range", "float_to_int_impl_type"})
+
+
+class QuantProxyFromInjector(nnx.Module):
+    """Assembles the quantizer of one injector, for one layer or for several that share it.
+
+    A proxy keeps what it was declared with (`binding`, static and equal by value) and the assembled quantizer
+    (`tensor_quant`). It keeps no layer: the layers it serves are those that hold it. Assigning the same proxy object to a
+    second layer (`weight_quant=first.weight_quant`) shares it, and assembles it again for both.
+
+    Attributes:
+        binding: the injector and the overrides.
+        tensor_quant: the assembled quantizer; None if the injector says so (no quantization).
+        disable_quant: set it to let the tensor through as it is.
+        use_running_average: eval mode, in NNX's word; `model.train()` and `model.eval()` set it.
+
+    Args:
+        injector: an `ExtendedInjector`, or a binding of one.
+        layer: the layer that holds (or is about to hold) the proxy.
+        overrides: names declared anew.
+        rngs: for quantizers that draw random numbers.
+        where: what the user called and the prefix of the overrides, for error texts.
+
+    Raises:
+        TypeError: an override that nothing declares or asks for.
+        DependencyError: the injector can not be resolved.
+        ValueError: the injector does not say whether its integers are `signed`.
+    """
+
+    def __init__(
+        self,
+        injector: type[ExtendedInjector] | Binding,
+        layer: Any,
+        *,
+        overrides: Mapping[str, Any] | None = None,
+        rngs: nnx.Rngs | None = None,
+        where: tuple[str, str] = ("", ""),
+    ) -> None:
+        declared = injector if isinstance(injector, Binding) else Binding(injector)
+        self.binding = declared.let(**overrides) if overrides else declared
+        self.tensor_quant = nnx.data(None)
+        self.disable_quant = False
+        self.use_running_average = False
+        self.deterministic = False
+        self.served_layers = 1
+        self.is_signed: bool | None = None
+        self.is_narrow_range: bool | None = None
+        self.rounding_mode: str | None = None
+        self._read_facts(layer)
+        trace: set[str] = set()
+        try:
+            self._hold(self._build((layer,), rngs, trace))
+        except DependencyError:
+            # A misspelt override is the likelier cause than the name that is missing because of it.
+            _check_known(declared, overrides, trace, where)
+            raise
+        _check_known(declared, overrides, trace, where)
+        self._require_signed()
+        link(self, layer)
+
+    # --- what a proxy says about its quantizer
+
+    @property
+    def training(self) -> bool:
+        """Whether the proxy is in training mode (read only: use `model.train()` and `model.eval()`)."""
+        return not self.use_running_average
+
+    @property
+    def is_quant_enabled(self) -> bool:
+        """Whether a tensor is quantized on its way through."""
+        return self.tensor_quant is not None and not self.disable_quant
+
+    @property
+    def tracked_modules(self) -> tuple[Any, ...]:
+        """The layers known to hold this proxy, first to last."""
+        return linked_layers(self)
+
+    def set_view(self, use_running_average: bool | None = None, deterministic: bool | None = None) -> None:
+        """Switch between training and evaluation, for `nnx.view`.
+
+        Args:
+            use_running_average: evaluation mode: statistics are used and not moved.
+            deterministic: no random rounding.
+        """
+        self.use_running_average = self.use_running_average if use_running_average is None else use_running_average
+        self.deterministic = self.deterministic if deterministic is None else deterministic
+
+    # --- assembly
+
+    def init_tensor_quant(self, *layers: Any) -> bool:
+        """Assemble the quantizer again from its layers as they are now.
+
+        If the result has the structure, shapes and dtypes of the present quantizer, its values are written into the present
+        Variables, else the quantizer is replaced.
+
+        Args:
+            layers: the layers that hold this proxy; none given: those it is known by.
+
+        Returns:
+            Whether `tensor_quant` was replaced; then optimizers, `nnx.view`s and `nnx.cached_partial`s made before have to
+            be made again.
+
+        Raises:
+            ValueError: not all the layers that share the proxy are known.
+        """
+        if layers:
+            relink(self, layers)
+            self.served_layers = len(layers)
+        known = self._known_layers()
+        new = self._build(known, None, None)
+        quantizer, replaced = replace_by_difference(self.tensor_quant, new, known)
+        self._read_facts(known[0] if len(known) == 1 else known)
+        if replaced:
+            self._hold(quantizer)
+        self._require_signed()
+        return replaced
+
+    def add_tracked_module(self, layer: Any) -> None:
+        """Let one more layer share this proxy, and assemble it again for all of them.
+
+        `layer` has to hold the proxy already, or be about to. If the quantizer can not serve both, nothing is changed.
+
+        Args:
+            layer: the layer.
+
+        Raises:
+            TypeError: `layer` is None.
+            ValueError: NNX is in tree mode, which knows no shared objects.
+        """
+        if layer is None:
+            raise TypeError("add_tracked_module takes a layer, got None")
+        known = self._known_layers()
+        if any(layer is other for other in known):
+            return
+        _refuse_tree_mode()
+        together = (*known, layer)
+        new = self._build(together, None, None)
+        quantizer, replaced = replace_by_difference(self.tensor_quant, new, together)
+        link(self, layer)
+        self.served_layers = len(together)
+        if replaced:
+            self._hold(quantizer)
+
+    def _build(self, layers: tuple[Any, ...], rngs: nnx.Rngs | None, trace: set[str] | None) -> Any:
+        def build(layers: tuple[Any, ...]) -> Any:
+            given: dict[str, Any] = {"module": layers[0] if len(layers) == 1 else layers}
+            given["tracked_parameter_list"] = self._tracked_parameters(layers)
+            if rngs is not None:
+                given["rngs"] = rngs
+            return self.binding.resolve("tensor_quant", trace=trace, **given)
+
+        axes = self._stacked_axes(layers)
+        new = build_stacked(build, layers, axes) if axes else build(layers)
+        set_mode(new, use_running_average=self.use_running_average, deterministic=self.deterministic)
+        return new
+
+    def check_layers_known(self, layer: Any) -> None:
+        """Raise where assembling again would fail because layers that share the proxy are not known.
+
+        Args:
+            layer: a layer that holds the proxy.
+
+        Raises:
+            ValueError: not all the layers that share the proxy are known.
+        """
+        link(self, layer)
+        self._known_layers()
+
+    def _known_layers(self) -> tuple[Any, ...]:
+        known = linked_layers(self)
+        if not known or len(known) < self.served_layers:
+            raise ValueError(
+                f"this {type(self).__name__} serves {self.served_layers} layer(s), and {len(known)} of them are known: "
+                "it is part of a copy, or was read from the model past its layers.\n"
+                "  cure: jqinject.reassemble(model), which finds the layers by walking the model; "
+                "or give them: proxy.init_tensor_quant(layer, ...)"
+            )
+        return known
+
+    def _read_facts(self, module: Any) -> None:
+        def fact(name: str) -> Any:
+            return self.binding.resolve(name, module=module) if self.binding.declares(name) else None
+
+        signed, narrow_range, rounding = fact("signed"), fact("narrow_range"), fact("float_to_int_impl_type")
+        self.is_signed = None if signed is None else bool(signed)
+        self.is_narrow_range = None if narrow_range is None else bool(narrow_range)
+        self.rounding_mode = None if rounding is None else str(rounding).upper()
+
+    def _require_signed(self) -> None:
+        if self.tensor_quant is not None and self.is_signed is None:
+            raise ValueError(
+                f"{self.binding.base.__name__} does not say whether its integers have a sign.\n"
+                "  cure: declare `signed = True` (weights, most activations) or `signed = False` (after a ReLU)"
+            )
+
+    # --- what differs between weights, biases and activations
+
+    @abstractmethod
+    def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
+        """The parameters of the layers that are quantized: Variables."""
+
+    def _stacked_axes(self, layers: tuple[Any, ...]) -> int:
+        return stacked_axes(layers)
+
+    def _hold(self, quantizer: Any) -> None:
+        stateful = quantizer is None or isinstance(quantizer, nnx.Module)
+        self.tensor_quant = nnx.data(quantizer) if stateful else nnx.static(quantizer)
+
+    def _pack(self, result: Any) -> Any:
+        """The result of the quantizer as the QuantTensor of its kind; four values of a user's own make an integer one."""
+        assert self.is_signed is not None, "checked when the quantizer is assembled"
+        packable = result if isinstance(result, PackableResult) else QuantResult(*result)
+        return packable.quant_tensor(signed=self.is_signed, training=self.training)
+
+
+def _check_known(
+    declared: Binding, overrides: Mapping[str, Any] | None, trace: set[str] | None, where: tuple[str, str]
+) -> None:
+    if overrides:
+        known = PROXY_NAMES | (trace or set())
+        check_overrides(declared.injector, overrides, known=known, where=where[0], prefix=where[1])
+
+
+def _refuse_tree_mode() -> None:
+    if not nnx.set_graph_mode.current_value():
+        raise ValueError(
+            "two layers can not share one quantizer in NNX's tree mode, which knows no shared objects.\n"
+            "  cure: leave tree mode (nnx.set_graph_mode(True)), or give each layer a quantizer of its own: "
+            "weight_quant=MyQuantizer instead of weight_quant=other.weight_quant"
+        )

@@ -1,0 +1,108 @@
+"""The proxy of biases."""
+
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.proxy.base import QuantProxyFromInjector
+from jqinject.quant_tensor import IntQuantTensor, QuantTensor
+
+
+@final
+class BiasQuantProxyFromInjector(QuantProxyFromInjector):
+    """Quantizes a bias, in the steps of the accumulator or with a scale of its own.
+
+    Where the injector says `requires_input_scale`, the scale is input scale * weight scale, so that the bias can be added
+    to the integer accumulator. Else the quantizer is assembled from the bias, as that of a weight.
+
+    Attributes:
+        requires_input_scale: whether the scale comes in with the input.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from jqinject.nn import QuantLinear
+        >>> from jqinject.quant import Int8BiasPerTensorFloatInternalScaling
+        >>> fc = QuantLinear(8, 4, bias_quant=Int8BiasPerTensorFloatInternalScaling, rngs=nnx.Rngs(0))
+        >>> fc.bias[...] = jnp.array([-1.28, 0.0, 0.5, 1.0])
+        >>> fc.quant_bias().int()
+        Array([-128,    0,   50,  100], dtype=int8)
+    """
+
+    @property
+    def requires_input_scale(self) -> bool:
+        """Whether the scale comes in with the input."""
+        return bool(self.binding.declares("requires_input_scale") and self.binding.resolve("requires_input_scale"))
+
+    def __call__(
+        self,
+        x: jax.Array,
+        input: jax.Array | QuantTensor | None = None,
+        weight: jax.Array | QuantTensor | None = None,
+    ) -> IntQuantTensor | jax.Array:
+        """Quantize a bias.
+
+        Args:
+            x: the bias, float, `(channels,)`.
+            input: what the layer contracts with its weight; an `IntQuantTensor` where the scale comes from it.
+            weight: the layer's quantized weight.
+
+        Returns:
+            A QuantTensor, or `x` itself where quantization is off.
+
+        Raises:
+            ValueError: the scale comes in with the input, and input or weight are not quantized, or the input has more
+                than one scale.
+        """
+        if not self.is_quant_enabled:
+            return x
+        if not self.requires_input_scale:
+            return self._pack(self.tensor_quant(x))
+        return self._pack(self.tensor_quant(x, self._accumulator_scale(input, weight)))
+
+    def scale(self) -> jax.Array | None:
+        """Float per integer step, float32; None where quantization is off or the scale comes in with the input."""
+        return self._attribute("scale")
+
+    def zero_point(self) -> jax.Array | None:
+        """The integer that stands for 0; None where quantization is off."""
+        return jnp.zeros((), jnp.float32) if self._needs_input() else self._attribute("zero_point")
+
+    def bit_width(self) -> int | jax.Array | None:
+        """Bits of an integer; None where quantization is off."""
+        if not self._needs_input():
+            return self._attribute("bit_width")
+        sentinel = jnp.zeros((), jnp.float32)
+        return nnx.clone(self.tensor_quant, graph=True)(sentinel, jnp.ones((), jnp.float32)).bit_width
+
+    def _needs_input(self) -> bool:
+        return self.is_quant_enabled and self.requires_input_scale
+
+    def _attribute(self, name: str) -> Any:
+        if not self.is_quant_enabled or self.requires_input_scale:
+            return None
+        bias = self._known_layers()[0].bias.get_value()
+        return getattr(self._pack(nnx.clone(self.tensor_quant, graph=True)(bias)), name)
+
+    def _accumulator_scale(self, input: Any, weight: Any) -> jax.Array:
+        name = self.binding.base.__name__
+        if not (isinstance(input, IntQuantTensor) and isinstance(weight, IntQuantTensor)):
+            missing = "weight" if isinstance(input, IntQuantTensor) else "input"
+            feed = " or feed it a QuantTensor," if missing == "input" else ""
+            raise ValueError(
+                f"{name} takes its scale from input and weight, and the {missing} is not quantized.\n"
+                f"  cure: give the layer {missing}_quant=...,{feed} or take a bias quantizer with a scale of its own "
+                "(Int8BiasPerTensorFloatInternalScaling)"
+            )
+        if input.scale.size != 1:
+            raise ValueError(
+                f"{name} needs an input with one scale, got scales of shape {input.scale.shape}.\n"
+                "  cure: quantize the input per tensor, or use Int8BiasPerTensorFloatInternalScaling"
+            )
+        weight_scale = weight.scale if weight.scale.ndim == 0 else weight.scale.reshape(-1)
+        return weight_scale * input.scale.reshape(())
+
+    def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
+        return [layer.bias for layer in layers if layer.bias is not None]

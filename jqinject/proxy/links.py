@@ -1,0 +1,36 @@
+"""Which layers a proxy serves, kept outside of both.
+
+A proxy keeps no layer: as a child it would be a cycle, as static metadata it would retrace and lead clones back to the
+original. The truth is the model. What stands here is a weak index of it, filled where a layer is seen to hold a proxy:
+when a layer is built, when its proxy is read from it (`QuantizerSlot`), and when a model is walked.
+"""
+
+import weakref
+from typing import Any
+
+from flax import nnx
+
+_LAYERS: weakref.WeakKeyDictionary[nnx.Module, list[weakref.ref[Any]]] = weakref.WeakKeyDictionary()
+
+
+def link(proxy: nnx.Module, layer: Any) -> None:
+    """Note that `layer` holds `proxy`; does nothing if that is known."""
+    known = _LAYERS.setdefault(proxy, [])
+    if not any(reference() is layer for reference in known):
+        known.append(weakref.ref(layer))
+
+
+def linked_layers(proxy: nnx.Module) -> tuple[Any, ...]:
+    """The living layers known to hold `proxy`, in the order in which they were seen."""
+    living = [reference() for reference in _LAYERS.get(proxy, ())]
+    return tuple(layer for layer in living if layer is not None and holds(layer, proxy))
+
+
+def relink(proxy: nnx.Module, layers: tuple[Any, ...]) -> None:
+    """Replace what is known by what a walk of the model has found."""
+    _LAYERS[proxy] = [weakref.ref(layer) for layer in layers]
+
+
+def holds(layer: Any, proxy: nnx.Module) -> bool:
+    """Whether `proxy` is an attribute of `layer`."""
+    return any(child is proxy for child in vars(layer).values())

@@ -1,0 +1,61 @@
+"""The proxy of weights."""
+
+from typing import Any, final
+
+import jax
+from flax import nnx
+
+from jqinject.proxy.base import QuantProxyFromInjector
+from jqinject.quant_tensor import IntQuantTensor
+
+
+@final
+class WeightQuantProxyFromInjector(QuantProxyFromInjector):
+    """Quantizes the weight of a layer, or with one quantizer the weights of several.
+
+    The quantizer depends on the weights: it is assembled with `module` (the layer, or the tuple of layers that share it)
+    and `tracked_parameter_list` (their weights), and again whenever they are loaded, assigned or shared.
+
+    Example:
+        >>> from flax import nnx
+        >>> from jqinject.nn import QuantLinear
+        >>> from jqinject.quant import Int8WeightPerTensorFloat
+        >>> first = QuantLinear(8, 4, weight_quant=Int8WeightPerTensorFloat, rngs=nnx.Rngs(0))
+        >>> second = QuantLinear(8, 4, weight_quant=first.weight_quant, rngs=nnx.Rngs(1))
+        >>> second.weight_quant is first.weight_quant, second.weight_quant.bit_width()
+        (True, 8)
+    """
+
+    def __call__(self, x: jax.Array) -> IntQuantTensor | jax.Array:
+        """Quantize a weight.
+
+        Args:
+            x: the weight; float, any shape.
+
+        Returns:
+            A QuantTensor of the shape and dtype of `x`, or `x` itself where quantization is off.
+        """
+        return self._pack(self.tensor_quant(x)) if self.is_quant_enabled else x
+
+    def scale(self) -> jax.Array | None:
+        """Float per integer step, float32; None where quantization is off."""
+        return self._attribute("scale")
+
+    def zero_point(self) -> jax.Array | None:
+        """The integer that stands for 0, float32; None where quantization is off."""
+        return self._attribute("zero_point")
+
+    def bit_width(self) -> int | jax.Array | None:
+        """Bits of an integer; None where quantization is off."""
+        return self._attribute("bit_width")
+
+    def _attribute(self, name: str) -> Any:
+        if not self.is_quant_enabled:
+            return None
+        # A look at the quantizer: on a copy, so that no state moves and no first call is used up.
+        quantizer = nnx.clone(self.tensor_quant, graph=True)
+        weight = self._known_layers()[0].weight.get_value()
+        return getattr(self._pack(quantizer(weight)), name)
+
+    def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
+        return [layer.weight for layer in layers]

@@ -1,0 +1,5 @@
+"""Solvers: injectors that turn choices by enum into components. The last base of a quantizer."""
+
+from jqinject.quant.solver.act import ActQuantSolver as ActQuantSolver
+from jqinject.quant.solver.bias import BiasQuantSolver as BiasQuantSolver
+from jqinject.quant.solver.weight import WeightQuantSolver as WeightQuantSolver

@@ -1,0 +1,120 @@
+"""The solver of activations."""
+
+from jqinject.core.quant import ClampedBinaryQuant, RescalingIntQuant, TernaryQuant
+from jqinject.core.scaling import (
+    ConstScaling,
+    ParameterFromRuntimeStatsScaling,
+    ParameterScaling,
+    RuntimeStatsScaling,
+)
+from jqinject.inject import ExtendedInjector, choices, this, value
+from jqinject.inject.enum import QuantType, ScalingImplType, ScalingPerOutputType
+from jqinject.proxy import ActQuantProxyFromInjector
+from jqinject.quant.solver.common import (
+    SCALAR_SHAPE,
+    SolveAffineRescalingFromEnum,
+    SolveBitWidthImplFromEnum,
+    SolveInputViewImpl,
+    SolveIntQuantFromEnum,
+    SolveIntScalingImplFromEnum,
+    SolveRestrictScaleSign,
+    SolveRestrictScalingImplFromEnum,
+    SolveScalingStatsInputViewShapeImplFromEnum,
+    SolveScalingStatsOpFromEnum,
+    SolveStatsReduceDimFromEnum,
+    SolveTensorQuantFloatToIntImplFromEnum,
+)
+from jqinject.quant.solver.initial import MinMaxScalingInit
+from jqinject.quant.solver.tables import pick
+
+ACT_TENSOR_QUANT = {
+    QuantType.FP: None,
+    QuantType.INT: RescalingIntQuant,
+    QuantType.TERNARY: TernaryQuant,
+    QuantType.BINARY: ClampedBinaryQuant,
+}
+ACT_SCALING_IMPL = {
+    ScalingImplType.PARAMETER: ParameterScaling,
+    ScalingImplType.PARAMETER_FROM_STATS: ParameterFromRuntimeStatsScaling,
+    ScalingImplType.CONST: ConstScaling,
+    ScalingImplType.STATS: RuntimeStatsScaling,
+    ScalingImplType.AFFINE_STATS: RuntimeStatsScaling,
+}
+ACT_SCALING_INIT = {
+    ScalingImplType.CONST: MinMaxScalingInit,
+    ScalingImplType.PARAMETER: MinMaxScalingInit,
+}
+
+
+class SolveActTensorQuantFromEnum(SolveIntQuantFromEnum):
+    """`tensor_quant` from `quant_type`."""
+
+    @choices(RescalingIntQuant, TernaryQuant, ClampedBinaryQuant)
+    def tensor_quant(quant_type):
+        return pick(QuantType, quant_type, ACT_TENSOR_QUANT, "quant_type")
+
+
+class SolveActScalingImplFromEnum(SolveAffineRescalingFromEnum):
+    """`scaling_impl` from `scaling_impl_type`."""
+
+    @choices(*ACT_SCALING_IMPL.values())
+    def scaling_impl(scaling_impl_type=None):
+        if scaling_impl_type is None:
+            return None
+        return pick(ScalingImplType, scaling_impl_type, ACT_SCALING_IMPL, "scaling_impl_type")
+
+
+class SolveActScalingInitFromEnum(ExtendedInjector):
+    """`scaling_init` = max(|min_val|, |max_val|) where the scale is a constant or starts as one."""
+
+    @choices(*ACT_SCALING_INIT.values())
+    def scaling_init_impl(scaling_impl_type):
+        return ACT_SCALING_INIT.get(scaling_impl_type)
+
+    @value
+    def scaling_init(scaling_init_impl):
+        return None if scaling_init_impl is None else scaling_init_impl()
+
+    @value
+    def min_val(signed, max_val):
+        # Symmetric, where nothing else is said: -max_val has the same magnitude, so the scale is max_val's.
+        return -float(max_val) if signed else 0.0
+
+
+class SolveActScalingShape(ExtendedInjector):
+    """`scaling_shape`: () per tensor, `per_channel_broadcastable_shape` per channel (an activation has no weight
+    to read it from)."""
+
+    @value
+    def scaling_per_output_channel_shape():
+        return this.per_channel_broadcastable_shape
+
+    @value
+    def scaling_shape(scaling_per_output):
+        # `this` is only followed in the branch taken: a per-tensor quantizer needs no channel shape.
+        if scaling_per_output == ScalingPerOutputType.CHANNEL:
+            return this.per_channel_broadcastable_shape
+        return SCALAR_SHAPE
+
+
+class ActQuantSolver(
+    SolveActTensorQuantFromEnum,
+    SolveActScalingImplFromEnum,
+    SolveIntScalingImplFromEnum,
+    SolveBitWidthImplFromEnum,
+    SolveTensorQuantFloatToIntImplFromEnum,
+    SolveScalingStatsOpFromEnum,
+    SolveRestrictScalingImplFromEnum,
+    SolveActScalingInitFromEnum,
+    SolveStatsReduceDimFromEnum,
+    SolveActScalingShape,
+    SolveScalingStatsInputViewShapeImplFromEnum,
+    SolveInputViewImpl,
+    SolveRestrictScaleSign,
+):
+    """Turns the choices by enum into the components of an activation quantizer.
+
+    List it last among the bases of a quantizer, so that whatever the others declare wins.
+    """
+
+    proxy_class = ActQuantProxyFromInjector

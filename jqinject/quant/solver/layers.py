@@ -1,0 +1,30 @@
+"""Facts about the layer, or the layers that share a quantizer: read from them, never guessed."""
+
+from collections.abc import Callable
+from typing import Any
+
+
+def layers_of(module: Any) -> tuple[Any, ...]:
+    """The layers a proxy hands in as `module`: one layer, or a tuple of those that share it."""
+    return module if isinstance(module, tuple) else (module,)
+
+
+def agreed(module: Any, fact: Callable[[Any], Any], name: str) -> Any:
+    """A fact about a layer; layers that share a quantizer have to agree on it.
+
+    Args:
+        module: a layer, or a tuple of layers.
+        fact: reads the fact from one layer.
+        name: the fact's name, for the error text.
+
+    Raises:
+        ValueError: the layers disagree.
+    """
+    found = [fact(layer) for layer in layers_of(module)]
+    if any(other != found[0] for other in found[1:]):
+        shown = ", ".join(f"{type(m).__name__}: {f}" for m, f in zip(layers_of(module), found, strict=True))
+        raise ValueError(
+            f"layers that share a per-channel quantizer need the same {name}, got {shown}. "
+            "Give each layer a quantizer of its own, or share one with scaling_per_output_type = 'tensor'."
+        )
+    return found[0]

@@ -1,0 +1,107 @@
+"""The solver of weights."""
+
+from jqinject.core.quant import BinaryQuant, RescalingIntQuant, TernaryQuant
+from jqinject.inject import ExtendedInjector, choices, value
+from jqinject.inject.enum import QuantType, ScalingPerOutputType
+from jqinject.proxy import WeightQuantProxyFromInjector
+from jqinject.quant.solver.common import (
+    SolveBitWidthImplFromEnum,
+    SolveInputViewImpl,
+    SolveIntQuantFromEnum,
+    SolveIntScalingImplFromEnum,
+    SolveRestrictScaleSign,
+    SolveRestrictScalingImplFromEnum,
+    SolveScalingStatsInputViewShapeImplFromEnum,
+    SolveScalingStatsOpFromEnum,
+    SolveStatsReduceDimFromEnum,
+    SolveTensorQuantFloatToIntImplFromEnum,
+)
+from jqinject.quant.solver.layers import agreed
+from jqinject.quant.solver.parameter import (
+    SolveParameterScalingImplFromEnum,
+    SolveParameterScalingInitFromEnum,
+    SolveParameterScalingShape,
+    SolveParameterTensorClampImplFromEnum,
+)
+from jqinject.quant.solver.tables import pick
+
+WEIGHT_TENSOR_QUANT = {
+    QuantType.FP: None,
+    QuantType.INT: RescalingIntQuant,
+    QuantType.TERNARY: TernaryQuant,
+    QuantType.BINARY: BinaryQuant,
+}
+
+
+class SolveWeightTensorQuantFromEnum(SolveIntQuantFromEnum):
+    """`tensor_quant` from `quant_type`."""
+
+    @choices(RescalingIntQuant, TernaryQuant, BinaryQuant)
+    def tensor_quant(quant_type):
+        return pick(QuantType, quant_type, WEIGHT_TENSOR_QUANT, "quant_type")
+
+
+class SolveWeightScalingPerOutputChannelShapeFromModule(ExtendedInjector):
+    """The shape of a per-channel scale, from the layer's weight."""
+
+    @value
+    def out_channels(module):
+        return agreed(module, lambda layer: layer.weight.shape[layer.output_channel_dim], "out_channels")
+
+    @value
+    def weight_ndims(module):
+        return agreed(module, lambda layer: len(layer.weight.shape), "number of weight axes")
+
+    @value
+    def scaling_per_output_channel_shape(weight_ndims, output_channel_dim, out_channels):
+        shape = [1] * weight_ndims
+        shape[output_channel_dim] = out_channels
+        return tuple(shape)
+
+
+class SolveWeightScalingStatsInputDimsFromModule(ExtendedInjector):
+    """How weights are laid out for statistics: channels first; further weights behind, along the rest."""
+
+    @value
+    def output_channel_dim(module):
+        return agreed(module, lambda layer: layer.output_channel_dim, "output_channel_dim")
+
+    @value
+    def permute_dims(module, output_channel_dim):
+        ndim = agreed(module, lambda layer: len(layer.weight.shape), "number of weight axes")
+        axes = list(range(ndim))
+        channel = axes[output_channel_dim]
+        if channel == 0:
+            return None
+        axes[0], axes[channel] = channel, 0
+        return tuple(axes)
+
+    @value
+    def scaling_stats_input_concat_dim(scaling_per_output):
+        return 1 if scaling_per_output == ScalingPerOutputType.CHANNEL else 0
+
+
+class WeightQuantSolver(
+    SolveStatsReduceDimFromEnum,
+    SolveWeightScalingStatsInputDimsFromModule,
+    SolveScalingStatsInputViewShapeImplFromEnum,
+    SolveScalingStatsOpFromEnum,
+    SolveBitWidthImplFromEnum,
+    SolveTensorQuantFloatToIntImplFromEnum,
+    SolveRestrictScalingImplFromEnum,
+    SolveIntScalingImplFromEnum,
+    SolveParameterScalingImplFromEnum,
+    SolveParameterTensorClampImplFromEnum,
+    SolveParameterScalingInitFromEnum,
+    SolveParameterScalingShape,
+    SolveWeightScalingPerOutputChannelShapeFromModule,
+    SolveWeightTensorQuantFromEnum,
+    SolveInputViewImpl,
+    SolveRestrictScaleSign,
+):
+    """Turns the choices by enum and the shape of the layer into the components of a weight quantizer.
+
+    List it last among the bases of a quantizer, so that whatever the others declare wins.
+    """
+
+    proxy_class = WeightQuantProxyFromInjector
