@@ -1,0 +1,25 @@
+"""jqinject: dependency-injected quantizers for JAX and Flax NNX.
+
+A quantizer is a class, a flat list of named choices that assembles itself:
+
+    class W4(Int8WeightPerChannelFloat):
+        bit_width = 4
+
+    layer = QuantLinear(64, 32, weight_quant=W4, input_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0))
+    twin = QuantLinear(64, 32, weight_quant=layer.weight_quant, rngs=nnx.Rngs(1))  # share the quantizer itself
+    jqinject.load_state(model, float_checkpoint)  # weights in; every quantizer re-assembled from them
+
+Rooms: `inject` (declare and wire), `core` (components), `quant` (ready-made quantizers), `proxy` (which tensor of which
+layer), `nn` (layers), `quant_tensor` (what flows between layers), `model` (whole models).
+"""
+
+from jqinject.inject import DependencyError as DependencyError
+from jqinject.inject import ExtendedInjector as ExtendedInjector
+from jqinject.inject import explain as explain
+from jqinject.inject import this as this
+from jqinject.inject import value as value
+from jqinject.model import load_state as load_state
+from jqinject.model import reassemble as reassemble
+from jqinject.quant_tensor import IntQuantTensor as IntQuantTensor
+
+__version__ = "0.1.0"

@@ -1,0 +1,56 @@
+"""What was done to a model, to be read by people and programs."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class ReassemblyReport:
+    """What re-assembly did.
+
+    Attributes:
+        reassembled: paths of the proxies that were assembled again.
+        replaced: those of them whose quantizer is another object now, because its structure, shapes or dtypes changed:
+            optimizers, `nnx.view`s and `nnx.cached_partial`s made before have to be made again.
+    """
+
+    reassembled: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> list[str]:
+        told = [f"re-assembled {_count(self.reassembled, 'quantizer')}"]
+        if self.replaced:
+            told.append(
+                f"replaced {_count(self.replaced, 'quantizer')} (structure or shapes changed; make optimizers, views and "
+                f"cached_partials again): {', '.join(self.replaced)}"
+            )
+        return told
+
+
+@dataclass(frozen=True)
+class LoadReport(ReassemblyReport):
+    """What `load_state` did.
+
+    Attributes:
+        loaded: paths that were written from the state.
+        missing: paths that the state does not hold; quantizer variables among them were re-assembled.
+        cast: path -> "dtype -> dtype" of floats of another width.
+    """
+
+    loaded: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    cast: dict[str, str] = field(default_factory=dict)
+
+    def _lines(self) -> list[str]:
+        told = [f"loaded {_count(self.loaded, 'variable')}"]
+        if self.missing:
+            told.append(f"not in the state: {', '.join(self.missing)}")
+        if self.cast:
+            told.append("cast: " + ", ".join(f"{path} ({how})" for path, how in self.cast.items()))
+        return [*told, *super()._lines()]
+
+
+def _count(items: tuple[str, ...], what: str) -> str:
+    return f"{len(items)} {what}{'' if len(items) == 1 else 's'}"

@@ -1,0 +1,95 @@
+"""Finding what is where in a model: every Variable under every path, and every proxy with the layers that hold it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flax import nnx
+
+from jqinject.proxy import QuantProxyFromInjector
+
+Path = tuple[str, ...]
+
+
+@dataclass
+class Found:
+    """A Variable of a model.
+
+    Attributes:
+        variable: the Variable.
+        paths: all its paths; the first is the shortest way that leads through no quantizer, if there is one.
+        in_quantizer: whether every path leads through a quantizer.
+    """
+
+    variable: nnx.Variable[Any]
+    paths: list[Path] = field(default_factory=list)
+    in_quantizer: bool = True
+
+    @property
+    def path(self) -> Path:
+        """The path to speak of it by."""
+        return self.paths[0]
+
+
+@dataclass
+class Holders:
+    """The layers that hold one proxy, and the proxy's paths."""
+
+    proxy: QuantProxyFromInjector
+    layers: list[Any] = field(default_factory=list)
+    paths: list[Path] = field(default_factory=list)
+
+
+def walk(root: Any, path: Path = (), above: tuple[int, ...] = ()) -> Iterator[tuple[Path, Any]]:
+    """Every module and Variable under every path, parents first; a shared one comes once for each path."""
+    if isinstance(root, nnx.Variable):
+        yield path, root
+        return
+    if id(root) in above:
+        return
+    if isinstance(root, nnx.Pytree):
+        yield path, root
+        children: Any = ((n, c) for n, c in vars(root).items() if not n.startswith("_pytree__"))
+    elif isinstance(root, Mapping):
+        children = root.items()
+    elif isinstance(root, list | tuple):
+        children = enumerate(root)
+    else:
+        return
+    for name, child in children:
+        yield from walk(child, (*path, str(name)), (*above, id(root)))
+
+
+def variables_of(model: Any) -> list[Found]:
+    """The Variables of a model, each once, with all its paths."""
+    proxies = {path for path, node in walk(model) if isinstance(node, QuantProxyFromInjector)}
+    found: dict[int, Found] = {}
+    for path, node in walk(model):
+        if isinstance(node, nnx.Variable):
+            entry = found.setdefault(id(node), Found(node))
+            inside = any(path[:depth] in proxies for depth in range(len(path)))
+            if entry.in_quantizer and not inside:
+                entry.in_quantizer = False
+                entry.paths.insert(0, path)
+            else:
+                entry.paths.append(path)
+    return list(found.values())
+
+
+def proxies_of(model: Any) -> list[Holders]:
+    """The proxies of a model, each once, with the layers that hold it."""
+    found: dict[int, Holders] = {}
+    for path, node in walk(model):
+        if not isinstance(node, nnx.Variable):
+            for name, child in vars(node).items():
+                if isinstance(child, QuantProxyFromInjector):
+                    entry = found.setdefault(id(child), Holders(child))
+                    entry.paths.append((*path, name))
+                    if not any(layer is node for layer in entry.layers):
+                        entry.layers.append(node)
+    return list(found.values())
+
+
+def dotted(path: Path) -> str:
+    """A path as text."""
+    return ".".join(path) or "the model itself"

@@ -1,0 +1,125 @@
+"""From what a user gives for a quantizer to the proxy that a layer holds."""
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flax import nnx
+
+from jqinject.inject import Binding, ExtendedInjector
+from jqinject.inject.errors import did_you_mean
+from jqinject.proxy import (
+    ActQuantProxyFromInjector,
+    BiasQuantProxyFromInjector,
+    QuantProxyFromInjector,
+    WeightQuantProxyFromInjector,
+)
+
+READY_KINDS = (WeightQuantProxyFromInjector, BiasQuantProxyFromInjector, ActQuantProxyFromInjector)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One place for a quantizer on a layer.
+
+    Attributes:
+        name: the attribute and keyword, as in `weight_quant`.
+        prefix: what overrides for it start with, as in `weight_`; empty for an activation layer's own quantizer.
+        proxy_class: the proxy of injectors that name none.
+        what: what it quantizes, in words.
+    """
+
+    name: str
+    prefix: str
+    proxy_class: type[QuantProxyFromInjector]
+    what: str
+
+
+WEIGHT = Slot("weight_quant", "weight_", WeightQuantProxyFromInjector, "weights")
+BIAS = Slot("bias_quant", "bias_", BiasQuantProxyFromInjector, "biases")
+INPUT = Slot("input_quant", "input_", ActQuantProxyFromInjector, "activations")
+OUTPUT = Slot("output_quant", "output_", ActQuantProxyFromInjector, "activations")
+ACT = Slot("act_quant", "", ActQuantProxyFromInjector, "activations")
+
+
+def split_overrides(layer: Any, slots: Iterable[Slot], overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Overrides by slot, without their prefixes.
+
+    Raises:
+        TypeError: a keyword that starts with no prefix of the layer; names the nearest argument.
+    """
+    ordered = sorted(slots, key=lambda slot: -len(slot.prefix))
+    found: dict[str, dict[str, Any]] = {slot.name: {} for slot in ordered}
+    for keyword, given in overrides.items():
+        for slot in ordered:
+            if keyword.startswith(slot.prefix):
+                found[slot.name][keyword.removeprefix(slot.prefix)] = given
+                break
+        else:
+            known = [*inspect.signature(type(layer).__init__).parameters, *(slot.name for slot in ordered)]
+            prefixes = ", ".join(slot.prefix for slot in ordered)
+            hint = did_you_mean(keyword, known)
+            raise TypeError(
+                f"{type(layer).__name__} takes no argument {keyword!r}: overrides of quantizers start with one of "
+                f"{prefixes}" + (f"\n  {hint}" if hint else "")
+            )
+    return found
+
+
+def make_proxy(layer: Any, slot: Slot, given: Any, overrides: Mapping[str, Any], rngs: nnx.Rngs | None) -> Any:
+    """The proxy for what was given: a new one for an injector, the same one for a proxy, None for None.
+
+    A proxy that is to be shared comes back as it is; `share` makes it serve the layer, once the layer holds it.
+
+    Raises:
+        TypeError: what was given is no quantizer, or one of another kind; or overrides have nothing to act on.
+    """
+    where = f"{type(layer).__name__}({slot.name}=...)"
+    if given is None or isinstance(given, QuantProxyFromInjector):
+        _refuse_overrides(where, slot, given, overrides)
+        if given is not None:
+            _check_kind(where, slot, type(given), "a proxy")
+        return given
+    if not isinstance(given, Binding) and not (inspect.isclass(given) and issubclass(given, ExtendedInjector)):
+        raise TypeError(
+            f"{where} takes an injector (a class that derives from ExtendedInjector), a proxy to share "
+            f"(other_layer.{slot.name}) or None, got {_shown(given)}"
+        )
+    binding = given if isinstance(given, Binding) else Binding(given)
+    proxy_class = binding.resolve("proxy_class") if binding.declares("proxy_class") else slot.proxy_class
+    _check_kind(where, slot, proxy_class, binding.base.__name__)
+    called = (f"{type(layer).__name__}({slot.prefix}...)" if slot.prefix else f"{type(layer).__name__}(...)", slot.prefix)
+    return proxy_class(binding, layer, overrides=overrides, rngs=rngs, where=called)
+
+
+def share(layer: Any, given: Any) -> None:
+    """Make a proxy that was given serve one more layer, which holds it now."""
+    if isinstance(given, QuantProxyFromInjector):
+        given.add_tracked_module(layer)
+
+
+def _check_kind(where: str, slot: Slot, proxy_class: Any, name: str) -> None:
+    if not (inspect.isclass(proxy_class) and issubclass(proxy_class, QuantProxyFromInjector)):
+        raise TypeError(f"{where}: proxy_class has to be a class of proxies, got {_shown(proxy_class)}")
+    if proxy_class in READY_KINDS and proxy_class is not slot.proxy_class:
+        raise TypeError(
+            f"{where} quantizes {slot.what}, and {name} is not for these: its proxy is a {proxy_class.__name__}, "
+            f"expected a {slot.proxy_class.__name__}"
+        )
+
+
+def _refuse_overrides(where: str, slot: Slot, given: Any, overrides: Mapping[str, Any]) -> None:
+    if overrides:
+        names = ", ".join(repr(slot.prefix + name) for name in overrides)
+        why = "there is no quantizer" if given is None else "the quantizer is shared with another layer as it is"
+        cure = (
+            f"give an injector: {slot.name}=..."
+            if given is None
+            else f"give an injector of its own, {slot.name}=..., or override where the proxy is first made"
+        )
+        raise TypeError(f"{where}: {names} would do nothing, as {why}.\n  cure: {cure}")
+
+
+def _shown(given: Any) -> str:
+    return f"the class {given.__name__}" if inspect.isclass(given) else f"{type(given).__name__} {given!r:.80}"

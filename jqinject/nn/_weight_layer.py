@@ -1,0 +1,209 @@
+"""What layers with a weight share: quantizers for weight, bias, input and output around their parent's own forward."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+from flax import nnx
+
+from jqinject.dot import contraction_output
+from jqinject.nn._slots import BIAS, INPUT, OUTPUT, WEIGHT, make_proxy, share, split_overrides
+from jqinject.proxy import QuantizerSlot
+from jqinject.quant_tensor import QuantTensor, as_array
+
+SLOTS = (WEIGHT, BIAS, INPUT, OUTPUT)
+
+
+class QuantWeightLayer(nnx.Module):
+    """Abstract: a Flax layer whose weight, bias, input and output may each have a quantizer.
+
+    The parent's forward is run as it is on the quantized numbers, so that with no quantizer the output is the parent's to
+    the bit.
+
+    Attributes:
+        weight_quant, bias_quant, input_quant, output_quant: proxies, or None.
+        return_quant_tensor: whether the output is a QuantTensor.
+    """
+
+    weight_quant = QuantizerSlot()
+    bias_quant = QuantizerSlot()
+    input_quant = QuantizerSlot()
+    output_quant = QuantizerSlot()
+    return_quant_tensor: bool
+    weight_name: ClassVar[str] = "kernel"
+
+    def _init_quantizers(
+        self, given: Mapping[str, Any], overrides: Mapping[str, Any], return_quant_tensor: bool, rngs: nnx.Rngs
+    ) -> None:
+        """Make the proxies; to be called when the weights are there.
+
+        Args:
+            given: what the user gave for each slot; `act_quant` is another name of `input_quant`.
+            overrides: the user's further keywords.
+            return_quant_tensor: whether to return QuantTensors.
+            rngs: for quantizers that draw random numbers.
+        """
+        chosen = _with_act_quant(type(self).__name__, given)
+        by_slot = split_overrides(self, SLOTS, overrides)
+        proxies = {s.name: make_proxy(self, s, chosen[s.name], by_slot[s.name], rngs) for s in SLOTS}
+        self.return_quant_tensor = return_quant_tensor
+        for name, proxy in proxies.items():
+            setattr(self, name, proxy if proxy is not None else nnx.data(None))
+        for slot in SLOTS:
+            share(self, chosen[slot.name])
+        if return_quant_tensor and not (_on(self.weight_quant) or _on(self.output_quant)):
+            raise ValueError(
+                f"{type(self).__name__}(return_quant_tensor=True) needs a quantized input and weight, or output_quant, to "
+                "have a scale to return.\n  cure: give it weight_quant=... and input_quant=..., or output_quant=..."
+            )
+
+    # --- the layer's weight, whatever NNX calls it
+
+    @property
+    def weight(self) -> nnx.Variable[Any]:
+        """The weight Variable."""
+        return getattr(self, self.weight_name)
+
+    @property
+    def output_channel_dim(self) -> int:
+        """The axis of the weight that holds the output channels: the last."""
+        return self.weight_ndim - 1
+
+    @property
+    def out_channels(self) -> int:
+        """How many output channels there are."""
+        return self.weight.shape[-1]
+
+    @property
+    @abstractmethod
+    def weight_ndim(self) -> int:
+        """The axes of one weight; more than that is a stack of layers."""
+
+    @abstractmethod
+    def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
+        """The forward of the Flax layer this one derives from, on other parameters."""
+
+    @abstractmethod
+    def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
+        """The axes of an input of `ndim` axes along which it may have several scales: those not summed over."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        name = self.weight_name if name == "weight" else name
+        before = vars(self).get(name)
+        replaced = isinstance(before, nnx.Variable) and isinstance(value, nnx.Variable) and value is not before
+        if replaced:
+            self._check_known_to_quantizers()
+        super().__setattr__(name, value)
+        if replaced and name in (self.weight_name, "bias"):
+            for proxy in (self.weight_quant, self.bias_quant):
+                if proxy is not None:
+                    proxy.init_tensor_quant()
+
+    def _check_known_to_quantizers(self) -> None:
+        """Refuse to replace a parameter before anything is changed where it could not be assembled again."""
+        for proxy in (vars(self).get("weight_quant"), vars(self).get("bias_quant")):
+            if proxy is not None:
+                proxy.check_layers_known(self)
+
+    # --- forward
+
+    def quant_weight(self) -> Any:
+        """The weight as the layer contracts it.
+
+        Returns:
+            An `IntQuantTensor`, or the array where the weight is not quantized.
+        """
+        weight = self.weight[...]
+        return weight if self.weight_quant is None else self.weight_quant(weight)
+
+    def quant_bias(self, quant_input: Any = None, quant_weight: Any = None) -> Any:
+        """The bias as the layer adds it.
+
+        Args:
+            quant_input: the quantized input, where the scale of the bias comes from it.
+            quant_weight: the quantized weight; None quantizes it now.
+
+        Returns:
+            An `IntQuantTensor`, the array where it is not quantized, None where there is none.
+
+        Raises:
+            ValueError: the bias takes its scale from an input that is not quantized.
+        """
+        if self.bias is None:
+            return None
+        bias = self.bias[...]
+        if self.bias_quant is None:
+            return bias
+        weight = self.quant_weight() if quant_weight is None else quant_weight
+        return self.bias_quant(bias, quant_input, weight)
+
+    def __call__(self, inputs: Any, out_sharding: Any = None) -> Any:
+        """The parent's forward on quantized input, weight and bias, then the output quantizer.
+
+        Args:
+            inputs: float array or QuantTensor, shaped as for the parent.
+            out_sharding: as for the parent.
+
+        Returns:
+            An array, or a QuantTensor with `return_quant_tensor`.
+
+        Raises:
+            ValueError: a QuantTensor is to be returned, and input or weight are not quantized.
+        """
+        x = inputs if self.input_quant is None else self.input_quant(inputs)
+        weight = self.quant_weight()
+        bias = self.quant_bias(x, weight)
+        stand_in = _StandIn(self, {self.weight_name: as_array(weight), "bias": None if bias is None else as_array(bias)})
+        y = self._parent_forward(stand_in, as_array(x), out_sharding)
+        if _on(self.output_quant):
+            y = self.output_quant(y)
+            return y if self.return_quant_tensor else as_array(y)
+        return self._with_metadata(y, x, weight, bias) if self.return_quant_tensor else y
+
+    def _bias_on_grid(self, bias: Any, weight: QuantTensor) -> bool | None:
+        """Whether the bias counts in steps of the accumulator, as far as the layer knows beforehand."""
+        on_grid = isinstance(bias, QuantTensor) and self.bias_quant.requires_input_scale
+        return True if on_grid else None
+
+    def _with_metadata(self, y: jax.Array, x: Any, weight: Any, bias: Any) -> Any:
+        if not (isinstance(x, QuantTensor) and isinstance(weight, QuantTensor)):
+            missing = "weight" if isinstance(x, QuantTensor) else "input"
+            raise ValueError(
+                f"{type(self).__name__}(return_quant_tensor=True): the {missing} is not quantized, so the output has no "
+                f"scale.\n  cure: give the layer {missing}_quant=..."
+                + (", or feed it a QuantTensor" if missing == "input" else "")
+            )
+        return contraction_output(
+            y,
+            x,
+            weight,
+            terms=self.weight.size // max(self.out_channels, 1),
+            lhs_free_axes=self._free_input_axes(x.ndim),
+            bias=bias,
+            bias_on_grid=self._bias_on_grid(bias, weight),
+        )
+
+
+class _StandIn:
+    """A layer with other parameters: what the parent's forward reads instead of the layer."""
+
+    def __init__(self, layer: QuantWeightLayer, parameters: Mapping[str, Any]) -> None:
+        self._layer = layer
+        self.__dict__.update(parameters)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
+
+
+def _on(proxy: Any) -> bool:
+    return proxy is not None and proxy.is_quant_enabled
+
+
+def _with_act_quant(layer: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    if given["act_quant"] is not None and given["input_quant"] is not None:
+        raise TypeError(f"{layer}: act_quant and input_quant are two names of one argument; give one of them")
+    chosen = {slot.name: given[slot.name] for slot in SLOTS}
+    if given["act_quant"] is not None:
+        chosen["input_quant"] = given["act_quant"]
+    return chosen

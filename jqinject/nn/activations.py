@@ -1,0 +1,281 @@
+"""Quantized activations: an activation function, then a quantizer."""
+
+from abc import abstractmethod
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.inject import Binding, ExtendedInjector
+from jqinject.nn._slots import ACT, INPUT, Slot, make_proxy, share, split_overrides
+from jqinject.ops import tensor_clamp
+from jqinject.proxy import QuantizerSlot
+from jqinject.quant import (
+    Int8ActPerTensorFloat,
+    Int8ActPerTensorFloatMinMaxInit,
+    Uint8ActPerTensorFloat,
+)
+from jqinject.quant_tensor import QuantTensor, as_array, relu
+
+
+class QuantActLayer(nnx.Module):
+    """Abstract: y = act_quant(f(input_quant(x))).
+
+    Attributes:
+        act_quant, input_quant: proxies, or None.
+        return_quant_tensor: whether the output is a QuantTensor.
+    """
+
+    act_quant = QuantizerSlot()
+    input_quant = QuantizerSlot()
+    return_quant_tensor: bool
+
+    def _init_quantizers(
+        self, given: dict[str, Any], overrides: dict[str, Any], return_quant_tensor: bool, rngs: nnx.Rngs | None
+    ) -> None:
+        slots: tuple[Slot, ...] = tuple(slot for slot in (ACT, INPUT) if slot.name in given)
+        by_slot = split_overrides(self, slots, overrides)
+        proxies = {s.name: make_proxy(self, s, given[s.name], by_slot[s.name], rngs) for s in slots}
+        if return_quant_tensor and proxies["act_quant"] is None and proxies.get("input_quant") is None:
+            raise ValueError(
+                f"{type(self).__name__}(return_quant_tensor=True) needs a quantizer to have a scale to return.\n"
+                "  cure: give it act_quant=..."
+            )
+        self.return_quant_tensor = return_quant_tensor
+        for name in ("act_quant", "input_quant"):
+            proxy = proxies.get(name)
+            setattr(self, name, nnx.data(None) if proxy is None else proxy)
+        for slot in slots:
+            share(self, given[slot.name])
+
+    @abstractmethod
+    def _activation(self, x: Any) -> Any:
+        """The activation function, on an array or a QuantTensor."""
+
+    def _before_quantizer(self, x: jax.Array) -> jax.Array:
+        return self._activation(x)
+
+    def __call__(self, x: Any) -> Any:
+        """The activation function, then the quantizer.
+
+        Args:
+            x: float array or QuantTensor, any shape.
+
+        Returns:
+            An array of the shape and dtype of `x`, or a QuantTensor with `return_quant_tensor`.
+        """
+        x = x if self.input_quant is None else self.input_quant(x)
+        if self.act_quant is not None and self.act_quant.is_quant_enabled:
+            y = self.act_quant(self._before_quantizer(as_array(x)))
+        else:
+            y = self._activation(x)
+        return y if self.return_quant_tensor else as_array(y)
+
+
+@final
+class QuantIdentity(QuantActLayer):
+    """A quantizer as a layer: y = act_quant(x).
+
+    Args:
+        act_quant: quantizer of what flows through: an injector, a proxy to share, or None.
+        return_quant_tensor: return an `IntQuantTensor` instead of its value.
+        rngs: for quantizers that draw random numbers.
+        overrides: names of the quantizer, declared anew, without a prefix.
+
+    Raises:
+        TypeError: an argument that is no quantizer for activations, or an override that would do nothing.
+        ValueError: `return_quant_tensor` without a quantizer; a quantizer that does not say `signed`.
+
+    Example:
+        >>> identity = QuantIdentity(bit_width=4, return_quant_tensor=True)
+        >>> identity(jnp.array([-0.8, 0.3])).int()
+        Array([-8,  3], dtype=int8)
+    """
+
+    def __init__(
+        self,
+        act_quant: Any = Int8ActPerTensorFloat,
+        *,
+        return_quant_tensor: bool = False,
+        rngs: nnx.Rngs | None = None,
+        **overrides: Any,
+    ) -> None:
+        self._init_quantizers({"act_quant": act_quant}, overrides, return_quant_tensor, rngs)
+
+    def _activation(self, x: Any) -> Any:
+        return x
+
+
+@final
+class QuantReLU(QuantActLayer):
+    """y = act_quant(max(x, 0)); by default unsigned 8 bits. Without a quantizer a QuantTensor keeps its scale.
+
+    Args:
+        act_quant: quantizer of the result: an injector, a proxy to share, or None.
+        input_quant: quantizer of what comes in.
+        return_quant_tensor: return an `IntQuantTensor` instead of its value.
+        rngs: for quantizers that draw random numbers.
+        overrides: names of `act_quant`, declared anew, without a prefix; those of `input_quant` with `input_`.
+
+    Raises:
+        TypeError: an argument that is no quantizer for activations, or an override that would do nothing.
+        ValueError: `return_quant_tensor` without a quantizer; a quantizer that does not say `signed`.
+
+    Example:
+        >>> QuantReLU(return_quant_tensor=True)(jnp.array([-1.0, 2.55])).int()
+        Array([  0, 255], dtype=uint8)
+    """
+
+    def __init__(
+        self,
+        act_quant: Any = Uint8ActPerTensorFloat,
+        input_quant: Any = None,
+        *,
+        return_quant_tensor: bool = False,
+        rngs: nnx.Rngs | None = None,
+        **overrides: Any,
+    ) -> None:
+        given = {"act_quant": act_quant, "input_quant": input_quant}
+        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+
+    def _activation(self, x: Any) -> Any:
+        return relu(x) if isinstance(x, QuantTensor) else jax.nn.relu(x)
+
+
+@final
+class QuantSigmoid(QuantActLayer):
+    """y = act_quant(1 / (1 + exp(-x))); by default unsigned 8 bits.
+
+    Args:
+        act_quant: quantizer of the result: an injector, a proxy to share, or None.
+        input_quant: quantizer of what comes in.
+        return_quant_tensor: return an `IntQuantTensor` instead of its value.
+        rngs: for quantizers that draw random numbers.
+        overrides: names of `act_quant`, declared anew, without a prefix; those of `input_quant` with `input_`.
+
+    Raises:
+        TypeError: an argument that is no quantizer for activations, or an override that would do nothing.
+        ValueError: `return_quant_tensor` without a quantizer; a quantizer that does not say `signed`.
+
+    Example:
+        >>> QuantSigmoid(bit_width=2)(jnp.array([-9.0, 9.0])).round(3)
+        Array([0., 1.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        act_quant: Any = Uint8ActPerTensorFloat,
+        input_quant: Any = None,
+        *,
+        return_quant_tensor: bool = False,
+        rngs: nnx.Rngs | None = None,
+        **overrides: Any,
+    ) -> None:
+        given = {"act_quant": act_quant, "input_quant": input_quant}
+        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+
+    def _activation(self, x: Any) -> Any:
+        return jax.nn.sigmoid(as_array(x))
+
+
+@final
+class QuantTanh(QuantActLayer):
+    """y = act_quant(tanh(x)); by default signed 8 bits.
+
+    Args:
+        act_quant: quantizer of the result: an injector, a proxy to share, or None.
+        input_quant: quantizer of what comes in.
+        return_quant_tensor: return an `IntQuantTensor` instead of its value.
+        rngs: for quantizers that draw random numbers.
+        overrides: names of `act_quant`, declared anew, without a prefix; those of `input_quant` with `input_`.
+
+    Raises:
+        TypeError: an argument that is no quantizer for activations, or an override that would do nothing.
+        ValueError: `return_quant_tensor` without a quantizer; a quantizer that does not say `signed`.
+
+    Example:
+        >>> QuantTanh(bit_width=2)(jnp.array([-9.0, 0.0])).round(3)
+        Array([-1.,  0.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        act_quant: Any = Int8ActPerTensorFloat,
+        input_quant: Any = None,
+        *,
+        return_quant_tensor: bool = False,
+        rngs: nnx.Rngs | None = None,
+        **overrides: Any,
+    ) -> None:
+        given = {"act_quant": act_quant, "input_quant": input_quant}
+        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+
+    def _activation(self, x: Any) -> Any:
+        return jnp.tanh(as_array(x))
+
+
+@final
+class QuantHardTanh(QuantActLayer):
+    """y = act_quant(min(max(x, min_val), max_val)); by default signed 8 bits, the scale learned from the two bounds on.
+
+    A quantizer that clamps already is not clamped twice: where one is on, its own range decides (as in Brevitas).
+
+    Args:
+        act_quant: quantizer of the result: an injector, a proxy to share, or None.
+        input_quant: quantizer of what comes in.
+        min_val: the lower bound; -1 unless the quantizer declares one.
+        max_val: the upper bound; 1 unless the quantizer declares one.
+        return_quant_tensor: return an `IntQuantTensor` instead of its value.
+        rngs: for quantizers that draw random numbers.
+        overrides: names of `act_quant`, declared anew, without a prefix; those of `input_quant` with `input_`.
+
+    Raises:
+        TypeError: an argument that is no quantizer for activations, or an override that would do nothing.
+        ValueError: `return_quant_tensor` without a quantizer; bounds in the wrong order.
+
+    Example:
+        >>> QuantHardTanh(bit_width=4)(jnp.array([-3.0, 0.25, 3.0]))
+        Array([-1.   ,  0.25 ,  0.875], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        act_quant: Any = Int8ActPerTensorFloatMinMaxInit,
+        input_quant: Any = None,
+        *,
+        min_val: float | None = None,
+        max_val: float | None = None,
+        return_quant_tensor: bool = False,
+        rngs: nnx.Rngs | None = None,
+        **overrides: Any,
+    ) -> None:
+        bounds = {"min_val": (min_val, -1.0), "max_val": (max_val, 1.0)}
+        self.min_val, self.max_val = (_bound(act_quant, name, *both) for name, both in bounds.items())
+        if not self.min_val < self.max_val:
+            raise ValueError(f"QuantHardTanh: min_val has to be below max_val, got {self.min_val} and {self.max_val}")
+        if _is_injector(act_quant):
+            overrides = {"min_val": self.min_val, "max_val": self.max_val, **overrides}
+        given = {"act_quant": act_quant, "input_quant": input_quant}
+        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+
+    def _activation(self, x: Any) -> Any:
+        value = as_array(x)
+        low, high = (jnp.asarray(bound, value.dtype) for bound in (self.min_val, self.max_val))
+        return tensor_clamp(value, low, high)
+
+    def _before_quantizer(self, x: jax.Array) -> jax.Array:
+        return x
+
+
+def _is_injector(given: Any) -> bool:
+    return isinstance(given, Binding) or (isinstance(given, type) and issubclass(given, ExtendedInjector))
+
+
+def _bound(act_quant: Any, name: str, given: float | None, default: float) -> float:
+    """A bound: as given, else as the quantizer declares it itself, else the default."""
+    if given is not None:
+        return float(given)
+    binding = act_quant if isinstance(act_quant, Binding) else Binding(act_quant) if _is_injector(act_quant) else None
+    declared = binding.injector.__dict__.get(name) if binding is not None else None
+    return float(declared) if isinstance(declared, int | float) else default

@@ -1,0 +1,137 @@
+"""The quantized convolution."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
+from flax.nnx.nn.linear import default_bias_init, default_kernel_init
+from flax.typing import Dtype, Initializer, PaddingLike, PrecisionLike
+
+from jqinject.nn._weight_layer import QuantWeightLayer
+from jqinject.quant import Int8WeightPerTensorFloat
+from jqinject.quant_tensor import QuantTensor
+
+
+@final
+class QuantConv(QuantWeightLayer, nnx.Conv):
+    """`nnx.Conv` with quantizers: y = conv(x_q, W_q) + b_q, channels last, any number of spatial axes.
+
+    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None for none. Further keywords override
+    what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer. With every
+    quantizer None the layer is `nnx.Conv` to the bit.
+
+    Source: Brevitas's `QuantConv1d`, `QuantConv2d`; differs from Brevitas: the arguments of the float layer are Flax's, and
+    an override that does nothing is an error.
+
+    Args:
+        in_features: input channels.
+        out_features: output channels.
+        kernel_size: the window.
+        strides: as for `nnx.Conv`.
+        padding, input_dilation, kernel_dilation, feature_group_count, use_bias, mask, dtype, param_dtype, precision,
+            kernel_init, bias_init, conv_general_dilated, promote_dtype, preferred_element_type, rngs,
+            kernel_metadata, bias_metadata: as for `nnx.Conv`.
+        weight_quant: quantizer of the kernel, shape (*kernel_size, in_features / feature_group_count, out_features);
+            channels are its last axis.
+        bias_quant: quantizer of the bias.
+        input_quant: quantizer of the input; `act_quant` is another name of it.
+        output_quant: quantizer of the output.
+        return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`.
+        overrides: `weight_...`, `bias_...`, `input_...`, `output_...`.
+
+    Raises:
+        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
+        ValueError: `return_quant_tensor` without anything to take a scale from; a quantizer that does not say `signed`.
+        DependencyError: a quantizer that can not be put together; the text shows the path.
+
+    Example:
+        >>> from jqinject.quant import Int8WeightPerChannelFloat
+        >>> conv = QuantConv(3, 8, (3, 3), weight_quant=Int8WeightPerChannelFloat, rngs=nnx.Rngs(0))
+        >>> conv(jnp.ones((2, 5, 5, 3))).shape, conv.quant_weight().scale.shape
+        ((2, 5, 5, 8), (1, 1, 1, 8))
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        kernel_size: int | Sequence[int],
+        strides: int | Sequence[int] | None = 1,
+        *,
+        padding: PaddingLike = "SAME",
+        input_dilation: int | Sequence[int] | None = 1,
+        kernel_dilation: int | Sequence[int] | None = 1,
+        feature_group_count: int = 1,
+        use_bias: bool = True,
+        mask: jax.Array | None = None,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        precision: PrecisionLike = None,
+        kernel_init: Initializer = default_kernel_init,
+        bias_init: Initializer = default_bias_init,
+        conv_general_dilated: Any = jax.lax.conv_general_dilated,
+        promote_dtype: Any = default_promote_dtype,
+        preferred_element_type: Dtype | None = None,
+        rngs: nnx.Rngs,
+        kernel_metadata: Mapping[str, Any] = {},  # noqa: B006  (as in nnx.Conv; only read)
+        bias_metadata: Mapping[str, Any] = {},  # noqa: B006
+        weight_quant: Any = Int8WeightPerTensorFloat,
+        bias_quant: Any = None,
+        input_quant: Any = None,
+        output_quant: Any = None,
+        return_quant_tensor: bool = False,
+        act_quant: Any = None,
+        **overrides: Any,
+    ) -> None:
+        nnx.Conv.__init__(
+            self,
+            in_features,
+            out_features,
+            kernel_size,
+            strides,
+            padding=padding,
+            input_dilation=input_dilation,
+            kernel_dilation=kernel_dilation,
+            feature_group_count=feature_group_count,
+            use_bias=use_bias,
+            mask=mask,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            precision=precision,
+            kernel_init=kernel_init,
+            bias_init=bias_init,
+            conv_general_dilated=conv_general_dilated,
+            promote_dtype=promote_dtype,
+            preferred_element_type=preferred_element_type,
+            rngs=rngs,
+            kernel_metadata=kernel_metadata,
+            bias_metadata=bias_metadata,
+        )
+        given = {
+            "weight_quant": weight_quant,
+            "bias_quant": bias_quant,
+            "input_quant": input_quant,
+            "output_quant": output_quant,
+            "act_quant": act_quant,
+        }
+        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+
+    @property
+    def weight_ndim(self) -> int:
+        """A kernel has the axes of the window, and one each for input and output channels."""
+        return len(self.kernel_shape)
+
+    def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
+        return nnx.Conv.__call__(stand_in, inputs, out_sharding=out_sharding)
+
+    def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
+        # The window runs over the spatial axes, and channels are summed: only batch axes stay as they are.
+        return tuple(range(ndim - (self.weight_ndim - 1)))
+
+    def _bias_on_grid(self, bias: Any, weight: QuantTensor) -> bool | None:
+        # With a scale per channel the quantized bias becomes the output's zero point, so that the integers are those of the
+        # accumulator before the bias: Brevitas's convention for convolutions. The value is the same either way.
+        return False if weight.scale.size > 1 else super()._bias_on_grid(bias, weight)

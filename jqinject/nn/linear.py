@@ -1,0 +1,114 @@
+"""The quantized dense layer."""
+
+from collections.abc import Mapping
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
+from flax.nnx.nn.linear import default_bias_init, default_kernel_init
+from flax.typing import Dtype, Initializer, PrecisionLike
+
+from jqinject.nn._weight_layer import QuantWeightLayer
+from jqinject.quant import Int8WeightPerTensorFloat
+
+
+@final
+class QuantLinear(QuantWeightLayer, nnx.Linear):
+    """`nnx.Linear` with quantizers: y = x_q @ W_q + b_q.
+
+    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None for none. Further keywords override
+    what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer. With every
+    quantizer None the layer is `nnx.Linear` to the bit.
+
+    Source: Brevitas's `QuantLinear`; differs from Brevitas: the arguments of the float layer are Flax's, and an override
+    that does nothing is an error.
+
+    Args:
+        in_features: size of the last axis of the input.
+        out_features: size of the last axis of the output.
+        use_bias, dtype, param_dtype, precision, kernel_init, bias_init, dot_general, promote_dtype,
+            preferred_element_type, rngs, kernel_metadata, bias_metadata: as for `nnx.Linear`.
+        weight_quant: quantizer of the kernel, shape (in_features, out_features); channels are its last axis.
+        bias_quant: quantizer of the bias.
+        input_quant: quantizer of the input; `act_quant` is another name of it.
+        output_quant: quantizer of the output.
+        return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`.
+        overrides: `weight_...`, `bias_...`, `input_...`, `output_...`.
+
+    Raises:
+        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
+        ValueError: `return_quant_tensor` without anything to take a scale from; a quantizer that does not say `signed`.
+        DependencyError: a quantizer that can not be put together; the text shows the path.
+
+    Example:
+        >>> from jqinject.quant import Int8ActPerTensorFloat, Int8WeightPerChannelFloat
+        >>> fc = QuantLinear(
+        ...     8, 4, weight_quant=Int8WeightPerChannelFloat, weight_bit_width=4,
+        ...     input_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0))
+        >>> fc(jnp.ones((2, 8))).shape, fc.quant_weight().bit_width
+        ((2, 4), 4)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        use_bias: bool = True,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        precision: PrecisionLike = None,
+        kernel_init: Initializer = default_kernel_init,
+        bias_init: Initializer = default_bias_init,
+        dot_general: Any = jax.lax.dot_general,
+        promote_dtype: Any = default_promote_dtype,
+        preferred_element_type: Dtype | None = None,
+        rngs: nnx.Rngs,
+        kernel_metadata: Mapping[str, Any] = {},  # noqa: B006  (as in nnx.Linear; only read)
+        bias_metadata: Mapping[str, Any] = {},  # noqa: B006
+        weight_quant: Any = Int8WeightPerTensorFloat,
+        bias_quant: Any = None,
+        input_quant: Any = None,
+        output_quant: Any = None,
+        return_quant_tensor: bool = False,
+        act_quant: Any = None,
+        **overrides: Any,
+    ) -> None:
+        nnx.Linear.__init__(
+            self,
+            in_features,
+            out_features,
+            use_bias=use_bias,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            precision=precision,
+            kernel_init=kernel_init,
+            bias_init=bias_init,
+            dot_general=dot_general,
+            promote_dtype=promote_dtype,
+            preferred_element_type=preferred_element_type,
+            rngs=rngs,
+            kernel_metadata=kernel_metadata,
+            bias_metadata=bias_metadata,
+        )
+        given = {
+            "weight_quant": weight_quant,
+            "bias_quant": bias_quant,
+            "input_quant": input_quant,
+            "output_quant": output_quant,
+            "act_quant": act_quant,
+        }
+        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+
+    @property
+    def weight_ndim(self) -> int:
+        """A kernel has two axes."""
+        return 2
+
+    def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
+        return nnx.Linear.__call__(stand_in, inputs, out_sharding=out_sharding)
+
+    def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
+        return tuple(range(ndim - 1))
