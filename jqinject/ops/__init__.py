@@ -5,11 +5,14 @@ from jqinject.ops.clamp import scalar_clamp_ste as scalar_clamp_ste
 from jqinject.ops.clamp import signed_clamp_min_ste as signed_clamp_min_ste
 from jqinject.ops.clamp import tensor_clamp as tensor_clamp
 from jqinject.ops.clamp import tensor_clamp_ste as tensor_clamp_ste
+from jqinject.ops.fake_quant import fake_quantize as fake_quantize
 from jqinject.ops.int_range import max_int as max_int
 from jqinject.ops.int_range import min_int as min_int
 from jqinject.ops.power import divide as divide
 from jqinject.ops.power import exp2 as exp2
+from jqinject.ops.power import in_steps as in_steps
 from jqinject.ops.power import log2 as log2
+from jqinject.ops.spread import spread as spread
 from jqinject.ops.ste import abs_binary_sign_grad as abs_binary_sign_grad
 from jqinject.ops.ste import binary_sign_ste as binary_sign_ste
 from jqinject.ops.ste import ceil_ste as ceil_ste

@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 
 def _bound(bound: ArrayLike, x: jax.Array) -> jax.Array:
     """A bound in `x`'s dtype; differentiable where it was an array."""
-    return jnp.asarray(bound).astype(x.dtype)
+    return jnp.asarray(bound, dtype=x.dtype)
 
 
 def tensor_clamp(x: ArrayLike, min_val: ArrayLike, max_val: ArrayLike) -> jax.Array:

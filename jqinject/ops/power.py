@@ -12,7 +12,7 @@ _LN2 = math.log(2.0)
 
 
 def _float32(x: ArrayLike) -> jax.Array:
-    return jnp.asarray(x).astype(jnp.float32)
+    return jnp.asarray(x, dtype=jnp.float32)
 
 
 def _integer_power(exponent: jax.Array) -> jax.Array:
@@ -84,15 +84,15 @@ def log2(x: ArrayLike) -> jax.Array:
 
 
 def divide(x: jax.Array, divisor: ArrayLike) -> jax.Array:
-    """`x / divisor`, correctly rounded under `jax.jit` too.
+    """`x / divisor`, correctly rounded, for small arrays such as scales.
 
-    A compiler may turn the division by a constant into a multiplication by its reciprocal, which is one unit
-    in the last place off now and then: enough for a compiled and an uncompiled quantizer to round
-    differently. Here a constant divisor is hidden from that rewrite.
+    A compiler may turn the division by a constant, or by one number for many, into a multiplication by its
+    reciprocal, which is one unit in the last place off now and then. Here the divisor is hidden from that
+    rewrite, at the price of writing it out in the shape of `x`; under `jax.vmap` it may still happen.
 
     Args:
         x: a float32 array.
-        divisor: a number or an array.
+        divisor: a number or an array that broadcasts with `x`.
 
     Returns:
         The quotient, float32.
@@ -101,4 +101,38 @@ def divide(x: jax.Array, divisor: ArrayLike) -> jax.Array:
         >>> divide(jnp.float32(254.0), 127)
         Array(2., dtype=float32)
     """
-    return x / jax.lax.optimization_barrier(_float32(divisor))
+    divisor = _float32(divisor)
+    shape = jnp.broadcast_shapes(x.shape, divisor.shape)
+    return x / jax.lax.optimization_barrier(jnp.broadcast_to(divisor, shape))
+
+
+@jax.custom_jvp
+def _in_steps(x: jax.Array, scale: jax.Array) -> jax.Array:
+    return x / scale
+
+
+@_in_steps.defjvp
+def _(primals, tangents):
+    (_, scale), (dx, dscale) = primals, tangents
+    y = _in_steps(*primals)
+    return y, (dx - y * dscale) / scale
+
+
+def in_steps(x: jax.Array, scale: jax.Array) -> jax.Array:
+    """`x / scale`: how many steps of the scale `x` is.
+
+    The derivative `(dx - y * dscale) / scale` needs no square of the scale, so that it stays finite for
+    scales down to the smallest.
+
+    Args:
+        x: a float32 array.
+        scale: float32, broadcasts with `x`, not 0.
+
+    Returns:
+        The quotient, float32.
+
+    Example:
+        >>> jax.grad(in_steps, argnums=1)(jnp.float32(0), jnp.float32(1e-30))
+        Array(-0., dtype=float32)
+    """
+    return _in_steps(x, scale)

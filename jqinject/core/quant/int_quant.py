@@ -22,10 +22,11 @@ from jqinject.core._protocols import (
     View,
     ZeroPoint,
 )
-from jqinject.core.clamp import Identity, TensorClamp
+from jqinject.core.clamp import Identity, TensorClamp, TensorClampSte
 from jqinject.core.delay import DelayWrapper, delay_of
-from jqinject.core.rounding import RoundSte
-from jqinject.ops import int_range
+from jqinject.core.rounding import CeilSte, DPURoundSte, FloorSte, RoundSte, RoundToZeroSte
+from jqinject.ops import fake_quantize, int_range
+from jqinject.ops.power import in_steps
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,24 @@ class IntGrid:
 
     signed: bool
     narrow_range: bool
+
+
+ELEMENTWISE = (RoundSte, CeilSte, FloorSte, RoundToZeroSte, DPURoundSte, TensorClamp, TensorClampSte)
+
+
+@dataclass(frozen=True)
+class _RoundAndClamp:
+    """To integers between two constant bounds: elementwise, without state, equal by value."""
+
+    float_to_int_impl: Rounding
+    tensor_clamp_impl: Clamp
+    min_val: int
+    max_val: int
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.tensor_clamp_impl(
+            self.float_to_int_impl(x), min_val=float(self.min_val), max_val=float(self.max_val)
+        )
 
 
 class IntQuant(nnx.Module):
@@ -103,16 +122,32 @@ class IntQuant(nnx.Module):
 
     def to_int(self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array) -> jax.Array:
         """The integers of `x`, as float32, differentiable."""
-        y = self.input_view_impl(x).astype(jnp.float32) / scale + zero_point
+        y = in_steps(self.input_view_impl(x).astype(jnp.float32), scale) + zero_point
         y = self.float_to_int_impl(y)
         return self.tensor_clamp_impl(y, min_val=self.min_int(bit_width), max_val=self.max_int(bit_width))
 
     def __call__(self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array) -> jax.Array:
         """`x` quantized and back in float, in the dtype of `x`."""
         x = _check.float_input(x, "IntQuant")
-        integers = self.to_int(scale, zero_point, bit_width, x)
-        y = ((integers - zero_point) * scale).astype(x.dtype)
+        to_integer = self._elementwise(bit_width)
+        if to_integer is None:
+            y = (self.to_int(scale, zero_point, bit_width, x) - zero_point) * scale
+        else:
+            viewed = self.input_view_impl(x).astype(jnp.float32)
+            y = fake_quantize(viewed, scale, zero_point, to_integer)
+        y = y.astype(x.dtype)
         return y if self.delay is None else self.delay(x, y)
+
+    def _elementwise(self, bit_width: Any) -> _RoundAndClamp | None:
+        """Rounding and clamping as one elementwise function without state, where they are that: the faster way."""
+        rounding, clamp = self.float_to_int_impl, self.tensor_clamp_impl
+        if (
+            isinstance(bit_width, int)
+            and isinstance(rounding, ELEMENTWISE)
+            and isinstance(clamp, ELEMENTWISE)
+        ):
+            return _RoundAndClamp(rounding, clamp, self.min_int(bit_width), self.max_int(bit_width))
+        return None
 
 
 class RescalingIntQuant(nnx.Module):

@@ -11,9 +11,9 @@ from jqinject.core._protocols import Restrict
 from jqinject.ops.clamp import signed_clamp_min_ste
 from jqinject.ops.power import divide
 
-SCALE_FLOOR = 2.0**-95
-"""The least value (before the division by at most 2**31 integer steps) a scale is made of: the scale stays a
-normal float32, so that x / scale is never nan for a finite x."""
+SCALE_FLOOR = 2.0**-64
+"""The least value that is divided by the integer steps (at most 2**31) to make a scale. It keeps x / scale
+and its derivative finite for tensors of ordinary size, and the result for a tensor of zeros is not nan."""
 
 
 def clamp_scale(x: jax.Array, scaling_min_val: float | None) -> jax.Array:
@@ -23,7 +23,7 @@ def clamp_scale(x: jax.Array, scaling_min_val: float | None) -> jax.Array:
 
 def restricted_threshold(threshold: Any, restrict: Restrict) -> jax.Array:
     """The number of integer steps as the restriction allows it: the next power of two, for instance."""
-    return restrict(restrict.restrict_init_tensor(jnp.asarray(threshold).astype(jnp.float32)))
+    return restrict(restrict.restrict_init_tensor(jnp.asarray(threshold, dtype=jnp.float32)))
 
 
 def apply_threshold(

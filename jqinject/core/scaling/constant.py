@@ -80,11 +80,8 @@ class ConstScaling(nnx.Module):
         )
 
     def __call__(self, x: jax.Array | None = None, threshold: Any = None) -> jax.Array:
-        """The scale, float32. `x` is not looked at.
-
-        Hidden from constant folding: dividing by it is a true division under `jax.jit` too.
-        """
-        stored = jax.lax.optimization_barrier(jnp.asarray(self.constant.array()))
+        """The scale, float32. `x` is not looked at."""
+        stored = jnp.asarray(self.constant.array())
         value = clamp_scale(self.restrict_scaling_impl(stored), self.scaling_min_val)
         return apply_threshold(
             value,
@@ -139,10 +136,8 @@ class ParameterScaling(nnx.Module):
     ) -> None:
         where = "ParameterScaling"
         shape = None if scaling_shape is None else _check.shape(scaling_shape, where, "scaling_shape")
-        init = np.asarray(scaling_init, dtype=np.float32)
-        _check.initial_value(init, shape, where, "scaling_init", "scaling_shape")
+        init = _check.initial_value(scaling_init, shape, where, "scaling_init", "scaling_shape")
         stored = _restricted(init, restrict_scaling_impl or FloatRestrictValue())
-        stored = _check.initial_value(stored, shape, where, "scaling_init", "scaling_shape")
         self.value = QuantParam(jnp.asarray(stored))
         set_given(
             self,

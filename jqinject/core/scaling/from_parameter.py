@@ -39,7 +39,7 @@ class StatsFromParameterScaling(nnx.Module):
     With one tracked parameter (or none) the tensor given at the call is used, and nothing is stored. With
     several, they are kept as Variables, viewed and joined, and the tensor given is not looked at.
 
-    Differs from Brevitas: a statistic below 2**-95 counts as 2**-95, so that a tensor of zeros has a finite
+    Differs from Brevitas: a statistic below 2**-64 counts as 2**-64, so that a tensor of zeros has a finite
     scale greater than 0 (there: a scale of 0 and quantized values of nan, unless scaling_min_val is set).
 
     Args:
@@ -132,7 +132,7 @@ class ParameterFromStatsFromParameterScaling(nnx.Module):
     before it, the same scale is computed and nothing is stored.
 
     Differs from Brevitas: evaluation does not fill the parameter; a statistic that is not finite does not
-    either; a statistic below 2**-95 counts as 2**-95.
+    either; a statistic below 2**-64 counts as 2**-64.
 
     Args:
         scaling_stats_impl: the statistic.

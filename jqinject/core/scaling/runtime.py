@@ -36,7 +36,7 @@ class RuntimeStatsScaling(nnx.Module):
     As batch normalization does. State: `running_stats`, and `counter`, the number of batches in it.
 
     Differs from Brevitas: a statistic that is not finite scales its own batch but does not enter the running
-    mean; a statistic below 2**-95 counts as 2**-95.
+    mean; a statistic below 2**-64 counts as 2**-64.
 
     Args:
         scaling_stats_impl: the statistic.
@@ -162,7 +162,7 @@ class ParameterFromRuntimeStatsScaling(nnx.Module):
 
     Differs from Brevitas: in evaluation the least value is applied before the division, as in training; a
     statistic that is not finite scales its own batch but is neither collected nor counted; a statistic below
-    2**-95 counts as 2**-95.
+    2**-64 counts as 2**-64.
 
     Args:
         collect_stats_steps: N, at least 1.

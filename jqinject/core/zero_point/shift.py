@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core._protocols import IntQuantizer
+from jqinject.ops.power import in_steps
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,6 @@ def shift(
     """
     least = int_quant.min_int(bit_width)
     if quantize:
-        least = jnp.asarray(least).astype(jnp.float32)
+        least = jnp.asarray(least, dtype=jnp.float32)
         return int_quant.to_int(scale, least, bit_width, z)
-    return z / scale + least
+    return in_steps(z, scale) + least

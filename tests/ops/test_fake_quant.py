@@ -1,0 +1,88 @@
+"""`fake_quantize` against autodiff of the composition it stands for."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jqinject.ops import fake_quantize, floor_ste, round_ste, spread, tensor_clamp, tensor_clamp_ste
+
+
+def masked(x):
+    return tensor_clamp(round_ste(x), -7.0, 7.0)
+
+
+def straight(x):
+    return tensor_clamp_ste(floor_ste(x), 0.0, 15.0)
+
+
+def composed(x, scale, zero_point, to_integer):
+    return (to_integer(x / scale + zero_point) - zero_point) * scale
+
+
+def arguments(scale_shape):
+    keys = jax.random.split(jax.random.key(3), 4)
+    x = jax.random.normal(keys[0], (6, 5, 4))
+    scale = jax.random.uniform(keys[1], scale_shape, minval=0.05, maxval=0.3)
+    zero_point = jnp.round(jax.random.uniform(keys[2], scale_shape, minval=0.0, maxval=4.0))
+    return (x, scale, zero_point), jax.random.normal(keys[3], x.shape)
+
+
+@pytest.mark.parametrize("scale_shape", [(), (1,), (4,), (1, 1, 4), (6, 1, 1), (1, 5, 1)])
+@pytest.mark.parametrize("to_integer", [masked, straight])
+def test_equals_the_composition_in_value_and_in_every_gradient(scale_shape, to_integer):
+    given, cotangent = arguments(scale_shape)
+    y, pull = jax.vjp(lambda *a: fake_quantize(*a, to_integer), *given)
+    expected, expected_pull = jax.vjp(lambda *a: composed(*a, to_integer), *given)
+    np.testing.assert_array_equal(y, expected)
+    for gradient, wanted in zip(pull(cotangent), expected_pull(cotangent), strict=True):
+        assert gradient.shape == wanted.shape
+        np.testing.assert_allclose(gradient, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_works_in_forward_mode_under_jit_vmap_and_checkpoint():
+    (x, scale, zero_point), cotangent = arguments((4,))
+
+    def value(x, scale):
+        return fake_quantize(x, scale, zero_point, masked)
+
+    _, tangent = jax.jvp(value, (x, scale), (cotangent, scale))
+    _, wanted = jax.jvp(lambda x, s: composed(x, s, zero_point, masked), (x, scale), (cotangent, scale))
+    np.testing.assert_allclose(tangent, wanted, rtol=1e-4, atol=1e-5)
+    eager = jax.grad(lambda s: value(x, s).sum())(scale)
+    for transform in (jax.jit, jax.checkpoint):
+        moved = transform(value)
+        np.testing.assert_allclose(jax.grad(lambda s, f=moved: f(x, s).sum())(scale), eager, rtol=1e-5)
+    np.testing.assert_array_equal(jax.vmap(value, in_axes=(0, None))(x, scale), value(x, scale))
+
+
+def test_nan_and_infinity_are_not_hidden():
+    x = jnp.array([jnp.nan, jnp.inf, -jnp.inf, 0.5])
+    y = fake_quantize(x, jnp.float32(0.5), jnp.float32(0), masked)
+    assert jnp.isnan(y[0]) and y[1] == 3.5 and y[2] == -3.5 and y[3] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("given", "shape"),
+    [
+        ((), (3, 4)),
+        ((1,), (5,)),
+        ((), ()),
+        ((1, 4), (3, 4)),
+        ((3, 1), (3, 4)),
+        ((2, 1, 4), (2, 3, 4)),
+        ((4,), (0, 4)),
+    ],
+)
+def test_spread_is_broadcast_to_both_ways(given, shape):
+    x = jnp.arange(1.0, 1.0 + np.prod(given, dtype=int)).reshape(given)
+    cotangent = jnp.arange(float(np.prod(shape, dtype=int))).reshape(shape)
+    y, pull = jax.vjp(lambda x: spread(x, shape), x)
+    wanted, wanted_pull = jax.vjp(lambda x: jnp.broadcast_to(x, shape), x)
+    np.testing.assert_array_equal(y, wanted)
+    np.testing.assert_allclose(pull(cotangent)[0], wanted_pull(cotangent)[0], rtol=1e-6)
+
+
+def test_spread_refuses_what_does_not_broadcast():
+    with pytest.raises(ValueError, match=r"shape \(3,\) does not broadcast to \(2,\)"):
+        spread(jnp.ones(3), (2,))
