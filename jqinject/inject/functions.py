@@ -3,13 +3,13 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from jqinject.inject.arguments import signature
 from jqinject.inject.library import DependencyError, Value
 
 
-class value(Value):
+class ValueFunction(Value):
     """Compute a name of the injector by calling a function, whose arguments are names of the injector.
 
     A default of the function makes that name optional. If the function returns a class, the class is wired as
@@ -47,7 +47,7 @@ class value(Value):
         check_function(function)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, value) and self.__function__ == other.__function__
+        return isinstance(other, ValueFunction) and self.__function__ == other.__function__
 
     def __hash__(self) -> int:
         return hash(self.__function__)
@@ -56,7 +56,16 @@ class value(Value):
         return f"<@value {getattr(self.__function__, '__qualname__', self.__function__)}>"
 
 
-def choices(*classes: type) -> Callable[[Callable[..., Any] | value], value]:
+if TYPE_CHECKING:
+
+    def value(function: Callable[..., Any]) -> Any:
+        """See `ValueFunction`; what it gives is known only when it is resolved."""
+
+else:
+    value = ValueFunction
+
+
+def choices(*classes: type) -> Callable[[Callable[..., Any]], Any]:
     """Declare which component classes a `@value` function may return, so that their argument names are known.
 
     Nothing depends on it but the check of overrides: a name that only one of these classes asks for is then a
@@ -76,8 +85,8 @@ def choices(*classes: type) -> Callable[[Callable[..., Any] | value], value]:
         if not inspect.isclass(cls):
             raise DependencyError(f"@choices lists the classes a @value function may return, got {cls!r}")
 
-    def decorate(function: Callable[..., Any] | value) -> value:
-        result = function if isinstance(function, value) else value(function)
+    def decorate(function: Callable[..., Any] | ValueFunction) -> Any:
+        result = function if isinstance(function, ValueFunction) else ValueFunction(function)
         result.choices = classes
         return result
 

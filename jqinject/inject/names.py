@@ -5,7 +5,7 @@ from typing import Any
 
 from jqinject.inject.arguments import arguments_of_class, arguments_of_function
 from jqinject.inject.errors import did_you_mean, lines
-from jqinject.inject.functions import value
+from jqinject.inject.functions import ValueFunction
 from jqinject.inject.links import PARENT, steps_of
 from jqinject.inject.specs import Spec
 
@@ -65,7 +65,7 @@ def _arguments(spec: Spec) -> set[str]:
     if spec.kind != "FUNCTION":
         return set()
     asked = set(arguments_of_function(spec.target).names)
-    if isinstance(spec.declared, value):
+    if isinstance(spec.declared, ValueFunction):
         for cls in spec.declared.choices:
             asked.update(arguments_of_class(cls).names)
     return asked

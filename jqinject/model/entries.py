@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -66,4 +67,4 @@ def problem_of(value: Any, held: Any) -> str | None:
 
 
 def _is_float(dtype: Any) -> bool:
-    return bool(jax.dtypes.issubdtype(dtype, np.floating))
+    return bool(jnp.issubdtype(dtype, jnp.floating))

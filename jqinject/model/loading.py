@@ -13,22 +13,23 @@ from jqinject.model.reassembly import reassemble_held
 from jqinject.model.report import LoadReport
 from jqinject.model.walk import Found, Holders, Path, dotted, proxies_of, variables_of
 from jqinject.proxy import write
+from jqinject.quant_tensor import is_concrete
 
 
 def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
     """Load weights into a model and assemble its quantizers again from them.
 
     In this order: weights and other Variables; re-assembly of every quantizer of the layers whose weights were loaded;
-    quantizer Variables that the state holds, which thus win over re-assembly. So a float checkpoint fits a quantized model,
-    and a quantized checkpoint comes back bit for bit. Everything is checked before anything is written.
+    quantizer Variables that the state holds, which thus win over re-assembly. So a float checkpoint fits a quantized
+    model, and a quantized checkpoint comes back bit for bit. Everything is checked before anything is written.
 
     Source: Brevitas's `load_state_dict`. Differs from Brevitas: no flag is needed for a float checkpoint; nothing is
     written when anything is wrong; Variables stay the same objects, so optimizers stay valid.
 
     Args:
         model: a module.
-        state: an `nnx.State`, a nested dict of arrays (also as Orbax restores it), or another module. A shared Variable may
-            stand under any of its paths.
+        state: an `nnx.State`, a nested dict of arrays (also as Orbax restores it), or another module. A shared Variable
+            may stand under any of its paths.
         missing: an NNX filter for Variables that the state need not hold, as in `missing=nnx.BatchStat`; `...` for all.
             Quantizer Variables may always be missing.
 
@@ -36,8 +37,8 @@ def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
         A report: what was loaded, cast, missing, re-assembled.
 
     Raises:
-        ValueError: names every unknown path, missing path, wrong shape and wrong dtype (a float of another width is cast).
-            Nothing has been changed then.
+        ValueError: names every unknown path, missing path, wrong shape and wrong dtype (a float of another width is
+            cast). Nothing has been changed then.
         TypeError: `state` is none of the three kinds.
 
     Example:
@@ -57,7 +58,8 @@ def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
     if problems:
         raise ValueError(
             f"load_state: the state does not fit the model, nothing was changed ({len(problems)} "
-            f"problem{'s' if len(problems) > 1 else ''}):\n" + "\n".join(f"  {problem}" for problem in problems)
+            f"problem{'s' if len(problems) > 1 else ''}):\n"
+            + "\n".join(f"  {problem}" for problem in problems)
         )
     return _all_or_nothing(model, targets, lambda: _load(model, entries, by_path, targets))
 
@@ -79,15 +81,22 @@ def _load(
     now = {path: found for found in variables_of(model) for path in found.paths} if told.replaced else by_path
     for path, value in chosen.items():
         if by_path[path].in_quantizer:
-            if path not in now or (why := problem_of(value, now[path].variable.get_value())):
+            why = (
+                problem_of(value, now[path].variable.get_value())
+                if path in now
+                else "does not exist any more"
+            )
+            if why:
                 raise ValueError(
-                    f"load_state: after re-assembly from the loaded weights {dotted(path)} "
-                    f"{why if path in now else 'does not exist any more'}; nothing was changed"
+                    f"load_state: after re-assembly from the loaded weights {dotted(path)} {why}; nothing was changed"
                 )
             write(now[path].variable, value)
     gone = tuple(dotted(found.path) for found in targets if not any(path in entries for path in found.paths))
     return LoadReport(
-        **vars(told), loaded=tuple(dotted(path) for path in chosen), missing=_but_reassembled(gone, told), cast=cast
+        **vars(told),
+        loaded=tuple(dotted(path) for path in chosen),
+        missing=_but_reassembled(gone, told),
+        cast=cast,
     )
 
 
@@ -135,7 +144,7 @@ def _misfits(entries: Mapping[Path, Any], by_path: Mapping[Path, Found]) -> list
 def _refuse_abstract(targets: list[Found]) -> None:
     for found in targets:
         held = found.variable.get_value()
-        if isinstance(held, jax.core.Tracer) or not isinstance(held, jax.Array):
+        if not isinstance(held, jax.Array) or not is_concrete(held):
             raise ValueError(
                 f"load_state writes into real arrays, and {dotted(found.path)} holds {type(held).__name__}.\n"
                 "  cure: call it outside of jit and eval_shape, on a model that was built for real"

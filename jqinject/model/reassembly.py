@@ -10,8 +10,8 @@ from jqinject.model.walk import Holders, dotted, proxies_of
 def reassemble(model: Any) -> ReassemblyReport:
     """Assemble every quantizer of a model again, from the layers that hold it.
 
-    For use after writing weights by other means than `load_state` (`nnx.update`, in-place writes). The layers are found by
-    walking the model, so it is right for clones, copies, unpickled and merged models too. A quantizer of the same
+    For use after writing weights by other means than `load_state` (`nnx.update`, in-place writes). The layers are found
+    by walking the model, so it is right for clones, copies, unpickled and merged models too. A quantizer of the same
     structure keeps its Variables and takes the new values; learned scales and statistics start afresh.
 
     Args:

@@ -23,8 +23,8 @@ class ReassemblyReport:
         told = [f"re-assembled {_count(self.reassembled, 'quantizer')}"]
         if self.replaced:
             told.append(
-                f"replaced {_count(self.replaced, 'quantizer')} (structure or shapes changed; make optimizers, views and "
-                f"cached_partials again): {', '.join(self.replaced)}"
+                f"replaced {_count(self.replaced, 'quantizer')} (structure or shapes changed; make optimizers, views "
+                f"and cached_partials again): {', '.join(self.replaced)}"
             )
         return told
 

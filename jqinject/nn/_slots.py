@@ -43,7 +43,9 @@ OUTPUT = Slot("output_quant", "output_", ActQuantProxyFromInjector, "activations
 ACT = Slot("act_quant", "", ActQuantProxyFromInjector, "activations")
 
 
-def split_overrides(layer: Any, slots: Iterable[Slot], overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def split_overrides(
+    layer: Any, slots: Iterable[Slot], overrides: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
     """Overrides by slot, without their prefixes.
 
     Raises:
@@ -67,7 +69,9 @@ def split_overrides(layer: Any, slots: Iterable[Slot], overrides: Mapping[str, A
     return found
 
 
-def make_proxy(layer: Any, slot: Slot, given: Any, overrides: Mapping[str, Any], rngs: nnx.Rngs | None) -> Any:
+def make_proxy(
+    layer: Any, slot: Slot, given: Any, overrides: Mapping[str, Any], rngs: nnx.Rngs | None
+) -> Any:
     """The proxy for what was given: a new one for an injector, the same one for a proxy, None for None.
 
     A proxy that is to be shared comes back as it is; `share` makes it serve the layer, once the layer holds it.
@@ -81,7 +85,9 @@ def make_proxy(layer: Any, slot: Slot, given: Any, overrides: Mapping[str, Any],
         if given is not None:
             _check_kind(where, slot, type(given), "a proxy")
         return given
-    if not isinstance(given, Binding) and not (inspect.isclass(given) and issubclass(given, ExtendedInjector)):
+    if not isinstance(given, Binding) and not (
+        inspect.isclass(given) and issubclass(given, ExtendedInjector)
+    ):
         raise TypeError(
             f"{where} takes an injector (a class that derives from ExtendedInjector), a proxy to share "
             f"(other_layer.{slot.name}) or None, got {_shown(given)}"
@@ -89,7 +95,10 @@ def make_proxy(layer: Any, slot: Slot, given: Any, overrides: Mapping[str, Any],
     binding = given if isinstance(given, Binding) else Binding(given)
     proxy_class = binding.resolve("proxy_class") if binding.declares("proxy_class") else slot.proxy_class
     _check_kind(where, slot, proxy_class, binding.base.__name__)
-    called = (f"{type(layer).__name__}({slot.prefix}...)" if slot.prefix else f"{type(layer).__name__}(...)", slot.prefix)
+    called = (
+        f"{type(layer).__name__}({slot.prefix}...)" if slot.prefix else f"{type(layer).__name__}(...)",
+        slot.prefix,
+    )
     return proxy_class(binding, layer, overrides=overrides, rngs=rngs, where=called)
 
 
@@ -112,7 +121,11 @@ def _check_kind(where: str, slot: Slot, proxy_class: Any, name: str) -> None:
 def _refuse_overrides(where: str, slot: Slot, given: Any, overrides: Mapping[str, Any]) -> None:
     if overrides:
         names = ", ".join(repr(slot.prefix + name) for name in overrides)
-        why = "there is no quantizer" if given is None else "the quantizer is shared with another layer as it is"
+        why = (
+            "there is no quantizer"
+            if given is None
+            else "the quantizer is shared with another layer as it is"
+        )
         cure = (
             f"give an injector: {slot.name}=..."
             if given is None
@@ -122,4 +135,6 @@ def _refuse_overrides(where: str, slot: Slot, given: Any, overrides: Mapping[str
 
 
 def _shown(given: Any) -> str:
-    return f"the class {given.__name__}" if inspect.isclass(given) else f"{type(given).__name__} {given!r:.80}"
+    return (
+        f"the class {given.__name__}" if inspect.isclass(given) else f"{type(given).__name__} {given!r:.80}"
+    )

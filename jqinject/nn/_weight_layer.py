@@ -18,8 +18,8 @@ SLOTS = (WEIGHT, BIAS, INPUT, OUTPUT)
 class QuantWeightLayer(nnx.Module):
     """Abstract: a Flax layer whose weight, bias, input and output may each have a quantizer.
 
-    The parent's forward is run as it is on the quantized numbers, so that with no quantizer the output is the parent's to
-    the bit.
+    The parent's forward is run as it is on the quantized numbers, so that with no quantizer the output is the parent's
+    to the bit.
 
     Attributes:
         weight_quant, bias_quant, input_quant, output_quant: proxies, or None.
@@ -31,10 +31,15 @@ class QuantWeightLayer(nnx.Module):
     input_quant = QuantizerSlot()
     output_quant = QuantizerSlot()
     return_quant_tensor: bool
+    bias: Any
     weight_name: ClassVar[str] = "kernel"
 
     def _init_quantizers(
-        self, given: Mapping[str, Any], overrides: Mapping[str, Any], return_quant_tensor: bool, rngs: nnx.Rngs
+        self,
+        given: Mapping[str, Any],
+        overrides: Mapping[str, Any],
+        return_quant_tensor: bool,
+        rngs: nnx.Rngs,
     ) -> None:
         """Make the proxies; to be called when the weights are there.
 
@@ -54,8 +59,8 @@ class QuantWeightLayer(nnx.Module):
             share(self, chosen[slot.name])
         if return_quant_tensor and not (_on(self.weight_quant) or _on(self.output_quant)):
             raise ValueError(
-                f"{type(self).__name__}(return_quant_tensor=True) needs a quantized input and weight, or output_quant, to "
-                "have a scale to return.\n  cure: give it weight_quant=... and input_quant=..., or output_quant=..."
+                f"{type(self).__name__}(return_quant_tensor=True) needs a quantized input and weight, or output_quant, "
+                "to have a scale to return.\n  cure: give it weight_quant=... and input_quant=..., or output_quant=..."
             )
 
     # --- the layer's weight, whatever NNX calls it
@@ -91,7 +96,9 @@ class QuantWeightLayer(nnx.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         name = self.weight_name if name == "weight" else name
         before = vars(self).get(name)
-        replaced = isinstance(before, nnx.Variable) and isinstance(value, nnx.Variable) and value is not before
+        replaced = (
+            isinstance(before, nnx.Variable) and isinstance(value, nnx.Variable) and value is not before
+        )
         if replaced:
             self._check_known_to_quantizers()
         super().__setattr__(name, value)
@@ -154,14 +161,16 @@ class QuantWeightLayer(nnx.Module):
         x = inputs if self.input_quant is None else self.input_quant(inputs)
         weight = self.quant_weight()
         bias = self.quant_bias(x, weight)
-        stand_in = _StandIn(self, {self.weight_name: as_array(weight), "bias": None if bias is None else as_array(bias)})
+        stand_in = _StandIn(
+            self, {self.weight_name: as_array(weight), "bias": None if bias is None else as_array(bias)}
+        )
         y = self._parent_forward(stand_in, as_array(x), out_sharding)
         if _on(self.output_quant):
             y = self.output_quant(y)
             return y if self.return_quant_tensor else as_array(y)
         return self._with_metadata(y, x, weight, bias) if self.return_quant_tensor else y
 
-    def _bias_on_grid(self, bias: Any, weight: QuantTensor) -> bool | None:
+    def _bias_on_grid(self, bias: Any, weight: Any) -> bool | None:
         """Whether the bias counts in steps of the accumulator, as far as the layer knows beforehand."""
         on_grid = isinstance(bias, QuantTensor) and self.bias_quant.requires_input_scale
         return True if on_grid else None
@@ -170,8 +179,8 @@ class QuantWeightLayer(nnx.Module):
         if not (isinstance(x, QuantTensor) and isinstance(weight, QuantTensor)):
             missing = "weight" if isinstance(x, QuantTensor) else "input"
             raise ValueError(
-                f"{type(self).__name__}(return_quant_tensor=True): the {missing} is not quantized, so the output has no "
-                f"scale.\n  cure: give the layer {missing}_quant=..."
+                f"{type(self).__name__}(return_quant_tensor=True): the {missing} is not quantized, so the output has "
+                f"no scale.\n  cure: give the layer {missing}_quant=..."
                 + (", or feed it a QuantTensor" if missing == "input" else "")
             )
         return contraction_output(

@@ -32,7 +32,11 @@ class QuantActLayer(nnx.Module):
     return_quant_tensor: bool
 
     def _init_quantizers(
-        self, given: dict[str, Any], overrides: dict[str, Any], return_quant_tensor: bool, rngs: nnx.Rngs | None
+        self,
+        given: dict[str, Any],
+        overrides: dict[str, Any],
+        return_quant_tensor: bool,
+        rngs: nnx.Rngs | None,
     ) -> None:
         slots: tuple[Slot, ...] = tuple(slot for slot in (ACT, INPUT) if slot.name in given)
         by_slot = split_overrides(self, slots, overrides)
@@ -253,7 +257,9 @@ class QuantHardTanh(QuantActLayer):
         bounds = {"min_val": (min_val, -1.0), "max_val": (max_val, 1.0)}
         self.min_val, self.max_val = (_bound(act_quant, name, *both) for name, both in bounds.items())
         if not self.min_val < self.max_val:
-            raise ValueError(f"QuantHardTanh: min_val has to be below max_val, got {self.min_val} and {self.max_val}")
+            raise ValueError(
+                f"QuantHardTanh: min_val has to be below max_val, got {self.min_val} and {self.max_val}"
+            )
         if _is_injector(act_quant):
             overrides = {"min_val": self.min_val, "max_val": self.max_val, **overrides}
         given = {"act_quant": act_quant, "input_quant": input_quant}
@@ -276,6 +282,12 @@ def _bound(act_quant: Any, name: str, given: float | None, default: float) -> fl
     """A bound: as given, else as the quantizer declares it itself, else the default."""
     if given is not None:
         return float(given)
-    binding = act_quant if isinstance(act_quant, Binding) else Binding(act_quant) if _is_injector(act_quant) else None
+    binding = (
+        act_quant
+        if isinstance(act_quant, Binding)
+        else Binding(act_quant)
+        if _is_injector(act_quant)
+        else None
+    )
     declared = binding.injector.__dict__.get(name) if binding is not None else None
     return float(declared) if isinstance(declared, int | float) else default

@@ -12,19 +12,18 @@ from flax.typing import Dtype, Initializer, PaddingLike, PrecisionLike
 
 from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat
-from jqinject.quant_tensor import QuantTensor
 
 
 @final
 class QuantConv(QuantWeightLayer, nnx.Conv):
     """`nnx.Conv` with quantizers: y = conv(x_q, W_q) + b_q, channels last, any number of spatial axes.
 
-    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None for none. Further keywords override
-    what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer. With every
-    quantizer None the layer is `nnx.Conv` to the bit.
+    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None for none. Further keywords
+    override what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer.
+    With every quantizer None the layer is `nnx.Conv` to the bit.
 
-    Source: Brevitas's `QuantConv1d`, `QuantConv2d`; differs from Brevitas: the arguments of the float layer are Flax's, and
-    an override that does nothing is an error.
+    Source: Brevitas's `QuantConv1d`, `QuantConv2d`; differs from Brevitas: the arguments of the float layer are Flax's,
+    and an override that does nothing is an error.
 
     Args:
         in_features: input channels.
@@ -76,8 +75,8 @@ class QuantConv(QuantWeightLayer, nnx.Conv):
         promote_dtype: Any = default_promote_dtype,
         preferred_element_type: Dtype | None = None,
         rngs: nnx.Rngs,
-        kernel_metadata: Mapping[str, Any] = {},  # noqa: B006  (as in nnx.Conv; only read)
-        bias_metadata: Mapping[str, Any] = {},  # noqa: B006
+        kernel_metadata: Mapping[str, Any] = {},
+        bias_metadata: Mapping[str, Any] = {},
         weight_quant: Any = Int8WeightPerTensorFloat,
         bias_quant: Any = None,
         input_quant: Any = None,
@@ -131,7 +130,7 @@ class QuantConv(QuantWeightLayer, nnx.Conv):
         # The window runs over the spatial axes, and channels are summed: only batch axes stay as they are.
         return tuple(range(ndim - (self.weight_ndim - 1)))
 
-    def _bias_on_grid(self, bias: Any, weight: QuantTensor) -> bool | None:
-        # With a scale per channel the quantized bias becomes the output's zero point, so that the integers are those of the
-        # accumulator before the bias: Brevitas's convention for convolutions. The value is the same either way.
+    def _bias_on_grid(self, bias: Any, weight: Any) -> bool | None:
+        # With a scale per channel the quantized bias becomes the output's zero point, so that the integers are those of
+        # the accumulator before the bias: Brevitas's convention for convolutions. The value is the same either way.
         return False if weight.scale.size > 1 else super()._bias_on_grid(bias, weight)

@@ -18,12 +18,12 @@ from jqinject.quant import Int8WeightPerTensorFloat
 class QuantLinear(QuantWeightLayer, nnx.Linear):
     """`nnx.Linear` with quantizers: y = x_q @ W_q + b_q.
 
-    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None for none. Further keywords override
-    what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer. With every
-    quantizer None the layer is `nnx.Linear` to the bit.
+    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None for none. Further keywords
+    override what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer.
+    With every quantizer None the layer is `nnx.Linear` to the bit.
 
-    Source: Brevitas's `QuantLinear`; differs from Brevitas: the arguments of the float layer are Flax's, and an override
-    that does nothing is an error.
+    Source: Brevitas's `QuantLinear`; differs from Brevitas: the arguments of the float layer are Flax's, and an
+    override that does nothing is an error.
 
     Args:
         in_features: size of the last axis of the input.
@@ -66,8 +66,8 @@ class QuantLinear(QuantWeightLayer, nnx.Linear):
         promote_dtype: Any = default_promote_dtype,
         preferred_element_type: Dtype | None = None,
         rngs: nnx.Rngs,
-        kernel_metadata: Mapping[str, Any] = {},  # noqa: B006  (as in nnx.Linear; only read)
-        bias_metadata: Mapping[str, Any] = {},  # noqa: B006
+        kernel_metadata: Mapping[str, Any] = {},
+        bias_metadata: Mapping[str, Any] = {},
         weight_quant: Any = Int8WeightPerTensorFloat,
         bias_quant: Any = None,
         input_quant: Any = None,

@@ -3,6 +3,7 @@
 from jqinject.proxy._protocols import WeightLayer as WeightLayer
 from jqinject.proxy.act import ActQuantProxyFromInjector as ActQuantProxyFromInjector
 from jqinject.proxy.assembly import write as write
+from jqinject.proxy.base import QuantizerReplacedWarning as QuantizerReplacedWarning
 from jqinject.proxy.base import QuantProxyFromInjector as QuantProxyFromInjector
 from jqinject.proxy.bias import BiasQuantProxyFromInjector as BiasQuantProxyFromInjector
 from jqinject.proxy.links import linked_layers as linked_layers

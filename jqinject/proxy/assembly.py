@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jqinject.quant_tensor import is_concrete
+
 Build = Callable[[tuple[Any, ...]], nnx.Module | Any]
 
 
@@ -90,8 +92,9 @@ def _set(node: Any, key: Any, value: Any) -> None:
 def replace_by_difference(old: Any, new: Any, layers: tuple[Any, ...]) -> tuple[Any, bool]:
     """The quantizer to go on with: the old one holding the new values where the two are alike, else the new one.
 
-    Alike are two quantizers of the same structure whose Variables have the same shapes and dtypes; a stack takes the values
-    of one. Then no compiled function retraces, and optimizers keep their place. Random streams go on where they were.
+    Alike are two quantizers of the same structure whose Variables have the same shapes and dtypes; a stack takes the
+    values of one. Then no compiled function retraces, and optimizers keep their place. Random streams go on where they
+    were.
 
     Returns:
         (quantizer, whether it is another object than before).
@@ -117,15 +120,26 @@ def replace_by_difference(old: Any, new: Any, layers: tuple[Any, ...]) -> tuple[
 def write(variable: nnx.Variable[Any], value: Any) -> None:
     """Give a Variable another value of its shape: its dtype, sharding and metadata stay."""
     held = variable.get_value()
-    array = jnp.asarray(value, dtype=held.dtype)
-    concrete = isinstance(held, jax.Array) and not isinstance(held, jax.core.Tracer)
-    if concrete and not isinstance(array, jax.core.Tracer) and array.sharding != held.sharding:
+    same = (
+        isinstance(value, jax.Array) and value.dtype == held.dtype
+    )  # random keys can not be cast to themselves
+    array = value if same else jnp.asarray(value, dtype=held.dtype)
+    if (
+        isinstance(held, jax.Array)
+        and is_concrete(held)
+        and is_concrete(array)
+        and array.sharding != held.sharding
+    ):
         array = jax.device_put(array, held.sharding)
     variable.set_value(array)
 
 
 def _variables(module: nnx.Module) -> dict[tuple[Any, ...], nnx.Variable[Any]]:
-    return {tuple(path): leaf for path, leaf in nnx.iter_graph(module, graph=True) if isinstance(leaf, nnx.Variable)}
+    return {
+        tuple(path): leaf
+        for path, leaf in nnx.iter_graph(module, graph=True)
+        if isinstance(leaf, nnx.Variable)
+    }
 
 
 def _fits(mine: nnx.Variable[Any], fresh: nnx.Variable[Any]) -> bool:
@@ -143,3 +157,32 @@ def set_mode(quantizer: Any, **mode: bool) -> None:
     """Set the mode of every module of a quantizer that has one: `use_running_average`, `deterministic`."""
     if isinstance(quantizer, nnx.Module):
         quantizer.set_attributes(raise_if_not_found=False, graph=True, **mode)
+
+
+def copy_mode(old: Any, new: Any, *, use_running_average: bool) -> None:
+    """Put a new quantizer into the mode of the old one.
+
+    Args:
+        old: the quantizer in use.
+        new: the one just built, in training mode.
+        use_running_average: whether the proxy is in eval mode.
+    """
+    deterministic = use_running_average
+    if isinstance(old, nnx.Module):
+        modes = [
+            vars(m)["deterministic"]
+            for _, m in nnx.iter_modules(old, graph=True)
+            if "deterministic" in vars(m)
+        ]
+        deterministic = modes[0] if modes else use_running_average
+    if use_running_average or deterministic:
+        set_mode(new, use_running_average=use_running_average, deterministic=deterministic)
+
+
+def parameter_shapes(quantizer: Any, layers: tuple[Any, ...]) -> dict[tuple[Any, ...], tuple[int, ...]]:
+    """The learned parameters of a quantizer itself, those of its layers left out: path -> shape."""
+    if not isinstance(quantizer, nnx.Module):
+        return {}
+    borrowed = _foreign(quantizer, layers)
+    learned = {path: v for path, v in _variables(quantizer).items() if isinstance(v, nnx.Param)}
+    return {path: v.get_value().shape for path, v in learned.items() if path not in borrowed}

@@ -1,26 +1,57 @@
 """The module between an injector and the layers it serves."""
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import nnx
 
 from jqinject.core import PackableResult, QuantResult
 from jqinject.inject import Binding, DependencyError, ExtendedInjector, check_overrides
-from jqinject.proxy.assembly import build_stacked, replace_by_difference, set_mode, stacked_axes
+from jqinject.proxy.assembly import (
+    build_stacked,
+    copy_mode,
+    parameter_shapes,
+    replace_by_difference,
+    stacked_axes,
+)
 from jqinject.proxy.links import link, linked_layers, relink
 
 # Names that a proxy reads or gives itself, and which therefore may be overridden.
 PROXY_NAMES = frozenset({"tensor_quant", "proxy_class", "signed", "narrow_range", "float_to_int_impl_type"})
 
 
+class QuantizerReplacedWarning(UserWarning):
+    """Re-assembly gave a quantizer other learned parameters than it had: an optimizer made before no longer fits."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"re-assembly replaced the quantizer of {name} by one with other parameters. Make the optimizer again "
+            "(nnx.Optimizer(model, ...)), and nnx.view and nnx.cached_partial objects too; optimizer.update would fail."
+        )
+
+
+class QuantFacts(NamedTuple):
+    """What an injector says of its integers, read when the quantizer is assembled.
+
+    Attributes:
+        signed: whether they have a sign; None where the injector does not say.
+        narrow_range: whether one of them is left out.
+        rounding_mode: the name of the rounding.
+    """
+
+    signed: bool | None
+    narrow_range: bool | None
+    rounding_mode: str | None
+
+
 class QuantProxyFromInjector(nnx.Module):
     """Assembles the quantizer of one injector, for one layer or for several that share it.
 
     A proxy keeps what it was declared with (`binding`, static and equal by value) and the assembled quantizer
-    (`tensor_quant`). It keeps no layer: the layers it serves are those that hold it. Assigning the same proxy object to a
-    second layer (`weight_quant=first.weight_quant`) shares it, and assembles it again for both.
+    (`tensor_quant`). It keeps no layer: the layers it serves are those that hold it. Assigning the same proxy object to
+    a second layer (`weight_quant=first.weight_quant`) shares it, and assembles it again for both.
 
     Attributes:
         binding: the injector and the overrides.
@@ -41,6 +72,11 @@ class QuantProxyFromInjector(nnx.Module):
         ValueError: the injector does not say whether its integers are `signed`.
     """
 
+    # Class-wide until set: what few proxies have costs the others nothing.
+    tensor_quant: Any
+    disable_quant: bool = False
+    served_layers: int = 1
+
     def __init__(
         self,
         injector: type[ExtendedInjector] | Binding,
@@ -52,27 +88,35 @@ class QuantProxyFromInjector(nnx.Module):
     ) -> None:
         declared = injector if isinstance(injector, Binding) else Binding(injector)
         self.binding = declared.let(**overrides) if overrides else declared
-        self.tensor_quant = nnx.data(None)
-        self.disable_quant = False
         self.use_running_average = False
-        self.deterministic = False
-        self.served_layers = 1
-        self.is_signed: bool | None = None
-        self.is_narrow_range: bool | None = None
-        self.rounding_mode: str | None = None
-        self._read_facts(layer)
         trace: set[str] = set()
         try:
-            self._hold(self._build((layer,), rngs, trace))
+            quantizer = self._build((layer,), rngs, trace)
         except DependencyError:
             # A misspelt override is the likelier cause than the name that is missing because of it.
             _check_known(declared, overrides, trace, where)
             raise
         _check_known(declared, overrides, trace, where)
-        self._require_signed()
+        self.facts = self._read_facts((layer,), quantizer)
+        self._hold(quantizer)
         link(self, layer)
 
     # --- what a proxy says about its quantizer
+
+    @property
+    def is_signed(self) -> bool | None:
+        """Whether the integers have a sign."""
+        return self.facts.signed
+
+    @property
+    def is_narrow_range(self) -> bool | None:
+        """Whether one integer is left out, so that the range is symmetric."""
+        return self.facts.narrow_range
+
+    @property
+    def rounding_mode(self) -> str | None:
+        """The name of the rounding, in capitals; None where the injector gives a component instead of a name."""
+        return self.facts.rounding_mode
 
     @property
     def training(self) -> bool:
@@ -89,30 +133,29 @@ class QuantProxyFromInjector(nnx.Module):
         """The layers known to hold this proxy, first to last."""
         return linked_layers(self)
 
-    def set_view(self, use_running_average: bool | None = None, deterministic: bool | None = None) -> None:
+    def set_view(self, use_running_average: bool | None = None) -> None:
         """Switch between training and evaluation, for `nnx.view`.
 
         Args:
             use_running_average: evaluation mode: statistics are used and not moved.
-            deterministic: no random rounding.
         """
-        self.use_running_average = self.use_running_average if use_running_average is None else use_running_average
-        self.deterministic = self.deterministic if deterministic is None else deterministic
+        if use_running_average is not None:
+            self.use_running_average = use_running_average
 
     # --- assembly
 
     def init_tensor_quant(self, *layers: Any) -> bool:
         """Assemble the quantizer again from its layers as they are now.
 
-        If the result has the structure, shapes and dtypes of the present quantizer, its values are written into the present
-        Variables, else the quantizer is replaced.
+        If the result has the structure, shapes and dtypes of the present quantizer, its values are written into the
+        present Variables, else the quantizer is replaced.
 
         Args:
             layers: the layers that hold this proxy; none given: those it is known by.
 
         Returns:
-            Whether `tensor_quant` was replaced; then optimizers, `nnx.view`s and `nnx.cached_partial`s made before have to
-            be made again.
+            Whether `tensor_quant` was replaced; then optimizers, `nnx.view`s and `nnx.cached_partial`s made before have
+            to be made again.
 
         Raises:
             ValueError: not all the layers that share the proxy are known.
@@ -121,12 +164,10 @@ class QuantProxyFromInjector(nnx.Module):
             relink(self, layers)
             self.served_layers = len(layers)
         known = self._known_layers()
-        new = self._build(known, None, None)
-        quantizer, replaced = replace_by_difference(self.tensor_quant, new, known)
-        self._read_facts(known[0] if len(known) == 1 else known)
-        if replaced:
-            self._hold(quantizer)
-        self._require_signed()
+        before = parameter_shapes(self.tensor_quant, known)
+        replaced = self._assemble_for(known)
+        if replaced and parameter_shapes(self.tensor_quant, known) != before:
+            warnings.warn(QuantizerReplacedWarning(self.binding.base.__name__), stacklevel=2)
         return replaced
 
     def add_tracked_module(self, layer: Any) -> None:
@@ -147,13 +188,20 @@ class QuantProxyFromInjector(nnx.Module):
         if any(layer is other for other in known):
             return
         _refuse_tree_mode()
-        together = (*known, layer)
-        new = self._build(together, None, None)
-        quantizer, replaced = replace_by_difference(self.tensor_quant, new, together)
+        self._assemble_for((*known, layer))
         link(self, layer)
-        self.served_layers = len(together)
+        self.served_layers = len(known) + 1
+
+    def _assemble_for(self, layers: tuple[Any, ...]) -> bool:
+        """Assemble again; everything that can fail comes before the first change."""
+        new = self._build(layers, None, None)
+        facts = self._read_facts(layers, new)
+        copy_mode(self.tensor_quant, new, use_running_average=self.use_running_average)
+        quantizer, replaced = replace_by_difference(self.tensor_quant, new, layers)
+        self.facts = facts
         if replaced:
             self._hold(quantizer)
+        return replaced
 
     def _build(self, layers: tuple[Any, ...], rngs: nnx.Rngs | None, trace: set[str] | None) -> Any:
         def build(layers: tuple[Any, ...]) -> Any:
@@ -164,9 +212,7 @@ class QuantProxyFromInjector(nnx.Module):
             return self.binding.resolve("tensor_quant", trace=trace, **given)
 
         axes = self._stacked_axes(layers)
-        new = build_stacked(build, layers, axes) if axes else build(layers)
-        set_mode(new, use_running_average=self.use_running_average, deterministic=self.deterministic)
-        return new
+        return build_stacked(build, layers, axes) if axes else build(layers)
 
     def check_layers_known(self, layer: Any) -> None:
         """Raise where assembling again would fail because layers that share the proxy are not known.
@@ -191,21 +237,23 @@ class QuantProxyFromInjector(nnx.Module):
             )
         return known
 
-    def _read_facts(self, module: Any) -> None:
+    def _read_facts(self, layers: tuple[Any, ...], quantizer: Any) -> QuantFacts:
         def fact(name: str) -> Any:
-            return self.binding.resolve(name, module=module) if self.binding.declares(name) else None
+            if not self.binding.declares(name):
+                return None
+            return self.binding.resolve(name, module=layers[0] if len(layers) == 1 else layers)
 
         signed, narrow_range, rounding = fact("signed"), fact("narrow_range"), fact("float_to_int_impl_type")
-        self.is_signed = None if signed is None else bool(signed)
-        self.is_narrow_range = None if narrow_range is None else bool(narrow_range)
-        self.rounding_mode = None if rounding is None else str(rounding).upper()
-
-    def _require_signed(self) -> None:
-        if self.tensor_quant is not None and self.is_signed is None:
+        if quantizer is not None and signed is None:
             raise ValueError(
                 f"{self.binding.base.__name__} does not say whether its integers have a sign.\n"
                 "  cure: declare `signed = True` (weights, most activations) or `signed = False` (after a ReLU)"
             )
+        return QuantFacts(
+            signed=None if signed is None else bool(signed),
+            narrow_range=None if narrow_range is None else bool(narrow_range),
+            rounding_mode=None if rounding is None else str(rounding).upper(),
+        )
 
     # --- what differs between weights, biases and activations
 
@@ -221,7 +269,7 @@ class QuantProxyFromInjector(nnx.Module):
         self.tensor_quant = nnx.data(quantizer) if stateful else nnx.static(quantizer)
 
     def _pack(self, result: Any) -> Any:
-        """The result of the quantizer as the QuantTensor of its kind; four values of a user's own make an integer one."""
+        """The quantizer's result as the QuantTensor of its kind; four values of a user's own make an integer one."""
         assert self.is_signed is not None, "checked when the quantizer is assembled"
         packable = result if isinstance(result, PackableResult) else QuantResult(*result)
         return packable.quant_tensor(signed=self.is_signed, training=self.training)

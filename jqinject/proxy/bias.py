@@ -14,8 +14,8 @@ from jqinject.quant_tensor import IntQuantTensor, QuantTensor
 class BiasQuantProxyFromInjector(QuantProxyFromInjector):
     """Quantizes a bias, in the steps of the accumulator or with a scale of its own.
 
-    Where the injector says `requires_input_scale`, the scale is input scale * weight scale, so that the bias can be added
-    to the integer accumulator. Else the quantizer is assembled from the bias, as that of a weight.
+    Where the injector says `requires_input_scale`, the scale is input scale * weight scale, so that the bias can be
+    added to the integer accumulator. Else the quantizer is assembled from the bias, as that of a weight.
 
     Attributes:
         requires_input_scale: whether the scale comes in with the input.
@@ -34,7 +34,9 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
     @property
     def requires_input_scale(self) -> bool:
         """Whether the scale comes in with the input."""
-        return bool(self.binding.declares("requires_input_scale") and self.binding.resolve("requires_input_scale"))
+        return bool(
+            self.binding.declares("requires_input_scale") and self.binding.resolve("requires_input_scale")
+        )
 
     def __call__(
         self,

@@ -11,8 +11,8 @@ from jqinject.proxy.links import link
 class QuantizerSlot:
     """A layer attribute that holds a proxy or None, and tells the proxy which layer it was read from.
 
-    Because of this, `clone.weight_quant.scale()` and `clone.weight_quant.init_tensor_quant()` are about the clone: a copy
-    is linked the first time its proxy is read through it, also inside a transform.
+    Because of this, `clone.weight_quant.scale()` and `clone.weight_quant.init_tensor_quant()` are about the clone: a
+    copy is linked the first time its proxy is read through it, also inside a transform.
     """
 
     name: str

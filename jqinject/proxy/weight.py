@@ -13,8 +13,8 @@ from jqinject.quant_tensor import IntQuantTensor
 class WeightQuantProxyFromInjector(QuantProxyFromInjector):
     """Quantizes the weight of a layer, or with one quantizer the weights of several.
 
-    The quantizer depends on the weights: it is assembled with `module` (the layer, or the tuple of layers that share it)
-    and `tracked_parameter_list` (their weights), and again whenever they are loaded, assigned or shared.
+    The quantizer depends on the weights: it is assembled with `module` (the layer, or the tuple of layers that share
+    it) and `tracked_parameter_list` (their weights), and again whenever they are loaded, assigned or shared.
 
     Example:
         >>> from flax import nnx

@@ -1,8 +1,8 @@
 """Fragments that quantizers are composed from: each declares a few related choices, none is a quantizer by itself.
 
-A quantizer lists what integers it has (`IntQuant`, `UintQuant`, ...), where its scale comes from (`MaxStatsScaling`, ...),
-what shares a scale and which values it may take (`PerTensorFloatScaling8bit`, ...), and a solver last. Names and numbers
-are Brevitas's (`brevitas/quant/base.py`).
+A quantizer lists what integers it has (`IntQuant`, `UintQuant`, ...), where its scale comes from (`MaxStatsScaling`,
+...), what shares a scale and which values it may take (`PerTensorFloatScaling8bit`, ...), and a solver last. Names and
+numbers are Brevitas's (`brevitas/quant/base.py`).
 """
 
 from jqinject.core.quant import ClampedBinaryQuant

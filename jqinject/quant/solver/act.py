@@ -1,5 +1,7 @@
 """The solver of activations."""
 
+from typing import Any
+
 from jqinject.core.quant import ClampedBinaryQuant, RescalingIntQuant, TernaryQuant
 from jqinject.core.scaling import (
     ConstScaling,
@@ -68,11 +70,11 @@ class SolveActScalingInitFromEnum(ExtendedInjector):
     """`scaling_init` = max(|min_val|, |max_val|) where the scale is a constant or starts as one."""
 
     @choices(*ACT_SCALING_INIT.values())
-    def scaling_init_impl(scaling_impl_type):
+    def scaling_init_impl(scaling_impl_type: Any):
         return ACT_SCALING_INIT.get(scaling_impl_type)
 
     @value
-    def scaling_init(scaling_init_impl):
+    def scaling_init(scaling_init_impl: Any):
         return None if scaling_init_impl is None else scaling_init_impl()
 
     @value

@@ -110,7 +110,9 @@ class SolveStatsReduceDimFromEnum(ExtendedInjector):
 
     @value
     def stats_reduce_dim(scaling_stats_op, scaling_per_output):
-        per_channel = scaling_per_output == ScalingPerOutputType.CHANNEL or scaling_stats_op == StatsOp.MAX_AVE
+        per_channel = (
+            scaling_per_output == ScalingPerOutputType.CHANNEL or scaling_stats_op == StatsOp.MAX_AVE
+        )
         return CHANNEL_REDUCE_DIM if per_channel else None
 
     keepdim = False
@@ -121,7 +123,9 @@ class SolveScalingStatsInputViewShapeImplFromEnum(ExtendedInjector):
 
     @choices(OverOutputChannelView, OverTensorView)
     def scaling_stats_input_view_shape_impl(scaling_stats_op, scaling_per_output):
-        per_channel = scaling_per_output == ScalingPerOutputType.CHANNEL or scaling_stats_op == StatsOp.MAX_AVE
+        per_channel = (
+            scaling_per_output == ScalingPerOutputType.CHANNEL or scaling_stats_op == StatsOp.MAX_AVE
+        )
         return OverOutputChannelView if per_channel else OverTensorView
 
     @value

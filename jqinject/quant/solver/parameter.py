@@ -1,5 +1,7 @@
 """Fragments shared by the solvers of weights and biases, whose tensor is a parameter known beforehand."""
 
+from typing import Any
+
 from jqinject.core.clamp import TensorClamp, TensorClampSte
 from jqinject.core.scaling import (
     ConstScaling,
@@ -47,11 +49,11 @@ class SolveParameterScalingInitFromEnum(ExtendedInjector):
     """`scaling_init` from `scaling_impl_type`: a declared constant, or He's."""
 
     @choices(*PARAMETER_SCALING_INIT.values())
-    def scaling_init_impl(scaling_impl_type):
+    def scaling_init_impl(scaling_impl_type: Any):
         return PARAMETER_SCALING_INIT.get(scaling_impl_type)
 
     @value
-    def scaling_init(scaling_init_impl):
+    def scaling_init(scaling_init_impl: Any):
         return None if scaling_init_impl is None else scaling_init_impl()
 
 

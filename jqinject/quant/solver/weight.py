@@ -1,5 +1,7 @@
 """The solver of weights."""
 
+from typing import Any
+
 from jqinject.core.quant import BinaryQuant, RescalingIntQuant, TernaryQuant
 from jqinject.inject import ExtendedInjector, choices, value
 from jqinject.inject.enum import QuantType, ScalingPerOutputType
@@ -53,7 +55,7 @@ class SolveWeightScalingPerOutputChannelShapeFromModule(ExtendedInjector):
         return agreed(module, lambda layer: len(layer.weight.shape), "number of weight axes")
 
     @value
-    def scaling_per_output_channel_shape(weight_ndims, output_channel_dim, out_channels):
+    def scaling_per_output_channel_shape(weight_ndims: Any, output_channel_dim, out_channels):
         shape = [1] * weight_ndims
         shape[output_channel_dim] = out_channels
         return tuple(shape)
