@@ -1,0 +1,125 @@
+"""What fake-quantized training costs: one SGD step of an MLP, float against jqinject against Qwix.
+
+    python benchmarks/train_step.py
+
+All models have the same widths and the same jitted step, are compiled and calibrated before, and run
+interleaved in one process. int8 weights per channel and int8 inputs everywhere. jqinject: fake quantization
+with learned input scales, after its statistics are collected. Qwix (left out where it is not installed)
+contracts real integers forward; `dynamic` takes each batch's own range, `static` a running average. The last
+column is the time over the float step's, round by round.
+"""
+
+import argparse
+import importlib.util
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from _timing import interleaved, print_table
+from jqinject.nn import QuantLinear
+from jqinject.quant import Int8ActPerTensorFloat, Int8WeightPerChannelFloat
+
+CALIBRATION_STEPS = 4
+
+MakeLayer = Callable[[int, nnx.Rngs], nnx.Module]
+
+
+class BriefAct(Int8ActPerTensorFloat):
+    """The stock input quantizer, with its statistics collected in a few steps instead of hundreds."""
+
+    collect_stats_steps = CALIBRATION_STEPS
+
+
+class MLP(nnx.Module):
+    """Layers of one width with ReLU between."""
+
+    def __init__(self, make_layer: MakeLayer, width: int, depth: int) -> None:
+        rngs = nnx.Rngs(0)
+        self.layers = nnx.List([make_layer(width, rngs) for _ in range(depth)])
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the last layer's output."""
+        for layer in self.layers[:-1]:
+            x = nnx.relu(layer(x))
+        return self.layers[-1](x)
+
+
+def float_layer(width: int, rngs: nnx.Rngs) -> nnx.Module:
+    """Return Flax's own layer."""
+    return nnx.Linear(width, width, rngs=rngs)
+
+
+def quantized_layer(width: int, rngs: nnx.Rngs) -> nnx.Module:
+    """Return a layer with quantized weights and inputs."""
+    return QuantLinear(width, width, weight_quant=Int8WeightPerChannelFloat, input_quant=BriefAct, rngs=rngs)
+
+
+def make_models(width: int, depth: int, x: jax.Array) -> dict[str, nnx.Module]:
+    """Return every model that can be built here, by name."""
+    models: dict[str, nnx.Module] = {
+        "float": MLP(float_layer, width, depth),
+        "jqinject, fake": MLP(quantized_layer, width, depth),
+    }
+    if importlib.util.find_spec("qwix") is not None:
+        import qwix
+
+        for name, static in (("Qwix QAT, dynamic", False), ("Qwix QAT, static", True)):
+            rule = qwix.QtRule(weight_qtype=jnp.int8, act_qtype=jnp.int8, act_static_scale=static)
+            models[name] = qwix.quantize_model(MLP(float_layer, width, depth), qwix.QtProvider([rule]), x)
+    return models
+
+
+@nnx.jit
+def train_step(model: nnx.Module, optimizer: nnx.Optimizer, x: jax.Array, target: jax.Array) -> jax.Array:
+    """Take one step of mean squared error and return the loss."""
+
+    def loss_of(model: nnx.Module) -> jax.Array:
+        return jnp.mean((model(x) - target) ** 2)  # type: ignore[operator]
+
+    loss, gradients = nnx.value_and_grad(loss_of)(model)
+    optimizer.update(model, gradients)
+    return loss
+
+
+def stepper(model: nnx.Module, x: jax.Array, target: jax.Array) -> Callable[[], object]:
+    """Return a callable that takes one step and waits for it."""
+    model.train()
+    optimizer = nnx.Optimizer(model, optax.sgd(1e-3), wrt=nnx.Param)
+    return lambda: jax.block_until_ready(train_step(model, optimizer, x, target))
+
+
+def main() -> None:
+    """Read the options and measure."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--width", type=int, default=1024, help="features of every layer (default: %(default)s)"
+    )
+    parser.add_argument("--depth", type=int, default=4, help="layers (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=512, help="rows of a batch (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=30, help="timed rounds (default: %(default)s)")
+    options = parser.parse_args()
+
+    keys = jax.random.split(jax.random.key(0))
+    x = jax.random.normal(keys[0], (options.batch, options.width))
+    target = jax.random.normal(keys[1], (options.batch, options.width))
+    models = make_models(options.width, options.depth, x)
+    steps = {name: stepper(model, x, target) for name, model in models.items()}
+    timings = interleaved(steps, rounds=options.rounds, warmup=CALIBRATION_STEPS + 4)
+
+    base = timings["float"]
+    rows = [[name, t.show(digits=1), t.over(base).show(factor=1, digits=2)] for name, t in timings.items()]
+    title = (
+        f"One step: {options.depth} layers of {options.width}, batch {options.batch}, {jax.default_backend()}"
+    )
+    print_table(title, ["ms: median [quartiles]", "step", "/ float"], rows)
+    if len(models) == 2:
+        print('Qwix is not installed here: pip install ".[bench]"')
+
+
+if __name__ == "__main__":
+    main()

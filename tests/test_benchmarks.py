@@ -1,0 +1,83 @@
+"""The benchmark scripts run (on sizes too small to mean anything), and their arithmetic is right."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = {
+    "assembly.py": ["--in", "8", "--out", "8", "--rounds", "2"],
+    "train_step.py": ["--width", "16", "--depth", "2", "--batch", "8", "--rounds", "2"],
+}
+
+
+def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / script), *arguments],
+        env=dict(os.environ, PYTHONPATH=str(ROOT)),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.fixture(scope="module")
+def timing() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("_timing", ROOT / "benchmarks" / "_timing.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["_timing"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("script", SMALL)
+def test_script_runs(script: str) -> None:
+    done = run(script, *SMALL[script])
+    assert done.returncode == 0, done.stderr
+    assert "jqinject" in done.stdout
+
+
+@pytest.mark.parametrize("script", SMALL)
+def test_script_explains_itself(script: str) -> None:
+    done = run(script, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "--rounds" in done.stdout
+
+
+def test_differences_and_ratios_are_taken_round_by_round(timing: ModuleType) -> None:
+    slow, fast = timing.Timing((3.0, 5.0, 9.0)), timing.Timing((1.0, 4.0, 3.0))
+    assert slow.minus(fast).seconds == (2.0, 1.0, 6.0)
+    assert slow.over(fast).seconds == (3.0, 1.25, 3.0)
+    assert slow.median == 5.0
+    assert slow.quartiles == (4.0, 7.0)
+    assert slow.show(factor=1, digits=1) == "5.0 [4.0, 7.0]"
+
+
+def test_every_callable_is_timed_once_a_round_after_the_warmup(timing: ModuleType) -> None:
+    calls: list[str] = []
+    found = timing.interleaved({n: lambda n=n: calls.append(n) for n in "abc"}, rounds=5, warmup=2)
+    assert {name: len(t.seconds) for name, t in found.items()} == {"a": 5, "b": 5, "c": 5}
+    rounds = [calls[i : i + 3] for i in range(0, len(calls), 3)]
+    assert all(sorted(one) == ["a", "b", "c"] for one in rounds)
+    assert len(rounds) == 7
+    assert len({tuple(one) for one in rounds[2:]}) > 1, "the order within a round is shuffled"
+
+
+@pytest.mark.parametrize("with_rich", [True, False])
+def test_table_keeps_brackets(
+    timing: ModuleType, with_rich: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not with_rich:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    timing.print_table("title", ["ms [quartiles]", "b"], [["one", "1.0 [0.5, 1.5]"]])
+    printed = capsys.readouterr().out
+    for text in ("title", "ms [quartiles]", "1.0 [0.5, 1.5]"):
+        assert text in printed
