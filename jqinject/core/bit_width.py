@@ -9,8 +9,8 @@ import jax
 from flax import nnx
 
 from jqinject.core import _check
-from jqinject.core._collect import set_given
 from jqinject.core._protocols import Restrict
+from jqinject.core.assign import set_given
 from jqinject.core.restrict_val import IntRestrictValue
 from jqinject.core.variables import QuantParam, QuantStat, float_array
 from jqinject.ops.ste import abs_binary_sign_grad

@@ -9,7 +9,7 @@ from flax import nnx
 
 from jqinject.dot import contraction_output
 from jqinject.nn._slots import BIAS, INPUT, OUTPUT, WEIGHT, make_proxy, share, split_overrides
-from jqinject.proxy import QuantizerSlot
+from jqinject.proxy import link_if_proxy
 from jqinject.quant_tensor import QuantTensor, as_array
 
 SLOTS = (WEIGHT, BIAS, INPUT, OUTPUT)
@@ -26,10 +26,10 @@ class QuantWeightLayer(nnx.Module):
         return_quant_tensor: whether the output is a QuantTensor.
     """
 
-    weight_quant = QuantizerSlot()
-    bias_quant = QuantizerSlot()
-    input_quant = QuantizerSlot()
-    output_quant = QuantizerSlot()
+    weight_quant: Any
+    bias_quant: Any
+    input_quant: Any
+    output_quant: Any
     return_quant_tensor: bool
     bias: Any
     weight_name: ClassVar[str] = "kernel"
@@ -92,6 +92,11 @@ class QuantWeightLayer(nnx.Module):
     @abstractmethod
     def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
         """The axes of an input of `ndim` axes along which it may have several scales: those not summed over."""
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        link_if_proxy(self, name, value)
+        return value
 
     def __setattr__(self, name: str, value: Any) -> None:
         name = self.weight_name if name == "weight" else name

@@ -10,7 +10,7 @@ from flax import nnx
 from jqinject.inject import Binding, ExtendedInjector
 from jqinject.nn._slots import ACT, INPUT, Slot, make_proxy, share, split_overrides
 from jqinject.ops import tensor_clamp
-from jqinject.proxy import QuantizerSlot
+from jqinject.proxy import link_if_proxy
 from jqinject.quant import (
     Int8ActPerTensorFloat,
     Int8ActPerTensorFloatMinMaxInit,
@@ -27,8 +27,8 @@ class QuantActLayer(nnx.Module):
         return_quant_tensor: whether the output is a QuantTensor.
     """
 
-    act_quant = QuantizerSlot()
-    input_quant = QuantizerSlot()
+    act_quant: Any
+    input_quant: Any
     return_quant_tensor: bool
 
     def _init_quantizers(
@@ -52,6 +52,11 @@ class QuantActLayer(nnx.Module):
             setattr(self, name, nnx.data(None) if proxy is None else proxy)
         for slot in slots:
             share(self, given[slot.name])
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        link_if_proxy(self, name, value)
+        return value
 
     @abstractmethod
     def _activation(self, x: Any) -> Any:

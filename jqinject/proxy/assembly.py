@@ -179,10 +179,19 @@ def copy_mode(old: Any, new: Any, *, use_running_average: bool) -> None:
         set_mode(new, use_running_average=use_running_average, deterministic=deterministic)
 
 
-def parameter_shapes(quantizer: Any, layers: tuple[Any, ...]) -> dict[tuple[Any, ...], tuple[int, ...]]:
-    """The learned parameters of a quantizer itself, those of its layers left out: path -> shape."""
-    if not isinstance(quantizer, nnx.Module):
-        return {}
-    borrowed = _foreign(quantizer, layers)
-    learned = {path: v for path, v in _variables(quantizer).items() if isinstance(v, nnx.Param)}
-    return {path: v.get_value().shape for path, v in learned.items() if path not in borrowed}
+def same_parameters(old: Any, new: Any, layers: tuple[Any, ...]) -> bool:
+    """Whether two quantizers have the same learned parameters of their own, by path and shape.
+
+    Args:
+        old: the quantizer before; it may hold a weight that has been replaced since.
+        new: the quantizer after.
+        layers: the layers it serves; their own weights do not count.
+    """
+    borrowed = _foreign(new, layers) if isinstance(new, nnx.Module) else {}
+
+    def own(quantizer: Any) -> dict[tuple[Any, ...], tuple[int, ...]]:
+        found = _variables(quantizer) if isinstance(quantizer, nnx.Module) else {}
+        learned = {path: v for path, v in found.items() if isinstance(v, nnx.Param) and path not in borrowed}
+        return {path: v.get_value().shape for path, v in learned.items()}
+
+    return own(old) == own(new)

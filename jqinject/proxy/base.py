@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 from flax import nnx
 
 from jqinject.core import PackableResult, QuantResult
+from jqinject.core.assign import assign
 from jqinject.inject import Binding, DependencyError, ExtendedInjector, check_overrides
 from jqinject.proxy.assembly import (
     build_stacked,
     copy_mode,
-    parameter_shapes,
     replace_by_difference,
+    same_parameters,
     stacked_axes,
 )
 from jqinject.proxy.links import link, linked_layers, relink
@@ -73,7 +74,10 @@ class QuantProxyFromInjector(nnx.Module):
     """
 
     # Class-wide until set: what few proxies have costs the others nothing.
+    binding: Binding
     tensor_quant: Any
+    facts: QuantFacts
+    use_running_average: bool
     disable_quant: bool = False
     served_layers: int = 1
 
@@ -87,8 +91,7 @@ class QuantProxyFromInjector(nnx.Module):
         where: tuple[str, str] = ("", ""),
     ) -> None:
         declared = injector if isinstance(injector, Binding) else Binding(injector)
-        self.binding = declared.let(**overrides) if overrides else declared
-        self.use_running_average = False
+        assign(self, binding=declared.let(**overrides) if overrides else declared, use_running_average=False)
         trace: set[str] = set()
         try:
             quantizer = self._build((layer,), rngs, trace)
@@ -97,8 +100,11 @@ class QuantProxyFromInjector(nnx.Module):
             _check_known(declared, overrides, trace, where)
             raise
         _check_known(declared, overrides, trace, where)
-        self.facts = self._read_facts((layer,), quantizer)
-        self._hold(quantizer)
+        assign(self, facts=self._read_facts((layer,), quantizer))
+        if isinstance(quantizer, nnx.Module):
+            assign(self, tensor_quant=quantizer)
+        else:
+            self._hold(quantizer)
         link(self, layer)
 
     # --- what a proxy says about its quantizer
@@ -164,9 +170,9 @@ class QuantProxyFromInjector(nnx.Module):
             relink(self, layers)
             self.served_layers = len(layers)
         known = self._known_layers()
-        before = parameter_shapes(self.tensor_quant, known)
+        before = self.tensor_quant
         replaced = self._assemble_for(known)
-        if replaced and parameter_shapes(self.tensor_quant, known) != before:
+        if replaced and not same_parameters(before, self.tensor_quant, known):
             warnings.warn(QuantizerReplacedWarning(self.binding.base.__name__), stacklevel=2)
         return replaced
 

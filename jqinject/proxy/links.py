@@ -2,7 +2,7 @@
 
 A proxy keeps no layer: as a child it would be a cycle, as static metadata it would retrace and lead clones back to the
 original. The truth is the model. What stands here is a weak index of it, filled where a layer is seen to hold a proxy:
-when a layer is built, when its proxy is read from it (`QuantizerSlot`), and when a model is walked.
+when a layer is built, when its proxy is read from it (`link_if_proxy`), and when a model is walked.
 """
 
 import weakref
@@ -18,6 +18,21 @@ def link(proxy: nnx.Module, layer: Any) -> None:
     known = _LAYERS.setdefault(proxy, [])
     if not any(reference() is layer for reference in known):
         known.append(weakref.ref(layer))
+
+
+def link_if_proxy(layer: Any, name: str, held: Any) -> None:
+    """Note that `layer` holds `held`, where that is a proxy: layers call it when one of their attributes is read.
+
+    So `clone.weight_quant.scale()` and `clone.weight_quant.init_tensor_quant()` are about the clone: a copy is linked
+    when its proxy is first read through it, also inside a transform.
+
+    Args:
+        layer: the layer that is read.
+        name: the attribute's name; proxies stand under names that end in `_quant`.
+        held: the attribute.
+    """
+    if name.endswith("_quant") and isinstance(held, nnx.Module):
+        link(held, layer)
 
 
 def linked_layers(proxy: nnx.Module) -> tuple[Any, ...]:

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core import _check
-from jqinject.core._collect import set_given
 from jqinject.core._protocols import Clamp, QuantResult, Scaling
+from jqinject.core.assign import set_given
 from jqinject.core.clamp import TensorClamp
 from jqinject.core.delay import DelayWrapper, delay_of
 from jqinject.ops.ste import binary_sign_ste

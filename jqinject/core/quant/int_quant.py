@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core import _check
-from jqinject.core._collect import set_given
 from jqinject.core._protocols import (
     BitWidth,
     Clamp,
@@ -22,6 +21,7 @@ from jqinject.core._protocols import (
     View,
     ZeroPoint,
 )
+from jqinject.core.assign import assign, set_given
 from jqinject.core.clamp import Identity, TensorClamp, TensorClampSte
 from jqinject.core.delay import DelayWrapper, delay_of
 from jqinject.core.rounding import CeilSte, DPURoundSte, FloorSte, RoundSte, RoundToZeroSte
@@ -79,6 +79,7 @@ class IntQuant(nnx.Module):
         Array([ 4., -5.,  7., -7.], dtype=float32)
     """
 
+    grid: IntGrid
     input_view_impl: View = Identity()
     float_to_int_impl: Rounding = RoundSte()
     tensor_clamp_impl: Clamp = TensorClamp()
@@ -93,7 +94,7 @@ class IntQuant(nnx.Module):
         tensor_clamp_impl: Clamp | None = None,
         quant_delay_steps: int | None = 0,
     ) -> None:
-        self.grid = IntGrid(bool(signed), bool(narrow_range))
+        assign(self, grid=IntGrid(bool(signed), bool(narrow_range)))
         set_given(
             self,
             input_view_impl=input_view_impl,
@@ -182,6 +183,12 @@ class RescalingIntQuant(nnx.Module):
         ([0.0429, -0.0571, 0.1, -0.1], 4)
     """
 
+    int_quant: IntQuantizer
+    scaling_impl: Scaling
+    int_scaling_impl: IntScalingImpl
+    zero_point_impl: ZeroPoint
+    bit_width_impl: BitWidth
+
     def __init__(
         self,
         int_quant: IntQuantizer,
@@ -190,11 +197,14 @@ class RescalingIntQuant(nnx.Module):
         zero_point_impl: ZeroPoint,
         bit_width_impl: BitWidth,
     ) -> None:
-        self.int_quant = int_quant
-        self.scaling_impl = scaling_impl
-        self.int_scaling_impl = int_scaling_impl
-        self.zero_point_impl = zero_point_impl
-        self.bit_width_impl = bit_width_impl
+        assign(
+            self,
+            int_quant=int_quant,
+            scaling_impl=scaling_impl,
+            int_scaling_impl=int_scaling_impl,
+            zero_point_impl=zero_point_impl,
+            bit_width_impl=bit_width_impl,
+        )
 
     def __call__(self, x: jax.Array) -> QuantResult:
         """`x` quantized; scale and zero point float32."""
@@ -225,9 +235,11 @@ class PrescaledRestrictIntQuant(nnx.Module):
         Array([ 0.25, -0.25], dtype=float32)
     """
 
+    int_quant: IntQuantizer
+    bit_width_impl: BitWidth
+
     def __init__(self, int_quant: IntQuantizer, bit_width_impl: BitWidth) -> None:
-        self.int_quant = int_quant
-        self.bit_width_impl = bit_width_impl
+        assign(self, int_quant=int_quant, bit_width_impl=bit_width_impl)
 
     def __call__(self, x: jax.Array, scale: jax.Array) -> QuantResult:
         """`x` quantized by `scale`; zero point float32."""

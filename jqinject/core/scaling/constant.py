@@ -11,8 +11,8 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import _check
-from jqinject.core._collect import set_given
 from jqinject.core._protocols import Restrict
+from jqinject.core.assign import set_given
 from jqinject.core.restrict_val import FloatRestrictValue
 from jqinject.core.scaling._restricted import apply_threshold, clamp_scale
 from jqinject.core.variables import QuantParam

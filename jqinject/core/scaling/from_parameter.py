@@ -10,9 +10,9 @@ import jax
 from flax import nnx
 
 from jqinject.core import _check
-from jqinject.core._collect import set_given
 from jqinject.core._fill import complete_filled, fill_once
 from jqinject.core._protocols import Restrict, Stat, View
+from jqinject.core.assign import assign, set_given
 from jqinject.core.restrict_val import FloatRestrictValue
 from jqinject.core.scaling._affine import AffineRescaling, affine_rescaling
 from jqinject.core.scaling._restricted import apply_threshold, clamp_scale
@@ -69,6 +69,9 @@ class StatsFromParameterScaling(nnx.Module):
         Array(0.03, dtype=float32)
     """
 
+    source: _Source
+    stats: Stat
+    view: View
     restrict_scaling_impl: Restrict = FloatRestrictValue()
     restrict_threshold_impl: Restrict | None = None
     restrict_scale_threshold_impl: Restrict | None = None
@@ -93,9 +96,12 @@ class StatsFromParameterScaling(nnx.Module):
         where = "StatsFromParameterScaling"
         shape = _check.shape(scaling_shape, where, "scaling_shape")
         least = _check.minimum(scaling_min_val, where, "scaling_min_val")
-        self.source = _Source(scaling_stats_input_concat_dim, shape, least)
-        self.stats = scaling_stats_impl
-        self.view = scaling_stats_input_view_shape_impl
+        assign(
+            self,
+            source=_Source(scaling_stats_input_concat_dim, shape, least),
+            stats=scaling_stats_impl,
+            view=scaling_stats_input_view_shape_impl,
+        )
         set_given(
             self,
             restrict_scaling_impl=restrict_scaling_impl,

@@ -15,10 +15,10 @@ from jqinject.core._collect import (
     collected_value,
     complete_collection,
     finish_collection,
-    set_given,
     update_running,
 )
 from jqinject.core._protocols import Restrict, Stat, View
+from jqinject.core.assign import assign, set_given
 from jqinject.core.restrict_val import FloatRestrictValue
 from jqinject.core.scaling._affine import AffineRescaling, affine_rescaling
 from jqinject.core.scaling._restricted import apply_threshold, clamp_scale
@@ -187,6 +187,12 @@ class ParameterFromRuntimeStatsScaling(nnx.Module):
         [3.0, 3.0, 3.0]
     """
 
+    collection: Collection
+    stats: Stat
+    value: QuantParam
+    buffer: QuantStat
+    counter: QuantStat
+    use_running_average: bool
     view: View = OverBatchOverTensorView()
     restrict_scaling_impl: Restrict = FloatRestrictValue()
     restrict_threshold_impl: Restrict | None = None
@@ -208,12 +214,15 @@ class ParameterFromRuntimeStatsScaling(nnx.Module):
         where = "ParameterFromRuntimeStatsScaling"
         shape = _check.shape(scaling_shape, where, "scaling_shape")
         momentum = _check.momentum(scaling_stats_momentum, where, "scaling_stats_momentum")
-        self.collection = Collection(_check.positive_steps(collect_stats_steps, where), momentum, shape)
-        self.stats = scaling_stats_impl
-        self.value = QuantParam(float_array(1.0, shape))
-        self.buffer = QuantStat(float_array(1.0, shape))
-        self.counter = QuantStat(int_array(0))
-        self.use_running_average = False
+        assign(
+            self,
+            collection=Collection(_check.positive_steps(collect_stats_steps, where), momentum, shape),
+            stats=scaling_stats_impl,
+            value=QuantParam(float_array(1.0, shape)),
+            buffer=QuantStat(float_array(1.0, shape)),
+            counter=QuantStat(int_array(0)),
+            use_running_average=False,
+        )
         set_given(
             self,
             view=scaling_stats_input_view_shape_impl,

@@ -10,9 +10,9 @@ import jax
 from flax import nnx
 
 from jqinject.core import _check
-from jqinject.core._collect import set_given
 from jqinject.core._fill import complete_filled, fill_once
 from jqinject.core._protocols import IntQuantizer, Stat, View
+from jqinject.core.assign import set_given
 from jqinject.core.scaling._affine import AffineRescaling, affine_rescaling
 from jqinject.core.stats.tracked import track, tracked_statistic
 from jqinject.core.variables import QuantParam, QuantStat, float_array, int_array

@@ -15,9 +15,9 @@ from jqinject.core._collect import (
     collected_value,
     complete_collection,
     finish_collection,
-    set_given,
 )
 from jqinject.core._protocols import IntQuantizer, Stat, View
+from jqinject.core.assign import set_given
 from jqinject.core.stats.layout import laid_out
 from jqinject.core.stats.two_phase import gated_statistic
 from jqinject.core.variables import QuantParam, QuantStat, float_array, int_array
