@@ -24,8 +24,9 @@ from _timing import Timing, interleaved, print_table
 
 Builders = dict[str, Callable[[], object]]
 
+WIRING = "wiring (jqinject.inject)"
 ROOMS = {
-    "wiring (jqinject.inject)": "/jqinject/inject/",
+    WIRING: "/jqinject/inject/",
     "components (jqinject.core, ops)": ("/jqinject/core/", "/jqinject/ops/"),
     "proxies and layers (jqinject)": "/jqinject/",
     "Flax (modules, Variables)": "/flax/",
@@ -35,7 +36,6 @@ ROOMS = {
 
 def jqinject_builders(inputs: int, outputs: int) -> Builders:
     """Return builders of the float and the quantized layer; each waits for the arrays it made."""
-    import jax
     from flax import nnx
 
     from jqinject.nn import QuantLinear
@@ -44,7 +44,7 @@ def jqinject_builders(inputs: int, outputs: int) -> Builders:
     rngs = nnx.Rngs(0)
 
     def linear() -> object:
-        return jax.block_until_ready(nnx.state(nnx.Linear(inputs, outputs, rngs=rngs)))
+        return nnx.Linear(inputs, outputs, rngs=rngs).kernel.get_value().block_until_ready()
 
     def quantized() -> object:
         layer = QuantLinear(
@@ -55,7 +55,7 @@ def jqinject_builders(inputs: int, outputs: int) -> Builders:
             bias_quant=Int32Bias,
             rngs=rngs,
         )
-        return jax.block_until_ready(nnx.state(layer))
+        return layer.kernel.get_value().block_until_ready()
 
     return {"Linear": linear, "QuantLinear": quantized}
 
@@ -126,6 +126,12 @@ def own_time_by_room(build: Callable[[], object], repeat: int) -> Counter[str]:
     return spent
 
 
+def wiring_share(resolve: Callable[[], object], median: float) -> str:
+    """What of a resolution's time is wiring, by the profiler's shares: the rest builds modules and arrays."""
+    spent = own_time_by_room(resolve, 50)
+    return f"{1e3 * median * spent[WIRING] / spent.total():.3f}"
+
+
 def room_of(path: str) -> str:
     """Name the package that a source file belongs to."""
     folder = Path(path).as_posix()
@@ -152,8 +158,12 @@ def report(options: argparse.Namespace) -> None:
     if other is None:
         print("Brevitas is not installed here; name an interpreter that has it with --brevitas-python.")
 
-    alone = interleaved(resolvers(options.inputs, options.outputs), rounds=options.rounds)
-    print_table("Resolving one quantizer", ["quantizer", "ms"], [[n, t.show()] for n, t in alone.items()])
+    resolve = resolvers(options.inputs, options.outputs)
+    alone = interleaved(resolve, rounds=options.rounds)
+    rows = [[name, t.show(), wiring_share(resolve[name], t.median)] for name, t in alone.items()]
+    print_table(
+        "Resolving one quantizer", ["quantizer", "ms, its modules and arrays built", "wiring alone"], rows
+    )
 
     spent = own_time_by_room(builders["QuantLinear"], max(2, options.rounds // 5))
     total = spent.total()

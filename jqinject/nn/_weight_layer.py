@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import jax
 from flax import nnx
 
+from jqinject.core.assign import assign
 from jqinject.dot import contraction_output
 from jqinject.nn._slots import BIAS, INPUT, OUTPUT, WEIGHT, make_proxy, share, split_overrides
 from jqinject.proxy import link_if_proxy
@@ -26,10 +27,10 @@ class QuantWeightLayer(nnx.Module):
         return_quant_tensor: whether the output is a QuantTensor.
     """
 
-    weight_quant: Any
-    bias_quant: Any
-    input_quant: Any
-    output_quant: Any
+    weight_quant: Any = None
+    bias_quant: Any = None
+    input_quant: Any = None
+    output_quant: Any = None
     return_quant_tensor: bool
     bias: Any
     weight_name: ClassVar[str] = "kernel"
@@ -52,9 +53,8 @@ class QuantWeightLayer(nnx.Module):
         chosen = _with_act_quant(type(self).__name__, given)
         by_slot = split_overrides(self, SLOTS, overrides)
         proxies = {s.name: make_proxy(self, s, chosen[s.name], by_slot[s.name], rngs) for s in SLOTS}
-        self.return_quant_tensor = return_quant_tensor
-        for name, proxy in proxies.items():
-            setattr(self, name, proxy if proxy is not None else nnx.data(None))
+        held = {name: proxy for name, proxy in proxies.items() if proxy is not None}
+        assign(self, return_quant_tensor=return_quant_tensor, **held)
         for slot in SLOTS:
             share(self, chosen[slot.name])
         if return_quant_tensor and not (_on(self.weight_quant) or _on(self.output_quant)):
@@ -95,7 +95,8 @@ class QuantWeightLayer(nnx.Module):
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
-        link_if_proxy(self, name, value)
+        if name.endswith("_quant"):
+            link_if_proxy(self, value)
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:

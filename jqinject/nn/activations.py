@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jqinject.core.assign import assign
 from jqinject.inject import Binding, ExtendedInjector
 from jqinject.nn._slots import ACT, INPUT, Slot, make_proxy, share, split_overrides
 from jqinject.ops import tensor_clamp
@@ -27,8 +28,8 @@ class QuantActLayer(nnx.Module):
         return_quant_tensor: whether the output is a QuantTensor.
     """
 
-    act_quant: Any
-    input_quant: Any
+    act_quant: Any = None
+    input_quant: Any = None
     return_quant_tensor: bool
 
     def _init_quantizers(
@@ -46,16 +47,15 @@ class QuantActLayer(nnx.Module):
                 f"{type(self).__name__}(return_quant_tensor=True) needs a quantizer to have a scale to return.\n"
                 "  cure: give it act_quant=..."
             )
-        self.return_quant_tensor = return_quant_tensor
-        for name in ("act_quant", "input_quant"):
-            proxy = proxies.get(name)
-            setattr(self, name, nnx.data(None) if proxy is None else proxy)
+        held = {name: proxy for name, proxy in proxies.items() if proxy is not None}
+        assign(self, return_quant_tensor=return_quant_tensor, **held)
         for slot in slots:
             share(self, given[slot.name])
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
-        link_if_proxy(self, name, value)
+        if name.endswith("_quant"):
+            link_if_proxy(self, value)
         return value
 
     @abstractmethod

@@ -20,7 +20,7 @@ def link(proxy: nnx.Module, layer: Any) -> None:
         known.append(weakref.ref(layer))
 
 
-def link_if_proxy(layer: Any, name: str, held: Any) -> None:
+def link_if_proxy(layer: Any, held: Any) -> None:
     """Note that `layer` holds `held`, where that is a proxy: layers call it when one of their attributes is read.
 
     So `clone.weight_quant.scale()` and `clone.weight_quant.init_tensor_quant()` are about the clone: a copy is linked
@@ -28,10 +28,9 @@ def link_if_proxy(layer: Any, name: str, held: Any) -> None:
 
     Args:
         layer: the layer that is read.
-        name: the attribute's name; proxies stand under names that end in `_quant`.
         held: the attribute.
     """
-    if name.endswith("_quant") and isinstance(held, nnx.Module):
+    if isinstance(held, nnx.Module):
         link(held, layer)
 
 
