@@ -36,7 +36,7 @@ def _fake_quantize_jvp(to_integer: ToInteger, primals: Any, tangents: Any) -> tu
     change = jnp.zeros_like(y)
     along_x, along_scale, along_zero_point = tangents
     if not isinstance(along_x, SymbolicZero):
-        change = change + slope * along_x
+        change = change + slope * jax.lax.optimization_barrier(along_x)
     if not isinstance(along_scale, SymbolicZero):
         change = change + (centered - slope * steps) * spread(along_scale, y.shape)
     if not isinstance(along_zero_point, SymbolicZero):
