@@ -19,6 +19,8 @@ from jqinject.quant.none import NoneActQuant as NoneActQuant
 from jqinject.quant.none import NoneBiasQuant as NoneBiasQuant
 from jqinject.quant.none import NoneWeightQuant as NoneWeightQuant
 from jqinject.quant.scaled_int import Int8ActPerTensorFloat as Int8ActPerTensorFloat
+from jqinject.quant.scaled_int import Int8ActPerTensorFloatBatchQuant1d as Int8ActPerTensorFloatBatchQuant1d
+from jqinject.quant.scaled_int import Int8ActPerTensorFloatBatchQuant2d as Int8ActPerTensorFloatBatchQuant2d
 from jqinject.quant.scaled_int import Int8ActPerTensorFloatMinMaxInit as Int8ActPerTensorFloatMinMaxInit
 from jqinject.quant.scaled_int import Int8Bias as Int8Bias
 from jqinject.quant.scaled_int import (
@@ -31,6 +33,8 @@ from jqinject.quant.scaled_int import Int24Bias as Int24Bias
 from jqinject.quant.scaled_int import Int32Bias as Int32Bias
 from jqinject.quant.scaled_int import IntBias as IntBias
 from jqinject.quant.scaled_int import Uint8ActPerTensorFloat as Uint8ActPerTensorFloat
+from jqinject.quant.scaled_int import Uint8ActPerTensorFloatBatchQuant1d as Uint8ActPerTensorFloatBatchQuant1d
+from jqinject.quant.scaled_int import Uint8ActPerTensorFloatBatchQuant2d as Uint8ActPerTensorFloatBatchQuant2d
 from jqinject.quant.scaled_int import Uint8ActPerTensorFloatMaxInit as Uint8ActPerTensorFloatMaxInit
 from jqinject.quant.shifted_scaled_int import (
     ShiftedUint8ActPerTensorFixedPoint as ShiftedUint8ActPerTensorFixedPoint,

@@ -67,6 +67,27 @@ class ParamFromRuntimeMinMaxScaling(ExtendedInjector):
     scaling_min_val = 1e-10
 
 
+class BatchQuantStatsScaling1d(ExtendedInjector):
+    """The mean over channels of max |x|, averaged over all training batches; examples are (batch, channels, length).
+
+    The permutation is that of Brevitas's layout; for channels-last data declare
+    `scaling_stats_permute_dims = (2, 0, 1)`. A learned factor comes with `scaling_affine_rescaling_init = 1.0`, not
+    without (as in Brevitas, against its docstring).
+    """
+
+    scaling_impl_type = ScalingImplType.AFFINE_STATS
+    scaling_stats_op = StatsOp.MAX_AVE
+    scaling_stats_momentum = None
+    scaling_stats_permute_dims = (1, 0, 2)
+    scaling_min_val = 1e-10
+
+
+class BatchQuantStatsScaling2d(BatchQuantStatsScaling1d):
+    """The same for (batch, channels, height, width); on channels-last data declare (3, 0, 1, 2)."""
+
+    scaling_stats_permute_dims = (1, 0, 2, 3)
+
+
 class ParamMinMaxInitScaling(ExtendedInjector):
     """A learned scale that starts from max(|min_val|, |max_val|), which the user declares."""
 

@@ -2,6 +2,8 @@
 
 from jqinject.core.clamp import TensorClamp
 from jqinject.quant.fragments import (
+    BatchQuantStatsScaling1d,
+    BatchQuantStatsScaling2d,
     IntQuant,
     MaxStatsScaling,
     NarrowIntQuant,
@@ -68,6 +70,30 @@ class Uint8ActPerTensorFloatMaxInit(
     """8-bit unsigned activations, a learned scale that starts from `max_val`, which you declare."""
 
     min_val = 0.0
+
+
+class Int8ActPerTensorFloatBatchQuant1d(
+    IntQuant, BatchQuantStatsScaling1d, PerTensorFloatScaling8bit, ActQuantSolver
+):
+    """8-bit signed activations, scaled by the average over batches of the mean channel maximum; sequences."""
+
+
+class Int8ActPerTensorFloatBatchQuant2d(
+    IntQuant, BatchQuantStatsScaling2d, PerTensorFloatScaling8bit, ActQuantSolver
+):
+    """8-bit signed activations, scaled by the average over batches of the mean channel maximum; images."""
+
+
+class Uint8ActPerTensorFloatBatchQuant1d(
+    UintQuant, BatchQuantStatsScaling1d, PerTensorFloatScaling8bit, ActQuantSolver
+):
+    """8-bit unsigned activations, scaled by the average over batches of the mean channel maximum; sequences."""
+
+
+class Uint8ActPerTensorFloatBatchQuant2d(
+    UintQuant, BatchQuantStatsScaling2d, PerTensorFloatScaling8bit, ActQuantSolver
+):
+    """8-bit unsigned activations, scaled by the average over batches of the mean channel maximum; images."""
 
 
 class IntBias(IntQuant, BiasQuantSolver):

@@ -1,0 +1,91 @@
+"""Drives activation quantizers: a sequence of batches through one layer that lives through all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import jqinject.nn
+from jqinject.core import QuantParam
+from jqinject.quant_tensor import as_array
+from tests.golden.adapters.layouts import dotted, facts_of, fields_of, our_path, plain, quantizer
+
+Case = dict[str, Any]
+
+
+def layer_of(case: Case) -> Any:
+    """The activation layer, which returns quantized tensors where there is a quantizer."""
+    kind = getattr(jqinject.nn, case["layer"]["kind"])
+    return kind(
+        act_quant=quantizer(case["quantizer"]), return_quant_tensor=True, **plain(case["overrides"])
+    )
+
+
+def run(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Every output that the case names, stacked over its steps."""
+    steps = [outputs for outputs, _ in _sequence(case, inputs)]
+    found: dict[str, np.ndarray] = {}
+    for name, spec in case["outputs"].items():
+        step, _, inner = name.partition(".")
+        if step.startswith("step"):
+            found[name] = _output(steps[int(step.removeprefix("step"))], inner, spec["shape"])
+        else:
+            found[name] = np.stack([_output(steps[step], name, spec["shape"][1:]) for step in spec["steps"]])
+    return found
+
+
+def _output(outputs: dict[str, Any], name: str, shape: list[int]) -> np.ndarray:
+    kind, _, path = name.partition(".")
+    if name not in outputs and kind in ("grad", "state"):
+        name = f"{kind}.{dotted(our_path(path))}"
+    array = np.asarray(outputs[name])
+    # The reference writes a scale that was made without a threshold as a vector of one.
+    return array.reshape(shape) if array.size == 1 and list(shape) == [1] else array
+
+
+def facts(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, Any]:
+    """The facts of every step, and the counters after it."""
+    found = [(facts_of(outputs["tensor"]), counters) for outputs, counters in _sequence(case, inputs)]
+    counters = [counters for _, counters in found] if case["facts"].get("counters") else []
+    return {"steps": [facts for facts, _ in found], "counters": counters}
+
+
+def _sequence(case: Case, inputs: dict[str, np.ndarray]) -> list[tuple[dict[str, Any], dict[str, int]]]:
+    layer = layer_of(case)
+    found = []
+    for step, mode in enumerate(case["schedule"]):
+        x, cotangent = (_batch(inputs, name, step) for name in ("x", "cotangent"))
+        layer.train() if mode == "train" else layer.eval()
+        outputs = _step(layer, x, cotangent, mode == "train")
+        found.append((outputs, _counters(layer.act_quant)))
+    return found
+
+
+def _batch(inputs: dict[str, np.ndarray], name: str, step: int) -> Any:
+    return jnp.asarray(inputs[name][step] if name in inputs else inputs[f"step{step}.{name}"])
+
+
+def _step(layer: Any, x: Any, cotangent: Any, training: bool) -> dict[str, Any]:
+    def loss(layer: Any, x: Any) -> tuple[Any, Any]:
+        tensor = layer(x)
+        return jnp.sum(as_array(tensor) * cotangent), tensor
+
+    (gradients, along_x), tensor = nnx.grad(loss, argnums=(0, 1), has_aux=True)(layer, x)
+    outputs: dict[str, Any] = {"tensor": tensor, **fields_of(tensor), "grad.x": np.asarray(along_x)}
+    for path, gradient in nnx.to_flat_state(gradients):
+        if isinstance(gradient, QuantParam) and training:
+            outputs[f"grad.{dotted(path[1:])}"] = np.asarray(gradient.get_value())
+    for path, variable in nnx.to_flat_state(nnx.state(layer)):
+        outputs[f"state.{dotted(path[1:])}"] = np.asarray(variable.get_value())
+    return outputs
+
+
+def _counters(proxy: Any) -> dict[str, int]:
+    found = {}
+    for path, variable in nnx.to_flat_state(nnx.state(proxy)):
+        if path[-1] in ("counter", "countdown"):
+            found[dotted(path[1:-1])] = int(variable.get_value())
+    return found

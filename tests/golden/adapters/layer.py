@@ -1,0 +1,165 @@
+"""Drives quantized layers, and one small network: sequences of batches through layers that live through all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jqinject.nn import QuantConv, QuantIdentity, QuantLinear, QuantReLU
+from jqinject.quant_tensor import as_array, max_pool
+from tests.golden._driver import CannotDrive
+from tests.golden.adapters.layouts import (
+    LAYOUTS,
+    back,
+    dotted,
+    facts_of,
+    fields_of,
+    moved,
+    our_path,
+    quantizer,
+)
+
+Case = dict[str, Any]
+
+LAYOUT_OF_LAYER = {"QuantLinear": "linear", "QuantConv1d": "conv1d", "QuantConv2d": "conv2d"}
+WORDS = {"stride": "strides", "dilation": "kernel_dilation", "groups": "feature_group_count", "bias": "use_bias"}
+
+
+class Net(nnx.Module):
+    """The network that the case describes in words."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        steps = {"collect_stats_steps": config["collect_stats_steps"], "return_quant_tensor": True}
+        rngs = nnx.Rngs(0)
+        self.inp = QuantIdentity(quantizer("Int8ActPerTensorFloat"), **steps)
+        self.c1 = QuantConv(
+            2,
+            4,
+            (3, 3),
+            padding="VALID",
+            weight_quant=quantizer("Int8WeightPerChannelFloat"),
+            weight_bit_width=config["weight_bit_width_c1"],
+            bias_quant=quantizer("Int32Bias"),
+            return_quant_tensor=True,
+            rngs=rngs,
+        )
+        self.a1 = QuantReLU(quantizer("Uint8ActPerTensorFloat"), bit_width=config["bit_width_a1"], **steps)
+        self.fc = QuantLinear(
+            16,
+            3,
+            weight_quant=quantizer("Int8WeightPerTensorFloat"),
+            bias_quant=quantizer("Int32Bias"),
+            return_quant_tensor=True,
+            rngs=rngs,
+        )
+
+    def __call__(self, x: Any) -> Any:
+        y = max_pool(self.a1(self.c1(self.inp(x))), (2, 2), strides=(2, 2))
+        return self.fc(y.transpose((0, 3, 1, 2)).reshape((y.shape[0], -1)))
+
+
+def _layer(case: Case) -> Any:
+    config, kind = case["config"], case["layer"]["kind"]
+    if "class" not in config:
+        return Net(config)
+    if kind not in LAYOUT_OF_LAYER:
+        raise CannotDrive(f"no layer for {kind}")
+    inner, outer, *window = config["args"]
+    arguments: dict[str, Any] = {WORDS.get(k, k): v for k, v in config["kwargs"].items()}
+    for name, given in arguments.items():
+        if name.endswith("_quant") and isinstance(given, str):
+            arguments[name] = quantizer(given)
+    if kind == "QuantLinear":
+        return QuantLinear(inner, outer, rngs=nnx.Rngs(0), **arguments)
+    rank = int(kind[-2])
+    arguments["padding"] = [(arguments.get("padding", 0),) * 2] * rank
+    size = window[0] if isinstance(window[0], list) else [window[0]] * rank
+    return QuantConv(inner, outer, tuple(size), rngs=nnx.Rngs(0), **arguments)
+
+
+def _axes(case: Case, name: str, ndim: int) -> tuple[int, ...]:
+    """The order of axes of a named array: weights by their rank, data by that of the layer."""
+    linear = ndim == 2 or case["layer"]["kind"] == "QuantLinear"
+    layout = LAYOUTS["linear" if linear else "conv2d"]
+    is_weight = name.split(".")[-1] == "weight"
+    return layout.weight(ndim) if is_weight else layout.data(ndim)
+
+
+def _to_ours(case: Case, name: str, array: np.ndarray) -> Any:
+    return jnp.asarray(moved(array, _axes(case, name, array.ndim)))
+
+
+def _to_theirs(case: Case, name: str, array: Any) -> np.ndarray:
+    array = np.asarray(array)
+    return back(array, _axes(case, name, array.ndim)) if array.ndim > 1 else array
+
+
+def _prepared(case: Case, inputs: dict[str, np.ndarray]) -> Any:
+    layer = _layer(case)
+    for name, array in inputs.items():
+        if name.startswith("param."):
+            *owners, last = name.split(".")[1:]
+            owner = layer
+            for step in owners:
+                owner = getattr(owner, step)
+            setattr(owner, last, nnx.Param(_to_ours(case, name, array)))
+    return layer
+
+
+def _sequence(case: Case, inputs: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+    layer = _prepared(case, inputs)
+    found = []
+    for step, mode in enumerate(case["schedule"]):
+        layer.train() if mode == "train" else layer.eval()
+        x = _to_ours(case, "x", inputs["x"][step])
+        cotangent = _to_ours(case, "cotangent", _at(inputs, "cotangent0", step, x.ndim))
+        found.append(_step(case, layer, x, cotangent))
+    return found
+
+
+def _at(inputs: dict[str, np.ndarray], name: str, step: int, ndim: int) -> np.ndarray:
+    return inputs[name][step] if inputs[name].ndim > ndim else inputs[name]
+
+
+def _step(case: Case, layer: Any, x: Any, cotangent: Any) -> dict[str, Any]:
+    def loss(layer: Any, x: Any) -> tuple[Any, Any]:
+        out = layer(x)
+        return jnp.sum(as_array(out) * cotangent), out
+
+    (gradients, along_x), out = nnx.grad(loss, argnums=(0, 1), has_aux=True)(layer, x)
+    outputs = {"tensor": out, "grad.x": _to_theirs(case, "x", along_x)}
+    outputs |= {f"out0.{name}": _to_theirs(case, "out", array) for name, array in fields_of(out).items()}
+    for path, gradient in nnx.to_flat_state(gradients):
+        name = dotted(path).replace("kernel", "weight")
+        outputs[f"grad.{name}"] = _to_theirs(case, name, gradient.get_value())
+    return outputs
+
+
+def run(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Every output that the case names, stacked over its steps."""
+    steps = _sequence(case, inputs)
+    return {
+        name: np.stack([_shaped(steps[step][_ours(name)], spec["shape"][1:]) for step in spec["steps"]])
+        for name, spec in case["outputs"].items()
+    }
+
+
+def _ours(name: str) -> str:
+    """`grad.[owner.]act_quant.fused...tensor_quant.a` -> the same under our path."""
+    head, found, _ = name.partition(".fused_activation_quant_proxy")
+    if not found:
+        head, found, _ = name.partition(".tensor_quant")
+    return f"{head}.{dotted(our_path(name))}" if found else name
+
+
+def _shaped(array: Any, shape: list[int]) -> np.ndarray:
+    array = np.asarray(array)
+    return array.reshape(shape) if array.size == 1 and list(shape) == [1] else array
+
+
+def facts(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, Any]:
+    """The facts of the output after every step."""
+    return {"steps": [facts_of(outputs["tensor"]) for outputs in _sequence(case, inputs)]}

@@ -1,0 +1,185 @@
+"""From the reference's layout to ours, and layers that hold a weight of any kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import jqinject.quant
+from jqinject.nn import QuantConv, QuantLinear
+from jqinject.nn._weight_layer import QuantWeightLayer
+
+
+class Carrier(QuantWeightLayer):
+    """A weight with its quantizers and no forward of its own, for layers that the library does not have."""
+
+    weight_name = "kernel"
+
+    def __init__(self, shape: tuple[int, ...], channel_axis: int, given: Mapping[str, Any], overrides: Any) -> None:
+        self.kernel = nnx.Param(jnp.zeros(shape))
+        self.bias = nnx.Param(jnp.zeros(shape[channel_axis]))
+        self.channel_axis = channel_axis
+        slots = dict.fromkeys(("weight_quant", "bias_quant", "input_quant", "output_quant", "act_quant"))
+        self._init_quantizers({**slots, **given}, overrides, False, nnx.Rngs(0))
+
+    @property
+    def weight_ndim(self) -> int:
+        return len(self.kernel.shape)
+
+    @property
+    def output_channel_dim(self) -> int:
+        return self.channel_axis
+
+    def _parent_forward(self, stand_in: Any, inputs: Any, out_sharding: Any) -> Any:
+        raise AssertionError("a carrier has no forward")
+
+    def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How arrays of one kind of layer turn into ours and back.
+
+    Attributes:
+        weight: axes of the reference's weight in our order.
+        data: likewise for activations of the given rank; None leaves them.
+        make: builds the layer for a weight in our layout.
+    """
+
+    weight: Callable[[int], tuple[int, ...]]
+    data: Callable[[int], tuple[int, ...]]
+    make: Callable[..., Any]
+
+
+def same(ndim: int) -> tuple[int, ...]:
+    return tuple(range(ndim))
+
+
+def kernel_last(ndim: int) -> tuple[int, ...]:
+    """(out, in, *window) -> (*window, in, out)."""
+    return (*range(2, ndim), 1, 0)
+
+
+def channels_last(ndim: int) -> tuple[int, ...]:
+    return (0, *range(2, ndim), 1)
+
+
+def make_linear(shape: tuple[int, ...], **arguments: Any) -> QuantLinear:
+    return QuantLinear(*shape, rngs=nnx.Rngs(0), **arguments)
+
+
+def make_conv(shape: tuple[int, ...], groups: int = 1, **arguments: Any) -> QuantConv:
+    *window, inner, outer = shape
+    return QuantConv(inner * groups, outer, tuple(window), feature_group_count=groups, rngs=nnx.Rngs(0), **arguments)
+
+
+def make_depthwise(shape: tuple[int, ...], **arguments: Any) -> QuantConv:
+    return make_conv(shape, groups=shape[-1] // shape[-2], **arguments)
+
+
+def make_carrier(channel_axis: int) -> Callable[..., Any]:
+    def make(shape: tuple[int, ...], **arguments: Any) -> Carrier:
+        given = {name: arguments.pop(name) for name in ("weight_quant", "bias_quant") if name in arguments}
+        return Carrier(shape, channel_axis, given, arguments)
+
+    return make
+
+
+CONV = Layout(kernel_last, channels_last, make_conv)
+LAYOUTS = {
+    "linear": Layout(kernel_last, same, make_linear),
+    "conv1d": CONV,
+    "conv2d": CONV,
+    "conv3d": CONV,
+    "conv2d_dw": Layout(kernel_last, channels_last, make_depthwise),
+    "convtranspose1d": Layout(same, same, make_carrier(1)),
+    "convtranspose2d": Layout(same, same, make_carrier(1)),
+    "embedding": Layout(same, same, make_carrier(0)),
+}
+
+
+def moved(array: Any, axes: tuple[int, ...]) -> np.ndarray:
+    """The array with its axes in another order; scalars and vectors stay."""
+    array = np.asarray(array)
+    return np.transpose(array, axes) if array.ndim == len(axes) else array
+
+
+def back(array: Any, axes: tuple[int, ...]) -> np.ndarray:
+    """The inverse of `moved`."""
+    return moved(array, tuple(np.argsort(axes)))
+
+
+def quantizer(name: str) -> Any:
+    """A ready-made quantizer by its name."""
+    return getattr(jqinject.quant, name)
+
+
+def plain(overrides: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Overrides as a user writes them: sequences as tuples, with the layer's prefix."""
+    return {prefix + name: tuple(v) if isinstance(v, list) else v for name, v in overrides.items()}
+
+
+def facts_of(tensor: Any) -> dict[str, Any]:
+    """What the reference records of a quantized tensor."""
+    found: dict[str, Any] = {"type": type(tensor).__name__ if is_quantized(tensor) else "Tensor"}
+    if is_quantized(tensor):
+        valid = bool(tensor.is_valid)
+        found |= {"is_valid": valid, "signed": tensor.signed, "training": tensor.training}
+        if valid:
+            found["int_dtype"] = str(tensor.int().dtype)
+    return found
+
+
+def is_quantized(tensor: Any) -> bool:
+    """Whether it is a quantized tensor."""
+    return isinstance(tensor, jqinject.IntQuantTensor)
+
+
+def fields_of(tensor: Any) -> dict[str, np.ndarray]:
+    """The outputs the reference names, of a quantized tensor or a plain one."""
+    if not is_quantized(tensor):
+        return {"value": np.asarray(tensor)}
+    found = {name: np.asarray(getattr(tensor, name)) for name in ("value", "scale", "zero_point")}
+    found["bit_width"] = np.asarray(tensor.bit_width, np.float32)
+    if bool(tensor.is_valid):
+        found["int"] = np.asarray(tensor.int())
+    return found
+
+
+def our_path(path: str) -> tuple[str, ...]:
+    """Where a Variable is under a proxy that the reference calls `[fused_...].tensor_quant.a.b`."""
+    names = path.split("tensor_quant.", 1)[-1].split(".")
+    return ("tensor_quant", *(RENAMED.get(name, name) for name in names if name not in UNNESTED))
+
+
+def dotted(path: tuple[Any, ...]) -> str:
+    return ".".join(str(name) for name in path)
+
+
+def in_the_words_of(case: dict[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
+    """Our outputs under the names of the case: paths of Variables differ, and a scale of shape (1,) is ours of ()."""
+    found = {}
+    for name, spec in case["outputs"].items():
+        kind, _, path = name.partition(".")
+        first, _, rest = path.partition(".") if kind.startswith(("call2", "step")) else ("", "", "")
+        prefix, inner = (f"{kind}.{first}.", rest) if first in ("grad", "state", "param") else (f"{kind}.", path)
+        ours = name if name in outputs or not inner else prefix + dotted(our_path(inner))
+        if ours in outputs:
+            array = np.asarray(outputs[ours])
+            target = tuple(spec["shape"])
+            squeezed = array.shape != target and array.size == int(np.prod(target)) and SINGLE.issuperset(target[-1:])
+            found[name] = array.reshape(target) if squeezed else array
+    return found
+
+
+# The reference writes a scale that was made without a threshold as a vector of one.
+SINGLE = frozenset({1})
+# Modules of the reference that have no counterpart of their own here.
+UNNESTED = frozenset({"runtime_stats", "stats_scaling_impl", "fused_activation_quant_proxy"})
+RENAMED = {"msb_clamp_bit_width_impl": "bit_width_impl"}
