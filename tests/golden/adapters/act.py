@@ -19,9 +19,7 @@ Case = dict[str, Any]
 def layer_of(case: Case) -> Any:
     """The activation layer, which returns quantized tensors where there is a quantizer."""
     kind = getattr(jqinject.nn, case["layer"]["kind"])
-    return kind(
-        act_quant=quantizer(case["quantizer"]), return_quant_tensor=True, **plain(case["overrides"])
-    )
+    return kind(act_quant=quantizer(case["quantizer"]), return_quant_tensor=True, **plain(case["overrides"]))
 
 
 def run(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

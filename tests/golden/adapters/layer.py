@@ -25,7 +25,12 @@ from tests.golden.adapters.layouts import (
 Case = dict[str, Any]
 
 LAYOUT_OF_LAYER = {"QuantLinear": "linear", "QuantConv1d": "conv1d", "QuantConv2d": "conv2d"}
-WORDS = {"stride": "strides", "dilation": "kernel_dilation", "groups": "feature_group_count", "bias": "use_bias"}
+WORDS = {
+    "stride": "strides",
+    "dilation": "kernel_dilation",
+    "groups": "feature_group_count",
+    "bias": "use_bias",
+}
 
 
 class Net(nnx.Module):

@@ -20,7 +20,9 @@ class Carrier(QuantWeightLayer):
 
     weight_name = "kernel"
 
-    def __init__(self, shape: tuple[int, ...], channel_axis: int, given: Mapping[str, Any], overrides: Any) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], channel_axis: int, given: Mapping[str, Any], overrides: Any
+    ) -> None:
         self.kernel = nnx.Param(jnp.zeros(shape))
         self.bias = nnx.Param(jnp.zeros(shape[channel_axis]))
         self.channel_axis = channel_axis
@@ -76,7 +78,9 @@ def make_linear(shape: tuple[int, ...], **arguments: Any) -> QuantLinear:
 
 def make_conv(shape: tuple[int, ...], groups: int = 1, **arguments: Any) -> QuantConv:
     *window, inner, outer = shape
-    return QuantConv(inner * groups, outer, tuple(window), feature_group_count=groups, rngs=nnx.Rngs(0), **arguments)
+    return QuantConv(
+        inner * groups, outer, tuple(window), feature_group_count=groups, rngs=nnx.Rngs(0), **arguments
+    )
 
 
 def make_depthwise(shape: tuple[int, ...], **arguments: Any) -> QuantConv:
@@ -168,12 +172,18 @@ def in_the_words_of(case: dict[str, Any], outputs: dict[str, Any]) -> dict[str, 
     for name, spec in case["outputs"].items():
         kind, _, path = name.partition(".")
         first, _, rest = path.partition(".") if kind.startswith(("call2", "step")) else ("", "", "")
-        prefix, inner = (f"{kind}.{first}.", rest) if first in ("grad", "state", "param") else (f"{kind}.", path)
+        prefix, inner = (
+            (f"{kind}.{first}.", rest) if first in ("grad", "state", "param") else (f"{kind}.", path)
+        )
         ours = name if name in outputs or not inner else prefix + dotted(our_path(inner))
         if ours in outputs:
             array = np.asarray(outputs[ours])
             target = tuple(spec["shape"])
-            squeezed = array.shape != target and array.size == int(np.prod(target)) and SINGLE.issuperset(target[-1:])
+            squeezed = (
+                array.shape != target
+                and array.size == int(np.prod(target))
+                and SINGLE.issuperset(target[-1:])
+            )
             found[name] = array.reshape(target) if squeezed else array
     return found
 
