@@ -1,4 +1,4 @@
-"""Drives the scenarios of proxies: loading, assigning, sharing, checkpoints; with quantizers declared as a user would."""
+"""Drives the scenarios of proxies: loading, assigning, sharing, checkpoints; quantizers declared as users would."""
 
 from __future__ import annotations
 

@@ -1,0 +1,28 @@
+"""The digits that come with scikit-learn: 1,797 images of 8 x 8 pixels, no download."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Digits(NamedTuple):
+    """Images in [0, 1], float32, (n, 8, 8, 1); labels int32, (n,)."""
+
+    train_images: np.ndarray
+    train_labels: np.ndarray
+    test_images: np.ndarray
+    test_labels: np.ndarray
+
+
+def load(seed: int) -> Digits:
+    """The digits, shuffled and split in 1,347 for training and 450 for the test."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    found = load_digits()
+    images = (found.images / 16.0).astype(np.float32)[..., None]
+    labels = found.target.astype(np.int32)
+    train, test, train_labels, test_labels = train_test_split(
+        images, labels, test_size=0.25, random_state=seed, stratify=labels
+    )
+    return Digits(train, train_labels, test, test_labels)

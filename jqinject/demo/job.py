@@ -1,0 +1,91 @@
+"""The main job, from digits to table."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from flax import nnx
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from jqinject.demo import data, measures, show, training
+from jqinject.demo.network import Classifier
+from jqinject.demo.recipes import RECIPES, Recipe
+from jqinject.inject import explain
+from jqinject.model import load_state
+
+FLOAT_EPOCHS = 30
+FLOAT_LEARNING_RATE = 3e-3
+QUANT_LEARNING_RATE = 1e-3
+
+
+def run(
+    seed: int,
+    out: Path,
+    console: Console,
+    *,
+    recipes: Sequence[Recipe] = RECIPES,
+    float_epochs: int = FLOAT_EPOCHS,
+) -> list[show.Row]:
+    """Train the float classifier, load it into quantized ones, train those that ask for it, and show what came out.
+
+    Args:
+        seed: of the split, the initial weights and the order of batches.
+        out: where the picture goes.
+        console: where the rest goes.
+        recipes: how to quantize.
+        float_epochs: epochs of the float model.
+
+    Returns:
+        The rows of the table.
+    """
+    digits = data.load(seed)
+    floats = Classifier(None, rngs=nnx.Rngs(seed))
+    columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    rows = []
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("float", total=training.steps_of(digits, float_epochs))
+        training.train(
+            floats, digits, float_epochs, FLOAT_LEARNING_RATE, seed, lambda: progress.advance(task)
+        )
+        reference = training.accuracy(floats, digits)
+        for recipe in recipes:
+            model = Classifier(recipe, rngs=nnx.Rngs(seed))
+            load_state(model, nnx.state(floats, nnx.Param))
+            rows.append(_measured(model, recipe, digits, reference, seed, progress))
+    show.print_table(console, rows, measures.float_bytes(floats))
+    console.print(f"\nWhat the {recipes[-1].name} weights of conv2 are made of (jqinject.explain):\n")
+    console.print(
+        str(explain(model.conv2.weight_quant, module=model.conv2)),
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    show.save_picture(out, rows)
+    console.print(f"\nPicture: {out}")
+    return rows
+
+
+def _measured(
+    model: Classifier, recipe: Recipe, digits: data.Digits, reference: float, seed: int, progress: Progress
+) -> show.Row:
+    task = progress.add_task(recipe.name, total=1 + training.steps_of(digits, recipe.epochs))
+    training.calibrate(model, digits, seed)
+    loaded = training.accuracy(model, digits)
+    sqnr = measures.weight_sqnr(model)
+    progress.advance(task)
+    trained = None
+    if recipe.epochs:
+        training.train(
+            model, digits, recipe.epochs, QUANT_LEARNING_RATE, seed + 1, lambda: progress.advance(task)
+        )
+        trained = training.accuracy(model, digits)
+    return show.Row(
+        name=recipe.name,
+        weight_bits=recipe.weight_bits,
+        act_bits=recipe.act_bits,
+        float_accuracy=reference,
+        loaded_accuracy=loaded,
+        trained_accuracy=trained,
+        bytes=measures.quantized_bytes(model, recipe),
+        sqnr=sqnr,
+    )

@@ -1,0 +1,35 @@
+"""What the table and the picture show of a model."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.demo.network import Classifier
+from jqinject.demo.recipes import Recipe
+from jqinject.quant_tensor import as_array
+
+
+def float_bytes(model: Classifier) -> int:
+    """Bytes of weights and biases in float32."""
+    return sum(4 * (layer.kernel.size + layer.bias.size) for layer in model.layers().values())
+
+
+def quantized_bytes(model: Classifier, recipe: Recipe) -> int:
+    """Bytes that the integers take: weights at their bit width, a float32 scale each, biases in 32 bits."""
+    total = 0.0
+    for name, layer in model.layers().items():
+        bits = 8 if name in ("conv1", "dense2") else recipe.weight_bits
+        total += layer.kernel.size * bits / 8 + 4 * layer.weight_quant.scale().size + 4 * layer.bias.size
+    return round(total)
+
+
+def weight_sqnr(model: Classifier) -> dict[str, float]:
+    """Signal-to-quantization-noise ratio of every layer's weights: 10 log10(sum w^2 / sum (w - w_q)^2), in decibels."""
+    return {name: _sqnr(layer) for name, layer in model.layers().items()}
+
+
+def _sqnr(layer: Any) -> float:
+    weight = layer.weight[...]
+    noise = float(jnp.sum((weight - as_array(layer.quant_weight())) ** 2))
+    return 10 * float(np.log10(float(jnp.sum(weight**2)) / max(noise, 1e-30)))
