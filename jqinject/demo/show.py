@@ -70,7 +70,7 @@ def save_picture(path: Path, rows: Sequence[Row]) -> None:
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     places = range(len(rows))
-    trained = [r.loaded_accuracy if r.trained_accuracy is None else r.trained_accuracy for r in rows]
+    trained = [float("nan") if r.trained_accuracy is None else r.trained_accuracy for r in rows]
     left.bar([p - 0.2 for p in places], [100 * r.loaded_accuracy for r in rows], 0.4, label="after loading")
     left.bar([p + 0.2 for p in places], [100 * t for t in trained], 0.4, label="after training")
     left.axhline(100 * rows[0].float_accuracy, color="black", linestyle="--", linewidth=1, label="float")
