@@ -1,0 +1,64 @@
+"""The command line of the main job, and a small run of it."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import pytest
+from rich.console import Console
+
+from jqinject.demo import cli
+from jqinject.demo.recipes import RECIPES
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--seed", "x"], "argument --seed: a seed is a whole number, got 'x'"),
+        (["--seed", "-3"], "a seed lies between 0 and 4294967294, got -3"),
+        (["--out", "nowhere/picture.png"], "there is no folder 'nowhere'"),
+        (["--out", "picture.txt"], "the picture's name ends in one of .png, .pdf, .svg, .jpg"),
+        (["--sede", "1"], "unrecognized arguments: --sede 1"),
+        (["--seed"], "expected one argument"),
+    ],
+)
+def test_a_bad_argument_is_one_line_and_status_2(arguments, text, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments)
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2 and text in error and error.count("\n") == 1
+
+
+def test_help(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["--help"])
+    told = capsys.readouterr().out
+    assert stopped.value.code == 0 and all(word in told for word in ("--seed", "--out", "--help"))
+
+
+def test_a_missing_extra_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None)
+    assert cli.main([]) == 1
+    assert 'pip install "jqinject[demo]"' in capsys.readouterr().err
+
+
+def test_it_is_a_module_to_run():
+    done = subprocess.run([sys.executable, "-m", "jqinject", "--seed", "no"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("python -m jqinject: argument --seed")
+
+
+def test_a_small_run_draws_and_tells(tmp_path: Path):
+    from jqinject.demo.job import run
+
+    recipes = [replace(RECIPES[0]), replace(RECIPES[1], epochs=1)]
+    console = Console(record=True, width=140, quiet=False, file=(tmp_path / "log").open("w"))
+    with jax.numpy_dtype_promotion("standard"):  # optax's Adam mixes weak types
+        rows = run(0, tmp_path / "picture.png", console, recipes=recipes, float_epochs=6)
+    told = console.export_text()
+    assert "Digits: 450 test images" in told and "tensor_quant: RescalingIntQuant" in told
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
+    assert [row.trained_accuracy is None for row in rows] == [True, False]
+    assert rows[0].float_accuracy > 0.8 and abs(rows[0].loaded_accuracy - rows[0].float_accuracy) < 0.03
+    assert rows[1].bytes < rows[0].bytes and rows[1].sqnr["conv2"] < rows[0].sqnr["conv2"]
