@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core.assign import assign
-from jqinject.inject import Binding, ExtendedInjector
+from jqinject.inject import Binding, ExtendedInjector, requested_names
 from jqinject.nn._slots import ACT, INPUT, Slot, make_proxy, share, split_overrides
 from jqinject.ops import tensor_clamp
 from jqinject.proxy import link_if_proxy
@@ -259,14 +259,17 @@ class QuantHardTanh(QuantActLayer):
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
     ) -> None:
-        bounds = {"min_val": (min_val, -1.0), "max_val": (max_val, 1.0)}
-        self.min_val, self.max_val = (_bound(act_quant, name, *both) for name, both in bounds.items())
+        binding = _binding(act_quant)
+        self.min_val, self.max_val = _bounds(binding, min_val, max_val)
         if not self.min_val < self.max_val:
             raise ValueError(
                 f"QuantHardTanh: min_val has to be below max_val, got {self.min_val} and {self.max_val}"
             )
-        if _is_injector(act_quant):
-            overrides = {"min_val": self.min_val, "max_val": self.max_val, **overrides}
+        if binding is not None:
+            asked = requested_names(binding.injector)
+            bounds = {"min_val": (min_val, self.min_val), "max_val": (max_val, self.max_val)}
+            used = {n: bound for n, (given, bound) in bounds.items() if given is not None or n in asked}
+            overrides = {**used, **overrides}
         given = {"act_quant": act_quant, "input_quant": input_quant}
         self._init_quantizers(given, overrides, return_quant_tensor, rngs)
 
@@ -279,20 +282,19 @@ class QuantHardTanh(QuantActLayer):
         return x
 
 
-def _is_injector(given: Any) -> bool:
-    return isinstance(given, Binding) or (isinstance(given, type) and issubclass(given, ExtendedInjector))
+def _binding(given: Any) -> Binding | None:
+    """The binding of an injector; None of what is none."""
+    is_injector = isinstance(given, type) and issubclass(given, ExtendedInjector)
+    return given if isinstance(given, Binding) else Binding(given) if is_injector else None
 
 
-def _bound(act_quant: Any, name: str, given: float | None, default: float) -> float:
-    """A bound: as given, else as the quantizer declares it itself, else the default."""
-    if given is not None:
-        return float(given)
-    binding = (
-        act_quant
-        if isinstance(act_quant, Binding)
-        else Binding(act_quant)
-        if _is_injector(act_quant)
-        else None
-    )
-    declared = binding.injector.__dict__.get(name) if binding is not None else None
-    return float(declared) if isinstance(declared, int | float) else default
+def _bounds(binding: Binding | None, min_val: float | None, max_val: float | None) -> tuple[float, float]:
+    """Each bound: as given, else as the quantizer declares it itself, else -1 and 1."""
+
+    def bound(name: str, given: float | None, default: float, **known: float) -> float:
+        if given is None and binding is not None and binding.declares(name):
+            given = binding.resolve(name, **known)
+        return default if given is None else float(given)
+
+    highest = bound("max_val", max_val, 1.0)
+    return bound("min_val", min_val, -1.0, max_val=highest), highest

@@ -168,7 +168,9 @@ class QuantProxyFromInjector(nnx.Module):
         """
         if layers:
             relink(self, layers)
-            if self.served_layers != len(layers):  # an attribute set needlessly would be another graph, and a retrace
+            if self.served_layers != len(
+                layers
+            ):  # an attribute set needlessly would be another graph, and a retrace
                 self.served_layers = len(layers)
         known = self._known_layers()
         before = self.tensor_quant

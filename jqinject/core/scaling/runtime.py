@@ -33,7 +33,8 @@ class RuntimeStatsScaling(nnx.Module):
     """The statistic of the batch in training, its running mean in evaluation: `s = restrict(stat) /
     threshold`.
 
-    As batch normalization does. State: `running_stats`, and `counter`, the number of batches in it.
+    As batch normalization does. State: `running_stats`, and `counter`, the number of batches in it. An empty
+    batch is no statistic: it is treated as in evaluation.
 
     Differs from Brevitas: a statistic that is not finite scales its own batch but does not enter the running
     mean; a statistic below 2**-64 counts as 2**-64.
@@ -107,7 +108,8 @@ class RuntimeStatsScaling(nnx.Module):
     def __call__(self, x: jax.Array, threshold: Any = None) -> jax.Array:
         """The scale, float32; moves the running statistic in training mode."""
         restrict = self.restrict_scaling_impl
-        stat = self.running_stats.get_value() if self.use_running_average else self._batch_statistic(x)
+        settled = self.use_running_average or x.size == 0
+        stat = self.running_stats.get_value() if settled else self._batch_statistic(x)
         value = restrict.restrict_init_tensor(clamp_scale(stat, self.scaling_min_val))
         if self.affine_rescaling is not None:
             value = self.affine_rescaling(value)
@@ -158,7 +160,8 @@ class ParameterFromRuntimeStatsScaling(nnx.Module):
     | later         | restrict(value) / threshold                     | nothing moves; `value` is learned   |
 
     In evaluation mode the scale is made from `buffer` (1.0 before any training) until `value` is filled, and
-    from `value` after; nothing moves. The statistic runs only while it is collected.
+    from `value` after; nothing moves. The statistic runs only while it is collected. An empty batch is no
+    statistic: it is treated as in evaluation.
 
     Differs from Brevitas: in evaluation the least value is applied before the division, as in training; a
     statistic that is not finite scales its own batch but is neither collected nor counted; a statistic below
@@ -236,7 +239,7 @@ class ParameterFromRuntimeStatsScaling(nnx.Module):
         """The scale, float32; collects and hands over in training mode."""
         to_stored = self.restrict_scaling_impl.restrict_init_tensor
         state = (self.value, self.buffer, self.counter)
-        if self.use_running_average:
+        if self.use_running_average or x.size == 0:
             return self._learned_scale(collected_value(*state, self.collection, to_stored), threshold)
         collecting = self.counter.get_value() < self.collection.steps
         stat = gated_statistic(*laid_out(self.stats, self.view, x.astype(jnp.float32)), collecting)

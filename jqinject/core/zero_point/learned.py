@@ -75,7 +75,7 @@ class ParameterFromRuntimeZeroPoint(nnx.Module):
 
     As `ParameterFromRuntimeStatsScaling`: in the first N training calls the batch's own statistic is used
     while `buffer` follows it, call N + 1 fills `value`, from there it is learned. In evaluation mode `buffer`
-    (0.0 before any training) is used until then.
+    (0.0 before any training) is used until then, and for an empty batch, which is no statistic.
 
     Differs from Brevitas: a statistic that is not finite is used for its own batch, but neither collected nor
     counted.
@@ -130,7 +130,7 @@ class ParameterFromRuntimeZeroPoint(nnx.Module):
     def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any) -> jax.Array:
         """The zero point, float32; collects and hands over in training mode."""
         state = (self.value, self.buffer, self.counter)
-        if self.use_running_average:
+        if self.use_running_average or x.size == 0:
             z = collected_value(*state, self.collection, _identity)
         else:
             collecting = self.counter.get_value() < self.collection.steps
