@@ -1,6 +1,6 @@
 """The digits that come with scikit-learn: 1,797 images of 8 x 8 pixels, no download."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,10 +19,9 @@ def load(seed: int) -> Digits:
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
-    found = load_digits()
+    found: Any = load_digits()
     images = (found.images / 16.0).astype(np.float32)[..., None]
     labels = found.target.astype(np.int32)
-    train, test, train_labels, test_labels = train_test_split(
-        images, labels, test_size=0.25, random_state=seed, stratify=labels
-    )
+    parts: Any = train_test_split(images, labels, test_size=0.25, random_state=seed, stratify=labels)
+    train, test, train_labels, test_labels = parts
     return Digits(train, train_labels, test, test_labels)

@@ -41,7 +41,7 @@ def run(
     digits = data.load(seed)
     floats = Classifier(None, rngs=nnx.Rngs(seed))
     columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    rows = []
+    rows, models = [], []
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("float", total=training.steps_of(digits, float_epochs))
         training.train(
@@ -51,6 +51,7 @@ def run(
         for recipe in recipes:
             model = Classifier(recipe, rngs=nnx.Rngs(seed))
             load_state(model, nnx.state(floats, nnx.Param))
+            models.append(model)
             rows.append(_measured(model, recipe, digits, reference, seed, progress))
     show.print_table(console, rows, measures.float_bytes(floats))
     console.print(f"\nWhat the {recipes[-1].name} weights of conv2 are made of (jqinject.explain):\n")

@@ -291,7 +291,7 @@ def _binding(given: Any) -> Binding | None:
 def _bounds(binding: Binding | None, min_val: float | None, max_val: float | None) -> tuple[float, float]:
     """Each bound: as given, else as the quantizer declares it itself, else -1 and 1."""
 
-    def bound(name: str, given: float | None, default: float, **known: float) -> float:
+    def bound(name: str, given: float | None, default: float, **known: Any) -> float:
         if given is None and binding is not None and binding.declares(name):
             given = binding.resolve(name, **known)
         return default if given is None else float(given)
