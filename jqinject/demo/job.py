@@ -56,7 +56,7 @@ def run(
     show.print_table(console, rows, measures.float_bytes(floats))
     console.print(f"\nWhat the {recipes[-1].name} weights of conv2 are made of (jqinject.explain):\n")
     console.print(
-        str(explain(model.conv2.weight_quant, module=model.conv2)),
+        str(explain(models[-1].conv2.weight_quant, module=models[-1].conv2)),
         markup=False,
         highlight=False,
         soft_wrap=True,
