@@ -1,6 +1,7 @@
 """Bindings are values."""
 
 import functools
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +9,11 @@ import pytest
 
 from jqinject.inject import Binding, ExtendedInjector, this, value
 from jqinject.inject.enum import QuantType, RestrictValueType
+
+
+def shown(given):
+    """A test id that is the same in every process: no addresses."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(given))
 
 
 class Scaling:
@@ -109,7 +115,7 @@ DIFFERENT = [
 ]
 
 
-@pytest.mark.parametrize("left, right", DIFFERENT, ids=str)
+@pytest.mark.parametrize("left, right", DIFFERENT, ids=shown)
 def test_different(left, right):
     assert Binding(Q, {"a": left}) != Binding(Q, {"a": right})
 
