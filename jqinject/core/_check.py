@@ -126,7 +126,7 @@ def initial_value(
     Raises:
         ValueError: when an array's shape is another one, or a number is not finite.
     """
-    value = np.asarray(init, dtype=np.float32)
+    value = np.array(init, dtype=np.float32)
     if not np.all(np.isfinite(value)):
         raise ValueError(f"{where}: {init_name} must be finite, got {init!r}.")
     if array_shape is None or value.shape == array_shape:

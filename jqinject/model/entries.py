@@ -9,6 +9,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.model.walk import Path, variables_of
+from jqinject.quant_tensor import is_concrete
 
 
 def flat_entries(state: Any) -> dict[Path, Any]:
@@ -55,6 +56,8 @@ def problem_of(value: Any, held: Any) -> str | None:
     """Why a value can not be written where another is held: None if it can."""
     if not isinstance(value, jax.Array | np.ndarray | np.generic | int | float):
         return f"is no array: got {type(value).__name__}"
+    if not is_concrete(value):
+        return "is a tracer: call load_state outside of jit"
     shape = np.shape(value)
     if shape != held.shape:
         return f"has shape {shape}, the model needs {tuple(held.shape)}"

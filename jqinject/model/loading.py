@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
@@ -11,7 +13,7 @@ from jqinject.model.completion import completed
 from jqinject.model.entries import flat_entries, problem_of, unwrapped
 from jqinject.model.reassembly import reassemble_held
 from jqinject.model.report import LoadReport
-from jqinject.model.walk import Found, Holders, Path, dotted, proxies_of, variables_of
+from jqinject.model.walk import Found, Holders, Path, PlainArray, dotted, proxies_of, variables_of
 from jqinject.proxy import write
 from jqinject.quant_tensor import is_concrete
 
@@ -31,7 +33,7 @@ def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
         state: an `nnx.State`, a nested dict of arrays (also as Orbax restores it), or another module. A shared Variable
             may stand under any of its paths.
         missing: an NNX filter for Variables that the state need not hold, as in `missing=nnx.BatchStat`; `...` for all.
-            Quantizer Variables may always be missing.
+            Quantizer Variables and arrays that are no Variables (the mask of a convolution) may always be missing.
 
     Returns:
         A report: what was loaded, cast, missing, re-assembled.
@@ -55,6 +57,7 @@ def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
     by_path = {path: found for found in targets for path in found.paths}
     entries = completed(model, unwrapped(flat_entries(state), set(by_path)), by_path)
     problems = [*_unknown(entries, by_path), *_absent(entries, targets, missing), *_misfits(entries, by_path)]
+    problems = problems or _contradictions(entries, by_path)
     if problems:
         raise ValueError(
             f"load_state: the state does not fit the model, nothing was changed ({len(problems)} "
@@ -100,7 +103,7 @@ def _load(
     )
 
 
-def _of_changed_layers(model: Any, changed: list[nnx.Variable[Any]]) -> list[Holders]:
+def _of_changed_layers(model: Any, changed: list[Any]) -> list[Holders]:
     """The proxies held by a layer that holds one of the Variables itself."""
     written = {id(variable) for variable in changed}
     return [
@@ -129,7 +132,7 @@ def _absent(entries: Mapping[Path, Any], targets: list[Found], missing: Any) -> 
     return [
         f"{dotted(found.path)}: is missing from the state (missing=... names what may be)"
         for found in targets
-        if not found.in_quantizer
+        if not (found.in_quantizer or isinstance(found.variable, PlainArray))
         and not any(path in entries for path in found.paths)
         and not may_be_missing(found.path, found.variable)
     ]
@@ -141,10 +144,22 @@ def _misfits(entries: Mapping[Path, Any], by_path: Mapping[Path, Found]) -> list
     return [f"{dotted(path)}: {reason}" for path, reason in reasons if reason]
 
 
+def _contradictions(entries: Mapping[Path, Any], by_path: Mapping[Path, Found]) -> list[str]:
+    """Shared Variables that the state holds under several paths with different numbers."""
+    told = []
+    for path, value in entries.items():
+        first = next(other for other in by_path[path].paths if other in entries)
+        if first != path and value is not entries[first] and not jnp.array_equal(value, entries[first]):
+            told.append(
+                f"{dotted(path)}: is the same variable as {dotted(first)}, which the state gives other numbers"
+            )
+    return told
+
+
 def _refuse_abstract(targets: list[Found]) -> None:
     for found in targets:
         held = found.variable.get_value()
-        if not isinstance(held, jax.Array) or not is_concrete(held):
+        if not isinstance(held, jax.Array | np.ndarray) or not is_concrete(held):
             raise ValueError(
                 f"load_state writes into real arrays, and {dotted(found.path)} holds {type(held).__name__}.\n"
                 "  cure: call it outside of jit and eval_shape, on a model that was built for real"

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+import numpy as np
 from flax import nnx
 
 from jqinject.proxy import QuantProxyFromInjector
@@ -11,9 +13,41 @@ from jqinject.proxy import QuantProxyFromInjector
 Path = tuple[str, ...]
 
 
+class PlainArray:
+    """An array that a model holds without a Variable around it (the mask of a convolution), read and written as one.
+
+    Args:
+        holder: the attributes of a module, a dict or a list.
+        name: where in it the array is.
+    """
+
+    def __init__(self, holder: Any, name: Any) -> None:
+        self.holder = holder
+        self.name = name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PlainArray) and self.holder is other.holder and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash((id(self.holder), self.name))
+
+    @property
+    def dtype(self) -> Any:
+        """The array's dtype."""
+        return self.get_value().dtype
+
+    def get_value(self) -> Any:
+        """The array."""
+        return self.holder[self.name]
+
+    def set_value(self, value: Any) -> None:
+        """Put another array in its place."""
+        self.holder[self.name] = value
+
+
 @dataclass
 class Found:
-    """A Variable of a model.
+    """A Variable of a model, or an array without one.
 
     Attributes:
         variable: the Variable.
@@ -21,7 +55,7 @@ class Found:
         in_quantizer: whether every path leads through a quantizer.
     """
 
-    variable: nnx.Variable[Any]
+    variable: nnx.Variable[Any] | PlainArray
     paths: list[Path] = field(default_factory=list)
     in_quantizer: bool = True
 
@@ -41,7 +75,7 @@ class Holders:
 
 
 def walk(root: Any, path: Path = (), above: tuple[int, ...] = ()) -> Iterator[tuple[Path, Any]]:
-    """Every module and Variable under every path, parents first; a shared one comes once for each path."""
+    """Every module, Variable and array under every path, parents first; a shared one comes once for each path."""
     if isinstance(root, nnx.Variable):
         yield path, root
         return
@@ -57,16 +91,23 @@ def walk(root: Any, path: Path = (), above: tuple[int, ...] = ()) -> Iterator[tu
     else:
         return
     for name, child in children:
-        yield from walk(child, (*path, str(name)), (*above, id(root)))
+        if isinstance(child, jax.Array | np.ndarray):
+            if not isinstance(root, tuple):
+                yield (
+                    (*path, str(name)),
+                    PlainArray(vars(root) if isinstance(root, nnx.Pytree) else root, name),
+                )
+        else:
+            yield from walk(child, (*path, str(name)), (*above, id(root)))
 
 
 def variables_of(model: Any) -> list[Found]:
-    """The Variables of a model, each once, with all its paths."""
+    """The Variables and arrays of a model, each once, with all its paths."""
     proxies = {path for path, node in walk(model) if isinstance(node, QuantProxyFromInjector)}
-    found: dict[int, Found] = {}
+    found: dict[Any, Found] = {}
     for path, node in walk(model):
-        if isinstance(node, nnx.Variable):
-            entry = found.setdefault(id(node), Found(node))
+        if isinstance(node, nnx.Variable | PlainArray):
+            entry = found.setdefault(node if isinstance(node, PlainArray) else id(node), Found(node))
             inside = any(path[:depth] in proxies for depth in range(len(path)))
             if entry.in_quantizer and not inside:
                 entry.in_quantizer = False
@@ -80,7 +121,7 @@ def proxies_of(model: Any) -> list[Holders]:
     """The proxies of a model, each once, with the layers that hold it."""
     found: dict[int, Holders] = {}
     for path, node in walk(model):
-        if not isinstance(node, nnx.Variable):
+        if not isinstance(node, nnx.Variable | PlainArray):
             for name, child in vars(node).items():
                 if isinstance(child, QuantProxyFromInjector):
                     entry = found.setdefault(id(child), Holders(child))

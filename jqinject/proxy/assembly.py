@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jqinject.quant_tensor import is_concrete
@@ -78,23 +79,27 @@ def _reconnect(quantizer: nnx.Module, foreign: dict[tuple[Any, ...], tuple[Any, 
 
 def _walk(node: Any, path: tuple[Any, ...]) -> Any:
     for key in path:
-        node = node[key] if isinstance(key, int) else vars(node)[key]
+        node = vars(node)[key] if _by_attribute(node, key) else node[key]
     return node
 
 
 def _set(node: Any, key: Any, value: Any) -> None:
-    if isinstance(key, int):
-        node[key] = value
-    else:
+    if _by_attribute(node, key):
         setattr(node, key, value)
+    else:
+        node[key] = value
+
+
+def _by_attribute(node: Any, key: Any) -> bool:
+    return isinstance(node, nnx.Pytree) and isinstance(key, str)
 
 
 def replace_by_difference(old: Any, new: Any, layers: tuple[Any, ...]) -> tuple[Any, bool]:
     """The quantizer to go on with: the old one holding the new values where the two are alike, else the new one.
 
-    Alike are two quantizers of the same structure whose Variables have the same shapes and dtypes; a stack takes the
-    values of one. Then no compiled function retraces, and optimizers keep their place. Random streams go on where they
-    were.
+    Alike are two quantizers of the same structure whose Variables and arrays have the same shapes and dtypes; a stack
+    takes the values of one. Then no compiled function retraces, and optimizers keep their place. Random streams go on
+    where they were.
 
     Returns:
         (quantizer, whether it is another object than before).
@@ -109,21 +114,30 @@ def replace_by_difference(old: Any, new: Any, layers: tuple[Any, ...]) -> tuple[
     if any(before[path] is not after[path] for path in borrowed):
         return new, True
     pairs = [(before[path], after[path]) for path in before if path not in borrowed]
+    plain, held = _arrays(new), _arrays(old)
     if not all(_fits(mine, fresh) for mine, fresh in pairs):
+        return new, True
+    if not all(_broadcasts(held[path], array) for path, array in plain.items()):
         return new, True
     for mine, fresh in pairs:
         if not isinstance(mine, nnx.RngState):
             write(mine, jnp.broadcast_to(fresh.get_value(), mine.get_value().shape))
+    for path, array in plain.items():
+        _set(_walk(old, path[:-1]), path[-1], jnp.broadcast_to(array, held[path].shape))
     return old, False
 
 
-def write(variable: nnx.Variable[Any], value: Any) -> None:
-    """Give a Variable another value of its shape: its dtype, sharding and metadata stay."""
+def write(variable: Any, value: Any) -> None:
+    """Give a Variable (or what reads and writes as one) another value of its shape; dtype, sharding, metadata stay."""
     held = variable.get_value()
+    if isinstance(held, np.ndarray):
+        variable.set_value(np.array(value, held.dtype))
+        return
     same = (
         isinstance(value, jax.Array) and value.dtype == held.dtype
     )  # random keys can not be cast to themselves
-    array = value if same else jnp.asarray(value, dtype=held.dtype)
+    # A copy: on CPU `jnp.asarray` may look at the caller's own NumPy memory, which the caller may write to later.
+    array = value if same else jnp.array(value, dtype=held.dtype)
     if (
         isinstance(held, jax.Array)
         and is_concrete(held)
@@ -142,15 +156,23 @@ def _variables(module: nnx.Module) -> dict[tuple[Any, ...], nnx.Variable[Any]]:
     }
 
 
+def _arrays(module: nnx.Module) -> dict[tuple[Any, ...], Any]:
+    """The arrays that a module holds without a Variable around them."""
+    found = nnx.iter_graph(module, graph=True)
+    return {tuple(path): leaf for path, leaf in found if isinstance(leaf, jax.Array | np.ndarray)}
+
+
 def _fits(mine: nnx.Variable[Any], fresh: nnx.Variable[Any]) -> bool:
     a, b = mine.get_value(), fresh.get_value()
     if not (isinstance(a, jax.Array) and isinstance(b, jax.Array)):
         return False
-    if a.dtype != b.dtype:
-        return False
-    if isinstance(mine, nnx.RngState):
-        return True
-    return a.shape == b.shape or (a.ndim > b.ndim and a.shape[a.ndim - b.ndim :] == b.shape)
+    return a.dtype == b.dtype if isinstance(mine, nnx.RngState) else _broadcasts(a, b)
+
+
+def _broadcasts(mine: Any, fresh: Any) -> bool:
+    """Whether an array can take another's values: the same shape, or that of one in a stack."""
+    same = mine.shape[max(mine.ndim - fresh.ndim, 0) :] == fresh.shape
+    return mine.dtype == fresh.dtype and same
 
 
 def set_mode(quantizer: Any, **mode: bool) -> None:

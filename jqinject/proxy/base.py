@@ -153,11 +153,11 @@ class QuantProxyFromInjector(nnx.Module):
     def init_tensor_quant(self, *layers: Any) -> bool:
         """Assemble the quantizer again from its layers as they are now.
 
-        If the result has the structure, shapes and dtypes of the present quantizer, its values are written into the
-        present Variables, else the quantizer is replaced.
+        Its values are written into the present Variables if structure, shapes and dtypes are those of the present
+        quantizer, else it is replaced.
 
         Args:
-            layers: the layers that hold this proxy; none given: those it is known by.
+            layers: the layers that hold this proxy; those it is known by, and which still hold it, are added.
 
         Returns:
             Whether `tensor_quant` was replaced; then optimizers, `nnx.view`s and `nnx.cached_partial`s made before have
@@ -167,11 +167,9 @@ class QuantProxyFromInjector(nnx.Module):
             ValueError: not all the layers that share the proxy are known.
         """
         if layers:
-            relink(self, layers)
-            if self.served_layers != len(
-                layers
-            ):  # an attribute set needlessly would be another graph, and a retrace
-                self.served_layers = len(layers)
+            holders = relink(self, layers)
+            if self.served_layers != len(holders):  # set needlessly it would be another graph, and a retrace
+                self.served_layers = len(holders)
         known = self._known_layers()
         before = self.tensor_quant
         replaced = self._assemble_for(known)

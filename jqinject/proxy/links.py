@@ -40,9 +40,22 @@ def linked_layers(proxy: nnx.Module) -> tuple[Any, ...]:
     return tuple(layer for layer in living if layer is not None and holds(layer, proxy))
 
 
-def relink(proxy: nnx.Module, layers: tuple[Any, ...]) -> None:
-    """Replace what is known by what a walk of the model has found."""
-    _LAYERS[proxy] = [weakref.ref(layer) for layer in layers]
+def relink(proxy: nnx.Module, layers: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Note the layers that a walk has found, in its order.
+
+    A walk of part of a model does not find the layers in the rest of it: then the order is that in which all were seen.
+
+    Returns:
+        All the layers.
+    """
+    known = linked_layers(proxy)
+    holders = layers if _within(known, layers) else (*known, *(n for n in layers if not _within((n,), known)))
+    _LAYERS[proxy] = [weakref.ref(layer) for layer in holders]
+    return holders
+
+
+def _within(some: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
+    return all(any(layer is other for other in others) for layer in some)
 
 
 def holds(layer: Any, proxy: nnx.Module) -> bool:

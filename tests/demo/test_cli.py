@@ -1,5 +1,6 @@
 """The command line of the main job, and a small run of it."""
 
+import io
 import subprocess
 import sys
 from dataclasses import replace
@@ -53,7 +54,7 @@ def test_a_small_run_draws_and_tells(tmp_path: Path):
     from jqinject.demo.job import run
 
     recipes = [replace(RECIPES[0]), replace(RECIPES[1], epochs=1)]
-    console = Console(record=True, width=140, quiet=False, file=(tmp_path / "log").open("w"))
+    console = Console(record=True, width=140, file=io.StringIO())
     with jax.numpy_dtype_promotion("standard"):  # optax's Adam mixes weak types
         rows = run(0, tmp_path / "picture.png", console, recipes=recipes, float_epochs=6)
     told = console.export_text()

@@ -27,7 +27,7 @@ from jqinject.quant.solver.common import (
     SolveTensorQuantFloatToIntImplFromEnum,
 )
 from jqinject.quant.solver.initial import MinMaxScalingInit
-from jqinject.quant.solver.tables import pick
+from jqinject.quant.solver.tables import pick, pick_or_none
 
 ACT_TENSOR_QUANT = {
     QuantType.FP: None,
@@ -71,7 +71,7 @@ class SolveActScalingInitFromEnum(ExtendedInjector):
 
     @choices(*ACT_SCALING_INIT.values())
     def scaling_init_impl(scaling_impl_type: Any):
-        return ACT_SCALING_INIT.get(scaling_impl_type)
+        return pick_or_none(ScalingImplType, scaling_impl_type, ACT_SCALING_INIT, "scaling_impl_type")
 
     @value
     def scaling_init(scaling_init_impl: Any):

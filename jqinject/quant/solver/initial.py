@@ -56,6 +56,9 @@ class HeScalingInit:
 
     fan_in is the number of weights behind one output channel (He et al., 2015, "Delving deep into rectifiers").
 
+    differs from Brevitas: there, axis 0 counts as the output channels of every weight, which for transposed
+    convolutions (in, out, ...) is the input's.
+
     Args:
         tracked_parameter_list: weights (Variables or arrays).
         output_channel_dim: their output channel axis.

@@ -13,7 +13,7 @@ from jqinject.inject import ExtendedInjector, choices, this, value
 from jqinject.inject.enum import BitWidthImplType, ScalingImplType, ScalingPerOutputType
 from jqinject.quant.solver.common import SCALAR_SHAPE, SolveAffineRescalingFromEnum
 from jqinject.quant.solver.initial import HeScalingInit, ScalingConstInit
-from jqinject.quant.solver.tables import pick
+from jqinject.quant.solver.tables import pick, pick_or_none
 
 PARAMETER_SCALING_IMPL = {
     ScalingImplType.PARAMETER: ParameterScaling,
@@ -50,7 +50,7 @@ class SolveParameterScalingInitFromEnum(ExtendedInjector):
 
     @choices(*PARAMETER_SCALING_INIT.values())
     def scaling_init_impl(scaling_impl_type: Any):
-        return PARAMETER_SCALING_INIT.get(scaling_impl_type)
+        return pick_or_none(ScalingImplType, scaling_impl_type, PARAMETER_SCALING_INIT, "scaling_impl_type")
 
     @value
     def scaling_init(scaling_init_impl: Any):

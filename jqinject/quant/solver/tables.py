@@ -111,3 +111,10 @@ def pick(enum_class: type[_Member], given: Any, table: Mapping[_Member, _Choice]
         raise ValueError(
             f"{name} = {str(member.value)!r} can not be used here; it takes one of {names}"
         ) from None
+
+
+def pick_or_none(
+    enum_class: type[_Member], given: Any, table: Mapping[_Member, _Choice], name: str
+) -> _Choice | None:
+    """As `pick`, but None where nothing is given or the table has no choice for it."""
+    return None if given is None else table.get(as_enum(enum_class, given, name=name))

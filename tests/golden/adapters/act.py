@@ -11,7 +11,17 @@ from flax import nnx
 import jqinject.nn
 from jqinject.core import QuantParam
 from jqinject.quant_tensor import as_array
-from tests.golden.adapters.layouts import dotted, facts_of, fields_of, our_path, plain, quantizer
+from tests.golden.adapters.layouts import (
+    compiled,
+    dotted,
+    facts_of,
+    fields_of,
+    once,
+    our_path,
+    plain,
+    quantizer,
+    shaped,
+)
 
 Case = dict[str, Any]
 
@@ -39,9 +49,7 @@ def _output(outputs: dict[str, Any], name: str, shape: list[int]) -> np.ndarray:
     kind, _, path = name.partition(".")
     if name not in outputs and kind in ("grad", "state"):
         name = f"{kind}.{dotted(our_path(path))}"
-    array = np.asarray(outputs[name])
-    # The reference writes a scale that was made without a threshold as a vector of one.
-    return array.reshape(shape) if array.size == 1 and list(shape) == [1] else array
+    return shaped(outputs[name], shape)
 
 
 def facts(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -51,6 +59,7 @@ def facts(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, Any]:
     return {"steps": [facts for facts, _ in found], "counters": counters}
 
 
+@once
 def _sequence(case: Case, inputs: dict[str, np.ndarray]) -> list[tuple[dict[str, Any], dict[str, int]]]:
     layer = layer_of(case)
     found = []
@@ -66,12 +75,16 @@ def _batch(inputs: dict[str, np.ndarray], name: str, step: int) -> Any:
     return jnp.asarray(inputs[name][step] if name in inputs else inputs[f"step{step}.{name}"])
 
 
-def _step(layer: Any, x: Any, cotangent: Any, training: bool) -> dict[str, Any]:
+def _gradients(layer: Any, x: Any, cotangent: Any) -> Any:
     def loss(layer: Any, x: Any) -> tuple[Any, Any]:
         tensor = layer(x)
         return jnp.sum(as_array(tensor) * cotangent), tensor
 
-    (gradients, along_x), tensor = nnx.grad(loss, argnums=(0, 1), has_aux=True)(layer, x)
+    return nnx.grad(loss, argnums=(0, 1), has_aux=True)(layer, x)
+
+
+def _step(layer: Any, x: Any, cotangent: Any, training: bool) -> dict[str, Any]:
+    (gradients, along_x), tensor = compiled(_gradients)(layer, x, cotangent)
     outputs: dict[str, Any] = {"tensor": tensor, **fields_of(tensor), "grad.x": np.asarray(along_x)}
     for path, gradient in nnx.to_flat_state(gradients):
         if isinstance(gradient, QuantParam) and training:

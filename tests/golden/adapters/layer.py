@@ -14,18 +14,25 @@ from tests.golden._driver import CannotDrive
 from tests.golden.adapters.layouts import (
     LAYOUTS,
     back,
+    compiled,
     dotted,
     facts_of,
     fields_of,
     moved,
+    once,
     our_path,
+    plain,
     quantizer,
+    shaped,
 )
 
 Case = dict[str, Any]
 
-LAYOUT_OF_LAYER = {"QuantLinear": "linear", "QuantConv1d": "conv1d", "QuantConv2d": "conv2d"}
+KINDS = ("QuantLinear", "QuantConv1d", "QuantConv2d", "QuantConv3d")
+POSITIONAL = ("in_features", "out_features", "kernel_size")
 WORDS = {
+    "in_channels": "in_features",
+    "out_channels": "out_features",
     "stride": "strides",
     "dilation": "kernel_dilation",
     "groups": "feature_group_count",
@@ -34,16 +41,19 @@ WORDS = {
 
 
 class Net(nnx.Module):
-    """The network that the case describes in words."""
+    """The network that the case describes in words, for kernels of the given shapes."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(
+        self, config: dict[str, Any], conv_kernel: tuple[int, ...], fc_kernel: tuple[int, ...]
+    ) -> None:
+        *window, inner, outer = conv_kernel
         steps = {"collect_stats_steps": config["collect_stats_steps"], "return_quant_tensor": True}
         rngs = nnx.Rngs(0)
         self.inp = QuantIdentity(quantizer("Int8ActPerTensorFloat"), **steps)
         self.c1 = QuantConv(
-            2,
-            4,
-            (3, 3),
+            inner,
+            outer,
+            tuple(window),
             padding="VALID",
             weight_quant=quantizer("Int8WeightPerChannelFloat"),
             weight_bit_width=config["weight_bit_width_c1"],
@@ -53,8 +63,7 @@ class Net(nnx.Module):
         )
         self.a1 = QuantReLU(quantizer("Uint8ActPerTensorFloat"), bit_width=config["bit_width_a1"], **steps)
         self.fc = QuantLinear(
-            16,
-            3,
+            *fc_kernel,
             weight_quant=quantizer("Int8WeightPerTensorFloat"),
             bias_quant=quantizer("Int32Bias"),
             return_quant_tensor=True,
@@ -66,30 +75,38 @@ class Net(nnx.Module):
         return self.fc(y.transpose((0, 3, 1, 2)).reshape((y.shape[0], -1)))
 
 
-def _layer(case: Case) -> Any:
+def _layer(case: Case, inputs: dict[str, np.ndarray]) -> Any:
     config, kind = case["config"], case["layer"]["kind"]
     if "class" not in config:
-        return Net(config)
-    if kind not in LAYOUT_OF_LAYER:
+        names = ("param.c1.weight", "param.fc.weight")
+        return Net(config, *(_to_ours(case, name, inputs[name]).shape for name in names))
+    if kind not in KINDS:
         raise CannotDrive(f"no layer for {kind}")
-    inner, outer, *window = config["args"]
-    arguments: dict[str, Any] = {WORDS.get(k, k): v for k, v in config["kwargs"].items()}
+    given = dict(zip(POSITIONAL, config["args"], strict=False)) | config["kwargs"]
+    arguments: dict[str, Any] = {WORDS.get(k, k): v for k, v in plain(given).items()}
     for name, given in arguments.items():
         if name.endswith("_quant") and isinstance(given, str):
             arguments[name] = quantizer(given)
     if kind == "QuantLinear":
-        return QuantLinear(inner, outer, rngs=nnx.Rngs(0), **arguments)
+        return QuantLinear(rngs=nnx.Rngs(0), **arguments)
     rank = int(kind[-2])
-    arguments["padding"] = [(arguments.get("padding", 0),) * 2] * rank
-    size = window[0] if isinstance(window[0], list) else [window[0]] * rank
-    return QuantConv(inner, outer, tuple(size), rngs=nnx.Rngs(0), **arguments)
+    arguments["kernel_size"] = _each(arguments["kernel_size"], rank)
+    arguments["padding"] = [(p, p) for p in _each(arguments.get("padding", 0), rank)]
+    return QuantConv(rngs=nnx.Rngs(0), **arguments)
+
+
+def _each(given: int | tuple[int, ...], rank: int) -> tuple[int, ...]:
+    """One number for each axis of the window."""
+    return given if isinstance(given, tuple) else (given,) * rank
 
 
 def _axes(case: Case, name: str, ndim: int) -> tuple[int, ...]:
     """The order of axes of a named array: weights by their rank, data by that of the layer."""
     linear = ndim == 2 or case["layer"]["kind"] == "QuantLinear"
     layout = LAYOUTS["linear" if linear else "conv2d"]
-    is_weight = name.split(".")[-1] == "weight"
+    # The parameters of a weight's quantizer have its rank.
+    names = name.split(".")
+    is_weight = names[-1] == "weight" or "weight_quant" in names
     return layout.weight(ndim) if is_weight else layout.data(ndim)
 
 
@@ -103,7 +120,7 @@ def _to_theirs(case: Case, name: str, array: Any) -> np.ndarray:
 
 
 def _prepared(case: Case, inputs: dict[str, np.ndarray]) -> Any:
-    layer = _layer(case)
+    layer = _layer(case, inputs)
     for name, array in inputs.items():
         if name.startswith("param."):
             *owners, last = name.split(".")[1:]
@@ -114,27 +131,28 @@ def _prepared(case: Case, inputs: dict[str, np.ndarray]) -> Any:
     return layer
 
 
+@once
 def _sequence(case: Case, inputs: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     layer = _prepared(case, inputs)
     found = []
     for step, mode in enumerate(case["schedule"]):
         layer.train() if mode == "train" else layer.eval()
         x = _to_ours(case, "x", inputs["x"][step])
-        cotangent = _to_ours(case, "cotangent", _at(inputs, "cotangent0", step, x.ndim))
+        cotangent = _to_ours(case, "cotangent", inputs["cotangent0"])
         found.append(_step(case, layer, x, cotangent))
     return found
 
 
-def _at(inputs: dict[str, np.ndarray], name: str, step: int, ndim: int) -> np.ndarray:
-    return inputs[name][step] if inputs[name].ndim > ndim else inputs[name]
-
-
-def _step(case: Case, layer: Any, x: Any, cotangent: Any) -> dict[str, Any]:
+def _gradients(layer: Any, x: Any, cotangent: Any) -> Any:
     def loss(layer: Any, x: Any) -> tuple[Any, Any]:
         out = layer(x)
         return jnp.sum(as_array(out) * cotangent), out
 
-    (gradients, along_x), out = nnx.grad(loss, argnums=(0, 1), has_aux=True)(layer, x)
+    return nnx.grad(loss, argnums=(0, 1), has_aux=True)(layer, x)
+
+
+def _step(case: Case, layer: Any, x: Any, cotangent: Any) -> dict[str, Any]:
+    (gradients, along_x), out = compiled(_gradients)(layer, x, cotangent)
     outputs = {"tensor": out, "grad.x": _to_theirs(case, "x", along_x)}
     outputs |= {f"out0.{name}": _to_theirs(case, "out", array) for name, array in fields_of(out).items()}
     for path, gradient in nnx.to_flat_state(gradients):
@@ -146,10 +164,15 @@ def _step(case: Case, layer: Any, x: Any, cotangent: Any) -> dict[str, Any]:
 def run(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Every output that the case names, stacked over its steps."""
     steps = _sequence(case, inputs)
-    return {
-        name: np.stack([_shaped(steps[step][_ours(name)], spec["shape"][1:]) for step in spec["steps"]])
-        for name, spec in case["outputs"].items()
-    }
+    found: dict[str, np.ndarray] = {}
+    for name, spec in case["outputs"].items():
+        step, _, inner = name.partition(".")
+        if step.startswith("step"):
+            found[name] = shaped(steps[int(step.removeprefix("step"))][_ours(inner)], spec["shape"])
+        else:
+            rows = [shaped(steps[step][_ours(name)], spec["shape"][1:]) for step in spec["steps"]]
+            found[name] = np.stack(rows)
+    return found
 
 
 def _ours(name: str) -> str:
@@ -158,11 +181,6 @@ def _ours(name: str) -> str:
     if not found:
         head, found, _ = name.partition(".tensor_quant")
     return f"{head}.{dotted(our_path(name))}" if found else name
-
-
-def _shaped(array: Any, shape: list[int]) -> np.ndarray:
-    array = np.asarray(array)
-    return array.reshape(shape) if array.size == 1 and list(shape) == [1] else array
 
 
 def facts(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, Any]:

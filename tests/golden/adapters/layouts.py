@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,14 +98,13 @@ def make_carrier(channel_axis: int) -> Callable[..., Any]:
 
 
 CONV = Layout(kernel_last, channels_last, make_conv)
+DEPTHWISE = Layout(kernel_last, channels_last, make_depthwise)
+TRANSPOSED = Layout(same, same, make_carrier(1))
 LAYOUTS = {
     "linear": Layout(kernel_last, same, make_linear),
-    "conv1d": CONV,
-    "conv2d": CONV,
-    "conv3d": CONV,
-    "conv2d_dw": Layout(kernel_last, channels_last, make_depthwise),
-    "convtranspose1d": Layout(same, same, make_carrier(1)),
-    "convtranspose2d": Layout(same, same, make_carrier(1)),
+    **{f"conv{rank}d": CONV for rank in (1, 2, 3)},
+    **{f"conv{rank}d_dw": DEPTHWISE for rank in (1, 2, 3)},
+    **{f"convtranspose{rank}d": TRANSPOSED for rank in (1, 2, 3)},
     "embedding": Layout(same, same, make_carrier(0)),
 }
 
@@ -122,6 +123,25 @@ def back(array: Any, axes: tuple[int, ...]) -> np.ndarray:
 def quantizer(name: str) -> Any:
     """A ready-made quantizer by its name."""
     return getattr(jqinject.quant, name)
+
+
+def compiled(step: Callable[..., Any]) -> Callable[..., Any]:
+    """The step as it is, or under `nnx.jit` where the environment variable JQINJECT_GOLDEN_JIT is set."""
+    return nnx.jit(step) if os.environ.get("JQINJECT_GOLDEN_JIT") else step
+
+
+def once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a case and its inputs that is not run again for the facts of the case it has just run for."""
+    last: list[Any] = [None, None]
+
+    @functools.wraps(function)
+    def remembering(case: dict[str, Any], inputs: dict[str, np.ndarray]) -> Any:
+        if last[0] is not inputs:
+            last[:] = None, None
+            last[:] = inputs, function(case, inputs)
+        return last[1]
+
+    return remembering
 
 
 def plain(overrides: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -177,19 +197,16 @@ def in_the_words_of(case: dict[str, Any], outputs: dict[str, Any]) -> dict[str, 
         )
         ours = name if name in outputs or not inner else prefix + dotted(our_path(inner))
         if ours in outputs:
-            array = np.asarray(outputs[ours])
-            target = tuple(spec["shape"])
-            squeezed = (
-                array.shape != target
-                and array.size == int(np.prod(target))
-                and SINGLE.issuperset(target[-1:])
-            )
-            found[name] = array.reshape(target) if squeezed else array
+            found[name] = shaped(outputs[ours], spec["shape"])
     return found
 
 
-# The reference writes a scale that was made without a threshold as a vector of one.
-SINGLE = frozenset({1})
+def shaped(array: Any, shape: Sequence[int]) -> np.ndarray:
+    """The array, a single number in the shape (1,) that the reference gives a scale made without a threshold."""
+    array = np.asarray(array)
+    return array.reshape(shape) if array.size == 1 and list(shape) == [1] else array
+
+
 # Modules of the reference that have no counterpart of their own here.
 UNNESTED = frozenset({"runtime_stats", "stats_scaling_impl", "fused_activation_quant_proxy"})
 RENAMED = {"msb_clamp_bit_width_impl": "bit_width_impl"}

@@ -1,4 +1,4 @@
-"""Drives the scenarios of proxies: loading, assigning, sharing, checkpoints; quantizers declared as users would."""
+"""Drives the scenarios of proxies: loading, assigning, sharing, checkpoints."""
 
 from __future__ import annotations
 
@@ -9,107 +9,50 @@ import numpy as np
 from flax import nnx
 
 import jqinject
-from jqinject import ExtendedInjector, this, value
-from jqinject.core import (
-    AbsAve,
-    BinaryQuant,
-    ClampedBinaryQuant,
-    OverTensorView,
-    ParameterScaling,
-    QuantParam,
-    StatsFromParameterScaling,
-)
-from jqinject.nn import QuantConv, QuantIdentity
-from jqinject.proxy import WeightQuantProxyFromInjector
+from jqinject.core import BinaryQuant, ParameterScaling, QuantParam
+from jqinject.nn import QuantIdentity
 from jqinject.quant_tensor import as_array
 from tests.golden._driver import CannotDrive
 from tests.golden.adapters.layouts import (
+    LAYOUTS,
     back,
     dotted,
     facts_of,
     fields_of,
     kernel_last,
     moved,
+    once,
     our_path,
     plain,
     quantizer,
+    shaped,
 )
+from tests.golden.adapters.user_quantizers import Advanced, BinaryFromMax, BinaryFromMean
 
 Case = dict[str, Any]
-AXES = kernel_last(4)
+LAYOUT_OF_RANK = {2: "linear", 3: "conv1d", 4: "conv2d", 5: "conv3d"}
 
 
-class BinaryFromMax(ExtendedInjector):
-    """-s or s; s is learned and starts at the largest weight."""
-
-    proxy_class = WeightQuantProxyFromInjector
-    tensor_quant = BinaryQuant
-    scaling_impl = ParameterScaling
-    scaling_shape = (1,)
-    signed = True
-
-    @value
-    def scaling_init(module):
-        return float(jnp.max(jnp.abs(module.weight[...])))
-
-
-class BinaryFromMean(ExtendedInjector):
-    """-s or s; s is the mean magnitude of all the weights that share it."""
-
-    proxy_class = WeightQuantProxyFromInjector
-    tensor_quant = BinaryQuant
-    scaling_impl = StatsFromParameterScaling
-    scaling_stats_impl = AbsAve
-    scaling_stats_input_view_shape_impl = OverTensorView
-    scaling_stats_input_concat_dim = 0
-    scaling_shape = ()
-    signed = True
-
-
-class Advanced(ExtendedInjector):
-    """An interface of a user's own: two switches decide which components are used, and in which shape."""
-
-    proxy_class = WeightQuantProxyFromInjector
-    scaling_impl = ParameterScaling
-    signed = True
-
-    @value
-    def tensor_quant(is_clamped):
-        return ClampedBinaryQuant if is_clamped else BinaryQuant
-
-    @value
-    def scaling_init(module, scaling_per_output_channel):
-        magnitude = jnp.abs(module.weight[...])
-        axes = tuple(range(module.weight_ndim - 1)) if scaling_per_output_channel else None
-        return jnp.max(magnitude, axis=axes, keepdims=scaling_per_output_channel)
-
-    @value
-    def scaling_shape(scaling_per_output_channel):
-        return this.per_channel_shape if scaling_per_output_channel else ()
-
-    @value
-    def per_channel_shape(module):
-        shape = [1] * module.weight_ndim
-        shape[module.output_channel_dim] = module.out_channels
-        return tuple(shape)
-
-
-def conv(weight: np.ndarray, quant: Any, **overrides: Any) -> QuantConv:
-    """A convolution that holds the given weight (of the reference's layout)."""
-    ours = moved(weight, AXES)
-    layer = QuantConv(
-        *ours.shape[-2:], ours.shape[:-2], use_bias=False, rngs=nnx.Rngs(0), weight_quant=quant, **overrides
-    )
-    layer.weight = nnx.Param(jnp.asarray(ours))
+def layer_of(weight: np.ndarray, quant: Any, **overrides: Any) -> Any:
+    """A layer that holds the given weight (of the reference's layout)."""
+    ours = to_ours(weight)
+    make = LAYOUTS[LAYOUT_OF_RANK[weight.ndim]].make
+    layer = make(ours.shape, use_bias=False, weight_quant=quant, **overrides)
+    layer.weight = nnx.Param(ours)
     return layer
 
 
-def float_state(weight: np.ndarray) -> dict[str, Any]:
-    return {"kernel": moved(weight, AXES)}
+def to_ours(weight: np.ndarray) -> Any:
+    return jnp.asarray(moved(weight, kernel_last(weight.ndim)))
 
 
 def theirs(array: Any) -> np.ndarray:
-    return back(np.asarray(array), AXES)
+    array = np.asarray(array)
+    return back(array, kernel_last(array.ndim)) if array.ndim > 1 else array
+
+
+def float_state(weight: np.ndarray) -> dict[str, Any]:
+    return {"kernel": to_ours(weight)}
 
 
 def weight_of(layer: Any) -> np.ndarray:
@@ -129,7 +72,7 @@ def binary_parameter(case: Case, inputs: Any) -> dict[str, Any]:
 
 
 def param_from_max_load(case: Case, inputs: Any) -> dict[str, Any]:
-    layer = conv(inputs["w0"], BinaryFromMax)
+    layer = layer_of(inputs["w0"], BinaryFromMax)
     found = {"scale_before": scale_of(layer), "value_before": weight_of(layer)}
     state: dict[str, Any] = float_state(inputs["w1"])
     if "saved_scale" in inputs:
@@ -140,14 +83,14 @@ def param_from_max_load(case: Case, inputs: Any) -> dict[str, Any]:
 
 
 def param_from_max_assign(case: Case, inputs: Any) -> dict[str, Any]:
-    layer = conv(inputs["w0"], BinaryFromMax)
-    layer.weight = nnx.Param(jnp.asarray(moved(inputs["w1"], AXES)))
+    layer = layer_of(inputs["w0"], BinaryFromMax)
+    layer.weight = nnx.Param(to_ours(inputs["w1"]))
     return {"scale_after": scale_of(layer)}
 
 
 def param_from_max_inplace(case: Case, inputs: Any) -> dict[str, Any]:
-    layer = conv(inputs["w0"], BinaryFromMax)
-    layer.kernel[...] = jnp.asarray(moved(inputs["w1"], AXES))
+    layer = layer_of(inputs["w0"], BinaryFromMax)
+    layer.kernel[...] = to_ours(inputs["w1"])
     found = {"scale_stale": scale_of(layer)}
     layer.weight_quant.init_tensor_quant()
     return found | {"scale_after": scale_of(layer)}
@@ -155,14 +98,14 @@ def param_from_max_inplace(case: Case, inputs: Any) -> dict[str, Any]:
 
 def shared(case: Case, inputs: Any) -> dict[str, Any]:
     quant = quantizer(case["quantizer"]) if case.get("quantizer") else BinaryFromMean
-    first = conv(inputs["w0"], quant, **plain(case["overrides"], "weight_"))
+    first = layer_of(inputs["w0"], quant, **plain(case["overrides"], "weight_"))
     found = {"scale_before": scale_of(first)}
-    second = conv(inputs["w1"], first.weight_quant)
+    second = layer_of(inputs["w1"], first.weight_quant)
     found["same_proxy"] = second.weight_quant is first.weight_quant
     found |= {"value0": weight_of(first), "value1": weight_of(second), "scale_after": scale_of(first)}
     found["zero_point_after"] = theirs(first.weight_quant.zero_point())
     if "cotangent" in inputs:
-        cotangent = jnp.asarray(moved(inputs["cotangent"], AXES))
+        cotangent = to_ours(inputs["cotangent"])
 
         def loss(layers: Any) -> Any:
             return sum(jnp.sum(as_array(layer.quant_weight()) * cotangent) for layer in layers)
@@ -186,8 +129,8 @@ def _gradient_of(layers: Any, layer: Any, gradients: dict[tuple[Any, ...], Any])
 
 def advanced(case: Case, inputs: Any) -> dict[str, Any]:
     switches = {name: case["config"][name] for name in ("is_clamped", "scaling_per_output_channel")}
-    layer = conv(inputs["w0"], Advanced.let(**switches))
-    cotangent = jnp.asarray(moved(inputs["cotangent"], AXES))
+    layer = layer_of(inputs["w0"], Advanced.let(**switches))
+    cotangent = to_ours(inputs["cotangent"])
     gradients = nnx.grad(lambda layer: jnp.sum(layer.quant_weight().value * cotangent))(layer)
     found = {"value": weight_of(layer), "scale": scale_of(layer)}
     found["grad.weight"] = theirs(gradients["kernel"].get_value())
@@ -199,7 +142,7 @@ def advanced(case: Case, inputs: Any) -> dict[str, Any]:
 
 
 def disable_quant(case: Case, inputs: Any) -> dict[str, Any]:
-    layer = conv(inputs["w0"], quantizer(case["quantizer"]))
+    layer = layer_of(inputs["w0"], quantizer(case["quantizer"]), **plain(case["overrides"], "weight_"))
     layer.weight_quant.disable_quant = True
     return {
         "value": weight_of(layer),
@@ -233,10 +176,10 @@ def _counts(path: tuple[Any, ...]) -> bool:
 
 def param_from_stats_checkpoint(case: Case, inputs: Any) -> dict[str, Any]:
     def fresh() -> Any:
-        return conv(inputs["w0"], quantizer(case["quantizer"]), **plain(case["overrides"], "weight_"))
+        return layer_of(inputs["w0"], quantizer(case["quantizer"]), **plain(case["overrides"], "weight_"))
 
     layer = fresh()
-    if "after_first_forward" in case["id"]:
+    if any("tensor_quant" in key for key in case["facts"]["saved_keys"]):
         layer.quant_weight()
     restored = fresh()
     jqinject.load_state(restored, checkpoint(layer) | float_state(inputs["w1"]))
@@ -265,13 +208,14 @@ def act_checkpoint(case: Case, inputs: Any) -> dict[str, Any]:
 
 
 def act_runtime_stats_become_parameter(case: Case, inputs: Any) -> dict[str, Any]:
-    quant = quantizer(case["quantizer"])
-    running = QuantIdentity(quant, scaling_impl_type="stats", return_quant_tensor=True)
+    def identity(scaling_impl_type: str, **more: Any) -> Any:
+        overrides = plain(case["overrides"]) | {"scaling_impl_type": scaling_impl_type, **more}
+        return QuantIdentity(quantizer(case["quantizer"]), return_quant_tensor=True, **overrides)
+
+    running = identity("stats")
     for x in inputs["x"]:
         running(jnp.asarray(x))
-    learned = QuantIdentity(
-        quant, scaling_impl_type="parameter", min_val=-1.0, max_val=1.0, return_quant_tensor=True
-    )
+    learned = identity("parameter", min_val=-1.0, max_val=1.0)
     saved = checkpoint(running)
     jqinject.load_state(learned, saved)
     learned.eval()
@@ -298,6 +242,7 @@ SCENARIOS = {
 }
 
 
+@once
 def _driven(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, Any]:
     name = case["id"].split("/")[1]
     for prefix, scenario in SCENARIOS.items():
@@ -314,9 +259,7 @@ def run(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         kind, _, path = name.partition(".")
         ours = name if name in outputs else f"{kind}.{dotted(our_path(path))}"
         if ours in outputs:
-            array = np.asarray(outputs[ours])
-            # The reference writes a scale that was made without a threshold as a vector of one.
-            found[name] = array.reshape(spec["shape"]) if array.size == 1 and spec["shape"] == [1] else array
+            found[name] = shaped(outputs[ours], spec["shape"])
     return found
 
 

@@ -12,6 +12,7 @@ from jqinject.core import QuantParam
 from tests.golden.adapters.layouts import (
     LAYOUTS,
     back,
+    compiled,
     dotted,
     facts_of,
     fields_of,
@@ -42,21 +43,25 @@ def run(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     layer = layer_of(case, inputs)
     axes = LAYOUTS[case["layer"]["kind"]].weight(inputs["weight"].ndim)
     cotangent = jnp.asarray(moved(inputs["cotangent"], axes))
-    outputs = {name: back(v, axes) for name, v in _call(layer, cotangent, axes).items()}
-    again = {name: back(v, axes) for name, v in _call(layer, cotangent, axes).items()}
+    outputs = {name: back(v, axes) for name, v in _call(layer, cotangent).items()}
+    again = {name: back(v, axes) for name, v in _call(layer, cotangent).items()}
     outputs |= {f"call2.{name}": v for name, v in again.items()}
     for path, variable in nnx.to_flat_state(nnx.state(layer.weight_quant)):
         outputs[f"param.{dotted(path)}"] = back(np.asarray(variable.get_value()), axes)
     return in_the_words_of(case, outputs)
 
 
-def _call(layer: Any, cotangent: Any, axes: tuple[int, ...]) -> dict[str, np.ndarray]:
+def _gradients(layer: Any, cotangent: Any) -> Any:
     def loss(layer: Any) -> tuple[Any, Any]:
         tensor = layer.quant_weight()
         value = tensor.value if layer.weight_quant.is_quant_enabled else tensor
         return jnp.sum(value * cotangent), tensor
 
-    gradients, tensor = nnx.grad(loss, has_aux=True)(layer)
+    return nnx.grad(loss, has_aux=True)(layer)
+
+
+def _call(layer: Any, cotangent: Any) -> dict[str, np.ndarray]:
+    gradients, tensor = compiled(_gradients)(layer, cotangent)
     outputs = {**fields_of(tensor), "grad.weight": np.asarray(gradients["kernel"].get_value())}
     for path, gradient in nnx.to_flat_state(gradients):
         if isinstance(gradient, QuantParam):
