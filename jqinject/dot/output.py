@@ -32,7 +32,7 @@ def contraction_output(
     out_channel_axis: int = -1,
     lhs_free_axes: Sequence[int] = (),
     bias: Any = None,
-    bias_on_grid: bool | None = None,
+    bias_on_grid: bool | jax.Array | None = None,
 ) -> IntQuantTensor | jax.Array:
     """The output of a contraction as an `IntQuantTensor`, where one exists, else the plain array.
 
@@ -62,8 +62,8 @@ def contraction_output(
         lhs_free_axes: axes of `lhs` that survive at the same place in `value` (a batch axis), along which the
             scale of `lhs` may vary.
         bias: what was added: None, an `IntQuantTensor`, or an array; a vector lies along the channel axis.
-        bias_on_grid: whether a quantized bias has the scale s_l * s_r. By default the scales are compared,
-            under tracing inside the computation.
+        bias_on_grid: whether a quantized bias has the scale s_l * s_r; an array may be traced. By default the
+            scales are compared, under tracing inside the computation.
 
     Returns:
         An `IntQuantTensor` whose scale has the rank of `value`, size 1 but on axes it varies over; or
@@ -154,7 +154,7 @@ def _along_channels(x: jax.Array, ndim: int, channel_axis: int) -> jax.Array:
 
 
 def _output_zero_point(
-    scale: jax.Array, bias: Any, channel_axis: int, bias_on_grid: bool | None
+    scale: jax.Array, bias: Any, channel_axis: int, bias_on_grid: bool | jax.Array | None
 ) -> jax.Array:
     """0 without a bias or with one on the accumulator's grid, else -bias / scale."""
     zero = jnp.zeros((1,), jnp.float32)
@@ -162,10 +162,11 @@ def _output_zero_point(
         return zero
     values = _along_channels(as_array(bias).astype(jnp.float32), scale.ndim, channel_axis)
     offset = -values / scale
-    if not isinstance(bias, IntQuantTensor) or bias_on_grid is False:
+    if not isinstance(bias, IntQuantTensor):
         return offset
-    bias_scale = _along_channels(bias.scale, scale.ndim, channel_axis)
-    same = bias_on_grid or jnp.allclose(bias_scale, scale)
+    same = bias_on_grid
+    if same is None:
+        same = jnp.allclose(_along_channels(bias.scale, scale.ndim, channel_axis), scale)
     if is_concrete(same):
         return zero if same else offset
     return jnp.where(same, 0.0, offset)

@@ -176,7 +176,7 @@ class QuantWeightLayer(nnx.Module):
             return y if self.return_quant_tensor else as_array(y)
         return self._with_metadata(y, x, weight, bias) if self.return_quant_tensor else y
 
-    def _bias_on_grid(self, bias: Any, weight: Any) -> bool | None:
+    def _bias_on_grid(self, bias: Any, weight: Any) -> bool | jax.Array | None:
         """Whether the bias counts in steps of the accumulator, as far as the layer knows beforehand."""
         on_grid = isinstance(bias, QuantTensor) and self.bias_quant.requires_input_scale
         return True if on_grid else None

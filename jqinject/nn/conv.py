@@ -130,7 +130,11 @@ class QuantConv(QuantWeightLayer, nnx.Conv):
         # The window runs over the spatial axes, and channels are summed: only batch axes stay as they are.
         return tuple(range(ndim - (self.weight_ndim - 1)))
 
-    def _bias_on_grid(self, bias: Any, weight: Any) -> bool | None:
-        # With a scale per channel the quantized bias becomes the output's zero point, so that the integers are those of
-        # the accumulator before the bias: Brevitas's convention for convolutions. The value is the same either way.
-        return False if weight.scale.size > 1 else super()._bias_on_grid(bias, weight)
+    def _bias_on_grid(self, bias: Any, weight: Any) -> bool | jax.Array | None:
+        # Where channels differ in scale the quantized bias becomes the output's zero point, so that the integers
+        # are those of the accumulator before the bias: Brevitas's convention for convolutions. The value is the
+        # same either way.
+        on_grid = super()._bias_on_grid(bias, weight)
+        if not on_grid or weight.scale.size == 1:
+            return on_grid
+        return jnp.allclose(bias.scale, bias.scale.reshape(-1)[0])
