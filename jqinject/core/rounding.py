@@ -83,7 +83,9 @@ class StochasticRoundSte(nnx.Module):
     """
 
     def __init__(self, rngs: nnx.Rngs | None = None, *, seed: int = 0, deterministic: bool = False) -> None:
-        self.stream = (nnx.Rngs(seed) if rngs is None else rngs)["stochastic_round"].fork()
+        source = (nnx.Rngs(seed) if rngs is None else rngs)["stochastic_round"]
+        # A fork, but named alike wherever it comes from: names are part of the graph.
+        self.stream = nnx.RngStream(source(), tag="stochastic_round")
         self.deterministic = deterministic
 
     def __call__(self, x: ArrayLike) -> jax.Array:

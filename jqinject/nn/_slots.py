@@ -93,7 +93,8 @@ def make_proxy(
             f"(other_layer.{slot.name}) or None, got {_shown(given)}"
         )
     binding = given if isinstance(given, Binding) else Binding(given)
-    proxy_class = binding.resolve("proxy_class") if binding.declares("proxy_class") else slot.proxy_class
+    named = binding.let(proxy_class=overrides["proxy_class"]) if "proxy_class" in overrides else binding
+    proxy_class = named.resolve("proxy_class") if named.declares("proxy_class") else slot.proxy_class
     _check_kind(where, slot, proxy_class, binding.base.__name__)
     called = (
         f"{type(layer).__name__}({slot.prefix}...)" if slot.prefix else f"{type(layer).__name__}(...)",

@@ -109,9 +109,13 @@ class QuantWeightLayer(nnx.Module):
             self._check_known_to_quantizers()
         super().__setattr__(name, value)
         if replaced and name in (self.weight_name, "bias"):
-            for proxy in (self.weight_quant, self.bias_quant):
-                if proxy is not None:
-                    proxy.init_tensor_quant()
+            try:
+                for proxy in (self.weight_quant, self.bias_quant):
+                    if proxy is not None:
+                        proxy.init_tensor_quant()
+            except Exception:
+                super().__setattr__(name, before)
+                raise
 
     def _check_known_to_quantizers(self) -> None:
         """Refuse to replace a parameter before anything is changed where it could not be assembled again."""

@@ -11,10 +11,17 @@ from flax import nnx
 from jqinject.quant_tensor import is_concrete
 
 Build = Callable[[tuple[Any, ...]], nnx.Module | Any]
+Variables = dict[tuple[Any, ...], nnx.Variable[Any]]
 
 
 def stacked_axes(layers: Sequence[Any]) -> int:
     """How many leading axes the layers' weights have beyond those of one layer (built under `nnx.vmap`)."""
+    for layer in layers:
+        if len(layer.weight.shape) < layer.weight_ndim:
+            raise ValueError(
+                f"the weight of a {type(layer).__name__} has {layer.weight_ndim} axes (more in a stack of layers), "
+                f"got shape {tuple(layer.weight.shape)}"
+            )
     depths = {len(layer.weight.shape) - layer.weight_ndim for layer in layers}
     if len(depths) > 1:
         raise ValueError(f"layers stacked {sorted(depths)} times deep can not share one quantizer")
@@ -106,25 +113,39 @@ def replace_by_difference(old: Any, new: Any, layers: tuple[Any, ...]) -> tuple[
     """
     if not (isinstance(old, nnx.Module) and isinstance(new, nnx.Module)):
         return new, old is not new and old != new
-    if nnx.graphdef(old) != nnx.graphdef(new):
-        return new, True
     before, after = _variables(old), _variables(new)
     borrowed = set(_foreign(new, layers))
-    # A reference to a weight that has been replaced by another Variable must not survive.
-    if any(before[path] is not after[path] for path in borrowed):
+    if not _alike(old, new, borrowed):
+        _keep_streams(before, after)
         return new, True
-    pairs = [(before[path], after[path]) for path in before if path not in borrowed]
-    plain, held = _arrays(new), _arrays(old)
-    if not all(_fits(mine, fresh) for mine, fresh in pairs):
-        return new, True
-    if not all(_broadcasts(held[path], array) for path, array in plain.items()):
-        return new, True
-    for mine, fresh in pairs:
-        if not isinstance(mine, nnx.RngState):
-            write(mine, jnp.broadcast_to(fresh.get_value(), mine.get_value().shape))
-    for path, array in plain.items():
-        _set(_walk(old, path[:-1]), path[-1], jnp.broadcast_to(array, held[path].shape))
+    for path, fresh in after.items():
+        if path not in borrowed and not isinstance(fresh, nnx.RngState):
+            write(before[path], jnp.broadcast_to(fresh.get_value(), before[path].get_value().shape))
+    for path, array in _arrays(new).items():
+        owner = _walk(old, path[:-1])
+        _set(owner, path[-1], jnp.broadcast_to(array, _walk(owner, path[-1:]).shape))
     return old, False
+
+
+def _alike(old: nnx.Module, new: nnx.Module, borrowed: set[tuple[Any, ...]]) -> bool:
+    if nnx.graphdef(old) != nnx.graphdef(new):
+        return False
+    before, after = _variables(old), _variables(new)
+    held, plain = _arrays(old), _arrays(new)
+    return (
+        # A reference to a weight that has been replaced by another Variable must not survive.
+        all(before[path] is after[path] for path in borrowed)
+        and all(_fits(before[path], after[path]) for path in after if path not in borrowed)
+        and all(_broadcasts(held[path], array) for path, array in plain.items())
+    )
+
+
+def _keep_streams(before: Variables, after: Variables) -> None:
+    """Let the random streams of a new quantizer go on where those of the old one were."""
+    for path, fresh in after.items():
+        mine = before.get(path)
+        if isinstance(mine, nnx.RngState) and isinstance(fresh, nnx.RngState):
+            fresh.set_value(mine.get_value())
 
 
 def write(variable: Any, value: Any) -> None:
@@ -148,7 +169,7 @@ def write(variable: Any, value: Any) -> None:
     variable.set_value(array)
 
 
-def _variables(module: nnx.Module) -> dict[tuple[Any, ...], nnx.Variable[Any]]:
+def _variables(module: nnx.Module) -> Variables:
     return {
         tuple(path): leaf
         for path, leaf in nnx.iter_graph(module, graph=True)
@@ -166,7 +187,7 @@ def _fits(mine: nnx.Variable[Any], fresh: nnx.Variable[Any]) -> bool:
     a, b = mine.get_value(), fresh.get_value()
     if not (isinstance(a, jax.Array) and isinstance(b, jax.Array)):
         return False
-    return a.dtype == b.dtype if isinstance(mine, nnx.RngState) else _broadcasts(a, b)
+    return isinstance(mine, nnx.RngState) or _broadcasts(a, b)
 
 
 def _broadcasts(mine: Any, fresh: Any) -> bool:

@@ -65,7 +65,8 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
         return self._pack(self.tensor_quant(x, self._accumulator_scale(input, weight)))
 
     def scale(self) -> jax.Array | None:
-        """Float per integer step, float32; None where quantization is off or the scale comes in with the input."""
+        """Float per integer step, float32; None without a bias, where quantization is off, or the scale comes with the
+        input."""
         return self._attribute("scale")
 
     def zero_point(self) -> jax.Array | None:
@@ -85,8 +86,10 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
     def _attribute(self, name: str) -> Any:
         if not self.is_quant_enabled or self.requires_input_scale:
             return None
-        bias = self._known_layers()[0].bias.get_value()
-        return getattr(self._pack(nnx.clone(self.tensor_quant, graph=True)(bias)), name)
+        biases = self._tracked_parameters(self._known_layers())
+        if not biases:
+            return None
+        return getattr(self._pack(nnx.clone(self.tensor_quant, graph=True)(biases[0].get_value())), name)
 
     def _accumulator_scale(self, input: Any, weight: Any) -> jax.Array:
         name = self.binding.base.__name__

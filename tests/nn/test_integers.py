@@ -4,7 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
+from jqinject.nn import QuantConv
 from jqinject.quant import (
     Int8ActPerTensorFloat,
     Int8BiasPerTensorFloatInternalScaling,
@@ -83,6 +85,29 @@ def test_a_bias_in_steps_of_the_accumulator_is_one_more_term(make, weight_quant)
     np.testing.assert_allclose(y.value, total * steps, rtol=1e-4, atol=1e-5)
     in_zero_point = bool(np.any(np.asarray(y.zero_point)))
     np.testing.assert_array_equal(y.int(), total - in_zero_point * terms)
+
+
+@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize(("first_channel", "among_integers"), [(1.0, True), (4.0, False)])
+def test_a_convolution_counts_the_bias_among_its_integers_if_all_channels_have_one_scale(
+    first_channel, among_integers, jitted
+):
+    layer = QuantConv(
+        6,
+        4,
+        (2, 3),
+        weight_quant=Int8WeightPerChannelFixedPoint,
+        input_quant=Int8ActPerTensorFloat,
+        bias_quant=Int32Bias,
+        return_quant_tensor=True,
+        rngs=nnx.Rngs(0),
+    )
+    layer.kernel = nnx.Param(jnp.ones((2, 3, 6, 4)).at[..., 0].set(first_channel))
+    layer.bias = nnx.Param(jnp.array([0.5, -1.0, 0.25, 2.0]))
+    layer.eval()
+    y = (jax.jit(layer) if jitted else layer)(X)
+    assert bool(np.any(np.asarray(y.zero_point))) is not among_integers
+    assert y.is_valid
 
 
 @pytest.mark.parametrize("bias_quant", [None, Int8BiasPerTensorFloatInternalScaling])
