@@ -3,15 +3,20 @@
     python benchmarks/train_step.py
 
 All models have the same widths and the same jitted step, are compiled and calibrated before, and run
-interleaved in one process. int8 weights per channel and int8 inputs everywhere. jqinject: fake quantization
-with learned input scales, after its statistics are collected. Qwix (left out where it is not installed)
-contracts real integers forward; `dynamic` takes each batch's own range, `static` a running average. The last
-column is the time over the float step's, round by round.
+interleaved in one process. int8 weights per channel and int8 inputs everywhere. The last column is the time
+over the float step's, round by round.
+
+jqinject: fake quantization, all contractions in float. `learned` has a learned input scale in every layer,
+after its statistics are collected. The gradient of the first layer's scale needs the gradient of the model's
+input, a contraction that the float step does not make (11 of them become 12); the row `float, input gradient`
+makes it too. `running` has input scales from a running maximum. Qwix (left out where it is not installed)
+contracts real integers forward; `dynamic` takes each batch's own range, `static` a running average.
 """
 
 import argparse
 import importlib.util
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -23,14 +28,22 @@ from jqinject.nn import QuantLinear
 from jqinject.quant import Int8ActPerTensorFloat, Int8WeightPerChannelFloat
 
 CALIBRATION_STEPS = 4
+INPUT_GRADIENT = "float, input gradient"
 
 MakeLayer = Callable[[int, nnx.Rngs], nnx.Module]
 
 
-class BriefAct(Int8ActPerTensorFloat):
+class LearnedAct(Int8ActPerTensorFloat):
     """The stock input quantizer, with its statistics collected in a few steps instead of hundreds."""
 
     collect_stats_steps = CALIBRATION_STEPS
+
+
+class RunningAct(Int8ActPerTensorFloat):
+    """The scale follows a running average of the batches' maxima."""
+
+    scaling_impl_type = "stats"
+    scaling_stats_op = "max"
 
 
 class MLP(nnx.Module):
@@ -52,16 +65,18 @@ def float_layer(width: int, rngs: nnx.Rngs) -> nnx.Module:
     return nnx.Linear(width, width, rngs=rngs)
 
 
-def quantized_layer(width: int, rngs: nnx.Rngs) -> nnx.Module:
+def quantized_layer(width: int, rngs: nnx.Rngs, act: type[Int8ActPerTensorFloat]) -> nnx.Module:
     """Return a layer with quantized weights and inputs."""
-    return QuantLinear(width, width, weight_quant=Int8WeightPerChannelFloat, input_quant=BriefAct, rngs=rngs)
+    return QuantLinear(width, width, weight_quant=Int8WeightPerChannelFloat, input_quant=act, rngs=rngs)
 
 
 def make_models(width: int, depth: int, x: jax.Array) -> dict[str, nnx.Module]:
     """Return every model that can be built here, by name."""
     models: dict[str, nnx.Module] = {
         "float": MLP(float_layer, width, depth),
-        "jqinject, fake": MLP(quantized_layer, width, depth),
+        INPUT_GRADIENT: MLP(float_layer, width, depth),
+        "jqinject, learned": MLP(partial(quantized_layer, act=LearnedAct), width, depth),
+        "jqinject, running": MLP(partial(quantized_layer, act=RunningAct), width, depth),
     }
     if importlib.util.find_spec("qwix") is not None:
         import qwix
@@ -72,23 +87,35 @@ def make_models(width: int, depth: int, x: jax.Array) -> dict[str, nnx.Module]:
     return models
 
 
+def loss_of(model: nnx.Module, x: jax.Array, target: jax.Array) -> jax.Array:
+    """Return the mean squared error."""
+    return jnp.mean((model(x) - target) ** 2)  # type: ignore[operator]
+
+
 @nnx.jit
-def train_step(model: nnx.Module, optimizer: nnx.Optimizer, x: jax.Array, target: jax.Array) -> jax.Array:
-    """Take one step of mean squared error and return the loss."""
-
-    def loss_of(model: nnx.Module) -> jax.Array:
-        return jnp.mean((model(x) - target) ** 2)  # type: ignore[operator]
-
-    loss, gradients = nnx.value_and_grad(loss_of)(model)
+def train_step(model: nnx.Module, optimizer: nnx.Optimizer, x: jax.Array, target: jax.Array) -> object:
+    """Take one step and return the loss."""
+    loss, gradients = nnx.value_and_grad(loss_of)(model, x, target)
     optimizer.update(model, gradients)
     return loss
 
 
-def stepper(model: nnx.Module, x: jax.Array, target: jax.Array) -> Callable[[], object]:
+@nnx.jit
+def train_step_with_input_gradient(
+    model: nnx.Module, optimizer: nnx.Optimizer, x: jax.Array, target: jax.Array
+) -> object:
+    """Take one step and return the loss and the gradient with respect to `x`."""
+    loss, (gradients, of_x) = nnx.value_and_grad(loss_of, argnums=(0, 1))(model, x, target)
+    optimizer.update(model, gradients)
+    return loss, of_x
+
+
+def stepper(model: nnx.Module, x: jax.Array, target: jax.Array, *, of_input: bool) -> Callable[[], object]:
     """Return a callable that takes one step and waits for it."""
     model.train()
     optimizer = nnx.Optimizer(model, optax.sgd(1e-3), wrt=nnx.Param)
-    return lambda: jax.block_until_ready(train_step(model, optimizer, x, target))
+    step = train_step_with_input_gradient if of_input else train_step
+    return lambda: jax.block_until_ready(step(model, optimizer, x, target))
 
 
 def main() -> None:
@@ -108,7 +135,9 @@ def main() -> None:
     x = jax.random.normal(keys[0], (options.batch, options.width))
     target = jax.random.normal(keys[1], (options.batch, options.width))
     models = make_models(options.width, options.depth, x)
-    steps = {name: stepper(model, x, target) for name, model in models.items()}
+    steps = {
+        name: stepper(model, x, target, of_input=name == INPUT_GRADIENT) for name, model in models.items()
+    }
     timings = interleaved(steps, rounds=options.rounds, warmup=CALIBRATION_STEPS + 4)
 
     base = timings["float"]
@@ -117,7 +146,7 @@ def main() -> None:
         f"One step: {options.depth} layers of {options.width}, batch {options.batch}, {jax.default_backend()}"
     )
     print_table(title, ["ms: median [quartiles]", "step", "/ float"], rows)
-    if len(models) == 2:
+    if importlib.util.find_spec("qwix") is None:
         print('Qwix is not installed here: pip install ".[bench]"')
 
 

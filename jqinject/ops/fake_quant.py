@@ -1,8 +1,7 @@
 """Quantize and dequantize in one step, with its derivative written out.
 
 Autodiff of the composition `(clamp(round(x / s + z)) - z) * s` is right, but it saves and reads several arrays of the
-size of `x`. Written out, the backward pass reads the incoming gradient and one saved array, which is what a training
-step waits for.
+size of `x`. Written out, the backward pass reads the incoming gradient and `x` itself, and nothing more is kept for it.
 """
 
 from __future__ import annotations
@@ -26,22 +25,28 @@ def _fake_quantize(to_integer: ToInteger, x: jax.Array, scale: jax.Array, zero_p
 
 
 def _fake_quantize_jvp(to_integer: ToInteger, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    # Under `checkpoint` the backward pass keeps the arguments, which are there anyway, and no array made from them.
+    given = [None if isinstance(tangent, SymbolicZero) else tangent for tangent in tangents]
+    change = jax.checkpoint(partial(_change, to_integer))(primals, given)
+    return _fake_quantize(to_integer, *primals), change
+
+
+def _change(to_integer: ToInteger, primals: Any, tangents: Any) -> jax.Array:
     x, scale, zero_point = primals
     steps = x / scale
     position = steps + zero_point
     # The derivative of an elementwise function at every element: its directional derivative along ones.
     integers, slope = jax.jvp(to_integer, (position,), (jnp.ones_like(position),))
     centered = integers - zero_point
-    y = centered * scale
-    change = jnp.zeros_like(y)
+    change = jnp.zeros_like(position)
     along_x, along_scale, along_zero_point = tangents
-    if not isinstance(along_x, SymbolicZero):
+    if along_x is not None:
         change = change + slope * jax.lax.optimization_barrier(along_x)
-    if not isinstance(along_scale, SymbolicZero):
-        change = change + (centered - slope * steps) * spread(along_scale, y.shape)
-    if not isinstance(along_zero_point, SymbolicZero):
+    if along_scale is not None:
+        change = change + (centered - slope * steps) * spread(along_scale, change.shape)
+    if along_zero_point is not None:
         change = change + (slope - 1) * scale * along_zero_point
-    return y, change
+    return change
 
 
 _fake_quantize.defjvp(_fake_quantize_jvp, symbolic_zeros=True)
