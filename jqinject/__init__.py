@@ -20,6 +20,7 @@ from jqinject.inject import this as this
 from jqinject.inject import value as value
 from jqinject.model import load_state as load_state
 from jqinject.model import reassemble as reassemble
+from jqinject.quant_tensor import FloatQuantTensor as FloatQuantTensor
 from jqinject.quant_tensor import IntQuantTensor as IntQuantTensor
 
 __version__ = "0.1.0"

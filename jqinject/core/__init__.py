@@ -2,6 +2,7 @@
 
 from jqinject.core._protocols import PackableResult as PackableResult
 from jqinject.core._protocols import QuantResult as QuantResult
+from jqinject.core.amax_history import AmaxHistory as AmaxHistory
 from jqinject.core.bit_width import BitWidthConst as BitWidthConst
 from jqinject.core.bit_width import BitWidthParameter as BitWidthParameter
 from jqinject.core.bit_width import BitWidthStatefulConst as BitWidthStatefulConst
@@ -13,6 +14,8 @@ from jqinject.core.clamp import TensorClampSte as TensorClampSte
 from jqinject.core.delay import DelayWrapper as DelayWrapper
 from jqinject.core.quant import BinaryQuant as BinaryQuant
 from jqinject.core.quant import ClampedBinaryQuant as ClampedBinaryQuant
+from jqinject.core.quant import FloatQuant as FloatQuant
+from jqinject.core.quant import FloatQuantResult as FloatQuantResult
 from jqinject.core.quant import IntQuant as IntQuant
 from jqinject.core.quant import PrescaledRestrictIntQuant as PrescaledRestrictIntQuant
 from jqinject.core.quant import RescalingIntQuant as RescalingIntQuant
@@ -28,7 +31,10 @@ from jqinject.core.rounding import FloorSte as FloorSte
 from jqinject.core.rounding import RoundSte as RoundSte
 from jqinject.core.rounding import RoundToZeroSte as RoundToZeroSte
 from jqinject.core.rounding import StochasticRoundSte as StochasticRoundSte
+from jqinject.core.scaling import AmaxScaling as AmaxScaling
 from jqinject.core.scaling import ConstScaling as ConstScaling
+from jqinject.core.scaling import CurrentScaling as CurrentScaling
+from jqinject.core.scaling import DelayedScaling as DelayedScaling
 from jqinject.core.scaling import IntScaling as IntScaling
 from jqinject.core.scaling import ParameterFromRuntimeStatsScaling as ParameterFromRuntimeStatsScaling
 from jqinject.core.scaling import (
@@ -53,6 +59,8 @@ from jqinject.core.stats import NegativePercentileOrZero as NegativePercentileOr
 from jqinject.core.stats import PercentileInterval as PercentileInterval
 from jqinject.core.stats import SignedAbsMax as SignedAbsMax
 from jqinject.core.stats import TwoPhaseStat as TwoPhaseStat
+from jqinject.core.variables import GradSlot as GradSlot
+from jqinject.core.variables import GradStat as GradStat
 from jqinject.core.variables import QuantParam as QuantParam
 from jqinject.core.variables import QuantStat as QuantStat
 from jqinject.core.view import OverBatchOverOutputChannelView as OverBatchOverOutputChannelView

@@ -4,6 +4,8 @@
 |--------------|--------------------------------------|---------------------------------------------------|
 | `QuantParam` | learned scale, zero point, bit width | the optimizer; the forward pass once, to fill it  |
 | `QuantStat`  | running statistics, step counters    | the forward pass in training mode                 |
+| `GradStat`   | amax history and scale of a gradient | `jqinject.value_and_grad`, once per step          |
+| `GradSlot`   | zeros; its cotangent carries an amax | nobody; it exists to be differentiated            |
 
 `QuantParam` is an `nnx.Param`: optimizers and `nnx.grad` see it. `QuantStat` is not an `nnx.BatchStat`, so
 that filters meant for batch normalization leave it alone. Floats are float32 and counters int32, never weakly
@@ -36,6 +38,22 @@ class QuantStat(nnx.Variable[jax.Array]):
     Example:
         >>> issubclass(QuantStat, (nnx.Param, nnx.BatchStat))
         False
+    """
+
+
+class GradStat(nnx.Variable[jax.Array]):
+    """A statistic of a gradient: changed once per step by `jqinject.value_and_grad`, never by a forward pass.
+
+    Example:
+        >>> issubclass(GradStat, (nnx.Param, QuantStat))
+        False
+    """
+
+
+class GradSlot(nnx.Variable[jax.Array]):
+    """The place where a backward pass leaves what it saw: the cotangent of this Variable.
+
+    Its value is always zero. No statistic: nothing has to be stored of it.
     """
 
 

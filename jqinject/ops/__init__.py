@@ -6,6 +6,12 @@ from jqinject.ops.clamp import signed_clamp_min_ste as signed_clamp_min_ste
 from jqinject.ops.clamp import tensor_clamp as tensor_clamp
 from jqinject.ops.clamp import tensor_clamp_ste as tensor_clamp_ste
 from jqinject.ops.fake_quant import fake_quantize as fake_quantize
+from jqinject.ops.float8 import FLOAT8_DTYPES as FLOAT8_DTYPES
+from jqinject.ops.float8 import fake_float8 as fake_float8
+from jqinject.ops.float8 import float8_dtype as float8_dtype
+from jqinject.ops.float8 import float8_max as float8_max
+from jqinject.ops.float8 import from_float8 as from_float8
+from jqinject.ops.float8 import to_float8 as to_float8
 from jqinject.ops.int_range import max_int as max_int
 from jqinject.ops.int_range import min_int as min_int
 from jqinject.ops.power import divide as divide

@@ -35,14 +35,18 @@ def flatten_with_keys(tensor: "IntQuantTensor") -> tuple[list[tuple[Any, Any]], 
     return children, (static_bits, tensor.signed, tensor.training)
 
 
-def float_value(value: Any) -> jax.Array:
+def float_value(value: Any, kind: str = "IntQuantTensor") -> jax.Array:
     """`value` as a float array; Python floats and lists become float32."""
     array = value if isinstance(value, jax.Array | np.ndarray) else np.asarray(value)
     if not jnp.issubdtype(array.dtype, jnp.floating):
+        how = {
+            "IntQuantTensor": "From integers: IntQuantTensor.from_int(integers, scale, zero_point, bit_width, "
+            "signed=...).",
+            "FloatQuantTensor": "From 8-bit floats: FloatQuantTensor.from_payload(payload, scale).",
+        }
         raise TypeError(
-            f"IntQuantTensor(value=...) got {array.dtype} of shape {array.shape}, expected the dequantized "
-            "floats. From integers: IntQuantTensor.from_int(integers, scale, zero_point, bit_width, "
-            "signed=...)."
+            f"{kind}(value=...) got {array.dtype} of shape {array.shape}, expected the dequantized floats. "
+            + how[kind]
         )
     if isinstance(value, jax.Array | np.ndarray):
         return jnp.asarray(value)

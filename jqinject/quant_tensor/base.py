@@ -81,6 +81,30 @@ class QuantTensor(abc.ABC):
     def __rmatmul__(self, other: Any) -> Any:
         return as_array(other) @ self.value
 
+    def __add__(self, other: Any) -> Any:
+        return self.value + as_array(other)
+
+    def __sub__(self, other: Any) -> Any:
+        return self.value - as_array(other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return as_array(other) - self.value
+
+    def __mul__(self, other: Any) -> Any:
+        return self.value * as_array(other)
+
+    def __truediv__(self, other: Any) -> Any:
+        return self.value / as_array(other)
+
+    def __neg__(self) -> Any:
+        return -self.value
+
+    def __abs__(self) -> Any:
+        return abs(self.value)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
     def __pow__(self, other: Any) -> Any:
         return self.value ** as_array(other)
 

@@ -1,5 +1,8 @@
 """Scales: `scaling_impl(x, threshold)` returns float per integer step."""
 
+from jqinject.core.scaling.amax import AmaxScaling as AmaxScaling
+from jqinject.core.scaling.amax import CurrentScaling as CurrentScaling
+from jqinject.core.scaling.amax import DelayedScaling as DelayedScaling
 from jqinject.core.scaling.constant import ConstScaling as ConstScaling
 from jqinject.core.scaling.constant import ParameterScaling as ParameterScaling
 from jqinject.core.scaling.from_parameter import (

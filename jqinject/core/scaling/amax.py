@@ -1,0 +1,251 @@
+"""Scales from the largest magnitude: of earlier steps (delayed scaling), or of the tensor itself (current scaling)."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.core import _check
+from jqinject.core._protocols import Stat, View
+from jqinject.core.amax_history import AmaxHistory
+from jqinject.core.stats.extremes import AbsMax
+from jqinject.core.stats.layout import laid_out
+from jqinject.core.variables import GradSlot, GradStat, QuantStat, float_array
+from jqinject.core.view import OverTensorView
+from jqinject.ops.observe import AMAX, SCALE, SEEN, SLOT_ROWS, fork, gathered, over_axis
+
+
+@dataclass(frozen=True)
+class AmaxRule:
+    """From a tensor to an amax, from an amax to a scale: static, equal by value.
+
+    Attributes:
+        stats: the magnitude; a component without state.
+        view: how the tensor is laid out for it.
+        shape: shape of amax and scale.
+        margin: the scale is larger by `2 ** margin`.
+    """
+
+    stats: Stat
+    view: View
+    shape: tuple[int, ...]
+    margin: float
+
+    def amax(self, x: jax.Array) -> jax.Array:
+        """The magnitude of `x`, float32, of the scale's shape; no gradient."""
+        if x.size == 0:
+            return jnp.zeros(self.shape, jnp.float32)
+        stat, viewed = laid_out(self.stats, self.view, jax.lax.stop_gradient(x).astype(jnp.float32))
+        return jax.lax.stop_gradient(_check.statistic_shape(stat(viewed), self.shape, "amax"))
+
+    def scale(self, amax: jax.Array, held: jax.Array, threshold: Any) -> jax.Array:
+        """`amax * 2 ** margin / threshold`; `held` where that is not a positive finite number."""
+        scale = amax * (2.0**self.margin) / threshold
+        usable = jnp.logical_and(jnp.isfinite(scale), scale >= jnp.finfo(jnp.float32).tiny)
+        return jnp.where(usable, scale, held)
+
+
+class AmaxScaling(nnx.Module):
+    """Abstract: a scale from amaxes, and the record of them.
+
+    Outside of a step every call in training mode is a step of its own: it enters the history. Within a step
+    (`jqinject.value_and_grad`, or `jqinject.begin_step` to `jqinject.end_step`) calls only note the largest amax, and
+    the end of the step enters it, once.
+
+    Attributes:
+        amax_history: the `AmaxHistory`.
+        scale: the scale of the last step, float32, of `scaling_shape`.
+        pending: what the step has seen so far; rows amax, 1 if there was one, scale.
+        slot: where a backward pass reports, of gradients only.
+        in_step: whether a step is under way.
+    """
+
+    slot: GradSlot | None = None
+    axis_name: Any = None
+
+    def __init__(
+        self,
+        amax_history: AmaxHistory | None = None,
+        scaling_stats_impl: Stat | None = None,
+        scaling_stats_input_view_shape_impl: View | None = None,
+        scaling_shape: tuple[int, ...] = (),
+        margin: float = 0,
+        scaling_init: float = 1.0,
+        amax_of_gradient: bool = False,
+        axis_name: Any = None,
+    ) -> None:
+        where = type(self).__name__
+        shape = _check.shape(scaling_shape, where, "scaling_shape")
+        if not math.isfinite(margin):
+            raise ValueError(f"{where}: margin must be finite, got {margin!r}")
+        if not (math.isfinite(scaling_init) and scaling_init > 0):
+            raise ValueError(f"{where}: scaling_init must be positive and finite, got {scaling_init!r}")
+        self.amax_history = amax_history or AmaxHistory(1, "max", shape, amax_of_gradient)
+        held = self.amax_history.amax_history.get_value().shape[1:]
+        if held != shape:
+            raise ValueError(
+                f"{where}: scaling_shape is {shape}, and the AmaxHistory has amax_shape {held}; give both the same"
+            )
+        self.rule = AmaxRule(
+            scaling_stats_impl or AbsMax(),
+            scaling_stats_input_view_shape_impl or OverTensorView(),
+            shape,
+            float(margin),
+        )
+        kind = GradStat if amax_of_gradient else QuantStat
+        self.scale = kind(float_array(scaling_init, shape))
+        self.pending = kind(float_array(0.0, (SLOT_ROWS, *shape)))
+        if amax_of_gradient:
+            self.slot = GradSlot(float_array(0.0, (SLOT_ROWS, *shape)))
+        if axis_name is not None:
+            self.axis_name = axis_name
+        self.in_step = False
+        self.use_running_average = False
+
+    @property
+    @abstractmethod
+    def from_history(self) -> bool:
+        """Whether the scale is known before the tensor is."""
+
+    def known_scale(self, threshold: Any) -> jax.Array:
+        """The scale as far as it is known before the tensor: what a tensor without a usable amax gets."""
+        held = self.scale.get_value()
+        return self.rule.scale(self.amax_history.amax(), held, threshold) if self.from_history else held
+
+    def __call__(self, x: jax.Array, threshold: Any = 1.0) -> jax.Array:
+        """The scale, float32, without gradient; records the amax in training mode.
+
+        Args:
+            x: the tensor; an empty one is not recorded.
+            threshold: the largest number that a scaled element can be.
+        """
+        amax = gathered(over_axis(self.rule.amax(x), self.axis_name), self.scale.get_value())
+        known = self.known_scale(threshold)
+        scale = known if self.from_history else self.rule.scale(amax, known, threshold)
+        if not self.use_running_average and x.size:
+            seen = jnp.stack([amax, jnp.ones_like(amax), jnp.broadcast_to(scale, amax.shape)])
+            if self.in_step:
+                self.collect(seen)
+            else:
+                self._enter(seen)
+        return jax.lax.stop_gradient(scale)
+
+    # --- steps
+
+    def begin_step(self) -> None:
+        """From now on collect; forget what an unfinished step has left."""
+        self.in_step = True
+        self.pending.set_value(jnp.zeros_like(self.pending.get_value()))
+
+    def collect(self, seen: jax.Array) -> None:
+        """Note what a call or a backward pass has seen: rows amax, 1, scale; by maximum."""
+        self.pending.set_value(jnp.maximum(self.pending.get_value(), jax.lax.stop_gradient(seen)))
+
+    def end_step(self) -> None:
+        """Enter what the step has seen into the history, if it has seen anything."""
+        seen = self.pending.get_value()
+        self.pending.set_value(jnp.zeros_like(seen))
+        self.in_step = False
+        if not self.use_running_average:
+            self._enter(seen)
+
+    def abandon_step(self) -> None:
+        """End a step that failed: nothing enters."""
+        self.in_step = False
+
+    def _enter(self, seen: jax.Array) -> None:
+        happened = jnp.all(seen[SEEN] > 0)
+        self.scale.set_value(jnp.where(happened, seen[SCALE], self.scale.get_value()))
+        self.amax_history.push(seen[AMAX], happened)
+
+    def claim_slot(self) -> jax.Array:
+        """The slot for one use of a gradient quantizer."""
+        assert self.slot is not None, "only gradients have a slot"
+        slot = self.slot.get_value()
+        if slot.dtype == jnp.float32:  # nobody listens: a plain gradient
+            return slot
+        mine, rest = fork(slot)
+        self.slot.set_value(rest)
+        return mine
+
+    def set_view(self, use_running_average: bool | None = None) -> None:
+        """Switch between training and evaluation.
+
+        Args:
+            use_running_average: evaluation: record nothing; None keeps what is set.
+        """
+        if use_running_average is not None:
+            self.use_running_average = use_running_average
+
+
+@final
+class DelayedScaling(AmaxScaling):
+    """The scale from the amaxes of earlier steps: `s = amax_history.amax() * 2 ** margin / threshold`.
+
+    It is known before the tensor is seen, so that quantization needs no pass over the tensor first. While the history
+    holds nothing above 0 the scale stays what it was, `scaling_init` at first. `threshold` is the largest number of the
+    payload dtype (448 for `float8_e4m3fn`), given at the call.
+
+    Args:
+        amax_history: the record; None remembers one step.
+        scaling_stats_impl: the magnitude; None means `AbsMax()`.
+        scaling_stats_input_view_shape_impl: the view it is taken of; None means `OverTensorView()`.
+        scaling_shape: shape of the scale; `()` for one scale.
+        margin: the scale is larger by `2 ** margin`: room for growth before saturation.
+        scaling_init: the scale before the first step.
+        amax_of_gradient: whether it scales gradients; its statistics are then `GradStat`s.
+        axis_name: a named axis (of `shard_map` or `vmap`) that the tensor is spread over; the amax is the maximum.
+
+    Raises:
+        ValueError: `margin` is not finite, `scaling_init` is not positive, or the shapes of scale and history differ.
+
+    Source: Micikevicius et al. 2022, "FP8 formats for deep learning"; Flax's `fp8_ops`.
+
+    Example:
+        >>> scaling = DelayedScaling(AmaxHistory(amax_history_length=2))
+        >>> [float(scaling(jnp.array([amax]), 448.0)) for amax in (448.0, 896.0, 448.0, 448.0, 448.0)]
+        [1.0, 1.0, 2.0, 2.0, 1.0]
+    """
+
+    @property
+    def from_history(self) -> bool:
+        """Whether the scale is known before the tensor is."""
+        return True
+
+
+@final
+class CurrentScaling(AmaxScaling):
+    """The scale from the tensor itself: `s = amax * 2 ** margin / threshold`, `amax = max |x|`.
+
+    The amaxes are recorded, for the reader; the scale does not depend on the record. A tensor of zeros, or with an inf
+    or nan in it, gets the scale of the last step, `scaling_init` at first.
+
+    Args:
+        amax_history: the record; None remembers one step.
+        scaling_stats_impl: the magnitude; None means `AbsMax()`.
+        scaling_stats_input_view_shape_impl: the view it is taken of; None means `OverTensorView()`.
+        scaling_shape: shape of the scale; `()` for one scale.
+        margin: the scale is larger by `2 ** margin`.
+        scaling_init: the scale of a tensor of zeros before the first step.
+        amax_of_gradient: whether it scales gradients; its statistics are then `GradStat`s.
+        axis_name: a named axis (of `shard_map` or `vmap`) that the tensor is spread over; the amax is the maximum.
+
+    Raises:
+        ValueError: as for `DelayedScaling`.
+
+    Example:
+        >>> scaling = CurrentScaling()
+        >>> float(scaling(jnp.array([5.0, -896.0]), 448.0)), float(scaling.amax_history.newest)
+        (2.0, 896.0)
+    """
+
+    @property
+    def from_history(self) -> bool:
+        """Whether the scale is known before the tensor is."""
+        return False
