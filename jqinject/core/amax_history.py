@@ -48,6 +48,8 @@ class AmaxHistory(nnx.Module):
         (Array([2., 0., 5.], dtype=float32), Array(5., dtype=float32), Array(2., dtype=float32))
     """
 
+    amax_history: QuantStat | GradStat
+    amax_shape: tuple[int, ...]
     amax_compute_algo: str = "max"
 
     def __init__(
@@ -66,30 +68,42 @@ class AmaxHistory(nnx.Module):
             )
         shape = _check.shape(amax_shape, "AmaxHistory", "amax_shape")
         kind = GradStat if amax_of_gradient else QuantStat
-        assign(self, amax_history=kind(float_array(0.0, (length, *shape))), amax_compute_algo=algo)
+        assign(self, amax_history=kind(float_array(0.0, (length, *shape))), amax_shape=shape)
+        if algo != self.amax_compute_algo:
+            assign(self, amax_compute_algo=algo)
+
+    # A stack of layers (built under `nnx.vmap`) has further axes in front, so axes are counted from the back.
+
+    @property
+    def _step_axis(self) -> int:
+        return -1 - len(self.amax_shape)
 
     @property
     def newest(self) -> jax.Array:
-        """The amax of the last step, float32."""
-        return self.amax_history.get_value()[0]
+        """The amax of the last step, float32, `amax_shape`."""
+        return jax.lax.index_in_dim(self.amax_history.get_value(), 0, self._step_axis, keepdims=False)
 
     def amax(self) -> jax.Array:
         """The amax that a scale is made from, float32; 0 before the first step."""
         if self.amax_compute_algo == "most_recent":
             return self.newest
-        return jnp.max(self.amax_history.get_value(), axis=0)
+        return jnp.max(self.amax_history.get_value(), axis=self._step_axis)
 
     def push(self, amax: jax.Array, happened: Any = True) -> None:
         """End a step: the oldest amax leaves, this one enters.
 
         Args:
             amax: the step's amax, of `amax_shape`; per channel, the channels enter together or not at all.
-            happened: whether there was such a step; a bool, or a bool array.
+            happened: whether there was such a step; a bool, or for a stack of layers one a layer.
         """
         held = self.amax_history.get_value()
         amax = jax.lax.stop_gradient(amax).astype(jnp.float32)
-        rolled = jnp.roll(held, -1, axis=0).at[0].set(amax)
-        enters = jnp.logical_and(happened, jnp.all(jnp.isfinite(amax)))
+        axis = held.ndim + self._step_axis
+        kept = jax.lax.slice_in_dim(jnp.roll(held, -1, axis), 1, None, axis=axis)
+        rolled = jnp.concatenate([jnp.expand_dims(amax, axis), kept], axis)
+        channels = tuple(range(axis, amax.ndim))
+        enters = jnp.logical_and(happened, jnp.all(jnp.isfinite(amax), axis=channels))
+        enters = enters.reshape(*enters.shape, *(1,) * (held.ndim - enters.ndim))
         self.amax_history.set_value(jnp.where(enters, rolled, held))
 
 

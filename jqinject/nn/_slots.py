@@ -12,11 +12,17 @@ from jqinject.inject.errors import did_you_mean
 from jqinject.proxy import (
     ActQuantProxyFromInjector,
     BiasQuantProxyFromInjector,
+    GradQuantProxyFromInjector,
     QuantProxyFromInjector,
     WeightQuantProxyFromInjector,
 )
 
-READY_KINDS = (WeightQuantProxyFromInjector, BiasQuantProxyFromInjector, ActQuantProxyFromInjector)
+READY_KINDS = (
+    WeightQuantProxyFromInjector,
+    BiasQuantProxyFromInjector,
+    ActQuantProxyFromInjector,
+    GradQuantProxyFromInjector,
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,7 @@ WEIGHT = Slot("weight_quant", "weight_", WeightQuantProxyFromInjector, "weights"
 BIAS = Slot("bias_quant", "bias_", BiasQuantProxyFromInjector, "biases")
 INPUT = Slot("input_quant", "input_", ActQuantProxyFromInjector, "activations")
 OUTPUT = Slot("output_quant", "output_", ActQuantProxyFromInjector, "activations")
+GRAD = Slot("grad_quant", "grad_", GradQuantProxyFromInjector, "gradients")
 ACT = Slot("act_quant", "", ActQuantProxyFromInjector, "activations")
 
 

@@ -9,28 +9,32 @@ from flax import nnx
 
 from jqinject.core.assign import assign
 from jqinject.dot import contraction_output
-from jqinject.nn._slots import BIAS, INPUT, OUTPUT, WEIGHT, make_proxy, share, split_overrides
+from jqinject.nn._slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT, make_proxy, share, split_overrides
 from jqinject.proxy import link_if_proxy
 from jqinject.quant_tensor import QuantTensor, as_array
 
-SLOTS = (WEIGHT, BIAS, INPUT, OUTPUT)
+SLOTS = (WEIGHT, BIAS, INPUT, OUTPUT, GRAD)
+CONTRACTIONS = ("auto", "float", "fp8")
 
 
 class QuantWeightLayer(nnx.Module):
-    """Abstract: a Flax layer whose weight, bias, input and output may each have a quantizer.
+    """Abstract: a Flax layer whose weight, bias, input, output and output gradient may each have a quantizer.
 
     The parent's forward is run as it is on the quantized numbers, so that with no quantizer the output is the parent's
     to the bit.
 
     Attributes:
-        weight_quant, bias_quant, input_quant, output_quant: proxies, or None.
+        weight_quant, bias_quant, input_quant, output_quant, grad_quant: proxies, or None.
         return_quant_tensor: whether the output is a QuantTensor.
+        contraction: in which numbers input and weight are contracted.
     """
 
     weight_quant: Any = None
     bias_quant: Any = None
     input_quant: Any = None
     output_quant: Any = None
+    grad_quant: Any = None
+    contraction: str = "auto"
     return_quant_tensor: bool
     bias: Any
     weight_name: ClassVar[str] = "kernel"
@@ -51,6 +55,7 @@ class QuantWeightLayer(nnx.Module):
             rngs: for quantizers that draw random numbers.
         """
         chosen = _with_act_quant(type(self).__name__, given)
+        self._choose_contraction(given["contraction"])
         by_slot = split_overrides(self, SLOTS, overrides)
         proxies = {s.name: make_proxy(self, s, chosen[s.name], by_slot[s.name], rngs) for s in SLOTS}
         held = {name: proxy for name, proxy in proxies.items() if proxy is not None}
@@ -62,6 +67,15 @@ class QuantWeightLayer(nnx.Module):
                 f"{type(self).__name__}(return_quant_tensor=True) needs a quantized input and weight, or output_quant, "
                 "to have a scale to return.\n  cure: give it weight_quant=... and input_quant=..., or output_quant=..."
             )
+
+    def _choose_contraction(self, contraction: str) -> None:
+        if contraction not in CONTRACTIONS:
+            known = ", ".join(map(repr, CONTRACTIONS))
+            raise ValueError(
+                f"{type(self).__name__}: contraction must be one of {known}, got {contraction!r}"
+            )
+        if contraction != "auto":
+            assign(self, contraction=contraction)
 
     # --- the layer's weight, whatever NNX calls it
 
@@ -171,14 +185,30 @@ class QuantWeightLayer(nnx.Module):
         x = inputs if self.input_quant is None else self.input_quant(inputs)
         weight = self.quant_weight()
         bias = self.quant_bias(x, weight)
-        stand_in = _StandIn(
-            self, {self.weight_name: as_array(weight), "bias": None if bias is None else as_array(bias)}
-        )
-        y = self._parent_forward(stand_in, as_array(x), out_sharding)
+        parameters = {self.weight_name: as_array(weight), "bias": None if bias is None else as_array(bias)}
+        contraction = self._payload_contraction(x, weight)
+        if contraction is not None:
+            parameters["dot_general"] = contraction
+        y = self._parent_forward(_StandIn(self, parameters), as_array(x), out_sharding)
+        if self.grad_quant is not None:
+            y = self.grad_quant(y, None if contraction is None else contraction.token)
         if _on(self.output_quant):
             y = self.output_quant(y)
             return y if self.return_quant_tensor else as_array(y)
         return self._with_metadata(y, x, weight, bias) if self.return_quant_tensor else y
+
+    def _payload_contraction(self, x: Any, weight: Any) -> Any:
+        """What contracts the payloads in the place of the parent's `dot_general`; None to contract floats.
+
+        Raises:
+            ValueError: `contraction="fp8"`, and the layer or its operands can not.
+        """
+        if self.contraction == "fp8":
+            raise ValueError(
+                f"{type(self).__name__}(contraction='fp8') has no contraction of 8-bit floats.\n"
+                "  cure: contraction='auto', which contracts the dequantized floats here"
+            )
+        return None
 
     def _bias_on_grid(self, bias: Any, weight: Any) -> bool | jax.Array | None:
         """Whether the bias counts in steps of the accumulator, as far as the layer knows beforehand."""

@@ -9,7 +9,7 @@ from flax import nnx
 
 from jqinject.core.assign import assign
 from jqinject.inject import Binding, ExtendedInjector, requested_names
-from jqinject.nn._slots import ACT, INPUT, Slot, make_proxy, share, split_overrides
+from jqinject.nn._slots import ACT, GRAD, INPUT, Slot, make_proxy, share, split_overrides
 from jqinject.ops import tensor_clamp
 from jqinject.proxy import link_if_proxy
 from jqinject.quant import (
@@ -24,12 +24,13 @@ class QuantActLayer(nnx.Module):
     """Abstract: y = act_quant(f(input_quant(x))).
 
     Attributes:
-        act_quant, input_quant: proxies, or None.
+        act_quant, input_quant, grad_quant: proxies, or None.
         return_quant_tensor: whether the output is a QuantTensor.
     """
 
     act_quant: Any = None
     input_quant: Any = None
+    grad_quant: Any = None
     return_quant_tensor: bool
 
     def _init_quantizers(
@@ -39,7 +40,7 @@ class QuantActLayer(nnx.Module):
         return_quant_tensor: bool,
         rngs: nnx.Rngs | None,
     ) -> None:
-        slots: tuple[Slot, ...] = tuple(slot for slot in (ACT, INPUT) if slot.name in given)
+        slots: tuple[Slot, ...] = tuple(slot for slot in (ACT, INPUT, GRAD) if slot.name in given)
         by_slot = split_overrides(self, slots, overrides)
         proxies = {s.name: make_proxy(self, s, given[s.name], by_slot[s.name], rngs) for s in slots}
         if return_quant_tensor and proxies["act_quant"] is None and proxies.get("input_quant") is None:
@@ -79,6 +80,8 @@ class QuantActLayer(nnx.Module):
             y = self.act_quant(self._before_quantizer(as_array(x)))
         else:
             y = self._activation(x)
+        if self.grad_quant is not None:
+            y = self.grad_quant.on(y)
         return y if self.return_quant_tensor else as_array(y)
 
 
@@ -89,8 +92,9 @@ class QuantIdentity(QuantActLayer):
     Args:
         act_quant: quantizer of what flows through: an injector, a proxy to share, or None.
         return_quant_tensor: return an `IntQuantTensor` instead of its value.
+        grad_quant: quantizer of the gradient that flows into the result, on its way back.
         rngs: for quantizers that draw random numbers.
-        overrides: names of the quantizer, declared anew, without a prefix.
+        overrides: names of `act_quant`, declared anew, without a prefix; those of `grad_quant` with `grad_`.
 
     Raises:
         TypeError: an argument that is no quantizer for activations, or an override that would do nothing.
@@ -107,10 +111,13 @@ class QuantIdentity(QuantActLayer):
         act_quant: Any = Int8ActPerTensorFloat,
         *,
         return_quant_tensor: bool = False,
+        grad_quant: Any = None,
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
     ) -> None:
-        self._init_quantizers({"act_quant": act_quant}, overrides, return_quant_tensor, rngs)
+        self._init_quantizers(
+            {"act_quant": act_quant, "grad_quant": grad_quant}, overrides, return_quant_tensor, rngs
+        )
 
     def _activation(self, x: Any) -> Any:
         return x
@@ -124,8 +131,10 @@ class QuantReLU(QuantActLayer):
         act_quant: quantizer of the result: an injector, a proxy to share, or None.
         input_quant: quantizer of what comes in.
         return_quant_tensor: return an `IntQuantTensor` instead of its value.
+        grad_quant: quantizer of the gradient that flows into the result, on its way back.
         rngs: for quantizers that draw random numbers.
-        overrides: names of `act_quant`, declared anew, without a prefix; those of `input_quant` with `input_`.
+        overrides: names of `act_quant`, declared anew, without a prefix; those of `input_quant` with
+            `input_`, of `grad_quant` with `grad_`.
 
     Raises:
         TypeError: an argument that is no quantizer for activations, or an override that would do nothing.
@@ -142,10 +151,11 @@ class QuantReLU(QuantActLayer):
         input_quant: Any = None,
         *,
         return_quant_tensor: bool = False,
+        grad_quant: Any = None,
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
     ) -> None:
-        given = {"act_quant": act_quant, "input_quant": input_quant}
+        given = {"act_quant": act_quant, "input_quant": input_quant, "grad_quant": grad_quant}
         self._init_quantizers(given, overrides, return_quant_tensor, rngs)
 
     def _activation(self, x: Any) -> Any:
@@ -160,8 +170,10 @@ class QuantSigmoid(QuantActLayer):
         act_quant: quantizer of the result: an injector, a proxy to share, or None.
         input_quant: quantizer of what comes in.
         return_quant_tensor: return an `IntQuantTensor` instead of its value.
+        grad_quant: quantizer of the gradient that flows into the result, on its way back.
         rngs: for quantizers that draw random numbers.
-        overrides: names of `act_quant`, declared anew, without a prefix; those of `input_quant` with `input_`.
+        overrides: names of `act_quant`, declared anew, without a prefix; those of `input_quant` with
+            `input_`, of `grad_quant` with `grad_`.
 
     Raises:
         TypeError: an argument that is no quantizer for activations, or an override that would do nothing.
@@ -178,10 +190,11 @@ class QuantSigmoid(QuantActLayer):
         input_quant: Any = None,
         *,
         return_quant_tensor: bool = False,
+        grad_quant: Any = None,
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
     ) -> None:
-        given = {"act_quant": act_quant, "input_quant": input_quant}
+        given = {"act_quant": act_quant, "input_quant": input_quant, "grad_quant": grad_quant}
         self._init_quantizers(given, overrides, return_quant_tensor, rngs)
 
     def _activation(self, x: Any) -> Any:
@@ -196,8 +209,10 @@ class QuantTanh(QuantActLayer):
         act_quant: quantizer of the result: an injector, a proxy to share, or None.
         input_quant: quantizer of what comes in.
         return_quant_tensor: return an `IntQuantTensor` instead of its value.
+        grad_quant: quantizer of the gradient that flows into the result, on its way back.
         rngs: for quantizers that draw random numbers.
-        overrides: names of `act_quant`, declared anew, without a prefix; those of `input_quant` with `input_`.
+        overrides: names of `act_quant`, declared anew, without a prefix; those of `input_quant` with
+            `input_`, of `grad_quant` with `grad_`.
 
     Raises:
         TypeError: an argument that is no quantizer for activations, or an override that would do nothing.
@@ -214,10 +229,11 @@ class QuantTanh(QuantActLayer):
         input_quant: Any = None,
         *,
         return_quant_tensor: bool = False,
+        grad_quant: Any = None,
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
     ) -> None:
-        given = {"act_quant": act_quant, "input_quant": input_quant}
+        given = {"act_quant": act_quant, "input_quant": input_quant, "grad_quant": grad_quant}
         self._init_quantizers(given, overrides, return_quant_tensor, rngs)
 
     def _activation(self, x: Any) -> Any:
@@ -236,8 +252,10 @@ class QuantHardTanh(QuantActLayer):
         min_val: the lower bound; -1 unless the quantizer declares one.
         max_val: the upper bound; 1 unless the quantizer declares one.
         return_quant_tensor: return an `IntQuantTensor` instead of its value.
+        grad_quant: quantizer of the gradient that flows into the result, on its way back.
         rngs: for quantizers that draw random numbers.
-        overrides: names of `act_quant`, declared anew, without a prefix; those of `input_quant` with `input_`.
+        overrides: names of `act_quant`, declared anew, without a prefix; those of `input_quant` with
+            `input_`, of `grad_quant` with `grad_`.
 
     Raises:
         TypeError: an argument that is no quantizer for activations, or an override that would do nothing.
@@ -256,6 +274,7 @@ class QuantHardTanh(QuantActLayer):
         min_val: float | None = None,
         max_val: float | None = None,
         return_quant_tensor: bool = False,
+        grad_quant: Any = None,
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
     ) -> None:
@@ -270,7 +289,7 @@ class QuantHardTanh(QuantActLayer):
             bounds = {"min_val": (min_val, self.min_val), "max_val": (max_val, self.max_val)}
             used = {n: bound for n, (given, bound) in bounds.items() if given is not None or n in asked}
             overrides = {**used, **overrides}
-        given = {"act_quant": act_quant, "input_quant": input_quant}
+        given = {"act_quant": act_quant, "input_quant": input_quant, "grad_quant": grad_quant}
         self._init_quantizers(given, overrides, return_quant_tensor, rngs)
 
     def _activation(self, x: Any) -> Any:

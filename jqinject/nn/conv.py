@@ -39,7 +39,9 @@ class QuantConv(QuantWeightLayer, nnx.Conv):
         input_quant: quantizer of the input; `act_quant` is another name of it.
         output_quant: quantizer of the output.
         return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`.
-        overrides: `weight_...`, `bias_...`, `input_...`, `output_...`.
+        grad_quant: quantizer of the gradient that flows into the output, on its way back.
+        contraction: "auto" or "float": the dequantized floats are contracted.
+        overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
 
     Raises:
         TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
@@ -83,6 +85,8 @@ class QuantConv(QuantWeightLayer, nnx.Conv):
         output_quant: Any = None,
         return_quant_tensor: bool = False,
         act_quant: Any = None,
+        grad_quant: Any = None,
+        contraction: str = "auto",
         **overrides: Any,
     ) -> None:
         nnx.Conv.__init__(
@@ -115,6 +119,8 @@ class QuantConv(QuantWeightLayer, nnx.Conv):
             "input_quant": input_quant,
             "output_quant": output_quant,
             "act_quant": act_quant,
+            "grad_quant": grad_quant,
+            "contraction": contraction,
         }
         self._init_quantizers(given, overrides, return_quant_tensor, rngs)
 

@@ -10,8 +10,12 @@ from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
 from flax.nnx.nn.linear import default_bias_init, default_kernel_init
 from flax.typing import Dtype, Initializer, PrecisionLike
 
+from jqinject.dot import contracts_in_float8
+from jqinject.nn._payload import Float8Contraction, describe
 from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat
+
+lax_dot_general = jax.lax.dot_general
 
 
 @final
@@ -35,7 +39,11 @@ class QuantLinear(QuantWeightLayer, nnx.Linear):
         input_quant: quantizer of the input; `act_quant` is another name of it.
         output_quant: quantizer of the output.
         return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`.
-        overrides: `weight_...`, `bias_...`, `input_...`, `output_...`.
+        grad_quant: quantizer of the gradient that flows into the output, on its way back.
+        contraction: "auto" contracts the payloads of an 8-bit float input and weight, and floats otherwise; "fp8"
+            insists on the payloads; "float" contracts the dequantized floats in any case. Payloads are faster where the
+            machine has units for them; a CPU computes the same and gains nothing.
+        overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
 
     Raises:
         TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
@@ -62,7 +70,7 @@ class QuantLinear(QuantWeightLayer, nnx.Linear):
         precision: PrecisionLike = None,
         kernel_init: Initializer = default_kernel_init,
         bias_init: Initializer = default_bias_init,
-        dot_general: Any = jax.lax.dot_general,
+        dot_general: Any = lax_dot_general,
         promote_dtype: Any = default_promote_dtype,
         preferred_element_type: Dtype | None = None,
         rngs: nnx.Rngs,
@@ -74,6 +82,8 @@ class QuantLinear(QuantWeightLayer, nnx.Linear):
         output_quant: Any = None,
         return_quant_tensor: bool = False,
         act_quant: Any = None,
+        grad_quant: Any = None,
+        contraction: str = "auto",
         **overrides: Any,
     ) -> None:
         nnx.Linear.__init__(
@@ -99,6 +109,8 @@ class QuantLinear(QuantWeightLayer, nnx.Linear):
             "input_quant": input_quant,
             "output_quant": output_quant,
             "act_quant": act_quant,
+            "grad_quant": grad_quant,
+            "contraction": contraction,
         }
         self._init_quantizers(given, overrides, return_quant_tensor, rngs)
 
@@ -109,6 +121,23 @@ class QuantLinear(QuantWeightLayer, nnx.Linear):
 
     def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         return nnx.Linear.__call__(stand_in, inputs, out_sharding=out_sharding)
+
+    def _payload_contraction(self, x: Any, weight: Any) -> Any:
+        if self.contraction == "float" or (
+            self.contraction == "auto" and self.dot_general is not lax_dot_general
+        ):
+            return None
+        if contracts_in_float8(x, weight):
+            grad = None if self.grad_quant is None else self.grad_quant.q_dtype
+            return Float8Contraction(x, weight, grad)
+        if self.contraction == "fp8":
+            raise ValueError(
+                "QuantLinear(contraction='fp8') needs an input and a weight in 8-bit floats, with scales that do not "
+                f"vary along the input features; got {describe(x)} and {describe(weight)}.\n  cure: give it "
+                "input_quant=Fp8e4m3ActPerTensorDelayed and weight_quant=Fp8e4m3WeightPerTensorDelayed, or "
+                "contraction='auto'"
+            )
+        return None
 
     def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
         return tuple(range(ndim - 1))

@@ -47,11 +47,13 @@ def float8_max(dtype: Any) -> float:
 def to_float8(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
     """`clip(x / scale, -max, max)` in an 8-bit float dtype, rounded to nearest, ties to even.
 
+    The quotient is taken in bfloat16 where `x` is bfloat16 (as in Flax, with the scale rounded to it), else in float32.
+
     A finite number that is too large saturates. What is not finite is not hidden: nan stays nan, and an
     infinity becomes inf in `float8_e5m2` and nan in the others, which have no inf.
 
     Args:
-        x: float array; the arithmetic is float32.
+        x: float array.
         scale: float per step, positive, broadcasts to `x`.
         dtype: the 8-bit float dtype.
 
@@ -64,9 +66,12 @@ def to_float8(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
         >>> to_float8(jnp.array([0.3, 1000.0]), jnp.float32(0.5), jnp.float8_e4m3fn)
         Array([0.625, 448], dtype=float8_e4m3fn)
     """
-    x = jax.lax.stop_gradient(x).astype(jnp.float32)
+    x = jnp.asarray(jax.lax.stop_gradient(x))  # of a Python float under `grad`, a Python float is left
+    # Not in float16: small scales would be 0 in it.
+    wide = jnp.bfloat16 if x.dtype == jnp.bfloat16 else jnp.float32
     largest = float8_max(dtype)
-    steps = jnp.clip(x / scale, -largest, largest)
+    x = x.astype(wide)
+    steps = jnp.clip(x / scale.astype(wide), -largest, largest)
     return jnp.where(jnp.isinf(x), x, steps).astype(dtype)
 
 
@@ -96,4 +101,4 @@ def fake_float8(x: jax.Array, scale: jax.Array, q_dtype: Any, dq_dtype: Any) -> 
     """
     scale = jax.lax.stop_gradient(scale)
     value = from_float8(to_float8(x, scale, q_dtype), scale, dq_dtype)
-    return with_gradient_of(x.astype(dq_dtype), value)
+    return with_gradient_of(jax.lax.convert_element_type(x, dq_dtype), value)

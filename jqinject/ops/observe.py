@@ -19,8 +19,8 @@ import numpy as np
 from jqinject.ops.float8 import from_float8, to_float8
 
 AMAX, SEEN, SCALE = 0, 1, 2
-"""What the rows of a slot report: the largest magnitude, 1 for "there was one", the scale that was used."""
-SLOT_ROWS = 3
+"""What the last axis of a slot reports: the largest magnitude, 1 for "there was one", the scale that was used."""
+SLOT_SIZE = 3
 
 
 @jax.custom_batching.custom_vmap
@@ -40,46 +40,65 @@ def gathered(seen: jax.Array, holder: jax.Array) -> jax.Array:
     return seen
 
 
+# The rules below call the functions again on arrays that hold the mapped axis, for maps further out.
+
+
 @gathered.def_vmap
 def _gathered_vmap(axis_size: int, in_batched: list[bool], seen: jax.Array, holder: jax.Array) -> Any:
     seen_mapped, holder_mapped = in_batched
     if holder_mapped:
         spread = seen if seen_mapped else jnp.broadcast_to(seen, (axis_size, *seen.shape))
-        return jax.vmap(gathered)(spread, holder), True
+        return gathered(spread, holder), True
     return gathered(jnp.max(seen, axis=0) if seen_mapped else seen, holder), False
 
 
 @jax.custom_batching.custom_vmap
-def _mapped_with(x: jax.Array, holder: jax.Array) -> jax.Array:
+def mapped_with(x: jax.Array, holder: jax.Array) -> jax.Array:
     """`x`, mapped over where `holder` is."""
     return x
 
 
-@_mapped_with.def_vmap
-def _mapped_with_vmap(axis_size: int, in_batched: list[bool], x: jax.Array, holder: jax.Array) -> Any:
+@mapped_with.def_vmap
+def _mapped_with_rule(axis_size: int, in_batched: list[bool], x: jax.Array, holder: jax.Array) -> Any:
     x_mapped, holder_mapped = in_batched
     if holder_mapped:
         spread = x if x_mapped else jnp.broadcast_to(x, (axis_size, *x.shape))
-        return jax.vmap(_mapped_with)(spread, holder), True
-    if x_mapped:
-        return jax.vmap(_mapped_with, in_axes=(0, None))(x, holder), True
-    return x, False
+        return mapped_with(spread, holder), True
+    return mapped_with(x, holder), x_mapped
 
 
-def over_axis(seen: jax.Array, axis_name: Any) -> jax.Array:
-    """The maximum over a named axis (of `shard_map`, or of `vmap`); `seen` itself where there is none.
+def report(amax: jax.Array, scale: jax.Array) -> jax.Array:
+    """What there is to report of a tensor: `(amax, 1, scale)` along a new last axis."""
+    return jnp.stack([amax, jnp.ones_like(amax), jnp.broadcast_to(scale, amax.shape)], axis=-1)
+
+
+def varying_axes(x: jax.Array) -> frozenset[Any]:
+    """The axes of a surrounding `shard_map` on which `x` differs from device to device, as far as JAX keeps track."""
+    kind = getattr(jax.typeof(x), "manual_axis_type", None)
+    return frozenset() if kind is None else frozenset(kind.varying)
+
+
+def over_axis(seen: jax.Array, axis_name: Any, holder: jax.Array) -> jax.Array:
+    """The maximum over named axes: those given, and those on which `seen` varies and `holder` does not.
 
     Args:
         seen: a statistic.
-        axis_name: the axis, a tuple of axes, or None.
+        axis_name: an axis of `shard_map` or `vmap`, a tuple of axes, or None. Within `shard_map` it is only needed
+            under `check_vma=False`, where JAX does not say what varies.
+        holder: where the statistic is to be kept.
     """
-    if axis_name is None:
-        return seen
-    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
-    varying = getattr(jax.typeof(seen), "manual_axis_type", None)
-    if varying is not None and varying.varying:
-        names = tuple(name for name in names if name in varying.varying)
+    given = axis_name if isinstance(axis_name, tuple) else () if axis_name is None else (axis_name,)
+    varying = varying_axes(seen)
+    tracked = getattr(getattr(jax.typeof(seen), "manual_axis_type", None), "varying", None)
+    named = [name for name in given if not tracked or name in varying]
+    names = (*named, *sorted(varying - varying_axes(holder) - set(named), key=str))
     return jax.lax.pmax(seen, names) if names else seen
+
+
+def summed_like(cotangent: jax.Array, primal: jax.Array) -> jax.Array:
+    """The cotangent of an array that is the same on devices on which the cotangent is not: the sum over them."""
+    extra = tuple(sorted(varying_axes(cotangent) - varying_axes(primal), key=str))
+    return jax.lax.psum(cotangent, extra) if extra else cotangent
 
 
 @jax.custom_vjp
@@ -130,17 +149,16 @@ def _quantize_gradient(
 
 
 def _fwd(rule: GradientRule, y: jax.Array, token: jax.Array, held: jax.Array, slot: jax.Array) -> Any:
-    return _mapped_with(y, slot), (held, slot)
+    return mapped_with(y, slot), (held, slot)
 
 
 def _bwd(rule: GradientRule, kept: tuple[jax.Array, jax.Array], g: jax.Array) -> Any:
     held, slot = kept
-    exact = jax.lax.stop_gradient(g).astype(jnp.float32)
-    amax = gathered(over_axis(rule.scale_rule.amax(exact), rule.axis_name), slot)
+    amax = gathered(over_axis(rule.scale_rule.amax(g), rule.axis_name, held), slot)
     scale = held if rule.from_history else rule.scale_rule.scale(amax, held, rule.threshold)
-    rows = jnp.stack([amax, jnp.ones_like(amax), jnp.broadcast_to(scale, amax.shape)])
-    quantized = from_float8(to_float8(exact, scale, rule.q_dtype), scale, g.dtype)
-    return quantized, scale, jnp.zeros_like(held), jax.lax.convert_element_type(rows, slot.dtype)
+    seen = report(amax, scale)
+    quantized = from_float8(to_float8(g, scale, rule.q_dtype), scale, g.dtype)
+    return quantized, scale, jnp.zeros_like(held), jax.lax.convert_element_type(seen, slot.dtype)
 
 
 _quantize_gradient.defvjp(_fwd, _bwd)
@@ -158,7 +176,7 @@ def quantize_gradient(
         y: float array.
         token: a float32 scalar, or of the scale's shape; only its cotangent matters.
         held: the scale known before; used where `rule.from_history` or the gradient is all zero or not finite.
-        slot: zeros, `(3, *scale shape)`, float32 or a dtype that adds by maximum.
+        slot: zeros, `(*scale shape, 3)`, float32 or a dtype that adds by maximum.
         rule: how to quantize.
 
     Returns:

@@ -6,6 +6,7 @@ from jqinject.proxy.assembly import write as write
 from jqinject.proxy.base import QuantizerReplacedWarning as QuantizerReplacedWarning
 from jqinject.proxy.base import QuantProxyFromInjector as QuantProxyFromInjector
 from jqinject.proxy.bias import BiasQuantProxyFromInjector as BiasQuantProxyFromInjector
+from jqinject.proxy.grad import GradQuantProxyFromInjector as GradQuantProxyFromInjector
 from jqinject.proxy.links import link_if_proxy as link_if_proxy
 from jqinject.proxy.links import linked_layers as linked_layers
 from jqinject.proxy.links import relink as relink

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 
-from jqinject.core import PackableResult, QuantResult
+from jqinject.core import AmaxHistory, AmaxScaling, PackableResult, QuantResult
 from jqinject.core.assign import assign
 from jqinject.inject import Binding, DependencyError, ExtendedInjector, check_overrides
 from jqinject.proxy.assembly import (
@@ -138,6 +138,12 @@ class QuantProxyFromInjector(nnx.Module):
     def tracked_modules(self) -> tuple[Any, ...]:
         """The layers known to hold this proxy, first to last."""
         return linked_layers(self)
+
+    @property
+    def amax_history(self) -> AmaxHistory | None:
+        """The record of amaxes, where the scale comes from one; None of other quantizers."""
+        scaling = getattr(self.tensor_quant, "scaling_impl", None)
+        return scaling.amax_history if isinstance(scaling, AmaxScaling) else None
 
     def set_view(self, use_running_average: bool | None = None) -> None:
         """Switch between training and evaluation, for `nnx.view`.

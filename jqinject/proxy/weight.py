@@ -37,6 +37,11 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
         """
         return self._pack(self.tensor_quant(x)) if self.is_quant_enabled else x
 
+    def quantize(self, x: jax.Array) -> Any:
+        """Quantize as a call does: a QuantTensor, whose `payload()` or `int()` are the low-bit numbers and whose
+        `value` the dequantized ones; `x` itself where quantization is off."""
+        return self(x)
+
     def scale(self) -> jax.Array | None:
         """Float per integer step, float32; None where quantization is off."""
         return self._attribute("scale")

@@ -15,6 +15,26 @@ from jqinject.quant.fixed_point import Uint8ActPerTensorFixedPoint as Uint8ActPe
 from jqinject.quant.fixed_point import (
     Uint8ActPerTensorFixedPointMaxInit as Uint8ActPerTensorFixedPointMaxInit,
 )
+from jqinject.quant.float8 import Fp8e4m3ActPerTensorCurrent as Fp8e4m3ActPerTensorCurrent
+from jqinject.quant.float8 import Fp8e4m3ActPerTensorDelayed as Fp8e4m3ActPerTensorDelayed
+from jqinject.quant.float8 import Fp8e4m3FNUZActPerTensorCurrent as Fp8e4m3FNUZActPerTensorCurrent
+from jqinject.quant.float8 import Fp8e4m3FNUZActPerTensorDelayed as Fp8e4m3FNUZActPerTensorDelayed
+from jqinject.quant.float8 import Fp8e4m3FNUZGradPerTensorCurrent as Fp8e4m3FNUZGradPerTensorCurrent
+from jqinject.quant.float8 import Fp8e4m3FNUZGradPerTensorDelayed as Fp8e4m3FNUZGradPerTensorDelayed
+from jqinject.quant.float8 import Fp8e4m3FNUZWeightPerChannelCurrent as Fp8e4m3FNUZWeightPerChannelCurrent
+from jqinject.quant.float8 import Fp8e4m3FNUZWeightPerChannelDelayed as Fp8e4m3FNUZWeightPerChannelDelayed
+from jqinject.quant.float8 import Fp8e4m3FNUZWeightPerTensorCurrent as Fp8e4m3FNUZWeightPerTensorCurrent
+from jqinject.quant.float8 import Fp8e4m3FNUZWeightPerTensorDelayed as Fp8e4m3FNUZWeightPerTensorDelayed
+from jqinject.quant.float8 import Fp8e4m3GradPerTensorCurrent as Fp8e4m3GradPerTensorCurrent
+from jqinject.quant.float8 import Fp8e4m3GradPerTensorDelayed as Fp8e4m3GradPerTensorDelayed
+from jqinject.quant.float8 import Fp8e4m3WeightPerChannelCurrent as Fp8e4m3WeightPerChannelCurrent
+from jqinject.quant.float8 import Fp8e4m3WeightPerChannelDelayed as Fp8e4m3WeightPerChannelDelayed
+from jqinject.quant.float8 import Fp8e4m3WeightPerTensorCurrent as Fp8e4m3WeightPerTensorCurrent
+from jqinject.quant.float8 import Fp8e4m3WeightPerTensorDelayed as Fp8e4m3WeightPerTensorDelayed
+from jqinject.quant.float8 import Fp8e5m2FNUZGradPerTensorCurrent as Fp8e5m2FNUZGradPerTensorCurrent
+from jqinject.quant.float8 import Fp8e5m2FNUZGradPerTensorDelayed as Fp8e5m2FNUZGradPerTensorDelayed
+from jqinject.quant.float8 import Fp8e5m2GradPerTensorCurrent as Fp8e5m2GradPerTensorCurrent
+from jqinject.quant.float8 import Fp8e5m2GradPerTensorDelayed as Fp8e5m2GradPerTensorDelayed
 from jqinject.quant.none import NoneActQuant as NoneActQuant
 from jqinject.quant.none import NoneBiasQuant as NoneBiasQuant
 from jqinject.quant.none import NoneWeightQuant as NoneWeightQuant

@@ -96,10 +96,10 @@ class QuantTensor(abc.ABC):
     def __truediv__(self, other: Any) -> Any:
         return self.value / as_array(other)
 
-    def __neg__(self) -> Any:
+    def __neg__(self, /) -> Any:
         return -self.value
 
-    def __abs__(self) -> Any:
+    def __abs__(self, /) -> Any:
         return abs(self.value)
 
     __radd__ = __add__

@@ -17,7 +17,7 @@ from jqinject.core.assign import assign, set_given
 from jqinject.core.clamp import Identity
 from jqinject.core.scaling.amax import AmaxScaling
 from jqinject.ops.float8 import fake_float8, float8_dtype, float8_max
-from jqinject.ops.observe import SLOT_ROWS, GradientRule, quantize_gradient
+from jqinject.ops.observe import SLOT_SIZE, GradientRule, quantize_gradient
 from jqinject.quant_tensor import FloatQuantTensor
 
 
@@ -61,9 +61,9 @@ class FloatQuantResult:
 class FloatQuant(nnx.Module):
     """To an 8-bit float and back: `y = q_dtype(clip(x / s, -max, max)) * s`, `s = scaling_impl(x, max)`.
 
-    `max` is the largest number of `q_dtype`. The arithmetic is float32; the gradient of `x` is that of `y` everywhere,
-    saturated elements included (as in Flax). A finite number saturates; nan stays nan, an infinity becomes what
-    `q_dtype` has for it (inf, or nan).
+    `max` is the largest number of `q_dtype`. The quotient is taken in bfloat16 where `x` is, else in float32. The
+    gradient of `x` is that of `y` everywhere, saturated elements included (as in Flax). A finite number saturates; nan
+    stays nan, an infinity becomes what `q_dtype` has for it (inf, or nan).
 
     Args:
         scaling_impl: the scale: `DelayedScaling`, `CurrentScaling`, or any other scaling component.
@@ -84,6 +84,8 @@ class FloatQuant(nnx.Module):
         (Array([448.,  16.], dtype=float32), 1.0, 8)
     """
 
+    scaling_impl: Scaling
+    q_dtype: np.dtype
     input_view_impl: View = Identity()
     dq_dtype: np.dtype | None = None
 
@@ -134,7 +136,7 @@ class FloatQuant(nnx.Module):
         threshold = float8_max(self.q_dtype)
         rule = GradientRule(scaling.rule, self.q_dtype, threshold, scaling.from_history, scaling.axis_name)
         silent = scaling.use_running_average  # evaluation: nothing is recorded
-        slot = jnp.zeros((SLOT_ROWS, *scaling.rule.shape), jnp.float32) if silent else scaling.claim_slot()
+        slot = jnp.zeros((*scaling.rule.shape, SLOT_SIZE), jnp.float32) if silent else scaling.claim_slot()
         known = scaling.known_scale(threshold)
         token = jnp.zeros(known.shape, jnp.float32) if token is None else token
         return quantize_gradient(y, token, known, slot, rule)

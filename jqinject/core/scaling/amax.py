@@ -14,11 +14,12 @@ from flax import nnx
 from jqinject.core import _check
 from jqinject.core._protocols import Stat, View
 from jqinject.core.amax_history import AmaxHistory
+from jqinject.core.listening import check_heard
 from jqinject.core.stats.extremes import AbsMax
 from jqinject.core.stats.layout import laid_out
 from jqinject.core.variables import GradSlot, GradStat, QuantStat, float_array
 from jqinject.core.view import OverTensorView
-from jqinject.ops.observe import AMAX, SCALE, SEEN, SLOT_ROWS, fork, gathered, over_axis
+from jqinject.ops.observe import AMAX, SCALE, SEEN, SLOT_SIZE, fork, gathered, over_axis, report
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class AmaxRule:
         """The magnitude of `x`, float32, of the scale's shape; no gradient."""
         if x.size == 0:
             return jnp.zeros(self.shape, jnp.float32)
-        stat, viewed = laid_out(self.stats, self.view, jax.lax.stop_gradient(x).astype(jnp.float32))
+        numbers = jnp.asarray(jax.lax.stop_gradient(x)).astype(jnp.float32)
+        stat, viewed = laid_out(self.stats, self.view, numbers)
         return jax.lax.stop_gradient(_check.statistic_shape(stat(viewed), self.shape, "amax"))
 
     def scale(self, amax: jax.Array, held: jax.Array, threshold: Any) -> jax.Array:
@@ -61,7 +63,7 @@ class AmaxScaling(nnx.Module):
     Attributes:
         amax_history: the `AmaxHistory`.
         scale: the scale of the last step, float32, of `scaling_shape`.
-        pending: what the step has seen so far; rows amax, 1 if there was one, scale.
+        pending: what the step has seen so far; along the last axis amax, 1 if there was one, scale.
         slot: where a backward pass reports, of gradients only.
         in_step: whether a step is under way.
     """
@@ -100,9 +102,9 @@ class AmaxScaling(nnx.Module):
         )
         kind = GradStat if amax_of_gradient else QuantStat
         self.scale = kind(float_array(scaling_init, shape))
-        self.pending = kind(float_array(0.0, (SLOT_ROWS, *shape)))
+        self.pending = kind(float_array(0.0, (*shape, SLOT_SIZE)))
         if amax_of_gradient:
-            self.slot = GradSlot(float_array(0.0, (SLOT_ROWS, *shape)))
+            self.slot = GradSlot(float_array(0.0, (*shape, SLOT_SIZE)))
         if axis_name is not None:
             self.axis_name = axis_name
         self.in_step = False
@@ -125,11 +127,12 @@ class AmaxScaling(nnx.Module):
             x: the tensor; an empty one is not recorded.
             threshold: the largest number that a scaled element can be.
         """
-        amax = gathered(over_axis(self.rule.amax(x), self.axis_name), self.scale.get_value())
+        held = jax.lax.stop_gradient(self.scale.get_value())
+        amax = gathered(over_axis(self.rule.amax(x), self.axis_name, held), held)
         known = self.known_scale(threshold)
         scale = known if self.from_history else self.rule.scale(amax, known, threshold)
         if not self.use_running_average and x.size:
-            seen = jnp.stack([amax, jnp.ones_like(amax), jnp.broadcast_to(scale, amax.shape)])
+            seen = report(amax, scale)
             if self.in_step:
                 self.collect(seen)
             else:
@@ -144,7 +147,7 @@ class AmaxScaling(nnx.Module):
         self.pending.set_value(jnp.zeros_like(self.pending.get_value()))
 
     def collect(self, seen: jax.Array) -> None:
-        """Note what a call or a backward pass has seen: rows amax, 1, scale; by maximum."""
+        """Note what a call or a backward pass has seen: (amax, 1, scale) along the last axis; by maximum."""
         self.pending.set_value(jnp.maximum(self.pending.get_value(), jax.lax.stop_gradient(seen)))
 
     def end_step(self) -> None:
@@ -160,15 +163,18 @@ class AmaxScaling(nnx.Module):
         self.in_step = False
 
     def _enter(self, seen: jax.Array) -> None:
-        happened = jnp.all(seen[SEEN] > 0)
-        self.scale.set_value(jnp.where(happened, seen[SCALE], self.scale.get_value()))
-        self.amax_history.push(seen[AMAX], happened)
+        amax, counted, scale = seen[..., AMAX], seen[..., SEEN] > 0, seen[..., SCALE]
+        self.scale.set_value(jnp.where(counted, scale, self.scale.get_value()))
+        channels = tuple(range(amax.ndim - len(self.rule.shape), amax.ndim))
+        self.amax_history.push(amax, jnp.all(counted, axis=channels))
 
     def claim_slot(self) -> jax.Array:
         """The slot for one use of a gradient quantizer."""
         assert self.slot is not None, "only gradients have a slot"
         slot = self.slot.get_value()
-        if slot.dtype == jnp.float32:  # nobody listens: a plain gradient
+        listening = slot.dtype != jnp.float32
+        check_heard(listening)
+        if not listening:  # a plain gradient
             return slot
         mine, rest = fork(slot)
         self.slot.set_value(rest)

@@ -1,0 +1,145 @@
+"""Dimension numbers of a contraction: which axis goes where, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """The axes of `lax.dot_general`, as tuples of ints counted from the front.
+
+    Attributes:
+        lhs_ndim, rhs_ndim: axes of the operands.
+        lhs_contract, rhs_contract: axes that are summed over, pairwise.
+        lhs_batch, rhs_batch: axes that go along, pairwise.
+    """
+
+    lhs_ndim: int
+    rhs_ndim: int
+    lhs_contract: tuple[int, ...]
+    rhs_contract: tuple[int, ...]
+    lhs_batch: tuple[int, ...]
+    rhs_batch: tuple[int, ...]
+
+    @classmethod
+    def of(cls, lhs_ndim: int, rhs_ndim: int, dimension_numbers: Any) -> Dimensions:
+        """From `lax.dot_general`'s `((lhs_contract, rhs_contract), (lhs_batch, rhs_batch))`."""
+        (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
+        return cls(
+            lhs_ndim,
+            rhs_ndim,
+            tuple(axis % lhs_ndim for axis in lhs_contract),
+            tuple(axis % rhs_ndim for axis in rhs_contract),
+            tuple(axis % lhs_ndim for axis in lhs_batch),
+            tuple(axis % rhs_ndim for axis in rhs_batch),
+        )
+
+    @property
+    def numbers(self) -> Any:
+        """As `lax.dot_general` takes them."""
+        return (self.lhs_contract, self.rhs_contract), (self.lhs_batch, self.rhs_batch)
+
+    @property
+    def lhs_free(self) -> tuple[int, ...]:
+        """Axes of the left operand that the output has from it alone."""
+        return _without(self.lhs_ndim, self.lhs_contract, self.lhs_batch)
+
+    @property
+    def rhs_free(self) -> tuple[int, ...]:
+        """Axes of the right operand that the output has from it alone."""
+        return _without(self.rhs_ndim, self.rhs_contract, self.rhs_batch)
+
+    @property
+    def out_ndim(self) -> int:
+        """Axes of the output: batch, then free ones of the left, then of the right operand."""
+        return len(self.lhs_batch) + len(self.lhs_free) + len(self.rhs_free)
+
+    @property
+    def lhs_places(self) -> dict[int, int]:
+        """Axis of the left operand -> axis of the output."""
+        return {axis: place for place, axis in enumerate((*self.lhs_batch, *self.lhs_free))}
+
+    @property
+    def rhs_places(self) -> dict[int, int]:
+        """Axis of the right operand -> axis of the output."""
+        after = len(self.lhs_batch) + len(self.lhs_free)
+        places = {axis: place for place, axis in enumerate(self.rhs_batch)}
+        return places | {axis: after + place for place, axis in enumerate(self.rhs_free)}
+
+    @property
+    def swapped(self) -> Dimensions:
+        """The same contraction with the operands in the other order."""
+        return Dimensions(
+            self.rhs_ndim,
+            self.lhs_ndim,
+            self.rhs_contract,
+            self.lhs_contract,
+            self.rhs_batch,
+            self.lhs_batch,
+        )
+
+    def gradient_of_lhs(self) -> tuple[Dimensions, tuple[int, ...]]:
+        """The contraction `out x rhs` that gives the gradient of the left operand.
+
+        Returns:
+            (its dimensions, the permutation that brings its result into the order of the left operand).
+        """
+        places = self.rhs_places
+        dims = Dimensions(
+            self.out_ndim,
+            self.rhs_ndim,
+            tuple(places[axis] for axis in self.rhs_free),
+            self.rhs_free,
+            tuple(range(len(self.lhs_batch))),
+            self.rhs_batch,
+        )
+        partner = dict(zip(self.rhs_contract, self.lhs_contract, strict=True))
+        made = (*self.lhs_batch, *self.lhs_free, *(partner[axis] for axis in sorted(self.rhs_contract)))
+        return dims, tuple(made.index(axis) for axis in range(self.lhs_ndim))
+
+    def gradient_of_rhs(self) -> tuple[Dimensions, tuple[int, ...]]:
+        """The contraction `out x lhs` that gives the gradient of the right operand, and its permutation."""
+        dims = Dimensions(
+            self.out_ndim,
+            self.lhs_ndim,
+            tuple(self.lhs_places[axis] for axis in self.lhs_free),
+            self.lhs_free,
+            tuple(range(len(self.lhs_batch))),
+            self.lhs_batch,
+        )
+        partner = dict(zip(self.lhs_contract, self.rhs_contract, strict=True))
+        made = (*self.rhs_batch, *self.rhs_free, *(partner[axis] for axis in sorted(self.lhs_contract)))
+        return dims, tuple(made.index(axis) for axis in range(self.rhs_ndim))
+
+
+def _without(ndim: int, *taken: Sequence[int]) -> tuple[int, ...]:
+    gone = {axis for axes in taken for axis in axes}
+    return tuple(axis for axis in range(ndim) if axis not in gone)
+
+
+def scale_in_output(scale: jax.Array, ndim: int, places: dict[int, int], out_ndim: int) -> jax.Array | None:
+    """An operand's scale laid out to multiply the output; None if it varies along an axis that is summed over.
+
+    Args:
+        scale: broadcasts against the operand.
+        ndim: axes of the operand.
+        places: axis of the operand -> axis of the output.
+        out_ndim: axes of the output.
+    """
+    if scale.size == 1:
+        return scale.reshape(())
+    sizes = (*(1,) * (ndim - scale.ndim), *scale.shape)
+    varying = [axis for axis, size in enumerate(sizes) if size != 1]
+    if any(axis not in places for axis in varying):
+        return None
+    order = sorted(varying, key=lambda axis: places[axis])
+    shape = [1] * out_ndim
+    for axis in varying:
+        shape[places[axis]] = sizes[axis]
+    dense = scale.reshape(tuple(sizes[axis] for axis in varying))
+    return dense.transpose([varying.index(axis) for axis in order]).reshape(shape)

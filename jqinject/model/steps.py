@@ -1,0 +1,222 @@
+"""A training step as the statistics of amaxes see it: what belongs to it counts once, by maximum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.linen import fp8_ops
+
+from jqinject.core import AmaxScaling, GradSlot
+from jqinject.model.walk import dotted, walk
+from jqinject.proxy import GradQuantProxyFromInjector
+
+# A float32 whose sum is the maximum: Flax's, made for the same purpose.
+MAXIMUM_ADDING = fp8_ops.fm32
+
+
+def begin_step(*models: Any) -> None:
+    """Open a training step: until `end_step`, amax statistics collect by maximum and the scales stay as they are.
+
+    For steps of several calls, and for `nnx.vjp`. Gradient accumulation over several calls of
+    `jqinject.value_and_grad` (which opens and ends a step by itself where none is open):
+
+        jqinject.begin_step(model)
+        for batch in micro_batches:
+            loss, gradients = jqinject.value_and_grad(loss_fn)(model, batch)
+            ...
+        jqinject.end_step(model)
+
+    The histories are then those of one big batch.
+
+    Args:
+        models: modules, or containers of them.
+
+    Raises:
+        ValueError: a step is open already, or statistics are missing. Nothing is changed then.
+
+    Example:
+        >>> from jqinject.nn import QuantIdentity
+        >>> from jqinject.quant import Fp8e4m3ActPerTensorDelayed
+        >>> identity = QuantIdentity(Fp8e4m3ActPerTensorDelayed, amax_history_length=2)
+        >>> begin_step(identity)
+        >>> _ = identity(jnp.array([3.0])), identity(jnp.array([2.0]))
+        >>> end_step(identity)
+        >>> identity.act_quant.amax_history.amax_history.get_value()
+        Array([3., 0.], dtype=float32)
+    """
+    found = amax_scalings(models)
+    if any(scaling.in_step for scaling in found):
+        raise ValueError(
+            "begin_step: a step is open already.\n  cure: end it with jqinject.end_step(model); value_and_grad "
+            "opens and ends steps by itself"
+        )
+    open_steps(found)
+    set_slots(found, adding=True)
+
+
+def end_step(*models: Any, gradients: Any = None) -> Any:
+    """End a training step: every amax history that has seen something in it rolls once.
+
+    Args:
+        models: as for `begin_step`.
+        gradients: what the function that `nnx.vjp` returned gave for the one model, if the backward pass was made by
+            hand: the cotangents of the gradient quantizers' slots are read from it.
+
+    Returns:
+        The gradients of the parameters alone, an `nnx.State`; None without `gradients`.
+
+    Raises:
+        ValueError: no step is open, or `gradients` are given for several models, or hold no slots.
+
+    Example:
+        >>> from jqinject.nn import QuantIdentity
+        >>> from jqinject.quant import Fp8e5m2GradPerTensorCurrent
+        >>> identity = QuantIdentity(None, grad_quant=Fp8e5m2GradPerTensorCurrent)
+        >>> begin_step(identity)
+        >>> y, pull_back = nnx.vjp(lambda m, x: m(x), identity, jnp.ones(2), graph=False)
+        >>> of_model, of_x = pull_back(jnp.array([1.0, -4.0]))
+        >>> _ = end_step(identity, gradients=of_model)
+        >>> float(identity.grad_quant.amax_history.newest)
+        4.0
+    """
+    found = amax_scalings(models)
+    if not all(scaling.in_step for scaling in found):
+        raise ValueError("end_step: no step is open.\n  cure: jqinject.begin_step(model) before the step")
+    rest = None
+    if gradients is not None:
+        if len(models) != 1:
+            raise ValueError(f"end_step: gradients belong to one model, got {len(models)}")
+        deliver(models, [gradients])
+        rest = (
+            nnx.state(gradients, nnx.Param)
+            if not isinstance(gradients, nnx.State)
+            else without_slots(gradients)
+        )
+    close_steps(found)
+    return rest
+
+
+# --- what value_and_grad is made of
+
+
+def amax_scalings(roots: Any) -> list[AmaxScaling]:
+    """Every scale made from amaxes below the roots, each once.
+
+    Raises:
+        ValueError: one lacks its statistics.
+    """
+    found: dict[int, AmaxScaling] = {}
+    for path, node in walk(roots):
+        if isinstance(node, GradQuantProxyFromInjector) and node.is_quant_enabled:
+            _check_complete(path, getattr(node.tensor_quant, "scaling_impl", None), gradient=True)
+        if isinstance(node, AmaxScaling):
+            _check_complete(path, node, gradient=False)
+            found[id(node)] = node
+    return list(found.values())
+
+
+def _check_complete(path: tuple[str, ...], scaling: Any, gradient: bool) -> None:
+    if not isinstance(scaling, AmaxScaling):
+        return
+    needed = {"scale", "pending"} | ({"slot"} if gradient else set())
+    missing = sorted(needed - set(vars(scaling)))
+    if "amax_history" not in vars(scaling.amax_history):
+        missing.append("amax_history")
+    if missing:
+        raise ValueError(
+            f"the statistics of {dotted(path)} were filtered away: {', '.join(missing)} missing.\n  cure: keep the "
+            "variables of types jqinject.core.QuantStat, GradStat and GradSlot when splitting or filtering the model's "
+            "state"
+        )
+
+
+def open_steps(scalings: Iterable[AmaxScaling]) -> None:
+    """Let them collect."""
+    for scaling in scalings:
+        scaling.begin_step()
+
+
+def close_steps(scalings: Iterable[AmaxScaling]) -> None:
+    """Enter what they have collected."""
+    held = list(scalings)
+    set_slots(held, adding=False)
+    for scaling in held:
+        scaling.end_step()
+
+
+def abandon_steps(scalings: Iterable[AmaxScaling]) -> None:
+    """Let them forget a step that failed."""
+    for scaling in scalings:
+        scaling.abandon_step()
+
+
+def set_slots(scalings: Iterable[AmaxScaling], *, adding: bool) -> None:
+    """Empty the slots, and make them add by maximum or leave them plain float32."""
+    for scaling in scalings:
+        if scaling.slot is not None:
+            zeros = jnp.zeros(scaling.slot.get_value().shape, jnp.float32)
+            scaling.slot.set_value(adding_by_maximum(zeros) if adding else zeros)
+
+
+def adding_by_maximum(zeros: jax.Array) -> jax.Array:
+    """Zeros whose cotangents add by maximum."""
+    return jax.lax.convert_element_type(zeros, MAXIMUM_ADDING)
+
+
+def deliver(models: Sequence[Any], gradients: Sequence[Any]) -> None:
+    """Hand every scale of a gradient what the backward pass has left in its slot.
+
+    Args:
+        models: modules that were differentiated, or containers of them.
+        gradients: for each its gradients: an `nnx.State`, a module of gradients, or a container of these.
+
+    Raises:
+        ValueError: a slot is not among the gradients.
+    """
+    left: dict[int, jax.Array] = {}
+    for model, of_model in zip(models, gradients, strict=True):
+        left.update(_left_in_slots(model, of_model))
+    listening = [scaling for scaling in amax_scalings(models) if scaling.slot is not None]
+    if any(id(scaling.slot) not in left for scaling in listening):
+        raise ValueError(
+            "the gradients hold nothing for a gradient quantizer's slot: slots (jqinject.core.GradSlot) have to be "
+            "differentiated too.\n  cure: jqinject.value_and_grad does it; by hand, "
+            "nnx.DiffState(0, nnx.Any(nnx.Param, GradSlot))"
+        )
+    for scaling in listening:
+        scaling.collect(jax.lax.convert_element_type(left[id(scaling.slot)], jnp.float32))
+
+
+def _left_in_slots(model: Any, gradients: Any) -> dict[int, jax.Array]:
+    """Identity of a slot -> its cotangent. NNX lists what is shared under its first path only."""
+    if isinstance(model, nnx.Pytree):
+        state = gradients if isinstance(gradients, nnx.State) else nnx.state(gradients, GradSlot)
+        found = {path: leaf for path, leaf in nnx.to_flat_state(state) if isinstance(leaf, GradSlot)}
+        slots = nnx.to_flat_state(nnx.state(model, GradSlot))
+        return {id(slot): found[path].get_value() for path, slot in slots if path in found}
+    keys = (
+        model.keys()
+        if isinstance(model, Mapping)
+        else range(len(model))
+        if isinstance(model, list | tuple)
+        else ()
+    )
+    left: dict[int, jax.Array] = {}
+    for key in keys:
+        left.update(_left_in_slots(model[key], gradients[key]))
+    return left
+
+
+def without_slots(gradients: Any) -> Any:
+    """The gradients of everything but slots: of a State, or a container of States."""
+    if isinstance(gradients, nnx.State):
+        return nnx.filter_state(gradients, nnx.Not(nnx.OfType(GradSlot)))
+    if isinstance(gradients, Mapping):
+        return type(gradients)({key: without_slots(of) for key, of in gradients.items()})  # type: ignore[call-arg]
+    if isinstance(gradients, list | tuple):
+        return type(gradients)(without_slots(of) for of in gradients)
+    return gradients
