@@ -1,0 +1,243 @@
+"""8-bit floats by hand: payloads, scales, histories; zero, inf and nan; channels; the two contractions."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import jqinject
+import jqinject.quant as quantizers
+from jqinject.core import AmaxHistory, CurrentScaling, DelayedScaling, FloatQuant
+from jqinject.nn import QuantConv, QuantIdentity, QuantLinear
+from jqinject.ops import FLOAT8_DTYPES, float8_max, to_float8
+from jqinject.quant_tensor import FloatQuantTensor
+
+every_dtype = pytest.mark.parametrize("dtype", FLOAT8_DTYPES, ids=lambda d: np.dtype(d).name)
+NUMBERS = hnp.arrays(np.float32, (7,), elements=st.floats(-1e6, 1e6, width=32))
+
+
+@every_dtype
+@settings(max_examples=30)
+@given(numbers=NUMBERS, exponent=st.integers(-10, 10))
+def test_payloads_are_ml_dtypes_saturated(dtype: Any, numbers: np.ndarray, exponent: int) -> None:
+    scale = np.float32(2.0**exponent)
+    largest = float(ml_dtypes.finfo(dtype).max)
+    expected = np.clip(numbers / scale, -largest, largest).astype(dtype)
+    got = np.asarray(to_float8(jnp.array(numbers), jnp.asarray(scale), dtype))
+    np.testing.assert_array_equal(got.view(np.uint8), expected.view(np.uint8))
+
+
+@every_dtype
+def test_what_is_not_finite_is_not_hidden(dtype: Any) -> None:
+    x = jnp.array([jnp.nan, jnp.inf, -jnp.inf, 1e30])
+    got = np.asarray(to_float8(x, jnp.float32(1), dtype).astype(jnp.float32))
+    infinity = np.inf if np.dtype(dtype) == np.dtype(jnp.float8_e5m2) else np.nan
+    np.testing.assert_array_equal(got, [np.nan, infinity, -infinity, float8_max(dtype)])
+
+
+def test_the_history_is_a_window() -> None:
+    history = AmaxHistory(amax_history_length=3)
+    seen: list[float] = []
+    for amax in (1.0, 8.0, 0.0, 2.0, 3.0, 0.5):
+        history.push(jnp.float32(amax))
+        seen.append(amax)
+        assert float(history.amax()) == max(seen[-3:])
+        assert float(history.newest) == amax
+    recent = AmaxHistory(3, amax_compute_algo="most_recent")
+    recent.push(jnp.float32(8))
+    recent.push(jnp.float32(2))
+    assert float(recent.amax()) == 2
+
+
+@pytest.mark.parametrize("poison", [np.inf, np.nan])
+def test_a_poisoned_amax_never_enters(poison: float) -> None:
+    for scaling in (DelayedScaling(AmaxHistory(4)), CurrentScaling()):
+        for value in (3.0, poison, 5.0):
+            scale = scaling(jnp.array([1.0, value]), 448.0)
+            assert np.isfinite(scale) and scale > 0
+        assert 3.0 in scaling.amax_history.amax_history.get_value() or isinstance(scaling, CurrentScaling)
+        assert np.isfinite(scaling.amax_history.amax_history.get_value()).all()
+        assert float(scaling.amax_history.newest) == 5
+
+
+@pytest.mark.parametrize("kind", [DelayedScaling, CurrentScaling])
+def test_zeros_and_empty_arrays_have_a_scale(kind: Any) -> None:
+    quant = FloatQuant(kind())
+    for x in (jnp.zeros(3), jnp.zeros((0, 2)), jnp.array([1e-45], jnp.float32)):
+        value, scale, *_ = quant(x)
+        assert value.shape == x.shape and np.isfinite(np.asarray(value)).all() and float(scale) == 1.0
+
+
+def test_a_margin_leaves_room() -> None:
+    for margin in (0, 1, 3):
+        scaling = CurrentScaling(margin=margin)
+        assert float(scaling(jnp.array([448.0]), 448.0)) == 2.0**margin
+
+
+def test_the_pair_of_quantize_and_its_gradient() -> None:
+    identity = QuantIdentity(
+        quantizers.Fp8e4m3ActPerTensorCurrent, grad_quant=quantizers.Fp8e4m3GradPerTensorCurrent
+    )
+    for x in (5.0, jnp.float32(5)):
+        y, gradient = jqinject.value_and_grad(lambda x, m: m(x))(x, identity)
+        np.testing.assert_allclose([y, gradient], [5, 1], rtol=1e-6)
+    for proxy, amax in ((identity.act_quant, 5), (identity.grad_quant, 1)):
+        np.testing.assert_allclose(proxy.scale(), amax / 448, rtol=1e-6)
+        assert float(proxy.amax_history.newest) == amax
+
+
+def test_the_payload_in_between() -> None:
+    proxy = QuantIdentity(quantizers.Fp8e4m3ActPerTensorCurrent).act_quant
+    quantized = proxy.quantize(jnp.array([448.0, 17.0, -1.0]))
+    assert isinstance(quantized, FloatQuantTensor) and quantized.is_valid
+    payload = quantized.payload()
+    assert payload.dtype == jnp.float8_e4m3fn
+    np.testing.assert_array_equal(payload.astype(jnp.float32), [448, 16, -1])
+    np.testing.assert_array_equal(quantized.dequantize(), [448, 16, -1])
+    leaves, treedef = jax.tree.flatten(quantized)
+    again = jax.tree.unflatten(treedef, leaves)
+    assert len(leaves) == 2 and again.q_dtype == quantized.q_dtype
+    assert jax.jit(lambda q: q.payload())(quantized).dtype == jnp.float8_e4m3fn
+    assert float(jnp.sum(quantized)) == 463 and float((2 - quantized)[2]) == 3
+    assert quantized.reshape(3, 1).payload().shape == (3, 1)
+
+
+@every_dtype
+@settings(max_examples=20)
+@given(numbers=NUMBERS)
+def test_the_payload_survives_the_value_in_every_dtype(dtype: Any, numbers: np.ndarray) -> None:
+    x = jnp.array(numbers) / 1e3
+    quant = FloatQuant(CurrentScaling(), dtype)
+    for wide in (jnp.float32, jnp.bfloat16):
+        value, scale, *_ = quant(x.astype(wide))
+        direct = to_float8(x.astype(wide), scale, dtype)
+        tensor = FloatQuantTensor(value, scale, dtype)
+        assert tensor.is_valid
+        np.testing.assert_array_equal(tensor.payload().astype(jnp.float32), direct.astype(jnp.float32))
+
+
+NAMES = [name for name in dir(quantizers) if name.startswith("Fp8")]
+
+
+def test_all_kin_are_there() -> None:
+    assert len(NAMES) == 20
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_quantizer_declares_what_it_is_called(name: str) -> None:
+    injector = getattr(quantizers, name)
+    slot = next(s for s in ("Weight", "Act", "Grad") if s in name)
+    keyword = {"Weight": "weight_quant", "Act": "input_quant", "Grad": "grad_quant"}[slot]
+    given_quantizers = {"weight_quant": None, keyword: injector}
+    layer = QuantLinear(4, 3, **given_quantizers, rngs=nnx.Rngs(0))
+    quantizer = getattr(layer, keyword).tensor_quant
+    dtype = name.split(slot)[0].removeprefix("Fp8").lower()
+    assert quantizer.q_dtype.name == "float8_" + {"e4m3": "e4m3fn"}.get(dtype, dtype)
+    expected = DelayedScaling if name.endswith("Delayed") else CurrentScaling
+    assert isinstance(quantizer.scaling_impl, expected)
+    shape = (1, 3) if "PerChannel" in name else ()
+    assert quantizer.scaling_impl.scale.get_value().shape == shape
+    value, gradients = jqinject.value_and_grad(lambda m, x: jnp.sum(m(x) ** 2))(layer, jnp.ones((2, 4)))
+    assert np.isfinite(value) and np.isfinite(gradients["kernel"].get_value()).all()
+    assert np.all(getattr(layer, keyword).amax_history.newest > 0)
+
+
+def test_a_channel_is_quantized_as_if_it_were_alone() -> None:
+    kernel = jax.random.normal(jax.random.key(0), (5, 3)) * jnp.array([1.0, 10.0, 100.0])
+    layer = QuantLinear(
+        5,
+        3,
+        weight_quant=quantizers.Fp8e4m3WeightPerChannelCurrent,
+        rngs=nnx.Rngs(0),
+        kernel_init=lambda *_: kernel,
+    )
+    quantized = layer.quant_weight()
+    np.testing.assert_allclose(quantized.scale, jnp.abs(kernel).max(0, keepdims=True) / 448, rtol=1e-6)
+    for channel in range(3):
+        alone = FloatQuant(CurrentScaling())(kernel[:, channel]).quant_tensor(signed=True, training=True)
+        ours, theirs = (
+            payload.astype(jnp.float32) for payload in (quantized.payload()[:, channel], alone.payload())
+        )
+        np.testing.assert_array_equal(ours, theirs)
+
+
+FORMATS = {
+    "weight_quant": quantizers.Fp8e4m3WeightPerTensorCurrent,
+    "input_quant": quantizers.Fp8e4m3ActPerTensorCurrent,
+    "grad_quant": quantizers.Fp8e5m2GradPerTensorCurrent,
+}
+
+
+@pytest.mark.parametrize("weight", ["PerTensor", "PerChannel"])
+@pytest.mark.parametrize("with_grad", [True, False], ids=["quantized-gradient", "float-gradient"])
+def test_payloads_and_floats_contract_to_the_same(weight: str, with_grad: bool) -> None:
+    formats = {**FORMATS, "weight_quant": getattr(quantizers, f"Fp8e4m3Weight{weight}Current")}
+    if not with_grad:
+        formats.pop("grad_quant")
+    x = jax.random.normal(jax.random.key(0), (2, 3, 8))
+    results = []
+    for contraction in ("fp8", "float"):
+        layer = QuantLinear(8, 5, **formats, contraction=contraction, rngs=nnx.Rngs(0))
+        call = jqinject.value_and_grad(lambda m, x: jnp.sum(m(x) ** 3), argnums=(0, 1))
+        results.append(jax.tree.leaves(nnx.jit(call)(layer, x)))
+    for payloads, floats in zip(*results, strict=True):
+        np.testing.assert_allclose(payloads, floats, rtol=1e-5, atol=1e-5 * float(jnp.abs(floats).max()))
+
+
+@pytest.mark.parametrize("shape", [(8,), (4, 8), (2, 3, 8), (0, 8)])
+def test_inputs_of_every_rank(shape: tuple[int, ...]) -> None:
+    layer = QuantLinear(8, 5, **FORMATS, rngs=nnx.Rngs(0))
+    assert layer(jnp.ones(shape)).shape == (*shape[:-1], 5)
+
+
+def test_the_program_contracts_8_bit_floats() -> None:
+    layer = QuantLinear(8, 5, **FORMATS, rngs=nnx.Rngs(0))
+    graphdef, state = nnx.split(layer)
+
+    def gradients(state: Any, x: Any) -> Any:
+        return jqinject.grad(lambda m, x: jnp.sum(m(x) ** 2), argnums=(0, 1))(nnx.merge(graphdef, state), x)
+
+    program = str(jax.make_jaxpr(gradients)(state, jnp.ones((4, 8))))
+    dots = [line for line in program.splitlines() if "dot_general" in line]
+    assert len(dots) == 3 and "f32[4,5] = dot_general" in program
+    assert program.count("f8_e5m2") > 0 and program.count("f8_e4m3fn") > 0
+    text = jax.jit(gradients).lower(state, jnp.ones((4, 8))).as_text()
+    operands = [line.split(":")[-1] for line in text.splitlines() if "stablehlo.dot_general" in line]
+    assert sum("f8E4M3FN" in o and "f8E5M2" not in o for o in operands) == 1, operands
+    assert sum("f8E4M3FN" in o and "f8E5M2" in o for o in operands) == 2, operands
+
+
+def test_a_convolution_quantizes_its_gradient() -> None:
+    conv = QuantConv(2, 3, (3,), **FORMATS, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(0), (2, 5, 2))
+    _y, (gradients, _) = jqinject.value_and_grad(lambda m, x: jnp.sum(m(x) ** 2), argnums=(0, 1))(conv, x)
+    g = 2 * conv(x)  # current scaling: the same again
+    scale = jnp.abs(g).max() / 57344
+    rounded = (g / scale).astype(jnp.float8_e5m2).astype(jnp.float32) * scale
+    np.testing.assert_allclose(gradients["bias"].get_value(), rounded.sum((0, 1)), rtol=1e-5)
+    np.testing.assert_allclose(conv.grad_quant.scale(), scale, rtol=1e-6)
+
+
+def test_outputs_keep_the_models_dtype() -> None:
+    layer = QuantLinear(8, 5, **FORMATS, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    _y, gradients = jqinject.value_and_grad(lambda m, x: jnp.sum(m(x).astype(jnp.float32)))(
+        layer, jnp.ones((2, 8), jnp.bfloat16)
+    )
+    assert layer(jnp.ones((2, 8), jnp.bfloat16)).dtype == jnp.bfloat16
+    assert gradients["kernel"].get_value().dtype == jnp.float32
+    found = nnx.to_flat_state(nnx.state(layer, nnx.Not(nnx.Param)))
+    assert {leaf.get_value().dtype for _, leaf in found} == {np.dtype("float32")}
+
+
+def test_a_float_checkpoint_starts_afresh() -> None:
+    layer = QuantLinear(8, 5, **FORMATS, rngs=nnx.Rngs(0))
+    jqinject.value_and_grad(lambda m, x: jnp.sum(m(x)))(layer, jnp.ones((2, 8)))
+    jqinject.load_state(layer, nnx.state(nnx.Linear(8, 5, rngs=nnx.Rngs(1))))
+    assert float(layer.weight_quant.amax_history.newest) == 0
