@@ -1,6 +1,7 @@
 """What fake-quantized training costs: one SGD step of an MLP, float against jqinject against Qwix.
 
     python benchmarks/train_step.py
+    python benchmarks/train_step.py --fp8
 
 All models have the same widths and the same jitted step, are compiled and calibrated before, and run
 interleaved in one process. int8 weights per channel and int8 inputs everywhere. The last column is the time
@@ -11,6 +12,11 @@ after its statistics are collected. The gradient of the first layer's scale need
 input, a contraction that the float step does not make (11 of them become 12); the row `float, input gradient`
 makes it too. `running` has input scales from a running maximum. Qwix (left out where it is not installed)
 contracts real integers forward; `dynamic` takes each batch's own range, `static` a running average.
+
+With --fp8 the float step is bfloat16, and the others are 8-bit float training: weights, inputs and gradients
+quantized, statistics through `jqinject.value_and_grad`. `payloads` contracts 8-bit floats in all three places,
+`floats` the dequantized numbers; `no quantization` is the bfloat16 model with the same loop. A GPU with 8-bit
+float units gains from payloads; a CPU has none, and pays for quantization only.
 """
 
 import argparse
@@ -23,6 +29,8 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+import jqinject
+import jqinject.quant as q
 from _timing import interleaved, print_table
 from jqinject.nn import QuantLinear
 from jqinject.quant import Int8ActPerTensorFloat, Int8WeightPerChannelFloat
@@ -87,6 +95,37 @@ def make_models(width: int, depth: int, x: jax.Array) -> dict[str, nnx.Module]:
     return models
 
 
+def float8_layer(width: int, rngs: nnx.Rngs, scaling: str, contraction: str) -> nnx.Module:
+    """Return a layer with weights, inputs and gradients in 8-bit floats."""
+    return QuantLinear(
+        width,
+        width,
+        dtype=jnp.bfloat16,
+        weight_quant=getattr(q, f"Fp8e4m3WeightPerTensor{scaling}"),
+        input_quant=getattr(q, f"Fp8e4m3ActPerTensor{scaling}"),
+        grad_quant=getattr(q, f"Fp8e5m2GradPerTensor{scaling}"),
+        contraction=contraction,
+        rngs=rngs,
+    )
+
+
+def bfloat16_layer(width: int, rngs: nnx.Rngs) -> nnx.Module:
+    """Return Flax's own layer, computing in bfloat16."""
+    return nnx.Linear(width, width, dtype=jnp.bfloat16, rngs=rngs)
+
+
+def make_float8_models(width: int, depth: int) -> dict[str, nnx.Module]:
+    """Return the bfloat16 model and its 8-bit float kin, by name."""
+    models: dict[str, nnx.Module] = {"float": MLP(bfloat16_layer, width, depth)}
+    for scaling in ("Delayed", "Current"):
+        for contraction in ("auto", "float"):
+            name = f"fp8, {scaling.lower()}, {'payloads' if contraction == 'auto' else 'floats'}"
+            make_layer = partial(float8_layer, scaling=scaling, contraction=contraction)
+            models[name] = MLP(make_layer, width, depth)
+    models["no quantization"] = MLP(bfloat16_layer, width, depth)
+    return models
+
+
 def loss_of(model: nnx.Module, x: jax.Array, target: jax.Array) -> jax.Array:
     """Return the mean squared error."""
     return jnp.mean((model(x) - target) ** 2)  # type: ignore[operator]
@@ -110,11 +149,29 @@ def train_step_with_input_gradient(
     return loss, of_x
 
 
-def stepper(model: nnx.Module, x: jax.Array, target: jax.Array, *, of_input: bool) -> Callable[[], object]:
+@nnx.jit
+def reporting_train_step(
+    model: nnx.Module, optimizer: nnx.Optimizer, x: jax.Array, target: jax.Array
+) -> object:
+    """Take one step whose statistics of gradients move, and return the loss."""
+    loss, gradients = jqinject.value_and_grad(loss_of)(model, x, target)
+    optimizer.update(model, gradients)
+    return loss
+
+
+def step_for(name: str, fp8: bool) -> Callable[..., object]:
+    """Return the step that the model of this name takes."""
+    if name == INPUT_GRADIENT:
+        return train_step_with_input_gradient
+    return reporting_train_step if fp8 and name != "float" else train_step
+
+
+def stepper(
+    model: nnx.Module, step: Callable[..., object], x: jax.Array, target: jax.Array
+) -> Callable[[], object]:
     """Return a callable that takes one step and waits for it."""
     model.train()
     optimizer = nnx.Optimizer(model, optax.sgd(1e-3), wrt=nnx.Param)
-    step = train_step_with_input_gradient if of_input else train_step
     return lambda: jax.block_until_ready(step(model, optimizer, x, target))
 
 
@@ -129,15 +186,18 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=4, help="layers (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=512, help="rows of a batch (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=30, help="timed rounds (default: %(default)s)")
+    parser.add_argument("--fp8", action="store_true", help="8-bit float training against bfloat16")
     options = parser.parse_args()
 
     keys = jax.random.split(jax.random.key(0))
     x = jax.random.normal(keys[0], (options.batch, options.width))
     target = jax.random.normal(keys[1], (options.batch, options.width))
-    models = make_models(options.width, options.depth, x)
-    steps = {
-        name: stepper(model, x, target, of_input=name == INPUT_GRADIENT) for name, model in models.items()
-    }
+    if options.fp8:
+        x, target = x.astype(jnp.bfloat16), target.astype(jnp.bfloat16)
+        models = make_float8_models(options.width, options.depth)
+    else:
+        models = make_models(options.width, options.depth, x)
+    steps = {name: stepper(model, step_for(name, options.fp8), x, target) for name, model in models.items()}
     timings = interleaved(steps, rounds=options.rounds, warmup=CALIBRATION_STEPS + 4)
 
     base = timings["float"]
@@ -146,7 +206,7 @@ def main() -> None:
         f"One step: {options.depth} layers of {options.width}, batch {options.batch}, {jax.default_backend()}"
     )
     print_table(title, ["ms: median [quartiles]", "step", "/ float"], rows)
-    if importlib.util.find_spec("qwix") is None:
+    if not options.fp8 and importlib.util.find_spec("qwix") is None:
         print('Qwix is not installed here: pip install ".[bench]"')
 
 

@@ -45,6 +45,13 @@ def test_script_runs(script: str) -> None:
     assert "jqinject" in done.stdout
 
 
+def test_8_bit_float_steps_run() -> None:
+    done = run("train_step.py", "--fp8", *SMALL["train_step.py"])
+    assert done.returncode == 0, done.stderr
+    for row in ("fp8, delayed, payloads", "fp8, current, floats"):
+        assert row in done.stdout
+
+
 @pytest.mark.parametrize("script", SMALL)
 def test_script_explains_itself(script: str) -> None:
     done = run(script, "--help")
