@@ -144,7 +144,7 @@ def _fwd(spec: Float8Spec, lhs: jax.Array, rhs: jax.Array, lhs_scale: jax.Array,
 
 def _bwd(spec: Float8Spec, kept: Any, cotangents: tuple[jax.Array, jax.Array]) -> Any:
     left, right, lhs_scale, rhs_scale, dtypes = kept
-    g, g_scale = cotangents
+    g, g_scale = _first_order(cotangents[0]), cotangents[1]
     quantized = spec.grad_dtype is not None
     gradient = (to_float8(g, g_scale, spec.grad_dtype), g_scale) if quantized else (g, None)
     of_lhs = _gradient(gradient, (right, rhs_scale), spec.dims.gradient_of_lhs(), left)
@@ -154,6 +154,19 @@ def _bwd(spec: Float8Spec, kept: Any, cotangents: tuple[jax.Array, jax.Array]) -
         summed_like(of_rhs, right).astype(dtypes[1].dtype),
         jnp.zeros_like(lhs_scale),
         jnp.zeros_like(rhs_scale),
+    )
+
+
+@jax.custom_jvp
+def _first_order(g: jax.Array) -> jax.Array:
+    return g
+
+
+@_first_order.defjvp
+def _refuse_second_order(primals: Any, tangents: Any) -> Any:
+    raise TypeError(
+        "a contraction of 8-bit floats has no second derivative: its backward pass holds payloads.\n"
+        "  cure: contraction='float' on the layers that are differentiated twice"
     )
 
 

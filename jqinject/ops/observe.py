@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.float8 import from_float8, to_float8
+from jqinject.ops.float8 import fake_float8
 
 AMAX, SEEN, SCALE = 0, 1, 2
 """What the last axis of a slot reports: the largest magnitude, 1 for "there was one", the scale that was used."""
@@ -53,18 +53,33 @@ def _gathered_vmap(axis_size: int, in_batched: list[bool], seen: jax.Array, hold
 
 
 @jax.custom_batching.custom_vmap
-def mapped_with(x: jax.Array, holder: jax.Array) -> jax.Array:
-    """`x`, mapped over where `holder` is."""
+def _mapped_with(x: jax.Array, holder: jax.Array) -> jax.Array:
     return x
 
 
-@mapped_with.def_vmap
+@_mapped_with.def_vmap
 def _mapped_with_rule(axis_size: int, in_batched: list[bool], x: jax.Array, holder: jax.Array) -> Any:
     x_mapped, holder_mapped = in_batched
     if holder_mapped:
         spread = x if x_mapped else jnp.broadcast_to(x, (axis_size, *x.shape))
-        return mapped_with(spread, holder), True
-    return mapped_with(x, holder), x_mapped
+        return _mapped_with(spread, holder), True
+    return _mapped_with(x, holder), x_mapped
+
+
+@jax.custom_jvp
+def mapped_with(x: jax.Array, holder: jax.Array) -> jax.Array:
+    """`x`; under `vmap` mapped over wherever `holder` is, so that every place has a cotangent of its own.
+
+    Args:
+        x: an array.
+        holder: another.
+    """
+    return _mapped_with(x, holder)
+
+
+@mapped_with.defjvp
+def _mapped_with_jvp(primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]) -> Any:
+    return mapped_with(*primals), tangents[0]
 
 
 def report(amax: jax.Array, scale: jax.Array) -> jax.Array:
@@ -157,7 +172,7 @@ def _bwd(rule: GradientRule, kept: tuple[jax.Array, jax.Array], g: jax.Array) ->
     amax = gathered(over_axis(rule.scale_rule.amax(g), rule.axis_name, held), slot)
     scale = held if rule.from_history else rule.scale_rule.scale(amax, held, rule.threshold)
     seen = report(amax, scale)
-    quantized = from_float8(to_float8(g, scale, rule.q_dtype), scale, g.dtype)
+    quantized = fake_float8(g, scale, rule.q_dtype, g.dtype)
     return quantized, scale, jnp.zeros_like(held), jax.lax.convert_element_type(seen, slot.dtype)
 
 

@@ -241,3 +241,28 @@ def test_a_float_checkpoint_starts_afresh() -> None:
     jqinject.value_and_grad(lambda m, x: jnp.sum(m(x)))(layer, jnp.ones((2, 8)))
     jqinject.load_state(layer, nnx.state(nnx.Linear(8, 5, rngs=nnx.Rngs(1))))
     assert float(layer.weight_quant.amax_history.newest) == 0
+
+
+def test_second_derivatives_pass_straight_through() -> None:
+    identity = QuantIdentity(
+        quantizers.Fp8e4m3ActPerTensorCurrent, grad_quant=quantizers.Fp8e5m2GradPerTensorCurrent
+    )
+    identity.eval()
+    x = jax.random.normal(jax.random.key(0), (8,))
+
+    def gradient(x: Any) -> Any:
+        return jax.grad(lambda x: jnp.sum(identity(x) ** 3))(x)
+
+    y, g = identity(x), gradient(x)
+    np.testing.assert_allclose(jax.grad(lambda x: jnp.sum(gradient(x) ** 2))(x), 2 * g * 6 * y, rtol=1e-6)
+
+
+def test_payloads_have_no_second_derivative_and_say_so() -> None:
+    layer = QuantLinear(8, 5, **FORMATS, rngs=nnx.Rngs(0))
+    layer.eval()
+
+    def penalty(x: Any) -> Any:
+        return jnp.sum(jax.grad(lambda x: jnp.sum(layer(x) ** 3))(x) ** 2)
+
+    with pytest.raises(TypeError, match=r"no second derivative.*\n  cure: contraction='float'"):
+        jax.grad(penalty)(jnp.ones((2, 8)))
