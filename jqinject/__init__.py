@@ -13,6 +13,7 @@ Rooms: `inject` (declare and wire), `core` (components), `quant` (ready-made qua
 layer), `nn` (layers), `quant_tensor` (what flows between layers), `model` (whole models).
 """
 
+from jqinject import checkpoint_policies as checkpoint_policies
 from jqinject.inject import DependencyError as DependencyError
 from jqinject.inject import ExtendedInjector as ExtendedInjector
 from jqinject.inject import explain as explain

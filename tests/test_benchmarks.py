@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = {
     "assembly.py": ["--in", "8", "--out", "8", "--rounds", "2"],
+    "checkpoint_memory.py": ["--width", "16", "--depth", "2", "--batch", "8"],
     "train_step.py": ["--width", "16", "--depth", "2", "--batch", "8", "--rounds", "2"],
 }
 
@@ -42,7 +43,14 @@ def timing() -> ModuleType:
 def test_script_runs(script: str) -> None:
     done = run(script, *SMALL[script])
     assert done.returncode == 0, done.stderr
-    assert "jqinject" in done.stdout
+    assert "jqinject" in done.stdout or "QuantCheckpoint" in done.stdout
+
+
+def test_payloads_are_a_quarter_and_an_eighth() -> None:
+    done = run("checkpoint_memory.py", "--width", "128", "--depth", "4", "--batch", "64")
+    shares = {row.split()[2]: row for row in done.stdout.splitlines() if "QuantCheckpoint," in row}
+    assert "0.250" in shares["fp8"] or "0.251" in shares["fp8"], done.stdout
+    assert "0.125" in shares["int4"] or "0.126" in shares["int4"], done.stdout
 
 
 def test_8_bit_float_steps_run() -> None:
@@ -56,7 +64,7 @@ def test_8_bit_float_steps_run() -> None:
 def test_script_explains_itself(script: str) -> None:
     done = run(script, "--help")
     assert done.returncode == 0, done.stderr
-    assert "--rounds" in done.stdout
+    assert SMALL[script][0] in done.stdout
 
 
 def test_differences_and_ratios_are_taken_round_by_round(timing: ModuleType) -> None:

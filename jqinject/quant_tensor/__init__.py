@@ -26,3 +26,4 @@ from .shaping import swapaxes as swapaxes
 from .shaping import transpose as transpose
 from .validity import holds_integers as holds_integers
 from .validity import integer_bounds as integer_bounds
+from .validity import pre_round_integers as pre_round_integers

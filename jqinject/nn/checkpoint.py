@@ -1,0 +1,122 @@
+"""Activations that are kept for the backward pass in few bits."""
+
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.core.assign import assign
+from jqinject.nn._slots import ACT, GRAD, make_proxy, share, split_overrides
+from jqinject.ops.saved import saved_floats, saved_integers
+from jqinject.proxy import link_if_proxy
+from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, as_array, pre_round_integers
+
+MOST_BITS = 8
+
+
+@final
+class QuantCheckpoint(nnx.Module):
+    """`y = act_quant(x)`, kept for the backward pass as payload and scale.
+
+    Put it at the beginning of a block that is rematerialised with `jqinject.checkpoint_policies.save_quantized`: what
+    the block keeps is then this payload (packed: 8 bits a number, or 4, or 2) and its scale, and the backward pass
+    computes the block again from them. The gradient is **not** quantized, it passes straight through, saturated numbers
+    included; nothing flows into a learned scale, and a second derivative sees a constant. To quantize the gradient too,
+    give a `grad_quant`.
+
+    Without rematerialisation it is a quantizer as a layer, as `QuantIdentity`.
+
+    Args:
+        act_quant: quantizer of what is kept, of at most 8 constant bits: an injector, or a proxy to share.
+        grad_quant: quantizer of the gradient; None leaves it as it is.
+        rngs: for quantizers that draw random numbers.
+        overrides: names of `act_quant`, declared anew, without a prefix; those of `grad_quant` with `grad_`.
+
+    Raises:
+        TypeError: an argument that is no quantizer of its kind, or an override that would do nothing.
+        ValueError: there is no `act_quant`, or (when called) it does not quantize, or to more than 8 bits, or to a
+            learned number of bits.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.checkpoint_policies import save_quantized
+        >>> from jqinject.quant import Fp8e4m3ActPerTensorCurrent
+        >>> class Block(nnx.Module):
+        ...     def __init__(self, rngs):
+        ...         self.keep = QuantCheckpoint(Fp8e4m3ActPerTensorCurrent)
+        ...         self.fc = nnx.Linear(4, 4, rngs=rngs)
+        ...     def __call__(self, x):
+        ...         return jnp.tanh(self.fc(self.keep(x)))
+        >>> block = Block(nnx.Rngs(0))
+        >>> remat = nnx.remat(lambda block, x: block(x), policy=save_quantized)
+        >>> nnx.grad(lambda block, x: remat(block, x).sum())(block, jnp.ones((2, 4)))["fc"]["bias"].shape
+        (4,)
+    """
+
+    act_quant: Any
+    grad_quant: Any = None
+
+    def __init__(
+        self,
+        act_quant: Any,
+        *,
+        grad_quant: Any = None,
+        rngs: nnx.Rngs | None = None,
+        **overrides: Any,
+    ) -> None:
+        if act_quant is None:
+            raise ValueError(
+                "QuantCheckpoint needs an act_quant: without one there is nothing that would be kept small.\n"
+                "  cure: QuantCheckpoint(Fp8e4m3ActPerTensorCurrent), or leave the layer out"
+            )
+        given = {"act_quant": act_quant, "grad_quant": grad_quant}
+        by_slot = split_overrides(self, (ACT, GRAD), overrides)
+        proxies = {s.name: make_proxy(self, s, given[s.name], by_slot[s.name], rngs) for s in (ACT, GRAD)}
+        assign(self, **{name: proxy for name, proxy in proxies.items() if proxy is not None})
+        for quantizer in given.values():
+            share(self, quantizer)
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name.endswith("_quant"):
+            link_if_proxy(self, value)
+        return value
+
+    def __call__(self, x: Any) -> jax.Array:
+        """Quantize, and keep the payload.
+
+        Args:
+            x: float array or QuantTensor, any shape.
+
+        Returns:
+            The dequantized array, of the shape and dtype of `x`.
+
+        Raises:
+            ValueError: `act_quant` does not quantize, or to more than 8 bits, or to a learned number of bits.
+        """
+        floats = as_array(x)
+        y = _kept_small(floats, self.act_quant(floats))
+        return y if self.grad_quant is None else self.grad_quant(y)
+
+
+def _kept_small(x: jax.Array, quantized: Any) -> jax.Array:
+    if isinstance(quantized, FloatQuantTensor):
+        return saved_floats(x, quantized.payload(), quantized.scale)
+    if not isinstance(quantized, IntQuantTensor):
+        raise ValueError(
+            "QuantCheckpoint: act_quant is switched off or does not quantize, so nothing would be kept small.\n"
+            "  cure: an act_quant of at most 8 bits, such as Fp8e4m3ActPerTensorCurrent or Int8ActPerTensorFloat"
+        )
+    bits = quantized.bit_width
+    if not isinstance(bits, int) or bits > MOST_BITS:
+        learned = "a learned number of bits" if not isinstance(bits, int) else f"{bits} bits"
+        raise ValueError(
+            f"QuantCheckpoint: act_quant quantizes to {learned}; what is kept has at most {MOST_BITS} constant bits.\n"
+            "  cure: bit_width = 8 or less, bit_width_impl_type = 'const'"
+        )
+    # Not `.int()`, which looks at the whole tensor first: a quantizer's own output lies on its grid.
+    value = jax.lax.stop_gradient(quantized.value)
+    integers = jnp.round(pre_round_integers(value, quantized.scale, quantized.zero_point))
+    payload = jax.lax.stop_gradient(integers).astype("int8" if quantized.signed else "uint8")
+    return saved_integers(x, payload, quantized.scale, quantized.zero_point, bits, quantized.signed)

@@ -1,0 +1,140 @@
+"""Arrays that are kept for the backward pass as low-bit payloads.
+
+Rematerialisation keeps what its policy names and computes the rest again. Here the name stands on a payload packed
+into unsigned integers: integers have no cotangent, so nothing of it is differentiated, and what follows is computed
+again from it. The value gets the gradient of the float array it was made from, straight through, so the gradient
+itself is not quantized. That holds for first derivatives: a second one sees the value as a constant.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+
+PAYLOAD = "jqinject.payload"
+SCALE = "jqinject.scale"
+ZERO_POINT = "jqinject.zero_point"
+SAVED_NAMES = (PAYLOAD, SCALE, ZERO_POINT)
+
+
+def container_bits(bit_width: int) -> int:
+    """Bits that one number takes when packed: 2, 4 or 8.
+
+    Example:
+        >>> [container_bits(bits) for bits in (1, 2, 3, 4, 5, 8)]
+        [2, 2, 4, 4, 8, 8]
+    """
+    return next(bits for bits in (2, 4, 8) if bit_width <= bits)
+
+
+def pack(payload: jax.Array, bits: int) -> jax.Array:
+    """Integers of at most `bits` bits in two's complement, `8 / bits` of them in a uint8, along the last axis.
+
+    Args:
+        payload: int8 or uint8, any shape; a last axis that does not come out even is filled up.
+        bits: 2, 4 or 8.
+
+    Returns:
+        uint8, the last axis `ceil(n * bits / 8)` long; a scalar gets an axis.
+
+    Example:
+        >>> pack(jnp.array([1, -1, 7], jnp.int8), 4)
+        Array([241,   7], dtype=uint8)
+    """
+    raw = payload.astype(jnp.uint8).reshape(payload.shape or (1,))
+    share = 8 // bits
+    if share == 1:
+        return raw
+    raw = raw & jnp.uint8(2**bits - 1)
+    length = -(-raw.shape[-1] // share) * share
+    raw = jnp.pad(raw, [(0, 0)] * (raw.ndim - 1) + [(0, length - raw.shape[-1])])
+    groups = raw.reshape(*raw.shape[:-1], length // share, share)
+    packed = groups[..., 0]
+    for place in range(1, share):
+        packed = packed | (groups[..., place] << jnp.uint8(bits * place))
+    return packed
+
+
+def unpack(packed: jax.Array, bits: int, shape: tuple[int, ...], signed: bool) -> jax.Array:
+    """The integers that `pack` has packed, as float32.
+
+    Args:
+        packed: uint8.
+        bits: as given to `pack`.
+        shape: shape of the payload.
+        signed: whether its highest bit is a sign.
+
+    Example:
+        >>> unpack(pack(jnp.array([1, -1, 7], jnp.int8), 4), 4, (3,), True)
+        Array([ 1., -1.,  7.], dtype=float32)
+    """
+    share = 8 // bits
+    if share > 1:
+        shifts = jnp.arange(share, dtype=jnp.uint8) * jnp.uint8(bits)
+        groups = (packed[..., None] >> shifts) & jnp.uint8(2**bits - 1)
+        packed = groups.reshape(*packed.shape[:-1], packed.shape[-1] * share)
+    numbers = packed.astype(jnp.float32)
+    if signed:
+        numbers = numbers - jnp.where(numbers >= 2 ** (bits - 1), jnp.float32(2**bits), jnp.float32(0))
+    return numbers[..., : shape[-1]] if shape else numbers[0]
+
+
+@jax.custom_jvp
+def _with_first_gradient_of(value: jax.Array, x: jax.Array) -> jax.Array:
+    """`value` with the gradient of `x`, once: what is computed again in a backward pass must not mention `x`."""
+    return value
+
+
+@_with_first_gradient_of.defjvp
+def _with_first_gradient_of_jvp(primals: tuple[jax.Array, jax.Array], tangents: Any) -> Any:
+    return primals[0], tangents[1]
+
+
+def saved_integers(
+    x: jax.Array, payload: jax.Array, scale: jax.Array, zero_point: jax.Array, bit_width: int, signed: bool
+) -> jax.Array:
+    """`(payload - zero_point) * scale`, kept for the backward pass as packed payload, scale and zero point.
+
+    Args:
+        x: the float array that the payload was made from; it receives the gradient, everywhere.
+        payload: int8 or uint8 of the shape of `x`.
+        scale: float per integer step, broadcasts to `x`; no gradient.
+        zero_point: the integer that stands for 0, broadcasts to `x`; no gradient.
+        bit_width: at most 8.
+        signed: whether the integers have a sign.
+
+    Returns:
+        An array of the shape and dtype of `x`.
+    """
+    bits = container_bits(bit_width)
+    packed = checkpoint_name(pack(payload, bits), PAYLOAD)
+    scale = checkpoint_name(jax.lax.stop_gradient(scale), SCALE)
+    zero_point = checkpoint_name(jax.lax.stop_gradient(zero_point), ZERO_POINT)
+    value = (unpack(packed, bits, payload.shape, signed) - zero_point) * scale
+    return _with_first_gradient_of(value.reshape(x.shape).astype(x.dtype), x)
+
+
+def saved_floats(x: jax.Array, payload: jax.Array, scale: jax.Array) -> jax.Array:
+    """`payload * scale`, kept for the backward pass as the payload's bits and the scale.
+
+    Args:
+        x: the float array that the payload was made from; it receives the gradient, everywhere.
+        payload: an 8-bit float array of the shape of `x`.
+        scale: float per step, broadcasts to `x`; no gradient.
+
+    Returns:
+        An array of the shape and dtype of `x`.
+
+    Example:
+        >>> x = jnp.array([1.1, 3.0])
+        >>> saved_floats(x, x.astype(jnp.float8_e5m2), jnp.float32(1))
+        Array([1., 3.], dtype=float32)
+    """
+    bits: Any = jax.lax.bitcast_convert_type(jax.lax.stop_gradient(payload), jnp.uint8)
+    again = jax.lax.bitcast_convert_type(checkpoint_name(bits, PAYLOAD), np.dtype(payload.dtype))
+    scale = checkpoint_name(jax.lax.stop_gradient(scale), SCALE)
+    return _with_first_gradient_of((again.astype(jnp.float32) * scale).astype(x.dtype), x)
