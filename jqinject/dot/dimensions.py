@@ -71,18 +71,6 @@ class Dimensions:
         places = {axis: place for place, axis in enumerate(self.rhs_batch)}
         return places | {axis: after + place for place, axis in enumerate(self.rhs_free)}
 
-    @property
-    def swapped(self) -> Dimensions:
-        """The same contraction with the operands in the other order."""
-        return Dimensions(
-            self.rhs_ndim,
-            self.lhs_ndim,
-            self.rhs_contract,
-            self.lhs_contract,
-            self.rhs_batch,
-            self.lhs_batch,
-        )
-
     def gradient_of_lhs(self) -> tuple[Dimensions, tuple[int, ...]]:
         """The contraction `out x rhs` that gives the gradient of the left operand.
 

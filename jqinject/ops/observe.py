@@ -88,9 +88,8 @@ def report(amax: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def varying_axes(x: jax.Array) -> frozenset[Any]:
-    """The axes of a surrounding `shard_map` on which `x` differs from device to device, as far as JAX keeps track."""
-    kind = getattr(jax.typeof(x), "manual_axis_type", None)
-    return frozenset() if kind is None else frozenset(kind.varying)
+    """The axes of a surrounding `shard_map` on which `x` differs from device to device, where JAX keeps track."""
+    return frozenset(jax.typeof(x).manual_axis_type.varying)
 
 
 def over_axis(seen: jax.Array, axis_name: Any, holder: jax.Array) -> jax.Array:
@@ -104,8 +103,8 @@ def over_axis(seen: jax.Array, axis_name: Any, holder: jax.Array) -> jax.Array:
     """
     given = axis_name if isinstance(axis_name, tuple) else () if axis_name is None else (axis_name,)
     varying = varying_axes(seen)
-    tracked = getattr(getattr(jax.typeof(seen), "manual_axis_type", None), "varying", None)
-    named = [name for name in given if not tracked or name in varying]
+    # Where JAX keeps track, the maximum over an axis on which nothing varies is an error.
+    named = [name for name in given if not varying or name in varying]
     names = (*named, *sorted(varying - varying_axes(holder) - set(named), key=str))
     return jax.lax.pmax(seen, names) if names else seen
 
