@@ -49,13 +49,14 @@ class QuantWeightLayer(nnx.Module):
         """Make the proxies; to be called when the weights are there.
 
         Args:
-            given: what the user gave for each slot; `act_quant` is another name of `input_quant`.
+            given: what the user gave for each slot, None where it is missing; `act_quant` is another name of
+                `input_quant`, and `contraction` is "auto" where it is missing.
             overrides: the user's further keywords.
             return_quant_tensor: whether to return QuantTensors.
             rngs: for quantizers that draw random numbers.
         """
         chosen = _with_act_quant(type(self).__name__, given)
-        self._choose_contraction(given["contraction"])
+        self._choose_contraction(given.get("contraction", "auto"))
         by_slot = split_overrides(self, SLOTS, overrides)
         proxies = {s.name: make_proxy(self, s, chosen[s.name], by_slot[s.name], rngs) for s in SLOTS}
         held = {name: proxy for name, proxy in proxies.items() if proxy is not None}
@@ -250,9 +251,10 @@ def _on(proxy: Any) -> bool:
 
 
 def _with_act_quant(layer: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    if given["act_quant"] is not None and given["input_quant"] is not None:
+    chosen = {slot.name: given.get(slot.name) for slot in SLOTS}
+    act_quant = given.get("act_quant")
+    if act_quant is None:
+        return chosen
+    if chosen["input_quant"] is not None:
         raise TypeError(f"{layer}: act_quant and input_quant are two names of one argument; give one of them")
-    chosen = {slot.name: given[slot.name] for slot in SLOTS}
-    if given["act_quant"] is not None:
-        chosen["input_quant"] = given["act_quant"]
-    return chosen
+    return {**chosen, "input_quant": act_quant}

@@ -22,6 +22,7 @@ from jqinject.nn import (
     QuantTanh,
 )
 from jqinject.quant import Int8ActPerTensorFloat
+from jqinject.quant_tensor import FloatQuantTensor
 
 QUANTIZERS = {
     name: found
@@ -104,6 +105,18 @@ def quantized(layer, slot):
     return getattr(layer, slot)(X.astype(getattr(layer, "dtype", None) or X.dtype))
 
 
+def bounds(result):
+    """The lowest and the highest number that the payload may hold."""
+    if isinstance(result, FloatQuantTensor):
+        highest = float(jnp.finfo(result.q_dtype).max)
+        return -highest, highest
+    return BOUNDS[result.bit_width, result.signed]
+
+
+def payload_of(result):
+    return result.payload() if isinstance(result, FloatQuantTensor) else result.int(float_datatype=True)
+
+
 def numbers(module):
     return jax.tree.map(np.array, nnx.to_pure_dict(nnx.state(module)))
 
@@ -120,9 +133,9 @@ def test_on_the_grid_in_every_dtype(slot, name, layer):
         result = quantized(layer, slot)
         assert (result.is_valid, result.scale.dtype) == (True, jnp.float32)
         assert bool(jnp.all(result.scale > 0))
-        lowest, highest = BOUNDS[result.bit_width, result.signed]
-        integers = np.asarray(result.int(float_datatype=True))
-        assert (lowest <= integers).all() and (integers <= highest).all()
+        lowest, highest = bounds(result)
+        payload = np.asarray(payload_of(result), np.float32)
+        assert (lowest <= payload).all() and (payload <= highest).all()
 
 
 @pytest.mark.parametrize(("slot", "name", "layer"), FEW)

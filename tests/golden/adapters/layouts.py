@@ -28,8 +28,7 @@ class Carrier(QuantWeightLayer):
         self.kernel = nnx.Param(jnp.zeros(shape))
         self.bias = nnx.Param(jnp.zeros(shape[channel_axis]))
         self.channel_axis = channel_axis
-        slots = dict.fromkeys(("weight_quant", "bias_quant", "input_quant", "output_quant", "act_quant"))
-        self._init_quantizers({**slots, **given}, overrides, False, nnx.Rngs(0))
+        self._init_quantizers(given, overrides, False, nnx.Rngs(0))
 
     @property
     def weight_ndim(self) -> int:
