@@ -59,6 +59,7 @@ from jqinject.core.stats import NegativePercentileOrZero as NegativePercentileOr
 from jqinject.core.stats import PercentileInterval as PercentileInterval
 from jqinject.core.stats import SignedAbsMax as SignedAbsMax
 from jqinject.core.stats import TwoPhaseStat as TwoPhaseStat
+from jqinject.core.variables import Frozen as Frozen
 from jqinject.core.variables import GradSlot as GradSlot
 from jqinject.core.variables import GradStat as GradStat
 from jqinject.core.variables import QuantParam as QuantParam

@@ -6,6 +6,7 @@
 | `QuantStat`  | running statistics, step counters    | the forward pass in training mode                 |
 | `GradStat`   | amax history and scale of a gradient | `jqinject.value_and_grad`, once per step          |
 | `GradSlot`   | zeros; its cotangent carries an amax | nobody; it exists to be differentiated            |
+| `Frozen`     | integers or 8-bit floats of a weight | `jqinject.freeze`, a `Freezer` that converts      |
 
 `QuantParam` is an `nnx.Param`: optimizers and `nnx.grad` see it. `QuantStat` is not an `nnx.BatchStat`, so
 that filters meant for batch normalization leave it alone. Floats are float32 and counters int32, never weakly
@@ -54,6 +55,15 @@ class GradSlot(nnx.Variable[jax.Array]):
     """The place where a backward pass leaves what it saw: the cotangent of this Variable.
 
     Its value is always zero. No statistic: nothing has to be stored of it.
+    """
+
+
+class Frozen(nnx.Variable[jax.Array]):
+    """The low-bit numbers of a weight, their scale or zero point: what is served, never trained.
+
+    Example:
+        >>> issubclass(Frozen, (nnx.Param, QuantStat))
+        False
     """
 
 

@@ -1,6 +1,36 @@
 """Quantized contractions."""
 
+from .calibration import AbsMaxCalibration as AbsMaxCalibration
+from .calibration import AbsMeanCalibration as AbsMeanCalibration
+from .calibration import ConstantCalibration as ConstantCalibration
+from .calibration import SnrCalibration as SnrCalibration
+from .config import ConfigV4 as ConfigV4
+from .config import config_fwd_fp8 as config_fwd_fp8
+from .config import config_v4 as config_v4
+from .config import fully_quantized as fully_quantized
+from .contraction import Contraction as Contraction
+from .conv import conv_general_dilated as conv_general_dilated
 from .float8 import contracts_in_float8 as contracts_in_float8
 from .float8 import float8_dot_general as float8_dot_general
+from .freezer import Freezer as Freezer
+from .freezer import QuantMode as QuantMode
+from .functions import dot_general as dot_general
+from .functions import einsum as einsum
+from .general import QuantizedDotGeneral as QuantizedDotGeneral
+from .injectors import ContractionInjector as ContractionInjector
+from .injectors import DotGeneralInjector as DotGeneralInjector
+from .injectors import OperandInjector as OperandInjector
+from .integer import Affine as Affine
+from .integer import affine_dot_general as affine_dot_general
+from .modules import QConvGeneralDilated as QConvGeneralDilated
+from .modules import QDotGeneral as QDotGeneral
+from .modules import QEinsum as QEinsum
+from .noise import JaxUniform as JaxUniform
+from .noise import RandomCenteredUniform as RandomCenteredUniform
+from .numerics import Float8Numerics as Float8Numerics
+from .numerics import IntNumerics as IntNumerics
+from .operand import OperandQuantizer as OperandQuantizer
+from .operand import QuantizedOperand as QuantizedOperand
 from .output import contraction_bit_width as contraction_bit_width
 from .output import contraction_output as contraction_output
+from .tiles import LocalAqt as LocalAqt

@@ -71,6 +71,12 @@ class Dimensions:
         places = {axis: place for place, axis in enumerate(self.rhs_batch)}
         return places | {axis: after + place for place, axis in enumerate(self.rhs_free)}
 
+    def swapped(self) -> Dimensions:
+        """With the operands in the other order."""
+        return Dimensions(
+            self.rhs_ndim, self.lhs_ndim, self.rhs_contract, self.lhs_contract, self.rhs_batch, self.lhs_batch
+        )
+
     def gradient_of_lhs(self) -> tuple[Dimensions, tuple[int, ...]]:
         """The contraction `out x rhs` that gives the gradient of the left operand.
 
@@ -131,3 +137,69 @@ def scale_in_output(scale: jax.Array, ndim: int, places: dict[int, int], out_ndi
         shape[places[axis]] = sizes[axis]
     dense = scale.reshape(tuple(sizes[axis] for axis in varying))
     return dense.transpose([varying.index(axis) for axis in order]).reshape(shape)
+
+
+def scale_in_other(scale: jax.Array, dims: Dimensions) -> jax.Array:
+    """The left operand's scale laid out to multiply the right operand.
+
+    Raises:
+        ValueError: it varies along an axis that the right operand does not have.
+    """
+    partners = dict(
+        zip((*dims.lhs_contract, *dims.lhs_batch), (*dims.rhs_contract, *dims.rhs_batch), strict=True)
+    )
+    laid = scale_in_output(scale, dims.lhs_ndim, partners, dims.rhs_ndim)
+    if laid is None:
+        raise ValueError(
+            f"a scale of shape {scale.shape} varies along an axis that the other operand does not have, so that "
+            f"can't be multiplied by it (dimension numbers {dims.numbers}).\n  cure: calibration_axes='remaining'"
+        )
+    return laid
+
+
+def checked_dimensions(
+    lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...], dimension_numbers: Any
+) -> Dimensions:
+    """The dimensions of a contraction of these shapes.
+
+    Raises:
+        TypeError: the dimension numbers are not of the form `((lhs_contract, rhs_contract), (lhs_batch, rhs_batch))`.
+        ValueError: an axis is out of range or named twice, or axes that go together differ in length.
+    """
+    try:
+        (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
+        paired = (("summed", lhs_contract, rhs_contract), ("batch", lhs_batch, rhs_batch))
+        paired = tuple((kind, tuple(map(int, a)), tuple(map(int, b))) for kind, a, b in paired)
+    except (TypeError, ValueError):
+        raise TypeError(
+            "dimension_numbers must be ((lhs_contract, rhs_contract), (lhs_batch, rhs_batch)), each a sequence of "
+            f"axes; got {dimension_numbers!r}"
+        ) from None
+    for kind, left, right in paired:
+        _check_pairs(kind, left, right, lhs_shape, rhs_shape)
+    for side, shape, axes in (
+        ("lhs", lhs_shape, (*lhs_contract, *lhs_batch)),
+        ("rhs", rhs_shape, (*rhs_contract, *rhs_batch)),
+    ):
+        if len({axis % len(shape) for axis in axes}) != len(axes):
+            raise ValueError(f"dimension_numbers {dimension_numbers} name an axis of {side} twice")
+    return Dimensions.of(len(lhs_shape), len(rhs_shape), dimension_numbers)
+
+
+def _check_pairs(
+    kind: str, left: Any, right: Any, lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...]
+) -> None:
+    if len(left) != len(right):
+        raise ValueError(
+            f"lhs has {len(left)} {kind} axes ({left}), rhs has {len(right)} ({right}): they go in pairs"
+        )
+    for side, axes, shape in (("lhs", left, lhs_shape), ("rhs", right, rhs_shape)):
+        for axis in axes:
+            if not -len(shape) <= axis < len(shape):
+                raise ValueError(f"{side} has shape {shape} and no axis {axis} to be a {kind} axis")
+    for a, b in zip(left, right, strict=True):
+        if lhs_shape[a] != rhs_shape[b]:
+            raise ValueError(
+                f"the {kind} axes differ in length: axis {a} of lhs has {lhs_shape[a]}, axis {b} of rhs has "
+                f"{rhs_shape[b]} (shapes {lhs_shape} and {rhs_shape})"
+            )

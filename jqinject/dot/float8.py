@@ -11,9 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.dot.dimensions import Dimensions, scale_in_output
+from jqinject.dot.sharding import sharding_before
+from jqinject.ops.first_order import first_order
 from jqinject.ops.float8 import from_float8, to_float8
 from jqinject.ops.observe import mapped_with, summed_like
 from jqinject.quant_tensor import FloatQuantTensor
+
+NO_SECOND_DERIVATIVE = (
+    "a contraction of 8-bit floats has no second derivative: its backward pass holds payloads.\n"
+    "  cure: contraction='float' on the layers that are differentiated twice"
+)
 
 
 @dataclass(frozen=True)
@@ -131,10 +138,8 @@ def _dot(
 
 
 def _fwd(spec: Float8Spec, lhs: jax.Array, rhs: jax.Array, lhs_scale: jax.Array, rhs_scale: jax.Array) -> Any:
-    lhs, rhs = (
-        _first_order(lhs),
-        _first_order(rhs),
-    )  # a forward pass is only differentiated by a second derivative
+    # This forward pass is only differentiated by a second derivative.
+    lhs, rhs = first_order(lhs, NO_SECOND_DERIVATIVE), first_order(rhs, NO_SECOND_DERIVATIVE)
     left = to_float8(lhs, lhs_scale, spec.lhs_dtype)
     right = to_float8(rhs, rhs_scale, spec.rhs_dtype)
     scale = _output_scale(spec, lhs_scale, rhs_scale)
@@ -148,7 +153,7 @@ def _fwd(spec: Float8Spec, lhs: jax.Array, rhs: jax.Array, lhs_scale: jax.Array,
 
 def _bwd(spec: Float8Spec, kept: Any, cotangents: tuple[jax.Array, jax.Array]) -> Any:
     left, right, lhs_scale, rhs_scale, dtypes = kept
-    g, g_scale = _first_order(cotangents[0]), cotangents[1]
+    g, g_scale = first_order(cotangents[0], NO_SECOND_DERIVATIVE), cotangents[1]
     quantized = spec.grad_dtype is not None
     gradient = (to_float8(g, g_scale, spec.grad_dtype), g_scale) if quantized else (g, None)
     of_lhs = _gradient(gradient, (right, rhs_scale), spec.dims.gradient_of_lhs(), left)
@@ -158,19 +163,6 @@ def _bwd(spec: Float8Spec, kept: Any, cotangents: tuple[jax.Array, jax.Array]) -
         summed_like(of_rhs, right).astype(dtypes[1].dtype),
         jnp.zeros_like(lhs_scale),
         jnp.zeros_like(rhs_scale),
-    )
-
-
-@jax.custom_jvp
-def _first_order(g: jax.Array) -> jax.Array:
-    return g
-
-
-@_first_order.defjvp
-def _refuse_second_order(primals: Any, tangents: Any) -> Any:
-    raise TypeError(
-        "a contraction of 8-bit floats has no second derivative: its backward pass holds payloads.\n"
-        "  cure: contraction='float' on the layers that are differentiated twice"
     )
 
 
@@ -186,7 +178,7 @@ def _gradient(
         like: the operand whose gradient this is; the result is laid out over devices as it is.
     """
     dims, permutation = where
-    sharding = _sharding_before(permutation, like)
+    sharding = sharding_before(permutation, like)
     (g, g_scale), (payload, scale) = gradient, operand
     if g_scale is not None and scale.size == 1:
         made = _contract(g, payload, dims, sharding) * (g_scale * scale.reshape(()))
@@ -194,17 +186,6 @@ def _gradient(
         floats = g.astype(jnp.float32) if g_scale is None else from_float8(g, g_scale, jnp.float32)
         made = _contract(floats, from_float8(payload, scale, jnp.float32), dims, sharding)
     return made.transpose(permutation)
-
-
-def _sharding_before(permutation: tuple[int, ...], like: jax.Array) -> Any:
-    """The sharding of what becomes an array like `like` when it is transposed; None on meshes that leave it to XLA."""
-    sharding = jax.typeof(like).sharding
-    if sharding.mesh.empty or not sharding.mesh.explicit_axes:
-        return None
-    axes: list[Any] = [None] * like.ndim
-    for axis, place in enumerate(permutation):
-        axes[place] = sharding.spec[axis]
-    return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*axes))
 
 
 _dot.defvjp(_fwd, _bwd)

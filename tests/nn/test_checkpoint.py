@@ -11,7 +11,7 @@ from flax import nnx
 import jqinject
 from jqinject.checkpoint_policies import save_quantized
 from jqinject.nn import QuantCheckpoint, QuantIdentity
-from jqinject.ops.saved import pack, unpack
+from jqinject.ops.packing import pack, unpack
 from jqinject.quant import (
     Fp8e4m3ActPerTensorCurrent,
     Fp8e4m3ActPerTensorDelayed,

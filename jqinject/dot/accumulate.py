@@ -1,0 +1,51 @@
+"""Accumulators: in which dtype products are summed, and whether it holds the sum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+
+def integer_accumulator(dtype: Any, terms: int, lhs_largest: int, rhs_largest: int) -> np.dtype:
+    """The dtype in which `terms` products of integers are summed: `dtype`, or int32 for None.
+
+    `bits = ceil(log2(terms * lhs_largest * rhs_largest + 1)) + 1` are needed.
+
+    Args:
+        dtype: a signed integer dtype, or None.
+        terms: the products summed into one output.
+        lhs_largest, rhs_largest: the largest magnitudes of the operands.
+
+    Raises:
+        TypeError: `dtype` is no signed integer.
+        ValueError: it holds fewer bits than are needed.
+
+    Differs from AQT: None means int32. There the sum of two int8 operands is kept in int8, and wraps around.
+
+    Example:
+        >>> integer_accumulator(None, 1024, 127, 127)
+        dtype('int32')
+        >>> integer_accumulator(jnp.int16, 1024, 127, 127)
+        Traceback (most recent call last):
+        ...
+        ValueError: an accumulator of int16 can overflow: 1024 products of up to 127 * 127 need 25 bits...
+    """
+    found = np.dtype(jnp.int32 if dtype is None else dtype)
+    if not jnp.issubdtype(found, jnp.signedinteger):
+        raise TypeError(f"integers are summed in a signed integer dtype such as jnp.int32, got {found.name}")
+    needed = (terms * lhs_largest * rhs_largest).bit_length() + 1
+    held = jnp.iinfo(found).bits
+    if needed > held:
+        raise ValueError(
+            f"an accumulator of {found.name} can overflow: {terms} products of up to {lhs_largest} * {rhs_largest} "
+            f"need {needed} bits.\n  cure: " + _cure(held, needed)
+        )
+    return found
+
+
+def _cure(held: int, needed: int) -> str:
+    if held < 32 and needed <= 32:
+        return "accumulator_dtype=jnp.int32"
+    return "fewer bits an operand, or a contraction cut into tiles (tile_size=), which are summed in float32"

@@ -1,0 +1,129 @@
+"""Contractions of integers with scales and zero points, exact until the scales are multiplied in."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.dot.accumulate import integer_accumulator
+from jqinject.dot.dimensions import Dimensions, scale_in_output
+from jqinject.dot.kernels import integer_contraction
+
+
+class Affine(NamedTuple):
+    """Integers, and what they mean: `(payload - zero_point) * scale`.
+
+    Attributes:
+        payload: array of an integer dtype of at most 8 bits.
+        scale: float32, broadcasts against the payload.
+        zero_point: whole numbers, broadcast against the payload; None for 0, which saves the corrections.
+    """
+
+    payload: jax.Array
+    scale: jax.Array
+    zero_point: jax.Array | None = None
+
+
+def affine_dot_general(
+    lhs: Affine,
+    rhs: Affine,
+    dims: Dimensions,
+    dtype: Any,
+    accumulator_dtype: Any = None,
+    out_sharding: Any = None,
+) -> jax.Array:
+    """`sum (q_l - z_l) s_l (q_r - z_r) s_r`, the sum taken over integers.
+
+    With zero points, `sum q_l q_r - z_l sum q_r - z_r sum q_l + n z_l z_r` in the accumulator's dtype, so that nothing
+    is rounded. An axis that is summed over and along which a scale or zero point varies (groups of a weight that is
+    laid out as `(groups, group, out)`) is summed in float32, after its scales are multiplied in.
+
+    Args:
+        lhs, rhs: the operands.
+        dims: as for `lax.dot_general`.
+        dtype: of the output; the scales are multiplied in float32.
+        accumulator_dtype: None means int32.
+        out_sharding: as for `lax.dot_general`.
+
+    Raises:
+        ValueError: the accumulator could overflow.
+    """
+    grouped = [
+        pair
+        for pair, axes in enumerate(zip(dims.lhs_contract, dims.rhs_contract, strict=True))
+        if _varies(lhs, axes[0], dims.lhs_ndim) or _varies(rhs, axes[1], dims.rhs_ndim)
+    ]
+    if not grouped:
+        return _whole(lhs, rhs, dims, accumulator_dtype, out_sharding).astype(dtype)
+    y = _whole(lhs, rhs, _along(dims, grouped), accumulator_dtype, None)
+    return y.sum(tuple(range(len(grouped)))).astype(dtype)
+
+
+def _whole(
+    lhs: Affine, rhs: Affine, dims: Dimensions, accumulator_dtype: Any, out_sharding: Any
+) -> jax.Array:
+    terms = math.prod(lhs.payload.shape[axis] for axis in dims.lhs_contract)
+    accumulator = integer_accumulator(accumulator_dtype, terms, _span(lhs), _span(rhs))
+    y = integer_contraction(lhs.payload, rhs.payload, dims, accumulator, out_sharding)
+    left = _offset(lhs.zero_point, accumulator, dims.lhs_ndim, dims.lhs_places, dims.out_ndim)
+    right = _offset(rhs.zero_point, accumulator, dims.rhs_ndim, dims.rhs_places, dims.out_ndim)
+    if left is not None:
+        y = y - left * _summed(rhs.payload, dims.rhs_contract, accumulator, dims.rhs_places, dims.out_ndim)
+    if right is not None:
+        y = y - right * _summed(lhs.payload, dims.lhs_contract, accumulator, dims.lhs_places, dims.out_ndim)
+    if left is not None and right is not None:
+        y = y + terms * left * right
+    scale = _laid(lhs.scale, dims.lhs_ndim, dims.lhs_places, dims.out_ndim) * _laid(
+        rhs.scale, dims.rhs_ndim, dims.rhs_places, dims.out_ndim
+    )
+    return y.astype(jnp.float32) * scale
+
+
+def _span(operand: Affine) -> int:
+    """The largest magnitude of `payload - zero_point`."""
+    info = jnp.iinfo(operand.payload.dtype)
+    whole = int(info.max) - int(info.min)
+    return whole if operand.zero_point is not None else max(-int(info.min), int(info.max))
+
+
+def _varies(operand: Affine, axis: int, ndim: int) -> bool:
+    return any(
+        x is not None and x.ndim > axis - ndim + x.ndim >= 0 and x.shape[axis - ndim + x.ndim] != 1
+        for x in (operand.scale, operand.zero_point)
+    )
+
+
+def _along(dims: Dimensions, pairs: list[int]) -> Dimensions:
+    """With some summed axes going along in front instead."""
+    kept = [pair for pair in range(len(dims.lhs_contract)) if pair not in pairs]
+    return replace(
+        dims,
+        lhs_contract=tuple(dims.lhs_contract[pair] for pair in kept),
+        rhs_contract=tuple(dims.rhs_contract[pair] for pair in kept),
+        lhs_batch=(*(dims.lhs_contract[pair] for pair in pairs), *dims.lhs_batch),
+        rhs_batch=(*(dims.rhs_contract[pair] for pair in pairs), *dims.rhs_batch),
+    )
+
+
+def _laid(x: jax.Array, ndim: int, places: dict[int, int], out_ndim: int) -> jax.Array:
+    laid = scale_in_output(x, ndim, places, out_ndim)
+    assert laid is not None, "axes that are summed over go along in front where something varies along them"
+    return laid
+
+
+def _offset(
+    zero_point: jax.Array | None, dtype: Any, ndim: int, places: dict[int, int], out_ndim: int
+) -> jax.Array | None:
+    if zero_point is None:
+        return None
+    return jnp.round(_laid(zero_point, ndim, places, out_ndim)).astype(dtype)
+
+
+def _summed(
+    payload: jax.Array, axes: tuple[int, ...], dtype: Any, places: dict[int, int], out_ndim: int
+) -> jax.Array:
+    return _laid(jnp.sum(payload, axis=axes, keepdims=True, dtype=dtype), payload.ndim, places, out_ndim)

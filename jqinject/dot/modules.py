@@ -1,0 +1,234 @@
+"""Modules that take the place of `lax.dot_general`, `jnp.einsum` and `lax.conv_general_dilated` in Flax's layers."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jqinject.dot.contraction import Operand
+from jqinject.dot.conv import quantized_convolution
+from jqinject.dot.einsum import einsum_by
+from jqinject.dot.freezer import Freezer, QuantMode
+from jqinject.dot.functions import assembled
+from jqinject.dot.general import QuantizedDotGeneral
+from jqinject.dot.operand import QuantizedOperand
+
+Quantize = Callable[[Operand, Operand], tuple[QuantizedOperand, QuantizedOperand]]
+
+
+class QuantizedOp(nnx.Module):
+    """What the three have in common: a configuration, a mode and a `Freezer` for each operand, random numbers."""
+
+    lhs_quant_mode: QuantMode
+    rhs_quant_mode: QuantMode
+
+    def __init__(
+        self,
+        config: Any,
+        *,
+        lhs_quant_mode: QuantMode = QuantMode.TRAIN,
+        rhs_quant_mode: QuantMode = QuantMode.TRAIN,
+        lhs_freezer: Mapping[str, Any] | Freezer | None = None,
+        rhs_freezer: Mapping[str, Any] | Freezer | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> None:
+        general = assembled(config)
+        self.general = general
+        self.lhs_quant_mode = _checked(lhs_quant_mode, "lhs_quant_mode")
+        self.rhs_quant_mode = _checked(rhs_quant_mode, "rhs_quant_mode")
+        self.lhs_freezer = _freezer(lhs_freezer)
+        self.rhs_freezer = _freezer(rhs_freezer)
+        if general.needs_key and rngs is not None:
+            # A fork, but named alike wherever it comes from: names are part of the graph.
+            self.stream = nnx.RngStream(rngs["stochastic_rounding"](), tag="stochastic_rounding")
+        else:
+            self.stream = nnx.data(None)
+
+    def _operands(self, lhs: Operand, rhs: Operand, quantize: Quantize) -> tuple[Operand, Operand]:
+        """The operands that are contracted: stored ones, ones to be stored, or as they came."""
+        if self.lhs_quant_mode is QuantMode.SERVE:
+            lhs = self.lhs_freezer.get()
+        if self.rhs_quant_mode is QuantMode.SERVE:
+            rhs = self.rhs_freezer.get()
+        converts = (self.lhs_quant_mode is QuantMode.CONVERT, self.rhs_quant_mode is QuantMode.CONVERT)
+        if any(converts):
+            left, right = quantize(lhs, rhs)
+            if converts[0]:
+                self.lhs_freezer.set(left)
+                lhs = left
+            if converts[1]:
+                self.rhs_freezer.set(right)
+                rhs = right
+        return lhs, rhs
+
+    def _key(self) -> jax.Array | None:
+        both = (self.lhs_quant_mode, self.rhs_quant_mode)
+        return self.stream() if self.stream is not None and both == (QuantMode.TRAIN,) * 2 else None
+
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> jax.Array:
+        """As the function whose place it takes."""
+
+
+class QDotGeneral(QuantizedOp):
+    """Takes the place of `lax.dot_general`, quantized as a configuration says, forward and backward.
+
+    For `nnx.Linear(dot_general=...)`, `nnx.LinearGeneral` and the projections of `nnx.MultiHeadAttention`.
+
+    Each operand has a mode. `TRAIN` quantizes it at every call, `CONVERT` also stores its payload and scale, and
+    `SERVE` takes them from there, whatever is handed in; a stored operand has no gradient. The modes are attributes:
+    `model.set_attributes(rhs_quant_mode=QuantMode.SERVE)`. All three modes give the same output for the same weights.
+
+    Args:
+        config: an injector such as `config_v4()`, or a `QuantizedDotGeneral`.
+        lhs_quant_mode, rhs_quant_mode: of the left operand (activations, in Flax's layers) and the right one (weights).
+        lhs_freezer, rhs_freezer: a `Freezer`, or its arguments, such as `{"shape": (64, 32), "scale_shape": (1, 32)}`,
+            so that its variables are there from the start: to load a frozen checkpoint, also abstractly.
+        rngs: where the keys of stochastic rounding come from; needed to train where gradients are rounded so.
+
+    Raises:
+        TypeError: `config` is no configuration, or a mode is no `QuantMode`.
+        ValueError: SERVE before CONVERT; a stored operand of another shape; stochastic rounding without `rngs`, when a
+            gradient is taken.
+
+    Source: FJFormer's `QDotGeneral`, AQT's `AqtDotGeneral`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.dot import config_v4
+        >>> dot_general = QDotGeneral(config_v4(), rhs_quant_mode=QuantMode.CONVERT)
+        >>> layer = nnx.Linear(3, 2, dot_general=dot_general, rngs=nnx.Rngs(0))
+        >>> y = layer(jnp.ones((4, 3)))
+        >>> layer.set_attributes(rhs_quant_mode=QuantMode.SERVE)
+        >>> layer.kernel[...] = jnp.zeros((3, 2))  # nobody looks at it any more
+        >>> bool(jnp.all(layer(jnp.ones((4, 3))) == y)), dot_general.rhs_freezer.value.dtype
+        (True, dtype('int8'))
+    """
+
+    def __call__(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        dimension_numbers: Any,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        out_sharding: Any = None,
+    ) -> jax.Array:
+        """The contraction; arguments as for `lax.dot_general`."""
+        general: QuantizedDotGeneral = self.general
+        dtype = preferred_element_type or jax.numpy.promote_types(lhs.dtype, rhs.dtype)
+        left, right = self._operands(lhs, rhs, lambda a, b: general.forward_operands(a, b, dimension_numbers))
+        return general(
+            left, right, dimension_numbers, precision, dtype, key=self._key(), out_sharding=out_sharding
+        )
+
+
+class QEinsum(QuantizedOp):
+    """Takes the place of `jnp.einsum` of two operands; see `QDotGeneral`.
+
+    For `nnx.Einsum(einsum_op=...)`, or called `einsum(equation, lhs, rhs)`. The configuration, the mode and the
+    `Freezer` of each operand go with that operand, in whatever order the equation puts them.
+
+    Args:
+        config, lhs_quant_mode, rhs_quant_mode, lhs_freezer, rhs_freezer, rngs: as for `QDotGeneral`.
+
+    Raises:
+        TypeError, ValueError: as for `QDotGeneral`; an equation of other than two operands.
+
+    Source: FJFormer's `QEinsum`, AQT's `AqtEinsum`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.dot import config_v4
+        >>> layer = nnx.Einsum("btd,dnh->btnh", (8, 2, 4), einsum_op=QEinsum(config_v4()), rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((1, 3, 8))).shape
+        (1, 3, 2, 4)
+    """
+
+    def __call__(
+        self,
+        equation: str,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        *,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        out_sharding: Any = None,
+    ) -> jax.Array:
+        """The einsum; arguments as for `jnp.einsum`."""
+
+        def contract(a: jax.Array, b: jax.Array, numbers: Any) -> jax.Array:
+            dtype = preferred_element_type or jax.numpy.promote_types(lhs.dtype, rhs.dtype)
+            left, right = self._operands(a, b, lambda u, v: self.general.forward_operands(u, v, numbers))
+            return self.general(left, right, numbers, precision, dtype, key=self._key())
+
+        y = einsum_by(contract, equation, lhs, rhs)
+        return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
+
+
+class QConvGeneralDilated(QuantizedOp):
+    """Takes the place of `lax.conv_general_dilated`; see `QDotGeneral` and `jqinject.dot.conv_general_dilated`.
+
+    For `nnx.Conv(conv_general_dilated=...)`. Gradients are those of the float convolution.
+
+    Args:
+        config, lhs_quant_mode, rhs_quant_mode, lhs_freezer, rhs_freezer, rngs: as for `QDotGeneral`; of the
+            configuration the forward contraction counts.
+
+    Source: AQT's `AqtConvGeneralDilated`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.dot import config_v4
+        >>> conv = QConvGeneralDilated(config_v4())
+        >>> layer = nnx.Conv(3, 8, (3, 3), conv_general_dilated=conv, rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((2, 6, 6, 3))).shape
+        (2, 6, 6, 8)
+    """
+
+    def __call__(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        window_strides: Any,
+        padding: Any,
+        lhs_dilation: Any = None,
+        rhs_dilation: Any = None,
+        dimension_numbers: Any = None,
+        feature_group_count: int = 1,
+        batch_group_count: int = 1,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        out_sharding: Any = None,
+    ) -> jax.Array:
+        """The convolution; arguments as for `lax.conv_general_dilated`."""
+        convolution = quantized_convolution(
+            lhs.shape,
+            rhs.shape,
+            window_strides,
+            padding,
+            lhs_dilation,
+            rhs_dilation,
+            dimension_numbers,
+            feature_group_count,
+            batch_group_count,
+            dtype=preferred_element_type or jax.numpy.promote_types(lhs.dtype, rhs.dtype),
+            contraction=self.general.fwd,
+        )
+        left, right = self._operands(lhs, rhs, convolution.operands)
+        y = convolution(left, right, self._key())
+        return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
+
+
+def _checked(mode: Any, name: str) -> QuantMode:
+    if isinstance(mode, QuantMode):
+        return mode
+    raise TypeError(f"{name} must be QuantMode.TRAIN, QuantMode.CONVERT or QuantMode.SERVE, got {mode!r}")
+
+
+def _freezer(given: Mapping[str, Any] | Freezer | None) -> Freezer:
+    return given if isinstance(given, Freezer) else Freezer(**(given or {}))

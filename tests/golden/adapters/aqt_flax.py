@@ -1,0 +1,117 @@
+"""TRAIN, CONVERT and SERVE in models of AQT's users, here NNX models."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import jqinject.dot as d
+from jqinject.dot import QuantMode
+
+Case = dict[str, Any]
+Arrays = dict[str, np.ndarray]
+CONFIGS = {
+    "v4": d.config_v4(),
+    "fwd4": d.config_v4(fwd_bits=4, dlhs_bits=None),
+    "fp8": d.config_fwd_fp8(),
+}
+
+
+def driver(case: Case) -> Callable[[Case, Arrays], dict[str, Any]]:
+    if "tile_count" in case["config"]:
+        return tiled
+    return refused if case.get("expect_error") else served
+
+
+def _kernel(inputs: Arrays, name: str) -> Callable[..., Any]:
+    return lambda *_: jnp.asarray(inputs[f"params/{name}kernel"])
+
+
+class Net(nnx.Module):
+    """One of the small models; `ops` are its quantized contractions by their layer's name."""
+
+    def __init__(self, kind: str, config: Any, inputs: Arrays) -> None:
+        self.kind = kind
+        names = {"dense": ["d"], "mlp": ["d1", "d2"], "dense_general": ["dg"]}.get(kind, ["e"])
+        op = d.QEinsum if kind.startswith("einsum") else d.QDotGeneral
+        self.ops = nnx.Dict({name: op(config) for name in names})
+        self.weights = nnx.Dict({name: self.layer(name, inputs) for name in names})
+
+    def layer(self, name: str, inputs: Arrays) -> nnx.Module:
+        rngs, op = nnx.Rngs(0), self.ops[name]
+        if self.kind.startswith("einsum"):
+            kernel = inputs["params/kernel"]
+            return nnx.Dict({"kernel": nnx.Param(jnp.asarray(kernel))})
+        kernel = inputs[f"params/{name}/kernel"]
+        given = {
+            "kernel_init": lambda *_: jnp.asarray(kernel),
+            "bias_init": lambda *_: jnp.asarray(inputs[f"params/{name}/bias"]),
+            "dot_general": op,
+            "rngs": rngs,
+        }
+        if self.kind == "dense_general":
+            return nnx.LinearGeneral(kernel.shape[0], kernel.shape[1:], **given)
+        return nnx.Linear(*kernel.shape, **given)
+
+    def __call__(self, x: Any) -> Any:
+        if self.kind == "einsum":
+            return self.ops.e("bd,df->bf", x, self.weights.e.kernel[...])
+        if self.kind == "einsum_swap":
+            return self.ops.e("df,bd->bf", self.weights.e.kernel[...], x)
+        for number, layer in enumerate(self.weights.values()):
+            x = layer(nnx.relu(x) if number else x)
+        return x
+
+
+def served(case: Case, inputs: Arrays) -> dict[str, Any]:
+    given = case["config"]
+    if "kind" not in given:
+        raise AssertionError("no driver")
+    net = Net(given["kind"], CONFIGS[given["config"]], inputs)
+    side = "lhs" if given["kind"] == "einsum_swap" else "rhs"
+    x, x2 = jnp.asarray(inputs["x"]), jnp.asarray(inputs["x2"])
+    found: dict[str, Any] = {"y_train": net(x), "y_train_x2": net(x2)}
+    net.set_attributes(**{f"{side}_quant_mode": QuantMode.CONVERT})
+    found["y_convert"] = net(x)
+    net.set_attributes(**{f"{side}_quant_mode": QuantMode.SERVE})
+    for layer in net.weights.values():
+        layer.kernel[...] = jnp.zeros_like(layer.kernel[...])
+    found["y_serve_x2"] = net(x2)
+    for name, spec in case["outputs"].items():
+        if name.startswith("aqt/"):
+            layer_name = name.split("/")[1]
+            frozen = getattr(net.ops[layer_name], f"{side}_freezer").get()
+            is_value = name.endswith(("value", "qvalue"))
+            found[name] = frozen.payload if is_value else frozen.scale.reshape(spec["shape"])
+    return found | _facts(case, found)
+
+
+def _facts(case: Case, found: dict[str, Any]) -> dict[str, Any]:
+    frozen = {
+        name: {"dtype": str(found[name].dtype), "shape": list(found[name].shape)}
+        for name in case["json_outputs"]["frozen"]
+    }
+    return {
+        "frozen": frozen,
+        "serve_equals_train": bool(jnp.array_equal(found["y_serve_x2"], found["y_train_x2"])),
+        "train_equals_convert": bool(jnp.array_equal(found["y_convert"], found["y_train"])),
+    }
+
+
+def refused(case: Case, inputs: Arrays) -> dict[str, Any]:
+    """What can't be served: nothing was stored, or there is nothing to store."""
+    config, mode = d.config_v4(), QuantMode.SERVE
+    if case["config"].get("rhs_freeze_mode") == "NONE":
+        config, mode = d.config_v4(fwd_bits=None, dlhs_bits=None), QuantMode.CONVERT
+    layer = nnx.Linear(3, 2, dot_general=d.QDotGeneral(config, rhs_quant_mode=mode), rngs=nnx.Rngs(0))
+    return {"y": layer(jnp.ones((1, 3)))}
+
+
+def tiled(case: Case, inputs: Arrays) -> dict[str, Any]:
+    given = case["config"]
+    forward = d.ContractionInjector.let(local_aqt=d.LocalAqt(given["tile_count"]))
+    config = d.DotGeneralInjector.let(forward=forward)
+    x, kernel = (jnp.asarray(inputs[name]) for name in ("lhs", "rhs"))
+    return {"out": d.einsum(given["eqn"], x, kernel, config=config)}
