@@ -113,8 +113,7 @@ def _ties(below: jax.Array, above: jax.Array, scale: Any) -> jax.Array:
 
 def contracted(contract: Callable[[Any, Any], Any], lhs: Any, rhs: Any) -> dict[str, Any]:
     """The output of two operands with their ties, and what the ties may change."""
-    (left, left_ties), (right, right_ties) = lhs, rhs
-    return {"out": contract(left, right), "allowed": {"out": _reach(contract, lhs, rhs)}}
+    return {"out": contract(lhs[0], rhs[0]), "allowed": {"out": _reach(contract, lhs, rhs)}}
 
 
 def _reach(contract: Callable[[Any, Any], Any], lhs: Any, rhs: Any) -> Any:
