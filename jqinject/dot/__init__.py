@@ -10,6 +10,8 @@ from .config import config_v4 as config_v4
 from .config import fully_quantized as fully_quantized
 from .contraction import Contraction as Contraction
 from .conv import conv_general_dilated as conv_general_dilated
+from .conv import integer_conv as integer_conv
+from .einsum import kernel_axes_of as kernel_axes_of
 from .float8 import contracts_in_float8 as contracts_in_float8
 from .float8 import float8_dot_general as float8_dot_general
 from .freezer import Freezer as Freezer
@@ -33,4 +35,7 @@ from .operand import OperandQuantizer as OperandQuantizer
 from .operand import QuantizedOperand as QuantizedOperand
 from .output import contraction_bit_width as contraction_bit_width
 from .output import contraction_output as contraction_output
+from .tensors import affine_of as affine_of
+from .tensors import contract_integers as contract_integers
+from .tensors import has_integers as has_integers
 from .tiles import LocalAqt as LocalAqt

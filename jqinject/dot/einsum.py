@@ -36,3 +36,23 @@ def einsum_by(
     lhs, rhs, simple = parsed.prepared(lhs, rhs)
     y: Any = dot_general(lhs, rhs, simple.dimensions().numbers)
     return y.transpose(simple.permutation())
+
+
+def kernel_axes_of(equation: str, kernel_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes of the right operand that an equation sums over: those that the output does not have.
+
+    Args:
+        equation: of two operands, with an output.
+        kernel_shape: of the right operand.
+
+    Example:
+        >>> kernel_axes_of("...d,dnh->...nh", (8, 2, 4))
+        (0,)
+    """
+    inputs, _, out = equation.replace(" ", "").partition("->")
+    labels = inputs.split(",")[1]
+    if "..." in labels:  # an ellipsis goes into the output
+        hidden = len(kernel_shape) - len(labels.replace("...", ""))
+        before = labels.index("...")
+        labels = labels[:before] + "." * hidden + labels[before + 3 :]
+    return tuple(axis for axis, label in enumerate(labels) if label != "." and label not in out)

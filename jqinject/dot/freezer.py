@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -30,14 +30,16 @@ class QuantMode(enum.Enum):
 class Freezer(nnx.Module):
     """Holds the payload and scale of one operand: `set` stores them, `get` returns them.
 
-    State: `value`, the payload (4-bit and narrower integers packed into bytes along the last axis), and `scale`,
-    float32; both `Frozen` variables. Made with shapes, they are there from the start, zeros, with what `metadata` says
-    of their sharding, also under `nnx.eval_shape`; without, they come with the first `set`.
+    State: `value`, the payload, with the axes that are summed over last, as backends like it (4-bit and narrower
+    integers packed into bytes along the last axis), and `scale`, float32; both `Frozen` variables. Made with shapes,
+    they are there from the start, zeros, with what `metadata` says of their sharding, also under `nnx.eval_shape`;
+    without, they come with the first `set`.
 
     Args:
         shape: of the operand; None to learn it from the first `set`.
         dtype: of the payload.
         scale_shape: of the scale.
+        summed: the axes of the operand that are summed over.
         metadata: of the variables, such as `{"out_sharding": ("model", None)}`; for `scale`, axes of size 1 are left
             unsharded.
 
@@ -56,6 +58,7 @@ class Freezer(nnx.Module):
         shape: tuple[int, ...] | None = None,
         dtype: Any = jnp.int8,
         scale_shape: tuple[int, ...] = (),
+        summed: tuple[int, ...] = (),
         *,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
@@ -63,10 +66,14 @@ class Freezer(nnx.Module):
         self.value = nnx.data(None)
         self.scale = nnx.data(None)
         if shape is not None:
-            self._allocate(shape, np.dtype(dtype), tuple(scale_shape))
+            self._allocate(shape, np.dtype(dtype), tuple(scale_shape), tuple(summed))
 
-    def set(self, operand: QuantizedOperand) -> None:
+    def set(self, operand: QuantizedOperand, summed: tuple[int, ...] = ()) -> None:
         """Store an operand.
+
+        Args:
+            operand: its payload and scale.
+            summed: its axes that are summed over.
 
         Raises:
             ValueError: it is not quantized, or has another shape or dtype than what is held.
@@ -78,9 +85,9 @@ class Freezer(nnx.Module):
             )
         payload, scale = operand.payload, operand.scale
         if self.value is None or self.scale is None:
-            self._allocate(payload.shape, np.dtype(payload.dtype), scale.shape)
-        known = (self.shape, self.dtype, self.scale_shape)
-        given = (tuple(payload.shape), np.dtype(payload.dtype), tuple(scale.shape))
+            self._allocate(payload.shape, np.dtype(payload.dtype), scale.shape, summed)
+        known = (self.shape, self.dtype, self.scale_shape, self.summed)
+        given = (tuple(payload.shape), np.dtype(payload.dtype), tuple(scale.shape), tuple(summed))
         if known != given:
             raise ValueError(
                 f"Freezer holds {_described(*known)} and was given {_described(*given)}.\n  cure: a module of its own "
@@ -97,41 +104,91 @@ class Freezer(nnx.Module):
             ValueError: nothing was stored and no shapes were given.
         """
         if self.value is None or self.scale is None:
-            raise ValueError(
-                "QuantMode.SERVE before CONVERT: there is nothing stored to serve.\n  cure: call it once in "
-                "QuantMode.CONVERT, load a frozen checkpoint into a module made with its shapes, or "
-                "jqinject.freeze(model)"
-            )
+            raise nothing_stored()
         stored = self.value[...]
-        if stored.dtype == jnp.uint8 and self.dtype != np.dtype(jnp.uint8):
-            stored = unpack(stored, self._bits, self.shape, True).astype(self.dtype)
-        return QuantizedOperand(stored, self.scale[...])
+        if self._packs:
+            signed = jnp.issubdtype(self.dtype, jnp.signedinteger)
+            stored = unpack(stored, self._bits, self._stored_shape, signed).astype(self.dtype)
+        order = self._order
+        back = tuple(order.index(axis) for axis in range(len(order)))
+        return QuantizedOperand(stored.transpose(back), self.scale[...])
+
+    def placeholder(self, dtype: Any) -> jax.Array:
+        """Zeros of the shape of what is stored.
+
+        Raises:
+            ValueError: nothing is stored.
+        """
+        if self.value is None:
+            raise nothing_stored()
+        return jnp.zeros(self.shape, dtype)
+
+    @property
+    def _packs(self) -> bool:
+        return jnp.issubdtype(self.dtype, jnp.integer) and jnp.iinfo(self.dtype).bits < 8
 
     @property
     def _bits(self) -> int:
         return container_bits(jnp.iinfo(self.dtype).bits)
 
-    def _stored(self, payload: jax.Array) -> jax.Array:
-        packs = jnp.issubdtype(payload.dtype, jnp.signedinteger) and jnp.iinfo(payload.dtype).bits < 8
-        return pack(payload.astype(jnp.int8), self._bits) if packs else payload
+    @property
+    def _order(self) -> tuple[int, ...]:
+        """Axes as they are stored: those that are summed over last."""
+        kept = (axis for axis in range(len(self.shape)) if axis not in self.summed)
+        return (*kept, *self.summed)
 
-    def _allocate(self, shape: tuple[int, ...], dtype: np.dtype, scale_shape: tuple[int, ...]) -> None:
+    @property
+    def _stored_shape(self) -> tuple[int, ...]:
+        return tuple(self.shape[axis] for axis in self._order)
+
+    def _stored(self, payload: jax.Array) -> jax.Array:
+        moved = payload.transpose(self._order)
+        return pack(moved.astype(jnp.int8), self._bits) if self._packs else moved
+
+    def _allocate(
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype,
+        scale_shape: tuple[int, ...],
+        summed: tuple[int, ...],
+    ) -> None:
         self.shape = tuple(shape)
         self.dtype = dtype
         self.scale_shape = tuple(scale_shape)
-        self.value = Frozen(self._stored(jnp.zeros(shape, dtype)), **self.metadata)
-        self.scale = Frozen(jnp.ones(scale_shape, jnp.float32), **_of_scale(self.metadata, scale_shape))
+        self.summed = tuple(axis % len(shape) for axis in summed)
+        metadata = _per_axis(self.metadata, lambda names: tuple(names[axis] for axis in self._order))
+        of_scale = _per_axis(self.metadata, lambda names: _unsharded_ones(names, scale_shape))
+        self.value = Frozen(self._stored(jnp.zeros(shape, dtype)), **metadata)
+        self.scale = Frozen(jnp.ones(scale_shape, jnp.float32), **of_scale)
 
 
-def _of_scale(metadata: Mapping[str, Any], scale_shape: tuple[int, ...]) -> dict[str, Any]:
-    """The metadata of an array, for one that has size 1 on some of its axes."""
-    found = dict(metadata)
-    for name in ("out_sharding", "sharding_names", "sharding"):
-        names = found.get(name)
-        if isinstance(names, tuple) and len(names) == len(scale_shape):
-            found[name] = tuple(n if size > 1 else None for n, size in zip(names, scale_shape, strict=True))
-    return found
+def nothing_stored() -> ValueError:
+    """The error for serving what was not stored."""
+    return ValueError(
+        "QuantMode.SERVE before CONVERT: there is nothing stored to serve.\n  cure: call it once in QuantMode.CONVERT, "
+        "load a frozen checkpoint into a module made with its shapes, or jqinject.freeze(model)"
+    )
 
 
-def _described(shape: tuple[int, ...], dtype: np.dtype, scale_shape: tuple[int, ...]) -> str:
-    return f"{dtype.name} numbers of shape {shape} with scales of shape {scale_shape}"
+def _per_axis(
+    metadata: Mapping[str, Any], change: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+) -> dict[str, Any]:
+    """The metadata with what is said of each axis changed."""
+    names = ("out_sharding", "sharding_names", "sharding")
+    return {
+        name: change(tuple(found)) if name in names and isinstance(found, tuple) else found
+        for name, found in metadata.items()
+    }
+
+
+def _unsharded_ones(names: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
+    if len(names) != len(shape):
+        return (None,) * len(shape)
+    return tuple(name if size > 1 else None for name, size in zip(names, shape, strict=True))
+
+
+def _described(
+    shape: tuple[int, ...], dtype: np.dtype, scale_shape: tuple[int, ...], summed: tuple[int, ...]
+) -> str:
+    over = f", summed over axes {summed}" if summed else ""
+    return f"{dtype.name} numbers of shape {shape} with scales of shape {scale_shape}{over}"

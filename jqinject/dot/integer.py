@@ -21,11 +21,30 @@ class Affine(NamedTuple):
         payload: array of an integer dtype of at most 8 bits.
         scale: float32, broadcasts against the payload.
         zero_point: whole numbers, broadcast against the payload; None for 0, which saves the corrections.
+        sums: int32, the payload summed over the axes that a contraction sums over, kept as axes of size 1; None to sum
+            when it is needed. Of a frozen weight it is known.
     """
 
     payload: jax.Array
     scale: jax.Array
     zero_point: jax.Array | None = None
+    sums: jax.Array | None = None
+
+    def signed(self) -> Affine:
+        """The same numbers as signed bytes: `q - 128` for unsigned ones, with the zero point moved along.
+
+        Products of unsigned with signed bytes have no fast path.
+
+        Example:
+            >>> x = Affine(jnp.array([0, 255], jnp.uint8), jnp.ones(())).signed()
+            >>> x.payload, x.zero_point
+            (Array([-128,  127], dtype=int8), Array(-128., dtype=float32))
+        """
+        if self.payload.dtype != jnp.uint8:
+            return self
+        payload = jax.lax.bitcast_convert_type(self.payload ^ jnp.uint8(128), jnp.int8)
+        zero = jnp.zeros((), jnp.float32) if self.zero_point is None else self.zero_point
+        return Affine(payload, self.scale, zero - 128.0)
 
 
 def affine_dot_general(
@@ -52,6 +71,7 @@ def affine_dot_general(
     Raises:
         ValueError: the accumulator could overflow.
     """
+    lhs, rhs = lhs.signed(), rhs.signed()
     grouped = [
         pair
         for pair, axes in enumerate(zip(dims.lhs_contract, dims.rhs_contract, strict=True))
@@ -72,9 +92,9 @@ def _whole(
     left = _offset(lhs.zero_point, accumulator, dims.lhs_ndim, dims.lhs_places, dims.out_ndim)
     right = _offset(rhs.zero_point, accumulator, dims.rhs_ndim, dims.rhs_places, dims.out_ndim)
     if left is not None:
-        y = y - left * _summed(rhs.payload, dims.rhs_contract, accumulator, dims.rhs_places, dims.out_ndim)
+        y = y - left * _summed(rhs, dims.rhs_contract, accumulator, dims.rhs_places, dims.out_ndim)
     if right is not None:
-        y = y - right * _summed(lhs.payload, dims.lhs_contract, accumulator, dims.lhs_places, dims.out_ndim)
+        y = y - right * _summed(lhs, dims.lhs_contract, accumulator, dims.lhs_places, dims.out_ndim)
     if left is not None and right is not None:
         y = y + terms * left * right
     scale = _laid(lhs.scale, dims.lhs_ndim, dims.lhs_places, dims.out_ndim) * _laid(
@@ -124,6 +144,9 @@ def _offset(
 
 
 def _summed(
-    payload: jax.Array, axes: tuple[int, ...], dtype: Any, places: dict[int, int], out_ndim: int
+    operand: Affine, axes: tuple[int, ...], dtype: Any, places: dict[int, int], out_ndim: int
 ) -> jax.Array:
-    return _laid(jnp.sum(payload, axis=axes, keepdims=True, dtype=dtype), payload.ndim, places, out_ndim)
+    sums = operand.sums
+    if sums is None:
+        sums = jnp.sum(operand.payload, axis=axes, keepdims=True, dtype=dtype)
+    return _laid(sums, operand.payload.ndim, places, out_ndim)

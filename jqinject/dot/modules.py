@@ -10,13 +10,15 @@ import jax
 from flax import nnx
 
 from jqinject.dot.contraction import Operand
-from jqinject.dot.conv import quantized_convolution
+from jqinject.dot.conv import quantized_conv
+from jqinject.dot.convolution import Convolution
 from jqinject.dot.einsum import einsum_by
 from jqinject.dot.freezer import Freezer, QuantMode
 from jqinject.dot.functions import assembled
 from jqinject.dot.general import QuantizedDotGeneral
 from jqinject.dot.operand import QuantizedOperand
 
+Axes = tuple[int, ...]
 Quantize = Callable[[Operand, Operand], tuple[QuantizedOperand, QuantizedOperand]]
 
 
@@ -48,7 +50,9 @@ class QuantizedOp(nnx.Module):
         else:
             self.stream = nnx.data(None)
 
-    def _operands(self, lhs: Operand, rhs: Operand, quantize: Quantize) -> tuple[Operand, Operand]:
+    def _operands(
+        self, lhs: Operand, rhs: Operand, quantize: Quantize, summed: tuple[Axes, Axes] = ((), ())
+    ) -> tuple[Operand, Operand]:
         """The operands that are contracted: stored ones, ones to be stored, or as they came."""
         if self.lhs_quant_mode is QuantMode.SERVE:
             lhs = self.lhs_freezer.get()
@@ -58,11 +62,25 @@ class QuantizedOp(nnx.Module):
         if any(converts):
             left, right = quantize(lhs, rhs)
             if converts[0]:
-                self.lhs_freezer.set(left)
+                self.lhs_freezer.set(left, summed[0])
                 lhs = left
             if converts[1]:
-                self.rhs_freezer.set(right)
+                self.rhs_freezer.set(right, summed[1])
                 rhs = right
+        return lhs, rhs
+
+    def fresh(self) -> QuantizedOp:
+        """Another one like it, with nothing stored."""
+        return type(self)(
+            self.general, lhs_quant_mode=self.lhs_quant_mode, rhs_quant_mode=self.rhs_quant_mode
+        )
+
+    def _seen(self, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The operands as the op sees them: what is ignored, as it is served from store, has the stored shape."""
+        if self.lhs_quant_mode is QuantMode.SERVE:
+            lhs = self.lhs_freezer.placeholder(lhs.dtype)
+        if self.rhs_quant_mode is QuantMode.SERVE:
+            rhs = self.rhs_freezer.placeholder(rhs.dtype)
         return lhs, rhs
 
     def _key(self) -> jax.Array | None:
@@ -163,10 +181,15 @@ class QEinsum(QuantizedOp):
 
         def contract(a: jax.Array, b: jax.Array, numbers: Any) -> jax.Array:
             dtype = preferred_element_type or jax.numpy.promote_types(lhs.dtype, rhs.dtype)
-            left, right = self._operands(a, b, lambda u, v: self.general.forward_operands(u, v, numbers))
+            left, right = self._operands(
+                a,
+                b,
+                lambda u, v: self.general.forward_operands(u, v, numbers),
+                _summed(a, b, numbers),
+            )
             return self.general(left, right, numbers, precision, dtype, key=self._key())
 
-        y = einsum_by(contract, equation, lhs, rhs)
+        y = einsum_by(contract, equation, *self._seen(lhs, rhs))
         return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
 
 
@@ -206,9 +229,10 @@ class QConvGeneralDilated(QuantizedOp):
         out_sharding: Any = None,
     ) -> jax.Array:
         """The convolution; arguments as for `lax.conv_general_dilated`."""
-        convolution = quantized_convolution(
-            lhs.shape,
-            rhs.shape,
+        seen = self._seen(lhs, rhs)
+        convolution = Convolution.of(
+            seen[0].shape,
+            seen[1].shape,
             window_strides,
             padding,
             lhs_dilation,
@@ -220,8 +244,13 @@ class QConvGeneralDilated(QuantizedOp):
             contraction=self.general.fwd,
         )
         left, right = self._operands(lhs, rhs, convolution.operands)
-        y = convolution(left, right, self._key())
+        y = quantized_conv(convolution, left, right, self._key())
         return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
+
+
+def _summed(lhs: Any, rhs: Any, dimension_numbers: Any) -> tuple[Axes, Axes]:
+    (left, right), _ = dimension_numbers
+    return tuple(axis % lhs.ndim for axis in left), tuple(axis % rhs.ndim for axis in right)
 
 
 def _checked(mode: Any, name: str) -> QuantMode:

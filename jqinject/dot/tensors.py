@@ -52,7 +52,7 @@ def contraction_kind(lhs: Any, rhs: Any, dims: Dimensions, asked: str = "auto") 
         return "float"
     found = "float"
     if isinstance(lhs, IntQuantTensor) and isinstance(rhs, IntQuantTensor):
-        found = "int" if integers_of(lhs) and integers_of(rhs) else "float"
+        found = "int" if has_integers(lhs) and has_integers(rhs) else "float"
     elif isinstance(lhs, FloatQuantTensor) and isinstance(rhs, FloatQuantTensor):
         left = scale_in_output(lhs.scale, lhs.ndim, dims.lhs_places, dims.out_ndim)
         right = scale_in_output(rhs.scale, rhs.ndim, dims.rhs_places, dims.out_ndim)
@@ -71,9 +71,9 @@ _NEEDS = {
 }
 
 
-def integers_of(x: Any) -> bool:
+def has_integers(x: Any) -> bool:
     """Whether an IntQuantTensor has integers that backends contract: at most 8 bits, not learned."""
-    return is_concrete(x.bit_width) and 2 <= float(x.bit_width) <= 8
+    return is_concrete(x.bit_width) and float(x.bit_width) <= 8
 
 
 def describe(x: Any) -> str:
@@ -85,7 +85,7 @@ def describe(x: Any) -> str:
     return f"an array of {x.dtype.name}"
 
 
-def affine(x: IntQuantTensor) -> Affine:
+def affine_of(x: IntQuantTensor) -> Affine:
     """The integers of a tensor of at most 8 bits; a zero point that is known to be 0 is left out."""
     zero = x.zero_point
     if is_concrete(zero) and not np.any(np.asarray(zero)):
@@ -112,8 +112,16 @@ def contract_tensors(
             lhs, rhs, dims.numbers, preferred_element_type=dtype, out_sharding=out_sharding
         )[0]
     if kind == "int":
-        spec = _Spec(dims, np.dtype(dtype), accumulator_dtype, out_sharding)
-        return _integers(spec, lhs.value, rhs.value, affine(lhs), affine(rhs))
+        return contract_integers(
+            lhs.value,
+            rhs.value,
+            affine_of(lhs),
+            affine_of(rhs),
+            dims,
+            dtype,
+            accumulator_dtype=accumulator_dtype,
+            out_sharding=out_sharding,
+        )
     return jax.lax.dot_general(
         as_array(lhs),
         as_array(rhs),
@@ -121,6 +129,27 @@ def contract_tensors(
         preferred_element_type=dtype,
         out_sharding=out_sharding,
     )
+
+
+def contract_integers(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    left: Affine,
+    right: Affine,
+    dims: Dimensions,
+    dtype: Any,
+    *,
+    accumulator_dtype: Any = None,
+    out_sharding: Any = None,
+) -> jax.Array:
+    """The contraction of integers, with the gradients of the contraction of the values that they stand for.
+
+    Args:
+        lhs, rhs: the values, which receive the gradients and are not looked at forward.
+        left, right: their integers.
+        dims, dtype, accumulator_dtype, out_sharding: as for `affine_dot_general`.
+    """
+    return _integers(_Spec(dims, np.dtype(dtype), accumulator_dtype, out_sharding), lhs, rhs, left, right)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -2,9 +2,14 @@
 
 from jqinject.model.autodiff import grad as grad
 from jqinject.model.autodiff import value_and_grad as value_and_grad
+from jqinject.model.contraction_report import ContractionReport as ContractionReport
+from jqinject.model.contraction_report import LayerReport as LayerReport
+from jqinject.model.contraction_report import report as report
+from jqinject.model.freezing import freeze as freeze
+from jqinject.model.freezing import unfreeze as unfreeze
 from jqinject.model.loading import load_state as load_state
+from jqinject.model.outcome import LoadReport as LoadReport
+from jqinject.model.outcome import ReassemblyReport as ReassemblyReport
 from jqinject.model.reassembly import reassemble as reassemble
-from jqinject.model.report import LoadReport as LoadReport
-from jqinject.model.report import ReassemblyReport as ReassemblyReport
 from jqinject.model.steps import begin_step as begin_step
 from jqinject.model.steps import end_step as end_step

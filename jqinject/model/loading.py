@@ -11,8 +11,8 @@ from flax import nnx
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.completion import completed
 from jqinject.model.entries import flat_entries, problem_of, unwrapped
+from jqinject.model.outcome import LoadReport
 from jqinject.model.reassembly import reassemble_held
-from jqinject.model.report import LoadReport
 from jqinject.model.walk import Found, Holders, Path, PlainArray, dotted, proxies_of, variables_of
 from jqinject.proxy import write
 from jqinject.quant_tensor import is_concrete

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from jqinject.model.report import ReassemblyReport
+from jqinject.model.outcome import ReassemblyReport
 from jqinject.model.walk import Holders, dotted, proxies_of
 
 

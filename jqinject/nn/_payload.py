@@ -1,17 +1,22 @@
-"""Contracting payloads inside the forward of a Flax layer."""
+"""Contracting payloads inside the forward of a Flax layer.
+
+A Flax layer calls what it is given in the place of `lax.dot_general` or `lax.conv_general_dilated`, for one forward
+pass. It hands in its operands as plain arrays, promoted to its dtype; scales and formats are known here.
+"""
 
 from typing import Any
 
 import jax
+import numpy as np
 
-from jqinject.dot import float8_dot_general
+from jqinject.dot import Affine, affine_of, contract_integers, float8_dot_general, integer_conv
+from jqinject.dot.convolution import Convolution
+from jqinject.dot.dimensions import Dimensions
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
 
 
 class Float8Contraction:
-    """Called by a Flax layer in the place of `lax.dot_general`, for one forward pass.
-
-    The layer hands in its operands as plain arrays, promoted to its dtype; scales and formats are known here.
+    """In the place of `lax.dot_general`: contracts 8-bit floats.
 
     Args:
         x: the input.
@@ -46,10 +51,101 @@ class Float8Contraction:
         return y
 
 
+class IntegerContraction:
+    """In the place of `lax.dot_general`: contracts integers.
+
+    Args:
+        x: the input.
+        weight: the integers of the kernel.
+    """
+
+    token = None
+
+    def __init__(self, x: IntQuantTensor, weight: Affine) -> None:
+        self.x = x
+        self.weight = weight
+
+    def __call__(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        dimension_numbers: Any,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        out_sharding: Any = None,
+    ) -> jax.Array:
+        """The contraction; gradients go to the arrays."""
+        return contract_integers(
+            lhs,
+            rhs,
+            affine_of(self.x),
+            self.weight,
+            Dimensions.of(lhs.ndim, rhs.ndim, dimension_numbers),
+            preferred_element_type or lhs.dtype,
+            out_sharding=out_sharding,
+        )
+
+
+class IntegerConvolution:
+    """In the place of `lax.conv_general_dilated`: convolves integers.
+
+    Args:
+        x: the input, with one scale and one zero point.
+        weight: the integers of the kernel.
+    """
+
+    token = None
+
+    def __init__(self, x: IntQuantTensor, weight: Affine) -> None:
+        self.x = x
+        self.weight = weight
+
+    def __call__(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        window_strides: Any,
+        padding: Any,
+        lhs_dilation: Any = None,
+        rhs_dilation: Any = None,
+        dimension_numbers: Any = None,
+        feature_group_count: int = 1,
+        batch_group_count: int = 1,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        out_sharding: Any = None,
+    ) -> jax.Array:
+        """The convolution; gradients go to the arrays."""
+        convolution = Convolution.of(
+            lhs.shape,
+            rhs.shape,
+            window_strides,
+            padding,
+            lhs_dilation,
+            rhs_dilation,
+            dimension_numbers,
+            feature_group_count,
+            batch_group_count,
+            dtype=preferred_element_type or lhs.dtype,
+        )
+        y = integer_conv(convolution, lhs, rhs, self._integers(lhs), self.weight)
+        return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
+
+    def _integers(self, lhs: jax.Array) -> Affine:
+        """The input's integers, in the shape that the layer gave it: other batch axes, or a border added."""
+        scale, zero = self.x.scale.reshape(()), self.x.zero_point.reshape(())
+        if lhs.size == self.x.size:
+            left = affine_of(self.x)
+            no_zero = left.zero_point is None
+            return Affine(left.payload.reshape(lhs.shape), scale, None if no_zero else zero)
+        return affine_of(self.x.set(value=lhs, scale=scale, zero_point=zero))
+
+
 def describe(operand: Any) -> str:
     """An operand in an error text: its format, or its dtype."""
     if isinstance(operand, FloatQuantTensor):
         return f"{operand.q_dtype.name} with scales of shape {operand.scale.shape}"
     if isinstance(operand, IntQuantTensor):
-        return f"{operand.bit_width}-bit integers"
+        zero = np.shape(operand.zero_point)
+        return f"{operand.bit_width}-bit integers with scales of shape {operand.scale.shape}, zero points of {zero}"
     return f"{operand.dtype} numbers without a quantizer"

@@ -1,5 +1,6 @@
 """What layers with a weight share: quantizers for weight, bias, input and output around their parent's own forward."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -8,13 +9,15 @@ import jax
 from flax import nnx
 
 from jqinject.core.assign import assign
-from jqinject.dot import contraction_output
+from jqinject.dot import Affine, affine_of, contraction_output, has_integers
+from jqinject.nn._frozen import FrozenWeight
+from jqinject.nn._payload import Float8Contraction, describe
 from jqinject.nn._slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT, make_proxy, share, split_overrides
-from jqinject.proxy import link_if_proxy
-from jqinject.quant_tensor import QuantTensor, as_array
+from jqinject.proxy import build_stacked, link_if_proxy, stacked_axes
+from jqinject.quant_tensor import IntQuantTensor, QuantTensor, as_array
 
 SLOTS = (WEIGHT, BIAS, INPUT, OUTPUT, GRAD)
-CONTRACTIONS = ("auto", "float", "fp8")
+CONTRACTIONS = ("auto", "float", "int", "fp8")
 
 
 class QuantWeightLayer(nnx.Module):
@@ -27,6 +30,7 @@ class QuantWeightLayer(nnx.Module):
         weight_quant, bias_quant, input_quant, output_quant, grad_quant: proxies, or None.
         return_quant_tensor: whether the output is a QuantTensor.
         contraction: in which numbers input and weight are contracted.
+        frozen: the low-bit numbers that take the place of the weight, once it is frozen.
     """
 
     weight_quant: Any = None
@@ -35,9 +39,12 @@ class QuantWeightLayer(nnx.Module):
     output_quant: Any = None
     grad_quant: Any = None
     contraction: str = "auto"
+    frozen: FrozenWeight | None = None
     return_quant_tensor: bool
     bias: Any
     weight_name: ClassVar[str] = "kernel"
+    contraction_name: ClassVar[str] = "dot_general"
+    contraction_needs: ClassVar[Mapping[str, str]]
 
     def _init_quantizers(
         self,
@@ -93,7 +100,12 @@ class QuantWeightLayer(nnx.Module):
     @property
     def out_channels(self) -> int:
         """How many output channels there are."""
-        return self.weight.shape[-1]
+        return self.weight_shape[-1]
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """Of the weight, frozen or not."""
+        return tuple(self.weight.shape) if self.frozen is None else self.frozen.shape
 
     @property
     @abstractmethod
@@ -138,14 +150,76 @@ class QuantWeightLayer(nnx.Module):
             if proxy is not None:
                 proxy.check_layers_known(self)
 
+    # --- serving
+
+    def freeze(self, *, keep_master: bool = False) -> bool:
+        """Put the low-bit numbers of the weight in the place of the weight, its quantizer and that of the gradient.
+
+        Args:
+            keep_master: keep those too, so that `unfreeze` can bring them back.
+
+        Returns:
+            Whether there was a quantized weight to freeze.
+        """
+        if self.frozen is not None or not _on(self.weight_quant):
+            return False
+        axes = stacked_axes((self,))
+        frozen = build_stacked(lambda layers: layers[0].frozen_weight(), (self,), axes) if axes else None
+        self.frozen = self.frozen_weight() if frozen is None else frozen
+        if not keep_master:
+            for name in (self.weight_name, "weight_quant", "grad_quant"):
+                if vars(self).get(name) is not None:
+                    delattr(self, name)
+        return True
+
+    def unfreeze(self) -> bool:
+        """Take the weight itself again.
+
+        Returns:
+            Whether the layer was frozen.
+
+        Raises:
+            ValueError: the weight was not kept.
+        """
+        if self.frozen is None:
+            return False
+        self.check_unfreezes()
+        del self.frozen
+        return True
+
+    def check_unfreezes(self) -> None:
+        """Raise where `unfreeze` would.
+
+        Raises:
+            ValueError: the weight was not kept.
+        """
+        if self.frozen is not None and vars(self).get(self.weight_name) is None:
+            raise ValueError(
+                f"{type(self).__name__}: the float weight is gone.\n  cure: freeze(model, keep_masters=True), or load "
+                "a float checkpoint into a model that was not frozen"
+            )
+
+    def frozen_weight(self) -> FrozenWeight:
+        """The low-bit numbers of the weight as it is."""
+        weight = self.weight_quant(self.weight[...])
+        return FrozenWeight(
+            weight, self._summed_axes(), self.weight.get_metadata(), self.weight_quant.has_zero_point
+        )
+
+    def _summed_axes(self) -> tuple[int, ...]:
+        """The axes of the weight that a contraction sums over, to be stored last; none for a convolution."""
+        return ()
+
     # --- forward
 
     def quant_weight(self) -> Any:
         """The weight as the layer contracts it.
 
         Returns:
-            An `IntQuantTensor`, or the array where the weight is not quantized.
+            A QuantTensor, or the array where the weight is not quantized.
         """
+        if self.frozen is not None:
+            return self.frozen.quant_tensor()
         weight = self.weight[...]
         return weight if self.weight_quant is None else self.weight_quant(weight)
 
@@ -189,7 +263,7 @@ class QuantWeightLayer(nnx.Module):
         parameters = {self.weight_name: as_array(weight), "bias": None if bias is None else as_array(bias)}
         contraction = self._payload_contraction(x, weight)
         if contraction is not None:
-            parameters["dot_general"] = contraction
+            parameters[self.contraction_name] = contraction
         y = self._parent_forward(_StandIn(self, parameters), as_array(x), out_sharding)
         if self.grad_quant is not None:
             y = self.grad_quant(y, None if contraction is None else contraction.token)
@@ -199,17 +273,45 @@ class QuantWeightLayer(nnx.Module):
         return self._with_metadata(y, x, weight, bias) if self.return_quant_tensor else y
 
     def _payload_contraction(self, x: Any, weight: Any) -> Any:
-        """What contracts the payloads in the place of the parent's `dot_general`; None to contract floats.
+        """What contracts the payloads in the place of the parent's own function; None to contract floats.
 
         Raises:
-            ValueError: `contraction="fp8"`, and the layer or its operands can not.
+            ValueError: `contraction` is "int" or "fp8", and the layer or its operands can not.
         """
-        if self.contraction == "fp8":
+        if self.contraction == "float" or (self.contraction == "auto" and not self._contracts_as_flax()):
+            return None
+        found = self._float8_contraction(x, weight)
+        # Training contracts the floats, which costs less than integers that are made anew at every step.
+        if found is None and (self.contraction == "int" or self.frozen is not None):
+            found = self._integer_contraction(x, weight)
+        if (found is None and self.contraction != "auto") or self._is_other_kind(found):
+            needed = self.contraction_needs[self.contraction]
             raise ValueError(
-                f"{type(self).__name__}(contraction='fp8') has no contraction of 8-bit floats.\n"
-                "  cure: contraction='auto', which contracts the dequantized floats here"
+                f"{type(self).__name__}(contraction={self.contraction!r}) needs {needed}; got {describe(x)} and "
+                f"{describe(weight)}.\n  cure: quantizers of that kind for input and weight, or contraction='auto'"
             )
+        return found
+
+    def _is_other_kind(self, found: Any) -> bool:
+        return found is not None and self.contraction == "int" and isinstance(found, Float8Contraction)
+
+    @abstractmethod
+    def _contracts_as_flax(self) -> bool:
+        """Whether the function that contracts is Flax's default, not the user's."""
+
+    def _float8_contraction(self, x: Any, weight: Any) -> Any:
+        """What contracts 8-bit floats; None where the layer or its operands have none."""
         return None
+
+    @abstractmethod
+    def _integer_contraction(self, x: Any, weight: Any) -> Any:
+        """What contracts integers; None where the operands have none that can be contracted."""
+
+    def _weight_integers(self, weight: Any) -> Affine | None:
+        """The integers of the weight; None where it has none of at most 8 bits."""
+        if self.frozen is not None:
+            return self.frozen.affine() if self.frozen.is_contractible else None
+        return affine_of(weight) if isinstance(weight, IntQuantTensor) and has_integers(weight) else None
 
     def _bias_on_grid(self, bias: Any, weight: Any) -> bool | jax.Array | None:
         """Whether the bias counts in steps of the accumulator, as far as the layer knows beforehand."""
@@ -228,7 +330,7 @@ class QuantWeightLayer(nnx.Module):
             y,
             x,
             weight,
-            terms=self.weight.size // max(self.out_channels, 1),
+            terms=math.prod(self.weight_shape) // max(self.out_channels, 1),
             lhs_free_axes=self._free_input_axes(x.ndim),
             bias=bias,
             bias_on_grid=self._bias_on_grid(bias, weight),

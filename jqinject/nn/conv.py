@@ -10,8 +10,13 @@ from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
 from flax.nnx.nn.linear import default_bias_init, default_kernel_init
 from flax.typing import Dtype, Initializer, PaddingLike, PrecisionLike
 
+from jqinject.dot import has_integers
+from jqinject.nn._payload import IntegerConvolution
 from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat
+from jqinject.quant_tensor import IntQuantTensor
+
+lax_conv_general_dilated = jax.lax.conv_general_dilated
 
 
 @final
@@ -40,7 +45,8 @@ class QuantConv(QuantWeightLayer, nnx.Conv):
         output_quant: quantizer of the output.
         return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`.
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
-        contraction: "auto" or "float": the dequantized floats are contracted.
+        contraction: "auto" convolves the integers of a frozen weight, and floats otherwise; "int" insists on integers;
+            "float" convolves the dequantized floats in any case.
         overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
 
     Raises:
@@ -54,6 +60,13 @@ class QuantConv(QuantWeightLayer, nnx.Conv):
         >>> conv(jnp.ones((2, 5, 5, 3))).shape, conv.quant_weight().scale.shape
         ((2, 5, 5, 8), (1, 1, 1, 8))
     """
+
+    contraction_name = "conv_general_dilated"
+    contraction_needs = {
+        "int": "an input in integers of at most 8 bits with one scale and one zero point, a signed weight without zero "
+        "point and with one scale or one for each output channel, and no mask",
+        "fp8": "a contraction of 8-bit floats, which convolutions do not have",
+    }
 
     def __init__(
         self,
@@ -131,6 +144,18 @@ class QuantConv(QuantWeightLayer, nnx.Conv):
 
     def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         return nnx.Conv.__call__(stand_in, inputs, out_sharding=out_sharding)
+
+    def _contracts_as_flax(self) -> bool:
+        return self.conv_general_dilated is lax_conv_general_dilated
+
+    def _integer_contraction(self, x: Any, weight: Any) -> Any:
+        integers = self._weight_integers(weight)
+        if integers is None or not isinstance(x, IntQuantTensor) or not has_integers(x):
+            return None
+        one_input_scale = x.scale.size == x.zero_point.size == 1
+        whole_filters = integers.scale.size in (1, self.out_channels) and self.mask is None
+        plain_weight = integers.zero_point is None and integers.payload.dtype != jnp.uint8
+        return IntegerConvolution(x, integers) if one_input_scale and whole_filters and plain_weight else None
 
     def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
         # The window runs over the spatial axes, and channels are summed: only batch axes stay as they are.

@@ -10,10 +10,11 @@ from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
 from flax.nnx.nn.linear import default_bias_init, default_kernel_init
 from flax.typing import Dtype, Initializer, PrecisionLike
 
-from jqinject.dot import contracts_in_float8
-from jqinject.nn._payload import Float8Contraction, describe
+from jqinject.dot import contracts_in_float8, has_integers
+from jqinject.nn._payload import Float8Contraction, IntegerContraction
 from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat
+from jqinject.quant_tensor import IntQuantTensor
 
 lax_dot_general = jax.lax.dot_general
 
@@ -40,9 +41,9 @@ class QuantLinear(QuantWeightLayer, nnx.Linear):
         output_quant: quantizer of the output.
         return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`.
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
-        contraction: "auto" contracts the payloads of an 8-bit float input and weight, and floats otherwise; "fp8"
-            insists on the payloads; "float" contracts the dequantized floats in any case. Payloads are faster where the
-            machine has units for them; a CPU computes the same and gains nothing.
+        contraction: "auto" contracts the payloads of an 8-bit float input and weight, the integers of a frozen weight,
+            and floats otherwise; "int" and "fp8" insist on the payloads; "float" contracts the dequantized floats in
+            any case. 8-bit floats are faster where the machine has units for them, a CPU gains nothing.
         overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
 
     Raises:
@@ -58,6 +59,11 @@ class QuantLinear(QuantWeightLayer, nnx.Linear):
         >>> fc(jnp.ones((2, 8))).shape, fc.quant_weight().bit_width
         ((2, 4), 4)
     """
+
+    contraction_needs = {
+        "int": "an input and a weight in integers of at most 8 bits, known before the program runs",
+        "fp8": "an input and a weight in 8-bit floats, with scales that do not vary along the input features",
+    }
 
     def __init__(
         self,
@@ -122,22 +128,22 @@ class QuantLinear(QuantWeightLayer, nnx.Linear):
     def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         return nnx.Linear.__call__(stand_in, inputs, out_sharding=out_sharding)
 
-    def _payload_contraction(self, x: Any, weight: Any) -> Any:
-        if self.contraction == "float" or (
-            self.contraction == "auto" and self.dot_general is not lax_dot_general
-        ):
+    def _summed_axes(self) -> tuple[int, ...]:
+        return (0,)
+
+    def _contracts_as_flax(self) -> bool:
+        return self.dot_general is lax_dot_general
+
+    def _float8_contraction(self, x: Any, weight: Any) -> Any:
+        if not contracts_in_float8(x, weight):
             return None
-        if contracts_in_float8(x, weight):
-            grad = None if self.grad_quant is None else self.grad_quant.q_dtype
-            return Float8Contraction(x, weight, grad)
-        if self.contraction == "fp8":
-            raise ValueError(
-                "QuantLinear(contraction='fp8') needs an input and a weight in 8-bit floats, with scales that do not "
-                f"vary along the input features; got {describe(x)} and {describe(weight)}.\n  cure: give it "
-                "input_quant=Fp8e4m3ActPerTensorDelayed and weight_quant=Fp8e4m3WeightPerTensorDelayed, or "
-                "contraction='auto'"
-            )
-        return None
+        return Float8Contraction(x, weight, None if self.grad_quant is None else self.grad_quant.q_dtype)
+
+    def _integer_contraction(self, x: Any, weight: Any) -> Any:
+        integers = self._weight_integers(weight)
+        if integers is None or not isinstance(x, IntQuantTensor) or not has_integers(x):
+            return None
+        return IntegerContraction(x, integers)
 
     def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
         return tuple(range(ndim - 1))

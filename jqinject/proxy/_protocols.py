@@ -11,6 +11,7 @@ class WeightLayer(Protocol):
         weight: the weight Variable, whatever the layer calls it.
         bias: the bias Variable, or None.
         output_channel_dim: the axis of the weight that holds the output channels, counted without stacking.
+        weight_shape: its shape, frozen or not.
         weight_ndim: the axes of one weight; a weight with more of them is a stack of layers.
     """
 
@@ -20,5 +21,7 @@ class WeightLayer(Protocol):
     def bias(self) -> Any: ...
     @property
     def output_channel_dim(self) -> int: ...
+    @property
+    def weight_shape(self) -> tuple[int, ...]: ...
     @property
     def weight_ndim(self) -> int: ...

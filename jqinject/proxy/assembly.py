@@ -17,12 +17,12 @@ Variables = dict[tuple[Any, ...], nnx.Variable[Any]]
 def stacked_axes(layers: Sequence[Any]) -> int:
     """How many leading axes the layers' weights have beyond those of one layer (built under `nnx.vmap`)."""
     for layer in layers:
-        if len(layer.weight.shape) < layer.weight_ndim:
+        if len(layer.weight_shape) < layer.weight_ndim:
             raise ValueError(
                 f"the weight of a {type(layer).__name__} has {layer.weight_ndim} axes (more in a stack of layers), "
-                f"got shape {tuple(layer.weight.shape)}"
+                f"got shape {tuple(layer.weight_shape)}"
             )
-    depths = {len(layer.weight.shape) - layer.weight_ndim for layer in layers}
+    depths = {len(layer.weight_shape) - layer.weight_ndim for layer in layers}
     if len(depths) > 1:
         raise ValueError(f"layers stacked {sorted(depths)} times deep can not share one quantizer")
     return depths.pop() if depths else 0
@@ -37,7 +37,7 @@ def build_stacked(build: Build, layers: tuple[Any, ...], axes: int) -> Any:
         axes: how many leading axes they are stacked along.
     """
     graphdef, state = nnx.split(layers, graph=True)
-    sizes = layers[0].weight.shape[:axes]
+    sizes = layers[0].weight_shape[:axes]
     made: dict[str, Any] = {}
 
     def one(state: nnx.State) -> Any:

@@ -11,6 +11,7 @@ from jqinject.core._protocols import Clamp, QuantResult, Scaling
 from jqinject.core.assign import set_given
 from jqinject.core.clamp import TensorClamp
 from jqinject.core.delay import DelayWrapper, delay_of
+from jqinject.core.variables import known_zero
 from jqinject.ops.ste import binary_sign_ste
 
 
@@ -54,7 +55,7 @@ class BinaryQuant(nnx.Module):
         y = (binary_sign_ste(x32) * scale).astype(x.dtype)
         if self.delay is not None:
             y = self.delay(x, y)
-        return QuantResult(y, scale, jnp.zeros((), jnp.float32), 1)
+        return QuantResult(y, scale, known_zero(), 1)
 
 
 class ClampedBinaryQuant(nnx.Module):
@@ -101,4 +102,4 @@ class ClampedBinaryQuant(nnx.Module):
         y = (binary_sign_ste(self.tensor_clamp_impl(x32, -scale, scale)) * scale).astype(x.dtype)
         if self.delay is not None:
             y = self.delay(x, y)
-        return QuantResult(y, scale, jnp.zeros((), jnp.float32), 1)
+        return QuantResult(y, scale, known_zero(), 1)

@@ -16,6 +16,7 @@ from jqinject.core._protocols import Scaling, View
 from jqinject.core.assign import assign, set_given
 from jqinject.core.clamp import Identity
 from jqinject.core.scaling.amax import AmaxScaling
+from jqinject.core.variables import known_zero
 from jqinject.ops.float8 import fake_float8, float8_dtype, float8_max
 from jqinject.ops.observe import SLOT_SIZE, GradientRule, quantize_gradient
 from jqinject.quant_tensor import FloatQuantTensor
@@ -38,7 +39,7 @@ class FloatQuantResult:
     @property
     def zero_point(self) -> jax.Array:
         """Floats have their zero at 0."""
-        return jnp.zeros((), jnp.float32)
+        return known_zero()
 
     @property
     def bit_width(self) -> int:

@@ -25,6 +25,7 @@ from jqinject.core.assign import assign, set_given
 from jqinject.core.clamp import Identity, TensorClamp, TensorClampSte
 from jqinject.core.delay import DelayWrapper, delay_of
 from jqinject.core.rounding import CeilSte, DPURoundSte, FloorSte, RoundSte, RoundToZeroSte
+from jqinject.core.variables import known_zero
 from jqinject.ops import fake_quantize, int_range
 from jqinject.ops.power import in_steps
 
@@ -246,6 +247,6 @@ class PrescaledRestrictIntQuant(nnx.Module):
         x = _check.float_input(x, "PrescaledRestrictIntQuant")
         scale = jnp.asarray(scale).astype(jnp.float32)
         bit_width = self.bit_width_impl()
-        zero_point = jnp.zeros((), jnp.float32)
+        zero_point = known_zero()
         value = self.int_quant(scale, zero_point, bit_width, x.astype(jnp.float32)).astype(x.dtype)
         return QuantResult(value, scale, zero_point, bit_width)

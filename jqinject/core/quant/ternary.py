@@ -12,6 +12,7 @@ from jqinject.core import _check
 from jqinject.core._protocols import QuantResult, Scaling
 from jqinject.core.assign import set_given
 from jqinject.core.delay import DelayWrapper, delay_of
+from jqinject.core.variables import known_zero
 from jqinject.ops.ste import ternary_sign_ste
 
 
@@ -53,4 +54,4 @@ class TernaryQuant(nnx.Module):
         y = (mask * ternary_sign_ste(x32) * scale).astype(x.dtype)
         if self.delay is not None:
             y = self.delay(x, y)
-        return QuantResult(y, scale, jnp.zeros((), jnp.float32), 2)
+        return QuantResult(y, scale, known_zero(), 2)

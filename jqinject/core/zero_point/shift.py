@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core._protocols import IntQuantizer
+from jqinject.core.variables import known_zero
 from jqinject.ops.power import in_steps
 
 
@@ -23,7 +24,7 @@ class ZeroZeroPoint:
 
     def __call__(self, x: Any = None, scale: Any = None, bit_width: Any = None) -> jax.Array:
         """A float32 zero."""
-        return jnp.zeros((), jnp.float32)
+        return known_zero()
 
 
 def shift(

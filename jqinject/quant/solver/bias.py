@@ -42,7 +42,7 @@ class SolveBiasScalingPerOutputChannelShapeFromModule(ExtendedInjector):
 
     @value
     def scaling_per_output_channel_shape(module):
-        return (agreed(module, lambda layer: layer.weight.shape[layer.output_channel_dim], "out_channels"),)
+        return (agreed(module, lambda layer: layer.weight_shape[layer.output_channel_dim], "out_channels"),)
 
 
 class SolveBiasScalingStatsInputConcatDimFromModule(ExtendedInjector):

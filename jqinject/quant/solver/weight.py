@@ -48,11 +48,11 @@ class SolveWeightScalingPerOutputChannelShapeFromModule(ExtendedInjector):
 
     @value
     def out_channels(module):
-        return agreed(module, lambda layer: layer.weight.shape[layer.output_channel_dim], "out_channels")
+        return agreed(module, lambda layer: layer.weight_shape[layer.output_channel_dim], "out_channels")
 
     @value
     def weight_ndims(module):
-        return agreed(module, lambda layer: len(layer.weight.shape), "number of weight axes")
+        return agreed(module, lambda layer: len(layer.weight_shape), "number of weight axes")
 
     @value
     def scaling_per_output_channel_shape(weight_ndims: Any, output_channel_dim, out_channels):
@@ -70,7 +70,7 @@ class SolveWeightScalingStatsInputDimsFromModule(ExtendedInjector):
 
     @value
     def permute_dims(module, output_channel_dim):
-        ndim = agreed(module, lambda layer: len(layer.weight.shape), "number of weight axes")
+        ndim = agreed(module, lambda layer: len(layer.weight_shape), "number of weight axes")
         axes = list(range(ndim))
         channel = axes[output_channel_dim]
         if channel == 0:

@@ -1,0 +1,200 @@
+"""One convolution of low-bit numbers, without a derivative."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.dot.accumulate import integer_accumulator
+from jqinject.dot.contraction import Contraction, Operand
+from jqinject.dot.integer import Affine
+from jqinject.dot.numerics import is_integer
+from jqinject.dot.operand import OperandQuantizer, QuantizedOperand
+
+UNQUANTIZED = Contraction()
+Spec = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """What is static in one convolution: the arguments of `lax.conv_general_dilated`, complete.
+
+    Attributes:
+        specs: of the left operand, the right operand and the output: (batch, feature, *space) in their axes.
+        padding: before and after each spatial axis.
+        lhs_dilation: of each spatial axis.
+        options: the others, by name.
+        dtype: of the output.
+        contraction: the quantizers of arrays.
+    """
+
+    specs: tuple[Spec, Spec, Spec]
+    padding: tuple[tuple[int, int], ...]
+    lhs_dilation: tuple[int, ...]
+    options: tuple[tuple[str, Any], ...]
+    dtype: np.dtype
+    contraction: Contraction = UNQUANTIZED
+
+    @classmethod
+    def of(
+        cls,
+        lhs_shape: tuple[int, ...],
+        rhs_shape: tuple[int, ...],
+        window_strides: Sequence[int],
+        padding: Any,
+        lhs_dilation: Sequence[int] | None,
+        rhs_dilation: Sequence[int] | None,
+        dimension_numbers: Any,
+        feature_group_count: int,
+        batch_group_count: int,
+        *,
+        dtype: Any,
+        contraction: Contraction = UNQUANTIZED,
+    ) -> Convolution:
+        """From the arguments of `lax.conv_general_dilated`."""
+        numbers = jax.lax.conv_dimension_numbers(lhs_shape, rhs_shape, dimension_numbers)
+        space = len(lhs_shape) - 2
+        strides = tuple(window_strides)
+        rhs_dilation = (1,) * space if rhs_dilation is None else tuple(rhs_dilation)
+        if isinstance(padding, str):
+            seen = [lhs_shape[axis] for axis in numbers.lhs_spec[2:]]
+            window = [
+                (rhs_shape[axis] - 1) * dilation + 1
+                for axis, dilation in zip(numbers.rhs_spec[2:], rhs_dilation, strict=True)
+            ]
+            padding = jax.lax.padtype_to_pads(seen, window, strides, padding)
+        options = {
+            "window_strides": strides,
+            "rhs_dilation": rhs_dilation,
+            "feature_group_count": feature_group_count,
+            "batch_group_count": batch_group_count,
+        }
+        return cls(
+            (tuple(numbers.lhs_spec), tuple(numbers.rhs_spec), tuple(numbers.out_spec)),
+            tuple((int(before), int(after)) for before, after in padding),
+            (1,) * space if lhs_dilation is None else tuple(lhs_dilation),
+            tuple(options.items()),
+            np.dtype(dtype),
+            contraction,
+        )
+
+    @property
+    def channel_axis(self) -> int:
+        """The axis of the right operand that becomes the output's features."""
+        return self.specs[1][0]
+
+    def numbers(self, lhs: jax.Array, rhs: jax.Array, dtype: Any, *, bordered: bool = False) -> jax.Array:
+        """The convolution of arrays as they are, summed in `dtype`.
+
+        Args:
+            lhs, rhs: arrays of one dtype.
+            dtype: of the output.
+            bordered: whether `lhs` has its padding and dilation already.
+        """
+        space = len(self.padding)
+        return jax.lax.conv_general_dilated(
+            lhs,
+            rhs,
+            padding=((0, 0),) * space if bordered else self.padding,
+            lhs_dilation=(1,) * space if bordered else self.lhs_dilation,
+            dimension_numbers=jax.lax.ConvDimensionNumbers(*self.specs),
+            preferred_element_type=dtype,
+            **dict(self.options),
+        )
+
+    def operands(
+        self, lhs: Operand, rhs: Operand, key: jax.Array | None = None
+    ) -> tuple[QuantizedOperand, QuantizedOperand]:
+        """Both operands in their formats: a scale for each example, and one for each output feature."""
+        keys = (None, None) if key is None else tuple(jax.random.split(key))
+        quantizers = self.contraction.lhs_quantizer, self.contraction.rhs_quantizer
+        left = _quantized(quantizers[0], lhs, self.specs[0][0], keys[0])
+        return left, _quantized(quantizers[1], rhs, self.channel_axis, keys[1])
+
+    def of_payloads(self, lhs: QuantizedOperand, rhs: QuantizedOperand) -> jax.Array:
+        """The convolution of operands in their formats, in `dtype`."""
+        if is_integer(lhs.payload) and is_integer(rhs.payload):
+            y = self._integers(lhs.payload, rhs.payload)
+        else:
+            floats = lhs.payload.astype(jnp.float32), rhs.payload.astype(jnp.float32)
+            y = self.numbers(*floats, jnp.float32)
+        for scale in (self._of_lhs(lhs.scale), self._of_rhs(rhs.scale)):
+            if scale is not None:
+                y = y.astype(jnp.float32) * scale
+        return y.astype(self.dtype)
+
+    def of_integers(self, lhs: Affine, rhs: Affine) -> jax.Array:
+        """The convolution of integers, in `dtype`; `lhs` may have one zero point, `rhs` none.
+
+        Where the window reaches over the border it finds zeros, which in `lhs` are written as its zero point.
+        """
+        lhs, rhs = lhs.signed(), rhs.signed()
+        assert rhs.zero_point is None, "checked where integers are chosen"
+        if lhs.zero_point is None:
+            return self.of_payloads(
+                QuantizedOperand(lhs.payload, lhs.scale), QuantizedOperand(rhs.payload, rhs.scale)
+            )
+        zero = jnp.round(lhs.zero_point.reshape(()))
+        y = self._integers(self._with_border(lhs.payload, zero), rhs.payload, bordered=True)
+        sums = rhs.sums
+        if sums is None:
+            axes = tuple(axis for axis in range(rhs.payload.ndim) if axis != self.channel_axis)
+            sums = jnp.sum(rhs.payload, axis=axes, keepdims=True, dtype=y.dtype)
+        y = y - zero.astype(y.dtype) * self._of_rhs(sums)
+        return (y.astype(jnp.float32) * self._of_lhs(lhs.scale) * self._of_rhs(rhs.scale)).astype(self.dtype)
+
+    def _integers(self, lhs: jax.Array, rhs: jax.Array, *, bordered: bool = False) -> jax.Array:
+        terms = math.prod(rhs.shape) // max(rhs.shape[self.channel_axis], 1)
+        spans = (max(-int(jnp.iinfo(x.dtype).min), int(jnp.iinfo(x.dtype).max)) for x in (lhs, rhs))
+        accumulator = integer_accumulator(self.contraction.accumulator_dtype, terms, *spans)
+        return self.numbers(lhs.astype(jnp.int8), rhs.astype(jnp.int8), accumulator, bordered=bordered)
+
+    def _with_border(self, payload: jax.Array, zero: jax.Array) -> jax.Array:
+        config = [(0, 0, 0)] * payload.ndim
+        for axis, (before, after), dilation in zip(
+            self.specs[0][2:], self.padding, self.lhs_dilation, strict=True
+        ):
+            config[axis] = (before, after, dilation - 1)
+        return jax.lax.pad(payload, zero.astype(payload.dtype), config)
+
+    def _of_lhs(self, scale: jax.Array | None) -> Any:
+        """The left operand's scale, which may differ between examples, laid out like the output."""
+        return _moved(scale, len(self.specs[0]), self.specs[0][0], self.specs[2][0], "lhs", "example")
+
+    def _of_rhs(self, scale: jax.Array | None) -> Any:
+        ndim, place = len(self.specs[1]), self.specs[2][1]
+        return _moved(scale, ndim, self.channel_axis, place, "rhs", "output feature")
+
+
+def _quantized(quantizer: OperandQuantizer, x: Operand, axis: int, key: jax.Array | None) -> QuantizedOperand:
+    if isinstance(x, QuantizedOperand):
+        return x
+    per_tensor = quantizer.calibration_axes == "tensor"
+    return quantizer.quantize(x, [a for a in range(x.ndim) if per_tensor or a != axis], key)
+
+
+def _moved(
+    scale: jax.Array | None, ndim: int, axis: int, place: int, side: str, what: str
+) -> jax.Array | None:
+    if scale is None or scale.size == 1:
+        return scale if scale is None else scale.reshape(())
+    if not varies_only_along(scale, ndim, axis):
+        raise ValueError(
+            f"the scale of {side} has shape {scale.shape}, but a convolution can only undo one scale, or one for each "
+            f"{what} (axis {axis}).\n  cure: quantize {side} so, or contraction='float'"
+        )
+    laid = [1] * ndim
+    laid[place] = scale.size
+    return scale.reshape(laid)
+
+
+def varies_only_along(x: jax.Array, ndim: int, axis: int) -> bool:
+    """Whether something that broadcasts to `ndim` axes has size 1 on all of them but one."""
+    shape = (*(1,) * (ndim - x.ndim), *x.shape)
+    return all(size == 1 or at == axis for at, size in enumerate(shape))

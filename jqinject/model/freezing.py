@@ -1,0 +1,101 @@
+"""`freeze` and `unfreeze`: from a trained model to one that serves low-bit numbers, and back."""
+
+from typing import Any, TypeVar
+
+from flax import nnx
+
+from jqinject.model.frozen_ops import freeze_op, quantized_op, unfreeze_op
+from jqinject.nn._weight_layer import QuantWeightLayer
+
+Model = TypeVar("Model", bound=nnx.Module)
+
+
+def freeze(model: Model, *, keep_masters: bool = False) -> Model:
+    """Turn a model into a serving model, in place: quantized weights become integers or 8-bit floats, and scales.
+
+    The model is set to evaluation mode. In every layer of ours with a quantized weight, the weight, its quantizer and
+    that of the gradient give way to a `FrozenWeight`: the payload (int8; 4-bit and narrower integers packed, 8-bit
+    floats), its scale, and its zero point where it has one. Flax's layers with a `QDotGeneral`, `QEinsum` or
+    `QConvGeneralDilated` have their kernel stored in the right operand's `Freezer`, and are served from there; one that
+    several layers share becomes one each. What is not quantized stays as it is. Weights are replaced one by one, so
+    that there are never two copies of the model.
+
+    A frozen layer contracts integers where its input is quantized to at most 8 bits: its output is that of the layer
+    before with `contraction="int"` to the bit, and that of fake quantization up to the rounding of floats. Input scales
+    that were learned or averaged are constants now: nothing is reduced at run time.
+
+    The result saves and restores by Orbax; `nnx.eval_shape(lambda: jqinject.freeze(make_model()))` is the abstract
+    model to restore into.
+
+    Args:
+        model: an NNX module, concrete or abstract.
+        keep_masters: keep the float weights and their quantizers as well, for `unfreeze`.
+
+    Returns:
+        The model itself.
+
+    Raises:
+        TypeError: `model` is no NNX module.
+        ValueError: a learned bit width in an abstract model.
+
+    Example:
+        >>> import jax
+        >>> from jqinject.nn import QuantLinear
+        >>> layer = QuantLinear(64, 32, use_bias=False, rngs=nnx.Rngs(0))
+        >>> frozen = freeze(layer)
+        >>> {"/".join(map(str, path)): x.dtype.name for path, x in nnx.to_flat_state(nnx.state(frozen))}
+        {'frozen/freezer/scale': 'float32', 'frozen/freezer/value': 'int8', 'frozen/sums': 'int32'}
+    """
+    _check_model(model, "freeze")
+    model.eval()
+    seen: set[int] = set()
+    for layer in _modules(model):
+        if isinstance(layer, QuantWeightLayer):
+            layer.freeze(keep_master=keep_masters)
+        op = quantized_op(layer)
+        if op is not None:
+            freeze_op(layer, shared=id(op.module) in seen, keep_master=keep_masters)
+            seen.add(id(op.module))
+    return model
+
+
+def unfreeze(model: Model) -> Model:
+    """Take the float weights of a model that was frozen with `keep_masters=True` again, in training mode.
+
+    Args:
+        model: an NNX module.
+
+    Returns:
+        The model itself.
+
+    Raises:
+        TypeError: `model` is no NNX module.
+        ValueError: the weights of a layer were not kept; nothing is changed then.
+
+    Example:
+        >>> from jqinject.nn import QuantLinear
+        >>> layer = freeze(QuantLinear(4, 2, rngs=nnx.Rngs(0)), keep_masters=True)
+        >>> unfreeze(layer).kernel.shape
+        (4, 2)
+    """
+    _check_model(model, "unfreeze")
+    layers = list(_modules(model))
+    for layer in layers:
+        if isinstance(layer, QuantWeightLayer):
+            layer.check_unfreezes()
+        unfreeze_op(layer, only_check=True)
+    for layer in layers:
+        if isinstance(layer, QuantWeightLayer):
+            layer.unfreeze()
+        unfreeze_op(layer)
+    model.train()
+    return model
+
+
+def _modules(model: nnx.Module) -> list[Any]:
+    return [node for _, node in nnx.iter_modules(model)]
+
+
+def _check_model(model: Any, name: str) -> None:
+    if not isinstance(model, nnx.Module):
+        raise TypeError(f"{name} takes an NNX module, got {type(model).__name__}")

@@ -1,0 +1,123 @@
+"""`FrozenWeight`: the low-bit numbers of a layer's weight, in the place of the weight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jqinject.core import Frozen
+from jqinject.dot import Affine, Freezer, QuantizedOperand
+from jqinject.ops.packing import container_bits
+from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, is_concrete
+
+PACKED = {
+    # (bits in memory, signed): dtype
+    (2, True): jnp.int2,
+    (2, False): jnp.uint2,
+    (4, True): jnp.int4,
+    (4, False): jnp.uint4,
+    (8, True): jnp.int8,
+    (8, False): jnp.uint8,
+}
+
+
+class FrozenWeight(nnx.Module):
+    """Payload, scale and zero point of a quantized weight, and what else a QuantTensor knows.
+
+    Args:
+        weight: the quantized weight.
+        summed: its axes that a contraction sums over; stored last. Empty for a convolution.
+        metadata: of the weight's Variable, for the sharding of the payload.
+        has_zero_point: whether the zero point may be another than 0.
+
+    Raises:
+        TypeError: `weight` is no QuantTensor.
+        ValueError: its bit width is not known, as the model is abstract and it is learned.
+    """
+
+    zero_point: Frozen | None
+    sums: Frozen | None
+
+    def __init__(
+        self, weight: Any, summed: tuple[int, ...], metadata: Mapping[str, Any], has_zero_point: bool
+    ) -> None:
+        self.value_dtype = np.dtype(weight.dtype)
+        self.zero_point = nnx.data(None)
+        self.sums = nnx.data(None)
+        scale = _full_rank(weight.scale, weight.ndim)
+        if isinstance(weight, IntQuantTensor):
+            if not is_concrete(weight.bit_width):
+                raise ValueError(
+                    "a learned bit width is not known in an abstract model, so the payload's dtype is not either.\n"
+                    "  cure: freeze the model itself"
+                )
+            self.bit_width = int(weight.bit_width)
+            self.signed = weight.signed
+            payload = _narrow(weight)
+            if has_zero_point:
+                self.zero_point = Frozen(_full_rank(weight.zero_point, weight.ndim))
+            axes = summed or tuple(axis for axis in range(weight.ndim - 1))
+            if payload.dtype.itemsize == 1:
+                self.sums = Frozen(jnp.sum(payload.astype(jnp.int32), axis=axes, keepdims=True))
+        elif isinstance(weight, FloatQuantTensor):
+            payload = weight.payload()
+        else:
+            raise TypeError(f"a weight that is frozen must be a QuantTensor, got {type(weight).__name__}")
+        self.freezer = Freezer(metadata=metadata)
+        self.freezer.set(QuantizedOperand(payload, scale), summed)
+
+    def affine(self) -> Affine:
+        """The integers, for a contraction."""
+        operand = self.freezer.get()
+        assert operand.scale is not None, "a frozen weight has a scale"
+        zero = None if self.zero_point is None else self.zero_point[...]
+        sums = None if self.sums is None else self.sums[...]
+        return Affine(operand.payload, operand.scale, zero, sums)
+
+    def quant_tensor(self) -> Any:
+        """The weight as a QuantTensor, dequantized."""
+        operand = self.freezer.get()
+        if jnp.issubdtype(self.freezer.dtype, jnp.floating):
+            return FloatQuantTensor.from_payload(operand.payload, operand.scale, dtype=self.value_dtype)
+        zero = 0.0 if self.zero_point is None else self.zero_point[...]
+        return IntQuantTensor.from_int(
+            operand.payload,
+            operand.scale,
+            zero,
+            self.bit_width,
+            signed=self.signed,
+            dtype=self.value_dtype,
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight, with the axes in front that layers are stacked along."""
+        stored, shape = self.freezer.value, self.freezer.shape
+        return shape if stored is None else (*stored.shape[: stored.ndim - len(shape)], *shape)
+
+    @property
+    def has_integers(self) -> bool:
+        """Whether its payload is integers, not 8-bit floats."""
+        return jnp.issubdtype(self.freezer.dtype, jnp.integer)
+
+    @property
+    def is_contractible(self) -> bool:
+        """Whether it has integers that backends contract."""
+        return self.has_integers and self.bit_width <= 8
+
+
+def _narrow(weight: IntQuantTensor) -> jax.Array:
+    """The integers in the narrowest dtype that holds them in memory."""
+    bits = int(weight.bit_width)
+    if bits > 8:
+        return weight.int().astype(jnp.int16 if bits <= 16 and weight.signed else jnp.int32)
+    return weight.int().astype(PACKED[container_bits(bits), weight.signed])
+
+
+def _full_rank(x: jax.Array, ndim: int) -> jax.Array:
+    return x.reshape((1,) * (ndim - x.ndim) + x.shape)

@@ -1,0 +1,300 @@
+"""`freeze` and `unfreeze`: what is served is what was evaluated, in a fraction of the bytes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+
+import jqinject
+import jqinject.quant as q
+from jqinject.core import Frozen
+from jqinject.dot import QConvGeneralDilated, QDotGeneral, QEinsum, QuantMode, config_v4
+from jqinject.nn import QuantConv, QuantLinear, QuantReLU
+
+X = jax.random.normal(jax.random.key(0), (6, 16))
+IMAGES = jax.random.normal(jax.random.key(1), (2, 9, 9, 4))
+call = nnx.jit(lambda model, x: model(x))
+
+
+class Dense(nnx.Module):
+    def __init__(self, *, contraction="auto", weight=q.Int8WeightPerChannelFloat, rngs, **overrides):
+        common = {
+            "weight_quant": weight,
+            "input_quant": q.Int8ActPerTensorFloat,
+            "contraction": contraction,
+            "rngs": rngs,
+            **overrides,
+        }
+        self.first = QuantLinear(16, 24, **common)
+        self.act = QuantReLU()
+        self.second = QuantLinear(24, 5, **{**common, "bias_quant": q.Int32Bias})
+
+    def __call__(self, x):
+        return self.second(self.act(self.first(x)))
+
+
+class Images(nnx.Module):
+    def __init__(self, *, contraction="auto", input_quant=q.Int8ActPerTensorFloat, rngs):
+        common = {"input_quant": input_quant, "contraction": contraction, "rngs": rngs}
+        self.first = QuantConv(4, 8, (3, 3), weight_quant=q.Int8WeightPerChannelFloat, **common)
+        self.second = QuantConv(8, 6, (3, 3), strides=2, padding="VALID", **common)
+
+    def __call__(self, x):
+        return self.second(nnx.relu(self.first(x)))
+
+
+def trained(make, x, **given):
+    """A model whose statistics have seen something, in evaluation mode."""
+    model = make(rngs=nnx.Rngs(0), **given)
+    for scale in (1.0, 0.5):
+        model(x * scale)
+    model.eval()
+    return model
+
+
+def size(model):
+    return sum(x.nbytes for x in jax.tree.leaves(nnx.state(model)))
+
+
+@pytest.mark.parametrize(("make", "x"), [(Dense, X), (Images, IMAGES)], ids=["linear", "conv"])
+@pytest.mark.parametrize("how", ["eager", "jit"])
+def test_frozen_is_integer_evaluation_to_the_bit(make, x, how):
+    run = call if how == "jit" else lambda model, x: model(x)
+    integers = trained(make, x, contraction="int")
+    expected = run(integers, x)
+    np.testing.assert_array_equal(run(jqinject.freeze(nnx.clone(integers)), x), expected)
+    # The same model, trained and evaluated with floats: up to their rounding until it is frozen.
+    integers.set_attributes(contraction="auto")
+    np.testing.assert_allclose(run(integers, x), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(run(jqinject.freeze(integers), x), expected)
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        q.Int8WeightPerTensorFloat,
+        q.Int8WeightPerChannelFixedPoint,
+        q.Int8WeightPerChannelFloat.let(bit_width=4),
+        q.Int8WeightPerChannelFloat.let(bit_width=3),
+        q.Int8WeightPerChannelFloat.let(bit_width=2),
+        q.Int8WeightPerTensorFloat.let(bit_width=12),
+        q.ShiftedUint8WeightPerTensorFloat,
+        q.ShiftedUint8WeightPerChannelFloat.let(bit_width=4),
+        q.SignedBinaryWeightPerTensorConst,
+        q.SignedTernaryWeightPerTensorConst,
+        q.Fp8e4m3WeightPerTensorCurrent,
+        q.Fp8e4m3WeightPerChannelCurrent,
+    ],
+    ids=repr,
+)
+def test_every_kind_of_weight(weight):
+    layer = QuantLinear(16, 7, weight_quant=weight, input_quant=q.Int8ActPerTensorFloat, rngs=nnx.Rngs(0))
+    layer(X)
+    layer.eval()
+    expected, numbers = layer(X), layer.quant_weight()
+    frozen = jqinject.freeze(layer)
+    np.testing.assert_allclose(frozen(X), expected, rtol=1e-5, atol=1e-5)
+    again = frozen.quant_weight()
+    assert (type(again), again.bit_width) == (type(numbers), numbers.bit_width)
+    np.testing.assert_allclose(again.value, numbers.value, rtol=1e-6)
+    assert not hasattr(frozen, "kernel")
+    assert frozen.weight_quant is None
+
+
+def test_bytes_of_the_weights():
+    def weight_bytes(bits):
+        layer = QuantLinear(256, 128, weight_bit_width=bits, use_bias=False, rngs=nnx.Rngs(0))
+        frozen = jqinject.freeze(layer)
+        return frozen.frozen.freezer.value[...].nbytes, size(frozen)
+
+    full = 256 * 128 * 4
+    for bits, share in ((8, 4), (4, 8), (2, 16)):
+        payload, everything = weight_bytes(bits)
+        assert payload == full // share
+        assert everything <= payload + 4 * (128 + 1) + 64
+
+
+def test_unfreeze_brings_the_masters_back():
+    model = trained(Dense, X)
+    graph, before = nnx.graphdef(model), nnx.state(model)
+    jqinject.freeze(model, keep_masters=True)
+    assert model.first.frozen is not None
+    jqinject.unfreeze(model)
+    model.eval()
+    assert nnx.graphdef(model) == graph
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(model), before)
+    nnx.grad(lambda m: m(X).sum())(model)
+
+
+def test_unfreeze_without_masters_changes_nothing():
+    model = trained(Dense, X)
+    jqinject.freeze(model.first)
+    jqinject.freeze(model.second, keep_masters=True)
+    with pytest.raises(ValueError, match=r"QuantLinear: the float weight is gone.*\n.*keep_masters=True"):
+        jqinject.unfreeze(model)
+    assert model.second.frozen is not None
+
+
+def test_freezing_twice_is_freezing_once():
+    model = jqinject.freeze(trained(Dense, X))
+    expected = call(model, X)
+    np.testing.assert_array_equal(call(jqinject.freeze(model), X), expected)
+
+
+def test_not_a_module():
+    with pytest.raises(TypeError, match="freeze takes an NNX module, got dict"):
+        jqinject.freeze({})
+
+
+def test_shared_weight_quantizers():
+    first = QuantLinear(16, 16, rngs=nnx.Rngs(0))
+    second = QuantLinear(16, 16, weight_quant=first.weight_quant, rngs=nnx.Rngs(1))
+    model = nnx.List([first, second])
+    model.eval()
+    expected = second(first(X))
+    jqinject.freeze(nnx.Sequential(first, second))
+    np.testing.assert_allclose(second(first(X)), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_orbax_into_an_abstract_model(tmp_path):
+    frozen = jqinject.freeze(trained(Dense, X, weight=q.Int8WeightPerChannelFloat.let(bit_width=4)))
+    checkpointer = ocp.StandardCheckpointer()
+    checkpointer.save(tmp_path / "frozen", nnx.to_pure_dict(nnx.state(frozen)))
+    checkpointer.wait_until_finished()
+    make = lambda: jqinject.freeze(  # noqa: E731
+        Dense(weight=q.Int8WeightPerChannelFloat.let(bit_width=4), rngs=nnx.Rngs(3))
+    )
+    abstract = nnx.eval_shape(make)
+    assert nnx.graphdef(abstract) == nnx.graphdef(frozen)
+    template = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), nnx.to_pure_dict(nnx.state(abstract))
+    )
+    restored = checkpointer.restore(tmp_path / "frozen", template)
+    other = make()
+    jqinject.load_state(other, restored)
+    np.testing.assert_array_equal(call(other, X), call(frozen, X))
+    checkpointer.close()
+
+
+def test_a_frozen_checkpoint_of_another_shape_is_refused():
+    small, large = (jqinject.freeze(QuantLinear(n, 4, rngs=nnx.Rngs(0))) for n in (8, 16))
+    before = nnx.state(large)
+    with pytest.raises(ValueError, match=r"frozen.*shape"):
+        jqinject.load_state(large, nnx.state(small))
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(large), before)
+
+
+def test_stacked_layers_under_scan():
+    @nnx.vmap(in_axes=0, out_axes=0)
+    def make(key):
+        return QuantLinear(
+            16,
+            16,
+            weight_quant=q.Int8WeightPerChannelFloat,
+            input_quant=q.Int8ActPerTensorFloat,
+            contraction="int",
+            rngs=nnx.Rngs(key),
+        )
+
+    @nnx.jit
+    @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+    def run(layer, x):
+        return jnp.tanh(layer(x))
+
+    stack = make(jax.random.split(jax.random.key(0), 3))
+    run(stack, X)
+    stack.eval()
+    expected = run(stack, X)
+    jqinject.freeze(stack)
+    assert stack.frozen.freezer.value.shape == (3, 16, 16)
+    np.testing.assert_array_equal(run(stack, X), expected)
+
+
+def test_sharding_is_kept():
+    mesh = jax.make_mesh((8,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec
+    layer = QuantLinear(16, 32, weight_quant=q.Int8WeightPerChannelFloat, rngs=nnx.Rngs(0))
+    expected = nnx.clone(jqinject.freeze(nnx.clone(layer)))(X)
+    layer.kernel.set_value(jax.device_put(layer.kernel[...], jax.NamedSharding(mesh, spec(None, "model"))))
+    frozen = jqinject.freeze(layer)
+    shards = {shard.data.shape for shard in frozen.frozen.freezer.value[...].addressable_shards}
+    assert shards == {(4, 16)}  # stored (out, in), split over out
+    np.testing.assert_allclose(call(frozen, X), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_inputs_are_still_differentiable():
+    model = trained(Dense, X, contraction="int")
+    expected = jax.grad(lambda x: jnp.sum(jnp.sin(model(x))))(X)
+    frozen = jqinject.freeze(nnx.clone(model))
+    np.testing.assert_allclose(
+        jax.grad(lambda x: jnp.sum(jnp.sin(frozen(x))))(X), expected, rtol=1e-5, atol=1e-6
+    )
+
+
+def test_static_scales_leave_no_reduction():
+    frozen = jqinject.freeze(trained(Dense, X))
+    text = nnx.jit(lambda m, x: m(x)).lower(frozen, X).as_text()
+    assert "stablehlo.reduce" not in text
+    assert text.count("tensor<6x16xi8>") >= 1
+
+
+# --- Flax's own layers
+
+OPS = {
+    "linear": lambda op, rngs: nnx.Linear(16, 8, dot_general=op(QDotGeneral), rngs=rngs),
+    "general": lambda op, rngs: nnx.LinearGeneral(16, (2, 4), dot_general=op(QDotGeneral), rngs=rngs),
+    "einsum": lambda op, rngs: nnx.Einsum(
+        "bd,dnh->bnh", (16, 2, 4), (2, 4), einsum_op=op(QEinsum), rngs=rngs
+    ),
+    "conv": lambda op, rngs: nnx.Conv(4, 8, (3, 3), conv_general_dilated=op(QConvGeneralDilated), rngs=rngs),
+}
+
+
+def with_op(kind, bits=8):
+    config = config_v4(fwd_bits=bits, rng_type=None)
+    return OPS[kind](lambda cls: cls(config), nnx.Rngs(0)), IMAGES if kind == "conv" else X
+
+
+@pytest.mark.parametrize("bits", [8, 4, "e4m3"])
+@pytest.mark.parametrize("kind", OPS)
+def test_flax_layers_serve_what_they_trained(kind, bits):
+    layer, x = with_op(kind, bits)
+    expected = call(layer, x)
+    jqinject.freeze(layer)
+    assert layer.kernel.size == 0
+    np.testing.assert_array_equal(call(layer, x), expected)
+    frozen = nnx.state(layer, Frozen)
+    assert (
+        sum(v.nbytes for v in jax.tree.leaves(frozen))
+        < 1.3 * (0.125 if bits == 4 else 0.25) * (4 * np.prod({"conv": (3, 3, 4, 8)}.get(kind, (16, 8))))
+        + 4 * 8
+    )
+
+
+def test_attention_projections_share_an_op_until_they_are_frozen():
+    attention = nnx.MultiHeadAttention(
+        num_heads=2,
+        in_features=16,
+        qkv_dot_general=QDotGeneral(config_v4(rng_type=None)),
+        out_dot_general=QDotGeneral(config_v4(rng_type=None)),
+        decode=False,
+        rngs=nnx.Rngs(0),
+    )
+    x = X.reshape(2, 3, 16)
+    expected = call(attention, x)
+    jqinject.freeze(attention)
+    np.testing.assert_array_equal(call(attention, x), expected)
+    assert attention.query.dot_general is not attention.key.dot_general
+
+
+def test_unfreeze_of_flax_layers():
+    layer, x = with_op("linear")
+    expected = call(layer, x)
+    jqinject.unfreeze(jqinject.freeze(layer, keep_masters=True))
+    assert layer.dot_general.rhs_quant_mode is QuantMode.TRAIN
+    np.testing.assert_array_equal(call(layer, x), expected)
+    jqinject.freeze(layer)
+    with pytest.raises(ValueError, match="Linear: the float kernel is gone"):
+        jqinject.unfreeze(layer)
