@@ -2,6 +2,7 @@
 
     python benchmarks/train_step.py
     python benchmarks/train_step.py --fp8
+    python benchmarks/train_step.py --int8 --width 2048 --batch 1024
 
 All models have the same widths and the same jitted step, are compiled and calibrated before, and run
 interleaved in one process. int8 weights per channel and int8 inputs everywhere. The last column is the time
@@ -12,6 +13,10 @@ after its statistics are collected. The gradient of the first layer's scale need
 input, a contraction that the float step does not make (11 of them become 12); the row `float, input gradient`
 makes it too. `running` has input scales from a running maximum. Qwix (left out where it is not installed)
 contracts real integers forward; `dynamic` takes each batch's own range, `static` a running average.
+
+With --int8 the others contract real integers: Flax's layer with `QDotGeneral(config_v4(...))`, int8 in the forward
+pass, in the gradient of the left operand too, and in all three contractions. Gradients are rounded to nearest, with
+16 random bits a number (`custom-1`) or with 32 (`jax.uniform`, the default of `config_v4`).
 
 With --fp8 the float step is bfloat16, and the others are 8-bit float training: weights, inputs and gradients
 quantized, statistics through `jqinject.value_and_grad`. `payloads` contracts 8-bit floats in all three places,
@@ -32,6 +37,7 @@ from flax import nnx
 import jqinject
 import jqinject.quant as q
 from _timing import interleaved, print_table
+from jqinject.dot import QDotGeneral, config_v4
 from jqinject.nn import QuantLinear
 from jqinject.quant import Int8ActPerTensorFloat, Int8WeightPerChannelFloat
 
@@ -86,13 +92,7 @@ def make_models(width: int, depth: int, x: jax.Array) -> dict[str, nnx.Module]:
         "jqinject, learned": MLP(partial(quantized_layer, act=LearnedAct), width, depth),
         "jqinject, running": MLP(partial(quantized_layer, act=RunningAct), width, depth),
     }
-    if importlib.util.find_spec("qwix") is not None:
-        import qwix
-
-        for name, static in (("Qwix QAT, dynamic", False), ("Qwix QAT, static", True)):
-            rule = qwix.QtRule(weight_qtype=jnp.int8, act_qtype=jnp.int8, act_static_scale=static)
-            models[name] = qwix.quantize_model(MLP(float_layer, width, depth), qwix.QtProvider([rule]), x)
-    return models
+    return models | qwix_models(width, depth, x)
 
 
 def float8_layer(width: int, rngs: nnx.Rngs, scaling: str, contraction: str) -> nnx.Module:
@@ -123,6 +123,41 @@ def make_float8_models(width: int, depth: int) -> dict[str, nnx.Module]:
             make_layer = partial(float8_layer, scaling=scaling, contraction=contraction)
             models[name] = MLP(make_layer, width, depth)
     models["no quantization"] = MLP(bfloat16_layer, width, depth)
+    return models
+
+
+def int8_layer(width: int, rngs: nnx.Rngs, **bits: object) -> nnx.Module:
+    """Return Flax's layer with an integer contraction."""
+    return nnx.Linear(width, width, dot_general=QDotGeneral(config_v4(**bits), rngs=rngs), rngs=rngs)
+
+
+INTEGERS = {
+    "forward": {"dlhs_bits": None},
+    "forward and left": {"dlhs_bits": 8},
+    "all three": {"dlhs_bits": 8, "drhs_bits": 8},
+}
+
+
+def make_int8_models(width: int, depth: int, x: jax.Array) -> dict[str, nnx.Module]:
+    """Return the float model and those that contract integers, by name."""
+    models: dict[str, nnx.Module] = {"float": MLP(float_layer, width, depth)}
+    for name, bits in INTEGERS.items():
+        for noise in (None,) if name == "forward" else (None, "custom-1", "jax.uniform"):
+            make_layer = partial(int8_layer, rng_type=noise, **bits)
+            models[f"jqinject, {name}{'' if noise is None else ', ' + noise}"] = MLP(make_layer, width, depth)
+    return models | qwix_models(width, depth, x)
+
+
+def qwix_models(width: int, depth: int, x: jax.Array) -> dict[str, nnx.Module]:
+    """Return Qwix's models, which contract integers forward, where it is installed."""
+    if importlib.util.find_spec("qwix") is None:
+        return {}
+    import qwix
+
+    models = {}
+    for name, static in (("Qwix QAT, dynamic", False), ("Qwix QAT, static", True)):
+        rule = qwix.QtRule(weight_qtype=jnp.int8, act_qtype=jnp.int8, act_static_scale=static)
+        models[name] = qwix.quantize_model(MLP(float_layer, width, depth), qwix.QtProvider([rule]), x)
     return models
 
 
@@ -186,7 +221,9 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=4, help="layers (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=512, help="rows of a batch (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=30, help="timed rounds (default: %(default)s)")
-    parser.add_argument("--fp8", action="store_true", help="8-bit float training against bfloat16")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--fp8", action="store_true", help="8-bit float training against bfloat16")
+    kind.add_argument("--int8", action="store_true", help="training with integer contractions")
     options = parser.parse_args()
 
     keys = jax.random.split(jax.random.key(0))
@@ -195,6 +232,8 @@ def main() -> None:
     if options.fp8:
         x, target = x.astype(jnp.bfloat16), target.astype(jnp.bfloat16)
         models = make_float8_models(options.width, options.depth)
+    elif options.int8:
+        models = make_int8_models(options.width, options.depth, x)
     else:
         models = make_models(options.width, options.depth, x)
     steps = {name: stepper(model, step_for(name, options.fp8), x, target) for name, model in models.items()}

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SMALL = {
     "assembly.py": ["--in", "8", "--out", "8", "--rounds", "2"],
     "checkpoint_memory.py": ["--width", "16", "--depth", "2", "--batch", "8"],
+    "serve.py": ["--width", "16", "--depth", "2", "--batches", "1", "4", "--rounds", "2"],
     "train_step.py": ["--width", "16", "--depth", "2", "--batch", "8", "--rounds", "2"],
 }
 
@@ -51,6 +52,19 @@ def test_payloads_are_a_quarter_and_an_eighth() -> None:
     shares = {row.split()[2]: row for row in done.stdout.splitlines() if "QuantCheckpoint," in row}
     assert "0.250" in shares["fp8"] or "0.251" in shares["fp8"], done.stdout
     assert "0.125" in shares["int4"] or "0.126" in shares["int4"], done.stdout
+
+
+def test_convolutions_are_served() -> None:
+    done = run("serve.py", "--conv", "--channels", "4", "--rounds", "2")
+    assert done.returncode == 0, done.stderr
+    assert "4 x 16" in done.stdout
+
+
+def test_integer_steps_run() -> None:
+    done = run("train_step.py", "--int8", *SMALL["train_step.py"])
+    assert done.returncode == 0, done.stderr
+    for row in ("jqinject, forward", "jqinject, all three, jax.uniform"):
+        assert row in done.stdout
 
 
 def test_8_bit_float_steps_run() -> None:
