@@ -139,7 +139,12 @@ class QDotGeneral(QuantizedOp):
         """The contraction; arguments as for `lax.dot_general`."""
         general: QuantizedDotGeneral = self.general
         dtype = preferred_element_type or jax.numpy.promote_types(lhs.dtype, rhs.dtype)
-        left, right = self._operands(lhs, rhs, lambda a, b: general.forward_operands(a, b, dimension_numbers))
+        left, right = self._operands(
+            lhs,
+            rhs,
+            lambda a, b: general.forward_operands(a, b, dimension_numbers),
+            _summed(lhs, rhs, dimension_numbers),
+        )
         return general(
             left, right, dimension_numbers, precision, dtype, key=self._key(), out_sharding=out_sharding
         )

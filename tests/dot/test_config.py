@@ -1,0 +1,176 @@
+"""`config_v4` and its kin: the seed's keywords, and every part open to overriding."""
+
+import inspect
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jqinject
+from jqinject.dot import (
+    AbsMeanCalibration,
+    ConfigV4,
+    ConstantCalibration,
+    ContractionInjector,
+    IntNumerics,
+    LocalAqt,
+    OperandInjector,
+    QuantizedDotGeneral,
+    config_v4,
+    dot_general,
+    fully_quantized,
+)
+from tests.golden import _driver
+
+MATMUL = (((1,), (0,)), ((), ()))
+
+
+def test_the_seeds_keywords_and_defaults():
+    found = {name: p.default for name, p in inspect.signature(config_v4).parameters.items()}
+    assert found == {
+        "fwd_bits": 8,
+        "dlhs_bits": 8,
+        "drhs_bits": None,
+        "use_dummy_static_bound": False,
+        "rng_type": "jax.uniform",
+        "dlhs_local_aqt": None,
+        "drhs_local_aqt": None,
+        "fwd_accumulator_dtype": jnp.int32,
+        "dlhs_accumulator_dtype": jnp.int32,
+        "drhs_accumulator_dtype": None,
+    }
+
+
+def test_they_are_those_of_the_reference():
+    manifest = json.loads((_driver.HERE / "aqt" / "manifest.json").read_text())
+    (case,) = (case for case in manifest["cases"] if case["id"] == "config/signatures")
+    ours = {name: str(p.default) for name, p in inspect.signature(config_v4).parameters.items()}
+    assert ours == case["json_outputs"]["seed_page_config_v4"]
+
+
+@pytest.mark.parametrize("bits", [1, 0, -3, 23])
+def test_fewer_than_two_bits(bits):
+    with pytest.raises(ValueError, match=rf"bits must be from 2 to 22, got {bits}"):
+        _ = config_v4(fwd_bits=bits).dot_general
+
+
+def test_bits_that_are_none():
+    with pytest.raises(TypeError, match=r"q_dtype must be an 8-bit float dtype.*got 'e9m9'"):
+        _ = config_v4(fwd_bits="e9m9").dot_general
+    with pytest.raises(
+        ValueError, match=r"rng_type must be one of 'jax.uniform', 'custom-1' or None, got 'x'"
+    ):
+        _ = config_v4(rng_type="x").dot_general
+
+
+def test_a_flat_name_reaches_its_operand():
+    class Mine(ConfigV4):
+        fwd_rhs_bits = 4
+        drhs_bits = 6
+        vjp_lhs_rng_type = None
+
+    general = Mine.dot_general
+    found = [
+        quantizer.numerics and quantizer.numerics.bits
+        for part in (general.fwd, general.dlhs, general.drhs)
+        for quantizer in (part.lhs_quantizer, part.rhs_quantizer)
+    ]
+    assert found == [8, 4, 8, 8, 6, 6]
+    assert not general.needs_key
+    assert config_v4().dot_general.needs_key
+
+
+def test_a_whole_part_can_be_another():
+    class Weights(OperandInjector):
+        bits = 4
+        calibration = AbsMeanCalibration
+        clipping_scale = 3.0
+
+    class Forward(ContractionInjector):
+        rhs = Weights
+        accumulator_dtype = jnp.int32
+
+    fwd = config_v4().let(forward=Forward).dot_general.fwd
+    assert fwd.rhs_quantizer.numerics == IntNumerics(4)
+    assert fwd.rhs_quantizer.calibration == AbsMeanCalibration(clipping_scale=3.0)
+    assert fwd.lhs_quantizer.numerics == IntNumerics(8)
+
+
+def test_it_is_explained():
+    text = str(jqinject.explain(config_v4(fwd_bits=4), name="dot_general"))
+    assert "AbsMaxCalibration" in text
+    assert "IntNumerics" in text
+
+
+def test_what_is_assembled_is_static():
+    first, second = config_v4(drhs_bits=4).dot_general, config_v4(drhs_bits=4).dot_general
+    assert first == second
+    assert hash(first) == hash(second)
+    assert first != config_v4().dot_general
+
+
+def test_a_static_bound_reduces_nothing():
+    config = config_v4(use_dummy_static_bound=True, dlhs_bits=None)
+    x = jnp.linspace(-2, 2, 12).reshape(3, 4)
+    jaxpr = str(jax.make_jaxpr(lambda x: dot_general(x, x.T, MATMUL, config=config))(x))
+    assert "reduce_max" not in jaxpr
+    assert config.dot_general.fwd.lhs_quantizer.calibration == ConstantCalibration(1.0)
+
+
+def test_float_configurations_are_float():
+    x, w = jax.random.normal(jax.random.key(0), (3, 4)), jax.random.normal(jax.random.key(1), (4, 5))
+    config = config_v4(fwd_bits=None, dlhs_bits=None)
+    for argument in (0, 1):
+        ours, theirs = (
+            jax.grad(lambda a, b, f=f: jnp.sin(f(a, b)).sum(), argument)(x, w)
+            for f in (lambda a, b: dot_general(a, b, MATMUL, config=config), lambda a, b: a @ b)
+        )
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def test_local_pieces():
+    general = config_v4(drhs_bits=8, drhs_local_aqt=LocalAqt(2), rng_type=None).dot_general
+    x, w = jax.random.normal(jax.random.key(0), (8, 4)), jax.random.normal(jax.random.key(1), (4, 5))
+    g = jax.random.normal(jax.random.key(2), (8, 5))
+    _, pull = jax.vjp(lambda w: general(x, w, MATMUL), w)
+    whole = config_v4(drhs_bits=8, rng_type=None).dot_general
+    halves = []
+    for part in (slice(0, 4), slice(4, 8)):
+        _, pull_part = jax.vjp(lambda w, part=part: whole(x[part], w, MATMUL), w)
+        halves.append(pull_part(g[part])[0])
+    np.testing.assert_allclose(pull(g)[0], halves[0] + halves[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"contraction_axis_shard_count": 2, "contraction_axis_shard_size": 2},
+        {"contraction_axis_shard_count": 0},
+    ],
+)
+def test_local_pieces_of_nothing(arguments):
+    with pytest.raises(ValueError, match=r"LocalAqt takes contraction_axis_shard_count or"):
+        LocalAqt(**arguments)
+
+
+def test_pieces_that_do_not_come_out_even():
+    with pytest.raises(ValueError, match=r"length 9 can't be cut into equal pieces: 2 pieces asked for"):
+        LocalAqt(2).count(9)
+
+
+def test_fully_quantized_reuses_the_forward_pass():
+    general = fully_quantized(use_stochastic_rounding=False).dot_general
+    assert isinstance(general, QuantizedDotGeneral)
+    assert general.dlhs.rhs_quantizer.use_fwd_quant
+    assert not general.needs_key
+
+
+@pytest.mark.parametrize("config", [None, 3, jqinject.ExtendedInjector, dict])
+def test_no_configuration(config):
+    from jqinject.dot.functions import assembled
+
+    with pytest.raises(TypeError, match="config must be an injector that assembles a `dot_general`"):
+        assembled(config)
