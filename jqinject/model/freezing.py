@@ -6,6 +6,7 @@ from flax import nnx
 
 from jqinject.model.frozen_ops import freeze_op, quantized_op, unfreeze_op
 from jqinject.nn._weight_layer import QuantWeightLayer
+from jqinject.nn.freezing import check_unfreezes, freeze_layer, unfreeze_layer
 
 Model = TypeVar("Model", bound=nnx.Module)
 
@@ -51,7 +52,7 @@ def freeze(model: Model, *, keep_masters: bool = False) -> Model:
     seen: set[int] = set()
     for layer in _modules(model):
         if isinstance(layer, QuantWeightLayer):
-            layer.freeze(keep_master=keep_masters)
+            freeze_layer(layer, keep_master=keep_masters)
         op = quantized_op(layer)
         if op is not None:
             freeze_op(layer, shared=id(op.module) in seen, keep_master=keep_masters)
@@ -82,11 +83,11 @@ def unfreeze(model: Model) -> Model:
     layers = list(_modules(model))
     for layer in layers:
         if isinstance(layer, QuantWeightLayer):
-            layer.check_unfreezes()
+            check_unfreezes(layer)
         unfreeze_op(layer, only_check=True)
     for layer in layers:
         if isinstance(layer, QuantWeightLayer):
-            layer.unfreeze()
+            unfreeze_layer(layer)
         unfreeze_op(layer)
     model.train()
     return model

@@ -13,7 +13,7 @@ from jqinject.dot import Affine, affine_of, contraction_output, has_integers
 from jqinject.nn._frozen import FrozenWeight
 from jqinject.nn._payload import Float8Contraction, describe
 from jqinject.nn._slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT, make_proxy, share, split_overrides
-from jqinject.proxy import build_stacked, link_if_proxy, stacked_axes
+from jqinject.proxy import link_if_proxy
 from jqinject.quant_tensor import IntQuantTensor, QuantTensor, as_array
 
 SLOTS = (WEIGHT, BIAS, INPUT, OUTPUT, GRAD)
@@ -150,63 +150,7 @@ class QuantWeightLayer(nnx.Module):
             if proxy is not None:
                 proxy.check_layers_known(self)
 
-    # --- serving
-
-    def freeze(self, *, keep_master: bool = False) -> bool:
-        """Put the low-bit numbers of the weight in the place of the weight, its quantizer and that of the gradient.
-
-        Args:
-            keep_master: keep those too, so that `unfreeze` can bring them back.
-
-        Returns:
-            Whether there was a quantized weight to freeze.
-        """
-        if self.frozen is not None or not _on(self.weight_quant):
-            return False
-        axes = stacked_axes((self,))
-        frozen = build_stacked(lambda layers: layers[0].frozen_weight(), (self,), axes) if axes else None
-        self.frozen = self.frozen_weight() if frozen is None else frozen
-        if not keep_master:
-            for name in (self.weight_name, "weight_quant", "grad_quant"):
-                if vars(self).get(name) is not None:
-                    delattr(self, name)
-        return True
-
-    def unfreeze(self) -> bool:
-        """Take the weight itself again.
-
-        Returns:
-            Whether the layer was frozen.
-
-        Raises:
-            ValueError: the weight was not kept.
-        """
-        if self.frozen is None:
-            return False
-        self.check_unfreezes()
-        del self.frozen
-        return True
-
-    def check_unfreezes(self) -> None:
-        """Raise where `unfreeze` would.
-
-        Raises:
-            ValueError: the weight was not kept.
-        """
-        if self.frozen is not None and vars(self).get(self.weight_name) is None:
-            raise ValueError(
-                f"{type(self).__name__}: the float weight is gone.\n  cure: freeze(model, keep_masters=True), or load "
-                "a float checkpoint into a model that was not frozen"
-            )
-
-    def frozen_weight(self) -> FrozenWeight:
-        """The low-bit numbers of the weight as it is."""
-        weight = self.weight_quant(self.weight[...])
-        return FrozenWeight(
-            weight, self._summed_axes(), self.weight.get_metadata(), self.weight_quant.has_zero_point
-        )
-
-    def _summed_axes(self) -> tuple[int, ...]:
+    def summed_axes(self) -> tuple[int, ...]:
         """The axes of the weight that a contraction sums over, to be stored last; none for a convolution."""
         return ()
 

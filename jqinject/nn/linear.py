@@ -128,7 +128,8 @@ class QuantLinear(QuantWeightLayer, nnx.Linear):
     def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         return nnx.Linear.__call__(stand_in, inputs, out_sharding=out_sharding)
 
-    def _summed_axes(self) -> tuple[int, ...]:
+    def summed_axes(self) -> tuple[int, ...]:
+        """The input features."""
         return (0,)
 
     def _contracts_as_flax(self) -> bool:

@@ -1,0 +1,64 @@
+"""Freezing one layer: its quantized weight gives way to low-bit numbers, and comes back."""
+
+from jqinject.nn._frozen import FrozenWeight
+from jqinject.nn._weight_layer import QuantWeightLayer
+from jqinject.proxy import build_stacked, stacked_axes
+
+
+def freeze_layer(layer: QuantWeightLayer, *, keep_master: bool = False) -> bool:
+    """Put the low-bit numbers of the weight in the place of the weight, its quantizer and that of the gradient.
+
+    Args:
+        layer: a layer, or a stack of layers.
+        keep_master: keep those too, so that `unfreeze_layer` can bring them back.
+
+    Returns:
+        Whether there was a quantized weight to freeze.
+    """
+    quantized = layer.weight_quant is not None and layer.weight_quant.is_quant_enabled
+    if layer.frozen is not None or not quantized:
+        return False
+    axes = stacked_axes((layer,))
+    layer.frozen = (
+        build_stacked(lambda layers: _numbers(layers[0]), (layer,), axes) if axes else _numbers(layer)
+    )
+    if not keep_master:
+        for name in (layer.weight_name, "weight_quant", "grad_quant"):
+            if vars(layer).get(name) is not None:
+                delattr(layer, name)
+    return True
+
+
+def unfreeze_layer(layer: QuantWeightLayer) -> bool:
+    """Take the weight itself again.
+
+    Returns:
+        Whether the layer was frozen.
+
+    Raises:
+        ValueError: the weight was not kept.
+    """
+    check_unfreezes(layer)
+    if layer.frozen is None:
+        return False
+    del layer.frozen
+    return True
+
+
+def check_unfreezes(layer: QuantWeightLayer) -> None:
+    """Raise where `unfreeze_layer` would.
+
+    Raises:
+        ValueError: the weight was not kept.
+    """
+    if layer.frozen is not None and vars(layer).get(layer.weight_name) is None:
+        raise ValueError(
+            f"{type(layer).__name__}: the float weight is gone.\n  cure: freeze(model, keep_masters=True), or load a "
+            "float checkpoint into a model that was not frozen"
+        )
+
+
+def _numbers(layer: QuantWeightLayer) -> FrozenWeight:
+    weight = layer.weight_quant(layer.weight[...])
+    metadata = layer.weight.get_metadata()
+    return FrozenWeight(weight, layer.summed_axes(), metadata, layer.weight_quant.has_zero_point)
