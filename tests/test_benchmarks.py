@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SMALL = {
     "assembly.py": ["--in", "8", "--out", "8", "--rounds", "2"],
     "checkpoint_memory.py": ["--width", "16", "--depth", "2", "--batch", "8"],
+    "matmul.py": ["--sizes", "16", "--rounds", "2"],
     "serve.py": ["--width", "16", "--depth", "2", "--batches", "1", "4", "--rounds", "2"],
     "train_step.py": ["--width", "16", "--depth", "2", "--batch", "8", "--rounds", "2"],
 }

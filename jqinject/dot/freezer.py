@@ -85,6 +85,8 @@ class Freezer(nnx.Module):
             )
         payload, scale = operand.payload, operand.scale
         if self.value is None or self.scale is None:
+            # The payload has its sharding from the operand, with or without a mesh.
+            self.metadata = {**self.metadata, "eager_sharding": False}
             self._allocate(payload.shape, np.dtype(payload.dtype), scale.shape, summed)
         known = (self.shape, self.dtype, self.scale_shape, self.summed)
         given = (tuple(payload.shape), np.dtype(payload.dtype), tuple(scale.shape), tuple(summed))

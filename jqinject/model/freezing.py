@@ -53,6 +53,7 @@ def freeze(model: Model, *, keep_masters: bool = False) -> Model:
     for layer in _modules(model):
         if isinstance(layer, QuantWeightLayer):
             freeze_layer(layer, keep_master=keep_masters)
+            continue
         op = quantized_op(layer)
         if op is not None:
             freeze_op(layer, shared=id(op.module) in seen, keep_master=keep_masters)
@@ -84,11 +85,13 @@ def unfreeze(model: Model) -> Model:
     for layer in layers:
         if isinstance(layer, QuantWeightLayer):
             check_unfreezes(layer)
-        unfreeze_op(layer, only_check=True)
+        else:
+            unfreeze_op(layer, only_check=True)
     for layer in layers:
         if isinstance(layer, QuantWeightLayer):
             unfreeze_layer(layer)
-        unfreeze_op(layer)
+        else:
+            unfreeze_op(layer)
     model.train()
     return model
 

@@ -298,3 +298,52 @@ def test_unfreeze_of_flax_layers():
     jqinject.freeze(layer)
     with pytest.raises(ValueError, match="Linear: the float kernel is gone"):
         jqinject.unfreeze(layer)
+
+
+def test_annotations_of_sharding_are_carried_over():
+    mesh = jax.make_mesh((8,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def make():
+        return nnx.List(
+            [
+                QuantLinear(
+                    16,
+                    32,
+                    weight_quant=q.Int8WeightPerChannelFloat,
+                    kernel_metadata={"out_sharding": (None, "model")},
+                    rngs=nnx.Rngs(0),
+                ),
+                nnx.Linear(
+                    32,
+                    16,
+                    dot_general=QDotGeneral(config_v4(rng_type=None)),
+                    kernel_metadata={"out_sharding": ("model", None)},
+                    rngs=nnx.Rngs(0),
+                ),
+            ]
+        )
+
+    with jax.set_mesh(mesh):
+        model = make()
+        abstract = nnx.eval_shape(lambda: jqinject.freeze(make()))
+    frozen = jqinject.freeze(model)  # without a mesh around it
+    for layers in (frozen, abstract):
+        first, second = layers[0].frozen.freezer, layers[1].dot_general.rhs_freezer
+        names = [
+            v.get_metadata()["out_sharding"] for v in (first.value, first.scale, second.value, second.scale)
+        ]
+        # Stored (out, in), and unsplit where there is one scale for all.
+        assert names == [("model", None), (None, "model"), (None, "model"), (None, None)]
+    assert {s.data.shape for s in frozen[0].frozen.freezer.value[...].addressable_shards} == {(4, 16)}
+    assert {s.data.shape for s in frozen[1].dot_general.rhs_freezer.value[...].addressable_shards} == {
+        (16, 4)
+    }
+
+
+def test_a_layer_of_ours_around_an_op_is_frozen_as_ours():
+    op = QDotGeneral(config_v4(rng_type=None))
+    layer = QuantLinear(16, 8, dot_general=op, rngs=nnx.Rngs(0))
+    expected = layer(X)
+    jqinject.freeze(layer)
+    np.testing.assert_allclose(layer(X), expected, rtol=1e-5, atol=1e-6)
+    assert op.rhs_quant_mode is QuantMode.TRAIN
