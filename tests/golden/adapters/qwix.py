@@ -74,29 +74,38 @@ def quantized(x: jax.Array, qtype: str | None, axes: list[int], nudge: float, me
     if qtype is None:
         return x
     shared = [axis for axis in range(x.ndim) if axis not in axes]
-    if method in ("minmax", "fixed,-2,2"):
-        return _affine(x, int(qtype.removeprefix("int")), shared, method)
+    name, *numbers = method.split(",")
+    factors = [float(number) for number in numbers]
+    ranged = name == "minmax" or (name == "fixed" and len(factors) == 2 and sum(factors) != 0)
+    if ranged:
+        return _affine(
+            x, int(qtype.removeprefix("int")), shared, None if name == "minmax" else factors, nudge
+        )
     numerics = numerics_of(qtype)
+    calibration = CALIBRATIONS[name](*factors)
     if x.dtype == jnp.bfloat16:  # Qwix divides in bfloat16
         scale = jnp.max(jnp.abs(x), shared, keepdims=True) / jnp.bfloat16(numerics.bound)
         payload = numerics.encode(x / scale)
         return IntQuantTensor.from_int(payload, scale.astype(jnp.float32), dtype=x.dtype)
-    found = d.OperandQuantizer(numerics, Nudged(d.AbsMaxCalibration(), nudge)).quantize(x, shared)
+    found = d.OperandQuantizer(numerics, Nudged(calibration, nudge)).quantize(x, shared)
     if isinstance(numerics, d.Float8Numerics):
         return FloatQuantTensor.from_payload(found.payload, found.scale, dtype=x.dtype)
     return IntQuantTensor.from_int(found.payload, found.scale, bit_width=numerics.bits, dtype=x.dtype)
 
 
-def _affine(x: jax.Array, bits: int, shared: list[int], method: str) -> IntQuantTensor:
+def _affine(
+    x: jax.Array, bits: int, shared: list[int], fixed: list[float] | None, nudge: float
+) -> IntQuantTensor:
+    """An operand with a zero point: its range, which 0 is in, or a fixed one."""
     lowest, highest = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
-    if method == "minmax":
+    if fixed is None:
         low = jnp.minimum(x.min(shared, keepdims=True), 0)
         high = jnp.maximum(x.max(shared, keepdims=True), 0)
-        scale = (high - low) / (highest - lowest)
-        zero = jnp.round(lowest - low / scale)
     else:
-        scale, zero = jnp.full((1,) * x.ndim, 2 / (highest + 0.5)), jnp.zeros((1,) * x.ndim)
-    integers = jnp.clip(jnp.round(x / scale + zero), lowest, highest)
+        low, high = (jnp.full((1,) * x.ndim, end) for end in fixed)
+    scale = (high - low) / (highest - lowest)
+    zero = jnp.round(lowest - low / scale)
+    integers = jnp.clip(jnp.round(x / (scale * nudge) + zero), lowest, highest)
     return IntQuantTensor.from_int(integers.astype(jnp.int8), scale, zero, bits)
 
 
@@ -171,7 +180,7 @@ def subchannel(case: Case, inputs: Arrays) -> dict[str, Any]:
 CALIBRATIONS = {
     "absmax": lambda factor=1.0: d.AbsMaxCalibration(float(factor)),
     "rms": lambda factor: d.AbsMeanCalibration(float(factor), 2.0),
-    "fixed": lambda low, high: d.ConstantCalibration(float(high)),
+    "fixed": lambda *ends: d.ConstantCalibration(float(ends[-1])),
 }
 
 
