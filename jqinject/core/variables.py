@@ -91,8 +91,8 @@ def known_zero() -> jax.Array:
     """A float32 0 that is known to be 0 while a program is traced too: no corrections have to be made for it.
 
     Example:
-        >>> jax.jit(lambda x: x + bool(known_zero() == 0))(1.0)
-        Array(2., dtype=float32, weak_type=True)
+        >>> jax.jit(lambda x: x + float(known_zero()))(1.0)
+        Array(1., dtype=float32, weak_type=True)
     """
     with jax.ensure_compile_time_eval():
         return jnp.zeros((), jnp.float32)

@@ -90,11 +90,11 @@ def report(model: nnx.Module, *inputs: Any) -> ContractionReport:
 
     Example:
         >>> import jax.numpy as jnp
+        >>> from jqinject import freeze
         >>> from jqinject.nn import QuantLinear
         >>> from jqinject.quant import Int8ActPerTensorFloat
         >>> layer = QuantLinear(16, 8, input_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0))
-        >>> from jqinject import freeze
-        >>> found = report(nnx.List([freeze(layer)])[0], jnp.ones((4, 16)))
+        >>> found = report(freeze(layer), jnp.ones((4, 16)))
         >>> found.layers[0].contraction, found.layers[0].program
         ('int', 's8 x s8 -> s32')
     """

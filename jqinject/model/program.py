@@ -86,7 +86,7 @@ def _call_under_name(layer: Any, name: str) -> None:
 def _read(text: str) -> Iterator[Contraction]:
     dtypes = dict(DEFINITION.findall(text))
     for found in CONTRACTION.finditer(text):
-        layer = re.search(re.escape(MARK) + r'([\w.]+)(?![^"]*' + re.escape(MARK) + ")", found["rest"])
+        layer = re.search(re.escape(MARK) + r'([^/"]*)(?![^"]*' + re.escape(MARK) + ")", found["rest"])
         target = re.search(r'custom_call_target="([^"]*)"', found["rest"])
         if layer is None or (found["op"] == "custom-call" and not _multiplies(target)):
             continue

@@ -239,17 +239,17 @@ class QuantWeightLayer(nnx.Module):
     def _is_other_kind(self, found: Any) -> bool:
         return found is not None and self.contraction == "int" and isinstance(found, Float8Contraction)
 
-    @abstractmethod
     def _contracts_as_flax(self) -> bool:
         """Whether the function that contracts is Flax's default, not the user's."""
+        return True
 
     def _float8_contraction(self, x: Any, weight: Any) -> Any:
         """What contracts 8-bit floats; None where the layer or its operands have none."""
         return None
 
-    @abstractmethod
     def _integer_contraction(self, x: Any, weight: Any) -> Any:
-        """What contracts integers; None where the operands have none that can be contracted."""
+        """What contracts integers; None where the layer or its operands have none that can be contracted."""
+        return None
 
     def _weight_integers(self, weight: Any) -> Affine | None:
         """The integers of the weight; None where it has none of at most 8 bits."""

@@ -58,7 +58,7 @@ def test_integers_have_no_gradient() -> None:
 
 
 def test_a_contraction_that_is_not_possible() -> None:
-    with pytest.raises(ValueError, match="one of 'auto', 'float', 'fp8', got 'int8'"):
+    with pytest.raises(ValueError, match="one of 'auto', 'float', 'int', 'fp8', got 'int8'"):
         linear(contraction="int8")
     layer = linear(contraction="fp8", input_quant=Int8ActPerTensorFloat)
     with pytest.raises(ValueError, match=r"needs an input and a weight in 8-bit floats.*got 8-bit integers"):
