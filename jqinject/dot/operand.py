@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.dot.calibration import AbsMaxCalibration, Calibration
+from jqinject.dot.kernels import settled
 from jqinject.dot.noise import Noise
 from jqinject.dot.numerics import Numerics
 
@@ -98,7 +99,7 @@ class OperandQuantizer:
             if key is None:
                 raise missing_key()
             noise = self.noise(x.shape, key)
-        return self.numerics.encode(x.astype(jnp.float32) / scale, noise)
+        return settled(self.numerics.encode(x.astype(jnp.float32) / scale, noise))
 
     def passes_gradient(self, x: jax.Array, scale: jax.Array | None) -> jax.Array | None:
         """Where the gradient of the operand passes through the rounding; None for everywhere."""

@@ -13,6 +13,7 @@ import numpy as np
 from jqinject.dot.dimensions import Dimensions, scale_in_output
 from jqinject.dot.float8 import float8_dot_general
 from jqinject.dot.integer import Affine, affine_dot_general
+from jqinject.dot.kernels import settled
 from jqinject.dot.sharding import sharding_before
 from jqinject.ops.first_order import first_order
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, as_array, is_concrete
@@ -88,9 +89,8 @@ def describe(x: Any) -> str:
 def affine_of(x: IntQuantTensor) -> Affine:
     """The integers of a tensor of at most 8 bits; a zero point that is known to be 0 is left out."""
     zero = x.zero_point
-    if is_concrete(zero) and not np.any(np.asarray(zero)):
-        return Affine(x.int(), x.scale)
-    return Affine(x.int(), x.scale, zero)
+    known = is_concrete(zero) and not np.any(np.asarray(zero))
+    return Affine(settled(x.int()), x.scale, None if known else zero)
 
 
 def contract_tensors(

@@ -10,7 +10,9 @@ from typing import Any
 import jax
 from flax import nnx
 
-MARK = "layer:"
+# Not with a colon, after which XLA's text has another field.
+MARK = "jqinject_layer({})"
+MARKED = re.compile(r"jqinject_layer\(([^)]*)\)")
 DEFINITION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\w+)\[", re.MULTILINE)
 CONTRACTION = re.compile(
     r"^\s*(?:ROOT )?%?[\w.\-]+ = \(?(?P<out>\w+)\[[^=]*?"
@@ -63,7 +65,7 @@ def contractions(
         for path, node in nnx.iter_modules(copy):
             name = ".".join(map(str, path))
             if name in layers:
-                _call_under_name(node, MARK + name)
+                _call_under_name(node, MARK.format(name))
         return copy(*inputs)
 
     text = jax.jit(run).lower(state, *inputs).compile().as_text()
@@ -86,13 +88,13 @@ def _call_under_name(layer: Any, name: str) -> None:
 def _read(text: str) -> Iterator[Contraction]:
     dtypes = dict(DEFINITION.findall(text))
     for found in CONTRACTION.finditer(text):
-        layer = re.search(re.escape(MARK) + r'([^/"]*)(?![^"]*' + re.escape(MARK) + ")", found["rest"])
+        layers = MARKED.findall(found["rest"])
         target = re.search(r'custom_call_target="([^"]*)"', found["rest"])
-        if layer is None or (found["op"] == "custom-call" and not _multiplies(target)):
+        if not layers or (found["op"] == "custom-call" and not _multiplies(target)):
             continue
         names = [OPERAND.search(operand) for operand in _split(found["operands"])]
         operands = tuple(dtypes.get(name[1], "?") for name in names[:2] if name)
-        yield Contraction(layer[1], operands, found["out"])
+        yield Contraction(layers[-1], operands, found["out"])
 
 
 def _split(operands: str) -> list[str]:

@@ -240,6 +240,15 @@ def test_static_scales_leave_no_reduction():
     assert text.count("tensor<6x16xi8>") >= 1
 
 
+@pytest.mark.parametrize("make", [Dense, lambda **given: Images(**given)], ids=["dense", "images"])
+def test_stored_weights_are_contracted_as_they_lie(make):
+    x = X if make is Dense else IMAGES
+    frozen = jqinject.freeze(trained(make, x))
+    graphdef, state = nnx.split(frozen)
+    program = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x)).lower(state, x).compile().as_text()
+    assert not [line for line in program.splitlines() if " transpose(" in line and "s8[" in line]
+
+
 # --- Flax's own layers
 
 OPS = {
