@@ -128,6 +128,8 @@ def _quantized(
 
 def _axes(quantizer: OperandQuantizer, x: Operand, dims: Dimensions, side: str) -> tuple[int, ...]:
     """The axes that share a scale."""
+    if not isinstance(quantizer.calibration_axes, str):
+        return quantizer.calibration_axes
     contract, free, ndim = (
         (dims.lhs_contract, dims.lhs_free, dims.lhs_ndim)
         if side == "lhs"

@@ -175,6 +175,8 @@ class Convolution:
 def _quantized(quantizer: OperandQuantizer, x: Operand, axis: int, key: jax.Array | None) -> QuantizedOperand:
     if isinstance(x, QuantizedOperand):
         return x
+    if not isinstance(quantizer.calibration_axes, str):
+        return quantizer.quantize(x, quantizer.calibration_axes, key)
     per_tensor = quantizer.calibration_axes == "tensor"
     return quantizer.quantize(x, [a for a in range(x.ndim) if per_tensor or a != axis], key)
 

@@ -22,6 +22,7 @@ class OperandInjector(ExtendedInjector):
     | `calibration` | `AbsMaxCalibration` (`clipping_scale`, `po2_scale`), `ConstantCalibration` (`bound`), ... |
     | `preserve_zero`, `preserve_max_val`, `clip`, `clip_gradient` | as for `IntNumerics` |
     | `rng_type` | noise of stochastic rounding: `"jax.uniform"`, `"custom-1"`, or None to round to nearest |
+    | `noise_sharing_axes` | axes along which all numbers get the same noise |
     | `calibration_axes`, `dequant_mode`, `use_fwd_quant` | as for `OperandQuantizer` |
     """
 
@@ -29,6 +30,7 @@ class OperandInjector(ExtendedInjector):
     calibration = AbsMaxCalibration
     bits = 8
     rng_type = None
+    noise_sharing_axes = ()
 
     @value
     def numerics(bits: Any) -> Any:

@@ -14,7 +14,7 @@ from jqinject.dot.kernels import settled
 from jqinject.dot.noise import Noise
 from jqinject.dot.numerics import Numerics
 
-CalibrationAxes = Literal["contracting", "remaining", "tensor"]
+CalibrationAxes = Literal["contracting", "remaining", "tensor"] | tuple[int, ...]
 DequantMode = Literal["output", "this_input", "other_input"]
 
 
@@ -50,7 +50,7 @@ class OperandQuantizer:
         calibration: where the scale comes from.
         noise: for stochastic rounding; None rounds to nearest.
         calibration_axes: the axes that share a scale: those that are summed over, the others ("remaining", which
-            goes with `dequant_mode="other_input"`), or all ("tensor").
+            goes with `dequant_mode="other_input"`), all ("tensor"), or a tuple of axes.
         dequant_mode: where the scale is multiplied in: at the output (the operands are contracted as they are in low
             bits), at this input (fake quantization) or at the other input.
         use_fwd_quant: in a backward contraction, take the numbers that the forward pass had, and their scale into the
@@ -67,7 +67,8 @@ class OperandQuantizer:
     use_fwd_quant: bool = False
 
     def __post_init__(self) -> None:
-        _check_choice("calibration_axes", self.calibration_axes, ("contracting", "remaining", "tensor"))
+        if isinstance(self.calibration_axes, str):
+            _check_choice("calibration_axes", self.calibration_axes, ("contracting", "remaining", "tensor"))
         _check_choice("dequant_mode", self.dequant_mode, ("output", "this_input", "other_input"))
 
     @property

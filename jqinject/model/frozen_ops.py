@@ -81,13 +81,21 @@ def freeze_op(layer: Any, *, shared: bool, keep_master: bool) -> None:
         setattr(layer, op.name, module)
     kernel = layer.kernel
     stored = op.summed if op.stored_last else ()
-    axes = op.summed if quantizer.calibration_axes != "tensor" else tuple(range(kernel.ndim))
+    axes = _shared_axes(quantizer.calibration_axes, op.summed, kernel.ndim)
     module.rhs_freezer.metadata = dict(kernel.get_metadata())
     module.rhs_freezer.set(quantizer.quantize(kernel[...], axes), stored)
     module.rhs_quant_mode = QuantMode.SERVE
     if not keep_master:
         # The layer still reads a kernel and hands it on, to an op that ignores it.
         layer.kernel = nnx.Param(jnp.zeros((0,) * kernel.ndim, kernel.dtype))
+
+
+def _shared_axes(calibration_axes: Any, summed: Axes, ndim: int) -> Axes:
+    if not isinstance(calibration_axes, str):
+        return calibration_axes
+    every = tuple(range(ndim))
+    others = tuple(axis for axis in every if axis not in summed)
+    return {"contracting": summed, "remaining": others, "tensor": every}[calibration_axes]
 
 
 def unfreeze_op(layer: Any, *, only_check: bool = False) -> None:

@@ -8,10 +8,27 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jqinject.core import (
+    BinaryQuant,
+    ClampedBinaryQuant,
+    FloatQuant,
+    PrescaledRestrictIntQuant,
+    TernaryQuant,
+    ZeroZeroPoint,
+)
 from jqinject.quant_tensor import is_concrete
 
+WITHOUT_ZERO_POINT = (BinaryQuant, ClampedBinaryQuant, TernaryQuant, FloatQuant, PrescaledRestrictIntQuant)
 Build = Callable[[tuple[Any, ...]], nnx.Module | Any]
 Variables = dict[tuple[Any, ...], nnx.Variable[Any]]
+
+
+def has_zero_point(quantizer: Any) -> bool:
+    """Whether the numbers of a quantizer may have a zero point other than 0."""
+    zero_point = getattr(quantizer, "zero_point_impl", None)
+    if zero_point is not None:
+        return not isinstance(zero_point, ZeroZeroPoint)
+    return not isinstance(quantizer, WITHOUT_ZERO_POINT)
 
 
 def stacked_axes(layers: Sequence[Any]) -> int:

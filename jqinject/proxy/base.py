@@ -7,23 +7,13 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 
-from jqinject.core import (
-    AmaxHistory,
-    AmaxScaling,
-    BinaryQuant,
-    ClampedBinaryQuant,
-    FloatQuant,
-    PackableResult,
-    PrescaledRestrictIntQuant,
-    QuantResult,
-    TernaryQuant,
-    ZeroZeroPoint,
-)
+from jqinject.core import AmaxHistory, AmaxScaling, PackableResult, QuantResult
 from jqinject.core.assign import assign
 from jqinject.inject import Binding, DependencyError, ExtendedInjector, check_overrides
 from jqinject.proxy.assembly import (
     build_stacked,
     copy_mode,
+    has_zero_point,
     replace_by_difference,
     same_parameters,
     stacked_axes,
@@ -32,8 +22,6 @@ from jqinject.proxy.links import link, linked_layers, relink
 
 # Names that a proxy reads or gives itself, and which therefore may be overridden.
 PROXY_NAMES = frozenset({"tensor_quant", "proxy_class", "signed", "narrow_range", "float_to_int_impl_type"})
-
-WITHOUT_ZERO_POINT = (BinaryQuant, ClampedBinaryQuant, TernaryQuant, FloatQuant, PrescaledRestrictIntQuant)
 
 
 class QuantizerReplacedWarning(UserWarning):
@@ -161,10 +149,7 @@ class QuantProxyFromInjector(nnx.Module):
     @property
     def has_zero_point(self) -> bool:
         """Whether its numbers may have a zero point other than 0."""
-        zero_point = getattr(self.tensor_quant, "zero_point_impl", None)
-        if zero_point is not None:
-            return not isinstance(zero_point, ZeroZeroPoint)
-        return not isinstance(self.tensor_quant, WITHOUT_ZERO_POINT)
+        return has_zero_point(self.tensor_quant)
 
     def set_view(self, use_running_average: bool | None = None) -> None:
         """Switch between training and evaluation, for `nnx.view`.

@@ -174,3 +174,27 @@ def test_no_configuration(config):
 
     with pytest.raises(TypeError, match="config must be an injector that assembles a `dot_general`"):
         assembled(config)
+
+
+@pytest.mark.parametrize("rng_type", ["jax.uniform", "custom-1"])
+def test_noise_that_is_shared(rng_type):
+    shared = OperandInjector.let(rng_type=rng_type, noise_sharing_axes=(1,)).quantizer
+    x = jnp.full((500, 6), 0.3).at[:, 0].set(127.5)  # a scale of 1
+    drawn = shared.quantize(x, (1,), jax.random.key(0)).payload[:, 1:]
+    assert {int(number) for number in drawn.ravel()} == {0, 1}
+    assert bool(jnp.all(drawn == drawn[:, :1]))
+    assert abs(float(drawn.mean()) - 0.3) < 0.1
+
+
+def test_axes_of_ones_own():
+    quantizer = OperandInjector.let(calibration_axes=(0,)).quantizer
+    config = ConfigV4.let(rng_type=None)
+    general = config.dot_general
+    x = jax.random.normal(jax.random.key(0), (2, 3, 4))
+    fwd = general.fwd
+    mine = QuantizedDotGeneral(fwd=type(fwd)(quantizer, fwd.rhs_quantizer))
+    numbers = (((2,), (0,)), ((), ()))
+    left, _ = mine.forward_operands(x, jnp.ones((4, 5)), numbers)
+    assert left.scale.shape == (1, 3, 4)
+    with pytest.raises(ValueError, match="varies along an axis that is summed over"):
+        mine(x, jnp.ones((4, 5)), numbers)

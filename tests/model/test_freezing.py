@@ -163,9 +163,10 @@ def test_orbax_into_an_abstract_model(tmp_path):
     checkpointer = ocp.StandardCheckpointer()
     checkpointer.save(tmp_path / "frozen", nnx.to_pure_dict(nnx.state(frozen)))
     checkpointer.wait_until_finished()
-    make = lambda: jqinject.freeze(  # noqa: E731
-        Dense(weight=q.Int8WeightPerChannelFloat.let(bit_width=4), rngs=nnx.Rngs(3))
-    )
+
+    def make():
+        return jqinject.freeze(Dense(weight=q.Int8WeightPerChannelFloat.let(bit_width=4), rngs=nnx.Rngs(3)))
+
     abstract = nnx.eval_shape(make)
     assert nnx.graphdef(abstract) == nnx.graphdef(frozen)
     template = jax.tree.map(
