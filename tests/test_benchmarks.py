@@ -41,6 +41,7 @@ def timing() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SMALL)
 def test_script_runs(script: str) -> None:
     done = run(script, *SMALL[script])
@@ -48,6 +49,7 @@ def test_script_runs(script: str) -> None:
     assert "jqinject" in done.stdout or "QuantCheckpoint" in done.stdout
 
 
+@pytest.mark.slow
 def test_payloads_are_a_quarter_and_an_eighth() -> None:
     done = run("checkpoint_memory.py", "--width", "128", "--depth", "4", "--batch", "64")
     shares = {row.split()[2]: row for row in done.stdout.splitlines() if "QuantCheckpoint," in row}
@@ -55,12 +57,14 @@ def test_payloads_are_a_quarter_and_an_eighth() -> None:
     assert "0.125" in shares["int4"] or "0.126" in shares["int4"], done.stdout
 
 
+@pytest.mark.slow
 def test_convolutions_are_served() -> None:
     done = run("serve.py", "--conv", "--channels", "4", "--rounds", "2")
     assert done.returncode == 0, done.stderr
     assert "4 x 16" in done.stdout
 
 
+@pytest.mark.slow
 def test_integer_steps_run() -> None:
     done = run("train_step.py", "--int8", *SMALL["train_step.py"])
     assert done.returncode == 0, done.stderr
@@ -68,6 +72,7 @@ def test_integer_steps_run() -> None:
         assert row in done.stdout
 
 
+@pytest.mark.slow
 def test_8_bit_float_steps_run() -> None:
     done = run("train_step.py", "--fp8", *SMALL["train_step.py"])
     assert done.returncode == 0, done.stderr

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 TINY = ("--steps=2", "--batch=4", "--context=8", "--width=32", "--depth=1", "--micro-batches=2")
 
@@ -15,6 +17,7 @@ def run(*arguments):
     return subprocess.run(command, env=root, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_fp8_transformer():
     done = run(*TINY)
     assert done.returncode == 0, done.stderr
