@@ -158,8 +158,9 @@ class Freezer(nnx.Module):
         self.dtype = dtype
         self.scale_shape = tuple(scale_shape)
         self.summed = tuple(axis % len(shape) for axis in summed)
-        metadata = _per_axis(self.metadata, lambda names: tuple(names[axis] for axis in self._order))
-        of_scale = _per_axis(self.metadata, lambda names: _unsharded_ones(names, scale_shape))
+        ndim = len(shape)
+        metadata = _per_axis(self.metadata, ndim, lambda names: tuple(names[axis] for axis in self._order))
+        of_scale = _per_axis(self.metadata, ndim, lambda names: _unsharded_ones(names, scale_shape))
         self.value = Frozen(self._stored(jnp.zeros(shape, dtype)), **metadata)
         self.scale = Frozen(jnp.ones(scale_shape, jnp.float32), **of_scale)
 
@@ -173,12 +174,17 @@ def nothing_stored() -> ValueError:
 
 
 def _per_axis(
-    metadata: Mapping[str, Any], change: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+    metadata: Mapping[str, Any], ndim: int, change: Callable[[tuple[Any, ...]], tuple[Any, ...]]
 ) -> dict[str, Any]:
-    """The metadata with what is said of each axis changed."""
+    """The metadata with what is said of each of the last `ndim` axes changed; stacks of layers have more in front."""
     names = ("out_sharding", "sharding_names", "sharding")
+
+    def changed(found: tuple[Any, ...]) -> tuple[Any, ...]:
+        front = len(found) - ndim
+        return (*found[:front], *change(found[front:]))
+
     return {
-        name: change(tuple(found)) if name in names and isinstance(found, tuple) else found
+        name: changed(tuple(found)) if name in names and isinstance(found, tuple) else found
         for name, found in metadata.items()
     }
 

@@ -86,9 +86,27 @@ class QuantizedDotGeneral:
     def forward_operands(
         self, lhs: Operand, rhs: Operand, dimension_numbers: Any
     ) -> tuple[QuantizedOperand, QuantizedOperand]:
-        """Both operands as the forward contraction takes them; what is frozen for serving."""
+        """Both operands as the forward contraction takes them; what is frozen for serving.
+
+        Raises:
+            ValueError: the forward contraction is cut into pieces, whose scales are not those of the whole operand.
+        """
+        self.check_freezes()
         dims = checked_dimensions(_payload(lhs).shape, _payload(rhs).shape, dimension_numbers)
         return self.fwd.operands(lhs, rhs, dims)
+
+    def check_freezes(self) -> None:
+        """Raise where an operand can not be stored for serving.
+
+        Raises:
+            ValueError: the forward contraction is cut into pieces.
+        """
+        if self.fwd.local_aqt is not None:
+            raise ValueError(
+                "an operand of a forward contraction that is cut into pieces (local_aqt=) can't be stored for serving: "
+                "its pieces have scales of their own.\n  cure: a forward contraction without local_aqt, or a weight "
+                "laid out in groups, (groups, group, out), with jqinject.dot.dot_general"
+            )
 
 
 @dataclass(frozen=True)

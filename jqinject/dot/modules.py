@@ -70,10 +70,13 @@ class QuantizedOp(nnx.Module):
         return lhs, rhs
 
     def fresh(self) -> QuantizedOp:
-        """Another one like it, with nothing stored."""
-        return type(self)(
+        """Another one like it, with nothing stored and random numbers of its own."""
+        other = type(self)(
             self.general, lhs_quant_mode=self.lhs_quant_mode, rhs_quant_mode=self.rhs_quant_mode
         )
+        if self.stream is not None:
+            other.stream = nnx.RngStream(self.stream(), tag="stochastic_rounding")
+        return other
 
     def _seen(self, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The operands as the op sees them: what is ignored, as it is served from store, has the stored shape."""
@@ -98,7 +101,8 @@ class QDotGeneral(QuantizedOp):
     For `nnx.Linear(dot_general=...)`, `nnx.LinearGeneral` and the projections of `nnx.MultiHeadAttention`.
 
     Each operand has a mode. `TRAIN` quantizes it at every call, `CONVERT` also stores its payload and scale, and
-    `SERVE` takes them from there, whatever is handed in; a stored operand has no gradient. The modes are attributes:
+    `SERVE` takes them from there, whatever is handed in; a stored operand has no gradient. No keys are drawn then,
+    so that a gradient of the other operand needs `rng_type=None`. The modes are attributes:
     `model.set_attributes(rhs_quant_mode=QuantMode.SERVE)`. All three modes give the same output for the same weights.
 
     Args:

@@ -37,7 +37,8 @@ def freeze(model: Model, *, keep_masters: bool = False) -> Model:
 
     Raises:
         TypeError: `model` is no NNX module.
-        ValueError: a learned bit width in an abstract model.
+        ValueError: a learned bit width in an abstract model; an op whose forward contraction is cut into pieces
+            (nothing is changed then).
 
     Example:
         >>> import jax
@@ -48,9 +49,14 @@ def freeze(model: Model, *, keep_masters: bool = False) -> Model:
         {'frozen/freezer/scale': 'float32', 'frozen/freezer/value': 'int8', 'frozen/sums': 'int32'}
     """
     _check_model(model, "freeze")
+    layers = _modules(model)
+    for layer in layers:
+        op = None if isinstance(layer, QuantWeightLayer) else quantized_op(layer)
+        if op is not None:
+            op.module.general.check_freezes()
     model.eval()
     seen: set[int] = set()
-    for layer in _modules(model):
+    for layer in layers:
         if isinstance(layer, QuantWeightLayer):
             freeze_layer(layer, keep_master=keep_masters)
             continue

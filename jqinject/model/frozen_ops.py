@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.dot import QConvGeneralDilated, QDotGeneral, QEinsum, QuantMode, kernel_axes_of
+from jqinject.dot import Freezer, QConvGeneralDilated, QDotGeneral, QEinsum, QuantMode, kernel_axes_of
 
 Axes = tuple[int, ...]
 
@@ -21,12 +22,14 @@ class OpOfLayer:
         module: the op.
         summed: the kernel's axes that share a scale, as they are summed over.
         stored_last: whether those are stored last.
+        kernel_ndim: axes of one kernel; one with more is a stack of layers.
     """
 
     name: str
     module: Any
     summed: Axes
     stored_last: bool
+    kernel_ndim: int
 
 
 def _of_linear(layer: Any) -> Axes:
@@ -46,19 +49,28 @@ def _of_conv(layer: Any) -> Axes:
     return tuple(range(len(layer.kernel_shape) - 1))
 
 
-OPS: dict[type, tuple[str, type, Callable[[Any], Axes], bool]] = {
-    nnx.Linear: ("dot_general", QDotGeneral, _of_linear, True),
-    nnx.LinearGeneral: ("dot_general", QDotGeneral, _of_linear_general, True),
-    nnx.Einsum: ("einsum_op", QEinsum, _of_einsum, True),
-    nnx.Conv: ("conv_general_dilated", QConvGeneralDilated, _of_conv, False),
+def _ndim_of_linear_general(layer: Any) -> int:
+    return len(layer.batch_axis) + len(layer.axis) + len(layer.out_features)
+
+
+def _ndim_of_shape(layer: Any) -> int:
+    return len(layer.kernel_shape)
+
+
+# layer: (the attribute that holds its op, the op's class, axes that share a scale, stored last?, axes of one kernel)
+OPS: dict[type, tuple[str, type, Callable[[Any], Axes], bool, Callable[[Any], int]]] = {
+    nnx.Linear: ("dot_general", QDotGeneral, _of_linear, True, lambda layer: 2),
+    nnx.LinearGeneral: ("dot_general", QDotGeneral, _of_linear_general, True, _ndim_of_linear_general),
+    nnx.Einsum: ("einsum_op", QEinsum, _of_einsum, True, _ndim_of_shape),
+    nnx.Conv: ("conv_general_dilated", QConvGeneralDilated, _of_conv, False, _ndim_of_shape),
 }
 
 
 def quantized_op(layer: Any) -> OpOfLayer | None:
     """The quantized op that a Flax layer contracts through; None of other modules."""
-    for kind, (name, op, axes, stored_last) in OPS.items():
+    for kind, (name, op, axes, stored_last, ndim) in OPS.items():
         if isinstance(layer, kind) and isinstance(getattr(layer, name), op):
-            return OpOfLayer(name, getattr(layer, name), axes(layer), stored_last)
+            return OpOfLayer(name, getattr(layer, name), axes(layer), stored_last, ndim(layer))
     return None
 
 
@@ -80,14 +92,30 @@ def freeze_op(layer: Any, *, shared: bool, keep_master: bool) -> None:
         module = module.fresh()
         setattr(layer, op.name, module)
     kernel = layer.kernel
-    stored = op.summed if op.stored_last else ()
-    axes = _shared_axes(quantizer.calibration_axes, op.summed, kernel.ndim)
-    module.rhs_freezer.metadata = dict(kernel.get_metadata())
-    module.rhs_freezer.set(quantizer.quantize(kernel[...], axes), stored)
+    module.rhs_freezer = _stored(op, quantizer, kernel)
     module.rhs_quant_mode = QuantMode.SERVE
     if not keep_master:
-        # The layer still reads a kernel and hands it on, to an op that ignores it.
-        layer.kernel = nnx.Param(jnp.zeros((0,) * kernel.ndim, kernel.dtype))
+        # The layer still reads a kernel and hands it on, to an op that ignores it. Stacks keep their axes.
+        stack = kernel.shape[: kernel.ndim - op.kernel_ndim]
+        layer.kernel = nnx.Param(jnp.zeros((*stack, *(0,) * op.kernel_ndim), kernel.dtype))
+
+
+def _stored(op: OpOfLayer, quantizer: Any, kernel: nnx.Variable[Any]) -> Freezer:
+    """The kernel in a `Freezer`; of a stack of layers one whose variables are stacked alike."""
+    axes = _shared_axes(quantizer.calibration_axes, op.summed, op.kernel_ndim)
+    made: dict[str, Any] = {}
+
+    def one(kernel_of_one: jax.Array) -> Any:
+        freezer = Freezer(metadata=kernel.get_metadata())
+        freezer.set(quantizer.quantize(kernel_of_one, axes), op.summed if op.stored_last else ())
+        made["graphdef"], state = nnx.split(freezer, graph=True)
+        return state
+
+    mapped: Callable[[jax.Array], Any] = one
+    for _ in range(kernel.ndim - op.kernel_ndim):
+        mapped = jax.vmap(mapped)
+    state = mapped(kernel[...])
+    return nnx.merge(made["graphdef"], state)
 
 
 def _shared_axes(calibration_axes: Any, summed: Axes, ndim: int) -> Axes:

@@ -106,28 +106,15 @@ class IntegerConvolution:
         rhs: jax.Array,
         window_strides: Any,
         padding: Any,
-        lhs_dilation: Any = None,
-        rhs_dilation: Any = None,
-        dimension_numbers: Any = None,
-        feature_group_count: int = 1,
-        batch_group_count: int = 1,
+        *,
         precision: Any = None,
         preferred_element_type: Any = None,
         out_sharding: Any = None,
+        **options: Any,
     ) -> jax.Array:
         """The convolution; gradients go to the arrays."""
-        convolution = Convolution.of(
-            lhs.shape,
-            rhs.shape,
-            window_strides,
-            padding,
-            lhs_dilation,
-            rhs_dilation,
-            dimension_numbers,
-            feature_group_count,
-            batch_group_count,
-            dtype=preferred_element_type or lhs.dtype,
-        )
+        dtype = preferred_element_type or lhs.dtype
+        convolution = Convolution.of(lhs.shape, rhs.shape, window_strides, padding, dtype=dtype, **options)
         y = integer_conv(convolution, lhs, rhs, self._integers(lhs), self.weight)
         return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
 

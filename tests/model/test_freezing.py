@@ -10,7 +10,15 @@ from flax import nnx
 import jqinject
 import jqinject.quant as q
 from jqinject.core import Frozen
-from jqinject.dot import QConvGeneralDilated, QDotGeneral, QEinsum, QuantMode, config_v4
+from jqinject.dot import (
+    ContractionInjector,
+    LocalAqt,
+    QConvGeneralDilated,
+    QDotGeneral,
+    QEinsum,
+    QuantMode,
+    config_v4,
+)
 from jqinject.nn import QuantConv, QuantLinear, QuantReLU
 
 X = jax.random.normal(jax.random.key(0), (6, 16))
@@ -357,3 +365,54 @@ def test_a_layer_of_ours_around_an_op_is_frozen_as_ours():
     jqinject.freeze(layer)
     np.testing.assert_allclose(layer(X), expected, rtol=1e-5, atol=1e-6)
     assert op.rhs_quant_mode is QuantMode.TRAIN
+
+
+@pytest.mark.parametrize("annotated", [False, True])
+@pytest.mark.parametrize("kind", ["linear", "general"])
+def test_stacks_of_flax_layers_under_scan(kind, annotated):
+    metadata = {"out_sharding": (None, "model"), "eager_sharding": False} if annotated else {}
+    layer = {"linear": nnx.Linear, "general": nnx.LinearGeneral}[kind]
+
+    @nnx.vmap(in_axes=0, out_axes=0, transform_metadata={nnx.PARTITION_NAME: "layers"})
+    def make(key):
+        op = QDotGeneral(config_v4(rng_type=None))
+        return layer(16, 16, dot_general=op, kernel_metadata=metadata, rngs=nnx.Rngs(key))
+
+    @nnx.jit
+    @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+    def run(layer, x):
+        return jnp.tanh(layer(x))
+
+    stack = make(jax.random.split(jax.random.key(0), 3))
+    expected = run(stack, X)
+    jqinject.freeze(stack)
+    stored = stack.dot_general.rhs_freezer
+    assert (stored.value.shape, stored.scale.shape) == ((3, 16, 16), (3, 1, 16))
+    assert stack.kernel.size == 0
+    np.testing.assert_array_equal(run(stack, X), expected)
+    if annotated:
+        assert stored.value.get_metadata()["out_sharding"] == ("layers", "model", None)
+        assert stored.scale.get_metadata()["out_sharding"] == ("layers", None, "model")
+
+
+def test_training_goes_on_after_a_shared_op_was_split():
+    op = QDotGeneral(config_v4(), rngs=nnx.Rngs(0))
+    model = nnx.Sequential(*(nnx.Linear(16, 16, dot_general=op, rngs=nnx.Rngs(n)) for n in range(2)))
+    jqinject.unfreeze(jqinject.freeze(model, keep_masters=True))
+    step = nnx.jit(nnx.grad(lambda m, x: jnp.sin(m(x)).sum(), argnums=1))
+    assert not np.array_equal(step(model, X), step(model, X))  # rounded by other random numbers
+
+
+def test_pieces_of_a_forward_contraction_are_not_frozen():
+    forward = ContractionInjector.let(local_aqt=LocalAqt(2))
+    config = config_v4(rng_type=None).let(forward=forward)
+    model = nnx.Sequential(
+        QuantLinear(16, 16, rngs=nnx.Rngs(0)),
+        nnx.Linear(16, 8, dot_general=QDotGeneral(config), rngs=nnx.Rngs(1)),
+    )
+    with pytest.raises(ValueError, match=r"cut into pieces.*can't be stored for serving.*\n.*cure"):
+        jqinject.freeze(model)
+    assert model.layers[0].frozen is None
+    model.layers[1].dot_general.rhs_quant_mode = QuantMode.CONVERT
+    with pytest.raises(ValueError, match="cut into pieces"):
+        model(X)

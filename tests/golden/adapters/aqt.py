@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 import jqinject.dot as d
 from tests.golden.adapters import aqt_config, aqt_flax, aqt_stochastic
@@ -20,6 +21,7 @@ CALIBRATIONS = {
     "absmean": d.AbsMeanCalibration(clipping_scale=2.0),
     "snr": d.SnrCalibration(),
 }
+JAXPRS = (Jaxpr, ClosedJaxpr)
 NUMERICS = ("preserve_zero", "preserve_max_val", "clip_gradient")
 
 
@@ -130,11 +132,9 @@ def _dot_generals(jaxpr: Any) -> Any:
     for equation in jaxpr.eqns:
         if equation.primitive is jax.lax.dot_general_p:
             yield equation
-        for inner in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns")):
-            if hasattr(inner, "eqns"):
-                yield from _dot_generals(inner)
-            elif hasattr(inner, "jaxpr"):
-                yield from _dot_generals(inner.jaxpr)
+        for inner in jax.tree.leaves(equation.params, is_leaf=lambda x: isinstance(x, JAXPRS)):
+            if isinstance(inner, JAXPRS):
+                yield from _dot_generals(inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner)
 
 
 def _dtypes(equation: Any) -> dict[str, Any]:
