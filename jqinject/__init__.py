@@ -19,6 +19,7 @@ from jqinject.inject import ExtendedInjector as ExtendedInjector
 from jqinject.inject import explain as explain
 from jqinject.inject import this as this
 from jqinject.inject import value as value
+from jqinject.model import Rule as Rule
 from jqinject.model import begin_step as begin_step
 from jqinject.model import end_step as end_step
 from jqinject.model import freeze as freeze

@@ -6,6 +6,15 @@ from jqinject.core.amax_history import AmaxHistory as AmaxHistory
 from jqinject.core.bit_width import BitWidthConst as BitWidthConst
 from jqinject.core.bit_width import BitWidthParameter as BitWidthParameter
 from jqinject.core.bit_width import BitWidthStatefulConst as BitWidthStatefulConst
+from jqinject.core.calibration import AbsMaxRange as AbsMaxRange
+from jqinject.core.calibration import AbsPercentileRange as AbsPercentileRange
+from jqinject.core.calibration import ClippingRange as ClippingRange
+from jqinject.core.calibration import FixedRange as FixedRange
+from jqinject.core.calibration import MinMaxRange as MinMaxRange
+from jqinject.core.calibration import MSERange as MSERange
+from jqinject.core.calibration import RangeMethod as RangeMethod
+from jqinject.core.calibration import RMSRange as RMSRange
+from jqinject.core.calibration import SimpleMovingAverage as SimpleMovingAverage
 from jqinject.core.clamp import Identity as Identity
 from jqinject.core.clamp import ScalarClampMinSte as ScalarClampMinSte
 from jqinject.core.clamp import ScalarSignedClampMinSte as ScalarSignedClampMinSte
@@ -13,6 +22,7 @@ from jqinject.core.clamp import TensorClamp as TensorClamp
 from jqinject.core.clamp import TensorClampSte as TensorClampSte
 from jqinject.core.delay import DelayWrapper as DelayWrapper
 from jqinject.core.quant import BinaryQuant as BinaryQuant
+from jqinject.core.quant import CalibratedQuant as CalibratedQuant
 from jqinject.core.quant import ClampedBinaryQuant as ClampedBinaryQuant
 from jqinject.core.quant import FloatQuant as FloatQuant
 from jqinject.core.quant import FloatQuantResult as FloatQuantResult
@@ -20,6 +30,7 @@ from jqinject.core.quant import IntQuant as IntQuant
 from jqinject.core.quant import PrescaledRestrictIntQuant as PrescaledRestrictIntQuant
 from jqinject.core.quant import RescalingIntQuant as RescalingIntQuant
 from jqinject.core.quant import TernaryQuant as TernaryQuant
+from jqinject.core.quant import scale_and_zero_point as scale_and_zero_point
 from jqinject.core.restrict_val import FloatRestrictValue as FloatRestrictValue
 from jqinject.core.restrict_val import IntRestrictValue as IntRestrictValue
 from jqinject.core.restrict_val import LogFloatRestrictValue as LogFloatRestrictValue

@@ -11,5 +11,6 @@ from jqinject.model.loading import load_state as load_state
 from jqinject.model.outcome import LoadReport as LoadReport
 from jqinject.model.outcome import ReassemblyReport as ReassemblyReport
 from jqinject.model.reassembly import reassemble as reassemble
+from jqinject.model.rules import Rule as Rule
 from jqinject.model.steps import begin_step as begin_step
 from jqinject.model.steps import end_step as end_step

@@ -1,0 +1,105 @@
+"""One range from those of many batches."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.core import _check
+from jqinject.core.assign import assign, set_given
+from jqinject.core.calibration.ranges import ClippingRange
+from jqinject.core.variables import QuantStat, float_array, int_array
+
+
+class SimpleMovingAverage(nnx.Module):
+    """The mean of the ranges of all batches seen: `sum of ends / count`, the present batch included.
+
+    With a `momentum` it is the exponential one instead: `mean <- (1 - momentum) * mean + momentum * batch`, from the
+    first batch on.
+
+    A batch with an end that is inf or nan stays out. Before the first batch, in evaluation, the range is that of the
+    tensor at hand.
+
+    State: `count`, int32; `sum_of_max` and `sum_of_min`, the sums of the upper and lower ends, float32 scalars.
+
+    Args:
+        restart: start from empty at every batch, for a range that does not change.
+        momentum: the weight of a new batch, in (0, 1]; None weighs all batches alike.
+
+    Raises:
+        ValueError: `momentum` is not in (0, 1].
+
+    Source: Qwix's `SimpleMovingAverage`.
+
+    Example:
+        >>> mean = SimpleMovingAverage()
+        >>> for high in (1.0, 3.0):
+        ...     found = mean(ClippingRange(jnp.float32(high)), update=True)
+        >>> found.high, mean.count[...]
+        (Array(2., dtype=float32), Array(2, dtype=int32))
+    """
+
+    count: QuantStat
+    sum_of_max: QuantStat
+    sum_of_min: QuantStat
+    restart: bool = False
+    momentum: float | None = None
+
+    def __init__(self, restart: bool = False, momentum: float | None = None) -> None:
+        assign(self, count=QuantStat(int_array(0)))
+        assign(self, sum_of_max=QuantStat(float_array(0.0)), sum_of_min=QuantStat(float_array(0.0)))
+        momentum = _check.momentum(momentum, "SimpleMovingAverage", "momentum")
+        set_given(self, restart=restart, momentum=momentum)
+
+    def __call__(self, batch: ClippingRange, update: bool) -> ClippingRange:
+        """The mean range.
+
+        Args:
+            batch: the range of the present batch, one number for each end.
+            update: whether it enters.
+
+        Returns:
+            The range, of the shape of `batch`; differentiable with regard to `batch` where it entered.
+        """
+        ends = (batch.high, batch.lowest)
+        shape = ends[0].shape
+        held = self._sums()
+        count, sums = self.count.get_value(), [v.get_value() for v in held]
+        if update:
+            flat = [end.reshape(count.shape) for end in ends]
+            entered = jnp.all(jnp.isfinite(jnp.stack(flat)), axis=0)
+            before = jnp.zeros_like(count) if self.restart else count
+            grown = [self._grown(total, end, before) for total, end in zip(sums, flat, strict=True)]
+            count = jnp.where(entered, before + 1, count)
+            sums = [jnp.where(entered, new, old) for new, old in zip(grown, sums, strict=True)]
+            self.count.set_value(count)
+            for variable, value in zip(held, sums, strict=True):
+                variable.set_value(jax.lax.stop_gradient(value))
+        divisor = jnp.maximum(count, 1).astype(jnp.float32)
+        found = [
+            jnp.where(count > 0, total / divisor, end.reshape(total.shape)).reshape(shape)
+            for total, end in zip(sums, ends, strict=True)
+        ]
+        return ClippingRange(found[0], None if batch.low is None else found[1])
+
+    def _grown(self, total: jax.Array, end: jax.Array, count: jax.Array) -> jax.Array:
+        """The sum with one batch more; for a momentum, the new average times the new count."""
+        held = count.astype(jnp.float32)
+        if self.momentum is None:
+            return jnp.where(held > 0, total, 0.0) + end
+        average = jnp.where(held > 0, total / jnp.maximum(held, 1.0), end)
+        return ((1 - self.momentum) * average + self.momentum * end) * (held + 1)
+
+    @property
+    def is_empty(self) -> jax.Array:
+        """Whether no batch has entered."""
+        return self.count.get_value() == 0
+
+    def reset(self) -> None:
+        """Forget all batches."""
+        for variable in (self.count, *self._sums()):
+            variable.set_value(jnp.zeros_like(variable.get_value()))
+
+    def _sums(self) -> tuple[QuantStat, ...]:
+        return self.sum_of_max, self.sum_of_min

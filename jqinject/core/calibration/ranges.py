@@ -1,0 +1,233 @@
+"""The clipping range of a tensor: a symmetric one, `[-high, high]`, or one with two ends around 0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+Axes = Sequence[int]
+
+
+class ClippingRange(NamedTuple):
+    """The interval that a quantizer's numbers span; both ends float32, size 1 along axes that share a scale.
+
+    Attributes:
+        high: the upper end, at least 0.
+        low: the lower end, at most 0; None where the range is symmetric, `-high`.
+    """
+
+    high: jax.Array
+    low: jax.Array | None = None
+
+    @property
+    def lowest(self) -> jax.Array:
+        """The lower end, of a symmetric range too."""
+        return -self.high if self.low is None else self.low
+
+
+class RangeMethod(Protocol):
+    """`calibration_impl`: the range of a float32 tensor whose `axes` share one."""
+
+    def __call__(self, x: jax.Array, axes: Axes, /) -> ClippingRange: ...
+
+
+def _factor(value: float, where: str) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{where}: factor must be a positive number, got {value!r}")
+    return float(value)
+
+
+@dataclass(frozen=True)
+class AbsMaxRange:
+    """`high = factor * max |x|`, symmetric.
+
+    Args:
+        factor: below 1, the largest magnitudes are clipped.
+
+    Raises:
+        ValueError: `factor` is not positive.
+
+    Source: Qwix's `absmax[,factor]`.
+
+    Example:
+        >>> AbsMaxRange()(jnp.array([[1.0, -3.0]]), (1,)).high
+        Array([[3.]], dtype=float32)
+    """
+
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        _factor(self.factor, "AbsMaxRange")
+
+    def __call__(self, x: jax.Array, axes: Axes) -> ClippingRange:
+        """See the class."""
+        return ClippingRange(self.factor * jnp.max(jnp.abs(x), tuple(axes), keepdims=True, initial=0.0))
+
+
+@dataclass(frozen=True)
+class RMSRange:
+    """`high = factor * sqrt(mean x^2)`, symmetric.
+
+    Args:
+        factor: how many root mean squares reach to the end.
+
+    Raises:
+        ValueError: `factor` is not positive.
+
+    Source: Qwix's `rms,factor`.
+    """
+
+    factor: float = 4.0
+
+    def __post_init__(self) -> None:
+        _factor(self.factor, "RMSRange")
+
+    def __call__(self, x: jax.Array, axes: Axes) -> ClippingRange:
+        """See the class."""
+        count = max(math.prod(x.shape[axis] for axis in axes), 1)
+        mean = jnp.sum(jnp.square(x), tuple(axes), keepdims=True) / count
+        # The root's derivative at 0 is infinite, and of no use.
+        return ClippingRange(self.factor * jnp.sqrt(jnp.where(mean > 0, mean, 1.0)) * (mean > 0))
+
+
+@dataclass(frozen=True)
+class MinMaxRange:
+    """`low = factor * min(min x, 0)`, `high = factor * max(max x, 0)`.
+
+    Args:
+        factor: below 1, both ends are clipped.
+
+    Raises:
+        ValueError: `factor` is not positive.
+
+    Source: Qwix's `minmax[,factor]`.
+
+    Example:
+        >>> found = MinMaxRange()(jnp.array([1.0, 3.0]), (0,))
+        >>> found.low, found.high
+        (Array([0.], dtype=float32), Array([3.], dtype=float32))
+    """
+
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        _factor(self.factor, "MinMaxRange")
+
+    def __call__(self, x: jax.Array, axes: Axes) -> ClippingRange:
+        """See the class."""
+        low = jnp.min(x, tuple(axes), keepdims=True, initial=0.0)
+        high = jnp.max(x, tuple(axes), keepdims=True, initial=0.0)
+        return ClippingRange(self.factor * high, self.factor * low)
+
+
+@dataclass(frozen=True)
+class FixedRange:
+    """A range that is known beforehand, for the whole tensor.
+
+    Args:
+        low: the lower end, at most 0.
+        high: the upper end, at least 0. The range is symmetric where `low == -high`.
+
+    Raises:
+        ValueError: 0 is not in the range, or it is empty.
+
+    Source: Qwix's `fixed,low,high`.
+
+    Example:
+        >>> FixedRange(-1.0, 3.0)(jnp.ones((2, 2)), (0, 1)).high
+        Array([[3.]], dtype=float32)
+    """
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not (self.low <= 0 <= self.high and self.low < self.high and math.isfinite(self.high - self.low)):
+            raise ValueError(
+                f"FixedRange: the range must contain 0 and must not be empty, got [{self.low}, {self.high}]"
+            )
+
+    def __call__(self, x: jax.Array, axes: Axes) -> ClippingRange:
+        """See the class."""
+        shape = (1,) * x.ndim
+        high = jnp.full(shape, self.high, jnp.float32)
+        return ClippingRange(high, None if self.low == -self.high else jnp.full(shape, self.low, jnp.float32))
+
+
+@dataclass(frozen=True)
+class AbsPercentileRange:
+    """`high` is a percentile of `|x|`, symmetric, interpolated between its neighbours.
+
+    Args:
+        percentile: from 0 to 100.
+
+    Raises:
+        ValueError: `percentile` is out of range.
+
+    Example:
+        >>> AbsPercentileRange(50.0)(jnp.array([1.0, -2.0, 100.0]), (0,)).high
+        Array([2.], dtype=float32)
+    """
+
+    percentile: float = 99.9
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.percentile <= 100:
+            raise ValueError(f"AbsPercentileRange: percentile must be from 0 to 100, got {self.percentile!r}")
+
+    def __call__(self, x: jax.Array, axes: Axes) -> ClippingRange:
+        """See the class."""
+        if x.size == 0:
+            return AbsMaxRange()(x, axes)
+        found = jnp.percentile(jnp.abs(x), jnp.float32(self.percentile), axis=tuple(axes), keepdims=True)
+        return ClippingRange(found)
+
+
+@dataclass(frozen=True)
+class MSERange:
+    """The symmetric range with the least mean squared error of quantization, among fractions of `max |x|`.
+
+    Tried are `max |x| * k / candidates`, `k` from `candidates` down to 1, with `2^bits - 1` steps; taken is the first
+    with the least error over the axes that share a scale.
+
+    Args:
+        bits: of the integers.
+        candidates: how many ranges are tried.
+
+    Raises:
+        ValueError: `bits` is below 2 or `candidates` below 1.
+    """
+
+    bits: int = 8
+    candidates: int = 50
+
+    def __post_init__(self) -> None:
+        if self.bits < 2 or self.candidates < 1:
+            raise ValueError(
+                f"MSERange: needs at least 2 bits and 1 candidate, got bits={self.bits}, candidates={self.candidates}"
+            )
+
+    def __call__(self, x: jax.Array, axes: Axes) -> ClippingRange:
+        """See the class."""
+        x = jax.lax.stop_gradient(x)
+        whole = AbsMaxRange()(x, axes).high
+        bound = 2.0 ** (self.bits - 1)
+
+        def try_one(
+            best: tuple[jax.Array, jax.Array], k: jax.Array
+        ) -> tuple[tuple[jax.Array, jax.Array], None]:
+            high = whole * (k / self.candidates)
+            scale = jnp.where(high > 0, high / (bound - 0.5), 1.0)
+            again = jnp.clip(jnp.round(x / scale), -bound, bound - 1) * scale
+            error = jnp.sum(jnp.square(again - x), tuple(axes), keepdims=True)
+            better = error < best[0]
+            return (jnp.where(better, error, best[0]), jnp.where(better, high, best[1])), None
+
+        ks = jnp.arange(self.candidates, 0, -1, dtype=jnp.float32)
+        start = (jnp.full(whole.shape, jnp.inf, jnp.float32), whole)
+        return ClippingRange(jax.lax.scan(try_one, start, ks)[0][1])

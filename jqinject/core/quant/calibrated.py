@@ -1,0 +1,194 @@
+"""Quantization to a clipping range that is calibrated: from the tensor at hand, or averaged over batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jqinject.core import _check
+from jqinject.core._protocols import QuantResult
+from jqinject.core.assign import assign, set_given
+from jqinject.core.calibration import AbsMaxRange, ClippingRange, RangeMethod, SimpleMovingAverage
+from jqinject.core.quant.float_quant import FloatQuantResult
+from jqinject.core.variables import known_zero
+from jqinject.ops.float8 import float8_dtype, float8_max, to_float8
+
+LEAST_SCALE = float(np.sqrt(np.finfo(np.float32).tiny))
+
+
+def scale_and_zero_point(found: ClippingRange, bit_width: int) -> tuple[jax.Array, jax.Array | None]:
+    """Float per integer step of a range, and the integer that stands for 0.
+
+    A symmetric range has `scale = high / (2^(b-1) - 1/2)` and no zero point. With two ends,
+    `scale = (high - low) / (2^b - 1)` and `zero_point = round(-2^(b-1) - low / scale)`. A scale below 1.1e-19, as that
+    of zeros, is 1.
+
+    Args:
+        found: the range, float32.
+        bit_width: of signed integers.
+
+    Returns:
+        Scale and zero point (None where the range is symmetric), float32, shaped as the range's ends.
+
+    Source: Qwix.
+
+    Example:
+        >>> scale_and_zero_point(ClippingRange(jnp.float32(3.0), jnp.float32(-1.0)), 2)
+        (Array(1.3333334, dtype=float32), Array(-1., dtype=float32))
+    """
+    lowest = -(2 ** (bit_width - 1))
+    if found.low is None:
+        return _not_tiny(found.high / (-lowest - 0.5)), None
+    scale = _not_tiny((found.high - found.low) / (2**bit_width - 1))
+    zero_point = jnp.clip(jnp.round(lowest - found.low / scale), lowest, -lowest - 1)
+    return scale, zero_point
+
+
+def _not_tiny(scale: jax.Array) -> jax.Array:
+    return jnp.where(scale < LEAST_SCALE, 1.0, scale)
+
+
+class CalibratedQuant(nnx.Module):
+    """To integers (or 8-bit floats) and back, within a calibrated clipping range.
+
+    Static: `range = averaging_impl(mean over batch_axes of calibration_impl(x))`, one for the tensor, moved in training
+    mode only; the present batch counts. Dynamic, with `averaging_impl=None`: `range = calibration_impl(x)` of the
+    tensor at hand, one for each index of `channelwise_axes`.
+
+    `y = (clamp(round(x / s + z), -2^(b-1), 2^(b-1) - 1) - z) * s`, ties to even, `s`, `z` from `scale_and_zero_point`.
+    The gradient passes straight through where `x` lies in the range, and reaches the range where it does not.
+
+    Args:
+        calibration_impl: finds the range.
+        averaging_impl: averages it over batches: `SimpleMovingAverage`; None for none.
+        bit_width: of signed integers, at least 2; not looked at with a `q_dtype`.
+        q_dtype: an 8-bit float dtype instead of integers; the range has to be symmetric then.
+        channelwise_axes: axes with a range for each index.
+        batch_axes: axes with a range for each index that are averaged at once.
+
+    Raises:
+        TypeError: `bit_width` is no integer; (at the call) `x` is no float array.
+        ValueError: `bit_width` is below 2 or above 16; `q_dtype` is no 8-bit float, or the range has a zero point;
+            a static range with `channelwise_axes`.
+
+    Source: Qwix. Differs from Qwix: a range that is not finite never enters the average; arithmetic is float32.
+
+    Example:
+        >>> quant = CalibratedQuant(AbsMaxRange(), bit_width=4)
+        >>> result = quant(jnp.array([0.4, -1.5, 0.0]))
+        >>> result.value, result.scale
+        (Array([ 0.4, -1.6,  0. ], dtype=float32), Array([0.2], dtype=float32))
+    """
+
+    calibration_impl: RangeMethod
+    averaging_impl: SimpleMovingAverage | None = None
+    bit_width: int
+    q_dtype: np.dtype | None = None
+    channelwise_axes: tuple[int, ...] = ()
+    batch_axes: tuple[int, ...] = (0,)
+    use_running_average: bool = False
+
+    def __init__(
+        self,
+        calibration_impl: RangeMethod | None = None,
+        averaging_impl: SimpleMovingAverage | None = None,
+        bit_width: int = 8,
+        q_dtype: Any = None,
+        channelwise_axes: Sequence[int] = (),
+        batch_axes: Sequence[int] = (0,),
+    ) -> None:
+        bits = _check.bit_width(bit_width, "CalibratedQuant", least=2)
+        if bits > 16:
+            raise ValueError(f"CalibratedQuant: bit_width must be at most 16, got {bits}")
+        if averaging_impl is not None and tuple(channelwise_axes):
+            raise ValueError(
+                f"CalibratedQuant: an averaged range is one for the tensor, got channelwise_axes={channelwise_axes!r}."
+                "\n  cure: averaging_impl=None, for a range of the tensor at hand"
+            )
+        assign(
+            self,
+            calibration_impl=calibration_impl or AbsMaxRange(),
+            bit_width=bits,
+            use_running_average=False,
+        )
+        set_given(
+            self,
+            averaging_impl=averaging_impl,
+            q_dtype=None if q_dtype is None else float8_dtype(q_dtype, "CalibratedQuant"),
+            channelwise_axes=tuple(channelwise_axes),
+            batch_axes=tuple(batch_axes),
+        )
+
+    def set_view(self, use_running_average: bool | None = None) -> None:
+        """Switch between training and evaluation, for `nnx.view`.
+
+        Args:
+            use_running_average: evaluation mode: the average is used and not moved.
+        """
+        if use_running_average is not None:
+            self.use_running_average = use_running_average
+
+    def clipping_range(self, x: jax.Array) -> ClippingRange:
+        """The range that `x` is quantized in, float32; in training mode it enters the average.
+
+        Args:
+            x: float array.
+        """
+        return self._range(x.astype(jnp.float32), update=not self.use_running_average)
+
+    def averaged_range(self, ndim: int = 0) -> ClippingRange:
+        """The range averaged so far, without a tensor.
+
+        Args:
+            ndim: how many axes, each of size 1, its ends are to have.
+        """
+        return self._range(jnp.zeros((1,) * ndim, jnp.float32), update=False)
+
+    def _range(self, x: jax.Array, update: bool) -> ClippingRange:
+        if self.averaging_impl is None:
+            return self.calibration_impl(x, _others(x.ndim, self.channelwise_axes))
+        found = self.calibration_impl(x, _others(x.ndim, self.batch_axes))
+        low = None if found.low is None else jnp.mean(found.low, keepdims=True)
+        return self.averaging_impl(ClippingRange(jnp.mean(found.high, keepdims=True), low), update)
+
+    def __call__(self, x: jax.Array) -> QuantResult | FloatQuantResult:
+        """`x` quantized; scale and zero point float32."""
+        x = _check.float_input(x, "CalibratedQuant")
+        x32 = x.astype(jnp.float32)
+        found = self.clipping_range(x32)
+        if self.q_dtype is not None:
+            return self._float8(x, x32, found)
+        scale, zero_point = scale_and_zero_point(found, self.bit_width)
+        offset = known_zero() if zero_point is None else zero_point
+        edge = 2.0 ** (self.bit_width - 1)
+        integers = jnp.clip(jnp.round(x32 / scale + offset), -edge, edge - 1)
+        value = _straight_through(x32, found, (integers - offset) * scale)
+        return QuantResult(value.astype(x.dtype), scale, offset, self.bit_width)
+
+    def _float8(self, x: jax.Array, x32: jax.Array, found: ClippingRange) -> FloatQuantResult:
+        if found.low is not None:
+            raise ValueError(
+                f"CalibratedQuant: {self.q_dtype} has no zero point, and {self.calibration_impl!r} finds a range that "
+                "is not symmetric.\n  cure: AbsMaxRange, RMSRange, or FixedRange(-high, high)"
+            )
+        assert self.q_dtype is not None
+        scale = _not_tiny(found.high / float8_max(self.q_dtype))
+        payload = to_float8(x32, scale, self.q_dtype)
+        value = _straight_through(x32, found, payload.astype(jnp.float32) * scale)
+        return FloatQuantResult(value.astype(x.dtype), scale, self.q_dtype)
+
+
+def _others(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
+    kept = {axis % ndim for axis in axes if -ndim <= axis < ndim}
+    return tuple(axis for axis in range(ndim) if axis not in kept)
+
+
+def _straight_through(x: jax.Array, found: ClippingRange, value: jax.Array) -> jax.Array:
+    """`value`, with the gradient of clipping `x` to the range."""
+    clipped = jnp.clip(x, found.lowest, found.high)
+    return jax.lax.stop_gradient(value) + (clipped - jax.lax.stop_gradient(clipped))

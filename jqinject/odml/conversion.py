@@ -1,0 +1,247 @@
+"""`OdmlConversion`: a trained or calibrated model as the program that a device compiler takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jqinject.core import CalibratedQuant, scale_and_zero_point
+from jqinject.core.assign import assign
+from jqinject.model import Rule
+from jqinject.odml.composite import FakeQuantMarker
+from jqinject.odml.policy import OdmlPolicy, Range, is_dynamic
+from jqinject.odml.qat import OdmlQat, check_inputs
+from jqinject.program import HELD, OpQuantizers, QuantizedProgram, Site, find_sites, quantized_class
+from jqinject.quant_tensor import as_array, is_concrete
+
+
+class Markers:
+    """Puts `quant.fake_quant` at the sites.
+
+    Args:
+        markers: name of the site -> marker.
+    """
+
+    def __init__(self, markers: dict[str, FakeQuantMarker]) -> None:
+        self._markers = markers
+
+    def quantize(self, site: Site, x: jax.Array) -> jax.Array:
+        """`x`, marked."""
+        if site.name not in self._markers:
+            raise ValueError(
+                f"{site.name} was not there when the model was converted.\n"
+                "  cure: convert it with inputs like those that it is called with"
+            )
+        return self._markers[site.name](x)
+
+    def state(self, names: Iterable[str]) -> Any:
+        """Nothing changes."""
+        return ()
+
+    def restored(self, state: Any) -> Markers:
+        """Itself."""
+        return self
+
+    def update(self, state: Any) -> None:
+        """Nothing changes."""
+
+
+class ConvertedSites(nnx.Module):
+    """The markers of a converted model, by the names of their sites.
+
+    Args:
+        policy: where they are put.
+        markers: name -> marker; static.
+    """
+
+    def __init__(self, policy: OdmlPolicy, markers: dict[str, FakeQuantMarker]) -> None:
+        assign(self, policy=policy, markers=tuple(sorted(markers.items(), key=lambda item: item[0])))
+
+
+class ConvertedProgram(QuantizedProgram):
+    """A model whose call is run with markers between its operations."""
+
+    __slots__ = ()
+
+    def quantizers(self) -> Markers:
+        """What is put at the sites."""
+        return Markers(dict(self.op_quant.markers))  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class OdmlConversion:
+    """From a model that was trained or calibrated under `OdmlQat` to one for a device compiler.
+
+    Every fake quantization becomes a `jax.lax.composite` named `quant.fake_quant`, with `scale` and `zero_point` known
+    before the program runs: of weights from their values, of activations from their statistics. Weights with more than
+    two axes that are contracted over their first one are flattened, as a device knows one axis of scales.
+
+    Args:
+        rules, disable_per_channel_weights, fixed_range_for_inputs, fixed_range_for_outputs, strict: as for `OdmlQat`;
+            without any of them those that the model was quantized with.
+
+    Source: Qwix's `OdmlConversionProvider`. Differs from Qwix: parameters and statistics are those of the model.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> x = jnp.ones((3, 4))
+        >>> model = OdmlQat().quantize(nnx.Linear(4, 2, rngs=nnx.Rngs(0)), x)
+        >>> y = model(x)
+        >>> converted = OdmlConversion().quantize(model, x)
+        >>> str(jax.make_jaxpr(converted.__call__)(x)).count("name=quant.fake_quant")
+        3
+    """
+
+    def __init__(
+        self,
+        rules: Rule | Iterable[Rule] | None = None,
+        *,
+        disable_per_channel_weights: bool = False,
+        fixed_range_for_inputs: Range | None = None,
+        fixed_range_for_outputs: Range | None = None,
+        strict: bool = True,
+    ) -> None:
+        given = OdmlQat(
+            rules,
+            disable_per_channel_weights=disable_per_channel_weights,
+            fixed_range_for_inputs=fixed_range_for_inputs,
+            fixed_range_for_outputs=fixed_range_for_outputs,
+            strict=strict,
+        ).policy
+        self._policy = None if given == OdmlQat().policy else given
+
+    def quantize(self, model: Any, *inputs: Any, **kwargs: Any) -> Any:
+        """The converted model.
+
+        Args:
+            model: as `OdmlQat.quantize` returns it, trained or calibrated; it is not changed.
+            inputs: what it is called with: arrays or `jax.ShapeDtypeStruct`s.
+            kwargs: by keyword.
+
+        Returns:
+            A model of a class derived from the model's own, for evaluation.
+
+        Raises:
+            TypeError: `model` is no NNX module.
+            ValueError: it was not quantized by `OdmlQat`; statistics that were never collected; a scale that is nan,
+                inf or 0; a scale that varies along two axes; a quantizer that is not of signed 8-bit integers.
+        """
+        check_inputs(model, inputs, kwargs, "OdmlConversion.quantize")
+        held = vars(model).get(HELD)
+        if not isinstance(held, OpQuantizers) or not isinstance(held.policy, OdmlPolicy):
+            raise ValueError(
+                f"{type(model).__name__} was not quantized by OdmlQat, so there are no statistics to convert it with.\n"
+                "  cure: model = OdmlQat().quantize(model, x); train it, or run jqinject.calibrate(model, batches)"
+            )
+        policy = replace(self._policy or held.policy, flattens_weights=True)
+        collector = _Collector(held)
+        evaluated = nnx.clone(model, graph=True)
+        evaluated.eval()
+        find_sites(evaluated, policy, inputs, kwargs, collector)
+        kind = type(model).program_class  # pyright: ignore[reportAttributeAccessIssue]
+        evaluated.__class__ = quantized_class(kind, ConvertedProgram)
+        delattr(evaluated, HELD)
+        setattr(evaluated, HELD, ConvertedSites(policy, collector.markers))
+        return evaluated
+
+
+class _Collector(Markers):
+    """Makes the marker of every site from the quantizer that the model holds there."""
+
+    def __init__(self, held: OpQuantizers) -> None:
+        super().__init__({})
+        self._held = held
+        self.markers: dict[str, FakeQuantMarker] = {}
+
+    def quantize(self, site: Site, x: jax.Array) -> jax.Array:
+        """`x` as it is; notes its marker."""
+        if site.name not in self._held.held:
+            raise ValueError(
+                f"{site.name} has no statistics: the model was quantized for other operations.\n"
+                "  cure: quantize and calibrate it with inputs like these, and with the same rules"
+            )
+        proxy = self._held[site.name]
+        with jax.ensure_compile_time_eval():
+            self.markers[site.name] = _marker(site, proxy, x)
+        return x
+
+
+def _marker(site: Site, proxy: Any, x: jax.Array) -> FakeQuantMarker:
+    quantizer = proxy.tensor_quant
+    if (
+        not isinstance(quantizer, CalibratedQuant)
+        or quantizer.q_dtype is not None
+        or quantizer.bit_width != 8
+    ):
+        raise ValueError(
+            f"{site.name}: devices have signed 8-bit integers, and the quantizer is {site.quantizer.__name__}.\n"
+            "  cure: Int8Weight, Int8Act or Int8ActDynamic of jqinject.odml, or a class derived from them"
+        )
+    if is_dynamic(quantizer) and not site.is_weight:
+        return FakeQuantMarker(None, None, (), None, False, dynamic=_Dynamic(quantizer))
+    if site.is_weight:
+        return _static(site, _weight_range(site, quantizer, x), x.ndim)
+    if quantizer.averaging_impl is not None and quantizer.averaging_impl.is_empty:
+        raise ValueError(
+            f"{site.name}: its statistics were never collected, so there is no range to convert it with.\n"
+            "  cure: train the model, or run jqinject.calibrate(model, batches), before it is converted"
+        )
+    return _static(site, quantizer.averaged_range(x.ndim), x.ndim)
+
+
+def _weight_range(site: Site, quantizer: CalibratedQuant, x: jax.Array) -> Any:
+    if not is_concrete(x):
+        raise ValueError(
+            f"{site.name}: the weight {'.'.join(map(str, site.weight_path))} is not known before the program runs: it "
+            "is abstract, or sliced in a loop.\n  cure: convert a model with weights; unroll the loop over layers"
+        )
+    # The axes are those of this site: a weight that was flattened has others than in training.
+    axes = tuple(i for i in range(x.ndim) if i not in site.overrides.get("channelwise_axes", ()))
+    return quantizer.calibration_impl(x.astype(np.float32), axes)
+
+
+def _static(site: Site, found: Any, ndim: int) -> FakeQuantMarker:
+    scale, zero = scale_and_zero_point(found, 8)
+    values = np.asarray(scale)
+    if not (np.isfinite(values).all() and (values != 0).all()):
+        raise ValueError(
+            f"{site.name}: invalid scale {values.ravel()[:8]}: it must be finite and not 0.\n"
+            "  cure: look for nan or inf in the weight, or in the batches that were calibrated with"
+        )
+    long = [axis for axis, length in enumerate(values.shape) if length > 1]
+    if len(long) > 1:
+        raise ValueError(
+            f"{site.name}: devices know one axis of scales, and this one has shape {values.shape}.\n"
+            "  cure: disable_per_channel_weights=True, or reshape the weight to two axes in the model"
+        )
+    shape = values.shape or (1,) * ndim
+    return FakeQuantMarker(
+        scale=tuple(values.ravel().tolist()),
+        zero_point=None if zero is None else tuple(int(z) for z in np.asarray(zero).ravel()),
+        shape=shape,
+        dimension=long[0] if long else None,
+        is_weight=site.is_weight,
+    )
+
+
+class _Dynamic:
+    """A quantizer without state as a function of an array."""
+
+    def __init__(self, quantizer: CalibratedQuant) -> None:
+        self._calibration = quantizer.calibration_impl
+        self._axes = quantizer.channelwise_axes
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        quantizer = CalibratedQuant(self._calibration, channelwise_axes=self._axes)
+        return as_array(quantizer(x).value)
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, _Dynamic)
+        return same and (self._calibration, self._axes) == (other._calibration, other._axes)
+
+    def __hash__(self) -> int:
+        return hash((self._calibration, self._axes))

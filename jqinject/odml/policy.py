@@ -1,0 +1,105 @@
+"""What a device compiler expects to be quantized, and in which order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jqinject.core import FixedRange
+from jqinject.model import Rule
+from jqinject.program import Choice, Operation, Site, Tracked, other_axes
+
+Range = tuple[float, float]
+
+
+class UnknownOperationError(ValueError):
+    """A model runs an operation that devices have no quantized form of."""
+
+
+@dataclass(frozen=True)
+class OdmlPolicy:
+    """Quantizes every operation; outputs late, so that what a device fuses stays together.
+
+    Attributes:
+        rules: `weight_quant` is for weights, `output_quant` for the outputs of the operations that match.
+        per_channel_weights: whether weights have a scale for each output channel.
+        input_range: of the model's inputs, where it is fixed.
+        output_range: of the model's outputs, where it is fixed.
+        strict: whether an unknown operation is an error.
+        flattens_weights: whether weights with several axes of outputs are contracted with one.
+    """
+
+    rules: tuple[Rule, ...]
+    per_channel_weights: bool = True
+    input_range: Range | None = None
+    output_range: Range | None = None
+    strict: bool = True
+    flattens_weights: bool = False
+
+    delayed = True
+    opaque = ()
+
+    def choose(self, path: str, operation: Operation) -> Choice | None:
+        """See `Policy`."""
+        for rule in self.rules:
+            if rule.matches(path) and (rule.op is None or operation.name in rule.op):
+                weight, act = rule.quantizer("weight_quant"), rule.quantizer("output_quant")
+                if weight is None and act is None:
+                    return None
+                return Choice(weight, act, act, dynamic=act is not None and is_dynamic(act))
+        return None
+
+    def unknown(self, path: str, name: str) -> None:
+        """See `Policy`."""
+        if self.strict:
+            raise UnknownOperationError(
+                f"the operation {name!r} in {path or 'the model itself'} has no quantized form, so its output is float."
+                "\n  cure: strict=False lets it pass as it is; or write it with operations that have one: "
+                "jqinject.program.known_operations()"
+            )
+
+    def not_an_activation(self, path: str, what: str) -> None:
+        """See `Policy`."""
+        if self.strict:
+            raise UnknownOperationError(
+                f"{what} in {path or 'the model itself'} does not depend on the model's inputs and is no weight, so it "
+                "has no range that could be calibrated.\n  cure: make it an nnx.Param, or strict=False"
+            )
+
+    def channel_axes(self, summed: tuple[int, ...], ndim: int, is_weight: bool) -> tuple[int, ...]:
+        """See `Policy`."""
+        return other_axes(summed, ndim) if self.per_channel_weights or not is_weight else ()
+
+    def model_input(self, x: Tracked) -> Tracked:
+        """See `Policy`."""
+        return replace(x, fixed_range=self.input_range, twins={})
+
+    def final_output(self, run: Any, x: Tracked, index: int) -> Tracked:
+        """See `Policy`."""
+        if not x.is_float:
+            return x
+        if not x.is_activation:
+            self.not_an_activation("", f"output {index}")
+        if x.pending is None or x.quantized:
+            return x
+        if self.output_range is not None:
+            x = replace(x, fixed_range=self.output_range, twins={})
+        return run.quantized(x, x.pending, f"final_output{index}")
+
+
+def is_dynamic(quantizer: Any) -> bool:
+    """Whether a quantizer takes its range from the tensor at hand."""
+    return getattr(quantizer, "averaging_impl", None) is None
+
+
+def overrides_of(site: Site) -> dict[str, Any]:
+    """What the quantizer at a site declares anew: the axes of its scale, and its range where that is known."""
+    found: dict[str, Any] = {}
+    if site.overrides.get("channelwise_axes"):
+        found["channelwise_axes"] = site.overrides["channelwise_axes"]
+    if not site.overrides.get("static", True):
+        found["averaging_impl"] = None
+    elif "fixed_range" in site.overrides:
+        found["calibration_impl"] = FixedRange(*site.overrides["fixed_range"])
+        found["restart"] = True
+    return found

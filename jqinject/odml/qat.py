@@ -1,0 +1,137 @@
+"""`OdmlQat`: a model whose every operation is fake-quantized, as a device will run it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from flax import nnx
+
+from jqinject.model import Rule
+from jqinject.model.rules import checked_rules
+from jqinject.odml.policy import OdmlPolicy, Range, overrides_of
+from jqinject.odml.quantizers import Int8Act, Int8Weight
+from jqinject.program import HELD, OpQuantizers, Site, find_sites, quantized_class
+from jqinject.proxy import ActQuantProxyFromInjector
+
+EVERYTHING = Rule(weight_quant=Int8Weight, output_quant=Int8Act)
+
+
+class OdmlQat:
+    """Quantization-aware training for device compilers: every operation of a model is fake-quantized.
+
+    Outputs are quantized late, by the operation that takes them: a contraction, the bias added to it, a batch
+    normalization and a ReLU are one. Weights are told from activations by where they come from: an `nnx.Param`,
+    reshaped or cast at most, is a weight. Statistics of activations move in training mode; batch `s` is quantized with
+    the average that includes it.
+
+    Args:
+        rules: `weight_quant` is the quantizer of weights, `output_quant` that of the *outputs* of the operations that
+            match; None quantizes everything to 8 bits.
+        disable_per_channel_weights: one scale for a whole weight.
+        fixed_range_for_inputs: `(low, high)` of the model's inputs.
+        fixed_range_for_outputs: `(low, high)` of the model's outputs.
+        strict: an operation without a quantized form is an error; else it passes in float.
+
+    Raises:
+        TypeError: `rules` are no rules; a rule has quantizers that are not used here.
+        ValueError: a fixed range without 0, or an empty one.
+
+    Source: Qwix's `OdmlQatProvider`. Differs from Qwix 0.1.8: an unknown operation is an error in strict mode, as its
+    earlier versions had it; a weight may be either operand of a contraction; a tensor that two operations take is
+    quantized once, with the statistics of the first.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> model = OdmlQat().quantize(nnx.Linear(4, 2, rngs=nnx.Rngs(0)), jnp.ones((3, 4)))
+        >>> model(jnp.ones((3, 4))).shape, sorted(model.op_quant)
+        ((3, 2), ['dot_general0_lhs', 'dot_general0_rhs', 'final_output0'])
+    """
+
+    def __init__(
+        self,
+        rules: Rule | Iterable[Rule] | None = None,
+        *,
+        disable_per_channel_weights: bool = False,
+        fixed_range_for_inputs: Range | None = None,
+        fixed_range_for_outputs: Range | None = None,
+        strict: bool = True,
+    ) -> None:
+        self.policy = OdmlPolicy(
+            rules=_checked(rules),
+            per_channel_weights=not disable_per_channel_weights,
+            input_range=_range(fixed_range_for_inputs, "fixed_range_for_inputs"),
+            output_range=_range(fixed_range_for_outputs, "fixed_range_for_outputs"),
+            strict=strict,
+        )
+
+    def quantize(self, model: Any, *inputs: Any, **kwargs: Any) -> Any:
+        """The model with quantizers between its operations.
+
+        Args:
+            model: an NNX module; it is not changed, its arrays are shared.
+            inputs: what it is called with: arrays or `jax.ShapeDtypeStruct`s; the model is traced, not run.
+            kwargs: by keyword.
+
+        Returns:
+            A model of a class derived from the model's own, with the same paths, and the quantizers in `op_quant`.
+
+        Raises:
+            TypeError: `model` is no NNX module.
+            ValueError: no inputs; an unknown operation in strict mode.
+        """
+        check_inputs(model, inputs, kwargs, "OdmlQat.quantize")
+        model = nnx.clone(model, graph=True)
+        sites = find_sites(model, self.policy, inputs, kwargs)
+        held = {name: _proxy(site) for name, site in sites.items()}
+        kind = getattr(type(model), "program_class", type(model))
+        model.__class__ = quantized_class(kind)
+        setattr(model, HELD, OpQuantizers(self.policy, held))
+        return model
+
+
+def _proxy(site: Site) -> ActQuantProxyFromInjector:
+    return ActQuantProxyFromInjector(
+        site.quantizer, site, overrides=overrides_of(site), where=(f"the quantizer of {site.name}", "")
+    )
+
+
+def check_inputs(model: Any, inputs: Any, kwargs: Any, what: str) -> None:
+    """Refuse what can not be traced.
+
+    Raises:
+        TypeError: `model` is no NNX module.
+        ValueError: there are no inputs.
+    """
+    if not isinstance(model, nnx.Module):
+        raise TypeError(
+            f"{what} takes an NNX module, got {type(model).__name__}; a Linen one: nnx.bridge.ToNNX"
+        )
+    if not inputs and not kwargs:
+        raise ValueError(
+            f"{what} needs inputs of the shapes that the model is called with: it is traced with them"
+        )
+
+
+def _checked(rules: Any) -> tuple[Rule, ...]:
+    if rules is None:
+        return (EVERYTHING,)
+    found = checked_rules(rules)
+    for rule in found:
+        unused = [slot for slot, _ in rule.quantizers if slot not in ("weight_quant", "output_quant")]
+        if unused or rule.overrides:
+            raise TypeError(
+                f"{rule}: a device quantizes weights and the outputs of operations, not "
+                f"{', '.join(unused) or 'overrides'}.\n"
+                "  cure: weight_quant=..., output_quant=...; subclass a quantizer to change it"
+            )
+    return found
+
+
+def _range(given: Any, name: str) -> Range | None:
+    if given is None:
+        return None
+    low, high = (float(end) for end in given)
+    if not (low <= 0 <= high and low < high):
+        raise ValueError(f"OdmlQat: {name} must contain 0 and must not be empty, got ({low}, {high})")
+    return low, high

@@ -1,0 +1,17 @@
+"""Quantizers between the operations of a model: its program is read, and run with quantizers put in."""
+
+from jqinject.program.model import HELD as HELD
+from jqinject.program.model import OpQuantizers as OpQuantizers
+from jqinject.program.model import QuantizedProgram as QuantizedProgram
+from jqinject.program.model import find_sites as find_sites
+from jqinject.program.model import quantized_class as quantized_class
+from jqinject.program.operations import OPERATIONS as OPERATIONS
+from jqinject.program.operations import Kind as Kind
+from jqinject.program.operations import Operation as Operation
+from jqinject.program.operations import known_operations as known_operations
+from jqinject.program.policy import Choice as Choice
+from jqinject.program.policy import Policy as Policy
+from jqinject.program.policy import Site as Site
+from jqinject.program.policy import other_axes as other_axes
+from jqinject.program.quantizers import Quantizers as Quantizers
+from jqinject.program.tracked import Tracked as Tracked

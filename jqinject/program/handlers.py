@@ -1,0 +1,224 @@
+"""What is done at an operation of each kind: its inputs quantized, its output too, or neither."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jqinject.program.contractions import contraction
+from jqinject.program.operations import LOGISTIC_RANGE, OPERATIONS, Kind, Operation
+from jqinject.program.policy import Choice
+from jqinject.program.tracked import Origin, Tracked, joined, plain, shape_of
+
+Evaluate = Callable[[list[Any]], list[Any]]
+
+
+def handle(
+    run: Any,
+    operation: Operation,
+    path: str,
+    inputs: Sequence[Tracked],
+    evaluate: Evaluate,
+    *,
+    eqn: Any = None,
+    unknown_name: str = "",
+) -> list[Tracked]:
+    """Run one operation.
+
+    Args:
+        run: the interpreter.
+        operation: its row of the table.
+        path: of the module it belongs to.
+        inputs: its operands.
+        evaluate: runs it on arrays.
+        eqn: its equation, where it is one.
+        unknown_name: what the program calls it.
+    """
+    if operation.kind is Kind.CONTRACTION:
+        return contraction(run, operation, path, inputs, evaluate, eqn)
+    if operation.kind is Kind.TRANSPARENT:
+        return [joined(value, inputs) for value in evaluate([x.value for x in inputs])]
+    if not any(x.is_activation for x in inputs):
+        return [Tracked(value) for value in evaluate([x.value for x in inputs])]
+    if operation.kind is Kind.UNKNOWN:
+        return _unknown(run, path, unknown_name, inputs, evaluate)
+    return HANDLERS[operation.kind](run, operation, path, inputs, evaluate, eqn)
+
+
+def _unknown(run: Any, path: str, name: str, inputs: Sequence[Tracked], evaluate: Evaluate) -> list[Tracked]:
+    outputs = [plain(value, inputs) for value in evaluate([x.value for x in inputs])]
+    # Whole numbers and truth values are no tensors to be quantized.
+    if any(x.is_float and x.is_activation for x in inputs) and any(out.is_float for out in outputs):
+        run.policy.unknown(path, name)
+    return outputs
+
+
+def _operand(run: Any, x: Tracked, choice: Choice | None, name: str) -> Tracked:
+    """An operand as the operation takes it: quantized by what made it, or else by what the operation wants."""
+    if choice is None or x.quantized or not x.is_float:
+        return x
+    if x.is_weight:
+        # A weight that is not contracted is treated like an activation whose range is known.
+        wanted = choice.inputs if choice.weight is not None else None
+        return x if wanted is None else run.quantized(x, wanted, name, static=False)
+    wanted = x.pending or choice.inputs
+    if choice.inputs is None or wanted is None or choice.dynamic:
+        return x
+    return run.quantized(x, wanted, name)
+
+
+def _names(name: str, count: int) -> list[str]:
+    if count == 1:
+        return [name]
+    return [f"{name}_lhs", f"{name}_rhs"] if count == 2 else [f"{name}_input{i}" for i in range(count)]
+
+
+def _with_operands(
+    run: Any, operation: Operation, inputs: Sequence[Tracked], choice: Choice | None, name: str
+) -> list[Tracked]:
+    places = range(len(inputs)) if operation.inputs is None else operation.inputs
+    taken = list(inputs)
+    for place, label in zip(places, _names(name, len(places)), strict=True):
+        x = taken[place]
+        # A number that stands in the program is no tensor.
+        if x.is_activation or x.is_weight or shape_of(x) != ():
+            taken[place] = _operand(run, x, choice, label)
+    return taken
+
+
+def _quantized(
+    run: Any, operation: Operation, path: str, inputs: Sequence[Tracked], evaluate: Evaluate, eqn: Any
+) -> list[Tracked]:
+    choice, name = run.choose(path, operation)
+    taken = _with_operands(run, operation, inputs, choice, name)
+    if operation.name == "silu" and choice is not None and choice.inputs is not None:
+        values = [_silu(run, taken[0], choice, name)]
+    else:
+        values = evaluate([x.value for x in taken])
+    return [_ranged(run.output, value, choice, name, operation) for value in values]
+
+
+def _ranged(output: Any, value: Any, choice: Choice | None, name: str, operation: Operation) -> Tracked:
+    out = output(value, choice, name)
+    out.fixed_range = operation.output_range
+    return out
+
+
+def _silu(run: Any, x: Tracked, choice: Choice, name: str) -> jax.Array:
+    """`x * sigmoid(x)`, the sigmoid quantized on its way."""
+    sigmoid = Tracked(jax.nn.sigmoid(x.value), Origin.ACTIVATION, fixed_range=LOGISTIC_RANGE)
+    return x.value * _operand(run, sigmoid, choice, f"{name}_sigmoid").value
+
+
+def _arithmetic(
+    run: Any, operation: Operation, path: str, inputs: Sequence[Tracked], evaluate: Evaluate, eqn: Any
+) -> list[Tracked]:
+    choice, name = run.choose(path, operation)
+    activations = [x for x in inputs if x.is_activation]
+    one = activations[0] if len(activations) == 1 else None
+    if one is not None and one is not inputs[0] and operation.name == "truediv":
+        one = None  # a constant divided by an activation is another function of it
+    if one is not None and one.fusible:
+        out = run.output(_only(evaluate, inputs), choice, name, inherited=one.pending)
+        out.fusible = True
+        return [out]
+    if one is not None and choice is None:
+        out = run.output(_only(evaluate, inputs), None, name, inherited=one.pending)
+        return [out]
+    taken = _with_operands(run, operation, inputs, choice, name)
+    return [run.output(_only(evaluate, taken), choice, name)]
+
+
+def _only(evaluate: Evaluate, inputs: Sequence[Tracked]) -> Any:
+    (value,) = evaluate([x.value for x in inputs])
+    return value
+
+
+def _input_only(
+    run: Any, operation: Operation, path: str, inputs: Sequence[Tracked], evaluate: Evaluate, eqn: Any
+) -> list[Tracked]:
+    choice, name = run.choose(path, operation)
+    taken = _with_operands(run, operation, inputs, choice, name)
+    if operation.name == "take" and eqn is not None and taken[0].quantized:
+        evaluate = _filled_with_zeros(eqn)
+    out = plain(_only(evaluate, taken), taken)
+    out.quantized = taken[0].quantized
+    return [out]
+
+
+def _filled_with_zeros(eqn: Any) -> Evaluate:
+    """A gather whose missing elements are 0: a nan has no place among integers."""
+    parameters = dict(eqn.params)
+    if parameters.get("fill_value") is None and "FILL" in str(parameters["mode"]):
+        parameters["fill_value"] = 0
+    return lambda values: [eqn.primitive.bind(*values, **parameters)]
+
+
+def _output_only(
+    run: Any, operation: Operation, path: str, inputs: Sequence[Tracked], evaluate: Evaluate, eqn: Any
+) -> list[Tracked]:
+    choice, name = run.choose(path, operation)
+    out = run.output(_only(evaluate, inputs), choice, name, inherited=inputs[0].pending)
+    # A number that was quantized stays on the grid when some are set to 0 or moved.
+    out.quantized = out.quantized or (inputs[0].quantized and not run.policy.delayed)
+    return [out]
+
+
+def _joining(
+    run: Any, operation: Operation, path: str, inputs: Sequence[Tracked], evaluate: Evaluate, eqn: Any
+) -> list[Tracked]:
+    choice, name = run.choose(path, operation)
+    taken = list(inputs)
+    if choice is not None and choice.output is None:
+        taken = [_operand(run, x, choice, f"{name}_input{i}") for i, x in enumerate(inputs)]
+    out = joined(_only(evaluate, taken), taken)
+    if choice is None or choice.output is None:
+        return [out]
+    quantized = run.output(out.value, choice, name)
+    quantized.fixed_range = out.fixed_range
+    return [quantized]
+
+
+def _float(
+    run: Any, operation: Operation, path: str, inputs: Sequence[Tracked], evaluate: Evaluate, eqn: Any
+) -> list[Tracked]:
+    run.choose(path, operation)
+    return [plain(value, inputs) for value in evaluate([x.value for x in inputs])]
+
+
+HANDLERS: dict[Kind, Callable[..., list[Tracked]]] = {
+    Kind.QUANTIZED: _quantized,
+    Kind.ARITHMETIC: _arithmetic,
+    Kind.INPUT_ONLY: _input_only,
+    Kind.OUTPUT_ONLY: _output_only,
+    Kind.JOINING: _joining,
+    Kind.FLOAT: _float,
+}
+
+
+def enter_region(run: Any, region: str, path: str, x: Tracked) -> Tracked:
+    """The input of a module that is one operation."""
+    operation = OPERATIONS.get(region)
+    if operation is None or not x.is_activation or (region == "batch_norm_op" and x.fusible):
+        return x
+    choice, name = run.choose(path, operation)
+    return _operand(run, x, choice, name)
+
+
+def leave_region(run: Any, region: str, path: str, entered: Tracked, x: Tracked) -> Tracked:
+    """The output of a module that is one operation, whose input was `entered`."""
+    operation = OPERATIONS.get(region)
+    if not x.is_activation:
+        return x
+    if operation is None:
+        if region == "dropout":
+            return entered.with_value(x.value)
+        return Tracked(x.value, Origin.ACTIVATION, quantized=region == "quantized_layer")
+    if region == "batch_norm_op" and entered.fusible:
+        out = run.output(x.value, None, path, inherited=entered.pending)
+        out.fusible = True
+        return out
+    choice = run.policy.choose(path, operation)
+    return run.output(x.value, choice, f"{path}.{region}0")

@@ -1,0 +1,264 @@
+"""Runs a program equation by equation, with quantizers put in where a policy wants them."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from jqinject.program import handlers, nested, templates
+from jqinject.program.operations import FUNCTIONS, Operation, operation_of
+from jqinject.program.policy import Choice, Policy, Site, site_of
+from jqinject.program.quantizers import Finder, Quantizers
+from jqinject.program.scopes import BEGIN, END, path_in
+from jqinject.program.tracked import Origin, Tracked, plain, shape_of
+
+Step = Callable[[Any, list[Any]], tuple[list[Any], Any]]
+Body = Callable[[Any, list[Tracked]], list[Tracked]]
+EINSUM = re.compile(r"(?:^|/)[A-Za-z.]*(?:,[A-Za-z.]*)+->[A-Za-z.]*$")
+
+
+class Interpreter:
+    """One run of a program.
+
+    Args:
+        policy: decides what is quantized.
+        quantizers: quantize at a site, and keep what they learn from it.
+        constants_now: whether what depends on no input is computed while the program is traced.
+    """
+
+    def __init__(self, policy: Policy, quantizers: Quantizers, constants_now: bool = False) -> None:
+        self.policy = policy
+        self.quantizers = quantizers
+        self.constants_now = constants_now
+        self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
+        self.sites: dict[str, Site] = {}
+        self.region: tuple[str, str] | None = None
+
+    # --- programs
+
+    def run(
+        self, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Tracked], path: str = ""
+    ) -> list[Tracked]:
+        """Run a program.
+
+        Args:
+            jaxpr: the program.
+            consts: values of its constants.
+            inputs: its inputs.
+            path: of the module that it belongs to where an equation has no mark of its own.
+        """
+        env: dict[Any, Tracked] = dict(zip(jaxpr.invars, inputs, strict=True))
+        env |= {
+            var: c if isinstance(c, Tracked) else Tracked(c)
+            for var, c in zip(jaxpr.constvars, consts, strict=True)
+        }
+        last = _last_use(jaxpr)
+        index = 0
+        while index < len(jaxpr.eqns):
+            match = (
+                None
+                if self.region
+                else templates.find(jaxpr.eqns, index, lambda var, end: last.get(var, -1) >= end)
+            )
+            if match is not None:
+                self._run_function(jaxpr.eqns[index : index + match.length], match, env, path)
+                index += match.length
+                continue
+            eqn = jaxpr.eqns[index]
+            outputs = self._run_equation(eqn, [_read(env, var) for var in eqn.invars], path)
+            env.update(zip(eqn.outvars, outputs, strict=True))
+            index += 1
+        return [_read(env, var) for var in jaxpr.outvars]
+
+    def _run_function(self, equations: Sequence[Any], match: templates.Match, env: Any, path: str) -> None:
+        where = path_in(equations[0].source_info.name_stack) or path
+        x = env[match.input]
+
+        def evaluate(value: Any) -> list[Any]:
+            local: dict[Any, Any] = {match.input: value}
+            for eqn in equations:
+                values = [_local(local, env, var) for var in eqn.invars]
+                local.update(zip(eqn.outvars, bind(eqn, values), strict=True))
+            return [local[var] for var in match.outputs]
+
+        operation = operation_of(match.name)
+        outputs = handlers.handle(self, operation, where, [x], lambda values: evaluate(*values))
+        env.update(zip(match.outputs, outputs, strict=True))
+
+    def _run_equation(self, eqn: Any, inputs: list[Tracked], path: str) -> list[Tracked]:
+        name = eqn.primitive.name
+        where = path_in(eqn.source_info.name_stack) or path
+        if name == "name" and self._marks_region(eqn.params["name"]):
+            return [self._cross(eqn.params["name"], inputs[0])]
+        if not any(x.is_activation for x in inputs):
+            return self.constant(lambda: self._run_marked(eqn, inputs, where))
+        return self._run_marked(eqn, inputs, where)
+
+    def _run_marked(self, eqn: Any, inputs: list[Tracked], where: str) -> list[Tracked]:
+        name = eqn.primitive.name
+        if self.region is not None:
+            return [plain(value, inputs) for value in bind(eqn, [x.value for x in inputs])]
+        function = nested.name_of_function(eqn)
+        if function in FUNCTIONS:
+            name = str(function)
+        elif name in nested.CALLS:
+            return nested.CALLS[name](self, eqn, inputs, where)
+        operation = self._einsum_or(operation_of(name), eqn)
+        return handlers.handle(
+            self, operation, where, inputs, lambda values: bind(eqn, values), eqn=eqn, unknown_name=name
+        )
+
+    @staticmethod
+    def _einsum_or(operation: Operation, eqn: Any) -> Operation:
+        from_einsum = operation.name == "dot_general" and EINSUM.search(str(eqn.source_info.name_stack))
+        return operation_of("einsum") if from_einsum else operation
+
+    # --- modules that are one operation
+
+    def _marks_region(self, label: str) -> bool:
+        return label.startswith((BEGIN + ":", END + ":"))
+
+    def _cross(self, label: str, x: Tracked) -> Tracked:
+        """Enter or leave a module that is one operation: its input and its output are what is quantized."""
+        edge, region, path = label.split(":", 2)
+        if edge == BEGIN:
+            if self.region is not None:  # one module of this kind within another
+                return x
+            self.region = (region, path)
+            self._entered = x
+            return handlers.enter_region(self, region, path, x)
+        if self.region != (region, path):
+            return x
+        self.region = None
+        return handlers.leave_region(self, region, path, self._entered, x)
+
+    # --- programs within: see `nested`
+
+    def carried(
+        self,
+        body: Body,
+        inputs: list[Tracked],
+        wrap: Callable[[Step], Step],
+        inside: list[Tracked] | None = None,
+    ) -> list[Tracked]:
+        """Run a part of the program under a transformation, which the quantizers' state goes through.
+
+        Args:
+            body: runs the part, given an interpreter and inputs.
+            inputs: what goes in.
+            wrap: from a function of state and values to the transformed one.
+            inside: the inputs as the part sees them, where they differ: the slices of a loop.
+        """
+        seen = inputs if inside is None else inside
+        finder = self.within(Finder())
+        jax.eval_shape(
+            lambda values: [out.value for out in body(finder, _with_values(seen, values))],
+            [x.value for x in seen],
+        )
+        before, outputs = self.counts.copy(), []
+
+        def step(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
+            quantizers = self.quantizers.restored(state)
+            run = self.within(quantizers, before)
+            outputs[:] = body(run, _with_values(seen, values))
+            return [out.value for out in outputs], quantizers.state(finder.sites)
+
+        values, state = wrap(step)(self.quantizers.state(finder.sites), [x.value for x in inputs])
+        self.quantizers.update(state)
+        self.counts = finder.counts
+        self.sites |= finder.sites
+        return _with_values(outputs, values)
+
+    def within(self, quantizers: Quantizers, counts: Any = None) -> Interpreter:
+        """An interpreter for a part of the program."""
+        run = Interpreter(self.policy, quantizers)
+        run.counts = (self.counts if counts is None else counts).copy()
+        run.region = self.region
+        return run
+
+    @staticmethod
+    def bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
+        """The outputs of one equation."""
+        return bind(eqn, values)
+
+    # --- for the handlers
+
+    def constant(self, compute: Callable[[], Any]) -> Any:
+        """What `compute` returns, which depends on no input; computed while tracing, where that is asked for."""
+        with jax.ensure_compile_time_eval() if self.constants_now else contextlib.nullcontext():
+            return compute()
+
+    def choose(self, path: str, operation: Operation) -> tuple[Choice | None, str]:
+        """What the policy chose for an operation, and the name of this occurrence of it."""
+        number = self.counts[path, operation.name]
+        self.counts[path, operation.name] += 1
+        name = f"{operation.name}{number}"
+        return self.policy.choose(path, operation), f"{path}.{name}" if path else name
+
+    def quantized(self, x: Tracked, quantizer: Any, name: str, **overrides: Any) -> Tracked:
+        """`x` quantized at the site `name`; once for all operations that want the same of it."""
+        if x.fixed_range is not None and not x.is_weight:
+            overrides["fixed_range"] = x.fixed_range
+        key = (quantizer, tuple(sorted(overrides.items())))
+        if key not in x.twins:
+            site = site_of(x, name, quantizer, overrides, shape_of(x))
+            self.sites[name] = site
+            twin = x.with_value(self.quantizers.quantize(site, x.value))
+            twin.pending, twin.quantized = None, True
+            x.twins[key] = twin
+        return x.twins[key]
+
+    def output(self, value: Any, choice: Choice | None, name: str, *, inherited: Any = None) -> Tracked:
+        """An output: its quantizer is left to the next operation, or applied at once."""
+        wanted = inherited if choice is None or choice.output is None else choice.output
+        out = Tracked(value, Origin.ACTIVATION)
+        if wanted is None or not out.is_float or (choice is not None and choice.dynamic):
+            return out
+        if self.policy.delayed:
+            out.pending = wanted
+            return out
+        return self.quantized(out, wanted, f"{name}_output")
+
+
+def _with_values(tracked: Sequence[Tracked], values: Sequence[Any]) -> list[Tracked]:
+    return [x.with_value(value) for x, value in zip(tracked, values, strict=True)]
+
+
+def bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
+    """The outputs of one equation."""
+    # Newer versions of JAX keep functions among the parameters.
+    parts = eqn.primitive.get_bind_params(eqn.params)
+    functions, parameters = parts if isinstance(parts, tuple) else ((), parts)
+    scope = str(eqn.source_info.name_stack)
+    with jax.named_scope(scope) if scope else contextlib.nullcontext():
+        found = eqn.primitive.bind(*functions, *values, **parameters)
+    return list(found) if eqn.primitive.multiple_results else [found]
+
+
+def _read(env: dict[Any, Tracked], var: Any) -> Tracked:
+    return (
+        Tracked(jnp.asarray(var.val, jax.typeof(var.val).dtype))
+        if isinstance(var, core.Literal)
+        else env[var]
+    )
+
+
+def _local(local: dict[Any, Any], env: dict[Any, Tracked], var: Any) -> Any:
+    inside = not isinstance(var, core.Literal) and var in local
+    return local[var] if inside else _read(env, var).value
+
+
+def _last_use(jaxpr: Any) -> dict[Any, int]:
+    """The index of the last equation that reads each variable; the number of equations for outputs."""
+    last: dict[Any, int] = {}
+    for index, eqn in enumerate(jaxpr.eqns):
+        last.update({var: index for var in eqn.invars if not isinstance(var, core.Literal)})
+    last.update({var: len(jaxpr.eqns) for var in jaxpr.outvars if not isinstance(var, core.Literal)})
+    return last

@@ -1,0 +1,147 @@
+"""A model whose call is run as a program, with quantizers between its operations."""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+from dataclasses import replace
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jqinject.core.assign import assign
+from jqinject.program.interpreter import Interpreter
+from jqinject.program.policy import Policy, Site
+from jqinject.program.quantizers import Finder, HeldQuantizers, Quantizers
+from jqinject.program.tracing import Arguments, trace
+from jqinject.proxy import ActQuantProxyFromInjector
+
+HELD = "op_quant"
+
+
+class OpQuantizers(nnx.Module):
+    """The quantizers between the operations of a model, by the names of their sites.
+
+    Args:
+        policy: says what is quantized; static, equal by value.
+        held: name -> proxy.
+    """
+
+    policy: Policy
+    held: nnx.Dict[ActQuantProxyFromInjector]
+
+    def __init__(self, policy: Policy, held: dict[str, ActQuantProxyFromInjector]) -> None:
+        assign(self, policy=policy, held=nnx.Dict(held))
+
+    def __getitem__(self, name: str) -> ActQuantProxyFromInjector:
+        return self.held[name]
+
+    def __iter__(self) -> Any:
+        return iter(self.held)
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+
+class QuantizedProgram:
+    """What is added to the class of a model: its call is run with quantizers between its operations.
+
+    Attributes:
+        op_quant: the quantizers.
+    """
+
+    __slots__ = ()  # an instance can only take a class of the same layout
+    program_class: type
+    op_quant: OpQuantizers
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As the model's own call."""
+        held = self.op_quant
+        return run(self, self.program_class.__call__, held.policy, self.quantizers(), args, kwargs)
+
+    def quantizers(self) -> Quantizers:
+        """What quantizes at the sites."""
+        return HeldQuantizers(self.op_quant.held)
+
+
+class _ProgramClass(type(nnx.Module)):
+    """The metaclass of classes that `quantized_class` makes: pickled by the class that they were made from."""
+
+    program_class: type
+    program_mixin: type
+
+
+@functools.cache
+def quantized_class(kind: type, program: type = QuantizedProgram) -> type:
+    """The class of models of class `kind` whose call is run as a program; the same one every time.
+
+    Args:
+        kind: a class of modules.
+        program: `QuantizedProgram`, or a class derived from it.
+    """
+    # The model's own class comes first: an instance can only take a class of the same layout.
+    added = {
+        "program_class": kind,
+        "program_mixin": program,
+        "__call__": program.__call__,
+        "__doc__": kind.__doc__,
+    }
+    return _ProgramClass(kind.__name__, (kind, program), added)
+
+
+copyreg.pickle(_ProgramClass, lambda kind: (quantized_class, (kind.program_class, kind.program_mixin)))
+
+
+def run(model: Any, call: Any, policy: Policy, quantizers: Quantizers, args: Any, kwargs: Any) -> Any:
+    """Run `call(model, *args, **kwargs)` with quantizers in it; the model's state changes as by the call itself."""
+    program = trace(model, call, Arguments(args, kwargs), policy.opaque, HELD)
+    interpreter = Interpreter(policy, quantizers)
+    values = _outputs(interpreter, program)
+    live = {tuple(path): leaf for path, leaf in nnx.to_flat_state(nnx.state(model, graph=True))}
+    for path, variable, value in program.changed(values):
+        if path in live and isinstance(live[path], nnx.Variable):
+            live[path].set_value(value)
+        else:
+            nnx.update(model, nnx.from_flat_state([(path, variable.replace(value))]))
+    return jax.tree.unflatten(program.output_tree, values[: program.output_tree.num_leaves])
+
+
+def _outputs(interpreter: Interpreter, program: Any) -> list[Any]:
+    closed = program.closed
+    inputs = [interpreter.policy.model_input(x) if x.is_activation else x for x in program.inputs]
+    found = interpreter.run(closed.jaxpr, closed.consts, inputs)
+    count = program.output_tree.num_leaves
+    final = interpreter.policy.final_output
+    outputs = [final(interpreter, x, index) for index, x in enumerate(found[:count])]
+    return [x.value for x in (*outputs, *found[count:])]
+
+
+def find_sites(
+    model: Any, policy: Policy, args: Any, kwargs: Any, quantizers: Quantizers | None = None
+) -> dict[str, Site]:
+    """The places where a call of a model would be quantized; the model is traced, not run.
+
+    Args:
+        model: an NNX module, concrete or abstract.
+        policy: says what is quantized.
+        args: of the call: arrays or `jax.ShapeDtypeStruct`s, and anything else.
+        kwargs: of the call.
+        quantizers: called at the sites, with weights as they are in the model and tracers for everything else; None
+            for nothing.
+    """
+    kind = getattr(type(model), "program_class", type(model))
+    program = trace(model, kind.__call__, Arguments(args, kwargs), policy.opaque, HELD)
+    interpreter = Interpreter(policy, quantizers or Finder(), constants_now=quantizers is not None)
+    variable = [quantizers is None or x.is_activation for x in program.inputs]
+
+    def look(values: list[Any]) -> Any:
+        given = iter(values)
+        inputs = [
+            replace(x, value=next(given), twins={}) if free else x
+            for x, free in zip(program.inputs, variable, strict=True)
+        ]
+        return _outputs(interpreter, program._replace(inputs=inputs))
+
+    jax.eval_shape(look, [x.value for x, free in zip(program.inputs, variable, strict=True) if free])
+    return interpreter.sites

@@ -1,0 +1,116 @@
+"""Programs within a program: functions, rematerialized parts, loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jqinject.program.tracked import Tracked, plain
+
+
+def name_of_function(eqn: Any) -> str | None:
+    """The name of the function that an equation calls, where it has one."""
+    if eqn.primitive.name in ("jit", "pjit"):
+        return eqn.params["name"]
+    if eqn.primitive.name == "custom_jvp_call":
+        inner = eqn.params["call_jaxpr"].jaxpr.eqns
+        if len(inner) == 1:
+            return name_of_function(inner[0])
+    return None
+
+
+def _inlined(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Tracked]:
+    closed = eqn.params["jaxpr"]
+    return run.run(closed.jaxpr, closed.consts, inputs, path)
+
+
+def _rematerialized(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Tracked]:
+    jaxpr = eqn.params["jaxpr"]
+    options = {"policy": eqn.params["policy"], "prevent_cse": eqn.params["prevent_cse"]}
+
+    def body(run: Any, inside: list[Tracked]) -> list[Tracked]:
+        return run.run(jaxpr, (), inside, path)
+
+    return run.carried(body, inputs, lambda step: jax.checkpoint(step, **options))
+
+
+def _scanned(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Tracked]:
+    consts, carries = _scan_counts(eqn)
+    closed = eqn.params["jaxpr"]
+    options = {name: eqn.params[name] for name in ("reverse", "length", "unroll")}
+    fixed, carry, xs = inputs[:consts], inputs[consts : consts + carries], inputs[consts + carries :]
+
+    def body(run: Any, inside: list[Tracked]) -> list[Tracked]:
+        outputs = run.run(closed.jaxpr, closed.consts, inside, path)
+        return [_settled(run, out, f"{path}.scan_output{i}".lstrip(".")) for i, out in enumerate(outputs)]
+
+    def loop(step: Callable[[Any, list[Any]], tuple[list[Any], Any]]) -> Any:
+        def scan(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
+            held, start, slices = (
+                values[:consts],
+                values[consts : consts + carries],
+                values[consts + carries :],
+            )
+
+            def one(carried: Any, x: Any) -> Any:
+                state, now = carried
+                out, state = step(state, [*held, *now, *x])
+                return (state, out[:carries]), out[carries:]
+
+            (state, end), stacked = jax.lax.scan(one, (state, start), slices, **options)
+            return [*end, *stacked], state
+
+        return scan
+
+    inside = [*(_as_it_is(x) for x in fixed), *(_unknown_in_loop(x) for x in carry), *(_slice(x) for x in xs)]
+    return run.carried(body, inputs, loop, inside)
+
+
+def _scan_counts(eqn: Any) -> tuple[int, int]:
+    """How many operands of a scan are constants, and how many are carried."""
+    if "num_consts" in eqn.params:
+        return eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carry, _ = eqn.params["ft_in"].unpack()
+    return len(consts.vals), len(carry.vals)
+
+
+def _as_it_is(x: Tracked) -> Tracked:
+    return x.with_value(x.value)
+
+
+def _unknown_in_loop(x: Tracked) -> Tracked:
+    """What is carried differs from turn to turn."""
+    return Tracked(x.value, x.origin)
+
+
+def _slice(x: Tracked) -> Tracked:
+    return x.with_value(jax.ShapeDtypeStruct(x.value.shape[1:], x.value.dtype))
+
+
+def _settled(run: Any, out: Tracked, name: str) -> Tracked:
+    """An output of a loop's body: what is wanted of it is done within."""
+    return run.quantized(out, out.pending, name) if out.pending is not None and not out.quantized else out
+
+
+def _opaque(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Tracked]:
+    """A part that is run as it is: branches, loops of unknown length, functions with derivatives of their own."""
+    outputs = [plain(value, inputs) for value in run.bind(eqn, [x.value for x in inputs])]
+    if any(x.is_float and x.is_activation for x in inputs) and any(out.is_float for out in outputs):
+        run.policy.unknown(path, eqn.primitive.name)
+    return outputs
+
+
+CALLS: dict[str, Callable[[Any, Any, list[Tracked], str], list[Tracked]]] = {
+    "jit": _inlined,
+    "pjit": _inlined,
+    "remat2": _rematerialized,
+    "checkpoint": _rematerialized,
+    "scan": _scanned,
+    "while": _opaque,
+    "cond": _opaque,
+    "custom_jvp_call": _opaque,
+    "custom_vjp_call": _opaque,
+    "custom_vjp_call_jaxpr": _opaque,
+}

@@ -1,0 +1,150 @@
+"""The table of operations: what quantization means for each, by the names that a program has for them.
+
+| kind | inputs are quantized | output is quantized | as in |
+| --- | --- | --- | --- |
+| `CONTRACTION` | yes | yes; a constant added to it belongs to it | matmul |
+| `QUANTIZED` | yes | yes | softmax |
+| `ARITHMETIC` | yes | yes; with a constant it belongs to the contraction before it | add |
+| `INPUT_ONLY` | yes | is so already: it keeps the scale | max-pool |
+| `OUTPUT_ONLY` | no | yes, else as the operation before it asks | relu |
+| `JOINING` | if the output is not | yes | concatenate |
+| `TRANSPARENT` | no | keeps whatever the input has | reshape |
+| `FLOAT` | no | no | sin |
+| unknown | no | no; an error where strictness is asked for | exp |
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+
+class Kind(enum.Enum):
+    """What quantization means for an operation."""
+
+    CONTRACTION = enum.auto()
+    QUANTIZED = enum.auto()
+    ARITHMETIC = enum.auto()
+    INPUT_ONLY = enum.auto()
+    OUTPUT_ONLY = enum.auto()
+    JOINING = enum.auto()
+    TRANSPARENT = enum.auto()
+    FLOAT = enum.auto()
+    UNKNOWN = enum.auto()
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One row of the table.
+
+    Attributes:
+        name: what rules and statistics call it.
+        kind: what quantization means for it.
+        inputs: which operands are quantized; None for all.
+        output_range: the range of its output, where that is known.
+    """
+
+    name: str
+    kind: Kind
+    inputs: tuple[int, ...] | None = None
+    output_range: tuple[float, float] | None = None
+
+
+# The numbers of a device for outputs between 0 and 1: scale 1/256, zero point -128; and between -1 and 1: 1/128, 0.
+LOGISTIC_RANGE = (0.0, 255 / 256)
+TANH_RANGE = (-1.0, 127 / 128)
+UNKNOWN = Operation("", Kind.UNKNOWN)
+
+
+def _rows(kind: Kind, *names: str, **more: Any) -> tuple[Operation, ...]:
+    return tuple(Operation(name, kind, **more) for name in names)
+
+
+OPERATIONS = {
+    row.name: row
+    for row in (
+        *_rows(Kind.CONTRACTION, "dot_general", "einsum", "conv_general_dilated", inputs=(0, 1)),
+        *_rows(Kind.ARITHMETIC, "add", "subtract", "multiply", "truediv"),
+        *_rows(
+            Kind.QUANTIZED, "power", "negative", "maximum", "minimum", "mean", "sum", "gelu", "leaky_relu"
+        ),
+        *_rows(Kind.QUANTIZED, "resize", "repeat", "silu", inputs=(0,)),
+        *_rows(Kind.QUANTIZED, "norm_op", "batch_norm_op", inputs=(0,)),
+        *_rows(Kind.QUANTIZED, "softmax", "sigmoid", inputs=(0,), output_range=LOGISTIC_RANGE),
+        *_rows(Kind.QUANTIZED, "tanh", inputs=(0,), output_range=TANH_RANGE),
+        *_rows(Kind.INPUT_ONLY, "avg_pool", "max_pool", "max", "take", inputs=(0,)),
+        *_rows(Kind.OUTPUT_ONLY, "relu", "relu6", "clip", "pad", "floor", inputs=(0,)),
+        *_rows(Kind.JOINING, "concatenate"),
+        *_rows(Kind.FLOAT, "sin", "cos", "equal", "where"),
+        *_rows(
+            Kind.TRANSPARENT,
+            *("reshape", "transpose", "broadcast_in_dim", "slice", "squeeze", "expand_dims", "rev", "split"),
+            *(
+                "dynamic_slice",
+                "stop_gradient",
+                "convert_element_type",
+                "copy",
+                "copy_p",
+                "name",
+                "reduce_precision",
+            ),
+            *(
+                "sharding_constraint",
+                "optimization_barrier",
+                "layout_constraint",
+                "pvary",
+                "reshard",
+                "mesh_cast",
+            ),
+        ),
+    )
+}
+
+# Other names that programs have for them: primitives, and functions that are compiled apart.
+ALIASES = {
+    "add_any": "add",
+    "sub": "subtract",
+    "mul": "multiply",
+    "div": "truediv",
+    "pow": "power",
+    "integer_pow": "power",
+    "square": "power",
+    "neg": "negative",
+    "max": "maximum",
+    "min": "minimum",
+    "reduce_sum": "sum",
+    "reduce_max": "max",
+    "reduce_window_max": "max_pool",
+    "reduce_window_sum": "avg_pool",
+    "gather": "take",
+    "logistic": "sigmoid",
+    "select_n": "where",
+    "eq": "equal",
+    "ne": "equal",
+    "lt": "equal",
+    "le": "equal",
+    "gt": "equal",
+    "ge": "equal",
+    "_pad": "pad",
+    "_resize": "resize",
+    "swish": "silu",
+    "hard_tanh": "clip",
+    "_where": "where",
+}
+
+# Functions compiled apart that are one operation; others are looked into.
+FUNCTIONS = frozenset(
+    {"relu", "relu6", "silu", "swish", "gelu", "leaky_relu", "hard_tanh", "sigmoid", "softmax"}
+    | {"clip", "_pad", "_resize"}
+)
+
+
+def operation_of(name: str) -> Operation:
+    """The row of a primitive, or of a function that is compiled apart; `UNKNOWN` where there is none."""
+    return OPERATIONS.get(ALIASES.get(name, name), UNKNOWN)
+
+
+def known_operations() -> tuple[str, ...]:
+    """The names that a rule can have for an operation between layers."""
+    return tuple(sorted(name for name, row in OPERATIONS.items() if row.kind is not Kind.TRANSPARENT))

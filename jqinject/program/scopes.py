@@ -1,0 +1,124 @@
+"""Which module an operation of a program belongs to: a private copy of the model leaves marks while it is traced."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen, nnx
+from jax.ad_checkpoint import checkpoint_name
+
+SCOPE = "jqinject_module({})"
+SCOPED = re.compile(r"jqinject_module\(([^)]*)\)")
+BEGIN, END = "jqinject_begin", "jqinject_end"
+
+# Modules that are one operation, whatever they are made of.
+NNX_REGIONS: tuple[tuple[type, str], ...] = (
+    (nnx.BatchNorm, "batch_norm_op"),
+    (nnx.LayerNorm, "norm_op"),
+    (nnx.RMSNorm, "norm_op"),
+    (nnx.GroupNorm, "norm_op"),
+    (nnx.InstanceNorm, "norm_op"),
+    (nnx.Dropout, "dropout"),
+)
+LINEN_REGIONS: tuple[tuple[type, str], ...] = (
+    (linen.BatchNorm, "batch_norm_op"),
+    (linen.LayerNorm, "norm_op"),
+    (linen.RMSNorm, "norm_op"),
+    (linen.GroupNorm, "norm_op"),
+    (linen.InstanceNorm, "norm_op"),
+    (linen.Dropout, "dropout"),
+)
+
+
+def path_in(name_stack: Any) -> str | None:
+    """The path of the innermost module in an equation's name stack; None where it has no mark."""
+    found = SCOPED.findall(str(name_stack))
+    if not found:
+        return None
+    # A Linen module knows its path from the module that wraps it on.
+    around = next((path for path in reversed(found) if not path.startswith("+")), "")
+    return found[-1] if found[-1] == around else f"{around}.{found[-1][1:]}".lstrip(".")
+
+
+def region_of(module: Any, opaque: tuple[type, ...]) -> str | None:
+    """The operation that a module is as a whole; "layer" of one that is not looked into; None of others."""
+    if isinstance(module, opaque):
+        ends_quantized = getattr(module, "output_quant", None) or getattr(module, "act_quant", None)
+        return "layer" if ends_quantized is None else "quantized_layer"
+    regions = LINEN_REGIONS if isinstance(module, linen.Module) else NNX_REGIONS
+    return next((name for kind, name in regions if isinstance(module, kind)), None)
+
+
+def mark(model: Any, opaque: tuple[type, ...]) -> None:
+    """Let every module of a private copy of a model leave marks when it is called.
+
+    The instances get a subclass of their class; `unmark` gives them their own back.
+
+    Args:
+        model: a copy that nobody else has.
+        opaque: classes of modules that are not looked into.
+    """
+    for path, module in list(nnx.iter_modules(model, graph=True)):
+        kind = type(module)
+        if not path or "__call__" not in dir(kind):
+            continue
+        module.__class__ = _marked(kind, ".".join(map(str, path)), region_of(module, opaque))
+
+
+def unmark(model: Any) -> None:
+    """Undo `mark`."""
+    for _, module in list(nnx.iter_modules(model, graph=True)):
+        if issubclass(type(module), _Marked):
+            module.__class__ = vars(type(module))["marked_class"]
+
+
+class _Marked:
+    __slots__ = ()  # an instance can only take a class of the same layout
+    marked_class: type
+
+
+def _marked(kind: Any, path: str, region: str | None) -> Any:
+    call = kind.__call__
+
+    def named(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return in_scope(path, region, lambda *a, **k: call(self, *a, **k), args, kwargs)
+
+    return type(kind)(kind.__name__, (kind, _Marked), {"__call__": named, "marked_class": kind})
+
+
+def in_scope(path: str, region: str | None, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a module under its path; as one operation where it is a region."""
+    with jax.named_scope(SCOPE.format(path)):
+        if region is None or not args:
+            return call(*args, **kwargs)
+        label = f":{region}:{path}"
+        first = jax.tree.map(lambda x: _labelled(x, BEGIN + label), args[0])
+        out = call(first, *args[1:], **kwargs)
+        return jax.tree.map(lambda x: _labelled(x, END + label), out)
+
+
+def _labelled(x: Any, label: str) -> Any:
+    return checkpoint_name(x, label) if _is_float(x) else x
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+@contextlib.contextmanager
+def linen_scopes(opaque: tuple[type, ...]) -> Iterator[None]:
+    """Let Linen modules, wrapped by `nnx.bridge.ToNNX`, leave the same marks."""
+
+    def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        if context.method_name != "__call__" or not context.module.path:
+            return call(*args, **kwargs)
+        path = "+" + ".".join(context.module.path)
+        return in_scope(path, region_of(context.module, opaque), call, args, kwargs)
+
+    with linen.intercept_methods(intercept):
+        yield

@@ -1,0 +1,148 @@
+"""Functions that a program has no name for: found where its equations are those that the function itself leaves.
+
+`jax.nn.softmax` is five to nine equations in a program. The function is traced for the shape at hand, and the equations
+of the program are compared with that trace: the pattern follows the versions of the library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+Function = Callable[[Any], Any]
+
+
+class Match(NamedTuple):
+    """Equations that are a known function.
+
+    Attributes:
+        name: of the operation.
+        length: how many equations.
+        input: the variable that goes in.
+        outputs: the variables that come out.
+    """
+
+    name: str
+    length: int
+    input: Any
+    outputs: tuple[Any, ...]
+
+
+def _softmaxes(first: Any, shape: Any) -> Iterator[Function]:
+    if first.primitive.name == "reduce_max" and len(first.params["axes"]) == 1:
+        axis = first.params["axes"][0]
+        yield lambda x: jax.nn.softmax(x, axis=axis)
+        yield lambda x: jax.nn.softmax(x, axis=axis, where=None)
+
+
+def _means(first: Any, shape: Any) -> Iterator[Function]:
+    if first.primitive.name == "reduce_sum":
+        axes = tuple(first.params["axes"])
+        yield lambda x: jnp.mean(x, axis=axes)
+        yield lambda x: jnp.mean(x, axis=axes, keepdims=True)
+
+
+def _gelus(first: Any, shape: Any) -> Iterator[Function]:
+    yield lambda x: jax.nn.gelu(x, approximate=True)
+    yield lambda x: jax.nn.gelu(x, approximate=False)
+
+
+def _average_pools(first: Any, shape: Any) -> Iterator[Function]:
+    if first.primitive.name == "reduce_window_sum":
+        window = first.params["window_dimensions"]
+        count = float(np.prod(window))
+
+        def pool(x: Any) -> Any:
+            return first.primitive.bind(x, **first.params) / count
+
+        yield pool
+
+
+# What a name's templates begin with: (primitives, candidates for a first equation).
+TEMPLATES: dict[str, tuple[frozenset[str], Callable[[Any, Any], Iterator[Function]]]] = {
+    "softmax": (frozenset({"reduce_max"}), _softmaxes),
+    "mean": (frozenset({"reduce_sum"}), _means),
+    "gelu": (frozenset({"integer_pow", "mul", "square", "neg", "div", "pow", "sqrt"}), _gelus),
+    "avg_pool": (frozenset({"reduce_window_sum"}), _average_pools),
+}
+
+
+def find(equations: Sequence[Any], start: int, used_later: Callable[[Any, int], bool]) -> Match | None:
+    """The known function that the equations from `start` on are, if any.
+
+    Args:
+        equations: of a program.
+        start: index of the first one.
+        used_later: whether a variable is read by an equation from some index on, or is an output.
+    """
+    first = equations[start]
+    name_of_first = first.primitive.name
+    for name, (begins, candidates) in TEMPLATES.items():
+        if name_of_first not in begins:
+            continue
+        for operand in first.invars:
+            if isinstance(operand, core.Literal) or not jnp.issubdtype(operand.aval.dtype, jnp.floating):
+                continue
+            for function in candidates(first, operand.aval.shape):
+                found = _compare(name, function, operand, equations, start, used_later)
+                if found is not None:
+                    return found
+            break
+    return None
+
+
+def _compare(
+    name: str,
+    function: Function,
+    operand: Any,
+    equations: Sequence[Any],
+    start: int,
+    used_later: Callable[[Any, int], bool],
+) -> Match | None:
+    shape = jax.ShapeDtypeStruct(operand.aval.shape, operand.aval.dtype)
+    traced = jax.make_jaxpr(function)(shape)
+    pattern = traced.jaxpr
+    end = start + len(pattern.eqns)
+    if traced.consts or not pattern.eqns or end > len(equations):
+        return None
+    same: dict[Any, Any] = {pattern.invars[0]: operand}
+    for wanted, found in zip(pattern.eqns, equations[start:end], strict=True):
+        if not _equal(wanted, found, same):
+            return None
+    outputs = tuple(same.get(var) for var in pattern.outvars)
+    inner = {var for eqn in equations[start:end] for var in eqn.outvars} - set(outputs)
+    if None in outputs or any(used_later(var, end) for var in inner):
+        return None
+    return Match(name, len(pattern.eqns), operand, outputs)
+
+
+def _equal(wanted: Any, found: Any, same: dict[Any, Any]) -> bool:
+    """Whether two equations say the same; notes which variables are each other's."""
+    if wanted.primitive is not found.primitive or len(wanted.invars) != len(found.invars):
+        return False
+    for a, b in zip(wanted.invars, found.invars, strict=True):
+        if isinstance(a, core.Literal):
+            if not isinstance(b, core.Literal) or not np.array_equal(a.val, b.val):
+                return False
+        elif isinstance(b, core.Literal) or same.get(a) is not b:
+            return False
+    if [v.aval.shape for v in wanted.outvars] != [v.aval.shape for v in found.outvars]:
+        return False
+    if not _same_parameters(wanted.params, found.params):
+        return False
+    same.update(zip(wanted.outvars, found.outvars, strict=True))
+    return True
+
+
+def _same_parameters(wanted: dict[str, Any], found: dict[str, Any]) -> bool:
+    # Programs within are traced anew each time: their text is compared.
+    return wanted.keys() == found.keys() and all(
+        value == found[key] or (key in ("jaxpr", "call_jaxpr") and str(value) == str(found[key]))
+        for key, value in wanted.items()
+        if key not in ("jvp_jaxpr_fun", "ctx_mesh")
+    )

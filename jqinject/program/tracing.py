@@ -1,0 +1,120 @@
+"""A call of a model as a program: its equations, and which inputs of it are weights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jqinject.program.scopes import linen_scopes, mark, unmark
+from jqinject.program.tracked import Origin, Tracked
+
+Path = tuple[Any, ...]
+
+
+class Program(NamedTuple):
+    """A traced call.
+
+    Attributes:
+        closed: the program: state and array arguments in; outputs, then the new state, out.
+        inputs: its inputs, with what is known of them.
+        output_tree: the structure of the outputs.
+        new_state: path and Variable of what the new state consists of.
+    """
+
+    closed: Any
+    inputs: list[Tracked]
+    output_tree: Any
+    new_state: list[tuple[Path, Any]]
+
+    def changed(self, values: list[Any]) -> list[tuple[Path, Any, Any]]:
+        """Path, Variable and value of what the call changes in the state.
+
+        Args:
+            values: the outputs of the program.
+        """
+        jaxpr = self.closed.jaxpr
+        known = set(jaxpr.invars)
+        first = len(jaxpr.outvars) - len(self.new_state)
+        rows = zip(self.new_state, jaxpr.outvars[first:], values[first:], strict=True)
+        return [(path, variable, value) for (path, variable), var, value in rows if var not in known]
+
+
+class Arguments:
+    """Arguments of a call: arrays, which the program takes in, and everything else, which it is made for.
+
+    Args:
+        args: positional ones.
+        kwargs: by keyword.
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        leaves, self._tree = jax.tree.flatten((args, kwargs), is_leaf=lambda x: isinstance(x, nnx.Pytree))
+        self._leaves = leaves
+        kinds = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
+        self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, kinds)]
+        self.arrays = [leaves[i] for i in self._places]
+
+    def with_arrays(self, arrays: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, with other arrays in the places of theirs."""
+        leaves = list(self._leaves)
+        for place, array in zip(self._places, arrays, strict=True):
+            leaves[place] = array
+        return jax.tree.unflatten(self._tree, leaves)
+
+
+def trace(
+    model: Any, call: Callable[..., Any], arguments: Arguments, opaque: tuple[type, ...], skip: str = ""
+) -> Program:
+    """The program of `call(model, *args, **kwargs)`.
+
+    Args:
+        model: an NNX module; a copy of it is traced.
+        call: its forward.
+        arguments: what it is called with.
+        opaque: classes of modules that are not looked into.
+        skip: attribute of the model that its forward does not call.
+    """
+    graphdef, state = nnx.split(model, graph=True)
+    flat, treedef = jax.tree.flatten_with_path(state)
+    found: dict[str, Any] = {}
+
+    def run(leaves: list[Any], arrays: list[Any]) -> Any:
+        copy = nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves))
+        # The forward does not see them: a bridge to Linen takes every attribute for its own.
+        put_aside = {skip: vars(copy).pop(skip)} if skip in vars(copy) else {}
+        mark(copy, opaque)
+        args, kwargs = arguments.with_arrays(arrays)
+        with linen_scopes(opaque) if _has_linen(copy) else contextlib.nullcontext():
+            out = call(copy, *args, **kwargs)
+        unmark(copy)
+        vars(copy).update(put_aside)
+        found["state"] = nnx.to_flat_state(nnx.state(copy, graph=True))
+        found["tree"] = jax.tree.structure(out)
+        return jax.tree.leaves(out), [_value(leaf) for _, leaf in found["state"]]
+
+    closed = jax.make_jaxpr(run)([leaf for _, leaf in flat], arguments.arrays)
+    variables = {tuple(path): leaf for path, leaf in nnx.to_flat_state(state)}
+    inputs = [_state_input(path, leaf, variables) for path, leaf in flat]
+    inputs += [Tracked(array, Origin.ACTIVATION) for array in arguments.arrays]
+    return Program(closed, inputs, found["tree"], [(tuple(path), leaf) for path, leaf in found["state"]])
+
+
+def _value(leaf: Any) -> Any:
+    return leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
+
+
+def _has_linen(model: Any) -> bool:
+    return any(isinstance(node, nnx.bridge.ToNNX) for _, node in nnx.iter_modules(model, graph=True))
+
+
+def _state_input(path: tuple[Any, ...], leaf: Any, variables: dict[Path, Any]) -> Tracked:
+    keys = tuple(part.key for part in path if isinstance(part, jax.tree_util.DictKey))
+    holder = next((keys[:end] for end in range(len(keys), 0, -1) if keys[:end] in variables), ())
+    if isinstance(variables.get(holder), nnx.Param):
+        return Tracked(leaf, Origin.WEIGHT, weight_path=holder)
+    return Tracked(leaf)

@@ -1,0 +1,90 @@
+"""A value of a program together with what is known about its quantization."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+class Origin(enum.Enum):
+    """Where a value comes from."""
+
+    ACTIVATION = enum.auto()
+    WEIGHT = enum.auto()
+    CONSTANT = enum.auto()
+
+
+@dataclass(eq=False)
+class Tracked:
+    """A value of a program.
+
+    Attributes:
+        value: the array.
+        origin: whether it depends on the inputs, is a weight, or neither.
+        pending: the quantizer that the operation which made it wants for it; the next one decides.
+        quantized: whether it is quantized already.
+        fusible: whether it comes from a contraction, and constants may be added to it before it is quantized.
+        fixed_range: the range of its values, where that is known.
+        weight_path: of a weight.
+        twins: quantizer -> this value quantized by it, for the operations that share it.
+    """
+
+    value: Any
+    origin: Origin = Origin.CONSTANT
+    pending: Any = None
+    quantized: bool = False
+    fusible: bool = False
+    fixed_range: tuple[float, float] | None = None
+    weight_path: tuple[Any, ...] = ()
+    twins: dict[Any, Tracked] = field(default_factory=dict)
+
+    @property
+    def is_activation(self) -> bool:
+        """Whether it depends on the inputs."""
+        return self.origin is Origin.ACTIVATION
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether it is a parameter, reshaped or cast at most."""
+        return self.origin is Origin.WEIGHT
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it can be quantized."""
+        return jnp.issubdtype(jnp.result_type(self.value), jnp.floating)
+
+    def with_value(self, value: Any) -> Tracked:
+        """What is known of this value, for another that holds the same numbers."""
+        return replace(self, value=value, twins={})
+
+
+def plain(value: Any, inputs: Any) -> Tracked:
+    """The output of an operation that nothing else is known of."""
+    activation = any(x.is_activation for x in inputs)
+    return Tracked(value, Origin.ACTIVATION if activation else Origin.CONSTANT)
+
+
+def joined(value: Any, inputs: Any) -> Tracked:
+    """The output of an operation that moves the numbers of its inputs and does not change them."""
+    floats = [x for x in inputs if x.is_float] or list(inputs)
+    activations = [x for x in floats if x.is_activation]
+    if len(floats) == 1:
+        if floats[0].is_activation or not any(x.is_activation for x in inputs):
+            return floats[0].with_value(value)
+        return plain(value, inputs)
+    out = plain(value, inputs)
+    if activations:
+        out.pending = activations[-1].pending
+        out.quantized = all(x.quantized for x in activations)
+        ranges = {x.fixed_range for x in floats}
+        out.fixed_range = ranges.pop() if len(ranges) == 1 else None
+    return out
+
+
+def shape_of(x: Tracked) -> tuple[int, ...]:
+    """The shape of a tracked value."""
+    return tuple(jax.typeof(x.value).shape)
