@@ -13,6 +13,7 @@ from flax import nnx
 from jqinject.model.intercept import Around, intercept
 from jqinject.model.switching import PARTS, QuantizedLayer, changed
 from jqinject.model.tape import Listener, Tape, facts
+from jqinject.model.walk import proxies_of
 from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import QuantTensor, as_array
@@ -33,7 +34,8 @@ class Rehearsal:
         self._graphdef, self._state = nnx.split(model, graph=True)
         self._inputs = inputs
         self.layers = layers
-        self._mixed = {others: self._compiled(others) for others in (True, False)}
+        mixed = self._compiled(True)
+        self._mixed = {True: mixed, False: self._compiled(False) if _has_others(model, layers) else mixed}
 
     def floating(self, tape: Tape) -> list[np.ndarray]:
         """Run with every quantizer off.
@@ -157,6 +159,14 @@ class _Mixed(Around):
         y, quantized = _both(self.layer, layer, call, args, kwargs)
         value = as_array(quantized)
         return _dressed(jnp.where(self.on, value, y.astype(value.dtype)), quantized)
+
+
+def _has_others(model: nnx.Module, layers: Mapping[str, QuantizedLayer]) -> bool:
+    """Whether quantizers stand elsewhere than in quantized layers of ours."""
+    known = {id(node) for path, node in nnx.iter_modules(model) if ".".join(map(str, path)) in layers}
+    inside = {id(h.proxy) for h in proxies_of(model) if all(id(layer) in known for layer in h.layers)}
+    proxies = (node for _, node in nnx.iter_modules(model) if isinstance(node, QuantProxyFromInjector))
+    return any(id(proxy) not in inside for proxy in proxies)
 
 
 def _both(
