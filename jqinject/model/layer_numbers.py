@@ -15,7 +15,8 @@ from jqinject.model.histories import History
 class Saturation:
     """Which share of the elements lies outside what their quantizer can represent, 0 to 1.
 
-    None where there is no such quantizer, or the layer was not called.
+    None where there is no such quantizer, or the layer was not called. The range reaches from the first to the last
+    number that the quantizer has; where a zero point was rounded, it may end up to half a step before the data do.
 
     Attributes:
         weight: of the weight.

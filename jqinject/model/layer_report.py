@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,8 @@ class LayerReport:
         weight_bytes: of its weight, with scales and zero points.
         note: why numbers are contracted as floats though they are quantized, or why they are not quantized.
         operations: multiply-accumulates of its contractions for these inputs, all calls together; 0 where it is not
-            called. Those of a loop count as often as it runs, once where nobody knows how often that is.
+            called. Those of a loop count as often as it runs, once where nobody knows how often that is; of branches
+            those with the most count.
         numbers: what quantization does to it; None of a report without numbers, and of a layer that is not quantized.
     """
 
@@ -46,7 +48,8 @@ class ContractionReport:
 
     Attributes:
         layers: an entry for each.
-        output_sqnr_db: signal-to-quantization-noise ratio of the model's output, in decibels; None without numbers.
+        output_sqnr_db: signal-to-quantization-noise ratio of the model's output (all its floating-point arrays
+            together), in decibels; None without numbers.
 
     Example:
         >>> import jax
@@ -96,7 +99,7 @@ class ContractionReport:
                 "most_sensitive needs numbers, and this report has none.\n  cure: report(model, ..., numbers=True)"
             )
         ranked = [
-            (numbers.only_quantized, -(numbers.only_float or 0.0), position)
+            (_worst_if_nan(numbers.only_quantized), -(numbers.only_float or 0.0), position)
             for position, numbers in enumerate(entry.numbers for entry in self.layers)
             if numbers is not None and numbers.only_quantized is not None
         ]
@@ -128,3 +131,7 @@ class ContractionReport:
 
     def __rich__(self) -> Any:
         return as_rich(self)
+
+
+def _worst_if_nan(ratio: float) -> float:
+    return -math.inf if math.isnan(ratio) else ratio

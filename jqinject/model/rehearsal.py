@@ -95,11 +95,15 @@ class Rehearsal:
                 intercept(node, around)
             if isinstance(node, QuantProxyFromInjector) and not others:
                 node.disable_quant = True
-        outputs = copy(*self._inputs)
-        return [
-            as_array(leaf)
-            for leaf in jax.tree.leaves(outputs, is_leaf=lambda leaf: isinstance(leaf, QuantTensor))
-        ]
+        return _arrays(copy(*self._inputs))
+
+
+def _arrays(outputs: Any) -> list[Any]:
+    """The floating-point arrays that a model returns; all its arrays where none is."""
+    leaves = jax.tree.leaves(outputs, is_leaf=lambda leaf: isinstance(leaf, QuantTensor))
+    arrays = [jnp.asarray(as_array(leaf)) for leaf in leaves]
+    floats = [array for array in arrays if jnp.issubdtype(array.dtype, jnp.floating)]
+    return floats or arrays
 
 
 @final

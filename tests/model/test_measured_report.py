@@ -387,6 +387,16 @@ def test_layers_in_a_scan():
     assert numbers.histograms.weight.unit == "steps"  # a scale for each layer
 
 
+def test_only_floats_count_in_the_output():
+    class Several(Mlp):
+        def __call__(self, x):
+            y = super().__call__(x)
+            return {"logits": y, "class": 1000 * jnp.argmax(y, axis=-1), "none": None}
+
+    plain, several = (jqinject.report(kind(), X, numbers=True).output_sqnr_db for kind in (Mlp, Several))
+    assert several == pytest.approx(plain, rel=1e-6)
+
+
 def test_layers_under_vmap_and_remat():
     class Mapped(Stack):
         def __call__(self, x):
