@@ -2,11 +2,16 @@
 
 from jqinject.model.autodiff import grad as grad
 from jqinject.model.autodiff import value_and_grad as value_and_grad
-from jqinject.model.contraction_report import ContractionReport as ContractionReport
-from jqinject.model.contraction_report import LayerReport as LayerReport
 from jqinject.model.contraction_report import report as report
 from jqinject.model.freezing import freeze as freeze
 from jqinject.model.freezing import unfreeze as unfreeze
+from jqinject.model.histograms import Histogram as Histogram
+from jqinject.model.histories import History as History
+from jqinject.model.layer_numbers import Histograms as Histograms
+from jqinject.model.layer_numbers import LayerNumbers as LayerNumbers
+from jqinject.model.layer_numbers import Saturation as Saturation
+from jqinject.model.layer_report import ContractionReport as ContractionReport
+from jqinject.model.layer_report import LayerReport as LayerReport
 from jqinject.model.loading import load_state as load_state
 from jqinject.model.outcome import LoadReport as LoadReport
 from jqinject.model.outcome import ReassemblyReport as ReassemblyReport

@@ -1,9 +1,8 @@
-"""`report`: what each layer of a model really contracts, and what its weight takes."""
+"""`report`: what each layer of a model really contracts, what its weight takes, and what quantization does to it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,82 +10,34 @@ from flax import nnx
 
 from jqinject.core import FloatQuant
 from jqinject.model.frozen_ops import quantized_op
-from jqinject.model.program import Contraction, contractions
+from jqinject.model.layer_report import ContractionReport, LayerReport
+from jqinject.model.measured_report import check_numbers, measure
+from jqinject.model.program import Contraction, program_of
 from jqinject.nn._weight_layer import QuantWeightLayer
 
 LAYERS = (QuantWeightLayer, nnx.Linear, nnx.LinearGeneral, nnx.Einsum, nnx.Conv, nnx.ConvTranspose)
 
 
-@dataclass(frozen=True)
-class LayerReport:
-    """What one layer does.
-
-    Attributes:
-        path: where it is in the model.
-        layer: its class.
-        contraction: "int", "fp8" or "float", as it stands in the compiled program; "none" where it has none there.
-        program: dtypes of the operands and of the output, in XLA's words.
-        weight_bytes: of its weight, with scales and zero points.
-        note: why numbers are contracted as floats though they are quantized, or why they are not quantized.
-    """
-
-    path: str
-    layer: str
-    contraction: str
-    program: str
-    weight_bytes: int
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class ContractionReport:
-    """What every layer with a weight does, by path.
-
-    `str()` of it is a table.
-
-    Attributes:
-        layers: an entry for each.
-    """
-
-    layers: tuple[LayerReport, ...]
-
-    def __getitem__(self, path: str) -> LayerReport:
-        return {entry.path: entry for entry in self.layers}[path]
-
-    def __iter__(self) -> Iterator[LayerReport]:
-        return iter(self.layers)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Of all the layers."""
-        return sum(entry.weight_bytes for entry in self.layers)
-
-    def __str__(self) -> str:
-        head = ("layer", "class", "contracts", "program", "bytes", "note")
-        rows = [
-            (e.path, e.layer, e.contraction, e.program, f"{e.weight_bytes:,}", e.note) for e in self.layers
-        ]
-        rows.append(("", "", "", "", f"{self.weight_bytes:,}", ""))
-        widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-        lines = ("  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)) for row in (head, *rows))
-        return "\n".join(line.rstrip() for line in lines)
-
-
-def report(model: nnx.Module, *inputs: Any) -> ContractionReport:
-    """Say which contraction each layer really runs, how many bytes its weight takes, and where it is not quantized.
+def report(model: nnx.Module, *inputs: Any, numbers: bool = False) -> ContractionReport:
+    """Say which contraction each layer really runs, what it takes, where it is not quantized, and what that costs.
 
     The model is traced in evaluation mode and compiled for this machine, and the program is read: what a configuration
     asks for and a backend does not have shows as "float". A CPU, for one, contracts 8-bit floats as floats.
 
+    With `numbers` a copy of the model is run as well, in evaluation mode: in float, quantized, and twice for each
+    quantized layer. All that its layers make is kept for the time, so a small batch is best.
+
     Args:
         model: an NNX module; it is not changed.
         inputs: what it is called with: arrays, or `jax.ShapeDtypeStruct`s.
+        numbers: measure what quantization does to each layer, and to the model; needs arrays.
 
     Returns:
-        An entry for every layer of ours and of Flax's with a weight.
+        An entry for every layer of ours and of Flax's with a weight; with `numbers` also for every other layer of ours
+        that quantizes.
 
     Raises:
-        TypeError: `model` is no NNX module.
+        TypeError: `model` is no NNX module; `numbers` of inputs or weights that are none.
 
     Example:
         >>> import jax.numpy as jnp
@@ -94,24 +45,42 @@ def report(model: nnx.Module, *inputs: Any) -> ContractionReport:
         >>> from jqinject.nn import QuantLinear
         >>> from jqinject.quant import Int8ActPerTensorFloat
         >>> layer = QuantLinear(16, 8, input_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0))
+        >>> measured = report(layer, jnp.ones((4, 16)), numbers=True)
+        >>> measured.layers[0].numbers.saturation.weight, measured.most_sensitive(1)[0].layer
+        (0.0, 'QuantLinear')
         >>> found = report(freeze(layer), jnp.ones((4, 16)))
-        >>> found.layers[0].contraction, found.layers[0].program
-        ('int', 's8 x s8 -> s32')
+        >>> found.layers[0].contraction, found.layers[0].program, found.layers[0].operations
+        ('int', 's8 x s8 -> s32', 512)
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(f"report takes an NNX module, got {type(model).__name__}")
+    if numbers:
+        check_numbers(model, inputs)
     copy = nnx.clone(model)
     copy.eval()
-    layers = {
-        ".".join(map(str, path)): node for path, node in nnx.iter_modules(copy) if isinstance(node, LAYERS)
-    }
+    modules = {".".join(map(str, path)): node for path, node in nnx.iter_modules(copy)}
+    layers = {name: node for name, node in modules.items() if isinstance(node, LAYERS)}
+    program = program_of(copy, inputs, tuple(layers))
     by_layer: dict[str, list[Contraction]] = {name: [] for name in layers}
-    for found in contractions(copy, inputs, layers):
+    for found in program.contractions:
         by_layer[found.layer].append(found)
-    return ContractionReport(tuple(_entry(name, layers[name], by_layer[name]) for name in layers))
+    entries = {name: _entry(name, layers[name], by_layer[name], program.operations[name]) for name in layers}
+    if not numbers:
+        return ContractionReport(tuple(entries.values()))
+    measured = measure(copy, inputs)
+    both = (
+        replace(entries.get(name) or _without_weight(name, node), numbers=measured.layers.get(name))
+        for name, node in modules.items()
+        if name in entries or name in measured.layers
+    )
+    return ContractionReport(tuple(both), measured.output_sqnr_db)
 
 
-def _entry(name: str, layer: Any, found: list[Contraction]) -> LayerReport:
+def _without_weight(name: str, layer: Any) -> LayerReport:
+    return LayerReport(path=name, layer=type(layer).__name__, contraction="none", program="", weight_bytes=0)
+
+
+def _entry(name: str, layer: Any, found: list[Contraction], operations: int) -> LayerReport:
     kinds = sorted({contraction.kind for contraction in found})
     return LayerReport(
         path=name,
@@ -120,6 +89,7 @@ def _entry(name: str, layer: Any, found: list[Contraction]) -> LayerReport:
         program=", ".join(dict.fromkeys(map(str, found))),
         weight_bytes=_weight_bytes(layer),
         note=_note(layer, kinds),
+        operations=operations,
     )
 
 

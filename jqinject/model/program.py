@@ -1,18 +1,21 @@
-"""Which contractions a compiled program has, and for which layer: read from the program's text."""
+"""Which contractions a program has, and for which layer: read from the compiled program's text."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import jax
 from flax import nnx
 
-# Not with a colon, after which XLA's text has another field.
+from jqinject.model.intercept import Around, intercept
+from jqinject.model.operations import operations_by
+
+# A number, not the path: a path may hold what has a meaning in XLA's text.
 MARK = "jqinject_layer({})"
-MARKED = re.compile(r"jqinject_layer\(([^)]*)\)")
+MARKED = re.compile(r"jqinject_layer\((\d+)\)")
 DEFINITION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\w+)\[", re.MULTILINE)
 CONTRACTION = re.compile(
     r"^\s*(?:ROOT )?%?[\w.\-]+ = \(?(?P<out>\w+)\[[^=]*?"
@@ -48,53 +51,68 @@ class Contraction:
         return f"{' x '.join(self.operands)} -> {self.output}"
 
 
-def contractions(
-    model: nnx.Module, inputs: tuple[Any, ...], layers: Mapping[str, nnx.Module]
-) -> list[Contraction]:
-    """The contractions of `model(*inputs)`, compiled for this machine, that belong to some layers.
+@dataclass(frozen=True)
+class Program:
+    """What a model does when it is called.
+
+    Attributes:
+        contractions: of the compiled program.
+        operations: path of a layer -> multiply-accumulates of its contractions.
+    """
+
+    contractions: tuple[Contraction, ...]
+    operations: dict[str, int]
+
+
+def program_of(model: nnx.Module, inputs: tuple[Any, ...], layers: Sequence[str]) -> Program:
+    """Trace `model(*inputs)`, compile it for this machine, and read what belongs to some layers.
 
     Args:
         model: an NNX module; a copy of it is traced.
         inputs: arrays, or anything else with a shape and a dtype.
-        layers: path -> layer of the model.
+        layers: paths of layers of the model.
     """
     graphdef, state = nnx.split(model, graph=True)
+    numbers = {name: number for number, name in enumerate(layers)}
 
     def run(state: Any, *inputs: Any) -> Any:
         copy = nnx.merge(graphdef, state)
         for path, node in nnx.iter_modules(copy):
             name = ".".join(map(str, path))
-            if name in layers:
-                _call_under_name(node, MARK.format(name))
+            if name in numbers:
+                intercept(node, _UnderName(MARK.format(numbers[name])))
         return copy(*inputs)
 
-    text = jax.jit(run).lower(state, *inputs).compile().as_text()
-    return list(_read(text or ""))
+    traced = jax.jit(run).trace(state, *inputs)
+    counted = operations_by(traced.jaxpr.jaxpr, MARKED)
+    text = traced.lower().compile().as_text()
+    return Program(
+        tuple(_read(text or "", layers)), {name: counted[str(number)] for name, number in numbers.items()}
+    )
 
 
-def _call_under_name(layer: Any, name: str) -> None:
-    """Let an instance be called under a name that the program's text keeps."""
-    kind = type(layer)
-    call: Callable[..., Any] = kind.__call__
+@final
+class _UnderName(Around):
+    """Lets a layer be called under a name that the program's text keeps."""
 
-    def named(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with jax.named_scope(name):
-            return call(self, *args, **kwargs)
+    def __init__(self, name: str) -> None:
+        self.name = name
 
-    # The instance is of a copy that nobody else has: its class can be another, the class itself stays as it is.
-    layer.__class__ = type(kind.__name__, (kind,), {"__call__": named})
+    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with jax.named_scope(self.name):
+            return call(*args, **kwargs)
 
 
-def _read(text: str) -> Iterator[Contraction]:
+def _read(text: str, layers: Sequence[str]) -> Iterator[Contraction]:
     dtypes = dict(DEFINITION.findall(text))
     for found in CONTRACTION.finditer(text):
-        layers = MARKED.findall(found["rest"])
+        numbers = MARKED.findall(found["rest"])
         target = re.search(r'custom_call_target="([^"]*)"', found["rest"])
-        if not layers or (found["op"] == "custom-call" and not _multiplies(target)):
+        if not numbers or (found["op"] == "custom-call" and not _multiplies(target)):
             continue
         names = [OPERAND.search(operand) for operand in _split(found["operands"])]
         operands = tuple(dtypes.get(name[1], "?") for name in names[:2] if name)
-        yield Contraction(layers[-1], operands, found["out"])
+        yield Contraction(layers[int(numbers[-1])], operands, found["out"])
 
 
 def _split(operands: str) -> list[str]:

@@ -89,9 +89,33 @@ def test_bytes_of_the_weights(reports):
 
 def test_it_prints(reports):
     lines = str(reports[1]).splitlines()
-    assert lines[0].split() == ["layer", "class", "contracts", "program", "bytes", "note"]
+    assert lines[0].split() == ["layer", "class", "contracts", "program", "bytes", "operations", "note"]
     assert len(lines) == 11
     assert all(line == line.rstrip() for line in lines)
+
+
+def test_operations():
+    class Model(nnx.Module):
+        def __init__(self):
+            rngs = nnx.Rngs(0)
+            self.conv = QuantConv(4, 8, (3, 3), feature_group_count=2, rngs=rngs)
+            self.up = nnx.ConvTranspose(8, 2, (2, 2), strides=(2, 2), rngs=rngs)
+            self.dense = QuantLinear(8, 5, input_quant=q.Int8ActPerTensorFloat, contraction="int", rngs=rngs)
+            self.unused = nnx.Linear(3, 3, rngs=rngs)
+
+        def __call__(self, x):
+            x = self.conv(x)
+            return self.up(x), self.dense(self.dense(x)[..., :1].repeat(8, axis=-1))
+
+    abstract = jax.ShapeDtypeStruct((2, 6, 7, 4), jnp.float32)
+    found = jqinject.report(Model(), abstract)
+    pixels = 2 * 6 * 7
+    assert found["conv"].operations == pixels * 8 * 3 * 3 * (4 // 2)
+    assert found["up"].operations == pixels * 8 * 2 * 2 * 2
+    assert found["dense"].operations == 2 * pixels * 8 * 5
+    assert found["unused"].operations == 0
+    assert found.operations == sum(entry.operations for entry in found)
+    assert found["dense"].numbers is None and found.output_sqnr_db is None
 
 
 def test_layers_inside_scan():

@@ -1,0 +1,102 @@
+"""How numbers lie against what their quantizer can represent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+BINS = 48
+# A scale of max |x| / steps gives back that x up to the rounding of float32: not clipped.
+ROUNDING = 4 * float(np.finfo(np.float32).eps)
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How many numbers lie where, and the range outside of which they are clipped.
+
+    Attributes:
+        unit: "value"; or "steps" (`x / scale + zero_point`), where there are several scales, so that all numbers have
+            one range.
+        edges: of the bins, ascending, one more than bins.
+        counts: numbers in each bin. inf and nan are in none.
+        low, high: the range that the quantizer represents.
+    """
+
+    unit: str
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """Numbers that a quantizer was given, and what it made of them.
+
+    All broadcast against `x`; float64.
+
+    Attributes:
+        x: the numbers.
+        value: quantized and back in float.
+        scale: float per step.
+        zero_point: the step that stands for 0.
+        low, high: the first and the last step of the quantizer's range.
+    """
+
+    x: np.ndarray
+    value: np.ndarray
+    scale: np.ndarray
+    zero_point: np.ndarray
+    low: float
+    high: float
+
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """The range as values, for each scale."""
+        return (self.low - self.zero_point) * self.scale, (self.high - self.zero_point) * self.scale
+
+    def outside(self) -> int:
+        """How many numbers lie outside the range; an inf does, a nan does not."""
+        low, high = self.bounds()
+        margin = ROUNDING * np.maximum(np.abs(low), np.abs(high))
+        return int(np.sum((self.x < low - margin) | (self.x > high + margin)))
+
+
+def saturation(calls: Sequence[Clipped]) -> float | None:
+    """The share of numbers outside the range; None where there are no numbers."""
+    count = sum(call.x.size for call in calls)
+    return sum(call.outside() for call in calls) / count if count else None
+
+
+def histogram(calls: Sequence[Clipped]) -> Histogram | None:
+    """The numbers of all calls in one histogram; None where there are none, or no range."""
+    if not sum(call.x.size for call in calls):
+        return None
+    ranges = [
+        np.unique(np.stack(np.broadcast_arrays(*call.bounds())).reshape(2, -1), axis=1) for call in calls
+    ]
+    each = np.unique(np.concatenate(ranges, axis=1), axis=1)
+    if not np.all(np.isfinite(each)):
+        return None
+    if each.shape[1] == 1:
+        unit, (low, high) = "value", each[:, 0].tolist()
+        numbers = [call.x for call in calls]
+    else:
+        unit = "steps"
+        low, high = min(call.low for call in calls), max(call.high for call in calls)
+        with np.errstate(all="ignore"):  # a scale of 0 leaves nothing that could be drawn
+            numbers = [call.x / call.scale + call.zero_point for call in calls]
+    flat = np.concatenate([x.reshape(-1) for x in numbers])
+    flat = flat[np.isfinite(flat)]
+    return _binned(flat, unit, low, high)
+
+
+def _binned(numbers: np.ndarray, unit: str, low: float, high: float) -> Histogram:
+    """In bins that hold all the numbers, and the range."""
+    ends = [*([float(numbers.min()), float(numbers.max())] if numbers.size else []), low, high]
+    first, last = min(ends), max(ends)
+    if not first < last:
+        first, last = first - 0.5, last + 0.5
+    counts, edges = np.histogram(numbers, BINS, (first, last))
+    return Histogram(unit, tuple(edges.tolist()), tuple(counts.tolist()), float(low), float(high))

@@ -1,0 +1,51 @@
+"""Doing something around the calls of one layer of a model, without a change to its class."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+from flax import nnx
+
+AROUND = "_jqinject_around"
+
+
+class Around:
+    """Abstract: what is done around the calls of a layer. Compared by identity."""
+
+    @abstractmethod
+    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Take the place of a call.
+
+        Args:
+            layer: the layer as it is where it is called: within a transformation another object than outside.
+            call: what the layer does when called; to be called with `args` and `kwargs`.
+
+        Returns:
+            What the caller of the layer gets.
+        """
+
+
+def intercept(layer: nnx.Module, around: Around) -> None:
+    """From now on, let the calls of a layer go through `around`.
+
+    Args:
+        layer: a layer of a private copy of a model. Its class becomes another, which NNX carries through its
+            transformations; the class that it had stays as it is.
+        around: what is done.
+    """
+    setattr(layer, AROUND, around)
+    layer.__class__ = _intercepted(type(layer))
+
+
+# NNX registers every class of modules with JAX for good, so there is one a kind, not one a layer.
+@cache
+def _intercepted(kind: type) -> type:
+    call: Callable[..., Any] = kind.__call__
+
+    def through(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self, AROUND)(self, partial(call, self), *args, **kwargs)
+
+    return type(kind.__name__, (kind,), {"__call__": through, "__module__": kind.__module__})

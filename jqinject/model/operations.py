@@ -1,0 +1,72 @@
+"""How many multiply-accumulates each layer takes: counted in a traced program."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax.extend import core
+
+
+def operations_by(jaxpr: Any, mark: re.Pattern[str]) -> Counter[str]:
+    """The multiply-accumulates of the contractions in a program, by the named scope they stand in.
+
+    A loop counts as often as it runs where that is known, else once; of branches the one with the most.
+
+    Args:
+        jaxpr: a traced program.
+        mark: what finds a scope of interest in a stack of names; its first group is the key. The innermost counts.
+    """
+    return _count(jaxpr, "", mark)
+
+
+def _count(jaxpr: Any, outer: str, mark: re.Pattern[str]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for equation in jaxpr.eqns:
+        scopes = mark.findall(str(equation.source_info.name_stack))
+        scope = scopes[-1] if scopes else outer
+        counts = COUNTS.get(equation.primitive.name)
+        if counts is not None:
+            if scope:
+                found[scope] += counts(equation)
+            continue
+        inner = [_count(program, scope, mark) for program in _programs(list(equation.params.values()))]
+        if equation.primitive.name == "cond":
+            most: Counter[str] = Counter()
+            for branch in inner:
+                most |= branch
+            inner = [most]
+        times = equation.params["length"] if equation.primitive.name == "scan" else 1
+        for program in inner:
+            found.update({key: times * count for key, count in program.items()})
+    return found
+
+
+def _programs(params: Any) -> Iterator[Any]:
+    """The programs among the parameters of an operation: bodies of loops, branches, functions."""
+    for leaf in jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, core.ClosedJaxpr | core.Jaxpr)):
+        if isinstance(leaf, core.ClosedJaxpr):
+            yield leaf.jaxpr
+        elif isinstance(leaf, core.Jaxpr):
+            yield leaf
+
+
+def _of_dot(equation: Any) -> int:
+    (summed, _), _ = equation.params["dimension_numbers"]
+    lhs = equation.invars[0].aval
+    return equation.outvars[0].aval.size * math.prod(lhs.shape[axis] for axis in summed)
+
+
+def _of_convolution(equation: Any) -> int:
+    """Padding counts; the zeros that a transposed convolution puts between its inputs do not."""
+    params, kernel = equation.params, equation.invars[1].aval
+    channels = kernel.shape[params["dimension_numbers"].rhs_spec[0]]
+    taps = kernel.size // max(channels, 1)
+    return equation.outvars[0].aval.size * taps // math.prod(params["lhs_dilation"])
+
+
+COUNTS: dict[str, Callable[[Any], int]] = {"dot_general": _of_dot, "conv_general_dilated": _of_convolution}
