@@ -25,8 +25,10 @@ from jqinject.model import end_step as end_step
 from jqinject.model import freeze as freeze
 from jqinject.model import grad as grad
 from jqinject.model import load_state as load_state
+from jqinject.model import quantize as quantize
 from jqinject.model import reassemble as reassemble
 from jqinject.model import report as report
+from jqinject.model import rules_report as rules_report
 from jqinject.model import unfreeze as unfreeze
 from jqinject.model import value_and_grad as value_and_grad
 from jqinject.quant_tensor import FloatQuantTensor as FloatQuantTensor

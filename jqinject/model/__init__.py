@@ -15,7 +15,10 @@ from jqinject.model.layer_report import LayerReport as LayerReport
 from jqinject.model.loading import load_state as load_state
 from jqinject.model.outcome import LoadReport as LoadReport
 from jqinject.model.outcome import ReassemblyReport as ReassemblyReport
+from jqinject.model.quantizing import quantize as quantize
 from jqinject.model.reassembly import reassemble as reassemble
 from jqinject.model.rules import Rule as Rule
+from jqinject.model.rules_report import RulesReport as RulesReport
+from jqinject.model.rules_report import rules_report as rules_report
 from jqinject.model.steps import begin_step as begin_step
 from jqinject.model.steps import end_step as end_step

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jqinject.program import OpQuantizers
 from jqinject.proxy import QuantProxyFromInjector
 
 Path = tuple[str, ...]
@@ -120,8 +121,10 @@ def variables_of(model: Any) -> list[Found]:
 def proxies_of(model: Any) -> list[Holders]:
     """The proxies of a model, each once, with the layers that hold it."""
     found: dict[int, Holders] = {}
+    between = {path for path, node in walk(model) if isinstance(node, OpQuantizers)}
     for path, node in walk(model):
-        if not isinstance(node, nnx.Variable | PlainArray):
+        # Quantizers between operations depend on no layer's weight.
+        if not isinstance(node, nnx.Variable | PlainArray) and path[:1] not in between:
             for name, child in vars(node).items():
                 if isinstance(child, QuantProxyFromInjector):
                     entry = found.setdefault(id(child), Holders(child))

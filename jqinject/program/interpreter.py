@@ -243,11 +243,10 @@ def bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
 
 
 def _read(env: dict[Any, Tracked], var: Any) -> Tracked:
-    return (
-        Tracked(jnp.asarray(var.val, jax.typeof(var.val).dtype))
-        if isinstance(var, core.Literal)
-        else env[var]
-    )
+    if isinstance(var, core.Literal):
+        dtype = var.aval.dtype  # pyright: ignore[reportAttributeAccessIssue]
+        return Tracked(jnp.asarray(var.val, dtype))
+    return env[var]
 
 
 def _local(local: dict[Any, Any], env: dict[Any, Tracked], var: Any) -> Any:
