@@ -145,6 +145,10 @@ class QuantConv(QuantWeightLayer, nnx.Conv):
     def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         return nnx.Conv.__call__(stand_in, inputs, out_sharding=out_sharding)
 
+    def axes_of_sums(self) -> tuple[int, ...]:
+        """The window and the input channels."""
+        return tuple(range(self.weight_ndim - 1))
+
     def _contracts_as_flax(self) -> bool:
         return self.conv_general_dilated is lax_conv_general_dilated
 

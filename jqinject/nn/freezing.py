@@ -61,4 +61,5 @@ def check_unfreezes(layer: QuantWeightLayer) -> None:
 def _numbers(layer: QuantWeightLayer) -> FrozenWeight:
     weight = layer.weight_quant(layer.weight[...])
     metadata = layer.weight.get_metadata()
-    return FrozenWeight(weight, layer.summed_axes(), metadata, layer.weight_quant.has_zero_point)
+    zero_point = layer.weight_quant.has_zero_point
+    return FrozenWeight(weight, layer.summed_axes(), metadata, zero_point, layer.axes_of_sums())
