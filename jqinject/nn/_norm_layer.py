@@ -41,13 +41,18 @@ class QuantNormLayer(nnx.Module):
             return_quant_tensor: whether to return QuantTensors.
             rngs: for quantizers that draw random numbers.
         """
-        hold_proxies(self, self.slots, given, overrides, rngs)
+        hold_proxies(self, self.slots, given, overrides, rngs, self._stack())
         self.return_quant_tensor = return_quant_tensor
         if return_quant_tensor and (self.output_quant is None or not self.output_quant.is_quant_enabled):
             raise ValueError(
                 f"{type(self).__name__}(return_quant_tensor=True) needs output_quant to have a scale to return.\n"
                 "  cure: give it output_quant=..."
             )
+
+    def _stack(self) -> tuple[int, ...]:
+        """The sizes of the leading axes that parameters have in a stack of layers; the last axis is the features'."""
+        held = [v for v in vars(self).values() if isinstance(v, nnx.Variable)]
+        return held[0].shape[:-1] if held else ()
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)

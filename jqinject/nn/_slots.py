@@ -101,11 +101,24 @@ def split_overrides(
 
 
 def make_proxy(
-    layer: Any, slot: Slot, given: Any, overrides: Mapping[str, Any], rngs: nnx.Rngs | None
+    layer: Any,
+    slot: Slot,
+    given: Any,
+    overrides: Mapping[str, Any],
+    rngs: nnx.Rngs | None,
+    stack: tuple[int, ...] = (),
 ) -> Any:
     """The proxy for what was given: a new one for an injector, the same one for a proxy, None for None.
 
     A proxy that is to be shared comes back as it is; `share` makes it serve the layer, once the layer holds it.
+
+    Args:
+        layer: the layer, which has its weights.
+        slot: the place for the quantizer.
+        given: an injector, a binding, a proxy or None.
+        overrides: names declared anew.
+        rngs: for quantizers that draw random numbers.
+        stack: sizes of the leading axes that the layer is stacked along.
 
     Raises:
         TypeError: what was given is no quantizer, or one of another kind; or overrides have nothing to act on.
@@ -131,7 +144,7 @@ def make_proxy(
         f"{type(layer).__name__}({slot.prefix}...)" if slot.prefix else f"{type(layer).__name__}(...)",
         slot.prefix,
     )
-    return proxy_class(binding, layer, overrides=overrides, rngs=rngs, where=called)
+    return proxy_class(binding, layer, overrides=overrides, rngs=rngs, where=called, stack=stack)
 
 
 def hold_proxies(
@@ -140,6 +153,7 @@ def hold_proxies(
     given: Mapping[str, Any],
     overrides: Mapping[str, Any],
     rngs: nnx.Rngs | None,
+    stack: tuple[int, ...],
 ) -> None:
     """Make the proxies of a layer, or share those that were given, and let the layer hold them.
 
@@ -149,13 +163,16 @@ def hold_proxies(
         given: what the user gave for each slot; `act_quant` is another name of `input_quant`.
         overrides: the user's further keywords.
         rngs: for quantizers that draw random numbers.
+        stack: sizes of the leading axes that the layer is stacked along.
 
     Raises:
         TypeError: a quantizer for a slot that the layer does not have, or what `make_proxy` refuses.
     """
     chosen = _by_slot(type(layer).__name__, slots, given)
     by_slot = split_overrides(layer, slots, overrides)
-    proxies = {slot: make_proxy(layer, slot, chosen[slot.name], by_slot[slot.name], rngs) for slot in slots}
+    proxies = {
+        slot: make_proxy(layer, slot, chosen[slot.name], by_slot[slot.name], rngs, stack) for slot in slots
+    }
     for slot, proxy in proxies.items():
         if proxy is not None:
             # Not `assign`: a layer that was one of Flax's has its attributes registered already.

@@ -13,7 +13,7 @@ from jqinject.nn._frozen import FrozenWeight
 from jqinject.nn._payload import Float8Contraction, describe
 from jqinject.nn._slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT, Slot, hold_proxies
 from jqinject.nn._stand_in import StandIn
-from jqinject.proxy import link_if_proxy
+from jqinject.proxy import link_if_proxy, stack_of
 from jqinject.quant_tensor import IntQuantTensor, QuantTensor, as_array
 
 CONTRACTIONS = ("auto", "float", "int", "fp8")
@@ -65,7 +65,7 @@ class QuantWeightLayer(nnx.Module):
         """
         quantizers = {name: quantizer for name, quantizer in given.items() if name != "contraction"}
         self._choose_contraction(given.get("contraction", "auto"))
-        hold_proxies(self, self.slots, quantizers, overrides, rngs)
+        hold_proxies(self, self.slots, quantizers, overrides, rngs, stack_of((self,)))
         self.return_quant_tensor = return_quant_tensor
         if return_quant_tensor:
             self._check_scale_to_return()

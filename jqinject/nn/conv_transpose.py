@@ -6,13 +6,13 @@ from typing import Any, final
 import jax
 from flax import nnx
 
+from jqinject.nn._conv_layer import QuantConvLayer
 from jqinject.nn._slots import split_keywords
-from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat
 
 
 @final
-class QuantConvTranspose(QuantWeightLayer, nnx.ConvTranspose):
+class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
     """`nnx.ConvTranspose` with quantizers: y = conv_transpose(x_q, W_q) + b_q, channels last.
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None for none. Further keywords
@@ -87,11 +87,6 @@ class QuantConvTranspose(QuantWeightLayer, nnx.ConvTranspose):
         self._init_quantizers(given, overrides, return_quant_tensor, rngs)
 
     @property
-    def weight_ndim(self) -> int:
-        """A kernel has the axes of the window, and one each for input and output channels."""
-        return len(self.kernel_shape)
-
-    @property
     def output_channel_dim(self) -> int:
         """The axis of the output channels: the last but one where the kernel is transposed, else the last."""
         return self.weight_ndim - (2 if self.transpose_kernel else 1)
@@ -99,7 +94,3 @@ class QuantConvTranspose(QuantWeightLayer, nnx.ConvTranspose):
     def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         y = nnx.ConvTranspose.__call__(stand_in, inputs)
         return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
-
-    def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
-        # The window runs over the spatial axes, and channels are summed: only batch axes stay as they are.
-        return tuple(range(ndim - (self.weight_ndim - 1)))
