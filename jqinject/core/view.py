@@ -62,6 +62,8 @@ class OverOutputChannelView:
     Example:
         >>> OverOutputChannelView(permute_dims=(1, 0))(jnp.zeros((64, 10))).shape
         (10, 64)
+        >>> OverOutputChannelView(permute_dims=(0, 2, 1), channel_axes=2)(jnp.zeros((3, 4, 5))).shape
+        (15, 4)
     """
 
     permute_dims: tuple[int, ...] | None = None

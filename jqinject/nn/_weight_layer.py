@@ -64,8 +64,11 @@ class QuantWeightLayer(nnx.Module):
             rngs: for quantizers that draw random numbers.
         """
         quantizers = {name: quantizer for name, quantizer in given.items() if name != "contraction"}
-        self._choose_contraction(given.get("contraction", "auto"))
+        contraction = given.get("contraction", "auto")
+        self._check_contraction(contraction)
         hold_proxies(self, self.slots, quantizers, overrides, rngs, stack_of((self,)))
+        if contraction != "auto":
+            self.contraction = contraction
         self.return_quant_tensor = return_quant_tensor
         if return_quant_tensor:
             self._check_scale_to_return()
@@ -82,14 +85,12 @@ class QuantWeightLayer(nnx.Module):
             f"  cure: give it {cure}"
         )
 
-    def _choose_contraction(self, contraction: str) -> None:
+    def _check_contraction(self, contraction: str) -> None:
         if contraction not in CONTRACTIONS:
             known = ", ".join(map(repr, CONTRACTIONS))
             raise ValueError(
                 f"{type(self).__name__}: contraction must be one of {known}, got {contraction!r}"
             )
-        if contraction != "auto":
-            self.contraction = contraction
 
     # --- the layer's weight, whatever NNX calls it
 

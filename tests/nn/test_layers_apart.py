@@ -273,7 +273,24 @@ def test_a_sum_of_two_products_has_no_scale():
         QuantLoRALinear(6, 4, lora_rank=2, **INT8, return_quant_tensor=True, rngs=nnx.Rngs(0))
 
 
-# --- stacks that were Flax's
+# --- stacks and attention that were Flax's
+
+
+def test_the_projections_of_attention_become_ours_and_are_frozen():
+    attention = nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(1), (2, 3, 8))
+    for name in ("query", "key", "value", "out"):
+        layer = getattr(attention, name)
+        object.__setattr__(layer, "__class__", QuantLinearGeneral)
+        layer._init_quantizers(INT8, {}, False, nnx.Rngs(0))
+    assert attention.query.quant_weight().scale.shape == (1, 2, 4)
+    assert attention.out.quant_weight().scale.shape == (1, 1, 8)
+    call(attention, x)
+    attention.eval()
+    expected = call(attention, x)
+    jqinject.freeze(attention)
+    np.testing.assert_allclose(call(attention, x), expected, rtol=1e-4, atol=1e-5)
+    assert {layer.frozen.freezer.dtype for layer in (attention.query, attention.out)} == {np.dtype(np.int8)}
 
 
 def test_every_layer_of_a_stack_that_was_flaxs_rounds_by_its_own_random_numbers():
