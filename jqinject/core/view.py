@@ -7,6 +7,7 @@ the axes applied before; an NNX kernel has its output channel last, so `permute_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,10 +30,7 @@ def _permuted(x: jax.Array, permute_dims: tuple[int, ...] | None, where: str) ->
 def _flat_after(x: jax.Array, leading: int, where: str) -> jax.Array:
     if x.ndim < leading:
         raise ValueError(f"{where} needs an array of {leading} or more axes, got shape {x.shape}.")
-    rest = 1
-    for size in x.shape[leading:]:
-        rest *= size
-    return x.reshape((*x.shape[:leading], rest))
+    return x.reshape((*x.shape[:leading], math.prod(x.shape[leading:])))
 
 
 def _frozen(permute_dims: Sequence[int] | None) -> tuple[int, ...] | None:
@@ -59,20 +57,26 @@ class OverOutputChannelView:
 
     Args:
         permute_dims: permutation that brings the output channel first, or None when it is first.
+        channel_axes: how many axes channels are counted along; several become one.
 
     Example:
         >>> OverOutputChannelView(permute_dims=(1, 0))(jnp.zeros((64, 10))).shape
         (10, 64)
+        >>> OverOutputChannelView(permute_dims=(0, 2, 1), channel_axes=2)(jnp.zeros((3, 4, 5))).shape
+        (15, 4)
     """
 
     permute_dims: tuple[int, ...] | None = None
+    channel_axes: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "permute_dims", _frozen(self.permute_dims))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """View `x`."""
-        return _flat_after(_permuted(x, self.permute_dims, type(self).__name__), 1, type(self).__name__)
+        name = type(self).__name__
+        viewed = _flat_after(_permuted(x, self.permute_dims, name), self.channel_axes, name)
+        return viewed.reshape((math.prod(viewed.shape[:-1]), viewed.shape[-1]))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,7 +116,9 @@ def _without(ndim: int, *taken: Sequence[int]) -> tuple[int, ...]:
     return tuple(axis for axis in range(ndim) if axis not in gone)
 
 
-def scale_in_output(scale: jax.Array, ndim: int, places: dict[int, int], out_ndim: int) -> jax.Array | None:
+def scale_in_output(
+    scale: jax.Array, ndim: int, places: Mapping[int, int], out_ndim: int
+) -> jax.Array | None:
     """An operand's scale laid out to multiply the output; None if it varies along an axis that is summed over.
 
     Args:

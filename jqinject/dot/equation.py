@@ -82,6 +82,17 @@ class Equation:
                 else f"{equation!r}: the output names an axis twice"
             )
 
+    def is_plain(self, lhs_shape: Sequence[int], rhs_shape: Sequence[int]) -> bool:
+        """Whether it is one `dot_general` of operands as they are: `prepared` would change nothing."""
+        left, right = set(self.lhs), set(self.rhs)
+        lengths = dict(zip(self.lhs, lhs_shape, strict=True))
+        return (
+            len(left) == len(self.lhs)
+            and len(right) == len(self.rhs)
+            and left ^ right <= set(self.out)
+            and all(lengths.get(label, n) == n for label, n in zip(self.rhs, rhs_shape, strict=True))
+        )
+
     def prepared(self, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array, Equation]:
         """Operands without repeated labels, axes of length 1 that are to be broadcast, or labels to be summed alone."""
         lengths = dict(zip(self.lhs, lhs.shape, strict=True))

@@ -5,12 +5,13 @@ along what is summed, it is an integer times s_l * s_r: the accumulator. These f
 point and bit width that accumulator has; computing it is another matter.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jqinject.dot.dimensions import scale_in_output
 from jqinject.quant_tensor import (
     BitWidth,
     IntQuantTensor,
@@ -31,6 +32,8 @@ def contraction_output(
     rhs_channel_axis: int | None = -1,
     out_channel_axis: int = -1,
     lhs_free_axes: Sequence[int] = (),
+    lhs_places: Mapping[int, int] | None = None,
+    rhs_places: Mapping[int, int] | None = None,
     bias: Any = None,
     bias_on_grid: bool | jax.Array | None = None,
 ) -> IntQuantTensor | jax.Array:
@@ -61,6 +64,7 @@ def contraction_output(
         out_channel_axis: the axis of `value` that holds the output channels.
         lhs_free_axes: axes of `lhs` that survive at the same place in `value` (a batch axis), along which the
             scale of `lhs` may vary.
+        lhs_places, rhs_places: which axis of an operand is which axis of `value`, in any order, instead of the above.
         bias: what was added: None, an `IntQuantTensor`, or an array; a vector lies along the channel axis.
         bias_on_grid: whether a quantized bias has the scale s_l * s_r; an array may be traced. By default the
             scales are compared, under tracing inside the computation.
@@ -85,9 +89,13 @@ def contraction_output(
         return value
     if known_nonzero(lhs.zero_point) or known_nonzero(rhs.zero_point):
         return value
-    left = _operand_scale(lhs, {axis % lhs.ndim: axis % lhs.ndim for axis in lhs_free_axes}, value.ndim)
-    moved = {} if rhs_channel_axis is None else {rhs_channel_axis % rhs.ndim: out_channel_axis % value.ndim}
-    right = _operand_scale(rhs, moved, value.ndim)
+    if lhs_places is None:
+        lhs_places = {axis % lhs.ndim: axis % lhs.ndim for axis in lhs_free_axes}
+    if rhs_places is None:
+        channel = out_channel_axis % value.ndim
+        rhs_places = {} if rhs_channel_axis is None else {rhs_channel_axis % rhs.ndim: channel}
+    left = _operand_scale(lhs, lhs_places, value.ndim)
+    right = _operand_scale(rhs, rhs_places, value.ndim)
     if left is None or right is None:
         return value
     scale = left * right
@@ -126,20 +134,11 @@ def contraction_bit_width(lhs: BitWidth, rhs: BitWidth, terms: int, bias: Any = 
     return larger(bits, bias.bit_width) + 1 if isinstance(bias, IntQuantTensor) else bits
 
 
-def _operand_scale(operand: IntQuantTensor, places: dict[int, int], out_ndim: int) -> jax.Array | None:
+def _operand_scale(operand: IntQuantTensor, places: Mapping[int, int], out_ndim: int) -> jax.Array | None:
     """The operand's scale in the output's rank, its axis `a` put at `places[a]`; None if it varies along
     another axis."""
-    scale = operand.scale.reshape((1,) * (operand.ndim - operand.scale.ndim) + operand.scale.shape)
-    shape = [1] * out_ndim
-    for axis, size in enumerate(scale.shape):
-        if size == 1:
-            continue
-        if axis not in places:
-            return None
-        shape[places[axis]] = size
-    # Several axes only move together with their order kept (batch axes), one axis moves alone: a reshape is
-    # enough.
-    return scale.reshape(shape)
+    laid = scale_in_output(operand.scale, operand.ndim, places, out_ndim)
+    return laid.reshape((1,) * out_ndim) if laid is not None and laid.ndim == 0 else laid
 
 
 def _along_channels(x: jax.Array, ndim: int, channel_axis: int) -> jax.Array:

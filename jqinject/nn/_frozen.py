@@ -34,6 +34,7 @@ class FrozenWeight(nnx.Module):
         summed: its axes that a contraction sums over; stored last. Empty for a convolution.
         metadata: of the weight's Variable, for the sharding of the payload.
         has_zero_point: whether the zero point may be another than 0.
+        axes_of_sums: its axes along which a contraction of integers needs their sums; None for no sums.
 
     Raises:
         TypeError: `weight` is no QuantTensor.
@@ -44,7 +45,12 @@ class FrozenWeight(nnx.Module):
     sums: Frozen | None
 
     def __init__(
-        self, weight: Any, summed: tuple[int, ...], metadata: Mapping[str, Any], has_zero_point: bool
+        self,
+        weight: Any,
+        summed: tuple[int, ...],
+        metadata: Mapping[str, Any],
+        has_zero_point: bool,
+        axes_of_sums: tuple[int, ...] | None,
     ) -> None:
         self.value_dtype = np.dtype(weight.dtype)
         self.zero_point = nnx.data(None)
@@ -61,9 +67,8 @@ class FrozenWeight(nnx.Module):
             payload = _narrow(weight)
             if has_zero_point:
                 self.zero_point = Frozen(_full_rank(weight.zero_point, weight.ndim))
-            axes = summed or tuple(axis for axis in range(weight.ndim - 1))
-            if payload.dtype.itemsize == 1:
-                self.sums = Frozen(jnp.sum(payload.astype(jnp.int32), axis=axes, keepdims=True))
+            if payload.dtype.itemsize == 1 and axes_of_sums is not None:
+                self.sums = Frozen(jnp.sum(payload.astype(jnp.int32), axis=axes_of_sums, keepdims=True))
         elif isinstance(weight, FloatQuantTensor):
             payload = weight.payload()
         else:

@@ -4,6 +4,7 @@ A Flax layer calls what it is given in the place of `lax.dot_general` or `lax.co
 pass. It hands in its operands as plain arrays, promoted to its dtype; scales and formats are known here.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 from jqinject.dot import Affine, affine_of, contract_integers, float8_dot_general, integer_conv
 from jqinject.dot.convolution import Convolution
 from jqinject.dot.dimensions import Dimensions
+from jqinject.dot.einsum import einsum_by
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
 
 
@@ -84,6 +86,32 @@ class IntegerContraction:
             preferred_element_type or lhs.dtype,
             out_sharding=out_sharding,
         )
+
+
+class PayloadEinsum:
+    """In the place of `jnp.einsum`, for a plain contraction: contracts payloads.
+
+    Args:
+        contraction: what contracts them in the place of `lax.dot_general`.
+    """
+
+    def __init__(self, contraction: IntegerContraction | Float8Contraction) -> None:
+        self.contraction = contraction
+
+    def __call__(
+        self,
+        equation: str,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        *,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        out_sharding: Any = None,
+    ) -> jax.Array:
+        """The einsum; gradients go to the arrays."""
+        contraction = partial(self.contraction, preferred_element_type=preferred_element_type)
+        y = einsum_by(contraction, equation, lhs, rhs)
+        return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
 
 
 class IntegerConvolution:

@@ -1,7 +1,7 @@
 """From what a user gives for a quantizer to the proxy that a layer holds."""
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,30 @@ GRAD = Slot("grad_quant", "grad_", GradQuantProxyFromInjector, "gradients")
 ACT = Slot("act_quant", "", ActQuantProxyFromInjector, "activations")
 
 
+def arguments_of(layer: type) -> tuple[str, ...]:
+    """The names that a class takes as arguments, those that it passes on to its bases included."""
+    found: dict[str, None] = {}
+    for cls in layer.__mro__:
+        if "__init__" in vars(cls):
+            parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+            found |= dict.fromkeys(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
+            if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+                break
+    return tuple(found)
+
+
+def split_keywords(parent: type, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keywords that a Flax layer takes, and the others.
+
+    Args:
+        parent: the class of the Flax layer.
+        given: the keywords.
+    """
+    known = arguments_of(parent)
+    own = {name: value for name, value in given.items() if name in known}
+    return own, {name: value for name, value in given.items() if name not in known}
+
+
 def split_overrides(
     layer: Any, slots: Iterable[Slot], overrides: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
@@ -66,7 +90,7 @@ def split_overrides(
                 found[slot.name][keyword.removeprefix(slot.prefix)] = given
                 break
         else:
-            known = [*inspect.signature(type(layer).__init__).parameters, *(slot.name for slot in ordered)]
+            known = [*arguments_of(type(layer)), *(slot.name for slot in ordered)]
             prefixes = ", ".join(slot.prefix for slot in ordered)
             hint = did_you_mean(keyword, known)
             raise TypeError(
@@ -77,11 +101,24 @@ def split_overrides(
 
 
 def make_proxy(
-    layer: Any, slot: Slot, given: Any, overrides: Mapping[str, Any], rngs: nnx.Rngs | None
+    layer: Any,
+    slot: Slot,
+    given: Any,
+    overrides: Mapping[str, Any],
+    rngs: nnx.Rngs | None,
+    stack: tuple[int, ...] = (),
 ) -> Any:
     """The proxy for what was given: a new one for an injector, the same one for a proxy, None for None.
 
     A proxy that is to be shared comes back as it is; `share` makes it serve the layer, once the layer holds it.
+
+    Args:
+        layer: the layer, which has its weights.
+        slot: the place for the quantizer.
+        given: an injector, a binding, a proxy or None.
+        overrides: names declared anew.
+        rngs: for quantizers that draw random numbers.
+        stack: sizes of the leading axes that the layer is stacked along.
 
     Raises:
         TypeError: what was given is no quantizer, or one of another kind; or overrides have nothing to act on.
@@ -107,7 +144,58 @@ def make_proxy(
         f"{type(layer).__name__}({slot.prefix}...)" if slot.prefix else f"{type(layer).__name__}(...)",
         slot.prefix,
     )
-    return proxy_class(binding, layer, overrides=overrides, rngs=rngs, where=called)
+    return proxy_class(binding, layer, overrides=overrides, rngs=rngs, where=called, stack=stack)
+
+
+def hold_proxies(
+    layer: Any,
+    slots: Sequence[Slot],
+    given: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    rngs: nnx.Rngs | None,
+    stack: tuple[int, ...],
+) -> None:
+    """Make the proxies of a layer, or share those that were given, and let the layer hold them.
+
+    Args:
+        layer: a layer under construction, or a layer of Flax that was just declared to be one of ours.
+        slots: its places for quantizers.
+        given: what the user gave for each slot; `act_quant` is another name of `input_quant`.
+        overrides: the user's further keywords.
+        rngs: for quantizers that draw random numbers.
+        stack: sizes of the leading axes that the layer is stacked along.
+
+    Raises:
+        TypeError: a quantizer for a slot that the layer does not have, or what `make_proxy` refuses.
+    """
+    chosen = _by_slot(type(layer).__name__, slots, given)
+    by_slot = split_overrides(layer, slots, overrides)
+    proxies = {
+        slot: make_proxy(layer, slot, chosen[slot.name], by_slot[slot.name], rngs, stack) for slot in slots
+    }
+    for slot, proxy in proxies.items():
+        if proxy is not None:
+            # Not `assign`: a layer that was one of Flax's has its attributes registered already.
+            setattr(layer, slot.name, proxy)
+    for slot in slots:
+        share(layer, chosen[slot.name])
+
+
+def _by_slot(layer: str, slots: Sequence[Slot], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given for each slot, under its first name."""
+    chosen = {name: value for name, value in given.items() if value is not None}
+    act_quant = chosen.pop("act_quant", None)
+    if act_quant is not None:
+        if "input_quant" in chosen:
+            raise TypeError(
+                f"{layer}: act_quant and input_quant are two names of one argument; give one of them"
+            )
+        chosen["input_quant"] = act_quant
+    names = [slot.name for slot in slots]
+    for name in chosen:
+        if name not in names:
+            raise TypeError(f"{layer} has no {name}: it takes {', '.join(names)}")
+    return {name: chosen.get(name) for name in names}
 
 
 def share(layer: Any, given: Any) -> None:

@@ -8,15 +8,14 @@ from typing import Any, ClassVar
 import jax
 from flax import nnx
 
-from jqinject.core.assign import assign
 from jqinject.dot import Affine, affine_of, contraction_output, has_integers
 from jqinject.nn._frozen import FrozenWeight
 from jqinject.nn._payload import Float8Contraction, describe
-from jqinject.nn._slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT, make_proxy, share, split_overrides
-from jqinject.proxy import link_if_proxy
+from jqinject.nn._slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT, Slot, hold_proxies
+from jqinject.nn._stand_in import StandIn
+from jqinject.proxy import link_if_proxy, stack_of
 from jqinject.quant_tensor import IntQuantTensor, QuantTensor, as_array
 
-SLOTS = (WEIGHT, BIAS, INPUT, OUTPUT, GRAD)
 CONTRACTIONS = ("auto", "float", "int", "fp8")
 
 
@@ -42,9 +41,11 @@ class QuantWeightLayer(nnx.Module):
     frozen: FrozenWeight | None = None
     return_quant_tensor: bool
     bias: Any
+    slots: ClassVar[tuple[Slot, ...]] = (WEIGHT, BIAS, INPUT, OUTPUT, GRAD)
     weight_name: ClassVar[str] = "kernel"
     contraction_name: ClassVar[str] = "dot_general"
     contraction_needs: ClassVar[Mapping[str, str]]
+    returns_accumulator: ClassVar[bool] = True
 
     def _init_quantizers(
         self,
@@ -53,7 +54,7 @@ class QuantWeightLayer(nnx.Module):
         return_quant_tensor: bool,
         rngs: nnx.Rngs,
     ) -> None:
-        """Make the proxies; to be called when the weights are there.
+        """Make the proxies; to be called when the weights are there, also on a layer of Flax whose class was changed.
 
         Args:
             given: what the user gave for each slot, None where it is missing; `act_quant` is another name of
@@ -62,28 +63,34 @@ class QuantWeightLayer(nnx.Module):
             return_quant_tensor: whether to return QuantTensors.
             rngs: for quantizers that draw random numbers.
         """
-        chosen = _with_act_quant(type(self).__name__, given)
-        self._choose_contraction(given.get("contraction", "auto"))
-        by_slot = split_overrides(self, SLOTS, overrides)
-        proxies = {s.name: make_proxy(self, s, chosen[s.name], by_slot[s.name], rngs) for s in SLOTS}
-        held = {name: proxy for name, proxy in proxies.items() if proxy is not None}
-        assign(self, return_quant_tensor=return_quant_tensor, **held)
-        for slot in SLOTS:
-            share(self, chosen[slot.name])
-        if return_quant_tensor and not (_on(self.weight_quant) or _on(self.output_quant)):
-            raise ValueError(
-                f"{type(self).__name__}(return_quant_tensor=True) needs a quantized input and weight, or output_quant, "
-                "to have a scale to return.\n  cure: give it weight_quant=... and input_quant=..., or output_quant=..."
-            )
+        quantizers = {name: quantizer for name, quantizer in given.items() if name != "contraction"}
+        contraction = given.get("contraction", "auto")
+        self._check_contraction(contraction)
+        hold_proxies(self, self.slots, quantizers, overrides, rngs, stack_of((self,)))
+        if contraction != "auto":
+            self.contraction = contraction
+        self.return_quant_tensor = return_quant_tensor
+        if return_quant_tensor:
+            self._check_scale_to_return()
 
-    def _choose_contraction(self, contraction: str) -> None:
+    def _check_scale_to_return(self) -> None:
+        if _on(self.output_quant) or (self.returns_accumulator and _on(self.weight_quant)):
+            return
+        needed, cure = "output_quant", "output_quant=..."
+        if self.returns_accumulator:
+            needed = f"a quantized input and weight, or {needed},"
+            cure = f"weight_quant=... and input_quant=..., or {cure}"
+        raise ValueError(
+            f"{type(self).__name__}(return_quant_tensor=True) needs {needed} to have a scale to return.\n"
+            f"  cure: give it {cure}"
+        )
+
+    def _check_contraction(self, contraction: str) -> None:
         if contraction not in CONTRACTIONS:
             known = ", ".join(map(repr, CONTRACTIONS))
             raise ValueError(
                 f"{type(self).__name__}: contraction must be one of {known}, got {contraction!r}"
             )
-        if contraction != "auto":
-            assign(self, contraction=contraction)
 
     # --- the layer's weight, whatever NNX calls it
 
@@ -93,14 +100,16 @@ class QuantWeightLayer(nnx.Module):
         return getattr(self, self.weight_name)
 
     @property
-    def output_channel_dim(self) -> int:
-        """The axis of the weight that holds the output channels: the last."""
+    def output_channel_dim(self) -> int | tuple[int, ...]:
+        """The axis of the weight that holds the output channels: the last. A tuple where it is several."""
         return self.weight_ndim - 1
 
     @property
     def out_channels(self) -> int:
         """How many output channels there are."""
-        return self.weight_shape[-1]
+        dims = self.output_channel_dim
+        axes = dims if isinstance(dims, tuple) else (dims,)
+        return math.prod(self.weight_shape[axis - self.weight_ndim] for axis in axes)
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
@@ -116,9 +125,9 @@ class QuantWeightLayer(nnx.Module):
     def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         """The forward of the Flax layer this one derives from, on other parameters."""
 
-    @abstractmethod
     def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
         """The axes of an input of `ndim` axes along which it may have several scales: those not summed over."""
+        return ()
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
@@ -154,6 +163,10 @@ class QuantWeightLayer(nnx.Module):
         """The axes of the weight that a contraction sums over, to be stored last; none for a convolution."""
         return ()
 
+    def axes_of_sums(self) -> tuple[int, ...] | None:
+        """The axes along which a contraction of integers needs their sums; None where it needs none."""
+        return self.summed_axes() or None
+
     # --- forward
 
     def quant_weight(self) -> Any:
@@ -186,7 +199,11 @@ class QuantWeightLayer(nnx.Module):
         if self.bias_quant is None:
             return bias
         weight = self.quant_weight() if quant_weight is None else quant_weight
-        return self.bias_quant(bias, quant_input, weight)
+        return self.bias_quant(bias, quant_input, weight, self._weight_scale_beside_bias(quant_input, weight))
+
+    def _weight_scale_beside_bias(self, quant_input: Any, quant_weight: Any) -> jax.Array | None:
+        """The weight's scale in the shape of the bias; None where both have channels along one axis alone."""
+        return None
 
     def __call__(self, inputs: Any, out_sharding: Any = None) -> Any:
         """The parent's forward on quantized input, weight and bias, then the output quantizer.
@@ -207,14 +224,18 @@ class QuantWeightLayer(nnx.Module):
         parameters = {self.weight_name: as_array(weight), "bias": None if bias is None else as_array(bias)}
         contraction = self._payload_contraction(x, weight)
         if contraction is not None:
-            parameters[self.contraction_name] = contraction
-        y = self._parent_forward(_StandIn(self, parameters), as_array(x), out_sharding)
+            parameters |= self._injected(contraction)
+        y = self._parent_forward(StandIn(self, parameters), as_array(x), out_sharding)
         if self.grad_quant is not None:
             y = self.grad_quant(y, None if contraction is None else contraction.token)
         if _on(self.output_quant):
             y = self.output_quant(y)
             return y if self.return_quant_tensor else as_array(y)
         return self._with_metadata(y, x, weight, bias) if self.return_quant_tensor else y
+
+    def _injected(self, contraction: Any) -> dict[str, Any]:
+        """The attributes that make the parent's forward contract so."""
+        return {self.contraction_name: contraction}
 
     def _payload_contraction(self, x: Any, weight: Any) -> Any:
         """What contracts the payloads in the place of the parent's own function; None to contract floats.
@@ -270,37 +291,23 @@ class QuantWeightLayer(nnx.Module):
                 f"no scale.\n  cure: give the layer {missing}_quant=..."
                 + (", or feed it a QuantTensor" if missing == "input" else "")
             )
+        return self._accumulator(y, x, weight, bias)
+
+    def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: Any) -> Any:
+        """The output with the scale that the sums have; an array where they have none."""
+        channel = self.output_channel_dim
+        assert isinstance(channel, int), "layers with several channel axes lay them out themselves"
         return contraction_output(
             y,
             x,
             weight,
             terms=math.prod(self.weight_shape) // max(self.out_channels, 1),
+            rhs_channel_axis=channel,
             lhs_free_axes=self._free_input_axes(x.ndim),
             bias=bias,
             bias_on_grid=self._bias_on_grid(bias, weight),
         )
 
 
-class _StandIn:
-    """A layer with other parameters: what the parent's forward reads instead of the layer."""
-
-    def __init__(self, layer: QuantWeightLayer, parameters: Mapping[str, Any]) -> None:
-        self._layer = layer
-        self.__dict__.update(parameters)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._layer, name)
-
-
 def _on(proxy: Any) -> bool:
     return proxy is not None and proxy.is_quant_enabled
-
-
-def _with_act_quant(layer: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    chosen = {slot.name: given.get(slot.name) for slot in SLOTS}
-    act_quant = given.get("act_quant")
-    if act_quant is None:
-        return chosen
-    if chosen["input_quant"] is not None:
-        raise TypeError(f"{layer}: act_quant and input_quant are two names of one argument; give one of them")
-    return {**chosen, "input_quant": act_quant}

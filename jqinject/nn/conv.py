@@ -11,8 +11,8 @@ from flax.nnx.nn.linear import default_bias_init, default_kernel_init
 from flax.typing import Dtype, Initializer, PaddingLike, PrecisionLike
 
 from jqinject.dot import has_integers
+from jqinject.nn._conv_layer import QuantConvLayer
 from jqinject.nn._payload import IntegerConvolution
-from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat
 from jqinject.quant_tensor import IntQuantTensor
 
@@ -20,7 +20,7 @@ lax_conv_general_dilated = jax.lax.conv_general_dilated
 
 
 @final
-class QuantConv(QuantWeightLayer, nnx.Conv):
+class QuantConv(QuantConvLayer, nnx.Conv):
     """`nnx.Conv` with quantizers: y = conv(x_q, W_q) + b_q, channels last, any number of spatial axes.
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None for none. Further keywords
@@ -137,13 +137,12 @@ class QuantConv(QuantWeightLayer, nnx.Conv):
         }
         self._init_quantizers(given, overrides, return_quant_tensor, rngs)
 
-    @property
-    def weight_ndim(self) -> int:
-        """A kernel has the axes of the window, and one each for input and output channels."""
-        return len(self.kernel_shape)
-
     def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         return nnx.Conv.__call__(stand_in, inputs, out_sharding=out_sharding)
+
+    def axes_of_sums(self) -> tuple[int, ...]:
+        """The window and the input channels."""
+        return tuple(range(self.weight_ndim - 1))
 
     def _contracts_as_flax(self) -> bool:
         return self.conv_general_dilated is lax_conv_general_dilated
@@ -156,16 +155,3 @@ class QuantConv(QuantWeightLayer, nnx.Conv):
         whole_filters = integers.scale.size in (1, self.out_channels) and self.mask is None
         plain_weight = integers.zero_point is None and integers.payload.dtype != jnp.uint8
         return IntegerConvolution(x, integers) if one_input_scale and whole_filters and plain_weight else None
-
-    def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
-        # The window runs over the spatial axes, and channels are summed: only batch axes stay as they are.
-        return tuple(range(ndim - (self.weight_ndim - 1)))
-
-    def _bias_on_grid(self, bias: Any, weight: Any) -> bool | jax.Array | None:
-        # Where channels differ in scale the quantized bias becomes the output's zero point, so that the integers
-        # are those of the accumulator before the bias: Brevitas's convention for convolutions. The value is the
-        # same either way.
-        on_grid = super()._bias_on_grid(bias, weight)
-        if not on_grid or weight.scale.size == 1:
-            return on_grid
-        return jnp.allclose(bias.scale, bias.scale.reshape(-1)[0])

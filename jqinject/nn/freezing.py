@@ -2,7 +2,7 @@
 
 from jqinject.nn._frozen import FrozenWeight
 from jqinject.nn._weight_layer import QuantWeightLayer
-from jqinject.proxy import build_stacked, stacked_axes
+from jqinject.proxy import build_stacked, stack_of
 
 
 def freeze_layer(layer: QuantWeightLayer, *, keep_master: bool = False) -> bool:
@@ -18,9 +18,9 @@ def freeze_layer(layer: QuantWeightLayer, *, keep_master: bool = False) -> bool:
     quantized = layer.weight_quant is not None and layer.weight_quant.is_quant_enabled
     if layer.frozen is not None or not quantized:
         return False
-    axes = stacked_axes((layer,))
+    stack = stack_of((layer,))
     layer.frozen = (
-        build_stacked(lambda layers: _numbers(layers[0]), (layer,), axes) if axes else _numbers(layer)
+        build_stacked(lambda layers, _: _numbers(layers[0]), (layer,), stack) if stack else _numbers(layer)
     )
     if not keep_master:
         for name in (layer.weight_name, "weight_quant", "grad_quant"):
@@ -61,4 +61,5 @@ def check_unfreezes(layer: QuantWeightLayer) -> None:
 def _numbers(layer: QuantWeightLayer) -> FrozenWeight:
     weight = layer.weight_quant(layer.weight[...])
     metadata = layer.weight.get_metadata()
-    return FrozenWeight(weight, layer.summed_axes(), metadata, layer.weight_quant.has_zero_point)
+    zero_point = layer.weight_quant.has_zero_point
+    return FrozenWeight(weight, layer.summed_axes(), metadata, zero_point, layer.axes_of_sums())

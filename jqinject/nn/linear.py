@@ -10,17 +10,14 @@ from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
 from flax.nnx.nn.linear import default_bias_init, default_kernel_init
 from flax.typing import Dtype, Initializer, PrecisionLike
 
-from jqinject.dot import contracts_in_float8, has_integers
-from jqinject.nn._payload import Float8Contraction, IntegerContraction
-from jqinject.nn._weight_layer import QuantWeightLayer
+from jqinject.nn._dot_layer import QuantDotLayer
 from jqinject.quant import Int8WeightPerTensorFloat
-from jqinject.quant_tensor import IntQuantTensor
 
 lax_dot_general = jax.lax.dot_general
 
 
 @final
-class QuantLinear(QuantWeightLayer, nnx.Linear):
+class QuantLinear(QuantDotLayer, nnx.Linear):
     """`nnx.Linear` with quantizers: y = x_q @ W_q + b_q.
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None for none. Further keywords
@@ -120,31 +117,8 @@ class QuantLinear(QuantWeightLayer, nnx.Linear):
         }
         self._init_quantizers(given, overrides, return_quant_tensor, rngs)
 
-    @property
-    def weight_ndim(self) -> int:
-        """A kernel has two axes."""
-        return 2
-
     def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         return nnx.Linear.__call__(stand_in, inputs, out_sharding=out_sharding)
 
-    def summed_axes(self) -> tuple[int, ...]:
-        """The input features."""
-        return (0,)
-
     def _contracts_as_flax(self) -> bool:
         return self.dot_general is lax_dot_general
-
-    def _float8_contraction(self, x: Any, weight: Any) -> Any:
-        if not contracts_in_float8(x, weight):
-            return None
-        return Float8Contraction(x, weight, None if self.grad_quant is None else self.grad_quant.q_dtype)
-
-    def _integer_contraction(self, x: Any, weight: Any) -> Any:
-        integers = self._weight_integers(weight)
-        if integers is None or not isinstance(x, IntQuantTensor) or not has_integers(x):
-            return None
-        return IntegerContraction(x, integers)
-
-    def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
-        return tuple(range(ndim - 1))

@@ -3,7 +3,7 @@
 from jqinject.proxy._protocols import WeightLayer as WeightLayer
 from jqinject.proxy.act import ActQuantProxyFromInjector as ActQuantProxyFromInjector
 from jqinject.proxy.assembly import build_stacked as build_stacked
-from jqinject.proxy.assembly import stacked_axes as stacked_axes
+from jqinject.proxy.assembly import stack_of as stack_of
 from jqinject.proxy.assembly import write as write
 from jqinject.proxy.base import QuantizerReplacedWarning as QuantizerReplacedWarning
 from jqinject.proxy.base import QuantProxyFromInjector as QuantProxyFromInjector

@@ -10,7 +10,8 @@ class WeightLayer(Protocol):
     Attributes:
         weight: the weight Variable, whatever the layer calls it.
         bias: the bias Variable, or None.
-        output_channel_dim: the axis of the weight that holds the output channels, counted without stacking.
+        output_channel_dim: the axis of the weight that holds the output channels, counted without stacking; a tuple
+            where channels are counted along several.
         weight_shape: its shape, frozen or not.
         weight_ndim: the axes of one weight; a weight with more of them is a stack of layers.
     """
@@ -20,7 +21,7 @@ class WeightLayer(Protocol):
     @property
     def bias(self) -> Any: ...
     @property
-    def output_channel_dim(self) -> int: ...
+    def output_channel_dim(self) -> int | tuple[int, ...]: ...
     @property
     def weight_shape(self) -> tuple[int, ...]: ...
     @property

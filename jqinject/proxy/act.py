@@ -77,6 +77,6 @@ class ActQuantProxyFromInjector(QuantProxyFromInjector):
     def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
         return []
 
-    def _stacked_axes(self, layers: tuple[Any, ...]) -> int:
+    def _stack(self, layers: tuple[Any, ...]) -> tuple[int, ...]:
         # Nothing in it depends on how many layers are stacked: values are broadcast into the stack.
-        return 0
+        return ()

@@ -19,7 +19,7 @@ from jqinject.core import (
 from jqinject.quant_tensor import is_concrete
 
 WITHOUT_ZERO_POINT = (BinaryQuant, ClampedBinaryQuant, TernaryQuant, FloatQuant, PrescaledRestrictIntQuant)
-Build = Callable[[tuple[Any, ...]], nnx.Module | Any]
+Build = Callable[[tuple[Any, ...], nnx.Rngs | None], nnx.Module | Any]
 Variables = dict[tuple[Any, ...], nnx.Variable[Any]]
 
 
@@ -31,8 +31,8 @@ def has_zero_point(quantizer: Any) -> bool:
     return not isinstance(quantizer, WITHOUT_ZERO_POINT)
 
 
-def stacked_axes(layers: Sequence[Any]) -> int:
-    """How many leading axes the layers' weights have beyond those of one layer (built under `nnx.vmap`)."""
+def stack_of(layers: Sequence[Any]) -> tuple[int, ...]:
+    """The sizes of the leading axes that the layers' weights have beyond those of one (built under `nnx.vmap`)."""
     for layer in layers:
         if len(layer.weight_shape) < layer.weight_ndim:
             raise ValueError(
@@ -42,24 +42,28 @@ def stacked_axes(layers: Sequence[Any]) -> int:
     depths = {len(layer.weight_shape) - layer.weight_ndim for layer in layers}
     if len(depths) > 1:
         raise ValueError(f"layers stacked {sorted(depths)} times deep can not share one quantizer")
-    return depths.pop() if depths else 0
+    return layers[0].weight_shape[: depths.pop()] if depths else ()
 
 
-def build_stacked(build: Build, layers: tuple[Any, ...], axes: int) -> Any:
-    """`build(layers)` for every layer of a stack, its Variables stacked alike (along the leading axes).
+def build_stacked(
+    build: Build, layers: tuple[Any, ...], sizes: tuple[int, ...], rngs: nnx.Rngs | None = None
+) -> Any:
+    """`build(layers, rngs)` for every layer of a stack, its Variables stacked alike (along the leading axes).
 
     Args:
         build: makes a quantizer from unstacked layers.
         layers: the stacked layers.
-        axes: how many leading axes they are stacked along.
+        sizes: of the leading axes that they are stacked along.
+        rngs: for quantizers that draw random numbers; every layer gets streams of its own.
     """
-    graphdef, state = nnx.split(layers, graph=True)
-    sizes = layers[0].weight_shape[:axes]
+    streams = None if rngs is None else rngs.split(sizes)
+    graphdef, state = nnx.split((*layers, streams), graph=True)
     made: dict[str, Any] = {}
 
     def one(state: nnx.State) -> Any:
-        unstacked = nnx.merge(graphdef, state)
-        quantizer = build(unstacked)
+        *others, own_streams = nnx.merge(graphdef, state)
+        unstacked = tuple(others)
+        quantizer = build(unstacked, own_streams)
         if not isinstance(quantizer, nnx.Module):
             made["plain"] = quantizer
             return ()

@@ -16,7 +16,7 @@ from jqinject.proxy.assembly import (
     has_zero_point,
     replace_by_difference,
     same_parameters,
-    stacked_axes,
+    stack_of,
 )
 from jqinject.proxy.links import link, linked_layers, relink
 
@@ -67,6 +67,7 @@ class QuantProxyFromInjector(nnx.Module):
         overrides: names declared anew.
         rngs: for quantizers that draw random numbers.
         where: what the user called and the prefix of the overrides, for error texts.
+        stack: sizes of the leading axes that the layer is stacked along, where it is a stack of layers already.
 
     Raises:
         TypeError: an override that nothing declares or asks for.
@@ -90,12 +91,13 @@ class QuantProxyFromInjector(nnx.Module):
         overrides: Mapping[str, Any] | None = None,
         rngs: nnx.Rngs | None = None,
         where: tuple[str, str] = ("", ""),
+        stack: tuple[int, ...] = (),
     ) -> None:
         declared = injector if isinstance(injector, Binding) else Binding(injector)
         assign(self, binding=declared.let(**overrides) if overrides else declared, use_running_average=False)
         trace: set[str] = set()
         try:
-            quantizer = self._build((layer,), rngs, trace)
+            quantizer = self._build((layer,), rngs, trace, stack)
         except DependencyError:
             # A misspelt override is the likelier cause than the name that is missing because of it.
             _check_known(declared, overrides, trace, where)
@@ -213,7 +215,7 @@ class QuantProxyFromInjector(nnx.Module):
 
     def _assemble_for(self, layers: tuple[Any, ...]) -> bool:
         """Assemble again; everything that can fail comes before the first change."""
-        new = self._build(layers, None, None)
+        new = self._build(layers, None, None, self._stack(layers))
         facts = self._read_facts(layers, new)
         copy_mode(self.tensor_quant, new, use_running_average=self.use_running_average)
         quantizer, replaced = replace_by_difference(self.tensor_quant, new, layers)
@@ -222,16 +224,21 @@ class QuantProxyFromInjector(nnx.Module):
             self._hold(quantizer)
         return replaced
 
-    def _build(self, layers: tuple[Any, ...], rngs: nnx.Rngs | None, trace: set[str] | None) -> Any:
-        def build(layers: tuple[Any, ...]) -> Any:
+    def _build(
+        self,
+        layers: tuple[Any, ...],
+        rngs: nnx.Rngs | None,
+        trace: set[str] | None,
+        stack: tuple[int, ...],
+    ) -> Any:
+        def build(layers: tuple[Any, ...], rngs: nnx.Rngs | None) -> Any:
             given: dict[str, Any] = {"module": layers[0] if len(layers) == 1 else layers}
             given["tracked_parameter_list"] = self._tracked_parameters(layers)
             if rngs is not None:
                 given["rngs"] = rngs
             return self.binding.resolve("tensor_quant", trace=trace, **given)
 
-        axes = self._stacked_axes(layers)
-        return build_stacked(build, layers, axes) if axes else build(layers)
+        return build_stacked(build, layers, stack, rngs) if stack else build(layers, rngs)
 
     def check_layers_known(self, layer: Any) -> None:
         """Raise where assembling again would fail because layers that share the proxy are not known.
@@ -280,8 +287,9 @@ class QuantProxyFromInjector(nnx.Module):
     def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
         """The parameters of the layers that are quantized: Variables."""
 
-    def _stacked_axes(self, layers: tuple[Any, ...]) -> int:
-        return stacked_axes(layers)
+    def _stack(self, layers: tuple[Any, ...]) -> tuple[int, ...]:
+        """The sizes of the leading axes that the layers are stacked along, as far as an assembly has to know them."""
+        return stack_of(layers)
 
     def _hold(self, quantizer: Any) -> None:
         stateful = quantizer is None or isinstance(quantizer, nnx.Module)

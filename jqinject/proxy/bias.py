@@ -43,13 +43,16 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
         x: jax.Array,
         input: jax.Array | QuantTensor | None = None,
         weight: jax.Array | QuantTensor | None = None,
+        weight_scale: jax.Array | None = None,
     ) -> IntQuantTensor | jax.Array:
         """Quantize a bias.
 
         Args:
-            x: the bias, float, `(channels,)`.
+            x: the bias, float, `(channels,)` or of several axes that channels are counted along.
             input: what the layer contracts with its weight; an `IntQuantTensor` where the scale comes from it.
             weight: the layer's quantized weight.
+            weight_scale: its scale in the shape of the bias, where that of several axes is to be laid out; None takes
+                it from the weight.
 
         Returns:
             A QuantTensor, or `x` itself where quantization is off.
@@ -62,7 +65,7 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
             return x
         if not self.requires_input_scale:
             return self._pack(self.tensor_quant(x))
-        return self._pack(self.tensor_quant(x, self._accumulator_scale(input, weight)))
+        return self._pack(self.tensor_quant(x, self._accumulator_scale(input, weight, weight_scale)))
 
     def scale(self) -> jax.Array | None:
         """Float per integer step, float32; None without a bias, where quantization is off, or the scale comes with the
@@ -91,7 +94,7 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
             return None
         return getattr(self._pack(nnx.clone(self.tensor_quant, graph=True)(biases[0].get_value())), name)
 
-    def _accumulator_scale(self, input: Any, weight: Any) -> jax.Array:
+    def _accumulator_scale(self, input: Any, weight: Any, laid_out: jax.Array | None) -> jax.Array:
         name = self.binding.base.__name__
         if not (isinstance(input, IntQuantTensor) and isinstance(weight, IntQuantTensor)):
             missing = "weight" if isinstance(input, IntQuantTensor) else "input"
@@ -106,8 +109,8 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
                 f"{name} needs an input with one scale, got scales of shape {input.scale.shape}.\n"
                 "  cure: quantize the input per tensor, or use Int8BiasPerTensorFloatInternalScaling"
             )
-        weight_scale = weight.scale if weight.scale.ndim == 0 else weight.scale.reshape(-1)
-        return weight_scale * input.scale.reshape(())
+        flat = weight.scale if weight.scale.ndim == 0 else weight.scale.reshape(-1)
+        return (flat if laid_out is None else laid_out) * input.scale.reshape(())
 
     def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
         return [layer.bias for layer in layers if layer.bias is not None]

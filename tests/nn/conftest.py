@@ -3,7 +3,7 @@
 import pytest
 from flax import nnx
 
-from jqinject.nn import QuantConv, QuantLinear
+from jqinject.nn import QuantConv, QuantConvTranspose, QuantEinsum, QuantLinear
 
 
 def _linear(**given):
@@ -14,7 +14,15 @@ def _conv(**given):
     return QuantConv(6, 4, (2, 3), **{"rngs": nnx.Rngs(0), "padding": "VALID", **given})
 
 
-@pytest.fixture(params=[_linear, _conv], ids=["linear", "conv"])
+def _transposed(**given):
+    return QuantConvTranspose(6, 4, (2, 3), **{"rngs": nnx.Rngs(0), **given})
+
+
+def _einsum(**given):
+    return QuantEinsum("...d,df->...f", (6, 4), (4,), **{"rngs": nnx.Rngs(0), **given})
+
+
+@pytest.fixture(params=[_linear, _conv, _transposed, _einsum], ids=["linear", "conv", "transposed", "einsum"])
 def make(request):
     """Builds a layer from 6 to 4 channels; its input is (2, 3, 4, 6)."""
     return request.param

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import is_dataclass, replace
 
 import jax
@@ -28,10 +29,11 @@ def laid_out(stat: Stat, view: View, x: jax.Array) -> tuple[Stat, jax.Array]:
     """
     if not isinstance(view, OverOutputChannelView) or view.permute_dims is None:
         return stat, view(x)
-    channels_last = view.permute_dims[:1] == (x.ndim - 1,) and sorted(view.permute_dims) == list(
-        range(x.ndim)
-    )
+    first = x.ndim - view.channel_axes
+    channels_last = view.permute_dims[: view.channel_axes] == tuple(range(first, x.ndim)) and sorted(
+        view.permute_dims
+    ) == list(range(x.ndim))
     if channels_last and isinstance(stat, TwoPhaseStat) and is_dataclass(stat) and stat.stats_reduce_dim == 1:
-        per_channel = x.size // max(x.shape[-1], 1)
-        return replace(stat, stats_reduce_dim=0), x.reshape((per_channel, x.shape[-1]))
+        channels = math.prod(x.shape[first:])
+        return replace(stat, stats_reduce_dim=0), x.reshape((x.size // max(channels, 1), channels))
     return stat, view(x)

@@ -1,5 +1,7 @@
 """The solver of biases."""
 
+from typing import Any
+
 from jqinject.core.quant import PrescaledRestrictIntQuant, RescalingIntQuant
 from jqinject.inject import ExtendedInjector, choices, value
 from jqinject.inject.enum import QuantType
@@ -15,7 +17,7 @@ from jqinject.quant.solver.common import (
     SolveStatsReduceDimFromEnum,
     SolveTensorQuantFloatToIntImplFromEnum,
 )
-from jqinject.quant.solver.layers import agreed
+from jqinject.quant.solver.layers import agreed, channels_of
 from jqinject.quant.solver.parameter import (
     SolveParameterScalingImplFromEnum,
     SolveParameterScalingInitFromEnum,
@@ -26,6 +28,12 @@ from jqinject.quant.solver.tables import pick
 
 PRESCALED_BIAS_TENSOR_QUANT = {QuantType.FP: None, QuantType.INT: PrescaledRestrictIntQuant}
 OWN_SCALE_BIAS_TENSOR_QUANT = {QuantType.FP: None, QuantType.INT: RescalingIntQuant}
+
+
+def _shape_of_bias(layer: Any) -> tuple[int, ...]:
+    if layer.bias is None:
+        return channels_of(layer, layer.output_channel_dim)
+    return tuple(layer.bias.shape)
 
 
 class SolveBiasTensorQuantFromEnum(SolveIntQuantFromEnum):
@@ -42,14 +50,18 @@ class SolveBiasScalingPerOutputChannelShapeFromModule(ExtendedInjector):
 
     @value
     def scaling_per_output_channel_shape(module):
-        return (agreed(module, lambda layer: layer.weight_shape[layer.output_channel_dim], "out_channels"),)
+        return agreed(module, _shape_of_bias, "out_channels")
 
 
 class SolveBiasScalingStatsInputConcatDimFromModule(ExtendedInjector):
-    """Biases have one axis: channels first as they are."""
+    """Biases have channels alone, along one axis or several: they are viewed as they are."""
 
     scaling_stats_input_concat_dim = 0
     output_channel_dim = 0
+
+    @value
+    def channel_axes(module):
+        return len(agreed(module, _shape_of_bias, "out_channels"))
 
 
 class BiasQuantSolver(

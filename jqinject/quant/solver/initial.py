@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, final
 
+from jqinject.quant.solver.layers import axes_of
+
 
 @final
 class ScalingConstInit:
@@ -61,7 +63,7 @@ class HeScalingInit:
 
     Args:
         tracked_parameter_list: weights (Variables or arrays).
-        output_channel_dim: their output channel axis.
+        output_channel_dim: their output channel axis, or axes.
 
     Example:
         >>> import jax.numpy as jnp
@@ -69,9 +71,12 @@ class HeScalingInit:
         0.5
     """
 
-    def __init__(self, tracked_parameter_list: Sequence[Any], output_channel_dim: int = 0) -> None:
+    def __init__(
+        self, tracked_parameter_list: Sequence[Any], output_channel_dim: int | tuple[int, ...] = 0
+    ) -> None:
         fans = [
-            math.prod(weight.shape) // max(weight.shape[output_channel_dim], 1)
+            math.prod(weight.shape)
+            // max(math.prod(weight.shape[axis] for axis in axes_of(output_channel_dim)), 1)
             for weight in tracked_parameter_list
         ]
         self.scaling_init = sum(math.sqrt(2.0 / max(fan, 1)) for fan in fans) / len(fans)

@@ -1,5 +1,7 @@
 """Facts about the layer, or the layers that share a quantizer: read from them, never guessed."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +9,16 @@ from typing import Any
 def layers_of(module: Any) -> tuple[Any, ...]:
     """The layers a proxy hands in as `module`: one layer, or a tuple of those that share it."""
     return module if isinstance(module, tuple) else (module,)
+
+
+def axes_of(output_channel_dim: int | tuple[int, ...]) -> tuple[int, ...]:
+    """The axes that channels are counted along: one, or several."""
+    return output_channel_dim if isinstance(output_channel_dim, tuple) else (output_channel_dim,)
+
+
+def channels_of(layer: Any, output_channel_dim: int | tuple[int, ...]) -> tuple[int, ...]:
+    """How many channels a layer's weight has along each of its channel axes."""
+    return tuple(layer.weight_shape[axis] for axis in axes_of(output_channel_dim))
 
 
 def agreed(module: Any, fact: Callable[[Any], Any], name: str) -> Any:

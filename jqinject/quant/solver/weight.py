@@ -18,7 +18,7 @@ from jqinject.quant.solver.common import (
     SolveStatsReduceDimFromEnum,
     SolveTensorQuantFloatToIntImplFromEnum,
 )
-from jqinject.quant.solver.layers import agreed
+from jqinject.quant.solver.layers import agreed, axes_of, channels_of
 from jqinject.quant.solver.parameter import (
     SolveParameterScalingImplFromEnum,
     SolveParameterScalingInitFromEnum,
@@ -44,11 +44,12 @@ class SolveWeightTensorQuantFromEnum(SolveIntQuantFromEnum):
 
 
 class SolveWeightScalingPerOutputChannelShapeFromModule(ExtendedInjector):
-    """The shape of a per-channel scale, from the layer's weight."""
+    """The shape of a per-channel scale, from the layer's weight: 1 but along the axes that channels are counted by."""
 
     @value
-    def out_channels(module):
-        return agreed(module, lambda layer: layer.weight_shape[layer.output_channel_dim], "out_channels")
+    def out_channels(module, output_channel_dim):
+        found = agreed(module, lambda layer: channels_of(layer, output_channel_dim), "out_channels")
+        return found[0] if len(found) == 1 else found
 
     @value
     def weight_ndims(module):
@@ -57,7 +58,9 @@ class SolveWeightScalingPerOutputChannelShapeFromModule(ExtendedInjector):
     @value
     def scaling_per_output_channel_shape(weight_ndims: Any, output_channel_dim, out_channels):
         shape = [1] * weight_ndims
-        shape[output_channel_dim] = out_channels
+        sizes = out_channels if isinstance(out_channels, tuple) else (out_channels,)
+        for axis, size in zip(axes_of(output_channel_dim), sizes, strict=True):
+            shape[axis] = size
         return tuple(shape)
 
 
@@ -72,11 +75,17 @@ class SolveWeightScalingStatsInputDimsFromModule(ExtendedInjector):
     def permute_dims(module, output_channel_dim):
         ndim = agreed(module, lambda layer: len(layer.weight_shape), "number of weight axes")
         axes = list(range(ndim))
-        channel = axes[output_channel_dim]
-        if channel == 0:
+        channels = sorted(axes[axis] for axis in axes_of(output_channel_dim))
+        if channels == axes[: len(channels)]:
             return None
-        axes[0], axes[channel] = channel, 0
+        if len(channels) > 1:
+            return (*channels, *(axis for axis in axes if axis not in channels))
+        axes[0], axes[channels[0]] = channels[0], 0
         return tuple(axes)
+
+    @value
+    def channel_axes(output_channel_dim: Any):
+        return len(axes_of(output_channel_dim))
 
     @value
     def scaling_stats_input_concat_dim(scaling_per_output):

@@ -1,0 +1,96 @@
+"""The quantized transposed convolution."""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import jax
+from flax import nnx
+
+from jqinject.nn._conv_layer import QuantConvLayer
+from jqinject.nn._slots import split_keywords
+from jqinject.quant import Int8WeightPerTensorFloat
+
+
+@final
+class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
+    """`nnx.ConvTranspose` with quantizers: y = conv_transpose(x_q, W_q) + b_q, channels last.
+
+    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None for none. Further keywords
+    override what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer.
+    With every quantizer None the layer is `nnx.ConvTranspose` to the bit. The dequantized floats are convolved, those
+    of a frozen weight too.
+
+    Source: Brevitas's `QuantConvTranspose1d`, `QuantConvTranspose2d`; differs from Brevitas: the arguments of the float
+    layer are Flax's, and an override that does nothing is an error.
+
+    Args:
+        in_features: input channels.
+        out_features: output channels.
+        kernel_size: the window.
+        strides: as for `nnx.ConvTranspose`.
+        weight_quant: quantizer of the kernel, shape (*kernel_size, in_features, out_features), or with
+            `transpose_kernel=True` (*kernel_size, out_features, in_features); channels are the axis of `out_features`.
+        bias_quant: quantizer of the bias.
+        input_quant: quantizer of the input; `act_quant` is another name of it.
+        output_quant: quantizer of the output.
+        return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`.
+        grad_quant: quantizer of the gradient that flows into the output, on its way back.
+        rngs: for the parameters, and for quantizers that draw random numbers.
+        more: the other keywords of `nnx.ConvTranspose` (`padding`, `transpose_kernel`, ...), and overrides:
+            `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
+
+    Raises:
+        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
+        ValueError: `return_quant_tensor` without anything to take a scale from; a quantizer that does not say `signed`.
+        DependencyError: a quantizer that can not be put together; the text shows the path.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.quant import Int8WeightPerChannelFloat
+        >>> up = QuantConvTranspose(3, 8, (2, 2), strides=2, weight_quant=Int8WeightPerChannelFloat, rngs=nnx.Rngs(0))
+        >>> up(jnp.ones((2, 5, 5, 3))).shape, up.quant_weight().scale.shape
+        ((2, 10, 10, 8), (1, 1, 1, 8))
+    """
+
+    contraction_needs = {
+        "int": "a contraction of integers, which transposed convolutions do not have",
+        "fp8": "a contraction of 8-bit floats, which transposed convolutions do not have",
+    }
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        kernel_size: int | Sequence[int],
+        strides: int | Sequence[int] | None = None,
+        *,
+        weight_quant: Any = Int8WeightPerTensorFloat,
+        bias_quant: Any = None,
+        input_quant: Any = None,
+        output_quant: Any = None,
+        return_quant_tensor: bool = False,
+        act_quant: Any = None,
+        grad_quant: Any = None,
+        rngs: nnx.Rngs,
+        **more: Any,
+    ) -> None:
+        flax, overrides = split_keywords(nnx.ConvTranspose, more)
+        nnx.ConvTranspose.__init__(self, in_features, out_features, kernel_size, strides, rngs=rngs, **flax)
+        given = {
+            "weight_quant": weight_quant,
+            "bias_quant": bias_quant,
+            "input_quant": input_quant,
+            "output_quant": output_quant,
+            "act_quant": act_quant,
+            "grad_quant": grad_quant,
+        }
+        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+
+    @property
+    def output_channel_dim(self) -> int:
+        """The axis of the output channels: the last but one where the kernel is transposed, else the last."""
+        return self.weight_ndim - (2 if self.transpose_kernel else 1)
+
+    def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
+        y = nnx.ConvTranspose.__call__(stand_in, inputs)
+        return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
