@@ -21,6 +21,7 @@ from jqinject.inject import this as this
 from jqinject.inject import value as value
 from jqinject.model import Rule as Rule
 from jqinject.model import begin_step as begin_step
+from jqinject.model import calibrate as calibrate
 from jqinject.model import end_step as end_step
 from jqinject.model import freeze as freeze
 from jqinject.model import grad as grad

@@ -2,6 +2,8 @@
 
 from jqinject.model.autodiff import grad as grad
 from jqinject.model.autodiff import value_and_grad as value_and_grad
+from jqinject.model.calibration import CalibrationReport as CalibrationReport
+from jqinject.model.calibration import calibrate as calibrate
 from jqinject.model.contraction_report import report as report
 from jqinject.model.freezing import freeze as freeze
 from jqinject.model.freezing import unfreeze as unfreeze

@@ -41,8 +41,8 @@ def quantize(
     where a rule names its class. Of a shared layer the first path counts. Stacked layers (built under `nnx.vmap`) get
     stacked quantizers.
 
-    Rules with the name of an operation (`op="add"`) quantize what layers do not hold: the model's call is traced and run
-    as a program, with the quantizers in `model.op_quant`. So are the layers of Linen models (`nnx.bridge.ToNNX`).
+    Rules with the name of an operation (`op="add"`) quantize what layers do not hold: the model's call is traced and
+    run as a program, with the quantizers in `model.op_quant`. So are the layers of Linen models (`nnx.bridge.ToNNX`).
 
     The quantizers are in training mode. The result loads a float checkpoint with `jqinject.load_state`.
 
@@ -97,7 +97,11 @@ def _call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _check(
-    model: nnx.Module, rules: tuple[Rule, ...], args: tuple[Any, ...], kwargs: dict[str, Any], allow_idle: bool
+    model: nnx.Module,
+    rules: tuple[Rule, ...],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    allow_idle: bool,
 ) -> None:
     """Refuse rules that do not fit the model, before anything is made."""
     entries, _ = plan_layers(model, rules)
@@ -105,7 +109,7 @@ def _check(
     if not entries and not needs_inputs:
         raise ValueError(
             f"{type(model).__name__} has no layer that could be quantized: none of Flax's own classes.\n"
-            "  cure: a rule for operations, Rule(op='dot_general', ...), with inputs=..., reaches what layers do not hold"
+            "  cure: a rule for operations, Rule(op='dot_general', ...), and inputs=..., reach what layers do not hold"
         )
     if needs_inputs and not (args or kwargs):
         raise ValueError(
@@ -124,7 +128,9 @@ def _check(
 
 
 def _is_abstract(model: nnx.Module) -> bool:
-    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(nnx.state(model, graph=True)))
+    return any(
+        isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(nnx.state(model, graph=True))
+    )
 
 
 def _quantized(

@@ -75,7 +75,8 @@ def plan_layers(model: Any, rules: tuple[Rule, ...]) -> tuple[tuple[LayerRule, .
         inside.append(path)  # a layer of ours holds what is within it
         kind = type(module).__name__
         index = next(
-            (i for i, r in enumerate(rules) if r.matches(".".join(path)) and (r.op is None or kind in r.op)), None
+            (i for i, r in enumerate(rules) if r.matches(".".join(path)) and (r.op is None or kind in r.op)),
+            None,
         )
         slots: tuple[str, ...] = ()
         if index is not None:

@@ -21,7 +21,7 @@ from jqinject.program.tracked import Origin, Tracked, plain, shape_of
 
 Step = Callable[[Any, list[Any]], tuple[list[Any], Any]]
 Body = Callable[[Any, list[Tracked]], list[Tracked]]
-EINSUM = re.compile(r"(?:^|/)[A-Za-z.]*(?:,[A-Za-z.]*)+->[A-Za-z.]*$")
+EINSUM = re.compile(r"(?:^|[/(])[A-Za-z.]*(?:,[A-Za-z.]*)+->[A-Za-z.]*\)*$")
 
 
 class Interpreter:

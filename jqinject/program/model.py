@@ -81,12 +81,8 @@ def quantized_class(kind: type, program: type = QuantizedProgram) -> type:
         program: `QuantizedProgram`, or a class derived from it.
     """
     # The model's own class comes first: an instance can only take a class of the same layout.
-    added = {
-        "program_class": kind,
-        "program_mixin": program,
-        "__call__": program.__call__,
-        "__doc__": kind.__doc__,
-    }
+    added = {"program_class": kind, "program_mixin": program, "__call__": program.__call__}
+    added |= {name: getattr(kind, name) for name in ("__doc__", "__module__", "__qualname__")}
     return _ProgramClass(kind.__name__, (kind, program), added)
 
 

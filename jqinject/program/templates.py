@@ -37,7 +37,9 @@ def _softmaxes(first: Any, shape: Any) -> Iterator[Function]:
     if first.primitive.name == "reduce_max" and len(first.params["axes"]) == 1:
         axis = first.params["axes"][0]
         yield lambda x: jax.nn.softmax(x, axis=axis)
-        yield lambda x: jax.nn.softmax(x, axis=axis, where=None)
+        # Attention maps it over the batch, which leaves transpositions.
+        if axis > 0:
+            yield jax.vmap(lambda x: jax.nn.softmax(x, axis=axis - 1))
 
 
 def _means(first: Any, shape: Any) -> Iterator[Function]:

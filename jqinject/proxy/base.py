@@ -19,6 +19,7 @@ from jqinject.proxy.assembly import (
     stack_of,
 )
 from jqinject.proxy.links import link, linked_layers, relink
+from jqinject.quant_tensor import as_array
 
 # Names that a proxy reads or gives itself, and which therefore may be overridden.
 PROXY_NAMES = frozenset({"tensor_quant", "proxy_class", "signed", "narrow_range", "float_to_int_impl_type"})
@@ -59,6 +60,7 @@ class QuantProxyFromInjector(nnx.Module):
         binding: the injector and the overrides.
         tensor_quant: the assembled quantizer; None if the injector says so (no quantization).
         disable_quant: set it to let the tensor through as it is.
+        observing: set it to collect statistics only: the QuantTensor has the scale, and the tensor's own value.
         use_running_average: eval mode, in NNX's word; `model.train()` and `model.eval()` set it.
 
     Args:
@@ -81,6 +83,7 @@ class QuantProxyFromInjector(nnx.Module):
     facts: QuantFacts
     use_running_average: bool
     disable_quant: bool = False
+    observing: bool = False
     served_layers: int = 1
 
     def __init__(
@@ -300,6 +303,10 @@ class QuantProxyFromInjector(nnx.Module):
         assert self.is_signed is not None, "checked when the quantizer is assembled"
         packable = result if isinstance(result, PackableResult) else QuantResult(*result)
         return packable.quant_tensor(signed=self.is_signed, training=self.training)
+
+    def _seen(self, packed: Any, x: Any) -> Any:
+        """A quantized tensor, or where the proxy only observes, the tensor itself with its scale."""
+        return packed.set(value=as_array(x)) if self.observing else packed
 
 
 def _check_known(

@@ -64,8 +64,9 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
         if not self.is_quant_enabled:
             return x
         if not self.requires_input_scale:
-            return self._pack(self.tensor_quant(x))
-        return self._pack(self.tensor_quant(x, self._accumulator_scale(input, weight, weight_scale)))
+            return self._seen(self._pack(self.tensor_quant(x)), x)
+        scale = self._accumulator_scale(input, weight, weight_scale)
+        return self._seen(self._pack(self.tensor_quant(x, scale)), x)
 
     def scale(self) -> jax.Array | None:
         """Float per integer step, float32; None without a bias, where quantization is off, or the scale comes with the

@@ -69,6 +69,7 @@ class CalibratedQuant(nnx.Module):
         bit_width: of signed integers, at least 2; not looked at with a `q_dtype`.
         q_dtype: an 8-bit float dtype instead of integers; the range has to be symmetric then.
         channelwise_axes: axes with a range for each index.
+        shared_axes: the axes that share a range, in the place of `channelwise_axes`: `(-1,)` for one a row.
         batch_axes: axes with a range for each index that are averaged at once.
 
     Raises:
@@ -90,6 +91,7 @@ class CalibratedQuant(nnx.Module):
     bit_width: int
     q_dtype: np.dtype | None = None
     channelwise_axes: tuple[int, ...] = ()
+    shared_axes: tuple[int, ...] | None = None
     batch_axes: tuple[int, ...] = (0,)
     use_running_average: bool = False
 
@@ -101,6 +103,7 @@ class CalibratedQuant(nnx.Module):
         q_dtype: Any = None,
         channelwise_axes: Sequence[int] = (),
         batch_axes: Sequence[int] = (0,),
+        shared_axes: Sequence[int] | None = None,
     ) -> None:
         bits = _check.bit_width(bit_width, "CalibratedQuant", least=2)
         if bits > 16:
@@ -122,6 +125,7 @@ class CalibratedQuant(nnx.Module):
             q_dtype=None if q_dtype is None else float8_dtype(q_dtype, "CalibratedQuant"),
             channelwise_axes=tuple(channelwise_axes),
             batch_axes=tuple(batch_axes),
+            shared_axes=None if shared_axes is None else tuple(shared_axes),
         )
 
     def set_view(self, use_running_average: bool | None = None) -> None:
@@ -151,7 +155,9 @@ class CalibratedQuant(nnx.Module):
 
     def _range(self, x: jax.Array, update: bool) -> ClippingRange:
         if self.averaging_impl is None:
-            return self.calibration_impl(x, _others(x.ndim, self.channelwise_axes))
+            shared = self.shared_axes
+            axes = _others(x.ndim, self.channelwise_axes) if shared is None else _within(x.ndim, shared)
+            return self.calibration_impl(x, axes)
         found = self.calibration_impl(x, _others(x.ndim, self.batch_axes))
         low = None if found.low is None else jnp.mean(found.low, keepdims=True)
         return self.averaging_impl(ClippingRange(jnp.mean(found.high, keepdims=True), low), update)
@@ -183,8 +189,12 @@ class CalibratedQuant(nnx.Module):
         return FloatQuantResult(value.astype(x.dtype), scale, self.q_dtype)
 
 
+def _within(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted({axis % ndim for axis in axes if -ndim <= axis < ndim}))
+
+
 def _others(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
-    kept = {axis % ndim for axis in axes if -ndim <= axis < ndim}
+    kept = _within(ndim, axes)
     return tuple(axis for axis in range(ndim) if axis not in kept)
 
 

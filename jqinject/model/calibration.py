@@ -1,0 +1,160 @@
+"""`calibrate`: static ranges of activations, from batches of data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jqinject.core import QuantParam, QuantStat
+from jqinject.model.progress import with_progress
+from jqinject.model.walk import dotted
+from jqinject.proxy import ActQuantProxyFromInjector, QuantProxyFromInjector
+
+Batch = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class CalibrationReport:
+    """What `calibrate` collected.
+
+    Attributes:
+        batches: how many there were.
+        quantizers: paths of the quantizers whose statistics moved.
+    """
+
+    batches: int
+    quantizers: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"calibrated {len(self.quantizers)} quantizers with {self.batches} batches"
+
+
+def calibrate(
+    model: nnx.Module,
+    batches: Iterable[Any],
+    *,
+    quantized: bool = False,
+    progress: bool = True,
+) -> CalibrationReport:
+    """Collect the ranges of activations from batches of data, without training.
+
+    The model runs in evaluation mode but for the statistics of its activation quantizers, which move as they do in
+    training: by which method (`calibration_impl`, `scaling_stats_op`) and which average, each quantizer declares.
+    Nothing else changes: no weight, no statistic of a batch normalization, no random stream. After it the model is in
+    evaluation mode.
+
+    Args:
+        model: a quantized NNX module: of our layers, from `quantize`, or from `OdmlQat`.
+        batches: what the model is called with: arrays, tuples of positional arguments or dicts of keywords.
+        quantized: whether activations and weights are quantized while ranges are collected, as a device will run them;
+            by default the ranges are those of the float model.
+        progress: show a progress bar, where `rich` is installed.
+
+    Returns:
+        A report.
+
+    Raises:
+        TypeError: `model` is no NNX module.
+        ValueError: no batch; a batch with nan or inf; no quantizer with statistics. Nothing is changed then.
+
+    Source: Brevitas's `calibration_mode`; Qwix's quantization statistics.
+
+    Example:
+        >>> from jqinject.nn import QuantLinear
+        >>> from jqinject.quant import Int8ActPerTensorMinMax
+        >>> layer = QuantLinear(4, 2, input_quant=Int8ActPerTensorMinMax, rngs=nnx.Rngs(0))
+        >>> print(calibrate(layer, [jnp.ones((3, 4)), -jnp.ones((3, 4))], progress=False))
+        calibrated 1 quantizers with 2 batches
+        >>> layer.input_quant.tensor_quant.averaging_impl.sum_of_max[...]
+        Array(1., dtype=float32)
+    """
+    if not isinstance(model, nnx.Module):
+        raise TypeError(f"calibrate takes an NNX module, got {type(model).__name__}")
+    observers = observing_proxies(model)
+    if not observers:
+        raise ValueError(
+            f"{type(model).__name__} has no activation quantizer with statistics, so there is nothing to calibrate.\n"
+            "  cure: give it input_quant=... or output_quant=... with a static range (Int8ActPerTensorMinMax); weights "
+            "and dynamic ranges need no calibration"
+        )
+    copy = nnx.clone(model, graph=True)
+    _prepare(copy, quantized)
+    step = nnx.jit(lambda m, args, kwargs: _run(m, args, kwargs))
+    count = 0
+    for index, batch in enumerate(with_progress(batches, "calibrating", shown=progress)):
+        args, kwargs = _checked_batch(batch, index)
+        step(copy, args, kwargs)
+        count += 1
+    if count == 0:
+        raise ValueError(
+            "calibrate got no batch.\n  cure: give it an iterable that is not used up, of arrays"
+        )
+    moved = _take_over(model, copy)
+    model.eval()
+    return CalibrationReport(count, moved)
+
+
+def observing_proxies(model: nnx.Module) -> dict[str, ActQuantProxyFromInjector]:
+    """The activation quantizers of a model that collect statistics, by path."""
+    found = {}
+    for path, node in nnx.iter_modules(model, graph=True):
+        if isinstance(node, ActQuantProxyFromInjector) and isinstance(node.tensor_quant, nnx.Module):
+            if any(isinstance(leaf, QuantStat) for _, leaf in nnx.iter_graph(node.tensor_quant, graph=True)):
+                found[dotted(tuple(map(str, path)))] = node
+    return found
+
+
+def _prepare(copy: nnx.Module, quantized: bool) -> None:
+    copy.eval()
+    for _, node in nnx.iter_modules(copy, graph=True):
+        if isinstance(node, QuantProxyFromInjector) and not quantized:
+            node.observing = True
+    for proxy in observing_proxies(copy).values():
+        if proxy.is_quant_enabled:
+            proxy.set_attributes(use_running_average=False, raise_if_not_found=False)
+
+
+def _run(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    model(*args, **kwargs)
+
+
+def _checked_batch(batch: Any, index: int) -> Batch:
+    args, kwargs = batch_arguments(batch)
+    for path, leaf in jax.tree.leaves_with_path((args, kwargs)):
+        array = np.asarray(leaf) if isinstance(leaf, jax.Array | np.ndarray) else None
+        if array is not None and jnp.issubdtype(array.dtype, jnp.floating):
+            if not bool(np.isfinite(array.astype(np.float32)).all()):
+                raise ValueError(
+                    f"batch {index} has nan or inf in {jax.tree_util.keystr(path[1:]) or 'its array'}, of shape "
+                    f"{array.shape}: a range made from it would be of no use.\n  cure: leave such samples out"
+                )
+    return args, kwargs
+
+
+def batch_arguments(batch: Any) -> Batch:
+    """How a model is called with a batch: an array, a tuple of positional arguments, a dict of keywords."""
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    return (tuple(batch), {}) if isinstance(batch, tuple | list) else ((batch,), {})
+
+
+def _take_over(model: nnx.Module, copy: nnx.Module) -> tuple[str, ...]:
+    """Write the statistics that were collected into the model."""
+    ours, theirs = observing_proxies(model), observing_proxies(copy)
+    moved = []
+    for path, proxy in ours.items():
+        new = nnx.to_flat_state(nnx.state(theirs[path], (QuantStat, QuantParam)))
+        held = dict(nnx.to_flat_state(nnx.state(proxy, (QuantStat, QuantParam))))
+        changed = False
+        for name, variable in new:
+            changed |= not np.array_equal(held[name].get_value(), variable.get_value())
+            held[name].set_value(variable.get_value())
+        if changed:
+            moved.append(path)
+    return tuple(moved)

@@ -1,0 +1,25 @@
+"""A progress bar in the terminal, where `rich` is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any
+
+
+def with_progress(items: Iterable[Any], what: str, *, shown: bool) -> Iterator[Any]:
+    """The items, with a bar that advances as they are taken.
+
+    Args:
+        items: anything; its length is shown where it has one.
+        what: the label.
+        shown: whether to show a bar at all.
+    """
+    try:
+        from rich.progress import track
+    except ImportError:
+        shown = False
+    if not shown:
+        yield from items
+        return
+    total = len(items) if isinstance(items, Sized) else None
+    yield from track(items, description=what, total=total, transient=True)

@@ -1,0 +1,82 @@
+"""Activations in a calibrated clipping range: static ones averaged over batches, dynamic ones of the tensor at hand.
+
+The names say the method: `MinMax` has a zero point, the others are symmetric. Any of them is another's override:
+`calibration_impl = AbsPercentileRange`.
+"""
+
+from jqinject.core import (
+    AbsMaxRange,
+    AbsPercentileRange,
+    CalibratedQuant,
+    MinMaxRange,
+    MSERange,
+    RMSRange,
+    SimpleMovingAverage,
+)
+from jqinject.inject import ExtendedInjector
+from jqinject.proxy import ActQuantProxyFromInjector
+
+
+class CalibratedAct(ExtendedInjector):
+    """Signed integers in a range that `calibration_impl` finds; declare it."""
+
+    tensor_quant = CalibratedQuant
+    proxy_class = ActQuantProxyFromInjector
+    bit_width = 8
+    signed = True
+    narrow_range = False
+    averaging_impl = SimpleMovingAverage
+
+
+class Int8ActPerTensorMinMax(CalibratedAct):
+    """8 bits with a zero point; the range is the mean of every batch's smallest and largest number.
+
+    Source: Qwix's `minmax`.
+
+    Example:
+        >>> from jqinject.nn import QuantIdentity
+        >>> import jax.numpy as jnp
+        >>> identity = QuantIdentity(Int8ActPerTensorMinMax, return_quant_tensor=True)
+        >>> identity(jnp.array([0.0, 2.55])).int()
+        Array([-128,  127], dtype=int8)
+    """
+
+    calibration_impl = MinMaxRange
+
+
+class Int8ActPerTensorAbsMax(CalibratedAct):
+    """8 bits; the range is the mean of every batch's largest magnitude."""
+
+    calibration_impl = AbsMaxRange
+
+
+class Int8ActPerTensorPercentile(CalibratedAct):
+    """8 bits; the range is the mean of every batch's 99.9th percentile of magnitudes (`percentile`)."""
+
+    calibration_impl = AbsPercentileRange
+
+
+class Int8ActPerTensorMSE(CalibratedAct):
+    """8 bits; the range is the mean of those with the least mean squared error in every batch."""
+
+    calibration_impl = MSERange
+    bits = 8
+
+
+class Int8ActPerTensorRMS(CalibratedAct):
+    """8 bits; the range is `factor` (4) times the mean of every batch's root mean square."""
+
+    calibration_impl = RMSRange
+
+
+class Int8ActDynamicPerTensor(CalibratedAct):
+    """8 bits; the range is the largest magnitude of the tensor at hand. Nothing is calibrated."""
+
+    calibration_impl = AbsMaxRange
+    averaging_impl = None
+
+
+class Int8ActDynamicPerRow(Int8ActDynamicPerTensor):
+    """8 bits; every row (along the last axis) has the range of its own largest magnitude. Nothing is calibrated."""
+
+    shared_axes = (-1,)
