@@ -3,7 +3,7 @@
 import pytest
 from flax import nnx
 
-from jqinject.nn import QuantConv, QuantConvTranspose, QuantEinsum, QuantLinear
+from jqinject.nn import QuantConv, QuantLinear, QuantLinearGeneral
 
 
 def _linear(**given):
@@ -14,15 +14,11 @@ def _conv(**given):
     return QuantConv(6, 4, (2, 3), **{"rngs": nnx.Rngs(0), "padding": "VALID", **given})
 
 
-def _transposed(**given):
-    return QuantConvTranspose(6, 4, (2, 3), **{"rngs": nnx.Rngs(0), **given})
+def _general(**given):
+    return QuantLinearGeneral(6, 4, **{"rngs": nnx.Rngs(0), **given})
 
 
-def _einsum(**given):
-    return QuantEinsum("...d,df->...f", (6, 4), (4,), **{"rngs": nnx.Rngs(0), **given})
-
-
-@pytest.fixture(params=[_linear, _conv, _transposed, _einsum], ids=["linear", "conv", "transposed", "einsum"])
+@pytest.fixture(params=[_linear, _conv, _general], ids=["linear", "conv", "general"])
 def make(request):
     """Builds a layer from 6 to 4 channels; its input is (2, 3, 4, 6)."""
     return request.param

@@ -17,7 +17,7 @@ from jqinject.quant.solver.common import (
     SolveStatsReduceDimFromEnum,
     SolveTensorQuantFloatToIntImplFromEnum,
 )
-from jqinject.quant.solver.layers import agreed, channels_of
+from jqinject.quant.solver.layers import agreed, as_tuple, channels_of
 from jqinject.quant.solver.parameter import (
     SolveParameterScalingImplFromEnum,
     SolveParameterScalingInitFromEnum,
@@ -32,7 +32,7 @@ OWN_SCALE_BIAS_TENSOR_QUANT = {QuantType.FP: None, QuantType.INT: RescalingIntQu
 
 def _shape_of_bias(layer: Any) -> tuple[int, ...]:
     if layer.bias is None:
-        return channels_of(layer, layer.output_channel_dim)
+        return as_tuple(channels_of(layer, layer.output_channel_dim))
     return tuple(layer.bias.shape)
 
 

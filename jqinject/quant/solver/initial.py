@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, final
 
-from jqinject.quant.solver.layers import axes_of
+from jqinject.quant.solver.layers import as_tuple
 
 
 @final
@@ -76,7 +76,7 @@ class HeScalingInit:
     ) -> None:
         fans = [
             math.prod(weight.shape)
-            // max(math.prod(weight.shape[axis] for axis in axes_of(output_channel_dim)), 1)
+            // max(math.prod(weight.shape[axis] for axis in as_tuple(output_channel_dim)), 1)
             for weight in tracked_parameter_list
         ]
         self.scaling_init = sum(math.sqrt(2.0 / max(fan, 1)) for fan in fans) / len(fans)

@@ -11,14 +11,15 @@ def layers_of(module: Any) -> tuple[Any, ...]:
     return module if isinstance(module, tuple) else (module,)
 
 
-def axes_of(output_channel_dim: int | tuple[int, ...]) -> tuple[int, ...]:
-    """The axes that channels are counted along: one, or several."""
-    return output_channel_dim if isinstance(output_channel_dim, tuple) else (output_channel_dim,)
+def as_tuple(fact: int | tuple[int, ...]) -> tuple[int, ...]:
+    """A fact about the channel axis, or about several (which they are, how many channels each has)."""
+    return fact if isinstance(fact, tuple) else (fact,)
 
 
-def channels_of(layer: Any, output_channel_dim: int | tuple[int, ...]) -> tuple[int, ...]:
-    """How many channels a layer's weight has along each of its channel axes."""
-    return tuple(layer.weight_shape[axis] for axis in axes_of(output_channel_dim))
+def channels_of(layer: Any, output_channel_dim: int | tuple[int, ...]) -> int | tuple[int, ...]:
+    """How many channels a layer's weight has along its channel axis, or along each of several."""
+    found = tuple(layer.weight_shape[axis] for axis in as_tuple(output_channel_dim))
+    return found[0] if len(found) == 1 else found
 
 
 def agreed(module: Any, fact: Callable[[Any], Any], name: str) -> Any:

@@ -18,7 +18,7 @@ from jqinject.quant.solver.common import (
     SolveStatsReduceDimFromEnum,
     SolveTensorQuantFloatToIntImplFromEnum,
 )
-from jqinject.quant.solver.layers import agreed, axes_of, channels_of
+from jqinject.quant.solver.layers import agreed, as_tuple, channels_of
 from jqinject.quant.solver.parameter import (
     SolveParameterScalingImplFromEnum,
     SolveParameterScalingInitFromEnum,
@@ -48,8 +48,7 @@ class SolveWeightScalingPerOutputChannelShapeFromModule(ExtendedInjector):
 
     @value
     def out_channels(module, output_channel_dim):
-        found = agreed(module, lambda layer: channels_of(layer, output_channel_dim), "out_channels")
-        return found[0] if len(found) == 1 else found
+        return agreed(module, lambda layer: channels_of(layer, output_channel_dim), "out_channels")
 
     @value
     def weight_ndims(module):
@@ -58,8 +57,7 @@ class SolveWeightScalingPerOutputChannelShapeFromModule(ExtendedInjector):
     @value
     def scaling_per_output_channel_shape(weight_ndims: Any, output_channel_dim, out_channels):
         shape = [1] * weight_ndims
-        sizes = out_channels if isinstance(out_channels, tuple) else (out_channels,)
-        for axis, size in zip(axes_of(output_channel_dim), sizes, strict=True):
+        for axis, size in zip(as_tuple(output_channel_dim), as_tuple(out_channels), strict=True):
             shape[axis] = size
         return tuple(shape)
 
@@ -75,7 +73,7 @@ class SolveWeightScalingStatsInputDimsFromModule(ExtendedInjector):
     def permute_dims(module, output_channel_dim):
         ndim = agreed(module, lambda layer: len(layer.weight_shape), "number of weight axes")
         axes = list(range(ndim))
-        channels = sorted(axes[axis] for axis in axes_of(output_channel_dim))
+        channels = sorted(axes[axis] for axis in as_tuple(output_channel_dim))
         if channels == axes[: len(channels)]:
             return None
         if len(channels) > 1:
@@ -85,7 +83,7 @@ class SolveWeightScalingStatsInputDimsFromModule(ExtendedInjector):
 
     @value
     def channel_axes(output_channel_dim: Any):
-        return len(axes_of(output_channel_dim))
+        return len(as_tuple(output_channel_dim))
 
     @value
     def scaling_stats_input_concat_dim(scaling_per_output):
