@@ -104,10 +104,14 @@ def observing_proxies(model: nnx.Module) -> dict[str, ActQuantProxyFromInjector]
     """The activation quantizers of a model that collect statistics, by path."""
     found = {}
     for path, node in nnx.iter_modules(model, graph=True):
-        if isinstance(node, ActQuantProxyFromInjector) and isinstance(node.tensor_quant, nnx.Module):
-            if any(isinstance(leaf, QuantStat) for _, leaf in nnx.iter_graph(node.tensor_quant, graph=True)):
-                found[dotted(tuple(map(str, path)))] = node
+        if isinstance(node, ActQuantProxyFromInjector) and _observes(node.tensor_quant):
+            found[dotted(tuple(map(str, path)))] = node
     return found
+
+
+def _observes(quantizer: Any) -> bool:
+    leaves = nnx.iter_graph(quantizer, graph=True) if isinstance(quantizer, nnx.Module) else ()
+    return any(isinstance(leaf, QuantStat) for _, leaf in leaves)
 
 
 def _prepare(copy: nnx.Module, quantized: bool) -> None:
@@ -127,14 +131,18 @@ def _run(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 def _checked_batch(batch: Any, index: int) -> Batch:
     args, kwargs = batch_arguments(batch)
     for path, leaf in jax.tree.leaves_with_path((args, kwargs)):
-        array = np.asarray(leaf) if isinstance(leaf, jax.Array | np.ndarray) else None
-        if array is not None and jnp.issubdtype(array.dtype, jnp.floating):
-            if not bool(np.isfinite(array.astype(np.float32)).all()):
-                raise ValueError(
-                    f"batch {index} has nan or inf in {jax.tree_util.keystr(path[1:]) or 'its array'}, of shape "
-                    f"{array.shape}: a range made from it would be of no use.\n  cure: leave such samples out"
-                )
+        if not _is_finite(leaf):
+            raise ValueError(
+                f"batch {index} has nan or inf in {jax.tree_util.keystr(path[1:]) or 'its array'}, of shape "
+                f"{leaf.shape}: a range made from it would be of no use.\n  cure: leave such samples out"
+            )
     return args, kwargs
+
+
+def _is_finite(leaf: Any) -> bool:
+    if not (isinstance(leaf, jax.Array | np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.floating)):
+        return True
+    return bool(np.isfinite(np.asarray(leaf).astype(np.float32)).all())
 
 
 def batch_arguments(batch: Any) -> Batch:

@@ -57,7 +57,7 @@ LAYER_NAMES = tuple(kind.__name__ for kind in COUNTERPARTS)
 
 
 def counterpart_of(module: Any) -> Counterpart | None:
-    """Ours for a layer of Flax; None of other modules, also of classes derived from Flax's with a forward of their own."""
+    """Ours for a layer of Flax; None of others, also of classes derived from Flax's (their forward is their own)."""
     return COUNTERPARTS.get(type(module))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
@@ -14,12 +15,10 @@ def with_progress(items: Iterable[Any], what: str, *, shown: bool) -> Iterator[A
         what: the label.
         shown: whether to show a bar at all.
     """
-    try:
-        from rich.progress import track
-    except ImportError:
-        shown = False
-    if not shown:
+    if not shown or importlib.util.find_spec("rich") is None:
         yield from items
         return
+    from rich.progress import track
+
     total = len(items) if isinstance(items, Sized) else None
     yield from track(items, description=what, total=total, transient=True)

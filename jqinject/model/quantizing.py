@@ -12,7 +12,7 @@ from jqinject.model.counterparts import counterpart_of
 from jqinject.model.rule_policy import policy_for, proxy_at, sites_of
 from jqinject.model.rules import Rule, checked_rules
 from jqinject.model.rules_report import LayerRule, check_operations, idle_rules, plan_layers
-from jqinject.program import HELD, OpQuantizers, quantized_class
+from jqinject.program import HELD, OpQuantizers, change_class, quantized_class
 
 Model = TypeVar("Model", bound=nnx.Module)
 
@@ -150,7 +150,7 @@ def _quantized(
     if policy is not None:
         sites, _ = sites_of(model, rules, args, kwargs)
         held = {name: proxy_at(site, rngs) for name, site in sites.items()}
-        model.__class__ = quantized_class(getattr(type(model), "program_class", type(model)))
+        change_class(model, quantized_class(getattr(type(model), "program_class", type(model))))
         setattr(model, HELD, OpQuantizers(policy, held))
     return model
 
@@ -163,5 +163,5 @@ def _quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | N
     given: dict[str, Any] = {slot: rule.quantizer(slot) for slot in entry.slots}
     if rule.contraction != "auto":
         given["contraction"] = rule.contraction
-    layer.__class__ = counterpart.layer
+    change_class(layer, counterpart.layer)
     layer._init_quantizers(given, overrides, False, rngs)

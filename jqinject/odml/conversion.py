@@ -16,7 +16,15 @@ from jqinject.model import Rule
 from jqinject.odml.composite import FakeQuantMarker
 from jqinject.odml.policy import OdmlPolicy, Range, is_dynamic
 from jqinject.odml.qat import OdmlQat, check_inputs
-from jqinject.program import HELD, OpQuantizers, QuantizedProgram, Site, find_sites, quantized_class
+from jqinject.program import (
+    HELD,
+    OpQuantizers,
+    QuantizedProgram,
+    Site,
+    change_class,
+    find_sites,
+    quantized_class,
+)
 from jqinject.quant_tensor import as_array, is_concrete
 
 
@@ -143,7 +151,7 @@ class OdmlConversion:
         evaluated.eval()
         find_sites(evaluated, policy, inputs, kwargs, collector)
         kind = type(model).program_class  # pyright: ignore[reportAttributeAccessIssue]
-        evaluated.__class__ = quantized_class(kind, ConvertedProgram)
+        change_class(evaluated, quantized_class(kind, ConvertedProgram))
         delattr(evaluated, HELD)
         setattr(evaluated, HELD, ConvertedSites(policy, collector.markers))
         return evaluated

@@ -11,7 +11,7 @@ from jqinject.model import Rule
 from jqinject.model.rules import checked_rules
 from jqinject.odml.policy import OdmlPolicy, Range, overrides_of
 from jqinject.odml.quantizers import Int8Act, Int8Weight
-from jqinject.program import HELD, OpQuantizers, Site, find_sites, quantized_class
+from jqinject.program import HELD, OpQuantizers, Site, change_class, find_sites, quantized_class
 from jqinject.proxy import ActQuantProxyFromInjector
 
 EVERYTHING = Rule(weight_quant=Int8Weight, output_quant=Int8Act)
@@ -85,7 +85,7 @@ class OdmlQat:
         sites = find_sites(model, self.policy, inputs, kwargs)
         held = {name: _proxy(site) for name, site in sites.items()}
         kind = getattr(type(model), "program_class", type(model))
-        model.__class__ = quantized_class(kind)
+        change_class(model, quantized_class(kind))
         setattr(model, HELD, OpQuantizers(self.policy, held))
         return model
 

@@ -14,4 +14,5 @@ from jqinject.program.policy import Policy as Policy
 from jqinject.program.policy import Site as Site
 from jqinject.program.policy import other_axes as other_axes
 from jqinject.program.quantizers import Quantizers as Quantizers
+from jqinject.program.scopes import change_class as change_class
 from jqinject.program.tracked import Tracked as Tracked

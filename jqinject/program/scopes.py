@@ -67,14 +67,19 @@ def mark(model: Any, opaque: tuple[type, ...]) -> None:
         kind = type(module)
         if not path or "__call__" not in dir(kind):
             continue
-        module.__class__ = _marked(kind, ".".join(map(str, path)), region_of(module, opaque))
+        change_class(module, _marked(kind, ".".join(map(str, path)), region_of(module, opaque)))
 
 
 def unmark(model: Any) -> None:
     """Undo `mark`."""
     for _, module in list(nnx.iter_modules(model, graph=True)):
         if issubclass(type(module), _Marked):
-            module.__class__ = vars(type(module))["marked_class"]
+            change_class(module, vars(type(module))["marked_class"])
+
+
+def change_class(module: Any, kind: type) -> None:
+    """Let a module be of another class; NNX's own setter would take the class for an attribute."""
+    object.__setattr__(module, "__class__", kind)
 
 
 class _Marked:

@@ -6,6 +6,7 @@ of the program are compared with that trace: the pattern follows the versions of
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -37,9 +38,11 @@ def _softmaxes(first: Any, shape: Any) -> Iterator[Function]:
     if first.primitive.name == "reduce_max" and len(first.params["axes"]) == 1:
         axis = first.params["axes"][0]
         yield lambda x: jax.nn.softmax(x, axis=axis)
-        # Attention maps it over the batch, which leaves transpositions.
-        if axis > 0:
-            yield jax.vmap(lambda x: jax.nn.softmax(x, axis=axis - 1))
+        # Attention maps it over an axis, which leaves transpositions.
+        for mapped in range(len(shape)):
+            inner = axis - (mapped < axis)
+            for out in {mapped, 0} if mapped != axis else ():
+                yield jax.vmap(functools.partial(jax.nn.softmax, axis=inner), mapped, out)
 
 
 def _means(first: Any, shape: Any) -> Iterator[Function]:
