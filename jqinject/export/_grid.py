@@ -1,6 +1,6 @@
 """Marks turned into the two operations that ONNX has for quantized numbers.
 
-    QuantizeLinear: q = saturate(round(x / scale) + zero_point)        DequantizeLinear: y = (q - zero_point) * scale
+QuantizeLinear: q = saturate(round(x / scale) + zero_point)        DequantizeLinear: y = (q - zero_point) * scale
 """
 
 from __future__ import annotations
@@ -65,9 +65,10 @@ def rules(opset: int) -> dict[str, Rule]:
         dtype = _container(int(bits), facts["signed"], opset)
         if is_known(value):
             return [_stored(np.asarray(value), scale, zero_point, dtype).astype(value.dtype)]
-        given = x if facts["nearest"] else value
-        bounds = [bound(facts["signed"], facts["narrow_range"], int(bits)) for bound in (min_int, max_int)]
-        return [_requantized(given, scale, zero_point, dtype, bounds, value)]
+        if not facts["nearest"]:  # it lies on its grid already, within its bounds
+            return [_requantized(value, scale, zero_point, dtype, None, value)]
+        span = (facts["signed"], facts["narrow_range"], int(bits))
+        return [_requantized(x, scale, zero_point, dtype, (min_int(*span), max_int(*span)), value)]
 
     return {MARK.name: unmark}
 
@@ -108,19 +109,23 @@ def _stored(value: np.ndarray, scale: np.ndarray, zero_point: np.ndarray, dtype:
 
 
 def _requantized(
-    x: Any, scale: np.ndarray, zero_point: np.ndarray, dtype: Any, bounds: Sequence[int], value: Any
+    x: Any,
+    scale: np.ndarray,
+    zero_point: np.ndarray,
+    dtype: Any,
+    bounds: tuple[int, int] | None,
+    value: Any,
 ) -> Any:
     """Quantized and back; `value`, the computation, where the two operations can not say it."""
     grid = _grid(scale, zero_point, x.ndim)
     if grid is None or dtype is None or dtype == np.int32 or not grid.fits(dtype):
         return value
-    low, high = bounds
     x = x.astype(jnp.float32)
     # QuantizeLinear clamps to the range of the dtype.
-    if low > np.iinfo(dtype).min:
-        x = jnp.maximum(x, (np.float32(low) - zero_point) * scale)
-    if high < np.iinfo(dtype).max:
-        x = jnp.minimum(x, (np.float32(high) - zero_point) * scale)
+    if bounds is not None and bounds[0] > np.iinfo(dtype).min:
+        x = jnp.maximum(x, (np.float32(bounds[0]) - zero_point) * scale)
+    if bounds is not None and bounds[1] < np.iinfo(dtype).max:
+        x = jnp.minimum(x, (np.float32(bounds[1]) - zero_point) * scale)
     operands = grid.operands(dtype)
     integers = QUANTIZE.bind(x, *operands, axis=grid.axis)
     return DEQUANTIZE.bind(integers, *operands, axis=grid.axis).astype(value.dtype)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from jax.extend.core import Primitive
-
 from jqinject.export._grid import DEQUANTIZE, QUANTIZE
 from jqinject.export._marks import MARK
 from jqinject.export._pool import POOL
@@ -35,7 +33,7 @@ def _pool(self: Any, ctx: Any, eqn: Any) -> None:
 
 
 def _mark(self: Any, ctx: Any, eqn: Any) -> None:
-    # What is left of marks is inside loops, where nothing is known: the value is computed.
+    # What is left of marks is inside bodies that nothing is known of: the value is computed.
     ctx.bind_value_for_var(eqn.outvars[0], ctx.get_value_for_var(eqn.invars[1]))
 
 

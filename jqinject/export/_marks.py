@@ -96,4 +96,3 @@ def _is_nearest(quantizer: Any) -> bool:
         and isinstance(inner.input_view_impl, Identity)
         and (inner.delay is None or inner.delay.countdown is None)
     )
-

@@ -81,7 +81,8 @@ def needed(package: str, extra: str, name: str) -> Any:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
         raise ImportError(
-            f'{name} needs the package {error.name!r}, which is not installed.\n  cure: pip install "jqinject[{extra}]"',
+            f"{name} needs the package {error.name!r}, which is not installed.\n"
+            f'  cure: pip install "jqinject[{extra}]"',
             name=error.name,
         ) from error
 

@@ -1,4 +1,4 @@
-"""`onnx`: a model as an ONNX file with real quantized numbers, by jax2onnx."""
+"""`onnx`: a model as an ONNX model with QuantizeLinear and DequantizeLinear, by jax2onnx."""
 
 from __future__ import annotations
 
@@ -25,30 +25,90 @@ def onnx(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
 ) -> Any:
-    program = _program(serving_copy(model, "onnx"), input_specs(inputs, "onnx"), opset)
+    """The model in evaluation mode as an ONNX model, in the form that runtimes know as QDQ.
+
+    What is quantized in the model is quantized in the file:
+
+    - Integer weights and biases, frozen or not: stored integers and DequantizeLinear, per tensor or per channel. The
+      integers are int8 or uint8 up to 8 bits, int16 or uint16 up to 16 bits from opset 21 on, else int32.
+    - A quantizer of activations whose scale is known: QuantizeLinear and DequantizeLinear, behind Max and Min where it
+      has fewer bits than the stored dtype, or a narrow range.
+    - One whose scale depends on the data, or varies along several axes: the computation, in floats.
+    - 8-bit floats: their values, in floats.
+
+    A quantizer that rounds otherwise than to nearest is computed, and then stored in integers. Layers contract the
+    dequantized floats, whatever their `contraction`: whether integers are contracted is up to the runtime. The outputs
+    are the model's up to the order in which floats are summed, and where that moves a value over a rounding's edge, up
+    to one step of the quantizer there.
+
+        proto = jqinject.export.onnx(model, jnp.zeros((1, 8, 8, 1)), path="model.onnx")
+
+    Args:
+        model: an NNX module, quantized or not, frozen or not; it is not changed.
+        inputs: of the model; arrays, or `jax.ShapeDtypeStruct`s, whose shape may have symbolic sizes
+            (`jax.export.symbolic_shape("batch, 8")`), or pytrees of them.
+        path: the file to write; None writes none.
+        opset: version of ONNX's operators; from 13 on, where scales per channel begin. From 21 on onnxruntime 1.31
+            refuses some models with signed activations.
+        input_names: of the inputs' arrays; `in_0`, `in_1`, ... by default.
+        output_names: of the outputs' arrays.
+
+    Returns:
+        An `onnx.ModelProto`.
+
+    Raises:
+        TypeError: `model` is no NNX module, or an input has no shape and dtype.
+        ValueError: the opset is below 13, or the model has an operation that jax2onnx has no ONNX for, or
+            no valid one, as it happens in float16.
+        FileNotFoundError: the file's folder does not exist.
+        ImportError: jax2onnx is not installed.
+
+    Differs from jax2onnx: pools have one to three spatial axes, as runtimes want them.
+    """
+    copy, specs = serving_copy(model, "onnx"), input_specs(inputs, "onnx")
+    if opset < 13:
+        raise ValueError(f"onnx: opset must be at least 13, where scales per channel begin, got {opset}")
     target = None if path is None else checked_path(path, "onnx")
     jax2onnx = needed("jax2onnx", "onnx", "onnx")
     register(needed("jax2onnx.plugins.plugin_system", "onnx", "onnx"))
-    proto = jax2onnx.to_onnx(
-        lambda *xs: evaluate(program, xs, KEPT),
-        inputs=list(jax.tree.leaves(inputs)),
-        model_name=type(model).__name__,
-        opset=opset,
-        input_names=input_names,
-        output_names=output_names,
-    )
+    program = _program(copy, specs, opset)
+    try:
+        proto = jax2onnx.to_onnx(
+            lambda *xs: evaluate(program, xs, KEPT),
+            inputs=jax.tree.leaves(specs),
+            model_name=type(model).__name__,
+            opset=opset,
+            input_names=input_names,
+            output_names=output_names,
+        )
+    except NotImplementedError as error:
+        raise ValueError(
+            f"onnx: {type(model).__name__} has an operation that jax2onnx has no ONNX for: {error}\n"
+            "  cure: jqinject.export.stablehlo(model, ...), which has all of JAX's operations"
+        ) from error
+    package = needed("onnx", "onnx", "onnx")
+    try:
+        package.checker.check_model(proto, full_check=True)
+    except (package.checker.ValidationError, package.shape_inference.InferenceError) as error:
+        raise ValueError(
+            f"onnx: what jax2onnx made of {type(model).__name__} is not valid: {error}\n"
+            "  cure: a model in float32, as jax2onnx does not write all operations in other dtypes"
+        ) from error
     if target is not None:
-        needed("onnx", "onnx", "onnx").save_model(proto, target)
+        package.save_model(proto, target)
     return proto
 
 
 def _program(model: Any, specs: tuple[Any, ...], opset: int) -> Any:
+    """What the model computes, from arrays to arrays, with quantized numbers written as ONNX has them."""
     mark_quantizers(model)
     graphdef, state = nnx.split(model, graph=True)
     leaves, structure = jax.tree.flatten(specs)
 
-    def run(*leaves: Any) -> Any:
+    def run(state: Any, *leaves: Any) -> Any:
         return jax.tree.leaves(plain(nnx.merge(graphdef, state)(*jax.tree.unflatten(structure, leaves))))
 
-    marked = jax.make_jaxpr(run)(*leaves)
-    return jax.make_jaxpr(lambda *xs: evaluate(marked, xs, {**rules(opset), **POOLS}))(*leaves)
+    # NNX's transformations want Variables of the trace they are in: the state is an argument first, a constant then.
+    marked = jax.make_jaxpr(run)(state, *leaves)
+    known = jax.tree.leaves(state)
+    return jax.make_jaxpr(lambda *xs: evaluate(marked, [*known, *xs], {**rules(opset), **POOLS}))(*leaves)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax import export
 
@@ -171,7 +172,7 @@ def _function(model: Any) -> tuple[Callable[..., Any], dict[str, jax.Array]]:
         for path, leaf in paths
     }
     # Keys of random numbers have no place in a program's signature, and evaluation draws none.
-    weights = {n: x for n, x in leaves.items() if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)}
+    weights = {n: x for n, x in leaves.items() if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)}
 
     def run(*inputs: Any, weights: Mapping[str, jax.Array]) -> Any:
         merged = nnx.merge(graphdef, jax.tree.unflatten(structure, list({**leaves, **weights}.values())))
