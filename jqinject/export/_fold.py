@@ -26,6 +26,8 @@ CALLS = frozenset(
         "remat2",
     }
 )
+# Hints for XLA, which change no number.
+AS_IT_IS = frozenset({"layout_constraint", "optimization_barrier"})
 BODY = (core.ClosedJaxpr, core.Jaxpr)
 
 Rule = Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]]
@@ -81,7 +83,7 @@ class _Evaluator:
         name, params = equation.primitive.name, equation.params
         if name in self.rules:
             return self.rules[name](operands, params)
-        if name == "optimization_barrier":
+        if name in AS_IT_IS:
             return operands
         if name in CALLS:
             return self.body(next(part for part in params.values() if isinstance(part, BODY)), operands)

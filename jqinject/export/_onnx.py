@@ -59,7 +59,7 @@ def onnx(
     Raises:
         TypeError: `model` is no NNX module, or an input has no shape and dtype.
         ValueError: the opset is below 13, or the model has an operation that jax2onnx has no ONNX for, or
-            no valid one, as it happens in float16.
+            no valid one: contractions in float16 or of integers (Flax's layers with `QDotGeneral` or its kin).
         FileNotFoundError: the file's folder does not exist.
         ImportError: jax2onnx is not installed.
 
@@ -69,34 +69,40 @@ def onnx(
     if opset < 13:
         raise ValueError(f"onnx: opset must be at least 13, where scales per channel begin, got {opset}")
     target = None if path is None else checked_path(path, "onnx")
-    jax2onnx = needed("jax2onnx", "onnx", "onnx")
+    jax2onnx, package = (needed(name, "onnx", "onnx") for name in ("jax2onnx", "onnx"))
     register(needed("jax2onnx.plugins.plugin_system", "onnx", "onnx"))
     program = _program(copy, specs, opset)
+    kind = type(model).__name__
     try:
         proto = jax2onnx.to_onnx(
             lambda *xs: evaluate(program, xs, KEPT),
             inputs=jax.tree.leaves(specs),
-            model_name=type(model).__name__,
+            model_name=kind,
             opset=opset,
             input_names=input_names,
             output_names=output_names,
         )
     except NotImplementedError as error:
         raise ValueError(
-            f"onnx: {type(model).__name__} has an operation that jax2onnx has no ONNX for: {error}\n"
+            f"onnx: {kind} has an operation that jax2onnx has no ONNX for: {error}\n"
             "  cure: jqinject.export.stablehlo(model, ...), which has all of JAX's operations"
         ) from error
-    package = needed("onnx", "onnx", "onnx")
+    _check_valid(proto, package, kind)
+    if target is not None:
+        package.save_model(proto, target)
+    return proto
+
+
+def _check_valid(proto: Any, package: Any, kind: str) -> None:
+    """Raise where ONNX's own checker refuses what jax2onnx made."""
     try:
         package.checker.check_model(proto, full_check=True)
     except (package.checker.ValidationError, package.shape_inference.InferenceError) as error:
         raise ValueError(
-            f"onnx: what jax2onnx made of {type(model).__name__} is not valid: {error}\n"
-            "  cure: a model in float32, as jax2onnx does not write all operations in other dtypes"
+            f"onnx: what jax2onnx made of {kind} is not valid: {error}\n"
+            "  cure: a model in float32 without QDotGeneral and its kin, as jax2onnx writes contractions of float32; "
+            "or jqinject.export.stablehlo(model, ...)"
         ) from error
-    if target is not None:
-        package.save_model(proto, target)
-    return proto
 
 
 def _program(model: Any, specs: tuple[Any, ...], opset: int) -> Any:

@@ -1,5 +1,6 @@
 """ONNX models, run by onnxruntime: the numbers of the model, and real quantized ones in the file."""
 
+import sys
 import warnings
 
 import jax
@@ -12,6 +13,7 @@ from jax import export as jax_export
 import jqinject
 from jqinject.demo.network import Classifier
 from jqinject.demo.recipes import CALIBRATION_STEPS, RECIPES
+from jqinject.dot import QDotGeneral, config_v4
 from jqinject.nn import QuantConv, QuantIdentity, QuantLinear, QuantReLU
 from jqinject.quant import (
     Fp8e4m3ActPerTensorCurrent,
@@ -89,7 +91,10 @@ def images():
 
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["quantized", "frozen"])
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize(
+    "recipe",
+    [pytest.param(r, id=r.name, marks=[] if r.name == "int4" else pytest.mark.slow) for r in RECIPES],
+)
 def test_the_digits_classifier(recipe, frozen, images):
     model = calibrated(Classifier(recipe, rngs=nnx.Rngs(0)), images, steps=CALIBRATION_STEPS + 1)
     expected = served(model, images)
@@ -285,12 +290,15 @@ def test_what_jax2onnx_can_not_write():
         jqinject.export.onnx(Odd(), jnp.ones(2))
 
 
-def test_what_jax2onnx_writes_wrong():
-    layer = QuantLinear(8, 4, dtype=jnp.float16, param_dtype=jnp.float16, rngs=nnx.Rngs(0))
+@pytest.mark.parametrize("kind", ["float16", "integers"])
+def test_what_jax2onnx_writes_wrong_is_refused(kind):
+    half = jnp.float16 if kind == "float16" else jnp.float32
+    dot_general = QDotGeneral(config_v4(), rngs=nnx.Rngs(0)) if kind == "integers" else jax.lax.dot_general
+    layer = nnx.Linear(8, 4, dtype=half, param_dtype=half, dot_general=dot_general, rngs=nnx.Rngs(0))
     with pytest.raises(
-        ValueError, match=r"what jax2onnx made of QuantLinear is not valid: (.|\n)*cure: a model in"
+        ValueError, match=r"what jax2onnx made of Linear is not valid: (.|\n)*cure: a model in"
     ):
-        jqinject.export.onnx(layer, jnp.ones((2, 8), jnp.float16))
+        jqinject.export.onnx(layer, jnp.ones((2, 8), half))
 
 
 def test_refusals(x, tmp_path):
@@ -303,3 +311,12 @@ def test_refusals(x, tmp_path):
         jqinject.export.onnx(layer, x, opset=9)
     with pytest.raises(FileNotFoundError, match=r"no folder '.*nowhere' to write 'a.onnx' to"):
         jqinject.export.onnx(layer, x, path=tmp_path / "nowhere" / "a.onnx")
+
+
+def test_without_jax2onnx(monkeypatch, x, tmp_path):
+    monkeypatch.setitem(sys.modules, "jax2onnx", None)
+    with pytest.raises(
+        ImportError, match=r"onnx needs the package 'jax2onnx'.*\n  cure: pip install \"jqinject\[onnx\]"
+    ):
+        jqinject.export.onnx(QuantLinear(8, 4, rngs=nnx.Rngs(0)), x, path=tmp_path / "a.onnx")
+    assert not list(tmp_path.iterdir())
