@@ -73,7 +73,10 @@ def _on_cpu(
     # XLA has no product of two 4-bit arrays on CPUs (its verifier refuses the program).
     lhs, rhs = _at_least_a_byte(lhs), _at_least_a_byte(rhs)
     sharded = out_sharding is not None or any(_is_sharded(x) for x in (lhs, rhs))
-    if dims.lhs_batch or not dims.lhs_contract or sharded or 0 in (lhs.size, rhs.size):
+    known = all(
+        isinstance(size, int) for size in (*lhs.shape, *rhs.shape)
+    )  # not where a program is exported for any
+    if not known or dims.lhs_batch or not dims.lhs_contract or sharded or 0 in (lhs.size, rhs.size):
         return _as_it_is(lhs, rhs, dims, accumulator, out_sharding)
     rows = math.prod(lhs.shape[axis] for axis in dims.lhs_free)
     columns = math.prod(rhs.shape[axis] for axis in dims.rhs_free)

@@ -1,0 +1,137 @@
+"""Marks turned into the two operations that ONNX has for quantized numbers.
+
+QuantizeLinear: q = saturate(round(x / scale) + zero_point)        DequantizeLinear: y = (q - zero_point) * scale
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+
+from jqinject.export._fold import Rule, is_known
+from jqinject.export._marks import MARK
+from jqinject.ops import max_int, min_int
+
+QUANTIZE = Primitive("jqinject_quantize_linear")
+DEQUANTIZE = Primitive("jqinject_dequantize_linear")
+QUANTIZE.def_abstract_eval(lambda x, scale, zero_point, axis: x.update(dtype=zero_point.dtype))
+DEQUANTIZE.def_abstract_eval(lambda q, scale, *zero_point, axis: q.update(dtype=scale.dtype))
+
+# What is known is not dequantized beforehand.
+KEPT: dict[str, Rule] = {
+    QUANTIZE.name: lambda operands, params: [QUANTIZE.bind(*operands, **params)],
+    DEQUANTIZE.name: lambda operands, params: [DEQUANTIZE.bind(*operands, **params)],
+}
+# Opsets before this one have both operations for bytes alone (and 32-bit integers to dequantize).
+OPSET_OF_16_BITS = 21
+# How far from a whole number, in steps, a stored value may lie: the rounding of floats.
+OFF_GRID = 0.01
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Scale and zero point of an array of `ndim` axes: scalars, or one each along `axis`."""
+
+    scale: np.ndarray
+    zero_point: np.ndarray
+    axis: int | None
+
+    def operands(self, dtype: Any) -> tuple[jax.Array, ...]:
+        """For the two operations; 32-bit integers have no zero point."""
+        scale = jnp.asarray(self.scale, jnp.float32)
+        return (scale,) if dtype == np.int32 else (scale, jnp.asarray(self.zero_point.astype(dtype)))
+
+    def fits(self, dtype: Any) -> bool:
+        """Whether the zero point is one of the integers of a dtype."""
+        if dtype == np.int32:
+            return not self.zero_point.any()
+        return _holds(dtype, self.zero_point) and bool(np.all(self.zero_point == np.rint(self.zero_point)))
+
+
+def rules(opset: int) -> dict[str, Rule]:
+    """What takes the place of marks, for `evaluate`."""
+
+    def unmark(operands: Sequence[Any], facts: Mapping[str, Any]) -> Sequence[Any]:
+        x, value, *grid = operands
+        if not is_known(*grid):
+            return [value]
+        scale, zero_point, bits = (np.asarray(part, np.float32) for part in grid)
+        dtype = _container(int(bits), facts["signed"], opset)
+        if is_known(value):
+            return [_stored(np.asarray(value), scale, zero_point, dtype).astype(value.dtype)]
+        if not facts["nearest"]:  # it lies on its grid already, within its bounds
+            return [_requantized(value, scale, zero_point, dtype, None, value)]
+        span = (facts["signed"], facts["narrow_range"], int(bits))
+        return [_requantized(x, scale, zero_point, dtype, (min_int(*span), max_int(*span)), value)]
+
+    return {MARK.name: unmark}
+
+
+def _container(bits: int, signed: bool, opset: int) -> Any:
+    """The dtype that holds integers of so many bits; None where an opset has none."""
+    if bits <= 8:
+        return np.dtype(np.int8 if signed else np.uint8)
+    if bits <= 16 and opset >= OPSET_OF_16_BITS:
+        return np.dtype(np.int16 if signed else np.uint16)
+    return np.dtype(np.int32) if bits <= 32 else None
+
+
+def _grid(scale: np.ndarray, zero_point: np.ndarray, ndim: int) -> _Grid | None:
+    """None where scale or zero point vary along several axes, which the two operations can not say."""
+    shape = np.broadcast_shapes((1,) * ndim, scale.shape, zero_point.shape)
+    axes = [axis for axis, size in enumerate(shape) if size > 1]
+    if len(axes) > 1:
+        return None
+    flat = [np.broadcast_to(part, shape).reshape(-1 if axes else ()) for part in (scale, zero_point)]
+    return _Grid(flat[0], flat[1], axes[0] if axes else None)
+
+
+def _stored(value: np.ndarray, scale: np.ndarray, zero_point: np.ndarray, dtype: Any) -> Any:
+    """A known value as stored integers and DequantizeLinear; itself where it is not on its grid."""
+    value = value.astype(np.float32)
+    steps = value / scale + zero_point
+    integers = np.rint(steps)
+    off_grid = not np.all(np.abs(steps - integers) <= OFF_GRID)
+    if off_grid or dtype is None or not _holds(dtype, integers):
+        return jnp.asarray(value)
+    stored = jnp.asarray(integers.astype(dtype))
+    grid = _grid(scale, zero_point, value.ndim)
+    if grid is not None and grid.fits(dtype):
+        return DEQUANTIZE.bind(stored, *grid.operands(dtype), axis=grid.axis)
+    one = _Grid(np.ones((), np.float32), np.zeros((), np.float32), None)
+    return (DEQUANTIZE.bind(stored, *one.operands(dtype), axis=None) - zero_point) * scale
+
+
+def _requantized(
+    x: Any,
+    scale: np.ndarray,
+    zero_point: np.ndarray,
+    dtype: Any,
+    bounds: tuple[int, int] | None,
+    value: Any,
+) -> Any:
+    """Quantized and back; `value`, the computation, where the two operations can not say it."""
+    grid = _grid(scale, zero_point, x.ndim)
+    if grid is None or dtype is None or dtype == np.int32 or not grid.fits(dtype):
+        return value
+    x = x.astype(jnp.float32)
+    # QuantizeLinear clamps to the range of the dtype.
+    if bounds is not None and bounds[0] > np.iinfo(dtype).min:
+        x = jnp.maximum(x, (np.float32(bounds[0]) - zero_point) * scale)
+    if bounds is not None and bounds[1] < np.iinfo(dtype).max:
+        x = jnp.minimum(x, (np.float32(bounds[1]) - zero_point) * scale)
+    operands = grid.operands(dtype)
+    integers = QUANTIZE.bind(x, *operands, axis=grid.axis)
+    return DEQUANTIZE.bind(integers, *operands, axis=grid.axis).astype(value.dtype)
+
+
+def _holds(dtype: Any, numbers: np.ndarray) -> bool:
+    info = np.iinfo(dtype)
+    exact = numbers.astype(np.float64)  # float32 has no 2147483647
+    return bool(np.all((exact >= info.min) & (exact <= info.max)))

@@ -1,0 +1,98 @@
+"""Marks in a traced program: here is a quantized value, and this is its grid.
+
+A model is traced with its quantizers' results marked. What a mark says is known only when the constants of the program
+are: the exporter then decides whether it is a stored integer, a quantizer with a known scale, or a computation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jax.extend.core import Primitive
+from jax.interpreters import batching
+
+from jqinject.core import IntQuant, RescalingIntQuant
+from jqinject.core.clamp import Identity, TensorClamp, TensorClampSte
+from jqinject.core.delay import DelayWrapper
+from jqinject.core.rounding import RoundSte, StochasticRoundSte
+from jqinject.nn._frozen import FrozenWeight
+from jqinject.nn._weight_layer import QuantWeightLayer
+from jqinject.proxy import QuantProxyFromInjector
+from jqinject.quant_tensor import IntQuantTensor, as_array
+
+MARK = Primitive("jqinject_quantized")
+"""Operands: what was quantized, its quantized value, scale, zero point, bit width. Result: the quantized value.
+
+Parameters: `signed`; `narrow_range`; `nearest`, whether the value is `clamp(round(x / scale + zero_point))` and back.
+"""
+
+MARK.def_abstract_eval(lambda x, value, *grid, **facts: value)
+# Under vmap the grid has a batch axis of its own: the value is then a computation like any other.
+batching.primitive_batchers[MARK] = lambda operands, axes, **facts: (operands[1], axes[1])
+
+
+def mark_quantizers(model: Any) -> None:
+    """Let every quantizer and frozen weight of a model mark its results, and every layer contract floats.
+
+    In place: for a copy that nobody else has, whose instances can be of other classes.
+    """
+    for _, node in nnx.iter_modules(model):
+        if isinstance(node, QuantProxyFromInjector) and not _is_delayed(node):
+            _override(node, "__call__", _marked_call)
+        elif isinstance(node, FrozenWeight):
+            _override(node, "quant_tensor", _marked_frozen)
+        elif isinstance(node, QuantWeightLayer):
+            node.contraction = "float"
+
+
+def _override(node: Any, name: str, make: Any) -> None:
+    kind = type(node)
+    node.__class__ = type(kind.__name__, (kind,), {name: make(getattr(kind, name))})
+
+
+def _marked_call(call: Any) -> Any:
+    def marked(self: Any, x: Any, *others: Any) -> Any:
+        result = call(self, x, *others)
+        return _marked(x, result, bool(self.is_narrow_range), _is_nearest(self.tensor_quant))
+
+    return marked
+
+
+def _marked_frozen(quant_tensor: Any) -> Any:
+    def marked(self: Any) -> Any:
+        weight = quant_tensor(self)
+        return _marked(weight, weight, False, False)
+
+    return marked
+
+
+def _marked(x: Any, result: Any, narrow_range: bool, nearest: bool) -> Any:
+    if not isinstance(result, IntQuantTensor):
+        return result
+    grid = (result.scale, result.zero_point, jnp.asarray(result.bit_width, jnp.float32))
+    value = MARK.bind(
+        as_array(x), result.value, *grid, signed=result.signed, narrow_range=narrow_range, nearest=nearest
+    )
+    return result.set(value=value)
+
+
+def _is_delayed(proxy: Any) -> bool:
+    """Whether the quantizer lets its first calls through, and some of them are left: no grid holds then."""
+    nodes = (node for _, node in nnx.iter_modules(proxy))
+    waiting = (n.countdown for n in nodes if isinstance(n, DelayWrapper) and n.countdown is not None)
+    return any(bool(jnp.any(countdown[...] > 0)) for countdown in waiting)
+
+
+def _is_nearest(quantizer: Any) -> bool:
+    """Whether it rounds to nearest and clamps, and does nothing else, as QuantizeLinear does."""
+    if not isinstance(quantizer, RescalingIntQuant) or not isinstance(quantizer.int_quant, IntQuant):
+        return False
+    inner = quantizer.int_quant
+    return (
+        isinstance(inner.float_to_int_impl, RoundSte | StochasticRoundSte)
+        and isinstance(inner.tensor_clamp_impl, TensorClamp | TensorClampSte)
+        and isinstance(inner.input_view_impl, Identity)
+        and (inner.delay is None or inner.delay.countdown is None)
+    )

@@ -1,0 +1,91 @@
+"""What both exporters do first: check what they were given, and take a copy of the model that serves."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jqinject.quant_tensor import QuantTensor, as_array
+
+
+def serving_copy(model: Any, name: str) -> Any:
+    """A copy of a model, in evaluation mode.
+
+    Args:
+        model: an NNX module; it stays as it is.
+        name: of the function that asks, for the error text.
+
+    Raises:
+        TypeError: it is no NNX module.
+    """
+    if not isinstance(model, nnx.Module):
+        raise TypeError(
+            f"{name} takes an NNX module, got {type(model).__name__}.\n"
+            f"  cure: {name}(model, input), the model first"
+        )
+    copy = nnx.clone(model, graph=True)
+    copy.eval()
+    return copy
+
+
+def input_specs(inputs: tuple[Any, ...], name: str) -> tuple[Any, ...]:
+    """Shapes and dtypes of the inputs, arrays or pytrees of them.
+
+    Raises:
+        TypeError: something in them has no shape and dtype, or is a QuantTensor.
+    """
+
+    def spec(x: Any) -> jax.ShapeDtypeStruct:
+        if not isinstance(x, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
+            raise TypeError(
+                f"{name} takes arrays or jax.ShapeDtypeStructs as inputs, got {type(x).__name__}.\n"
+                "  cure: jnp.asarray(x); the value of a QuantTensor, and a quantizer at the model's input"
+            )
+        return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+    return jax.tree.map(spec, inputs, is_leaf=_is_quant_tensor)
+
+
+def plain(output: Any) -> Any:
+    """An output with arrays in the place of QuantTensors, which no other program knows."""
+    return jax.tree.map(as_array, output, is_leaf=_is_quant_tensor)
+
+
+def checked_path(path: str | os.PathLike[str], name: str) -> Path:
+    """A path to write to.
+
+    Raises:
+        FileNotFoundError: its folder does not exist.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"{name}: there is no folder {str(path.parent)!r} to write {path.name!r} to.\n  cure: make it first"
+        )
+    return path
+
+
+def needed(package: str, extra: str, name: str) -> Any:
+    """A package that is not among the requirements.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"{name} needs the package {error.name!r}, which is not installed.\n"
+            f'  cure: pip install "jqinject[{extra}]"',
+            name=error.name,
+        ) from error
+
+
+def _is_quant_tensor(x: Any) -> bool:
+    return isinstance(x, QuantTensor)

@@ -1,0 +1,120 @@
+"""`onnx`: a model as an ONNX model with QuantizeLinear and DequantizeLinear, by jax2onnx."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jqinject.export._fold import evaluate
+from jqinject.export._grid import KEPT, rules
+from jqinject.export._lowerings import register
+from jqinject.export._marks import mark_quantizers
+from jqinject.export._model import checked_path, input_specs, needed, plain, serving_copy
+from jqinject.export._pool import POOLS
+
+
+def onnx(
+    model: nnx.Module,
+    *inputs: Any,
+    path: str | os.PathLike[str] | None = None,
+    opset: int = 20,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+) -> Any:
+    """The model in evaluation mode as an ONNX model, in the form that runtimes know as QDQ.
+
+    What is quantized in the model is quantized in the file:
+
+    - Integer weights and biases, frozen or not: stored integers and DequantizeLinear, per tensor or per channel. The
+      integers are int8 or uint8 up to 8 bits, int16 or uint16 up to 16 bits from opset 21 on, else int32.
+    - A quantizer of activations whose scale is known: QuantizeLinear and DequantizeLinear, behind Max and Min where it
+      has fewer bits than the stored dtype, or a narrow range.
+    - One whose scale depends on the data, or varies along several axes: the computation, in floats.
+    - 8-bit floats: their values, in floats.
+
+    A quantizer that rounds otherwise than to nearest is computed, and then stored in integers. Layers contract the
+    dequantized floats, whatever their `contraction`: whether integers are contracted is up to the runtime. The outputs
+    are the model's up to the order in which floats are summed, and where that moves a value over a rounding's edge, up
+    to one step of the quantizer there.
+
+        proto = jqinject.export.onnx(model, jnp.zeros((1, 8, 8, 1)), path="model.onnx")
+
+    Args:
+        model: an NNX module, quantized or not, frozen or not; it is not changed.
+        inputs: of the model; arrays, or `jax.ShapeDtypeStruct`s, whose shape may have symbolic sizes
+            (`jax.export.symbolic_shape("batch, 8")`), or pytrees of them.
+        path: the file to write; None writes none.
+        opset: version of ONNX's operators; from 13 on, where scales per channel begin. From 21 on onnxruntime 1.31
+            refuses some models with signed activations.
+        input_names: of the inputs' arrays; `in_0`, `in_1`, ... by default.
+        output_names: of the outputs' arrays.
+
+    Returns:
+        An `onnx.ModelProto`.
+
+    Raises:
+        TypeError: `model` is no NNX module, or an input has no shape and dtype.
+        ValueError: the opset is below 13, or the model has an operation that jax2onnx has no ONNX for, or
+            no valid one: contractions in float16 or of integers (Flax's layers with `QDotGeneral` or its kin).
+        FileNotFoundError: the file's folder does not exist.
+        ImportError: jax2onnx is not installed.
+
+    Differs from jax2onnx: pools have one to three spatial axes, as runtimes want them.
+    """
+    copy, specs = serving_copy(model, "onnx"), input_specs(inputs, "onnx")
+    if opset < 13:
+        raise ValueError(f"onnx: opset must be at least 13, where scales per channel begin, got {opset}")
+    target = None if path is None else checked_path(path, "onnx")
+    jax2onnx, package = (needed(name, "onnx", "onnx") for name in ("jax2onnx", "onnx"))
+    register(needed("jax2onnx.plugins.plugin_system", "onnx", "onnx"))
+    program = _program(copy, specs, opset)
+    kind = type(model).__name__
+    try:
+        proto = jax2onnx.to_onnx(
+            lambda *xs: evaluate(program, xs, KEPT),
+            inputs=jax.tree.leaves(specs),
+            model_name=kind,
+            opset=opset,
+            input_names=input_names,
+            output_names=output_names,
+        )
+    except NotImplementedError as error:
+        raise ValueError(
+            f"onnx: {kind} has an operation that jax2onnx has no ONNX for: {error}\n"
+            "  cure: jqinject.export.stablehlo(model, ...), which has all of JAX's operations"
+        ) from error
+    _check_valid(proto, package, kind)
+    if target is not None:
+        package.save_model(proto, target)
+    return proto
+
+
+def _check_valid(proto: Any, package: Any, kind: str) -> None:
+    """Raise where ONNX's own checker refuses what jax2onnx made."""
+    try:
+        package.checker.check_model(proto, full_check=True)
+    except (package.checker.ValidationError, package.shape_inference.InferenceError) as error:
+        raise ValueError(
+            f"onnx: what jax2onnx made of {kind} is not valid: {error}\n"
+            "  cure: a model in float32 without QDotGeneral and its kin, as jax2onnx writes contractions of float32; "
+            "or jqinject.export.stablehlo(model, ...)"
+        ) from error
+
+
+def _program(model: Any, specs: tuple[Any, ...], opset: int) -> Any:
+    """What the model computes, from arrays to arrays, with quantized numbers written as ONNX has them."""
+    mark_quantizers(model)
+    graphdef, state = nnx.split(model, graph=True)
+    leaves, structure = jax.tree.flatten(specs)
+
+    def run(state: Any, *leaves: Any) -> Any:
+        return jax.tree.leaves(plain(nnx.merge(graphdef, state)(*jax.tree.unflatten(structure, leaves))))
+
+    # NNX's transformations want Variables of the trace they are in: the state is an argument first, a constant then.
+    marked = jax.make_jaxpr(run)(state, *leaves)
+    known = jax.tree.leaves(state)
+    return jax.make_jaxpr(lambda *xs: evaluate(marked, [*known, *xs], {**rules(opset), **POOLS}))(*leaves)

@@ -1,0 +1,181 @@
+"""`stablehlo`: a model as a StableHLO program that needs neither the model nor this package."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import export
+
+from jqinject.export._model import checked_path, input_specs, needed, plain, serving_copy
+
+WEIGHTS = ("constants", "argument")
+# XLA's own, and the one custom call that integer contractions make; JAX's list of stable ones does not name it.
+LAYOUT = export.DisabledSafetyCheck.custom_call("LayoutConstraint")
+
+
+class stablehlo:
+    """The program that a model computes in evaluation mode, by `jax.export`.
+
+    `stablehlo(model, *inputs)` exports, `stablehlo.load(path)` reads what `save` wrote. The model is not changed; a
+    copy of it is traced, in evaluation mode. What the model holds as integers stays integers (`tensor<...xi8>`; 4-bit
+    and narrower ones packed into bytes), and composites (`jax.lax.composite`) stay composites. A QuantTensor that the
+    model returns comes out as its value.
+
+    The result, called or loaded anywhere, is what `nnx.jit` of the model gives on the same platform, to the bit: the
+    compiler is kept from folding the weights into other operations.
+
+    A program exported for the CPU may hold the custom call `LayoutConstraint`, in front of a contraction of integers;
+    XLA knows it, other compilers may not.
+
+    Args:
+        model: an NNX module, quantized or not, frozen or not.
+        inputs: of the model; arrays, or `jax.ShapeDtypeStruct`s, whose shape may have symbolic sizes
+            (`jax.export.symbolic_shape("batch, 8")`), or pytrees of them.
+        weights: "constants": the program holds them, and needs nothing but its inputs. "argument": it takes them at the
+            call, as a dict from path to array; for large models, and for several sets of weights.
+        platforms: names of JAX platforms, such as `("cpu", "cuda")`; None means the present one.
+
+    Attributes:
+        exported: the `jax.export.Exported`.
+        weights: path -> array, with `weights="argument"`; None else, and in a loaded program.
+
+    Raises:
+        TypeError: `model` is no NNX module, or an input has no shape and dtype.
+        ValueError: `weights` is neither of the two words.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jqinject
+        >>> from jqinject.nn import QuantLinear
+        >>> layer = jqinject.freeze(QuantLinear(8, 4, rngs=nnx.Rngs(0)))
+        >>> (batch,) = export.symbolic_shape("batch")
+        >>> program = stablehlo(layer, jax.ShapeDtypeStruct((batch, 8), jnp.float32))
+        >>> program.call(jnp.ones((3, 8))).shape, "tensor<4x8xi8>" in program.text
+        ((3, 4), True)
+    """
+
+    exported: export.Exported
+    weights: dict[str, jax.Array] | None
+
+    def __init__(
+        self,
+        model: nnx.Module,
+        *inputs: Any,
+        weights: str = "constants",
+        platforms: Sequence[str] | None = None,
+    ) -> None:
+        if weights not in WEIGHTS:
+            raise ValueError(f"stablehlo: weights must be 'constants' or 'argument', got {weights!r}")
+        specs = input_specs(inputs, "stablehlo")
+        run, values = _function(serving_copy(model, "stablehlo"))
+        self.weights = values if weights == "argument" else None
+        if self.weights is None:
+            program = jax.jit(lambda *xs: run(*xs, weights=jax.lax.optimization_barrier(values)))
+            known: dict[str, Any] = {}
+        else:
+            program = jax.jit(run)
+            known = {"weights": {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in values.items()}}
+        traced = export.export(program, platforms=platforms, disabled_checks=[LAYOUT])
+        self.exported = traced(*specs, **known)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a program that `save` wrote.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ImportError: `flatbuffers` is not installed.
+        """
+        return cls.deserialize(Path(path).read_bytes())
+
+    @classmethod
+    def deserialize(cls, data: bytes | bytearray) -> Self:
+        """The program of what `serialize` made.
+
+        Raises:
+            ImportError: `flatbuffers` is not installed.
+        """
+        needed("flatbuffers", "export", "stablehlo.load")
+        program = object.__new__(cls)
+        program.exported = export.deserialize(bytearray(data))
+        program.weights = None
+        return program
+
+    def serialize(self) -> bytes:
+        """The program as bytes, of JAX's format: StableHLO with what is known of inputs and outputs.
+
+        Weights that are an argument are not among them.
+
+        Raises:
+            ImportError: `flatbuffers` is not installed.
+        """
+        needed("flatbuffers", "export", "stablehlo.save")
+        return bytes(self.exported.serialize())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the program to a file.
+
+        Raises:
+            FileNotFoundError: the file's folder does not exist.
+            ImportError: `flatbuffers` is not installed.
+        """
+        target = checked_path(path, "stablehlo.save")
+        target.write_bytes(self.serialize())
+
+    @property
+    def text(self) -> str:
+        """The program as StableHLO text."""
+        return self.exported.mlir_module()
+
+    def call(self, *inputs: Any, weights: Mapping[str, Any] | None = None) -> Any:
+        """Run the program; under `jax.jit` too.
+
+        Args:
+            inputs: of the shapes and dtypes that it was exported for.
+            weights: path -> array, where they are an argument; None means those of the model it was made from.
+
+        Raises:
+            ValueError: weights are missing, or given where the program holds its own.
+        """
+        if not self._takes_weights:
+            if weights is not None:
+                raise ValueError(
+                    "this StableHLO program holds its weights.\n  cure: export with weights='argument' to give others"
+                )
+            return self.exported.call(*inputs)
+        given = self.weights if weights is None else weights
+        if given is None:
+            raise ValueError(
+                "this StableHLO program takes its weights as an argument, and a file has none.\n"
+                "  cure: call(*inputs, weights=...), with the `weights` of the program when it was made"
+            )
+        return self.exported.call(*inputs, weights=dict(given))
+
+    @property
+    def _takes_weights(self) -> bool:
+        _, keywords = jax.tree.unflatten(self.exported.in_tree, self.exported.in_avals)
+        return "weights" in keywords
+
+
+def _function(model: Any) -> tuple[Callable[..., Any], dict[str, jax.Array]]:
+    """The model as a function of inputs and weights, and its weights: path -> array."""
+    graphdef, state = nnx.split(model, graph=True)
+    paths, structure = jax.tree.flatten_with_path(state)
+    leaves = {
+        jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value"): leaf
+        for path, leaf in paths
+    }
+    # Keys of random numbers have no place in a program's signature, and evaluation draws none.
+    weights = {n: x for n, x in leaves.items() if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)}
+
+    def run(*inputs: Any, weights: Mapping[str, jax.Array]) -> Any:
+        merged = nnx.merge(graphdef, jax.tree.unflatten(structure, list({**leaves, **weights}.values())))
+        return plain(merged(*inputs))
+
+    return run, weights
