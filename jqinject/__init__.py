@@ -10,8 +10,8 @@ A quantizer is a class, a flat list of named choices that assembles itself:
     jqinject.load_state(model, float_checkpoint)  # weights in; every quantizer re-assembled from them
 
 Rooms: `inject` (declare and wire), `core` (components), `quant` (ready-made quantizers), `proxy` (which tensor of which
-layer), `nn` (layers), `quant_tensor` (what flows between layers), `program` (what layers do not hold), `model` (whole models),
-`odml` and `export` (for other compilers).
+layer), `nn` (layers), `quant_tensor` (what flows between layers), `program` (what layers do not hold), `model` (whole
+models), `odml` and `export` (for other compilers).
 """
 
 from jqinject import checkpoint_policies as checkpoint_policies

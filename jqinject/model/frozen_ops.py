@@ -66,6 +66,12 @@ OPS: dict[type, tuple[str, type, Callable[[Any], Axes], bool, Callable[[Any], in
 }
 
 
+def op_slot(layer: Any) -> tuple[str, type] | None:
+    """The attribute of a Flax layer that can hold a quantized op, and the op's class; None of other modules."""
+    found = OPS.get(type(layer))
+    return None if found is None else found[:2]
+
+
 def quantized_op(layer: Any) -> OpOfLayer | None:
     """The quantized op that a Flax layer contracts through; None of other modules."""
     for kind, (name, op, axes, stored_last, ndim) in OPS.items():

@@ -9,6 +9,7 @@ import jax
 from flax import nnx
 
 from jqinject.model.counterparts import counterpart_of
+from jqinject.model.frozen_ops import op_slot
 from jqinject.model.rule_policy import policy_for, proxy_at, sites_of
 from jqinject.model.rules import Rule, checked_rules
 from jqinject.model.rules_report import LayerRule, check_operations, idle_rules, plan_layers
@@ -156,6 +157,12 @@ def _quantized(
 
 
 def _quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | None) -> None:
+    if rule.configures:
+        name, op = op_slot(layer) or ("", None)
+        assert op is not None, "planned because it has one"
+        # The function that is there is static; a module in its place is data.
+        setattr(layer, name, nnx.data(op(rule.contraction, rngs=rngs)))
+        return
     counterpart = counterpart_of(layer)
     assert counterpart is not None, "planned because it has one"
     prefixes = tuple(slot.removesuffix("quant") for slot in entry.slots)

@@ -29,12 +29,14 @@ class Rule:
             (`Conv`); None for all layers.
         weight_quant, bias_quant, input_quant, output_quant, grad_quant: injectors, or None. Of an operation,
             `input_quant` is for its inputs that are not quantized yet, `output_quant` for its output.
-        contraction: "auto", "int", "fp8" or "float", as for `QuantLinear`.
+        contraction: "auto", "int", "fp8" or "float", as for `QuantLinear`; or a configuration such as
+            `jqinject.dot.config_v4()`, with which Flax's own layers then contract, forward and backward (no other
+            quantizer is given then).
         overrides: names that a quantizer declares anew, with the prefix of its slot: `weight_bit_width=4`.
 
     Raises:
         TypeError: `path` is no string; an unknown keyword.
-        ValueError: `path` is no regular expression.
+        ValueError: `path` is no regular expression; quantizers beside a configuration of contractions.
 
     Source: Qwix's `QuantizationRule`. Differs from Qwix: quantizers are injectors, and `input_quant` and `output_quant`
     are told apart.
@@ -49,7 +51,7 @@ class Rule:
     path: str
     op: tuple[str, ...] | None
     quantizers: tuple[tuple[str, Any], ...]
-    contraction: str
+    contraction: Any
     overrides: tuple[tuple[str, Any], ...]
     pattern: re.Pattern[str] = field(compare=False, repr=False)
 
@@ -63,11 +65,16 @@ class Rule:
         input_quant: Any = None,
         output_quant: Any = None,
         grad_quant: Any = None,
-        contraction: str = "auto",
+        contraction: Any = "auto",
         **overrides: Any,
     ) -> None:
         given = (weight_quant, bias_quant, input_quant, output_quant, grad_quant)
         names = (op,) if isinstance(op, str) else op
+        if not isinstance(contraction, str) and any(q is not None for q in given):
+            raise ValueError(
+                "Rule: a configuration of contractions quantizes weights, inputs and gradients by itself.\n"
+                "  cure: a rule with contraction=config alone, or with quantizers alone"
+            )
         self._set(
             path=path,
             op=None if names is None else tuple(names),
@@ -92,11 +99,17 @@ class Rule:
     @property
     def keeps_float(self) -> bool:
         """Whether what it matches stays as it is."""
-        return not self.quantizers
+        return not self.quantizers and not self.configures
+
+    @property
+    def configures(self) -> bool:
+        """Whether Flax's own layers contract as the rule says."""
+        return not isinstance(self.contraction, str)
 
     def __str__(self) -> str:
         named = [f"{slot}={getattr(q, '__name__', q)}" for slot, q in self.quantizers]
         named += [f"{name}={value}" for name, value in self.overrides]
+        named += ["contraction=..."] if self.configures else []
         ops = [] if self.op is None else [f"op={', '.join(self.op)}"]
         return f"Rule({', '.join([repr(self.path), *ops, *named])})"
 

@@ -10,6 +10,7 @@ from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.counterparts import LAYER_NAMES, counterpart_of, slots_for
+from jqinject.model.frozen_ops import op_slot
 from jqinject.model.rules import Rule, checked_rules
 from jqinject.model.walk import dotted, walk
 from jqinject.program import known_operations
@@ -82,6 +83,8 @@ def plan_layers(model: Any, rules: tuple[Rule, ...]) -> tuple[tuple[LayerRule, .
         if index is not None:
             takes = slots_for(module, counterpart, named=rules[index].op is not None)
             slots = tuple(slot for slot, _ in rules[index].quantizers if slot in takes)
+            if rules[index].configures and op_slot(module) is not None:
+                slots = ("contraction",)
         by_module[id(module)] = LayerRule(dotted(path), kind, index, slots)
         entries.append(by_module[id(module)])
     return tuple(entries), by_module

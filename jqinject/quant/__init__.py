@@ -3,6 +3,7 @@
 from jqinject.quant.binary import SignedBinaryActPerTensorConst as SignedBinaryActPerTensorConst
 from jqinject.quant.binary import SignedBinaryWeightPerTensorConst as SignedBinaryWeightPerTensorConst
 from jqinject.quant.calibrated import CalibratedAct as CalibratedAct
+from jqinject.quant.calibrated import CalibratedWeight as CalibratedWeight
 from jqinject.quant.calibrated import Int8ActDynamicPerRow as Int8ActDynamicPerRow
 from jqinject.quant.calibrated import Int8ActDynamicPerTensor as Int8ActDynamicPerTensor
 from jqinject.quant.calibrated import Int8ActPerTensorAbsMax as Int8ActPerTensorAbsMax
@@ -10,6 +11,8 @@ from jqinject.quant.calibrated import Int8ActPerTensorMinMax as Int8ActPerTensor
 from jqinject.quant.calibrated import Int8ActPerTensorMSE as Int8ActPerTensorMSE
 from jqinject.quant.calibrated import Int8ActPerTensorPercentile as Int8ActPerTensorPercentile
 from jqinject.quant.calibrated import Int8ActPerTensorRMS as Int8ActPerTensorRMS
+from jqinject.quant.calibrated import Int8WeightPerChannelAbsMax as Int8WeightPerChannelAbsMax
+from jqinject.quant.calibrated import Int8WeightPerTensorAbsMax as Int8WeightPerTensorAbsMax
 from jqinject.quant.fixed_point import Int8ActPerTensorFixedPoint as Int8ActPerTensorFixedPoint
 from jqinject.quant.fixed_point import (
     Int8ActPerTensorFixedPointMinMaxInit as Int8ActPerTensorFixedPointMinMaxInit,

@@ -1,4 +1,4 @@
-"""Activations in a calibrated clipping range: static ones averaged over batches, dynamic ones of the tensor at hand.
+"""Calibrated clipping ranges: static ones averaged over batches, dynamic ones and those of weights from the tensor.
 
 The names say the method: `MinMax` has a zero point, the others are symmetric. Any of them is another's override:
 `calibration_impl = AbsPercentileRange`.
@@ -13,8 +13,9 @@ from jqinject.core import (
     RMSRange,
     SimpleMovingAverage,
 )
-from jqinject.inject import ExtendedInjector
-from jqinject.proxy import ActQuantProxyFromInjector
+from jqinject.inject import ExtendedInjector, value
+from jqinject.proxy import ActQuantProxyFromInjector, WeightQuantProxyFromInjector
+from jqinject.quant.solver.layers import agreed
 
 
 class CalibratedAct(ExtendedInjector):
@@ -80,3 +81,37 @@ class Int8ActDynamicPerRow(Int8ActDynamicPerTensor):
     """8 bits; every row (along the last axis) has the range of its own largest magnitude. Nothing is calibrated."""
 
     shared_axes = (-1,)
+
+
+class CalibratedWeight(ExtendedInjector):
+    """Signed integers in a range that `calibration_impl` finds in the weight; a scale for each output channel."""
+
+    tensor_quant = CalibratedQuant
+    proxy_class = WeightQuantProxyFromInjector
+    bit_width = 8
+    signed = True
+    narrow_range = False
+    averaging_impl = None
+
+    @value
+    def channelwise_axes(module):
+        axes = agreed(module, lambda layer: layer.output_channel_dim, "output_channel_dim")
+        return axes if isinstance(axes, tuple) else (axes,)
+
+
+class Int8WeightPerChannelAbsMax(CalibratedWeight):
+    """8 bits, scale = max |w| / 127.5 of each output channel (of each combination, where several axes count them).
+
+    Source: Qwix. `Int8WeightPerChannelFloat` divides by 127 and never takes -128.
+    """
+
+    calibration_impl = AbsMaxRange
+
+
+class Int8WeightPerTensorAbsMax(Int8WeightPerChannelAbsMax):
+    """8 bits, scale = max |w| / 127.5 of the whole weight.
+
+    Source: Qwix.
+    """
+
+    channelwise_axes = ()

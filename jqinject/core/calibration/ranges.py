@@ -92,7 +92,8 @@ class RMSRange:
         count = max(math.prod(x.shape[axis] for axis in axes), 1)
         mean = jnp.sum(jnp.square(x), tuple(axes), keepdims=True) / count
         # The root's derivative at 0 is infinite, and of no use.
-        return ClippingRange(self.factor * jnp.sqrt(jnp.where(mean > 0, mean, 1.0)) * (mean > 0))
+        root = jnp.sqrt(jnp.where(mean > 0, mean, 1.0))
+        return ClippingRange(jnp.where(mean > 0, self.factor * root, 0.0))
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,7 @@ class CalibratedQuant(nnx.Module):
         channelwise_axes: axes with a range for each index.
         shared_axes: the axes that share a range, in the place of `channelwise_axes`: `(-1,)` for one a row.
         batch_axes: axes with a range for each index that are averaged at once.
+        scale_stop_grad: whether the range has no gradient; by default it has that of what it was found in.
 
     Raises:
         TypeError: `bit_width` is no integer; (at the call) `x` is no float array.
@@ -93,6 +94,7 @@ class CalibratedQuant(nnx.Module):
     channelwise_axes: tuple[int, ...] = ()
     shared_axes: tuple[int, ...] | None = None
     batch_axes: tuple[int, ...] = (0,)
+    scale_stop_grad: bool = False
     use_running_average: bool = False
 
     def __init__(
@@ -104,6 +106,7 @@ class CalibratedQuant(nnx.Module):
         channelwise_axes: Sequence[int] = (),
         batch_axes: Sequence[int] = (0,),
         shared_axes: Sequence[int] | None = None,
+        scale_stop_grad: bool = False,
     ) -> None:
         bits = _check.bit_width(bit_width, "CalibratedQuant", least=2)
         if bits > 16:
@@ -125,6 +128,7 @@ class CalibratedQuant(nnx.Module):
             q_dtype=None if q_dtype is None else float8_dtype(q_dtype, "CalibratedQuant"),
             channelwise_axes=tuple(channelwise_axes),
             batch_axes=tuple(batch_axes),
+            scale_stop_grad=bool(scale_stop_grad),
             shared_axes=None if shared_axes is None else tuple(shared_axes),
         )
 
@@ -173,7 +177,7 @@ class CalibratedQuant(nnx.Module):
         offset = known_zero() if zero_point is None else zero_point
         edge = 2.0 ** (self.bit_width - 1)
         integers = jnp.clip(jnp.round(x32 / scale + offset), -edge, edge - 1)
-        value = _straight_through(x32, found, (integers - offset) * scale)
+        value = self._straight_through(x32, found, (integers - offset) * scale)
         return QuantResult(value.astype(x.dtype), scale, offset, self.bit_width)
 
     def _float8(self, x: jax.Array, x32: jax.Array, found: ClippingRange) -> FloatQuantResult:
@@ -185,8 +189,19 @@ class CalibratedQuant(nnx.Module):
         assert self.q_dtype is not None
         scale = _not_tiny(found.high / float8_max(self.q_dtype))
         payload = to_float8(x32, scale, self.q_dtype)
-        value = _straight_through(x32, found, payload.astype(jnp.float32) * scale)
+        value = self._straight_through(x32, found, payload.astype(jnp.float32) * scale)
         return FloatQuantResult(value.astype(x.dtype), scale, self.q_dtype)
+
+    def _straight_through(self, x: jax.Array, found: ClippingRange, value: jax.Array) -> jax.Array:
+        """`value`, with the gradient of clipping `x` to the range."""
+        clipped = _inside(x, found) if self.scale_stop_grad else jnp.clip(x, found.lowest, found.high)
+        return jax.lax.stop_gradient(value) + (clipped - jax.lax.stop_gradient(clipped))
+
+
+def _inside(x: jax.Array, found: ClippingRange) -> jax.Array:
+    """`x` clipped to the range, its ends included, without a gradient to them."""
+    high, low = jax.lax.stop_gradient((found.high, found.lowest))
+    return jnp.where((low <= x) & (x <= high), x, jax.lax.stop_gradient(x))
 
 
 def _within(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
@@ -196,9 +211,3 @@ def _within(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
 def _others(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
     kept = _within(ndim, axes)
     return tuple(axis for axis in range(ndim) if axis not in kept)
-
-
-def _straight_through(x: jax.Array, found: ClippingRange, value: jax.Array) -> jax.Array:
-    """`value`, with the gradient of clipping `x` to the range."""
-    clipped = jnp.clip(x, found.lowest, found.high)
-    return jax.lax.stop_gradient(value) + (clipped - jax.lax.stop_gradient(clipped))

@@ -1,7 +1,13 @@
-"""Drives Qwix's ODML cases: training steps with their statistics, and conversion with its markers."""
+"""Drives Qwix's ODML cases: training steps with their statistics, and conversion with its markers.
+
+The largest magnitude of a weight lies on a tie (127.5 steps), which goes either way by the last bit of the scale. The
+manifest accepts both; here a case is run with the ties as they fall, with all of them down, and with all of them up,
+and has to agree with one of the three in everything.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -22,7 +28,18 @@ class AbsMaxAct(Int8Act):
     calibration_impl = AbsMaxRange
 
 
-def rule_of(given: dict[str, Any]) -> Rule:
+class TiesDown(Int8Weight):
+    factor = 1 + 1e-6
+
+
+class TiesUp(Int8Weight):
+    factor = 1 - 1e-6
+
+
+TIES = (Int8Weight, TiesDown, TiesUp)
+
+
+def rule_of(given: dict[str, Any], weight: type) -> Rule:
     act = None
     if given.get("act_qtype"):
         static = given.get("act_static_scale", True)
@@ -31,7 +48,7 @@ def rule_of(given: dict[str, Any]) -> Rule:
     return Rule(
         given.get("module_path", ".*"),
         op=tuple(given["op_names"]) if given.get("op_names") else None,
-        weight_quant=Int8Weight if given.get("weight_qtype") else None,
+        weight_quant=weight if given.get("weight_qtype") else None,
         output_quant=act,
     )
 
@@ -40,13 +57,13 @@ def options_of(given: dict[str, Any]) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
 
 
-def quantized(case: Case, inputs: Arrays, x: Any) -> tuple[Any, Any]:
+def quantized(case: Case, inputs: Arrays, x: Any, weight: type = Int8Weight) -> tuple[Any, Any]:
     """The float model and the quantized one."""
     config = case["config"]
     params = {k.removeprefix("params/"): v for k, v in inputs.items() if k.startswith("params/")}
     stats = {k.removeprefix("batch_stats/"): v for k, v in inputs.items() if k.startswith("batch_stats/")}
     model = model_of(config["model"], config.get("model_fields", {}), params | stats, x)
-    qat = OdmlQat(rule_of(config["rule"]), **options_of(config.get("provider", {})))
+    qat = OdmlQat(rule_of(config["rule"], weight), **options_of(config.get("provider", {})))
     return model, qat.quantize(model, x)
 
 
@@ -74,10 +91,10 @@ def compiled(model: Any, x: Any) -> Any:
     return model(x)
 
 
-def steps(case: Case, inputs: Arrays) -> dict[str, Any]:
+def steps(case: Case, inputs: Arrays, weight: type = Int8Weight) -> dict[str, Any]:
     count = sum(name.endswith("/x") and name.startswith("step") for name in inputs)
     x = jnp.asarray(inputs["step0/x"])
-    plain, model = quantized(case, inputs, x)
+    plain, model = quantized(case, inputs, x, weight)
     found: dict[str, Any] = {}
     for step in range(count):
         prefix = f"step{step}/"
@@ -110,6 +127,15 @@ def steps(case: Case, inputs: Arrays) -> dict[str, Any]:
         found |= {f"eval/{name}": value for name, value in outputs(compiled(model, x)).items()}
         found |= {f"eval_float/{name}": value for name, value in outputs(plain(x)).items()}
     return found
+
+
+def driven(case: Case, inputs: Arrays) -> Iterator[dict[str, Any]]:
+    """What a case gives, for every way in which ties of weights may fall."""
+    if case["id"].startswith("odml_conv/") or case["id"].endswith("-conversion"):
+        yield conversion(case, inputs)
+        return
+    for weight in TIES:
+        yield steps(case, inputs, weight)
 
 
 def conversion(case: Case, inputs: Arrays) -> dict[str, Any]:

@@ -1,0 +1,145 @@
+"""Drives Qwix's quantization of arrays: ranges, scales, integers, and the average of ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.core import (
+    AbsMaxRange,
+    CalibratedQuant,
+    ClippingRange,
+    FixedRange,
+    MinMaxRange,
+    RMSRange,
+    SimpleMovingAverage,
+)
+
+Case = dict[str, Any]
+Arrays = dict[str, np.ndarray]
+EDGE = 1e-4  # in steps: as close as this to a tie either neighbour is right
+
+
+def driver(case: Case) -> Callable[..., dict[str, Any]]:
+    """The function that drives a case."""
+    name = case["id"].split("/")[1]
+    if name == "simple-moving-average":
+        return averaged
+    if name == "reshape":
+        return reshaped
+    return clipped if name.startswith("clip-") else arrays
+
+
+def method_of(text: str) -> Any:
+    """The calibration that Qwix writes as a text."""
+    name, *numbers = text.split(",")
+    values = [float(number) for number in numbers]
+    if name == "fixed":
+        return FixedRange(*(values if len(values) != 1 else (-values[0], values[0])))
+    kinds: dict[str, Any] = {"absmax": AbsMaxRange, "minmax": MinMaxRange, "rms": RMSRange}
+    return kinds[name](*values)
+
+
+def quantizer_of(config: dict[str, Any], axes: tuple[int, ...]) -> CalibratedQuant:
+    qtype = config["qtype"]
+    form: dict[str, Any] = {"bit_width": int(qtype[3:])} if qtype.startswith("int") else {"q_dtype": qtype}
+    return CalibratedQuant(
+        method_of(config.get("calibration_method", "absmax")), channelwise_axes=axes, **form
+    )
+
+
+def in_tiles(x: jax.Array, config: dict[str, Any]) -> tuple[jax.Array, tuple[int, ...]]:
+    """The array with each tiled axis cut in two, and the axes that have a scale for each index."""
+    tiles = {int(axis): size for axis, size in (config.get("tiled_axes") or {}).items()}
+    shape: list[int] = []
+    axes: list[int] = []
+    for axis, length in enumerate(x.shape):
+        if axis in config["channelwise_axes"] or axis in tiles:
+            axes.append(len(shape))
+        if axis in tiles:
+            size = tiles[axis] if tiles[axis] >= 1 else length * tiles[axis]
+            shape += [length // int(size), int(size)]
+        else:
+            shape.append(length)
+    return x.reshape(shape), tuple(axes)
+
+
+def arrays(case: Case, inputs: Arrays) -> dict[str, Any]:
+    config = {"channelwise_axes": (), **case["config"]}
+    dtype = config.get("array_dtype") or "float32"
+    x = jnp.asarray(inputs.get("x", np.zeros((8, 16))), dtype)
+    tiled, axes = in_tiles(x, config)
+    made = quantizer_of(config, axes)(tiled)
+    tensor = made.quant_tensor(signed=True, training=False)
+    # One scale a tile, whose own axis is gone.
+    kept = [s for s, long in zip(tensor.scale.shape, _kept(x, config), strict=True) if long]
+    low_bit = tensor.payload() if config["qtype"].startswith("float") else tensor.int()
+    found: dict[str, Any] = {
+        "scale": tensor.scale.reshape(kept),
+        "qvalue": low_bit.reshape(x.shape).astype(jnp.float32),
+        "dequantized": jnp.asarray(tensor.value).reshape(x.shape).astype(jnp.float32),
+    }
+    if "zero_point" in case["outputs"]:
+        found["zero_point"] = tensor.zero_point.reshape(kept)
+    return found | {"allowed": _ties(tiled, tensor, x.shape)}
+
+
+def _kept(x: jax.Array, config: dict[str, Any]) -> list[bool]:
+    """For every axis in tiles, whether the reference's scale has it: not for what is within a tile."""
+    kept: list[bool] = []
+    for axis in range(x.ndim):
+        kept += [True, False] if str(axis) in (config.get("tiled_axes") or {}) else [True]
+    return kept
+
+
+def _ties(x: jax.Array, tensor: Any, shape: tuple[int, ...]) -> dict[str, Any]:
+    if not hasattr(tensor, "bit_width") or tensor.value.dtype == jnp.float8_e4m3fn:
+        return {}
+    steps = x.astype(jnp.float32) / tensor.scale
+    near = jnp.abs(jnp.abs(steps - jnp.floor(steps)) - 0.5) < EDGE
+    reach = jnp.where(near, 1.0, 0.0)
+    return {"qvalue": reach.reshape(shape), "dequantized": (reach * tensor.scale).reshape(shape)}
+
+
+def reshaped(case: Case, inputs: Arrays) -> dict[str, Any]:
+    """A tensor with a scale for each channel, its axes split."""
+    config = case["config"]
+    quantizer = quantizer_of(config, tuple(config["channelwise_axes"]))
+    tensor = quantizer(jnp.asarray(inputs["x"])).quant_tensor(signed=True, training=False)
+    found: dict[str, Any] = {}
+    for name, spec in case["outputs"].items():
+        prefix, _, what = name.partition("/")
+        if what == "qvalue":
+            other = tensor.reshape(spec["shape"])
+            found |= {name: other.int(), f"{prefix}/scale": other.scale, f"{prefix}/dequantized": other.value}
+    return found
+
+
+def clipped(case: Case, inputs: Arrays) -> dict[str, Any]:
+    """The range, the array clipped to it, and the gradient that passes."""
+    config = case["config"]
+    x, g = jnp.asarray(inputs["x"]), jnp.asarray(inputs["g"])
+    quantizer = quantizer_of(config, tuple(config["channelwise_axes"]))
+    quantizer.scale_stop_grad = True
+    found = quantizer.clipping_range(x)
+    _, pull = jax.vjp(lambda x: quantizer(x).value, x)
+    ends = {"calibration/absmax": found.high, "calibration/max": found.high, "calibration/min": found.lowest}
+    return ends | {"clipped": jnp.clip(x, found.lowest, found.high), "masked_grad": pull(g)[0]}
+
+
+def averaged(case: Case, inputs: Arrays) -> dict[str, Any]:
+    average = SimpleMovingAverage()
+    found: dict[str, Any] = {}
+    for step in range(sum(name.endswith("/max") for name in inputs)):
+        prefix = f"step{step}/"
+        high, low = jnp.asarray(inputs[prefix + "max"]), jnp.asarray(inputs[prefix + "min"])
+        mean = average(ClippingRange(high, low), update=True)
+        found |= {prefix + "avg/max": mean.high, prefix + "avg/min": mean.low}
+        found |= {prefix + "stat/count": average.count[...]}
+        found[prefix + "stat/sum_of_max"] = average.sum_of_max[...].reshape(high.shape)
+        found[prefix + "stat/sum_of_min"] = average.sum_of_min[...].reshape(low.shape)
+    return found

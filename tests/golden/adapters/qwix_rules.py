@@ -1,0 +1,222 @@
+"""Drives Qwix's cases of whole models quantized by a rule: training, and weights quantized after it.
+
+The largest magnitude of an operand lies on a tie, which goes either way by the last bit of the scale: a case is run with
+the ties as they fall, and with those of each operand down or up, and has to agree with one of these in everything.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jqinject import Rule, calibrate, freeze, quantize
+from jqinject.core import AbsMaxRange, FixedRange, MinMaxRange, RMSRange, SimpleMovingAverage
+from jqinject.nn._weight_layer import QuantWeightLayer
+from jqinject.quant import CalibratedAct, CalibratedWeight
+from tests.golden.adapters.qwix import ABOVE, BELOW, Nudged, injector_of
+from tests.golden.adapters.qwix_models import model_of
+
+Case = dict[str, Any]
+Arrays = dict[str, np.ndarray]
+OPS = {"QuantConv": "conv_general_dilated0", "QuantEinsum": "einsum0", "QuantLinear": "dot_general0"}
+TIES = [(1.0, 1.0), *itertools.product((BELOW, ABOVE), repeat=2)]
+
+
+def contraction_of(rule: dict[str, Any], nudges: tuple[float, float]) -> type:
+    """Qwix's rule as a configuration: the backward pass takes the float operands unless gradients are quantized."""
+    given = {
+        "lhs_qtype": rule.get("act_qtype"),
+        "rhs_qtype": rule.get("weight_qtype"),
+        "lhs_calibration_method": rule.get("act_calibration_method", "absmax"),
+        "rhs_calibration_method": rule.get("weight_calibration_method", "absmax"),
+        "dlhs_grad_qtype": rule.get("bwd_qtype"),
+        "drhs_grad_qtype": rule.get("bwd_qtype"),
+        "use_original_residuals": not rule.get("bwd_qtype"),
+        "lhs_disable_channelwise_axes": rule.get("disable_channelwise_axes"),
+        "rhs_disable_channelwise_axes": rule.get("disable_channelwise_axes"),
+    }
+    if rule.get("tile_size"):
+        given["tile_size"] = rule["tile_size"]
+    injector = injector_of(given)
+    forward = injector.forward
+    for side, factor in zip(("lhs", "rhs"), nudges, strict=True):
+        if factor != 1.0:
+            operand = getattr(forward, side)
+            forward = forward.let(**{side: operand.let(calibration=Nudged(operand.calibration, factor))})
+    return injector.let(forward=forward)
+
+
+def quantizers_of(
+    rule: dict[str, Any], nudges: tuple[float, float], rank: int, window: bool
+) -> dict[str, Any]:
+    """Qwix's rule as quantizers of a layer.
+
+    Args:
+        rule: Qwix's.
+        nudges: factors of the ranges of input and weight.
+        rank: axes of the input.
+        window: whether the layer is a convolution, whose input has a scale for each image.
+    """
+    found: dict[str, Any] = {}
+    whole = bool(rule.get("disable_channelwise_axes"))
+    if rule.get("act_qtype"):
+        static = rule.get("act_static_scale")
+        rows = (0,) if window else tuple(range(rank - 1))
+        found["input_quant"] = CalibratedAct.let(
+            calibration_impl=_range(rule.get("act_calibration_method", "absmax"), nudges[0]),
+            averaging_impl=SimpleMovingAverage if static else None,
+            channelwise_axes=() if static or whole else rows,
+            scale_stop_grad=True,
+            **_format(rule["act_qtype"]),
+        )
+    if rule.get("weight_qtype"):
+        method = _range(rule.get("weight_calibration_method", "absmax"), nudges[1])
+        found["weight_quant"] = CalibratedWeight.let(
+            calibration_impl=method, scale_stop_grad=True, **_format(rule["weight_qtype"])
+        )
+        if whole:
+            found["weight_quant"] = found["weight_quant"].let(channelwise_axes=())
+    return found
+
+
+def _range(method: str, factor: float) -> Any:
+    name, *numbers = method.split(",")
+    values = [float(number) for number in numbers]
+    if name == "fixed":
+        return FixedRange(-values[0] if len(values) == 1 else values[0], values[-1])
+    kinds: dict[str, Any] = {"absmax": AbsMaxRange, "minmax": MinMaxRange, "rms": RMSRange}
+    return kinds[name](factor * (values[0] if values else 1.0))
+
+
+def _format(qtype: str) -> dict[str, Any]:
+    if qtype.startswith("int"):
+        return {"bit_width": int(qtype.removeprefix("int"))}
+    return {"q_dtype": jnp.dtype(qtype)}
+
+
+def training(case: Case, inputs: Arrays) -> Iterator[dict[str, Any]]:
+    """Forward and gradients of every step, once for each way in which ties may fall.
+
+    Qwix's contractions keep their float operands for the backward pass, as configurations of contractions do; its
+    convolutions keep the quantized ones, as the quantizers of a layer do.
+    """
+    config = case["config"]
+    x = jnp.asarray(inputs["step0/x"])
+    for nudges in TIES:
+        rules = [Rule(contraction=contraction_of(config["rule"], nudges))]
+        if config["model"] in ("conv", "cnn"):
+            of_layer = quantizers_of(config["rule"], nudges, x.ndim, window=True)
+            rules = [Rule("conv", **of_layer), *(rules if config["model"] == "cnn" else [])]
+        yield _steps(inputs, quantize(model_of(config["model"], {}, parameters(inputs), x), rules))
+
+
+def parameters(inputs: Arrays) -> Arrays:
+    return {k.removeprefix("params/"): v for k, v in inputs.items() if k.startswith("params/")}
+
+
+def post_training(case: Case, inputs: Arrays) -> Iterator[dict[str, Any]]:
+    """Frozen weights, static scales and outputs, once for each way in which ties may fall."""
+    config = case["config"]
+    rule = config["rule"]
+    if not isinstance(rule, dict):
+        rule = {"act_qtype": "int8", "weight_qtype": "int8", "act_static_scale": True}
+    name = {"LMlp": "mlp"}.get(config["model"], config["model"])
+    x = jnp.asarray(inputs["x"] if "x" in inputs else inputs["x0"])
+    for nudges in TIES:
+        plain = model_of(name, {}, parameters(inputs), x)
+        model = quantize(plain, Rule(**quantizers_of(rule, nudges, x.ndim, window=name == "conv")))
+        found = {"y_float": plain(x)}
+        if rule.get("act_static_scale"):
+            found |= _collected(inputs, model)
+        yield found | _served(inputs, model, x)
+
+
+def _collected(inputs: Arrays, model: Any) -> dict[str, Any]:
+    """Statistics: given, of the first call, or of three training steps."""
+    found = {}
+    given = {n.split("/")[1]: n.rpartition("/")[0] for n in inputs if n.startswith("quant_stats/")}
+    if not given:
+        batches = [inputs[n] for n in ("x_init", "x0", "x1", "x2") if n in inputs]
+        calibrate(model, [jnp.asarray(x) for x in batches], quantized=True, progress=False)
+        found["y_qat_eval"] = _forward(model, jnp.asarray(batches[0]))
+    for name in vars(model):
+        layer = getattr(model, name)
+        if not isinstance(layer, QuantWeightLayer):
+            continue
+        average = layer.input_quant.tensor_quant.averaging_impl
+        op = OPS[type(layer).__name__]
+        if name in given:
+            average.count.set_value(jnp.asarray(inputs[given[name] + "/count"], jnp.int32))
+            total = jnp.asarray(inputs[given[name] + "/sum_of_absmax"]).reshape(())
+            average.sum_of_max.set_value(total)
+            average.sum_of_min.set_value(-total)
+        for kind in ("qparams", "state"):
+            found[f"{kind}/{name}/{op}_lhs_scale/array"] = layer.input_quant.scale().reshape(
+                (1,) * layer.weight_ndim
+            )
+    return found | _statistics(model)
+
+
+def _statistics(model: Any) -> dict[str, Any]:
+    """What static ranges have collected, named as Qwix does."""
+    found = {}
+    for name in vars(model):
+        layer = getattr(model, name)
+        average = getattr(
+            getattr(getattr(layer, "input_quant", None), "tensor_quant", None), "averaging_impl", None
+        )
+        if average is not None:
+            prefix = f"quant_stats/{name}/{OPS[type(layer).__name__]}_lhs/"
+            shape = (1,) * layer.weight_ndim
+            found |= {
+                prefix + "count": average.count[...],
+                prefix + "sum_of_absmax": average.sum_of_max[...].reshape(shape),
+            }
+    return found
+
+
+def _served(inputs: Arrays, model: Any, x: jax.Array) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    freeze(model)
+    for name in vars(model):
+        layer = getattr(model, name)
+        if isinstance(layer, QuantWeightLayer) and layer.frozen is not None:
+            stored = layer.frozen.freezer.get()
+            for kind in ("qparams", "state"):
+                found[f"{kind}/{name}/kernel/array/qvalue"] = stored.payload.astype(jnp.float32)
+                found[f"{kind}/{name}/kernel/array/scale"] = stored.scale
+                found[f"{kind}/{name}/bias"] = None if layer.bias is None else layer.bias[...]
+    y = _forward(model, x)
+    return found | {"y": y, "y_ptq": y}
+
+
+@nnx.jit
+def _gradients(model: Any, x: jax.Array, g: jax.Array) -> Any:
+    return nnx.grad(lambda m, x: jnp.sum(m(x) * g), argnums=(0, 1))(model, x)
+
+
+@nnx.jit
+def _forward(model: Any, x: jax.Array) -> jax.Array:
+    return model(x)
+
+
+def _steps(inputs: Arrays, model: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for step in range(sum(name.endswith("/x") for name in inputs)):
+        prefix = f"step{step}/"
+        x, g = jnp.asarray(inputs[prefix + "x"]), inputs.get(prefix + "g")
+        before = nnx.state(nnx.clone(model))
+        found[prefix + "y"] = _forward(model, x)
+        found |= {prefix + name: value for name, value in _statistics(model).items()}
+        if g is not None:
+            nnx.update(model, before)
+            dparams, found[prefix + "dx"] = _gradients(model, x, jnp.asarray(g))
+            for path, leaf in nnx.to_flat_state(dparams):
+                found[prefix + "dparams/" + "/".join(map(str, path))] = leaf.get_value()
+    return found
