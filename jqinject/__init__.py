@@ -25,10 +25,13 @@ from jqinject.inject import value as value
 from jqinject.model import Rule as Rule
 from jqinject.model import begin_step as begin_step
 from jqinject.model import calibrate as calibrate
+from jqinject.model import calibrate_batch_norm as calibrate_batch_norm
+from jqinject.model import correct_biases as correct_biases
 from jqinject.model import end_step as end_step
 from jqinject.model import freeze as freeze
 from jqinject.model import grad as grad
 from jqinject.model import load_state as load_state
+from jqinject.model import post_training_quantize as post_training_quantize
 from jqinject.model import quantize as quantize
 from jqinject.model import reassemble as reassemble
 from jqinject.model import report as report

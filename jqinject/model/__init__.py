@@ -2,6 +2,8 @@
 
 from jqinject.model.autodiff import grad as grad
 from jqinject.model.autodiff import value_and_grad as value_and_grad
+from jqinject.model.batch_norm import calibrate_batch_norm as calibrate_batch_norm
+from jqinject.model.bias_correction import correct_biases as correct_biases
 from jqinject.model.calibration import CalibrationReport as CalibrationReport
 from jqinject.model.calibration import calibrate as calibrate
 from jqinject.model.contraction_report import report as report
@@ -17,6 +19,7 @@ from jqinject.model.layer_report import LayerReport as LayerReport
 from jqinject.model.loading import load_state as load_state
 from jqinject.model.outcome import LoadReport as LoadReport
 from jqinject.model.outcome import ReassemblyReport as ReassemblyReport
+from jqinject.model.post_training import post_training_quantize as post_training_quantize
 from jqinject.model.quantizing import quantize as quantize
 from jqinject.model.reassembly import reassemble as reassemble
 from jqinject.model.rules import Rule as Rule

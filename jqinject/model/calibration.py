@@ -88,7 +88,7 @@ def calibrate(
     step = nnx.jit(lambda m, args, kwargs: _run(m, args, kwargs))
     count = 0
     for index, batch in enumerate(with_progress(batches, "calibrating", shown=progress)):
-        args, kwargs = _checked_batch(batch, index)
+        args, kwargs = checked_batch(batch, index)
         step(copy, args, kwargs)
         count += 1
     if count == 0:
@@ -128,7 +128,12 @@ def _run(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     model(*args, **kwargs)
 
 
-def _checked_batch(batch: Any, index: int) -> Batch:
+def checked_batch(batch: Any, index: int) -> Batch:
+    """How a model is called with a batch that may be used for statistics.
+
+    Raises:
+        ValueError: there is nan or inf in it.
+    """
     args, kwargs = batch_arguments(batch)
     for path, leaf in jax.tree.leaves_with_path((args, kwargs)):
         if not _is_finite(leaf):

@@ -45,6 +45,10 @@ class Tape:
         """How often something has been kept."""
         return len(self._kept[layer, what])
 
+    def layers(self, what: str) -> list[str]:
+        """The layers that have noted something, in the order in which they were traced."""
+        return [layer for layer, noted in self._traced if noted == what]
+
     def clear(self) -> None:
         """Let go of all arrays: NNX's caches may hold on to the tape."""
         self._kept.clear()

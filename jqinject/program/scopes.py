@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 SCOPE = "jqinject_module({})"
 SCOPED = re.compile(r"jqinject_module\(([^)]*)\)")
 BEGIN, END = "jqinject_begin", "jqinject_end"
+MARK = "_jqinject_mark"
 
 # Modules that are one operation, whatever they are made of.
 NNX_REGIONS: tuple[tuple[type, str], ...] = (
@@ -64,10 +66,9 @@ def mark(model: Any, opaque: tuple[type, ...]) -> None:
         opaque: classes of modules that are not looked into.
     """
     for path, module in list(nnx.iter_modules(model, graph=True)):
-        kind = type(module)
-        if not path or "__call__" not in dir(kind):
-            continue
-        change_class(module, _marked(kind, ".".join(map(str, path)), region_of(module, opaque)))
+        if path and "__call__" in dir(type(module)):
+            setattr(module, MARK, (".".join(map(str, path)), region_of(module, opaque)))
+            change_class(module, _marked(type(module)))
 
 
 def unmark(model: Any) -> None:
@@ -75,6 +76,7 @@ def unmark(model: Any) -> None:
     for _, module in list(nnx.iter_modules(model, graph=True)):
         if issubclass(type(module), _Marked):
             change_class(module, vars(type(module))["marked_class"])
+            delattr(module, MARK)
 
 
 def change_class(module: Any, kind: type) -> None:
@@ -84,14 +86,16 @@ def change_class(module: Any, kind: type) -> None:
 
 class _Marked:
     __slots__ = ()  # an instance can only take a class of the same layout
-    marked_class: type
 
 
-def _marked(kind: Any, path: str, region: str | None) -> Any:
+# NNX registers every class of modules for good: there is one a kind, and the path is the instance's.
+@functools.cache
+def _marked(kind: Any) -> Any:
     call = kind.__call__
 
     def named(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return in_scope(path, region, lambda *a, **k: call(self, *a, **k), args, kwargs)
+        path, region = getattr(self, MARK)
+        return in_scope(path, region, functools.partial(call, self), args, kwargs)
 
     return type(kind)(kind.__name__, (kind, _Marked), {"__call__": named, "marked_class": kind})
 

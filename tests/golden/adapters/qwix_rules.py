@@ -1,7 +1,7 @@
 """Drives Qwix's cases of whole models quantized by a rule: training, and weights quantized after it.
 
-The largest magnitude of an operand lies on a tie, which goes either way by the last bit of the scale: a case is run with
-the ties as they fall, and with those of each operand down or up, and has to agree with one of these in everything.
+The largest magnitude of an operand lies on a tie, which goes either way by the last bit of the scale: a case is run
+with the ties as they fall, and with those of each operand down or up, and has to agree with one of these in everything.
 """
 
 from __future__ import annotations
@@ -174,10 +174,8 @@ def _statistics(model: Any) -> dict[str, Any]:
         if average is not None:
             prefix = f"quant_stats/{name}/{OPS[type(layer).__name__]}_lhs/"
             shape = (1,) * layer.weight_ndim
-            found |= {
-                prefix + "count": average.count[...],
-                prefix + "sum_of_absmax": average.sum_of_max[...].reshape(shape),
-            }
+            found[prefix + "count"] = average.count[...]
+            found[prefix + "sum_of_absmax"] = average.sum_of_max[...].reshape(shape)
     return found
 
 
