@@ -11,6 +11,7 @@ class _Calibrated(ExtendedInjector):
     bit_width = 8
     signed = True
     narrow_range = False
+    batch_axes = (0,)
 
 
 class Int8Weight(_Calibrated):

@@ -70,7 +70,7 @@ class CalibratedQuant(nnx.Module):
         q_dtype: an 8-bit float dtype instead of integers; the range has to be symmetric then.
         channelwise_axes: axes with a range for each index.
         shared_axes: the axes that share a range, in the place of `channelwise_axes`: `(-1,)` for one a row.
-        batch_axes: axes with a range for each index that are averaged at once.
+        batch_axes: axes with a range for each index, whose mean is the range of a batch: `(0,)` is Qwix's way.
         scale_stop_grad: whether the range has no gradient; by default it has that of what it was found in.
 
     Raises:
@@ -93,7 +93,7 @@ class CalibratedQuant(nnx.Module):
     q_dtype: np.dtype | None = None
     channelwise_axes: tuple[int, ...] = ()
     shared_axes: tuple[int, ...] | None = None
-    batch_axes: tuple[int, ...] = (0,)
+    batch_axes: tuple[int, ...] = ()
     scale_stop_grad: bool = False
     use_running_average: bool = False
 
@@ -104,7 +104,7 @@ class CalibratedQuant(nnx.Module):
         bit_width: int = 8,
         q_dtype: Any = None,
         channelwise_axes: Sequence[int] = (),
-        batch_axes: Sequence[int] = (0,),
+        batch_axes: Sequence[int] = (),
         shared_axes: Sequence[int] | None = None,
         scale_stop_grad: bool = False,
     ) -> None:

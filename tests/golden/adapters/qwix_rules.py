@@ -73,6 +73,7 @@ def quantizers_of(
             averaging_impl=SimpleMovingAverage if static else None,
             channelwise_axes=() if static or whole else rows,
             scale_stop_grad=True,
+            batch_axes=(0,),
             **_format(rule["act_qtype"]),
         )
     if rule.get("weight_qtype"):

@@ -1,0 +1,201 @@
+"""Static ranges, statistics of batch normalizations and biases, from batches of data."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jqinject import (
+    Rule,
+    calibrate,
+    calibrate_batch_norm,
+    correct_biases,
+    post_training_quantize,
+    quantize,
+)
+from jqinject.nn import QuantLinear
+from jqinject.odml import OdmlConversion, OdmlQat
+from jqinject.quant import (
+    Int8ActDynamicPerRow,
+    Int8ActPerTensorAbsMax,
+    Int8ActPerTensorFloat,
+    Int8ActPerTensorMinMax,
+    Int8ActPerTensorMSE,
+    Int8ActPerTensorPercentile,
+    Int8ActPerTensorRMS,
+    Int8WeightPerChannelFloat,
+)
+
+BATCHES = [jnp.asarray(np.random.default_rng(i).normal(size=(8, 6)).astype(np.float32)) for i in range(3)]
+
+
+class Net(nnx.Module):
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        self.fc1 = nnx.Linear(6, 16, rngs=rngs)
+        self.norm = nnx.BatchNorm(16, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.fc2 = nnx.Linear(16, 4, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.fc2(self.dropout(nnx.relu(self.norm(self.fc1(x)))))
+
+
+def quantized(act: object = Int8ActPerTensorMinMax) -> Net:
+    return quantize(Net(), Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=act))
+
+
+def test_ranges_are_those_of_the_float_model() -> None:
+    model = quantized(Int8ActPerTensorAbsMax)
+    report = calibrate(model, BATCHES, progress=False)
+    assert (report.batches, report.quantizers) == (3, ("fc1.input_quant", "fc2.input_quant"))
+    plain = Net()
+    plain.eval()
+    hidden = [nnx.relu(plain.norm(plain.fc1(x))) for x in BATCHES]
+    for layer, seen in ((model.fc1, BATCHES), (model.fc2, hidden)):
+        expected = np.mean([np.abs(x).max() for x in seen])
+        average = layer.input_quant.tensor_quant.averaging_impl  # pyright: ignore[reportAttributeAccessIssue]
+        np.testing.assert_allclose(average.sum_of_max[...] / 3, expected, rtol=1e-5)
+
+
+def test_quantized_ranges_are_those_of_the_quantized_model() -> None:
+    a, b = quantized(), quantized()
+    for model, choice in ((a, False), (b, True)):
+        calibrate(model, BATCHES, quantized=choice, progress=False)
+    tops = [float(m.fc2.input_quant.tensor_quant.averaging_impl.sum_of_max[...]) for m in (a, b)]  # pyright: ignore
+    assert tops[0] != tops[1]
+    assert tops[0] == pytest.approx(tops[1], rel=0.05)
+
+
+def test_nothing_but_statistics_changes() -> None:
+    model = quantized()
+    before = {p: np.asarray(v.get_value()) for p, v in _plain_variables(model)}
+    calibrate(model, BATCHES, progress=False)
+    after = {p: np.asarray(v.get_value()) for p, v in _plain_variables(model)}
+    assert before.keys() == after.keys()
+    for path, value in before.items():
+        np.testing.assert_array_equal(value, after[path], err_msg=str(path))
+    assert model.fc1.input_quant.use_running_average and model.dropout.deterministic  # pyright: ignore
+
+
+def _plain_variables(model: nnx.Module) -> list[tuple[tuple[object, ...], nnx.Variable[jax.Array]]]:
+    flat = nnx.to_flat_state(nnx.state(model))
+    return [(p, v) for p, v in flat if "input_quant" not in p and not isinstance(v, nnx.RngKey)]
+
+
+METHODS = (
+    Int8ActPerTensorFloat,
+    Int8ActPerTensorMinMax,
+    Int8ActPerTensorAbsMax,
+    Int8ActPerTensorPercentile,
+    Int8ActPerTensorMSE,
+    Int8ActPerTensorRMS,
+)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_leaves_a_model_close_to_the_float_one(method: type) -> None:
+    layer = QuantLinear(6, 4, weight_quant=None, input_quant=method, rngs=nnx.Rngs(0))
+    calibrate(layer, BATCHES, progress=False)
+    x = BATCHES[0]
+    error = jnp.abs(layer(x) - x @ layer.kernel[...] - layer.bias[...])  # pyright: ignore
+    assert float(jnp.mean(error)) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("batches", "text"),
+    [
+        ([], r"got no batch"),
+        ([BATCHES[0], BATCHES[1].at[2, 3].set(jnp.nan)], r"batch 1 has nan or inf in .*shape \(8, 6\)"),
+    ],
+)
+def test_bad_batches_are_refused_and_nothing_changes(batches: list[jax.Array], text: str) -> None:
+    model = quantized()
+    with pytest.raises(ValueError, match=text):
+        calibrate(model, batches, progress=False)
+    assert int(model.fc1.input_quant.tensor_quant.averaging_impl.count[...]) == 0  # pyright: ignore
+    assert not model.fc1.input_quant.use_running_average  # pyright: ignore
+
+
+def test_a_model_without_static_ranges_has_nothing_to_calibrate() -> None:
+    for act in (None, Int8ActDynamicPerRow):
+        with pytest.raises(ValueError, match=r"nothing to calibrate"):
+            calibrate(quantized(act), BATCHES, progress=False)
+
+
+def test_batches_may_be_keywords() -> None:
+    model = quantized()
+    assert calibrate(model, [{"x": BATCHES[0]}], progress=False).batches == 1
+
+
+def test_odml_models_are_calibrated_too() -> None:
+    model = OdmlQat().quantize(Net(), BATCHES[0])
+    assert "final_output0" in str(calibrate(model, BATCHES, progress=False).quantizers)
+    converted = OdmlConversion().quantize(model, BATCHES[0])
+    np.testing.assert_allclose(converted(BATCHES[0]), model(BATCHES[0]), atol=1e-5)
+
+
+def test_statistics_of_batch_normalization_are_those_of_the_quantized_model() -> None:
+    model = quantized()
+    calibrate(model, BATCHES, progress=False)
+    assert calibrate_batch_norm(model, BATCHES, progress=False) == ("norm",)
+    outputs = [np.asarray(model.fc1(x)) for x in BATCHES]
+    np.testing.assert_allclose(model.norm.mean[...], np.mean([y.mean(0) for y in outputs], 0), atol=1e-5)
+    np.testing.assert_allclose(model.norm.var[...], np.mean([y.var(0) for y in outputs], 0), rtol=1e-4)
+
+
+def test_a_model_without_batch_normalization_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"has no nnx.BatchNorm"):
+        calibrate_batch_norm(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), BATCHES)
+
+
+def test_corrected_biases_give_every_layer_its_float_mean() -> None:
+    rule = Rule(weight_quant=Int8WeightPerChannelFloat, weight_bit_width=3)
+    plain, model = Net(), quantize(Net(), rule)
+    for net in (plain, model):
+        net.eval()
+    shift = _mean_shift(plain, model)
+    assert correct_biases(model, BATCHES, progress=False) == ("fc1", "fc2")
+    assert shift > 1e-2
+    assert _mean_shift(plain, model) < 1e-5
+
+
+def _mean_shift(plain: Net, model: Net) -> float:
+    means = [sum(net(x).mean(0) for x in BATCHES) / len(BATCHES) for net in (plain, model)]
+    return float(jnp.abs(means[0] - means[1]).max())
+
+
+def test_biases_of_a_float_model_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"quantize it first"):
+        correct_biases(Net(), BATCHES)
+
+
+@pytest.mark.parametrize("activations", ["float", "dynamic", "static"])
+def test_post_training_quantization_in_one_step(activations: str) -> None:
+    plain = Net()
+    served = post_training_quantize(
+        plain,
+        activations,
+        batches=BATCHES,
+        keep_float="fc2",
+        bias_correction=True,
+        progress=False,  # pyright: ignore
+    )
+    plain.eval()
+    assert served.fc1.frozen.freezer.value.dtype == jnp.int8  # pyright: ignore[reportAttributeAccessIssue]
+    assert type(served.fc2) is nnx.Linear
+    scale = float(jnp.abs(plain(BATCHES[0])).max())
+    np.testing.assert_allclose(served(BATCHES[0]), plain(BATCHES[0]), atol=0.03 * scale)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("statics",), r"activations must be one of"),
+        (("static",), r"cure: batches="),
+    ],
+)
+def test_post_training_quantization_refuses(arguments: tuple[str, ...], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        post_training_quantize(Net(), *arguments)  # pyright: ignore[reportArgumentType]
