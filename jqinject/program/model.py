@@ -72,7 +72,6 @@ class _ProgramClass(type(nnx.Module)):
     program_mixin: type
 
 
-@functools.cache
 def quantized_class(kind: type, program: type = QuantizedProgram) -> type:
     """The class of models of class `kind` whose call is run as a program; the same one every time.
 
@@ -80,6 +79,11 @@ def quantized_class(kind: type, program: type = QuantizedProgram) -> type:
         kind: a class of modules.
         program: `QuantizedProgram`, or a class derived from it.
     """
+    return _class_of(kind, program)
+
+
+@functools.cache
+def _class_of(kind: type, program: type) -> type:
     # The model's own class comes first: an instance can only take a class of the same layout.
     added = {"program_class": kind, "program_mixin": program, "__call__": program.__call__}
     added |= {name: getattr(kind, name) for name in ("__doc__", "__module__", "__qualname__")}

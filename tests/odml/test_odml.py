@@ -1,0 +1,194 @@
+"""Fake quantization as devices do it, and programs with the markers that their compilers read."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jqinject import Rule, quantize
+from jqinject.odml import COMPOSITE_NAME, Int8Act, Int8ActDynamic, Int8Weight, OdmlConversion, OdmlQat
+from tests.golden.adapters.qwix_odml import composites
+
+X = jnp.asarray(np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32))
+
+
+class Mlp(nnx.Module):
+    def __init__(self, act: object = nnx.relu) -> None:
+        rngs = nnx.Rngs(0)
+        self.fc1, self.fc2 = nnx.Linear(6, 8, rngs=rngs), nnx.Linear(8, 3, rngs=rngs)
+        self.act = act
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.fc2(self.act(self.fc1(x)))  # pyright: ignore[reportCallIssue]
+
+
+def trained(model: nnx.Module | None = None, qat: OdmlQat | None = None) -> nnx.Module:
+    found = (qat or OdmlQat()).quantize(model or Mlp(), X)
+    found(X)
+    return found
+
+
+def markers(model: nnx.Module, x: jax.Array = X) -> list[dict[str, object]]:
+    graphdef, state = nnx.split(model)
+    return composites(jax.make_jaxpr(lambda s, x: nnx.merge(graphdef, s)(x))(state, x).jaxpr)  # pyright: ignore
+
+
+def test_a_contraction_its_bias_and_a_relu_are_one() -> None:
+    model = trained()
+    names = [name for name in model.op_quant if not name.endswith("_rhs")]  # pyright: ignore
+    assert names == ["fc1.dot_general0_lhs", "fc2.dot_general0_lhs", "final_output0"]
+
+
+def test_conversion_agrees_with_training_and_knows_every_scale() -> None:
+    model = trained()
+    model.eval()
+    converted = OdmlConversion().quantize(model, X)
+    np.testing.assert_allclose(converted(X), model(X), atol=1e-6)
+    found = markers(converted)
+    assert [m["name"] for m in found] == [COMPOSITE_NAME] * 5
+    weights = [m["attributes"] for m in found if m["attributes"]["narrow_range"]]  # pyright: ignore
+    assert [len(w["scale"]) for w in weights] == [8, 3]
+    np.testing.assert_allclose(weights[0]["scale"], np.abs(model.fc1.kernel[...]).max(0) / 127.5, rtol=1e-6)  # pyright: ignore
+
+
+def test_the_provider_goes_through_quantize() -> None:
+    model = quantize(Mlp(), OdmlQat(), inputs=X)
+    assert "final_output0" in list(model.op_quant)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_dynamic_ranges_have_empty_scales() -> None:
+    rule = Rule(weight_quant=Int8Weight, output_quant=Int8ActDynamic)
+    model = trained(qat=OdmlQat(rule))
+    converted = OdmlConversion().quantize(model, X)
+    attributes = [m["attributes"] for m in markers(converted)]
+    assert [len(a["scale"]) for a in attributes] == [0, 8, 0, 3]  # pyright: ignore
+    np.testing.assert_allclose(converted(X), model(X), atol=1e-6)
+
+
+def test_fixed_ranges_of_inputs_and_outputs() -> None:
+    qat = OdmlQat(fixed_range_for_inputs=(0.0, 1.0), fixed_range_for_outputs=(-3.0, 3.0))
+    model = trained(qat=qat)
+    model(2 * X)
+    average = model.op_quant["fc1.dot_general0_lhs"].tensor_quant.averaging_impl  # pyright: ignore
+    assert (int(average.count[...]), float(average.sum_of_max[...])) == (1, 1.0)
+    found = markers(OdmlConversion().quantize(model, X))
+    assert found[0]["attributes"]["scale"] == [pytest.approx(1 / 255)]  # pyright: ignore
+    assert "zero_point" not in found[-1]["attributes"]  # pyright: ignore
+
+
+def test_softmax_and_tanh_have_the_ranges_of_devices() -> None:
+    for act, scale, zero in ((nnx.softmax, 1 / 256, -128), (jnp.tanh, 1 / 128, 0)):
+        attributes = [m["attributes"] for m in markers(OdmlConversion().quantize(trained(Mlp(act)), X))]
+        into_second = attributes[3]
+        assert into_second["scale"] == [pytest.approx(scale)]  # pyright: ignore
+        assert into_second["zero_point"] == [zero]  # pyright: ignore
+
+
+def test_an_unknown_operation_is_an_error_with_its_path_unless_allowed() -> None:
+    with pytest.raises(
+        ValueError, match=r"'exp' in the model itself has no quantized form[\s\S]*strict=False"
+    ):
+        OdmlQat().quantize(Mlp(jnp.exp), X)
+    lenient = trained(Mlp(jnp.exp), OdmlQat(strict=False))
+    assert "fc2.dot_general0_lhs" in lenient.op_quant  # pyright: ignore
+
+
+def test_a_rule_by_path_keeps_the_rest_float() -> None:
+    model = trained(qat=OdmlQat(Rule("fc1", weight_quant=Int8Weight, output_quant=Int8Act)))
+    assert list(model.op_quant) == ["fc1.dot_general0_lhs", "fc1.dot_general0_rhs"]  # pyright: ignore
+
+
+def test_weights_with_several_axes_of_outputs_are_flattened() -> None:
+    layer = nnx.LinearGeneral(6, (2, 4), rngs=nnx.Rngs(0))
+    model = trained(layer)
+    converted = OdmlConversion().quantize(model, X)
+    weight = markers(converted)[1]
+    assert (weight["result_shape"], weight["attributes"]["quantization_dimension"]) == ([6, 8], 1)  # pyright: ignore
+    np.testing.assert_allclose(converted(X), model(X), atol=1e-6)
+
+
+def test_several_outputs_and_a_pytree() -> None:
+    class Two(nnx.Module):
+        def __init__(self) -> None:
+            self.fc = nnx.Linear(6, 2, rngs=nnx.Rngs(0))
+
+        def __call__(self, x: jax.Array) -> dict[str, jax.Array]:
+            y = self.fc(x)
+            return {"a": y, "b": nnx.relu(y)}
+
+    model = OdmlQat().quantize(Two(), X)
+    assert set(model(X)) == {"a", "b"}
+    assert {"final_output0", "final_output1"} <= set(model.op_quant)
+
+
+def test_a_converted_model_under_jit_grad_and_vmap() -> None:
+    converted = OdmlConversion().quantize(trained(), X)
+    expected = converted(X)
+    np.testing.assert_allclose(nnx.jit(lambda m, x: m(x))(converted, X), expected, atol=1e-6)
+    rows = nnx.vmap(lambda m, x: m(x[None])[0], in_axes=(None, 0))(converted, X)
+    np.testing.assert_allclose(rows, expected, atol=1e-6)
+    gradient = jax.grad(lambda x: converted(x).sum())(X)
+    assert float(jnp.abs(gradient).sum()) > 0
+
+
+def test_markers_survive_lowering() -> None:
+    converted = OdmlConversion().quantize(trained(), X)
+    graphdef, state = nnx.split(converted)
+    text = jax.jit(lambda s, x: nnx.merge(graphdef, s)(x)).lower(state, X).as_text()
+    assert text.count(f'stablehlo.composite "{COMPOSITE_NAME}"') == 5
+
+
+def _nan_weight() -> nnx.Module:
+    model = trained()
+    model.fc2.kernel[...] = jnp.full((8, 3), jnp.nan)  # pyright: ignore
+    return model
+
+
+def _other_quantizer() -> nnx.Module:
+    rule = Rule(weight_quant=Int8Weight, output_quant=Int8Act.let(bit_width=4))
+    return trained(qat=OdmlQat(rule))
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (Mlp, r"was not quantized by OdmlQat[\s\S]*cure: model = OdmlQat"),
+        (lambda: OdmlQat().quantize(Mlp(), X), r"fc1.dot_general0_lhs: its statistics were never collected"),
+        (_nan_weight, r"fc2.dot_general0_rhs: invalid scale"),
+        (_other_quantizer, r"devices have signed 8-bit integers, and the quantizer is"),
+        (lambda: trained(nnx.Einsum("bi,ijk->bjk", (6, 2, 4), rngs=nnx.Rngs(0))), None),
+        (
+            lambda: trained(nnx.LinearGeneral((2, 3), (2, 2), axis=(-2, -1), rngs=nnx.Rngs(0))),
+            r"one axis of scales",
+        ),
+    ],
+)
+def test_what_can_not_be_converted(make: object, text: str | None) -> None:
+    if text is None:
+        OdmlConversion().quantize(make(), X)  # pyright: ignore[reportCallIssue]
+        return
+    x = X
+    if "axis" in text:
+        x = X.reshape(4, 2, 3)
+        model = OdmlQat().quantize(nnx.LinearGeneral((2, 3), (2, 2), axis=(-2, -1), rngs=nnx.Rngs(0)), x)
+        model(x)
+    else:
+        model = make()  # pyright: ignore[reportCallIssue]
+    with pytest.raises(ValueError, match=text):
+        OdmlConversion().quantize(model, x)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: OdmlQat(fixed_range_for_inputs=(1.0, 2.0)), ValueError, r"must contain 0"),
+        (lambda: OdmlQat(Rule(input_quant=Int8Act)), TypeError, r"not input_quant"),
+        (lambda: OdmlQat([]), ValueError, r"no rule was given"),
+        (lambda: OdmlQat().quantize(Mlp()), ValueError, r"needs inputs"),
+        (lambda: OdmlQat().quantize(lambda x: x, X), TypeError, r"takes an NNX module"),
+    ],
+)
+def test_what_is_refused(make: object, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        make()  # pyright: ignore[reportCallIssue]
