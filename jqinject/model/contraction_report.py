@@ -14,6 +14,7 @@ from jqinject.model.layer_report import ContractionReport, LayerReport
 from jqinject.model.measured_report import check_numbers, measure
 from jqinject.model.program import Contraction, program_of
 from jqinject.nn._weight_layer import QuantWeightLayer
+from jqinject.program import HELD
 
 LAYERS = (QuantWeightLayer, nnx.Linear, nnx.LinearGeneral, nnx.Einsum, nnx.Conv, nnx.ConvTranspose)
 
@@ -64,7 +65,17 @@ def report(model: nnx.Module, *inputs: Any, numbers: bool = False) -> Contractio
     by_layer: dict[str, list[Contraction]] = {name: [] for name in layers}
     for found in program.contractions:
         by_layer[found.layer].append(found)
-    entries = {name: _entry(name, layers[name], by_layer[name], program.operations[name]) for name in layers}
+    quantized_sites = tuple(vars(model).get(HELD) or ())
+    entries = {
+        name: _entry(
+            name,
+            layers[name],
+            by_layer[name],
+            program.operations[name],
+            any(site.startswith(f"{name}.") for site in quantized_sites),
+        )
+        for name in layers
+    }
     if not numbers:
         return ContractionReport(tuple(entries.values()))
     measured = measure(copy, inputs)
@@ -80,7 +91,7 @@ def _without_weight(name: str, layer: Any) -> LayerReport:
     return LayerReport(path=name, layer=type(layer).__name__, contraction="none", program="", weight_bytes=0)
 
 
-def _entry(name: str, layer: Any, found: list[Contraction], operations: int) -> LayerReport:
+def _entry(name: str, layer: Any, found: list[Contraction], operations: int, in_program: bool) -> LayerReport:
     kinds = sorted({contraction.kind for contraction in found})
     return LayerReport(
         path=name,
@@ -88,13 +99,13 @@ def _entry(name: str, layer: Any, found: list[Contraction], operations: int) -> 
         contraction=" and ".join(kinds) or "none",
         program=", ".join(dict.fromkeys(map(str, found))),
         weight_bytes=_weight_bytes(layer),
-        note=_note(layer, kinds),
+        note=_note(layer, kinds, in_program),
         operations=operations,
     )
 
 
 def _weight_bytes(layer: Any) -> int:
-    held: list[Any] = [vars(layer).get("kernel"), vars(layer).get("frozen")]
+    held: list[Any] = [vars(layer).get(name) for name in ("kernel", "embedding", "frozen")]
     op = quantized_op(layer)
     if op is not None:
         held.append(op.module.rhs_freezer)
@@ -102,8 +113,10 @@ def _weight_bytes(layer: Any) -> int:
     return sum(x.size * x.dtype.itemsize for x in arrays)
 
 
-def _note(layer: Any, kinds: list[str]) -> str:
+def _note(layer: Any, kinds: list[str], in_program: bool) -> str:
     if not kinds:
+        if isinstance(layer, nnx.Embed):
+            return "looks up rows"
         return "was not called, or the compiler could do without"
     if "float" not in kinds:
         return ""
@@ -111,7 +124,7 @@ def _note(layer: Any, kinds: list[str]) -> str:
         return _note_of_ours(layer)
     op = quantized_op(layer)
     if op is None:
-        return "is not quantized"
+        return "fake-quantized by the program around it: see op_quant" if in_program else "is not quantized"
     numerics = op.module.general.fwd
     missing = [
         side

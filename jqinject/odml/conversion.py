@@ -67,8 +67,16 @@ class ConvertedSites(nnx.Module):
         markers: name -> marker; static.
     """
 
+    markers: tuple[tuple[str, FakeQuantMarker], ...]
+
     def __init__(self, policy: OdmlPolicy, markers: dict[str, FakeQuantMarker]) -> None:
         assign(self, policy=policy, markers=tuple(sorted(markers.items(), key=lambda item: item[0])))
+
+    def __iter__(self) -> Any:
+        return (name for name, _ in self.markers)
+
+    def __len__(self) -> int:
+        return len(self.markers)
 
 
 class ConvertedProgram(QuantizedProgram):
