@@ -95,15 +95,17 @@ copyreg.pickle(_ProgramClass, lambda kind: (quantized_class, (kind.program_class
 
 def run(model: Any, call: Any, policy: Policy, quantizers: Quantizers, args: Any, kwargs: Any) -> Any:
     """Run `call(model, *args, **kwargs)` with quantizers in it; the model's state changes as by the call itself."""
-    program = trace(model, call, Arguments(args, kwargs), policy.opaque, HELD)
+    arguments = Arguments(args, kwargs)
+    program = trace(model, call, arguments, policy.opaque, HELD)
     interpreter = Interpreter(policy, quantizers)
     values = _outputs(interpreter, program)
-    live = {tuple(path): leaf for path, leaf in nnx.to_flat_state(nnx.state(model, graph=True))}
+    called = (model, *arguments.modules)
+    live = {tuple(path): leaf for path, leaf in nnx.to_flat_state(nnx.state(called, graph=True))}
     for path, variable, value in program.changed(values):
         if path in live and isinstance(live[path], nnx.Variable):
             live[path].set_value(value)
         else:
-            nnx.update(model, nnx.from_flat_state([(path, variable.replace(value))]))
+            nnx.update(called[path[0]], nnx.from_flat_state([(path[1:], variable.replace(value))]))
     return jax.tree.unflatten(program.output_tree, values[: program.output_tree.num_leaves])
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.extend import core
 
-from jqinject.program.tracked import Tracked, plain
+from jqinject.program.tracked import Origin, Tracked, plain
 
 
 def name_of_function(eqn: Any) -> str | None:
@@ -64,7 +65,13 @@ def _scanned(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Track
 
         return scan
 
-    inside = [*(_as_it_is(x) for x in fixed), *(_unknown_in_loop(x) for x in carry), *(_slice(x) for x in xs)]
+    entering = [x.is_activation for x in inputs]
+    depends = _depending_carries(closed.jaxpr, entering, consts, carries)
+    inside = [
+        *(_as_it_is(x) for x in fixed),
+        *(_unknown_in_loop(x, grown) for x, grown in zip(carry, depends, strict=True)),
+        *(_slice(x) for x in xs),
+    ]
     return run.carried(body, inputs, loop, inside)
 
 
@@ -80,9 +87,32 @@ def _as_it_is(x: Tracked) -> Tracked:
     return x.with_value(x.value)
 
 
-def _unknown_in_loop(x: Tracked) -> Tracked:
+def _depending_carries(jaxpr: Any, entering: list[bool], consts: int, carries: int) -> list[bool]:
+    """Which carried values depend on the model's inputs at some turn: zeros at first, what a cell made of them later.
+
+    Args:
+        jaxpr: the body.
+        entering: which of its inputs do so at the first turn.
+        consts: how many of them come before the carried ones.
+        carries: how many are carried.
+    """
+    known = list(entering)
+    while True:
+        marked = {var for var, depends in zip(jaxpr.invars, known, strict=True) if depends}
+        for eqn in jaxpr.eqns:
+            if any(not isinstance(var, core.Literal) and var in marked for var in eqn.invars):
+                marked.update(eqn.outvars)
+        found = [not isinstance(var, core.Literal) and var in marked for var in jaxpr.outvars[:carries]]
+        before = known[consts : consts + carries]
+        after = [old or new for old, new in zip(before, found, strict=True)]
+        if after == before:
+            return after
+        known[consts : consts + carries] = after
+
+
+def _unknown_in_loop(x: Tracked, depends: bool) -> Tracked:
     """What is carried differs from turn to turn."""
-    return Tracked(x.value, x.origin)
+    return Tracked(x.value, Origin.ACTIVATION if depends else x.origin)
 
 
 def _slice(x: Tracked) -> Tracked:

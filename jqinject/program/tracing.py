@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +23,8 @@ class Program(NamedTuple):
         closed: the program: state and array arguments in; outputs, then the new state, out.
         inputs: its inputs, with what is known of them.
         output_tree: the structure of the outputs.
-        new_state: path and Variable of what the new state consists of.
+        new_state: path and Variable of what the new state consists of; a path begins with 0 for the model, and with 1
+            and so on for the modules among the arguments.
     """
 
     closed: Any
@@ -45,25 +46,31 @@ class Program(NamedTuple):
 
 
 class Arguments:
-    """Arguments of a call: arrays, which the program takes in, and everything else, which it is made for.
+    """Arguments of a call: arrays and modules, which the program takes in, and everything else, which it is made for.
 
     Args:
         args: positional ones.
         kwargs: by keyword.
+
+    Attributes:
+        arrays: the arrays among them.
+        modules: the NNX objects among them: `nnx.Rngs`, whose counts the call moves.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         leaves, self._tree = jax.tree.flatten((args, kwargs), is_leaf=lambda x: isinstance(x, nnx.Pytree))
         self._leaves = leaves
         kinds = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
-        self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, kinds)]
-        self.arrays = [leaves[i] for i in self._places]
+        self._arrays = [i for i, leaf in enumerate(leaves) if isinstance(leaf, kinds)]
+        self._modules = [i for i, leaf in enumerate(leaves) if isinstance(leaf, nnx.Pytree)]
+        self.arrays = [leaves[i] for i in self._arrays]
+        self.modules = [leaves[i] for i in self._modules]
 
-    def with_arrays(self, arrays: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments, with other arrays in the places of theirs."""
+    def filled(self, arrays: Sequence[Any], modules: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, with other arrays and modules in the places of theirs."""
         leaves = list(self._leaves)
-        for place, array in zip(self._places, arrays, strict=True):
-            leaves[place] = array
+        for place, given in zip((*self._arrays, *self._modules), (*arrays, *modules), strict=True):
+            leaves[place] = given
         return jax.tree.unflatten(self._tree, leaves)
 
 
@@ -79,21 +86,22 @@ def trace(
         opaque: classes of modules that are not looked into.
         skip: attribute of the model that its forward does not call.
     """
-    graphdef, state = nnx.split(model, graph=True)
+    graphdef, state = nnx.split((model, *arguments.modules), graph=True)
     flat, treedef = jax.tree.flatten_with_path(state)
     found: dict[str, Any] = {}
 
     def run(leaves: list[Any], arrays: list[Any]) -> Any:
-        copy = nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves))
+        copies = nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves))
+        copy, modules = copies[0], copies[1:]
         # The forward does not see them: a bridge to Linen takes every attribute for its own.
         put_aside = {skip: vars(copy).pop(skip)} if skip in vars(copy) else {}
         mark(copy, opaque)
-        args, kwargs = arguments.with_arrays(arrays)
+        args, kwargs = arguments.filled(arrays, modules)
         with linen_scopes(opaque) if _has_linen(copy) else contextlib.nullcontext():
             out = call(copy, *args, **kwargs)
         unmark(copy)
         vars(copy).update(put_aside)
-        found["state"] = nnx.to_flat_state(nnx.state(copy, graph=True))
+        found["state"] = nnx.to_flat_state(nnx.state(copies, graph=True))
         found["tree"] = jax.tree.structure(out)
         return jax.tree.leaves(out), [_value(leaf) for _, leaf in found["state"]]
 
@@ -116,5 +124,5 @@ def _state_input(path: tuple[Any, ...], leaf: Any, variables: dict[Path, Any]) -
     keys = tuple(part.key for part in path if isinstance(part, jax.tree_util.DictKey))
     holder = next((keys[:end] for end in range(len(keys), 0, -1) if keys[:end] in variables), ())
     if isinstance(variables.get(holder), nnx.Param):
-        return Tracked(leaf, Origin.WEIGHT, weight_path=holder)
+        return Tracked(leaf, Origin.WEIGHT, weight_path=holder[1:])
     return Tracked(leaf)
