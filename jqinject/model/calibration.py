@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import QuantParam, QuantStat
+from jqinject.model.compiled_call import compiled_call
 from jqinject.model.progress import with_progress
 from jqinject.model.walk import dotted
 from jqinject.proxy import ActQuantProxyFromInjector, QuantProxyFromInjector
@@ -85,7 +86,7 @@ def calibrate(
         )
     copy = nnx.clone(model, graph=True)
     _prepare(copy, quantized)
-    step = nnx.jit(lambda m, args, kwargs: _run(m, args, kwargs))
+    step = compiled_call(_run)
     count = 0
     for index, batch in enumerate(with_progress(batches, "calibrating", shown=progress)):
         args, kwargs = checked_batch(batch, index)

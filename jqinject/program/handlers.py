@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jqinject.program.contractions import contraction
 from jqinject.program.operations import LOGISTIC_RANGE, OPERATIONS, Kind, Operation
 from jqinject.program.policy import Choice
-from jqinject.program.tracked import Origin, Tracked, joined, plain, shape_of
+from jqinject.program.tracked import Masked, Origin, Tracked, joined, plain, shape_of
 
 Evaluate = Callable[[list[Any]], list[Any]]
 
@@ -84,8 +86,17 @@ def _with_operands(
         x = taken[place]
         # A number that stands in the program is no tensor.
         if x.is_activation or x.is_weight or shape_of(x) != ():
-            taken[place] = _operand(run, x, choice, label)
+            taker = _masked_operand if operation.masked and x.masked is not None else _operand
+            taken[place] = taker(run, x, choice, label)
     return taken
+
+
+def _masked_operand(run: Any, x: Tracked, choice: Choice | None, name: str) -> Tracked:
+    """An operand with a mask: quantized without it, then masked; else the mask would be all that the range knows."""
+    assert x.masked is not None
+    kept = x.masked.kept()
+    taken = _operand(run, kept, choice, name)
+    return x if taken is kept else replace(taken, value=x.masked.filled(taken.value), twins={})
 
 
 def _quantized(
@@ -188,6 +199,29 @@ def _float(
     return [plain(value, inputs) for value in evaluate([x.value for x in inputs])]
 
 
+def _selecting(
+    run: Any, operation: Operation, path: str, inputs: Sequence[Tracked], evaluate: Evaluate, eqn: Any
+) -> list[Tracked]:
+    run.choose(path, operation)
+    out = plain(_only(evaluate, inputs), inputs)
+    which, *cases = inputs
+    places = [place for place, x in enumerate(cases) if x.is_activation]
+    if len(places) != 1 or which.is_float or any(x.is_weight for x in cases):
+        return [out]
+
+    def filled(value: Any) -> Any:
+        (found,) = evaluate([which.value, *(value if p in places else x.value for p, x in enumerate(cases))])
+        return found
+
+    def kept() -> Tracked:
+        given = [x.value if p in places else jnp.zeros_like(x.value) for p, x in enumerate(cases)]
+        (found,) = evaluate([which.value, *given])
+        return Tracked(found, Origin.ACTIVATION, pending=cases[places[0]].pending)
+
+    out.masked = Masked(kept, filled)
+    return [out]
+
+
 HANDLERS: dict[Kind, Callable[..., list[Tracked]]] = {
     Kind.QUANTIZED: _quantized,
     Kind.ARITHMETIC: _arithmetic,
@@ -195,6 +229,7 @@ HANDLERS: dict[Kind, Callable[..., list[Tracked]]] = {
     Kind.OUTPUT_ONLY: _output_only,
     Kind.JOINING: _joining,
     Kind.FLOAT: _float,
+    Kind.SELECTING: _selecting,
 }
 
 

@@ -10,6 +10,7 @@
 | `JOINING` | if the output is not | yes | concatenate |
 | `TRANSPARENT` | no | keeps whatever the input has | reshape |
 | `FLOAT` | no | no | sin |
+| `SELECTING` | no | no; a mask is no part of the range of what takes it | where |
 | unknown | no | no; an error where strictness is asked for | exp |
 """
 
@@ -31,6 +32,7 @@ class Kind(enum.Enum):
     JOINING = enum.auto()
     TRANSPARENT = enum.auto()
     FLOAT = enum.auto()
+    SELECTING = enum.auto()
     UNKNOWN = enum.auto()
 
 
@@ -43,12 +45,14 @@ class Operation:
         kind: what quantization means for it.
         inputs: which operands are quantized; None for all.
         output_range: the range of its output, where that is known.
+        masked: whether numbers far below all others stand for elements that are left out of its input.
     """
 
     name: str
     kind: Kind
     inputs: tuple[int, ...] | None = None
     output_range: tuple[float, float] | None = None
+    masked: bool = False
 
 
 # The numbers of a device for outputs between 0 and 1: scale 1/256, zero point -128; and between -1 and 1: 1/128, 0.
@@ -71,12 +75,14 @@ OPERATIONS = {
         ),
         *_rows(Kind.QUANTIZED, "resize", "repeat", "silu", inputs=(0,)),
         *_rows(Kind.QUANTIZED, "norm_op", "batch_norm_op", inputs=(0,)),
-        *_rows(Kind.QUANTIZED, "softmax", "sigmoid", inputs=(0,), output_range=LOGISTIC_RANGE),
+        *_rows(Kind.QUANTIZED, "softmax", inputs=(0,), output_range=LOGISTIC_RANGE, masked=True),
+        *_rows(Kind.QUANTIZED, "sigmoid", inputs=(0,), output_range=LOGISTIC_RANGE),
         *_rows(Kind.QUANTIZED, "tanh", inputs=(0,), output_range=TANH_RANGE),
         *_rows(Kind.INPUT_ONLY, "avg_pool", "max_pool", "max", "take", inputs=(0,)),
         *_rows(Kind.OUTPUT_ONLY, "relu", "relu6", "clip", "pad", "floor", inputs=(0,)),
         *_rows(Kind.JOINING, "concatenate"),
-        *_rows(Kind.FLOAT, "sin", "cos", "equal", "where"),
+        *_rows(Kind.FLOAT, "sin", "cos", "equal"),
+        *_rows(Kind.SELECTING, "where"),
         *_rows(
             Kind.TRANSPARENT,
             *("reshape", "transpose", "broadcast_in_dim", "slice", "squeeze", "expand_dims", "rev", "split"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +19,19 @@ class Origin(enum.Enum):
     CONSTANT = enum.auto()
 
 
+@dataclass(frozen=True)
+class Masked:
+    """A value in which constants stand in the place of some elements: `where(mask, x, -1e30)`.
+
+    Attributes:
+        kept: the value with zeros in the place of the constants, which no range is widened by.
+        filled: the value with the constants, from one with anything in their place.
+    """
+
+    kept: Callable[[], Tracked]
+    filled: Callable[[Any], Any]
+
+
 @dataclass(eq=False)
 class Tracked:
     """A value of a program.
@@ -30,6 +44,7 @@ class Tracked:
         fusible: whether it comes from a contraction, and constants may be added to it before it is quantized.
         fixed_range: the range of its values, where that is known.
         weight_path: of a weight.
+        masked: where constants were selected in the place of some of its elements.
         twins: quantizer -> this value quantized by it, for the operations that share it.
     """
 
@@ -40,6 +55,7 @@ class Tracked:
     fusible: bool = False
     fixed_range: tuple[float, float] | None = None
     weight_path: tuple[Any, ...] = ()
+    masked: Masked | None = None
     twins: dict[Any, Tracked] = field(default_factory=dict)
 
     @property
@@ -59,7 +75,7 @@ class Tracked:
 
     def with_value(self, value: Any) -> Tracked:
         """What is known of this value, for another that holds the same numbers."""
-        return replace(self, value=value, twins={})
+        return replace(self, value=value, masked=None, twins={})
 
 
 def plain(value: Any, inputs: Any) -> Tracked:

@@ -18,7 +18,7 @@ class SimpleMovingAverage(nnx.Module):
     With a `momentum` it is the exponential one instead: `mean <- (1 - momentum) * mean + momentum * batch`, from the
     first batch on.
 
-    A batch with an end that is inf or nan stays out. Before the first batch, in evaluation, the range is that of the
+    A batch with an end that is inf or nan, or too large for the sum, stays out. Before the first batch, in evaluation, the range is that of the
     tensor at hand.
 
     State: `count`, int32; `sum_of_max` and `sum_of_min`, the sums of the upper and lower ends, float32 scalars.
@@ -68,9 +68,10 @@ class SimpleMovingAverage(nnx.Module):
         count, sums = self.count.get_value(), [v.get_value() for v in held]
         if update:
             flat = [end.reshape(count.shape) for end in ends]
-            entered = jnp.all(jnp.isfinite(jnp.stack(flat)), axis=0)
             before = jnp.zeros_like(count) if self.restart else count
             grown = [self._grown(total, end, before) for total, end in zip(sums, flat, strict=True)]
+            # Finite ends may still overflow their sum.
+            entered = jnp.all(jnp.isfinite(jnp.stack([*flat, *grown])), axis=0)
             count = jnp.where(entered, before + 1, count)
             sums = [jnp.where(entered, new, old) for new, old in zip(grown, sums, strict=True)]
             self.count.set_value(count)
