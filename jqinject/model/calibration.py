@@ -61,8 +61,9 @@ def calibrate(
         A report.
 
     Raises:
-        TypeError: `model` is no NNX module.
-        ValueError: no batch; a batch with nan or inf; no quantizer with statistics. Nothing is changed then.
+        TypeError: `model` is no NNX module; `batches` is a single batch, or none.
+        ValueError: no batch; a batch with nan or inf; no quantizer with statistics; an abstract model. Nothing is
+            changed then.
 
     Source: Brevitas's `calibration_mode`; Qwix's quantization statistics.
 
@@ -77,12 +78,18 @@ def calibrate(
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(f"calibrate takes an NNX module, got {type(model).__name__}")
+    _check_batches(batches)
     observers = observing_proxies(model)
-    if not observers:
+    if not any(proxy.is_quant_enabled for proxy in observers.values()):
         raise ValueError(
-            f"{type(model).__name__} has no activation quantizer with statistics, so there is nothing to calibrate.\n"
+            f"{type(model).__name__} has no activation quantizer with statistics that is on, so there is nothing to calibrate.\n"
             "  cure: give it input_quant=... or output_quant=... with a static range (Int8ActPerTensorMinMax); weights "
             "and dynamic ranges need no calibration"
+        )
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(nnx.state(model, graph=True))):
+        raise ValueError(
+            f"calibrate runs the model, and {type(model).__name__} is abstract.\n"
+            "  cure: quantize a model that was built for real, and load its weights"
         )
     copy = nnx.clone(model, graph=True)
     _prepare(copy, quantized)
@@ -90,7 +97,11 @@ def calibrate(
     count = 0
     for index, batch in enumerate(with_progress(batches, "calibrating", shown=progress)):
         args, kwargs = checked_batch(batch, index)
-        step(copy, args, kwargs)
+        try:
+            step(copy, args, kwargs)
+        except Exception as error:
+            error.add_note(f"while the model was called with batch {index}; nothing was changed")
+            raise
         count += 1
     if count == 0:
         raise ValueError(
@@ -123,6 +134,16 @@ def _prepare(copy: nnx.Module, quantized: bool) -> None:
     for proxy in observing_proxies(copy).values():
         if proxy.is_quant_enabled:
             proxy.set_attributes(use_running_average=False, raise_if_not_found=False)
+
+
+def _check_batches(batches: Any) -> None:
+    """Refuse a single batch: its rows would be taken for batches."""
+    single = isinstance(batches, jax.Array | np.ndarray | Mapping)
+    if single or not isinstance(batches, Iterable):
+        raise TypeError(
+            f"calibrate takes an iterable of batches, got {type(batches).__name__}.\n"
+            "  cure: [x] for a single batch; list(x) where every x[i] is one"
+        )
 
 
 def _run(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

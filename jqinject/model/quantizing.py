@@ -6,14 +6,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
+import numpy as np
 from flax import nnx
 
 from jqinject.model.counterparts import counterpart_of
 from jqinject.model.frozen_ops import op_slot
-from jqinject.model.rule_policy import policy_for, proxy_at, sites_of
+from jqinject.model.rule_policy import OURS, RulePolicy, policy_for, proxy_at, sites_of
 from jqinject.model.rules import Rule, checked_rules
 from jqinject.model.rules_report import LayerRule, check_operations, idle_rules, plan_layers
-from jqinject.program import HELD, OpQuantizers, change_class, quantized_class
+from jqinject.model.walk import dotted, walk
+from jqinject.program import HELD, OpQuantizers, QuantizedProgram, change_class, quantized_class
 
 Model = TypeVar("Model", bound=nnx.Module)
 
@@ -59,8 +61,10 @@ def quantize(
         A new model, of the class of `model` or one derived from it.
 
     Raises:
-        TypeError: `model` is no NNX module; `rules` are no rules; a quantizer that does not fit its slot.
-        ValueError: no layer that could be quantized; a rule that takes nothing; no inputs for rules about operations.
+        TypeError: `model` is no NNX module; `rules` are no rules; a quantizer that does not fit its slot; `inputs` are
+            none.
+        ValueError: no layer that could be quantized, or none that is; a rule that takes nothing; no inputs for rules
+            about operations; a model that is quantized already.
 
     Source: Qwix's `quantize_model`. Differs from Qwix: layers change their class instead of functions being patched.
 
@@ -79,7 +83,7 @@ def quantize(
             "  cure: a Linen module goes through nnx.bridge.ToNNX(module, rngs=...).lazy_init(x)"
         )
     args, kwargs = _call(inputs)
-    if isinstance(rules, Provider):
+    if isinstance(rules, Provider) and not isinstance(rules, type):
         return rules.quantize(model, *args, **kwargs)
     given = checked_rules(rules)
     check_operations(given)
@@ -94,7 +98,14 @@ def _call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (), {}
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
-    return (inputs,) if isinstance(inputs, jax.Array | jax.ShapeDtypeStruct) else tuple(inputs), {}
+    if isinstance(inputs, tuple | list):
+        return tuple(inputs), {}
+    if isinstance(inputs, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
+        return (inputs,), {}
+    raise TypeError(
+        f"inputs are what the model is called with, got {type(inputs).__name__}.\n"
+        "  cure: inputs=x, an array; inputs=(x, y), several; inputs={'x': x}, by keyword"
+    )
 
 
 def _check(
@@ -107,6 +118,7 @@ def _check(
     """Refuse rules that do not fit the model, before anything is made."""
     entries, _ = plan_layers(model, rules)
     needs_inputs = policy_for(model, rules) is not None
+    _refuse_quantized(model, bool(entries), needs_inputs)
     if not entries and not needs_inputs:
         raise ValueError(
             f"{type(model).__name__} has no layer that could be quantized: none of Flax's own classes.\n"
@@ -125,6 +137,28 @@ def _check(
         raise ValueError(
             f"rules that take nothing (the first rule that matches wins):\n{shown}\n  layers here: {paths or 'none'}\n"
             "  cure: mend the path or the order, or allow_idle=True; jqinject.rules_report(model, rules) shows the plan"
+        )
+    if not (used or allow_idle or any(entry.slots for entry in entries)):
+        shown = "\n".join(f"    {rule}" for rule in rules)
+        raise ValueError(
+            f"these rules quantize nothing: what they match stays float.\n{shown}\n"
+            "  cure: weight_quant=..., input_quant=..., of a kind that the layers take; or allow_idle=True"
+        )
+
+
+def _refuse_quantized(model: nnx.Module, has_layers: bool, needs_inputs: bool) -> None:
+    """Refuse a model that has been here before; layers first and operations later, by other rules, are well."""
+    if isinstance(model, QuantizedProgram) and (needs_inputs or not isinstance(model.op_quant.policy, RulePolicy)):
+        raise ValueError(
+            f"{type(model).__name__} is quantized already: it holds quantizers between its operations, in {HELD}.\n"
+            "  cure: quantize the float model, with all rules at once"
+        )
+    ours = [dotted(path) for path, node in walk(model) if isinstance(node, OURS)]
+    if ours and not has_layers and not needs_inputs:
+        shown = ", ".join(ours[:8]) + (", ..." if len(ours) > 8 else "")
+        raise ValueError(
+            f"{type(model).__name__} is quantized already, in {shown}; it has no float layer left.\n"
+            "  cure: quantize the float model; the weights of this one go into it by jqinject.load_state"
         )
 
 

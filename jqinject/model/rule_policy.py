@@ -7,15 +7,25 @@ from typing import Any
 
 from flax import nnx
 
-from jqinject.inject import Binding, requested_names
+from jqinject.inject import Binding, ExtendedInjector, requested_names
 from jqinject.model.counterparts import COUNTERPARTS
 from jqinject.model.rules import Rule
 from jqinject.nn._norm_layer import QuantNormLayer
 from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.nn.activations import QuantActLayer
 from jqinject.program import Choice, Kind, Operation, Site, Tracked, find_sites, other_axes
-from jqinject.proxy import ActQuantProxyFromInjector
+from jqinject.proxy import (
+    ActQuantProxyFromInjector,
+    BiasQuantProxyFromInjector,
+    GradQuantProxyFromInjector,
+    WeightQuantProxyFromInjector,
+)
 
+NOT_OF_ACTIVATIONS = (
+    WeightQuantProxyFromInjector,
+    BiasQuantProxyFromInjector,
+    GradQuantProxyFromInjector,
+)
 OURS = (QuantWeightLayer, QuantNormLayer, QuantActLayer)
 
 
@@ -108,14 +118,29 @@ def sites_of(
 
 
 def proxy_at(site: Site, rngs: nnx.Rngs | None) -> ActQuantProxyFromInjector:
-    """The quantizer of a place between layers."""
+    """The quantizer of a place between layers.
+
+    Raises:
+        TypeError: a quantizer of weights where an activation is; no injector; an override that would do nothing.
+    """
+    is_injector = isinstance(site.quantizer, type) and issubclass(site.quantizer, ExtendedInjector)
+    if not (is_injector or isinstance(site.quantizer, Binding)):
+        raise TypeError(
+            f"{site.name} takes an injector (a class that derives from ExtendedInjector), got {site.quantizer!r:.80}"
+        )
     declared = site.quantizer if isinstance(site.quantizer, Binding) else Binding(site.quantizer)
+    kind = declared.resolve("proxy_class") if declared.declares("proxy_class") else None
+    if kind in NOT_OF_ACTIVATIONS and not site.is_weight:
+        raise TypeError(
+            f"{site.name} is an activation, and {declared.base.__name__} is not for these: its proxy is a "
+            f"{kind.__name__}.\n  cure: a quantizer of activations, such as Int8ActPerTensorMinMax"
+        )
     axes = site.overrides.get("channelwise_axes", ())
     asks = axes and "channelwise_axes" in requested_names(declared.injector)
     return ActQuantProxyFromInjector(
-        declared,
+        declared.base,
         Operand(site),
-        overrides={"channelwise_axes": axes} if asks else None,
+        overrides={**declared.overrides, **({"channelwise_axes": axes} if asks else {})},
         rngs=rngs,
         where=(f"the quantizer of {site.name}", ""),
     )

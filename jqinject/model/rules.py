@@ -35,7 +35,7 @@ class Rule:
         overrides: names that a quantizer declares anew, with the prefix of its slot: `weight_bit_width=4`.
 
     Raises:
-        TypeError: `path` is no string; an unknown keyword.
+        TypeError: `path` is no string; an unknown keyword; an override of a quantizer that is not given.
         ValueError: `path` is no regular expression; quantizers beside a configuration of contractions.
 
     Source: Qwix's `QuantizationRule`. Differs from Qwix: quantizers are injectors, and `input_quant` and `output_quant`
@@ -80,7 +80,7 @@ class Rule:
             op=None if names is None else tuple(names),
             quantizers=tuple((s, q) for s, q in zip(SLOTS, given, strict=True) if q is not None),
             contraction=contraction,
-            overrides=tuple(_checked_overrides(overrides).items()),
+            overrides=tuple(_checked_overrides(overrides, given).items()),
             pattern=_compiled(path),
         )
 
@@ -121,10 +121,14 @@ def checked_rules(rules: Rule | Iterable[Rule]) -> tuple[Rule, ...]:
         TypeError: something else than rules.
         ValueError: no rule at all.
     """
-    found = (rules,) if isinstance(rules, Rule) else tuple(rules)
+    several = isinstance(rules, Iterable) and not isinstance(rules, Mapping | str | type)
+    found: tuple[Any, ...] = tuple(rules) if several else (rules,)
     for rule in found:
         if not isinstance(rule, Rule):
-            raise TypeError(f"rules are jqinject.Rule objects, got {type(rule).__name__} {rule!r:.80}")
+            raise TypeError(
+                f"rules are jqinject.Rule objects, got {type(rule).__name__} {rule!r:.80}.\n"
+                "  cure: jqinject.Rule(weight_quant=...), a list of such, or jqinject.odml.OdmlQat()"
+            )
     if not found:
         raise ValueError(
             "no rule was given.\n  cure: [jqinject.Rule(weight_quant=...)], which matches every layer"
@@ -145,12 +149,19 @@ def _compiled(path: Any) -> re.Pattern[str]:
         ) from None
 
 
-def _checked_overrides(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
+def _checked_overrides(overrides: Mapping[str, Any], given: tuple[Any, ...]) -> Mapping[str, Any]:
     for name in overrides:
         if not name.startswith(PREFIXES):
-            hint = did_you_mean(name, KEYWORDS)
+            start, _, rest = name.partition("_")
+            hint = did_you_mean(name, KEYWORDS) or did_you_mean(f"{start}_", PREFIXES)
             raise TypeError(
-                f"Rule got an unexpected keyword {name!r}{': ' + hint if hint else ''}.\n  It knows "
+                f"Rule got an unexpected keyword {name!r}{': ' + hint if hint else '.'}\n  It knows "
                 f"{', '.join(KEYWORDS)}, and what quantizers declare, with the prefix of their slot: weight_bit_width=4"
+            )
+        slot = next(s for s, prefix in zip(SLOTS, PREFIXES, strict=True) if name.startswith(prefix))
+        if given[SLOTS.index(slot)] is None:
+            raise TypeError(
+                f"Rule: {name!r} changes a quantizer that is not there, as {slot} is None.\n"
+                f"  cure: {slot}=... in the same rule"
             )
     return overrides

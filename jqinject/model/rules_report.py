@@ -102,7 +102,7 @@ def check_operations(rules: Iterable[Rule]) -> None:
             if name not in known:
                 hint = did_you_mean(name, known)
                 raise ValueError(
-                    f"{rule}: {name!r} is neither an operation nor a layer{': ' + hint if hint else ''}.\n"
+                    f"{rule}: {name!r} is neither an operation nor a layer{': ' + hint if hint else '.'}\n"
                     f"  operations: {', '.join(known_operations())}\n  layers: {', '.join(LAYER_NAMES)}"
                 )
 

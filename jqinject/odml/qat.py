@@ -11,8 +11,16 @@ from jqinject.model import Rule
 from jqinject.model.rules import checked_rules
 from jqinject.odml.policy import OdmlPolicy, Range, overrides_of
 from jqinject.odml.quantizers import Int8Act, Int8Weight
-from jqinject.program import HELD, OpQuantizers, Site, change_class, find_sites, quantized_class
-from jqinject.proxy import ActQuantProxyFromInjector
+from jqinject.program import (
+    HELD,
+    OpQuantizers,
+    QuantizedProgram,
+    Site,
+    change_class,
+    find_sites,
+    quantized_class,
+)
+from jqinject.proxy import ActQuantProxyFromInjector, QuantProxyFromInjector
 
 EVERYTHING = Rule(weight_quant=Int8Weight, output_quant=Int8Act)
 
@@ -78,9 +86,10 @@ class OdmlQat:
 
         Raises:
             TypeError: `model` is no NNX module.
-            ValueError: no inputs; an unknown operation in strict mode.
+            ValueError: no inputs; an unknown operation in strict mode; a model that is quantized already.
         """
         check_inputs(model, inputs, kwargs, "OdmlQat.quantize")
+        _refuse_quantized(model)
         model = nnx.clone(model, graph=True)
         sites = find_sites(model, self.policy, inputs, kwargs)
         held = {name: _proxy(site) for name, site in sites.items()}
@@ -94,6 +103,16 @@ def _proxy(site: Site) -> ActQuantProxyFromInjector:
     return ActQuantProxyFromInjector(
         site.quantizer, site, overrides=overrides_of(site), where=(f"the quantizer of {site.name}", "")
     )
+
+
+def _refuse_quantized(model: Any) -> None:
+    for path, node in nnx.iter_modules(model, graph=True):
+        if isinstance(node, QuantProxyFromInjector | QuantizedProgram):
+            where = ".".join(map(str, path)) or "the model itself"
+            raise ValueError(
+                f"OdmlQat puts quantizers into float models, and {type(model).__name__} has some already, in {where}.\n"
+                "  cure: quantize the float model; float weights go into the result by jqinject.load_state"
+            )
 
 
 def check_inputs(model: Any, inputs: Any, kwargs: Any, what: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 
 from jqinject.core.assign import assign
@@ -119,6 +120,11 @@ def _outputs(interpreter: Interpreter, program: Any) -> list[Any]:
     return [x.value for x in (*outputs, *found[count:])]
 
 
+def _in_words(leaf: Any) -> Any:
+    is_array = isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
+    return f"{leaf.dtype}{list(leaf.shape)}" if is_array else leaf
+
+
 def find_sites(
     model: Any, policy: Policy, args: Any, kwargs: Any, quantizers: Quantizers | None = None
 ) -> dict[str, Site]:
@@ -133,7 +139,12 @@ def find_sites(
             for nothing.
     """
     kind = getattr(type(model), "program_class", type(model))
-    program = trace(model, kind.__call__, Arguments(args, kwargs), policy.opaque, HELD)
+    try:
+        program = trace(model, kind.__call__, Arguments(args, kwargs), policy.opaque, HELD)
+    except Exception as error:
+        shapes = jax.tree.map(_in_words, (args, kwargs))
+        error.add_note(f"while {kind.__name__} was traced, to find its operations, with {shapes[0]} {shapes[1] or ''}")
+        raise
     interpreter = Interpreter(policy, quantizers or Finder(), constants_now=quantizers is not None)
     variable = [quantizers is None or x.is_activation for x in program.inputs]
 

@@ -72,9 +72,10 @@ class HeldQuantizers:
             ValueError: the model was quantized for a program that has no such site.
         """
         if site.name not in self._held:
+            hint = did_you_mean(site.name, self._held)
             raise ValueError(
                 f"{site.name} has no quantizer: the call runs operations that were not there when the model was "
-                f"quantized{did_you_mean(site.name, self._held)}.\n"
+                f"quantized{'; ' + hint if hint else '.'}\n"
                 "  cure: quantize it with inputs that lead through them, in the mode that it is called in"
             )
         return as_array(self._held[site.name](x))

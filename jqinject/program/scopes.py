@@ -16,6 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 SCOPE = "jqinject_module({})"
 SCOPED = re.compile(r"jqinject_module\(([^)]*)\)")
 BEGIN, END = "jqinject_begin", "jqinject_end"
+RAISED_IN = "raised in the module at"
 MARK = "_jqinject_mark"
 
 # Modules that are one operation, whatever they are made of.
@@ -102,13 +103,24 @@ def _marked(kind: Any) -> Any:
 
 def in_scope(path: str, region: str | None, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call a module under its path; as one operation where it is a region."""
-    with jax.named_scope(SCOPE.format(path)):
+    with jax.named_scope(SCOPE.format(path)), _naming(path):
         if region is None or not args:
             return call(*args, **kwargs)
         label = f":{region}:{path}"
         first = jax.tree.map(lambda x: _labelled(x, BEGIN + label), args[0])
         out = call(first, *args[1:], **kwargs)
         return jax.tree.map(lambda x: _labelled(x, END + label), out)
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Let an error say in which module it was raised: the innermost."""
+    try:
+        yield
+    except Exception as error:
+        if not any(note.startswith(RAISED_IN) for note in getattr(error, "__notes__", ())):
+            error.add_note(f"{RAISED_IN} {path.removeprefix('+')}")
+        raise
 
 
 def _labelled(x: Any, label: str) -> Any:
