@@ -13,6 +13,7 @@ Axis convention: `axis=None` reduces the whole tensor, an integer reduces that a
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -121,6 +122,28 @@ def share(x: jax.Array, measured: Extreme) -> jax.Array:
     """The extreme element as a function of `x`: elements that tie share the gradient equally."""
     weights = (x == measured.value).astype(x.dtype) / jnp.maximum(measured.ties, 1)
     return attach_gradient(x, measured.value, weights)
+
+
+def largest(x: jax.Array, axes: Sequence[int]) -> jax.Array:
+    """`max(x, 0)` over some axes, kept with size 1; elements that tie share the gradient equally.
+
+    A compiler may compute `x` once for the maximum and once more, rounded otherwise, for the gradient. The derivative
+    of `jnp.max` divides by the number of elements that equal the maximum, which is 0 then; here no element gets any.
+
+    Args:
+        x: the tensor; of the rest of an empty one 0 is the largest.
+        axes: to reduce.
+
+    Example:
+        >>> x = jnp.array([1.0, 3.0, 3.0])
+        >>> jax.value_and_grad(lambda x: largest(x, (0,))[0])(x)
+        (Array(3., dtype=float32), Array([0. , 0.5, 0.5], dtype=float32))
+    """
+    fixed = jax.lax.stop_gradient(x)
+    value = jnp.max(fixed, tuple(axes), keepdims=True, initial=-jnp.inf)
+    equal = (fixed == value).astype(x.dtype)
+    ties = jnp.sum(equal, tuple(axes), keepdims=True)
+    return jnp.maximum(attach_gradient(x, value, equal / jnp.maximum(ties, 1)), 0.0)
 
 
 def measure(x: jax.Array, value: jax.Array, axis: int | None) -> Selected | Extreme:

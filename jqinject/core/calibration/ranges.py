@@ -10,6 +10,8 @@ from typing import NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from jqinject.ops.stats import largest
+
 Axes = Sequence[int]
 
 
@@ -66,7 +68,7 @@ class AbsMaxRange:
 
     def __call__(self, x: jax.Array, axes: Axes) -> ClippingRange:
         """See the class."""
-        return ClippingRange(self.factor * jnp.max(jnp.abs(x), tuple(axes), keepdims=True, initial=0.0))
+        return ClippingRange(self.factor * largest(jnp.abs(x), axes))
 
 
 @dataclass(frozen=True)
@@ -121,9 +123,7 @@ class MinMaxRange:
 
     def __call__(self, x: jax.Array, axes: Axes) -> ClippingRange:
         """See the class."""
-        low = jnp.min(x, tuple(axes), keepdims=True, initial=0.0)
-        high = jnp.max(x, tuple(axes), keepdims=True, initial=0.0)
-        return ClippingRange(self.factor * high, self.factor * low)
+        return ClippingRange(self.factor * largest(x, axes), 0.0 - self.factor * largest(-x, axes))
 
 
 @dataclass(frozen=True)
