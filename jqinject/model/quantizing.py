@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
+import numpy as np
 from flax import nnx
 
 from jqinject.model.counterparts import counterpart_of
@@ -93,7 +94,8 @@ def _call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (), {}
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
-    return (inputs,) if isinstance(inputs, jax.Array | jax.ShapeDtypeStruct) else tuple(inputs), {}
+    one = isinstance(inputs, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
+    return (inputs,) if one else tuple(inputs), {}
 
 
 def _check(
