@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
+import numpy as np
 from flax import nnx
 
 from jqinject.model.counterparts import counterpart_of
 from jqinject.model.frozen_ops import op_slot
-from jqinject.model.rule_policy import policy_for, proxy_at, sites_of
+from jqinject.model.rule_policy import RulePolicy, policy_for, proxy_at, sites_of
 from jqinject.model.rules import Rule, checked_rules
 from jqinject.model.rules_report import LayerRule, check_operations, idle_rules, plan_layers
 from jqinject.program import HELD, OpQuantizers, change_class, quantized_class
@@ -83,10 +84,11 @@ def quantize(
         return rules.quantize(model, *args, **kwargs)
     given = checked_rules(rules)
     check_operations(given)
-    _check(model, given, args, kwargs, allow_idle)
+    policy = policy_for(model, given)
+    _check(model, given, policy, args, kwargs, allow_idle)
     if _is_abstract(model):
-        return nnx.eval_shape(lambda m: _quantized(m, given, args, kwargs, rngs), model)
-    return _quantized(model, given, args, kwargs, rngs)
+        return nnx.eval_shape(lambda m: _quantized(m, given, policy, args, kwargs, rngs), model)
+    return _quantized(model, given, policy, args, kwargs, rngs)
 
 
 def _call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -94,19 +96,21 @@ def _call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (), {}
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
-    return (inputs,) if isinstance(inputs, jax.Array | jax.ShapeDtypeStruct) else tuple(inputs), {}
+    one = isinstance(inputs, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
+    return (inputs,) if one else tuple(inputs), {}
 
 
 def _check(
     model: nnx.Module,
     rules: tuple[Rule, ...],
+    policy: RulePolicy | None,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     allow_idle: bool,
 ) -> None:
     """Refuse rules that do not fit the model, before anything is made."""
     entries, _ = plan_layers(model, rules)
-    needs_inputs = policy_for(model, rules) is not None
+    needs_inputs = policy is not None
     if not entries and not needs_inputs:
         raise ValueError(
             f"{type(model).__name__} has no layer that could be quantized: none of Flax's own classes.\n"
@@ -135,7 +139,12 @@ def _is_abstract(model: nnx.Module) -> bool:
 
 
 def _quantized(
-    model: Any, rules: tuple[Rule, ...], args: tuple[Any, ...], kwargs: dict[str, Any], rngs: nnx.Rngs | None
+    model: Any,
+    rules: tuple[Rule, ...],
+    policy: RulePolicy | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    rngs: nnx.Rngs | None,
 ) -> Any:
     model = nnx.clone(model, graph=True)
     _, plan = plan_layers(model, rules)
@@ -147,7 +156,6 @@ def _quantized(
             except Exception as error:
                 error.add_note(f"while quantizing {'.'.join(map(str, path)) or 'the model itself'}")
                 raise
-    policy = policy_for(model, rules)
     if policy is not None:
         sites, _ = sites_of(model, rules, args, kwargs)
         held = {name: proxy_at(site, rngs) for name, site in sites.items()}
