@@ -1,6 +1,7 @@
 """The benchmark scripts run (on sizes too small to mean anything), and their arithmetic is right."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ SMALL = {
     "assembly.py": ["--in", "8", "--out", "8", "--rounds", "2"],
     "checkpoint_memory.py": ["--width", "16", "--depth", "2", "--batch", "8"],
     "matmul.py": ["--sizes", "16", "--rounds", "2"],
+    "quantize_model.py": ["--width", "16", "--depth", "2", "--rounds", "2"],
     "serve.py": ["--width", "16", "--depth", "2", "--batches", "1", "4", "--rounds", "2"],
     "train_step.py": ["--width", "16", "--depth", "2", "--batch", "8", "--rounds", "2"],
 }
@@ -55,6 +57,23 @@ def test_payloads_are_a_quarter_and_an_eighth() -> None:
     shares = {row.split()[2]: row for row in done.stdout.splitlines() if "QuantCheckpoint," in row}
     assert "0.250" in shares["fp8"] or "0.251" in shares["fp8"], done.stdout
     assert "0.125" in shares["int4"] or "0.126" in shares["int4"], done.stdout
+
+
+@pytest.mark.slow
+def test_transformers_are_quantized() -> None:
+    done = run("quantize_model.py", "--blocks", *SMALL["quantize_model.py"])
+    assert done.returncode == 0, done.stderr
+    assert "Quantizing 2 transformer blocks of 16" in done.stdout
+
+
+@pytest.mark.slow
+def test_frozen_layers_take_a_quarter() -> None:
+    done = run("quantize_model.py", "--only", "quantize and freeze", "--width", "64", "--depth", "3")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["float"] == 3 * 4 * (64 * 64 + 64)
+    # integers; then a scale, a sum for zero points and a bias, 4 bytes each, for every channel
+    assert found["quantized"] == 3 * (64 * 64 + 3 * 4 * 64)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from flax import nnx
 from rich.console import Console
@@ -9,13 +10,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from jqinject.demo import data, measures, show, training
 from jqinject.demo.network import Classifier
-from jqinject.demo.recipes import RECIPES, Recipe
+from jqinject.demo.recipes import RECIPES, RULE_RECIPES, Recipe, RuleRecipe
 from jqinject.inject import explain
-from jqinject.model import load_state
+from jqinject.model import calibrate, freeze, load_state, quantize
 
 FLOAT_EPOCHS = 30
 FLOAT_LEARNING_RATE = 3e-3
 QUANT_LEARNING_RATE = 1e-3
+
+
+class Results(NamedTuple):
+    """The rows of both tables: classes of quantizers, and rules for the float model."""
+
+    rows: list[show.Row]
+    by_rule: list[show.RuleRow]
 
 
 def run(
@@ -24,19 +32,22 @@ def run(
     console: Console,
     *,
     recipes: Sequence[Recipe] = RECIPES,
+    rule_recipes: Sequence[RuleRecipe] = RULE_RECIPES,
     float_epochs: int = FLOAT_EPOCHS,
-) -> list[show.Row]:
-    """Train the float classifier, load it into quantized ones, train those that ask for it, and show what came out.
+) -> Results:
+    """Train the float classifier, load it into quantized ones, quantize it itself by rules, train those that ask for
+    it, and show what came out.
 
     Args:
         seed: of the split, the initial weights and the order of batches.
         out: where the picture goes.
         console: where the rest goes.
-        recipes: how to quantize.
+        recipes: how to build quantized models.
+        rule_recipes: how to quantize the float model.
         float_epochs: epochs of the float model.
 
     Returns:
-        The rows of the table.
+        The rows of the tables.
     """
     digits = data.load(seed)
     floats = Classifier(None, rngs=nnx.Rngs(seed))
@@ -53,7 +64,9 @@ def run(
             load_state(model, nnx.state(floats, nnx.Param))
             models.append(model)
             rows.append(_measured(model, recipe, digits, reference, seed, progress))
+        by_rule = [_by_rule(floats, recipe, digits, reference, seed, progress) for recipe in rule_recipes]
     show.print_table(console, rows, measures.float_bytes(floats))
+    show.print_rule_table(console, by_rule, measures.float_bytes(floats))
     console.print(f"\nWhat the {recipes[-1].name} weights of conv2 are made of (jqinject.explain):\n")
     console.print(
         str(explain(models[-1].conv2.weight_quant, module=models[-1].conv2)),
@@ -63,7 +76,7 @@ def run(
     )
     show.save_picture(out, rows)
     console.print(f"\nPicture: {out}")
-    return rows
+    return Results(rows, by_rule)
 
 
 def _measured(
@@ -89,4 +102,31 @@ def _measured(
         trained_accuracy=trained,
         bytes=measures.quantized_bytes(model, recipe),
         sqnr=sqnr,
+    )
+
+
+def _by_rule(
+    floats: Classifier,
+    recipe: RuleRecipe,
+    digits: data.Digits,
+    reference: float,
+    seed: int,
+    progress: Progress,
+) -> show.RuleRow:
+    task = progress.add_task(recipe.name, total=1 + training.steps_of(digits, recipe.epochs))
+    model = quantize(floats, recipe.rule)
+    calibrate(model, (images for images, _ in training.batches(digits, 1, seed)), progress=False)
+    progress.advance(task)
+    if recipe.epochs:
+        training.train(
+            model, digits, recipe.epochs, QUANT_LEARNING_RATE, seed + 1, lambda: progress.advance(task)
+        )
+    freeze(model)
+    return show.RuleRow(
+        name=recipe.name,
+        weight_bits=recipe.weight_bits,
+        epochs=recipe.epochs,
+        float_accuracy=reference,
+        accuracy=training.accuracy(model, digits),
+        bytes=measures.frozen_bytes(model),
     )

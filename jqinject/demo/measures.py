@@ -1,7 +1,8 @@
-"""What the table and the picture show of a model."""
+"""What the tables and the picture show of a model."""
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -22,6 +23,12 @@ def quantized_bytes(model: Classifier, recipe: Recipe) -> int:
         bits = 8 if name in ("conv1", "dense2") else recipe.weight_bits
         total += layer.kernel.size * bits / 8 + 4 * layer.weight_quant.scale().size + 4 * layer.bias.size
     return round(total)
+
+
+def frozen_bytes(model: Classifier) -> int:
+    """Bytes that a frozen model holds of weights: integers (4-bit ones two to a byte), scales, sums, and biases."""
+    held = [part for layer in model.layers().values() for part in (layer.frozen, layer.bias)]
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(held))
 
 
 def weight_sqnr(model: Classifier) -> dict[str, float]:

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
+from jqinject.model import Rule
 from jqinject.quant import (
     Int8ActPerTensorFloat,
+    Int8ActPerTensorMinMax,
     Int8WeightPerChannelFloat,
     Int32Bias,
     Uint8ActPerTensorFloat,
@@ -85,4 +87,31 @@ RECIPES = (
     Recipe("int4", Weight4, 4, Act4, 4, epochs=15),
     Recipe("ternary", TernaryWeight, 2, Act8, 8, epochs=20),
     Recipe("binary", BinaryWeight, 1, Act8, 8, epochs=20),
+)
+
+
+@dataclass(frozen=True)
+class RuleRecipe:
+    """How the float classifier itself is made a quantized one.
+
+    Attributes:
+        name: for the table.
+        rule: for all its layers.
+        weight_bits: of their weights.
+        epochs: of quantization-aware training; 0 for none.
+    """
+
+    name: str
+    rule: Rule
+    weight_bits: int
+    epochs: int
+
+
+STATIC_INT8 = Rule(
+    weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActPerTensorMinMax, bias_quant=Int32Bias
+)
+STATIC_INT4_WEIGHTS = Rule(weight_quant=Weight4, input_quant=Int8ActPerTensorMinMax, bias_quant=Int32Bias)
+RULE_RECIPES = (
+    RuleRecipe("int8, static PTQ", STATIC_INT8, 8, epochs=0),
+    RuleRecipe("4-bit weights, QAT", STATIC_INT4_WEIGHTS, 4, epochs=5),
 )

@@ -1,4 +1,4 @@
-"""The table in the terminal and the picture in a file."""
+"""The tables in the terminal and the picture in a file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +32,32 @@ class Row:
     sqnr: dict[str, float]
 
 
+@dataclass(frozen=True)
+class RuleRow:
+    """The float model, quantized by a rule and frozen, measured.
+
+    Attributes:
+        name: of the recipe.
+        weight_bits: bits of all weights.
+        epochs: of quantization-aware training.
+        float_accuracy: of the float model.
+        accuracy: of the frozen one.
+        bytes: of its weights and biases.
+    """
+
+    name: str
+    weight_bits: int
+    epochs: int
+    float_accuracy: float
+    accuracy: float
+    bytes: int
+
+    @property
+    def points(self) -> float:
+        """What the accuracy differs from that of the float model, in percentage points."""
+        return 100 * (self.accuracy - self.float_accuracy)
+
+
 def print_table(console: Console, rows: Sequence[Row], float_bytes: int) -> None:
     """Print the results."""
     table = Table(title="Digits: 450 test images; first and last layer in 8 bits, biases in 32")
@@ -55,6 +81,26 @@ def print_table(console: Console, rows: Sequence[Row], float_bytes: int) -> None
             f"{row.float_accuracy:.1%}",
             f"{row.loaded_accuracy:.1%}",
             trained,
+            f"{row.bytes:,}",
+            f"{row.bytes / float_bytes:.2f}",
+        )
+    console.print(table)
+
+
+def print_rule_table(console: Console, rows: Sequence[RuleRow], float_bytes: int) -> None:
+    """Print the float model and what rules made of it."""
+    table = Table(title="The float model, quantized by a rule and frozen: all layers, 8-bit inputs")
+    for column in ("model", "weight bits", "epochs", "accuracy", "points", "bytes", "of float32"):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    if rows:
+        table.add_row("float", "32", "-", f"{rows[0].float_accuracy:.1%}", "-", f"{float_bytes:,}", "1.00")
+    for row in rows:
+        table.add_row(
+            row.name,
+            str(row.weight_bits),
+            str(row.epochs) if row.epochs else "-",
+            f"{row.accuracy:.1%}",
+            f"{row.points:+.1f}",
             f"{row.bytes:,}",
             f"{row.bytes / float_bytes:.2f}",
         )

@@ -13,10 +13,11 @@ from jqinject.dot.accumulate import integer_accumulator
 from jqinject.dot.dimensions import Dimensions, scale_in_other, scale_in_output
 from jqinject.dot.kernels import integer_contraction
 from jqinject.dot.numerics import IntNumerics, is_float8, is_integer
-from jqinject.dot.operand import OperandQuantizer, QuantizedOperand
+from jqinject.dot.operand import OperandQuantizer, QuantizedOperand, ScaledOperand
 from jqinject.dot.tiles import LocalAqt, split_contraction
 
-Operand = jax.Array | QuantizedOperand
+Unscaled = jax.Array | QuantizedOperand
+Operand = Unscaled | ScaledOperand
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,11 @@ class Contraction:
 def _quantized(
     quantizer: OperandQuantizer, x: Operand, axes: tuple[int, ...], key: jax.Array | None
 ) -> QuantizedOperand:
-    return x if isinstance(x, QuantizedOperand) else quantizer.quantize(x, axes, key)
+    if isinstance(x, QuantizedOperand):
+        return x
+    if isinstance(x, ScaledOperand) and quantizer.numerics is not None:
+        return QuantizedOperand(quantizer.encode(x.value, x.scale, key), x.scale)
+    return quantizer.quantize(x.value if isinstance(x, ScaledOperand) else x, axes, key)
 
 
 def _axes(quantizer: OperandQuantizer, x: Operand, dims: Dimensions, side: str) -> tuple[int, ...]:

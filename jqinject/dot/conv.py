@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jqinject.dot.contraction import Operand
+from jqinject.dot.contraction import Unscaled
 from jqinject.dot.convolution import Convolution, varies_only_along
 from jqinject.dot.functions import assembled, refuse_tensors
 from jqinject.dot.integer import Affine
@@ -122,7 +122,9 @@ def convolves_integers(conv: Convolution, lhs: Any, rhs: Any, contraction: str =
     return can and contraction != "float"
 
 
-def quantized_conv(conv: Convolution, lhs: Operand, rhs: Operand, key: jax.Array | None = None) -> jax.Array:
+def quantized_conv(
+    conv: Convolution, lhs: Unscaled, rhs: Unscaled, key: jax.Array | None = None
+) -> jax.Array:
     """The convolution, quantized as `conv.contraction` says; `QuantizedOperand`s are taken as they are."""
     if conv.contraction.needs_key and key is None:
         raise missing_key()
@@ -141,18 +143,18 @@ def integer_conv(conv: Convolution, lhs: jax.Array, rhs: jax.Array, left: Affine
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _quantized(conv: Convolution, lhs: Operand, rhs: Operand, key: jax.Array | None) -> jax.Array:
+def _quantized(conv: Convolution, lhs: Unscaled, rhs: Unscaled, key: jax.Array | None) -> jax.Array:
     return conv.of_payloads(*conv.operands(lhs, rhs, key))
 
 
-def _quantized_fwd(conv: Convolution, lhs: Operand, rhs: Operand, key: jax.Array | None) -> Any:
+def _quantized_fwd(conv: Convolution, lhs: Unscaled, rhs: Unscaled, key: jax.Array | None) -> Any:
     lhs, rhs = (
         x if isinstance(x, QuantizedOperand) else first_order(x, NO_SECOND_DERIVATIVE) for x in (lhs, rhs)
     )
     return _quantized(conv, lhs, rhs, key), (lhs, rhs)
 
 
-def _quantized_bwd(conv: Convolution, kept: tuple[Operand, Operand], g: jax.Array) -> Any:
+def _quantized_bwd(conv: Convolution, kept: tuple[Unscaled, Unscaled], g: jax.Array) -> Any:
     floats = tuple(x.dequantize() if isinstance(x, QuantizedOperand) else x for x in kept)
     of_lhs, of_rhs = _float_gradients(conv, floats, g)
     lhs, rhs = kept

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.dot.accumulate import integer_accumulator
-from jqinject.dot.contraction import Contraction, Operand
+from jqinject.dot.contraction import Contraction, Unscaled
 from jqinject.dot.integer import Affine
 from jqinject.dot.numerics import is_integer
 from jqinject.dot.operand import OperandQuantizer, QuantizedOperand
@@ -109,7 +109,7 @@ class Convolution:
         )
 
     def operands(
-        self, lhs: Operand, rhs: Operand, key: jax.Array | None = None
+        self, lhs: Unscaled, rhs: Unscaled, key: jax.Array | None = None
     ) -> tuple[QuantizedOperand, QuantizedOperand]:
         """Both operands in their formats: a scale for each example, and one for each output feature."""
         keys = (None, None) if key is None else tuple(jax.random.split(key))
@@ -172,7 +172,9 @@ class Convolution:
         return _moved(scale, ndim, self.channel_axis, place, "rhs", "output feature")
 
 
-def _quantized(quantizer: OperandQuantizer, x: Operand, axis: int, key: jax.Array | None) -> QuantizedOperand:
+def _quantized(
+    quantizer: OperandQuantizer, x: Unscaled, axis: int, key: jax.Array | None
+) -> QuantizedOperand:
     if isinstance(x, QuantizedOperand):
         return x
     if not isinstance(quantizer.calibration_axes, str):

@@ -66,7 +66,7 @@ class Freezer(nnx.Module):
         self.value = nnx.data(None)
         self.scale = nnx.data(None)
         if shape is not None:
-            self._allocate(shape, np.dtype(dtype), tuple(scale_shape), tuple(summed))
+            self._hold(jnp.zeros(shape, dtype), jnp.ones(scale_shape, jnp.float32), tuple(summed))
 
     def set(self, operand: QuantizedOperand, summed: tuple[int, ...] = ()) -> None:
         """Store an operand.
@@ -87,7 +87,8 @@ class Freezer(nnx.Module):
         if self.value is None or self.scale is None:
             # The payload has its sharding from the operand, with or without a mesh.
             self.metadata = {**self.metadata, "eager_sharding": False}
-            self._allocate(payload.shape, np.dtype(payload.dtype), scale.shape, summed)
+            self._hold(payload, scale, tuple(summed))
+            return
         known = (self.shape, self.dtype, self.scale_shape, self.summed)
         given = (tuple(payload.shape), np.dtype(payload.dtype), tuple(scale.shape), tuple(summed))
         if known != given:
@@ -95,7 +96,6 @@ class Freezer(nnx.Module):
                 f"Freezer holds {_described(*known)} and was given {_described(*given)}.\n  cure: a module of its own "
                 "for every layer; one that several layers share can only be used in QuantMode.TRAIN"
             )
-        assert self.value is not None and self.scale is not None, "allocated above"
         self.value.set_value(self._stored(payload))
         self.scale.set_value(scale)
 
@@ -147,22 +147,19 @@ class Freezer(nnx.Module):
         moved = payload.transpose(self._order)
         return pack(moved.astype(jnp.int8), self._bits) if self._packs else moved
 
-    def _allocate(
-        self,
-        shape: tuple[int, ...],
-        dtype: np.dtype,
-        scale_shape: tuple[int, ...],
-        summed: tuple[int, ...],
-    ) -> None:
-        self.shape = tuple(shape)
-        self.dtype = dtype
-        self.scale_shape = tuple(scale_shape)
-        self.summed = tuple(axis % len(shape) for axis in summed)
-        ndim = len(shape)
-        metadata = _per_axis(self.metadata, ndim, lambda names: tuple(names[axis] for axis in self._order))
-        of_scale = _per_axis(self.metadata, ndim, lambda names: _unsharded_ones(names, scale_shape))
-        self.value = Frozen(self._stored(jnp.zeros(shape, dtype)), **metadata)
-        self.scale = Frozen(jnp.ones(scale_shape, jnp.float32), **of_scale)
+    def _hold(self, payload: jax.Array, scale: jax.Array, summed: tuple[int, ...]) -> None:
+        self.shape = tuple(payload.shape)
+        self.dtype = np.dtype(payload.dtype)
+        self.scale_shape = tuple(scale.shape)
+        self.summed = tuple(axis % payload.ndim for axis in summed)
+        metadata = _per_axis(
+            self.metadata, payload.ndim, lambda names: tuple(names[axis] for axis in self._order)
+        )
+        of_scale = _per_axis(
+            self.metadata, payload.ndim, lambda names: _unsharded_ones(names, self.scale_shape)
+        )
+        self.value = Frozen(self._stored(payload), **metadata)
+        self.scale = Frozen(scale, **of_scale)
 
 
 def nothing_stored() -> ValueError:

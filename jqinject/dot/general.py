@@ -12,7 +12,7 @@ import numpy as np
 
 from jqinject.dot.contraction import Contraction, Operand
 from jqinject.dot.dimensions import Dimensions, checked_dimensions, scale_in_output
-from jqinject.dot.operand import OperandQuantizer, QuantizedOperand, missing_key
+from jqinject.dot.operand import OperandQuantizer, QuantizedOperand, ScaledOperand, missing_key
 from jqinject.dot.sharding import sharding_before
 from jqinject.ops.first_order import first_order
 
@@ -68,7 +68,8 @@ class QuantizedDotGeneral:
         """The contraction.
 
         Args:
-            lhs, rhs: float arrays; or `QuantizedOperand`s, which are contracted as they are and have no gradient.
+            lhs, rhs: float arrays; `ScaledOperand`s, whose scale is known; or `QuantizedOperand`s, which are contracted
+                as they are and have no gradient.
             dimension_numbers: as for `lax.dot_general`.
             precision: taken for the signature's sake; the formats decide.
             preferred_element_type: dtype of the output; None promotes those of the operands.
@@ -120,11 +121,13 @@ class _Call:
 
 
 def _payload(x: Operand) -> jax.Array:
+    if isinstance(x, ScaledOperand):
+        return x.value
     return x.payload if isinstance(x, QuantizedOperand) else x
 
 
 def _promoted(lhs: Operand, rhs: Operand) -> Any:
-    floats = [x.dtype for x in (lhs, rhs) if not isinstance(x, QuantizedOperand)]
+    floats = [_payload(x).dtype for x in (lhs, rhs) if not isinstance(x, QuantizedOperand)]
     return jnp.promote_types(floats[0], floats[-1]) if floats else jnp.float32
 
 
@@ -157,12 +160,16 @@ def _bwd(call: _Call, kept: Any, g: jax.Array) -> Any:
     of_lhs = of_rhs = None
     if not isinstance(lhs, QuantizedOperand):
         laid = _laid(right, dims.rhs_ndim, dims.rhs_places, dims)
-        of_lhs = _gradient(general.dlhs, g, (rhs, right, laid), dims.gradient_of_lhs(), lhs, _part(key, 1))
-        of_lhs = _masked(general.fwd.lhs_quantizer, of_lhs, lhs, left)
+        of_lhs = _gradient(
+            general.dlhs, g, (rhs, right, laid), dims.gradient_of_lhs(), _payload(lhs), _part(key, 1)
+        )
+        of_lhs = _like(lhs, _masked(general.fwd.lhs_quantizer, of_lhs, _payload(lhs), left))
     if not isinstance(rhs, QuantizedOperand):
         laid = _laid(left, dims.lhs_ndim, dims.lhs_places, dims)
-        of_rhs = _gradient(general.drhs, g, (lhs, left, laid), dims.gradient_of_rhs(), rhs, _part(key, 2))
-        of_rhs = _masked(general.fwd.rhs_quantizer, of_rhs, rhs, right)
+        of_rhs = _gradient(
+            general.drhs, g, (lhs, left, laid), dims.gradient_of_rhs(), _payload(rhs), _part(key, 2)
+        )
+        of_rhs = _like(rhs, _masked(general.fwd.rhs_quantizer, of_rhs, _payload(rhs), right))
     return of_lhs, of_rhs, None
 
 
@@ -208,11 +215,18 @@ def _masked(
     return gradient if passes is None else jnp.where(passes, gradient, 0)
 
 
+def _like(x: Operand, gradient: jax.Array) -> Any:
+    """A gradient in the form of its operand."""
+    return ScaledOperand(gradient, jnp.zeros_like(x.scale)) if isinstance(x, ScaledOperand) else gradient
+
+
 def _floats(x: Operand) -> jax.Array:
-    return x.dequantize() if isinstance(x, QuantizedOperand) else x
+    return x.dequantize() if isinstance(x, QuantizedOperand) else _payload(x)
 
 
 def _once(x: Operand) -> Operand:
+    if isinstance(x, ScaledOperand):
+        return ScaledOperand(first_order(x.value, NO_SECOND_DERIVATIVE), x.scale)
     return x if isinstance(x, QuantizedOperand) else first_order(x, NO_SECOND_DERIVATIVE)
 
 

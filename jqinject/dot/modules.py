@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
+from jqinject.core import CalibratedQuant
+from jqinject.core.quant.calibrated import LEAST_SCALE
 from jqinject.dot.contraction import Operand
 from jqinject.dot.conv import quantized_conv
 from jqinject.dot.convolution import Convolution
@@ -16,10 +19,11 @@ from jqinject.dot.einsum import einsum_by
 from jqinject.dot.freezer import Freezer, QuantMode
 from jqinject.dot.functions import assembled
 from jqinject.dot.general import QuantizedDotGeneral
-from jqinject.dot.operand import QuantizedOperand
+from jqinject.dot.operand import QuantizedOperand, ScaledOperand
+from jqinject.inject import ExtendedInjector
 
 Axes = tuple[int, ...]
-Quantize = Callable[[Operand, Operand], tuple[QuantizedOperand, QuantizedOperand]]
+Quantize = Callable[[Any, Any], tuple[QuantizedOperand, QuantizedOperand]]
 
 
 class QuantizedOp(nnx.Module):
@@ -36,9 +40,12 @@ class QuantizedOp(nnx.Module):
         rhs_quant_mode: QuantMode = QuantMode.TRAIN,
         lhs_freezer: Mapping[str, Any] | Freezer | None = None,
         rhs_freezer: Mapping[str, Any] | Freezer | None = None,
+        lhs_range: CalibratedQuant | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> None:
         general = assembled(config)
+        found = _range_of(config) if lhs_range is None else lhs_range
+        self.lhs_range = nnx.data(_checked_range(found, general, type(self).__name__))
         self.general = general
         self.lhs_quant_mode = _checked(lhs_quant_mode, "lhs_quant_mode")
         self.rhs_quant_mode = _checked(rhs_quant_mode, "rhs_quant_mode")
@@ -56,6 +63,8 @@ class QuantizedOp(nnx.Module):
         """The operands that are contracted: stored ones, ones to be stored, or as they came."""
         if self.lhs_quant_mode is QuantMode.SERVE:
             lhs = self.lhs_freezer.get()
+        elif self.lhs_range is not None:
+            lhs = self._scaled(_array(lhs))
         if self.rhs_quant_mode is QuantMode.SERVE:
             rhs = self.rhs_freezer.get()
         converts = (self.lhs_quant_mode is QuantMode.CONVERT, self.rhs_quant_mode is QuantMode.CONVERT)
@@ -69,10 +78,21 @@ class QuantizedOp(nnx.Module):
                 rhs = right
         return lhs, rhs
 
+    def _scaled(self, lhs: jax.Array) -> ScaledOperand:
+        """The left operand with the scale of its static range."""
+        numerics = self.general.fwd.lhs_quantizer.numerics
+        assert self.lhs_range is not None and numerics is not None, "looked at before"
+        scale = self.lhs_range.clipping_range(lhs).high / numerics.bound
+        scale = jnp.where(scale < LEAST_SCALE, 1.0, scale).reshape((1,) * lhs.ndim)
+        return ScaledOperand(lhs, jax.lax.stop_gradient(scale))
+
     def fresh(self) -> QuantizedOp:
         """Another one like it, with nothing stored and random numbers of its own."""
         other = type(self)(
-            self.general, lhs_quant_mode=self.lhs_quant_mode, rhs_quant_mode=self.rhs_quant_mode
+            self.general,
+            lhs_quant_mode=self.lhs_quant_mode,
+            rhs_quant_mode=self.rhs_quant_mode,
+            lhs_range=None if self.lhs_range is None else nnx.clone(self.lhs_range),
         )
         if self.stream is not None:
             other.stream = nnx.RngStream(self.stream(), tag="stochastic_rounding")
@@ -110,12 +130,14 @@ class QDotGeneral(QuantizedOp):
         lhs_quant_mode, rhs_quant_mode: of the left operand (activations, in Flax's layers) and the right one (weights).
         lhs_freezer, rhs_freezer: a `Freezer`, or its arguments, such as `{"shape": (64, 32), "scale_shape": (1, 32)}`,
             so that its variables are there from the start: to load a frozen checkpoint, also abstractly.
+        lhs_range: a static range of the left operand: a `CalibratedQuant` with an average, whose range takes the place
+            of `calibration`; also what `lhs_range` of the injector assembles. Symmetric.
         rngs: where the keys of stochastic rounding come from; needed to train where gradients are rounded so.
 
     Raises:
         TypeError: `config` is no configuration, or a mode is no `QuantMode`.
         ValueError: SERVE before CONVERT; a stored operand of another shape; stochastic rounding without `rngs`, when a
-            gradient is taken.
+            gradient is taken; a static range that has a zero point, or of an operand without bits.
 
     Source: FJFormer's `QDotGeneral`, AQT's `AqtDotGeneral`.
 
@@ -161,7 +183,7 @@ class QEinsum(QuantizedOp):
     `Freezer` of each operand go with that operand, in whatever order the equation puts them.
 
     Args:
-        config, lhs_quant_mode, rhs_quant_mode, lhs_freezer, rhs_freezer, rngs: as for `QDotGeneral`.
+        config, lhs_quant_mode, rhs_quant_mode, lhs_freezer, rhs_freezer, lhs_range, rngs: as for `QDotGeneral`.
 
     Raises:
         TypeError, ValueError: as for `QDotGeneral`; an equation of other than two operands.
@@ -209,7 +231,7 @@ class QConvGeneralDilated(QuantizedOp):
 
     Args:
         config, lhs_quant_mode, rhs_quant_mode, lhs_freezer, rhs_freezer, rngs: as for `QDotGeneral`; of the
-            configuration the forward contraction counts.
+            configuration the forward contraction counts. It has no static range: `QuantConv(input_quant=...)` has.
 
     Source: AQT's `AqtConvGeneralDilated`.
 
@@ -253,8 +275,39 @@ class QConvGeneralDilated(QuantizedOp):
             contraction=self.general.fwd,
         )
         left, right = self._operands(lhs, rhs, convolution.operands)
+        assert not (isinstance(left, ScaledOperand) or isinstance(right, ScaledOperand)), (
+            "refused when it was made"
+        )
         y = quantized_conv(convolution, left, right, self._key())
         return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
+
+
+def _range_of(config: Any) -> Any:
+    """The static range that an injector declares, a new one each time; None where it declares none."""
+    declares = isinstance(config, type) and issubclass(config, ExtendedInjector) and "lhs_range" in config
+    return config.lhs_range if declares else None
+
+
+def _checked_range(found: Any, general: QuantizedDotGeneral, name: str) -> CalibratedQuant | None:
+    if found is None:
+        return None
+    if name == "QConvGeneralDilated":
+        raise ValueError(
+            f"{name} has no static range.\n  cure: QuantConv(input_quant=...), or a rule with input_quant"
+        )
+    if not isinstance(found, CalibratedQuant) or found.averaging_impl is None:
+        raise TypeError(f"{name}: lhs_range must be a CalibratedQuant with an average, got {found!r:.80}")
+    if found.averaged_range().low is not None or general.fwd.lhs_quantizer.numerics is None:
+        raise ValueError(
+            f"{name}: a static range is symmetric (AbsMaxRange, RMSRange, ...), and of an operand with bits; got "
+            f"{found.calibration_impl!r}, bits {general.fwd.lhs_quantizer.numerics!r}"
+        )
+    return found
+
+
+def _array(x: Operand) -> jax.Array:
+    assert not isinstance(x, tuple), "an operand comes as an array"
+    return x
 
 
 def _summed(lhs: Any, rhs: Any, dimension_numbers: Any) -> tuple[Axes, Axes]:

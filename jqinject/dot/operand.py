@@ -41,6 +41,18 @@ class QuantizedOperand(NamedTuple):
         return (self.payload.astype(jnp.float32) * self.scale).astype(dtype)
 
 
+class ScaledOperand(NamedTuple):
+    """A float operand whose scale is known beforehand: nothing is reduced to find it. The scale has no gradient.
+
+    Attributes:
+        value: the operand.
+        scale: float32, of the operand's rank.
+    """
+
+    value: jax.Array
+    scale: jax.Array
+
+
 @dataclass(frozen=True)
 class OperandQuantizer:
     """Quantizes one operand: calibrate, divide by the scale, round into the format.

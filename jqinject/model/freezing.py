@@ -2,11 +2,14 @@
 
 from typing import Any, TypeVar
 
+import jax.numpy as jnp
 from flax import nnx
 
+from jqinject.core import SimpleMovingAverage
 from jqinject.model.frozen_ops import freeze_op, quantized_op, unfreeze_op
 from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.nn.freezing import check_unfreezes, freeze_layer, unfreeze_layer
+from jqinject.quant_tensor import is_concrete
 
 Model = TypeVar("Model", bound=nnx.Module)
 
@@ -64,7 +67,16 @@ def freeze(model: Model, *, keep_masters: bool = False) -> Model:
         if op is not None:
             freeze_op(layer, shared=id(op.module) in seen, keep_master=keep_masters)
             seen.add(id(op.module))
+    for module in _modules(model):
+        if isinstance(module, SimpleMovingAverage) and _has_batches(module):
+            module.settled = True
     return model
+
+
+def _has_batches(average: SimpleMovingAverage) -> bool:
+    """Whether ranges were collected; of an abstract model it is taken for granted."""
+    count = average.count.get_value()
+    return not is_concrete(count) or bool(jnp.all(count > 0))
 
 
 def unfreeze(model: Model) -> Model:
@@ -98,6 +110,9 @@ def unfreeze(model: Model) -> Model:
             unfreeze_layer(layer)
         else:
             unfreeze_op(layer)
+    for module in _modules(model):
+        if isinstance(module, SimpleMovingAverage):
+            module.settled = False
     model.train()
     return model
 

@@ -87,10 +87,11 @@ def quantize(
         return rules.quantize(model, *args, **kwargs)
     given = checked_rules(rules)
     check_operations(given)
-    _check(model, given, args, kwargs, allow_idle)
+    policy = policy_for(model, given)
+    _check(model, given, policy, args, kwargs, allow_idle)
     if _is_abstract(model):
-        return nnx.eval_shape(lambda m: _quantized(m, given, args, kwargs, rngs), model)
-    return _quantized(model, given, args, kwargs, rngs)
+        return nnx.eval_shape(lambda m: _quantized(m, given, policy, args, kwargs, rngs), model)
+    return _quantized(model, given, policy, args, kwargs, rngs)
 
 
 def _call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -111,13 +112,14 @@ def _call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def _check(
     model: nnx.Module,
     rules: tuple[Rule, ...],
+    policy: RulePolicy | None,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     allow_idle: bool,
 ) -> None:
     """Refuse rules that do not fit the model, before anything is made."""
     entries, _ = plan_layers(model, rules)
-    needs_inputs = policy_for(model, rules) is not None
+    needs_inputs = policy is not None
     _refuse_quantized(model, bool(entries), needs_inputs)
     if not entries and not needs_inputs:
         raise ValueError(
@@ -169,7 +171,12 @@ def _is_abstract(model: nnx.Module) -> bool:
 
 
 def _quantized(
-    model: Any, rules: tuple[Rule, ...], args: tuple[Any, ...], kwargs: dict[str, Any], rngs: nnx.Rngs | None
+    model: Any,
+    rules: tuple[Rule, ...],
+    policy: RulePolicy | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    rngs: nnx.Rngs | None,
 ) -> Any:
     model = nnx.clone(model, graph=True)
     _, plan = plan_layers(model, rules)
@@ -181,7 +188,6 @@ def _quantized(
             except Exception as error:
                 error.add_note(f"while quantizing {'.'.join(map(str, path)) or 'the model itself'}")
                 raise
-    policy = policy_for(model, rules)
     if policy is not None:
         sites, _ = sites_of(model, rules, args, kwargs)
         held = {name: proxy_at(site, rngs) for name, site in sites.items()}

@@ -68,7 +68,7 @@ class FrozenWeight(nnx.Module):
             if has_zero_point:
                 self.zero_point = Frozen(_full_rank(weight.zero_point, weight.ndim))
             if payload.dtype.itemsize == 1 and axes_of_sums is not None:
-                self.sums = Frozen(jnp.sum(payload.astype(jnp.int32), axis=axes_of_sums, keepdims=True))
+                self.sums = Frozen(jnp.sum(payload, axis=axes_of_sums, dtype=jnp.int32, keepdims=True))
         elif isinstance(weight, FloatQuantTensor):
             payload = weight.payload()
         else:

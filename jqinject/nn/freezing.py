@@ -1,5 +1,10 @@
 """Freezing one layer: its quantized weight gives way to low-bit numbers, and comes back."""
 
+from typing import Any
+
+import jax
+from flax import nnx
+
 from jqinject.nn._frozen import FrozenWeight
 from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.proxy import build_stacked, stack_of
@@ -59,7 +64,13 @@ def check_unfreezes(layer: QuantWeightLayer) -> None:
 
 
 def _numbers(layer: QuantWeightLayer) -> FrozenWeight:
-    weight = layer.weight_quant(layer.weight[...])
+    weight = _quantized(layer.weight_quant, layer.weight[...])
     metadata = layer.weight.get_metadata()
     zero_point = layer.weight_quant.has_zero_point
     return FrozenWeight(weight, layer.summed_axes(), metadata, zero_point, layer.axes_of_sums())
+
+
+@nnx.jit(graph=True)
+def _quantized(proxy: Any, weight: jax.Array) -> Any:
+    """Compiled, once for all layers that are alike: no array of the weight's size but the result."""
+    return proxy(weight)

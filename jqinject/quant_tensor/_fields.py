@@ -112,7 +112,8 @@ def why_invalid(tensor: "IntQuantTensor") -> str:
     """The error text of a concrete tensor whose value is not on its grid."""
     exact = np.asarray(pre_round_integers(tensor.value, tensor.scale, tensor.zero_point))
     lower, upper = integer_bounds(tensor.bit_width, tensor.signed)
-    off = np.max(np.abs(exact - np.round(exact)))
+    with np.errstate(invalid="ignore"):  # an infinite number is infinity minus itself away
+        off = np.max(np.abs(exact - np.round(exact)))
     two = " (exactly two different ones)" if float(tensor.bit_width) < 2 else ""
     return (
         f"QuantTensor not valid: value / scale + zero_point lies up to {off:.3g} away from an integer and "

@@ -24,7 +24,7 @@ from ._fields import (
 from .base import QuantTensor, as_array
 from .bit_width import BitWidth
 from .concrete import is_concrete
-from .validity import holds_integers, pre_round_integers
+from .validity import checked_integers, holds_integers, pre_round_integers
 
 
 @final
@@ -202,14 +202,22 @@ class IntQuantTensor(QuantTensor):
         Raises:
             ValueError: the tensor is concrete and not valid.
         """
-        if self.is_valid is False:
-            raise ValueError(why_invalid(self))
-        integers = pre_round_integers(self.value, self.scale, self.zero_point)
         if float_datatype:
-            return round_ste(integers).astype(jnp.float32)
+            if self.is_valid is False:
+                raise ValueError(why_invalid(self))
+            return round_ste(pre_round_integers(*self._grid)).astype(jnp.float32)
         narrow = is_concrete(self.bit_width) and float(self.bit_width) <= 8
-        small = jnp.int8 if self.signed else jnp.uint8
-        return jnp.round(integers).astype(small if narrow else jnp.int32)
+        dtype = (jnp.int8 if self.signed else jnp.uint8) if narrow else jnp.int32
+        if not is_concrete(*self._grid, self.bit_width):
+            return jnp.round(pre_round_integers(*self._grid)).astype(dtype)
+        integers, valid = checked_integers(*self._grid, self.bit_width, self.signed, dtype)
+        if not valid:
+            raise ValueError(why_invalid(self))
+        return integers
+
+    @property
+    def _grid(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return self.value, self.scale, self.zero_point
 
     def astype(self, dtype: Any) -> "IntQuantTensor":
         """The same integers with `value` in another float dtype; scale and zero point stay float32."""

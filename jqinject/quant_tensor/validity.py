@@ -1,5 +1,8 @@
 """Does a float array really hold the integers that its scale, zero point and bit width promise?"""
 
+from functools import partial
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,11 +67,45 @@ def holds_integers(
         return jnp.array(True)
     exact = pre_round_integers(value, scale, zero_point)
     integers = jnp.round(exact)
-    near = jnp.max(jnp.abs(exact - integers)) < _TOLERANCE.get(value.dtype.name, 0.2)
+    near = jnp.abs(exact - integers) < _TOLERANCE.get(value.dtype.name, 0.2)
     lower, upper = integer_bounds(bit_width, signed)
+    valid = jnp.all(near & (integers >= lower) & (integers <= upper))
+    if isinstance(bit_width, int) and bit_width >= 2:
+        return valid
     least, largest = jnp.min(integers), jnp.max(integers)
-    inside = (least >= lower) & (largest <= upper)
     two_values = jnp.all((integers == least) | (integers == largest)) & (least != largest)
-    binary = two_values & ((least < 0) == signed)
-    is_binary = jnp.asarray(bit_width, jnp.float32) < 2
-    return near & jnp.where(is_binary, binary, inside)
+    binary = jnp.all(near) & two_values & ((least < 0) == signed)
+    return jnp.where(jnp.asarray(bit_width, jnp.float32) < 2, binary, valid)
+
+
+def checked_integers(
+    value: jax.Array, scale: jax.Array, zero_point: jax.Array, bit_width: BitWidth, signed: bool, dtype: Any
+) -> tuple[jax.Array, jax.Array]:
+    """The integers of a concrete tensor, and whether it is valid: compiled as one, nothing of its size in between.
+
+    Args:
+        value, scale, zero_point, bit_width, signed: as for `holds_integers`.
+        dtype: of the integers.
+
+    Returns:
+        `round(value / scale + zero_point)` in `dtype`, and a boolean scalar array.
+    """
+    constant = bit_width if isinstance(bit_width, int) else None
+    learned = None if isinstance(bit_width, int) else bit_width
+    return _checked_integers(value, scale, zero_point, learned, constant, signed, np.dtype(dtype))
+
+
+@partial(jax.jit, static_argnums=(4, 5, 6))
+def _checked_integers(
+    value: jax.Array,
+    scale: jax.Array,
+    zero_point: jax.Array,
+    learned: jax.Array | None,
+    constant: int | None,
+    signed: bool,
+    dtype: Any,
+) -> tuple[jax.Array, jax.Array]:
+    bit_width = constant if learned is None else learned
+    assert bit_width is not None, "either constant or learned"
+    integers = jnp.round(pre_round_integers(value, scale, zero_point)).astype(dtype)
+    return integers, holds_integers(value, scale, zero_point, bit_width, signed)

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from jqinject.demo import cli
-from jqinject.demo.recipes import RECIPES
+from jqinject.demo.recipes import RECIPES, RULE_RECIPES
 
 
 @pytest.mark.parametrize(
@@ -50,16 +50,45 @@ def test_it_is_a_module_to_run():
     assert done.returncode == 2 and done.stderr.startswith("python -m jqinject: argument --seed")
 
 
+@pytest.mark.slow
 def test_a_small_run_draws_and_tells(tmp_path: Path):
     from jqinject.demo.job import run
 
     recipes = [replace(RECIPES[0]), replace(RECIPES[1], epochs=1)]
+    rule_recipes = [RULE_RECIPES[0], replace(RULE_RECIPES[1], epochs=1)]
     console = Console(record=True, width=140, file=io.StringIO())
     with jax.numpy_dtype_promotion("standard"):  # optax's Adam mixes weak types
-        rows = run(0, tmp_path / "picture.png", console, recipes=recipes, float_epochs=6)
+        rows, by_rule = run(
+            0,
+            tmp_path / "picture.png",
+            console,
+            recipes=recipes,
+            rule_recipes=rule_recipes,
+            float_epochs=6,
+        )
     told = console.export_text()
     assert "Digits: 450 test images" in told and "tensor_quant: RescalingIntQuant" in told
     assert (tmp_path / "picture.png").stat().st_size > 10_000
     assert [row.trained_accuracy is None for row in rows] == [True, False]
     assert rows[0].float_accuracy > 0.8 and abs(rows[0].loaded_accuracy - rows[0].float_accuracy) < 0.03
     assert rows[1].bytes < rows[0].bytes and rows[1].sqnr["conv2"] < rows[0].sqnr["conv2"]
+    _check_rules(told, by_rule)
+
+
+def _check_rules(told, by_rule):
+    int8, int4 = by_rule
+    assert abs(int8.points) <= 0.5 and int4.accuracy > 0.8
+    # conv1, conv2, dense1, dense2: integers; then a scale, a sum and a bias, 4 bytes each, for every channel
+    integers, channels = 9 * 16 + 9 * 16 * 32 + 128 * 64 + 64 * 10, 16 + 32 + 64 + 10
+    assert [int8.bytes, int4.bytes] == [integers + 12 * channels, integers // 2 + 12 * channels]
+    assert "quantized by a rule and frozen" in told
+    for row in by_rule:
+        cells = [
+            row.name,
+            str(row.weight_bits),
+            f"{row.accuracy:.1%}",
+            f"{row.points:+.1f}",
+            f"{row.bytes:,}",
+        ]
+        assert any(all(cell in line for cell in cells) for line in told.splitlines())
+    assert any("float" in line and f"{int8.float_accuracy:.1%}" in line for line in told.splitlines())

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
+from jqinject.core import AbsMaxRange, CalibratedQuant, MinMaxRange, SimpleMovingAverage
 from jqinject.dot import (
     Freezer,
     QConvGeneralDilated,
@@ -210,3 +211,45 @@ def test_linen_models_through_the_bridge():
     gone = {**stored, "params": jax.tree.map(jnp.zeros_like, stored["params"])}
     gone["params"]["Dense_0"]["bias"] = stored["params"]["Dense_0"]["bias"]
     np.testing.assert_array_equal(Net().apply(gone, X, QuantMode.SERVE), expected)
+
+
+def ranged(**names):
+    """A configuration whose left operand has a static range."""
+    return STILL.let(
+        lhs_range=CalibratedQuant, calibration_impl=AbsMaxRange, averaging_impl=SimpleMovingAverage, **names
+    )
+
+
+@pytest.mark.parametrize("kind", ["linear", "general", "einsum", "swapped"])
+def test_a_static_range_is_averaged_in_training_and_constant_in_evaluation(kind):
+    layer, x = layer_of(kind, config=ranged())
+    twin, _ = layer_of(kind)
+    y = call(layer, x)
+    np.testing.assert_allclose(y, call(twin, x), atol=0.05)
+    op = layer.einsum_op if isinstance(layer, nnx.Einsum) else layer.dot_general
+    assert float(op.lhs_range.averaged_range().high) == pytest.approx(float(jnp.abs(x).max()), rel=1e-6)
+    layer.eval()
+    clipped = call(layer, 4 * x)
+    assert float(jnp.abs(clipped).max()) < float(jnp.abs(4 * y).max())
+    assert int(op.lhs_range.averaging_impl.count[...]) == 1
+
+
+def test_the_gradient_beside_a_static_range_is_that_of_the_float_operands():
+    layer, x = layer_of("linear", config=ranged(dlhs_bits=None))
+    gradient = nnx.jit(nnx.grad(lambda layer, x: layer(x).sum()))(layer, x)
+    np.testing.assert_allclose(
+        gradient["kernel"][...], jnp.broadcast_to(x.sum(0)[:, None], (8, 5)), rtol=1e-5
+    )
+
+
+def test_what_a_static_range_can_not_be():
+    with pytest.raises(ValueError, match=r"is symmetric"):
+        layer_of("linear", config=ranged().let(calibration_impl=MinMaxRange))
+    with pytest.raises(ValueError, match=r"of an operand with bits"):
+        layer_of(
+            "linear", config=config_v4(fwd_bits=None), lhs_range=CalibratedQuant(None, SimpleMovingAverage())
+        )
+    with pytest.raises(TypeError, match=r"must be a CalibratedQuant with an average"):
+        layer_of("linear", lhs_range=CalibratedQuant())
+    with pytest.raises(ValueError, match=r"cure: QuantConv\(input_quant"):
+        layer_of("conv", config=ranged())

@@ -11,8 +11,10 @@ from jqinject import (
     calibrate,
     calibrate_batch_norm,
     correct_biases,
+    freeze,
     post_training_quantize,
     quantize,
+    unfreeze,
 )
 from jqinject.nn import QuantLinear
 from jqinject.odml import OdmlConversion, OdmlQat
@@ -199,3 +201,18 @@ def test_post_training_quantization_in_one_step(activations: str) -> None:
 def test_post_training_quantization_refuses(arguments: tuple[str, ...], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         post_training_quantize(Net(), *arguments)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_frozen_model_reduces_nothing_to_find_its_ranges() -> None:
+    layer = QuantLinear(6, 4, input_quant=Int8ActPerTensorMinMax, rngs=nnx.Rngs(0))
+    calibrate(layer, BATCHES, progress=False)
+    y = layer(BATCHES[0])
+    frozen = freeze(layer, keep_masters=True)
+    graphdef, state = nnx.split(frozen)
+    text = jax.jit(lambda s, x: nnx.merge(graphdef, s)(x)).lower(state, BATCHES[0]).as_text()
+    assert "reduce" not in text
+    np.testing.assert_allclose(frozen(BATCHES[0]), y, atol=1e-5)
+    again = unfreeze(frozen)
+    again(10 * BATCHES[0])
+    average = again.input_quant.tensor_quant.averaging_impl  # pyright: ignore[reportOptionalMemberAccess]
+    assert int(average.count[...]) == len(BATCHES) + 1

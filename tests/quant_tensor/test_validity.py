@@ -78,3 +78,25 @@ def test_integers_survive_the_way_through_floats(integers, scale, zero_point):
     assert x.is_valid
     np.testing.assert_array_equal(x.int(), integers)
     np.testing.assert_array_equal(jax.jit(lambda y: y.int())(x), integers)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 8, 16])
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize(
+    "value",
+    [[0, 1], [-1, 1], [-2, 1], [0, 0.5], [0, 255], [-128, 127], [0, 1, 256], [0, np.nan], [np.inf, 1]],
+)
+def test_a_constant_and_a_learned_width_agree(bits, signed, value):
+    constant = IntQuantTensor(jnp.asarray(value, jnp.float32), 1.0, 0.0, bits, signed, False)
+    learned = constant.set(bit_width=jnp.float32(bits))
+    assert constant.is_valid is learned.is_valid
+    if not constant.is_valid:
+        for tensor in (constant, learned):
+            with pytest.raises(ValueError, match=r"QuantTensor not valid"):
+                tensor.int()
+        return
+    expected = np.asarray(value)
+    for tensor in (constant, learned):
+        assert tensor.int().dtype == (jnp.int32 if bits > 8 else jnp.int8 if signed else jnp.uint8)
+        assert (np.asarray(tensor.int()) == expected).all()
+        assert (np.asarray(jax.jit(lambda t: t.int())(tensor)) == expected).all()

@@ -23,6 +23,9 @@ class SimpleMovingAverage(nnx.Module):
 
     State: `count`, int32; `sum_of_max` and `sum_of_min`, the sums of the upper and lower ends, float32 scalars.
 
+    Attributes:
+        settled: whether evaluation goes by the mean alone: nothing is computed of the tensor at hand. `freeze` sets it.
+
     Args:
         restart: start from empty at every batch, for a range that does not change.
         momentum: the weight of a new batch, in (0, 1]; None weighs all batches alike.
@@ -45,6 +48,7 @@ class SimpleMovingAverage(nnx.Module):
     sum_of_min: QuantStat
     restart: bool = False
     momentum: float | None = None
+    settled: bool = False
 
     def __init__(self, restart: bool = False, momentum: float | None = None) -> None:
         assign(self, count=QuantStat(int_array(0)))
@@ -91,6 +95,13 @@ class SimpleMovingAverage(nnx.Module):
             return jnp.where(held > 0, total, 0.0) + end
         average = jnp.where(held > 0, total / jnp.maximum(held, 1.0), end)
         return ((1 - self.momentum) * average + self.momentum * end) * (held + 1)
+
+    def mean(self, like: ClippingRange) -> ClippingRange:
+        """The mean range, in the form of another one, which may be abstract; zeros where no batch has entered."""
+        divisor = jnp.maximum(self.count.get_value(), 1).astype(jnp.float32)
+        high, low = (total.get_value() / divisor for total in self._sums())
+        shape = like.high.shape
+        return ClippingRange(high.reshape(shape), None if like.low is None else low.reshape(shape))
 
     @property
     def is_empty(self) -> jax.Array:

@@ -162,9 +162,15 @@ class CalibratedQuant(nnx.Module):
             shared = self.shared_axes
             axes = _others(x.ndim, self.channelwise_axes) if shared is None else _within(x.ndim, shared)
             return self.calibration_impl(x, axes)
+        if self.averaging_impl.settled and not update:
+            return self.averaging_impl.mean(jax.eval_shape(self._of_batch, x))
+        return self.averaging_impl(self._of_batch(x), update)
+
+    def _of_batch(self, x: jax.Array) -> ClippingRange:
+        """The range of a batch, one for the tensor."""
         found = self.calibration_impl(x, _others(x.ndim, self.batch_axes))
         low = None if found.low is None else jnp.mean(found.low, keepdims=True)
-        return self.averaging_impl(ClippingRange(jnp.mean(found.high, keepdims=True), low), update)
+        return ClippingRange(jnp.mean(found.high, keepdims=True), low)
 
     def __call__(self, x: jax.Array) -> QuantResult | FloatQuantResult:
         """`x` quantized; scale and zero point float32."""

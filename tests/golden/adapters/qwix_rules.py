@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject import Rule, calibrate, freeze, quantize
-from jqinject.core import AbsMaxRange, FixedRange, MinMaxRange, RMSRange, SimpleMovingAverage
+from jqinject.core import AbsMaxRange, CalibratedQuant, FixedRange, MinMaxRange, RMSRange, SimpleMovingAverage
 from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.quant import CalibratedAct, CalibratedWeight
 from tests.golden.adapters.qwix import ABOVE, BELOW, Nudged, injector_of
@@ -25,6 +25,7 @@ from tests.golden.adapters.qwix_models import model_of
 Case = dict[str, Any]
 Arrays = dict[str, np.ndarray]
 OPS = {"QuantConv": "conv_general_dilated0", "QuantEinsum": "einsum0", "QuantLinear": "dot_general0"}
+OPS |= {"Linear": "dot_general0", "Einsum": "einsum0"}
 TIES = [(1.0, 1.0), *itertools.product((BELOW, ABOVE), repeat=2)]
 
 
@@ -49,7 +50,15 @@ def contraction_of(rule: dict[str, Any], nudges: tuple[float, float]) -> type:
         if factor != 1.0:
             operand = getattr(forward, side)
             forward = forward.let(**{side: operand.let(calibration=Nudged(operand.calibration, factor))})
-    return injector.let(forward=forward)
+    injector = injector.let(forward=forward)
+    if not rule.get("act_static_scale"):
+        return injector
+    return injector.let(
+        lhs_range=CalibratedQuant,
+        calibration_impl=AbsMaxRange(nudges[0]),
+        averaging_impl=SimpleMovingAverage,
+        batch_axes=(0,),
+    )
 
 
 def quantizers_of(
@@ -169,15 +178,21 @@ def _statistics(model: Any) -> dict[str, Any]:
     found = {}
     for name in vars(model):
         layer = getattr(model, name)
-        average = getattr(
-            getattr(getattr(layer, "input_quant", None), "tensor_quant", None), "averaging_impl", None
-        )
+        average = _average_of(layer)
         if average is not None:
             prefix = f"quant_stats/{name}/{OPS[type(layer).__name__]}_lhs/"
-            shape = (1,) * layer.weight_ndim
+            shape = (1,) * layer.kernel.ndim
             found[prefix + "count"] = average.count[...]
             found[prefix + "sum_of_absmax"] = average.sum_of_max[...].reshape(shape)
     return found
+
+
+def _average_of(layer: Any) -> SimpleMovingAverage | None:
+    op = getattr(layer, {"Linear": "dot_general", "Einsum": "einsum_op"}.get(type(layer).__name__, ""), None)
+    found = getattr(op, "lhs_range", None) or getattr(
+        getattr(layer, "input_quant", None), "tensor_quant", None
+    )
+    return getattr(found, "averaging_impl", None)
 
 
 def _served(inputs: Arrays, model: Any, x: jax.Array) -> dict[str, Any]:
