@@ -82,8 +82,8 @@ def calibrate(
     observers = observing_proxies(model)
     if not any(proxy.is_quant_enabled for proxy in observers.values()):
         raise ValueError(
-            f"{type(model).__name__} has no activation quantizer with statistics that is on, so there is nothing to calibrate.\n"
-            "  cure: give it input_quant=... or output_quant=... with a static range (Int8ActPerTensorMinMax); weights "
+            f"{type(model).__name__} has no activation quantizer with statistics that is on, so there is nothing to "
+            "calibrate.\n  cure: give it input_quant=... or output_quant=... with a static range (Int8ActPerTensorMinMax); weights "
             "and dynamic ranges need no calibration"
         )
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(nnx.state(model, graph=True))):

@@ -121,8 +121,10 @@ def checked_rules(rules: Rule | Iterable[Rule]) -> tuple[Rule, ...]:
         TypeError: something else than rules.
         ValueError: no rule at all.
     """
-    several = isinstance(rules, Iterable) and not isinstance(rules, Mapping | str | type)
-    found: tuple[Any, ...] = tuple(rules) if several else (rules,)
+    if isinstance(rules, Rule) or not isinstance(rules, Iterable) or isinstance(rules, Mapping | str | type):
+        found: tuple[Any, ...] = (rules,)
+    else:
+        found = tuple(rules)
     for rule in found:
         if not isinstance(rule, Rule):
             raise TypeError(
@@ -152,7 +154,7 @@ def _compiled(path: Any) -> re.Pattern[str]:
 def _checked_overrides(overrides: Mapping[str, Any], given: tuple[Any, ...]) -> Mapping[str, Any]:
     for name in overrides:
         if not name.startswith(PREFIXES):
-            start, _, rest = name.partition("_")
+            start = name.partition("_")[0]
             hint = did_you_mean(name, KEYWORDS) or did_you_mean(f"{start}_", PREFIXES)
             raise TypeError(
                 f"Rule got an unexpected keyword {name!r}{': ' + hint if hint else '.'}\n  It knows "
