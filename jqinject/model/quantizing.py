@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import jax
 import numpy as np
@@ -85,7 +85,7 @@ def quantize(
     args, kwargs = _call(inputs)
     if isinstance(rules, Provider) and not isinstance(rules, type):
         return rules.quantize(model, *args, **kwargs)
-    given = checked_rules(rules)
+    given = checked_rules(cast("Rule | Iterable[Rule]", rules))
     check_operations(given)
     policy = policy_for(model, given)
     _check(model, given, policy, args, kwargs, allow_idle)
