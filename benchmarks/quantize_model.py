@@ -11,7 +11,7 @@ pairs, by what comes out: float weights with quantizers (`jqinject.quantize`, Qw
 Time: interleaved in one process, everything compiled before. Memory: a process for each quantizes a model of one layer,
 so that compilers and their code do not count (the first call: its time), then the whole one. `growth` is the largest
 resident size during this call over that before it, with the float model; the ratio is that of float weights plus growth
-to float weights plus quantized ones, which have to be there.
+to what has to be there: float weights, and integers where there are such.
 """
 
 import argparse
@@ -30,7 +30,8 @@ from _timing import interleaved, print_table
 
 MiB = 2**20
 STATUS, PEAK_RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-PAIRS = (("quantize", "QtProvider"), ("quantize and freeze", "PtqProvider"))
+INTEGERS = ("quantize and freeze", "PtqProvider")
+PAIRS = (("quantize", "QtProvider"), INTEGERS)
 
 
 def make_model(options: argparse.Namespace, depth: int) -> Any:
@@ -153,12 +154,13 @@ def print_memory(options: argparse.Namespace, names: list[str]) -> None:
         found = memory_of(name, options)
         peak = found["float"] + found["growth"]
         cells = [found["float"], found["quantized"], found["growth"]]
-        ratio = peak / (found["float"] + found["quantized"])
+        needed = found["float"] + (found["quantized"] if name in INTEGERS else 0)
+        ratio = peak / needed
         rows.append(
             [label(name), *(f"{n / MiB:.1f}" for n in cells), f"{ratio:.2f}", f"{found['first']:.2f}"]
         )
     columns = ["MiB", "float", "quantized", "growth", "ratio", "first call, s"]
-    print_table("Memory: (float + growth) / (float + quantized)", columns, rows)
+    print_table("Memory: ratio of the peak to the weights that have to be there", columns, rows)
 
 
 def label(name: str) -> str:
