@@ -8,7 +8,7 @@ from flax import nnx
 from jqinject.core import SimpleMovingAverage
 from jqinject.model.frozen_ops import freeze_op, quantized_op, unfreeze_op
 from jqinject.nn._weight_layer import QuantWeightLayer
-from jqinject.nn.freezing import check_unfreezes, freeze_layer, unfreeze_layer
+from jqinject.nn.freezing import check_unfreezes, freeze_layer, freezes, quantized_weight, unfreeze_layer
 from jqinject.quant_tensor import is_concrete
 
 Model = TypeVar("Model", bound=nnx.Module)
@@ -59,15 +59,17 @@ def freeze(model: Model, *, keep_masters: bool = False) -> Model:
             op.module.general.check_freezes()
     model.eval()
     seen: set[int] = set()
+    ours = [layer for layer in layers if isinstance(layer, QuantWeightLayer) and freezes(layer)]
+    ahead = quantized_weight(ours[0]) if ours else None
+    for layer, following in zip(ours, [*ours[1:], None], strict=True):
+        weight, ahead = ahead, None if following is None else quantized_weight(following)
+        freeze_layer(layer, keep_master=keep_masters, weight=weight)
     for layer in layers:
-        if isinstance(layer, QuantWeightLayer):
-            freeze_layer(layer, keep_master=keep_masters)
-            continue
-        op = quantized_op(layer)
+        op = None if isinstance(layer, QuantWeightLayer) else quantized_op(layer)
         if op is not None:
             freeze_op(layer, shared=id(op.module) in seen, keep_master=keep_masters)
             seen.add(id(op.module))
-    for module in _modules(model):
+    for module in layers:
         if isinstance(module, SimpleMovingAverage) and _has_batches(module):
             module.settled = True
     return model

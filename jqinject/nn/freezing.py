@@ -10,22 +10,38 @@ from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.proxy import build_stacked, stack_of
 
 
-def freeze_layer(layer: QuantWeightLayer, *, keep_master: bool = False) -> bool:
+def freezes(layer: QuantWeightLayer) -> bool:
+    """Whether a layer has a quantized weight that is not frozen."""
+    quantized = layer.weight_quant is not None and layer.weight_quant.is_quant_enabled
+    return layer.frozen is None and quantized
+
+
+def quantized_weight(layer: QuantWeightLayer) -> Any:
+    """The quantized weight of a layer that `freezes`, to be handed to `freeze_layer`; None of a stack of layers.
+
+    It is computed while the caller goes on: asked for one layer ahead, nobody waits for it.
+    """
+    return None if stack_of((layer,)) else _quantized(layer.weight_quant, layer.weight[...])
+
+
+def freeze_layer(layer: QuantWeightLayer, *, keep_master: bool = False, weight: Any = None) -> bool:
     """Put the low-bit numbers of the weight in the place of the weight, its quantizer and that of the gradient.
 
     Args:
         layer: a layer, or a stack of layers.
         keep_master: keep those too, so that `unfreeze_layer` can bring them back.
+        weight: what `quantized_weight` returned for the layer.
 
     Returns:
         Whether there was a quantized weight to freeze.
     """
-    quantized = layer.weight_quant is not None and layer.weight_quant.is_quant_enabled
-    if layer.frozen is not None or not quantized:
+    if not freezes(layer):
         return False
     stack = stack_of((layer,))
     layer.frozen = (
-        build_stacked(lambda layers, _: _numbers(layers[0]), (layer,), stack) if stack else _numbers(layer)
+        build_stacked(lambda layers, _: _numbers(layers[0]), (layer,), stack)
+        if stack
+        else _numbers(layer, weight)
     )
     if not keep_master:
         for name in (layer.weight_name, "weight_quant", "grad_quant"):
@@ -63,8 +79,8 @@ def check_unfreezes(layer: QuantWeightLayer) -> None:
         )
 
 
-def _numbers(layer: QuantWeightLayer) -> FrozenWeight:
-    weight = _quantized(layer.weight_quant, layer.weight[...])
+def _numbers(layer: QuantWeightLayer, weight: Any = None) -> FrozenWeight:
+    weight = _quantized(layer.weight_quant, layer.weight[...]) if weight is None else weight
     metadata = layer.weight.get_metadata()
     zero_point = layer.weight_quant.has_zero_point
     return FrozenWeight(weight, layer.summed_axes(), metadata, zero_point, layer.axes_of_sums())
