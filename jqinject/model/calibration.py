@@ -82,7 +82,8 @@ def calibrate(
     observers = observing_proxies(model)
     if not any(proxy.is_quant_enabled for proxy in observers.values()):
         raise ValueError(
-            f"{type(model).__name__} has no activation quantizer with statistics that is on, so there is nothing to calibrate.\n"
+            f"{type(model).__name__} has no activation quantizer with statistics that is on, so there is nothing to "
+            "calibrate.\n"
             "  cure: give it input_quant=... or output_quant=... with a static range (Int8ActPerTensorMinMax); weights "
             "and dynamic ranges need no calibration"
         )

@@ -150,7 +150,9 @@ def _check(
 
 def _refuse_quantized(model: nnx.Module, has_layers: bool, needs_inputs: bool) -> None:
     """Refuse a model that has been here before; layers first and operations later, by other rules, are well."""
-    if isinstance(model, QuantizedProgram) and (needs_inputs or not isinstance(model.op_quant.policy, RulePolicy)):
+    if isinstance(model, QuantizedProgram) and (
+        needs_inputs or not isinstance(model.op_quant.policy, RulePolicy)
+    ):
         raise ValueError(
             f"{type(model).__name__} is quantized already: it holds quantizers between its operations, in {HELD}.\n"
             "  cure: quantize the float model, with all rules at once"

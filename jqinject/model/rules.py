@@ -114,7 +114,7 @@ class Rule:
         return f"Rule({', '.join([repr(self.path), *ops, *named])})"
 
 
-def checked_rules(rules: Rule | Iterable[Rule]) -> tuple[Rule, ...]:
+def checked_rules(rules: Any) -> tuple[Rule, ...]:
     """Rules as a tuple.
 
     Raises:
@@ -152,7 +152,7 @@ def _compiled(path: Any) -> re.Pattern[str]:
 def _checked_overrides(overrides: Mapping[str, Any], given: tuple[Any, ...]) -> Mapping[str, Any]:
     for name in overrides:
         if not name.startswith(PREFIXES):
-            start, _, rest = name.partition("_")
+            start = name.partition("_")[0]
             hint = did_you_mean(name, KEYWORDS) or did_you_mean(f"{start}_", PREFIXES)
             raise TypeError(
                 f"Rule got an unexpected keyword {name!r}{': ' + hint if hint else '.'}\n  It knows "

@@ -143,7 +143,9 @@ def find_sites(
         program = trace(model, kind.__call__, Arguments(args, kwargs), policy.opaque, HELD)
     except Exception as error:
         shapes = jax.tree.map(_in_words, (args, kwargs))
-        error.add_note(f"while {kind.__name__} was traced, to find its operations, with {shapes[0]} {shapes[1] or ''}")
+        error.add_note(
+            f"while {kind.__name__} was traced, to find its operations, with {shapes[0]} {shapes[1] or ''}"
+        )
         raise
     interpreter = Interpreter(policy, quantizers or Finder(), constants_now=quantizers is not None)
     variable = [quantizers is None or x.is_activation for x in program.inputs]

@@ -91,7 +91,9 @@ def test_training_lowers_the_loss(life: Life) -> None:
 
 def test_a_float_state_loads(life: Life) -> None:
     model = jqinject.quantize(life.case.make(), LIVES[life.name])
-    moved = jax.tree.map(lambda x: x + 0.5 if jnp.issubdtype(x.dtype, jnp.floating) else x, nnx.state(life.plain))
+    moved = jax.tree.map(
+        lambda x: x + 0.5 if jnp.issubdtype(x.dtype, jnp.floating) else x, nnx.state(life.plain)
+    )
     report = jqinject.load_state(model, moved)
     assert set(report.loaded) == {".".join(map(str, p)) for p, _ in nnx.to_flat_state(moved)}
     after = numbers(model)
@@ -130,7 +132,9 @@ def test_other_cells_too(name: str) -> None:
     case = PUBLISHED[name]
     with compiled_for(case):
         model = jqinject.quantize(case.make(), STATIC_RANGES)
-        assert len(jqinject.calibrate(model, [case.x], progress=False).quantizers) == (9 if name == "lstm" else 3)
+        assert len(jqinject.calibrate(model, [case.x], progress=False).quantizers) == (
+            9 if name == "lstm" else 3
+        )
         evaluated = evaluate(model, case.x)
         served = evaluate(jqinject.freeze(model), case.x)
     np.testing.assert_allclose(served, evaluated, rtol=1e-5, atol=1e-5)

@@ -18,8 +18,8 @@ class SimpleMovingAverage(nnx.Module):
     With a `momentum` it is the exponential one instead: `mean <- (1 - momentum) * mean + momentum * batch`, from the
     first batch on.
 
-    A batch with an end that is inf or nan, or too large for the sum, stays out. Before the first batch, in evaluation, the range is that of the
-    tensor at hand.
+    A batch with an end that is inf or nan, or too large for the sum, stays out. Before the first batch, in evaluation,
+    the range is that of the tensor at hand.
 
     State: `count`, int32; `sum_of_max` and `sum_of_min`, the sums of the upper and lower ends, float32 scalars.
 
