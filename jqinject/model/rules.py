@@ -114,7 +114,7 @@ class Rule:
         return f"Rule({', '.join([repr(self.path), *ops, *named])})"
 
 
-def checked_rules(rules: Rule | Iterable[Rule]) -> tuple[Rule, ...]:
+def checked_rules(rules: Any) -> tuple[Rule, ...]:
     """Rules as a tuple.
 
     Raises:

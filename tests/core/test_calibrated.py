@@ -179,3 +179,11 @@ def test_a_stack_of_quantizers_keeps_one_average_each() -> None:
 def test_what_can_not_be(make: object, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         make()  # pyright: ignore[reportCallIssue]
+
+
+def test_a_batch_whose_end_would_overflow_the_sum_stays_out() -> None:
+    mean, huge = SimpleMovingAverage(), ClippingRange(jnp.float32(1.0), jnp.float32(-3e38))
+    for _ in range(3):
+        found = mean(huge, update=True)
+    assert found.low is not None and float(found.low) == float(jnp.float32(-3e38))
+    assert int(mean.count[...]) == 1

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import jax.numpy as jnp
+import optax
 from flax import nnx
 
 
@@ -56,7 +60,7 @@ class DecoderBlock(nnx.Module):
 class Decoder(nnx.Module):
     """A language model: embeddings of tokens and of positions, blocks, logits."""
 
-    def __init__(self, vocabulary=11, features=16, heads=2, blocks=2, length=6, *, dropout_rate=0.1, rngs):
+    def __init__(self, vocabulary=11, features=16, heads=2, blocks=1, length=6, *, dropout_rate=0.1, rngs):
         self.token_embed = nnx.Embed(vocabulary, features, rngs=rngs)
         self.position_embed = nnx.Embed(length, features, rngs=rngs)
         self.blocks = nnx.List(
@@ -121,3 +125,81 @@ class ResNet(nnx.Module):
         for stage in self.stages:
             x = stage(x)
         return self.fc(jnp.mean(x, axis=(1, 2)))
+
+
+@dataclass(frozen=True)
+class Published:
+    """A model as published, and what it is trained on.
+
+    Attributes:
+        make: makes the model.
+        x: a batch of its inputs.
+        classes: how many it tells apart.
+        rngs: whether the call takes `nnx.Rngs` for its dropout.
+        promotion: of dtypes; Flax's own average pool divides by a NumPy integer, which "strict" refuses.
+    """
+
+    make: Callable[[], nnx.Module]
+    x: jax.Array
+    classes: int
+    rngs: bool = False
+    promotion: str = "strict"
+
+    @property
+    def labels(self):
+        """What the model is to say of `x`."""
+        shape = self.x.shape if jnp.issubdtype(self.x.dtype, jnp.integer) else self.x.shape[:1]
+        return jax.random.randint(jax.random.key(3), shape, 0, self.classes)
+
+
+def _normal(*shape):
+    return jax.random.normal(jax.random.key(0), shape)
+
+
+PUBLISHED = {
+    "cnn": Published(lambda: Cnn(rngs=nnx.Rngs(0)), _normal(8, 8, 8, 1), 4, rngs=True, promotion="standard"),
+    "decoder": Published(
+        lambda: Decoder(rngs=nnx.Rngs(0)), jax.random.randint(jax.random.key(0), (4, 6), 0, 11), 11
+    ),
+    "lstm": Published(lambda: Recurrent(nnx.LSTMCell, rngs=nnx.Rngs(0)), _normal(8, 4, 5), 3),
+    "optimized_lstm": Published(lambda: Recurrent(rngs=nnx.Rngs(0)), _normal(8, 4, 5), 3),
+    "gru": Published(lambda: Recurrent(nnx.GRUCell, rngs=nnx.Rngs(0)), _normal(8, 4, 5), 3),
+    "resnet": Published(lambda: ResNet(rngs=nnx.Rngs(0)), _normal(8, 8, 8, 3), 3),
+}
+
+
+@contextmanager
+def compiled_for(case: Published) -> Iterator[None]:
+    """With the dtype promotion that a model needs; whole models compile in half the time without optimizations."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        with jax.numpy_dtype_promotion(case.promotion):
+            yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
+
+
+@nnx.jit
+def train_step(model, optimizer, x, labels, *rngs):
+    """One step of the tutorials: cross entropy, gradients of the parameters, the optimizer."""
+
+    def loss(model, *rngs):
+        logits = model(x, *rngs)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    value, grads = nnx.value_and_grad(loss)(model, *rngs)
+    optimizer.update(model, grads)
+    return value
+
+
+@nnx.jit
+def evaluate(model, x):
+    return model(x)
+
+
+def trained(model, case, steps):
+    """The losses of some steps on one batch."""
+    model.train()
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    rngs = (nnx.Rngs(5),) if case.rngs else ()
+    return [float(train_step(model, optimizer, case.x, case.labels, *rngs)) for _ in range(steps)]

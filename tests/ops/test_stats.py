@@ -80,3 +80,13 @@ def test_running_mean(momentum):
         buffer = stats.running_mean(buffer, jnp.float32(update), jnp.int32(count), momentum)
     expected = {0.1: 0.9 * (0.9 * 4 + 0.1 * 2) + 0.1 * 6, 1.0: 6.0, None: 4.0}[momentum]
     np.testing.assert_allclose(buffer, expected, rtol=1e-6)
+
+
+@given(hnp.arrays(np.float32, (3, 4), elements=st.sampled_from([-2.0, -1.0, 0.5, 1.0, 2.0])))
+def test_the_largest_along_axes_and_its_gradient(x):
+    value, pull = jax.vjp(lambda x: stats.largest(x, (1,)), jnp.asarray(x))
+    highest = x.max(axis=1, keepdims=True)
+    np.testing.assert_array_equal(value, np.maximum(highest, 0))
+    equal = (x == highest) & (highest > 0)
+    expected = equal / np.maximum(equal.sum(axis=1, keepdims=True), 1)
+    np.testing.assert_allclose(pull(jnp.ones((3, 1)))[0], expected, rtol=1e-6)
