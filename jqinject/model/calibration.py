@@ -83,14 +83,9 @@ def calibrate(
     if not any(proxy.is_quant_enabled for proxy in observers.values()):
         raise ValueError(
             f"{type(model).__name__} has no activation quantizer with statistics that is on, so there is nothing to "
-<<<<<<< HEAD
-            "calibrate.\n  cure: give it input_quant=... or output_quant=... with a static range "
-            "(Int8ActPerTensorMinMax); weights and dynamic ranges need no calibration"
-=======
             "calibrate.\n"
             "  cure: give it input_quant=... or output_quant=... with a static range (Int8ActPerTensorMinMax); weights "
             "and dynamic ranges need no calibration"
->>>>>>> models
         )
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(nnx.state(model, graph=True))):
         raise ValueError(

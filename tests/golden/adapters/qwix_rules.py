@@ -211,8 +211,12 @@ def _served(inputs: Arrays, model: Any, x: jax.Array) -> dict[str, Any]:
 
 
 @nnx.jit
-def _gradients(model: Any, x: jax.Array, g: jax.Array) -> Any:
-    return nnx.grad(lambda m, x: jnp.sum(m(x) * g), argnums=(0, 1))(model, x)
+def _both(model: Any, x: jax.Array, g: jax.Array) -> Any:
+    def loss(model: Any, x: jax.Array) -> Any:
+        y = model(x)
+        return jnp.sum(y * g), y
+
+    return nnx.value_and_grad(loss, argnums=(0, 1), has_aux=True)(model, x)
 
 
 @nnx.jit
@@ -225,12 +229,11 @@ def _steps(inputs: Arrays, model: Any) -> dict[str, Any]:
     for step in range(sum(name.endswith("/x") for name in inputs)):
         prefix = f"step{step}/"
         x, g = jnp.asarray(inputs[prefix + "x"]), inputs.get(prefix + "g")
-        before = nnx.state(nnx.clone(model))
-        found[prefix + "y"] = _forward(model, x)
-        found |= {prefix + name: value for name, value in _statistics(model).items()}
-        if g is not None:
-            nnx.update(model, before)
-            dparams, found[prefix + "dx"] = _gradients(model, x, jnp.asarray(g))
+        if g is None:
+            found[prefix + "y"] = _forward(model, x)
+        else:
+            (_, found[prefix + "y"]), (dparams, found[prefix + "dx"]) = _both(model, x, jnp.asarray(g))
             for path, leaf in nnx.to_flat_state(dparams):
                 found[prefix + "dparams/" + "/".join(map(str, path))] = leaf.get_value()
+        found |= {prefix + name: value for name, value in _statistics(model).items()}
     return found
