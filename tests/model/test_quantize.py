@@ -216,7 +216,7 @@ def test_a_layers_rule_takes_flags_too():
     assert int(model.b.input_quant.tensor_quant.averaging_impl.count[...]) == 2
 
 
-@pytest.mark.parametrize("shape", [(1, 8), (9, 8), (2, 3, 8)])
+@pytest.mark.parametrize("shape", [(9, 8), (2, 3, 8)])
 def test_inputs_of_other_sizes_and_ranks_are_welcome(shape):
     for rules in (RELUS, OdmlQat()):
         model = jqinject.quantize(Mlp(nnx.Rngs(0)), rules, inputs=jax.ShapeDtypeStruct(X.shape, X.dtype))
