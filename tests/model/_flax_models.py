@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
