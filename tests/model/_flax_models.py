@@ -170,11 +170,11 @@ PUBLISHED = {
 
 
 @contextmanager
-def compiled_for(case: Published) -> Iterator[None]:
-    """With the dtype promotion that a model needs; whole models compile in half the time without optimizations."""
+def compiled_quickly(promotion: str = "strict") -> Iterator[None]:
+    """Without the optimizations that whole models spend most of their compilation on; with some dtype promotion."""
     jax.config.update("jax_disable_most_optimizations", True)
     try:
-        with jax.numpy_dtype_promotion(case.promotion):
+        with jax.numpy_dtype_promotion(promotion):
             yield
     finally:
         jax.config.update("jax_disable_most_optimizations", False)
