@@ -1,5 +1,6 @@
 """`freeze` and `unfreeze`: from a trained model to one that serves low-bit numbers, and back."""
 
+import itertools
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
@@ -61,7 +62,7 @@ def freeze(model: Model, *, keep_masters: bool = False) -> Model:
     seen: set[int] = set()
     ours = [layer for layer in layers if isinstance(layer, QuantWeightLayer) and freezes(layer)]
     ahead = quantized_weight(ours[0]) if ours else None
-    for layer, following in zip(ours, [*ours[1:], None], strict=True):
+    for layer, following in itertools.zip_longest(ours, ours[1:]):
         weight, ahead = ahead, None if following is None else quantized_weight(following)
         freeze_layer(layer, keep_master=keep_masters, weight=weight)
     for layer in layers:
