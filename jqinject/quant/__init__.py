@@ -2,8 +2,6 @@
 
 from jqinject.quant.binary import SignedBinaryActPerTensorConst as SignedBinaryActPerTensorConst
 from jqinject.quant.binary import SignedBinaryWeightPerTensorConst as SignedBinaryWeightPerTensorConst
-from jqinject.quant.calibrated import CalibratedAct as CalibratedAct
-from jqinject.quant.calibrated import CalibratedWeight as CalibratedWeight
 from jqinject.quant.calibrated import Int8ActDynamicPerRow as Int8ActDynamicPerRow
 from jqinject.quant.calibrated import Int8ActDynamicPerTensor as Int8ActDynamicPerTensor
 from jqinject.quant.calibrated import Int8ActPerTensorAbsMax as Int8ActPerTensorAbsMax

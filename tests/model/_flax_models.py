@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from tests._quick import compiled_quickly as quickly
+
 
 class Cnn(nnx.Module):
     """The network of the MNIST tutorial: convolutions, batch normalization, dropout, pools, dense layers."""
@@ -172,12 +174,8 @@ PUBLISHED = {
 @contextmanager
 def compiled_quickly(promotion: str = "strict") -> Iterator[None]:
     """Without the optimizations that whole models spend most of their compilation on; with some dtype promotion."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    try:
-        with jax.numpy_dtype_promotion(promotion):
-            yield
-    finally:
-        jax.config.update("jax_disable_most_optimizations", False)
+    with quickly(), jax.numpy_dtype_promotion(promotion):
+        yield
 
 
 @nnx.jit

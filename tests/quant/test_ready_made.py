@@ -12,6 +12,7 @@ from flax import nnx
 import jqinject
 import jqinject.quant as ready_made
 from jqinject import ExtendedInjector
+from jqinject.core import AbsMaxRange
 from jqinject.nn import (
     QuantConv,
     QuantHardTanh,
@@ -35,7 +36,11 @@ def _named(part):
     return [name for name in QUANTIZERS if part in name and not name.startswith("None")]
 
 
+# Their largest magnitude lies at 127.5 steps, a tie that a compiler may break either way: here it is clipped.
+OFF_THE_TIE = {"calibration_impl": AbsMaxRange(0.99)}
 NEEDS = {
+    "Int8WeightPerChannelAbsMax": OFF_THE_TIE,
+    "Int8WeightPerTensorAbsMax": OFF_THE_TIE,
     "IntBias": {"bit_width": 8},
     "Int8ActPerTensorFloatMinMaxInit": {"min_val": -1.0, "max_val": 1.0},
     "Int8ActPerTensorFixedPointMinMaxInit": {"min_val": -1.0, "max_val": 1.0},

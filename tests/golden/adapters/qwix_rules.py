@@ -18,7 +18,7 @@ from flax import nnx
 from jqinject import Rule, calibrate, freeze, quantize
 from jqinject.core import AbsMaxRange, CalibratedQuant, FixedRange, MinMaxRange, RMSRange, SimpleMovingAverage
 from jqinject.nn._weight_layer import QuantWeightLayer
-from jqinject.quant import CalibratedAct, CalibratedWeight
+from jqinject.quant.calibrated import CalibratedAct, CalibratedWeight
 from tests.golden.adapters.qwix import ABOVE, BELOW, Nudged, injector_of
 from tests.golden.adapters.qwix_models import model_of
 
