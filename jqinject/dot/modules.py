@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core import CalibratedQuant
-from jqinject.core.quant.calibrated import LEAST_SCALE
 from jqinject.dot.contraction import Operand
 from jqinject.dot.conv import quantized_conv
 from jqinject.dot.convolution import Convolution
@@ -20,7 +18,7 @@ from jqinject.dot.freezer import Freezer, QuantMode
 from jqinject.dot.functions import assembled
 from jqinject.dot.general import QuantizedDotGeneral
 from jqinject.dot.operand import QuantizedOperand, ScaledOperand
-from jqinject.inject import ExtendedInjector
+from jqinject.dot.static_range import checked_range, range_of, scaled
 
 Axes = tuple[int, ...]
 Quantize = Callable[[Any, Any], tuple[QuantizedOperand, QuantizedOperand]]
@@ -44,8 +42,8 @@ class QuantizedOp(nnx.Module):
         rngs: nnx.Rngs | None = None,
     ) -> None:
         general = assembled(config)
-        found = _range_of(config) if lhs_range is None else lhs_range
-        self.lhs_range = nnx.data(_checked_range(found, general, type(self).__name__))
+        found = range_of(config) if lhs_range is None else lhs_range
+        self.lhs_range = nnx.data(checked_range(found, general, type(self).__name__))
         self.general = general
         self.lhs_quant_mode = _checked(lhs_quant_mode, "lhs_quant_mode")
         self.rhs_quant_mode = _checked(rhs_quant_mode, "rhs_quant_mode")
@@ -64,7 +62,7 @@ class QuantizedOp(nnx.Module):
         if self.lhs_quant_mode is QuantMode.SERVE:
             lhs = self.lhs_freezer.get()
         elif self.lhs_range is not None:
-            lhs = self._scaled(_array(lhs))
+            lhs = scaled(lhs, self.lhs_range, self.general)
         if self.rhs_quant_mode is QuantMode.SERVE:
             rhs = self.rhs_freezer.get()
         converts = (self.lhs_quant_mode is QuantMode.CONVERT, self.rhs_quant_mode is QuantMode.CONVERT)
@@ -77,14 +75,6 @@ class QuantizedOp(nnx.Module):
                 self.rhs_freezer.set(right, summed[1])
                 rhs = right
         return lhs, rhs
-
-    def _scaled(self, lhs: jax.Array) -> ScaledOperand:
-        """The left operand with the scale of its static range."""
-        numerics = self.general.fwd.lhs_quantizer.numerics
-        assert self.lhs_range is not None and numerics is not None, "looked at before"
-        scale = self.lhs_range.clipping_range(lhs).high / numerics.bound
-        scale = jnp.where(scale < LEAST_SCALE, 1.0, scale).reshape((1,) * lhs.ndim)
-        return ScaledOperand(lhs, jax.lax.stop_gradient(scale))
 
     def fresh(self) -> QuantizedOp:
         """Another one like it, with nothing stored and random numbers of its own."""
@@ -280,34 +270,6 @@ class QConvGeneralDilated(QuantizedOp):
         )
         y = quantized_conv(convolution, left, right, self._key())
         return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
-
-
-def _range_of(config: Any) -> Any:
-    """The static range that an injector declares, a new one each time; None where it declares none."""
-    declares = isinstance(config, type) and issubclass(config, ExtendedInjector) and "lhs_range" in config
-    return config.lhs_range if declares else None
-
-
-def _checked_range(found: Any, general: QuantizedDotGeneral, name: str) -> CalibratedQuant | None:
-    if found is None:
-        return None
-    if name == "QConvGeneralDilated":
-        raise ValueError(
-            f"{name} has no static range.\n  cure: QuantConv(input_quant=...), or a rule with input_quant"
-        )
-    if not isinstance(found, CalibratedQuant) or found.averaging_impl is None:
-        raise TypeError(f"{name}: lhs_range must be a CalibratedQuant with an average, got {found!r:.80}")
-    if found.averaged_range().low is not None or general.fwd.lhs_quantizer.numerics is None:
-        raise ValueError(
-            f"{name}: a static range is symmetric (AbsMaxRange, RMSRange, ...), and of an operand with bits; got "
-            f"{found.calibration_impl!r}, bits {general.fwd.lhs_quantizer.numerics!r}"
-        )
-    return found
-
-
-def _array(x: Operand) -> jax.Array:
-    assert not isinstance(x, tuple), "an operand comes as an array"
-    return x
 
 
 def _summed(lhs: Any, rhs: Any, dimension_numbers: Any) -> tuple[Axes, Axes]:

@@ -1,20 +1,14 @@
 """The quantizers that devices have: signed 8-bit integers, weights without zero point."""
 
-from jqinject.core import AbsMaxRange, CalibratedQuant, MinMaxRange, SimpleMovingAverage
-from jqinject.inject import ExtendedInjector
-from jqinject.proxy import ActQuantProxyFromInjector
+from jqinject.core import AbsMaxRange, MinMaxRange
+from jqinject.quant.calibrated import CalibratedAct
 
 
-class _Calibrated(ExtendedInjector):
-    tensor_quant = CalibratedQuant
-    proxy_class = ActQuantProxyFromInjector
-    bit_width = 8
-    signed = True
-    narrow_range = False
-    batch_axes = (0,)
+class _OfDevices(CalibratedAct):
+    batch_axes = (0,)  # every sample of a batch counts alike
 
 
-class Int8Weight(_Calibrated):
+class Int8Weight(_OfDevices):
     """Symmetric, a scale for each output channel (or for the tensor): `scale = max |w| / 127.5`.
 
     Source: Qwix's ODML provider.
@@ -24,7 +18,7 @@ class Int8Weight(_Calibrated):
     averaging_impl = None
 
 
-class Int8Act(_Calibrated):
+class Int8Act(_OfDevices):
     """With a zero point; the range is the mean of those of all batches, each from the means over the batch axis.
 
     Override `calibration_impl` for another range: `AbsMaxRange` for no zero point, `FixedRange(low, high)`.
@@ -33,10 +27,9 @@ class Int8Act(_Calibrated):
     """
 
     calibration_impl = MinMaxRange
-    averaging_impl = SimpleMovingAverage
 
 
-class Int8ActDynamic(_Calibrated):
+class Int8ActDynamic(_OfDevices):
     """With a zero point, from the tensor at hand: inputs of contractions with a weight only, one range a row."""
 
     calibration_impl = MinMaxRange

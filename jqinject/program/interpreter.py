@@ -40,6 +40,7 @@ class Interpreter:
         self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
         self.sites: dict[str, Site] = {}
         self.region: tuple[str, str] | None = None
+        self._entered = Tracked(None)
 
     # --- programs
 

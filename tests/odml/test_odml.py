@@ -157,26 +157,26 @@ def _other_quantizer() -> nnx.Module:
         (lambda: OdmlQat().quantize(Mlp(), X), r"fc1.dot_general0_lhs: its statistics were never collected"),
         (_nan_weight, r"fc2.dot_general0_rhs: invalid scale"),
         (_other_quantizer, r"devices have signed 8-bit integers, and the quantizer is"),
-        (lambda: trained(nnx.Einsum("bi,ijk->bjk", (6, 2, 4), rngs=nnx.Rngs(0))), None),
-        (
-            lambda: trained(nnx.LinearGeneral((2, 3), (2, 2), axis=(-2, -1), rngs=nnx.Rngs(0))),
-            r"one axis of scales",
-        ),
     ],
 )
-def test_what_can_not_be_converted(make: object, text: str | None) -> None:
-    if text is None:
-        OdmlConversion().quantize(make(), X)  # pyright: ignore[reportCallIssue]
-        return
-    x = X
-    if "axis" in text:
-        x = X.reshape(4, 2, 3)
-        model = OdmlQat().quantize(nnx.LinearGeneral((2, 3), (2, 2), axis=(-2, -1), rngs=nnx.Rngs(0)), x)
-        model(x)
-    else:
-        model = make()  # pyright: ignore[reportCallIssue]
+def test_what_can_not_be_converted(make: object, text: str) -> None:
     with pytest.raises(ValueError, match=text):
+        OdmlConversion().quantize(make(), X)  # pyright: ignore[reportCallIssue]
+
+
+def test_a_weight_with_two_axes_of_scales_can_not_be_converted() -> None:
+    x = X.reshape(4, 2, 3)
+    model = OdmlQat().quantize(nnx.LinearGeneral((2, 3), (2, 2), axis=(-2, -1), rngs=nnx.Rngs(0)), x)
+    model(x)
+    with pytest.raises(ValueError, match=r"one axis of scales[\s\S]*cure: disable_per_channel_weights=True"):
         OdmlConversion().quantize(model, x)
+
+
+def test_an_einsum_s_weight_with_several_axes_of_outputs_is_flattened_too() -> None:
+    model = trained(nnx.Einsum("bi,ijk->bjk", (6, 2, 4), rngs=nnx.Rngs(0)))
+    converted = OdmlConversion().quantize(model, X)
+    assert markers(converted)[1]["result_shape"] == [6, 8]
+    np.testing.assert_allclose(converted(X), model(X), atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from jqinject.core import (
     RMSRange,
     SimpleMovingAverage,
 )
+from jqinject.quant_tensor import IntQuantTensor
 
 Case = dict[str, Any]
 Arrays = dict[str, np.ndarray]
@@ -97,7 +98,7 @@ def _kept(x: jax.Array, config: dict[str, Any]) -> list[bool]:
 
 
 def _ties(x: jax.Array, tensor: Any, shape: tuple[int, ...]) -> dict[str, Any]:
-    if not hasattr(tensor, "bit_width") or tensor.value.dtype == jnp.float8_e4m3fn:
+    if not isinstance(tensor, IntQuantTensor):
         return {}
     steps = x.astype(jnp.float32) / tensor.scale
     near = jnp.abs(jnp.abs(steps - jnp.floor(steps)) - 0.5) < EDGE
