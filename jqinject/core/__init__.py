@@ -24,6 +24,10 @@ from jqinject.core.delay import DelayWrapper as DelayWrapper
 from jqinject.core.quant import BinaryQuant as BinaryQuant
 from jqinject.core.quant import CalibratedQuant as CalibratedQuant
 from jqinject.core.quant import ClampedBinaryQuant as ClampedBinaryQuant
+from jqinject.core.quant import DecoupledIntQuant as DecoupledIntQuant
+from jqinject.core.quant import DecoupledQuantResult as DecoupledQuantResult
+from jqinject.core.quant import DecoupledRescalingIntQuant as DecoupledRescalingIntQuant
+from jqinject.core.quant import DecoupledRescalingIntQuantWithInput as DecoupledRescalingIntQuantWithInput
 from jqinject.core.quant import FloatQuant as FloatQuant
 from jqinject.core.quant import FloatQuantResult as FloatQuantResult
 from jqinject.core.quant import IntQuant as IntQuant
@@ -42,18 +46,25 @@ from jqinject.core.rounding import FloorSte as FloorSte
 from jqinject.core.rounding import RoundSte as RoundSte
 from jqinject.core.rounding import RoundToZeroSte as RoundToZeroSte
 from jqinject.core.rounding import StochasticRoundSte as StochasticRoundSte
+from jqinject.core.scaling import AccumulatorAwareParameterPreScaling as AccumulatorAwareParameterPreScaling
+from jqinject.core.scaling import (
+    AccumulatorAwareZeroCenterParameterPreScaling as AccumulatorAwareZeroCenterParameterPreScaling,
+)
 from jqinject.core.scaling import AmaxScaling as AmaxScaling
 from jqinject.core.scaling import ConstScaling as ConstScaling
 from jqinject.core.scaling import CurrentScaling as CurrentScaling
 from jqinject.core.scaling import DelayedScaling as DelayedScaling
+from jqinject.core.scaling import InputAwarePreScaling as InputAwarePreScaling
 from jqinject.core.scaling import IntScaling as IntScaling
 from jqinject.core.scaling import ParameterFromRuntimeStatsScaling as ParameterFromRuntimeStatsScaling
 from jqinject.core.scaling import (
     ParameterFromStatsFromParameterScaling as ParameterFromStatsFromParameterScaling,
 )
+from jqinject.core.scaling import ParameterPreScalingWeightNorm as ParameterPreScalingWeightNorm
 from jqinject.core.scaling import ParameterScaling as ParameterScaling
 from jqinject.core.scaling import PowerOfTwoIntScaling as PowerOfTwoIntScaling
 from jqinject.core.scaling import RuntimeStatsScaling as RuntimeStatsScaling
+from jqinject.core.scaling import SingleArgStatelessBuffer as SingleArgStatelessBuffer
 from jqinject.core.scaling import StatsFromParameterScaling as StatsFromParameterScaling
 from jqinject.core.stats import AbsAve as AbsAve
 from jqinject.core.stats import AbsMax as AbsMax
@@ -85,5 +96,6 @@ from jqinject.core.zero_point import (
     ParameterFromStatsFromParameterZeroPoint as ParameterFromStatsFromParameterZeroPoint,
 )
 from jqinject.core.zero_point import ParameterZeroPoint as ParameterZeroPoint
+from jqinject.core.zero_point import PreZeroCenterZeroPoint as PreZeroCenterZeroPoint
 from jqinject.core.zero_point import StatsFromParameterZeroPoint as StatsFromParameterZeroPoint
 from jqinject.core.zero_point import ZeroZeroPoint as ZeroZeroPoint

@@ -207,7 +207,7 @@ def share(layer: Any, given: Any) -> None:
 def _check_kind(where: str, slot: Slot, proxy_class: Any, name: str) -> None:
     if not (inspect.isclass(proxy_class) and issubclass(proxy_class, QuantProxyFromInjector)):
         raise TypeError(f"{where}: proxy_class has to be a class of proxies, got {_shown(proxy_class)}")
-    if proxy_class in READY_KINDS and proxy_class is not slot.proxy_class:
+    if issubclass(proxy_class, READY_KINDS) and not issubclass(proxy_class, slot.proxy_class):
         raise TypeError(
             f"{where} quantizes {slot.what}, and {name} is not for these: its proxy is a {proxy_class.__name__}, "
             f"expected a {slot.proxy_class.__name__}"

@@ -21,7 +21,7 @@ def quantized_weight(layer: QuantWeightLayer) -> Any:
 
     It is computed while the caller goes on: asked for one layer ahead, nobody waits for it.
     """
-    return None if stack_of((layer,)) else _quantized(layer.weight_quant, layer.weight[...])
+    return None if stack_of((layer,)) else _quantized(layer.weight_quant, layer.weight[...], _known_input(layer))
 
 
 def freeze_layer(layer: QuantWeightLayer, *, keep_master: bool = False, weight: Any = None) -> bool:
@@ -38,6 +38,8 @@ def freeze_layer(layer: QuantWeightLayer, *, keep_master: bool = False, weight: 
     if not freezes(layer):
         return False
     stack = stack_of((layer,))
+    if stack and layer.weight_quant.requires_quant_input and layer.input_quant is None:
+        layer.weight_quant.kept_input()  # raises where it is not known, which is not seen inside of `vmap`
     layer.frozen = (
         build_stacked(lambda layers, _: _numbers(layers[0]), (layer,), stack)
         if stack
@@ -80,13 +82,21 @@ def check_unfreezes(layer: QuantWeightLayer) -> None:
 
 
 def _numbers(layer: QuantWeightLayer, weight: Any = None) -> FrozenWeight:
-    weight = _quantized(layer.weight_quant, layer.weight[...]) if weight is None else weight
+    weight = _quantized(layer.weight_quant, layer.weight[...], _known_input(layer)) if weight is None else weight
     metadata = layer.weight.get_metadata()
     zero_point = layer.weight_quant.has_zero_point
     return FrozenWeight(weight, layer.summed_axes(), metadata, zero_point, layer.axes_of_sums())
 
 
 @nnx.jit(graph=True)
-def _quantized(proxy: Any, weight: jax.Array) -> Any:
+def _quantized(proxy: Any, weight: jax.Array, known_input: Any) -> Any:
     """Compiled, once for all layers that are alike: no array of the weight's size but the result."""
-    return proxy(weight)
+    return proxy(weight) if known_input is None else proxy(weight, known_input)
+
+
+def _known_input(layer: QuantWeightLayer) -> Any:
+    """The format of the input, where the weight is quantized for it; None where it is not."""
+    if not layer.weight_quant.requires_quant_input:
+        return None
+    own = layer.input_format()
+    return layer.weight_quant.kept_input() if own is None else own

@@ -12,4 +12,11 @@ from jqinject.proxy.grad import GradQuantProxyFromInjector as GradQuantProxyFrom
 from jqinject.proxy.links import link_if_proxy as link_if_proxy
 from jqinject.proxy.links import linked_layers as linked_layers
 from jqinject.proxy.links import relink as relink
+from jqinject.proxy.weight import (
+    DecoupledWeightQuantProxyFromInjector as DecoupledWeightQuantProxyFromInjector,
+)
+from jqinject.proxy.weight import (
+    DecoupledWeightQuantWithInputProxyFromInjector as DecoupledWeightQuantWithInputProxyFromInjector,
+)
+from jqinject.proxy.weight import InputFormat as InputFormat
 from jqinject.proxy.weight import WeightQuantProxyFromInjector as WeightQuantProxyFromInjector

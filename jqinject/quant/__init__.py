@@ -11,6 +11,18 @@ from jqinject.quant.calibrated import Int8ActPerTensorPercentile as Int8ActPerTe
 from jqinject.quant.calibrated import Int8ActPerTensorRMS as Int8ActPerTensorRMS
 from jqinject.quant.calibrated import Int8WeightPerChannelAbsMax as Int8WeightPerChannelAbsMax
 from jqinject.quant.calibrated import Int8WeightPerTensorAbsMax as Int8WeightPerTensorAbsMax
+from jqinject.quant.decoupled import (
+    Int4WeightPerTensorFixedPointDecoupled as Int4WeightPerTensorFixedPointDecoupled,
+)
+from jqinject.quant.decoupled import Int4WeightPerTensorFloatDecoupled as Int4WeightPerTensorFloatDecoupled
+from jqinject.quant.decoupled import Int8AccumulatorAwareWeightQuant as Int8AccumulatorAwareWeightQuant
+from jqinject.quant.decoupled import (
+    Int8AccumulatorAwareZeroCenterWeightQuant as Int8AccumulatorAwareZeroCenterWeightQuant,
+)
+from jqinject.quant.decoupled import (
+    Int8WeightNormL2PerChannelFixedPoint as Int8WeightNormL2PerChannelFixedPoint,
+)
+from jqinject.quant.decoupled import Int8WeightPerChannelFloatDecoupled as Int8WeightPerChannelFloatDecoupled
 from jqinject.quant.fixed_point import Int8ActPerTensorFixedPoint as Int8ActPerTensorFixedPoint
 from jqinject.quant.fixed_point import (
     Int8ActPerTensorFixedPointMinMaxInit as Int8ActPerTensorFixedPointMinMaxInit,
