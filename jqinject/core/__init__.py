@@ -34,6 +34,7 @@ from jqinject.core.quant import IntQuant as IntQuant
 from jqinject.core.quant import PrescaledRestrictIntQuant as PrescaledRestrictIntQuant
 from jqinject.core.quant import RescalingIntQuant as RescalingIntQuant
 from jqinject.core.quant import TernaryQuant as TernaryQuant
+from jqinject.core.quant import TruncIntQuant as TruncIntQuant
 from jqinject.core.quant import scale_and_zero_point as scale_and_zero_point
 from jqinject.core.restrict_val import FloatRestrictValue as FloatRestrictValue
 from jqinject.core.restrict_val import IntRestrictValue as IntRestrictValue
@@ -66,6 +67,8 @@ from jqinject.core.scaling import PowerOfTwoIntScaling as PowerOfTwoIntScaling
 from jqinject.core.scaling import RuntimeStatsScaling as RuntimeStatsScaling
 from jqinject.core.scaling import SingleArgStatelessBuffer as SingleArgStatelessBuffer
 from jqinject.core.scaling import StatsFromParameterScaling as StatsFromParameterScaling
+from jqinject.core.scaling import TruncMsbScaling as TruncMsbScaling
+from jqinject.core.scaling import TruncScalingWrapper as TruncScalingWrapper
 from jqinject.core.stats import AbsAve as AbsAve
 from jqinject.core.stats import AbsMax as AbsMax
 from jqinject.core.stats import AbsMaxAve as AbsMaxAve

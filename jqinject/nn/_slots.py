@@ -14,6 +14,7 @@ from jqinject.proxy import (
     BiasQuantProxyFromInjector,
     GradQuantProxyFromInjector,
     QuantProxyFromInjector,
+    TruncQuantProxyFromInjector,
     WeightQuantProxyFromInjector,
 )
 
@@ -22,6 +23,7 @@ READY_KINDS = (
     BiasQuantProxyFromInjector,
     ActQuantProxyFromInjector,
     GradQuantProxyFromInjector,
+    TruncQuantProxyFromInjector,
 )
 
 
@@ -47,6 +49,7 @@ BIAS = Slot("bias_quant", "bias_", BiasQuantProxyFromInjector, "biases")
 INPUT = Slot("input_quant", "input_", ActQuantProxyFromInjector, "activations")
 OUTPUT = Slot("output_quant", "output_", ActQuantProxyFromInjector, "activations")
 GRAD = Slot("grad_quant", "grad_", GradQuantProxyFromInjector, "gradients")
+TRUNC = Slot("trunc_quant", "", TruncQuantProxyFromInjector, "accumulators")
 ACT = Slot("act_quant", "", ActQuantProxyFromInjector, "activations")
 
 

@@ -12,6 +12,7 @@ from jqinject.proxy.grad import GradQuantProxyFromInjector as GradQuantProxyFrom
 from jqinject.proxy.links import link_if_proxy as link_if_proxy
 from jqinject.proxy.links import linked_layers as linked_layers
 from jqinject.proxy.links import relink as relink
+from jqinject.proxy.trunc import TruncQuantProxyFromInjector as TruncQuantProxyFromInjector
 from jqinject.proxy.weight import (
     DecoupledWeightQuantProxyFromInjector as DecoupledWeightQuantProxyFromInjector,
 )

@@ -58,6 +58,7 @@ from jqinject.quant.float8 import Fp8e5m2GradPerTensorCurrent as Fp8e5m2GradPerT
 from jqinject.quant.float8 import Fp8e5m2GradPerTensorDelayed as Fp8e5m2GradPerTensorDelayed
 from jqinject.quant.none import NoneActQuant as NoneActQuant
 from jqinject.quant.none import NoneBiasQuant as NoneBiasQuant
+from jqinject.quant.none import NoneTruncQuant as NoneTruncQuant
 from jqinject.quant.none import NoneWeightQuant as NoneWeightQuant
 from jqinject.quant.scaled_int import Int8ActPerTensorFloat as Int8ActPerTensorFloat
 from jqinject.quant.scaled_int import Int8ActPerTensorFloatBatchQuant1d as Int8ActPerTensorFloatBatchQuant1d
@@ -89,3 +90,6 @@ from jqinject.quant.shifted_scaled_int import (
 )
 from jqinject.quant.ternary import SignedTernaryActPerTensorConst as SignedTernaryActPerTensorConst
 from jqinject.quant.ternary import SignedTernaryWeightPerTensorConst as SignedTernaryWeightPerTensorConst
+from jqinject.quant.trunc import RoundTo8bit as RoundTo8bit
+from jqinject.quant.trunc import ShiftRoundSaturateTo8bit as ShiftRoundSaturateTo8bit
+from jqinject.quant.trunc import TruncTo8bit as TruncTo8bit

@@ -22,3 +22,5 @@ from jqinject.core.scaling.int_scaling import SingleArgStatelessBuffer as Single
 from jqinject.core.scaling.pre_scaling import ParameterPreScalingWeightNorm as ParameterPreScalingWeightNorm
 from jqinject.core.scaling.runtime import ParameterFromRuntimeStatsScaling as ParameterFromRuntimeStatsScaling
 from jqinject.core.scaling.runtime import RuntimeStatsScaling as RuntimeStatsScaling
+from jqinject.core.scaling.trunc import TruncMsbScaling as TruncMsbScaling
+from jqinject.core.scaling.trunc import TruncScalingWrapper as TruncScalingWrapper
