@@ -92,9 +92,9 @@ class QuantWeightLayer(nnx.Module):
             return
         if INPUT not in self.slots:
             raise ValueError(
-                f"{type(self).__name__}: {self.weight_quant.binding.base.__name__} quantizes the weight for the integers "
-                "that it is multiplied with, and this layer has no quantized input.\n  cure: another weight quantizer, "
-                "such as Int8WeightPerChannelFloat"
+                f"{type(self).__name__}: {self.weight_quant.binding.base.__name__} quantizes the weight for the "
+                "integers that it is multiplied with, and this layer has no quantized input.\n  cure: another weight "
+                "quantizer, such as Int8WeightPerChannelFloat"
             )
         if _on(self.input_quant):
             self.weight_quant.check_input(self.input_quant.sample())

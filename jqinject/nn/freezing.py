@@ -21,7 +21,9 @@ def quantized_weight(layer: QuantWeightLayer) -> Any:
 
     It is computed while the caller goes on: asked for one layer ahead, nobody waits for it.
     """
-    return None if stack_of((layer,)) else _quantized(layer.weight_quant, layer.weight[...], _known_input(layer))
+    return (
+        None if stack_of((layer,)) else _quantized(layer.weight_quant, layer.weight[...], _known_input(layer))
+    )
 
 
 def freeze_layer(layer: QuantWeightLayer, *, keep_master: bool = False, weight: Any = None) -> bool:
@@ -82,7 +84,9 @@ def check_unfreezes(layer: QuantWeightLayer) -> None:
 
 
 def _numbers(layer: QuantWeightLayer, weight: Any = None) -> FrozenWeight:
-    weight = _quantized(layer.weight_quant, layer.weight[...], _known_input(layer)) if weight is None else weight
+    weight = (
+        _quantized(layer.weight_quant, layer.weight[...], _known_input(layer)) if weight is None else weight
+    )
     metadata = layer.weight.get_metadata()
     zero_point = layer.weight_quant.has_zero_point
     return FrozenWeight(weight, layer.summed_axes(), metadata, zero_point, layer.axes_of_sums())

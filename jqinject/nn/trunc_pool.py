@@ -120,7 +120,7 @@ class TruncAvgPool(QuantTruncLayer):
     ) -> None:
         self.window_shape = tuple(window_shape)
         self.strides = None if strides is None else tuple(strides)
-        self.padding = padding if isinstance(padding, str) else tuple(tuple(pair) for pair in padding)
+        self.padding: _Padding = padding if isinstance(padding, str) else tuple(padding)
         self._init_quantizers(trunc_quant, overrides, return_quant_tensor, rngs)
 
     def _mean(self, x: Any) -> Any:
@@ -167,7 +167,7 @@ class TruncAvgPool2d(QuantTruncLayer):
     ) -> None:
         self.window_shape = _pair(window_shape, "window_shape")
         self.strides = None if strides is None else _pair(strides, "strides")
-        self.padding = padding if isinstance(padding, str) else tuple(tuple(pair) for pair in padding)
+        self.padding: _Padding = padding if isinstance(padding, str) else tuple(padding)
         self._init_quantizers(trunc_quant, overrides, return_quant_tensor, rngs)
 
     def _mean(self, x: Any) -> Any:
@@ -178,8 +178,8 @@ class TruncAvgPool2d(QuantTruncLayer):
 class TruncAdaptiveAvgPool2d(QuantTruncLayer):
     """`TruncAvgPool2d` with windows that leave `output_size` along height and width.
 
-    Source: Brevitas's `TruncAdaptiveAvgPool2d`; differs from Brevitas: channels last, and sizes that do not divide are an
-    error, as windows of different size would need different scales.
+    Source: Brevitas's `TruncAdaptiveAvgPool2d`; differs from Brevitas: channels last, and sizes that do not divide
+    are an error, as windows of different size would need different scales.
 
     Args:
         output_size: height and width of the output; one number for both.

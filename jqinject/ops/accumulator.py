@@ -6,7 +6,7 @@ q and integer inputs x of N bits. Two bounds keep it inside, whatever the inputs
 * A2Q: `sum |q_i| <= (2**(P-1) - 1) / 2**(N - signed)`, as no input is larger than `2**(N - signed)`.
 * A2Q+: the positive weights and the negative ones each sum to at most `(2**(P-1) - 1) / (2**N - 1)`: with inputs of one
   sign they never meet, with inputs of both the larger of the two ranges is theirs together. For weights with mean zero
-  that allows about twice the l1-norm.
+  and inputs without a sign that allows about twice the l1-norm.
 
 Source: I. Colbert, A. Pappalardo, J. Petri-Koenig, "A2Q: Accumulator-Aware Quantization with Guaranteed Overflow
 Avoidance" (2023), and with Y. Umuroglu, "A2Q+: Improving Accumulator-Aware Weight Quantization" (2024).
@@ -51,9 +51,7 @@ def get_upper_bound_on_l1_norm(
     return largest * exp2(_float32(input_is_signed) - _float32(input_bit_width))
 
 
-def get_upper_bound_on_zero_centered_l1_norm(
-    accumulator_bit_width: Bits, input_bit_width: Bits
-) -> jax.Array:
+def get_upper_bound_on_zero_centered_l1_norm(accumulator_bit_width: Bits, input_bit_width: Bits) -> jax.Array:
     """The same for weights with mean zero, inputs with a sign or without: `(2**P - 2) / (2**N - 1)`.
 
     Args:

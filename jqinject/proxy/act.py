@@ -67,7 +67,7 @@ class ActQuantProxyFromInjector(QuantProxyFromInjector):
         return self._attribute("bit_width", force_eval)
 
     def sample(self, force_eval: bool = True) -> Any:
-        """One 0, quantized: a QuantTensor with the scale, zero point and bit width of any; None where quantization is off.
+        """One 0, quantized: it has the scale, zero point and bit width of any; None where quantization is off.
 
         Args:
             force_eval: as eval mode would, also in training mode.

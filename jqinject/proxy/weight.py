@@ -107,8 +107,8 @@ class DecoupledWeightQuantProxyFromInjector(WeightQuantProxyFromInjector):
 class DecoupledWeightQuantWithInputProxyFromInjector(WeightQuantProxyFromInjector):
     """Quantizes a weight so that it depends on the bits and the sign of the input that it is contracted with.
 
-    The layer hands its quantized input in. Asked without one, it goes by the layer's `input_quant`, else by the input of
-    the last training step.
+    The layer hands its quantized input in. Asked without one, it goes by the layer's `input_quant`, else by the input
+    of the last training step.
 
     Example:
         >>> from flax import nnx
@@ -199,7 +199,7 @@ class DecoupledWeightQuantWithInputProxyFromInjector(WeightQuantProxyFromInjecto
         if isinstance(quant_input, IntQuantTensor):
             return InputFormat(quant_input.bit_width, quant_input.signed)
         raise TypeError(
-            f"{self.binding.base.__name__} quantizes the weight for the integers that it is multiplied with, and the input "
-            f"is not quantized to integers: got {type(quant_input).__name__}.\n  cure: give the layer input_quant=... (such "
-            "as Int8ActPerTensorFloat), or feed it an IntQuantTensor"
+            f"{self.binding.base.__name__} quantizes the weight for the integers that it is multiplied with, and the "
+            f"input is not quantized to integers: got {type(quant_input).__name__}.\n  cure: give the layer "
+            "input_quant=... (such as Int8ActPerTensorFloat), or feed it an IntQuantTensor"
         )

@@ -1,4 +1,4 @@
-"""Fragments of weight quantizers that round by one scale and rescale by another: decoupled, weight-normalized, A2Q, A2Q+.
+"""Fragments of weight quantizers that round by one scale and rescale by another.
 
 A solver is part of them, as of Brevitas's: a quantizer only adds a bit width.
 """
@@ -64,8 +64,8 @@ class DecoupledWeightQuant(WeightQuantSolver):
 
 
 class WeightPerTensorFloatDecoupledL2Param(DecoupledWeightQuant):
-    """One scale: before rounding the l2-norm of the channel maxima over sqrt(channels), after it a learned one that starts
-    there."""
+    """One scale: before rounding the l2-norm of the channel maxima over sqrt(channels), after it a learned one that
+    starts there."""
 
     tensor_clamp_impl = TensorClampSte
     pre_scaling_impl = StatsFromParameterScaling
@@ -123,8 +123,8 @@ class AccumulatorAwareZeroCenterPerChannelPreNorm(AccumulatorAwarePerChannelPreN
 
 
 class WeightNormPerChannelFloatDecoupled(DecoupledWeightQuant):
-    """Weight normalization: `y = clamp(round((g / s) * w / norm(w))) * s`, with a learned norm g and a learned scale s of
-    each output channel; s starts at max |w| / (2**(b-1) - 1) and is learned as its log2."""
+    """Weight normalization: `y = clamp(round((g / s) * w / norm(w))) * s`, with a learned norm g and a learned scale s
+    of each output channel; s starts at max |w| / (2**(b-1) - 1) and is learned as its log2."""
 
     per_channel_pre_norm = PerChannelPreNorm
     normalize_stats_impl = L2Norm(stats_reduce_dim=CHANNEL_AXIS_OF_VIEW)
@@ -163,12 +163,13 @@ class AccumulatorAwareWeightQuant(WeightNormPerChannelFloatDecoupled):
     accumulator_bit_width = 32
 
     @value
-    def accumulator_bit_width_impl(accumulator_bit_width):
+    def accumulator_bit_width_impl(accumulator_bit_width: Any):
         return BitWidthConst(accumulator_bit_width)
 
 
 class AccumulatorAwareZeroCenterWeightQuant(AccumulatorAwareWeightQuant):
-    """A2Q+: the same for weights that are centered on 0 before rounding, which allows about twice the l1-norm."""
+    """A2Q+: the same for weights that are centered on 0 before rounding, which allows about twice the l1-norm where
+    the input has no sign."""
 
     per_channel_pre_norm = AccumulatorAwareZeroCenterPerChannelPreNorm
 

@@ -50,6 +50,7 @@ NEEDS = {
 BOUNDS = {
     (1, True): (-1, 1),
     (2, True): (-1, 1),  # narrow
+    (4, True): (-7, 7),  # narrow
     (8, True): (-128, 127),
     (8, False): (0, 255),
     **{(bits, True): (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (16, 24, 32)},
@@ -92,6 +93,8 @@ def builder(slot, name, layer):
     """A function that builds a layer with the quantizer in the slot."""
     prefix = "" if slot == "act_quant" else slot.removesuffix("quant")
     more = {prefix + key: found for key, found in NEEDS.get(name, {}).items()}
+    if "AccumulatorAware" in name:  # they go by the bits of the input
+        more["input_quant"] = Int8ActPerTensorFloat
     if "BatchQuant" in name:
         more[prefix + "scaling_stats_permute_dims"] = (3, 0, 1, 2)  # channels last
     if slot == "bias_quant" and "InternalScaling" not in name:

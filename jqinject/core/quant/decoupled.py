@@ -71,6 +71,7 @@ class DecoupledIntQuant(nnx.Module):
         Array([ 0.02, -0.03,  0.07, -0.07], dtype=float32)
     """
 
+    grid: IntQuant
     delay: DelayWrapper | None = None
 
     def __init__(
@@ -82,7 +83,9 @@ class DecoupledIntQuant(nnx.Module):
         tensor_clamp_impl: Clamp | None = None,
         quant_delay_steps: int | None = 0,
     ) -> None:
-        assign(self, grid=IntQuant(narrow_range, signed, input_view_impl, float_to_int_impl, tensor_clamp_impl))
+        assign(
+            self, grid=IntQuant(narrow_range, signed, input_view_impl, float_to_int_impl, tensor_clamp_impl)
+        )
         set_given(self, delay=delay_of(quant_delay_steps, "DecoupledIntQuant"))
 
     @property
@@ -131,6 +134,14 @@ class DecoupledIntQuant(nnx.Module):
 class _Decoupled(nnx.Module):
     """Abstract: the components of a decoupled quantizer, and what they make of a tensor."""
 
+    decoupled_int_quant: DecoupledIntQuant
+    pre_scaling_impl: Any
+    scaling_impl: Scaling
+    int_scaling_impl: IntScalingImpl
+    pre_zero_point_impl: ZeroPoint
+    zero_point_impl: ZeroPoint
+    bit_width_impl: BitWidth
+
     def __init__(
         self,
         decoupled_int_quant: DecoupledIntQuant,
@@ -152,7 +163,9 @@ class _Decoupled(nnx.Module):
             bit_width_impl=bit_width_impl,
         )
 
-    def _quantized(self, x: jax.Array, x32: jax.Array, pre_threshold: jax.Array, within: Any) -> DecoupledQuantResult:
+    def _quantized(
+        self, x: jax.Array, x32: jax.Array, pre_threshold: jax.Array, within: Any
+    ) -> DecoupledQuantResult:
         """The result for what the pre-scaling gave; `within` has the last word on the integers."""
         bits = self.bit_width_impl()
         steps = self.int_scaling_impl(bits)
@@ -168,8 +181,9 @@ class _Decoupled(nnx.Module):
 class DecoupledRescalingIntQuant(_Decoupled):
     """Integer quantization that rounds by one scale and rescales by another.
 
-    `b = bit_width_impl()`, `t = int_scaling_impl(b)`, `p = pre_scaling_impl(x) / t`, `v = pre_zero_point_impl(x, p, b)`,
-    `s = scaling_impl(x, t)`, `z = zero_point_impl(x, s, b)`, `y = decoupled_int_quant(p, v, s, z, b, x)`.
+    `b = bit_width_impl()`, `t = int_scaling_impl(b)`, `p = pre_scaling_impl(x) / t`,
+    `v = pre_zero_point_impl(x, p, b)`, `s = scaling_impl(x, t)`, `z = zero_point_impl(x, s, b)`,
+    `y = decoupled_int_quant(p, v, s, z, b, x)`.
 
     Args:
         decoupled_int_quant: to integers and back, `DecoupledIntQuant`.
@@ -305,6 +319,4 @@ class DecoupledRescalingIntQuantWithInput(_Decoupled):
 
     def _for_input(self, x: jax.Array, x32: jax.Array, bits: Any, signed: Any) -> DecoupledQuantResult:
         pre_threshold = self.pre_scaling_impl(x32, bits, signed)
-        return self._quantized(
-            x, x32, pre_threshold, lambda q: self.pre_scaling_impl.within(q, bits, signed)
-        )
+        return self._quantized(x, x32, pre_threshold, lambda q: self.pre_scaling_impl.within(q, bits, signed))

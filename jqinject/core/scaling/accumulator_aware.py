@@ -49,8 +49,8 @@ class AccumulatorAwareParameterPreScaling(NormParameter):
 
     `pre_scale = norm(w) / min(g / s, T)`: `s` is the scale after rounding, `g` the learned norm, the parameter `value`,
     and `T = (2**(P-1) - 1) / 2**(N - signed)` what the integers of a channel may sum to in magnitude, for accumulators
-    of P bits and inputs of N. With the l1-norm, and rounding toward zero, they do up to float rounding; `within` sees to
-    the rest, whatever the norm and the rounding.
+    of P bits and inputs of N. With the l1-norm, and rounding toward zero, they do up to the rounding of floats;
+    `within` sees to the rest, whatever the norm and the rounding.
 
     Differs from Brevitas: the bound on the integers is exact (see `within`); a norm of 0 counts as 2**-64.
 
@@ -130,7 +130,8 @@ class AccumulatorAwareZeroCenterParameterPreScaling(NormParameter):
     """As `AccumulatorAwareParameterPreScaling`, for weights that are centered on 0 first (A2Q+).
 
     `pre_scale = norm(w - mean(w)) / min(g / s, T)` with `T = (2**P - 2) / (2**N - 1)`: half of it for the positive
-    integers of a channel, half for the negative ones, about twice what A2Q allows.
+    integers of a channel, half for the negative ones; for inputs without a sign about twice what
+    A2Q allows.
 
     Differs from Brevitas: the bound on the integers is exact (see `within`); a norm of 0 counts as 2**-64.
 
@@ -221,8 +222,8 @@ def checked_accumulator(accumulator: BitWidth, where: str) -> BitWidth:
     bits = _known(accumulator())
     if bits is not None and bits < 2:
         raise ValueError(
-            f"{where}: a signed accumulator of {bits} bit holds no sum.\n  cure: accumulator_bit_width = 16, or any from "
-            "2 to 32"
+            f"{where}: a signed accumulator of {bits} bit holds no sum.\n  cure: accumulator_bit_width = 16, or any "
+            "from 2 to 32"
         )
     return accumulator
 
@@ -236,8 +237,8 @@ def _check_room(width: Any, bits: Any, signed: bool, zero_centered: bool, where:
     least = bits + 1 if zero_centered else bits + 2 - int(signed)
     sign = "signed" if signed else "unsigned"
     raise ValueError(
-        f"{where}: an accumulator of {width} bits is guaranteed to hold the sums of a {bits}-bit {sign} input only if every "
-        f"weight is 0.\n  cure: accumulator_bit_width = {least} or more, or an input of fewer bits"
+        f"{where}: an accumulator of {width} bits is guaranteed to hold the sums of a {bits}-bit {sign} input only if "
+        f"every weight is 0.\n  cure: accumulator_bit_width = {least} or more, or an input of fewer bits"
     )
 
 

@@ -138,7 +138,9 @@ class ParameterScaling(nnx.Module):
         where = "ParameterScaling"
         shape = None if scaling_shape is None else _check.shape(scaling_shape, where, "scaling_shape")
         restrict = restrict_scaling_impl or FloatRestrictValue()
-        if isinstance(scaling_init, jax.core.Tracer):  # made while a layer is traced, from its weight for instance
+        if isinstance(
+            scaling_init, jax.core.Tracer
+        ):  # made while a layer is traced, from its weight for instance
             traced = _check.traced_initial_value(scaling_init, shape, where, "scaling_init", "scaling_shape")
             self.value = QuantParam(restrict.restrict_init_tensor(traced))
         else:

@@ -14,7 +14,7 @@ from jqinject.core.scaling._restricted import clamp_scale
 
 @final
 class ParameterPreScalingWeightNorm(NormParameter):
-    """The scale that normalizes a weight: `pre_scale = s * norm(w) / g`, so that `w / pre_scale = (g / s) * w / norm(w)`.
+    """Normalizes a weight: `pre_scale = s * norm(w) / g`, so that `w / pre_scale = (g / s) * w / norm(w)`.
 
     `s` is the scale after rounding (`scaling_impl`), and `g` the learned norm, the parameter `value`; it starts at the
     norm of the weight, so that `pre_scale = s` in the beginning.

@@ -1,4 +1,4 @@
-"""By how many integer steps an accumulator is divided when it is truncated: `trunc_scaling_impl(q, b_in, b_out, signed)`."""
+"""What an accumulator is divided by when it is truncated: `trunc_scaling_impl(q, b_in, b_out, signed)`."""
 
 from __future__ import annotations
 

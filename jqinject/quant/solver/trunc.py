@@ -53,9 +53,7 @@ class SolveTruncIntScalingImplFromEnum(ExtendedInjector):
 
     @choices(*TRUNC_INT_SCALING_IMPL.values())
     def trunc_int_scaling_impl(restrict_scaling_type):
-        return pick(
-            RestrictValueType, restrict_scaling_type, TRUNC_INT_SCALING_IMPL, "restrict_scaling_type"
-        )
+        return pick(RestrictValueType, restrict_scaling_type, TRUNC_INT_SCALING_IMPL, "restrict_scaling_type")
 
 
 class TruncQuantSolver(
