@@ -6,6 +6,8 @@ from jqinject.core.amax_history import AmaxHistory as AmaxHistory
 from jqinject.core.bit_width import BitWidthConst as BitWidthConst
 from jqinject.core.bit_width import BitWidthParameter as BitWidthParameter
 from jqinject.core.bit_width import BitWidthStatefulConst as BitWidthStatefulConst
+from jqinject.core.bit_width import MsbClampBitWidth as MsbClampBitWidth
+from jqinject.core.bit_width import RemoveBitwidthParameter as RemoveBitwidthParameter
 from jqinject.core.calibration import AbsMaxRange as AbsMaxRange
 from jqinject.core.calibration import AbsPercentileRange as AbsPercentileRange
 from jqinject.core.calibration import ClippingRange as ClippingRange
@@ -15,12 +17,18 @@ from jqinject.core.calibration import MSERange as MSERange
 from jqinject.core.calibration import RangeMethod as RangeMethod
 from jqinject.core.calibration import RMSRange as RMSRange
 from jqinject.core.calibration import SimpleMovingAverage as SimpleMovingAverage
+from jqinject.core.clamp import ClampMin as ClampMin
 from jqinject.core.clamp import Identity as Identity
+from jqinject.core.clamp import ScalarClamp as ScalarClamp
 from jqinject.core.clamp import ScalarClampMinSte as ScalarClampMinSte
+from jqinject.core.clamp import ScalarClampSte as ScalarClampSte
 from jqinject.core.clamp import ScalarSignedClampMinSte as ScalarSignedClampMinSte
 from jqinject.core.clamp import TensorClamp as TensorClamp
 from jqinject.core.clamp import TensorClampSte as TensorClampSte
 from jqinject.core.delay import DelayWrapper as DelayWrapper
+from jqinject.core.functions import Abs as Abs
+from jqinject.core.functions import LogTwo as LogTwo
+from jqinject.core.functions import PowerOfTwo as PowerOfTwo
 from jqinject.core.quant import BinaryQuant as BinaryQuant
 from jqinject.core.quant import CalibratedQuant as CalibratedQuant
 from jqinject.core.quant import ClampedBinaryQuant as ClampedBinaryQuant
@@ -40,6 +48,7 @@ from jqinject.core.restrict_val import FloatRestrictValue as FloatRestrictValue
 from jqinject.core.restrict_val import IntRestrictValue as IntRestrictValue
 from jqinject.core.restrict_val import LogFloatRestrictValue as LogFloatRestrictValue
 from jqinject.core.restrict_val import PowerOfTwoRestrictValue as PowerOfTwoRestrictValue
+from jqinject.core.restrict_val import QuantRestrictValue as QuantRestrictValue
 from jqinject.core.restrict_val import SignedFloatRestrictValue as SignedFloatRestrictValue
 from jqinject.core.rounding import CeilSte as CeilSte
 from jqinject.core.rounding import DPURoundSte as DPURoundSte
@@ -100,5 +109,6 @@ from jqinject.core.zero_point import (
 )
 from jqinject.core.zero_point import ParameterZeroPoint as ParameterZeroPoint
 from jqinject.core.zero_point import PreZeroCenterZeroPoint as PreZeroCenterZeroPoint
+from jqinject.core.zero_point import ScaleShiftQuantZeroPoint as ScaleShiftQuantZeroPoint
 from jqinject.core.zero_point import StatsFromParameterZeroPoint as StatsFromParameterZeroPoint
 from jqinject.core.zero_point import ZeroZeroPoint as ZeroZeroPoint

@@ -25,5 +25,6 @@ from jqinject.model.reassembly import reassemble as reassemble
 from jqinject.model.rules import Rule as Rule
 from jqinject.model.rules_report import RulesReport as RulesReport
 from jqinject.model.rules_report import rules_report as rules_report
+from jqinject.model.status import quantization_status_manager as quantization_status_manager
 from jqinject.model.steps import begin_step as begin_step
 from jqinject.model.steps import end_step as end_step

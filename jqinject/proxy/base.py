@@ -156,6 +156,11 @@ class QuantProxyFromInjector(nnx.Module):
         """Whether its numbers may have a zero point other than 0."""
         return has_zero_point(self.tensor_quant)
 
+    @property
+    def requires_quant_input(self) -> bool:
+        """Whether the quantizer has to know the format of the layer's input."""
+        return False
+
     def set_view(self, use_running_average: bool | None = None) -> None:
         """Switch between training and evaluation, for `nnx.view`.
 

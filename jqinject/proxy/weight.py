@@ -53,11 +53,6 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
         `value` the dequantized ones; `x` itself where quantization is off."""
         return self(x)
 
-    @property
-    def requires_quant_input(self) -> bool:
-        """Whether the quantizer has to know the format of the layer's input."""
-        return False
-
     def scale(self) -> jax.Array | None:
         """Float per integer step, float32; None where quantization is off."""
         return self._attribute("scale")
