@@ -7,7 +7,7 @@ from jqinject.core.quant.calibrated import scale_and_zero_point as scale_and_zer
 from jqinject.core.quant.decoupled import DecoupledIntQuant as DecoupledIntQuant
 from jqinject.core.quant.decoupled import DecoupledQuantResult as DecoupledQuantResult
 from jqinject.core.quant.decoupled import DecoupledRescalingIntQuant as DecoupledRescalingIntQuant
-from jqinject.core.quant.decoupled import (
+from jqinject.core.quant.decoupled_with_input import (
     DecoupledRescalingIntQuantWithInput as DecoupledRescalingIntQuantWithInput,
 )
 from jqinject.core.quant.float_quant import FloatQuant as FloatQuant
