@@ -12,6 +12,9 @@ from jqinject.ops.float8 import float8_dtype as float8_dtype
 from jqinject.ops.float8 import float8_max as float8_max
 from jqinject.ops.float8 import from_float8 as from_float8
 from jqinject.ops.float8 import to_float8 as to_float8
+from jqinject.ops.groups import join_groups as join_groups
+from jqinject.ops.groups import split_groups as split_groups
+from jqinject.ops.groups import spread_groups as spread_groups
 from jqinject.ops.int_range import max_int as max_int
 from jqinject.ops.int_range import min_int as min_int
 from jqinject.ops.power import divide as divide

@@ -42,11 +42,15 @@ class QuantFacts(NamedTuple):
         signed: whether they have a sign; None where the injector does not say.
         narrow_range: whether one of them is left out.
         rounding_mode: the name of the rounding.
+        group_size: elements that share a scale; None where there are no groups.
+        group_dim: the axis that is cut into groups.
     """
 
     signed: bool | None
     narrow_range: bool | None
     rounding_mode: str | None
+    group_size: int | None = None
+    group_dim: int | None = None
 
 
 class QuantProxyFromInjector(nnx.Module):

@@ -6,27 +6,16 @@ import jax
 from flax import nnx
 
 from jqinject.proxy.base import QuantProxyFromInjector
-from jqinject.quant_tensor import IntQuantTensor
 
 
-@final
-class WeightQuantProxyFromInjector(QuantProxyFromInjector):
-    """Quantizes the weight of a layer, or with one quantizer the weights of several.
+class WeightProxy(QuantProxyFromInjector):
+    """Abstract: quantizes the weight of a layer, or with one quantizer the weights of several.
 
     The quantizer depends on the weights: it is assembled with `module` (the layer, or the tuple of layers that share
     it) and `tracked_parameter_list` (their weights), and again whenever they are loaded, assigned or shared.
-
-    Example:
-        >>> from flax import nnx
-        >>> from jqinject.nn import QuantLinear
-        >>> from jqinject.quant import Int8WeightPerTensorFloat
-        >>> first = QuantLinear(8, 4, weight_quant=Int8WeightPerTensorFloat, rngs=nnx.Rngs(0))
-        >>> second = QuantLinear(8, 4, weight_quant=first.weight_quant, rngs=nnx.Rngs(1))
-        >>> second.weight_quant is first.weight_quant, second.weight_quant.bit_width()
-        (True, 8)
     """
 
-    def __call__(self, x: jax.Array) -> IntQuantTensor | jax.Array:
+    def __call__(self, x: jax.Array) -> Any:
         """Quantize a weight.
 
         Args:
@@ -60,7 +49,22 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
         # A look at the quantizer: on a copy, so that no state moves and no first call is used up.
         quantizer = nnx.clone(self.tensor_quant, graph=True)
         weight = self._known_layers()[0].weight.get_value()
-        return getattr(self._pack(quantizer(weight)), name)
+        return getattr(self._seen(self._pack(quantizer(weight)), weight), name)
 
     def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
         return [layer.weight for layer in layers]
+
+
+@final
+class WeightQuantProxyFromInjector(WeightProxy):
+    """Quantizes weights to integers with scales that broadcast against the weight.
+
+    Example:
+        >>> from flax import nnx
+        >>> from jqinject.nn import QuantLinear
+        >>> from jqinject.quant import Int8WeightPerTensorFloat
+        >>> first = QuantLinear(8, 4, weight_quant=Int8WeightPerTensorFloat, rngs=nnx.Rngs(0))
+        >>> second = QuantLinear(8, 4, weight_quant=first.weight_quant, rngs=nnx.Rngs(1))
+        >>> second.weight_quant is first.weight_quant, second.weight_quant.bit_width()
+        (True, 8)
+    """

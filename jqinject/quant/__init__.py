@@ -11,6 +11,15 @@ from jqinject.quant.calibrated import Int8ActPerTensorPercentile as Int8ActPerTe
 from jqinject.quant.calibrated import Int8ActPerTensorRMS as Int8ActPerTensorRMS
 from jqinject.quant.calibrated import Int8WeightPerChannelAbsMax as Int8WeightPerChannelAbsMax
 from jqinject.quant.calibrated import Int8WeightPerTensorAbsMax as Int8WeightPerTensorAbsMax
+from jqinject.quant.dynamic import Int8DynamicActPerGroupFloat as Int8DynamicActPerGroupFloat
+from jqinject.quant.dynamic import Int8DynamicActPerRowFixedPoint as Int8DynamicActPerRowFixedPoint
+from jqinject.quant.dynamic import Int8DynamicActPerRowFloat as Int8DynamicActPerRowFloat
+from jqinject.quant.dynamic import Int8DynamicActPerTensorFloat as Int8DynamicActPerTensorFloat
+from jqinject.quant.dynamic import ShiftedUint8DynamicActPerGroupFloat as ShiftedUint8DynamicActPerGroupFloat
+from jqinject.quant.dynamic import ShiftedUint8DynamicActPerRowFloat as ShiftedUint8DynamicActPerRowFloat
+from jqinject.quant.dynamic import (
+    ShiftedUint8DynamicActPerTensorFloat as ShiftedUint8DynamicActPerTensorFloat,
+)
 from jqinject.quant.fixed_point import Int8ActPerTensorFixedPoint as Int8ActPerTensorFixedPoint
 from jqinject.quant.fixed_point import (
     Int8ActPerTensorFixedPointMinMaxInit as Int8ActPerTensorFixedPointMinMaxInit,
@@ -44,6 +53,11 @@ from jqinject.quant.float8 import Fp8e5m2FNUZGradPerTensorCurrent as Fp8e5m2FNUZ
 from jqinject.quant.float8 import Fp8e5m2FNUZGradPerTensorDelayed as Fp8e5m2FNUZGradPerTensorDelayed
 from jqinject.quant.float8 import Fp8e5m2GradPerTensorCurrent as Fp8e5m2GradPerTensorCurrent
 from jqinject.quant.float8 import Fp8e5m2GradPerTensorDelayed as Fp8e5m2GradPerTensorDelayed
+from jqinject.quant.groupwise import IntWeightSymmetricGroupQuant as IntWeightSymmetricGroupQuant
+from jqinject.quant.groupwise import ShiftedUint8WeightGroupQuantFloat as ShiftedUint8WeightGroupQuantFloat
+from jqinject.quant.mx import MXInt8Act as MXInt8Act
+from jqinject.quant.mx import MXInt8Weight as MXInt8Weight
+from jqinject.quant.mx import ShiftedMXUInt8Weight as ShiftedMXUInt8Weight
 from jqinject.quant.none import NoneActQuant as NoneActQuant
 from jqinject.quant.none import NoneBiasQuant as NoneBiasQuant
 from jqinject.quant.none import NoneWeightQuant as NoneWeightQuant

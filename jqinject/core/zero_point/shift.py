@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core._protocols import IntQuantizer
+from jqinject.core.quant.int_quant import IntQuant
 from jqinject.core.variables import known_zero
 from jqinject.ops.power import in_steps
 
@@ -45,5 +46,7 @@ def shift(
     least = int_quant.min_int(bit_width)
     if quantize:
         least = jnp.asarray(least, dtype=jnp.float32)
-        return int_quant.to_int(scale, least, bit_width, z)
+        # An `IntQuant` lays its input out in groups, and `z` is laid out so already.
+        to_int = int_quant.steps_to_int if isinstance(int_quant, IntQuant) else int_quant.to_int
+        return to_int(scale, least, bit_width, z)
     return in_steps(z, scale) + least

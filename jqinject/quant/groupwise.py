@@ -1,0 +1,54 @@
+"""Integers with a scale for each group: fragments, and weights with float scales."""
+
+from jqinject.inject import ExtendedInjector
+from jqinject.inject.enum import ScalingPerOutputType
+from jqinject.proxy import GroupwiseActQuantProxyFromInjector, GroupwiseWeightQuantProxyFromInjector
+from jqinject.quant.scaled_int import Int8WeightPerChannelFloat
+from jqinject.quant.shifted_scaled_int import ShiftedUint8WeightPerChannelFloat
+
+
+class GroupwiseWeightProxyMixin(ExtendedInjector):
+    """The proxy of weights in groups of integers."""
+
+    proxy_class = GroupwiseWeightQuantProxyFromInjector
+
+
+class GroupwiseActProxyMixin(ExtendedInjector):
+    """The proxy of activations in groups of integers."""
+
+    proxy_class = GroupwiseActQuantProxyFromInjector
+
+
+class IntWeightSymmetricGroupQuant(GroupwiseWeightProxyMixin, Int8WeightPerChannelFloat):
+    """Narrow signed weights, scale = max |w| / 127 of each group of `group_size` inputs; 8 bits unless declared.
+
+    Declare `group_size`.
+
+    Example:
+        >>> from flax import nnx
+        >>> from jqinject.nn import QuantLinear
+        >>> fc = QuantLinear(
+        ...     64, 4, weight_quant=IntWeightSymmetricGroupQuant, weight_group_size=32, weight_bit_width=4,
+        ...     rngs=nnx.Rngs(0))
+        >>> fc.quant_weight().scale_.shape, fc.quant_weight().bit_width
+        ((2, 1, 4), 4)
+    """
+
+    scaling_per_output_type = ScalingPerOutputType.GROUP
+
+
+class ShiftedUint8WeightGroupQuantFloat(GroupwiseWeightProxyMixin, ShiftedUint8WeightPerChannelFloat):
+    """8-bit unsigned weights between the minimum and maximum of each group of `group_size` inputs.
+
+    Declare `group_size`.
+
+    Example:
+        >>> from flax import nnx
+        >>> from jqinject.nn import QuantLinear
+        >>> fc = QuantLinear(
+        ...     64, 4, weight_quant=ShiftedUint8WeightGroupQuantFloat, weight_group_size=16, rngs=nnx.Rngs(0))
+        >>> fc.quant_weight().zero_point_.shape
+        (4, 1, 4)
+    """
+
+    scaling_per_output_type = ScalingPerOutputType.GROUP
