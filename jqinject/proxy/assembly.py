@@ -12,6 +12,7 @@ from jqinject.core import (
     BinaryQuant,
     ClampedBinaryQuant,
     FloatQuant,
+    PowerOfTwoRestrictValue,
     PrescaledRestrictIntQuant,
     TernaryQuant,
     ZeroZeroPoint,
@@ -29,6 +30,16 @@ def has_zero_point(quantizer: Any) -> bool:
     if zero_point is not None:
         return not isinstance(zero_point, ZeroZeroPoint)
     return not isinstance(quantizer, WITHOUT_ZERO_POINT)
+
+
+def has_power_of_two_scales(quantizer: Any) -> bool:
+    """Whether every scale of a quantizer is known to be a power of two: its value is one, and what divides it."""
+    scaling = getattr(quantizer, "scaling_impl", None)
+    restrict = getattr(scaling, "restrict_scaling_impl", None)
+    threshold = getattr(scaling, "restrict_threshold_impl", None) or restrict
+    after = getattr(scaling, "restrict_scale_threshold_impl", None)
+    powers = all(isinstance(found, PowerOfTwoRestrictValue) for found in (restrict, threshold))
+    return powers and (after is None or isinstance(after, PowerOfTwoRestrictValue))
 
 
 def stack_of(layers: Sequence[Any]) -> tuple[int, ...]:

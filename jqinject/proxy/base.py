@@ -13,6 +13,7 @@ from jqinject.inject import Binding, DependencyError, ExtendedInjector, check_ov
 from jqinject.proxy.assembly import (
     build_stacked,
     copy_mode,
+    has_power_of_two_scales,
     has_zero_point,
     replace_by_difference,
     same_parameters,
@@ -159,6 +160,18 @@ class QuantProxyFromInjector(nnx.Module):
     def has_zero_point(self) -> bool:
         """Whether its numbers may have a zero point other than 0."""
         return has_zero_point(self.tensor_quant)
+
+    @property
+    def has_power_of_two_scales(self) -> bool:
+        """Whether every scale is known to be a power of two."""
+        return has_power_of_two_scales(self.tensor_quant)
+
+    @property
+    def has_whole_zero_points(self) -> bool:
+        """Whether zero points are integers: they are unless the injector says `quantize_zero_point = False`."""
+        return not self.binding.declares("quantize_zero_point") or bool(
+            self.binding.resolve("quantize_zero_point")
+        )
 
     def set_view(self, use_running_average: bool | None = None) -> None:
         """Switch between training and evaluation, for `nnx.view`.
