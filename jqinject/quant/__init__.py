@@ -2,6 +2,7 @@
 
 from jqinject.quant.binary import SignedBinaryActPerTensorConst as SignedBinaryActPerTensorConst
 from jqinject.quant.binary import SignedBinaryWeightPerTensorConst as SignedBinaryWeightPerTensorConst
+from jqinject.quant.calibrated import Int4WeightPerGroupAbsMax as Int4WeightPerGroupAbsMax
 from jqinject.quant.calibrated import Int8ActDynamicPerRow as Int8ActDynamicPerRow
 from jqinject.quant.calibrated import Int8ActDynamicPerTensor as Int8ActDynamicPerTensor
 from jqinject.quant.calibrated import Int8ActPerTensorAbsMax as Int8ActPerTensorAbsMax

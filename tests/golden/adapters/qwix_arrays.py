@@ -18,7 +18,7 @@ from jqinject.core import (
     RMSRange,
     SimpleMovingAverage,
 )
-from jqinject.quant_tensor import IntQuantTensor
+from jqinject.quant_tensor import GroupwiseIntQuantTensor, IntQuantTensor
 
 Case = dict[str, Any]
 Arrays = dict[str, np.ndarray]
@@ -32,6 +32,8 @@ def driver(case: Case) -> Callable[..., dict[str, Any]]:
         return averaged
     if name == "reshape":
         return reshaped
+    if name == "views":
+        return viewed
     return clipped if name.startswith("clip-") else arrays
 
 
@@ -69,12 +71,28 @@ def in_tiles(x: jax.Array, config: dict[str, Any]) -> tuple[jax.Array, tuple[int
     return x.reshape(shape), tuple(axes)
 
 
+def in_groups(x: jax.Array, config: dict[str, Any]) -> Any:
+    """The array quantized in groups along its one tiled axis."""
+    ((axis, size),) = config["tiled_axes"].items()
+    quantizer = quantizer_of(config, tuple(config["channelwise_axes"]))
+    again = CalibratedQuant(
+        quantizer.calibration_impl,
+        bit_width=quantizer.bit_width,
+        q_dtype=quantizer.q_dtype,
+        channelwise_axes=quantizer.channelwise_axes,
+        group_size=int(size if size >= 1 else x.shape[int(axis)] * size),
+        group_dim=int(axis),
+    )
+    return again(x)
+
+
 def arrays(case: Case, inputs: Arrays) -> dict[str, Any]:
     config = {"channelwise_axes": (), **case["config"]}
     dtype = config.get("array_dtype") or "float32"
     x = jnp.asarray(inputs.get("x", np.zeros((8, 16))), dtype)
     tiled, axes = in_tiles(x, config)
-    made = quantizer_of(config, axes)(tiled)
+    one_axis = len(config.get("tiled_axes") or {}) == 1
+    made = in_groups(x, config) if one_axis else quantizer_of(config, axes)(tiled)
     tensor = made.quant_tensor(signed=True, training=False)
     # One scale a tile, whose own axis is gone.
     kept = [s for s, long in zip(tensor.scale.shape, _kept(x, config), strict=True) if long]
@@ -104,6 +122,29 @@ def _ties(x: jax.Array, tensor: Any, shape: tuple[int, ...]) -> dict[str, Any]:
     near = jnp.abs(jnp.abs(steps - jnp.floor(steps)) - 0.5) < EDGE
     reach = jnp.where(near, 1.0, 0.0)
     return {"qvalue": reach.reshape(shape), "dequantized": (reach * tensor.scale).reshape(shape)}
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "": lambda x: x,
+    "item1/": lambda x: x[1],
+    "slice/": lambda x: x[:, 2:4],
+    "swapaxes01/": lambda x: x.swapaxes(0, 1),
+    "transpose102/": lambda x: x.transpose(1, 0, 2),
+}
+
+
+def viewed(case: Case, inputs: Arrays) -> dict[str, Any]:
+    """A tensor in groups, its other axes moved and indexed."""
+    config = case["config"]
+    ((axis, size),) = config["tiled_axes"].items()
+    grouped = in_groups(jnp.asarray(inputs["x"]), config).quant_tensor(signed=True, training=False)
+    whole = GroupwiseIntQuantTensor.of(grouped, size, int(axis))
+    found: dict[str, Any] = {}
+    for prefix, view in VIEWS.items():
+        x = view(whole)
+        found[prefix + "scale"] = jnp.squeeze(x.scale_, x.groups.dim)
+        found |= {prefix + "qvalue": x.int(), prefix + "dequantized": x.value}
+    return found
 
 
 def reshaped(case: Case, inputs: Arrays) -> dict[str, Any]:
