@@ -25,15 +25,19 @@ from jqinject.quant.fixed_point import Int8ActPerTensorFixedPoint as Int8ActPerT
 from jqinject.quant.fixed_point import (
     Int8ActPerTensorFixedPointMinMaxInit as Int8ActPerTensorFixedPointMinMaxInit,
 )
+from jqinject.quant.fixed_point import Int8ActPerTensorFixedPointMSE as Int8ActPerTensorFixedPointMSE
 from jqinject.quant.fixed_point import (
     Int8BiasPerTensorFixedPointInternalScaling as Int8BiasPerTensorFixedPointInternalScaling,
 )
 from jqinject.quant.fixed_point import Int8WeightPerChannelFixedPoint as Int8WeightPerChannelFixedPoint
+from jqinject.quant.fixed_point import Int8WeightPerChannelFixedPointMSE as Int8WeightPerChannelFixedPointMSE
 from jqinject.quant.fixed_point import Int8WeightPerTensorFixedPoint as Int8WeightPerTensorFixedPoint
+from jqinject.quant.fixed_point import Int8WeightPerTensorFixedPointMSE as Int8WeightPerTensorFixedPointMSE
 from jqinject.quant.fixed_point import Uint8ActPerTensorFixedPoint as Uint8ActPerTensorFixedPoint
 from jqinject.quant.fixed_point import (
     Uint8ActPerTensorFixedPointMaxInit as Uint8ActPerTensorFixedPointMaxInit,
 )
+from jqinject.quant.fixed_point import Uint8ActPerTensorFixedPointMSE as Uint8ActPerTensorFixedPointMSE
 from jqinject.quant.float8 import Fp8e4m3ActPerTensorCurrent as Fp8e4m3ActPerTensorCurrent
 from jqinject.quant.float8 import Fp8e4m3ActPerTensorDelayed as Fp8e4m3ActPerTensorDelayed
 from jqinject.quant.float8 import Fp8e4m3FNUZActPerTensorCurrent as Fp8e4m3FNUZActPerTensorCurrent
@@ -55,10 +59,17 @@ from jqinject.quant.float8 import Fp8e5m2FNUZGradPerTensorDelayed as Fp8e5m2FNUZ
 from jqinject.quant.float8 import Fp8e5m2GradPerTensorCurrent as Fp8e5m2GradPerTensorCurrent
 from jqinject.quant.float8 import Fp8e5m2GradPerTensorDelayed as Fp8e5m2GradPerTensorDelayed
 from jqinject.quant.groupwise import IntWeightSymmetricGroupQuant as IntWeightSymmetricGroupQuant
+from jqinject.quant.groupwise import IntWeightSymmetricGroupQuantMSE as IntWeightSymmetricGroupQuantMSE
 from jqinject.quant.groupwise import ShiftedUint8WeightGroupQuantFloat as ShiftedUint8WeightGroupQuantFloat
+from jqinject.quant.groupwise import (
+    ShiftedUint8WeightGroupQuantFloatMSE as ShiftedUint8WeightGroupQuantFloatMSE,
+)
+from jqinject.quant.groupwise import ShiftedUint8WeightPerGroupFloatHQO as ShiftedUint8WeightPerGroupFloatHQO
 from jqinject.quant.mx import MXInt8Act as MXInt8Act
 from jqinject.quant.mx import MXInt8Weight as MXInt8Weight
+from jqinject.quant.mx import MXInt8WeightMSE as MXInt8WeightMSE
 from jqinject.quant.mx import ShiftedMXUInt8Weight as ShiftedMXUInt8Weight
+from jqinject.quant.mx import ShiftedMXUInt8WeightMSE as ShiftedMXUInt8WeightMSE
 from jqinject.quant.none import NoneActQuant as NoneActQuant
 from jqinject.quant.none import NoneBiasQuant as NoneBiasQuant
 from jqinject.quant.none import NoneWeightQuant as NoneWeightQuant
@@ -66,12 +77,17 @@ from jqinject.quant.scaled_int import Int8ActPerTensorFloat as Int8ActPerTensorF
 from jqinject.quant.scaled_int import Int8ActPerTensorFloatBatchQuant1d as Int8ActPerTensorFloatBatchQuant1d
 from jqinject.quant.scaled_int import Int8ActPerTensorFloatBatchQuant2d as Int8ActPerTensorFloatBatchQuant2d
 from jqinject.quant.scaled_int import Int8ActPerTensorFloatMinMaxInit as Int8ActPerTensorFloatMinMaxInit
+from jqinject.quant.scaled_int import Int8ActPerTensorFloatMSE as Int8ActPerTensorFloatMSE
 from jqinject.quant.scaled_int import Int8Bias as Int8Bias
 from jqinject.quant.scaled_int import (
     Int8BiasPerTensorFloatInternalScaling as Int8BiasPerTensorFloatInternalScaling,
 )
 from jqinject.quant.scaled_int import Int8WeightPerChannelFloat as Int8WeightPerChannelFloat
+from jqinject.quant.scaled_int import Int8WeightPerChannelFloatHQO as Int8WeightPerChannelFloatHQO
+from jqinject.quant.scaled_int import Int8WeightPerChannelFloatMSE as Int8WeightPerChannelFloatMSE
 from jqinject.quant.scaled_int import Int8WeightPerTensorFloat as Int8WeightPerTensorFloat
+from jqinject.quant.scaled_int import Int8WeightPerTensorFloatHQO as Int8WeightPerTensorFloatHQO
+from jqinject.quant.scaled_int import Int8WeightPerTensorFloatMSE as Int8WeightPerTensorFloatMSE
 from jqinject.quant.scaled_int import Int16Bias as Int16Bias
 from jqinject.quant.scaled_int import Int24Bias as Int24Bias
 from jqinject.quant.scaled_int import Int32Bias as Int32Bias
@@ -80,15 +96,37 @@ from jqinject.quant.scaled_int import Uint8ActPerTensorFloat as Uint8ActPerTenso
 from jqinject.quant.scaled_int import Uint8ActPerTensorFloatBatchQuant1d as Uint8ActPerTensorFloatBatchQuant1d
 from jqinject.quant.scaled_int import Uint8ActPerTensorFloatBatchQuant2d as Uint8ActPerTensorFloatBatchQuant2d
 from jqinject.quant.scaled_int import Uint8ActPerTensorFloatMaxInit as Uint8ActPerTensorFloatMaxInit
+from jqinject.quant.scaled_int import Uint8ActPerTensorFloatMSE as Uint8ActPerTensorFloatMSE
 from jqinject.quant.shifted_scaled_int import (
     ShiftedUint8ActPerTensorFixedPoint as ShiftedUint8ActPerTensorFixedPoint,
 )
+from jqinject.quant.shifted_scaled_int import (
+    ShiftedUint8ActPerTensorFixedPointMSE as ShiftedUint8ActPerTensorFixedPointMSE,
+)
 from jqinject.quant.shifted_scaled_int import ShiftedUint8ActPerTensorFloat as ShiftedUint8ActPerTensorFloat
+from jqinject.quant.shifted_scaled_int import (
+    ShiftedUint8ActPerTensorFloatHQO as ShiftedUint8ActPerTensorFloatHQO,
+)
+from jqinject.quant.shifted_scaled_int import (
+    ShiftedUint8ActPerTensorFloatMSE as ShiftedUint8ActPerTensorFloatMSE,
+)
 from jqinject.quant.shifted_scaled_int import (
     ShiftedUint8WeightPerChannelFloat as ShiftedUint8WeightPerChannelFloat,
 )
 from jqinject.quant.shifted_scaled_int import (
+    ShiftedUint8WeightPerChannelFloatHQO as ShiftedUint8WeightPerChannelFloatHQO,
+)
+from jqinject.quant.shifted_scaled_int import (
+    ShiftedUint8WeightPerChannelFloatMSE as ShiftedUint8WeightPerChannelFloatMSE,
+)
+from jqinject.quant.shifted_scaled_int import (
     ShiftedUint8WeightPerTensorFloat as ShiftedUint8WeightPerTensorFloat,
+)
+from jqinject.quant.shifted_scaled_int import (
+    ShiftedUint8WeightPerTensorFloatHQO as ShiftedUint8WeightPerTensorFloatHQO,
+)
+from jqinject.quant.shifted_scaled_int import (
+    ShiftedUint8WeightPerTensorFloatMSE as ShiftedUint8WeightPerTensorFloatMSE,
 )
 from jqinject.quant.ternary import SignedTernaryActPerTensorConst as SignedTernaryActPerTensorConst
 from jqinject.quant.ternary import SignedTernaryWeightPerTensorConst as SignedTernaryWeightPerTensorConst

@@ -4,7 +4,11 @@ from jqinject.inject import ExtendedInjector
 from jqinject.inject.enum import ScalingPerOutputType
 from jqinject.proxy import GroupwiseActQuantProxyFromInjector, GroupwiseWeightQuantProxyFromInjector
 from jqinject.quant.scaled_int import Int8WeightPerChannelFloat
-from jqinject.quant.shifted_scaled_int import ShiftedUint8WeightPerChannelFloat
+from jqinject.quant.search import MSEAsymmetricScale, MSESymmetricScale, MSEWeightZeroPoint
+from jqinject.quant.shifted_scaled_int import (
+    ShiftedUint8WeightPerChannelFloat,
+    ShiftedUint8WeightPerChannelFloatHQO,
+)
 
 
 class GroupwiseWeightProxyMixin(ExtendedInjector):
@@ -37,6 +41,10 @@ class IntWeightSymmetricGroupQuant(GroupwiseWeightProxyMixin, Int8WeightPerChann
     scaling_per_output_type = ScalingPerOutputType.GROUP
 
 
+class IntWeightSymmetricGroupQuantMSE(MSESymmetricScale, IntWeightSymmetricGroupQuant):
+    """Narrow signed weights; a learned scale for each group, which starts where the squared error is least."""
+
+
 class ShiftedUint8WeightGroupQuantFloat(GroupwiseWeightProxyMixin, ShiftedUint8WeightPerChannelFloat):
     """8-bit unsigned weights between the minimum and maximum of each group of `group_size` inputs.
 
@@ -51,4 +59,19 @@ class ShiftedUint8WeightGroupQuantFloat(GroupwiseWeightProxyMixin, ShiftedUint8W
         (4, 1, 4)
     """
 
+    scaling_per_output_type = ScalingPerOutputType.GROUP
+
+
+class ShiftedUint8WeightGroupQuantFloatMSE(
+    MSEAsymmetricScale, MSEWeightZeroPoint, ShiftedUint8WeightGroupQuantFloat
+):
+    """8-bit unsigned weights; learned scale and zero point for each group, which start where the squared error is
+    least."""
+
+
+class ShiftedUint8WeightPerGroupFloatHQO(GroupwiseWeightProxyMixin, ShiftedUint8WeightPerChannelFloatHQO):
+    """8-bit unsigned weights; a learned zero point (no integer) for each group of 32 inputs, which starts from
+    half-quadratic optimization."""
+
+    group_size = 32
     scaling_per_output_type = ScalingPerOutputType.GROUP

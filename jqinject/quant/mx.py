@@ -7,6 +7,7 @@ from jqinject.inject import ExtendedInjector, this, value
 from jqinject.inject.enum import RestrictValueType, ScalingPerOutputType
 from jqinject.quant.fragments import IntQuant, MaxStatsScaling, MinMaxStatsScaling, ShiftedMinUintQuant
 from jqinject.quant.groupwise import GroupwiseActProxyMixin, GroupwiseWeightProxyMixin
+from jqinject.quant.search import MSEAsymmetricScale, MSESymmetricScale, MSEWeightZeroPoint
 from jqinject.quant.solver import ActQuantSolver, WeightQuantSolver
 
 
@@ -62,6 +63,14 @@ class ShiftedMXUInt8Weight(
     """8-bit unsigned weights, a power of two and a zero point for each group of 32 inputs."""
 
     bit_width = 8
+
+
+class MXInt8WeightMSE(MSESymmetricScale, MXInt8Weight):
+    """8-bit signed weights; a learned power of two for each group, which starts where the squared error is least."""
+
+
+class ShiftedMXUInt8WeightMSE(MSEAsymmetricScale, MSEWeightZeroPoint, ShiftedMXUInt8Weight):
+    """8-bit unsigned weights; a learned power of two and zero point for each group, started likewise."""
 
 
 class MXInt8Act(MXActMixin, GroupwiseActProxyMixin, IntQuant, MaxStatsScaling, ActQuantSolver):

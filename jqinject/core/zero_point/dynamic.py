@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +58,14 @@ class RuntimeDynamicStatsZeroPoint(nnx.Module):
         return shift(abs_binary_sign_grad(stat), scale, bit_width, self.int_quant, self.quantize)
 
 
+class GroupwiseIntQuantizer(IntQuantizer, Protocol):
+    """An `int_quant` that quantizes what is in groups already."""
+
+    def steps_to_int(
+        self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array
+    ) -> jax.Array: ...
+
+
 class RuntimeDynamicGroupZeroPoint(nnx.Module):
     """A zero point for each group of the tensor at hand: `z = -stat(groups(x))`, in steps. No state.
 
@@ -80,7 +88,7 @@ class RuntimeDynamicGroupZeroPoint(nnx.Module):
         self,
         input_view_impl: View,
         zero_point_stats_impl: Stat,
-        int_quant: IntQuantizer,
+        int_quant: GroupwiseIntQuantizer,
         quantize_zero_point: bool,
     ) -> None:
         assign(
@@ -94,4 +102,6 @@ class RuntimeDynamicGroupZeroPoint(nnx.Module):
     def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any) -> jax.Array:
         """The zero points of `x`, float32, in the grouped shape with 1 along the elements of a group."""
         stat = self.stats(self.input_view_impl(x.astype(jnp.float32)))
-        return shift(-stat, scale, bit_width, self.int_quant, self.quantize)
+        # `to_int` would cut `stat` into groups, which it is in already.
+        to_int = self.int_quant.steps_to_int
+        return shift(-stat, scale, bit_width, self.int_quant, self.quantize, to_int)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core._protocols import IntQuantizer
-from jqinject.core.quant.int_quant import IntQuant
 from jqinject.core.variables import known_zero
 from jqinject.ops.power import in_steps
 
@@ -29,7 +29,12 @@ class ZeroZeroPoint:
 
 
 def shift(
-    z: jax.Array, scale: jax.Array, bit_width: Any, int_quant: IntQuantizer, quantize: bool
+    z: jax.Array,
+    scale: jax.Array,
+    bit_width: Any,
+    int_quant: IntQuantizer,
+    quantize: bool,
+    to_int: Callable[..., jax.Array] | None = None,
 ) -> jax.Array:
     """The zero point of a range that reaches `z` below zero.
 
@@ -39,6 +44,7 @@ def shift(
         bit_width: the bit width.
         int_quant: gives `min_int`, rounding and clamping.
         quantize: round and clamp to an integer of the range.
+        to_int: how; None means `int_quant.to_int`.
 
     Returns:
         `clamp(round(z / scale + min_int))` or `z / scale + min_int`.
@@ -46,7 +52,5 @@ def shift(
     least = int_quant.min_int(bit_width)
     if quantize:
         least = jnp.asarray(least, dtype=jnp.float32)
-        # An `IntQuant` lays its input out in groups, and `z` is laid out so already.
-        to_int = int_quant.steps_to_int if isinstance(int_quant, IntQuant) else int_quant.to_int
-        return to_int(scale, least, bit_width, z)
+        return (to_int or int_quant.to_int)(scale, least, bit_width, z)
     return in_steps(z, scale) + least
