@@ -24,8 +24,8 @@ from jqinject.core.delay import DelayWrapper as DelayWrapper
 from jqinject.core.quant import BinaryQuant as BinaryQuant
 from jqinject.core.quant import CalibratedQuant as CalibratedQuant
 from jqinject.core.quant import ClampedBinaryQuant as ClampedBinaryQuant
-from jqinject.core.quant import FloatQuant as FloatQuant
-from jqinject.core.quant import FloatQuantResult as FloatQuantResult
+from jqinject.core.quant import Float8Quant as Float8Quant
+from jqinject.core.quant import Float8QuantResult as Float8QuantResult
 from jqinject.core.quant import IntQuant as IntQuant
 from jqinject.core.quant import PrescaledRestrictIntQuant as PrescaledRestrictIntQuant
 from jqinject.core.quant import RescalingIntQuant as RescalingIntQuant

@@ -11,14 +11,14 @@ from flax import nnx
 from jqinject.core import (
     BinaryQuant,
     ClampedBinaryQuant,
-    FloatQuant,
+    Float8Quant,
     PrescaledRestrictIntQuant,
     TernaryQuant,
     ZeroZeroPoint,
 )
 from jqinject.quant_tensor import is_concrete
 
-WITHOUT_ZERO_POINT = (BinaryQuant, ClampedBinaryQuant, TernaryQuant, FloatQuant, PrescaledRestrictIntQuant)
+WITHOUT_ZERO_POINT = (BinaryQuant, ClampedBinaryQuant, TernaryQuant, Float8Quant, PrescaledRestrictIntQuant)
 Build = Callable[[tuple[Any, ...], nnx.Rngs | None], nnx.Module | Any]
 Variables = dict[tuple[Any, ...], nnx.Variable[Any]]
 

@@ -23,8 +23,8 @@ from jqinject.quant_tensor import FloatQuantTensor
 
 
 @dataclass(frozen=True)
-class FloatQuantResult:
-    """What `FloatQuant` returns; it unpacks as value, scale, zero point, bit width.
+class Float8QuantResult:
+    """What `Float8Quant` returns; it unpacks as value, scale, zero point, bit width.
 
     Attributes:
         value: the quantized tensor in float, shape of the input.
@@ -59,7 +59,7 @@ class FloatQuantResult:
         return FloatQuantTensor(self.value, self.scale, self.q_dtype, training)
 
 
-class FloatQuant(nnx.Module):
+class Float8Quant(nnx.Module):
     """To an 8-bit float and back: `y = q_dtype(clip(x / s, -max, max)) * s`, `s = scaling_impl(x, max)`.
 
     `max` is the largest number of `q_dtype`. The quotient is taken in bfloat16 where `x` is, else in float32. The
@@ -79,7 +79,7 @@ class FloatQuant(nnx.Module):
 
     Example:
         >>> from jqinject.core import CurrentScaling
-        >>> quant = FloatQuant(CurrentScaling(), jnp.float8_e4m3fn)
+        >>> quant = Float8Quant(CurrentScaling(), jnp.float8_e4m3fn)
         >>> value, scale, zero_point, bit_width = quant(jnp.array([448.0, 17.0]))
         >>> value, float(scale), bit_width
         (Array([448.,  16.], dtype=float32), 1.0, 8)
@@ -98,23 +98,23 @@ class FloatQuant(nnx.Module):
         input_view_impl: View | None = None,
     ) -> None:
         if dq_dtype is not None and not jnp.issubdtype(dq_dtype, jnp.floating):
-            raise TypeError(f"FloatQuant: dq_dtype must be a float dtype or None, got {dq_dtype!r}")
-        assign(self, scaling_impl=scaling_impl, q_dtype=float8_dtype(q_dtype, "FloatQuant"))
+            raise TypeError(f"Float8Quant: dq_dtype must be a float dtype or None, got {dq_dtype!r}")
+        assign(self, scaling_impl=scaling_impl, q_dtype=float8_dtype(q_dtype, "Float8Quant"))
         set_given(
             self,
             dq_dtype=None if dq_dtype is None else np.dtype(dq_dtype),
             input_view_impl=input_view_impl,
         )
 
-    def __call__(self, x: jax.Array) -> FloatQuantResult:
+    def __call__(self, x: jax.Array) -> Float8QuantResult:
         """`x` quantized; scale float32."""
-        x = self.input_view_impl(_check.float_input(x, "FloatQuant"))
+        x = self.input_view_impl(_check.float_input(x, "Float8Quant"))
         scale = self.scaling_impl(x.astype(jnp.float32), float8_max(self.q_dtype))
         return self._quantized(x, scale)
 
-    def _quantized(self, x: jax.Array, scale: jax.Array) -> FloatQuantResult:
+    def _quantized(self, x: jax.Array, scale: jax.Array) -> Float8QuantResult:
         value = fake_float8(x, scale, self.q_dtype, self.dq_dtype or x.dtype)
-        return FloatQuantResult(value, jax.lax.stop_gradient(scale), self.q_dtype)
+        return Float8QuantResult(value, jax.lax.stop_gradient(scale), self.q_dtype)
 
     def on_gradient(self, y: jax.Array, token: jax.Array | None = None) -> jax.Array:
         """`y` as it is, with a gradient that is quantized on its way back. See `ops.observe.quantize_gradient`.
