@@ -12,13 +12,21 @@ from jqinject.core import (
     BinaryQuant,
     ClampedBinaryQuant,
     Float8Quant,
+    FloatQuant,
     PrescaledRestrictIntQuant,
     TernaryQuant,
     ZeroZeroPoint,
 )
 from jqinject.quant_tensor import is_concrete
 
-WITHOUT_ZERO_POINT = (BinaryQuant, ClampedBinaryQuant, TernaryQuant, Float8Quant, PrescaledRestrictIntQuant)
+WITHOUT_ZERO_POINT = (
+    BinaryQuant,
+    ClampedBinaryQuant,
+    TernaryQuant,
+    Float8Quant,
+    FloatQuant,
+    PrescaledRestrictIntQuant,
+)
 Build = Callable[[tuple[Any, ...], nnx.Rngs | None], nnx.Module | Any]
 Variables = dict[tuple[Any, ...], nnx.Variable[Any]]
 
