@@ -21,9 +21,18 @@ from jqinject.core.clamp import ScalarSignedClampMinSte as ScalarSignedClampMinS
 from jqinject.core.clamp import TensorClamp as TensorClamp
 from jqinject.core.clamp import TensorClampSte as TensorClampSte
 from jqinject.core.delay import DelayWrapper as DelayWrapper
+from jqinject.core.float_clamp import FloatClamp as FloatClamp
+from jqinject.core.float_width import ComputeExponentBias as ComputeExponentBias
+from jqinject.core.float_width import ComputeMaxMantissa as ComputeMaxMantissa
+from jqinject.core.float_width import ExponentWidthConst as ExponentWidthConst
+from jqinject.core.float_width import MantissaWidthConst as MantissaWidthConst
+from jqinject.core.float_width import StaticExponentBias as StaticExponentBias
+from jqinject.core.float_width import StaticMaxMantissa as StaticMaxMantissa
 from jqinject.core.quant import BinaryQuant as BinaryQuant
 from jqinject.core.quant import CalibratedQuant as CalibratedQuant
 from jqinject.core.quant import ClampedBinaryQuant as ClampedBinaryQuant
+from jqinject.core.quant import Float8Quant as Float8Quant
+from jqinject.core.quant import Float8QuantResult as Float8QuantResult
 from jqinject.core.quant import FloatQuant as FloatQuant
 from jqinject.core.quant import FloatQuantResult as FloatQuantResult
 from jqinject.core.quant import IntQuant as IntQuant
@@ -46,6 +55,7 @@ from jqinject.core.scaling import AmaxScaling as AmaxScaling
 from jqinject.core.scaling import ConstScaling as ConstScaling
 from jqinject.core.scaling import CurrentScaling as CurrentScaling
 from jqinject.core.scaling import DelayedScaling as DelayedScaling
+from jqinject.core.scaling import FloatScaling as FloatScaling
 from jqinject.core.scaling import IntScaling as IntScaling
 from jqinject.core.scaling import ParameterFromRuntimeStatsScaling as ParameterFromRuntimeStatsScaling
 from jqinject.core.scaling import (

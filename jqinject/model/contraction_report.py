@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jqinject.core import FloatQuant
+from jqinject.core import Float8Quant
 from jqinject.model.frozen_ops import quantized_op
 from jqinject.model.layer_report import ContractionReport, LayerReport
 from jqinject.model.measured_report import check_numbers, measure
@@ -159,4 +159,4 @@ def _note_of_ours(layer: QuantWeightLayer) -> str:
 def _in_float8(layer: QuantWeightLayer) -> bool:
     if layer.frozen is not None:
         return not layer.frozen.has_integers
-    return isinstance(layer.weight_quant.tensor_quant, FloatQuant)
+    return isinstance(layer.weight_quant.tensor_quant, Float8Quant)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core import BinaryQuant, ClampedBinaryQuant, TernaryQuant
-from jqinject.ops import float8_max, max_int, min_int
+from jqinject.ops import max_int, min_int
 from jqinject.quant_tensor import FloatQuantTensor, as_array
 
 Arrays = tuple[np.ndarray, ...]
@@ -81,8 +81,8 @@ def facts(proxy: Any, x: jax.Array, made: Any) -> tuple[Any, ...]:
         made: the same quantized, a QuantTensor.
     """
     if isinstance(made, FloatQuantTensor):
-        high = float8_max(made.q_dtype)
-        low = -high
+        high = made.format.max_value
+        low = -high if made.signed else 0.0
     elif proxy is not None and isinstance(proxy.tensor_quant, ONE_STEP):
         low, high = -1, 1
     else:

@@ -17,9 +17,9 @@ from jqinject.ops.packing import container_bits
 from jqinject.quant_tensor import (
     FloatQuantTensor,
     Groups,
-    GroupwiseIntQuantTensor,
     GroupwiseQuantTensor,
     IntQuantTensor,
+    in_groups,
     is_concrete,
 )
 
@@ -112,7 +112,7 @@ class FrozenWeight(nnx.Module):
         """The weight as a QuantTensor, dequantized."""
         payload, scale = self._stored()
         if jnp.issubdtype(self.freezer.dtype, jnp.floating):
-            return FloatQuantTensor.from_payload(payload, scale, dtype=self.value_dtype)
+            return self._seen(FloatQuantTensor.from_payload(payload, scale, dtype=self.value_dtype))
         zero = self._zero_point()
         weight = IntQuantTensor.from_int(
             payload,
@@ -122,9 +122,11 @@ class FrozenWeight(nnx.Module):
             signed=self.signed,
             dtype=self.value_dtype,
         )
-        if self.groups is None:
-            return weight
-        return GroupwiseIntQuantTensor.of(weight, self.groups.size, self.groups.dim, self.groups.length)
+        return self._seen(weight)
+
+    def _seen(self, weight: Any) -> Any:
+        groups = self.groups
+        return weight if groups is None else in_groups(weight, groups.size, groups.dim, groups.length)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -159,7 +159,7 @@ class IntegerConvolution:
 def describe(operand: Any) -> str:
     """An operand in an error text: its format, or its dtype."""
     if isinstance(operand, FloatQuantTensor):
-        return f"{operand.q_dtype.name} with scales of shape {operand.scale.shape}"
+        return f"{operand.format} with scales of shape {operand.scale.shape}"
     if isinstance(operand, IntQuantTensor):
         zero = np.shape(operand.zero_point)
         return f"{operand.bit_width}-bit integers with scales of shape {operand.scale.shape}, zero points of {zero}"

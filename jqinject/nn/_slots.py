@@ -10,16 +10,21 @@ from flax import nnx
 from jqinject.inject import Binding, ExtendedInjector
 from jqinject.inject.errors import did_you_mean
 from jqinject.proxy import (
-    ActProxy,
+    ActQuantProxy,
     ActQuantProxyFromInjector,
     BiasQuantProxyFromInjector,
     GradQuantProxyFromInjector,
     QuantProxyFromInjector,
-    WeightProxy,
+    WeightQuantProxy,
     WeightQuantProxyFromInjector,
 )
 
-READY_KINDS = (WeightProxy, BiasQuantProxyFromInjector, ActProxy, GradQuantProxyFromInjector)
+READY_KINDS = (
+    WeightQuantProxy,
+    BiasQuantProxyFromInjector,
+    ActQuantProxy,
+    GradQuantProxyFromInjector,
+)
 
 
 @dataclass(frozen=True)
@@ -204,8 +209,8 @@ def share(layer: Any, given: Any) -> None:
 def _check_kind(where: str, slot: Slot, proxy_class: Any, name: str) -> None:
     if not (inspect.isclass(proxy_class) and issubclass(proxy_class, QuantProxyFromInjector)):
         raise TypeError(f"{where}: proxy_class has to be a class of proxies, got {_shown(proxy_class)}")
-    kinds = [kind for kind in READY_KINDS if issubclass(proxy_class, kind)]
-    if kinds and not issubclass(slot.proxy_class, kinds[0]):
+    kind = next((ready for ready in READY_KINDS if issubclass(proxy_class, ready)), None)
+    if kind is not None and not issubclass(slot.proxy_class, kind):
         raise TypeError(
             f"{where} quantizes {slot.what}, and {name} is not for these: its proxy is a {proxy_class.__name__}, "
             f"expected a {slot.proxy_class.__name__}"

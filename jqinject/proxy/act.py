@@ -11,13 +11,10 @@ from jqinject.proxy.base import QuantProxyFromInjector
 from jqinject.quant_tensor import QuantTensor, as_array
 
 
-class ActProxy(QuantProxyFromInjector):
-    """Abstract: quantizes what flows: inputs, outputs, results of activation functions.
+class ActQuantProxy(QuantProxyFromInjector):
+    """Abstract: the proxy of what flows, perhaps through several layers."""
 
-    Statistics move in training mode only. Several layers may share one proxy: they then share its statistics.
-    """
-
-    def __call__(self, x: jax.Array | QuantTensor) -> Any:
+    def __call__(self, x: jax.Array | QuantTensor) -> jax.Array | QuantTensor:
         """Quantize an activation.
 
         Args:
@@ -73,7 +70,7 @@ class ActProxy(QuantProxyFromInjector):
         return ()
 
 
-def input_dependent(proxy: ActProxy, name: str) -> Any:
+def input_dependent(proxy: ActQuantProxy, name: str) -> Any:
     """What can be said of a quantizer whose scale comes from the tensor at hand: its bit width.
 
     Args:
@@ -97,7 +94,7 @@ def input_dependent(proxy: ActProxy, name: str) -> Any:
 
 
 @final
-class DynamicActQuantProxyFromInjector(ActProxy):
+class DynamicActQuantProxyFromInjector(ActQuantProxy):
     """Quantizes what flows to integers, with scales made from the tensor at hand: nothing is kept.
 
     Example:
@@ -114,8 +111,10 @@ class DynamicActQuantProxyFromInjector(ActProxy):
 
 
 @final
-class ActQuantProxyFromInjector(ActProxy):
-    """Quantizes what flows to integers, with scales that are learned, kept or constant.
+class ActQuantProxyFromInjector(ActQuantProxy):
+    """Quantizes what flows: inputs, outputs, results of activation functions.
+
+    Statistics move in training mode only. Several layers may share one proxy: they then share its statistics.
 
     Example:
         >>> import jax.numpy as jnp

@@ -11,6 +11,7 @@ from flax import nnx
 from jqinject.core import (
     BinaryQuant,
     ClampedBinaryQuant,
+    Float8Quant,
     FloatQuant,
     PowerOfTwoRestrictValue,
     PrescaledRestrictIntQuant,
@@ -19,7 +20,14 @@ from jqinject.core import (
 )
 from jqinject.quant_tensor import is_concrete
 
-WITHOUT_ZERO_POINT = (BinaryQuant, ClampedBinaryQuant, TernaryQuant, FloatQuant, PrescaledRestrictIntQuant)
+WITHOUT_ZERO_POINT = (
+    BinaryQuant,
+    ClampedBinaryQuant,
+    TernaryQuant,
+    Float8Quant,
+    FloatQuant,
+    PrescaledRestrictIntQuant,
+)
 Build = Callable[[tuple[Any, ...], nnx.Rngs | None], nnx.Module | Any]
 Variables = dict[tuple[Any, ...], nnx.Variable[Any]]
 

@@ -5,14 +5,14 @@ from typing import Any, final
 import jax
 
 from jqinject.inject import Binding
-from jqinject.proxy.act import ActProxy, input_dependent
+from jqinject.proxy.act import ActQuantProxy, input_dependent
 from jqinject.proxy.base import QuantFacts
-from jqinject.proxy.weight import WeightProxy
-from jqinject.quant_tensor import GroupwiseIntQuantTensor, GroupwiseQuantTensor, as_array
+from jqinject.proxy.weight import WeightQuantProxy
+from jqinject.quant_tensor import GroupwiseQuantTensor, as_array, in_groups
 
 
 @final
-class GroupwiseWeightQuantProxyFromInjector(WeightProxy):
+class GroupwiseWeightQuantProxyFromInjector(WeightQuantProxy):
     """Quantizes weights to integers with a scale (and zero point) for each group.
 
     Example:
@@ -43,14 +43,14 @@ class GroupwiseWeightQuantProxyFromInjector(WeightProxy):
         return self._attribute("zero_point_")
 
     def _read_facts(self, layers: tuple[Any, ...], quantizer: Any) -> QuantFacts:
-        return _with_groups(super()._read_facts(layers, quantizer), self.binding, layers, quantizer)
+        return with_groups(super()._read_facts(layers, quantizer), self.binding, layers, quantizer)
 
     def _seen(self, packed: Any, x: Any) -> Any:
-        return super()._seen(in_groups(packed, self.facts, x), x)
+        return super()._seen(seen_in_groups(packed, self.facts, x), x)
 
 
 @final
-class GroupwiseActQuantProxyFromInjector(ActProxy):
+class GroupwiseActQuantProxyFromInjector(ActQuantProxy):
     """Quantizes what flows to integers, with a scale for each group, made from the tensor at hand.
 
     Example:
@@ -76,13 +76,14 @@ class GroupwiseActQuantProxyFromInjector(ActProxy):
         return input_dependent(self, name)
 
     def _read_facts(self, layers: tuple[Any, ...], quantizer: Any) -> QuantFacts:
-        return _with_groups(super()._read_facts(layers, quantizer), self.binding, layers, quantizer)
+        return with_groups(super()._read_facts(layers, quantizer), self.binding, layers, quantizer)
 
     def _seen(self, packed: Any, x: Any) -> Any:
-        return super()._seen(in_groups(packed, self.facts, x), x)
+        return super()._seen(seen_in_groups(packed, self.facts, x), x)
 
 
-def _with_groups(facts: QuantFacts, binding: Binding, layers: tuple[Any, ...], quantizer: Any) -> QuantFacts:
+def with_groups(facts: QuantFacts, binding: Binding, layers: tuple[Any, ...], quantizer: Any) -> QuantFacts:
+    """The facts of a quantizer together with those of its groups."""
     if quantizer is None:
         return facts
     module = layers[0] if len(layers) == 1 else layers
@@ -90,7 +91,7 @@ def _with_groups(facts: QuantFacts, binding: Binding, layers: tuple[Any, ...], q
     return facts._replace(group_size=size, group_dim=dim)
 
 
-def in_groups(packed: Any, facts: QuantFacts, x: Any) -> GroupwiseQuantTensor:
+def seen_in_groups(packed: Any, facts: QuantFacts, x: Any) -> GroupwiseQuantTensor:
     """What a quantizer made of a tensor in groups, in the shape of the tensor.
 
     Args:
@@ -102,4 +103,4 @@ def in_groups(packed: Any, facts: QuantFacts, x: Any) -> GroupwiseQuantTensor:
         "read when the quantizer is assembled"
     )
     length = as_array(x).shape[facts.group_dim]
-    return GroupwiseIntQuantTensor.of(packed, facts.group_size, facts.group_dim, length)
+    return in_groups(packed, facts.group_size, facts.group_dim, length)

@@ -6,16 +6,13 @@ import jax
 from flax import nnx
 
 from jqinject.proxy.base import QuantProxyFromInjector
+from jqinject.quant_tensor import QuantTensor
 
 
-class WeightProxy(QuantProxyFromInjector):
-    """Abstract: quantizes the weight of a layer, or with one quantizer the weights of several.
+class WeightQuantProxy(QuantProxyFromInjector):
+    """Abstract: the proxy of a layer's weight, or of the weights of several that share one quantizer."""
 
-    The quantizer depends on the weights: it is assembled with `module` (the layer, or the tuple of layers that share
-    it) and `tracked_parameter_list` (their weights), and again whenever they are loaded, assigned or shared.
-    """
-
-    def __call__(self, x: jax.Array) -> Any:
+    def __call__(self, x: jax.Array) -> QuantTensor | jax.Array:
         """Quantize a weight.
 
         Args:
@@ -56,8 +53,11 @@ class WeightProxy(QuantProxyFromInjector):
 
 
 @final
-class WeightQuantProxyFromInjector(WeightProxy):
-    """Quantizes weights to integers with scales that broadcast against the weight.
+class WeightQuantProxyFromInjector(WeightQuantProxy):
+    """Quantizes the weight of a layer, or with one quantizer the weights of several.
+
+    The quantizer depends on the weights: it is assembled with `module` (the layer, or the tuple of layers that share
+    it) and `tracked_parameter_list` (their weights), and again whenever they are loaded, assigned or shared.
 
     Example:
         >>> from flax import nnx

@@ -2,7 +2,12 @@
 
 from jqinject.inject import ExtendedInjector
 from jqinject.inject.enum import ScalingPerOutputType
-from jqinject.proxy import GroupwiseActQuantProxyFromInjector, GroupwiseWeightQuantProxyFromInjector
+from jqinject.proxy import (
+    GroupwiseActFloatQuantProxyFromInjector,
+    GroupwiseActQuantProxyFromInjector,
+    GroupwiseWeightFloatQuantProxyFromInjector,
+    GroupwiseWeightQuantProxyFromInjector,
+)
 from jqinject.quant.scaled_int import Int8WeightPerChannelFloat
 from jqinject.quant.search import MSEAsymmetricScale, MSESymmetricScale, MSEWeightZeroPoint
 from jqinject.quant.shifted_scaled_int import (
@@ -21,6 +26,18 @@ class GroupwiseActProxyMixin(ExtendedInjector):
     """The proxy of activations in groups of integers."""
 
     proxy_class = GroupwiseActQuantProxyFromInjector
+
+
+class GroupwiseWeightFloatProxyMixin(ExtendedInjector):
+    """The proxy of weights in groups of minifloats."""
+
+    proxy_class = GroupwiseWeightFloatQuantProxyFromInjector
+
+
+class GroupwiseActFloatProxyMixin(ExtendedInjector):
+    """The proxy of activations in groups of minifloats."""
+
+    proxy_class = GroupwiseActFloatQuantProxyFromInjector
 
 
 class IntWeightSymmetricGroupQuant(GroupwiseWeightProxyMixin, Int8WeightPerChannelFloat):

@@ -5,8 +5,22 @@ from jqinject.core.rounding import FloorSte
 from jqinject.core.scaling import RuntimeDynamicGroupStatsScaling
 from jqinject.inject import ExtendedInjector, this, value
 from jqinject.inject.enum import RestrictValueType, ScalingPerOutputType
+from jqinject.quant.float_base import (
+    Fp4e2m1Mixin,
+    Fp6e2m3Mixin,
+    Fp6e3m2Mixin,
+    Fp8e5m2Mixin,
+    ScaledFloatActBase,
+    ScaledFloatWeightBase,
+)
+from jqinject.quant.float_ocp import FpOCPAct, FpOCPWeight
 from jqinject.quant.fragments import IntQuant, MaxStatsScaling, MinMaxStatsScaling, ShiftedMinUintQuant
-from jqinject.quant.groupwise import GroupwiseActProxyMixin, GroupwiseWeightProxyMixin
+from jqinject.quant.groupwise import (
+    GroupwiseActFloatProxyMixin,
+    GroupwiseActProxyMixin,
+    GroupwiseWeightFloatProxyMixin,
+    GroupwiseWeightProxyMixin,
+)
 from jqinject.quant.search import MSEAsymmetricScale, MSESymmetricScale, MSEWeightZeroPoint
 from jqinject.quant.solver import ActQuantSolver, WeightQuantSolver
 
@@ -85,3 +99,63 @@ class MXInt8Act(MXActMixin, GroupwiseActProxyMixin, IntQuant, MaxStatsScaling, A
     """
 
     bit_width = 8
+
+
+class MXFloat8e4m3Weight(MXWeightMixin, GroupwiseWeightFloatProxyMixin, FpOCPWeight, ScaledFloatWeightBase):
+    """e4m3 weights, a power of two for each group of 32 inputs.
+
+    Example:
+        >>> from flax import nnx
+        >>> from jqinject.nn import QuantLinear
+        >>> fc = QuantLinear(64, 4, weight_quant=MXFloat8e4m3Weight, rngs=nnx.Rngs(0))
+        >>> str(fc.quant_weight().format), fc.quant_weight().scale_.shape
+        ('float8_e4m3fn', (2, 1, 4))
+    """
+
+    bit_width = 8
+    exponent_bit_width = 4
+    mantissa_bit_width = 3
+
+
+class MXFloat8e4m3WeightMSE(MSESymmetricScale, MXFloat8e4m3Weight):
+    """e4m3 weights; a learned power of two for each group, which starts where the squared error is least."""
+
+
+class MXFloat8e5m2Weight(Fp8e5m2Mixin, MXFloat8e4m3Weight):
+    """e5m2 weights, a power of two for each group of 32 inputs."""
+
+
+class MXFloat6e3m2Weight(Fp6e3m2Mixin, MXFloat8e4m3Weight):
+    """e3m2 weights (6 bits), a power of two for each group of 32 inputs."""
+
+
+class MXFloat6e2m3Weight(Fp6e2m3Mixin, MXFloat8e4m3Weight):
+    """e2m3 weights (6 bits), a power of two for each group of 32 inputs."""
+
+
+class MXFloat4e2m1Weight(Fp4e2m1Mixin, MXFloat8e4m3Weight):
+    """e2m1 weights (4 bits), a power of two for each group of 32 inputs."""
+
+
+class MXFloat8e4m3Act(MXActMixin, GroupwiseActFloatProxyMixin, FpOCPAct, ScaledFloatActBase):
+    """e4m3 activations, a power of two for each group of 32 features."""
+
+    bit_width = 8
+    exponent_bit_width = 4
+    mantissa_bit_width = 3
+
+
+class MXFloat8e5m2Act(Fp8e5m2Mixin, MXFloat8e4m3Act):
+    """e5m2 activations, a power of two for each group of 32 features."""
+
+
+class MXFloat6e3m2Act(Fp6e3m2Mixin, MXFloat8e4m3Act):
+    """e3m2 activations (6 bits), a power of two for each group of 32 features."""
+
+
+class MXFloat6e2m3Act(Fp6e2m3Mixin, MXFloat8e4m3Act):
+    """e2m3 activations (6 bits), a power of two for each group of 32 features."""
+
+
+class MXFloat4e2m1Act(Fp4e2m1Mixin, MXFloat8e4m3Act):
+    """e2m1 activations (4 bits), a power of two for each group of 32 features."""

@@ -14,6 +14,8 @@ from .concrete import known_nonzero as known_nonzero
 from .float_quant_tensor import FloatQuantTensor as FloatQuantTensor
 from .groupwise import Groups as Groups
 from .groupwise import GroupwiseQuantTensor as GroupwiseQuantTensor
+from .groupwise_float_quant_tensor import GroupwiseFloatQuantTensor as GroupwiseFloatQuantTensor
+from .groupwise_float_quant_tensor import in_groups as in_groups
 from .groupwise_int_quant_tensor import GroupwiseIntQuantTensor as GroupwiseIntQuantTensor
 from .int_quant_tensor import IntQuantTensor as IntQuantTensor
 from .pooling import adaptive_avg_pool as adaptive_avg_pool

@@ -14,7 +14,7 @@ from jqinject.core import _check
 from jqinject.core._protocols import QuantResult, Restrict
 from jqinject.core.assign import assign, set_given
 from jqinject.core.calibration import AbsMaxRange, ClippingRange, RangeMethod, SimpleMovingAverage
-from jqinject.core.quant.float_quant import FloatQuantResult
+from jqinject.core.quant.float8_quant import Float8QuantResult
 from jqinject.core.variables import known_zero
 from jqinject.ops.float8 import float8_dtype, float8_max, to_float8
 from jqinject.ops.groups import check_divides, checked_group_size, split_groups
@@ -206,7 +206,7 @@ class CalibratedQuant(nnx.Module):
         low = None if found.low is None else jnp.mean(found.low, keepdims=True)
         return ClippingRange(jnp.mean(found.high, keepdims=True), low)
 
-    def __call__(self, x: jax.Array) -> QuantResult | FloatQuantResult:
+    def __call__(self, x: jax.Array) -> QuantResult | Float8QuantResult:
         """`x` quantized; scale and zero point float32."""
         x = self._in_groups(_check.float_input(x, "CalibratedQuant"))
         x32 = x.astype(jnp.float32)
@@ -221,7 +221,7 @@ class CalibratedQuant(nnx.Module):
         value = self._straight_through(x32, found, (integers - offset) * scale)
         return QuantResult(value.astype(x.dtype), scale, offset, self.bit_width)
 
-    def _float8(self, x: jax.Array, x32: jax.Array, found: ClippingRange) -> FloatQuantResult:
+    def _float8(self, x: jax.Array, x32: jax.Array, found: ClippingRange) -> Float8QuantResult:
         if found.low is not None:
             raise ValueError(
                 f"CalibratedQuant: {self.q_dtype} has no zero point, and {self.calibration_impl!r} finds a range that "
@@ -231,7 +231,7 @@ class CalibratedQuant(nnx.Module):
         scale = self._restricted(_not_tiny(found.high / float8_max(self.q_dtype)))
         payload = to_float8(x32, scale, self.q_dtype)
         value = self._straight_through(x32, found, payload.astype(jnp.float32) * scale)
-        return FloatQuantResult(value.astype(x.dtype), scale, self.q_dtype)
+        return Float8QuantResult(value.astype(x.dtype), scale, self.q_dtype)
 
     def _restricted(self, scale: jax.Array) -> jax.Array:
         restrict = self.restrict_scaling_impl

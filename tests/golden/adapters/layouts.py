@@ -15,7 +15,7 @@ from flax import nnx
 import jqinject.quant
 from jqinject.nn import QuantConv, QuantLinear
 from jqinject.nn._weight_layer import QuantWeightLayer
-from jqinject.quant_tensor import GroupwiseIntQuantTensor, GroupwiseQuantTensor
+from jqinject.quant_tensor import FloatQuantTensor, GroupwiseFloatQuantTensor, GroupwiseQuantTensor
 
 
 class Carrier(QuantWeightLayer):
@@ -158,14 +158,19 @@ def facts_of(tensor: Any) -> dict[str, Any]:
     if is_quantized(tensor):
         valid = bool(tensor.is_valid)
         found |= {"is_valid": valid, "signed": tensor.signed, "training": tensor.training}
-        if valid:
+        if isinstance(tensor, FloatQuantTensor | GroupwiseFloatQuantTensor):
+            found["saturating"] = tensor.saturating
+            for name in ("inf_values", "nan_values"):
+                codes = getattr(tensor, name)
+                found[name] = None if codes is None else list(codes)
+        elif valid:
             found["int_dtype"] = str(tensor.int().dtype)
     return found
 
 
 def is_quantized(tensor: Any) -> bool:
     """Whether it is a quantized tensor."""
-    return isinstance(tensor, jqinject.IntQuantTensor | GroupwiseIntQuantTensor)
+    return isinstance(tensor, jqinject.IntQuantTensor | FloatQuantTensor | GroupwiseQuantTensor)
 
 
 def fields_of(tensor: Any) -> dict[str, np.ndarray]:
@@ -173,13 +178,17 @@ def fields_of(tensor: Any) -> dict[str, np.ndarray]:
     if not is_quantized(tensor):
         return {"value": np.asarray(tensor)}
     found = {name: np.asarray(getattr(tensor, name)) for name in ("value", "scale", "zero_point")}
-    found["bit_width"] = np.asarray(tensor.bit_width, np.float32)
-    if bool(tensor.is_valid):
-        found["int"] = np.asarray(tensor.int())
     if isinstance(tensor, GroupwiseQuantTensor):
         found |= {
             f"group_{n}": np.asarray(getattr(tensor, n + "_")) for n in ("value", "scale", "zero_point")
         }
+    if isinstance(tensor, FloatQuantTensor | GroupwiseFloatQuantTensor):
+        for name in ("exponent_bit_width", "mantissa_bit_width", "exponent_bias"):
+            found[name] = np.asarray(getattr(tensor, name), np.float32)
+        return found | ({"minifloat": np.asarray(tensor.minifloat())} if bool(tensor.is_valid) else {})
+    found["bit_width"] = np.asarray(tensor.bit_width, np.float32)
+    if bool(tensor.is_valid):
+        found["int"] = np.asarray(tensor.int())
     return found
 
 
