@@ -21,6 +21,10 @@ from jqinject.core.clamp import ScalarSignedClampMinSte as ScalarSignedClampMinS
 from jqinject.core.clamp import TensorClamp as TensorClamp
 from jqinject.core.clamp import TensorClampSte as TensorClampSte
 from jqinject.core.delay import DelayWrapper as DelayWrapper
+from jqinject.core.learned_round import LearnedRoundHardSigmoid as LearnedRoundHardSigmoid
+from jqinject.core.learned_round import LearnedRoundIdentity as LearnedRoundIdentity
+from jqinject.core.learned_round import LearnedRoundSigmoid as LearnedRoundSigmoid
+from jqinject.core.learned_round import LearnedRoundSte as LearnedRoundSte
 from jqinject.core.quant import BinaryQuant as BinaryQuant
 from jqinject.core.quant import CalibratedQuant as CalibratedQuant
 from jqinject.core.quant import ClampedBinaryQuant as ClampedBinaryQuant

@@ -24,6 +24,7 @@ from jqinject.core._protocols import (
 from jqinject.core.assign import assign, set_given
 from jqinject.core.clamp import Identity, TensorClamp, TensorClampSte
 from jqinject.core.delay import DelayWrapper, delay_of
+from jqinject.core.learned_round import LearnedRoundSte
 from jqinject.core.rounding import CeilSte, DPURoundSte, FloorSte, RoundSte, RoundToZeroSte
 from jqinject.core.scaling.runtime import ParameterFromRuntimeStatsScaling
 from jqinject.core.stats.search import SearchedStat, given, in_trial, searching
@@ -127,7 +128,11 @@ class IntQuant(nnx.Module):
 
     def to_int(self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array) -> jax.Array:
         """The integers of `x`, as float32, differentiable."""
-        y = in_steps(self.input_view_impl(x).astype(jnp.float32), scale) + zero_point
+        viewed = self.input_view_impl(x).astype(jnp.float32)
+        if isinstance(self.float_to_int_impl, LearnedRoundSte):
+            # Not to nearest: one unit in the last place decides about a step. See `ops.power.divide`.
+            scale = jax.lax.optimization_barrier(jnp.broadcast_to(scale, viewed.shape))
+        y = in_steps(viewed, scale) + zero_point
         y = self.float_to_int_impl(y)
         return self.tensor_clamp_impl(y, min_val=self.min_int(bit_width), max_val=self.max_int(bit_width))
 
