@@ -28,6 +28,10 @@ from jqinject.core.float_width import ExponentWidthConst as ExponentWidthConst
 from jqinject.core.float_width import MantissaWidthConst as MantissaWidthConst
 from jqinject.core.float_width import StaticExponentBias as StaticExponentBias
 from jqinject.core.float_width import StaticMaxMantissa as StaticMaxMantissa
+from jqinject.core.learned_round import LearnedRoundHardSigmoid as LearnedRoundHardSigmoid
+from jqinject.core.learned_round import LearnedRoundIdentity as LearnedRoundIdentity
+from jqinject.core.learned_round import LearnedRoundSigmoid as LearnedRoundSigmoid
+from jqinject.core.learned_round import LearnedRoundSte as LearnedRoundSte
 from jqinject.core.quant import BinaryQuant as BinaryQuant
 from jqinject.core.quant import CalibratedQuant as CalibratedQuant
 from jqinject.core.quant import ClampedBinaryQuant as ClampedBinaryQuant

@@ -20,6 +20,7 @@ from jqinject.core._protocols import BitWidth, IntScalingImpl, Stat, View
 from jqinject.core.assign import assign, set_given
 from jqinject.core.stats.search import SearchedStat, Trial
 from jqinject.core.variables import QuantStat, float_array
+from jqinject.ops.cascade import cascade_sum
 from jqinject.ops.clamp import signed_clamp_min_ste
 
 
@@ -91,6 +92,7 @@ class HalfQuadraticOptimizer(SearchedStat):
     rounds: _Rounds
     keepdim: bool = False
     annealed: QuantStat | None = None
+    permute_dims: tuple[int, ...] | None = None
 
     def _set_rounds(self, beta: Any, kappa: Any, lp_norm: Any, iters: Any, where: str, suffix: str) -> None:
         for name, number in (("beta", beta), ("kappa", kappa), ("lp_norm", lp_norm)):
@@ -116,7 +118,7 @@ class HalfQuadraticOptimizer(SearchedStat):
         def one_round(state: _State) -> _State:
             results = [trial(tensor, state.candidate) for tensor in tensors]
             errors = [jnp.abs(result.value - tensor) for result, tensor in zip(results, tensors, strict=True)]
-            loss = sum((jnp.sum(error) for error in errors), jnp.float32(0)) / count
+            loss = sum((cascade_sum(self._in_order(error)) for error in errors), jnp.float32(0)) / count
             improved = loss < state.loss
             following = self.next_candidate(state.candidate, state.beta, tensors, results)
             return _State(
@@ -138,6 +140,16 @@ class HalfQuadraticOptimizer(SearchedStat):
     def _memories(self) -> list[QuantStat]:
         return [*super()._memories(), *([] if self.annealed is None else [self.annealed])]
 
+    def _sparse(self, error: jax.Array, beta: jax.Array) -> jax.Array:
+        return shrink_lp(error, beta, self.rounds.lp_norm)
+
+    def _in_order(self, error: jax.Array) -> jax.Array:
+        """Errors in the order in which they are added: of a kernel, output channels first, then inputs."""
+        last = error.ndim - 1
+        if self.permute_dims is None or last < 1 or self.permute_dims[0] != last:
+            return error
+        return jnp.transpose(error, (last, last - 1, *range(last - 1)))
+
     def _joined(self, arrays: Sequence[jax.Array]) -> jax.Array:
         views = [self.view(array) for array in arrays]
         return views[0] if len(views) == 1 else jnp.concatenate(views, self.reduce_dim or 0)
@@ -152,6 +164,7 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
         keepdim: keep the axis that is reduced.
         scaling_min_val: the least scale.
         stats_reduce_dim: the axis of the view that shares a scale, None for all.
+        permute_dims: brings the channels first, as for the view: the order in which errors are added.
         int_scaling_impl: how many integer steps the scaled value spans.
         bit_width_impl: the bit width.
         hqo_beta_scale: how little is shrunk at first.
@@ -180,6 +193,7 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
         keepdim: bool = False,
         scaling_min_val: float | None = None,
         stats_reduce_dim: int | None = None,
+        permute_dims: Sequence[int] | None = None,
         hqo_beta_scale: float = 1e5,
         hqo_kappa_scale: float = 1.01,
         hqo_lp_norm_scale: float = 0.7,
@@ -198,6 +212,7 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
             self,
             keepdim=bool(keepdim),
             scaling_min_val=_check.minimum(scaling_min_val, where, "scaling_min_val"),
+            permute_dims=None if permute_dims is None else tuple(permute_dims),
         )
         self._set_rounds(hqo_beta_scale, hqo_kappa_scale, hqo_lp_norm_scale, hqo_iters_scale, where, "scale")
 
@@ -207,7 +222,7 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
         """The median of what each integer should have stood for."""
         rests, integers = [], []
         for x, result in zip(tensors, results, strict=True):
-            rests.append(x - shrink_lp(x - result.value, beta, self.rounds.lp_norm))
+            rests.append(x - self._sparse(x - result.value, beta))
             integers.append(jnp.round(result.value / result.scale) - result.zero_point)
         rest, integer = self._joined(rests), self._joined(integers)
         counts = (rest != 0) & (integer != 0)
@@ -227,6 +242,7 @@ class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
         inner_stats_input_view_shape_impl: how `x` is laid out.
         keepdim: keep the axis that is reduced.
         stats_reduce_dim: the axis of the view that shares a zero point, None for all.
+        permute_dims: brings the channels first, as for the view: the order in which errors are added.
         hqo_beta_zp: how little is shrunk at first.
         hqo_kappa_zp: factor of beta at each round.
         hqo_lp_norm_zp: p of the norm that errors are counted in.
@@ -248,6 +264,7 @@ class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
         inner_stats_input_view_shape_impl: View,
         keepdim: bool = False,
         stats_reduce_dim: int | None = None,
+        permute_dims: Sequence[int] | None = None,
         hqo_beta_zp: float = 1.0,
         hqo_kappa_zp: float = 1.01,
         hqo_lp_norm_zp: float = 0.5,
@@ -261,7 +278,11 @@ class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
             view=inner_stats_input_view_shape_impl,
             reduce_dim=stats_reduce_dim,
         )
-        set_given(self, keepdim=bool(keepdim))
+        set_given(
+            self,
+            keepdim=bool(keepdim),
+            permute_dims=None if permute_dims is None else tuple(permute_dims),
+        )
         self._set_rounds(hqo_beta_zp, hqo_kappa_zp, hqo_lp_norm_zp, hqo_iters_zp, where, "zp")
         if memory_shape is not None:
             self._remember(tuple(memory_shape))
@@ -273,8 +294,9 @@ class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
         """The mean of what is left when every integer has its value."""
         left = []
         for x, result in zip(tensors, results, strict=True):
-            rest = x - shrink_lp(x - result.value, beta, self.rounds.lp_norm)
-            left.append(rest - (result.value + result.zero_point * result.scale))
+            rest = x - self._sparse(x - result.value, beta)
+            integers = result.value / result.scale + result.zero_point
+            left.append(rest - integers * result.scale)
         joined = self._joined(left)
         if self.reduce_dim is None:
             return jnp.mean(joined)

@@ -121,7 +121,8 @@ class MSE(SearchedStat):
         best = self._between(low, high, loss, tries)
         if self.bipolar:
             negative = self._between(-high, -low, loss, tries)
-            return jnp.where(best.loss <= negative.loss, best.candidate, negative.candidate)
+            # A negative candidate that a restriction can not take has the loss nan.
+            return jnp.where(negative.loss < best.loss, negative.candidate, best.candidate)
         return best.candidate
 
     def _between(self, low: jax.Array, high: jax.Array, loss: Any, tries: int) -> Found:

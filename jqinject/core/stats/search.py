@@ -25,7 +25,7 @@ import jax.core
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core._protocols import QuantResult, Stat, View
+from jqinject.core._protocols import Stat, View
 from jqinject.core.variables import QuantStat, float_array
 from jqinject.core.view import OverSubChannelBlockView
 
@@ -36,8 +36,8 @@ Trial = Callable[[jax.Array, jax.Array], Any]
 class Triable(Protocol):
     """What a quantizer needs for its scale or zero point to be searched: what it would make of a tensor."""
 
-    def try_scale(self, x: jax.Array, statistic: jax.Array, /) -> QuantResult: ...
-    def try_zero_point(self, x: jax.Array, scale: jax.Array, statistic: jax.Array, /) -> QuantResult: ...
+    def try_scale(self, x: jax.Array, statistic: jax.Array, /) -> Any: ...
+    def try_zero_point(self, x: jax.Array, scale: jax.Array, statistic: jax.Array, /) -> Any: ...
 
 
 @dataclass(frozen=True)
