@@ -52,6 +52,7 @@ class FrozenWeight(nnx.Module):
 
     zero_point: Frozen | None
     sums: Frozen | None
+    scale_factor: Frozen | None
     groups: Groups | None = None
 
     def __init__(
@@ -67,12 +68,15 @@ class FrozenWeight(nnx.Module):
         self.whole_zero_point = forms.whole_zero_point
         self.zero_point = nnx.data(None)
         self.sums = nnx.data(None)
+        self.scale_factor = nnx.data(None)
         if isinstance(weight, GroupwiseQuantTensor):
             self.groups = weight.groups
             metadata = wide_metadata(metadata, weight.groups, weight.ndim)
             summed, axes_of_sums = wide_axes(summed, weight.groups, weight.ndim), None
             weight = weight.grouped
-        scale = forms.of_scale(_full_rank(weight.scale, weight.ndim), self.groups)
+        scale, factor = forms.of_scale(_full_rank(weight.scale, weight.ndim), self.groups)
+        if factor is not None:
+            self.scale_factor = Frozen(factor)
         if isinstance(weight, IntQuantTensor):
             if not is_concrete(weight.bit_width):
                 raise ValueError(
@@ -103,7 +107,8 @@ class FrozenWeight(nnx.Module):
     def _stored(self) -> tuple[jax.Array, jax.Array]:
         operand = self.freezer.get()
         assert operand.scale is not None, "a frozen weight has a scale"
-        return operand.payload, operand.scale.astype(jnp.float32)
+        scale = operand.scale.astype(jnp.float32)
+        return operand.payload, scale if self.scale_factor is None else scale * self.scale_factor[...]
 
     def _zero_point(self) -> jax.Array | None:
         return None if self.zero_point is None else self.zero_point[...].astype(jnp.float32)

@@ -84,7 +84,7 @@ def _numbers(layer: QuantWeightLayer, weight: Any = None) -> FrozenWeight:
     weight = _quantized(layer.weight_quant, layer.weight[...]) if weight is None else weight
     metadata = layer.weight.get_metadata()
     zero_point = layer.weight_quant.has_zero_point
-    forms = ScaleForms(layer.weight_quant.has_power_of_two_scales, layer.weight_quant.has_whole_zero_points)
+    forms = ScaleForms(layer.weight_quant.scale_dtype, layer.weight_quant.has_whole_zero_points)
     return FrozenWeight(weight, layer.summed_axes(), metadata, zero_point, layer.axes_of_sums(), forms)
 
 

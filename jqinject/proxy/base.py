@@ -5,6 +5,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 from flax import nnx
 
 from jqinject.core import AmaxHistory, AmaxScaling, PackableResult, QuantResult
@@ -13,10 +14,10 @@ from jqinject.inject import Binding, DependencyError, ExtendedInjector, check_ov
 from jqinject.proxy.assembly import (
     build_stacked,
     copy_mode,
-    has_power_of_two_scales,
     has_zero_point,
     replace_by_difference,
     same_parameters,
+    scale_dtype_of,
     stack_of,
 )
 from jqinject.proxy.links import link, linked_layers, relink
@@ -162,9 +163,9 @@ class QuantProxyFromInjector(nnx.Module):
         return has_zero_point(self.tensor_quant)
 
     @property
-    def has_power_of_two_scales(self) -> bool:
-        """Whether every scale is known to be a power of two."""
-        return has_power_of_two_scales(self.tensor_quant)
+    def scale_dtype(self) -> np.dtype | None:
+        """The 8-bit dtype that is known to hold every scale (times one for all, unless they are powers of two)."""
+        return scale_dtype_of(self.tensor_quant)
 
     @property
     def has_whole_zero_points(self) -> bool:

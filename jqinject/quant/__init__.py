@@ -143,6 +143,8 @@ from jqinject.quant.mx import ShiftedMXUInt8WeightMSE as ShiftedMXUInt8WeightMSE
 from jqinject.quant.none import NoneActQuant as NoneActQuant
 from jqinject.quant.none import NoneBiasQuant as NoneBiasQuant
 from jqinject.quant.none import NoneWeightQuant as NoneWeightQuant
+from jqinject.quant.nvfp4 import NVFP4Act as NVFP4Act
+from jqinject.quant.nvfp4 import NVFP4Weight as NVFP4Weight
 from jqinject.quant.scaled_int import Int8ActPerTensorFloat as Int8ActPerTensorFloat
 from jqinject.quant.scaled_int import Int8ActPerTensorFloatBatchQuant1d as Int8ActPerTensorFloatBatchQuant1d
 from jqinject.quant.scaled_int import Int8ActPerTensorFloatBatchQuant2d as Int8ActPerTensorFloatBatchQuant2d
