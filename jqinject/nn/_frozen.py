@@ -12,6 +12,7 @@ from flax import nnx
 
 from jqinject.core import Frozen
 from jqinject.dot import Affine, Freezer, QuantizedOperand
+from jqinject.ops import FloatFormat
 from jqinject.ops.packing import container_bits
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, is_concrete
 
@@ -43,6 +44,7 @@ class FrozenWeight(nnx.Module):
 
     zero_point: Frozen | None
     sums: Frozen | None
+    format: FloatFormat | None = None
 
     def __init__(
         self,
@@ -70,7 +72,8 @@ class FrozenWeight(nnx.Module):
             if payload.dtype.itemsize == 1 and axes_of_sums is not None:
                 self.sums = Frozen(jnp.sum(payload, axis=axes_of_sums, dtype=jnp.int32, keepdims=True))
         elif isinstance(weight, FloatQuantTensor):
-            payload = weight.payload()
+            self.format = weight.known_format("a frozen weight")
+            payload = _float_payload(weight)
         else:
             raise TypeError(f"a weight that is frozen must be a QuantTensor, got {type(weight).__name__}")
         self.freezer = Freezer(metadata=metadata)
@@ -87,8 +90,10 @@ class FrozenWeight(nnx.Module):
     def quant_tensor(self) -> Any:
         """The weight as a QuantTensor, dequantized."""
         operand = self.freezer.get()
-        if jnp.issubdtype(self.freezer.dtype, jnp.floating):
-            return FloatQuantTensor.from_payload(operand.payload, operand.scale, dtype=self.value_dtype)
+        if self.format is not None:
+            return FloatQuantTensor.from_payload(
+                operand.payload, operand.scale, format=self.format, dtype=self.value_dtype
+            )
         zero = 0.0 if self.zero_point is None else self.zero_point[...]
         return IntQuantTensor.from_int(
             operand.payload,
@@ -107,8 +112,8 @@ class FrozenWeight(nnx.Module):
 
     @property
     def has_integers(self) -> bool:
-        """Whether its payload is integers, not 8-bit floats."""
-        return jnp.issubdtype(self.freezer.dtype, jnp.integer)
+        """Whether its payload is integers, not minifloats or their codes."""
+        return self.format is None
 
     @property
     def is_contractible(self) -> bool:
@@ -122,6 +127,15 @@ def _narrow(weight: IntQuantTensor) -> jax.Array:
     if bits > 8:
         return weight.int().astype(jnp.int16 if bits <= 16 and weight.signed else jnp.int32)
     return weight.int().astype(PACKED[container_bits(bits), weight.signed])
+
+
+def _float_payload(weight: FloatQuantTensor) -> jax.Array:
+    """The minifloats in their own dtype where it is one of 8 bits, else their codes in the narrowest."""
+    bits = weight.known_format("a frozen weight").bit_width
+    if bits == 8 and jnp.issubdtype(weight.q_dtype, jnp.floating):
+        return weight.payload()
+    codes = weight.codes()
+    return codes.astype(PACKED[container_bits(bits), False]) if bits <= 8 else codes
 
 
 def _full_rank(x: jax.Array, ndim: int) -> jax.Array:
