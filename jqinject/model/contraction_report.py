@@ -8,12 +8,13 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jqinject.core import Float8Quant, FloatQuant
+from jqinject.core import CodebookQuant, Float8Quant, FloatQuant
 from jqinject.model.frozen_ops import quantized_op
 from jqinject.model.layer_report import ContractionReport, LayerReport
 from jqinject.model.measured_report import check_numbers, measure
 from jqinject.model.program import Contraction, program_of
 from jqinject.nn._weight_layer import QuantWeightLayer
+from jqinject.ops import Codebook
 from jqinject.program import HELD
 from jqinject.quant_tensor.float_quant_tensor import CONTRACTED, AnyFloatFormat
 
@@ -151,6 +152,8 @@ def _note_of_ours(layer: QuantWeightLayer) -> str:
     if layer.contraction == "float":
         return "contraction='float'"
     form = _float_format(layer)
+    if isinstance(form, Codebook):
+        return "no backend contracts indices into a table: runs dequantized"
     if form is not None:
         known = form.dtype in CONTRACTED
         return f"no 8-bit floats: {_NO_UNITS}" if known else f"no backend contracts {form}: runs dequantized"
@@ -159,9 +162,11 @@ def _note_of_ours(layer: QuantWeightLayer) -> str:
     return "input or weight has no integers of at most 8 bits, or a scale varies along what is summed"
 
 
-def _float_format(layer: QuantWeightLayer) -> AnyFloatFormat | None:
-    """The minifloats of the layer's weight; None where it has none."""
+def _float_format(layer: QuantWeightLayer) -> AnyFloatFormat | Codebook | None:
+    """The minifloats of the layer's weight, or its table; None where it has neither."""
     if layer.frozen is not None:
         return layer.frozen.format
     quantizer = layer.weight_quant.tensor_quant
+    if isinstance(quantizer, CodebookQuant):
+        return quantizer.codebook
     return quantizer.format if isinstance(quantizer, Float8Quant | FloatQuant) else None

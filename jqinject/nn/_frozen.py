@@ -12,9 +12,9 @@ from flax import nnx
 
 from jqinject.core import Frozen
 from jqinject.dot import Affine, Freezer, QuantizedOperand
-from jqinject.ops import FloatFormat
+from jqinject.ops import Codebook, FloatFormat
 from jqinject.ops.packing import container_bits
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, is_concrete
+from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, is_concrete
 
 PACKED = {
     # (bits in memory, signed): dtype
@@ -44,7 +44,7 @@ class FrozenWeight(nnx.Module):
 
     zero_point: Frozen | None
     sums: Frozen | None
-    format: FloatFormat | None = None
+    format: FloatFormat | Codebook | None = None
 
     def __init__(
         self,
@@ -74,6 +74,9 @@ class FrozenWeight(nnx.Module):
         elif isinstance(weight, FloatQuantTensor):
             self.format = weight.known_format("a frozen weight")
             payload = _float_payload(weight)
+        elif isinstance(weight, CodebookQuantTensor):
+            self.format = weight.codebook
+            payload = weight.codes().astype(PACKED[container_bits(weight.bit_width), False])
         else:
             raise TypeError(f"a weight that is frozen must be a QuantTensor, got {type(weight).__name__}")
         self.freezer = Freezer(metadata=metadata)
@@ -90,6 +93,10 @@ class FrozenWeight(nnx.Module):
     def quant_tensor(self) -> Any:
         """The weight as a QuantTensor, dequantized."""
         operand = self.freezer.get()
+        if isinstance(self.format, Codebook):
+            return CodebookQuantTensor.from_codes(
+                operand.payload, operand.scale, self.format, dtype=self.value_dtype
+            )
         if self.format is not None:
             return FloatQuantTensor.from_payload(
                 operand.payload, operand.scale, format=self.format, dtype=self.value_dtype
@@ -112,7 +119,7 @@ class FrozenWeight(nnx.Module):
 
     @property
     def has_integers(self) -> bool:
-        """Whether its payload is integers, not minifloats or their codes."""
+        """Whether its payload is integers, not minifloats or codes."""
         return self.format is None
 
     @property

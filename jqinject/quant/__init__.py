@@ -11,6 +11,8 @@ from jqinject.quant.calibrated import Int8ActPerTensorPercentile as Int8ActPerTe
 from jqinject.quant.calibrated import Int8ActPerTensorRMS as Int8ActPerTensorRMS
 from jqinject.quant.calibrated import Int8WeightPerChannelAbsMax as Int8WeightPerChannelAbsMax
 from jqinject.quant.calibrated import Int8WeightPerTensorAbsMax as Int8WeightPerTensorAbsMax
+from jqinject.quant.codebook import NF4WeightPerChannelFloat as NF4WeightPerChannelFloat
+from jqinject.quant.codebook import NF4WeightPerTensorFloat as NF4WeightPerTensorFloat
 from jqinject.quant.fixed_point import Int8ActPerTensorFixedPoint as Int8ActPerTensorFixedPoint
 from jqinject.quant.fixed_point import (
     Int8ActPerTensorFixedPointMinMaxInit as Int8ActPerTensorFixedPointMinMaxInit,
