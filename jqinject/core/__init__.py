@@ -35,6 +35,8 @@ from jqinject.core.learned_round import LearnedRoundSte as LearnedRoundSte
 from jqinject.core.quant import BinaryQuant as BinaryQuant
 from jqinject.core.quant import CalibratedQuant as CalibratedQuant
 from jqinject.core.quant import ClampedBinaryQuant as ClampedBinaryQuant
+from jqinject.core.quant import CodebookQuant as CodebookQuant
+from jqinject.core.quant import CodebookQuantResult as CodebookQuantResult
 from jqinject.core.quant import Float8Quant as Float8Quant
 from jqinject.core.quant import Float8QuantResult as Float8QuantResult
 from jqinject.core.quant import FloatQuant as FloatQuant

@@ -16,7 +16,7 @@ from jqinject.dot.integer import Affine, affine_dot_general
 from jqinject.dot.kernels import settled
 from jqinject.dot.sharding import sharding_before
 from jqinject.ops.first_order import first_order
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, as_array, is_concrete
+from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, as_array, is_concrete
 
 ContractionKind = Literal["auto", "float", "int", "fp8"]
 KINDS = ("auto", "float", "int", "fp8")
@@ -84,6 +84,8 @@ def describe(x: Any) -> str:
         return f"integers of {x.bit_width if is_concrete(x.bit_width) else 'learned'} bits"
     if isinstance(x, FloatQuantTensor):
         return f"{x.format} with scales of shape {x.scale.shape}"
+    if isinstance(x, CodebookQuantTensor):
+        return f"indices into a table of {len(x.codebook.values)} numbers"
     return f"an array of {x.dtype.name}"
 
 

@@ -13,8 +13,10 @@ from flax import nnx
 from jqinject.core import Frozen
 from jqinject.dot import Affine, Freezer, QuantizedOperand
 from jqinject.nn._frozen_groups import ScaleForms, wide_axes, wide_metadata
+from jqinject.ops import Codebook, FloatFormat
 from jqinject.ops.packing import container_bits
 from jqinject.quant_tensor import (
+    CodebookQuantTensor,
     FloatQuantTensor,
     Groups,
     GroupwiseQuantTensor,
@@ -54,6 +56,7 @@ class FrozenWeight(nnx.Module):
     sums: Frozen | None
     scale_factor: Frozen | None
     groups: Groups | None = None
+    format: FloatFormat | Codebook | None = None
 
     def __init__(
         self,
@@ -92,7 +95,11 @@ class FrozenWeight(nnx.Module):
             if payload.dtype.itemsize == 1 and axes_of_sums is not None:
                 self.sums = Frozen(jnp.sum(payload, axis=axes_of_sums, dtype=jnp.int32, keepdims=True))
         elif isinstance(weight, FloatQuantTensor):
-            payload = weight.payload()
+            self.format = weight.known_format("a frozen weight")
+            payload = _float_payload(weight)
+        elif isinstance(weight, CodebookQuantTensor):
+            self.format = weight.codebook
+            payload = weight.codes().astype(PACKED[container_bits(weight.bit_width), False])
         else:
             raise TypeError(f"a weight that is frozen must be a QuantTensor, got {type(weight).__name__}")
         self.freezer = Freezer(metadata=metadata)
@@ -116,8 +123,12 @@ class FrozenWeight(nnx.Module):
     def quant_tensor(self) -> Any:
         """The weight as a QuantTensor, dequantized."""
         payload, scale = self._stored()
-        if jnp.issubdtype(self.freezer.dtype, jnp.floating):
-            return self._seen(FloatQuantTensor.from_payload(payload, scale, dtype=self.value_dtype))
+        if isinstance(self.format, Codebook):
+            return CodebookQuantTensor.from_codes(payload, scale, self.format, dtype=self.value_dtype)
+        if self.format is not None:
+            return self._seen(
+                FloatQuantTensor.from_payload(payload, scale, format=self.format, dtype=self.value_dtype)
+            )
         zero = self._zero_point()
         weight = IntQuantTensor.from_int(
             payload,
@@ -142,8 +153,8 @@ class FrozenWeight(nnx.Module):
 
     @property
     def has_integers(self) -> bool:
-        """Whether its payload is integers, not 8-bit floats."""
-        return jnp.issubdtype(self.freezer.dtype, jnp.integer)
+        """Whether its payload is integers, not minifloats or codes."""
+        return self.format is None
 
     @property
     def is_contractible(self) -> bool:
@@ -157,6 +168,15 @@ def _narrow(weight: IntQuantTensor) -> jax.Array:
     if bits > 8:
         return weight.int().astype(jnp.int16 if bits <= 16 and weight.signed else jnp.int32)
     return weight.int().astype(PACKED[container_bits(bits), weight.signed])
+
+
+def _float_payload(weight: FloatQuantTensor) -> jax.Array:
+    """The minifloats in their own dtype where it is one of 8 bits, else their codes in the narrowest."""
+    bits = weight.known_format("a frozen weight").bit_width
+    if bits == 8 and jnp.issubdtype(weight.q_dtype, jnp.floating):
+        return weight.payload()
+    codes = weight.codes()
+    return codes.astype(PACKED[container_bits(bits), False]) if bits <= 8 else codes
 
 
 def _full_rank(x: jax.Array, ndim: int) -> jax.Array:

@@ -5,6 +5,8 @@ from jqinject.ops.clamp import scalar_clamp_ste as scalar_clamp_ste
 from jqinject.ops.clamp import signed_clamp_min_ste as signed_clamp_min_ste
 from jqinject.ops.clamp import tensor_clamp as tensor_clamp
 from jqinject.ops.clamp import tensor_clamp_ste as tensor_clamp_ste
+from jqinject.ops.codebook import NF4 as NF4
+from jqinject.ops.codebook import Codebook as Codebook
 from jqinject.ops.fake_quant import fake_quantize as fake_quantize
 from jqinject.ops.float8 import FLOAT8_DTYPES as FLOAT8_DTYPES
 from jqinject.ops.float8 import fake_float8 as fake_float8

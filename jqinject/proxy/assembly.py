@@ -11,6 +11,7 @@ from flax import nnx
 from jqinject.core import (
     BinaryQuant,
     ClampedBinaryQuant,
+    CodebookQuant,
     Float8Quant,
     FloatQuant,
     PowerOfTwoRestrictValue,
@@ -28,6 +29,7 @@ WITHOUT_ZERO_POINT = (
     TernaryQuant,
     Float8Quant,
     FloatQuant,
+    CodebookQuant,
     PrescaledRestrictIntQuant,
 )
 Build = Callable[[tuple[Any, ...], nnx.Rngs | None], nnx.Module | Any]

@@ -12,6 +12,8 @@ from jqinject.quant.calibrated import Int8ActPerTensorPercentile as Int8ActPerTe
 from jqinject.quant.calibrated import Int8ActPerTensorRMS as Int8ActPerTensorRMS
 from jqinject.quant.calibrated import Int8WeightPerChannelAbsMax as Int8WeightPerChannelAbsMax
 from jqinject.quant.calibrated import Int8WeightPerTensorAbsMax as Int8WeightPerTensorAbsMax
+from jqinject.quant.codebook import NF4WeightPerChannelFloat as NF4WeightPerChannelFloat
+from jqinject.quant.codebook import NF4WeightPerTensorFloat as NF4WeightPerTensorFloat
 from jqinject.quant.dynamic import Int8DynamicActPerGroupFloat as Int8DynamicActPerGroupFloat
 from jqinject.quant.dynamic import Int8DynamicActPerRowFixedPoint as Int8DynamicActPerRowFixedPoint
 from jqinject.quant.dynamic import Int8DynamicActPerRowFloat as Int8DynamicActPerRowFloat

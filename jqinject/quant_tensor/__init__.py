@@ -7,6 +7,7 @@ from .bit_width import ceil_log2 as ceil_log2
 from .bit_width import larger as larger
 from .bit_width import product_sum_bit_width as product_sum_bit_width
 from .bit_width import sum_bit_width as sum_bit_width
+from .codebook_quant_tensor import CodebookQuantTensor as CodebookQuantTensor
 from .concatenate import concatenate as concatenate
 from .concrete import is_concrete as is_concrete
 from .concrete import known_different as known_different

@@ -42,6 +42,7 @@ def float_value(value: Any, kind: str = "IntQuantTensor") -> jax.Array:
         how = {
             "IntQuantTensor": "From integers: IntQuantTensor.from_int(integers, scale, zero_point, bit_width, "
             "signed=...).",
+            "CodebookQuantTensor": "From indices: CodebookQuantTensor.from_codes(codes, scale, codebook).",
             "FloatQuantTensor": "From minifloats: FloatQuantTensor.from_payload(payload, scale).",
         }
         raise TypeError(

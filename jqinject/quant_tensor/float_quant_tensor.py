@@ -181,7 +181,7 @@ class FloatQuantTensor(QuantTensor):
     @property
     def q_dtype(self) -> np.dtype:
         """Dtype of the payload: the float dtype of this format, else unsigned integers for its codes."""
-        return self._known_format("its payload").payload_dtype
+        return self.known_format("its payload").payload_dtype
 
     @property
     def is_contractible(self) -> bool:
@@ -200,7 +200,7 @@ class FloatQuantTensor(QuantTensor):
 
     def codes(self) -> jax.Array:
         """The codes of the minifloats: sign, exponent and mantissa as an unsigned integer."""
-        return to_float_codes(self._steps(), self._known_format("its codes"))
+        return to_float_codes(self._steps(), self.known_format("its codes"))
 
     def minifloat(self) -> jax.Array:
         """The minifloats in float32: `value / scale`, rounded to the format's grid; no gradient.
@@ -241,7 +241,15 @@ class FloatQuantTensor(QuantTensor):
         inside = jnp.clip(rounded, -largest if form.signed else 0.0, largest)
         return jax.lax.stop_gradient(jnp.where(jnp.isfinite(steps), inside, steps))
 
-    def _known_format(self, what: str) -> FloatFormat:
+    def known_format(self, what: str = "its payload") -> FloatFormat:
+        """The format as static widths; of learned ones as they are now.
+
+        Args:
+            what: what it is for, in an error text.
+
+        Raises:
+            ValueError: learned widths that are traced, or no whole numbers.
+        """
         form = self._format
         if isinstance(form, FloatFormat):
             return form

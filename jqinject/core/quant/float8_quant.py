@@ -18,6 +18,7 @@ from jqinject.core.clamp import Identity
 from jqinject.core.scaling.amax import AmaxScaling
 from jqinject.core.variables import known_zero
 from jqinject.ops.float8 import fake_float8, float8_dtype, float8_max
+from jqinject.ops.float_format import FloatFormat
 from jqinject.ops.observe import SLOT_SIZE, GradientRule, quantize_gradient
 from jqinject.quant_tensor import FloatQuantTensor
 
@@ -105,6 +106,11 @@ class Float8Quant(nnx.Module):
             dq_dtype=None if dq_dtype is None else np.dtype(dq_dtype),
             input_view_impl=input_view_impl,
         )
+
+    @property
+    def format(self) -> FloatFormat:
+        """What the numbers of `q_dtype` are."""
+        return FloatFormat.of_dtype(self.q_dtype)
 
     def __call__(self, x: jax.Array) -> Float8QuantResult:
         """`x` quantized; scale float32."""

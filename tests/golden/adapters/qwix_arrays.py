@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,11 +14,13 @@ from jqinject.core import (
     AbsMaxRange,
     CalibratedQuant,
     ClippingRange,
+    CodebookQuant,
     FixedRange,
     MinMaxRange,
     RMSRange,
     SimpleMovingAverage,
 )
+from jqinject.ops import NF4
 from jqinject.quant_tensor import GroupwiseIntQuantTensor, IntQuantTensor
 
 Case = dict[str, Any]
@@ -47,8 +50,21 @@ def method_of(text: str) -> Any:
     return kinds[name](*values)
 
 
-def quantizer_of(config: dict[str, Any], axes: tuple[int, ...]) -> CalibratedQuant:
+@dataclass(frozen=True)
+class LargestOver:
+    """A scale: the largest magnitude for each index of the axes, per number of steps."""
+
+    axes: tuple[int, ...]
+
+    def __call__(self, x: jax.Array, threshold: Any = None) -> jax.Array:
+        shared = tuple(axis for axis in range(x.ndim) if axis not in self.axes)
+        return jnp.max(jnp.abs(x), shared, keepdims=True) / threshold
+
+
+def quantizer_of(config: dict[str, Any], axes: tuple[int, ...]) -> Any:
     qtype = config["qtype"]
+    if qtype == "nf4":
+        return CodebookQuant(LargestOver(axes), NF4)
     form: dict[str, Any] = {"bit_width": int(qtype[3:])} if qtype.startswith("int") else {"q_dtype": qtype}
     return CalibratedQuant(
         method_of(config.get("calibration_method", "absmax")), channelwise_axes=axes, **form
@@ -96,7 +112,7 @@ def arrays(case: Case, inputs: Arrays) -> dict[str, Any]:
     tensor = made.quant_tensor(signed=True, training=False)
     # One scale a tile, whose own axis is gone.
     kept = [s for s, long in zip(tensor.scale.shape, _kept(x, config), strict=True) if long]
-    low_bit = tensor.payload() if config["qtype"].startswith("float") else tensor.int()
+    low_bit = tensor.int() if isinstance(tensor, IntQuantTensor) else tensor.payload()
     found: dict[str, Any] = {
         "scale": tensor.scale.reshape(kept),
         "qvalue": low_bit.reshape(x.shape).astype(jnp.float32),

@@ -19,6 +19,7 @@ from jqinject import Rule, calibrate, freeze, quantize
 from jqinject.core import AbsMaxRange, CalibratedQuant, FixedRange, MinMaxRange, RMSRange, SimpleMovingAverage
 from jqinject.inject import value
 from jqinject.nn._weight_layer import QuantWeightLayer
+from jqinject.quant import NF4WeightPerChannelFloat, NF4WeightPerTensorFloat
 from jqinject.quant.calibrated import CalibratedAct, CalibratedGroupWeight, CalibratedWeight
 from tests.golden.adapters.qwix import ABOVE, BELOW, Nudged, injector_of
 from tests.golden.adapters.qwix_models import model_of
@@ -86,7 +87,9 @@ def quantizers_of(
             batch_axes=(0,),
             **_format(rule["act_qtype"]),
         )
-    if rule.get("weight_qtype"):
+    if rule.get("weight_qtype") == "nf4":
+        found["weight_quant"] = NF4WeightPerTensorFloat if whole else NF4WeightPerChannelFloat
+    elif rule.get("weight_qtype"):
         method = _range(rule.get("weight_calibration_method", "absmax"), nudges[1])
         found["weight_quant"] = CalibratedWeight.let(
             calibration_impl=method, scale_stop_grad=True, **_format(rule["weight_qtype"])
