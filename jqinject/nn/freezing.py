@@ -1,5 +1,6 @@
 """Freezing one layer: its quantized weight gives way to low-bit numbers, and comes back."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -7,9 +8,10 @@ import jax
 from flax import nnx
 
 from jqinject.nn._frozen import FrozenWeight
+from jqinject.nn._frozen_groups import ScaleForms
 from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.proxy import build_stacked, stack_of
-from jqinject.quant_tensor import IntQuantTensor, is_concrete
+from jqinject.quant_tensor import GroupwiseQuantTensor, IntQuantTensor, is_concrete
 
 
 def freezes(layer: QuantWeightLayer) -> bool:
@@ -105,11 +107,12 @@ def _compiled_numbers(
     """
     proxy = nnx.merge(graphdef, state)
     quantized = proxy(weight)
-    integers = isinstance(quantized, IntQuantTensor)
-    if integers and not is_concrete(quantized.bit_width):
+    integers = quantized.grouped if isinstance(quantized, GroupwiseQuantTensor) else quantized
+    is_integer = isinstance(integers, IntQuantTensor)
+    if is_integer and not is_concrete(integers.bit_width):
         return quantized, True
-    frozen = FrozenWeight(quantized, summed, dict(metadata), proxy.has_zero_point, axes_of_sums)
-    return nnx.split(frozen, graph=True), quantized.is_valid if integers else True
+    frozen = _frozen(proxy, quantized, summed, dict(metadata), axes_of_sums)
+    return nnx.split(frozen, graph=True), integers.is_valid if is_integer else True
 
 
 def _checked(layer: QuantWeightLayer, numbers: tuple[Any, Any]) -> FrozenWeight:
@@ -121,5 +124,15 @@ def _checked(layer: QuantWeightLayer, numbers: tuple[Any, Any]) -> FrozenWeight:
 
 def _eager_numbers(layer: QuantWeightLayer) -> FrozenWeight:
     proxy, metadata = layer.weight_quant, layer.weight.get_metadata()
-    quantized = proxy(layer.weight[...])
-    return FrozenWeight(quantized, layer.summed_axes(), metadata, proxy.has_zero_point, layer.axes_of_sums())
+    return _frozen(proxy, proxy(layer.weight[...]), layer.summed_axes(), metadata, layer.axes_of_sums())
+
+
+def _frozen(
+    proxy: Any,
+    quantized: Any,
+    summed: tuple[int, ...],
+    metadata: Mapping[str, Any],
+    axes_of_sums: tuple[int, ...] | None,
+) -> FrozenWeight:
+    forms = ScaleForms(proxy.scale_dtype, proxy.has_whole_zero_points)
+    return FrozenWeight(quantized, summed, metadata, proxy.has_zero_point, axes_of_sums, forms)
