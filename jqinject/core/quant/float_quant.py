@@ -17,6 +17,7 @@ from jqinject.core.clamp import Identity
 from jqinject.core.float_width import ComputeMaxMantissa
 from jqinject.core.rounding import RoundSte
 from jqinject.core.scaling.constant import ConstScaling
+from jqinject.core.stats.search import given, searching
 from jqinject.core.variables import known_zero
 from jqinject.ops.float_format import FloatFormat, LearnedFloatFormat
 from jqinject.ops.float_grid import to_float_grid
@@ -169,9 +170,27 @@ class FloatQuant(nnx.Module):
         """`x` quantized; scale float32."""
         x = _check.float_input(x, "FloatQuant")
         form = self.format
-        scale = self.scaling_impl(x.astype(jnp.float32), self.scaling_threshold(form))
+        with searching(self):
+            scale = self.scaling_impl(x.astype(jnp.float32), self.scaling_threshold(form))
         value = self.quantize(x, scale, form)
         return FloatQuantResult(value.astype(x.dtype), scale, form)
+
+    def try_scale(self, x: jax.Array, statistic: jax.Array) -> FloatQuantResult:
+        """What `x` would be if `statistic` were what the scale is made from.
+
+        Args:
+            x: float32.
+            statistic: in the place of the searched one.
+        """
+        form = self.format
+        with given(statistic):
+            scale = self.scaling_impl(x, self.scaling_threshold(form))
+        return FloatQuantResult(self.quantize(x, scale, form), scale, form)
+
+    def try_zero_point(self, x: jax.Array, scale: jax.Array, statistic: jax.Array | None) -> FloatQuantResult:
+        """What `x` would be by a scale: floats have their zero at 0."""
+        form = self.format
+        return FloatQuantResult(self.quantize(x, scale, form), scale, form)
 
     def scaling_threshold(self, form: AnyFloatFormat) -> Any:
         """The number that the scale brings the statistic to; None without `float_scaling_impl`."""

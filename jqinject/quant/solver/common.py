@@ -1,5 +1,9 @@
 """Fragments that every solver shares: names given by enum become components."""
 
+from typing import Any
+
+import numpy as np
+
 from jqinject.core.clamp import Identity
 from jqinject.core.quant import IntQuant
 from jqinject.core.view import OverOutputChannelView, OverTensorView
@@ -7,6 +11,7 @@ from jqinject.inject import ExtendedInjector, choices, value
 from jqinject.inject.enum import (
     BitWidthImplType,
     FloatToIntImplType,
+    LearnedRoundImplType,
     QuantType,
     RestrictValueType,
     ScalingImplType,
@@ -18,6 +23,7 @@ from jqinject.quant.solver.tables import (
     BIT_WIDTH_IMPL,
     FLOAT_TO_INT_IMPL,
     INT_SCALING_IMPL,
+    LEARNED_ROUND_IMPL,
     RESTRICT_VALUE_IMPL,
     STATS_IMPL,
     pick,
@@ -35,7 +41,30 @@ class SolveBitWidthImplFromEnum(ExtendedInjector):
         return pick(BitWidthImplType, bit_width_impl_type, BIT_WIDTH_IMPL, "bit_width_impl_type")
 
 
-class SolveTensorQuantFloatToIntImplFromEnum(ExtendedInjector):
+class SolveLearnedRoundFromEnum(ExtendedInjector):
+    """What learned rounding consists of: `learned_round_impl` from `learned_round_impl_type`, zeros to start with."""
+
+    learned_round_impl_type = LearnedRoundImplType.HARD_SIGMOID
+
+    @choices(*LEARNED_ROUND_IMPL.values())
+    def learned_round_impl(learned_round_impl_type):
+        return pick(
+            LearnedRoundImplType, learned_round_impl_type, LEARNED_ROUND_IMPL, "learned_round_impl_type"
+        )
+
+    @value
+    def learned_round_init(tracked_parameter_list: Any):
+        if len(tracked_parameter_list) != 1:
+            found = "no weight" if not tracked_parameter_list else f"{len(tracked_parameter_list)} weights"
+            raise ValueError(
+                "float_to_int_impl_type = 'learned_round' learns how each element of one weight is rounded, and this "
+                f"quantizer has {found}.\n  cure: a quantizer of its own for each layer (weight_quant=MyQuantizer), "
+                "and 'round' or 'stochastic_round' for activations"
+            )
+        return np.zeros(tracked_parameter_list[0].shape, np.float32)
+
+
+class SolveTensorQuantFloatToIntImplFromEnum(SolveLearnedRoundFromEnum):
     """`float_to_int_impl` from `float_to_int_impl_type`."""
 
     @choices(*FLOAT_TO_INT_IMPL.values())
@@ -145,3 +174,7 @@ class SolveRestrictScaleSign(ExtendedInjector):
     @value
     def restrict_scale_positive(restrict_scaling_type=None):
         return restrict_scaling_type in (RestrictValueType.FP, RestrictValueType.POWER_OF_TWO)
+
+    @value
+    def bipolar_search(restrict_scale_positive):
+        return not restrict_scale_positive

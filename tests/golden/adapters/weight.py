@@ -33,6 +33,9 @@ def layer_of(case: Case, inputs: dict[str, np.ndarray]) -> Any:
         weight.shape, weight_quant=quantizer(case["quantizer"]), **plain(case["overrides"], "weight_")
     )
     layer.weight = nnx.Param(jnp.asarray(weight))
+    if "learned_round_value" in inputs:
+        learned = moved(inputs["learned_round_value"], layout.weight(inputs["weight"].ndim))
+        layer.weight_quant.tensor_quant.int_quant.float_to_int_impl.value[...] = jnp.asarray(learned)
     if case["layer"].get("mode") == "eval":
         layer.eval()
     return layer
