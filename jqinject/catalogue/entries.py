@@ -14,6 +14,9 @@ import jqinject.quant
 from jqinject.catalogue.examples import kind_of, wiring_of
 from jqinject.inject import ExtendedInjector, Node
 from jqinject.inject.errors import did_you_mean
+from jqinject.ops import NF4
+from jqinject.quant.float_fnuz import FpFNUZMixin
+from jqinject.quant.float_ocp import FpOCPMixin
 
 FILTERS = ("kind", "format", "granularity", "scaling")
 # Components by what a reader looks for; a class derived from one counts as it.
@@ -26,9 +29,15 @@ SCALINGS = {
     "ParameterFromRuntimeStatsScaling": "parameter from statistics",
     "DelayedScaling": "delayed",
     "CurrentScaling": "current",
+    "RuntimeDynamicStatsScaling": "dynamic",
+    "RuntimeDynamicGroupStatsScaling": "dynamic",
     "PrescaledRestrictIntQuant": "of input and weight",
 }
-STATISTICS = {"MSE": "mean squared error", "HalfQuadraticOptimizerScale": "half-quadratic"}
+SEARCHES = {
+    "MSE": "mean squared error",
+    "HalfQuadraticOptimizerScale": "half-quadratic",
+    "HalfQuadraticOptimizerZeroPoint": "half-quadratic",
+}
 
 
 @dataclass(frozen=True)
@@ -95,7 +104,7 @@ def entry_for(name: str, quantizer: type[ExtendedInjector], overrides: Mapping[s
     """What is known of a quantizer with some names declared anew, whoever declared it; nothing is built."""
     wiring = wiring_of(quantizer, overrides)
     kind = kind_of(quantizer)
-    facts = _format(wiring), _granularity(wiring), _scaling(wiring, kind)
+    facts = _format(wiring) + _variant(quantizer), _granularity(wiring), _scaling(wiring, kind)
     return Entry(name, kind, *facts, quantizer)
 
 
@@ -160,7 +169,8 @@ def components_of(wiring: Node) -> Iterable[Node]:
     """The components of a wiring, the outermost first, each kind once."""
     seen: set[Any] = set()
     for node in wiring.walk():
-        if node.kind == "component" and node.value not in seen and isinstance(node.value, type):
+        is_component = node.kind in ("component", "link") and isinstance(node.value, type)
+        if is_component and node.value not in seen:
             seen.add(node.value)
             yield node
 
@@ -168,29 +178,48 @@ def components_of(wiring: Node) -> Iterable[Node]:
 def _format(wiring: Node) -> str:
     if wiring.value is None:
         return "float"
-    kind = getattr(wiring.value, "__name__", "")
-    for plain in ("binary", "ternary"):
-        if plain in kind.lower():
-            return plain
+    bases = [base.__name__ for base in wiring.value.__mro__]
+    for plain in ("Binary", "Ternary"):
+        if any(plain in base for base in bases):
+            return plain.lower()
+    if "CodebookQuant" in bases:
+        codebook = wiring["codebook"].value
+        return "nf4" if codebook == NF4 else f"codebook of {len(codebook.values)}"
     if _value(wiring, "q_dtype") is not None:
         return np.dtype(wiring["q_dtype"].value).name.replace("float", "fp").replace("_", " ")
+    if "FloatQuant" in bases:
+        exponent, mantissa = wiring["exponent_bit_width"].value, wiring["mantissa_bit_width"].value
+        return f"fp{1 + exponent + mantissa} e{exponent}m{mantissa}"
     return f"{'uint' if _value(wiring, 'signed') is False else 'int'}{_value(wiring, 'bit_width')}"
 
 
+def _variant(quantizer: type[ExtendedInjector]) -> str:
+    """Whose codes a minifloat has: those of the Open Compute Project, or finite ones with one zero."""
+    return (
+        " ocp" if issubclass(quantizer, FpOCPMixin) else " fnuz" if issubclass(quantizer, FpFNUZMixin) else ""
+    )
+
+
 def _granularity(wiring: Node) -> str:
+    if wiring.value is not None and _value(wiring, "scaling_impl") is None and "scaling_impl" in wiring:
+        return "unscaled"
+    if _value(wiring, "group_size"):
+        return "group"
     if _value(wiring, "channelwise_axes"):
         return "channel"
-    if _value(wiring, "shared_axes"):
+    if _value(wiring, "shared_axes") or _value(wiring, "stats_reduce_dim") == -1:
         return "row"
     return str(_value(wiring, "scaling_per_output_type") or "tensor")
 
 
 def _scaling(wiring: Node, kind: str) -> str:
+    if _granularity(wiring) == "unscaled":
+        return "none"
     bases = [base.__name__ for node in components_of(wiring) for base in node.value.__mro__]
     if "CalibratedQuant" in bases:
         calibrated = "calibrated" if "SimpleMovingAverage" in bases else "dynamic"
         return "statistics" if kind == "weight" else calibrated
-    tables = (STATISTICS, SCALINGS)
+    tables = (SEARCHES, SCALINGS)
     return next((table[base] for table in tables for base in bases if base in table), "-")
 
 

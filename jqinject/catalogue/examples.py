@@ -13,6 +13,8 @@ from flax import nnx
 from jqinject.inject import Binding, ExtendedInjector, Node, explain
 from jqinject.nn import QuantIdentity, QuantLinear
 from jqinject.quant import Int8ActPerTensorFloat, IntBias
+from jqinject.quant.dynamic import DynamicPerGroup
+from jqinject.quant.float_base import FloatBase
 from jqinject.quant.fragments import ParamMinMaxInitScaling
 from jqinject.quant.solver import ActQuantSolver, BiasQuantSolver, GradQuantSolver, WeightQuantSolver
 
@@ -28,8 +30,17 @@ KINDS: Mapping[type[ExtendedInjector], str] = {
 ASKS: Mapping[type[ExtendedInjector], tuple[str, ...]] = {
     ParamMinMaxInitScaling: ("min_val", "max_val"),
     IntBias: ("bit_width",),
+    FloatBase: ("bit_width", "exponent_bit_width", "mantissa_bit_width"),
+    DynamicPerGroup: ("group_size",),
 }
-LEFT_TO_USERS = {"min_val": -1.0, "max_val": 1.0, "bit_width": 8}
+LEFT_TO_USERS = {
+    "min_val": -1.0,
+    "max_val": 1.0,
+    "bit_width": 8,
+    "exponent_bit_width": 4,
+    "mantissa_bit_width": 3,
+    "group_size": 2,
+}
 # Statistics of activations by channel: the permutations of channels-last data.
 CHANNELS_LAST = {3: (2, 0, 1), 4: (3, 0, 1, 2)}
 
