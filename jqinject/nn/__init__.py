@@ -17,3 +17,6 @@ from jqinject.nn.norms import QuantBatchNorm as QuantBatchNorm
 from jqinject.nn.norms import QuantGroupNorm as QuantGroupNorm
 from jqinject.nn.norms import QuantLayerNorm as QuantLayerNorm
 from jqinject.nn.norms import QuantRMSNorm as QuantRMSNorm
+from jqinject.nn.trunc_pool import TruncAdaptiveAvgPool2d as TruncAdaptiveAvgPool2d
+from jqinject.nn.trunc_pool import TruncAvgPool as TruncAvgPool
+from jqinject.nn.trunc_pool import TruncAvgPool2d as TruncAvgPool2d
