@@ -17,3 +17,9 @@ from jqinject.nn.norms import QuantBatchNorm as QuantBatchNorm
 from jqinject.nn.norms import QuantGroupNorm as QuantGroupNorm
 from jqinject.nn.norms import QuantLayerNorm as QuantLayerNorm
 from jqinject.nn.norms import QuantRMSNorm as QuantRMSNorm
+from jqinject.nn.recurrent import QuantGRUCell as QuantGRUCell
+from jqinject.nn.recurrent import QuantLSTM as QuantLSTM
+from jqinject.nn.recurrent import QuantLSTMCell as QuantLSTMCell
+from jqinject.nn.recurrent import QuantOptimizedLSTMCell as QuantOptimizedLSTMCell
+from jqinject.nn.recurrent import QuantRNN as QuantRNN
+from jqinject.nn.recurrent import QuantSimpleCell as QuantSimpleCell

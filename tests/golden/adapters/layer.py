@@ -11,6 +11,7 @@ from flax import nnx
 from jqinject.nn import QuantConv, QuantIdentity, QuantLinear, QuantReLU
 from jqinject.quant_tensor import as_array, max_pool
 from tests.golden._driver import CannotDrive
+from tests.golden.adapters import recurrent
 from tests.golden.adapters.layouts import (
     LAYOUTS,
     back,
@@ -163,6 +164,8 @@ def _step(case: Case, layer: Any, x: Any, cotangent: Any) -> dict[str, Any]:
 
 def run(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Every output that the case names, stacked over its steps."""
+    if case["layer"]["kind"] in recurrent.KINDS:
+        return recurrent.run(case, inputs)
     steps = _sequence(case, inputs)
     found: dict[str, np.ndarray] = {}
     for name, spec in case["outputs"].items():
@@ -185,4 +188,6 @@ def _ours(name: str) -> str:
 
 def facts(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, Any]:
     """The facts of the output after every step."""
+    if case["layer"]["kind"] in recurrent.KINDS:
+        return recurrent.facts(case, inputs)
     return {"steps": [facts_of(outputs["tensor"]) for outputs in _sequence(case, inputs)]}
