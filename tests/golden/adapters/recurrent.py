@@ -12,6 +12,7 @@ from flax import nnx
 from jqinject.nn import QuantLSTM, QuantRNN
 from jqinject.quant_tensor import as_array
 from tests.golden.adapters.layouts import compiled, dotted, facts_of, fields_of, once, our_path, plain, quantizer
+from tests.golden.adapters.torch_order import ties_as_torch
 from tests.golden.adapters.torch_random import TorchRandom
 
 Case = dict[str, Any]
@@ -118,6 +119,7 @@ def _draw(cell: Any, random: TorchRandom, drawn: dict[int, Any], known: set[int]
             random.skip_normal(of_input.kernel.size)
             known.add(id(of_input.kernel))
         random.skip_normal(of_hidden.kernel.size)
+        known.add(id(of_hidden.kernel))
     seen: set[int] = set()
     if "gate_acc_quant" in vars(cell) and cell.gate_acc_quant.tensor_quant is not None:
         learned = nnx.state(cell.gate_acc_quant, nnx.Param)
@@ -127,6 +129,7 @@ def _draw(cell: Any, random: TorchRandom, drawn: dict[int, Any], known: set[int]
         proxy = of_input.weight_quant
         # A statistic of the weights holds all of them, and they are found there first.
         tracked = [layer.kernel for layer in proxy.tracked_modules] if _tracks(proxy) else []
+        tracked = [kernel for kernel in tracked if id(kernel) in known]
         for variable in (of_hidden.bias, of_input.kernel, *tracked, of_hidden.kernel):
             if variable is not None and id(variable) not in seen:
                 seen.add(id(variable))
@@ -168,9 +171,10 @@ def _sequence(case: Case, inputs: dict[str, np.ndarray]) -> list[dict[str, Any]]
         if name.startswith("cotangent")
     }
     found = []
-    for step, mode in enumerate(case["schedule"]):
-        layer.train() if mode == "train" else layer.eval()
-        found.append(_step(case, layer, jnp.asarray(inputs["x"][step]), cotangents))
+    with ties_as_torch():
+        for step, mode in enumerate(case["schedule"]):
+            layer.train() if mode == "train" else layer.eval()
+            found.append(_step(case, layer, jnp.asarray(inputs["x"][step]), cotangents))
     return found
 
 
