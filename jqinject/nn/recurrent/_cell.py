@@ -235,9 +235,7 @@ class QuantRecurrentCell(nnx.Module):
         """
         x = self.quant_input(inputs)
         parameters = self.quant_parameters(x)
-        result = self.step(
-            self.quantizers(), parameters, carry, self.projected(parameters, as_array(x))
-        )
+        result = self.step(self.quantizers(), parameters, carry, self.projected(parameters, as_array(x)))
         return result.carry, as_array(result.output)
 
 

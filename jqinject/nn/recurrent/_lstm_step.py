@@ -67,7 +67,11 @@ class QuantLSTMStep(QuantRecurrentCell):
         """The new states from the sums of the gates (input, forget, cell, output; forget is None where it is coupled)."""
         of_input, of_forget, of_cell, of_output = sums
         i = self._gate(quantizers, "input", of_input)
-        f = self._open(quantizers, i) - i if of_forget is None else self._gate(quantizers, "forget", of_forget)
+        f = (
+            self._open(quantizers, i) - i
+            if of_forget is None
+            else self._gate(quantizers, "forget", of_forget)
+        )
         g = value_of(quantizers, "cell_acc_quant", of_cell)
         g = value_of(quantizers, "cell_tanh_quant", self.activation_fn(g))
         o = self._gate(quantizers, "output", of_output)

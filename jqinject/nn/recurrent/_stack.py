@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.nn.recurrent import _sequence
@@ -120,8 +121,8 @@ class QuantRecurrentStack(nnx.Module):
                     quantize_input=number == 0,
                 )
                 sequences.append(made.outputs)
-                outputs.append(expand_dims(made.output, 0))
-                memories.append(None if made.memory is None else expand_dims(made.memory, 0))
+                outputs.append(_row(made.output))
+                memories.append(None if made.memory is None else _row(made.memory))
                 index += 1
             inputs = sequences[0] if len(sequences) == 1 else concatenate(sequences, axis=-1)
         return inputs, outputs, memories
@@ -138,6 +139,11 @@ def _sharing(given: dict[str, Any], shared: Sequence[str], cell: Any) -> dict[st
         prefix = name.removesuffix("quant")
         known = {key: value for key, value in known.items() if key == name or not key.startswith(prefix)}
     return known
+
+
+def _row(state: Any) -> Any:
+    """A state with an axis for layers and directions in front."""
+    return expand_dims(state, 0) if isinstance(state, IntQuantTensor) else jnp.expand_dims(state, 0)
 
 
 def returned(tensor: Any, as_quant_tensor: bool) -> Any:

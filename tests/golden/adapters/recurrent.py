@@ -11,7 +11,8 @@ from flax import nnx
 
 from jqinject.nn import QuantLSTM, QuantRNN
 from jqinject.quant_tensor import as_array
-from tests.golden.adapters.layouts import compiled, dotted, facts_of, fields_of, once, our_path, plain, quantizer
+from tests._quick import compiled_quickly
+from tests.golden.adapters.layouts import dotted, facts_of, fields_of, once, our_path, plain, quantizer
 from tests.golden.adapters.torch_order import ties_as_torch
 from tests.golden.adapters.torch_random import TorchRandom
 
@@ -171,7 +172,7 @@ def _sequence(case: Case, inputs: dict[str, np.ndarray]) -> list[dict[str, Any]]
         if name.startswith("cotangent")
     }
     found = []
-    with ties_as_torch():
+    with ties_as_torch(), compiled_quickly():
         for step, mode in enumerate(case["schedule"]):
             layer.train() if mode == "train" else layer.eval()
             found.append(_step(case, layer, jnp.asarray(inputs["x"][step]), cotangents))
@@ -188,7 +189,7 @@ def _gradients(layer: Any, x: Any, cotangents: dict[str, Any]) -> Any:
 
 
 def _step(case: Case, layer: Any, x: Any, cotangents: dict[str, Any]) -> dict[str, Any]:
-    (gradients, along_x), out = compiled(_gradients)(layer, x, cotangents)
+    (gradients, along_x), out = nnx.jit(_gradients)(layer, x, cotangents)
     outputs = dict(_flat(out))
     found: dict[str, Any] = {"tensor": next(iter(outputs.values())), "grad.x": np.asarray(along_x)}
     for name, output in outputs.items():
