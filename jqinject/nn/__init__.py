@@ -5,6 +5,7 @@ from jqinject.nn.activations import QuantIdentity as QuantIdentity
 from jqinject.nn.activations import QuantReLU as QuantReLU
 from jqinject.nn.activations import QuantSigmoid as QuantSigmoid
 from jqinject.nn.activations import QuantTanh as QuantTanh
+from jqinject.nn.batch_norm_merging import merge_bn as merge_bn
 from jqinject.nn.checkpoint import QuantCheckpoint as QuantCheckpoint
 from jqinject.nn.conv import QuantConv as QuantConv
 from jqinject.nn.conv_transpose import QuantConvTranspose as QuantConvTranspose
@@ -17,6 +18,13 @@ from jqinject.nn.norms import QuantBatchNorm as QuantBatchNorm
 from jqinject.nn.norms import QuantGroupNorm as QuantGroupNorm
 from jqinject.nn.norms import QuantLayerNorm as QuantLayerNorm
 from jqinject.nn.norms import QuantRMSNorm as QuantRMSNorm
+from jqinject.nn.recurrent import QuantGRUCell as QuantGRUCell
+from jqinject.nn.recurrent import QuantLSTM as QuantLSTM
+from jqinject.nn.recurrent import QuantLSTMCell as QuantLSTMCell
+from jqinject.nn.recurrent import QuantOptimizedLSTMCell as QuantOptimizedLSTMCell
+from jqinject.nn.recurrent import QuantRNN as QuantRNN
+from jqinject.nn.recurrent import QuantSimpleCell as QuantSimpleCell
+from jqinject.nn.scale_bias import QuantScaleBias as QuantScaleBias
 from jqinject.nn.trunc_pool import TruncAdaptiveAvgPool2d as TruncAdaptiveAvgPool2d
 from jqinject.nn.trunc_pool import TruncAvgPool as TruncAvgPool
 from jqinject.nn.trunc_pool import TruncAvgPool2d as TruncAvgPool2d

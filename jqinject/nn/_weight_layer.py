@@ -332,6 +332,10 @@ class QuantWeightLayer(nnx.Module):
             )
         return self._accumulator(y, x, weight, bias)
 
+    def _terms(self) -> int:
+        """How many products one element of the output sums."""
+        return math.prod(self.weight_shape) // max(self.out_channels, 1)
+
     def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: Any) -> Any:
         """The output with the scale that the sums have; an array where they have none."""
         channel = self.output_channel_dim
@@ -340,7 +344,7 @@ class QuantWeightLayer(nnx.Module):
             y,
             x,
             weight,
-            terms=math.prod(self.weight_shape) // max(self.out_channels, 1),
+            terms=self._terms(),
             rhs_channel_axis=channel,
             lhs_free_axes=self._free_input_axes(x.ndim),
             bias=bias,
