@@ -85,8 +85,10 @@ def collect(
     counted = update_running(buffer, counter, stat, collection.momentum, steps < collection.steps)
     buffer.set_value(jnp.where(handing_over, collected, buffer.get_value()))
     counter.set_value(jnp.where(steps < collection.steps, counted, jnp.int32(collection.steps + 1)))
-    value.set_value(current)
-    return with_gradient_of(learned, current)
+    # A quantizer may be called several times in one forward pass: every call's gradient goes to the parameter.
+    kept = with_gradient_of(learned, current)
+    value.set_value(kept)
+    return kept
 
 
 def collected_value(

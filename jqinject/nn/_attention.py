@@ -93,7 +93,7 @@ def attention(
     weights = through(proxies.get("attn_output_weights_quant"), weights)
     if call.module is not None:
         call.module.sow(nnx.Intermediate, "attention_weights", as_array(weights))
-    *_, keys, kv_heads, features = value.shape
+    *_, kv_heads, features = value.shape
     grouped = _grouped(weights, -3, kv_heads)
     out = _contract("...hgqk,...khd->...qhgd", grouped, value, query.dtype, call)
     return out.reshape(*query.shape[:-1], features)
@@ -108,7 +108,7 @@ def _weights(query: jax.Array, key: Any, proxies: Mapping[str, Any], call: Atten
         else query * jnp.asarray(call.scale, dtype)
     )
     q = _grouped(through(proxies.get("q_scaled_quant"), scaled), -2, key.shape[-2])
-    wide = jnp.promote_types(dtype, jnp.float32)
+    wide = dtype if dtype.itemsize >= 4 else jnp.dtype(jnp.float32)
     logits = _contract("...qhgd,...khd->...hgqk", q, key, wide, call)
     logits = logits.reshape(*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
     if call.bias is not None:
@@ -134,7 +134,8 @@ def _dropped(weights: jax.Array, call: AttentionCall) -> jax.Array:
         return weights
     if call.dropout_rng is None:
         raise ValueError(
-            f"attention with dropout_rate={call.dropout_rate} needs a dropout_rng.\n  cure: deterministic=True, or a key"
+            f"attention with dropout_rate={call.dropout_rate} needs a dropout_rng.\n"
+            "  cure: a key, or deterministic=True"
         )
     kept = 1.0 - call.dropout_rate
     drawn = (1,) * (weights.ndim - 2) + weights.shape[-2:] if call.broadcast_dropout else weights.shape

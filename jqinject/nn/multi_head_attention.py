@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.nn import _kv_cache as kv_cache
-from jqinject.nn._attention import DEFAULT, IN_ATTENTION, AttentionCall, act_slot, attention, is_on, through
+from jqinject.nn._attention import DEFAULT, IN_ATTENTION, AttentionCall, attention, is_on, through
 from jqinject.nn._projections import hold_projections, stack_along
 from jqinject.nn._slots import hold_proxies, split_keywords
 from jqinject.nn._stand_in import StandIn
@@ -258,7 +258,7 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
 
     # --- cache
 
-    def init_cache(self, input_shape: tuple[int, ...], dtype: Any = jnp.float32) -> None:
+    def init_cache(self, input_shape: Sequence[int], dtype: Any = jnp.float32) -> None:
         """Make an empty cache, before the first position is decoded.
 
         Args:

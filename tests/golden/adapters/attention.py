@@ -72,9 +72,14 @@ def _gradients(layer: Any, x: Any, *cotangents: Any) -> Any:
 
 
 def _of_projections(layer: Any, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The gradients of kernels, which a shared quantizer may lead to before their layer does."""
+    """The gradients of weights, which a shared quantizer may lead to before their layer does."""
     paths = {id(node): dotted(path) for path, node in nnx.iter_graph(layer, graph=True)}
-    return {f"{part}.kernel": found[paths[id(getattr(layer, part).kernel)]] for part in PARTS.values()}
+    held = {
+        f"{part}.{name}": getattr(getattr(layer, part), name)
+        for part in PARTS.values()
+        for name in ("kernel", "bias")
+    }
+    return {name: found[paths[id(variable)]] for name, variable in held.items() if variable is not None}
 
 
 def _gradient(name: str, found: dict[str, np.ndarray]) -> np.ndarray:
