@@ -1,4 +1,4 @@
-"""Multi-head attention with quantizers: Flax's layer without them, its projections, copies, frozen and loaded layers."""
+"""Multi-head attention with quantizers: Flax's layer without them, its projections, copies, frozen and loaded."""
 
 import pickle
 
