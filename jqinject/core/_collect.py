@@ -109,6 +109,22 @@ def finish_collection(
     counter.set_value(int_array(collection.steps + 1))
 
 
+def settle_collection(
+    value: QuantParam, buffer: QuantStat, counter: QuantStat, collection: Collection, to_stored: ToStored
+) -> jax.Array:
+    """Move the buffer into the parameter if the last statistic has just been collected.
+
+    Returns:
+        Whether it was: a bool scalar.
+    """
+    due = counter.get_value() == collection.steps
+    collected = jax.lax.stop_gradient(to_stored(buffer.get_value()))
+    value.set_value(jnp.where(due, collected, jax.lax.stop_gradient(value.get_value())))
+    buffer.set_value(jnp.where(due, collected, buffer.get_value()))
+    counter.set_value(jnp.where(due, jnp.int32(collection.steps + 1), counter.get_value()))
+    return due
+
+
 def complete_collection(
     entries: dict[str, Any],
     collection: Collection,
