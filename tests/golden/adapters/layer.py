@@ -19,7 +19,7 @@ from jqinject.nn import (
 )
 from jqinject.quant_tensor import as_array, max_pool
 from tests.golden._driver import CannotDrive
-from tests.golden.adapters import recurrent
+from tests.golden.adapters import attention, recurrent
 from tests.golden.adapters.layouts import (
     LAYOUTS,
     back,
@@ -176,6 +176,8 @@ def _prepared(case: Case, inputs: dict[str, np.ndarray]) -> Any:
 
 @once
 def _sequence(case: Case, inputs: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+    if case["layer"]["kind"] == "QuantMultiheadAttention":
+        return attention.sequence(case, inputs)
     layer = _prepared(case, inputs)
     found = []
     for step, mode in enumerate(case["schedule"]):
