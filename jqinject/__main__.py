@@ -1,8 +1,21 @@
-"""`python -m jqinject`: the main job."""
+"""`python -m jqinject`: the main job; with `list`, `explain` or `catalogue`, the ready-made quantizers."""
 
 import sys
 
-from jqinject.demo.cli import main
+from jqinject.catalogue.command import COMMANDS
+from jqinject.catalogue.command import main as catalogue
+from jqinject.demo.cli import main as demo
+
+
+def main() -> int:
+    """Run what the first argument names.
+
+    Returns:
+        The exit status.
+    """
+    arguments = sys.argv[1:]
+    return catalogue(arguments) if arguments[:1] and arguments[0] in COMMANDS else demo(arguments)
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -61,6 +61,20 @@ def positive_steps(value: Any, where: str) -> int:
     return int(value)
 
 
+def at_least(value: Any, least: int, where: str, name: str) -> int:
+    """A count as a Python int.
+
+    Raises:
+        TypeError: when it is not an integer.
+        ValueError: when it is less than `least`.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{where}: {name} must be an int, got {value!r}.")
+    if value < least:
+        raise ValueError(f"{where}: {name} must be at least {least}, got {value}.")
+    return int(value)
+
+
 def momentum(value: Any, where: str, name: str) -> float | None:
     """A momentum in (0, 1], or None for the cumulative mean.
 

@@ -85,8 +85,10 @@ def collect(
     counted = update_running(buffer, counter, stat, collection.momentum, steps < collection.steps)
     buffer.set_value(jnp.where(handing_over, collected, buffer.get_value()))
     counter.set_value(jnp.where(steps < collection.steps, counted, jnp.int32(collection.steps + 1)))
-    value.set_value(current)
-    return with_gradient_of(learned, current)
+    # A quantizer may be called several times in one forward pass: every call's gradient goes to the parameter.
+    kept = with_gradient_of(learned, current)
+    value.set_value(kept)
+    return kept
 
 
 def collected_value(
@@ -105,6 +107,22 @@ def finish_collection(
     value.set_value(final)
     buffer.set_value(final)
     counter.set_value(int_array(collection.steps + 1))
+
+
+def settle_collection(
+    value: QuantParam, buffer: QuantStat, counter: QuantStat, collection: Collection, to_stored: ToStored
+) -> jax.Array:
+    """Move the buffer into the parameter if the last statistic has just been collected.
+
+    Returns:
+        Whether it was: a bool scalar.
+    """
+    due = counter.get_value() == collection.steps
+    collected = jax.lax.stop_gradient(to_stored(buffer.get_value()))
+    value.set_value(jnp.where(due, collected, jax.lax.stop_gradient(value.get_value())))
+    buffer.set_value(jnp.where(due, collected, buffer.get_value()))
+    counter.set_value(jnp.where(due, jnp.int32(collection.steps + 1), counter.get_value()))
+    return due
 
 
 def complete_collection(

@@ -37,7 +37,8 @@ def fill_once(
     current = jax.lax.stop_gradient(jnp.where(done, learned, fresh))
     if store:
         keep = jnp.logical_or(done, all_finite(current))
-        value.set_value(jnp.where(keep, current, jax.lax.stop_gradient(learned)))
+        # A shared quantizer is called once for each weight: every call's gradient goes to the parameter.
+        value.set_value(with_gradient_of(learned, jnp.where(keep, current, jax.lax.stop_gradient(learned))))
         init_done.set_value(keep.astype(jnp.int32))
     return with_gradient_of(learned, current)
 

@@ -11,20 +11,16 @@ value.
 | `LogFloatRestrictValue`    | `log2(x)`     | `2**x`                 |
 | `PowerOfTwoRestrictValue`  | `log2(x)`     | `2**round(x)`          |
 | `IntRestrictValue`         | `x`           | `round(x)`             |
-| `QuantRestrictValue`       | `x`           | `x`, quantized         |
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 from flax import nnx
 
-from jqinject.core import _check
 from jqinject.core._protocols import Rounding
 from jqinject.core.rounding import RoundSte
 from jqinject.ops.power import exp2, log2
@@ -157,55 +153,3 @@ class IntRestrictValue(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """`round(x)`."""
         return self.float_to_int_impl(x)
-
-
-class QuantRestrictValue(nnx.Module):
-    """Values that are quantized themselves: scales on a grid of their own.
-
-    Args:
-        restrict_value_float_to_int_impl: a quantizer, whose result's first part is the quantized value, such as the
-            `tensor_quant` of a nested injector.
-        scaling_shape: shape of the value; it comes in any shape of that size.
-        scale_dequantized_shape: shape of the result; None means that of the value.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from jqinject.core import BitWidthConst, ConstScaling, IntQuant, IntScaling, RescalingIntQuant
-        >>> from jqinject.core import ZeroZeroPoint
-        >>> steps = RescalingIntQuant(IntQuant(False, False), ConstScaling(1.5), IntScaling(False, False),
-        ...     ZeroZeroPoint(), BitWidthConst(2))
-        >>> QuantRestrictValue(steps)(jnp.array([0.4, 0.9]))
-        Array([0.5, 1. ], dtype=float32)
-    """
-
-    scale_dequantized_shape: tuple[int, ...] | None = None
-
-    def __init__(
-        self,
-        restrict_value_float_to_int_impl: Callable[[jax.Array], tuple[Any, ...]],
-        scaling_shape: tuple[int, ...] | None = None,
-        scale_dequantized_shape: tuple[int, ...] | None = None,
-    ) -> None:
-        self.float_to_int_impl = restrict_value_float_to_int_impl
-        where = "QuantRestrictValue"
-        self.scaling_shape = (
-            None if scaling_shape is None else _check.shape(scaling_shape, where, "scaling_shape")
-        )
-        if scale_dequantized_shape is not None:
-            name = "scale_dequantized_shape"
-            self.scale_dequantized_shape = _check.shape(scale_dequantized_shape, where, name)
-
-    def restrict_init_float(self, x: float) -> float:
-        """`x`."""
-        return x
-
-    def restrict_init_tensor(self, x: jax.Array) -> jax.Array:
-        """`x`."""
-        return x
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """`x` quantized."""
-        given = x if self.scaling_shape is None or x.size == 1 else x.reshape(self.scaling_shape)
-        quantized, *_ = self.float_to_int_impl(given)
-        shape = self.scale_dequantized_shape
-        return quantized if shape is None else quantized.reshape(shape)

@@ -8,8 +8,9 @@ from flax import nnx
 
 from jqinject.core import SimpleMovingAverage
 from jqinject.model.frozen_ops import freeze_op, quantized_op, unfreeze_op
+from jqinject.model.walk import modules_of
 from jqinject.nn._weight_layer import QuantWeightLayer
-from jqinject.nn.freezing import check_unfreezes, freeze_layer, freezes, quantized_weight, unfreeze_layer
+from jqinject.nn.freezing import check_unfreezes, freeze_layer, freezes, numbers_of, unfreeze_layer
 from jqinject.quant_tensor import is_concrete
 
 Model = TypeVar("Model", bound=nnx.Module)
@@ -19,11 +20,11 @@ def freeze(model: Model, *, keep_masters: bool = False) -> Model:
     """Turn a model into a serving model, in place: quantized weights become integers or 8-bit floats, and scales.
 
     The model is set to evaluation mode. In every layer of ours with a quantized weight, the weight, its quantizer and
-    that of the gradient give way to a `FrozenWeight`: the payload (int8; 4-bit and narrower integers packed, 8-bit
-    floats), its scale, and its zero point where it has one. Flax's layers with a `QDotGeneral`, `QEinsum` or
-    `QConvGeneralDilated` have their kernel stored in the right operand's `Freezer`, and are served from there; one that
-    several layers share becomes one each. What is not quantized stays as it is. Weights are replaced one by one, so
-    that there are never two copies of the model.
+    that of the gradient give way to a `FrozenWeight`: the payload (int8; 4-bit and narrower integers packed; 8-bit
+    floats in their dtype, other minifloats as codes, packed likewise), its scale, and its zero point where it has one.
+    Flax's layers with a `QDotGeneral`, `QEinsum` or `QConvGeneralDilated` have their kernel stored in the right
+    operand's `Freezer`, and are served from there; one that several layers share becomes one each. What is not
+    quantized stays as it is. Weights are replaced one by one, so that there are never two copies of the model.
 
     A frozen layer contracts integers where its input is quantized to at most 8 bits: its output is that of the layer
     before with `contraction="int"` to the bit, and that of fake quantization up to the rounding of floats. Input scales
@@ -53,18 +54,18 @@ def freeze(model: Model, *, keep_masters: bool = False) -> Model:
         {'frozen/freezer/scale': 'float32', 'frozen/freezer/value': 'int8', 'frozen/sums': 'int32'}
     """
     _check_model(model, "freeze")
-    layers = _modules(model)
+    layers = modules_of(model)
     for layer in layers:
         op = None if isinstance(layer, QuantWeightLayer) else quantized_op(layer)
         if op is not None:
             op.module.general.check_freezes()
-    model.eval()
+    _to_evaluation(model, layers)
     seen: set[int] = set()
     ours = [layer for layer in layers if isinstance(layer, QuantWeightLayer) and freezes(layer)]
-    ahead = quantized_weight(ours[0]) if ours else None
+    ahead = numbers_of(ours[0]) if ours else None
     for layer, following in itertools.zip_longest(ours, ours[1:]):
-        weight, ahead = ahead, None if following is None else quantized_weight(following)
-        freeze_layer(layer, keep_master=keep_masters, weight=weight)
+        numbers, ahead = ahead, None if following is None else numbers_of(following)
+        freeze_layer(layer, keep_master=keep_masters, numbers=numbers)
     for layer in layers:
         op = None if isinstance(layer, QuantWeightLayer) else quantized_op(layer)
         if op is not None:
@@ -102,7 +103,7 @@ def unfreeze(model: Model) -> Model:
         (4, 2)
     """
     _check_model(model, "unfreeze")
-    layers = list(_modules(model))
+    layers = modules_of(model)
     for layer in layers:
         if isinstance(layer, QuantWeightLayer):
             check_unfreezes(layer)
@@ -113,15 +114,21 @@ def unfreeze(model: Model) -> Model:
             unfreeze_layer(layer)
         else:
             unfreeze_op(layer)
-    for module in _modules(model):
+    for module in modules_of(model):
         if isinstance(module, SimpleMovingAverage):
             module.settled = False
     model.train()
     return model
 
 
-def _modules(model: nnx.Module) -> list[Any]:
-    return [node for _, node in nnx.iter_modules(model)]
+def _to_evaluation(model: nnx.Module, modules: list[Any]) -> None:
+    """What `model.eval()` does, on the modules that were found already."""
+    if type(model).eval is not nnx.Module.eval:
+        model.eval()  # the user's own does more
+    for module in modules:
+        for name in ("deterministic", "use_running_average"):
+            if getattr(module, name, True) is not True:
+                setattr(module, name, True)
 
 
 def _check_model(model: Any, name: str) -> None:

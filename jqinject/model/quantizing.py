@@ -14,7 +14,7 @@ from jqinject.model.frozen_ops import op_slot
 from jqinject.model.rule_policy import OURS, RulePolicy, policy_for, proxy_at, sites_of
 from jqinject.model.rules import Rule, checked_rules
 from jqinject.model.rules_report import LayerRule, check_operations, idle_rules, plan_layers
-from jqinject.model.walk import dotted, walk
+from jqinject.model.walk import dotted, is_abstract, modules_of, walk
 from jqinject.program import HELD, OpQuantizers, QuantizedProgram, change_class, quantized_class
 
 Model = TypeVar("Model", bound=nnx.Module)
@@ -87,11 +87,20 @@ def quantize(
         return rules.quantize(model, *args, **kwargs)
     given = checked_rules(cast("Rule | Iterable[Rule]", rules))
     check_operations(given)
+    model = nnx.clone(model, graph=True)
     policy = policy_for(model, given)
-    _check(model, given, policy, args, kwargs, allow_idle)
-    if _is_abstract(model):
-        return nnx.eval_shape(lambda m: _quantized(m, given, policy, args, kwargs, rngs), model)
-    return _quantized(model, given, policy, args, kwargs, rngs)
+    entries, plan = plan_layers(model, given)
+    _check(model, given, entries, policy, args, kwargs, allow_idle)
+
+    def quantized(model: Any, plan: Mapping[int, LayerRule]) -> Any:
+        _quantize_layers(model, given, plan, rngs)
+        if policy is not None:
+            _quantize_between(model, policy, args, kwargs, rngs)
+        return model
+
+    if is_abstract(model):
+        return nnx.eval_shape(lambda traced: quantized(traced, plan_layers(traced, given)[1]), model)
+    return quantized(model, plan)
 
 
 def _call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -112,13 +121,13 @@ def _call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def _check(
     model: nnx.Module,
     rules: tuple[Rule, ...],
+    entries: tuple[LayerRule, ...],
     policy: RulePolicy | None,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     allow_idle: bool,
 ) -> None:
     """Refuse rules that do not fit the model, before anything is made."""
-    entries, _ = plan_layers(model, rules)
     needs_inputs = policy is not None
     _refuse_quantized(model, bool(entries), needs_inputs)
     if not entries and not needs_inputs:
@@ -157,8 +166,10 @@ def _refuse_quantized(model: nnx.Module, has_layers: bool, needs_inputs: bool) -
             f"{type(model).__name__} is quantized already: it holds quantizers between its operations, in {HELD}.\n"
             "  cure: quantize the float model, with all rules at once"
         )
+    if has_layers or needs_inputs:
+        return
     ours = [dotted(path) for path, node in walk(model) if isinstance(node, OURS)]
-    if ours and not has_layers and not needs_inputs:
+    if ours:
         shown = ", ".join(ours[:8]) + (", ..." if len(ours) > 8 else "")
         raise ValueError(
             f"{type(model).__name__} is quantized already, in {shown}; it has no float layer left.\n"
@@ -166,36 +177,30 @@ def _refuse_quantized(model: nnx.Module, has_layers: bool, needs_inputs: bool) -
         )
 
 
-def _is_abstract(model: nnx.Module) -> bool:
-    return any(
-        isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(nnx.state(model, graph=True))
-    )
-
-
-def _quantized(
-    model: Any,
-    rules: tuple[Rule, ...],
-    policy: RulePolicy | None,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    rngs: nnx.Rngs | None,
-) -> Any:
-    model = nnx.clone(model, graph=True)
-    _, plan = plan_layers(model, rules)
-    for path, layer in list(nnx.iter_modules(model, graph=True)):
+def _quantize_layers(
+    model: Any, rules: tuple[Rule, ...], plan: Mapping[int, LayerRule], rngs: nnx.Rngs | None
+) -> None:
+    for layer in modules_of(model):
         entry = plan.get(id(layer))
         if entry is not None and entry.rule is not None and entry.slots:
             try:
                 _quantize_layer(layer, rules[entry.rule], entry, rngs)
             except Exception as error:
-                error.add_note(f"while quantizing {'.'.join(map(str, path)) or 'the model itself'}")
+                error.add_note(f"while quantizing {entry.path}")
                 raise
-    if policy is not None:
-        sites, _ = sites_of(model, rules, args, kwargs)
-        held = {name: proxy_at(site, rngs) for name, site in sites.items()}
-        change_class(model, quantized_class(getattr(type(model), "program_class", type(model))))
-        setattr(model, HELD, OpQuantizers(policy, held))
-    return model
+
+
+def _quantize_between(
+    model: Any,
+    policy: RulePolicy,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    rngs: nnx.Rngs | None,
+) -> None:
+    sites, _ = sites_of(model, policy.rules, args, kwargs)
+    held = {name: proxy_at(site, rngs) for name, site in sites.items()}
+    change_class(model, quantized_class(getattr(type(model), "program_class", type(model))))
+    setattr(model, HELD, OpQuantizers(policy, held))
 
 
 def _quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | None) -> None:

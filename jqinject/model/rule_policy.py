@@ -10,6 +10,7 @@ from flax import nnx
 from jqinject.inject import Binding, ExtendedInjector, requested_names
 from jqinject.model.counterparts import COUNTERPARTS
 from jqinject.model.rules import Rule
+from jqinject.model.walk import modules_of
 from jqinject.nn._norm_layer import QuantNormLayer
 from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.nn.activations import QuantActLayer
@@ -19,11 +20,11 @@ from jqinject.proxy import (
     BiasQuantProxyFromInjector,
     GradQuantProxyFromInjector,
     TruncQuantProxyFromInjector,
-    WeightQuantProxyFromInjector,
+    WeightQuantProxy,
 )
 
 NOT_OF_ACTIVATIONS = (
-    WeightQuantProxyFromInjector,
+    WeightQuantProxy,
     BiasQuantProxyFromInjector,
     GradQuantProxyFromInjector,
     TruncQuantProxyFromInjector,
@@ -102,7 +103,7 @@ class _Watching(RulePolicy):
 
 def policy_for(model: Any, rules: tuple[Rule, ...]) -> RulePolicy | None:
     """The policy for what layers do not hold; None where no rule is for it."""
-    linen = any(isinstance(node, nnx.bridge.ToNNX) for _, node in nnx.iter_modules(model, graph=True))
+    linen = any(isinstance(node, nnx.bridge.ToNNX) for node in modules_of(model))
     layers = {kind.__name__ for kind in COUNTERPARTS}
     for_operations = [rule for rule in rules if rule.op is not None and not set(rule.op) <= layers]
     return RulePolicy(rules, linen) if for_operations or linen else None

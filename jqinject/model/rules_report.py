@@ -68,12 +68,16 @@ def plan_layers(model: Any, rules: tuple[Rule, ...]) -> tuple[tuple[LayerRule, .
     """The rule of every layer, by path; and by the identity of the module, shared layers once."""
     entries: list[LayerRule] = []
     by_module: dict[int, LayerRule] = {}
-    inside: list[tuple[str, ...]] = []
+    inside: set[tuple[str, ...]] = set()
     for path, module in walk(model):
         counterpart = counterpart_of(module) if isinstance(module, nnx.Module) else None
-        if counterpart is None or id(module) in by_module or any(path[: len(p)] == p for p in inside):
+        if (
+            counterpart is None
+            or id(module) in by_module
+            or any(path[:depth] in inside for depth in range(len(path)))
+        ):
             continue
-        inside.append(path)  # a layer of ours holds what is within it
+        inside.add(path)  # a layer of ours holds what is within it
         kind = type(module).__name__
         index = next(
             (i for i, r in enumerate(rules) if r.matches(".".join(path)) and (r.op is None or kind in r.op)),

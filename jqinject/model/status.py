@@ -7,11 +7,11 @@ from typing import Any
 from flax import nnx
 
 from jqinject.proxy import (
-    ActQuantProxyFromInjector,
+    ActQuantProxy,
     BiasQuantProxyFromInjector,
     QuantProxyFromInjector,
     TruncQuantProxyFromInjector,
-    WeightQuantProxyFromInjector,
+    WeightQuantProxy,
 )
 
 ABSENT = object()
@@ -55,9 +55,9 @@ def quantization_status_manager(
         raise TypeError(f"quantization_status_manager takes an NNX module, got {type(model).__name__}")
 
     def is_off(proxy: QuantProxyFromInjector) -> bool:
-        if isinstance(proxy, ActQuantProxyFromInjector | TruncQuantProxyFromInjector):
+        if isinstance(proxy, ActQuantProxy | TruncQuantProxyFromInjector):
             return disable_act_quant
-        if isinstance(proxy, WeightQuantProxyFromInjector):
+        if isinstance(proxy, WeightQuantProxy):
             return disable_weight_quant or (disable_act_quant and proxy.requires_quant_input)
         if isinstance(proxy, BiasQuantProxyFromInjector):
             needs_both = proxy.requires_input_scale

@@ -102,6 +102,39 @@ def walk(root: Any, path: Path = (), above: tuple[int, ...] = ()) -> Iterator[tu
             yield from walk(child, (*path, str(name)), (*above, id(root)))
 
 
+def modules_of(root: Any) -> list[Any]:
+    """Every module of a model once, parents first: what `nnx.iter_modules` finds, in a fraction of its time."""
+    return [member for member in _members(root) if isinstance(member, nnx.Module)]
+
+
+def is_abstract(root: Any) -> bool:
+    """Whether a Variable of a model has a shape and no numbers."""
+    held = (member.get_raw_value() for member in _members(root) if isinstance(member, nnx.Variable))
+    return any(isinstance(leaf, jax.ShapeDtypeStruct) for value in held for leaf in jax.tree.leaves(value))
+
+
+def _members(root: Any) -> Iterator[Any]:
+    """Every NNX node and Variable, and every container, once."""
+    seen: set[int] = set()
+    has_children: dict[type, bool] = {}
+    ahead = [root]
+    while ahead:
+        node = ahead.pop()
+        kind = type(node)
+        if kind not in has_children:
+            has_children[kind] = issubclass(
+                kind, nnx.Pytree | nnx.Variable | list | tuple | dict
+            ) or not jax.tree_util.all_leaves([node])
+        if not has_children[kind] or id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield node
+        if issubclass(kind, nnx.Pytree):
+            ahead.extend(reversed(vars(node).values()))
+        elif not issubclass(kind, nnx.Variable):
+            ahead.extend(reversed(jax.tree.leaves(node, is_leaf=lambda x, here=node: x is not here)))
+
+
 def variables_of(model: Any) -> list[Found]:
     """The Variables and arrays of a model, each once, with all its paths."""
     proxies = {path for path, node in walk(model) if isinstance(node, QuantProxyFromInjector)}

@@ -1,13 +1,17 @@
 """Freezing one layer: its quantized weight gives way to low-bit numbers, and comes back."""
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
 from flax import nnx
 
 from jqinject.nn._frozen import FrozenWeight
+from jqinject.nn._frozen_groups import ScaleForms
 from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.proxy import build_stacked, stack_of
+from jqinject.quant_tensor import GroupwiseQuantTensor, IntQuantTensor, is_concrete
 
 
 def freezes(layer: QuantWeightLayer) -> bool:
@@ -16,23 +20,21 @@ def freezes(layer: QuantWeightLayer) -> bool:
     return layer.frozen is None and quantized
 
 
-def quantized_weight(layer: QuantWeightLayer) -> Any:
-    """The quantized weight of a layer that `freezes`, to be handed to `freeze_layer`; None of a stack of layers.
+def numbers_of(layer: QuantWeightLayer) -> Any:
+    """The low-bit numbers of a layer that `freezes`, to be handed to `freeze_layer`; None of a stack of layers.
 
-    It is computed while the caller goes on: asked for one layer ahead, nobody waits for it.
+    They are computed while the caller goes on: asked for one layer ahead, nobody waits for them.
     """
-    return (
-        None if stack_of((layer,)) else _quantized(layer.weight_quant, layer.weight[...], _known_input(layer))
-    )
+    return None if stack_of((layer,)) else _numbers(layer)
 
 
-def freeze_layer(layer: QuantWeightLayer, *, keep_master: bool = False, weight: Any = None) -> bool:
+def freeze_layer(layer: QuantWeightLayer, *, keep_master: bool = False, numbers: Any = None) -> bool:
     """Put the low-bit numbers of the weight in the place of the weight, its quantizer and that of the gradient.
 
     Args:
         layer: a layer, or a stack of layers.
         keep_master: keep those too, so that `unfreeze_layer` can bring them back.
-        weight: what `quantized_weight` returned for the layer.
+        numbers: what `numbers_of` returned for the layer.
 
     Returns:
         Whether there was a quantized weight to freeze.
@@ -43,9 +45,9 @@ def freeze_layer(layer: QuantWeightLayer, *, keep_master: bool = False, weight: 
     if stack and layer.weight_quant.requires_quant_input and layer.input_quant is None:
         layer.weight_quant.kept_input()  # raises where it is not known, which is not seen inside of `vmap`
     layer.frozen = (
-        build_stacked(lambda layers, _: _numbers(layers[0]), (layer,), stack)
+        build_stacked(lambda layers, _: _eager_numbers(layers[0]), (layer,), stack)
         if stack
-        else _numbers(layer, weight)
+        else _checked(layer, _numbers(layer) if numbers is None else numbers)
     )
     if not keep_master:
         for name in (layer.weight_name, "weight_quant", "grad_quant"):
@@ -83,19 +85,65 @@ def check_unfreezes(layer: QuantWeightLayer) -> None:
         )
 
 
-def _numbers(layer: QuantWeightLayer, weight: Any = None) -> FrozenWeight:
-    weight = (
-        _quantized(layer.weight_quant, layer.weight[...], _known_input(layer)) if weight is None else weight
-    )
-    metadata = layer.weight.get_metadata()
-    zero_point = layer.weight_quant.has_zero_point
-    return FrozenWeight(weight, layer.summed_axes(), metadata, zero_point, layer.axes_of_sums())
+def _numbers(layer: QuantWeightLayer) -> tuple[Any, Any]:
+    graphdef, state = nnx.split(layer.weight_quant, graph=True)
+    metadata = tuple(sorted(layer.weight.get_metadata().items()))
+    weight, summed, axes = layer.weight[...], layer.summed_axes(), layer.axes_of_sums()
+    found, valid = _compiled_numbers(state, weight, _known_input(layer), graphdef, summed, metadata, axes)
+    return nnx.merge(*found) if isinstance(found, tuple) else found, valid
 
 
-@nnx.jit(graph=True)
+@partial(jax.jit, static_argnums=(3, 4, 5, 6))
+def _compiled_numbers(
+    state: Any,
+    weight: jax.Array,
+    known_input: Any,
+    graphdef: Any,
+    summed: tuple[int, ...],
+    metadata: tuple[tuple[str, Any], ...],
+    axes_of_sums: tuple[int, ...] | None,
+) -> tuple[Any, Any]:
+    """What is stored, and whether it is what the quantizer made; compiled once for all layers that are alike.
+
+    Of the weight's size there are no arrays but these. With a learned bit width, which decides on their dtype, the
+    quantized weight comes out as it is.
+    """
+    proxy = nnx.merge(graphdef, state)
+    quantized = _quantized(proxy, weight, known_input)
+    integers = quantized.grouped if isinstance(quantized, GroupwiseQuantTensor) else quantized
+    is_integer = isinstance(integers, IntQuantTensor)
+    if is_integer and not is_concrete(integers.bit_width):
+        return quantized, True
+    frozen = _frozen(proxy, quantized, summed, dict(metadata), axes_of_sums)
+    return nnx.split(frozen, graph=True), integers.is_valid if is_integer else True
+
+
+def _checked(layer: QuantWeightLayer, numbers: tuple[Any, Any]) -> FrozenWeight:
+    """The numbers, in whose place an error comes where they are not the quantizer's own."""
+    found, valid = numbers
+    usable = isinstance(found, FrozenWeight) and (not is_concrete(valid) or bool(valid))
+    return found if usable else _eager_numbers(layer)
+
+
+def _eager_numbers(layer: QuantWeightLayer) -> FrozenWeight:
+    proxy, metadata = layer.weight_quant, layer.weight.get_metadata()
+    quantized = _quantized(proxy, layer.weight[...], _known_input(layer))
+    return _frozen(proxy, quantized, layer.summed_axes(), metadata, layer.axes_of_sums())
+
+
 def _quantized(proxy: Any, weight: jax.Array, known_input: Any) -> Any:
-    """Compiled, once for all layers that are alike: no array of the weight's size but the result."""
     return proxy(weight) if known_input is None else proxy(weight, known_input)
+
+
+def _frozen(
+    proxy: Any,
+    quantized: Any,
+    summed: tuple[int, ...],
+    metadata: Mapping[str, Any],
+    axes_of_sums: tuple[int, ...] | None,
+) -> FrozenWeight:
+    forms = ScaleForms(proxy.scale_dtype, proxy.has_whole_zero_points)
+    return FrozenWeight(quantized, summed, metadata, proxy.has_zero_point, axes_of_sums, forms)
 
 
 def _known_input(layer: QuantWeightLayer) -> Any:

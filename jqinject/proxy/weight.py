@@ -1,43 +1,18 @@
-"""The proxies of weights."""
+"""The proxy of weights."""
 
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import jax
 from flax import nnx
 
 from jqinject.proxy.base import QuantProxyFromInjector
-from jqinject.quant_tensor import IntQuantTensor
+from jqinject.quant_tensor import QuantTensor
 
 
-class InputFormat(NamedTuple):
-    """What a weight quantizer may have to know of the input that its weight is contracted with.
+class WeightQuantProxy(QuantProxyFromInjector):
+    """Abstract: the proxy of a layer's weight, or of the weights of several that share one quantizer."""
 
-    Attributes:
-        bit_width: bits of an integer: a Python int, or an array where it is learned.
-        signed: whether the integers have a sign.
-    """
-
-    bit_width: int | jax.Array
-    signed: bool
-
-
-class WeightQuantProxyFromInjector(QuantProxyFromInjector):
-    """Quantizes the weight of a layer, or with one quantizer the weights of several.
-
-    The quantizer depends on the weights: it is assembled with `module` (the layer, or the tuple of layers that share
-    it) and `tracked_parameter_list` (their weights), and again whenever they are loaded, assigned or shared.
-
-    Example:
-        >>> from flax import nnx
-        >>> from jqinject.nn import QuantLinear
-        >>> from jqinject.quant import Int8WeightPerTensorFloat
-        >>> first = QuantLinear(8, 4, weight_quant=Int8WeightPerTensorFloat, rngs=nnx.Rngs(0))
-        >>> second = QuantLinear(8, 4, weight_quant=first.weight_quant, rngs=nnx.Rngs(1))
-        >>> second.weight_quant is first.weight_quant, second.weight_quant.bit_width()
-        (True, 8)
-    """
-
-    def __call__(self, x: jax.Array) -> IntQuantTensor | jax.Array:
+    def __call__(self, x: jax.Array) -> QuantTensor | jax.Array:
         """Quantize a weight.
 
         Args:
@@ -66,7 +41,10 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
         return self._attribute("bit_width")
 
     def _attribute(self, name: str) -> Any:
-        return getattr(self._pack(self._look()), name) if self.is_quant_enabled else None
+        if not self.is_quant_enabled:
+            return None
+        weight = self._known_layers()[0].weight.get_value()
+        return getattr(self._seen(self._pack(self._look()), weight), name)
 
     def _look(self) -> Any:
         """The quantizer's own result for its weight: on a copy, so that no state moves and no first call is used up."""
@@ -77,124 +55,18 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
 
 
 @final
-class DecoupledWeightQuantProxyFromInjector(WeightQuantProxyFromInjector):
-    """Quantizes a weight by a scale before rounding and one after; both can be asked for.
+class WeightQuantProxyFromInjector(WeightQuantProxy):
+    """Quantizes the weight of a layer, or with one quantizer the weights of several.
+
+    The quantizer depends on the weights: it is assembled with `module` (the layer, or the tuple of layers that share
+    it) and `tracked_parameter_list` (their weights), and again whenever they are loaded, assigned or shared.
 
     Example:
         >>> from flax import nnx
         >>> from jqinject.nn import QuantLinear
-        >>> from jqinject.quant import Int8WeightPerChannelFloatDecoupled
-        >>> fc = QuantLinear(8, 4, weight_quant=Int8WeightPerChannelFloatDecoupled, rngs=nnx.Rngs(0))
-        >>> fc.weight_quant.pre_scale().shape, fc.weight_quant.scale().shape
-        ((1, 4), (1, 4))
+        >>> from jqinject.quant import Int8WeightPerTensorFloat
+        >>> first = QuantLinear(8, 4, weight_quant=Int8WeightPerTensorFloat, rngs=nnx.Rngs(0))
+        >>> second = QuantLinear(8, 4, weight_quant=first.weight_quant, rngs=nnx.Rngs(1))
+        >>> second.weight_quant is first.weight_quant, second.weight_quant.bit_width()
+        (True, 8)
     """
-
-    def pre_scale(self) -> jax.Array | None:
-        """What the weight is divided by before rounding, float32; None where quantization is off."""
-        return self._look().pre_scale if self.is_quant_enabled else None
-
-    def pre_zero_point(self) -> jax.Array | None:
-        """What is added before rounding, float32; None where quantization is off."""
-        return self._look().pre_zero_point if self.is_quant_enabled else None
-
-
-@final
-class DecoupledWeightQuantWithInputProxyFromInjector(WeightQuantProxyFromInjector):
-    """Quantizes a weight so that it depends on the bits and the sign of the input that it is contracted with.
-
-    The layer hands its quantized input in. Asked without one, it goes by the layer's `input_quant`, else by the input
-    of the last training step.
-
-    Example:
-        >>> from flax import nnx
-        >>> from jqinject.nn import QuantLinear
-        >>> from jqinject.quant import Int8AccumulatorAwareWeightQuant, Uint8ActPerTensorFloat
-        >>> fc = QuantLinear(
-        ...     8, 4, weight_quant=Int8AccumulatorAwareWeightQuant, weight_accumulator_bit_width=12,
-        ...     input_quant=Uint8ActPerTensorFloat, rngs=nnx.Rngs(0))
-        >>> bool((abs(fc.quant_weight().int()).sum(axis=0) * 255 < 2**11).all())
-        True
-    """
-
-    @property
-    def requires_quant_input(self) -> bool:
-        """True."""
-        return True
-
-    def __call__(self, x: jax.Array, quant_input: Any = None) -> IntQuantTensor | jax.Array:
-        """Quantize a weight.
-
-        Args:
-            x: the weight; float, any shape.
-            quant_input: the `IntQuantTensor` that the weight is contracted with, or its `InputFormat`.
-
-        Returns:
-            A QuantTensor of the shape and dtype of `x`, or `x` itself where quantization is off.
-
-        Raises:
-            TypeError: the input is not quantized to integers.
-            ValueError: the input's format is not known, or too wide for the accumulator.
-        """
-        if not self.is_quant_enabled:
-            return x
-        return self._seen(self._pack(self.tensor_quant(x, *self._format_of(quant_input))), x)
-
-    def quantize(self, x: jax.Array, quant_input: Any = None) -> Any:
-        """Quantize as a call does."""
-        return self(x, quant_input)
-
-    def pre_scale(self, quant_input: Any = None) -> jax.Array | None:
-        """What the weight is divided by before rounding, float32; None where quantization is off.
-
-        Args:
-            quant_input: as for a call.
-        """
-        return self._look(quant_input).pre_scale if self.is_quant_enabled else None
-
-    def pre_zero_point(self, quant_input: Any = None) -> jax.Array | None:
-        """What is added before rounding, float32; None where quantization is off.
-
-        Args:
-            quant_input: as for a call.
-        """
-        return self._look(quant_input).pre_zero_point if self.is_quant_enabled else None
-
-    def check_input(self, quant_input: Any) -> None:
-        """Refuse, before it comes, an input that the quantizer can not keep its guarantee for.
-
-        Args:
-            quant_input: as for a call.
-
-        Raises:
-            ValueError: it is too wide for the accumulator.
-        """
-        if self.is_quant_enabled:
-            self.tensor_quant.check_input(*self._format_of(quant_input))
-
-    def kept_input(self) -> InputFormat | None:
-        """The format of the input of the last training step; None in a stack, or where only a running program knows it.
-
-        Raises:
-            ValueError: there was none.
-        """
-        kept = self.tensor_quant.kept_input()
-        return None if kept is None else InputFormat(*kept)
-
-    def _look(self, quant_input: Any = None) -> Any:
-        layer = self._known_layers()[0]
-        known = layer.input_format() if quant_input is None else quant_input
-        quantizer = nnx.clone(self.tensor_quant, graph=True)
-        return quantizer(layer.weight.get_value(), *self._format_of(known))
-
-    def _format_of(self, quant_input: Any) -> InputFormat | tuple[()]:
-        if quant_input is None:
-            return ()
-        if isinstance(quant_input, InputFormat):
-            return quant_input
-        if isinstance(quant_input, IntQuantTensor):
-            return InputFormat(quant_input.bit_width, quant_input.signed)
-        raise TypeError(
-            f"{self.binding.base.__name__} quantizes the weight for the integers that it is multiplied with, and the "
-            f"input is not quantized to integers: got {type(quant_input).__name__}.\n  cure: give the layer "
-            "input_quant=... (such as Int8ActPerTensorFloat), or feed it an IntQuantTensor"
-        )

@@ -10,6 +10,7 @@ from jqinject.quant.fragments import (
     PerTensorPoTScaling8bit,
     UintQuant,
 )
+from jqinject.quant.search import MSESymmetricScale
 from jqinject.quant.solver import ActQuantSolver, BiasQuantSolver, WeightQuantSolver
 
 
@@ -57,3 +58,19 @@ class Int8BiasPerTensorFixedPointInternalScaling(
     """8-bit biases with a power-of-two scale of their own."""
 
     requires_input_scale = False
+
+
+class Int8WeightPerTensorFixedPointMSE(MSESymmetricScale, Int8WeightPerTensorFixedPoint):
+    """8-bit narrow signed weights, a learned power-of-two scale that starts where the squared error is least."""
+
+
+class Int8WeightPerChannelFixedPointMSE(MSESymmetricScale, Int8WeightPerChannelFixedPoint):
+    """8-bit narrow signed weights, a learned power-of-two scale of each output channel, started likewise."""
+
+
+class Int8ActPerTensorFixedPointMSE(MSESymmetricScale, Int8ActPerTensorFixedPoint):
+    """8-bit signed activations, a learned power-of-two scale that starts from those with the least squared error."""
+
+
+class Uint8ActPerTensorFixedPointMSE(MSESymmetricScale, Uint8ActPerTensorFixedPoint):
+    """8-bit unsigned activations, a learned power-of-two scale that starts from those with the least squared error."""

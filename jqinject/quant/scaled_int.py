@@ -13,6 +13,7 @@ from jqinject.quant.fragments import (
     PerTensorFloatScaling8bit,
     UintQuant,
 )
+from jqinject.quant.search import HQOSymmetricScale, MSESymmetricScale
 from jqinject.quant.solver import ActQuantSolver, BiasQuantSolver, WeightQuantSolver
 
 
@@ -133,3 +134,27 @@ class Int8BiasPerTensorFloatInternalScaling(
     """8-bit biases with a scale of their own, max |b| / 128."""
 
     requires_input_scale = False
+
+
+class Int8WeightPerTensorFloatMSE(MSESymmetricScale, Int8WeightPerTensorFloat):
+    """8-bit narrow signed weights, a learned scale that starts where the squared error is least."""
+
+
+class Int8WeightPerChannelFloatMSE(MSESymmetricScale, Int8WeightPerChannelFloat):
+    """8-bit narrow signed weights, a learned scale of each output channel that starts at the least squared error."""
+
+
+class Int8ActPerTensorFloatMSE(MSESymmetricScale, Int8ActPerTensorFloat):
+    """8-bit signed activations, a learned scale that starts from those with the least squared error in each batch."""
+
+
+class Uint8ActPerTensorFloatMSE(MSESymmetricScale, Uint8ActPerTensorFloat):
+    """8-bit unsigned activations, a learned scale that starts from those with the least squared error."""
+
+
+class Int8WeightPerTensorFloatHQO(HQOSymmetricScale, Int8WeightPerTensorFloat):
+    """8-bit narrow signed weights, a learned scale that starts from half-quadratic optimization."""
+
+
+class Int8WeightPerChannelFloatHQO(HQOSymmetricScale, Int8WeightPerChannelFloat):
+    """8-bit narrow signed weights, a learned scale of each output channel from half-quadratic optimization."""

@@ -9,6 +9,13 @@ from jqinject.quant.fragments import (
     ShiftedMinUintQuant,
     ShiftedParamFromPercentileUintQuant,
 )
+from jqinject.quant.search import (
+    HQOActZeroPoint,
+    HQOWeightZeroPoint,
+    MSEActZeroPoint,
+    MSEAsymmetricScale,
+    MSEWeightZeroPoint,
+)
 from jqinject.quant.solver import ActQuantSolver, WeightQuantSolver
 
 
@@ -40,3 +47,43 @@ class ShiftedUint8ActPerTensorFixedPoint(
     ActQuantSolver,
 ):
     """8-bit unsigned activations; learned power-of-two scale and zero point that start from two percentiles of x."""
+
+
+class ShiftedUint8WeightPerTensorFloatMSE(
+    MSEAsymmetricScale, MSEWeightZeroPoint, ShiftedUint8WeightPerTensorFloat
+):
+    """8-bit unsigned weights; learned scale and zero point that start where the squared error is least."""
+
+
+class ShiftedUint8WeightPerChannelFloatMSE(
+    MSEAsymmetricScale, MSEWeightZeroPoint, ShiftedUint8WeightPerChannelFloat
+):
+    """8-bit unsigned weights; learned scale and zero point of each output channel, started likewise."""
+
+
+class ShiftedUint8ActPerTensorFloatMSE(MSEAsymmetricScale, MSEActZeroPoint, ShiftedUint8ActPerTensorFloat):
+    """8-bit unsigned activations; learned scale and zero point that start from those with the least squared error."""
+
+
+class ShiftedUint8ActPerTensorFixedPointMSE(
+    MSEAsymmetricScale, MSEActZeroPoint, ShiftedUint8ActPerTensorFixedPoint
+):
+    """8-bit unsigned activations; learned power-of-two scale and zero point, started likewise."""
+
+
+class ShiftedUint8WeightPerTensorFloatHQO(HQOWeightZeroPoint, ShiftedUint8WeightPerTensorFloat):
+    """8-bit unsigned weights; a learned zero point, not an integer, that starts from half-quadratic optimization."""
+
+    quantize_zero_point = False
+
+
+class ShiftedUint8WeightPerChannelFloatHQO(HQOWeightZeroPoint, ShiftedUint8WeightPerChannelFloat):
+    """8-bit unsigned weights; a learned zero point of each output channel, no integer, started likewise."""
+
+    quantize_zero_point = False
+
+
+class ShiftedUint8ActPerTensorFloatHQO(HQOActZeroPoint, ShiftedUint8ActPerTensorFloat):
+    """8-bit unsigned activations; a learned zero point, not an integer, from half-quadratic optimization."""
+
+    quantize_zero_point = False

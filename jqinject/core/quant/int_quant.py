@@ -24,8 +24,12 @@ from jqinject.core._protocols import (
 from jqinject.core.assign import assign, set_given
 from jqinject.core.clamp import Identity, TensorClamp, TensorClampSte
 from jqinject.core.delay import DelayWrapper, delay_of
+from jqinject.core.learned_round import LearnedRoundSte
 from jqinject.core.rounding import CeilSte, DPURoundSte, FloorSte, RoundSte, RoundToZeroSte
+from jqinject.core.scaling.runtime import ParameterFromRuntimeStatsScaling
+from jqinject.core.stats.search import SearchedStat, given, in_trial, searching
 from jqinject.core.variables import known_zero
+from jqinject.core.zero_point.learned import ParameterFromRuntimeZeroPoint
 from jqinject.ops import fake_quantize, int_range
 from jqinject.ops.power import in_steps
 
@@ -124,19 +128,27 @@ class IntQuant(nnx.Module):
 
     def to_int(self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array) -> jax.Array:
         """The integers of `x`, as float32, differentiable."""
-        y = in_steps(self.input_view_impl(x).astype(jnp.float32), scale) + zero_point
+        return self.steps_to_int(scale, zero_point, bit_width, self.input_view_impl(x))
+
+    def steps_to_int(
+        self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array
+    ) -> jax.Array:
+        """As `to_int`, of a tensor that is laid out already."""
+        if isinstance(self.float_to_int_impl, LearnedRoundSte):
+            # Not to nearest: one unit in the last place decides about a step. See `ops.power.divide`.
+            scale = jax.lax.optimization_barrier(jnp.broadcast_to(scale, x.shape))
+        y = in_steps(x.astype(jnp.float32), scale) + zero_point
         y = self.float_to_int_impl(y)
         return self.tensor_clamp_impl(y, min_val=self.min_int(bit_width), max_val=self.max_int(bit_width))
 
     def __call__(self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array) -> jax.Array:
-        """`x` quantized and back in float, in the dtype of `x`."""
-        x = _check.float_input(x, "IntQuant")
+        """`x` quantized and back in float, in the dtype of `x` and the layout of `input_view_impl`."""
+        x = self.input_view_impl(_check.float_input(x, "IntQuant"))
         to_integer = self._elementwise(bit_width)
         if to_integer is None:
-            y = (self.to_int(scale, zero_point, bit_width, x) - zero_point) * scale
+            y = (self.steps_to_int(scale, zero_point, bit_width, x) - zero_point) * scale
         else:
-            viewed = self.input_view_impl(x).astype(jnp.float32)
-            y = fake_quantize(viewed, scale, zero_point, to_integer)
+            y = fake_quantize(x.astype(jnp.float32), scale, zero_point, to_integer)
         y = y.astype(x.dtype)
         return y if self.delay is None else self.delay(x, y)
 
@@ -212,10 +224,48 @@ class RescalingIntQuant(nnx.Module):
         x = _check.float_input(x, "RescalingIntQuant")
         x32 = x.astype(jnp.float32)
         bit_width = self.bit_width_impl()
-        scale = self.scaling_impl(x32, self.int_scaling_impl(bit_width))
-        zero_point = self.zero_point_impl(x32, scale, bit_width)
+        threshold = self.int_scaling_impl(bit_width)
+        with searching(self):
+            scale = self.scaling_impl(x32, threshold)
+        with searching(self, self._scale_to_search_with(scale, x32, threshold)):
+            zero_point = self.zero_point_impl(x32, scale, bit_width)
         value = self.int_quant(scale, zero_point, bit_width, x32).astype(x.dtype)
         return QuantResult(value, scale, zero_point, bit_width)
+
+    def try_scale(self, x: jax.Array, statistic: jax.Array) -> QuantResult:
+        """What `x` would be if `statistic` were what the scale is made from; the zero point is not searched.
+
+        Args:
+            x: float32.
+            statistic: in the place of the searched one.
+        """
+        bit_width = self.bit_width_impl()
+        with given(statistic):
+            scale = self.scaling_impl(x, self.int_scaling_impl(bit_width))
+        return self.try_zero_point(x, scale, None)
+
+    def try_zero_point(self, x: jax.Array, scale: jax.Array, statistic: jax.Array | None) -> QuantResult:
+        """What `x` would be if `statistic` were what the zero point is made from.
+
+        Args:
+            x: float32.
+            scale: the scale.
+            statistic: in the place of the searched one; None for what the search starts from.
+        """
+        bit_width = self.bit_width_impl()
+        with given(statistic):
+            zero_point = self.zero_point_impl(x, scale, bit_width)
+        return QuantResult(self.int_quant(scale, zero_point, bit_width, x), scale, zero_point, bit_width)
+
+    def _scale_to_search_with(self, scale: jax.Array, x: jax.Array, threshold: Any) -> jax.Array:
+        """The scale that zero points are tried with: the last of the collected ones is their mean already."""
+        collects = isinstance(self.scaling_impl, ParameterFromRuntimeStatsScaling)
+        searches = isinstance(self.zero_point_impl, ParameterFromRuntimeZeroPoint) and isinstance(
+            self.zero_point_impl.stats, SearchedStat
+        )
+        if not (collects and searches) or in_trial() or x.size == 0:
+            return scale
+        return self.scaling_impl.settle(scale, threshold)
 
 
 class PrescaledRestrictIntQuant(nnx.Module):

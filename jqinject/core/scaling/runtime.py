@@ -15,6 +15,7 @@ from jqinject.core._collect import (
     collected_value,
     complete_collection,
     finish_collection,
+    settle_collection,
     update_running,
 )
 from jqinject.core._protocols import Restrict, Stat, View
@@ -254,6 +255,22 @@ class ParameterFromRuntimeStatsScaling(nnx.Module):
         return apply_threshold(
             value, threshold, self.restrict_threshold_impl or restrict, self.restrict_scale_threshold_impl
         )
+
+    def settle(self, scale: jax.Array, threshold: Any = None) -> jax.Array:
+        """The scale that a zero point is searched with.
+
+        It is the batch's own, and after the last of the collected batches, the mean of all of them: then `value` is
+        filled, and learned from the next call on (as in Brevitas).
+
+        Args:
+            scale: the scale of this call.
+            threshold: as for the call.
+        """
+        if self.use_running_average:
+            return scale
+        state = (self.value, self.buffer, self.counter)
+        due = settle_collection(*state, self.collection, self.restrict_scaling_impl.restrict_init_tensor)
+        return jnp.where(due, self._learned_scale(self.value.get_value(), threshold), scale)
 
     def init_scale(self) -> None:
         """End the collection now: `value` is filled from what was collected, if it is not yet."""

@@ -8,6 +8,7 @@ from dataclasses import is_dataclass, replace
 import jax
 
 from jqinject.core._protocols import Stat, View
+from jqinject.core.stats.search import SearchedStat
 from jqinject.core.stats.two_phase import TwoPhaseStat
 from jqinject.core.view import OverOutputChannelView
 
@@ -27,6 +28,8 @@ def laid_out(stat: Stat, view: View, x: jax.Array) -> tuple[Stat, jax.Array]:
     Returns:
         The statistic to call, and what to call it with.
     """
+    if isinstance(stat, SearchedStat):
+        return stat, x  # it tries the tensor as it is, and has a view of its own
     if not isinstance(view, OverOutputChannelView) or view.permute_dims is None:
         return stat, view(x)
     first = x.ndim - view.channel_axes

@@ -11,6 +11,7 @@ from flax import nnx
 
 from jqinject.core._protocols import Stat, View
 from jqinject.core.stats.layout import laid_out
+from jqinject.core.stats.search import SearchedStat
 from jqinject.core.variables import QuantStat
 
 
@@ -62,6 +63,8 @@ def tracked_statistic(
             )
         stat, viewed = laid_out(stat, view, x.astype(jnp.float32))
         return stat(viewed)
+    if isinstance(stat, SearchedStat):
+        return stat.of([variable.get_value().astype(jnp.float32) for variable in reversed(tracked)])
     views = [view(variable.get_value().astype(jnp.float32)) for variable in reversed(tracked)]
     if len({v.shape[:concat_dim] + v.shape[concat_dim + 1 :] for v in views}) > 1:
         shapes = [tuple(variable.get_value().shape) for variable in tracked]

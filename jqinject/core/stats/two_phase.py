@@ -10,6 +10,7 @@ import jax.core
 import jax.numpy as jnp
 
 from jqinject.core._protocols import Stat
+from jqinject.core.stats.search import SearchedStat
 
 
 class TwoPhaseStat(ABC):
@@ -66,7 +67,7 @@ def gated_statistic(stat: Stat, x: jax.Array, active: jax.Array) -> jax.Array:
     """
     if not isinstance(active, jax.core.Tracer) and bool(active):
         return stat(x)
-    if isinstance(stat, TwoPhaseStat):
+    if isinstance(stat, TwoPhaseStat | SearchedStat):
         return stat.gated(x, active)
     shape = jax.eval_shape(stat, x)
     return jax.lax.cond(active, stat, lambda _: jnp.zeros(shape.shape, shape.dtype), x)

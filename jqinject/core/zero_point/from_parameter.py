@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core import _check
@@ -14,6 +15,7 @@ from jqinject.core._fill import complete_filled, fill_once
 from jqinject.core._protocols import IntQuantizer, Stat, View
 from jqinject.core.assign import set_given
 from jqinject.core.scaling._affine import AffineRescaling, affine_rescaling
+from jqinject.core.stats.search import in_trial
 from jqinject.core.stats.tracked import track, tracked_statistic
 from jqinject.core.variables import QuantParam, QuantStat, float_array, int_array
 from jqinject.core.zero_point.shift import shift
@@ -164,15 +166,21 @@ class ParameterFromStatsFromParameterZeroPoint(nnx.Module):
     def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any) -> jax.Array:
         """The zero point of `x`, float32."""
         stored = fill_once(self.value, self.init_done, lambda: self._initial(x), not self.use_running_average)
-        return shift(abs_binary_sign_grad(stored), scale, bit_width, self.int_quant, self.source.quantize)
+        z = abs_binary_sign_grad(stored)
+        if in_trial():  # before it is learned, a candidate counts with its sign and without the affine map
+            z = jnp.where(self.init_done.get_value() > 0, z, -self._statistic(x))
+        return shift(z, scale, bit_width, self.int_quant, self.source.quantize)
 
     def _initial(self, x: jax.Array) -> jax.Array:
+        stat = self._statistic(x)
+        return stat if self.affine_rescaling is None else self.affine_rescaling(stat)
+
+    def _statistic(self, x: jax.Array) -> jax.Array:
         where = "ParameterFromStatsFromParameterZeroPoint"
         stat = tracked_statistic(
             x, self.tracked_parameters, self.stats, self.view, self.source.concat_dim, where
         )
-        stat = _check.statistic_shape(stat, self.source.shape, where, "zero_point_shape")
-        return stat if self.affine_rescaling is None else self.affine_rescaling(stat)
+        return _check.statistic_shape(stat, self.source.shape, where, "zero_point_shape")
 
     def set_view(self, use_running_average: bool | None = None) -> None:
         """Switch between training and evaluation.

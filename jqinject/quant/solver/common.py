@@ -1,12 +1,17 @@
 """Fragments that every solver shares: names given by enum become components."""
 
+from typing import Any
+
+import numpy as np
+
 from jqinject.core.clamp import Identity
 from jqinject.core.quant import IntQuant
 from jqinject.core.view import OverOutputChannelView, OverTensorView
-from jqinject.inject import ExtendedInjector, choices, value
+from jqinject.inject import ExtendedInjector, choices, this, value
 from jqinject.inject.enum import (
     BitWidthImplType,
     FloatToIntImplType,
+    LearnedRoundImplType,
     QuantType,
     RestrictValueType,
     ScalingImplType,
@@ -14,10 +19,12 @@ from jqinject.inject.enum import (
     StatsOp,
     as_enum,
 )
+from jqinject.ops.groups import elements_axis
 from jqinject.quant.solver.tables import (
     BIT_WIDTH_IMPL,
     FLOAT_TO_INT_IMPL,
     INT_SCALING_IMPL,
+    LEARNED_ROUND_IMPL,
     RESTRICT_VALUE_IMPL,
     STATS_IMPL,
     pick,
@@ -35,7 +42,30 @@ class SolveBitWidthImplFromEnum(ExtendedInjector):
         return pick(BitWidthImplType, bit_width_impl_type, BIT_WIDTH_IMPL, "bit_width_impl_type")
 
 
-class SolveTensorQuantFloatToIntImplFromEnum(ExtendedInjector):
+class SolveLearnedRoundFromEnum(ExtendedInjector):
+    """What learned rounding consists of: `learned_round_impl` from `learned_round_impl_type`, zeros to start with."""
+
+    learned_round_impl_type = LearnedRoundImplType.HARD_SIGMOID
+
+    @choices(*LEARNED_ROUND_IMPL.values())
+    def learned_round_impl(learned_round_impl_type):
+        return pick(
+            LearnedRoundImplType, learned_round_impl_type, LEARNED_ROUND_IMPL, "learned_round_impl_type"
+        )
+
+    @value
+    def learned_round_init(tracked_parameter_list: Any):
+        if len(tracked_parameter_list) != 1:
+            found = "no weight" if not tracked_parameter_list else f"{len(tracked_parameter_list)} weights"
+            raise ValueError(
+                "float_to_int_impl_type = 'learned_round' learns how each element of one weight is rounded, and this "
+                f"quantizer has {found}.\n  cure: a quantizer of its own for each layer (weight_quant=MyQuantizer), "
+                "and 'round' or 'stochastic_round' for activations"
+            )
+        return np.zeros(tracked_parameter_list[0].shape, np.float32)
+
+
+class SolveTensorQuantFloatToIntImplFromEnum(SolveLearnedRoundFromEnum):
     """`float_to_int_impl` from `float_to_int_impl_type`."""
 
     @choices(*FLOAT_TO_INT_IMPL.values())
@@ -101,21 +131,24 @@ class SolveStatsReduceDimFromEnum(ExtendedInjector):
             return ScalingPerOutputType.CHANNEL if scaling_per_output_channel else ScalingPerOutputType.TENSOR
         if scaling_per_output_type is None:
             return None
-        member = as_enum(ScalingPerOutputType, scaling_per_output_type, name="scaling_per_output_type")
-        if member is ScalingPerOutputType.GROUP:
-            raise ValueError(
-                "scaling_per_output_type = 'group' needs a group-wise quantizer; this one takes 'tensor' or 'channel'"
-            )
-        return member
+        return as_enum(ScalingPerOutputType, scaling_per_output_type, name="scaling_per_output_type")
 
     @value
     def stats_reduce_dim(scaling_stats_op, scaling_per_output):
+        if scaling_per_output == ScalingPerOutputType.GROUP:
+            return this.group_elements_axis
         per_channel = (
             scaling_per_output == ScalingPerOutputType.CHANNEL or scaling_stats_op == StatsOp.MAX_AVE
         )
         return CHANNEL_REDUCE_DIM if per_channel else None
 
-    keepdim = False
+    @value
+    def group_elements_axis(group_dim):
+        return elements_axis(group_dim)
+
+    @value
+    def keepdim(scaling_per_output):
+        return scaling_per_output == ScalingPerOutputType.GROUP
 
 
 class SolveScalingStatsInputViewShapeImplFromEnum(ExtendedInjector):
@@ -123,6 +156,8 @@ class SolveScalingStatsInputViewShapeImplFromEnum(ExtendedInjector):
 
     @choices(OverOutputChannelView, OverTensorView)
     def scaling_stats_input_view_shape_impl(scaling_stats_op, scaling_per_output):
+        if scaling_per_output == ScalingPerOutputType.GROUP:
+            return this.input_view_impl
         per_channel = (
             scaling_per_output == ScalingPerOutputType.CHANNEL or scaling_stats_op == StatsOp.MAX_AVE
         )
@@ -145,3 +180,7 @@ class SolveRestrictScaleSign(ExtendedInjector):
     @value
     def restrict_scale_positive(restrict_scaling_type=None):
         return restrict_scaling_type in (RestrictValueType.FP, RestrictValueType.POWER_OF_TWO)
+
+    @value
+    def bipolar_search(restrict_scale_positive):
+        return not restrict_scale_positive

@@ -5,6 +5,12 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from jqinject.core.bit_width import BitWidthConst, BitWidthParameter, BitWidthStatefulConst
+from jqinject.core.learned_round import (
+    LearnedRoundHardSigmoid,
+    LearnedRoundIdentity,
+    LearnedRoundSigmoid,
+    LearnedRoundSte,
+)
 from jqinject.core.restrict_val import (
     FloatRestrictValue,
     IntRestrictValue,
@@ -35,6 +41,7 @@ from jqinject.core.stats import (
 from jqinject.inject.enum import (
     BitWidthImplType,
     FloatToIntImplType,
+    LearnedRoundImplType,
     RestrictValueType,
     StatsOp,
     as_enum,
@@ -50,6 +57,13 @@ FLOAT_TO_INT_IMPL: Mapping[FloatToIntImplType, type] = {
     FloatToIntImplType.ROUND_TO_ZERO: RoundToZeroSte,
     FloatToIntImplType.DPU: DPURoundSte,
     FloatToIntImplType.STOCHASTIC_ROUND: StochasticRoundSte,
+    FloatToIntImplType.LEARNED_ROUND: LearnedRoundSte,
+}
+
+LEARNED_ROUND_IMPL: Mapping[LearnedRoundImplType, type] = {
+    LearnedRoundImplType.HARD_SIGMOID: LearnedRoundHardSigmoid,
+    LearnedRoundImplType.SIGMOID: LearnedRoundSigmoid,
+    LearnedRoundImplType.IDENTITY: LearnedRoundIdentity,
 }
 
 BIT_WIDTH_IMPL: Mapping[BitWidthImplType, type] = {

@@ -157,6 +157,18 @@ def _parameter_scaling(config: Arrays, arrays: Arrays) -> Arrays:
     return {"y": y, "param.value": scaling.value.get_value(), "grad.value": grads["value"].get_value()}
 
 
+def _learned_round(config: Arrays, arrays: Arrays) -> Arrays:
+    given = [] if config["temperature"] is None else [config["temperature"]]
+    rounding = core.LearnedRoundSte(getattr(core, config["component"])(*given), arrays["value"])
+    rounding.deterministic = config["mode"] == "eval"
+    graphdef, _ = nnx.split(rounding)
+
+    def forward(x: jax.Array, value: jax.Array) -> jax.Array:
+        return nnx.merge(graphdef, nnx.State({"value": QuantParam(value)}))(x)
+
+    return _gradients(forward, arrays, ["x", "value"])
+
+
 DRIVERS: dict[str, Callable[[Arrays, Arrays], Arrays]] = {
     "ste_": _function,
     "clamp_": _function,
@@ -167,4 +179,5 @@ DRIVERS: dict[str, Callable[[Arrays, Arrays], Arrays]] = {
     "tq_": _tensor_quant,
     "bitwidth_param_": _bit_width_parameter,
     "ParameterScaling_": _parameter_scaling,
+    "learned_round_": _learned_round,
 }

@@ -14,7 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import jqinject.dot as d
+from jqinject.core import CodebookQuant
+from jqinject.ops import NF4
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
+from tests.golden.adapters.qwix_arrays import LargestOver
 
 Case = dict[str, Any]
 Arrays = dict[str, np.ndarray]
@@ -81,6 +84,8 @@ def quantized(x: jax.Array, qtype: str | None, axes: list[int], nudge: float, me
         return _affine(
             x, int(qtype.removeprefix("int")), shared, None if name == "minmax" else factors, nudge
         )
+    if qtype == "nf4":
+        return CodebookQuant(LargestOver(tuple(axes)), NF4)(x).quant_tensor(signed=True, training=False)
     numerics = numerics_of(qtype)
     calibration = CALIBRATIONS[name](*factors)
     if x.dtype == jnp.bfloat16:  # Qwix divides in bfloat16

@@ -43,6 +43,9 @@ def layer_of(case: Case, inputs: dict[str, np.ndarray]) -> Any:
         weight.shape, weight_quant=quantizer(case["quantizer"]), **plain(case["overrides"], "weight_")
     )
     layer.weight = nnx.Param(jnp.asarray(weight))
+    if "learned_round_value" in inputs:
+        learned = moved(inputs["learned_round_value"], layout.weight(inputs["weight"].ndim))
+        layer.weight_quant.tensor_quant.int_quant.float_to_int_impl.value[...] = jnp.asarray(learned)
     if case["layer"].get("mode") == "eval":
         layer.eval()
     return layer
@@ -53,15 +56,16 @@ def run(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     layer = layer_of(case, inputs)
     axes = LAYOUTS[case["layer"]["kind"]].weight(inputs["weight"].ndim)
     cotangent = jnp.asarray(moved(inputs["cotangent"], axes))
+    cut = layer.weight_quant.facts.group_dim
     given = input_of(case)
-    outputs = {name: back(v, axes) for name, v in _call(layer, cotangent, given).items()}
-    again = {name: back(v, axes) for name, v in _call(layer, cotangent, given).items()}
+    outputs = {name: back(v, axes, cut) for name, v in _call(layer, cotangent, given).items()}
+    again = {name: back(v, axes, cut) for name, v in _call(layer, cotangent, given).items()}
     for name in ("pre_scale", "pre_zero_point"):
         if name in case["outputs"]:
             outputs[name] = back(getattr(layer.weight_quant, name)(), axes)
     outputs |= {f"call2.{name}": v for name, v in again.items()}
     for path, variable in nnx.to_flat_state(nnx.state(layer.weight_quant)):
-        outputs[f"param.{dotted(path)}"] = back(np.asarray(variable.get_value()), axes)
+        outputs[f"param.{dotted(path)}"] = back(np.asarray(variable.get_value()), axes, cut)
     return in_the_words_of(case, outputs)
 
 

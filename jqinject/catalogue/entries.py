@@ -1,0 +1,231 @@
+"""What is known of every ready-made quantizer, read from its wiring."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import jqinject.quant
+from jqinject.catalogue.examples import kind_of, wiring_of
+from jqinject.inject import ExtendedInjector, Node
+from jqinject.inject.errors import did_you_mean
+from jqinject.ops import NF4
+from jqinject.quant.float_fnuz import FpFNUZMixin
+from jqinject.quant.float_ocp import FpOCPMixin
+
+FILTERS = ("kind", "format", "granularity", "scaling")
+# Components by what a reader looks for; a class derived from one counts as it. Methods count before scalings.
+SCALINGS = {
+    "ConstScaling": "constant",
+    "ParameterScaling": "parameter",
+    "StatsFromParameterScaling": "statistics",
+    "RuntimeStatsScaling": "running statistics",
+    "ParameterFromStatsFromParameterScaling": "parameter from statistics",
+    "ParameterFromRuntimeStatsScaling": "parameter from statistics",
+    "DelayedScaling": "delayed",
+    "CurrentScaling": "current",
+    "RuntimeDynamicStatsScaling": "dynamic",
+    "RuntimeDynamicGroupStatsScaling": "dynamic",
+    "PrescaledRestrictIntQuant": "of input and weight",
+    "TruncIntQuant": "of the accumulator",
+}
+METHODS = {
+    "AccumulatorAwareParameterPreScaling": "accumulator-aware",
+    "AccumulatorAwareZeroCenterParameterPreScaling": "accumulator-aware",
+    "ParameterPreScalingWeightNorm": "weight normalization",
+    "MSE": "mean squared error",
+    "HalfQuadraticOptimizerScale": "half-quadratic",
+    "HalfQuadraticOptimizerZeroPoint": "half-quadratic",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One ready-made quantizer.
+
+    Attributes:
+        name: its name in `jqinject.quant`.
+        kind: what it is for: weight, act, bias, grad or trunc.
+        format: of its numbers: int8, uint8, fp8 e4m3, binary, ...
+        granularity: what shares a scale: tensor, channel, group or row.
+        scaling: where the scale comes from.
+        quantizer: the injector.
+    """
+
+    name: str
+    kind: str
+    format: str
+    granularity: str
+    scaling: str
+    quantizer: type[ExtendedInjector]
+
+
+@functools.cache
+def ready_made() -> dict[str, type[ExtendedInjector]]:
+    """The quantizers that `jqinject.quant` offers, by name."""
+    found = {
+        name: member
+        for name, member in vars(jqinject.quant).items()
+        if isinstance(member, type) and issubclass(member, ExtendedInjector)
+    }
+    return dict(sorted(found.items()))
+
+
+def all_entries() -> tuple[Entry, ...]:
+    """Every ready-made quantizer, by name.
+
+    Example:
+        >>> all_entries()[0].kind in ("weight", "act", "bias", "grad", "trunc")
+        True
+    """
+    return tuple(entry_of(name) for name in ready_made())
+
+
+@functools.cache
+def entry_of(name: str) -> Entry:
+    """What is known of one quantizer.
+
+    Args:
+        name: its name in `jqinject.quant`.
+
+    Raises:
+        ValueError: there is none of that name; says the nearest.
+
+    Example:
+        >>> entry = entry_of("Int8WeightPerChannelFloat")
+        >>> entry.kind, entry.format, entry.granularity, entry.scaling
+        ('weight', 'int8', 'channel', 'statistics')
+    """
+    return entry_for(name, quantizer_named(name), {})
+
+
+def entry_for(name: str, quantizer: type[ExtendedInjector], overrides: Mapping[str, Any]) -> Entry:
+    """What is known of a quantizer with some names declared anew, whoever declared it; nothing is built."""
+    wiring = wiring_of(quantizer, overrides)
+    kind = kind_of(quantizer)
+    facts = _format(wiring) + _variant(quantizer), _granularity(wiring), _scaling(wiring, kind)
+    return Entry(name, kind, *facts, quantizer)
+
+
+def quantizer_named(name: str) -> type[ExtendedInjector]:
+    """The ready-made quantizer of a name.
+
+    Raises:
+        ValueError: there is none; says the nearest.
+    """
+    if name not in ready_made():
+        hint = did_you_mean(name, ready_made())
+        raise ValueError(f"there is no quantizer {name!r}{': ' + hint if hint else ''}")
+    return ready_made()[name]
+
+
+def find(
+    *,
+    text: str = "",
+    kind: str = "",
+    format: str = "",
+    granularity: str = "",
+    scaling: str = "",
+) -> tuple[Entry, ...]:
+    """The ready-made quantizers that are of all the kinds asked for.
+
+    Args:
+        text: part of the name, in any case.
+        kind, format, granularity, scaling: as the entry says, or the first words of it, in any case.
+
+    Raises:
+        ValueError: no quantizer at all is of this kind, format, granularity or scaling; says which there are.
+
+    Example:
+        >>> [entry.name for entry in find(kind="bias", text="16")]
+        ['Int16Bias']
+    """
+    asked = dict(zip(FILTERS, (kind, format, granularity, scaling), strict=True))
+    known = all_entries()
+    for name, wanted in asked.items():
+        choices = sorted({getattr(entry, name) for entry in known})
+        if wanted and not any(_is_of(choice, wanted) for choice in choices):
+            raise ValueError(f"no quantizer has the {name} {wanted!r}; there are: {', '.join(choices)}")
+    return tuple(
+        entry
+        for entry in known
+        if text.lower() in entry.name.lower()
+        and all(_is_of(getattr(entry, name), wanted) for name, wanted in asked.items())
+    )
+
+
+def _is_of(found: str, wanted: str) -> bool:
+    return found.lower().startswith(wanted.lower())
+
+
+def summary_of(quantizer: type) -> str:
+    """The first sentence of a docstring."""
+    paragraph = (inspect.getdoc(quantizer) or "").split("\n\n")[0]
+    return " ".join(paragraph.split())
+
+
+def components_of(wiring: Node) -> Iterable[Node]:
+    """The components of a wiring, the outermost first, each kind once."""
+    seen: set[Any] = set()
+    for node in wiring.walk():
+        is_component = node.kind in ("component", "link") and isinstance(node.value, type)
+        if is_component and node.value not in seen:
+            seen.add(node.value)
+            yield node
+
+
+def _format(wiring: Node) -> str:
+    if wiring.value is None:
+        return "float"
+    bases = [base.__name__ for base in wiring.value.__mro__]
+    for plain in ("Binary", "Ternary"):
+        if any(plain in base for base in bases):
+            return plain.lower()
+    if "CodebookQuant" in bases:
+        codebook = wiring["codebook"].value
+        return "nf4" if codebook == NF4 else f"codebook of {len(codebook.values)}"
+    if _value(wiring, "q_dtype") is not None:
+        return np.dtype(wiring["q_dtype"].value).name.replace("float", "fp").replace("_", " ")
+    if "FloatQuant" in bases:
+        exponent, mantissa = wiring["exponent_bit_width"].value, wiring["mantissa_bit_width"].value
+        return f"fp{1 + exponent + mantissa} e{exponent}m{mantissa}"
+    return f"{'uint' if _value(wiring, 'signed') is False else 'int'}{_value(wiring, 'bit_width')}"
+
+
+def _variant(quantizer: type[ExtendedInjector]) -> str:
+    """Whose codes a minifloat has: those of the Open Compute Project, or finite ones with one zero."""
+    return (
+        " ocp" if issubclass(quantizer, FpOCPMixin) else " fnuz" if issubclass(quantizer, FpFNUZMixin) else ""
+    )
+
+
+def _granularity(wiring: Node) -> str:
+    if wiring.value is not None and _value(wiring, "scaling_impl") is None and "scaling_impl" in wiring:
+        return "unscaled"
+    if _value(wiring, "group_size"):
+        return "group"
+    if _value(wiring, "channelwise_axes"):
+        return "channel"
+    if _value(wiring, "shared_axes") or _value(wiring, "stats_reduce_dim") == -1:
+        return "row"
+    return str(_value(wiring, "scaling_per_output_type") or "tensor")
+
+
+def _scaling(wiring: Node, kind: str) -> str:
+    if _granularity(wiring) == "unscaled":
+        return "none"
+    bases = [base.__name__ for node in components_of(wiring) for base in node.value.__mro__]
+    if "CalibratedQuant" in bases:
+        calibrated = "calibrated" if "SimpleMovingAverage" in bases else "dynamic"
+        return "statistics" if kind == "weight" else calibrated
+    tables = (METHODS, SCALINGS)
+    return next((table[base] for table in tables for base in bases if base in table), "-")
+
+
+def _value(wiring: Node, name: str) -> Any:
+    return wiring[name].value if name in wiring else None

@@ -1,0 +1,168 @@
+"""A small layer for every quantizer, to read its wiring from and to see it at work."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.inject import Binding, ExtendedInjector, Node, explain
+from jqinject.nn import QuantIdentity, QuantLinear, TruncAvgPool
+from jqinject.quant import Int8ActPerTensorFloat, IntBias
+from jqinject.quant.decoupled_fragments import AccumulatorAwareWeightQuant
+from jqinject.quant.float_base import FloatBase
+from jqinject.quant.fragments import ParamMinMaxInitScaling
+from jqinject.quant.solver import (
+    ActQuantSolver,
+    BiasQuantSolver,
+    GradQuantSolver,
+    TruncQuantSolver,
+    WeightQuantSolver,
+)
+
+IN_FEATURES, OUT_FEATURES = 64, 4
+CHANNELS = 4
+KINDS: Mapping[type[ExtendedInjector], str] = {
+    WeightQuantSolver: "weight",
+    BiasQuantSolver: "bias",
+    GradQuantSolver: "grad",
+    ActQuantSolver: "act",
+    TruncQuantSolver: "trunc",
+}
+# What a quantizer leaves to its user, and an example of it.
+ASKS: Mapping[type[ExtendedInjector], tuple[str, ...]] = {
+    ParamMinMaxInitScaling: ("min_val", "max_val"),
+    IntBias: ("bit_width",),
+    FloatBase: ("bit_width", "exponent_bit_width", "mantissa_bit_width"),
+}
+LEFT_TO_USERS = {
+    "min_val": -1.0,
+    "max_val": 1.0,
+    "bit_width": 8,
+    "exponent_bit_width": 4,
+    "mantissa_bit_width": 3,
+    "group_size": 16,
+}
+# Statistics of activations by channel: the permutations of channels-last data.
+CHANNELS_LAST = {3: (2, 0, 1), 4: (3, 0, 1, 2)}
+
+
+@dataclass(frozen=True)
+class Example:
+    """A layer that holds a quantizer.
+
+    Attributes:
+        layer: the layer.
+        slot: the attribute that holds the quantizer's proxy.
+        overrides: names that had to be given, as the quantizer leaves them to its user.
+    """
+
+    layer: Any
+    slot: str
+    overrides: Mapping[str, Any]
+
+    @property
+    def proxy(self) -> Any:
+        """The quantizer's proxy."""
+        return getattr(self.layer, self.slot)
+
+
+def kind_of(quantizer: type[ExtendedInjector]) -> str:
+    """What a quantizer is for: "weight", "bias", "act", "grad" or "trunc".
+
+    Raises:
+        ValueError: neither a solver nor a proxy says so.
+    """
+    for solver, kind in KINDS.items():
+        if issubclass(quantizer, solver):
+            return kind
+    declared = Binding(quantizer)
+    if declared.declares("proxy_class"):
+        proxy = declared.resolve("proxy_class").__name__
+        for kind in KINDS.values():
+            if kind.capitalize() in proxy:
+                return kind
+    raise ValueError(
+        f"{quantizer.__name__} does not say what it quantizes.\n"
+        "  cure: derive it from WeightQuantSolver, ActQuantSolver, BiasQuantSolver or GradQuantSolver, last"
+    )
+
+
+def example_of(quantizer: type[ExtendedInjector], overrides: Mapping[str, Any]) -> Example:
+    """A layer with a quantizer: a `QuantLinear` of 64 inputs and 4 outputs, a `QuantIdentity` for activations.
+
+    Args:
+        quantizer: the injector.
+        overrides: names declared anew; what the quantizer leaves to its user is added.
+
+    Raises:
+        DependencyError, TypeError, ValueError: the quantizer can not be assembled like this.
+    """
+    kind = kind_of(quantizer)
+    given = {**left_to_users(quantizer), **overrides}
+    slot = f"{kind}_quant"
+    if kind == "act":
+        return Example(QuantIdentity(quantizer, rngs=nnx.Rngs(0), **given), slot, given)
+    if kind == "trunc":
+        return Example(TruncAvgPool((1,), trunc_quant=quantizer, **given), slot, given)
+    needs_input = kind == "bias" or issubclass(quantizer, AccumulatorAwareWeightQuant)
+    more = {"input_quant": Int8ActPerTensorFloat} if needs_input else {}
+    layer = QuantLinear(
+        IN_FEATURES,
+        OUT_FEATURES,
+        kernel_init=_ramp,
+        bias_init=nnx.initializers.normal(0.5),
+        rngs=nnx.Rngs(0),
+        **{slot: quantizer},
+        **more,
+        **{f"{kind}_{name}": value for name, value in given.items()},
+    )
+    return Example(layer, slot, given)
+
+
+def wiring_of(quantizer: type[ExtendedInjector], overrides: Mapping[str, Any]) -> Node:
+    """The wiring of a quantizer in such a layer; no component is built, unless another reads from it."""
+    kind = kind_of(quantizer)
+    declared = Binding(quantizer, {**left_to_users(quantizer), **overrides})
+    layer = _plain_layer()
+    tracked = {"weight": [layer.weight], "bias": [layer.bias]}.get(kind, [])
+    return explain(declared, module=layer, tracked_parameter_list=tracked)
+
+
+@functools.cache
+def _plain_layer() -> Any:
+    return QuantLinear(IN_FEATURES, OUT_FEATURES, weight_quant=None, rngs=nnx.Rngs(0))
+
+
+def _ramp(key: Any, shape: tuple[int, ...], dtype: Any, out_sharding: Any = None) -> Any:
+    """Numbers from -1 to 1, evenly, in every output channel."""
+    rising = jnp.linspace(-1.0, 1.0, shape[0], dtype=dtype)
+    return jnp.broadcast_to(rising[:, None], shape)
+
+
+def left_to_users(quantizer: type[ExtendedInjector]) -> dict[str, Any]:
+    """An example of each name that a quantizer leaves to its user; permutations are those of channels-last data."""
+    declared = Binding(quantizer)
+    given = {
+        name: LEFT_TO_USERS[name]
+        for fragment, names in ASKS.items()
+        if issubclass(quantizer, fragment)
+        for name in names
+        if not declared.declares(name)
+    }
+    kind = (
+        declared.resolve("scaling_per_output_type") if declared.declares("scaling_per_output_type") else None
+    )
+    if kind == "group" and not declared.declares("group_size"):
+        given["group_size"] = LEFT_TO_USERS["group_size"]
+    if declared.declares("scaling_stats_permute_dims"):
+        permutation = declared.resolve("scaling_stats_permute_dims")
+        if permutation is not None:
+            given["scaling_stats_permute_dims"] = CHANNELS_LAST[len(permutation)]
+            if kind == "channel":
+                given["per_channel_broadcastable_shape"] = (1,) * (len(permutation) - 1) + (CHANNELS,)
+    return given

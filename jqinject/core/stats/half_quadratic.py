@@ -1,0 +1,303 @@
+"""Scales and zero points by half-quadratic optimization (HQQ): outliers count less than in a squared error.
+
+The error `x - value` is split into a sparse part, found by shrinking it, and the rest, which the next scale or zero
+point fits. Each round shrinks less (`beta` grows by `kappa`); the search ends at the first round without improvement of
+`mean |x - value|`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.core import _check
+from jqinject.core._protocols import BitWidth, IntScalingImpl, Stat, View
+from jqinject.core.assign import assign, set_given
+from jqinject.core.stats.search import SearchedStat, Trial
+from jqinject.core.variables import QuantStat, float_array
+from jqinject.ops.cascade import cascade_sum
+from jqinject.ops.clamp import signed_clamp_min_ste
+
+
+@dataclass(frozen=True)
+class _Rounds:
+    """How the search goes: static, equal by value."""
+
+    beta: float
+    kappa: float
+    lp_norm: float
+    iters: int
+
+
+class _State(NamedTuple):
+    step: jax.Array
+    candidate: jax.Array
+    best: jax.Array
+    loss: jax.Array
+    beta: jax.Array
+    improved: jax.Array
+
+
+def shrink_lp(x: jax.Array, beta: jax.Array, lp_norm: float) -> jax.Array:
+    """The sparse part of an error: `sign(x) * max(|x| - |x|^(p - 1) / beta, 0)`.
+
+    Args:
+        x: errors, float32.
+        beta: the larger, the less is taken away.
+        lp_norm: p, above 0 and at most 1.
+
+    Example:
+        >>> shrink_lp(jnp.array([-4.0, 0.5, 0.0]), jnp.float32(1.0), 0.5)
+        Array([-3.5,  0. ,  0. ], dtype=float32)
+    """
+    size = jnp.abs(x)
+    taken = jnp.where(size > 0, jnp.power(jnp.where(size > 0, size, 1.0), lp_norm - 1), jnp.inf)
+    return jnp.sign(x) * jnp.maximum(size - taken / beta, 0.0)
+
+
+def masked_median(x: jax.Array, mask: jax.Array, axis: int | None, keepdim: bool) -> jax.Array:
+    """The lower median of the elements where `mask`; nan where there are none.
+
+    Args:
+        x: numbers, float32.
+        mask: which of them count.
+        axis: the axis to reduce, None for all.
+        keepdim: keep the reduced axis with size 1.
+
+    Example:
+        >>> masked_median(jnp.array([4.0, 1.0, 9.0, 2.0]), jnp.array([True, True, False, True]), None, False)
+        Array(2., dtype=float32)
+    """
+    valid = mask & ~jnp.isnan(x)
+    if axis is None:
+        x, valid, axis, keepdim = x.reshape(-1), valid.reshape(-1), 0, False
+    ordered = jnp.sort(jnp.where(valid, x, jnp.inf), axis)
+    count = jnp.sum(valid, axis, keepdims=True)
+    if x.shape[axis] == 0:
+        median = jnp.full(count.shape, jnp.nan, jnp.float32)
+    else:
+        middle = jnp.take_along_axis(ordered, jnp.maximum(count - 1, 0) // 2, axis)
+        median = jnp.where(count > 0, middle, jnp.nan)
+    return median if keepdim else jnp.squeeze(median, axis)
+
+
+class HalfQuadraticOptimizer(SearchedStat):
+    """The loop that both searches have; `next_candidate` is what differs."""
+
+    rounds: _Rounds
+    keepdim: bool = False
+    annealed: QuantStat | None = None
+    permute_dims: tuple[int, ...] | None = None
+
+    def _set_rounds(self, beta: Any, kappa: Any, lp_norm: Any, iters: Any, where: str, suffix: str) -> None:
+        for name, number in (("beta", beta), ("kappa", kappa), ("lp_norm", lp_norm)):
+            if not float(number) > 0:
+                raise ValueError(f"{where}: hqo_{name}_{suffix} must be above 0, got {number!r}")
+        count = _check.at_least(iters, 1, where, f"hqo_iters_{suffix}")
+        assign(self, rounds=_Rounds(float(beta), float(kappa), float(lp_norm), count))
+
+    @abstractmethod
+    def next_candidate(
+        self, candidate: jax.Array, beta: jax.Array, tensors: Sequence[jax.Array], results: Sequence[Any]
+    ) -> jax.Array:
+        """The candidate that fits what the last one left."""
+
+    def search(self, trial: Trial, tensors: Sequence[jax.Array]) -> jax.Array:
+        """The best candidate."""
+        init = self._start(tensors)
+        count = max(sum(tensor.size for tensor in tensors), 1)
+
+        def go_on(state: _State) -> jax.Array:
+            return state.improved & (state.step < self.rounds.iters)
+
+        def one_round(state: _State) -> _State:
+            results = [trial(tensor, state.candidate) for tensor in tensors]
+            errors = [jnp.abs(result.value - tensor) for result, tensor in zip(results, tensors, strict=True)]
+            loss = sum((cascade_sum(self._in_order(error)) for error in errors), jnp.float32(0)) / count
+            improved = loss < state.loss
+            following = self.next_candidate(state.candidate, state.beta, tensors, results)
+            return _State(
+                state.step + 1,
+                jnp.where(improved, following, state.candidate),
+                jnp.where(improved, state.candidate, state.best),
+                jnp.where(improved, loss, state.loss),
+                jnp.where(improved, state.beta * self.rounds.kappa, state.beta),
+                improved,
+            )
+
+        beta = jnp.float32(self.rounds.beta) if self.annealed is None else self.annealed.get_value()
+        start = _State(jnp.int32(0), init, init, jnp.float32(jnp.inf), beta, jnp.bool_(True))
+        end = jax.lax.while_loop(go_on, one_round, start)
+        if self.annealed is not None:
+            self.annealed.set_value(end.beta)
+        return end.best
+
+    def _memories(self) -> list[QuantStat]:
+        return [*super()._memories(), *([] if self.annealed is None else [self.annealed])]
+
+    def _sparse(self, error: jax.Array, beta: jax.Array) -> jax.Array:
+        return shrink_lp(error, beta, self.rounds.lp_norm)
+
+    def _in_order(self, error: jax.Array) -> jax.Array:
+        """Errors in the order in which they are added: of a kernel, output channels first, then inputs."""
+        last = error.ndim - 1
+        if self.permute_dims is None or last < 1 or self.permute_dims[0] != last:
+            return error
+        return jnp.transpose(error, (last, last - 1, *range(last - 1)))
+
+    def _joined(self, arrays: Sequence[jax.Array]) -> jax.Array:
+        views = [self.view(array) for array in arrays]
+        return views[0] if len(views) == 1 else jnp.concatenate(views, self.reduce_dim or 0)
+
+
+class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
+    """A scale by half-quadratic optimization: the median of `(x - sparse error) / integer`, times the integer steps.
+
+    Args:
+        hqo_init_op_scale: the statistic that the search starts from.
+        inner_stats_input_view_shape_impl: how `x` is laid out.
+        keepdim: keep the axis that is reduced.
+        scaling_min_val: the least scale.
+        stats_reduce_dim: the axis of the view that shares a scale, None for all.
+        permute_dims: brings the channels first, as for the view: the order in which errors are added.
+        int_scaling_impl: how many integer steps the scaled value spans.
+        bit_width_impl: the bit width.
+        hqo_beta_scale: how little is shrunk at first.
+        hqo_kappa_scale: factor of beta at each round.
+        hqo_lp_norm_scale: p of the norm that errors are counted in.
+        hqo_iters_scale: rounds at most.
+
+    Raises:
+        TypeError: `hqo_iters_scale` is no int.
+        ValueError: a number that must be positive is not; (at the call) no quantizer is at work.
+
+    Source: HQQ (Badri and Shaji, 2023), as in Brevitas. Differs from Brevitas: the tensor is quantized in the shape it
+    has, so that convolutions work per channel; a loss of nan ends the search.
+    """
+
+    int_scaling_impl: IntScalingImpl
+    bit_width_impl: BitWidth
+    scaling_min_val: float | None = None
+
+    def __init__(
+        self,
+        hqo_init_op_scale: Stat,
+        inner_stats_input_view_shape_impl: View,
+        int_scaling_impl: IntScalingImpl,
+        bit_width_impl: BitWidth,
+        keepdim: bool = False,
+        scaling_min_val: float | None = None,
+        stats_reduce_dim: int | None = None,
+        permute_dims: Sequence[int] | None = None,
+        hqo_beta_scale: float = 1e5,
+        hqo_kappa_scale: float = 1.01,
+        hqo_lp_norm_scale: float = 0.7,
+        hqo_iters_scale: int = 1000,
+    ) -> None:
+        where = "HalfQuadraticOptimizerScale"
+        assign(
+            self,
+            init_op=hqo_init_op_scale,
+            view=inner_stats_input_view_shape_impl,
+            reduce_dim=stats_reduce_dim,
+            int_scaling_impl=int_scaling_impl,
+            bit_width_impl=bit_width_impl,
+        )
+        set_given(
+            self,
+            keepdim=bool(keepdim),
+            scaling_min_val=_check.minimum(scaling_min_val, where, "scaling_min_val"),
+            permute_dims=None if permute_dims is None else tuple(permute_dims),
+        )
+        self._set_rounds(hqo_beta_scale, hqo_kappa_scale, hqo_lp_norm_scale, hqo_iters_scale, where, "scale")
+
+    def next_candidate(
+        self, candidate: jax.Array, beta: jax.Array, tensors: Sequence[jax.Array], results: Sequence[Any]
+    ) -> jax.Array:
+        """The median of what each integer should have stood for."""
+        rests, integers = [], []
+        for x, result in zip(tensors, results, strict=True):
+            rests.append(x - self._sparse(x - result.value, beta))
+            integers.append(jnp.round(result.value / result.scale) - result.zero_point)
+        rest, integer = self._joined(rests), self._joined(integers)
+        counts = (rest != 0) & (integer != 0)
+        ratio = rest / jnp.where(integer != 0, integer, 1.0)
+        found = masked_median(ratio, counts, self.reduce_dim, self.keepdim)
+        if self.scaling_min_val:
+            found = signed_clamp_min_ste(found, self.scaling_min_val)
+        found = found * self.int_scaling_impl(self.bit_width_impl())
+        return jnp.where(jnp.isfinite(found), found, candidate)
+
+
+class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
+    """A zero point by half-quadratic optimization: the mean of `x - sparse error - integer * scale`.
+
+    Args:
+        hqo_init_op_zp: the statistic that the search starts from.
+        inner_stats_input_view_shape_impl: how `x` is laid out.
+        keepdim: keep the axis that is reduced.
+        stats_reduce_dim: the axis of the view that shares a zero point, None for all.
+        permute_dims: brings the channels first, as for the view: the order in which errors are added.
+        hqo_beta_zp: how little is shrunk at first.
+        hqo_kappa_zp: factor of beta at each round.
+        hqo_lp_norm_zp: p of the norm that errors are counted in.
+        hqo_iters_zp: rounds at most.
+        memory_shape: given where batches follow one another: then beta goes on growing from one to the next, and the
+            last result is remembered in this shape.
+
+    Raises:
+        TypeError: `hqo_iters_zp` is no int.
+        ValueError: a number that must be positive is not; (at the call) no quantizer is at work.
+
+    Source: HQQ (Badri and Shaji, 2023), as in Brevitas. Differs from Brevitas: the tensor is quantized in the shape it
+    has, so that convolutions work per channel; a loss of nan ends the search.
+    """
+
+    def __init__(
+        self,
+        hqo_init_op_zp: Stat,
+        inner_stats_input_view_shape_impl: View,
+        keepdim: bool = False,
+        stats_reduce_dim: int | None = None,
+        permute_dims: Sequence[int] | None = None,
+        hqo_beta_zp: float = 1.0,
+        hqo_kappa_zp: float = 1.01,
+        hqo_lp_norm_zp: float = 0.5,
+        hqo_iters_zp: int = 1000,
+        memory_shape: Sequence[int] | None = None,
+    ) -> None:
+        where = "HalfQuadraticOptimizerZeroPoint"
+        assign(
+            self,
+            init_op=hqo_init_op_zp,
+            view=inner_stats_input_view_shape_impl,
+            reduce_dim=stats_reduce_dim,
+        )
+        set_given(
+            self,
+            keepdim=bool(keepdim),
+            permute_dims=None if permute_dims is None else tuple(permute_dims),
+        )
+        self._set_rounds(hqo_beta_zp, hqo_kappa_zp, hqo_lp_norm_zp, hqo_iters_zp, where, "zp")
+        if memory_shape is not None:
+            self._remember(tuple(memory_shape))
+            self.annealed = QuantStat(float_array(self.rounds.beta))
+
+    def next_candidate(
+        self, candidate: jax.Array, beta: jax.Array, tensors: Sequence[jax.Array], results: Sequence[Any]
+    ) -> jax.Array:
+        """The mean of what is left when every integer has its value."""
+        left = []
+        for x, result in zip(tensors, results, strict=True):
+            rest = x - self._sparse(x - result.value, beta)
+            integers = result.value / result.scale + result.zero_point
+            left.append(rest - integers * result.scale)
+        joined = self._joined(left)
+        if self.reduce_dim is None:
+            return jnp.mean(joined)
+        return jnp.mean(joined, self.reduce_dim, keepdims=self.keepdim)

@@ -1,0 +1,135 @@
+"""The statistic with the least squared error of quantization."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.core import _check
+from jqinject.core._protocols import Stat, View
+from jqinject.core.assign import assign
+from jqinject.core.stats.line_search import LINE_SEARCHES, Found
+from jqinject.core.stats.search import SearchedStat, Trial
+
+
+@dataclass(frozen=True)
+class MSEUniformStepBase:
+    """Where a search begins: the starting statistic over the number of candidates.
+
+    Args:
+        mse_iters: how many candidates are tried.
+
+    Example:
+        >>> float(MSEUniformStepBase(20)(jnp.float32(5.0)))
+        0.25
+    """
+
+    mse_iters: int
+
+    def __call__(self, init: jax.Array) -> jax.Array:
+        """`init / mse_iters`."""
+        return init / self.mse_iters
+
+
+class MSE(SearchedStat):
+    """The candidate with the least `sum (x - quantized(x))^2`, over the tensor or over each channel or group.
+
+    Candidates lie between `mse_base_op(init)` and `init = mse_init_op(view(x))`. Each is tried on the quantizer that
+    the statistic serves, with everything that is declared of it. No gradient flows through the search.
+
+    Args:
+        mse_init_op: the statistic that the search starts from.
+        inner_stats_input_view_shape_impl: how it lays `x` out, and how squared errors are summed.
+        mse_iters: how many candidates are tried.
+        mse_base_op: the other end of the search, from `init`; None means `init / mse_iters`.
+        stats_reduce_dim: the axis of the view that shares a result, None for all.
+        mse_search_method: "grid" (candidates at equal distances) or "fibonacci" (intervals that shrink).
+        bipolar_search: look among negative candidates too, half of `mse_iters` each.
+        memory_shape: shape in which the last result is remembered, so that a scale is searched beside it in the next
+            batch; None remembers nothing.
+
+    Raises:
+        TypeError: `mse_iters` is no int.
+        ValueError: too few candidates, or an unknown method; (at the call) no quantizer is at work.
+
+    Source: Brevitas. Differs from Brevitas: it calls the quantizer, not the proxy, so the activation function of a
+    layer is not applied twice; nothing but the result is kept from a trial; layers that share a quantizer are tried one
+    by one, in the shape each has.
+
+    Example:
+        >>> from jqinject.core import (
+        ...     AbsMax, BitWidthConst, IntQuant, IntScaling, OverTensorView, RescalingIntQuant,
+        ...     StatsFromParameterScaling, ZeroZeroPoint,
+        ... )
+        >>> stat = MSE(AbsMax(), OverTensorView(), mse_iters=20, mse_search_method="grid")
+        >>> quant = RescalingIntQuant(
+        ...     IntQuant(True, True), StatsFromParameterScaling(stat, lambda x: x), IntScaling(True, True),
+        ...     ZeroZeroPoint(), BitWidthConst(2),
+        ... )
+        >>> round(float(quant(jnp.array([1.0, -1.0, 0.9, 1.1, -2.0])).scale), 1)
+        1.2
+    """
+
+    def __init__(
+        self,
+        mse_init_op: Stat,
+        inner_stats_input_view_shape_impl: View,
+        mse_iters: int = 20,
+        mse_base_op: Callable[[jax.Array], jax.Array] | None = None,
+        stats_reduce_dim: int | None = None,
+        mse_search_method: str = "fibonacci",
+        bipolar_search: bool = False,
+        memory_shape: Sequence[int] | None = None,
+    ) -> None:
+        if mse_search_method not in LINE_SEARCHES:
+            raise ValueError(
+                f"MSE: mse_search_method must be one of {sorted(LINE_SEARCHES)}, got {mse_search_method!r}"
+            )
+        least = 4 if bipolar_search else 2
+        assign(
+            self,
+            init_op=mse_init_op,
+            view=inner_stats_input_view_shape_impl,
+            reduce_dim=stats_reduce_dim,
+            iters=_check.at_least(mse_iters, least, "MSE", "mse_iters"),
+            base_op=mse_base_op or MSEUniformStepBase(mse_iters),
+            method=mse_search_method,
+            bipolar=bool(bipolar_search),
+        )
+        self._remember(memory_shape if memory_shape is None else tuple(memory_shape))
+
+    iters: int
+    base_op: Any
+    method: str
+    bipolar: bool
+
+    def search(self, trial: Trial, tensors: Sequence[jax.Array]) -> jax.Array:
+        """The best candidate."""
+        init = self._start(tensors)
+        base = self.base_op(init)
+        low, high = jnp.minimum(base, init), jnp.maximum(base, init)
+
+        def loss(candidate: jax.Array) -> jax.Array:
+            errors = (self._error(tensor, trial(tensor, candidate).value) for tensor in tensors)
+            return sum((error.reshape(init.shape) for error in errors), 0.0 * init)
+
+        tries = self.iters // 2 if self.bipolar else self.iters
+        best = self._between(low, high, loss, tries)
+        if self.bipolar:
+            negative = self._between(-high, -low, loss, tries)
+            # A negative candidate that a restriction can not take has the loss nan.
+            return jnp.where(negative.loss < best.loss, negative.candidate, best.candidate)
+        return best.candidate
+
+    def _between(self, low: jax.Array, high: jax.Array, loss: Any, tries: int) -> Found:
+        return LINE_SEARCHES[self.method](low, high, loss, tries)
+
+    def _error(self, x: jax.Array, value: jax.Array) -> jax.Array:
+        squares = jnp.square(x.astype(jnp.float32) - value.astype(jnp.float32))
+        if self.reduce_dim is None:
+            return jnp.sum(squares)
+        return jnp.sum(self.view(squares), self.reduce_dim)

@@ -1,0 +1,50 @@
+"""The quantized hard swish."""
+
+from typing import Any, final
+
+import jax
+from flax import nnx
+
+from jqinject.nn.activations import QuantActLayer
+from jqinject.quant import Uint8ActPerTensorFloat
+from jqinject.quant_tensor import as_array
+
+
+@final
+class QuantHardSwish(QuantActLayer):
+    """y = act_quant(x * min(max(x + 3, 0), 6) / 6); by default unsigned 8 bits, which clip its few negative results.
+
+    Args:
+        act_quant: quantizer of the result: an injector, a proxy to share, or None.
+        input_quant: quantizer of what comes in.
+        return_quant_tensor: return an `IntQuantTensor` instead of its value.
+        grad_quant: quantizer of the gradient that flows into the result, on its way back.
+        rngs: for quantizers that draw random numbers.
+        overrides: names of `act_quant`, declared anew, without a prefix; those of `input_quant` with
+            `input_`, of `grad_quant` with `grad_`.
+
+    Raises:
+        TypeError: an argument that is no quantizer for activations, or an override that would do nothing.
+        ValueError: `return_quant_tensor` without a quantizer; a quantizer that does not say `signed`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> QuantHardSwish(return_quant_tensor=True)(jnp.array([-1.0, 0.0, 1.0])).int()
+        Array([  0,   0, 255], dtype=uint8)
+    """
+
+    def __init__(
+        self,
+        act_quant: Any = Uint8ActPerTensorFloat,
+        input_quant: Any = None,
+        *,
+        return_quant_tensor: bool = False,
+        grad_quant: Any = None,
+        rngs: nnx.Rngs | None = None,
+        **overrides: Any,
+    ) -> None:
+        given = {"act_quant": act_quant, "input_quant": input_quant, "grad_quant": grad_quant}
+        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+
+    def _activation(self, x: Any) -> Any:
+        return jax.nn.hard_swish(as_array(x))

@@ -1,0 +1,178 @@
+"""Pooling as a layer, on QuantTensors and arrays."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, final
+
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.nn._slots import INPUT, OUTPUT, hold_proxies
+from jqinject.proxy import link_if_proxy
+from jqinject.quant_tensor import IntQuantTensor, as_array, avg_pool, max_pool
+
+
+class QuantPoolLayer(nnx.Module):
+    """Abstract: y = output_quant(pool(input_quant(x))), channels last.
+
+    Attributes:
+        input_quant, output_quant: proxies, or None.
+        return_quant_tensor: whether what comes out as a QuantTensor stays one.
+    """
+
+    input_quant: Any = None
+    output_quant: Any = None
+    return_quant_tensor: bool
+
+    def _init_pool(
+        self,
+        window: tuple[Sequence[int], Sequence[int] | None, Any],
+        given: dict[str, Any],
+        overrides: dict[str, Any],
+        return_quant_tensor: bool,
+        rngs: nnx.Rngs | None,
+    ) -> None:
+        shape, strides, padding = window
+        self.window_shape = tuple(shape)
+        self.strides = None if strides is None else tuple(strides)
+        self.padding = padding if isinstance(padding, str) else tuple(tuple(pair) for pair in padding)
+        if not self.window_shape or any(size < 1 for size in self.window_shape):
+            raise ValueError(
+                f"{type(self).__name__}: window_shape has a size of at least 1 for each spatial axis, got "
+                f"{self.window_shape}"
+            )
+        if self.strides is not None and len(self.strides) != len(self.window_shape):
+            raise ValueError(
+                f"{type(self).__name__}: strides {self.strides} and window_shape {self.window_shape} need one entry "
+                "each for every spatial axis"
+            )
+        self.return_quant_tensor = return_quant_tensor
+        hold_proxies(self, (INPUT, OUTPUT), given, overrides, rngs, ())
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name.endswith("_quant"):
+            link_if_proxy(self, value)
+        return value
+
+    @abstractmethod
+    def _pool(self, x: Any) -> Any:
+        """What the layer computes, of an array or a QuantTensor."""
+
+    def __call__(self, x: Any) -> Any:
+        """The pooled tensor.
+
+        Args:
+            x: (*batch, *spatial, channels), float array or QuantTensor.
+
+        Returns:
+            (*batch, *pooled, channels): a QuantTensor where one came in or a quantizer made one, unless
+            `return_quant_tensor` is False; else an array.
+
+        Raises:
+            ValueError: the window has more axes than `x` has spatial ones, or scales vary along one of them.
+        """
+        x = x if self.input_quant is None else self.input_quant(x)
+        y = self._pool(x if isinstance(x, IntQuantTensor) else as_array(x))
+        y = y if self.output_quant is None else self.output_quant(y)
+        return y if self.return_quant_tensor else as_array(y)
+
+
+@final
+class QuantMaxPool(QuantPoolLayer):
+    """The largest element of every window; scale, zero point and bit width stay.
+
+    Args:
+        window_shape: size of the window along every spatial axis.
+        strides: its steps; 1 by default, as in Flax.
+        padding: "VALID", "SAME", or a (low, high) pair for every spatial axis; padding never wins.
+        input_quant, output_quant: quantizers: injectors, proxies to share, or None.
+        return_quant_tensor: return a QuantTensor where there is one.
+        rngs: for quantizers that draw random numbers.
+        overrides: names that quantizers declare anew: `input_bit_width=4`, `output_...`.
+
+    Raises:
+        TypeError: an argument that is no quantizer of activations, or an override that would do nothing.
+        ValueError: a window or strides that do not fit.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.quant import Int8ActPerTensorFloat
+        >>> pool = QuantMaxPool((2, 2), (2, 2), input_quant=Int8ActPerTensorFloat)
+        >>> y = pool(jnp.arange(16.0).reshape(1, 4, 4, 1))
+        >>> y.shape, y.bit_width
+        ((1, 2, 2, 1), 8)
+    """
+
+    def __init__(
+        self,
+        window_shape: Sequence[int],
+        strides: Sequence[int] | None = None,
+        padding: Any = "VALID",
+        *,
+        input_quant: Any = None,
+        output_quant: Any = None,
+        return_quant_tensor: bool = True,
+        rngs: nnx.Rngs | None = None,
+        **overrides: Any,
+    ) -> None:
+        given = {"input_quant": input_quant, "output_quant": output_quant}
+        self._init_pool((window_shape, strides, padding), given, overrides, return_quant_tensor, rngs)
+
+    def _pool(self, x: Any) -> Any:
+        return max_pool(x, self.window_shape, self.strides, self.padding)
+
+
+@final
+class QuantAvgPool(QuantPoolLayer):
+    """The mean of every window. A QuantTensor's integers are summed: scale / k, bits = ceil(log2((2^b - 1) k)).
+
+    Args:
+        window_shape: size of the window along every spatial axis, k in all.
+        strides: its steps; 1 by default, as in Flax.
+        padding: "VALID", "SAME", or a (low, high) pair for every spatial axis.
+        count_include_pad: whether padding counts as zeros in the mean; without it the divisors, and so the scales of
+            integers, would differ within one tensor: then a QuantTensor gives a plain array.
+        input_quant, output_quant: quantizers: injectors, proxies to share, or None.
+        return_quant_tensor: return a QuantTensor where there is one.
+        rngs: for quantizers that draw random numbers.
+        overrides: names that quantizers declare anew: `input_bit_width=4`, `output_...`.
+
+    Raises:
+        TypeError: an argument that is no quantizer of activations, or an override that would do nothing.
+        ValueError: a window or strides that do not fit.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.quant import Int8ActPerTensorFloat
+        >>> pool = QuantAvgPool((2, 2), (2, 2), input_quant=Int8ActPerTensorFloat)
+        >>> y = pool(jnp.ones((1, 4, 4, 1)))
+        >>> y.shape, y.bit_width
+        ((1, 2, 2, 1), 10)
+    """
+
+    def __init__(
+        self,
+        window_shape: Sequence[int],
+        strides: Sequence[int] | None = None,
+        padding: Any = "VALID",
+        count_include_pad: bool = True,
+        *,
+        input_quant: Any = None,
+        output_quant: Any = None,
+        return_quant_tensor: bool = True,
+        rngs: nnx.Rngs | None = None,
+        **overrides: Any,
+    ) -> None:
+        self.count_include_pad = count_include_pad
+        given = {"input_quant": input_quant, "output_quant": output_quant}
+        self._init_pool((window_shape, strides, padding), given, overrides, return_quant_tensor, rngs)
+
+    def _pool(self, x: Any) -> Any:
+        window = (self.window_shape, self.strides, self.padding)
+        if self.count_include_pad or self.padding == "VALID":
+            return avg_pool(x, *window)
+        present = jnp.ones((*x.shape[x.ndim - 1 - len(self.window_shape) : -1], 1), x.dtype)
+        return avg_pool(as_array(x), *window) / avg_pool(present, *window)

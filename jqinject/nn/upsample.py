@@ -1,0 +1,156 @@
+"""Enlarging images and sequences, on QuantTensors and arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jqinject.ops.ste import round_ste
+from jqinject.quant_tensor import IntQuantTensor, as_array, pre_round_integers
+from jqinject.quant_tensor.shaping import map_metadata
+
+METHODS = ("nearest", "bilinear")
+
+
+@final
+class QuantUpsample(nnx.Module):
+    """`x` enlarged along its spatial axes, channels last. A QuantTensor keeps scale, zero point and bit width.
+
+    "nearest" repeats elements: output i is input floor(i * n / m). "bilinear" interpolates linearly along every axis,
+    and rounds to the integers of the input's grid, with a straight-through gradient. It has no quantizer.
+
+    Args:
+        size: m, the size wanted along every spatial axis; an int for all axes between the first and the last.
+        scale_factor: m / n instead, a whole number or not: m = floor(n * scale_factor).
+        method: "nearest" or "bilinear".
+        align_corners: of "bilinear": first and last elements stay where they are, instead of the outer edges of pixels.
+        return_quant_tensor: return a QuantTensor where one comes in.
+
+    Raises:
+        ValueError: neither or both of `size` and `scale_factor`; one that is not positive; an unknown method.
+
+    Source: Brevitas's `QuantUpsample`, and its `QuantUpsamplingNearest2d` and `QuantUpsamplingBilinear2d`, which aligns
+    corners.
+
+    Example:
+        >>> from jqinject.quant_tensor import IntQuantTensor
+        >>> x = IntQuantTensor.from_int(jnp.array([0, 4]).reshape(1, 2, 1), 0.5)
+        >>> QuantUpsample(scale_factor=2)(x).int().ravel()
+        Array([0, 0, 4, 4], dtype=int8)
+        >>> QuantUpsample(size=4, method="bilinear")(x).int().ravel()
+        Array([0, 1, 3, 4], dtype=int8)
+    """
+
+    def __init__(
+        self,
+        size: int | Sequence[int] | None = None,
+        scale_factor: float | Sequence[float] | None = None,
+        method: str = "nearest",
+        *,
+        align_corners: bool = False,
+        return_quant_tensor: bool = True,
+    ) -> None:
+        if (size is None) == (scale_factor is None):
+            raise ValueError("QuantUpsample takes either size or scale_factor, got both or none of them")
+        if method not in METHODS:
+            raise ValueError(f"QuantUpsample: method must be one of {METHODS}, got {method!r}")
+        given: Any = scale_factor if size is None else size
+        self.target = tuple(given) if isinstance(given, Sequence) else given
+        self.is_factor = size is None
+        for number in self.target if isinstance(self.target, tuple) else (self.target,):
+            if not number > 0:
+                raise ValueError(
+                    f"QuantUpsample: {'scale_factor' if self.is_factor else 'size'} has to be positive, got {given!r}"
+                )
+        self.method = method
+        self.align_corners = align_corners
+        self.return_quant_tensor = return_quant_tensor
+
+    def __call__(self, x: Any) -> Any:
+        """The enlarged tensor.
+
+        Args:
+            x: (*batch, *spatial, channels), float array or QuantTensor.
+
+        Returns:
+            (*batch, *enlarged, channels).
+
+        Raises:
+            ValueError: fewer spatial axes than sizes; "bilinear" of a scale that varies along a spatial axis.
+        """
+        sizes = self._sizes(x.shape)
+        if self.method == "nearest":
+            y: Any = x if isinstance(x, IntQuantTensor) else as_array(x)
+            for axis, size in sizes.items():
+                y = _nearest(y, axis, size)
+        else:
+            y = self._bilinear(x, sizes)
+        return y if self.return_quant_tensor else as_array(y)
+
+    def _sizes(self, shape: tuple[int, ...]) -> dict[int, int]:
+        """Spatial axis -> its size wanted."""
+        spatial = len(shape) - 2
+        wanted = self.target if isinstance(self.target, tuple) else (self.target,) * spatial
+        if not 0 < len(wanted) <= len(shape) - 1:
+            raise ValueError(
+                f"QuantUpsample: {self.target!r} is for {len(wanted)} spatial axes, got an input of shape {shape}; "
+                "expected (*batch, *spatial, channels)"
+            )
+        first = len(shape) - 1 - len(wanted)
+        return {
+            first + i: int(shape[first + i] * number) if self.is_factor else int(number)
+            for i, number in enumerate(wanted)
+        }
+
+    def _bilinear(self, x: Any, sizes: dict[int, int]) -> Any:
+        y = as_array(x)
+        for axis, size in sizes.items():
+            y = _linear(y, axis, size, self.align_corners)
+        if not isinstance(x, IntQuantTensor):
+            return y
+        for name, metadata in (("scale", x.scale), ("zero point", x.zero_point)):
+            axes = [axis for axis in sizes if metadata.ndim > axis - x.ndim + metadata.ndim >= 0]
+            if any(metadata.shape[axis - x.ndim] != 1 for axis in axes):
+                raise ValueError(
+                    f"QuantUpsample: a {name} of shape {metadata.shape} varies along a spatial axis, and elements of "
+                    "different grids have no mean on either.\n"
+                    "  cure: a scale for the tensor or for each channel, or x.value"
+                )
+        integers = round_ste(pre_round_integers(y, x.scale, x.zero_point))
+        return x.set(value=((integers - x.zero_point) * x.scale).astype(y.dtype))
+
+
+def _nearest(x: Any, axis: int, size: int) -> Any:
+    length = x.shape[axis]
+    # In integers: what is a whole number stays one.
+    index = (np.arange(size) * length) // size
+
+    def along(array: jax.Array) -> jax.Array:
+        return jnp.take(array, index, axis=axis)
+
+    if not isinstance(x, IntQuantTensor):
+        return along(x)
+    return map_metadata(x, along(x.value), _where_it_varies(along, axis))
+
+
+def _where_it_varies(along: Callable[[jax.Array], jax.Array], axis: int) -> Callable[[jax.Array], jax.Array]:
+    return lambda metadata: along(metadata) if metadata.shape[axis] > 1 else metadata
+
+
+def _linear(x: jax.Array, axis: int, size: int, align_corners: bool) -> jax.Array:
+    length = x.shape[axis]
+    if align_corners:
+        places = np.arange(size) * ((length - 1) / max(size - 1, 1))
+    else:
+        places = np.maximum((np.arange(size) + 0.5) * (length / size) - 0.5, 0.0)
+    low = np.minimum(np.floor(places).astype(np.int32), length - 1)
+    shape = [1] * x.ndim
+    shape[axis] = size
+    share = jnp.asarray(places - low, x.dtype).reshape(shape)
+    left, right = (jnp.take(x, i, axis=axis) for i in (low, np.minimum(low + 1, length - 1)))
+    return left + (right - left) * share

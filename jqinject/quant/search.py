@@ -1,0 +1,168 @@
+"""Fragments of scales and zero points that are searched: by squared error (MSE), or half-quadratic (HQO).
+
+List one before the quantizer that it changes: `class Q(MSESymmetricScale, Int8WeightPerTensorFloat): ...`. What is
+found starts a learned scale or zero point; it is searched until that is filled. Names and numbers are Brevitas's.
+"""
+
+from jqinject.core.clamp import Identity
+from jqinject.core.stats import (
+    MSE,
+    AbsMax,
+    AbsMinMax,
+    HalfQuadraticOptimizerScale,
+    HalfQuadraticOptimizerZeroPoint,
+    MSEUniformStepBase,
+    NegativeMinOrZero,
+)
+from jqinject.core.view import OverOutputChannelView, OverTensorView
+from jqinject.core.zero_point import ParameterFromRuntimeZeroPoint, ParameterFromStatsFromParameterZeroPoint
+from jqinject.inject import ExtendedInjector, choices, this, value
+from jqinject.inject.enum import ScalingImplType, ScalingPerOutputType
+from jqinject.quant.solver.tables import pick
+
+INNER_VIEW = {
+    ScalingPerOutputType.CHANNEL: OverOutputChannelView,
+    ScalingPerOutputType.TENSOR: OverTensorView,
+}
+
+
+class _MSESubInjector(ExtendedInjector):
+    """What the searches of a scale and of a zero point have under one name each, so that they do not clash."""
+
+    stats_impl = MSE
+    mse_iters = 20
+    mse_base_op = MSEUniformStepBase
+    mse_search_method = "grid"
+    scaling_per_output = (this << 1).scaling_per_output
+    stats_reduce_dim = (this << 1).stats_reduce_dim
+    keepdim = (this << 1).keepdim
+    permute_dims = (this << 1).permute_dims
+    inner_stats_input_view_shape_impl = (this << 1).inner_stats_input_view_shape_impl
+
+
+class MSESymmetricScaleSubInjector(_MSESubInjector):
+    """The search of a symmetric scale, from max |x|."""
+
+    mse_init_op = AbsMax
+    bipolar_search = (this << 1).bipolar_search
+
+
+class MSEAsymmetricScaleSubInjector(_MSESubInjector):
+    """The search of a scale beside a zero point, from max x - min(min x, 0)."""
+
+    mse_init_op = AbsMinMax
+    bipolar_search = (this << 1).bipolar_search
+
+
+class MSEZeroPointSubInjector(_MSESubInjector):
+    """The search of a zero point, from min(min x, 0)."""
+
+    mse_init_op = NegativeMinOrZero
+
+
+class MSEActZeroPointSubInjector(MSEZeroPointSubInjector):
+    """The same, batch after batch: the scale of the next batch is searched beside the last zero point."""
+
+    memory_shape = (this << 1).zero_point_shape
+
+
+class _InnerView(ExtendedInjector):
+    """How a search lays tensors out; the tensors it is given are as they are."""
+
+    @choices(*INNER_VIEW.values())
+    def inner_stats_input_view_shape_impl(scaling_per_output):
+        if scaling_per_output == ScalingPerOutputType.GROUP:
+            return this.input_view_impl
+        return pick(ScalingPerOutputType, scaling_per_output, INNER_VIEW, "scaling_per_output_type")
+
+
+class _MSEScale(_InnerView):
+    scaling_impl_type = ScalingImplType.PARAMETER_FROM_STATS
+    scaling_stats_input_view_shape_impl = Identity
+
+    @value
+    def scaling_stats_impl():
+        return this.mse_scale.stats_impl
+
+
+class MSESymmetricScale(_MSEScale):
+    """A learned scale that starts where the squared error of quantization is least, among `max |x| * k / 20`.
+
+    Override what the search does within it: `class Mine(MSESymmetricScale, ...): mse_scale = MySearch`, with
+    `class MySearch(MSESymmetricScaleSubInjector): mse_iters = 50`.
+    """
+
+    mse_scale = MSESymmetricScaleSubInjector
+
+
+class MSEAsymmetricScale(_MSEScale):
+    """A learned scale that starts where the squared error is least, from the range of x down to a 20th of it."""
+
+    mse_scale = MSEAsymmetricScaleSubInjector
+
+
+class _MSEZeroPoint(_InnerView):
+    mse_zero_point = MSEZeroPointSubInjector
+    zero_point_stats_input_view_shape_impl = Identity
+
+    @value
+    def zero_point_stats_impl():
+        return this.mse_zero_point.stats_impl
+
+
+class MSEWeightZeroPoint(_MSEZeroPoint):
+    """A learned zero point of a weight that starts where the squared error of quantization is least."""
+
+    zero_point_impl = ParameterFromStatsFromParameterZeroPoint
+
+
+class MSEActZeroPoint(_MSEZeroPoint):
+    """A learned zero point of an activation that starts from those with the least squared error in each batch."""
+
+    mse_zero_point = MSEActZeroPointSubInjector
+    zero_point_impl = ParameterFromRuntimeZeroPoint
+
+
+class _HQOScale(ExtendedInjector):
+    scaling_impl_type = ScalingImplType.PARAMETER_FROM_STATS
+    inner_stats_input_view_shape_impl = this.scaling_stats_input_view_shape_impl
+    stats_impl_scale = HalfQuadraticOptimizerScale
+
+    @value
+    def scaling_stats_impl():
+        return this.stats_impl_scale
+
+
+class HQOSymmetricScale(_HQOScale):
+    """A learned scale that half-quadratic optimization finds, from max |x| on."""
+
+    hqo_init_op_scale = AbsMax
+
+
+class HQOAsymmetricScale(_HQOScale):
+    """A learned scale that half-quadratic optimization finds, from max x - min(min x, 0) on."""
+
+    hqo_init_op_scale = AbsMinMax
+
+
+class _HQOZeroPoint(ExtendedInjector):
+    hqo_init_op_zp = NegativeMinOrZero
+    inner_stats_input_view_shape_impl = this.zero_point_stats_input_view_shape_impl
+    stats_impl_zp = HalfQuadraticOptimizerZeroPoint
+
+    @value
+    def zero_point_stats_impl():
+        return this.stats_impl_zp
+
+
+class HQOWeightZeroPoint(_HQOZeroPoint):
+    """A learned zero point of a weight that half-quadratic optimization finds, from min(min w, 0) on."""
+
+    zero_point_impl = ParameterFromStatsFromParameterZeroPoint
+
+
+class HQOActZeroPoint(_HQOZeroPoint):
+    """A learned zero point of an activation, from those that half-quadratic optimization finds in each batch."""
+
+    zero_point_impl = ParameterFromRuntimeZeroPoint
+    memory_shape = this.zero_point_shape
