@@ -134,7 +134,8 @@ class AccumulatorAwareZeroCenterParameterPreScaling(NormParameter):
     integers of a channel, half for the negative ones; for inputs without a sign about twice what
     A2Q allows.
 
-    Differs from Brevitas: the bound on the integers is exact (see `within`); a norm of 0 counts as 2**-64.
+    Differs from Brevitas: the bound on the integers is exact (see `within`); a norm of 0 counts as 2**-64, and the result
+    is at least norm(w) / 2**26, so that weights which are all alike have finite integers.
 
     Args:
         scaling_impl: the scale after rounding.
@@ -200,7 +201,10 @@ class AccumulatorAwareZeroCenterParameterPreScaling(NormParameter):
         """
         self.check_input(input_bit_width, input_is_signed)
         bound = get_upper_bound_on_zero_centered_l1_norm(self.accumulator_bit_width(), input_bit_width)
-        return _limited(self, weights + self.pre_zero_point.get_zero_center(weights), bound)
+        pre_scale = _limited(self, weights + self.pre_zero_point.get_zero_center(weights), bound)
+        # Of weights that are all alike only the rounding of their mean is left: no number of steps to divide them into.
+        least = jax.lax.stop_gradient(self.norm(weights)) * 2.0**-26
+        return jnp.where(pre_scale < least, least, pre_scale)
 
     def check_input(self, input_bit_width: Any, input_is_signed: bool) -> None:
         """Refuse an input that the accumulator is too narrow for.
