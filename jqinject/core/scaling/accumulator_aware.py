@@ -134,8 +134,8 @@ class AccumulatorAwareZeroCenterParameterPreScaling(NormParameter):
     integers of a channel, half for the negative ones; for inputs without a sign about twice what
     A2Q allows.
 
-    Differs from Brevitas: the bound on the integers is exact (see `within`); a norm of 0 counts as 2**-64, and the result
-    is at least norm(w) / 2**26, so that weights which are all alike have finite integers.
+    Differs from Brevitas: the bound on the integers is exact (see `within`); a norm of 0 counts as 2**-64, and the
+    result is at least norm(w) / 2**26, so that weights which are all alike have finite integers.
 
     Args:
         scaling_impl: the scale after rounding.
