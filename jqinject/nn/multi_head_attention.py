@@ -290,11 +290,12 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
         for (proxy_name, name), new in zip(CACHED.items(), (key, value), strict=True):
             fields = kv_cache.encoded(new, _has_zero_point(getattr(self, proxy_name)))
             stored = {f: getattr(self, kv_cache.attribute(name, f)) for f in kv_cache.FIELDS}
-            kv_cache.check(name, stored, fields)
-            now = {f: kv_cache.put(stored[f], array, index) for f, array in fields.items()}
+            at = new.ndim - kv_cache.OPERAND_AXES
+            kv_cache.check(name, stored, fields, at)
+            now = {f: kv_cache.put(stored[f], array, index, at) for f, array in fields.items()}
             found.append(kv_cache.decoded(now, new))
         self.cache_index[...] = index + 1
-        *batch, length, _, _ = self.cached_key.shape
+        *batch, length, _, _ = found[0].shape
         written = jnp.broadcast_to(jnp.arange(length) <= index, (*batch, 1, 1, length))
         return found[0], found[1], nnx.combine_masks(mask, written)
 
