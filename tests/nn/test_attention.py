@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import jqinject
 from jqinject.nn import QuantMultiHeadAttention, QuantScaledDotProductAttention, ScaledDotProductAttention
-from jqinject.quant import Fp8e4m3ActPerTensorCurrent, Int8ActDynamicPerRow, Int8ActPerTensorFloat
+from jqinject.quant import (
+    Fp8e4m3ActPerTensorCurrent,
+    Int8ActDynamicPerRow,
+    Int8ActPerTensorFloat,
+    Int8WeightPerChannelFloat,
+)
 from jqinject.quant_tensor import IntQuantTensor
 
 WITHIN = ("q_scaled", "k_transposed", "softmax_input", "attn_output_weights", "v")
@@ -182,6 +188,18 @@ def test_it_is_an_attention_function_of_flax():
     (weights,) = sown["attention_weights"].get_value()
     scale = mha.attention_fn.attn_output_weights_quant.scale()
     np.testing.assert_allclose(weights / scale, np.round(weights / scale), atol=1e-3)
+
+
+def test_attention_of_a_quantized_model_is_given_quantizers_afterwards():
+    x = jax.random.normal(jax.random.key(0), (2, 3, 8))
+    mha = nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0))
+    model = jqinject.quantize(mha, jqinject.Rule(weight_quant=Int8WeightPerChannelFloat))
+    model.attention_fn = nnx.data(QuantScaledDotProductAttention())
+    run = nnx.jit(lambda m, x: m(x))
+    run(model, x)
+    model.eval()
+    np.testing.assert_allclose(run(model, x), mha(x), atol=0.05)
+    np.testing.assert_allclose(run(jqinject.freeze(model), x), run(model, x), atol=1e-6)
 
 
 @pytest.mark.parametrize("layer", [QuantScaledDotProductAttention, QuantMultiHeadAttention])
