@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.catalogue.examples import CHANNELS, OUT_FEATURES, Example
-from jqinject.quant_tensor import as_array
+from jqinject.quant_tensor import IntQuantTensor, as_array
 
 WIDTH, HEIGHT, MARGIN = 240, 160, 10
 POINTS = 512
@@ -19,7 +19,7 @@ def transfer_curve(example: Example) -> tuple[np.ndarray, np.ndarray]:
     """What a quantizer makes of evenly spaced numbers.
 
     A weight is a column of a `QuantLinear` from -1 to 1. An activation is collected from numbers between -1 and 1, and
-    drawn between -1.25 and 1.25.
+    drawn between -1.25 and 1.25. A truncating quantizer gets integers of 11 bits.
 
     Args:
         example: a layer with the quantizer.
@@ -34,6 +34,8 @@ def transfer_curve(example: Example) -> tuple[np.ndarray, np.ndarray]:
         return _of_weight(example.layer)
     if example.slot == "act_quant":
         return _of_activation(example)
+    if example.slot == "trunc_quant":
+        return _of_accumulator(example.layer)
     if example.slot == "bias_quant":
         return _of_bias(example.layer)
     raise ValueError("a quantizer of gradients leaves the forward pass as it is")
@@ -97,6 +99,14 @@ def _of_activation(example: Example) -> tuple[np.ndarray, np.ndarray]:
     x = spread(BEYOND)
     y = as_array(example.layer(x))
     return _numpy(x).reshape(POINTS, CHANNELS)[:, 0], _numpy(y).reshape(POINTS, CHANNELS)[:, 0]
+
+
+def _of_accumulator(layer: Any) -> tuple[np.ndarray, np.ndarray]:
+    integers = jnp.arange(-1024, 1024).reshape(1, -1, 1)
+    sums = IntQuantTensor.from_int(integers, 2.0**-10, 0.0, 11, signed=True)
+    layer(sums)
+    layer.eval()
+    return _numpy(sums.value).ravel(), _numpy(as_array(layer(sums))).ravel()
 
 
 def _numpy(x: Any) -> np.ndarray:

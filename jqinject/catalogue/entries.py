@@ -19,7 +19,7 @@ from jqinject.quant.float_fnuz import FpFNUZMixin
 from jqinject.quant.float_ocp import FpOCPMixin
 
 FILTERS = ("kind", "format", "granularity", "scaling")
-# Components by what a reader looks for; a class derived from one counts as it.
+# Components by what a reader looks for; a class derived from one counts as it. Methods count before scalings.
 SCALINGS = {
     "ConstScaling": "constant",
     "ParameterScaling": "parameter",
@@ -32,8 +32,12 @@ SCALINGS = {
     "RuntimeDynamicStatsScaling": "dynamic",
     "RuntimeDynamicGroupStatsScaling": "dynamic",
     "PrescaledRestrictIntQuant": "of input and weight",
+    "TruncIntQuant": "of the accumulator",
 }
-SEARCHES = {
+METHODS = {
+    "AccumulatorAwareParameterPreScaling": "accumulator-aware",
+    "AccumulatorAwareZeroCenterParameterPreScaling": "accumulator-aware",
+    "ParameterPreScalingWeightNorm": "weight normalization",
     "MSE": "mean squared error",
     "HalfQuadraticOptimizerScale": "half-quadratic",
     "HalfQuadraticOptimizerZeroPoint": "half-quadratic",
@@ -46,7 +50,7 @@ class Entry:
 
     Attributes:
         name: its name in `jqinject.quant`.
-        kind: what it is for: weight, act, bias or grad.
+        kind: what it is for: weight, act, bias, grad or trunc.
         format: of its numbers: int8, uint8, fp8 e4m3, binary, ...
         granularity: what shares a scale: tensor, channel, group or row.
         scaling: where the scale comes from.
@@ -76,7 +80,7 @@ def all_entries() -> tuple[Entry, ...]:
     """Every ready-made quantizer, by name.
 
     Example:
-        >>> all_entries()[0].kind in ("weight", "act", "bias", "grad")
+        >>> all_entries()[0].kind in ("weight", "act", "bias", "grad", "trunc")
         True
     """
     return tuple(entry_of(name) for name in ready_made())
@@ -219,7 +223,7 @@ def _scaling(wiring: Node, kind: str) -> str:
     if "CalibratedQuant" in bases:
         calibrated = "calibrated" if "SimpleMovingAverage" in bases else "dynamic"
         return "statistics" if kind == "weight" else calibrated
-    tables = (SEARCHES, SCALINGS)
+    tables = (METHODS, SCALINGS)
     return next((table[base] for table in tables for base in bases if base in table), "-")
 
 

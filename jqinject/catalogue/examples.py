@@ -11,12 +11,18 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.inject import Binding, ExtendedInjector, Node, explain
-from jqinject.nn import QuantIdentity, QuantLinear
+from jqinject.nn import QuantIdentity, QuantLinear, TruncAvgPool
 from jqinject.quant import Int8ActPerTensorFloat, IntBias
-from jqinject.quant.dynamic import DynamicPerGroup
+from jqinject.quant.decoupled_fragments import AccumulatorAwareWeightQuant
 from jqinject.quant.float_base import FloatBase
 from jqinject.quant.fragments import ParamMinMaxInitScaling
-from jqinject.quant.solver import ActQuantSolver, BiasQuantSolver, GradQuantSolver, WeightQuantSolver
+from jqinject.quant.solver import (
+    ActQuantSolver,
+    BiasQuantSolver,
+    GradQuantSolver,
+    TruncQuantSolver,
+    WeightQuantSolver,
+)
 
 IN_FEATURES, OUT_FEATURES = 64, 4
 CHANNELS = 4
@@ -25,13 +31,13 @@ KINDS: Mapping[type[ExtendedInjector], str] = {
     BiasQuantSolver: "bias",
     GradQuantSolver: "grad",
     ActQuantSolver: "act",
+    TruncQuantSolver: "trunc",
 }
 # What a quantizer leaves to its user, and an example of it.
 ASKS: Mapping[type[ExtendedInjector], tuple[str, ...]] = {
     ParamMinMaxInitScaling: ("min_val", "max_val"),
     IntBias: ("bit_width",),
     FloatBase: ("bit_width", "exponent_bit_width", "mantissa_bit_width"),
-    DynamicPerGroup: ("group_size",),
 }
 LEFT_TO_USERS = {
     "min_val": -1.0,
@@ -39,7 +45,7 @@ LEFT_TO_USERS = {
     "bit_width": 8,
     "exponent_bit_width": 4,
     "mantissa_bit_width": 3,
-    "group_size": 2,
+    "group_size": 16,
 }
 # Statistics of activations by channel: the permutations of channels-last data.
 CHANNELS_LAST = {3: (2, 0, 1), 4: (3, 0, 1, 2)}
@@ -66,7 +72,7 @@ class Example:
 
 
 def kind_of(quantizer: type[ExtendedInjector]) -> str:
-    """What a quantizer is for: "weight", "bias", "act" or "grad".
+    """What a quantizer is for: "weight", "bias", "act", "grad" or "trunc".
 
     Raises:
         ValueError: neither a solver nor a proxy says so.
@@ -87,7 +93,7 @@ def kind_of(quantizer: type[ExtendedInjector]) -> str:
 
 
 def example_of(quantizer: type[ExtendedInjector], overrides: Mapping[str, Any]) -> Example:
-    """A layer with a quantizer: a `QuantLinear` of 64 inputs and 4 outputs, or a `QuantIdentity` for activations.
+    """A layer with a quantizer: a `QuantLinear` of 64 inputs and 4 outputs, a `QuantIdentity` for activations.
 
     Args:
         quantizer: the injector.
@@ -97,11 +103,13 @@ def example_of(quantizer: type[ExtendedInjector], overrides: Mapping[str, Any]) 
         DependencyError, TypeError, ValueError: the quantizer can not be assembled like this.
     """
     kind = kind_of(quantizer)
-    given = {**_left_to_users(quantizer), **overrides}
+    given = {**left_to_users(quantizer), **overrides}
     slot = f"{kind}_quant"
     if kind == "act":
         return Example(QuantIdentity(quantizer, rngs=nnx.Rngs(0), **given), slot, given)
-    needs_input = kind == "bias" or "Accumulator" in quantizer.__name__
+    if kind == "trunc":
+        return Example(TruncAvgPool((1,), trunc_quant=quantizer, **given), slot, given)
+    needs_input = kind == "bias" or issubclass(quantizer, AccumulatorAwareWeightQuant)
     more = {"input_quant": Int8ActPerTensorFloat} if needs_input else {}
     layer = QuantLinear(
         IN_FEATURES,
@@ -119,7 +127,7 @@ def example_of(quantizer: type[ExtendedInjector], overrides: Mapping[str, Any]) 
 def wiring_of(quantizer: type[ExtendedInjector], overrides: Mapping[str, Any]) -> Node:
     """The wiring of a quantizer in such a layer; no component is built, unless another reads from it."""
     kind = kind_of(quantizer)
-    declared = Binding(quantizer, {**_left_to_users(quantizer), **overrides})
+    declared = Binding(quantizer, {**left_to_users(quantizer), **overrides})
     layer = _plain_layer()
     tracked = {"weight": [layer.weight], "bias": [layer.bias]}.get(kind, [])
     return explain(declared, module=layer, tracked_parameter_list=tracked)
@@ -136,7 +144,8 @@ def _ramp(key: Any, shape: tuple[int, ...], dtype: Any, out_sharding: Any = None
     return jnp.broadcast_to(rising[:, None], shape)
 
 
-def _left_to_users(quantizer: type[ExtendedInjector]) -> dict[str, Any]:
+def left_to_users(quantizer: type[ExtendedInjector]) -> dict[str, Any]:
+    """An example of each name that a quantizer leaves to its user; permutations are those of channels-last data."""
     declared = Binding(quantizer)
     given = {
         name: LEFT_TO_USERS[name]
@@ -145,10 +154,15 @@ def _left_to_users(quantizer: type[ExtendedInjector]) -> dict[str, Any]:
         for name in names
         if not declared.declares(name)
     }
+    kind = (
+        declared.resolve("scaling_per_output_type") if declared.declares("scaling_per_output_type") else None
+    )
+    if kind == "group" and not declared.declares("group_size"):
+        given["group_size"] = LEFT_TO_USERS["group_size"]
     if declared.declares("scaling_stats_permute_dims"):
         permutation = declared.resolve("scaling_stats_permute_dims")
         if permutation is not None:
             given["scaling_stats_permute_dims"] = CHANNELS_LAST[len(permutation)]
-            if declared.resolve("scaling_per_output_type") == "channel":
+            if kind == "channel":
                 given["per_channel_broadcastable_shape"] = (1,) * (len(permutation) - 1) + (CHANNELS,)
     return given

@@ -56,6 +56,7 @@ PLURALS = {
     "act": "activations",
     "bias": "biases",
     "grad": "gradients",
+    "trunc": "accumulators",
 }
 
 

@@ -37,6 +37,10 @@ from jqinject.core.quant import CalibratedQuant as CalibratedQuant
 from jqinject.core.quant import ClampedBinaryQuant as ClampedBinaryQuant
 from jqinject.core.quant import CodebookQuant as CodebookQuant
 from jqinject.core.quant import CodebookQuantResult as CodebookQuantResult
+from jqinject.core.quant import DecoupledIntQuant as DecoupledIntQuant
+from jqinject.core.quant import DecoupledQuantResult as DecoupledQuantResult
+from jqinject.core.quant import DecoupledRescalingIntQuant as DecoupledRescalingIntQuant
+from jqinject.core.quant import DecoupledRescalingIntQuantWithInput as DecoupledRescalingIntQuantWithInput
 from jqinject.core.quant import Float8Quant as Float8Quant
 from jqinject.core.quant import Float8QuantResult as Float8QuantResult
 from jqinject.core.quant import FloatQuant as FloatQuant
@@ -45,6 +49,7 @@ from jqinject.core.quant import IntQuant as IntQuant
 from jqinject.core.quant import PrescaledRestrictIntQuant as PrescaledRestrictIntQuant
 from jqinject.core.quant import RescalingIntQuant as RescalingIntQuant
 from jqinject.core.quant import TernaryQuant as TernaryQuant
+from jqinject.core.quant import TruncIntQuant as TruncIntQuant
 from jqinject.core.quant import scale_and_zero_point as scale_and_zero_point
 from jqinject.core.quant_restrict_val import QuantRestrictValue as QuantRestrictValue
 from jqinject.core.restrict_val import FloatRestrictValue as FloatRestrictValue
@@ -58,22 +63,31 @@ from jqinject.core.rounding import FloorSte as FloorSte
 from jqinject.core.rounding import RoundSte as RoundSte
 from jqinject.core.rounding import RoundToZeroSte as RoundToZeroSte
 from jqinject.core.rounding import StochasticRoundSte as StochasticRoundSte
+from jqinject.core.scaling import AccumulatorAwareParameterPreScaling as AccumulatorAwareParameterPreScaling
+from jqinject.core.scaling import (
+    AccumulatorAwareZeroCenterParameterPreScaling as AccumulatorAwareZeroCenterParameterPreScaling,
+)
 from jqinject.core.scaling import AmaxScaling as AmaxScaling
 from jqinject.core.scaling import ConstScaling as ConstScaling
 from jqinject.core.scaling import CurrentScaling as CurrentScaling
 from jqinject.core.scaling import DelayedScaling as DelayedScaling
 from jqinject.core.scaling import FloatScaling as FloatScaling
+from jqinject.core.scaling import InputAwarePreScaling as InputAwarePreScaling
 from jqinject.core.scaling import IntScaling as IntScaling
 from jqinject.core.scaling import ParameterFromRuntimeStatsScaling as ParameterFromRuntimeStatsScaling
 from jqinject.core.scaling import (
     ParameterFromStatsFromParameterScaling as ParameterFromStatsFromParameterScaling,
 )
+from jqinject.core.scaling import ParameterPreScalingWeightNorm as ParameterPreScalingWeightNorm
 from jqinject.core.scaling import ParameterScaling as ParameterScaling
 from jqinject.core.scaling import PowerOfTwoIntScaling as PowerOfTwoIntScaling
 from jqinject.core.scaling import RuntimeDynamicGroupStatsScaling as RuntimeDynamicGroupStatsScaling
 from jqinject.core.scaling import RuntimeDynamicStatsScaling as RuntimeDynamicStatsScaling
 from jqinject.core.scaling import RuntimeStatsScaling as RuntimeStatsScaling
+from jqinject.core.scaling import SingleArgStatelessBuffer as SingleArgStatelessBuffer
 from jqinject.core.scaling import StatsFromParameterScaling as StatsFromParameterScaling
+from jqinject.core.scaling import TruncMsbScaling as TruncMsbScaling
+from jqinject.core.scaling import TruncScalingWrapper as TruncScalingWrapper
 from jqinject.core.stats import MSE as MSE
 from jqinject.core.stats import AbsAve as AbsAve
 from jqinject.core.stats import AbsMax as AbsMax
@@ -113,6 +127,7 @@ from jqinject.core.zero_point import (
     ParameterFromStatsFromParameterZeroPoint as ParameterFromStatsFromParameterZeroPoint,
 )
 from jqinject.core.zero_point import ParameterZeroPoint as ParameterZeroPoint
+from jqinject.core.zero_point import PreZeroCenterZeroPoint as PreZeroCenterZeroPoint
 from jqinject.core.zero_point import RuntimeDynamicGroupZeroPoint as RuntimeDynamicGroupZeroPoint
 from jqinject.core.zero_point import RuntimeDynamicStatsZeroPoint as RuntimeDynamicStatsZeroPoint
 from jqinject.core.zero_point import StatsFromParameterZeroPoint as StatsFromParameterZeroPoint

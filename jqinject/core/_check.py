@@ -154,6 +154,22 @@ def initial_value(
     return np.full(array_shape, value, dtype=np.float32)
 
 
+def traced_initial_value(
+    init: jax.Array, array_shape: tuple[int, ...] | None, where: str, init_name: str, shape_name: str
+) -> jax.Array:
+    """As `initial_value`, for an array whose numbers are not known yet.
+
+    Raises:
+        ValueError: when its shape is another one.
+    """
+    value = init.astype(jnp.float32)
+    if array_shape is None or value.shape == array_shape:
+        return value
+    if value.shape != ():
+        raise ValueError(f"{where}: {init_name} has shape {value.shape}, {shape_name} is {array_shape}.")
+    return jnp.full(array_shape, value)
+
+
 def statistic_shape(
     stat: jax.Array, wanted: tuple[int, ...], where: str, name: str = "scaling_shape"
 ) -> jax.Array:

@@ -19,6 +19,7 @@ from jqinject.proxy import (
     ActQuantProxyFromInjector,
     BiasQuantProxyFromInjector,
     GradQuantProxyFromInjector,
+    TruncQuantProxyFromInjector,
     WeightQuantProxy,
 )
 
@@ -26,6 +27,7 @@ NOT_OF_ACTIVATIONS = (
     WeightQuantProxy,
     BiasQuantProxyFromInjector,
     GradQuantProxyFromInjector,
+    TruncQuantProxyFromInjector,
 )
 OURS = (QuantWeightLayer, QuantNormLayer, QuantActLayer)
 

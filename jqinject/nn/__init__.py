@@ -7,6 +7,7 @@ from jqinject.nn.activations import QuantSigmoid as QuantSigmoid
 from jqinject.nn.activations import QuantTanh as QuantTanh
 from jqinject.nn.attention import QuantScaledDotProductAttention as QuantScaledDotProductAttention
 from jqinject.nn.attention import ScaledDotProductAttention as ScaledDotProductAttention
+from jqinject.nn.batch_norm_merging import merge_bn as merge_bn
 from jqinject.nn.checkpoint import QuantCheckpoint as QuantCheckpoint
 from jqinject.nn.conv import QuantConv as QuantConv
 from jqinject.nn.conv_transpose import QuantConvTranspose as QuantConvTranspose
@@ -26,5 +27,15 @@ from jqinject.nn.norms import QuantLayerNorm as QuantLayerNorm
 from jqinject.nn.norms import QuantRMSNorm as QuantRMSNorm
 from jqinject.nn.pooling import QuantAvgPool as QuantAvgPool
 from jqinject.nn.pooling import QuantMaxPool as QuantMaxPool
+from jqinject.nn.recurrent import QuantGRUCell as QuantGRUCell
+from jqinject.nn.recurrent import QuantLSTM as QuantLSTM
+from jqinject.nn.recurrent import QuantLSTMCell as QuantLSTMCell
+from jqinject.nn.recurrent import QuantOptimizedLSTMCell as QuantOptimizedLSTMCell
+from jqinject.nn.recurrent import QuantRNN as QuantRNN
+from jqinject.nn.recurrent import QuantSimpleCell as QuantSimpleCell
+from jqinject.nn.scale_bias import QuantScaleBias as QuantScaleBias
 from jqinject.nn.torch_attention import attention_from_torch as attention_from_torch
+from jqinject.nn.trunc_pool import TruncAdaptiveAvgPool2d as TruncAdaptiveAvgPool2d
+from jqinject.nn.trunc_pool import TruncAvgPool as TruncAvgPool
+from jqinject.nn.trunc_pool import TruncAvgPool2d as TruncAvgPool2d
 from jqinject.nn.upsample import QuantUpsample as QuantUpsample

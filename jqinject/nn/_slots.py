@@ -15,6 +15,7 @@ from jqinject.proxy import (
     BiasQuantProxyFromInjector,
     GradQuantProxyFromInjector,
     QuantProxyFromInjector,
+    TruncQuantProxyFromInjector,
     WeightQuantProxy,
     WeightQuantProxyFromInjector,
 )
@@ -24,6 +25,7 @@ READY_KINDS = (
     BiasQuantProxyFromInjector,
     ActQuantProxy,
     GradQuantProxyFromInjector,
+    TruncQuantProxyFromInjector,
 )
 
 
@@ -49,6 +51,7 @@ BIAS = Slot("bias_quant", "bias_", BiasQuantProxyFromInjector, "biases")
 INPUT = Slot("input_quant", "input_", ActQuantProxyFromInjector, "activations")
 OUTPUT = Slot("output_quant", "output_", ActQuantProxyFromInjector, "activations")
 GRAD = Slot("grad_quant", "grad_", GradQuantProxyFromInjector, "gradients")
+TRUNC = Slot("trunc_quant", "", TruncQuantProxyFromInjector, "accumulators")
 ACT = Slot("act_quant", "", ActQuantProxyFromInjector, "activations")
 
 

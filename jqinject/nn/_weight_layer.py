@@ -13,7 +13,7 @@ from jqinject.nn._frozen import FrozenWeight
 from jqinject.nn._payload import Float8Contraction, describe
 from jqinject.nn._slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT, Slot, hold_proxies
 from jqinject.nn._stand_in import StandIn
-from jqinject.proxy import link_if_proxy, stack_of
+from jqinject.proxy import InputFormat, link_if_proxy, stack_of
 from jqinject.quant_tensor import Groups, GroupwiseQuantTensor, IntQuantTensor, QuantTensor, as_array
 
 CONTRACTIONS = ("auto", "float", "int", "fp8")
@@ -69,6 +69,7 @@ class QuantWeightLayer(nnx.Module):
         hold_proxies(self, self.slots, quantizers, overrides, rngs, stack_of((self,)))
         if contraction != "auto":
             self.contraction = contraction
+        self._check_input_for_weight()
         self.return_quant_tensor = return_quant_tensor
         if return_quant_tensor:
             self._check_scale_to_return()
@@ -84,6 +85,24 @@ class QuantWeightLayer(nnx.Module):
             f"{type(self).__name__}(return_quant_tensor=True) needs {needed} to have a scale to return.\n"
             f"  cure: give it {cure}"
         )
+
+    def _check_input_for_weight(self) -> None:
+        """Refuse a weight quantizer that goes by the input where there is none, or one too wide for its accumulator."""
+        if not (_on(self.weight_quant) and self.weight_quant.requires_quant_input):
+            return
+        if INPUT not in self.slots:
+            raise ValueError(
+                f"{type(self).__name__}: {self.weight_quant.binding.base.__name__} quantizes the weight for the "
+                "integers that it is multiplied with, and this layer has no quantized input.\n  cure: another weight "
+                "quantizer, such as Int8WeightPerChannelFloat"
+            )
+        if _on(self.input_quant):
+            self.weight_quant.check_input(self.input_quant.sample())
+
+    def input_format(self) -> InputFormat | None:
+        """Of the quantized input, as far as the layer knows it beforehand: that of its `input_quant`."""
+        sample = self.input_quant.sample() if _on(self.input_quant) else None
+        return InputFormat(sample.bit_width, sample.signed) if isinstance(sample, IntQuantTensor) else None
 
     def _check_contraction(self, contraction: str) -> None:
         if contraction not in CONTRACTIONS:
@@ -169,16 +188,27 @@ class QuantWeightLayer(nnx.Module):
 
     # --- forward
 
-    def quant_weight(self) -> Any:
+    def quant_weight(self, quant_input: Any = None) -> Any:
         """The weight as the layer contracts it.
+
+        Args:
+            quant_input: the quantized input, for a weight quantizer that goes by it; None takes what is known of it.
 
         Returns:
             A QuantTensor, or the array where the weight is not quantized.
+
+        Raises:
+            TypeError: the weight quantizer goes by the input, and that is not quantized to integers.
+            ValueError: nothing is known of the input, or it is too wide for the accumulator.
         """
         if self.frozen is not None:
             return self.frozen.quant_tensor()
         weight = self.weight[...]
-        return weight if self.weight_quant is None else self.weight_quant(weight)
+        if self.weight_quant is None:
+            return weight
+        if not self.weight_quant.requires_quant_input:
+            return self.weight_quant(weight)
+        return self.weight_quant(weight, self.input_format() if quant_input is None else quant_input)
 
     def quant_bias(self, quant_input: Any = None, quant_weight: Any = None) -> Any:
         """The bias as the layer adds it.
@@ -198,7 +228,7 @@ class QuantWeightLayer(nnx.Module):
         bias = self.bias[...]
         if self.bias_quant is None:
             return bias
-        weight = self.quant_weight() if quant_weight is None else quant_weight
+        weight = self.quant_weight(quant_input) if quant_weight is None else quant_weight
         return self.bias_quant(bias, quant_input, weight, self._weight_scale_beside_bias(quant_input, weight))
 
     def _weight_scale_beside_bias(self, quant_input: Any, quant_weight: Any) -> jax.Array | None:
@@ -219,7 +249,7 @@ class QuantWeightLayer(nnx.Module):
             ValueError: a QuantTensor is to be returned, and input or weight are not quantized.
         """
         x = inputs if self.input_quant is None else self.input_quant(inputs)
-        weight = self.quant_weight()
+        weight = self.quant_weight(x)
         bias = self.quant_bias(x, weight)
         parameters = {self.weight_name: as_array(weight), "bias": None if bias is None else as_array(bias)}
         contraction = self._payload_contraction(x, weight)
@@ -302,6 +332,10 @@ class QuantWeightLayer(nnx.Module):
             )
         return self._accumulator(y, x, weight, bias)
 
+    def _terms(self) -> int:
+        """How many products one element of the output sums."""
+        return math.prod(self.weight_shape) // max(self.out_channels, 1)
+
     def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: Any) -> Any:
         """The output with the scale that the sums have; an array where they have none."""
         channel = self.output_channel_dim
@@ -310,7 +344,7 @@ class QuantWeightLayer(nnx.Module):
             y,
             x,
             weight,
-            terms=math.prod(self.weight_shape) // max(self.out_channels, 1),
+            terms=self._terms(),
             rhs_channel_axis=channel,
             lhs_free_axes=self._free_input_axes(x.ndim),
             bias=bias,

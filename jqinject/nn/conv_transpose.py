@@ -1,5 +1,6 @@
 """The quantized transposed convolution."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -20,8 +21,9 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
     With every quantizer None the layer is `nnx.ConvTranspose` to the bit. The dequantized floats are convolved, those
     of a frozen weight too.
 
-    Source: Brevitas's `QuantConvTranspose1d`, `QuantConvTranspose2d`; differs from Brevitas: the arguments of the float
-    layer are Flax's, and an override that does nothing is an error.
+    Source: Brevitas's `QuantConvTranspose1d`, `QuantConvTranspose2d`, `QuantConvTranspose3d`; differs from Brevitas: the
+    arguments of the float layer are Flax's, an override that does nothing is an error, and the accumulator's bits are
+    counted with the input channels and all places of the window that meet in one output.
 
     Args:
         in_features: input channels.
@@ -91,6 +93,21 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
         """The axis of the output channels: the last but one where the kernel is transposed, else the last."""
         return self.weight_ndim - (2 if self.transpose_kernel else 1)
 
+    def _terms(self) -> int:
+        """The input channels times the places of the window that meet in one output: those a stride apart."""
+        window = self.weight_shape[-self.weight_ndim : -2]
+        strides, dilations = (_each(given, len(window)) for given in (self.strides, self.kernel_dilation))
+        places = (
+            math.ceil(size / (stride // math.gcd(stride, dilation)))
+            for size, stride, dilation in zip(window, strides, dilations, strict=True)
+        )
+        return self.in_features * math.prod(places)
+
     def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         y = nnx.ConvTranspose.__call__(stand_in, inputs)
         return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
+
+
+def _each(given: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
+    """One number for each axis of the window."""
+    return (given or 1,) * rank if isinstance(given, int | None) else tuple(given)

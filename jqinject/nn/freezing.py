@@ -42,6 +42,8 @@ def freeze_layer(layer: QuantWeightLayer, *, keep_master: bool = False, numbers:
     if not freezes(layer):
         return False
     stack = stack_of((layer,))
+    if stack and layer.weight_quant.requires_quant_input and layer.input_quant is None:
+        layer.weight_quant.kept_input()  # raises where it is not known, which is not seen inside of `vmap`
     layer.frozen = (
         build_stacked(lambda layers, _: _eager_numbers(layers[0]), (layer,), stack)
         if stack
@@ -87,14 +89,15 @@ def _numbers(layer: QuantWeightLayer) -> tuple[Any, Any]:
     graphdef, state = nnx.split(layer.weight_quant, graph=True)
     metadata = tuple(sorted(layer.weight.get_metadata().items()))
     weight, summed, axes = layer.weight[...], layer.summed_axes(), layer.axes_of_sums()
-    found, valid = _compiled_numbers(state, weight, graphdef, summed, metadata, axes)
+    found, valid = _compiled_numbers(state, weight, _known_input(layer), graphdef, summed, metadata, axes)
     return nnx.merge(*found) if isinstance(found, tuple) else found, valid
 
 
-@partial(jax.jit, static_argnums=(2, 3, 4, 5))
+@partial(jax.jit, static_argnums=(3, 4, 5, 6))
 def _compiled_numbers(
     state: Any,
     weight: jax.Array,
+    known_input: Any,
     graphdef: Any,
     summed: tuple[int, ...],
     metadata: tuple[tuple[str, Any], ...],
@@ -106,7 +109,7 @@ def _compiled_numbers(
     quantized weight comes out as it is.
     """
     proxy = nnx.merge(graphdef, state)
-    quantized = proxy(weight)
+    quantized = _quantized(proxy, weight, known_input)
     integers = quantized.grouped if isinstance(quantized, GroupwiseQuantTensor) else quantized
     is_integer = isinstance(integers, IntQuantTensor)
     if is_integer and not is_concrete(integers.bit_width):
@@ -124,7 +127,12 @@ def _checked(layer: QuantWeightLayer, numbers: tuple[Any, Any]) -> FrozenWeight:
 
 def _eager_numbers(layer: QuantWeightLayer) -> FrozenWeight:
     proxy, metadata = layer.weight_quant, layer.weight.get_metadata()
-    return _frozen(proxy, proxy(layer.weight[...]), layer.summed_axes(), metadata, layer.axes_of_sums())
+    quantized = _quantized(proxy, layer.weight[...], _known_input(layer))
+    return _frozen(proxy, quantized, layer.summed_axes(), metadata, layer.axes_of_sums())
+
+
+def _quantized(proxy: Any, weight: jax.Array, known_input: Any) -> Any:
+    return proxy(weight) if known_input is None else proxy(weight, known_input)
 
 
 def _frozen(
@@ -136,3 +144,11 @@ def _frozen(
 ) -> FrozenWeight:
     forms = ScaleForms(proxy.scale_dtype, proxy.has_whole_zero_points)
     return FrozenWeight(quantized, summed, metadata, proxy.has_zero_point, axes_of_sums, forms)
+
+
+def _known_input(layer: QuantWeightLayer) -> Any:
+    """The format of the input, where the weight is quantized for it; None where it is not."""
+    if not layer.weight_quant.requires_quant_input:
+        return None
+    own = layer.input_format()
+    return layer.weight_quant.kept_input() if own is None else own

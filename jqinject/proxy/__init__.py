@@ -27,6 +27,14 @@ from jqinject.proxy.groupwise_float import (
 from jqinject.proxy.links import link_if_proxy as link_if_proxy
 from jqinject.proxy.links import linked_layers as linked_layers
 from jqinject.proxy.links import relink as relink
+from jqinject.proxy.trunc import TruncQuantProxyFromInjector as TruncQuantProxyFromInjector
 from jqinject.proxy.weight import WeightQuantProxy as WeightQuantProxy
 from jqinject.proxy.weight import WeightQuantProxyFromInjector as WeightQuantProxyFromInjector
+from jqinject.proxy.weight_decoupled import (
+    DecoupledWeightQuantProxyFromInjector as DecoupledWeightQuantProxyFromInjector,
+)
+from jqinject.proxy.weight_decoupled import (
+    DecoupledWeightQuantWithInputProxyFromInjector as DecoupledWeightQuantWithInputProxyFromInjector,
+)
+from jqinject.proxy.weight_decoupled import InputFormat as InputFormat
 from jqinject.proxy.weight_float import WeightFloatQuantProxyFromInjector as WeightFloatQuantProxyFromInjector

@@ -54,13 +54,21 @@ class ActQuantProxy(QuantProxyFromInjector):
         """
         return self._attribute("bit_width", force_eval)
 
-    def _attribute(self, name: str, force_eval: bool) -> Any:
+    def sample(self, force_eval: bool = True) -> Any:
+        """One 0, quantized: it has the scale, zero point and bit width of any; None where quantization is off.
+
+        Args:
+            force_eval: as eval mode would, also in training mode.
+        """
         if not self.is_quant_enabled:
             return None
         quantizer = nnx.clone(self.tensor_quant, graph=True)
         if force_eval:
             set_mode(quantizer, use_running_average=True, deterministic=True)
-        return getattr(self._pack(quantizer(jnp.zeros((), jnp.float32))), name)
+        return self._pack(quantizer(jnp.zeros((), jnp.float32)))
+
+    def _attribute(self, name: str, force_eval: bool) -> Any:
+        return getattr(self.sample(force_eval), name) if self.is_quant_enabled else None
 
     def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
         return []

@@ -285,17 +285,21 @@ class QuantProxyFromInjector(nnx.Module):
         return known
 
     def _read_facts(self, layers: tuple[Any, ...], quantizer: Any) -> QuantFacts:
+        facts = self._facts_of(layers)
+        if quantizer is not None and facts.signed is None:
+            raise ValueError(
+                f"{self.binding.base.__name__} does not say whether its integers have a sign.\n"
+                "  cure: declare `signed = True` (weights, most activations) or `signed = False` (after a ReLU)"
+            )
+        return facts
+
+    def _facts_of(self, layers: tuple[Any, ...]) -> QuantFacts:
         def fact(name: str) -> Any:
             if not self.binding.declares(name):
                 return None
             return self.binding.resolve(name, module=layers[0] if len(layers) == 1 else layers)
 
         signed, narrow_range, rounding = fact("signed"), fact("narrow_range"), fact("float_to_int_impl_type")
-        if quantizer is not None and signed is None:
-            raise ValueError(
-                f"{self.binding.base.__name__} does not say whether its integers have a sign.\n"
-                "  cure: declare `signed = True` (weights, most activations) or `signed = False` (after a ReLU)"
-            )
         return QuantFacts(
             signed=None if signed is None else bool(signed),
             narrow_range=None if narrow_range is None else bool(narrow_range),

@@ -40,13 +40,20 @@ class WeightQuantProxy(QuantProxyFromInjector):
         """Bits of an integer; None where quantization is off."""
         return self._attribute("bit_width")
 
+    @property
+    def requires_quant_input(self) -> bool:
+        """Whether the quantizer has to know the format of the layer's input."""
+        return False
+
     def _attribute(self, name: str) -> Any:
         if not self.is_quant_enabled:
             return None
-        # A look at the quantizer: on a copy, so that no state moves and no first call is used up.
-        quantizer = nnx.clone(self.tensor_quant, graph=True)
         weight = self._known_layers()[0].weight.get_value()
-        return getattr(self._seen(self._pack(quantizer(weight)), weight), name)
+        return getattr(self._seen(self._pack(self._look()), weight), name)
+
+    def _look(self) -> Any:
+        """The quantizer's own result for its weight: on a copy, so that no state moves and no first call is used up."""
+        return nnx.clone(self.tensor_quant, graph=True)(self._known_layers()[0].weight.get_value())
 
     def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
         return [layer.weight for layer in layers]

@@ -14,6 +14,18 @@ from jqinject.quant.calibrated import Int8WeightPerChannelAbsMax as Int8WeightPe
 from jqinject.quant.calibrated import Int8WeightPerTensorAbsMax as Int8WeightPerTensorAbsMax
 from jqinject.quant.codebook import NF4WeightPerChannelFloat as NF4WeightPerChannelFloat
 from jqinject.quant.codebook import NF4WeightPerTensorFloat as NF4WeightPerTensorFloat
+from jqinject.quant.decoupled import (
+    Int4WeightPerTensorFixedPointDecoupled as Int4WeightPerTensorFixedPointDecoupled,
+)
+from jqinject.quant.decoupled import Int4WeightPerTensorFloatDecoupled as Int4WeightPerTensorFloatDecoupled
+from jqinject.quant.decoupled import Int8AccumulatorAwareWeightQuant as Int8AccumulatorAwareWeightQuant
+from jqinject.quant.decoupled import (
+    Int8AccumulatorAwareZeroCenterWeightQuant as Int8AccumulatorAwareZeroCenterWeightQuant,
+)
+from jqinject.quant.decoupled import (
+    Int8WeightNormL2PerChannelFixedPoint as Int8WeightNormL2PerChannelFixedPoint,
+)
+from jqinject.quant.decoupled import Int8WeightPerChannelFloatDecoupled as Int8WeightPerChannelFloatDecoupled
 from jqinject.quant.dynamic import Int8DynamicActPerGroupFloat as Int8DynamicActPerGroupFloat
 from jqinject.quant.dynamic import Int8DynamicActPerRowFixedPoint as Int8DynamicActPerRowFixedPoint
 from jqinject.quant.dynamic import Int8DynamicActPerRowFloat as Int8DynamicActPerRowFloat
@@ -176,6 +188,7 @@ from jqinject.quant.mx import ShiftedMXUInt8Weight as ShiftedMXUInt8Weight
 from jqinject.quant.mx import ShiftedMXUInt8WeightMSE as ShiftedMXUInt8WeightMSE
 from jqinject.quant.none import NoneActQuant as NoneActQuant
 from jqinject.quant.none import NoneBiasQuant as NoneBiasQuant
+from jqinject.quant.none import NoneTruncQuant as NoneTruncQuant
 from jqinject.quant.none import NoneWeightQuant as NoneWeightQuant
 from jqinject.quant.nvfp4 import NVFP4Act as NVFP4Act
 from jqinject.quant.nvfp4 import NVFP4Weight as NVFP4Weight
@@ -236,3 +249,6 @@ from jqinject.quant.shifted_scaled_int import (
 )
 from jqinject.quant.ternary import SignedTernaryActPerTensorConst as SignedTernaryActPerTensorConst
 from jqinject.quant.ternary import SignedTernaryWeightPerTensorConst as SignedTernaryWeightPerTensorConst
+from jqinject.quant.trunc import RoundTo8bit as RoundTo8bit
+from jqinject.quant.trunc import ShiftRoundSaturateTo8bit as ShiftRoundSaturateTo8bit
+from jqinject.quant.trunc import TruncTo8bit as TruncTo8bit

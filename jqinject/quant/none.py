@@ -1,7 +1,7 @@
 """No quantization, as a quantizer: a layer given one of these computes in float."""
 
 from jqinject.inject.enum import QuantType
-from jqinject.quant.solver import ActQuantSolver, BiasQuantSolver, WeightQuantSolver
+from jqinject.quant.solver import ActQuantSolver, BiasQuantSolver, TruncQuantSolver, WeightQuantSolver
 
 
 class NoneWeightQuant(WeightQuantSolver):
@@ -21,3 +21,9 @@ class NoneBiasQuant(BiasQuantSolver):
 
     quant_type = QuantType.FP
     requires_input_scale = False
+
+
+class NoneTruncQuant(TruncQuantSolver):
+    """Accumulators with all their bits."""
+
+    quant_type = QuantType.FP

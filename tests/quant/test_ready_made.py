@@ -52,6 +52,7 @@ OPEN_FORMAT = {"bit_width": 8, "exponent_bit_width": 4, "mantissa_bit_width": 3}
 BOUNDS = {
     (1, True): (-1, 1),
     (2, True): (-1, 1),  # narrow
+    (4, True): (-7, 7),  # narrow
     (8, True): (-128, 127),
     (8, False): (0, 255),
     **{(bits, True): (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (16, 24, 32)},
@@ -95,6 +96,8 @@ def builder(slot, name, layer):
     """A function that builds a layer with the quantizer in the slot."""
     prefix = "" if slot == "act_quant" else slot.removesuffix("quant")
     more = {prefix + key: found for key, found in NEEDS.get(name, {}).items()}
+    if "AccumulatorAware" in name:  # they go by the bits of the input
+        more["input_quant"] = Int8ActPerTensorFloat
     if "BatchQuant" in name:
         more[prefix + "scaling_stats_permute_dims"] = (3, 0, 1, 2)  # channels last
     if name.startswith(("FpOCP", "FpFNUZ")):

@@ -6,6 +6,12 @@ from jqinject.core.quant.calibrated import CalibratedQuant as CalibratedQuant
 from jqinject.core.quant.calibrated import scale_and_zero_point as scale_and_zero_point
 from jqinject.core.quant.codebook_quant import CodebookQuant as CodebookQuant
 from jqinject.core.quant.codebook_quant import CodebookQuantResult as CodebookQuantResult
+from jqinject.core.quant.decoupled import DecoupledIntQuant as DecoupledIntQuant
+from jqinject.core.quant.decoupled import DecoupledQuantResult as DecoupledQuantResult
+from jqinject.core.quant.decoupled import DecoupledRescalingIntQuant as DecoupledRescalingIntQuant
+from jqinject.core.quant.decoupled import (
+    DecoupledRescalingIntQuantWithInput as DecoupledRescalingIntQuantWithInput,
+)
 from jqinject.core.quant.float8_quant import Float8Quant as Float8Quant
 from jqinject.core.quant.float8_quant import Float8QuantResult as Float8QuantResult
 from jqinject.core.quant.float_quant import FloatQuant as FloatQuant
@@ -14,3 +20,4 @@ from jqinject.core.quant.int_quant import IntQuant as IntQuant
 from jqinject.core.quant.int_quant import PrescaledRestrictIntQuant as PrescaledRestrictIntQuant
 from jqinject.core.quant.int_quant import RescalingIntQuant as RescalingIntQuant
 from jqinject.core.quant.ternary import TernaryQuant as TernaryQuant
+from jqinject.core.quant.trunc import TruncIntQuant as TruncIntQuant

@@ -1,5 +1,12 @@
 """Scales: `scaling_impl(x, threshold)` returns float per integer step."""
 
+from jqinject.core.scaling.accumulator_aware import (
+    AccumulatorAwareParameterPreScaling as AccumulatorAwareParameterPreScaling,
+)
+from jqinject.core.scaling.accumulator_aware import (
+    AccumulatorAwareZeroCenterParameterPreScaling as AccumulatorAwareZeroCenterParameterPreScaling,
+)
+from jqinject.core.scaling.accumulator_aware import InputAwarePreScaling as InputAwarePreScaling
 from jqinject.core.scaling.amax import AmaxScaling as AmaxScaling
 from jqinject.core.scaling.amax import CurrentScaling as CurrentScaling
 from jqinject.core.scaling.amax import DelayedScaling as DelayedScaling
@@ -14,5 +21,9 @@ from jqinject.core.scaling.from_parameter import (
 from jqinject.core.scaling.from_parameter import StatsFromParameterScaling as StatsFromParameterScaling
 from jqinject.core.scaling.int_scaling import IntScaling as IntScaling
 from jqinject.core.scaling.int_scaling import PowerOfTwoIntScaling as PowerOfTwoIntScaling
+from jqinject.core.scaling.int_scaling import SingleArgStatelessBuffer as SingleArgStatelessBuffer
+from jqinject.core.scaling.pre_scaling import ParameterPreScalingWeightNorm as ParameterPreScalingWeightNorm
 from jqinject.core.scaling.runtime import ParameterFromRuntimeStatsScaling as ParameterFromRuntimeStatsScaling
 from jqinject.core.scaling.runtime import RuntimeStatsScaling as RuntimeStatsScaling
+from jqinject.core.scaling.trunc import TruncMsbScaling as TruncMsbScaling
+from jqinject.core.scaling.trunc import TruncScalingWrapper as TruncScalingWrapper

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -136,9 +137,15 @@ class ParameterScaling(nnx.Module):
     ) -> None:
         where = "ParameterScaling"
         shape = None if scaling_shape is None else _check.shape(scaling_shape, where, "scaling_shape")
-        init = _check.initial_value(scaling_init, shape, where, "scaling_init", "scaling_shape")
-        stored = _restricted(init, restrict_scaling_impl or FloatRestrictValue())
-        self.value = QuantParam(jnp.asarray(stored))
+        restrict = restrict_scaling_impl or FloatRestrictValue()
+        if isinstance(
+            scaling_init, jax.core.Tracer
+        ):  # made while a layer is traced, from its weight for instance
+            traced = _check.traced_initial_value(scaling_init, shape, where, "scaling_init", "scaling_shape")
+            self.value = QuantParam(restrict.restrict_init_tensor(traced))
+        else:
+            init = _check.initial_value(scaling_init, shape, where, "scaling_init", "scaling_shape")
+            self.value = QuantParam(jnp.asarray(_restricted(init, restrict)))
         set_given(
             self,
             restrict_scaling_impl=restrict_scaling_impl,

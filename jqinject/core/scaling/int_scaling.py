@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
@@ -79,3 +80,23 @@ class PowerOfTwoIntScaling:
             ValueError: when signedness is unknown.
         """
         return max_int(_signedness(signed, self.signed, "PowerOfTwoIntScaling"), False, bit_width) + 1
+
+
+@dataclass(frozen=True)
+class SingleArgStatelessBuffer:
+    """A constant that takes the place of a component with one argument: `int_scaling_impl` for a scale that counts
+    floats per step already.
+
+    Args:
+        value: the constant.
+
+    Example:
+        >>> SingleArgStatelessBuffer(1.0)(8)
+        1.0
+    """
+
+    value: float
+
+    def __call__(self, bit_width: Any = None) -> float:
+        """The constant."""
+        return self.value

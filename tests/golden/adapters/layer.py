@@ -8,10 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.nn import QuantConv, QuantIdentity, QuantLinear, QuantReLU
+from jqinject.nn import (
+    QuantConv,
+    QuantConvTranspose,
+    QuantEmbed,
+    QuantIdentity,
+    QuantLinear,
+    QuantReLU,
+    QuantScaleBias,
+)
 from jqinject.quant_tensor import as_array, max_pool
 from tests.golden._driver import CannotDrive
-from tests.golden.adapters import attention
+from tests.golden.adapters import attention, recurrent
 from tests.golden.adapters.layouts import (
     LAYOUTS,
     back,
@@ -29,8 +37,17 @@ from tests.golden.adapters.layouts import (
 
 Case = dict[str, Any]
 
-KINDS = ("QuantLinear", "QuantConv1d", "QuantConv2d", "QuantConv3d")
-POSITIONAL = ("in_features", "out_features", "kernel_size")
+LINEAR = ("QuantLinear", "QuantScaleBias", "QuantEmbedding")
+CONVOLUTIONS = ("QuantConv1d", "QuantConv2d", "QuantConv3d")
+TRANSPOSED = ("QuantConvTranspose1d", "QuantConvTranspose2d", "QuantConvTranspose3d")
+POSITIONAL = {
+    "QuantScaleBias": ("num_features", "use_bias"),
+    "QuantEmbedding": ("num_embeddings", "features"),
+    **dict.fromkeys(
+        ("QuantLinear", *CONVOLUTIONS, *TRANSPOSED), ("in_features", "out_features", "kernel_size")
+    ),
+}
+WEIGHTS = ("kernel", "embedding", "scale")
 WORDS = {
     "in_channels": "in_features",
     "out_channels": "out_features",
@@ -81,19 +98,41 @@ def _layer(case: Case, inputs: dict[str, np.ndarray]) -> Any:
     if "class" not in config:
         names = ("param.c1.weight", "param.fc.weight")
         return Net(config, *(_to_ours(case, name, inputs[name]).shape for name in names))
-    if kind not in KINDS:
+    if kind not in POSITIONAL:
         raise CannotDrive(f"no layer for {kind}")
-    given = dict(zip(POSITIONAL, config["args"], strict=False)) | config["kwargs"]
+    given = dict(zip(POSITIONAL[kind], config["args"], strict=False)) | config["kwargs"]
     arguments: dict[str, Any] = {WORDS.get(k, k): v for k, v in plain(given).items()}
     for name, given in arguments.items():
         if name.endswith("_quant") and isinstance(given, str):
             arguments[name] = quantizer(given)
-    if kind == "QuantLinear":
-        return QuantLinear(rngs=nnx.Rngs(0), **arguments)
+    if kind in LINEAR:
+        return _linear(kind, arguments)
     rank = int(kind[-2])
     arguments["kernel_size"] = _each(arguments["kernel_size"], rank)
+    if kind in TRANSPOSED:
+        return _transposed(rank, arguments)
     arguments["padding"] = [(p, p) for p in _each(arguments.get("padding", 0), rank)]
     return QuantConv(rngs=nnx.Rngs(0), **arguments)
+
+
+def _linear(kind: str, arguments: dict[str, Any]) -> Any:
+    if kind == "QuantLinear":
+        return QuantLinear(rngs=nnx.Rngs(0), **arguments)
+    if kind == "QuantEmbedding":
+        return QuantEmbed(rngs=nnx.Rngs(0), **arguments)
+    arguments.pop("runtime_shape", None)  # channels are the last axis here, whatever the rank
+    return QuantScaleBias(**arguments)
+
+
+def _transposed(rank: int, arguments: dict[str, Any]) -> Any:
+    """The reference pads what the strided window leaves: less of the border, and more at the end, as it is told."""
+    padding = _each(arguments.pop("padding", 0), rank)
+    more = _each(arguments.pop("output_padding", 0), rank)
+    dilation = arguments["kernel_dilation"] = _each(arguments.get("kernel_dilation", 1), rank)
+    arguments["strides"] = _each(arguments.get("strides", 1), rank)
+    reach = [d * (k - 1) for d, k in zip(dilation, arguments["kernel_size"], strict=True)]
+    pairs = [(r - p, r - p + m) for r, p, m in zip(reach, padding, more, strict=True)]
+    return QuantConvTranspose(rngs=nnx.Rngs(0), padding=pairs, transpose_kernel=True, **arguments)
 
 
 def _each(given: int | tuple[int, ...], rank: int) -> tuple[int, ...]:
@@ -103,7 +142,10 @@ def _each(given: int | tuple[int, ...], rank: int) -> tuple[int, ...]:
 
 def _axes(case: Case, name: str, ndim: int) -> tuple[int, ...]:
     """The order of axes of a named array: weights by their rank, data by that of the layer."""
-    linear = ndim == 2 or case["layer"]["kind"] == "QuantLinear"
+    kind = case["layer"]["kind"]
+    if kind == "QuantEmbedding":
+        return LAYOUTS["embedding"].data(ndim)
+    linear = ndim == 2 or kind == "QuantLinear"
     layout = LAYOUTS["linear" if linear else "conv2d"]
     # The parameters of a weight's quantizer have its rank.
     names = name.split(".")
@@ -151,6 +193,9 @@ def _gradients(layer: Any, x: Any, cotangent: Any) -> Any:
         out = layer(x)
         return jnp.sum(as_array(out) * cotangent), out
 
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        gradients, out = nnx.grad(loss, has_aux=True)(layer, x)
+        return (gradients, jnp.zeros(x.shape)), out
     return nnx.grad(loss, argnums=(0, 1), has_aux=True)(layer, x)
 
 
@@ -159,13 +204,15 @@ def _step(case: Case, layer: Any, x: Any, cotangent: Any) -> dict[str, Any]:
     outputs = {"tensor": out, "grad.x": _to_theirs(case, "x", along_x)}
     outputs |= {f"out0.{name}": _to_theirs(case, "out", array) for name, array in fields_of(out).items()}
     for path, gradient in nnx.to_flat_state(gradients):
-        name = dotted(path).replace("kernel", "weight")
+        name = dotted(tuple("weight" if step in WEIGHTS else step for step in path))
         outputs[f"grad.{name}"] = _to_theirs(case, name, gradient.get_value())
     return outputs
 
 
 def run(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Every output that the case names, stacked over its steps."""
+    if case["layer"]["kind"] in recurrent.KINDS:
+        return recurrent.run(case, inputs)
     steps = _sequence(case, inputs)
     found: dict[str, np.ndarray] = {}
     for name, spec in case["outputs"].items():
@@ -188,4 +235,6 @@ def _ours(name: str) -> str:
 
 def facts(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, Any]:
     """The facts of the output after every step."""
+    if case["layer"]["kind"] in recurrent.KINDS:
+        return recurrent.facts(case, inputs)
     return {"steps": [facts_of(outputs["tensor"]) for outputs in _sequence(case, inputs)]}

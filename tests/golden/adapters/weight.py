@@ -9,6 +9,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import QuantParam
+from jqinject.quant_tensor import IntQuantTensor
 from tests.golden.adapters.layouts import (
     LAYOUTS,
     back,
@@ -23,6 +24,15 @@ from tests.golden.adapters.layouts import (
 )
 
 Case = dict[str, Any]
+
+
+def input_of(case: Case) -> Any:
+    """The quantized input that the case states, of which only the format counts; None where it states none."""
+    stated = case["config"].get("input")
+    if stated is None:
+        return None
+    zeros, bits, signed = jnp.zeros(1), stated["bit_width"], stated["signed"]
+    return IntQuantTensor(zeros, stated["scale"], 0.0, bits, signed=signed, training=True)
 
 
 def layer_of(case: Case, inputs: dict[str, np.ndarray]) -> Any:
@@ -47,25 +57,29 @@ def run(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     axes = LAYOUTS[case["layer"]["kind"]].weight(inputs["weight"].ndim)
     cotangent = jnp.asarray(moved(inputs["cotangent"], axes))
     cut = layer.weight_quant.facts.group_dim
-    outputs = {name: back(v, axes, cut) for name, v in _call(layer, cotangent).items()}
-    again = {name: back(v, axes, cut) for name, v in _call(layer, cotangent).items()}
+    given = input_of(case)
+    outputs = {name: back(v, axes, cut) for name, v in _call(layer, cotangent, given).items()}
+    again = {name: back(v, axes, cut) for name, v in _call(layer, cotangent, given).items()}
+    for name in ("pre_scale", "pre_zero_point"):
+        if name in case["outputs"]:
+            outputs[name] = back(getattr(layer.weight_quant, name)(), axes)
     outputs |= {f"call2.{name}": v for name, v in again.items()}
     for path, variable in nnx.to_flat_state(nnx.state(layer.weight_quant)):
         outputs[f"param.{dotted(path)}"] = back(np.asarray(variable.get_value()), axes, cut)
     return in_the_words_of(case, outputs)
 
 
-def _gradients(layer: Any, cotangent: Any) -> Any:
+def _gradients(layer: Any, cotangent: Any, given: Any) -> Any:
     def loss(layer: Any) -> tuple[Any, Any]:
-        tensor = layer.quant_weight()
+        tensor = layer.quant_weight(given)
         value = tensor.value if layer.weight_quant.is_quant_enabled else tensor
         return jnp.sum(value * cotangent), tensor
 
     return nnx.grad(loss, has_aux=True)(layer)
 
 
-def _call(layer: Any, cotangent: Any) -> dict[str, np.ndarray]:
-    gradients, tensor = compiled(_gradients)(layer, cotangent)
+def _call(layer: Any, cotangent: Any, given: Any) -> dict[str, np.ndarray]:
+    gradients, tensor = compiled(_gradients)(layer, cotangent, given)
     outputs = {**fields_of(tensor), "grad.weight": np.asarray(gradients["kernel"].get_value())}
     for path, gradient in nnx.to_flat_state(gradients):
         if isinstance(gradient, QuantParam):
@@ -75,4 +89,4 @@ def _call(layer: Any, cotangent: Any) -> dict[str, np.ndarray]:
 
 def facts(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, Any]:
     """The facts of the quantized weight."""
-    return facts_of(layer_of(case, inputs).quant_weight())
+    return facts_of(layer_of(case, inputs).quant_weight(input_of(case)))

@@ -1,0 +1,261 @@
+"""Scales that keep the integers of a weight so small that no accumulator overflows: A2Q and A2Q+."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol, final, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.core._protocols import BitWidth, Restrict, Scaling, Stat, View
+from jqinject.core.scaling._norm import NormParameter
+from jqinject.core.scaling._restricted import clamp_scale
+from jqinject.ops.accumulator import (
+    get_upper_bound_on_l1_norm,
+    get_upper_bound_on_zero_centered_l1_norm,
+    integer_budget,
+    within_budget,
+)
+from jqinject.quant_tensor import is_concrete
+
+
+@runtime_checkable
+class InputAwarePreScaling(Protocol):
+    """`pre_scaling_impl` of a quantizer that depends on the bits and the sign of the layer's input."""
+
+    def check_input(self, input_bit_width: Any, input_is_signed: bool) -> None:
+        """Raise ValueError for an input that the accumulator is too narrow for."""
+
+    def within(self, q: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
+        """Integers that keep the guarantee: `q` itself where it does."""
+        ...
+
+    def __call__(self, weights: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
+        """The scale before rounding."""
+        ...
+
+
+@runtime_checkable
+class ZeroCenter(Protocol):
+    """`pre_zero_point_impl` that centers each channel on 0."""
+
+    def get_zero_center(self, x: jax.Array) -> jax.Array: ...
+
+
+@final
+class AccumulatorAwareParameterPreScaling(NormParameter):
+    """Weight normalization whose norm is bounded so that no accumulator overflows (A2Q).
+
+    `pre_scale = norm(w) / min(g / s, T)`: `s` is the scale after rounding, `g` the learned norm, the parameter `value`,
+    and `T = (2**(P-1) - 1) / 2**(N - signed)` what the integers of a channel may sum to in magnitude, for accumulators
+    of P bits and inputs of N. With the l1-norm, and rounding toward zero, they do up to the rounding of floats;
+    `within` sees to the rest, whatever the norm and the rounding.
+
+    Differs from Brevitas: the bound on the integers is exact (see `within`); a norm of 0 counts as 2**-64.
+
+    Args:
+        scaling_impl: the scale after rounding.
+        normalize_stats_impl: the norm, `L1Norm`.
+        accumulator_bit_width_impl: P.
+        scaling_stats_input_view_shape_impl: the view the norm is taken of.
+        tracked_parameter_list: the one weight.
+        pre_scaling_shape: shape of the result: 1 along the axes that one accumulator sums over; None for a scalar.
+        restrict_pre_scaling_impl: which values g may take; None for all.
+        pre_scaling_min_val: the least magnitude of g and of the result.
+
+    Raises:
+        ValueError: for no weight or several, a wrong `pre_scaling_shape`, an accumulator of less than 2 bits.
+
+    Example:
+        >>> from jqinject.core import BitWidthConst, ConstScaling, L1Norm, OverOutputChannelView
+        >>> w = jnp.array([[300.0, -400.0]])
+        >>> impl = AccumulatorAwareParameterPreScaling(
+        ...     ConstScaling(1.0), L1Norm(stats_reduce_dim=1), BitWidthConst(16), OverOutputChannelView(), [w], (1, 1))
+        >>> steps = w / impl(w, 8, True)
+        >>> steps.round(2), float(abs(steps).sum())
+        (Array([[ 109.71, -146.28]], dtype=float32), 255.9921875)
+    """
+
+    def __init__(
+        self,
+        scaling_impl: Scaling,
+        normalize_stats_impl: Stat,
+        accumulator_bit_width_impl: BitWidth,
+        scaling_stats_input_view_shape_impl: View,
+        tracked_parameter_list: Iterable[Any],
+        pre_scaling_shape: tuple[int, ...] | None = None,
+        restrict_pre_scaling_impl: Restrict | None = None,
+        pre_scaling_min_val: float | None = None,
+    ) -> None:
+        self.accumulator_bit_width = checked_accumulator(accumulator_bit_width_impl, type(self).__name__)
+        super().__init__(
+            scaling_impl,
+            normalize_stats_impl,
+            scaling_stats_input_view_shape_impl,
+            tracked_parameter_list,
+            pre_scaling_shape,
+            restrict_pre_scaling_impl,
+            pre_scaling_min_val,
+        )
+
+    def __call__(self, weights: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
+        """The scale before rounding, float32.
+
+        Raises:
+            ValueError: the accumulator is too narrow for any weight but 0.
+        """
+        self.check_input(input_bit_width, input_is_signed)
+        bound = get_upper_bound_on_l1_norm(self.accumulator_bit_width(), input_bit_width, input_is_signed)
+        return _limited(self, weights, bound)
+
+    def check_input(self, input_bit_width: Any, input_is_signed: bool) -> None:
+        """Refuse an input that the accumulator is too narrow for.
+
+        Raises:
+            ValueError: it leaves the weights no integer but 0.
+        """
+        where = type(self).__name__
+        _check_room(self.accumulator_bit_width(), input_bit_width, input_is_signed, False, where)
+
+    def within(self, q: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
+        """Integers whose magnitudes sum to at most T, exactly: those given, or where they do not, smaller ones."""
+        width = self.accumulator_bit_width()
+        budget = integer_budget(width, input_bit_width, input_is_signed, zero_centered=False)
+        return within_budget(q, budget, _summed_axes(q, self.settings.shape), zero_centered=False)
+
+
+@final
+class AccumulatorAwareZeroCenterParameterPreScaling(NormParameter):
+    """As `AccumulatorAwareParameterPreScaling`, for weights that are centered on 0 first (A2Q+).
+
+    `pre_scale = norm(w - mean(w)) / min(g / s, T)` with `T = (2**P - 2) / (2**N - 1)`: half of it for the positive
+    integers of a channel, half for the negative ones; for inputs without a sign about twice what
+    A2Q allows.
+
+    Differs from Brevitas: the bound on the integers is exact (see `within`); a norm of 0 counts as 2**-64.
+
+    Args:
+        scaling_impl: the scale after rounding.
+        pre_zero_point_impl: what centers the weights, `PreZeroCenterZeroPoint`.
+        normalize_stats_impl: the norm, `L1Norm`.
+        accumulator_bit_width_impl: P.
+        scaling_stats_input_view_shape_impl: the view the norm is taken of.
+        tracked_parameter_list: the one weight.
+        pre_scaling_shape: shape of the result: 1 along the axes that one accumulator sums over; None for a scalar.
+        restrict_pre_scaling_impl: which values g may take; None for all.
+        pre_scaling_min_val: the least magnitude of g and of the result.
+
+    Raises:
+        TypeError: `pre_zero_point_impl` does not center the weights.
+        ValueError: for no weight or several, a wrong `pre_scaling_shape`, an accumulator of less than 2 bits.
+
+    Example:
+        >>> from jqinject.core import BitWidthConst, ConstScaling, L1Norm, OverOutputChannelView
+        >>> from jqinject.core import PreZeroCenterZeroPoint
+        >>> w, view = jnp.array([[700.0, 0.0]]), OverOutputChannelView()
+        >>> center = PreZeroCenterZeroPoint(1, view, (1, 1))
+        >>> impl = AccumulatorAwareZeroCenterParameterPreScaling(
+        ...     ConstScaling(1.0), center, L1Norm(stats_reduce_dim=1), BitWidthConst(16), view, [w], (1, 1))
+        >>> ((w + center.get_zero_center(w)) / impl(w, 8, True)).round(1)
+        Array([[ 128.5, -128.5]], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        scaling_impl: Scaling,
+        pre_zero_point_impl: ZeroCenter,
+        normalize_stats_impl: Stat,
+        accumulator_bit_width_impl: BitWidth,
+        scaling_stats_input_view_shape_impl: View,
+        tracked_parameter_list: Iterable[Any],
+        pre_scaling_shape: tuple[int, ...] | None = None,
+        restrict_pre_scaling_impl: Restrict | None = None,
+        pre_scaling_min_val: float | None = None,
+    ) -> None:
+        where = type(self).__name__
+        if not isinstance(pre_zero_point_impl, ZeroCenter):
+            raise TypeError(
+                f"{where} needs weights that are centered on 0, got {type(pre_zero_point_impl).__name__} as "
+                "pre_zero_point_impl.\n  cure: pre_zero_point_impl = PreZeroCenterZeroPoint"
+            )
+        self.accumulator_bit_width = checked_accumulator(accumulator_bit_width_impl, where)
+        self.pre_zero_point = pre_zero_point_impl
+        super().__init__(
+            scaling_impl,
+            normalize_stats_impl,
+            scaling_stats_input_view_shape_impl,
+            tracked_parameter_list,
+            pre_scaling_shape,
+            restrict_pre_scaling_impl,
+            pre_scaling_min_val,
+        )
+
+    def __call__(self, weights: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
+        """The scale before rounding, float32.
+
+        Raises:
+            ValueError: the accumulator is too narrow for any weight but 0.
+        """
+        self.check_input(input_bit_width, input_is_signed)
+        bound = get_upper_bound_on_zero_centered_l1_norm(self.accumulator_bit_width(), input_bit_width)
+        return _limited(self, weights + self.pre_zero_point.get_zero_center(weights), bound)
+
+    def check_input(self, input_bit_width: Any, input_is_signed: bool) -> None:
+        """Refuse an input that the accumulator is too narrow for.
+
+        Raises:
+            ValueError: it leaves the weights no integer but 0.
+        """
+        where = type(self).__name__
+        _check_room(self.accumulator_bit_width(), input_bit_width, input_is_signed, True, where)
+
+    def within(self, q: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
+        """Integers whose positive and negative sums are at most T / 2 each, exactly: those given, or smaller ones."""
+        width = self.accumulator_bit_width()
+        budget = integer_budget(width, input_bit_width, input_is_signed, zero_centered=True)
+        return within_budget(q, budget, _summed_axes(q, self.settings.shape), zero_centered=True)
+
+
+def checked_accumulator(accumulator: BitWidth, where: str) -> BitWidth:
+    """An accumulator's bit width, refused where it holds no sum."""
+    bits = _known(accumulator())
+    if bits is not None and bits < 2:
+        raise ValueError(
+            f"{where}: a signed accumulator of {bits} bit holds no sum.\n  cure: accumulator_bit_width = 16, or any "
+            "from 2 to 32"
+        )
+    return accumulator
+
+
+def _check_room(width: Any, bits: Any, signed: bool, zero_centered: bool, where: str) -> None:
+    width, bits = _known(width), _known(bits)
+    if width is None or bits is None or isinstance(signed, jax.Array):
+        return
+    if integer_budget(width, bits, signed, zero_centered):
+        return
+    least = bits + 1 if zero_centered else bits + 2 - int(signed)
+    sign = "signed" if signed else "unsigned"
+    raise ValueError(
+        f"{where}: an accumulator of {width} bits is guaranteed to hold the sums of a {bits}-bit {sign} input only if "
+        f"every weight is 0.\n  cure: accumulator_bit_width = {least} or more, or an input of fewer bits"
+    )
+
+
+def _known(bits: Any) -> int | None:
+    """Bits as a Python int; None of learned or stored ones while a program is traced."""
+    if isinstance(bits, int):
+        return bits
+    return round(float(bits)) if is_concrete(bits) else None
+
+
+def _limited(impl: NormParameter, weights: jax.Array, bound: jax.Array) -> jax.Array:
+    """`norm(w) / min(g / s, bound)`."""
+    steps = impl.learned_norm() / impl.scaling_impl(weights)
+    return clamp_scale(impl.norm(weights) / jnp.where(steps > bound, bound, steps), impl.settings.min_val)
+
+
+def _summed_axes(q: jax.Array, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes along which a channel extends: those that its norm does not have."""
+    full = (1,) * (q.ndim - len(shape)) + shape
+    return tuple(axis for axis, size in enumerate(full) if size == 1)

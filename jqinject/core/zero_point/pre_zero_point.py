@@ -1,0 +1,48 @@
+"""Zero points that are added before rounding and not taken off after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.core import _check
+from jqinject.core._protocols import View
+from jqinject.ops.power import in_steps
+
+
+@dataclass(frozen=True)
+class PreZeroCenterZeroPoint:
+    """Centers a weight on 0 before it is rounded: `-mean(x) / scale`, the mean of each channel.
+
+    Differs from Brevitas: the mean of no numbers is 0 (there: nan).
+
+    Args:
+        stats_reduce_dim: the axis of the view to take the mean along; None for the whole tensor.
+        pre_zero_point_stats_input_view_shape_impl: the view.
+        pre_zero_point_shape: shape of the result; None for a scalar.
+
+    Example:
+        >>> from jqinject.core import OverOutputChannelView
+        >>> center = PreZeroCenterZeroPoint(1, OverOutputChannelView(), (2, 1))
+        >>> center(jnp.array([[1.0, 3.0], [0.0, -1.0]]), jnp.float32(0.5), 8).reshape(-1)
+        Array([-4.,  1.], dtype=float32)
+    """
+
+    stats_reduce_dim: int | None
+    pre_zero_point_stats_input_view_shape_impl: View
+    pre_zero_point_shape: tuple[int, ...] | None = None
+
+    def get_zero_center(self, x: jax.Array) -> jax.Array:
+        """What centers `x` when it is added to it: minus the means, float32."""
+        viewed = self.pre_zero_point_stats_input_view_shape_impl(x.astype(jnp.float32))
+        count = viewed.size if self.stats_reduce_dim is None else viewed.shape[self.stats_reduce_dim]
+        mean = jnp.sum(viewed, axis=self.stats_reduce_dim) / max(count, 1)
+        where, shape = "PreZeroCenterZeroPoint", self.pre_zero_point_shape or ()
+        return -_check.statistic_shape(mean, shape, where, "pre_zero_point_shape")
+
+    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any = None) -> jax.Array:
+        """The zero point, float32, in steps of `scale`."""
+        return in_steps(self.get_zero_center(x), scale)

@@ -1,0 +1,8 @@
+"""Quantized recurrent cells, and layers of them over whole sequences."""
+
+from jqinject.nn.recurrent.layers import QuantLSTM as QuantLSTM
+from jqinject.nn.recurrent.layers import QuantRNN as QuantRNN
+from jqinject.nn.recurrent.lstm_cells import QuantLSTMCell as QuantLSTMCell
+from jqinject.nn.recurrent.lstm_cells import QuantOptimizedLSTMCell as QuantOptimizedLSTMCell
+from jqinject.nn.recurrent.other_cells import QuantGRUCell as QuantGRUCell
+from jqinject.nn.recurrent.other_cells import QuantSimpleCell as QuantSimpleCell

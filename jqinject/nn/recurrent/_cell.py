@@ -1,0 +1,258 @@
+"""What quantized recurrent cells share: their quantizers by prefix, and one step on quantized numbers."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+from flax import nnx
+
+from jqinject.nn._slots import BIAS, WEIGHT, Slot, make_proxy, share, split_overrides
+from jqinject.nn._stand_in import StandIn
+from jqinject.nn.linear import QuantLinear
+from jqinject.program import change_class
+from jqinject.proxy import ActQuantProxyFromInjector, BiasQuantProxyFromInjector, link_if_proxy
+from jqinject.quant_tensor import IntQuantTensor, as_array
+
+IO, GATE_ACC, SIGMOID, TANH, CELL_STATE = (
+    Slot(f"{name}_quant", f"{name}_", ActQuantProxyFromInjector, "activations")
+    for name in ("io", "gate_acc", "sigmoid", "tanh", "cell_state")
+)
+Quantizers = Mapping[str, Any]
+Parameters = Mapping[str, tuple[jax.Array, jax.Array | None]]
+
+
+class Result(NamedTuple):
+    """What a step makes.
+
+    Attributes:
+        carry: the carry of the next step, arrays.
+        output: the hidden state, a QuantTensor where it is quantized.
+        memory: the cell state likewise; None of cells without one.
+    """
+
+    carry: Any
+    output: Any
+    memory: Any = None
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the user gave for the quantizers of a cell.
+
+    Attributes:
+        quantizers: argument, as `io_quant` -> an injector, a proxy to share, or None.
+        overrides: the user's further keywords.
+        shares_accumulators: whether the gates share one quantizer of their sums.
+        shares_weights: whether all gates share one weight quantizer.
+        input_layers: layer of the cell -> the layer of another cell that is taken instead.
+    """
+
+    quantizers: Mapping[str, Any]
+    overrides: Mapping[str, Any]
+    shares_accumulators: bool = False
+    shares_weights: bool = False
+    input_layers: Mapping[str, Any] = field(default_factory=dict)
+
+
+class QuantRecurrentCell(nnx.Module):
+    """Abstract: a recurrent cell of Flax with quantizers.
+
+    A class says in `gates` which layers make each gate's sum, and in `act_quantizers` where activations are quantized.
+
+    Attributes:
+        gates: layer of the input -> layer of the hidden state, in the order in which they share weight quantizers.
+        act_quantizers: attribute -> the argument that it is made from.
+    """
+
+    gates: ClassVar[Mapping[str, str]]
+    act_quantizers: ClassVar[Mapping[str, Slot]]
+    io_quant: Any = None
+
+    def _init_quantizers(self, given: Given, rngs: nnx.Rngs) -> None:
+        """Make the quantizers, once the layers are there."""
+        slots = (WEIGHT, BIAS, *dict.fromkeys(self.act_quantizers.values()))
+        by_slot = split_overrides(self, slots, given.overrides)
+        self._quantize_layers(given, by_slot, rngs)
+        first: dict[Slot, Any] = {}
+        for name, slot in self._held_quantizers().items():
+            quantizer = given.quantizers[slot.name]
+            if slot is GATE_ACC and given.shares_accumulators and slot in first:
+                proxy = first[slot]
+            else:
+                proxy = make_proxy(self, slot, quantizer, by_slot[slot.name], rngs)
+            first.setdefault(slot, proxy)
+            if proxy is not None:
+                setattr(self, name, proxy)
+                share(self, quantizer)
+
+    def _held_quantizers(self) -> Mapping[str, Slot]:
+        """Those of `act_quantizers` that this cell has."""
+        return self.act_quantizers
+
+    def _quantize_layers(self, given: Given, overrides: Mapping[str, dict[str, Any]], rngs: nnx.Rngs) -> None:
+        """Let the layers of Flax be ours; both layers of a gate share one weight quantizer."""
+        quantizer, declared = given.quantizers["weight_quant"], overrides["weight_quant"]
+        self._refuse_bias_overrides(overrides["bias_quant"])
+        for of_input, of_hidden in self.gates.items():
+            if of_input not in vars(self):
+                continue
+            taken = given.input_layers.get(of_input)
+            if taken is None:
+                self._quantize_layer(of_input, quantizer, declared, given, overrides, rngs)
+            else:
+                setattr(self, of_input, taken)
+            own = getattr(self, of_input).weight_quant
+            self._quantize_layer(of_hidden, own, {}, given, overrides, rngs)
+            if given.shares_weights:
+                quantizer, declared = own, {}
+
+    def _refuse_bias_overrides(self, overrides: Mapping[str, Any]) -> None:
+        names = [name for gate in self.gates.items() for name in gate if name in vars(self)]
+        if overrides and all(getattr(self, name).bias is None for name in names):
+            shown = ", ".join(f"bias_{name}" for name in overrides)
+            raise TypeError(f"{type(self).__name__}: {shown} would do nothing, as there is no bias")
+
+    def _quantize_layer(
+        self,
+        name: str,
+        weight_quant: Any,
+        weight_overrides: Mapping[str, Any],
+        given: Given,
+        overrides: Mapping[str, dict[str, Any]],
+        rngs: nnx.Rngs,
+    ) -> None:
+        layer = getattr(self, name)
+        bias = {} if layer.bias is None else overrides["bias_quant"]
+        prefixed = {f"weight_{k}": v for k, v in weight_overrides.items()} | {
+            f"bias_{k}": v for k, v in bias.items()
+        }
+        quantizers = {
+            "weight_quant": weight_quant,
+            "bias_quant": None if layer.bias is None else given.quantizers["bias_quant"],
+        }
+        change_class(layer, QuantLinear)
+        layer._init_quantizers(quantizers, prefixed, False, rngs)
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name.endswith("_quant"):
+            link_if_proxy(self, value)
+        return value
+
+    # --- one step, in parts: what does not depend on the hidden state is made once for a whole sequence
+
+    def quantizers(self) -> Quantizers:
+        """The quantizers of activations, by attribute; those that there are not are missing."""
+        held = {name: getattr(self, name) for name in self.act_quantizers}
+        return {name: proxy for name, proxy in held.items() if proxy is not None}
+
+    def quant_input(self, inputs: Any) -> Any:
+        """The input, quantized by `io_quant`.
+
+        Args:
+            inputs: float array or QuantTensor.
+        """
+        return inputs if self.io_quant is None else self.io_quant(inputs)
+
+    def quant_parameters(self, x: Any) -> Parameters:
+        """Layer -> its quantized kernel and bias, dequantized.
+
+        Args:
+            x: the quantized input, from whose scale and the scale of its kernel a bias takes its own.
+
+        Raises:
+            ValueError: a bias takes its scale from an input that is not quantized.
+        """
+        found: dict[str, tuple[jax.Array, jax.Array | None]] = {}
+        for of_input, of_hidden in self.gates.items():
+            if of_input not in vars(self):
+                continue
+            layers = {name: getattr(self, name) for name in (of_input, of_hidden)}
+            weights = {name: layer.quant_weight() for name, layer in layers.items()}
+            for name, layer in layers.items():
+                self._check_bias_scale(layer, x)
+                bias = layer.quant_bias(x, weights[of_input])
+                found[name] = (as_array(weights[name]), None if bias is None else as_array(bias))
+        return found
+
+    def _check_bias_scale(self, layer: Any, x: Any) -> None:
+        proxy = layer.bias_quant
+        if layer.bias is None or proxy is None or not proxy.is_quant_enabled or isinstance(x, IntQuantTensor):
+            return
+        if isinstance(proxy, BiasQuantProxyFromInjector) and proxy.requires_input_scale:
+            raise ValueError(
+                f"{type(self).__name__}: {proxy.binding.base.__name__} takes its scale from input and weight, and the "
+                "input is not quantized.\n  cure: io_quant=..., an input that is an IntQuantTensor, or a bias quantizer "
+                "with a scale of its own (Int8BiasPerTensorFloatInternalScaling); bias_quant=None for none"
+            )
+
+    def affine(self, name: str, parameters: Parameters, x: jax.Array) -> jax.Array:
+        """x @ kernel + bias of one layer, computed as Flax does."""
+        kernel, bias = parameters[name]
+        stand_in: Any = StandIn(getattr(self, name), {"kernel": kernel, "bias": bias})
+        return nnx.Linear.__call__(stand_in, x)
+
+    def projected(self, parameters: Parameters, x: jax.Array) -> Mapping[str, jax.Array]:
+        """The part of every gate's sum that comes from the input.
+
+        Args:
+            parameters: those of `quant_parameters`.
+            x: the quantized input, of one step or of many.
+        """
+        return {name: self.affine(name, parameters, x) for name in self.gates if name in parameters}
+
+    @abstractmethod
+    def step(
+        self,
+        quantizers: Quantizers,
+        parameters: Parameters,
+        carry: Any,
+        projected: Mapping[str, jax.Array],
+    ) -> Result:
+        """One step.
+
+        Args:
+            quantizers: those of `quantizers()`, or copies of them.
+            parameters: those of `quant_parameters`.
+            carry: that of the step before.
+            projected: that of the step's input.
+        """
+
+    def __call__(self, carry: Any, inputs: Any) -> tuple[Any, jax.Array]:
+        """One step, as `nnx.RNN` makes it.
+
+        Args:
+            carry: that of the step before, or of `initialize_carry`; it is not quantized again.
+            inputs: float array or QuantTensor, (..., in_features).
+
+        Returns:
+            The new carry, and the hidden state.
+
+        Raises:
+            ValueError: a bias takes its scale from an input that is not quantized.
+        """
+        x = self.quant_input(inputs)
+        parameters = self.quant_parameters(x)
+        result = self.step(self.quantizers(), parameters, carry, self.projected(parameters, as_array(x)))
+        return result.carry, as_array(result.output)
+
+
+def quantized(quantizers: Quantizers, name: str, x: jax.Array) -> Any:
+    """What a quantizer makes of an array: a QuantTensor, or the array where there is none."""
+    return quantizers[name](x) if name in quantizers else x
+
+
+def value_of(quantizers: Quantizers, name: str, x: jax.Array) -> jax.Array:
+    """The value of `quantized`."""
+    return as_array(quantized(quantizers, name, x))
+
+
+def set_bias(layer: nnx.Linear, bias: nnx.Param[jax.Array] | None) -> None:
+    """Give a layer of Flax that was just made another bias, or take it away."""
+    layer.bias = nnx.data(bias)
+    layer.use_bias = bias is not None
+
+
+Activation = Callable[[jax.Array], jax.Array]

@@ -1,0 +1,295 @@
+"""Recurrent layers over whole sequences."""
+
+from collections.abc import Mapping
+from typing import Any, final
+
+import jax
+from flax import nnx
+
+from jqinject.nn.recurrent._stack import QuantRecurrentStack, returned
+from jqinject.nn.recurrent.lstm_cells import QuantLSTMCell
+from jqinject.nn.recurrent.other_cells import QuantSimpleCell
+from jqinject.quant import (
+    Int8ActPerTensorFloat,
+    Int8WeightPerTensorFloat,
+    Int32Bias,
+    Uint8ActPerTensorFloat,
+)
+
+# Which layer of the forward cell a layer of the backward cell takes. The input gate takes the kernel of the forget gate
+# and the other way round, as in Brevitas, whose models would give other numbers else.
+CROSSED = {"ii": "if_", "if_": "ii", "ig": "ig", "io": "io"}
+NONLINEARITIES = {"tanh": nnx.tanh, "relu": nnx.relu}
+
+
+@final
+class QuantLSTM(QuantRecurrentStack):
+    """Long short-term memories over whole sequences, quantized; `torch.nn.LSTM` with Brevitas's quantizers.
+
+    `layers[layer][direction]` is a `QuantLSTMCell`, which says what is quantized where. Weights are quantized once a
+    sequence, activations at every step: each call of a quantizer counts for its statistics, as in Brevitas. All layers
+    and directions share `io_quant`, and with `shared_cell_state_quant` the quantizer of cell states. The first layer
+    quantizes its input; the others get what is quantized already.
+
+    Source: Brevitas's `QuantLSTM`. Differs from Brevitas: parameters are those of `nnx.LSTMCell` (kernels are (in, out);
+    `recurrent_state_from_torch` converts); initial states of several layers in one direction are understood; an
+    override that does nothing is an error.
+
+    Args:
+        input_size: features of the input.
+        hidden_size: features of the hidden state.
+        num_layers: layers, each of which runs over the outputs of the one before.
+        bias: whether there are biases.
+        batch_first: whether data are (batch, time, features), and not (time, batch, features).
+        bidirectional: also run backwards; the outputs of both directions stand side by side.
+        weight_quant: quantizer of the weights; the two of a gate share it.
+        bias_quant: quantizer of the biases; by default in the steps of input scale * weight scale.
+        io_quant: quantizer of the input and of the hidden states.
+        gate_acc_quant: quantizer of each gate's sum.
+        sigmoid_quant: quantizer of the gates.
+        tanh_quant: quantizer of the cell's input, and of the tanh of its state.
+        cell_state_quant: quantizer of the cell state and its two parts.
+        coupled_input_forget_gates: forget gate = 1 - input gate, without weights of its own.
+        cat_output_cell_states: return the cell states as one array, and not as a tuple.
+        shared_input_hidden_weights: both directions have the kernels of the input in common (input and forget gate
+            crossed, as in Brevitas).
+        shared_intra_layer_weight_quant: one weight quantizer for all gates of a cell.
+        shared_intra_layer_gate_acc_quant: one quantizer for the sums of all gates of a cell.
+        shared_cell_state_quant: one quantizer for the cell states of all cells.
+        return_quant_tensor: return `IntQuantTensor`s; in training mode with the mean of the scales of all steps.
+        rngs: for the parameters, and for quantizers that draw random numbers.
+        more: `dtype`, `param_dtype` and other keywords of `nnx.LSTMCell`, and overrides: `weight_...`, `bias_...`,
+            `io_...`, `gate_acc_...`, `sigmoid_...`, `tanh_...`, `cell_state_...`.
+
+    Raises:
+        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
+        ValueError: what can not go together; the text says what.
+        DependencyError: a quantizer that can not be put together; the text shows the path.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> lstm = QuantLSTM(3, 4, batch_first=True, weight_bit_width=4, rngs=nnx.Rngs(0))
+        >>> out, (h, c) = lstm(jnp.ones((2, 5, 3)))
+        >>> out.shape, h.shape, c.shape
+        ((2, 5, 4), (1, 2, 4), (1, 2, 4))
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        bidirectional: bool = False,
+        *,
+        weight_quant: Any = Int8WeightPerTensorFloat,
+        bias_quant: Any = Int32Bias,
+        io_quant: Any = Int8ActPerTensorFloat,
+        gate_acc_quant: Any = Int8ActPerTensorFloat,
+        sigmoid_quant: Any = Uint8ActPerTensorFloat,
+        tanh_quant: Any = Int8ActPerTensorFloat,
+        cell_state_quant: Any = Int8ActPerTensorFloat,
+        coupled_input_forget_gates: bool = False,
+        cat_output_cell_states: bool = True,
+        shared_input_hidden_weights: bool = False,
+        shared_intra_layer_weight_quant: bool = False,
+        shared_intra_layer_gate_acc_quant: bool = False,
+        shared_cell_state_quant: bool = True,
+        return_quant_tensor: bool = False,
+        rngs: nnx.Rngs,
+        **more: Any,
+    ) -> None:
+        if cat_output_cell_states and cell_state_quant is not None and not shared_cell_state_quant:
+            raise ValueError(
+                "QuantLSTM: cell states that are quantized each by a quantizer of its own can not be one array.\n"
+                "  cure: cat_output_cell_states=False, or shared_cell_state_quant=True"
+            )
+        if return_quant_tensor and (io_quant is None or cell_state_quant is None):
+            missing = "io_quant" if io_quant is None else "cell_state_quant"
+            raise ValueError(
+                f"QuantLSTM(return_quant_tensor=True) needs {missing} to have a scale to return.\n"
+                f"  cure: give it {missing}=..."
+            )
+        self.batch_first = batch_first
+        self.cat_output_cell_states = cat_output_cell_states
+        self.return_quant_tensor = return_quant_tensor
+        quantizers = {
+            "weight_quant": weight_quant,
+            "bias_quant": bias_quant if bias else None,
+            "io_quant": io_quant,
+            "gate_acc_quant": gate_acc_quant,
+            "sigmoid_quant": sigmoid_quant,
+            "tanh_quant": tanh_quant,
+            "cell_state_quant": cell_state_quant,
+        }
+        options = {
+            "use_bias": bias,
+            "coupled_input_forget_gates": coupled_input_forget_gates,
+            "shared_intra_layer_weight_quant": shared_intra_layer_weight_quant,
+            "shared_intra_layer_gate_acc_quant": shared_intra_layer_gate_acc_quant,
+            "rngs": rngs,
+        }
+        self._build(
+            input_size,
+            hidden_size,
+            num_layers,
+            bidirectional,
+            quantizers,
+            ("io_quant", "cell_state_quant") if shared_cell_state_quant else ("io_quant",),
+            shared_input_hidden_weights,
+            {**options, **more},
+        )
+
+    def _cell(self, features: int, hidden_size: int, given: Mapping[str, Any]) -> QuantLSTMCell:
+        return QuantLSTMCell(features, hidden_size, **given)
+
+    def _input_layers(self, forward: QuantLSTMCell) -> Mapping[str, Any]:
+        # With coupled gates there is nothing to cross, and each direction has an input gate of its own.
+        held = vars(forward)
+        return {name: held[other] for name, other in CROSSED.items() if other in held and name in held}
+
+    def __call__(self, inputs: Any, hx: Any = None, cx: Any = None) -> tuple[Any, tuple[Any, Any]]:
+        """Run over sequences.
+
+        Args:
+            inputs: float array or QuantTensor, (time, batch, features), or (batch, time, features) with `batch_first`.
+            hx: initial hidden states, (layers * directions, batch, hidden); None for zeros.
+            cx: initial cell states likewise.
+
+        Returns:
+            (outputs, (hidden, cell)): the hidden states of the last layer at all steps, and the last states of all
+            layers and directions, (layers * directions, batch, hidden); with `cat_output_cell_states=False` the cell
+            states as a tuple.
+
+        Raises:
+            ValueError: a wrong shape; a bias takes its scale from an input that is not quantized.
+        """
+        out, hidden, cells = self._run(inputs, self.batch_first, (hx, cx))
+        wanted = self.return_quant_tensor
+        if self.cat_output_cell_states:
+            memory: Any = returned(self._joined(cells), wanted)
+        else:
+            memory = tuple(returned(cell, wanted) for cell in cells)
+        return returned(out, wanted), (returned(self._joined(hidden), wanted), memory)
+
+
+@final
+class QuantRNN(QuantRecurrentStack):
+    """Simple recurrent layers over whole sequences, quantized; `torch.nn.RNN` with Brevitas's quantizers.
+
+    `layers[layer][direction]` is a `QuantSimpleCell`, which says what is quantized where; its bias stands in `dense_h`.
+    Weights are quantized once a sequence, activations at every step. All layers and directions share `io_quant`. The
+    first layer quantizes its input; the others get what is quantized already.
+
+    Source: Brevitas's `QuantRNN`. Differs from Brevitas: kernels are (in, out) (`recurrent_state_from_torch` converts);
+    initial states of several layers in one direction are understood; an override that does nothing is an error.
+
+    Args:
+        input_size: features of the input.
+        hidden_size: features of the hidden state.
+        num_layers: layers, each of which runs over the outputs of the one before.
+        nonlinearity: "tanh" or "relu".
+        bias: whether there are biases.
+        batch_first: whether data are (batch, time, features), and not (time, batch, features).
+        bidirectional: also run backwards; the outputs of both directions stand side by side.
+        weight_quant: quantizer of the weights; the two of a cell share it.
+        bias_quant: quantizer of the biases; by default in the steps of input scale * weight scale.
+        io_quant: quantizer of the input and of the hidden states.
+        gate_acc_quant: quantizer of the sums.
+        shared_input_hidden_weights: both directions have the kernel of the input in common.
+        return_quant_tensor: return `IntQuantTensor`s; in training mode with the mean of the scales of all steps.
+        rngs: for the parameters, and for quantizers that draw random numbers.
+        more: `dtype`, `param_dtype` and other keywords of `nnx.SimpleCell`, and overrides: `weight_...`, `bias_...`,
+            `io_...`, `gate_acc_...` (`gate_acc_quant_...` means the same, as Brevitas writes it).
+
+    Raises:
+        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
+        ValueError: what can not go together; the text says what.
+        DependencyError: a quantizer that can not be put together; the text shows the path.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> rnn = QuantRNN(3, 4, num_layers=2, bidirectional=True, rngs=nnx.Rngs(0))
+        >>> out, h = rnn(jnp.ones((5, 2, 3)))
+        >>> out.shape, h.shape
+        ((5, 2, 8), (4, 2, 4))
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+        batch_first: bool = False,
+        bidirectional: bool = False,
+        *,
+        weight_quant: Any = Int8WeightPerTensorFloat,
+        bias_quant: Any = Int32Bias,
+        io_quant: Any = Int8ActPerTensorFloat,
+        gate_acc_quant: Any = Int8ActPerTensorFloat,
+        shared_input_hidden_weights: bool = False,
+        return_quant_tensor: bool = False,
+        rngs: nnx.Rngs,
+        **more: Any,
+    ) -> None:
+        if nonlinearity not in NONLINEARITIES:
+            known = " or ".join(map(repr, NONLINEARITIES))
+            raise ValueError(f"QuantRNN: nonlinearity has to be {known}, got {nonlinearity!r}")
+        if return_quant_tensor and io_quant is None:
+            raise ValueError(
+                "QuantRNN(return_quant_tensor=True) needs io_quant to have a scale to return.\n"
+                "  cure: give it io_quant=..."
+            )
+        self.batch_first = batch_first
+        self.return_quant_tensor = return_quant_tensor
+        quantizers = {
+            "weight_quant": weight_quant,
+            "bias_quant": bias_quant if bias else None,
+            "io_quant": io_quant,
+            "gate_acc_quant": gate_acc_quant,
+        }
+        overrides = {key.replace("gate_acc_quant_", "gate_acc_", 1): value for key, value in more.items()}
+        options = {
+            "use_bias": bias,
+            "bias_of_hidden": bias,
+            "activation_fn": NONLINEARITIES[nonlinearity],
+            "dtype": None,
+            "rngs": rngs,
+        }
+        self._build(
+            input_size,
+            hidden_size,
+            num_layers,
+            bidirectional,
+            quantizers,
+            ("io_quant",),
+            shared_input_hidden_weights,
+            {**options, **overrides},
+        )
+
+    def _cell(self, features: int, hidden_size: int, given: Mapping[str, Any]) -> QuantSimpleCell:
+        return QuantSimpleCell(features, hidden_size, **given)
+
+    def _input_layers(self, forward: QuantSimpleCell) -> Mapping[str, Any]:
+        return {"dense_i": forward.dense_i}
+
+    def __call__(self, inputs: Any, hx: jax.Array | None = None) -> tuple[Any, Any]:
+        """Run over sequences.
+
+        Args:
+            inputs: float array or QuantTensor, (time, batch, features), or (batch, time, features) with `batch_first`.
+            hx: initial hidden states, (layers * directions, batch, hidden); None for zeros.
+
+        Returns:
+            (outputs, hidden): the hidden states of the last layer at all steps, and the last ones of all layers and
+            directions, (layers * directions, batch, hidden).
+
+        Raises:
+            ValueError: a wrong shape; a bias takes its scale from an input that is not quantized.
+        """
+        out, hidden, _ = self._run(inputs, self.batch_first, (hx,))
+        wanted = self.return_quant_tensor
+        return returned(out, wanted), returned(self._joined(hidden), wanted)

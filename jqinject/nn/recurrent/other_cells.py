@@ -1,0 +1,215 @@
+"""Quantized cells with a hidden state alone, for `nnx.RNN`."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, final
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.nn._slots import split_keywords
+from jqinject.nn.recurrent._cell import (
+    GATE_ACC,
+    IO,
+    SIGMOID,
+    TANH,
+    Given,
+    Parameters,
+    Quantizers,
+    QuantRecurrentCell,
+    Result,
+    quantized,
+    set_bias,
+    value_of,
+)
+from jqinject.quant import (
+    Int8ActPerTensorFloat,
+    Int8WeightPerTensorFloat,
+    Int32Bias,
+    Uint8ActPerTensorFloat,
+)
+from jqinject.quant_tensor import as_array
+
+
+@final
+class QuantSimpleCell(QuantRecurrentCell, nnx.SimpleCell):
+    """`nnx.SimpleCell` with quantizers: h' = Q_io(tanh(Q_acc(W_i Q_io(x) + W_h h + b))), for `nnx.RNN` and `QuantRNN`.
+
+    Quantizers of activations are called at every step. The two weights share one quantizer. With every quantizer None
+    the cell is `nnx.SimpleCell` to the bit.
+
+    Source: Brevitas's `QuantRNN`, of which this is one direction of one layer. Differs from Brevitas: input is
+    quantized step by step.
+
+    Args:
+        in_features: features of the input.
+        hidden_features: features of the hidden state.
+        weight_quant: quantizer of the two kernels; channels are their last axis.
+        bias_quant: quantizer of the bias; by default in the steps of input scale * weight scale.
+        io_quant: quantizer of the input and of the hidden state.
+        gate_acc_quant: quantizer of the sum.
+        use_bias: whether there is a bias.
+        bias_of_hidden: whether the bias stands in `dense_h`, and not in `dense_i`, as two cells need it that share
+            `dense_i`.
+        input_layers: {"dense_i": the layer of another cell to take in its place}.
+        rngs: for the parameters, and for quantizers that draw random numbers.
+        more: the other keywords of `nnx.SimpleCell` (`activation_fn`, `residual`, ...), and overrides: `weight_...`,
+            `bias_...`, `io_...`, `gate_acc_...`.
+
+    Raises:
+        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
+        DependencyError: a quantizer that can not be put together; the text shows the path.
+
+    Example:
+        >>> rnn = nnx.RNN(QuantSimpleCell(3, 4, io_bit_width=4, rngs=nnx.Rngs(0)))
+        >>> rnn(jnp.ones((2, 5, 3))).shape
+        (2, 5, 4)
+    """
+
+    gates = {"dense_i": "dense_h"}
+    act_quantizers: ClassVar = {"io_quant": IO, "gate_acc_quant": GATE_ACC}
+    gate_acc_quant: Any = None
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        *,
+        weight_quant: Any = Int8WeightPerTensorFloat,
+        bias_quant: Any = Int32Bias,
+        io_quant: Any = Int8ActPerTensorFloat,
+        gate_acc_quant: Any = Int8ActPerTensorFloat,
+        use_bias: bool = True,
+        bias_of_hidden: bool = False,
+        input_layers: Mapping[str, Any] = {},
+        rngs: nnx.Rngs,
+        **more: Any,
+    ) -> None:
+        flax, overrides = split_keywords(nnx.SimpleCell, more)
+        nnx.SimpleCell.__init__(self, in_features, hidden_features, rngs=rngs, **flax)
+        if use_bias and bias_of_hidden:
+            set_bias(self.dense_h, self.dense_i.bias)
+        if bias_of_hidden or not use_bias:
+            set_bias(self.dense_i, None)
+        quantizers = {
+            "weight_quant": weight_quant,
+            "bias_quant": bias_quant,
+            "io_quant": io_quant,
+            "gate_acc_quant": gate_acc_quant,
+        }
+        self._init_quantizers(Given(quantizers, overrides, input_layers=input_layers), rngs)
+
+    def step(
+        self, quantizers: Quantizers, parameters: Parameters, carry: Any, projected: Mapping[str, jax.Array]
+    ) -> Result:
+        """One step; see `QuantRecurrentCell.step`."""
+        total = projected["dense_i"] + self.affine("dense_h", parameters, carry)
+        if self.residual:
+            total += carry
+        total = value_of(quantizers, "gate_acc_quant", total)
+        output = quantized(quantizers, "io_quant", self.activation_fn(total))
+        return Result(as_array(output), output)
+
+
+@final
+class QuantGRUCell(QuantRecurrentCell, nnx.GRUCell):
+    """`nnx.GRUCell` with quantizers, for `nnx.RNN`.
+
+    With Q the quantizer of each place, x_q = Q_io(x), and W, b quantized:
+
+        r = Q(sigmoid(Q_acc(W_ir x_q + b_r + W_hr h)))    z likewise
+        n = Q(tanh(Q_acc(W_in x_q + b_n + r Q_acc(W_hn h))))
+        h' = Q_io((1 - z) n + z h)
+
+    Quantizers of activations are called at every step, and each place has one of its own (input and output share
+    `io_quant`). All kernels share one weight quantizer. With every quantizer None the cell is `nnx.GRUCell` to the bit.
+
+    Args:
+        in_features: features of the input.
+        hidden_features: features of the hidden state.
+        weight_quant: quantizer of the two kernels; channels are their last axis, those of the gates side by side.
+        bias_quant: quantizer of the bias; by default in the steps of input scale * weight scale.
+        io_quant: quantizer of the input and of the hidden state.
+        gate_acc_quant: quantizer of each gate's sum, and of W_hn h.
+        sigmoid_quant: quantizer of what `gate_fn` makes.
+        tanh_quant: quantizer of what `activation_fn` makes.
+        shared_intra_layer_gate_acc_quant: one quantizer for all sums.
+        rngs: for the parameters, and for quantizers that draw random numbers.
+        more: the other keywords of `nnx.GRUCell` (`gate_fn`, `kernel_init`, ...), and overrides: `weight_...`, `bias_...`,
+            `io_...`, `gate_acc_...`, `sigmoid_...`, `tanh_...`.
+
+    Raises:
+        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
+        DependencyError: a quantizer that can not be put together; the text shows the path.
+
+    Example:
+        >>> rnn = nnx.RNN(QuantGRUCell(3, 4, rngs=nnx.Rngs(0)))
+        >>> rnn(jnp.ones((2, 5, 3))).shape
+        (2, 5, 4)
+    """
+
+    gates = {"dense_i": "dense_h"}
+    act_quantizers: ClassVar = {
+        "io_quant": IO,
+        "reset_acc_quant": GATE_ACC,
+        "update_acc_quant": GATE_ACC,
+        "hidden_acc_quant": GATE_ACC,
+        "new_acc_quant": GATE_ACC,
+        "reset_sigmoid_quant": SIGMOID,
+        "update_sigmoid_quant": SIGMOID,
+        "new_tanh_quant": TANH,
+    }
+    reset_acc_quant: Any = None
+    update_acc_quant: Any = None
+    hidden_acc_quant: Any = None
+    new_acc_quant: Any = None
+    reset_sigmoid_quant: Any = None
+    update_sigmoid_quant: Any = None
+    new_tanh_quant: Any = None
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        *,
+        weight_quant: Any = Int8WeightPerTensorFloat,
+        bias_quant: Any = Int32Bias,
+        io_quant: Any = Int8ActPerTensorFloat,
+        gate_acc_quant: Any = Int8ActPerTensorFloat,
+        sigmoid_quant: Any = Uint8ActPerTensorFloat,
+        tanh_quant: Any = Int8ActPerTensorFloat,
+        shared_intra_layer_gate_acc_quant: bool = False,
+        rngs: nnx.Rngs,
+        **more: Any,
+    ) -> None:
+        flax, overrides = split_keywords(nnx.GRUCell, more)
+        nnx.GRUCell.__init__(self, in_features, hidden_features, rngs=rngs, **flax)
+        quantizers = {
+            "weight_quant": weight_quant,
+            "bias_quant": bias_quant,
+            "io_quant": io_quant,
+            "gate_acc_quant": gate_acc_quant,
+            "sigmoid_quant": sigmoid_quant,
+            "tanh_quant": tanh_quant,
+        }
+        self._init_quantizers(Given(quantizers, overrides, shared_intra_layer_gate_acc_quant), rngs)
+
+    def step(
+        self, quantizers: Quantizers, parameters: Parameters, carry: Any, projected: Mapping[str, jax.Array]
+    ) -> Result:
+        """One step; see `QuantRecurrentCell.step`."""
+        of_input = jnp.split(projected["dense_i"], 3, axis=-1)
+        of_hidden = jnp.split(self.affine("dense_h", parameters, carry), 3, axis=-1)
+        r, z = (
+            self._gate(quantizers, gate, of_input[index] + of_hidden[index])
+            for index, gate in enumerate(("reset", "update"))
+        )
+        hidden = value_of(quantizers, "hidden_acc_quant", of_hidden[2])
+        total = value_of(quantizers, "new_acc_quant", of_input[2] + r * hidden)
+        n = value_of(quantizers, "new_tanh_quant", self.activation_fn(total))
+        output = quantized(quantizers, "io_quant", (1.0 - z) * n + z * carry)
+        return Result(as_array(output), output)
+
+    def _gate(self, quantizers: Quantizers, gate: str, x: jax.Array) -> jax.Array:
+        x = value_of(quantizers, f"{gate}_acc_quant", x)
+        return value_of(quantizers, f"{gate}_sigmoid_quant", self.gate_fn(x))

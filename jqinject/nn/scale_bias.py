@@ -1,0 +1,150 @@
+"""A quantized factor and summand for each channel: what a batch normalization is once it is trained."""
+
+from typing import Any, Self, final
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype
+from flax.typing import Dtype
+
+from jqinject.nn._weight_layer import QuantWeightLayer
+from jqinject.nn.batch_norm_merging import factors_of
+from jqinject.quant import Int8WeightPerTensorFloat
+from jqinject.quant_tensor import IntQuantTensor, QuantTensor, as_array, reshape
+
+
+@final
+class QuantScaleBias(QuantWeightLayer):
+    """y = x_q * s_q + b_q, with one s and one b for each channel.
+
+    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None for none. Further keywords
+    override what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer.
+    Parameters are called `scale` and `bias`, as those of `nnx.BatchNorm`.
+
+    Source: Brevitas's `QuantScaleBias`, and by `from_batch_norm` its `BatchNorm1dToQuantScaleBias` and
+    `BatchNorm2dToQuantScaleBias`. Differs from Brevitas: `axis` says where channels are, not a shape to view as.
+
+    Args:
+        num_features: how many channels.
+        use_bias: whether there is a summand.
+        axis: the axis of the input that holds the channels.
+        dtype: of the computation; None for the common one of input and parameters.
+        param_dtype: of the parameters.
+        weight_quant: quantizer of `scale`.
+        bias_quant: quantizer of `bias`.
+        input_quant: quantizer of the input; `act_quant` is another name of it.
+        output_quant: quantizer of the output.
+        return_quant_tensor: return an `IntQuantTensor`, with the product of the scales or the scale of `output_quant`.
+        grad_quant: quantizer of the gradient that flows into the output, on its way back.
+        rngs: for quantizers that draw random numbers.
+        overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
+
+    Raises:
+        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
+        ValueError: `return_quant_tensor` without anything to take a scale from; a quantizer that does not say `signed`.
+        DependencyError: a quantizer that can not be put together; the text shows the path.
+
+    Example:
+        >>> layer = QuantScaleBias(3, weight_quant=None)
+        >>> layer.scale = nnx.Param(jnp.array([1.0, 2.0, 3.0]))
+        >>> layer(jnp.ones((1, 3)))
+        Array([[1., 2., 3.]], dtype=float32)
+    """
+
+    weight_name = "scale"
+    contraction_needs = {
+        "int": "a contraction of integers, which a product of elements is not",
+        "fp8": "a contraction of 8-bit floats, which a product of elements is not",
+    }
+
+    def __init__(
+        self,
+        num_features: int,
+        use_bias: bool = True,
+        *,
+        axis: int = -1,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        weight_quant: Any = Int8WeightPerTensorFloat,
+        bias_quant: Any = None,
+        input_quant: Any = None,
+        output_quant: Any = None,
+        return_quant_tensor: bool = False,
+        act_quant: Any = None,
+        grad_quant: Any = None,
+        rngs: nnx.Rngs | None = None,
+        **overrides: Any,
+    ) -> None:
+        self.num_features = num_features
+        self.axis = axis
+        self.dtype = dtype
+        self.scale = nnx.Param(jnp.ones((num_features,), param_dtype))
+        self.bias = nnx.data(nnx.Param(jnp.zeros((num_features,), param_dtype)) if use_bias else None)
+        given = {
+            "weight_quant": weight_quant,
+            "bias_quant": bias_quant,
+            "input_quant": input_quant,
+            "output_quant": output_quant,
+            "act_quant": act_quant,
+            "grad_quant": grad_quant,
+        }
+        self._init_quantizers(given, overrides, return_quant_tensor, nnx.Rngs() if rngs is None else rngs)
+
+    @classmethod
+    def from_batch_norm(cls, norm: nnx.BatchNorm, **given: Any) -> Self:
+        """The layer that does what a trained batch normalization does in evaluation mode, up to quantization.
+
+        Args:
+            norm: `nnx.BatchNorm` or `QuantBatchNorm`; it is not changed.
+            given: quantizers and overrides, as for the class.
+
+        Returns:
+            A new layer.
+
+        Raises:
+            TypeError: `norm` is no batch normalization.
+            ValueError: it has channels along several axes.
+
+        Example:
+            >>> norm = nnx.BatchNorm(2, use_running_average=True, rngs=nnx.Rngs(0))
+            >>> norm.mean[...] = jnp.array([1.0, 2.0])
+            >>> layer = QuantScaleBias.from_batch_norm(norm, weight_quant=None)
+            >>> jnp.allclose(layer(jnp.ones((3, 2))), norm(jnp.ones((3, 2))))
+            Array(True, dtype=bool)
+        """
+        factor, summand = factors_of(norm)
+        axis = norm.axis
+        if not isinstance(axis, int):
+            raise ValueError(f"QuantScaleBias has channels along one axis, got a batch norm with axis={axis}")
+        layer = cls(norm.num_features, axis=axis, dtype=norm.dtype, param_dtype=norm.param_dtype, **given)
+        layer.scale = nnx.Param(factor.astype(norm.param_dtype))
+        layer.bias = nnx.Param(summand.astype(norm.param_dtype))
+        return layer
+
+    @property
+    def weight_ndim(self) -> int:
+        """Channels alone."""
+        return 1
+
+    def _laid(self, ndim: int) -> tuple[int, ...]:
+        shape = [1] * ndim
+        shape[self.axis] = self.num_features
+        return tuple(shape)
+
+    def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
+        x, scale, bias = promote_dtype((inputs, stand_in.scale, stand_in.bias), dtype=self.dtype)
+        y = x * scale.reshape(self._laid(x.ndim))
+        y = y if bias is None else y + bias.reshape(self._laid(x.ndim))
+        return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
+
+    def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: Any) -> Any:
+        if not (isinstance(x, IntQuantTensor) and isinstance(weight, IntQuantTensor)):
+            return y
+        laid = self._laid(x.ndim)
+        product: Any = x * reshape(weight, laid)
+        if isinstance(bias, IntQuantTensor):
+            product = product + reshape(bias, laid)
+        elif bias is not None:
+            product = product + as_array(bias).astype(product.dtype).reshape(laid)
+        return product.set(value=y)

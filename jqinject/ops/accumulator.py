@@ -1,0 +1,144 @@
+"""What a sum of products needs: bounds on integer weights, so that no accumulator overflows.
+
+A signed accumulator of P bits holds -2**(P-1) .. 2**(P-1) - 1. An output is the sum of `q_i * x_i` over integer weights
+q and integer inputs x of N bits. Two bounds keep it inside, whatever the inputs:
+
+* A2Q: `sum |q_i| <= (2**(P-1) - 1) / 2**(N - signed)`, as no input is larger than `2**(N - signed)`.
+* A2Q+: the positive weights and the negative ones each sum to at most `(2**(P-1) - 1) / (2**N - 1)`: with inputs of one
+  sign they never meet, with inputs of both the larger of the two ranges is theirs together. For weights with mean zero
+  and inputs without a sign that allows about twice the l1-norm.
+
+Source: I. Colbert, A. Pappalardo, J. Petri-Koenig, "A2Q: Accumulator-Aware Quantization with Guaranteed Overflow
+Avoidance" (2023), and with Y. Umuroglu, "A2Q+: Improving Accumulator-Aware Weight Quantization" (2024).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jqinject.ops.power import divide, exp2
+from jqinject.ops.ste import with_gradient_of
+
+Bits = int | jax.Array
+Sign = bool | jax.Array
+_MARGIN = 1.0 - 2.0**-20  # more than the float32 roundings of one product
+
+
+def _float32(x: ArrayLike) -> jax.Array:
+    return jnp.asarray(x, jnp.float32)
+
+
+def get_upper_bound_on_l1_norm(
+    accumulator_bit_width: Bits, input_bit_width: Bits, input_is_signed: Sign
+) -> jax.Array:
+    """The largest l1-norm of the integer weights of one output: `(2**(P-1) - 1) * 2**(signed - N)`.
+
+    Args:
+        accumulator_bit_width: P, the bits of the signed accumulator.
+        input_bit_width: N, the bits of the inputs.
+        input_is_signed: whether the inputs have a sign.
+
+    Returns:
+        The bound, a float32 scalar.
+
+    Example:
+        >>> float(get_upper_bound_on_l1_norm(16, 8, input_is_signed=True))
+        255.9921875
+    """
+    largest = exp2(_float32(accumulator_bit_width) - 1.0) - 1.0
+    return largest * exp2(_float32(input_is_signed) - _float32(input_bit_width))
+
+
+def get_upper_bound_on_zero_centered_l1_norm(accumulator_bit_width: Bits, input_bit_width: Bits) -> jax.Array:
+    """The same for weights with mean zero, inputs with a sign or without: `(2**P - 2) / (2**N - 1)`.
+
+    Args:
+        accumulator_bit_width: P, the bits of the signed accumulator.
+        input_bit_width: N, the bits of the inputs.
+
+    Returns:
+        The bound, a float32 scalar.
+
+    Example:
+        >>> float(get_upper_bound_on_zero_centered_l1_norm(16, 8).round(3))
+        256.9960021972656
+    """
+    return divide(exp2(accumulator_bit_width) - 2.0, exp2(input_bit_width) - 1.0)
+
+
+def integer_budget(
+    accumulator_bit_width: Bits, input_bit_width: Bits, input_is_signed: Sign, zero_centered: bool
+) -> int | jax.Array:
+    """What integer magnitudes may sum to, exactly: all of one output's, or where `zero_centered` those of one sign.
+
+    Args:
+        accumulator_bit_width: P, at most 32.
+        input_bit_width: N.
+        input_is_signed: whether the inputs have a sign.
+        zero_centered: the bound of A2Q+ instead of that of A2Q.
+
+    Returns:
+        A Python int for Python ints, else an int32 scalar.
+
+    Example:
+        >>> integer_budget(16, 8, True, False), integer_budget(16, 8, True, True)
+        (255, 128)
+    """
+    bits, sign = input_bit_width, input_is_signed
+    if isinstance(accumulator_bit_width, int) and isinstance(bits, int) and isinstance(sign, int):
+        largest = 2 ** (accumulator_bit_width - 1) - 1
+        return largest // (2**bits - 1 if zero_centered else 2 ** (bits - sign))
+    bits, width, sign = (_int32(x) for x in (bits, accumulator_bit_width, sign))
+    # 2**31 wraps round to -2**31, and one less to 2**31 - 1: what is wanted.
+    largest = jnp.left_shift(jnp.int32(1), width - 1) - 1
+    if zero_centered:
+        return largest // jnp.maximum(jnp.left_shift(jnp.int32(1), bits) - 1, 1)
+    return jnp.right_shift(largest, bits - sign)
+
+
+def _int32(x: ArrayLike) -> jax.Array:
+    return jnp.round(_float32(x)).astype(jnp.int32)
+
+
+def _excess(q: jax.Array, axes: tuple[int, ...], budget: ArrayLike) -> tuple[jax.Array, jax.Array]:
+    """Sums of non-negative integers, not less than the true ones, and whether they exceed the budget, exactly."""
+    rough = jnp.sum(q, axis=axes, keepdims=True)
+    huge = rough > 1.05 * 2.0**30
+    # int32 counts exactly up to 2**31; where it would wrap round, the rough sum in float32 is known to be too large.
+    exact = jnp.sum(jnp.minimum(q, 2.0**30).astype(jnp.int32), axis=axes, keepdims=True)
+    return jnp.where(huge, 2.0 * rough, exact.astype(jnp.float32)), huge | (exact > budget)
+
+
+def within_budget(
+    q: jax.Array, budget: ArrayLike, axes: tuple[int, ...], *, zero_centered: bool
+) -> jax.Array:
+    """Integers whose magnitudes sum to at most `budget` along `axes`; the gradient is that of the identity.
+
+    Where they sum to more, all of them are scaled down by the excess and rounded to zero; elsewhere nothing changes.
+
+    Args:
+        q: integers, in float32.
+        budget: the largest sum, see `integer_budget`.
+        axes: the axes that are summed over.
+        zero_centered: count positive and negative integers apart.
+
+    Returns:
+        Integers of the shape of `q`, in float32.
+
+    Example:
+        >>> within_budget(jnp.array([6.0, -3.0, 1.0]), 5, (0,), zero_centered=False)
+        Array([ 2., -1.,  0.], dtype=float32)
+        >>> within_budget(jnp.array([6.0, -3.0, 1.0]), 7, (0,), zero_centered=True)
+        Array([ 6., -3.,  1.], dtype=float32)
+    """
+    given = jax.lax.stop_gradient(q)
+    parts = [jnp.maximum(given, 0.0), jnp.maximum(-given, 0.0)] if zero_centered else [jnp.abs(given)]
+    factor = jnp.float32(1.0)
+    for part in parts:
+        total, exceeds = _excess(part, axes, budget)
+        room = jnp.asarray(budget, jnp.float32) * _MARGIN / jnp.maximum(total, 1.0)
+        factor = jnp.minimum(factor, jnp.where(exceeds, room, 1.0))
+    kept = jnp.where(factor < 1.0, jnp.trunc(given * factor), given)
+    return with_gradient_of(q, kept)

@@ -1,0 +1,87 @@
+"""The proxy of accumulators that are truncated."""
+
+from typing import Any, final
+
+import jax
+from flax import nnx
+
+from jqinject.proxy.base import QuantFacts, QuantProxyFromInjector
+from jqinject.quant_tensor import IntQuantTensor
+
+
+@final
+class TruncQuantProxyFromInjector(QuantProxyFromInjector):
+    """Quantizes what is quantized already, to fewer bits: scale, zero point and sign come in with it.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.nn import TruncAvgPool2d
+        >>> from jqinject.quant import TruncTo8bit
+        >>> x = IntQuantTensor(jnp.full((1, 2, 2, 1), 1.0), 0.5, 0.0, 8, signed=False, training=False)
+        >>> y = TruncAvgPool2d((2, 2), trunc_quant=TruncTo8bit)(x)
+        >>> y.int().tolist(), float(y.scale), y.bit_width  # (2 + 2 + 2 + 2) >> 2
+        ([[[[2]]]], 0.5, 8)
+    """
+
+    @property
+    def is_narrow_range(self) -> bool:
+        """Whether one integer of the result is left out."""
+        return bool(self.facts.narrow_range)
+
+    def __call__(self, x: IntQuantTensor) -> IntQuantTensor:
+        """Requantize.
+
+        Args:
+            x: integers of any bit width.
+
+        Returns:
+            Integers of the quantizer's bit width, of the shape, dtype and sign of `x`; `x` itself where quantization is
+            off.
+
+        Raises:
+            TypeError: `x` is no `IntQuantTensor`.
+        """
+        if not self.is_quant_enabled:
+            return x
+        return self._seen(self._truncated(self.tensor_quant, x), x)
+
+    def quantize(self, x: IntQuantTensor) -> Any:
+        """Quantize as a call does."""
+        return self(x)
+
+    def scale(self, x: IntQuantTensor) -> jax.Array | None:
+        """Float per integer step of the result for `x`, float32; None where quantization is off."""
+        return self._attribute("scale", x)
+
+    def zero_point(self, x: IntQuantTensor) -> jax.Array | None:
+        """The integer that stands for 0 in the result for `x`; None where quantization is off."""
+        return self._attribute("zero_point", x)
+
+    def bit_width(self) -> int | jax.Array | None:
+        """Bits of an integer of the result; None where quantization is off."""
+        return self.tensor_quant.bit_width_impl() if self.is_quant_enabled else None
+
+    def _attribute(self, name: str, x: IntQuantTensor) -> Any:
+        if not self.is_quant_enabled:
+            return None
+        return getattr(self._truncated(nnx.clone(self.tensor_quant, graph=True), x), name)
+
+    def _truncated(self, quantizer: Any, x: Any) -> IntQuantTensor:
+        if not isinstance(x, IntQuantTensor):
+            raise TypeError(
+                f"{self.binding.base.__name__} takes bits off integers, expected an IntQuantTensor, got "
+                f"{type(x).__name__}.\n  cure: quantize it first, by a layer with return_quant_tensor=True"
+            )
+        result = quantizer(x.value, x.scale, x.zero_point, x.bit_width, x.signed)
+        return result.quant_tensor(signed=x.signed, training=self.training)
+
+    def _read_facts(self, layers: tuple[Any, ...], quantizer: Any) -> QuantFacts:
+        # The sign is that of what comes in.
+        return self._facts_of(layers)
+
+    def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
+        return []
+
+    def _stack(self, layers: tuple[Any, ...]) -> tuple[int, ...]:
+        # Nothing in it depends on how many layers are stacked: values are broadcast into the stack.
+        return ()
