@@ -247,6 +247,11 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
         return quantized, of_k, of_v
 
     def _attend(self, query: Any, key: Any, value: Any, decodes: bool, given: dict[str, Any]) -> jax.Array:
+        if given.pop("input_positions", None) is not None:
+            raise TypeError(
+                "QuantMultiHeadAttention: input_positions are for an attention_fn of your own.\n"
+                "  cure: attention_fn=QuantScaledDotProductAttention(pre_process_q=..., pre_process_k=...)"
+            )
         dtype = given.pop("dtype")
         query, key, value = self.qkv_promote_dtype((query, key, value), dtype=dtype)
         key, value = through(self.k_transposed_quant, key), through(self.v_quant, value)

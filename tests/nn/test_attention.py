@@ -164,6 +164,9 @@ def test_functions_that_come_first_and_a_scale():
     expected = nnx.dot_product_attention(2 * q, k[..., ::-1], jnp.abs(v))
     np.testing.assert_array_equal(ScaledDotProductAttention(**given)(q, k, v), expected)
     np.testing.assert_array_equal(QuantScaledDotProductAttention(**given, **OFF)(q, k, v), expected)
+    shifted = {"pre_process_q": lambda x, at: x + at, "pre_process_k": lambda x, at: x - at}
+    placed = ScaledDotProductAttention(**shifted)(q, k, v, input_positions=jnp.float32(2))
+    np.testing.assert_array_equal(placed, nnx.dot_product_attention(q + 2, k - 2, v))
     # features = 4, so that a scale of 1 is twice the queries
     scaled = QuantScaledDotProductAttention(**given | {"pre_process_q": lambda x: x}, **OFF)
     np.testing.assert_allclose(scaled(q, k, v, scale=1.0), expected, atol=1e-6)
