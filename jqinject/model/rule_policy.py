@@ -14,6 +14,10 @@ from jqinject.model.walk import modules_of
 from jqinject.nn._norm_layer import QuantNormLayer
 from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.nn.activations import QuantActLayer
+from jqinject.nn.attention import QuantScaledDotProductAttention
+from jqinject.nn.merging import QuantMergeLayer
+from jqinject.nn.multi_head_attention import QuantMultiHeadAttention
+from jqinject.nn.pooling import QuantPoolLayer
 from jqinject.program import Choice, Kind, Operation, Site, Tracked, find_sites, other_axes
 from jqinject.proxy import (
     ActQuantProxyFromInjector,
@@ -29,7 +33,15 @@ NOT_OF_ACTIVATIONS = (
     GradQuantProxyFromInjector,
     TruncQuantProxyFromInjector,
 )
-OURS = (QuantWeightLayer, QuantNormLayer, QuantActLayer)
+OURS = (
+    QuantWeightLayer,
+    QuantNormLayer,
+    QuantActLayer,
+    QuantMultiHeadAttention,
+    QuantScaledDotProductAttention,
+    QuantMergeLayer,
+    QuantPoolLayer,
+)
 
 
 @dataclass(frozen=True)

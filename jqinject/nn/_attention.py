@@ -94,6 +94,8 @@ def attention(
     if call.module is not None:
         call.module.sow(nnx.Intermediate, "attention_weights", as_array(weights))
     *_, kv_heads, features = value.shape
+    if query.shape[-2] == kv_heads:
+        return _contract("...hqk,...khd->...qhd", weights, value, query.dtype, call)
     grouped = _grouped(weights, -3, kv_heads)
     out = _contract("...hgqk,...khd->...qhgd", grouped, value, query.dtype, call)
     return out.reshape(*query.shape[:-1], features)
@@ -107,10 +109,13 @@ def _weights(query: jax.Array, key: Any, proxies: Mapping[str, Any], call: Atten
         if call.scale is None
         else query * jnp.asarray(call.scale, dtype)
     )
-    q = _grouped(through(proxies.get("q_scaled_quant"), scaled), -2, key.shape[-2])
+    q = through(proxies.get("q_scaled_quant"), scaled)
     wide = dtype if dtype.itemsize >= 4 else jnp.dtype(jnp.float32)
-    logits = _contract("...qhgd,...khd->...hgqk", q, key, wide, call)
-    logits = logits.reshape(*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
+    if query.shape[-2] == key.shape[-2]:
+        logits = _contract("...qhd,...khd->...hqk", q, key, wide, call)
+    else:
+        logits = _contract("...qhgd,...khd->...hgqk", _grouped(q, -2, key.shape[-2]), key, wide, call)
+        logits = logits.reshape(*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
     if call.bias is not None:
         logits = logits + call.bias.astype(wide)
     # Before the mask: a masked product is no number to take a range from.

@@ -247,6 +247,11 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
         return quantized, of_k, of_v
 
     def _attend(self, query: Any, key: Any, value: Any, decodes: bool, given: dict[str, Any]) -> jax.Array:
+        if given.pop("input_positions", None) is not None:
+            raise TypeError(
+                "QuantMultiHeadAttention: input_positions are for an attention_fn of your own.\n"
+                "  cure: attention_fn=QuantScaledDotProductAttention(pre_process_q=..., pre_process_k=...)"
+            )
         dtype = given.pop("dtype")
         query, key, value = self.qkv_promote_dtype((query, key, value), dtype=dtype)
         key, value = through(self.k_transposed_quant, key), through(self.v_quant, value)
@@ -290,11 +295,12 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
         for (proxy_name, name), new in zip(CACHED.items(), (key, value), strict=True):
             fields = kv_cache.encoded(new, _has_zero_point(getattr(self, proxy_name)))
             stored = {f: getattr(self, kv_cache.attribute(name, f)) for f in kv_cache.FIELDS}
-            kv_cache.check(name, stored, fields)
-            now = {f: kv_cache.put(stored[f], array, index) for f, array in fields.items()}
+            at = new.ndim - kv_cache.OPERAND_AXES
+            kv_cache.check(name, stored, fields, at)
+            now = {f: kv_cache.put(stored[f], array, index, at) for f, array in fields.items()}
             found.append(kv_cache.decoded(now, new))
         self.cache_index[...] = index + 1
-        *batch, length, _, _ = self.cached_key.shape
+        *batch, length, _, _ = found[0].shape
         written = jnp.broadcast_to(jnp.arange(length) <= index, (*batch, 1, 1, length))
         return found[0], found[1], nnx.combine_masks(mask, written)
 

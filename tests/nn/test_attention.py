@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import jqinject
 from jqinject.nn import QuantMultiHeadAttention, QuantScaledDotProductAttention, ScaledDotProductAttention
-from jqinject.quant import Fp8e4m3ActPerTensorCurrent, Int8ActDynamicPerRow, Int8ActPerTensorFloat
+from jqinject.quant import (
+    Fp8e4m3ActPerTensorCurrent,
+    Int8ActDynamicPerRow,
+    Int8ActPerTensorFloat,
+    Int8WeightPerChannelFloat,
+)
 from jqinject.quant_tensor import IntQuantTensor
 
 WITHIN = ("q_scaled", "k_transposed", "softmax_input", "attn_output_weights", "v")
@@ -158,6 +164,9 @@ def test_functions_that_come_first_and_a_scale():
     expected = nnx.dot_product_attention(2 * q, k[..., ::-1], jnp.abs(v))
     np.testing.assert_array_equal(ScaledDotProductAttention(**given)(q, k, v), expected)
     np.testing.assert_array_equal(QuantScaledDotProductAttention(**given, **OFF)(q, k, v), expected)
+    shifted = {"pre_process_q": lambda x, at: x + at, "pre_process_k": lambda x, at: x - at}
+    placed = ScaledDotProductAttention(**shifted)(q, k, v, input_positions=jnp.float32(2))
+    np.testing.assert_array_equal(placed, nnx.dot_product_attention(q + 2, k - 2, v))
     # features = 4, so that a scale of 1 is twice the queries
     scaled = QuantScaledDotProductAttention(**given | {"pre_process_q": lambda x: x}, **OFF)
     np.testing.assert_allclose(scaled(q, k, v, scale=1.0), expected, atol=1e-6)
@@ -182,6 +191,18 @@ def test_it_is_an_attention_function_of_flax():
     (weights,) = sown["attention_weights"].get_value()
     scale = mha.attention_fn.attn_output_weights_quant.scale()
     np.testing.assert_allclose(weights / scale, np.round(weights / scale), atol=1e-3)
+
+
+def test_attention_of_a_quantized_model_is_given_quantizers_afterwards():
+    x = jax.random.normal(jax.random.key(0), (2, 3, 8))
+    mha = nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0))
+    model = jqinject.quantize(mha, jqinject.Rule(weight_quant=Int8WeightPerChannelFloat))
+    model.attention_fn = nnx.data(QuantScaledDotProductAttention())
+    run = nnx.jit(lambda m, x: m(x))
+    run(model, x)
+    model.eval()
+    np.testing.assert_allclose(run(model, x), mha(x), atol=0.05)
+    np.testing.assert_allclose(run(jqinject.freeze(model), x), run(model, x), atol=1e-6)
 
 
 @pytest.mark.parametrize("layer", [QuantScaledDotProductAttention, QuantMultiHeadAttention])

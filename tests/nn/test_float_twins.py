@@ -8,6 +8,7 @@ from flax import nnx
 
 from jqinject.nn import (
     QuantConv,
+    QuantHardSwish,
     QuantHardTanh,
     QuantIdentity,
     QuantLinear,
@@ -150,6 +151,7 @@ ACTIVATIONS = {
     QuantSigmoid: jax.nn.sigmoid,
     QuantTanh: jnp.tanh,
     QuantHardTanh: jax.nn.hard_tanh,
+    QuantHardSwish: jax.nn.hard_swish,
 }
 
 

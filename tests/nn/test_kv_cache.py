@@ -8,8 +8,11 @@ from flax import nnx
 
 from jqinject.nn import QuantMultiHeadAttention
 from jqinject.quant import (
+    Fp6e2m3OCPActPerTensorFloat,
     Fp8e4m3ActPerTensorDelayed,
     Int8ActDynamicPerRow,
+    Int8DynamicActPerGroupFloat,
+    MXFloat4e2m1Act,
     ShiftedUint8ActPerTensorFloat,
 )
 from jqinject.quant_tensor import IntQuantTensor
@@ -57,6 +60,18 @@ CACHES = {
         ("float8_e4m3fn", 4),
         ("float8_e4m3fn", 4),
     ),
+    "groups": (
+        dict.fromkeys(ROWS, Int8DynamicActPerGroupFloat)
+        | {"k_transposed_group_size": 2, "v_group_size": 2, "v_bit_width": 4},
+        ("int8", 2, 2),
+        ("uint8", 2, 1),
+    ),
+    "groups of 4-bit floats": (
+        dict.fromkeys(ROWS, MXFloat4e2m1Act) | {"k_transposed_group_size": 2, "v_group_size": 4},
+        ("uint8", 2, 1),
+        ("uint8", 1, 2),
+    ),
+    "6-bit floats": (dict.fromkeys(ROWS, Fp6e2m3OCPActPerTensorFloat), ("uint8", 4), ("uint8", 4)),
     "keys alone": ({**ROWS, "v_quant": None}, ("int8", 4), ("float32", 4)),
     "a learned width has no payload": (
         {"k_transposed_bit_width_impl_type": "parameter"},
@@ -76,9 +91,9 @@ def test_decoding_is_the_full_forward(case):
     np.testing.assert_allclose(found, whole(layer, X), atol=1e-6)
     assert len(traces) == 1
     assert int(layer.cache_index[...]) == LENGTH
-    for cached, (dtype, features) in zip((layer.cached_key, layer.cached_value), payloads, strict=True):
+    for cached, (dtype, *features) in zip((layer.cached_key, layer.cached_value), payloads, strict=True):
         heads = given.get("num_kv_heads", 2)
-        assert (cached.dtype.name, cached.shape) == (dtype, (BATCH, LENGTH, heads, features))
+        assert (cached.dtype.name, cached.shape) == (dtype, (BATCH, LENGTH, heads, *features))
 
 
 def test_the_cache_holds_the_integers_of_every_position():
@@ -158,6 +173,15 @@ def test_a_new_cache_forgets():
     layer = _layer(**ROWS)
     first = _decoded(layer)
     np.testing.assert_array_equal(_decoded(layer), first)
+
+
+def test_groups_of_positions_can_not_be_cached():
+    given = {"k_transposed_quant": Int8DynamicActPerGroupFloat, "k_transposed_group_size": 2}
+    layer = QuantMultiHeadAttention(
+        2, SIZE, decode=False, rngs=nnx.Rngs(0), **given, k_transposed_group_dim=1
+    )
+    with pytest.raises(ValueError, match=r"a group of several positions can not be quantized position by"):
+        layer.init_cache(X.shape)
 
 
 def test_positions_that_do_not_fit():

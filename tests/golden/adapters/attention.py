@@ -107,7 +107,7 @@ def _matrix(part: str, kind: str, found: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def _batch_first(given: dict[str, Any], x: np.ndarray) -> Any:
-    return jnp.asarray(x if given.get("batch_first") else np.swapaxes(x, 0, 1))
+    return jnp.asarray(x if given.get("batch_first") or x.ndim != 3 else np.swapaxes(x, 0, 1))
 
 
 def _to_theirs(given: dict[str, Any], x: Any) -> np.ndarray:
