@@ -24,4 +24,5 @@ from jqinject.nn.recurrent import QuantLSTMCell as QuantLSTMCell
 from jqinject.nn.recurrent import QuantOptimizedLSTMCell as QuantOptimizedLSTMCell
 from jqinject.nn.recurrent import QuantRNN as QuantRNN
 from jqinject.nn.recurrent import QuantSimpleCell as QuantSimpleCell
+from jqinject.nn.recurrent import recurrent_state_from_torch as recurrent_state_from_torch
 from jqinject.nn.scale_bias import QuantScaleBias as QuantScaleBias

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.nn._weight_layer import QuantWeightLayer
-from jqinject.nn.embed import QuantEmbed
 from jqinject.nn.einsum import QuantEinsum
+from jqinject.nn.embed import QuantEmbed
 from jqinject.nn.lora import QuantLoRALinear
 
 FLOAT_LAYERS = (nnx.Linear, nnx.Conv, nnx.ConvTranspose)
@@ -50,7 +50,7 @@ def merge_bn(layer: Any, norm: nnx.BatchNorm) -> None:
 
     Args:
         layer: one of ours that contracts its input with a weight of one channel axis (`QuantLinear`, `QuantConv`,
-            `QuantConvTranspose`, `QuantLinearGeneral`, `QuantScaleBias`), or Flax's `Linear`, `Conv` or `ConvTranspose`.
+            `QuantConvTranspose`, `QuantLinearGeneral`, `QuantScaleBias`), or Flax's `Linear`, `Conv`, `ConvTranspose`.
         norm: `nnx.BatchNorm` or `QuantBatchNorm` over the layer's channels.
 
     Raises:

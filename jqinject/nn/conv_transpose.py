@@ -21,9 +21,9 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
     With every quantizer None the layer is `nnx.ConvTranspose` to the bit. The dequantized floats are convolved, those
     of a frozen weight too.
 
-    Source: Brevitas's `QuantConvTranspose1d`, `QuantConvTranspose2d`, `QuantConvTranspose3d`; differs from Brevitas: the
-    arguments of the float layer are Flax's, an override that does nothing is an error, and the accumulator's bits are
-    counted with the input channels and all places of the window that meet in one output.
+    Source: Brevitas's `QuantConvTranspose1d`, `QuantConvTranspose2d`, `QuantConvTranspose3d`; differs from Brevitas:
+    the arguments of the float layer are Flax's, an override that does nothing is an error, and the accumulator's bits
+    are counted with the input channels and all places of the window that meet in one output.
 
     Args:
         in_features: input channels.

@@ -20,6 +20,8 @@ from jqinject.nn.recurrent._cell import (
     Result,
     quantized,
     set_bias,
+    sigmoid,
+    tanh,
     value_of,
 )
 from jqinject.quant import (
@@ -85,7 +87,7 @@ class QuantSimpleCell(QuantRecurrentCell, nnx.SimpleCell):
         rngs: nnx.Rngs,
         **more: Any,
     ) -> None:
-        flax, overrides = split_keywords(nnx.SimpleCell, more)
+        flax, overrides = split_keywords(nnx.SimpleCell, {"activation_fn": tanh, **more})
         nnx.SimpleCell.__init__(self, in_features, hidden_features, rngs=rngs, **flax)
         if use_bias and bias_of_hidden:
             set_bias(self.dense_h, self.dense_i.bias)
@@ -135,8 +137,8 @@ class QuantGRUCell(QuantRecurrentCell, nnx.GRUCell):
         tanh_quant: quantizer of what `activation_fn` makes.
         shared_intra_layer_gate_acc_quant: one quantizer for all sums.
         rngs: for the parameters, and for quantizers that draw random numbers.
-        more: the other keywords of `nnx.GRUCell` (`gate_fn`, `kernel_init`, ...), and overrides: `weight_...`, `bias_...`,
-            `io_...`, `gate_acc_...`, `sigmoid_...`, `tanh_...`.
+        more: the other keywords of `nnx.GRUCell` (`gate_fn`, `kernel_init`, ...), and overrides: `weight_...`,
+            `bias_...`, `io_...`, `gate_acc_...`, `sigmoid_...`, `tanh_...`.
 
     Raises:
         TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
@@ -182,7 +184,7 @@ class QuantGRUCell(QuantRecurrentCell, nnx.GRUCell):
         rngs: nnx.Rngs,
         **more: Any,
     ) -> None:
-        flax, overrides = split_keywords(nnx.GRUCell, more)
+        flax, overrides = split_keywords(nnx.GRUCell, {"gate_fn": sigmoid, "activation_fn": tanh, **more})
         nnx.GRUCell.__init__(self, in_features, hidden_features, rngs=rngs, **flax)
         quantizers = {
             "weight_quant": weight_quant,
