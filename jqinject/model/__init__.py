@@ -17,6 +17,7 @@ from jqinject.model.layer_numbers import Saturation as Saturation
 from jqinject.model.layer_report import ContractionReport as ContractionReport
 from jqinject.model.layer_report import LayerReport as LayerReport
 from jqinject.model.loading import load_state as load_state
+from jqinject.model.merging import merge_batch_norm as merge_batch_norm
 from jqinject.model.outcome import LoadReport as LoadReport
 from jqinject.model.outcome import ReassemblyReport as ReassemblyReport
 from jqinject.model.post_training import post_training_quantize as post_training_quantize

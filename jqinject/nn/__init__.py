@@ -5,6 +5,7 @@ from jqinject.nn.activations import QuantIdentity as QuantIdentity
 from jqinject.nn.activations import QuantReLU as QuantReLU
 from jqinject.nn.activations import QuantSigmoid as QuantSigmoid
 from jqinject.nn.activations import QuantTanh as QuantTanh
+from jqinject.nn.batch_norm_merging import MergedBatchNorm as MergedBatchNorm
 from jqinject.nn.batch_norm_merging import merge_bn as merge_bn
 from jqinject.nn.checkpoint import QuantCheckpoint as QuantCheckpoint
 from jqinject.nn.conv import QuantConv as QuantConv
