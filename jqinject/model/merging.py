@@ -73,27 +73,13 @@ def merge_batch_norm(
     return chosen
 
 
-class _Calls(Around):
-    """Notes what is called with what: the layers that a normalization may be merged into, and normalizations."""
+class _Calls:
+    """What was called with what: the layers that a normalization may be merged into, and normalizations."""
 
     def __init__(self) -> None:
-        self.paths: dict[int, list[str]] = {}
         self.count: dict[str, int] = {}
         self.made: list[tuple[Any, str]] = []
         self.found: dict[str, str] = {}
-
-    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        path = layer.jqinject_path
-        self.count[path] = self.count.get(path, 0) + 1
-        if isinstance(layer, nnx.BatchNorm):
-            x = as_array(args[0] if args else kwargs["x"])
-            before = [name for output, name in self.made if output is x]
-            if before:
-                self.found[path] = before[-1]
-            return call(*args, **kwargs)
-        y = call(*args, **kwargs)
-        self.made.append((as_array(y), path))  # kept, so that no other array takes its place in memory
-        return y
 
     def pairs(self) -> Pairs:
         """(layer, normalization) of each normalization that got what a layer returned."""
@@ -114,6 +100,28 @@ class _Calls(Around):
                 raise ValueError(f"{layer} is followed by several batch norms, and can take one")
 
 
+class _Watched(Around):
+    """Notes the calls of one layer or normalization."""
+
+    def __init__(self, path: str, calls: _Calls) -> None:
+        self.path, self.calls = path, calls
+
+    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        seen = self.calls
+        seen.count[self.path] = seen.count.get(self.path, 0) + 1
+        y = call(*args, **kwargs)
+        if isinstance(layer, nnx.BatchNorm):
+            x = as_array(args[0] if args else kwargs["x"])
+            before = [path for output, path in seen.made if output is x]
+            if before:
+                seen.found[self.path] = before[-1]
+        else:
+            seen.made.append(
+                (as_array(y), self.path)
+            )  # kept, so that no other array takes its place in memory
+        return y
+
+
 def _watched(model: nnx.Module, call: Callable[[Any], Any]) -> _Calls:
     """Call a copy of the model and see what follows what."""
     copy = nnx.clone(model, graph=True)
@@ -121,14 +129,15 @@ def _watched(model: nnx.Module, call: Callable[[Any], Any]) -> _Calls:
     calls = _Calls()
     for path, node in list(nnx.iter_modules(copy, graph=True)):
         if isinstance(node, QuantWeightLayer | nnx.BatchNorm) or type(node) in FLOAT_LAYERS:
-            node.jqinject_path = dotted(tuple(map(str, path)))
-            intercept(node, calls)
+            intercept(node, _Watched(dotted(tuple(map(str, path))), calls))
     call(copy)
     return calls
 
 
 def _merge(model: nnx.Module, pairs: Pairs) -> None:
-    modules = {dotted(tuple(map(str, path))): node for path, node in nnx.iter_modules(model, graph=True)}
+    modules: dict[str, Any] = {
+        dotted(tuple(map(str, path))): node for path, node in nnx.iter_modules(model, graph=True)
+    }
     for layer, norm in pairs:
         for path in (layer, norm):
             if path not in modules:

@@ -233,6 +233,17 @@ def test_calibration_settles_every_quantizer():
     )
 
 
+@layers
+def test_another_layers_state_goes_in(make):
+    one, other = make(), make()
+    other.layers[0][0].io_quant.tensor_quant.scaling_impl.buffer[...] = 9.0
+    call(one, X)
+    report = jqinject.load_state(other, nnx.state(one))
+    assert not report.replaced
+    one.eval(), other.eval()
+    jax.tree.map(np.testing.assert_array_equal, call(one, X), call(other, X))
+
+
 def test_rules_still_quantize_the_layers_within_flax_cells():
     quantized = jqinject.quantize(
         nnx.RNN(nnx.LSTMCell(3, 4, rngs=nnx.Rngs(0))), jqinject.Rule(weight_quant=Int8WeightPerChannelFloat)

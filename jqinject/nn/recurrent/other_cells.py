@@ -89,6 +89,11 @@ class QuantSimpleCell(QuantRecurrentCell, nnx.SimpleCell):
     ) -> None:
         flax, overrides = split_keywords(nnx.SimpleCell, {"activation_fn": tanh, **more})
         nnx.SimpleCell.__init__(self, in_features, hidden_features, rngs=rngs, **flax)
+        # Layers that share a quantizer are held in the order in which they share it, so that assembling it again finds
+        # the same structure.
+        of_hidden = self.dense_h
+        del self.dense_h
+        self.dense_h = of_hidden
         if use_bias and bias_of_hidden:
             set_bias(self.dense_h, self.dense_i.bias)
         if bias_of_hidden or not use_bias:
