@@ -94,14 +94,19 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
         return self.weight_ndim - (2 if self.transpose_kernel else 1)
 
     def _terms(self) -> int:
-        """The input channels times the places of the window that meet in one output: those a stride apart."""
+        """The products that one element of the output sums, or what Brevitas counts where that is more.
+
+        They are the input channels times the places of the window that meet in one output: those a stride apart.
+        Brevitas counts output channels, and adds the places along the axes; where that is enough, widths agree.
+        """
         window = self.weight_shape[-self.weight_ndim : -2]
         strides, dilations = (_each(given, len(window)) for given in (self.strides, self.kernel_dilation))
         places = (
             math.ceil(size / (stride // math.gcd(stride, dilation)))
             for size, stride, dilation in zip(window, strides, dilations, strict=True)
         )
-        return self.in_features * math.prod(places)
+        added = sum(math.ceil(size / stride) for size, stride in zip(window, strides, strict=True))
+        return max(self.in_features * math.prod(places), self.out_features * added)
 
     def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         y = nnx.ConvTranspose.__call__(stand_in, inputs)
