@@ -23,7 +23,7 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
 
     Source: Brevitas's `QuantConvTranspose1d`, `QuantConvTranspose2d`, `QuantConvTranspose3d`; differs from Brevitas:
     the arguments of the float layer are Flax's, an override that does nothing is an error, and the accumulator's bits
-    are counted with the input channels and all places of the window that meet in one output.
+    are enough for every sum.
 
     Args:
         in_features: input channels.
