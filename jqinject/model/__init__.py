@@ -26,6 +26,7 @@ from jqinject.model.layer_report import LayerReport as LayerReport
 from jqinject.model.learned_rounding import RoundingReport as RoundingReport
 from jqinject.model.learned_rounding import learn_rounding as learn_rounding
 from jqinject.model.loading import load_state as load_state
+from jqinject.model.merging import merge_batch_norm as merge_batch_norm
 from jqinject.model.outcome import LoadReport as LoadReport
 from jqinject.model.outcome import ReassemblyReport as ReassemblyReport
 from jqinject.model.post_training import post_training_quantize as post_training_quantize

@@ -173,6 +173,20 @@ class QuantWeightLayer(nnx.Module):
         """The axes along which a contraction of integers needs their sums; None where it needs none."""
         return self.summed_axes() or None
 
+    def merge_bn_in(self, norm: nnx.BatchNorm) -> None:
+        """Put a batch normalization that follows this layer into its weight and bias: `jqinject.nn.merge_bn`.
+
+        Args:
+            norm: `nnx.BatchNorm` or `QuantBatchNorm` over the layer's channels; it stays as it is.
+
+        Raises:
+            TypeError: no batch normalization, or a layer that can take none.
+            ValueError: channels differ, or the layer is frozen or quantizes its output. Nothing is changed then.
+        """
+        from jqinject.nn.batch_norm_merging import merge_bn  # which knows layers by their classes
+
+        merge_bn(self, norm)
+
     # --- forward
 
     def quant_weight(
