@@ -14,5 +14,6 @@ from jqinject.core.scaling.from_parameter import (
 from jqinject.core.scaling.from_parameter import StatsFromParameterScaling as StatsFromParameterScaling
 from jqinject.core.scaling.int_scaling import IntScaling as IntScaling
 from jqinject.core.scaling.int_scaling import PowerOfTwoIntScaling as PowerOfTwoIntScaling
+from jqinject.core.scaling.mid_max import RoundMidMaxSte as RoundMidMaxSte
 from jqinject.core.scaling.runtime import ParameterFromRuntimeStatsScaling as ParameterFromRuntimeStatsScaling
 from jqinject.core.scaling.runtime import RuntimeStatsScaling as RuntimeStatsScaling
