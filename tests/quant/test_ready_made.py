@@ -50,6 +50,8 @@ NEEDS = {
 }
 # Quantizers of groups whose size is declared where they are used; 3 does not divide the 4 features there are.
 OPEN_GROUPS = ("SymmetricGroupQuant", "WeightGroupQuant", "DynamicActPerGroup")
+# A row or group of numbers below 0 lies up to 510 steps from its zero point, where bfloat16 has 256 numbers.
+BEYOND_BFLOAT16 = ("ShiftedUint8DynamicActPerRowFloat", "ShiftedUint8DynamicActPerGroupFloat")
 # Quantizers of a format that is declared where they are used.
 OPEN_FORMAT = {"bit_width": 8, "exponent_bit_width": 4, "mantissa_bit_width": 3}
 BOUNDS = {
@@ -150,6 +152,8 @@ def test_on_the_grid_in_every_dtype(slot, name, layer):
             y = layer(X.astype(dtype))
         assert y.dtype == dtype
         assert bool(jnp.all(jnp.isfinite(y.astype(jnp.float32))))
+        if dtype == jnp.bfloat16 and name in BEYOND_BFLOAT16:
+            continue
         result = quantized(layer, slot)
         assert (result.is_valid, result.scale.dtype) == (True, jnp.float32)
         assert bool(jnp.all(result.scale > 0))

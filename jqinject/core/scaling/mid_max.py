@@ -53,6 +53,9 @@ class RoundMidMaxSte(nnx.Module):
         Array([0., 1.], dtype=float32)
     """
 
+    mantissa_bit_width_impl: BitWidth
+    bias: float
+
     def __init__(self, mantissa_bit_width_impl: BitWidth, midmax_mantissa_bit_bias: float = 0.0) -> None:
         assign(self, mantissa_bit_width_impl=mantissa_bit_width_impl, bias=float(midmax_mantissa_bit_bias))
 
