@@ -23,7 +23,7 @@ from jqinject.nn import (
     QuantTanh,
 )
 from jqinject.quant import Int8ActPerTensorFloat
-from jqinject.quant_tensor import FloatQuantTensor
+from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor
 
 QUANTIZERS = {
     name: found
@@ -123,10 +123,14 @@ def bounds(result):
     if isinstance(result, FloatQuantTensor):
         highest = result.format.max_value
         return -highest, highest
+    if isinstance(result, CodebookQuantTensor):
+        return 0, len(result.codebook.values) - 1
     return BOUNDS[result.bit_width, result.signed]
 
 
 def payload_of(result):
+    if isinstance(result, CodebookQuantTensor):
+        return result.codes()
     return result.minifloat() if isinstance(result, FloatQuantTensor) else result.int(float_datatype=True)
 
 
