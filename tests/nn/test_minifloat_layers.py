@@ -159,6 +159,12 @@ def test_a_table_is_ascending_and_finite(values):
         Codebook(values)
 
 
+def test_a_sign_can_be_turned():
+    x = FloatQuantTensor(jnp.array([0.5, -3.0]), 0.5, quant_format())
+    np.testing.assert_array_equal((-x).minifloat(), [-1.0, 6.0])
+    np.testing.assert_array_equal(abs(x).minifloat(), [1.0, 6.0])
+
+
 def test_tensors_are_pytrees_and_stay_what_they_are():
     for tensor in (
         FloatQuantTensor(jnp.array([0.5, -3.0]), 0.5, quant_format()),
