@@ -21,6 +21,13 @@ from jqinject.core.clamp import ScalarSignedClampMinSte as ScalarSignedClampMinS
 from jqinject.core.clamp import TensorClamp as TensorClamp
 from jqinject.core.clamp import TensorClampSte as TensorClampSte
 from jqinject.core.delay import DelayWrapper as DelayWrapper
+from jqinject.core.float_clamp import FloatClamp as FloatClamp
+from jqinject.core.float_width import ComputeExponentBias as ComputeExponentBias
+from jqinject.core.float_width import ComputeMaxMantissa as ComputeMaxMantissa
+from jqinject.core.float_width import ExponentWidthConst as ExponentWidthConst
+from jqinject.core.float_width import MantissaWidthConst as MantissaWidthConst
+from jqinject.core.float_width import StaticExponentBias as StaticExponentBias
+from jqinject.core.float_width import StaticMaxMantissa as StaticMaxMantissa
 from jqinject.core.learned_round import LearnedRoundHardSigmoid as LearnedRoundHardSigmoid
 from jqinject.core.learned_round import LearnedRoundIdentity as LearnedRoundIdentity
 from jqinject.core.learned_round import LearnedRoundSigmoid as LearnedRoundSigmoid
@@ -28,6 +35,10 @@ from jqinject.core.learned_round import LearnedRoundSte as LearnedRoundSte
 from jqinject.core.quant import BinaryQuant as BinaryQuant
 from jqinject.core.quant import CalibratedQuant as CalibratedQuant
 from jqinject.core.quant import ClampedBinaryQuant as ClampedBinaryQuant
+from jqinject.core.quant import CodebookQuant as CodebookQuant
+from jqinject.core.quant import CodebookQuantResult as CodebookQuantResult
+from jqinject.core.quant import Float8Quant as Float8Quant
+from jqinject.core.quant import Float8QuantResult as Float8QuantResult
 from jqinject.core.quant import FloatQuant as FloatQuant
 from jqinject.core.quant import FloatQuantResult as FloatQuantResult
 from jqinject.core.quant import IntQuant as IntQuant
@@ -35,6 +46,7 @@ from jqinject.core.quant import PrescaledRestrictIntQuant as PrescaledRestrictIn
 from jqinject.core.quant import RescalingIntQuant as RescalingIntQuant
 from jqinject.core.quant import TernaryQuant as TernaryQuant
 from jqinject.core.quant import scale_and_zero_point as scale_and_zero_point
+from jqinject.core.quant_restrict_val import QuantRestrictValue as QuantRestrictValue
 from jqinject.core.restrict_val import FloatRestrictValue as FloatRestrictValue
 from jqinject.core.restrict_val import IntRestrictValue as IntRestrictValue
 from jqinject.core.restrict_val import LogFloatRestrictValue as LogFloatRestrictValue
@@ -50,6 +62,7 @@ from jqinject.core.scaling import AmaxScaling as AmaxScaling
 from jqinject.core.scaling import ConstScaling as ConstScaling
 from jqinject.core.scaling import CurrentScaling as CurrentScaling
 from jqinject.core.scaling import DelayedScaling as DelayedScaling
+from jqinject.core.scaling import FloatScaling as FloatScaling
 from jqinject.core.scaling import IntScaling as IntScaling
 from jqinject.core.scaling import ParameterFromRuntimeStatsScaling as ParameterFromRuntimeStatsScaling
 from jqinject.core.scaling import (
@@ -57,6 +70,8 @@ from jqinject.core.scaling import (
 )
 from jqinject.core.scaling import ParameterScaling as ParameterScaling
 from jqinject.core.scaling import PowerOfTwoIntScaling as PowerOfTwoIntScaling
+from jqinject.core.scaling import RuntimeDynamicGroupStatsScaling as RuntimeDynamicGroupStatsScaling
+from jqinject.core.scaling import RuntimeDynamicStatsScaling as RuntimeDynamicStatsScaling
 from jqinject.core.scaling import RuntimeStatsScaling as RuntimeStatsScaling
 from jqinject.core.scaling import StatsFromParameterScaling as StatsFromParameterScaling
 from jqinject.core.stats import MSE as MSE
@@ -86,15 +101,19 @@ from jqinject.core.variables import GradSlot as GradSlot
 from jqinject.core.variables import GradStat as GradStat
 from jqinject.core.variables import QuantParam as QuantParam
 from jqinject.core.variables import QuantStat as QuantStat
+from jqinject.core.view import DynamicOverSubChannelBlockView as DynamicOverSubChannelBlockView
 from jqinject.core.view import OverBatchOverOutputChannelView as OverBatchOverOutputChannelView
 from jqinject.core.view import OverBatchOverTensorView as OverBatchOverTensorView
 from jqinject.core.view import OverOutputChannelView as OverOutputChannelView
 from jqinject.core.view import OverOutputFeaturesView as OverOutputFeaturesView
+from jqinject.core.view import OverSubChannelBlockView as OverSubChannelBlockView
 from jqinject.core.view import OverTensorView as OverTensorView
 from jqinject.core.zero_point import ParameterFromRuntimeZeroPoint as ParameterFromRuntimeZeroPoint
 from jqinject.core.zero_point import (
     ParameterFromStatsFromParameterZeroPoint as ParameterFromStatsFromParameterZeroPoint,
 )
 from jqinject.core.zero_point import ParameterZeroPoint as ParameterZeroPoint
+from jqinject.core.zero_point import RuntimeDynamicGroupZeroPoint as RuntimeDynamicGroupZeroPoint
+from jqinject.core.zero_point import RuntimeDynamicStatsZeroPoint as RuntimeDynamicStatsZeroPoint
 from jqinject.core.zero_point import StatsFromParameterZeroPoint as StatsFromParameterZeroPoint
 from jqinject.core.zero_point import ZeroZeroPoint as ZeroZeroPoint

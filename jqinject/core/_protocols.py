@@ -115,6 +115,28 @@ class IntScalingImpl(Protocol):
     def __call__(self, bit_width: Any, /) -> Any: ...
 
 
+class FloatScalingImpl(Protocol):
+    """`float_scaling_impl`: which number of a minifloat the scaled value is brought to."""
+
+    def __call__(self, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any, /) -> Any: ...
+
+
+class FloatClampImpl(Protocol):
+    """`float_clamp_impl`: where the numbers of a minifloat end."""
+
+    @property
+    def saturating(self) -> bool: ...
+    @property
+    def inf_values(self) -> tuple[str, ...] | None: ...
+    @property
+    def nan_values(self) -> tuple[str, ...] | None: ...
+    @property
+    def max_available_float(self) -> float | None: ...
+    def __call__(
+        self, x: jax.Array, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any, /
+    ) -> jax.Array: ...
+
+
 class Scaling(Protocol):
     """`scaling_impl`: float32 scale of a tensor, divided by the number of integer steps (`threshold`)."""
 

@@ -75,7 +75,7 @@ def float8_dot_general(
 
     Raises:
         TypeError: an operand is no `FloatQuantTensor`.
-        ValueError: a scale varies along an axis that is summed over.
+        ValueError: a scale varies along an axis that is summed over, or a format is none of hardware's.
 
     Source: Flax's `fp8_scaled_dot_general`.
 
@@ -89,6 +89,11 @@ def float8_dot_general(
         if not isinstance(operand, FloatQuantTensor):
             raise TypeError(
                 f"float8_dot_general: {side} must be a FloatQuantTensor, got {type(operand).__name__}"
+            )
+        if not operand.is_contractible:
+            raise ValueError(
+                f"float8_dot_general: {side} is in the format {operand.format}, which no backend contracts.\n"
+                "  cure: one of the 8-bit formats of OCP or FNUZ; or contract the values: contraction='float'"
             )
     spec = Float8Spec(
         Dimensions.of(lhs.ndim, rhs.ndim, dimension_numbers),
@@ -110,6 +115,8 @@ def float8_dot_general(
 def contracts_in_float8(lhs: Any, rhs: Any) -> bool:
     """Whether two operands of a dense layer (last axis with first axis) can be contracted as 8-bit floats."""
     if not (isinstance(lhs, FloatQuantTensor) and isinstance(rhs, FloatQuantTensor)) or lhs.ndim == 0:
+        return False
+    if not (lhs.is_contractible and rhs.is_contractible):
         return False
     dims = Dimensions.of(lhs.ndim, rhs.ndim, (((lhs.ndim - 1,), (0,)), ((), ())))
     left = scale_in_output(lhs.scale, lhs.ndim, dims.lhs_places, dims.out_ndim)

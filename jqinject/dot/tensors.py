@@ -16,7 +16,7 @@ from jqinject.dot.integer import Affine, affine_dot_general
 from jqinject.dot.kernels import settled
 from jqinject.dot.sharding import sharding_before
 from jqinject.ops.first_order import first_order
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, as_array, is_concrete
+from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, as_array, is_concrete
 
 ContractionKind = Literal["auto", "float", "int", "fp8"]
 KINDS = ("auto", "float", "int", "fp8")
@@ -57,7 +57,8 @@ def contraction_kind(lhs: Any, rhs: Any, dims: Dimensions, asked: str = "auto") 
     elif isinstance(lhs, FloatQuantTensor) and isinstance(rhs, FloatQuantTensor):
         left = scale_in_output(lhs.scale, lhs.ndim, dims.lhs_places, dims.out_ndim)
         right = scale_in_output(rhs.scale, rhs.ndim, dims.rhs_places, dims.out_ndim)
-        found = "fp8" if left is not None and right is not None else "float"
+        contracted = lhs.is_contractible and rhs.is_contractible
+        found = "fp8" if contracted and left is not None and right is not None else "float"
     if asked not in ("auto", found):
         raise ValueError(
             f"contraction={asked!r} needs {_NEEDS[asked]}; got {describe(lhs)} and {describe(rhs)}.\n"
@@ -68,7 +69,7 @@ def contraction_kind(lhs: Any, rhs: Any, dims: Dimensions, asked: str = "auto") 
 
 _NEEDS = {
     "int": "two IntQuantTensors of at most 8 bits, known before the program runs",
-    "fp8": "two FloatQuantTensors whose scales do not vary along what is summed over",
+    "fp8": "two FloatQuantTensors in 8-bit formats of hardware, whose scales do not vary along what is summed over",
 }
 
 
@@ -82,7 +83,9 @@ def describe(x: Any) -> str:
     if isinstance(x, IntQuantTensor):
         return f"integers of {x.bit_width if is_concrete(x.bit_width) else 'learned'} bits"
     if isinstance(x, FloatQuantTensor):
-        return f"{x.q_dtype.name} with scales of shape {x.scale.shape}"
+        return f"{x.format} with scales of shape {x.scale.shape}"
+    if isinstance(x, CodebookQuantTensor):
+        return f"indices into a table of {len(x.codebook.values)} numbers"
     return f"an array of {x.dtype.name}"
 
 

@@ -15,7 +15,7 @@ from jqinject.core import QuantParam, QuantStat
 from jqinject.model.compiled_call import compiled_call
 from jqinject.model.progress import with_progress
 from jqinject.model.walk import dotted
-from jqinject.proxy import ActQuantProxyFromInjector, QuantProxyFromInjector
+from jqinject.proxy import ActQuantProxy, QuantProxyFromInjector
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -113,11 +113,11 @@ def calibrate(
     return CalibrationReport(count, moved)
 
 
-def observing_proxies(model: nnx.Module) -> dict[str, ActQuantProxyFromInjector]:
+def observing_proxies(model: nnx.Module) -> dict[str, ActQuantProxy]:
     """The activation quantizers of a model that collect statistics, by path."""
     found = {}
     for path, node in nnx.iter_modules(model, graph=True):
-        if isinstance(node, ActQuantProxyFromInjector) and _observes(node.tensor_quant):
+        if isinstance(node, ActQuantProxy) and _observes(node.tensor_quant):
             found[dotted(tuple(map(str, path)))] = node
     return found
 

@@ -8,13 +8,15 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jqinject.core import FloatQuant
+from jqinject.core import CodebookQuant, Float8Quant, FloatQuant
 from jqinject.model.frozen_ops import quantized_op
 from jqinject.model.layer_report import ContractionReport, LayerReport
 from jqinject.model.measured_report import check_numbers, measure
 from jqinject.model.program import Contraction, program_of
 from jqinject.nn._weight_layer import QuantWeightLayer
+from jqinject.ops import Codebook
 from jqinject.program import HELD
+from jqinject.quant_tensor.float_quant_tensor import CONTRACTED, AnyFloatFormat
 
 LAYERS = (QuantWeightLayer, nnx.Linear, nnx.LinearGeneral, nnx.Einsum, nnx.Conv, nnx.ConvTranspose)
 
@@ -149,14 +151,22 @@ def _note_of_ours(layer: QuantWeightLayer) -> str:
         return "the input is not quantized by this layer: give it input_quant=..."
     if layer.contraction == "float":
         return "contraction='float'"
-    if _in_float8(layer):
-        return "no 8-bit floats: " + _NO_UNITS
+    form = _float_format(layer)
+    if isinstance(form, Codebook):
+        return "no backend contracts indices into a table: runs dequantized"
+    if form is not None:
+        known = form.dtype in CONTRACTED
+        return f"no 8-bit floats: {_NO_UNITS}" if known else f"no backend contracts {form}: runs dequantized"
     if layer.frozen is None and layer.contraction == "auto":
         return "quantized in float until it is frozen (or with contraction='int')"
     return "input or weight has no integers of at most 8 bits, or a scale varies along what is summed"
 
 
-def _in_float8(layer: QuantWeightLayer) -> bool:
+def _float_format(layer: QuantWeightLayer) -> AnyFloatFormat | Codebook | None:
+    """The minifloats of the layer's weight, or its table; None where it has neither."""
     if layer.frozen is not None:
-        return not layer.frozen.has_integers
-    return isinstance(layer.weight_quant.tensor_quant, FloatQuant)
+        return layer.frozen.format
+    quantizer = layer.weight_quant.tensor_quant
+    if isinstance(quantizer, CodebookQuant):
+        return quantizer.codebook
+    return quantizer.format if isinstance(quantizer, Float8Quant | FloatQuant) else None

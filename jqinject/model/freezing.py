@@ -19,11 +19,11 @@ def freeze(model: Model, *, keep_masters: bool = False) -> Model:
     """Turn a model into a serving model, in place: quantized weights become integers or 8-bit floats, and scales.
 
     The model is set to evaluation mode. In every layer of ours with a quantized weight, the weight, its quantizer and
-    that of the gradient give way to a `FrozenWeight`: the payload (int8; 4-bit and narrower integers packed, 8-bit
-    floats), its scale, and its zero point where it has one. Flax's layers with a `QDotGeneral`, `QEinsum` or
-    `QConvGeneralDilated` have their kernel stored in the right operand's `Freezer`, and are served from there; one that
-    several layers share becomes one each. What is not quantized stays as it is. Weights are replaced one by one, so
-    that there are never two copies of the model.
+    that of the gradient give way to a `FrozenWeight`: the payload (int8; 4-bit and narrower integers packed; 8-bit
+    floats in their dtype, other minifloats as codes, packed likewise), its scale, and its zero point where it has one.
+    Flax's layers with a `QDotGeneral`, `QEinsum` or `QConvGeneralDilated` have their kernel stored in the right
+    operand's `Freezer`, and are served from there; one that several layers share becomes one each. What is not
+    quantized stays as it is. Weights are replaced one by one, so that there are never two copies of the model.
 
     A frozen layer contracts integers where its input is quantized to at most 8 bits: its output is that of the layer
     before with `contraction="int"` to the bit, and that of fake quantization up to the rounding of floats. Input scales

@@ -18,11 +18,11 @@ from jqinject.proxy import (
     ActQuantProxyFromInjector,
     BiasQuantProxyFromInjector,
     GradQuantProxyFromInjector,
-    WeightQuantProxyFromInjector,
+    WeightQuantProxy,
 )
 
 NOT_OF_ACTIVATIONS = (
-    WeightQuantProxyFromInjector,
+    WeightQuantProxy,
     BiasQuantProxyFromInjector,
     GradQuantProxyFromInjector,
 )
@@ -130,7 +130,7 @@ def proxy_at(site: Site, rngs: nnx.Rngs | None) -> ActQuantProxyFromInjector:
         )
     declared = site.quantizer if isinstance(site.quantizer, Binding) else Binding(site.quantizer)
     kind = declared.resolve("proxy_class") if declared.declares("proxy_class") else None
-    if kind in NOT_OF_ACTIVATIONS and not site.is_weight:
+    if kind is not None and issubclass(kind, NOT_OF_ACTIVATIONS) and not site.is_weight:
         raise TypeError(
             f"{site.name} is an activation, and {declared.base.__name__} is not for these: its proxy is a "
             f"{kind.__name__}.\n  cure: a quantizer of activations, such as Int8ActPerTensorMinMax"

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core import BinaryQuant, ClampedBinaryQuant, TernaryQuant
-from jqinject.ops import float8_max, max_int, min_int
-from jqinject.quant_tensor import FloatQuantTensor, as_array
+from jqinject.ops import max_int, min_int
+from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, as_array
 
 Arrays = tuple[np.ndarray, ...]
 ONE_STEP = (BinaryQuant, ClampedBinaryQuant, TernaryQuant)
@@ -81,8 +81,10 @@ def facts(proxy: Any, x: jax.Array, made: Any) -> tuple[Any, ...]:
         made: the same quantized, a QuantTensor.
     """
     if isinstance(made, FloatQuantTensor):
-        high = float8_max(made.q_dtype)
-        low = -high
+        high = made.format.max_value
+        low = -high if made.signed else 0.0
+    elif isinstance(made, CodebookQuantTensor):
+        low, high = made.codebook.values[0], made.codebook.values[-1]
     elif proxy is not None and isinstance(proxy.tensor_quant, ONE_STEP):
         low, high = -1, 1
     else:

@@ -14,7 +14,7 @@ from jqinject.dot import Affine, affine_of, contract_integers, float8_dot_genera
 from jqinject.dot.convolution import Convolution
 from jqinject.dot.dimensions import Dimensions
 from jqinject.dot.einsum import einsum_by
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
+from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor
 
 
 class Float8Contraction:
@@ -159,7 +159,9 @@ class IntegerConvolution:
 def describe(operand: Any) -> str:
     """An operand in an error text: its format, or its dtype."""
     if isinstance(operand, FloatQuantTensor):
-        return f"{operand.q_dtype.name} with scales of shape {operand.scale.shape}"
+        return f"{operand.format} with scales of shape {operand.scale.shape}"
+    if isinstance(operand, CodebookQuantTensor):
+        return f"indices into a table of {len(operand.codebook.values)} numbers"
     if isinstance(operand, IntQuantTensor):
         zero = np.shape(operand.zero_point)
         return f"{operand.bit_width}-bit integers with scales of shape {operand.scale.shape}, zero points of {zero}"

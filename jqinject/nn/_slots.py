@@ -10,17 +10,19 @@ from flax import nnx
 from jqinject.inject import Binding, ExtendedInjector
 from jqinject.inject.errors import did_you_mean
 from jqinject.proxy import (
+    ActQuantProxy,
     ActQuantProxyFromInjector,
     BiasQuantProxyFromInjector,
     GradQuantProxyFromInjector,
     QuantProxyFromInjector,
+    WeightQuantProxy,
     WeightQuantProxyFromInjector,
 )
 
 READY_KINDS = (
-    WeightQuantProxyFromInjector,
+    WeightQuantProxy,
     BiasQuantProxyFromInjector,
-    ActQuantProxyFromInjector,
+    ActQuantProxy,
     GradQuantProxyFromInjector,
 )
 
@@ -137,7 +139,7 @@ def make_proxy(
             f"(other_layer.{slot.name}) or None, got {_shown(given)}"
         )
     binding = given if isinstance(given, Binding) else Binding(given)
-    named = binding.let(proxy_class=overrides["proxy_class"]) if "proxy_class" in overrides else binding
+    named = binding.let(**overrides) if overrides else binding
     proxy_class = named.resolve("proxy_class") if named.declares("proxy_class") else slot.proxy_class
     _check_kind(where, slot, proxy_class, binding.base.__name__)
     called = (
@@ -207,7 +209,8 @@ def share(layer: Any, given: Any) -> None:
 def _check_kind(where: str, slot: Slot, proxy_class: Any, name: str) -> None:
     if not (inspect.isclass(proxy_class) and issubclass(proxy_class, QuantProxyFromInjector)):
         raise TypeError(f"{where}: proxy_class has to be a class of proxies, got {_shown(proxy_class)}")
-    if proxy_class in READY_KINDS and proxy_class is not slot.proxy_class:
+    kind = next((ready for ready in READY_KINDS if issubclass(proxy_class, ready)), None)
+    if kind is not None and not issubclass(slot.proxy_class, kind):
         raise TypeError(
             f"{where} quantizes {slot.what}, and {name} is not for these: its proxy is a {proxy_class.__name__}, "
             f"expected a {slot.proxy_class.__name__}"

@@ -8,7 +8,8 @@ from flax import nnx
 
 from jqinject.core.assign import assign
 from jqinject.nn._slots import ACT, GRAD, make_proxy, share, split_overrides
-from jqinject.ops.saved import saved_floats, saved_integers
+from jqinject.ops import FloatFormat
+from jqinject.ops.saved import saved_codes, saved_floats, saved_integers
 from jqinject.proxy import link_if_proxy
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, as_array, pre_round_integers
 
@@ -102,21 +103,34 @@ class QuantCheckpoint(nnx.Module):
 
 def _kept_small(x: jax.Array, quantized: Any) -> jax.Array:
     if isinstance(quantized, FloatQuantTensor):
-        return saved_floats(x, quantized.payload(), quantized.scale)
+        return _kept_floats(x, quantized)
     if not isinstance(quantized, IntQuantTensor):
         raise ValueError(
             "QuantCheckpoint: act_quant is switched off or does not quantize, so nothing would be kept small.\n"
             "  cure: an act_quant of at most 8 bits, such as Fp8e4m3ActPerTensorCurrent or Int8ActPerTensorFloat"
         )
-    bits = quantized.bit_width
-    if not isinstance(bits, int) or bits > MOST_BITS:
-        learned = "a learned number of bits" if not isinstance(bits, int) else f"{bits} bits"
-        raise ValueError(
-            f"QuantCheckpoint: act_quant quantizes to {learned}; what is kept has at most {MOST_BITS} constant bits.\n"
-            "  cure: bit_width = 8 or less, bit_width_impl_type = 'const'"
-        )
+    bits = _few_bits(quantized.bit_width)
     # Not `.int()`, which looks at the whole tensor first: a quantizer's own output lies on its grid.
     value = jax.lax.stop_gradient(quantized.value)
     integers = jnp.round(pre_round_integers(value, quantized.scale, quantized.zero_point))
     payload = jax.lax.stop_gradient(integers).astype("int8" if quantized.signed else "uint8")
     return saved_integers(x, payload, quantized.scale, quantized.zero_point, bits, quantized.signed)
+
+
+def _kept_floats(x: jax.Array, quantized: FloatQuantTensor) -> jax.Array:
+    _few_bits(quantized.bit_width)
+    form = quantized.format
+    assert isinstance(form, FloatFormat), "a learned format has no constant bits"
+    if form.bit_width == MOST_BITS and jnp.issubdtype(quantized.q_dtype, jnp.floating):
+        return saved_floats(x, quantized.payload(), quantized.scale)
+    return saved_codes(x, quantized.codes(), quantized.scale, form)
+
+
+def _few_bits(bits: Any) -> int:
+    if isinstance(bits, int) and bits <= MOST_BITS:
+        return bits
+    learned = "a learned number of bits" if not isinstance(bits, int) else f"{bits} bits"
+    raise ValueError(
+        f"QuantCheckpoint: act_quant quantizes to {learned}; what is kept has at most {MOST_BITS} constant bits.\n"
+        "  cure: bit_width = 8 or less, bit_width_impl_type = 'const'"
+    )

@@ -10,7 +10,7 @@ from jqinject.nn._slots import GRAD, OUTPUT, WEIGHT, split_keywords
 from jqinject.nn._stand_in import StandIn
 from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, as_array
+from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, as_array
 
 
 @final
@@ -101,7 +101,7 @@ class QuantEmbed(QuantWeightLayer, nnx.Embed):
         return nnx.Embed.__call__(stand_in, inputs, out_sharding=out_sharding)
 
     def _with_metadata(self, y: jax.Array, x: Any, weight: Any, bias: Any) -> Any:
-        if not isinstance(weight, IntQuantTensor | FloatQuantTensor):
+        if not isinstance(weight, IntQuantTensor | FloatQuantTensor | CodebookQuantTensor):
             raise ValueError(
                 "QuantEmbed(return_quant_tensor=True): the table is not quantized, so the output has no scale.\n"
                 "  cure: give the layer weight_quant=..."

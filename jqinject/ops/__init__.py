@@ -5,6 +5,8 @@ from jqinject.ops.clamp import scalar_clamp_ste as scalar_clamp_ste
 from jqinject.ops.clamp import signed_clamp_min_ste as signed_clamp_min_ste
 from jqinject.ops.clamp import tensor_clamp as tensor_clamp
 from jqinject.ops.clamp import tensor_clamp_ste as tensor_clamp_ste
+from jqinject.ops.codebook import NF4 as NF4
+from jqinject.ops.codebook import Codebook as Codebook
 from jqinject.ops.fake_quant import fake_quantize as fake_quantize
 from jqinject.ops.float8 import FLOAT8_DTYPES as FLOAT8_DTYPES
 from jqinject.ops.float8 import fake_float8 as fake_float8
@@ -12,6 +14,17 @@ from jqinject.ops.float8 import float8_dtype as float8_dtype
 from jqinject.ops.float8 import float8_max as float8_max
 from jqinject.ops.float8 import from_float8 as from_float8
 from jqinject.ops.float8 import to_float8 as to_float8
+from jqinject.ops.float_format import FloatFormat as FloatFormat
+from jqinject.ops.float_format import LearnedFloatFormat as LearnedFloatFormat
+from jqinject.ops.float_grid import from_float_codes as from_float_codes
+from jqinject.ops.float_grid import to_float_codes as to_float_codes
+from jqinject.ops.float_grid import to_float_grid as to_float_grid
+from jqinject.ops.float_range import max_available_float as max_available_float
+from jqinject.ops.float_range import max_float as max_float
+from jqinject.ops.float_range import max_mantissa as max_mantissa
+from jqinject.ops.groups import join_groups as join_groups
+from jqinject.ops.groups import split_groups as split_groups
+from jqinject.ops.groups import spread_groups as spread_groups
 from jqinject.ops.int_range import max_int as max_int
 from jqinject.ops.int_range import min_int as min_int
 from jqinject.ops.power import divide as divide

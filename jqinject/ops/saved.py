@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
+from jqinject.ops.float_format import FloatFormat
+from jqinject.ops.float_grid import from_float_codes
 from jqinject.ops.packing import container_bits, pack, unpack
 
 PAYLOAD = "jqinject.payload"
@@ -55,6 +57,25 @@ def saved_integers(
     scale = checkpoint_name(jax.lax.stop_gradient(scale), SCALE)
     zero_point = checkpoint_name(jax.lax.stop_gradient(zero_point), ZERO_POINT)
     value = (unpack(packed, bits, payload.shape, signed).astype(jnp.float32) - zero_point) * scale
+    return _with_first_gradient_of(value.reshape(x.shape).astype(x.dtype), x)
+
+
+def saved_codes(x: jax.Array, codes: jax.Array, scale: jax.Array, form: FloatFormat) -> jax.Array:
+    """`minifloat * scale`, kept for the backward pass as the packed codes of the minifloats and the scale.
+
+    Args:
+        x: the float array that the codes were made from; it receives the gradient, everywhere.
+        codes: unsigned integers of the shape of `x`, of a format of at most 8 bits.
+        scale: float per step of the minifloat, broadcasts to `x`; no gradient.
+        form: what the codes mean.
+
+    Returns:
+        An array of the shape and dtype of `x`.
+    """
+    bits = container_bits(form.bit_width)
+    packed = checkpoint_name(pack(jax.lax.stop_gradient(codes), bits), PAYLOAD)
+    scale = checkpoint_name(jax.lax.stop_gradient(scale), SCALE)
+    value = from_float_codes(unpack(packed, bits, codes.shape, False), form) * scale
     return _with_first_gradient_of(value.reshape(x.shape).astype(x.dtype), x)
 
 

@@ -8,25 +8,13 @@ from flax import nnx
 
 from jqinject.proxy.assembly import set_mode
 from jqinject.proxy.base import QuantProxyFromInjector
-from jqinject.quant_tensor import IntQuantTensor, QuantTensor, as_array
+from jqinject.quant_tensor import QuantTensor, as_array
 
 
-@final
-class ActQuantProxyFromInjector(QuantProxyFromInjector):
-    """Quantizes what flows: inputs, outputs, results of activation functions.
+class ActQuantProxy(QuantProxyFromInjector):
+    """Abstract: the proxy of what flows, perhaps through several layers."""
 
-    Statistics move in training mode only. Several layers may share one proxy: they then share its statistics.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from jqinject.nn import QuantIdentity
-        >>> from jqinject.quant import Int8ActPerTensorFloat
-        >>> identity = QuantIdentity(act_quant=Int8ActPerTensorFloat, return_quant_tensor=True)
-        >>> identity(jnp.array([-1.28, 0.64])).int()
-        Array([-128,   64], dtype=int8)
-    """
-
-    def __call__(self, x: jax.Array | QuantTensor) -> IntQuantTensor | jax.Array | QuantTensor:
+    def __call__(self, x: jax.Array | QuantTensor) -> jax.Array | QuantTensor:
         """Quantize an activation.
 
         Args:
@@ -80,3 +68,59 @@ class ActQuantProxyFromInjector(QuantProxyFromInjector):
     def _stack(self, layers: tuple[Any, ...]) -> tuple[int, ...]:
         # Nothing in it depends on how many layers are stacked: values are broadcast into the stack.
         return ()
+
+
+def input_dependent(proxy: ActQuantProxy, name: str) -> Any:
+    """What can be said of a quantizer whose scale comes from the tensor at hand: its bit width.
+
+    Args:
+        proxy: the proxy.
+        name: "bit_width", "scale" or "zero_point".
+
+    Returns:
+        The bit width; None where quantization is off.
+
+    Raises:
+        RuntimeError: it is asked for what depends on the tensor.
+    """
+    if not proxy.is_quant_enabled:
+        return None
+    if name == "bit_width":
+        return proxy.tensor_quant.bit_width_impl()
+    raise RuntimeError(
+        f"the {name.replace('_', ' ')} of {proxy.binding.base.__name__} depends on the input: it is made from the "
+        f"tensor at hand.\n  cure: proxy(x).{name}"
+    )
+
+
+@final
+class DynamicActQuantProxyFromInjector(ActQuantProxy):
+    """Quantizes what flows to integers, with scales made from the tensor at hand: nothing is kept.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.nn import QuantIdentity
+        >>> from jqinject.quant import Int8DynamicActPerRowFloat
+        >>> identity = QuantIdentity(act_quant=Int8DynamicActPerRowFloat, return_quant_tensor=True)
+        >>> identity(jnp.array([[1.28, 0.0], [0.0, -12.8]])).scale.shape
+        (2, 1)
+    """
+
+    def _attribute(self, name: str, force_eval: bool) -> Any:
+        return input_dependent(self, name)
+
+
+@final
+class ActQuantProxyFromInjector(ActQuantProxy):
+    """Quantizes what flows: inputs, outputs, results of activation functions.
+
+    Statistics move in training mode only. Several layers may share one proxy: they then share its statistics.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.nn import QuantIdentity
+        >>> from jqinject.quant import Int8ActPerTensorFloat
+        >>> identity = QuantIdentity(act_quant=Int8ActPerTensorFloat, return_quant_tensor=True)
+        >>> identity(jnp.array([-1.28, 0.64])).int()
+        Array([-128,   64], dtype=int8)
+    """

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import FloatQuant
+from jqinject.core import Float8Quant
 from jqinject.proxy.assembly import set_mode
 from jqinject.proxy.base import QuantProxyFromInjector
 from jqinject.quant_tensor import FloatQuantTensor, QuantTensor
@@ -74,12 +74,12 @@ class GradQuantProxyFromInjector(QuantProxyFromInjector):
         """Dtype of the gradient's payload; None where quantization is off."""
         return self._quantizer().q_dtype if self.is_quant_enabled else None
 
-    def _quantizer(self) -> FloatQuant:
-        if isinstance(self.tensor_quant, FloatQuant):
+    def _quantizer(self) -> Float8Quant:
+        if isinstance(self.tensor_quant, Float8Quant):
             return self.tensor_quant
         raise TypeError(
             f"{self.binding.base.__name__} can not quantize a gradient: its tensor_quant is a "
-            f"{type(self.tensor_quant).__name__}, expected a FloatQuant.\n  cure: one of the ...Grad... quantizers of "
+            f"{type(self.tensor_quant).__name__}, expected a Float8Quant.\n  cure: one of the ...Grad... quantizers of "
             "jqinject.quant, such as Fp8e5m2GradPerTensorDelayed"
         )
 

@@ -2,6 +2,7 @@
 
 from jqinject.quant.binary import SignedBinaryActPerTensorConst as SignedBinaryActPerTensorConst
 from jqinject.quant.binary import SignedBinaryWeightPerTensorConst as SignedBinaryWeightPerTensorConst
+from jqinject.quant.calibrated import Int4WeightPerGroupAbsMax as Int4WeightPerGroupAbsMax
 from jqinject.quant.calibrated import Int8ActDynamicPerRow as Int8ActDynamicPerRow
 from jqinject.quant.calibrated import Int8ActDynamicPerTensor as Int8ActDynamicPerTensor
 from jqinject.quant.calibrated import Int8ActPerTensorAbsMax as Int8ActPerTensorAbsMax
@@ -11,6 +12,17 @@ from jqinject.quant.calibrated import Int8ActPerTensorPercentile as Int8ActPerTe
 from jqinject.quant.calibrated import Int8ActPerTensorRMS as Int8ActPerTensorRMS
 from jqinject.quant.calibrated import Int8WeightPerChannelAbsMax as Int8WeightPerChannelAbsMax
 from jqinject.quant.calibrated import Int8WeightPerTensorAbsMax as Int8WeightPerTensorAbsMax
+from jqinject.quant.codebook import NF4WeightPerChannelFloat as NF4WeightPerChannelFloat
+from jqinject.quant.codebook import NF4WeightPerTensorFloat as NF4WeightPerTensorFloat
+from jqinject.quant.dynamic import Int8DynamicActPerGroupFloat as Int8DynamicActPerGroupFloat
+from jqinject.quant.dynamic import Int8DynamicActPerRowFixedPoint as Int8DynamicActPerRowFixedPoint
+from jqinject.quant.dynamic import Int8DynamicActPerRowFloat as Int8DynamicActPerRowFloat
+from jqinject.quant.dynamic import Int8DynamicActPerTensorFloat as Int8DynamicActPerTensorFloat
+from jqinject.quant.dynamic import ShiftedUint8DynamicActPerGroupFloat as ShiftedUint8DynamicActPerGroupFloat
+from jqinject.quant.dynamic import ShiftedUint8DynamicActPerRowFloat as ShiftedUint8DynamicActPerRowFloat
+from jqinject.quant.dynamic import (
+    ShiftedUint8DynamicActPerTensorFloat as ShiftedUint8DynamicActPerTensorFloat,
+)
 from jqinject.quant.fixed_point import Int8ActPerTensorFixedPoint as Int8ActPerTensorFixedPoint
 from jqinject.quant.fixed_point import (
     Int8ActPerTensorFixedPointMinMaxInit as Int8ActPerTensorFixedPointMinMaxInit,
@@ -28,6 +40,18 @@ from jqinject.quant.fixed_point import (
     Uint8ActPerTensorFixedPointMaxInit as Uint8ActPerTensorFixedPointMaxInit,
 )
 from jqinject.quant.fixed_point import Uint8ActPerTensorFixedPointMSE as Uint8ActPerTensorFixedPointMSE
+from jqinject.quant.float import Fp8e4m3Act as Fp8e4m3Act
+from jqinject.quant.float import Fp8e4m3ActPerChannelFloat2d as Fp8e4m3ActPerChannelFloat2d
+from jqinject.quant.float import Fp8e4m3ActPerTensorFloat as Fp8e4m3ActPerTensorFloat
+from jqinject.quant.float import Fp8e4m3Weight as Fp8e4m3Weight
+from jqinject.quant.float import Fp8e4m3WeightPerChannelFloat as Fp8e4m3WeightPerChannelFloat
+from jqinject.quant.float import Fp8e4m3WeightPerTensorFloat as Fp8e4m3WeightPerTensorFloat
+from jqinject.quant.float import Fp8e5m2Act as Fp8e5m2Act
+from jqinject.quant.float import Fp8e5m2ActPerChannelFloat2d as Fp8e5m2ActPerChannelFloat2d
+from jqinject.quant.float import Fp8e5m2ActPerTensorFloat as Fp8e5m2ActPerTensorFloat
+from jqinject.quant.float import Fp8e5m2Weight as Fp8e5m2Weight
+from jqinject.quant.float import Fp8e5m2WeightPerChannelFloat as Fp8e5m2WeightPerChannelFloat
+from jqinject.quant.float import Fp8e5m2WeightPerTensorFloat as Fp8e5m2WeightPerTensorFloat
 from jqinject.quant.float8 import Fp8e4m3ActPerTensorCurrent as Fp8e4m3ActPerTensorCurrent
 from jqinject.quant.float8 import Fp8e4m3ActPerTensorDelayed as Fp8e4m3ActPerTensorDelayed
 from jqinject.quant.float8 import Fp8e4m3FNUZActPerTensorCurrent as Fp8e4m3FNUZActPerTensorCurrent
@@ -48,9 +72,81 @@ from jqinject.quant.float8 import Fp8e5m2FNUZGradPerTensorCurrent as Fp8e5m2FNUZ
 from jqinject.quant.float8 import Fp8e5m2FNUZGradPerTensorDelayed as Fp8e5m2FNUZGradPerTensorDelayed
 from jqinject.quant.float8 import Fp8e5m2GradPerTensorCurrent as Fp8e5m2GradPerTensorCurrent
 from jqinject.quant.float8 import Fp8e5m2GradPerTensorDelayed as Fp8e5m2GradPerTensorDelayed
+from jqinject.quant.float_fnuz import Fp8e4m3FNUZAct as Fp8e4m3FNUZAct
+from jqinject.quant.float_fnuz import Fp8e4m3FNUZActPerTensorFloat as Fp8e4m3FNUZActPerTensorFloat
+from jqinject.quant.float_fnuz import Fp8e4m3FNUZWeight as Fp8e4m3FNUZWeight
+from jqinject.quant.float_fnuz import Fp8e4m3FNUZWeightPerChannelFloat as Fp8e4m3FNUZWeightPerChannelFloat
+from jqinject.quant.float_fnuz import Fp8e4m3FNUZWeightPerTensorFloat as Fp8e4m3FNUZWeightPerTensorFloat
+from jqinject.quant.float_fnuz import Fp8e5m2FNUZAct as Fp8e5m2FNUZAct
+from jqinject.quant.float_fnuz import Fp8e5m2FNUZActPerTensorFloat as Fp8e5m2FNUZActPerTensorFloat
+from jqinject.quant.float_fnuz import Fp8e5m2FNUZWeight as Fp8e5m2FNUZWeight
+from jqinject.quant.float_fnuz import Fp8e5m2FNUZWeightPerChannelFloat as Fp8e5m2FNUZWeightPerChannelFloat
+from jqinject.quant.float_fnuz import Fp8e5m2FNUZWeightPerTensorFloat as Fp8e5m2FNUZWeightPerTensorFloat
+from jqinject.quant.float_fnuz import FpFNUZAct as FpFNUZAct
+from jqinject.quant.float_fnuz import FpFNUZActPerChannelFloat2d as FpFNUZActPerChannelFloat2d
+from jqinject.quant.float_fnuz import FpFNUZActPerTensorFloat as FpFNUZActPerTensorFloat
+from jqinject.quant.float_fnuz import FpFNUZWeight as FpFNUZWeight
+from jqinject.quant.float_fnuz import FpFNUZWeightPerChannelFloat as FpFNUZWeightPerChannelFloat
+from jqinject.quant.float_fnuz import FpFNUZWeightPerTensorFloat as FpFNUZWeightPerTensorFloat
+from jqinject.quant.float_ocp import Fp4e2m1OCPAct as Fp4e2m1OCPAct
+from jqinject.quant.float_ocp import Fp4e2m1OCPActPerTensorFloat as Fp4e2m1OCPActPerTensorFloat
+from jqinject.quant.float_ocp import Fp4e2m1OCPWeight as Fp4e2m1OCPWeight
+from jqinject.quant.float_ocp import Fp4e2m1OCPWeightPerChannelFloat as Fp4e2m1OCPWeightPerChannelFloat
+from jqinject.quant.float_ocp import Fp4e2m1OCPWeightPerTensorFloat as Fp4e2m1OCPWeightPerTensorFloat
+from jqinject.quant.float_ocp import Fp6e2m3OCPAct as Fp6e2m3OCPAct
+from jqinject.quant.float_ocp import Fp6e2m3OCPActPerTensorFloat as Fp6e2m3OCPActPerTensorFloat
+from jqinject.quant.float_ocp import Fp6e2m3OCPWeight as Fp6e2m3OCPWeight
+from jqinject.quant.float_ocp import Fp6e2m3OCPWeightPerChannelFloat as Fp6e2m3OCPWeightPerChannelFloat
+from jqinject.quant.float_ocp import Fp6e2m3OCPWeightPerTensorFloat as Fp6e2m3OCPWeightPerTensorFloat
+from jqinject.quant.float_ocp import Fp6e3m2OCPAct as Fp6e3m2OCPAct
+from jqinject.quant.float_ocp import Fp6e3m2OCPActPerTensorFloat as Fp6e3m2OCPActPerTensorFloat
+from jqinject.quant.float_ocp import Fp6e3m2OCPWeight as Fp6e3m2OCPWeight
+from jqinject.quant.float_ocp import Fp6e3m2OCPWeightPerChannelFloat as Fp6e3m2OCPWeightPerChannelFloat
+from jqinject.quant.float_ocp import Fp6e3m2OCPWeightPerTensorFloat as Fp6e3m2OCPWeightPerTensorFloat
+from jqinject.quant.float_ocp import Fp8e4m3OCPAct as Fp8e4m3OCPAct
+from jqinject.quant.float_ocp import Fp8e4m3OCPActPerTensorFloat as Fp8e4m3OCPActPerTensorFloat
+from jqinject.quant.float_ocp import Fp8e4m3OCPWeight as Fp8e4m3OCPWeight
+from jqinject.quant.float_ocp import Fp8e4m3OCPWeightPerChannelFloat as Fp8e4m3OCPWeightPerChannelFloat
+from jqinject.quant.float_ocp import Fp8e4m3OCPWeightPerTensorFloat as Fp8e4m3OCPWeightPerTensorFloat
+from jqinject.quant.float_ocp import Fp8e5m2OCPAct as Fp8e5m2OCPAct
+from jqinject.quant.float_ocp import Fp8e5m2OCPActPerTensorFloat as Fp8e5m2OCPActPerTensorFloat
+from jqinject.quant.float_ocp import Fp8e5m2OCPWeight as Fp8e5m2OCPWeight
+from jqinject.quant.float_ocp import Fp8e5m2OCPWeightPerChannelFloat as Fp8e5m2OCPWeightPerChannelFloat
+from jqinject.quant.float_ocp import Fp8e5m2OCPWeightPerTensorFloat as Fp8e5m2OCPWeightPerTensorFloat
+from jqinject.quant.float_ocp import FpOCPAct as FpOCPAct
+from jqinject.quant.float_ocp import FpOCPActPerChannelFloat2d as FpOCPActPerChannelFloat2d
+from jqinject.quant.float_ocp import FpOCPActPerTensorFloat as FpOCPActPerTensorFloat
+from jqinject.quant.float_ocp import FpOCPWeight as FpOCPWeight
+from jqinject.quant.float_ocp import FpOCPWeightPerChannelFloat as FpOCPWeightPerChannelFloat
+from jqinject.quant.float_ocp import FpOCPWeightPerTensorFloat as FpOCPWeightPerTensorFloat
+from jqinject.quant.groupwise import IntWeightSymmetricGroupQuant as IntWeightSymmetricGroupQuant
+from jqinject.quant.groupwise import IntWeightSymmetricGroupQuantMSE as IntWeightSymmetricGroupQuantMSE
+from jqinject.quant.groupwise import ShiftedUint8WeightGroupQuantFloat as ShiftedUint8WeightGroupQuantFloat
+from jqinject.quant.groupwise import (
+    ShiftedUint8WeightGroupQuantFloatMSE as ShiftedUint8WeightGroupQuantFloatMSE,
+)
+from jqinject.quant.groupwise import ShiftedUint8WeightPerGroupFloatHQO as ShiftedUint8WeightPerGroupFloatHQO
+from jqinject.quant.mx import MXFloat4e2m1Act as MXFloat4e2m1Act
+from jqinject.quant.mx import MXFloat4e2m1Weight as MXFloat4e2m1Weight
+from jqinject.quant.mx import MXFloat6e2m3Act as MXFloat6e2m3Act
+from jqinject.quant.mx import MXFloat6e2m3Weight as MXFloat6e2m3Weight
+from jqinject.quant.mx import MXFloat6e3m2Act as MXFloat6e3m2Act
+from jqinject.quant.mx import MXFloat6e3m2Weight as MXFloat6e3m2Weight
+from jqinject.quant.mx import MXFloat8e4m3Act as MXFloat8e4m3Act
+from jqinject.quant.mx import MXFloat8e4m3Weight as MXFloat8e4m3Weight
+from jqinject.quant.mx import MXFloat8e4m3WeightMSE as MXFloat8e4m3WeightMSE
+from jqinject.quant.mx import MXFloat8e5m2Act as MXFloat8e5m2Act
+from jqinject.quant.mx import MXFloat8e5m2Weight as MXFloat8e5m2Weight
+from jqinject.quant.mx import MXInt8Act as MXInt8Act
+from jqinject.quant.mx import MXInt8Weight as MXInt8Weight
+from jqinject.quant.mx import MXInt8WeightMSE as MXInt8WeightMSE
+from jqinject.quant.mx import ShiftedMXUInt8Weight as ShiftedMXUInt8Weight
+from jqinject.quant.mx import ShiftedMXUInt8WeightMSE as ShiftedMXUInt8WeightMSE
 from jqinject.quant.none import NoneActQuant as NoneActQuant
 from jqinject.quant.none import NoneBiasQuant as NoneBiasQuant
 from jqinject.quant.none import NoneWeightQuant as NoneWeightQuant
+from jqinject.quant.nvfp4 import NVFP4Act as NVFP4Act
+from jqinject.quant.nvfp4 import NVFP4Weight as NVFP4Weight
 from jqinject.quant.scaled_int import Int8ActPerTensorFloat as Int8ActPerTensorFloat
 from jqinject.quant.scaled_int import Int8ActPerTensorFloatBatchQuant1d as Int8ActPerTensorFloatBatchQuant1d
 from jqinject.quant.scaled_int import Int8ActPerTensorFloatBatchQuant2d as Int8ActPerTensorFloatBatchQuant2d

@@ -6,7 +6,7 @@ quantized, what shares a scale, and where the scale comes from.
 
 import jax.numpy as jnp
 
-from jqinject.core import AmaxHistory, CurrentScaling, DelayedScaling, FloatQuant
+from jqinject.core import AmaxHistory, CurrentScaling, DelayedScaling, Float8Quant
 from jqinject.inject import ExtendedInjector, this
 from jqinject.inject.enum import ScalingPerOutputType, StatsOp
 from jqinject.quant.solver import ActQuantSolver, GradQuantSolver, WeightQuantSolver
@@ -15,7 +15,7 @@ from jqinject.quant.solver import ActQuantSolver, GradQuantSolver, WeightQuantSo
 class Fp8Quant(ExtendedInjector):
     """8-bit floats: declare `q_dtype`; `dq_dtype` where the dequantized numbers are to have another dtype."""
 
-    tensor_quant = FloatQuant
+    tensor_quant = Float8Quant
     signed = True
 
 

@@ -42,7 +42,8 @@ def float_value(value: Any, kind: str = "IntQuantTensor") -> jax.Array:
         how = {
             "IntQuantTensor": "From integers: IntQuantTensor.from_int(integers, scale, zero_point, bit_width, "
             "signed=...).",
-            "FloatQuantTensor": "From 8-bit floats: FloatQuantTensor.from_payload(payload, scale).",
+            "CodebookQuantTensor": "From indices: CodebookQuantTensor.from_codes(codes, scale, codebook).",
+            "FloatQuantTensor": "From minifloats: FloatQuantTensor.from_payload(payload, scale).",
         }
         raise TypeError(
             f"{kind}(value=...) got {array.dtype} of shape {array.shape}, expected the dequantized floats. "

@@ -1,4 +1,4 @@
-"""`FloatQuantTensor`: a float array that is 8-bit floats in disguise."""
+"""`FloatQuantTensor`: a float array that is minifloats in disguise."""
 
 from collections.abc import Iterable
 from typing import Any, Self, final
@@ -7,30 +7,51 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.float8 import float8_dtype, from_float8, to_float8
+from jqinject.ops.float8 import FLOAT8_DTYPES, from_float8, to_float8
+from jqinject.ops.float_format import FloatFormat, LearnedFloatFormat
+from jqinject.ops.float_grid import from_float_codes, to_float_codes, to_float_grid
 
 from ._fields import float_value, metadata
 from .base import QuantTensor, as_array
 from .concrete import brief, is_concrete
 
-FIELDS = ("value", "scale", "q_dtype", "training")
+FIELDS = ("value", "scale", "format", "training")
+CONTRACTED = tuple(np.dtype(dtype) for dtype in FLOAT8_DTYPES)
+AnyFloatFormat = FloatFormat | LearnedFloatFormat
+
+
+def float_format(given: Any, where: str) -> AnyFloatFormat:
+    """A format, from itself or from the JAX dtype that has it.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(given, FloatFormat | LearnedFloatFormat):
+        return given
+    try:
+        return FloatFormat.of_dtype(given)
+    except TypeError as error:
+        raise TypeError(
+            f"{where}: expected a FloatFormat or a narrow float dtype, got {given!r}; {error}"
+        ) from None
 
 
 @final
 class FloatQuantTensor(QuantTensor):
-    """A dequantized array with the scale and the dtype of its payload: `value = payload * scale`.
+    """A dequantized array with the scale and the format of its minifloats: `value = minifloat * scale`.
 
-    It is immutable and a pytree: value and scale are children, `q_dtype` and `training` static. Wherever an array
-    stands, arithmetic included, it decays to `value`; `reshape` and `transpose` of a tensor with one scale keep it.
+    It is immutable and a pytree: value and scale are children, the format is static (a child too where its widths are
+    learned), `training` static. Wherever an array stands, arithmetic included, it decays to `value`; `reshape` and
+    `transpose` of a tensor with one scale keep it.
 
     Attributes:
         value: float array of any shape, the dequantized numbers; gradients pass straight through.
         scale: float32, broadcasts against `value`.
-        q_dtype: dtype of the payload, an 8-bit float.
+        format: a `FloatFormat`, or given as the JAX dtype that has it, such as `jnp.float8_e4m3fn`.
         training: whether it was made in training mode.
 
     Raises:
-        TypeError: `value` is no float array, or `q_dtype` no 8-bit float.
+        TypeError: `value` is no float array, or `format` is neither a format nor a narrow float dtype.
         ValueError: the scale does not broadcast against the value.
 
     Example:
@@ -39,36 +60,58 @@ class FloatQuantTensor(QuantTensor):
         Array([1, 8], dtype=float8_e4m3fn)
         >>> x + 1
         Array([1.5, 5. ], dtype=float32)
+        >>> FloatQuantTensor(jnp.array([0.5, 4.0]), 0.5, FloatFormat(3, 2)).minifloat()
+        Array([1., 8.], dtype=float32)
     """
 
-    __slots__ = ("_q_dtype", "_scale", "_training", "_value")
+    __slots__ = ("_format", "_scale", "_training", "_value")
 
     _value: jax.Array
     _scale: jax.Array
-    _q_dtype: np.dtype
+    _format: AnyFloatFormat
     _training: bool
 
-    def __init__(self, value: Any, scale: Any, q_dtype: Any, training: bool = False) -> None:
+    def __init__(self, value: Any, scale: Any, format: Any, training: bool = False) -> None:
         # None or an axis number as value makes a prefix of the pytree, for `in_axes`: all stored as it comes.
         if value is not None and not isinstance(value, int):
             value = float_value(as_array(value), "FloatQuantTensor")
             scale = metadata(scale, value.shape, "scale")
-        fields = (value, scale, float8_dtype(q_dtype, "FloatQuantTensor"), training)
+        fields = (value, scale, float_format(format, "FloatQuantTensor"), training)
         for name, field in zip(FIELDS, fields, strict=True):
             object.__setattr__(self, "_" + name, field)
 
     @classmethod
     def from_payload(
-        cls, payload: jax.Array, scale: Any, *, training: bool = False, dtype: Any = jnp.float32
+        cls,
+        payload: jax.Array,
+        scale: Any,
+        *,
+        format: Any = None,
+        training: bool = False,
+        dtype: Any = jnp.float32,
     ) -> "FloatQuantTensor":
-        """The tensor of these 8-bit floats: `value = payload * scale`, in `dtype`.
+        """The tensor of these minifloats: `value = payload * scale`, in `dtype`.
+
+        Args:
+            payload: minifloats in a dtype that has their format; or with a `format`, their codes.
+            scale: float per step of the minifloat.
+            format: what the codes mean; None for the format of the payload's dtype.
+            training: whether it was made in training mode.
+            dtype: of `value`.
 
         Example:
             >>> FloatQuantTensor.from_payload(jnp.array([3.0], jnp.float8_e5m2), 0.25).value
             Array([0.75], dtype=float32)
+            >>> FloatQuantTensor.from_payload(jnp.array([2, 15], jnp.uint8), 0.5, format=FloatFormat(2, 1)).value
+            Array([ 0.5, -3. ], dtype=float32)
         """
         scale = jnp.asarray(scale, jnp.float32)
-        return cls(from_float8(payload, scale, dtype), scale, payload.dtype, training)
+        form = payload.dtype if format is None else format
+        if jnp.issubdtype(payload.dtype, jnp.integer):
+            known = float_format(form, "FloatQuantTensor.from_payload")
+            assert isinstance(known, FloatFormat), "a learned format has no codes"
+            payload = from_float_codes(payload, known)
+        return cls(from_float8(payload, scale, dtype), scale, form, training)
 
     @property
     def value(self) -> jax.Array:
@@ -77,13 +120,13 @@ class FloatQuantTensor(QuantTensor):
 
     @property
     def scale(self) -> jax.Array:
-        """Float per step of the payload."""
+        """Float per step of the minifloat."""
         return self._scale
 
     @property
-    def q_dtype(self) -> np.dtype:
-        """Dtype of the payload."""
-        return self._q_dtype
+    def format(self) -> AnyFloatFormat:
+        """What its minifloats are."""
+        return self._format
 
     @property
     def training(self) -> bool:
@@ -96,13 +139,81 @@ class FloatQuantTensor(QuantTensor):
         return jnp.zeros((), jnp.float32)
 
     @property
-    def bit_width(self) -> int:
-        """Bits of one number of the payload."""
-        return self._q_dtype.itemsize * 8
+    def bit_width(self) -> Any:
+        """Bits of one minifloat."""
+        return self._format.bit_width
+
+    @property
+    def exponent_bit_width(self) -> Any:
+        """Bits of the exponent: an int, an array where it is learned."""
+        return self._format.exponent_bit_width
+
+    @property
+    def mantissa_bit_width(self) -> Any:
+        """Bits of the mantissa, without the implicit 1: an int, an array where it is learned."""
+        return self._format.mantissa_bit_width
+
+    @property
+    def exponent_bias(self) -> Any:
+        """What is subtracted from the exponent field."""
+        return self._format.bias
+
+    @property
+    def saturating(self) -> bool:
+        """Whether what is too large became the largest number."""
+        return self._format.saturating
+
+    @property
+    def inf_values(self) -> tuple[str, ...] | None:
+        """Mantissas that mean inf together with the largest exponent."""
+        return self._format.inf_values
+
+    @property
+    def nan_values(self) -> tuple[str, ...] | None:
+        """Mantissas that mean nan together with the largest exponent."""
+        return self._format.nan_values
+
+    @property
+    def signed(self) -> bool:
+        """Whether there are numbers below 0."""
+        return self._format.signed
+
+    @property
+    def q_dtype(self) -> np.dtype:
+        """Dtype of the payload: the float dtype of this format, else unsigned integers for its codes."""
+        return self.known_format("its payload").payload_dtype
+
+    @property
+    def is_contractible(self) -> bool:
+        """Whether it is in one of the 8-bit float formats that backends contract."""
+        return self._format.dtype in CONTRACTED
 
     def payload(self) -> jax.Array:
-        """The numbers in `q_dtype`: `value / scale`, exact for a value that lies on the grid; no gradient."""
-        return to_float8(self.value, self.scale, self.q_dtype)
+        """The numbers in `q_dtype`: `value / scale`, exact for a value that lies on the grid; no gradient.
+
+        Codes, as `codes` gives them, where JAX has no dtype that is this format.
+        """
+        dtype = self.q_dtype
+        return (
+            self.codes() if jnp.issubdtype(dtype, jnp.integer) else to_float8(self.value, self.scale, dtype)
+        )
+
+    def codes(self) -> jax.Array:
+        """The codes of the minifloats: sign, exponent and mantissa as an unsigned integer."""
+        return to_float_codes(self._steps(), self.known_format("its codes"))
+
+    def minifloat(self) -> jax.Array:
+        """The minifloats in float32: `value / scale`, rounded to the format's grid; no gradient.
+
+        Raises:
+            ValueError: a finite number is not on the grid.
+        """
+        if is_concrete(self.value) and not self._on_grid(finite=False):
+            raise ValueError(
+                f"FloatQuantTensor not valid: value / scale is not on the grid of {self._format}.\n"
+                "  cure: quantize the tensor again, or use `.value` where no minifloats are needed"
+            )
+        return self._rounded()
 
     def dequantize(self) -> jax.Array:
         """The dequantized float array, `value`."""
@@ -110,17 +221,50 @@ class FloatQuantTensor(QuantTensor):
 
     @property
     def is_valid(self) -> bool | jax.Array:
-        """Whether every number is the payload's, up to the rounding of `value`'s dtype; nan is."""
-        again = from_float8(self.payload(), self.scale, self.dtype)
+        """Whether every number is finite and the format's, up to the rounding of `value`'s dtype."""
+        return self._on_grid(finite=True)
+
+    def _on_grid(self, *, finite: bool) -> Any:
+        again = (self._rounded() * self.scale).astype(self.dtype)
         near = jnp.abs(again - self.value) <= 2 * jnp.finfo(self.dtype).eps * jnp.abs(self.value)
-        valid = jnp.all(near | (again == self.value) | jnp.isnan(again))
+        off = ~(near | (again == self.value))
+        valid = ~jnp.any(off | ~jnp.isfinite(self.value) if finite else off & jnp.isfinite(self.value))
         return bool(valid) if is_concrete(valid) else valid
+
+    def _steps(self) -> jax.Array:
+        return jax.lax.stop_gradient(self.value).astype(jnp.float32) / jax.lax.stop_gradient(self.scale)
+
+    def _rounded(self) -> jax.Array:
+        form, steps = self._format, self._steps()
+        rounded = to_float_grid(steps, form.mantissa_bit_width, form.bias, jnp.round)
+        largest = form.max_value
+        inside = jnp.clip(rounded, -largest if form.signed else 0.0, largest)
+        return jax.lax.stop_gradient(jnp.where(jnp.isfinite(steps), inside, steps))
+
+    def known_format(self, what: str = "its payload") -> FloatFormat:
+        """The format as static widths; of learned ones as they are now.
+
+        Args:
+            what: what it is for, in an error text.
+
+        Raises:
+            ValueError: learned widths that are traced, or no whole numbers.
+        """
+        form = self._format
+        if isinstance(form, FloatFormat):
+            return form
+        if not is_concrete(form.exponent_bit_width, form.mantissa_bit_width, form.exponent_bias):
+            raise ValueError(
+                f"a minifloat of learned widths has no known dtype while it is traced, so {what} can not be made.\n"
+                "  cure: outside of jit, or constant widths: exponent_bit_width_impl_type = 'const'"
+            )
+        return form.known()
 
     def set(self, **changes: Any) -> Self:
         """A copy with some fields replaced.
 
         Args:
-            **changes: value, scale, q_dtype, training.
+            **changes: value, scale, format, training.
 
         Raises:
             TypeError: a name is no field.
@@ -151,7 +295,7 @@ class FloatQuantTensor(QuantTensor):
             "traced" if not is_concrete(self.value) else np.array2string(np.asarray(self.value), threshold=20)
         )
         return (
-            f"FloatQuantTensor({self.q_dtype.name}, {self.dtype.name}{list(self.shape)}, "
+            f"FloatQuantTensor({self._format}, {self.dtype.name}{list(self.shape)}, "
             f"scale={brief(self.scale)}, value={body})"
         )
 
@@ -167,13 +311,17 @@ class FloatQuantTensor(QuantTensor):
         return tensor
 
 
-def _flatten_with_keys(tensor: FloatQuantTensor) -> tuple[list[tuple[Any, Any]], tuple[np.dtype, bool]]:
-    children = [(jax.tree_util.GetAttrKey(name), getattr(tensor, name)) for name in FIELDS[:2]]
-    return children, (tensor.q_dtype, tensor.training)
+def _flatten_with_keys(tensor: FloatQuantTensor) -> tuple[list[tuple[Any, Any]], tuple[Any, bool]]:
+    learned = isinstance(tensor.format, LearnedFloatFormat)
+    names = FIELDS[:3] if learned else FIELDS[:2]
+    children = [(jax.tree_util.GetAttrKey(name), getattr(tensor, name)) for name in names]
+    return children, (None if learned else tensor.format, tensor.training)
 
 
-def _unflatten(aux: tuple[np.dtype, bool], children: Iterable[Any]) -> FloatQuantTensor:
-    return FloatQuantTensor._of(*children, *aux)
+def _unflatten(aux: tuple[Any, bool], children: Iterable[Any]) -> FloatQuantTensor:
+    static, training = aux
+    value, scale, *learned = children
+    return FloatQuantTensor._of(value, scale, learned[0] if static is None else static, training)
 
 
 jax.tree_util.register_pytree_with_keys(FloatQuantTensor, _flatten_with_keys, _unflatten)

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 import jqinject
 import jqinject.quant as quantizers
-from jqinject.core import AmaxHistory, CurrentScaling, DelayedScaling, FloatQuant
+from jqinject.core import AmaxHistory, CurrentScaling, DelayedScaling, Float8Quant
 from jqinject.nn import QuantConv, QuantIdentity, QuantLinear
 from jqinject.ops import FLOAT8_DTYPES, float8_max, to_float8
 from jqinject.quant_tensor import FloatQuantTensor
@@ -69,7 +69,7 @@ def test_a_poisoned_amax_never_enters(poison: float) -> None:
 
 @pytest.mark.parametrize("kind", [DelayedScaling, CurrentScaling])
 def test_zeros_and_empty_arrays_have_a_scale(kind: Any) -> None:
-    quant = FloatQuant(kind())
+    quant = Float8Quant(kind())
     for x in (jnp.zeros(3), jnp.zeros((0, 2)), jnp.array([1e-45], jnp.float32)):
         value, scale, *_ = quant(x)
         assert value.shape == x.shape and np.isfinite(np.asarray(value)).all() and float(scale) == 1.0
@@ -114,7 +114,7 @@ def test_the_payload_in_between() -> None:
 @given(numbers=NUMBERS)
 def test_the_payload_survives_the_value_in_every_dtype(dtype: Any, numbers: np.ndarray) -> None:
     x = jnp.array(numbers) / 1e3
-    quant = FloatQuant(CurrentScaling(), dtype)
+    quant = Float8Quant(CurrentScaling(), dtype)
     for wide in (jnp.float32, jnp.bfloat16):
         value, scale, *_ = quant(x.astype(wide))
         direct = to_float8(x.astype(wide), scale, dtype)
@@ -123,7 +123,7 @@ def test_the_payload_survives_the_value_in_every_dtype(dtype: Any, numbers: np.n
         np.testing.assert_array_equal(tensor.payload().astype(jnp.float32), direct.astype(jnp.float32))
 
 
-NAMES = [name for name in dir(quantizers) if name.startswith("Fp8")]
+NAMES = [name for name in dir(quantizers) if name.startswith("Fp8") and name.endswith(("Current", "Delayed"))]
 
 
 def test_all_kin_are_there() -> None:
@@ -161,7 +161,7 @@ def test_a_channel_is_quantized_as_if_it_were_alone() -> None:
     quantized = layer.quant_weight()
     np.testing.assert_allclose(quantized.scale, jnp.abs(kernel).max(0, keepdims=True) / 448, rtol=1e-6)
     for channel in range(3):
-        alone = FloatQuant(CurrentScaling())(kernel[:, channel]).quant_tensor(signed=True, training=True)
+        alone = Float8Quant(CurrentScaling())(kernel[:, channel]).quant_tensor(signed=True, training=True)
         ours, theirs = (
             payload.astype(jnp.float32) for payload in (quantized.payload()[:, channel], alone.payload())
         )

@@ -32,6 +32,9 @@ COMPARED_FACTS = (
     "is_quant_enabled",
     "scale_is_none",
     "same_proxy",
+    "saturating",
+    "inf_values",
+    "nan_values",
 )
 USER_ERRORS = (ValueError, TypeError, RuntimeError)
 

@@ -47,6 +47,8 @@ NEEDS = {
     "Uint8ActPerTensorFloatMaxInit": {"max_val": 1.0},
     "Uint8ActPerTensorFixedPointMaxInit": {"max_val": 1.0},
 }
+# Quantizers of a format that is declared where they are used.
+OPEN_FORMAT = {"bit_width": 8, "exponent_bit_width": 4, "mantissa_bit_width": 3}
 BOUNDS = {
     (1, True): (-1, 1),
     (2, True): (-1, 1),  # narrow
@@ -83,7 +85,8 @@ CASES = [
     *((slot, name, layer) for slot, part in (("weight_quant", "Weight"), ("bias_quant", "Bias"))
       for name in _named(part) for layer in WEIGHT_LAYERS),
     *(("act_quant", name, layer) for name in _named("Act") for layer in ACT_LAYERS),
-    *((slot, name, "linear") for name in _named("Act") for slot in ("input_quant", "output_quant")),
+    *((slot, name, "linear") for name in _named("Act") for slot in ("input_quant", "output_quant")
+      if not (slot == "output_quant" and "PerChannel" in name)),
 ]  # fmt: skip
 FEW = [case for case in CASES if case[2] in ("linear", "QuantIdentity") and case[0] != "output_quant"]
 
@@ -94,6 +97,11 @@ def builder(slot, name, layer):
     more = {prefix + key: found for key, found in NEEDS.get(name, {}).items()}
     if "BatchQuant" in name:
         more[prefix + "scaling_stats_permute_dims"] = (3, 0, 1, 2)  # channels last
+    if name.startswith(("FpOCP", "FpFNUZ")):
+        more |= {prefix + key: given for key, given in OPEN_FORMAT.items()}
+    if "PerChannelFloat2d" in name:
+        more[prefix + "scaling_stats_permute_dims"] = (3, 0, 1, 2)  # channels last
+        more[prefix + "per_channel_broadcastable_shape"] = (1, 1, 1, 4)
     if slot == "bias_quant" and "InternalScaling" not in name:
         more["input_quant"] = Int8ActPerTensorFloat
     make = {**WEIGHT_LAYERS, **ACT_LAYERS}[layer]
@@ -113,13 +121,13 @@ def quantized(layer, slot):
 def bounds(result):
     """The lowest and the highest number that the payload may hold."""
     if isinstance(result, FloatQuantTensor):
-        highest = float(jnp.finfo(result.q_dtype).max)
+        highest = result.format.max_value
         return -highest, highest
     return BOUNDS[result.bit_width, result.signed]
 
 
 def payload_of(result):
-    return result.payload() if isinstance(result, FloatQuantTensor) else result.int(float_datatype=True)
+    return result.minifloat() if isinstance(result, FloatQuantTensor) else result.int(float_datatype=True)
 
 
 def numbers(module):

@@ -4,6 +4,10 @@ from jqinject.core.quant.binary import BinaryQuant as BinaryQuant
 from jqinject.core.quant.binary import ClampedBinaryQuant as ClampedBinaryQuant
 from jqinject.core.quant.calibrated import CalibratedQuant as CalibratedQuant
 from jqinject.core.quant.calibrated import scale_and_zero_point as scale_and_zero_point
+from jqinject.core.quant.codebook_quant import CodebookQuant as CodebookQuant
+from jqinject.core.quant.codebook_quant import CodebookQuantResult as CodebookQuantResult
+from jqinject.core.quant.float8_quant import Float8Quant as Float8Quant
+from jqinject.core.quant.float8_quant import Float8QuantResult as Float8QuantResult
 from jqinject.core.quant.float_quant import FloatQuant as FloatQuant
 from jqinject.core.quant.float_quant import FloatQuantResult as FloatQuantResult
 from jqinject.core.quant.int_quant import IntQuant as IntQuant

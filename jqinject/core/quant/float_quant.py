@@ -1,4 +1,4 @@
-"""Quantization to 8-bit floats."""
+"""Quantization to minifloats of any exponent and mantissa width."""
 
 from __future__ import annotations
 
@@ -8,33 +8,38 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from jqinject.core import _check
-from jqinject.core._protocols import Scaling, View
+from jqinject.core._protocols import BitWidth, FloatClampImpl, FloatScalingImpl, Rounding, Scaling, View
 from jqinject.core.assign import assign, set_given
 from jqinject.core.clamp import Identity
-from jqinject.core.scaling.amax import AmaxScaling
+from jqinject.core.float_width import ComputeMaxMantissa
+from jqinject.core.rounding import RoundSte
+from jqinject.core.scaling.constant import ConstScaling
+from jqinject.core.stats.search import given, searching
 from jqinject.core.variables import known_zero
-from jqinject.ops.float8 import fake_float8, float8_dtype, float8_max
-from jqinject.ops.observe import SLOT_SIZE, GradientRule, quantize_gradient
+from jqinject.ops.float_format import FloatFormat, LearnedFloatFormat
+from jqinject.ops.float_grid import to_float_grid
+from jqinject.ops.power import in_steps
 from jqinject.quant_tensor import FloatQuantTensor
+
+AnyFloatFormat = FloatFormat | LearnedFloatFormat
 
 
 @dataclass(frozen=True)
 class FloatQuantResult:
-    """What `FloatQuant` returns; it unpacks as value, scale, zero point, bit width.
+    """What `FloatQuant` returns; it unpacks as the nine values of Brevitas's.
 
     Attributes:
-        value: the quantized tensor in float, shape of the input.
-        scale: float per step of the payload, float32.
-        q_dtype: dtype of the payload.
+        value: the quantized tensor in float, shape and dtype of the input.
+        scale: float per step of the minifloat, float32.
+        format: the minifloat's.
     """
 
     value: jax.Array
     scale: jax.Array
-    q_dtype: np.dtype
+    format: AnyFloatFormat
 
     @property
     def zero_point(self) -> jax.Array:
@@ -42,102 +47,176 @@ class FloatQuantResult:
         return known_zero()
 
     @property
-    def bit_width(self) -> int:
-        """Bits of one number of the payload."""
-        return self.q_dtype.itemsize * 8
+    def bit_width(self) -> Any:
+        """Bits of one number."""
+        return self.format.bit_width
 
     def __iter__(self) -> Iterator[Any]:
-        return iter((self.value, self.scale, self.zero_point, self.bit_width))
+        form = self.format
+        widths = (form.exponent_bit_width, form.mantissa_bit_width, form.exponent_bias)
+        codes = (form.saturating, form.inf_values, form.nan_values)
+        return iter((self.value, self.scale, self.zero_point, *widths, *codes))
 
     def quant_tensor(self, *, signed: bool, training: bool) -> FloatQuantTensor:
         """As the tensor that flows between layers.
 
         Args:
-            signed: floats have a sign; not looked at.
+            signed: known to the format; not looked at.
             training: whether it was quantized in training mode.
         """
-        return FloatQuantTensor(self.value, self.scale, self.q_dtype, training)
+        return FloatQuantTensor(self.value, self.scale, self.format, training)
 
 
 class FloatQuant(nnx.Module):
-    """To an 8-bit float and back: `y = q_dtype(clip(x / s, -max, max)) * s`, `s = scaling_impl(x, max)`.
+    """To a minifloat and back: `y = clamp(u * round(x / s / u)) * s`.
 
-    `max` is the largest number of `q_dtype`. The quotient is taken in bfloat16 where `x` is, else in float32. The
-    gradient of `x` is that of `y` everywhere, saturated elements included (as in Flax). A finite number saturates; nan
-    stays nan, an infinity becomes what `q_dtype` has for it (inf, or nan).
+    `u = 2**(max(floor(log2 |x / s|), 1 - bias) - m)` is how far apart the numbers lie at `x / s`. The arithmetic is
+    float32 whatever the dtype of `x`, and powers of two are exact; `y` comes back in the dtype of `x`. nan stays nan,
+    and an infinity becomes what the format has for it (inf, or nan).
+
+    The gradient of `x` is `y / x` where `x / s` is a normal number, as the step grows with `x`; 1 where it is
+    subnormal; and where it is clamped what `float_clamp_impl` says.
 
     Args:
-        scaling_impl: the scale: `DelayedScaling`, `CurrentScaling`, or any other scaling component.
-        q_dtype: dtype of the payload, one of the four 8-bit floats.
-        dq_dtype: dtype of `y`; None means that of `x`.
+        signed: whether there are numbers below 0.
+        exponent_bit_width_impl: bits of the exponent, e.
+        mantissa_bit_width_impl: bits of the mantissa, m.
+        exponent_bias_impl: the bias.
+        float_clamp_impl: where numbers end, and what is beyond: `FloatClamp`.
         input_view_impl: applied to `x` first; None means nothing.
+        compute_max_mantissa: the largest mantissa; None means `ComputeMaxMantissa()`.
+        scaling_impl: the scale; None means 1.
+        float_scaling_impl: which number the scale brings the statistic to, `FloatScaling`; None means 1.
+        float_to_int_impl: how to round; None means `RoundSte()`.
+        bit_width: bits of one number, to be checked against the widths; None checks nothing.
 
     Raises:
-        TypeError: `q_dtype` is no 8-bit float, `dq_dtype` no float; (at the call) `x` is no float array.
+        TypeError: a constant width is no int; (at the call) `x` is no float array.
+        ValueError: widths that no minifloat has, that float32 does not hold, or that do not add up to `bit_width`.
 
-    Source: Flax's `fp8_ops`.
+    Source: Brevitas, `core.quant.float.FloatQuant`.
+
+    Differs from Brevitas: an infinity stays inf in formats that have inf (there: nan).
 
     Example:
-        >>> from jqinject.core import CurrentScaling
-        >>> quant = FloatQuant(CurrentScaling(), jnp.float8_e4m3fn)
-        >>> value, scale, zero_point, bit_width = quant(jnp.array([448.0, 17.0]))
-        >>> value, float(scale), bit_width
-        (Array([448.,  16.], dtype=float32), 1.0, 8)
+        >>> from jqinject.core import ExponentWidthConst, FloatClamp, MantissaWidthConst, StaticExponentBias
+        >>> quant = FloatQuant(True, ExponentWidthConst(2), MantissaWidthConst(1), StaticExponentBias(1), FloatClamp())
+        >>> result = quant(jnp.array([0.3, -1.4, 2.6, 9.0]))
+        >>> result.value, result.bit_width, str(result.format)
+        (Array([ 0.5, -1.5,  3. ,  6. ], dtype=float32), 4, 'float4_e2m1fn')
     """
 
-    scaling_impl: Scaling
-    q_dtype: np.dtype
+    signed: bool
+    exponent_bit_width_impl: BitWidth
+    mantissa_bit_width_impl: BitWidth
+    exponent_bias_impl: BitWidth
+    float_clamp_impl: FloatClampImpl
     input_view_impl: View = Identity()
-    dq_dtype: np.dtype | None = None
+    compute_max_mantissa: Any = ComputeMaxMantissa()
+    scaling_impl: Scaling
+    float_scaling_impl: FloatScalingImpl | None = None
+    float_to_int_impl: Rounding = RoundSte()
 
     def __init__(
         self,
-        scaling_impl: Scaling,
-        q_dtype: Any = jnp.float8_e4m3fn,
-        dq_dtype: Any = None,
+        signed: bool,
+        exponent_bit_width_impl: BitWidth,
+        mantissa_bit_width_impl: BitWidth,
+        exponent_bias_impl: BitWidth,
+        float_clamp_impl: FloatClampImpl,
         input_view_impl: View | None = None,
+        compute_max_mantissa: Any = None,
+        scaling_impl: Scaling | None = None,
+        float_scaling_impl: FloatScalingImpl | None = None,
+        float_to_int_impl: Rounding | None = None,
+        bit_width: int | None = None,
     ) -> None:
-        if dq_dtype is not None and not jnp.issubdtype(dq_dtype, jnp.floating):
-            raise TypeError(f"FloatQuant: dq_dtype must be a float dtype or None, got {dq_dtype!r}")
-        assign(self, scaling_impl=scaling_impl, q_dtype=float8_dtype(q_dtype, "FloatQuant"))
+        assign(
+            self,
+            signed=bool(signed),
+            exponent_bit_width_impl=exponent_bit_width_impl,
+            mantissa_bit_width_impl=mantissa_bit_width_impl,
+            exponent_bias_impl=exponent_bias_impl,
+            float_clamp_impl=float_clamp_impl,
+            scaling_impl=ConstScaling(1.0) if scaling_impl is None else scaling_impl,
+        )
         set_given(
             self,
-            dq_dtype=None if dq_dtype is None else np.dtype(dq_dtype),
             input_view_impl=input_view_impl,
+            compute_max_mantissa=compute_max_mantissa,
+            float_scaling_impl=float_scaling_impl,
+            float_to_int_impl=float_to_int_impl,
         )
+        _check_sum(self.format, bit_width)
+
+    @property
+    def format(self) -> AnyFloatFormat:
+        """The minifloat's format: static where its widths are."""
+        clamp = self.float_clamp_impl
+        exponent, mantissa = self.exponent_bit_width_impl(), self.mantissa_bit_width_impl()
+        bias = self.exponent_bias_impl()
+        codes = (
+            self.signed,
+            clamp.saturating,
+            clamp.inf_values,
+            clamp.nan_values,
+            clamp.max_available_float,
+        )
+        if isinstance(exponent, int) and isinstance(mantissa, int) and isinstance(bias, int):
+            return FloatFormat(exponent, mantissa, bias, *codes)
+        return LearnedFloatFormat(exponent, mantissa, bias, *codes)
 
     def __call__(self, x: jax.Array) -> FloatQuantResult:
         """`x` quantized; scale float32."""
-        x = self.input_view_impl(_check.float_input(x, "FloatQuant"))
-        scale = self.scaling_impl(x.astype(jnp.float32), float8_max(self.q_dtype))
-        return self._quantized(x, scale)
+        x = _check.float_input(x, "FloatQuant")
+        form = self.format
+        with searching(self):
+            scale = self.scaling_impl(x.astype(jnp.float32), self.scaling_threshold(form))
+        value = self.quantize(x, scale, form)
+        return FloatQuantResult(value.astype(x.dtype), scale, form)
 
-    def _quantized(self, x: jax.Array, scale: jax.Array) -> FloatQuantResult:
-        value = fake_float8(x, scale, self.q_dtype, self.dq_dtype or x.dtype)
-        return FloatQuantResult(value, jax.lax.stop_gradient(scale), self.q_dtype)
-
-    def on_gradient(self, y: jax.Array, token: jax.Array | None = None) -> jax.Array:
-        """`y` as it is, with a gradient that is quantized on its way back. See `ops.observe.quantize_gradient`.
+    def try_scale(self, x: jax.Array, statistic: jax.Array) -> FloatQuantResult:
+        """What `x` would be if `statistic` were what the scale is made from.
 
         Args:
-            y: float array.
-            token: its cotangent becomes the scale.
-
-        Raises:
-            TypeError: `y` is no float array, so it has no gradient; or the scale is no `AmaxScaling`'s.
+            x: float32.
+            statistic: in the place of the searched one.
         """
-        y = _check.float_input(y, "a gradient quantizer")
-        scaling = self.scaling_impl
-        if not isinstance(scaling, AmaxScaling) or scaling.slot is None:
-            raise TypeError(
-                f"a gradient quantizer needs a scaling_impl that knows about backward passes, got "
-                f"{type(scaling).__name__}.\n  cure: DelayedScaling or CurrentScaling with amax_of_gradient=True, as "
-                "the ...GradPerTensor... quantizers declare"
-            )
-        threshold = float8_max(self.q_dtype)
-        rule = GradientRule(scaling.rule, self.q_dtype, threshold, scaling.from_history, scaling.axis_name)
-        silent = scaling.use_running_average  # evaluation: nothing is recorded
-        slot = jnp.zeros((*scaling.rule.shape, SLOT_SIZE), jnp.float32) if silent else scaling.claim_slot()
-        known = scaling.known_scale(threshold)
-        token = jnp.zeros(known.shape, jnp.float32) if token is None else token
-        return quantize_gradient(y, token, known, slot, rule)
+        form = self.format
+        with given(statistic):
+            scale = self.scaling_impl(x, self.scaling_threshold(form))
+        return FloatQuantResult(self.quantize(x, scale, form), scale, form)
+
+    def try_zero_point(self, x: jax.Array, scale: jax.Array, statistic: jax.Array | None) -> FloatQuantResult:
+        """What `x` would be by a scale: floats have their zero at 0."""
+        form = self.format
+        return FloatQuantResult(self.quantize(x, scale, form), scale, form)
+
+    def scaling_threshold(self, form: AnyFloatFormat) -> Any:
+        """The number that the scale brings the statistic to; None without `float_scaling_impl`."""
+        if self.float_scaling_impl is None:
+            return None
+        largest = self.compute_max_mantissa(form.mantissa_bit_width)
+        return self.float_scaling_impl(form.exponent_bit_width, largest, form.exponent_bias)
+
+    def quantize(self, x: jax.Array, scale: jax.Array, form: AnyFloatFormat) -> jax.Array:
+        """`x` quantized by a scale and back in float32."""
+        steps = in_steps(self.input_view_impl(x).astype(jnp.float32), scale)
+        rounded = to_float_grid(steps, form.mantissa_bit_width, form.bias, self.float_to_int_impl)
+        largest = self.compute_max_mantissa(form.mantissa_bit_width)
+        clamped = self.float_clamp_impl(rounded, form.exponent_bit_width, largest, form.exponent_bias)
+        return clamped * scale
+
+
+def _check_sum(form: AnyFloatFormat, bit_width: int | None) -> None:
+    """Refuse a bit width that exponent, mantissa and sign do not add up to; the sign bit may be unused."""
+    if bit_width is None or not isinstance(form, FloatFormat):
+        return
+    exponent, mantissa = form.exponent_bit_width, form.mantissa_bit_width
+    if bit_width not in (form.bit_width, 1 + exponent + mantissa):
+        sign = "a sign" if form.signed else "no sign"
+        raise ValueError(
+            f"a minifloat with {sign}, {exponent} bits of exponent and {mantissa} of mantissa has {form.bit_width} "
+            f"bits, and bit_width = {bit_width} is declared.\n  cure: bit_width, exponent_bit_width and "
+            "mantissa_bit_width go together: declare all three, as Fp6e3m2Mixin does"
+        )

@@ -1,0 +1,75 @@
+"""Where the numbers of a minifloat end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.core._protocols import Clamp
+from jqinject.core.clamp import TensorClamp
+from jqinject.ops.float_range import check_codes, max_float
+
+
+def largest_float(exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any, end: float | None) -> Any:
+    """The largest number of a format: of all its codes, or `end` where that is less."""
+    largest = max_float(exponent_bit_width, max_mantissa, exponent_bias)
+    if end is None:
+        return largest
+    return min(largest, end) if isinstance(largest, float) else jnp.minimum(largest, end)
+
+
+@dataclass(frozen=True)
+class FloatClamp:
+    """Clamp to the largest number of a minifloat; or where it does not saturate, turn what is larger into inf or nan.
+
+    nan stays nan. An infinity becomes inf where the format has inf, else nan, so that it is not hidden.
+
+    Args:
+        tensor_clamp_impl: how to clamp, and where the gradient goes; None means `TensorClamp()`.
+        signed: whether there are numbers below 0.
+        inf_values: mantissas, in binary, that mean inf together with the largest exponent; None for no inf.
+        nan_values: likewise for nan.
+        max_available_float: numbers end here; None where all codes are numbers.
+        saturating: clamp.
+
+    Raises:
+        ValueError: codes that no format has; neither saturating nor inf nor nan.
+
+    Example:
+        >>> FloatClamp(signed=True)(jnp.array([500.0, -3.0]), 4, 1.875, 7)
+        Array([480.,  -3.], dtype=float32)
+        >>> clamp = FloatClamp(signed=True, nan_values=("111",), max_available_float=448.0, saturating=False)
+        >>> clamp(jnp.array([500.0, -3.0]), 4, 1.875, 7)
+        Array([nan, -3.], dtype=float32)
+    """
+
+    tensor_clamp_impl: Clamp | None = None
+    signed: bool = True
+    inf_values: tuple[str, ...] | None = None
+    nan_values: tuple[str, ...] | None = None
+    max_available_float: float | None = None
+    saturating: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("inf_values", "nan_values"):
+            codes = getattr(self, name)
+            if codes is not None:
+                object.__setattr__(self, name, tuple(codes))
+        check_codes(None, self.inf_values, self.nan_values, self.saturating)
+
+    def __call__(
+        self, x: jax.Array, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any
+    ) -> jax.Array:
+        """`x`, float32, no number larger than the largest."""
+        largest = largest_float(exponent_bit_width, max_mantissa, exponent_bias, self.max_available_float)
+        least = -largest if self.signed else 0.0
+        clamp = self.tensor_clamp_impl or TensorClamp()
+        y = clamp(x, min_val=least, max_val=largest)
+        above = x > largest if not self.saturating else jnp.isposinf(x)
+        below = x < least if not self.saturating else jnp.isneginf(x)
+        if self.inf_values is None:
+            return jnp.where(above | below, jnp.nan, y)
+        return jnp.where(above, jnp.inf, jnp.where(below, -jnp.inf, y))

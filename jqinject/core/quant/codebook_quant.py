@@ -1,0 +1,109 @@
+"""Quantization to the numbers of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.core import _check
+from jqinject.core._protocols import Clamp, Scaling, View
+from jqinject.core.assign import assign, set_given
+from jqinject.core.clamp import Identity, TensorClamp
+from jqinject.core.variables import known_zero
+from jqinject.ops.codebook import Codebook
+from jqinject.ops.power import in_steps
+from jqinject.quant_tensor import CodebookQuantTensor
+
+
+@dataclass(frozen=True)
+class CodebookQuantResult:
+    """What `CodebookQuant` returns; it unpacks as value, scale, zero point, bit width.
+
+    Attributes:
+        value: the quantized tensor in float, shape and dtype of the input.
+        scale: what the table is multiplied by, float32.
+        codebook: the table.
+    """
+
+    value: jax.Array
+    scale: jax.Array
+    codebook: Codebook
+
+    @property
+    def zero_point(self) -> jax.Array:
+        """A table has its zero at 0."""
+        return known_zero()
+
+    @property
+    def bit_width(self) -> int:
+        """Bits of one index."""
+        return self.codebook.bit_width
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.value, self.scale, self.zero_point, self.bit_width))
+
+    def quant_tensor(self, *, signed: bool, training: bool) -> CodebookQuantTensor:
+        """As the tensor that flows between layers.
+
+        Args:
+            signed: known to the table; not looked at.
+            training: whether it was quantized in training mode.
+        """
+        return CodebookQuantTensor(self.value, self.scale, self.codebook, training)
+
+
+class CodebookQuant(nnx.Module):
+    """To the nearest number of a table and back: `y = table[argmin |x / s - table|] * s`.
+
+    `s = scaling_impl(x, largest magnitude of the table)`. The arithmetic is float32; of two numbers as near, the lower
+    is taken; nan stays nan. The gradient passes straight through to `x` where `x / s` lies in the table, and where it
+    does not goes as `tensor_clamp_impl` says.
+
+    Args:
+        scaling_impl: the scale.
+        codebook: the table; or its numbers, in ascending order.
+        input_view_impl: applied to `x` first; None means nothing.
+        tensor_clamp_impl: how to clamp to the table's ends; None means `TensorClamp()`.
+
+    Raises:
+        ValueError: the numbers are no table.
+        TypeError: (at the call) `x` is no float array.
+
+    Example:
+        >>> from jqinject.core import ConstScaling
+        >>> quant = CodebookQuant(ConstScaling(2.0), (-1.0, 0.0, 0.25, 1.0))
+        >>> quant(jnp.array([0.4, -3.0])).value
+        Array([ 0.5, -2. ], dtype=float32)
+    """
+
+    scaling_impl: Scaling
+    codebook: Codebook
+    input_view_impl: View = Identity()
+    tensor_clamp_impl: Clamp = TensorClamp()
+
+    def __init__(
+        self,
+        scaling_impl: Scaling,
+        codebook: Any,
+        input_view_impl: View | None = None,
+        tensor_clamp_impl: Clamp | None = None,
+    ) -> None:
+        table = codebook if isinstance(codebook, Codebook) else Codebook(tuple(codebook))
+        assign(self, scaling_impl=scaling_impl, codebook=table)
+        set_given(self, input_view_impl=input_view_impl, tensor_clamp_impl=tensor_clamp_impl)
+
+    def __call__(self, x: jax.Array) -> CodebookQuantResult:
+        """`x` quantized; scale float32."""
+        x = _check.float_input(x, "CodebookQuant")
+        table = self.codebook
+        scale = self.scaling_impl(x.astype(jnp.float32), table.largest)
+        steps = in_steps(self.input_view_impl(x).astype(jnp.float32), scale)
+        inside = self.tensor_clamp_impl(steps, min_val=table.values[0], max_val=table.values[-1])
+        nearest = jnp.where(jnp.isnan(inside), inside, table.decode(table.encode(inside)))
+        passed = jax.lax.stop_gradient(nearest) + (inside - jax.lax.stop_gradient(inside))
+        return CodebookQuantResult((passed * scale).astype(x.dtype), scale, table)

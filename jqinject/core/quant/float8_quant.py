@@ -1,0 +1,149 @@
+"""Quantization to 8-bit floats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jqinject.core import _check
+from jqinject.core._protocols import Scaling, View
+from jqinject.core.assign import assign, set_given
+from jqinject.core.clamp import Identity
+from jqinject.core.scaling.amax import AmaxScaling
+from jqinject.core.variables import known_zero
+from jqinject.ops.float8 import fake_float8, float8_dtype, float8_max
+from jqinject.ops.float_format import FloatFormat
+from jqinject.ops.observe import SLOT_SIZE, GradientRule, quantize_gradient
+from jqinject.quant_tensor import FloatQuantTensor
+
+
+@dataclass(frozen=True)
+class Float8QuantResult:
+    """What `Float8Quant` returns; it unpacks as value, scale, zero point, bit width.
+
+    Attributes:
+        value: the quantized tensor in float, shape of the input.
+        scale: float per step of the payload, float32.
+        q_dtype: dtype of the payload.
+    """
+
+    value: jax.Array
+    scale: jax.Array
+    q_dtype: np.dtype
+
+    @property
+    def zero_point(self) -> jax.Array:
+        """Floats have their zero at 0."""
+        return known_zero()
+
+    @property
+    def bit_width(self) -> int:
+        """Bits of one number of the payload."""
+        return self.q_dtype.itemsize * 8
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.value, self.scale, self.zero_point, self.bit_width))
+
+    def quant_tensor(self, *, signed: bool, training: bool) -> FloatQuantTensor:
+        """As the tensor that flows between layers.
+
+        Args:
+            signed: floats have a sign; not looked at.
+            training: whether it was quantized in training mode.
+        """
+        return FloatQuantTensor(self.value, self.scale, self.q_dtype, training)
+
+
+class Float8Quant(nnx.Module):
+    """To an 8-bit float and back: `y = q_dtype(clip(x / s, -max, max)) * s`, `s = scaling_impl(x, max)`.
+
+    `max` is the largest number of `q_dtype`. The quotient is taken in bfloat16 where `x` is, else in float32. The
+    gradient of `x` is that of `y` everywhere, saturated elements included (as in Flax). A finite number saturates; nan
+    stays nan, an infinity becomes what `q_dtype` has for it (inf, or nan).
+
+    Args:
+        scaling_impl: the scale: `DelayedScaling`, `CurrentScaling`, or any other scaling component.
+        q_dtype: dtype of the payload, one of the four 8-bit floats.
+        dq_dtype: dtype of `y`; None means that of `x`.
+        input_view_impl: applied to `x` first; None means nothing.
+
+    Raises:
+        TypeError: `q_dtype` is no 8-bit float, `dq_dtype` no float; (at the call) `x` is no float array.
+
+    Source: Flax's `fp8_ops`.
+
+    Example:
+        >>> from jqinject.core import CurrentScaling
+        >>> quant = Float8Quant(CurrentScaling(), jnp.float8_e4m3fn)
+        >>> value, scale, zero_point, bit_width = quant(jnp.array([448.0, 17.0]))
+        >>> value, float(scale), bit_width
+        (Array([448.,  16.], dtype=float32), 1.0, 8)
+    """
+
+    scaling_impl: Scaling
+    q_dtype: np.dtype
+    input_view_impl: View = Identity()
+    dq_dtype: np.dtype | None = None
+
+    def __init__(
+        self,
+        scaling_impl: Scaling,
+        q_dtype: Any = jnp.float8_e4m3fn,
+        dq_dtype: Any = None,
+        input_view_impl: View | None = None,
+    ) -> None:
+        if dq_dtype is not None and not jnp.issubdtype(dq_dtype, jnp.floating):
+            raise TypeError(f"Float8Quant: dq_dtype must be a float dtype or None, got {dq_dtype!r}")
+        assign(self, scaling_impl=scaling_impl, q_dtype=float8_dtype(q_dtype, "Float8Quant"))
+        set_given(
+            self,
+            dq_dtype=None if dq_dtype is None else np.dtype(dq_dtype),
+            input_view_impl=input_view_impl,
+        )
+
+    @property
+    def format(self) -> FloatFormat:
+        """What the numbers of `q_dtype` are."""
+        return FloatFormat.of_dtype(self.q_dtype)
+
+    def __call__(self, x: jax.Array) -> Float8QuantResult:
+        """`x` quantized; scale float32."""
+        x = self.input_view_impl(_check.float_input(x, "Float8Quant"))
+        scale = self.scaling_impl(x.astype(jnp.float32), float8_max(self.q_dtype))
+        return self._quantized(x, scale)
+
+    def _quantized(self, x: jax.Array, scale: jax.Array) -> Float8QuantResult:
+        value = fake_float8(x, scale, self.q_dtype, self.dq_dtype or x.dtype)
+        return Float8QuantResult(value, jax.lax.stop_gradient(scale), self.q_dtype)
+
+    def on_gradient(self, y: jax.Array, token: jax.Array | None = None) -> jax.Array:
+        """`y` as it is, with a gradient that is quantized on its way back. See `ops.observe.quantize_gradient`.
+
+        Args:
+            y: float array.
+            token: its cotangent becomes the scale.
+
+        Raises:
+            TypeError: `y` is no float array, so it has no gradient; or the scale is no `AmaxScaling`'s.
+        """
+        y = _check.float_input(y, "a gradient quantizer")
+        scaling = self.scaling_impl
+        if not isinstance(scaling, AmaxScaling) or scaling.slot is None:
+            raise TypeError(
+                f"a gradient quantizer needs a scaling_impl that knows about backward passes, got "
+                f"{type(scaling).__name__}.\n  cure: DelayedScaling or CurrentScaling with amax_of_gradient=True, as "
+                "the ...GradPerTensor... quantizers declare"
+            )
+        threshold = float8_max(self.q_dtype)
+        rule = GradientRule(scaling.rule, self.q_dtype, threshold, scaling.from_history, scaling.axis_name)
+        silent = scaling.use_running_average  # evaluation: nothing is recorded
+        slot = jnp.zeros((*scaling.rule.shape, SLOT_SIZE), jnp.float32) if silent else scaling.claim_slot()
+        known = scaling.known_scale(threshold)
+        token = jnp.zeros(known.shape, jnp.float32) if token is None else token
+        return quantize_gradient(y, token, known, slot, rule)

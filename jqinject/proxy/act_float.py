@@ -1,0 +1,60 @@
+"""The proxy of activations that become minifloats."""
+
+from typing import Any, final
+
+from jqinject.ops import FloatFormat
+from jqinject.proxy.act import ActQuantProxy
+
+
+@final
+class ActFloatQuantProxyFromInjector(ActQuantProxy):
+    """As `ActQuantProxyFromInjector`, and says which minifloat its quantizer makes.
+
+    Example:
+        >>> from jqinject.nn import QuantIdentity
+        >>> from jqinject.quant import Fp8e5m2FNUZActPerTensorFloat
+        >>> proxy = QuantIdentity(Fp8e5m2FNUZActPerTensorFloat).act_quant
+        >>> proxy.exponent_bit_width(), proxy.mantissa_bit_width(), proxy.exponent_bias(), proxy.is_fnuz
+        (5, 2, 16, True)
+    """
+
+    def exponent_bit_width(self, force_eval: bool = True) -> Any:
+        """Bits of the exponent; None where quantization is off."""
+        return self._attribute("exponent_bit_width", force_eval)
+
+    def mantissa_bit_width(self, force_eval: bool = True) -> Any:
+        """Bits of the mantissa, without the implicit 1; None where quantization is off."""
+        return self._attribute("mantissa_bit_width", force_eval)
+
+    def exponent_bias(self, force_eval: bool = True) -> Any:
+        """What is subtracted from the exponent field; None where quantization is off."""
+        return self._attribute("exponent_bias", force_eval)
+
+    def is_saturating(self, force_eval: bool = True) -> Any:
+        """Whether what is too large becomes the largest number; None where quantization is off."""
+        return self._attribute("saturating", force_eval)
+
+    def inf_values(self, force_eval: bool = True) -> Any:
+        """Mantissas that mean inf together with the largest exponent; None for none, or without quantization."""
+        return self._attribute("inf_values", force_eval)
+
+    def nan_values(self, force_eval: bool = True) -> Any:
+        """Mantissas that mean nan together with the largest exponent; None for none, or without quantization."""
+        return self._attribute("nan_values", force_eval)
+
+    @property
+    def is_ocp(self) -> bool:
+        """Whether it is one of OCP's 8-bit formats, e4m3 or e5m2."""
+        form = self._format
+        return form is not None and form.is_ocp
+
+    @property
+    def is_fnuz(self) -> bool:
+        """Whether it is one of the 8-bit formats without inf and negative 0, e4m3 or e5m2."""
+        form = self._format
+        return form is not None and form.is_fnuz
+
+    @property
+    def _format(self) -> FloatFormat | None:
+        form = self._attribute("format", True)
+        return form if isinstance(form, FloatFormat) else None

@@ -1,0 +1,42 @@
+"""Weights as indices into a table of numbers."""
+
+from jqinject.core.clamp import TensorClamp
+from jqinject.core.quant import CodebookQuant
+from jqinject.inject import ExtendedInjector
+from jqinject.inject.enum import RestrictValueType, ScalingPerOutputType
+from jqinject.ops import NF4
+from jqinject.quant.fragments import MaxStatsScaling
+from jqinject.quant.solver import WeightQuantSolver
+
+
+class NF4Quant(ExtendedInjector):
+    """16 numbers in 4 bits: quantiles of a normal distribution. Declare `codebook` for another table.
+
+    Source: Dettmers et al., 2023, "QLoRA: Efficient Finetuning of Quantized LLMs".
+    """
+
+    tensor_quant = CodebookQuant
+    tensor_clamp_impl = TensorClamp
+    codebook = NF4
+    signed = True
+
+
+class NF4WeightPerTensorFloat(NF4Quant, MaxStatsScaling, WeightQuantSolver):
+    """NormalFloat4 weights, scale = max |w| of the whole tensor, recomputed at every forward."""
+
+    scaling_per_output_type = ScalingPerOutputType.TENSOR
+    restrict_scaling_type = RestrictValueType.FP
+
+
+class NF4WeightPerChannelFloat(NF4WeightPerTensorFloat):
+    """NormalFloat4 weights, scale = max |w| of each output channel, recomputed at every forward.
+
+    Example:
+        >>> from flax import nnx
+        >>> from jqinject.nn import QuantLinear
+        >>> fc = QuantLinear(8, 4, weight_quant=NF4WeightPerChannelFloat, rngs=nnx.Rngs(0))
+        >>> fc.quant_weight().codes().dtype, fc.weight_quant.bit_width()
+        (dtype('uint8'), 4)
+    """
+
+    scaling_per_output_type = ScalingPerOutputType.CHANNEL
