@@ -59,10 +59,7 @@ from jqinject.quant.float import Fp8e5m2Weight as Fp8e5m2Weight
 from jqinject.quant.float import Fp8e5m2WeightPerChannelFloat as Fp8e5m2WeightPerChannelFloat
 from jqinject.quant.float import Fp8e5m2WeightPerChannelFloatMSE as Fp8e5m2WeightPerChannelFloatMSE
 from jqinject.quant.float import Fp8e5m2WeightPerTensorFloat as Fp8e5m2WeightPerTensorFloat
-<<<<<<< HEAD
-=======
 from jqinject.quant.float import Fp8e5m2WeightPerTensorFloatMSE as Fp8e5m2WeightPerTensorFloatMSE
->>>>>>> z-float
 from jqinject.quant.float8 import Fp8e4m3ActPerTensorCurrent as Fp8e4m3ActPerTensorCurrent
 from jqinject.quant.float8 import Fp8e4m3ActPerTensorDelayed as Fp8e4m3ActPerTensorDelayed
 from jqinject.quant.float8 import Fp8e4m3FNUZActPerTensorCurrent as Fp8e4m3FNUZActPerTensorCurrent
@@ -153,7 +150,7 @@ from jqinject.quant.float_ocp import FpOCPWeight as FpOCPWeight
 from jqinject.quant.float_ocp import FpOCPWeightPerChannelFloat as FpOCPWeightPerChannelFloat
 from jqinject.quant.float_ocp import FpOCPWeightPerChannelFloatMSE as FpOCPWeightPerChannelFloatMSE
 from jqinject.quant.float_ocp import FpOCPWeightPerTensorFloat as FpOCPWeightPerTensorFloat
-<<<<<<< HEAD
+from jqinject.quant.float_ocp import FpOCPWeightPerTensorFloatMSE as FpOCPWeightPerTensorFloatMSE
 from jqinject.quant.groupwise import IntWeightSymmetricGroupQuant as IntWeightSymmetricGroupQuant
 from jqinject.quant.groupwise import IntWeightSymmetricGroupQuantMSE as IntWeightSymmetricGroupQuantMSE
 from jqinject.quant.groupwise import ShiftedUint8WeightGroupQuantFloat as ShiftedUint8WeightGroupQuantFloat
@@ -177,9 +174,6 @@ from jqinject.quant.mx import MXInt8Weight as MXInt8Weight
 from jqinject.quant.mx import MXInt8WeightMSE as MXInt8WeightMSE
 from jqinject.quant.mx import ShiftedMXUInt8Weight as ShiftedMXUInt8Weight
 from jqinject.quant.mx import ShiftedMXUInt8WeightMSE as ShiftedMXUInt8WeightMSE
-=======
-from jqinject.quant.float_ocp import FpOCPWeightPerTensorFloatMSE as FpOCPWeightPerTensorFloatMSE
->>>>>>> z-float
 from jqinject.quant.none import NoneActQuant as NoneActQuant
 from jqinject.quant.none import NoneBiasQuant as NoneBiasQuant
 from jqinject.quant.none import NoneWeightQuant as NoneWeightQuant
