@@ -15,7 +15,7 @@ from jqinject.model.progress import with_progress
 from jqinject.model.round_training import Recipe, RoundingErrors, learn_layer, rounding_of
 from jqinject.model.walk import dotted
 from jqinject.nn._weight_layer import QuantWeightLayer
-from jqinject.proxy import QuantProxyFromInjector, WeightQuantProxyFromInjector, stack_of, write
+from jqinject.proxy import QuantProxyFromInjector, WeightQuantProxy, stack_of, write
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _layers(model: nnx.Module) -> dict[str, QuantWeightLayer]:
 
 def _learns(layer: QuantWeightLayer) -> bool:
     proxy = layer.weight_quant
-    own = isinstance(proxy, WeightQuantProxyFromInjector) and proxy.is_quant_enabled
+    own = isinstance(proxy, WeightQuantProxy) and proxy.is_quant_enabled
     return own and proxy.served_layers == 1 and layer.frozen is None
 
 

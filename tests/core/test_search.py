@@ -1,5 +1,7 @@
 """Searched scales and zero points: against searches written out in NumPy, and what they do in corner cases."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -104,7 +106,8 @@ def test_a_search_leaves_no_gradient_and_the_quantizer_as_it_was():
     assert not np.any(gradient)
     learned = quantizer(MSE(AbsMax(), OverTensorView(), mse_search_method="grid"), learned=True)
     first = learned(jnp.asarray(W)).scale
-    assert int(learned.scaling_impl.init_done.get_value()) == 1
+    scaling: Any = learned.scaling_impl
+    assert int(scaling.init_done.get_value()) == 1
     np.testing.assert_array_equal(learned(jnp.asarray(W) * 5).scale, first)
 
 

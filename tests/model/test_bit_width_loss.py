@@ -62,7 +62,7 @@ def test_values_and_gradients_are_the_peers(name):
     expected, by_layer = EXPECTED[name]
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
     offsets = {
-        path[0]: float(leaf.get_value())
+        str(path[0]): float(leaf.get_value())
         for path, leaf in nnx.to_flat_state(gradients)
         if path[-1] == "bit_width_offset"
     }

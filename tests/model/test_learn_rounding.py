@@ -1,5 +1,7 @@
 """`learn_rounding`: the error of outputs falls, scales stay, and wrong input changes nothing."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,13 @@ import jqinject
 from jqinject import Rule, learn_rounding
 from jqinject.core import RoundSte
 from jqinject.nn import QuantLinear
-from jqinject.quant import Int8WeightPerChannelFloat, Int8WeightPerChannelFloatMSE
+from jqinject.quant import (
+    Fp8e4m3OCPWeightPerTensorFloat,
+    Int8WeightPerChannelFloat,
+    Int8WeightPerChannelFloatMSE,
+    MXInt8Weight,
+    ShiftedUint8WeightPerChannelFloat,
+)
 
 BATCHES = [jax.random.normal(jax.random.key(seed), (48, 12)) @ jnp.linspace(0.1, 1.5, 144).reshape(12, 12)
            for seed in range(2)]  # fmt: skip
@@ -20,7 +28,7 @@ def floating():
     return nnx.Sequential(nnx.Linear(12, 16, rngs=nnx.Rngs(0)), nnx.relu, nnx.Linear(16, 5, rngs=nnx.Rngs(1)))
 
 
-def quantized(quant=Int8WeightPerChannelFloat, bits=3, **more):
+def quantized(quant=Int8WeightPerChannelFloat, bits=3, **more) -> Any:
     return jqinject.quantize(floating(), Rule(weight_quant=quant.let(bit_width=bits, **more)))
 
 
@@ -51,6 +59,23 @@ def test_the_models_error_falls_below_that_of_nearest_rounding(kind):
     x = BATCHES[0]
     np.testing.assert_allclose(jqinject.freeze(nnx.clone(model))(x), model(x), rtol=1e-4, atol=1e-4)
     assert "layers.0: " in str(report)
+
+
+@pytest.mark.parametrize(("quant", "overrides"), [
+    (MXInt8Weight, {"weight_bit_width": 3}),
+    (Fp8e4m3OCPWeightPerTensorFloat, {}),
+    (ShiftedUint8WeightPerChannelFloat, {"weight_bit_width": 3}),
+])  # fmt: skip
+def test_groups_floats_and_zero_points_learn_too(quant, overrides):
+    layer = QuantLinear(12, 6, weight_quant=quant, rngs=nnx.Rngs(0), **overrides)
+    nearest = nnx.clone(layer)
+    nearest.eval()
+    wanted = BATCHES[0] @ layer.kernel[...] + layer.bias[...]
+    errors = learn_rounding(layer, BATCHES[:1], steps=100, progress=False).layers["the model itself"]
+    np.testing.assert_allclose(errors.nearest, np.mean((nearest(BATCHES[0]) - wanted) ** 2), rtol=1e-3)
+    np.testing.assert_allclose(errors.learned, np.mean((layer(BATCHES[0]) - wanted) ** 2), rtol=1e-3)
+    assert errors.learned < errors.nearest
+    assert layer.quant_weight().is_valid
 
 
 def test_where_nothing_is_gained_nearest_rounding_is_kept():
