@@ -39,7 +39,7 @@ def _mean(costs: list[Weighted], what: str, cure: str) -> jax.Array:
     if not total:
         raise ValueError(f"there are no {what} to penalize.\n  cure: {cure}")
     weighted = [jnp.float32(size) * jnp.asarray(bits, jnp.float32) for bits, size in costs]
-    return sum(weighted, jnp.float32(0)) / total
+    return jnp.sum(jnp.stack(weighted)) / jnp.float32(total)
 
 
 def _learns_bits(proxy: QuantProxyFromInjector) -> bool:

@@ -83,6 +83,7 @@ def learn_rounding(
     Source: Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", 2020.
 
     Example:
+        >>> import jax
         >>> from jqinject.nn import QuantLinear
         >>> layer = QuantLinear(16, 4, weight_bit_width=2, rngs=nnx.Rngs(0))
         >>> x = jax.random.normal(jax.random.key(1), (64, 16))

@@ -36,6 +36,7 @@ def error(model, reference):
     return float(np.mean([np.mean((model(x) - reference(x)) ** 2) for x in BATCHES]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["hard_sigmoid", "identity"])
 def test_the_models_error_falls_below_that_of_nearest_rounding(kind):
     model, reference = quantized(Int8WeightPerChannelFloatMSE), floating()
