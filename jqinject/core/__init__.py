@@ -46,6 +46,7 @@ from jqinject.core.quant import PrescaledRestrictIntQuant as PrescaledRestrictIn
 from jqinject.core.quant import RescalingIntQuant as RescalingIntQuant
 from jqinject.core.quant import TernaryQuant as TernaryQuant
 from jqinject.core.quant import scale_and_zero_point as scale_and_zero_point
+from jqinject.core.quant_restrict_val import QuantRestrictValue as QuantRestrictValue
 from jqinject.core.restrict_val import FloatRestrictValue as FloatRestrictValue
 from jqinject.core.restrict_val import IntRestrictValue as IntRestrictValue
 from jqinject.core.restrict_val import LogFloatRestrictValue as LogFloatRestrictValue
@@ -69,6 +70,8 @@ from jqinject.core.scaling import (
 )
 from jqinject.core.scaling import ParameterScaling as ParameterScaling
 from jqinject.core.scaling import PowerOfTwoIntScaling as PowerOfTwoIntScaling
+from jqinject.core.scaling import RuntimeDynamicGroupStatsScaling as RuntimeDynamicGroupStatsScaling
+from jqinject.core.scaling import RuntimeDynamicStatsScaling as RuntimeDynamicStatsScaling
 from jqinject.core.scaling import RuntimeStatsScaling as RuntimeStatsScaling
 from jqinject.core.scaling import StatsFromParameterScaling as StatsFromParameterScaling
 from jqinject.core.stats import MSE as MSE
@@ -98,15 +101,19 @@ from jqinject.core.variables import GradSlot as GradSlot
 from jqinject.core.variables import GradStat as GradStat
 from jqinject.core.variables import QuantParam as QuantParam
 from jqinject.core.variables import QuantStat as QuantStat
+from jqinject.core.view import DynamicOverSubChannelBlockView as DynamicOverSubChannelBlockView
 from jqinject.core.view import OverBatchOverOutputChannelView as OverBatchOverOutputChannelView
 from jqinject.core.view import OverBatchOverTensorView as OverBatchOverTensorView
 from jqinject.core.view import OverOutputChannelView as OverOutputChannelView
 from jqinject.core.view import OverOutputFeaturesView as OverOutputFeaturesView
+from jqinject.core.view import OverSubChannelBlockView as OverSubChannelBlockView
 from jqinject.core.view import OverTensorView as OverTensorView
 from jqinject.core.zero_point import ParameterFromRuntimeZeroPoint as ParameterFromRuntimeZeroPoint
 from jqinject.core.zero_point import (
     ParameterFromStatsFromParameterZeroPoint as ParameterFromStatsFromParameterZeroPoint,
 )
 from jqinject.core.zero_point import ParameterZeroPoint as ParameterZeroPoint
+from jqinject.core.zero_point import RuntimeDynamicGroupZeroPoint as RuntimeDynamicGroupZeroPoint
+from jqinject.core.zero_point import RuntimeDynamicStatsZeroPoint as RuntimeDynamicStatsZeroPoint
 from jqinject.core.zero_point import StatsFromParameterZeroPoint as StatsFromParameterZeroPoint
 from jqinject.core.zero_point import ZeroZeroPoint as ZeroZeroPoint

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from jqinject.ops.groups import check_divides, checked_group_size, split_groups
+
 
 def _permuted(x: jax.Array, permute_dims: tuple[int, ...] | None, where: str) -> jax.Array:
     if permute_dims is None:
@@ -149,3 +151,81 @@ class OverOutputFeaturesView:
         for size in y.shape[:-1]:
             rest *= size
         return y.reshape((rest, y.shape[-1]))
+
+
+@dataclass(frozen=True)
+class OverSubChannelBlockView:
+    """One axis cut into groups, of a tensor whose shape is known: `(..., groups, group_size, ...)`.
+
+    Zeros fill up the last group. What has the grouped number of axes already (a zero point, say) stays as it is.
+
+    Args:
+        expanded_groupwise_shape: the shape of the view.
+        group_size: elements of a group.
+        group_dim: the axis that is cut, from the front or (negative) from the end.
+
+    Raises:
+        ValueError: a group size below 1; (at the call) a tensor of another shape.
+
+    Example:
+        >>> OverSubChannelBlockView((2, 32, 3), 32, 0)(jnp.zeros((40, 3))).shape
+        (2, 32, 3)
+    """
+
+    expanded_groupwise_shape: tuple[int, ...]
+    group_size: int
+    group_dim: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "expanded_groupwise_shape", tuple(self.expanded_groupwise_shape))
+        checked_group_size(self.group_size, "OverSubChannelBlockView")
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """View `x`."""
+        if x.ndim == len(self.expanded_groupwise_shape):
+            return x
+        viewed = split_groups(x, self.group_size, self.group_dim)
+        if viewed.shape != self.expanded_groupwise_shape:
+            raise ValueError(
+                f"OverSubChannelBlockView was made for arrays that are {self.expanded_groupwise_shape} in groups of "
+                f"{self.group_size}, got one of shape {x.shape}, which is {viewed.shape}.\n"
+                "  cure: DynamicOverSubChannelBlockView, which takes any shape"
+            )
+        return viewed
+
+
+@dataclass(frozen=True)
+class DynamicOverSubChannelBlockView:
+    """One axis cut into groups, of a tensor of any shape: `(..., groups, group_size, ...)`.
+
+    Args:
+        group_size: elements of a group.
+        group_dim: the axis that is cut, from the front or (negative) from the end.
+        group_padding: fill up the last group with zeros; False refuses an axis that groups do not fill.
+
+    Raises:
+        ValueError: a group size below 1; (at the call) a tensor without the axis, or one that groups do not fill.
+
+    Example:
+        >>> DynamicOverSubChannelBlockView(4, -1)(jnp.zeros((8, 10))).shape
+        (8, 3, 4)
+    """
+
+    group_size: int
+    group_dim: int = -1
+    group_padding: bool = True
+
+    def __post_init__(self) -> None:
+        checked_group_size(self.group_size, "DynamicOverSubChannelBlockView")
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """View `x`."""
+        where = "DynamicOverSubChannelBlockView"
+        if not -x.ndim <= self.group_dim < x.ndim:
+            raise ValueError(
+                f"{where}: an array of shape {x.shape} has no axis {self.group_dim} to cut into groups.\n"
+                "  cure: group_dim = -1, the features"
+            )
+        if not self.group_padding:
+            check_divides(x.shape[self.group_dim], self.group_size, where)
+        return split_groups(x, self.group_size, self.group_dim)

@@ -10,9 +10,16 @@ import jax.numpy as jnp
 from jqinject.dot import Affine, contraction_output, has_integers
 from jqinject.dot.dimensions import Dimensions, scale_in_output
 from jqinject.dot.tensors import contraction_kind
+from jqinject.nn._group_contraction import grouped_contraction
 from jqinject.nn._payload import Float8Contraction, IntegerContraction
 from jqinject.nn._weight_layer import QuantWeightLayer
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor, as_array
+from jqinject.quant_tensor import (
+    FloatQuantTensor,
+    GroupwiseIntQuantTensor,
+    IntQuantTensor,
+    QuantTensor,
+    as_array,
+)
 
 
 @dataclass(frozen=True)
@@ -85,10 +92,15 @@ class QuantDotLayer(QuantWeightLayer):
 
     def _integer_contraction(self, x: Any, weight: Any) -> Any:
         integers = self._weight_integers(weight)
-        if integers is None or not isinstance(x, IntQuantTensor) or not has_integers(x):
+        if integers is None or not isinstance(x, IntQuantTensor | GroupwiseIntQuantTensor):
             return None
         placed = self._placed(x.shape)
-        return None if placed is None else IntegerContraction(x, self._with_sums_of(integers, placed.dims))
+        if placed is None or not has_integers(x):
+            return None
+        groups = self._weight_groups(weight)
+        if groups is not None or isinstance(x, GroupwiseIntQuantTensor):
+            return grouped_contraction(x, integers, groups, placed.dims)
+        return IntegerContraction(x, self._with_sums_of(integers, placed.dims))
 
     def _with_sums_of(self, integers: Affine, dims: Dimensions) -> Affine:
         """Known sums count only where they are those of the axes that are summed over here."""

@@ -12,9 +12,18 @@ from flax import nnx
 
 from jqinject.core import Frozen
 from jqinject.dot import Affine, Freezer, QuantizedOperand
+from jqinject.nn._frozen_groups import ScaleForms, wide_axes, wide_metadata
 from jqinject.ops import Codebook, FloatFormat
 from jqinject.ops.packing import container_bits
-from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, is_concrete
+from jqinject.quant_tensor import (
+    CodebookQuantTensor,
+    FloatQuantTensor,
+    Groups,
+    GroupwiseQuantTensor,
+    IntQuantTensor,
+    in_groups,
+    is_concrete,
+)
 
 PACKED = {
     # (bits in memory, signed): dtype
@@ -36,6 +45,7 @@ class FrozenWeight(nnx.Module):
         metadata: of the weight's Variable, for the sharding of the payload.
         has_zero_point: whether the zero point may be another than 0.
         axes_of_sums: its axes along which a contraction of integers needs their sums; None for no sums.
+        forms: what is known of its scales and zero points.
 
     Raises:
         TypeError: `weight` is no QuantTensor.
@@ -44,6 +54,8 @@ class FrozenWeight(nnx.Module):
 
     zero_point: Frozen | None
     sums: Frozen | None
+    scale_factor: Frozen | None
+    groups: Groups | None = None
     format: FloatFormat | Codebook | None = None
 
     def __init__(
@@ -53,11 +65,21 @@ class FrozenWeight(nnx.Module):
         metadata: Mapping[str, Any],
         has_zero_point: bool,
         axes_of_sums: tuple[int, ...] | None,
+        forms: ScaleForms,
     ) -> None:
         self.value_dtype = np.dtype(weight.dtype)
+        self.whole_zero_point = forms.whole_zero_point
         self.zero_point = nnx.data(None)
         self.sums = nnx.data(None)
-        scale = _full_rank(weight.scale, weight.ndim)
+        self.scale_factor = nnx.data(None)
+        if isinstance(weight, GroupwiseQuantTensor):
+            self.groups = weight.groups
+            metadata = wide_metadata(metadata, weight.groups, weight.ndim)
+            summed, axes_of_sums = wide_axes(summed, weight.groups, weight.ndim), None
+            weight = weight.grouped
+        scale, factor = forms.of_scale(_full_rank(weight.scale, weight.ndim), self.groups)
+        if factor is not None:
+            self.scale_factor = Frozen(factor)
         if isinstance(weight, IntQuantTensor):
             if not is_concrete(weight.bit_width):
                 raise ValueError(
@@ -68,7 +90,8 @@ class FrozenWeight(nnx.Module):
             self.signed = weight.signed
             payload = _narrow(weight)
             if has_zero_point:
-                self.zero_point = Frozen(_full_rank(weight.zero_point, weight.ndim))
+                zero = _full_rank(weight.zero_point, weight.ndim)
+                self.zero_point = Frozen(forms.of_zero_point(zero, payload.dtype, self.groups))
             if payload.dtype.itemsize == 1 and axes_of_sums is not None:
                 self.sums = Frozen(jnp.sum(payload, axis=axes_of_sums, dtype=jnp.int32, keepdims=True))
         elif isinstance(weight, FloatQuantTensor):
@@ -83,39 +106,50 @@ class FrozenWeight(nnx.Module):
         self.freezer.set(QuantizedOperand(payload, scale), summed)
 
     def affine(self) -> Affine:
-        """The integers, for a contraction."""
+        """The integers, for a contraction; with two axes for one where there are groups."""
+        payload, scale = self._stored()
+        sums = None if self.sums is None else self.sums[...]
+        return Affine(payload, scale, self._zero_point(), sums)
+
+    def _stored(self) -> tuple[jax.Array, jax.Array]:
         operand = self.freezer.get()
         assert operand.scale is not None, "a frozen weight has a scale"
-        zero = None if self.zero_point is None else self.zero_point[...]
-        sums = None if self.sums is None else self.sums[...]
-        return Affine(operand.payload, operand.scale, zero, sums)
+        scale = operand.scale.astype(jnp.float32)
+        return operand.payload, scale if self.scale_factor is None else scale * self.scale_factor[...]
+
+    def _zero_point(self) -> jax.Array | None:
+        return None if self.zero_point is None else self.zero_point[...].astype(jnp.float32)
 
     def quant_tensor(self) -> Any:
         """The weight as a QuantTensor, dequantized."""
-        operand = self.freezer.get()
+        payload, scale = self._stored()
         if isinstance(self.format, Codebook):
-            return CodebookQuantTensor.from_codes(
-                operand.payload, operand.scale, self.format, dtype=self.value_dtype
-            )
+            return CodebookQuantTensor.from_codes(payload, scale, self.format, dtype=self.value_dtype)
         if self.format is not None:
-            return FloatQuantTensor.from_payload(
-                operand.payload, operand.scale, format=self.format, dtype=self.value_dtype
+            return self._seen(
+                FloatQuantTensor.from_payload(payload, scale, format=self.format, dtype=self.value_dtype)
             )
-        zero = 0.0 if self.zero_point is None else self.zero_point[...]
-        return IntQuantTensor.from_int(
-            operand.payload,
-            operand.scale,
-            zero,
+        zero = self._zero_point()
+        weight = IntQuantTensor.from_int(
+            payload,
+            scale,
+            0.0 if zero is None else zero,
             self.bit_width,
             signed=self.signed,
             dtype=self.value_dtype,
         )
+        return self._seen(weight)
+
+    def _seen(self, weight: Any) -> Any:
+        groups = self.groups
+        return weight if groups is None else in_groups(weight, groups.size, groups.dim, groups.length)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the weight, with the axes in front that layers are stacked along."""
         stored, shape = self.freezer.value, self.freezer.shape
-        return shape if stored is None else (*stored.shape[: stored.ndim - len(shape)], *shape)
+        stack = () if stored is None else stored.shape[: stored.ndim - len(shape)]
+        return (*stack, *(shape if self.groups is None else self.groups.shape_of(shape)))
 
     @property
     def has_integers(self) -> bool:
@@ -125,7 +159,7 @@ class FrozenWeight(nnx.Module):
     @property
     def is_contractible(self) -> bool:
         """Whether it has integers that backends contract."""
-        return self.has_integers and self.bit_width <= 8
+        return self.has_integers and self.bit_width <= 8 and self.whole_zero_point
 
 
 def _narrow(weight: IntQuantTensor) -> jax.Array:

@@ -139,7 +139,7 @@ def make_proxy(
             f"(other_layer.{slot.name}) or None, got {_shown(given)}"
         )
     binding = given if isinstance(given, Binding) else Binding(given)
-    named = binding.let(proxy_class=overrides["proxy_class"]) if "proxy_class" in overrides else binding
+    named = binding.let(**overrides) if overrides else binding
     proxy_class = named.resolve("proxy_class") if named.declares("proxy_class") else slot.proxy_class
     _check_kind(where, slot, proxy_class, binding.base.__name__)
     called = (

@@ -14,7 +14,7 @@ from jqinject.nn._payload import Float8Contraction, describe
 from jqinject.nn._slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT, Slot, hold_proxies
 from jqinject.nn._stand_in import StandIn
 from jqinject.proxy import link_if_proxy, stack_of
-from jqinject.quant_tensor import IntQuantTensor, QuantTensor, as_array
+from jqinject.quant_tensor import Groups, GroupwiseQuantTensor, IntQuantTensor, QuantTensor, as_array
 
 CONTRACTIONS = ("auto", "float", "int", "fp8")
 
@@ -273,10 +273,19 @@ class QuantWeightLayer(nnx.Module):
         return None
 
     def _weight_integers(self, weight: Any) -> Affine | None:
-        """The integers of the weight; None where it has none of at most 8 bits."""
+        """The integers of the weight, in groups where it has groups; None where it has none of at most 8 bits."""
         if self.frozen is not None:
             return self.frozen.affine() if self.frozen.is_contractible else None
-        return affine_of(weight) if isinstance(weight, IntQuantTensor) and has_integers(weight) else None
+        if self.weight_quant is not None and not self.weight_quant.has_whole_zero_points:
+            return None
+        whole = weight.grouped if isinstance(weight, GroupwiseQuantTensor) else weight
+        return affine_of(whole) if isinstance(whole, IntQuantTensor) and has_integers(whole) else None
+
+    def _weight_groups(self, weight: Any) -> Groups | None:
+        """How an axis of the weight is cut into groups; None where it is not."""
+        if self.frozen is not None:
+            return self.frozen.groups
+        return weight.groups if isinstance(weight, GroupwiseQuantTensor) else None
 
     def _bias_on_grid(self, bias: Any, weight: Any) -> bool | jax.Array | None:
         """Whether the bias counts in steps of the accumulator, as far as the layer knows beforehand."""

@@ -151,6 +151,8 @@ class QuantConv(QuantConvLayer, nnx.Conv):
         integers = self._weight_integers(weight)
         if integers is None or not isinstance(x, IntQuantTensor) or not has_integers(x):
             return None
+        if self._weight_groups(weight) is not None:
+            return None
         one_input_scale = x.scale.size == x.zero_point.size == 1
         whole_filters = integers.scale.size in (1, self.out_channels) and self.mask is None
         plain_weight = integers.zero_point is None and integers.payload.dtype != jnp.uint8

@@ -6,6 +6,7 @@ import jax
 from flax import nnx
 
 from jqinject.nn._frozen import FrozenWeight
+from jqinject.nn._frozen_groups import ScaleForms
 from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.proxy import build_stacked, stack_of
 
@@ -83,7 +84,8 @@ def _numbers(layer: QuantWeightLayer, weight: Any = None) -> FrozenWeight:
     weight = _quantized(layer.weight_quant, layer.weight[...]) if weight is None else weight
     metadata = layer.weight.get_metadata()
     zero_point = layer.weight_quant.has_zero_point
-    return FrozenWeight(weight, layer.summed_axes(), metadata, zero_point, layer.axes_of_sums())
+    forms = ScaleForms(layer.weight_quant.scale_dtype, layer.weight_quant.has_whole_zero_points)
+    return FrozenWeight(weight, layer.summed_axes(), metadata, zero_point, layer.axes_of_sums(), forms)
 
 
 @nnx.jit(graph=True)

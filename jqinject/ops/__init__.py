@@ -22,6 +22,9 @@ from jqinject.ops.float_grid import to_float_grid as to_float_grid
 from jqinject.ops.float_range import max_available_float as max_available_float
 from jqinject.ops.float_range import max_float as max_float
 from jqinject.ops.float_range import max_mantissa as max_mantissa
+from jqinject.ops.groups import join_groups as join_groups
+from jqinject.ops.groups import split_groups as split_groups
+from jqinject.ops.groups import spread_groups as spread_groups
 from jqinject.ops.int_range import max_int as max_int
 from jqinject.ops.int_range import min_int as min_int
 from jqinject.ops.power import divide as divide

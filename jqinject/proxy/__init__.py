@@ -3,6 +3,7 @@
 from jqinject.proxy._protocols import WeightLayer as WeightLayer
 from jqinject.proxy.act import ActQuantProxy as ActQuantProxy
 from jqinject.proxy.act import ActQuantProxyFromInjector as ActQuantProxyFromInjector
+from jqinject.proxy.act import DynamicActQuantProxyFromInjector as DynamicActQuantProxyFromInjector
 from jqinject.proxy.act_float import ActFloatQuantProxyFromInjector as ActFloatQuantProxyFromInjector
 from jqinject.proxy.assembly import build_stacked as build_stacked
 from jqinject.proxy.assembly import stack_of as stack_of
@@ -11,6 +12,18 @@ from jqinject.proxy.base import QuantizerReplacedWarning as QuantizerReplacedWar
 from jqinject.proxy.base import QuantProxyFromInjector as QuantProxyFromInjector
 from jqinject.proxy.bias import BiasQuantProxyFromInjector as BiasQuantProxyFromInjector
 from jqinject.proxy.grad import GradQuantProxyFromInjector as GradQuantProxyFromInjector
+from jqinject.proxy.groupwise import (
+    GroupwiseActQuantProxyFromInjector as GroupwiseActQuantProxyFromInjector,
+)
+from jqinject.proxy.groupwise import (
+    GroupwiseWeightQuantProxyFromInjector as GroupwiseWeightQuantProxyFromInjector,
+)
+from jqinject.proxy.groupwise_float import (
+    GroupwiseActFloatQuantProxyFromInjector as GroupwiseActFloatQuantProxyFromInjector,
+)
+from jqinject.proxy.groupwise_float import (
+    GroupwiseWeightFloatQuantProxyFromInjector as GroupwiseWeightFloatQuantProxyFromInjector,
+)
 from jqinject.proxy.links import link_if_proxy as link_if_proxy
 from jqinject.proxy.links import linked_layers as linked_layers
 from jqinject.proxy.links import relink as relink

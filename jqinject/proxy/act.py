@@ -70,6 +70,46 @@ class ActQuantProxy(QuantProxyFromInjector):
         return ()
 
 
+def input_dependent(proxy: ActQuantProxy, name: str) -> Any:
+    """What can be said of a quantizer whose scale comes from the tensor at hand: its bit width.
+
+    Args:
+        proxy: the proxy.
+        name: "bit_width", "scale" or "zero_point".
+
+    Returns:
+        The bit width; None where quantization is off.
+
+    Raises:
+        RuntimeError: it is asked for what depends on the tensor.
+    """
+    if not proxy.is_quant_enabled:
+        return None
+    if name == "bit_width":
+        return proxy.tensor_quant.bit_width_impl()
+    raise RuntimeError(
+        f"the {name.replace('_', ' ')} of {proxy.binding.base.__name__} depends on the input: it is made from the "
+        f"tensor at hand.\n  cure: proxy(x).{name}"
+    )
+
+
+@final
+class DynamicActQuantProxyFromInjector(ActQuantProxy):
+    """Quantizes what flows to integers, with scales made from the tensor at hand: nothing is kept.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.nn import QuantIdentity
+        >>> from jqinject.quant import Int8DynamicActPerRowFloat
+        >>> identity = QuantIdentity(act_quant=Int8DynamicActPerRowFloat, return_quant_tensor=True)
+        >>> identity(jnp.array([[1.28, 0.0], [0.0, -12.8]])).scale.shape
+        (2, 1)
+    """
+
+    def _attribute(self, name: str, force_eval: bool) -> Any:
+        return input_dependent(self, name)
+
+
 @final
 class ActQuantProxyFromInjector(ActQuantProxy):
     """Quantizes what flows: inputs, outputs, results of activation functions.

@@ -5,6 +5,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 from flax import nnx
 
 from jqinject.core import AmaxHistory, AmaxScaling, PackableResult, QuantResult
@@ -16,6 +17,7 @@ from jqinject.proxy.assembly import (
     has_zero_point,
     replace_by_difference,
     same_parameters,
+    scale_dtype_of,
     stack_of,
 )
 from jqinject.proxy.links import link, linked_layers, relink
@@ -42,11 +44,15 @@ class QuantFacts(NamedTuple):
         signed: whether they have a sign; None where the injector does not say.
         narrow_range: whether one of them is left out.
         rounding_mode: the name of the rounding.
+        group_size: elements that share a scale; None where there are no groups.
+        group_dim: the axis that is cut into groups.
     """
 
     signed: bool | None
     narrow_range: bool | None
     rounding_mode: str | None
+    group_size: int | None = None
+    group_dim: int | None = None
 
 
 class QuantProxyFromInjector(nnx.Module):
@@ -155,6 +161,18 @@ class QuantProxyFromInjector(nnx.Module):
     def has_zero_point(self) -> bool:
         """Whether its numbers may have a zero point other than 0."""
         return has_zero_point(self.tensor_quant)
+
+    @property
+    def scale_dtype(self) -> np.dtype | None:
+        """The 8-bit dtype that is known to hold every scale (times one for all, unless they are powers of two)."""
+        return scale_dtype_of(self.tensor_quant)
+
+    @property
+    def has_whole_zero_points(self) -> bool:
+        """Whether zero points are integers: they are unless the injector says `quantize_zero_point = False`."""
+        return not self.binding.declares("quantize_zero_point") or bool(
+            self.binding.resolve("quantize_zero_point")
+        )
 
     def set_view(self, use_running_average: bool | None = None) -> None:
         """Switch between training and evaluation, for `nnx.view`.

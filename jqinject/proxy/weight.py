@@ -46,7 +46,7 @@ class WeightQuantProxy(QuantProxyFromInjector):
         # A look at the quantizer: on a copy, so that no state moves and no first call is used up.
         quantizer = nnx.clone(self.tensor_quant, graph=True)
         weight = self._known_layers()[0].weight.get_value()
-        return getattr(self._pack(quantizer(weight)), name)
+        return getattr(self._seen(self._pack(quantizer(weight)), weight), name)
 
     def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
         return [layer.weight for layer in layers]

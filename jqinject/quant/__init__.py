@@ -2,6 +2,7 @@
 
 from jqinject.quant.binary import SignedBinaryActPerTensorConst as SignedBinaryActPerTensorConst
 from jqinject.quant.binary import SignedBinaryWeightPerTensorConst as SignedBinaryWeightPerTensorConst
+from jqinject.quant.calibrated import Int4WeightPerGroupAbsMax as Int4WeightPerGroupAbsMax
 from jqinject.quant.calibrated import Int8ActDynamicPerRow as Int8ActDynamicPerRow
 from jqinject.quant.calibrated import Int8ActDynamicPerTensor as Int8ActDynamicPerTensor
 from jqinject.quant.calibrated import Int8ActPerTensorAbsMax as Int8ActPerTensorAbsMax
@@ -13,6 +14,15 @@ from jqinject.quant.calibrated import Int8WeightPerChannelAbsMax as Int8WeightPe
 from jqinject.quant.calibrated import Int8WeightPerTensorAbsMax as Int8WeightPerTensorAbsMax
 from jqinject.quant.codebook import NF4WeightPerChannelFloat as NF4WeightPerChannelFloat
 from jqinject.quant.codebook import NF4WeightPerTensorFloat as NF4WeightPerTensorFloat
+from jqinject.quant.dynamic import Int8DynamicActPerGroupFloat as Int8DynamicActPerGroupFloat
+from jqinject.quant.dynamic import Int8DynamicActPerRowFixedPoint as Int8DynamicActPerRowFixedPoint
+from jqinject.quant.dynamic import Int8DynamicActPerRowFloat as Int8DynamicActPerRowFloat
+from jqinject.quant.dynamic import Int8DynamicActPerTensorFloat as Int8DynamicActPerTensorFloat
+from jqinject.quant.dynamic import ShiftedUint8DynamicActPerGroupFloat as ShiftedUint8DynamicActPerGroupFloat
+from jqinject.quant.dynamic import ShiftedUint8DynamicActPerRowFloat as ShiftedUint8DynamicActPerRowFloat
+from jqinject.quant.dynamic import (
+    ShiftedUint8DynamicActPerTensorFloat as ShiftedUint8DynamicActPerTensorFloat,
+)
 from jqinject.quant.fixed_point import Int8ActPerTensorFixedPoint as Int8ActPerTensorFixedPoint
 from jqinject.quant.fixed_point import (
     Int8ActPerTensorFixedPointMinMaxInit as Int8ActPerTensorFixedPointMinMaxInit,
@@ -141,9 +151,34 @@ from jqinject.quant.float_ocp import FpOCPWeightPerChannelFloat as FpOCPWeightPe
 from jqinject.quant.float_ocp import FpOCPWeightPerChannelFloatMSE as FpOCPWeightPerChannelFloatMSE
 from jqinject.quant.float_ocp import FpOCPWeightPerTensorFloat as FpOCPWeightPerTensorFloat
 from jqinject.quant.float_ocp import FpOCPWeightPerTensorFloatMSE as FpOCPWeightPerTensorFloatMSE
+from jqinject.quant.groupwise import IntWeightSymmetricGroupQuant as IntWeightSymmetricGroupQuant
+from jqinject.quant.groupwise import IntWeightSymmetricGroupQuantMSE as IntWeightSymmetricGroupQuantMSE
+from jqinject.quant.groupwise import ShiftedUint8WeightGroupQuantFloat as ShiftedUint8WeightGroupQuantFloat
+from jqinject.quant.groupwise import (
+    ShiftedUint8WeightGroupQuantFloatMSE as ShiftedUint8WeightGroupQuantFloatMSE,
+)
+from jqinject.quant.groupwise import ShiftedUint8WeightPerGroupFloatHQO as ShiftedUint8WeightPerGroupFloatHQO
+from jqinject.quant.mx import MXFloat4e2m1Act as MXFloat4e2m1Act
+from jqinject.quant.mx import MXFloat4e2m1Weight as MXFloat4e2m1Weight
+from jqinject.quant.mx import MXFloat6e2m3Act as MXFloat6e2m3Act
+from jqinject.quant.mx import MXFloat6e2m3Weight as MXFloat6e2m3Weight
+from jqinject.quant.mx import MXFloat6e3m2Act as MXFloat6e3m2Act
+from jqinject.quant.mx import MXFloat6e3m2Weight as MXFloat6e3m2Weight
+from jqinject.quant.mx import MXFloat8e4m3Act as MXFloat8e4m3Act
+from jqinject.quant.mx import MXFloat8e4m3Weight as MXFloat8e4m3Weight
+from jqinject.quant.mx import MXFloat8e4m3WeightMSE as MXFloat8e4m3WeightMSE
+from jqinject.quant.mx import MXFloat8e5m2Act as MXFloat8e5m2Act
+from jqinject.quant.mx import MXFloat8e5m2Weight as MXFloat8e5m2Weight
+from jqinject.quant.mx import MXInt8Act as MXInt8Act
+from jqinject.quant.mx import MXInt8Weight as MXInt8Weight
+from jqinject.quant.mx import MXInt8WeightMSE as MXInt8WeightMSE
+from jqinject.quant.mx import ShiftedMXUInt8Weight as ShiftedMXUInt8Weight
+from jqinject.quant.mx import ShiftedMXUInt8WeightMSE as ShiftedMXUInt8WeightMSE
 from jqinject.quant.none import NoneActQuant as NoneActQuant
 from jqinject.quant.none import NoneBiasQuant as NoneBiasQuant
 from jqinject.quant.none import NoneWeightQuant as NoneWeightQuant
+from jqinject.quant.nvfp4 import NVFP4Act as NVFP4Act
+from jqinject.quant.nvfp4 import NVFP4Weight as NVFP4Weight
 from jqinject.quant.scaled_int import Int8ActPerTensorFloat as Int8ActPerTensorFloat
 from jqinject.quant.scaled_int import Int8ActPerTensorFloatBatchQuant1d as Int8ActPerTensorFloatBatchQuant1d
 from jqinject.quant.scaled_int import Int8ActPerTensorFloatBatchQuant2d as Int8ActPerTensorFloatBatchQuant2d

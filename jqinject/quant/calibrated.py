@@ -14,7 +14,10 @@ from jqinject.core import (
     SimpleMovingAverage,
 )
 from jqinject.inject import ExtendedInjector, value
+from jqinject.inject.enum import ScalingPerOutputType
 from jqinject.proxy import ActQuantProxyFromInjector, WeightQuantProxyFromInjector
+from jqinject.quant.groupwise import GroupwiseWeightProxyMixin
+from jqinject.quant.solver.groups import SolveGroupwiseWeightInputViewImpl
 from jqinject.quant.solver.layers import agreed
 
 
@@ -97,6 +100,34 @@ class CalibratedWeight(ExtendedInjector):
     def channelwise_axes(module):
         axes = agreed(module, lambda layer: layer.output_channel_dim, "output_channel_dim")
         return axes if isinstance(axes, tuple) else (axes,)
+
+
+class CalibratedGroupWeight(GroupwiseWeightProxyMixin, SolveGroupwiseWeightInputViewImpl, CalibratedWeight):
+    """Signed integers in a range that `calibration_impl` finds in each group of `group_size` inputs, of every channel.
+
+    Groups have to fill the axis of the inputs. Where a weight has several such axes, the last is cut into groups, and
+    the others share their ranges.
+    """
+
+    scaling_per_output_type = ScalingPerOutputType.GROUP
+
+
+class Int4WeightPerGroupAbsMax(CalibratedGroupWeight):
+    """4 bits, scale = max |w| / 7.5 of each group of `group_size` (32) inputs.
+
+    Source: Qwix's `tile_size`.
+
+    Example:
+        >>> from flax import nnx
+        >>> from jqinject.nn import QuantLinear
+        >>> fc = QuantLinear(64, 4, weight_quant=Int4WeightPerGroupAbsMax, rngs=nnx.Rngs(0))
+        >>> fc.quant_weight().scale_.shape
+        (2, 1, 4)
+    """
+
+    calibration_impl = AbsMaxRange
+    bit_width = 4
+    group_size = 32
 
 
 class Int8WeightPerChannelAbsMax(CalibratedWeight):

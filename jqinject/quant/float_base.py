@@ -17,9 +17,15 @@ from jqinject.inject.enum import (
     FloatToIntImplType,
     RestrictValueType,
     ScalingImplType,
+    ScalingPerOutputType,
     StatsOp,
 )
-from jqinject.proxy import ActFloatQuantProxyFromInjector, WeightFloatQuantProxyFromInjector
+from jqinject.proxy import (
+    ActFloatQuantProxyFromInjector,
+    GroupwiseActFloatQuantProxyFromInjector,
+    GroupwiseWeightFloatQuantProxyFromInjector,
+    WeightFloatQuantProxyFromInjector,
+)
 from jqinject.quant.solver import ActQuantSolver, WeightQuantSolver
 from jqinject.quant.solver.common import SolveTensorQuantFloatToIntImplFromEnum
 from jqinject.quant.solver.floats import SolveFloatBitWidthImplFromEnum
@@ -46,13 +52,19 @@ class FloatBase(SolveTensorQuantFloatToIntImplFromEnum, SolveFloatBitWidthImplFr
 class FloatWeightBase(FloatBase, WeightQuantSolver):
     """Weights as minifloats, without a scale."""
 
-    proxy_class = WeightFloatQuantProxyFromInjector
+    @value
+    def proxy_class(scaling_per_output: Any):
+        per_group = scaling_per_output == ScalingPerOutputType.GROUP
+        return GroupwiseWeightFloatQuantProxyFromInjector if per_group else WeightFloatQuantProxyFromInjector
 
 
 class FloatActBase(FloatBase, ActQuantSolver):
     """Activations as minifloats, without a scale."""
 
-    proxy_class = ActFloatQuantProxyFromInjector
+    @value
+    def proxy_class(scaling_per_output: Any):
+        per_group = scaling_per_output == ScalingPerOutputType.GROUP
+        return GroupwiseActFloatQuantProxyFromInjector if per_group else ActFloatQuantProxyFromInjector
 
 
 class ScaledFloatWeightBase(FloatWeightBase):

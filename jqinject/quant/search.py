@@ -35,6 +35,7 @@ class _MSESubInjector(ExtendedInjector):
     mse_search_method = "grid"
     scaling_per_output = (this << 1).scaling_per_output
     stats_reduce_dim = (this << 1).stats_reduce_dim
+    keepdim = (this << 1).keepdim
     permute_dims = (this << 1).permute_dims
     inner_stats_input_view_shape_impl = (this << 1).inner_stats_input_view_shape_impl
 
@@ -70,6 +71,8 @@ class _InnerView(ExtendedInjector):
 
     @choices(*INNER_VIEW.values())
     def inner_stats_input_view_shape_impl(scaling_per_output):
+        if scaling_per_output == ScalingPerOutputType.GROUP:
+            return this.input_view_impl
         return pick(ScalingPerOutputType, scaling_per_output, INNER_VIEW, "scaling_per_output_type")
 
 

@@ -13,6 +13,11 @@ from .concrete import is_concrete as is_concrete
 from .concrete import known_different as known_different
 from .concrete import known_nonzero as known_nonzero
 from .float_quant_tensor import FloatQuantTensor as FloatQuantTensor
+from .groupwise import Groups as Groups
+from .groupwise import GroupwiseQuantTensor as GroupwiseQuantTensor
+from .groupwise_float_quant_tensor import GroupwiseFloatQuantTensor as GroupwiseFloatQuantTensor
+from .groupwise_float_quant_tensor import in_groups as in_groups
+from .groupwise_int_quant_tensor import GroupwiseIntQuantTensor as GroupwiseIntQuantTensor
 from .int_quant_tensor import IntQuantTensor as IntQuantTensor
 from .pooling import adaptive_avg_pool as adaptive_avg_pool
 from .pooling import avg_pool as avg_pool

@@ -181,12 +181,12 @@ def index(x: "IntQuantTensor", key: Any) -> "IntQuantTensor":
     def select(metadata: jax.Array) -> jax.Array:
         if not basic:
             return jnp.broadcast_to(metadata, x.shape)[key]
-        return metadata[_basic_key(keys, metadata.shape)]
+        return metadata[basic_key(keys, metadata.shape)]
 
     return map_metadata(x, x.value[key], select)
 
 
-def _basic_key(keys: tuple[Any, ...], shape: _Shape) -> tuple[Any, ...]:
+def basic_key(keys: tuple[Any, ...], shape: _Shape) -> tuple[Any, ...]:
     """`keys` for metadata of this shape: whatever selects on an axis of size 1 selects its only entry."""
     used = sum(k is not None and k is not Ellipsis for k in keys)
     result: list[Any] = []

@@ -11,12 +11,15 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import _check
-from jqinject.core._protocols import QuantResult
+from jqinject.core._protocols import QuantResult, Restrict
 from jqinject.core.assign import assign, set_given
 from jqinject.core.calibration import AbsMaxRange, ClippingRange, RangeMethod, SimpleMovingAverage
-from jqinject.core.quant.float8_quant import Float8QuantResult
+from jqinject.core.quant.float_quant import FloatQuantResult
 from jqinject.core.variables import known_zero
-from jqinject.ops.float8 import float8_dtype, float8_max, to_float8
+from jqinject.ops.float8 import FLOAT8_DTYPES, to_float8
+from jqinject.ops.float_format import FloatFormat
+from jqinject.ops.float_grid import to_float_grid
+from jqinject.ops.groups import check_divides, checked_group_size, split_groups
 
 LEAST_SCALE = float(np.sqrt(np.finfo(np.float32).tiny))
 
@@ -67,16 +70,21 @@ class CalibratedQuant(nnx.Module):
         calibration_impl: finds the range.
         averaging_impl: averages it over batches: `SimpleMovingAverage`; None for none.
         bit_width: of signed integers, at least 2; not looked at with a `q_dtype`.
-        q_dtype: an 8-bit float dtype instead of integers; the range has to be symmetric then.
+        q_dtype: a dtype of 8-bit floats or narrower instead of integers; the range has to be symmetric then.
         channelwise_axes: axes with a range for each index.
         shared_axes: the axes that share a range, in the place of `channelwise_axes`: `(-1,)` for one a row.
         batch_axes: axes with a range for each index, whose mean is the range of a batch: `(0,)` is Qwix's way.
         scale_stop_grad: whether the range has no gradient; by default it has that of what it was found in.
+        group_size: cut the axis `group_dim` into groups of so many elements, each with a range; the result then has two
+            axes in its place (groups, elements of a group). None for no groups.
+        group_dim: the axis that is cut.
+        restrict_scaling_impl: which values a scale may take; None for any.
 
     Raises:
         TypeError: `bit_width` is no integer; (at the call) `x` is no float array.
-        ValueError: `bit_width` is below 2 or above 16; `q_dtype` is no 8-bit float, or the range has a zero point;
-            a static range with `channelwise_axes`.
+        ValueError: `bit_width` is below 2 or above 16; a range with a zero point for a `q_dtype`;
+            a static range with `channelwise_axes` or groups; groups along one of the `channelwise_axes`; (at the call)
+            groups that do not fill the axis.
 
     Source: Qwix. Differs from Qwix: a range that is not finite never enters the average; arithmetic is float32.
 
@@ -95,6 +103,9 @@ class CalibratedQuant(nnx.Module):
     shared_axes: tuple[int, ...] | None = None
     batch_axes: tuple[int, ...] = ()
     scale_stop_grad: bool = False
+    group_size: int | None = None
+    group_dim: int = -1
+    restrict_scaling_impl: Restrict | None = None
     use_running_average: bool = False
 
     def __init__(
@@ -107,15 +118,21 @@ class CalibratedQuant(nnx.Module):
         batch_axes: Sequence[int] = (),
         shared_axes: Sequence[int] | None = None,
         scale_stop_grad: bool = False,
+        group_size: int | None = None,
+        group_dim: int | None = None,
+        restrict_scaling_impl: Restrict | None = None,
     ) -> None:
         bits = _check.bit_width(bit_width, "CalibratedQuant", least=2)
         if bits > 16:
             raise ValueError(f"CalibratedQuant: bit_width must be at most 16, got {bits}")
-        if averaging_impl is not None and tuple(channelwise_axes):
+        if averaging_impl is not None and (tuple(channelwise_axes) or group_size is not None):
             raise ValueError(
-                f"CalibratedQuant: an averaged range is one for the tensor, got channelwise_axes={channelwise_axes!r}."
-                "\n  cure: averaging_impl=None, for a range of the tensor at hand"
+                f"CalibratedQuant: an averaged range is one for the tensor, got channelwise_axes={channelwise_axes!r}, "
+                f"group_size={group_size!r}.\n  cure: averaging_impl=None, for a range of the tensor at hand"
             )
+        if group_size is not None:
+            checked_group_size(group_size, "CalibratedQuant")
+            _check_apart(group_dim, channelwise_axes)
         assign(
             self,
             calibration_impl=calibration_impl or AbsMaxRange(),
@@ -125,11 +142,14 @@ class CalibratedQuant(nnx.Module):
         set_given(
             self,
             averaging_impl=averaging_impl,
-            q_dtype=None if q_dtype is None else float8_dtype(q_dtype, "CalibratedQuant"),
+            q_dtype=None if q_dtype is None else _minifloat_dtype(q_dtype),
             channelwise_axes=tuple(channelwise_axes),
             batch_axes=tuple(batch_axes),
             scale_stop_grad=bool(scale_stop_grad),
             shared_axes=None if shared_axes is None else tuple(shared_axes),
+            group_size=group_size,
+            group_dim=group_dim,
+            restrict_scaling_impl=restrict_scaling_impl,
         )
 
     def set_view(self, use_running_average: bool | None = None) -> None:
@@ -147,7 +167,13 @@ class CalibratedQuant(nnx.Module):
         Args:
             x: float array.
         """
-        return self._range(x.astype(jnp.float32), update=not self.use_running_average)
+        return self._range(self._in_groups(x.astype(jnp.float32)), update=not self.use_running_average)
+
+    def _in_groups(self, x: jax.Array) -> jax.Array:
+        if self.group_size is None:
+            return x
+        check_divides(x.shape[self.group_dim], self.group_size, "CalibratedQuant")
+        return split_groups(x, self.group_size, self.group_dim)
 
     def averaged_range(self, ndim: int = 0) -> ClippingRange:
         """The range averaged so far, without a tensor.
@@ -159,12 +185,22 @@ class CalibratedQuant(nnx.Module):
 
     def _range(self, x: jax.Array, update: bool) -> ClippingRange:
         if self.averaging_impl is None:
-            shared = self.shared_axes
-            axes = _others(x.ndim, self.channelwise_axes) if shared is None else _within(x.ndim, shared)
-            return self.calibration_impl(x, axes)
+            return self.calibration_impl(x, self._axes_that_share(x.ndim))
         if self.averaging_impl.settled and not update:
             return self.averaging_impl.mean(jax.eval_shape(self._of_batch, x))
         return self.averaging_impl(self._of_batch(x), update)
+
+    def _axes_that_share(self, ndim: int) -> tuple[int, ...]:
+        """The axes along which a range is one, of a tensor that has its groups as two axes."""
+        shared, kept = self.shared_axes, self.channelwise_axes
+        if self.group_size is None:
+            return _others(ndim, kept) if shared is None else _within(ndim, shared)
+        cut = self.group_dim % (ndim - 1)
+        if shared is not None:
+            return tuple(axis + (axis >= cut) for axis in _within(ndim - 1, shared))
+        channels = _within(ndim - 1, kept)
+        _check_apart(cut, channels)
+        return _others(ndim, (cut, *(axis + (axis > cut) for axis in channels)))
 
     def _of_batch(self, x: jax.Array) -> ClippingRange:
         """The range of a batch, one for the tensor."""
@@ -172,31 +208,41 @@ class CalibratedQuant(nnx.Module):
         low = None if found.low is None else jnp.mean(found.low, keepdims=True)
         return ClippingRange(jnp.mean(found.high, keepdims=True), low)
 
-    def __call__(self, x: jax.Array) -> QuantResult | Float8QuantResult:
+    def __call__(self, x: jax.Array) -> QuantResult | FloatQuantResult:
         """`x` quantized; scale and zero point float32."""
-        x = _check.float_input(x, "CalibratedQuant")
+        x = self._in_groups(_check.float_input(x, "CalibratedQuant"))
         x32 = x.astype(jnp.float32)
-        found = self.clipping_range(x32)
+        found = self._range(x32, update=not self.use_running_average)
         if self.q_dtype is not None:
-            return self._float8(x, x32, found)
+            return self._minifloats(x, x32, found)
         scale, zero_point = scale_and_zero_point(found, self.bit_width)
+        scale = self._restricted(scale)
         offset = known_zero() if zero_point is None else zero_point
         edge = 2.0 ** (self.bit_width - 1)
         integers = jnp.clip(jnp.round(x32 / scale + offset), -edge, edge - 1)
         value = self._straight_through(x32, found, (integers - offset) * scale)
         return QuantResult(value.astype(x.dtype), scale, offset, self.bit_width)
 
-    def _float8(self, x: jax.Array, x32: jax.Array, found: ClippingRange) -> Float8QuantResult:
+    def _minifloats(self, x: jax.Array, x32: jax.Array, found: ClippingRange) -> FloatQuantResult:
         if found.low is not None:
             raise ValueError(
                 f"CalibratedQuant: {self.q_dtype} has no zero point, and {self.calibration_impl!r} finds a range that "
                 "is not symmetric.\n  cure: AbsMaxRange, RMSRange, or FixedRange(-high, high)"
             )
         assert self.q_dtype is not None
-        scale = _not_tiny(found.high / float8_max(self.q_dtype))
-        payload = to_float8(x32, scale, self.q_dtype)
-        value = self._straight_through(x32, found, payload.astype(jnp.float32) * scale)
-        return Float8QuantResult(value.astype(x.dtype), scale, self.q_dtype)
+        form = FloatFormat.of_dtype(self.q_dtype)
+        scale = self._restricted(_not_tiny(found.high / form.max_value))
+        if self.q_dtype in FLOAT8_DTYPES:
+            rounded = to_float8(x32, scale, self.q_dtype).astype(jnp.float32)
+        else:
+            steps = to_float_grid(x32 / scale, form.mantissa_bit_width, form.bias, jnp.round)
+            rounded = jnp.clip(steps, -form.max_value, form.max_value)
+        value = self._straight_through(x32, found, rounded * scale)
+        return FloatQuantResult(value.astype(x.dtype), scale, form)
+
+    def _restricted(self, scale: jax.Array) -> jax.Array:
+        restrict = self.restrict_scaling_impl
+        return scale if restrict is None else restrict(restrict.restrict_init_tensor(scale))
 
     def _straight_through(self, x: jax.Array, found: ClippingRange, value: jax.Array) -> jax.Array:
         """`value`, with the gradient of clipping `x` to the range."""
@@ -208,6 +254,21 @@ def _inside(x: jax.Array, found: ClippingRange) -> jax.Array:
     """`x` clipped to the range, its ends included, without a gradient to them."""
     high, low = jax.lax.stop_gradient((found.high, found.lowest))
     return jnp.where((low <= x) & (x <= high), x, jax.lax.stop_gradient(x))
+
+
+def _minifloat_dtype(dtype: Any) -> np.dtype:
+    form = FloatFormat.of_dtype(dtype)
+    assert form.dtype is not None, "read from a dtype"
+    return form.dtype
+
+
+def _check_apart(group_dim: int | None, channelwise_axes: Sequence[int]) -> None:
+    if group_dim is not None and group_dim in channelwise_axes:
+        raise ValueError(
+            f"CalibratedQuant: axis {group_dim} can not have a range for each index and be cut into groups that share "
+            f"one, got channelwise_axes={tuple(channelwise_axes)}, group_dim={group_dim}.\n"
+            "  cure: take the axis out of channelwise_axes"
+        )
 
 
 def _within(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:

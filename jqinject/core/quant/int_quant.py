@@ -128,23 +128,27 @@ class IntQuant(nnx.Module):
 
     def to_int(self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array) -> jax.Array:
         """The integers of `x`, as float32, differentiable."""
-        viewed = self.input_view_impl(x).astype(jnp.float32)
+        return self.steps_to_int(scale, zero_point, bit_width, self.input_view_impl(x))
+
+    def steps_to_int(
+        self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array
+    ) -> jax.Array:
+        """As `to_int`, of a tensor that is laid out already."""
         if isinstance(self.float_to_int_impl, LearnedRoundSte):
             # Not to nearest: one unit in the last place decides about a step. See `ops.power.divide`.
-            scale = jax.lax.optimization_barrier(jnp.broadcast_to(scale, viewed.shape))
-        y = in_steps(viewed, scale) + zero_point
+            scale = jax.lax.optimization_barrier(jnp.broadcast_to(scale, x.shape))
+        y = in_steps(x.astype(jnp.float32), scale) + zero_point
         y = self.float_to_int_impl(y)
         return self.tensor_clamp_impl(y, min_val=self.min_int(bit_width), max_val=self.max_int(bit_width))
 
     def __call__(self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array) -> jax.Array:
-        """`x` quantized and back in float, in the dtype of `x`."""
-        x = _check.float_input(x, "IntQuant")
+        """`x` quantized and back in float, in the dtype of `x` and the layout of `input_view_impl`."""
+        x = self.input_view_impl(_check.float_input(x, "IntQuant"))
         to_integer = self._elementwise(bit_width)
         if to_integer is None:
-            y = (self.to_int(scale, zero_point, bit_width, x) - zero_point) * scale
+            y = (self.steps_to_int(scale, zero_point, bit_width, x) - zero_point) * scale
         else:
-            viewed = self.input_view_impl(x).astype(jnp.float32)
-            y = fake_quantize(viewed, scale, zero_point, to_integer)
+            y = fake_quantize(x.astype(jnp.float32), scale, zero_point, to_integer)
         y = y.astype(x.dtype)
         return y if self.delay is None else self.delay(x, y)
 

@@ -5,6 +5,8 @@ from jqinject.core.scaling.amax import CurrentScaling as CurrentScaling
 from jqinject.core.scaling.amax import DelayedScaling as DelayedScaling
 from jqinject.core.scaling.constant import ConstScaling as ConstScaling
 from jqinject.core.scaling.constant import ParameterScaling as ParameterScaling
+from jqinject.core.scaling.dynamic import RuntimeDynamicGroupStatsScaling as RuntimeDynamicGroupStatsScaling
+from jqinject.core.scaling.dynamic import RuntimeDynamicStatsScaling as RuntimeDynamicStatsScaling
 from jqinject.core.scaling.float_scaling import FloatScaling as FloatScaling
 from jqinject.core.scaling.from_parameter import (
     ParameterFromStatsFromParameterScaling as ParameterFromStatsFromParameterScaling,

@@ -114,9 +114,8 @@ class MSE(SearchedStat):
         low, high = jnp.minimum(base, init), jnp.maximum(base, init)
 
         def loss(candidate: jax.Array) -> jax.Array:
-            return sum(
-                (self._error(tensor, trial(tensor, candidate).value) for tensor in tensors), 0.0 * init
-            )
+            errors = (self._error(tensor, trial(tensor, candidate).value) for tensor in tensors)
+            return sum((error.reshape(init.shape) for error in errors), 0.0 * init)
 
         tries = self.iters // 2 if self.bipolar else self.iters
         best = self._between(low, high, loss, tries)

@@ -25,8 +25,9 @@ import jax.core
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core._protocols import QuantResult, Stat, View
+from jqinject.core._protocols import Stat, View
 from jqinject.core.variables import QuantStat, float_array
+from jqinject.core.view import OverSubChannelBlockView
 
 Trial = Callable[[jax.Array, jax.Array], Any]
 """(tensor, statistic) -> value, scale, zero point of the quantized tensor."""
@@ -35,8 +36,8 @@ Trial = Callable[[jax.Array, jax.Array], Any]
 class Triable(Protocol):
     """What a quantizer needs for its scale or zero point to be searched: what it would make of a tensor."""
 
-    def try_scale(self, x: jax.Array, statistic: jax.Array, /) -> QuantResult: ...
-    def try_zero_point(self, x: jax.Array, scale: jax.Array, statistic: jax.Array, /) -> QuantResult: ...
+    def try_scale(self, x: jax.Array, statistic: jax.Array, /) -> Any: ...
+    def try_zero_point(self, x: jax.Array, scale: jax.Array, statistic: jax.Array, /) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,8 @@ class SearchedStat(nnx.Module):
 
     def of(self, tensors: Sequence[jax.Array]) -> jax.Array:
         """The statistic of several tensors together, float32."""
-        return self._result(tensors, lambda work: self._run(work, tensors))
+        laid = [_in_groups(tensor, self.view) for tensor in tensors]
+        return self._result(laid, lambda work: self._run(work, laid))
 
     def gated(self, x: jax.Array, active: jax.Array) -> jax.Array:
         """The statistic of `x` where `active`, else a number without meaning, at no cost."""
@@ -178,6 +180,11 @@ class SearchedStat(nnx.Module):
 
     def _memory_state(self) -> list[jax.Array]:
         return [variable.get_value() for variable in self._memories()]
+
+
+def _in_groups(x: jax.Array, view: View) -> jax.Array:
+    """A tensor with its groups as two axes, as the quantizer returns it; any other as it is."""
+    return view(x) if isinstance(view, OverSubChannelBlockView) else x
 
 
 @partial(jax.jit, static_argnums=0)

@@ -4,6 +4,8 @@ They are learned or measured in floats: `z` is how far the range reaches below z
 `zero_point = clamp(round(z / scale + min_int))`, or `z / scale + min_int` when it is not quantized.
 """
 
+from jqinject.core.zero_point.dynamic import RuntimeDynamicGroupZeroPoint as RuntimeDynamicGroupZeroPoint
+from jqinject.core.zero_point.dynamic import RuntimeDynamicStatsZeroPoint as RuntimeDynamicStatsZeroPoint
 from jqinject.core.zero_point.from_parameter import (
     ParameterFromStatsFromParameterZeroPoint as ParameterFromStatsFromParameterZeroPoint,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,12 @@ class ZeroZeroPoint:
 
 
 def shift(
-    z: jax.Array, scale: jax.Array, bit_width: Any, int_quant: IntQuantizer, quantize: bool
+    z: jax.Array,
+    scale: jax.Array,
+    bit_width: Any,
+    int_quant: IntQuantizer,
+    quantize: bool,
+    to_int: Callable[..., jax.Array] | None = None,
 ) -> jax.Array:
     """The zero point of a range that reaches `z` below zero.
 
@@ -38,6 +44,7 @@ def shift(
         bit_width: the bit width.
         int_quant: gives `min_int`, rounding and clamping.
         quantize: round and clamp to an integer of the range.
+        to_int: how; None means `int_quant.to_int`.
 
     Returns:
         `clamp(round(z / scale + min_int))` or `z / scale + min_int`.
@@ -45,5 +52,5 @@ def shift(
     least = int_quant.min_int(bit_width)
     if quantize:
         least = jnp.asarray(least, dtype=jnp.float32)
-        return int_quant.to_int(scale, least, bit_width, z)
+        return (to_int or int_quant.to_int)(scale, least, bit_width, z)
     return in_steps(z, scale) + least

@@ -11,12 +11,11 @@ from jqinject.core.scaling import (
 )
 from jqinject.inject import ExtendedInjector, choices, this, value
 from jqinject.inject.enum import QuantType, ScalingImplType, ScalingPerOutputType
-from jqinject.proxy import ActQuantProxyFromInjector
+from jqinject.proxy import ActQuantProxyFromInjector, GroupwiseActQuantProxyFromInjector
 from jqinject.quant.solver.common import (
     SCALAR_SHAPE,
     SolveAffineRescalingFromEnum,
     SolveBitWidthImplFromEnum,
-    SolveInputViewImpl,
     SolveIntQuantFromEnum,
     SolveIntScalingImplFromEnum,
     SolveRestrictScaleSign,
@@ -26,6 +25,7 @@ from jqinject.quant.solver.common import (
     SolveStatsReduceDimFromEnum,
     SolveTensorQuantFloatToIntImplFromEnum,
 )
+from jqinject.quant.solver.groups import SolveGroupwiseActInputViewImpl, check_groups_fit
 from jqinject.quant.solver.initial import MinMaxScalingInit
 from jqinject.quant.solver.tables import pick, pick_or_none
 
@@ -52,7 +52,8 @@ class SolveActTensorQuantFromEnum(SolveIntQuantFromEnum):
     """`tensor_quant` from `quant_type`."""
 
     @choices(RescalingIntQuant, TernaryQuant, ClampedBinaryQuant)
-    def tensor_quant(quant_type):
+    def tensor_quant(quant_type, scaling_per_output=None):
+        check_groups_fit(quant_type, scaling_per_output)
         return pick(QuantType, quant_type, ACT_TENSOR_QUANT, "quant_type")
 
 
@@ -60,9 +61,15 @@ class SolveActScalingImplFromEnum(SolveAffineRescalingFromEnum):
     """`scaling_impl` from `scaling_impl_type`."""
 
     @choices(*ACT_SCALING_IMPL.values())
-    def scaling_impl(scaling_impl_type=None):
+    def scaling_impl(scaling_impl_type=None, scaling_per_output=None):
         if scaling_impl_type is None:
             return None
+        if scaling_per_output == ScalingPerOutputType.GROUP:
+            raise ValueError(
+                "an activation's groups have no scales of their own to keep (how many there are depends on the "
+                "tensor), so scaling_impl_type does not go with scaling_per_output_type = 'group'.\n  cure: "
+                "scaling_impl = RuntimeDynamicGroupStatsScaling, as MXInt8Act and Int8DynamicActPerGroupFloat declare"
+            )
         return pick(ScalingImplType, scaling_impl_type, ACT_SCALING_IMPL, "scaling_impl_type")
 
 
@@ -111,7 +118,7 @@ class ActQuantSolver(
     SolveStatsReduceDimFromEnum,
     SolveActScalingShape,
     SolveScalingStatsInputViewShapeImplFromEnum,
-    SolveInputViewImpl,
+    SolveGroupwiseActInputViewImpl,
     SolveRestrictScaleSign,
 ):
     """Turns the choices by enum into the components of an activation quantizer.
@@ -119,4 +126,7 @@ class ActQuantSolver(
     List it last among the bases of a quantizer, so that whatever the others declare wins.
     """
 
-    proxy_class = ActQuantProxyFromInjector
+    @value
+    def proxy_class(scaling_per_output):
+        per_group = scaling_per_output == ScalingPerOutputType.GROUP
+        return GroupwiseActQuantProxyFromInjector if per_group else ActQuantProxyFromInjector

@@ -63,6 +63,12 @@ class SolveBiasScalingStatsInputConcatDimFromModule(ExtendedInjector):
     def channel_axes(module):
         return len(agreed(module, _shape_of_bias, "out_channels"))
 
+    @value
+    def group_dim():
+        raise ValueError(
+            "a bias has no groups.\n  cure: scaling_per_output_type = 'tensor' or 'channel' for a bias quantizer"
+        )
+
 
 class BiasQuantSolver(
     SolveScalingStatsInputViewShapeImplFromEnum,

@@ -7,7 +7,7 @@ import numpy as np
 from jqinject.core.clamp import Identity
 from jqinject.core.quant import IntQuant
 from jqinject.core.view import OverOutputChannelView, OverTensorView
-from jqinject.inject import ExtendedInjector, choices, value
+from jqinject.inject import ExtendedInjector, choices, this, value
 from jqinject.inject.enum import (
     BitWidthImplType,
     FloatToIntImplType,
@@ -19,6 +19,7 @@ from jqinject.inject.enum import (
     StatsOp,
     as_enum,
 )
+from jqinject.ops.groups import elements_axis
 from jqinject.quant.solver.tables import (
     BIT_WIDTH_IMPL,
     FLOAT_TO_INT_IMPL,
@@ -130,21 +131,24 @@ class SolveStatsReduceDimFromEnum(ExtendedInjector):
             return ScalingPerOutputType.CHANNEL if scaling_per_output_channel else ScalingPerOutputType.TENSOR
         if scaling_per_output_type is None:
             return None
-        member = as_enum(ScalingPerOutputType, scaling_per_output_type, name="scaling_per_output_type")
-        if member is ScalingPerOutputType.GROUP:
-            raise ValueError(
-                "scaling_per_output_type = 'group' needs a group-wise quantizer; this one takes 'tensor' or 'channel'"
-            )
-        return member
+        return as_enum(ScalingPerOutputType, scaling_per_output_type, name="scaling_per_output_type")
 
     @value
     def stats_reduce_dim(scaling_stats_op, scaling_per_output):
+        if scaling_per_output == ScalingPerOutputType.GROUP:
+            return this.group_elements_axis
         per_channel = (
             scaling_per_output == ScalingPerOutputType.CHANNEL or scaling_stats_op == StatsOp.MAX_AVE
         )
         return CHANNEL_REDUCE_DIM if per_channel else None
 
-    keepdim = False
+    @value
+    def group_elements_axis(group_dim):
+        return elements_axis(group_dim)
+
+    @value
+    def keepdim(scaling_per_output):
+        return scaling_per_output == ScalingPerOutputType.GROUP
 
 
 class SolveScalingStatsInputViewShapeImplFromEnum(ExtendedInjector):
@@ -152,6 +156,8 @@ class SolveScalingStatsInputViewShapeImplFromEnum(ExtendedInjector):
 
     @choices(OverOutputChannelView, OverTensorView)
     def scaling_stats_input_view_shape_impl(scaling_stats_op, scaling_per_output):
+        if scaling_per_output == ScalingPerOutputType.GROUP:
+            return this.input_view_impl
         per_channel = (
             scaling_per_output == ScalingPerOutputType.CHANNEL or scaling_stats_op == StatsOp.MAX_AVE
         )

@@ -22,6 +22,22 @@ def channels_of(layer: Any, output_channel_dim: int | tuple[int, ...]) -> int | 
     return found[0] if len(found) == 1 else found
 
 
+def group_dim_of(layer: Any) -> int:
+    """The axis of a layer's weight that groups lie along: the last that holds no output channels (the inputs).
+
+    Raises:
+        ValueError: every axis holds output channels.
+    """
+    channels = as_tuple(layer.output_channel_dim)
+    others = [axis for axis in range(len(layer.weight_shape)) if axis not in channels]
+    if not others:
+        raise ValueError(
+            f"the weight of a {type(layer).__name__} has no axis for groups: all of its {len(layer.weight_shape)} hold "
+            "output channels.\n  cure: a quantizer per tensor or per channel, or group_dim = ..."
+        )
+    return others[-1]
+
+
 def agreed(module: Any, fact: Callable[[Any], Any], name: str) -> Any:
     """A fact about a layer; layers that share a quantizer have to agree on it.
 

@@ -67,10 +67,12 @@ class SolveParameterTensorClampImplFromEnum(ExtendedInjector):
 
 
 class SolveParameterScalingShape(ExtendedInjector):
-    """`scaling_shape`: () per tensor, the broadcastable shape of the channels per channel."""
+    """`scaling_shape`: () per tensor, the broadcastable shape of the channels per channel, of the groups per group."""
 
     @value
     def scaling_shape(scaling_per_output):
         if scaling_per_output == ScalingPerOutputType.CHANNEL:
             return this.scaling_per_output_channel_shape
+        if scaling_per_output == ScalingPerOutputType.GROUP:
+            return this.scaling_per_group_shape
         return SCALAR_SHAPE

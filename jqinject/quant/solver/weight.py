@@ -3,12 +3,11 @@
 from typing import Any
 
 from jqinject.core.quant import BinaryQuant, RescalingIntQuant, TernaryQuant
-from jqinject.inject import ExtendedInjector, choices, value
+from jqinject.inject import ExtendedInjector, choices, this, value
 from jqinject.inject.enum import QuantType, ScalingPerOutputType
-from jqinject.proxy import WeightQuantProxyFromInjector
+from jqinject.proxy import GroupwiseWeightQuantProxyFromInjector, WeightQuantProxyFromInjector
 from jqinject.quant.solver.common import (
     SolveBitWidthImplFromEnum,
-    SolveInputViewImpl,
     SolveIntQuantFromEnum,
     SolveIntScalingImplFromEnum,
     SolveRestrictScaleSign,
@@ -18,6 +17,7 @@ from jqinject.quant.solver.common import (
     SolveStatsReduceDimFromEnum,
     SolveTensorQuantFloatToIntImplFromEnum,
 )
+from jqinject.quant.solver.groups import SolveGroupwiseWeightInputViewImpl, check_groups_fit
 from jqinject.quant.solver.layers import agreed, as_tuple, channels_of
 from jqinject.quant.solver.parameter import (
     SolveParameterScalingImplFromEnum,
@@ -39,7 +39,8 @@ class SolveWeightTensorQuantFromEnum(SolveIntQuantFromEnum):
     """`tensor_quant` from `quant_type`."""
 
     @choices(RescalingIntQuant, TernaryQuant, BinaryQuant)
-    def tensor_quant(quant_type):
+    def tensor_quant(quant_type, scaling_per_output=None):
+        check_groups_fit(quant_type, scaling_per_output)
         return pick(QuantType, quant_type, WEIGHT_TENSOR_QUANT, "quant_type")
 
 
@@ -87,6 +88,8 @@ class SolveWeightScalingStatsInputDimsFromModule(ExtendedInjector):
 
     @value
     def scaling_stats_input_concat_dim(scaling_per_output):
+        if scaling_per_output == ScalingPerOutputType.GROUP:
+            return this.group_elements_axis
         return 1 if scaling_per_output == ScalingPerOutputType.CHANNEL else 0
 
 
@@ -105,7 +108,7 @@ class WeightQuantSolver(
     SolveParameterScalingShape,
     SolveWeightScalingPerOutputChannelShapeFromModule,
     SolveWeightTensorQuantFromEnum,
-    SolveInputViewImpl,
+    SolveGroupwiseWeightInputViewImpl,
     SolveRestrictScaleSign,
 ):
     """Turns the choices by enum and the shape of the layer into the components of a weight quantizer.
@@ -113,4 +116,7 @@ class WeightQuantSolver(
     List it last among the bases of a quantizer, so that whatever the others declare wins.
     """
 
-    proxy_class = WeightQuantProxyFromInjector
+    @value
+    def proxy_class(scaling_per_output):
+        per_group = scaling_per_output == ScalingPerOutputType.GROUP
+        return GroupwiseWeightQuantProxyFromInjector if per_group else WeightQuantProxyFromInjector

@@ -10,7 +10,7 @@ from flax import nnx
 
 import jqinject.nn
 from jqinject.core import QuantParam
-from jqinject.quant_tensor import FloatQuantTensor, as_array
+from jqinject.quant_tensor import FloatQuantTensor, GroupwiseFloatQuantTensor, as_array
 from tests.golden.adapters.layouts import (
     compiled,
     dotted,
@@ -86,7 +86,9 @@ def _gradients(layer: Any, x: Any, cotangent: Any) -> Any:
 def _step(layer: Any, x: Any, cotangent: Any, training: bool) -> dict[str, Any]:
     (gradients, along_x), tensor = compiled(_gradients)(layer, x, cotangent)
     outputs: dict[str, Any] = {"tensor": tensor, **fields_of(tensor), "grad.x": np.asarray(along_x)}
-    if isinstance(tensor, FloatQuantTensor):  # the reference keeps the 0 as a buffer
+    if isinstance(
+        tensor, FloatQuantTensor | GroupwiseFloatQuantTensor
+    ):  # the reference keeps the 0 as a buffer
         outputs["state.tensor_quant.zero_point_impl.value"] = np.asarray(tensor.zero_point)
     for path, gradient in nnx.to_flat_state(gradients):
         if isinstance(gradient, QuantParam) and training:

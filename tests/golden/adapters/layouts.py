@@ -15,7 +15,7 @@ from flax import nnx
 import jqinject.quant
 from jqinject.nn import QuantConv, QuantLinear
 from jqinject.nn._weight_layer import QuantWeightLayer
-from jqinject.quant_tensor import FloatQuantTensor
+from jqinject.quant_tensor import FloatQuantTensor, GroupwiseFloatQuantTensor, GroupwiseQuantTensor
 
 
 class Carrier(QuantWeightLayer):
@@ -115,8 +115,11 @@ def moved(array: Any, axes: tuple[int, ...]) -> np.ndarray:
     return np.transpose(array, axes) if array.ndim == len(axes) else array
 
 
-def back(array: Any, axes: tuple[int, ...]) -> np.ndarray:
-    """The inverse of `moved`."""
+def back(array: Any, axes: tuple[int, ...], group_dim: int | None = None) -> np.ndarray:
+    """The inverse of `moved`; of an array whose axis `group_dim` (ours) is cut into groups, with both axes of it."""
+    if group_dim is not None and np.ndim(array) == len(axes) + 1:
+        cut = axes[group_dim]
+        axes = tuple(a for x in axes for a in ((x, x + 1) if x == cut else (x + (x > cut),)))
     return moved(array, tuple(np.argsort(axes)))
 
 
@@ -155,7 +158,7 @@ def facts_of(tensor: Any) -> dict[str, Any]:
     if is_quantized(tensor):
         valid = bool(tensor.is_valid)
         found |= {"is_valid": valid, "signed": tensor.signed, "training": tensor.training}
-        if isinstance(tensor, FloatQuantTensor):
+        if isinstance(tensor, FloatQuantTensor | GroupwiseFloatQuantTensor):
             found["saturating"] = tensor.saturating
             for name in ("inf_values", "nan_values"):
                 codes = getattr(tensor, name)
@@ -167,7 +170,7 @@ def facts_of(tensor: Any) -> dict[str, Any]:
 
 def is_quantized(tensor: Any) -> bool:
     """Whether it is a quantized tensor."""
-    return isinstance(tensor, jqinject.IntQuantTensor | FloatQuantTensor)
+    return isinstance(tensor, jqinject.IntQuantTensor | FloatQuantTensor | GroupwiseQuantTensor)
 
 
 def fields_of(tensor: Any) -> dict[str, np.ndarray]:
@@ -175,7 +178,11 @@ def fields_of(tensor: Any) -> dict[str, np.ndarray]:
     if not is_quantized(tensor):
         return {"value": np.asarray(tensor)}
     found = {name: np.asarray(getattr(tensor, name)) for name in ("value", "scale", "zero_point")}
-    if isinstance(tensor, FloatQuantTensor):
+    if isinstance(tensor, GroupwiseQuantTensor):
+        found |= {
+            f"group_{n}": np.asarray(getattr(tensor, n + "_")) for n in ("value", "scale", "zero_point")
+        }
+    if isinstance(tensor, FloatQuantTensor | GroupwiseFloatQuantTensor):
         for name in ("exponent_bit_width", "mantissa_bit_width", "exponent_bias"):
             found[name] = np.asarray(getattr(tensor, name), np.float32)
         return found | ({"minifloat": np.asarray(tensor.minifloat())} if bool(tensor.is_valid) else {})

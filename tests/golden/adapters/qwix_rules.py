@@ -17,9 +17,10 @@ from flax import nnx
 
 from jqinject import Rule, calibrate, freeze, quantize
 from jqinject.core import AbsMaxRange, CalibratedQuant, FixedRange, MinMaxRange, RMSRange, SimpleMovingAverage
+from jqinject.inject import value
 from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.quant import NF4WeightPerChannelFloat, NF4WeightPerTensorFloat
-from jqinject.quant.calibrated import CalibratedAct, CalibratedWeight
+from jqinject.quant.calibrated import CalibratedAct, CalibratedGroupWeight, CalibratedWeight
 from tests.golden.adapters.qwix import ABOVE, BELOW, Nudged, injector_of
 from tests.golden.adapters.qwix_models import model_of
 
@@ -95,7 +96,25 @@ def quantizers_of(
         )
         if whole:
             found["weight_quant"] = found["weight_quant"].let(channelwise_axes=())
+        if rule.get("tile_size"):
+            found["weight_quant"] = CalibratedGroupWeight.let(
+                calibration_impl=method,
+                scale_stop_grad=True,
+                group_size=_tile(rule["tile_size"]),
+                **_format(rule["weight_qtype"]),
+            )
     return found
+
+
+def _tile(size: float) -> Any:
+    """Qwix's tile size, or one by how many there are, which depends on the weight."""
+    if size >= 1:
+        return int(size)
+
+    def group_size(module: Any, group_dim: int) -> int:
+        return int(module.weight_shape[group_dim] * size)
+
+    return value(group_size)
 
 
 def _range(method: str, factor: float) -> Any:
@@ -206,8 +225,11 @@ def _served(inputs: Arrays, model: Any, x: jax.Array) -> dict[str, Any]:
         if isinstance(layer, QuantWeightLayer) and layer.frozen is not None:
             stored = layer.frozen.freezer.get()
             for kind in ("qparams", "state"):
-                found[f"{kind}/{name}/kernel/array/qvalue"] = stored.payload.astype(jnp.float32)
-                found[f"{kind}/{name}/kernel/array/scale"] = stored.scale
+                groups, payload, scale = layer.frozen.groups, stored.payload, stored.scale
+                if groups is not None:
+                    payload, scale = groups.join(payload), jnp.squeeze(scale, groups.dim)
+                found[f"{kind}/{name}/kernel/array/qvalue"] = payload.astype(jnp.float32)
+                found[f"{kind}/{name}/kernel/array/scale"] = scale
                 found[f"{kind}/{name}/bias"] = None if layer.bias is None else layer.bias[...]
     y = _forward(model, x)
     return found | {"y": y, "y_ptq": y}

@@ -46,11 +46,12 @@ def run(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     layer = layer_of(case, inputs)
     axes = LAYOUTS[case["layer"]["kind"]].weight(inputs["weight"].ndim)
     cotangent = jnp.asarray(moved(inputs["cotangent"], axes))
-    outputs = {name: back(v, axes) for name, v in _call(layer, cotangent).items()}
-    again = {name: back(v, axes) for name, v in _call(layer, cotangent).items()}
+    cut = layer.weight_quant.facts.group_dim
+    outputs = {name: back(v, axes, cut) for name, v in _call(layer, cotangent).items()}
+    again = {name: back(v, axes, cut) for name, v in _call(layer, cotangent).items()}
     outputs |= {f"call2.{name}": v for name, v in again.items()}
     for path, variable in nnx.to_flat_state(nnx.state(layer.weight_quant)):
-        outputs[f"param.{dotted(path)}"] = back(np.asarray(variable.get_value()), axes)
+        outputs[f"param.{dotted(path)}"] = back(np.asarray(variable.get_value()), axes, cut)
     return in_the_words_of(case, outputs)
 
 

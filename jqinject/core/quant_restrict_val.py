@@ -1,0 +1,50 @@
+"""A restriction of scales to what another quantizer has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.core._protocols import TensorQuant
+from jqinject.core.assign import assign
+from jqinject.core.quant.float_quant import FloatQuantResult
+
+
+class QuantRestrictValue(nnx.Module):
+    """Values that another quantizer makes of them: the scales of groups in 8-bit floats, for instance.
+
+    A value that would become 0 becomes the least of the same sign that is not, so that a scale stays one.
+
+    Args:
+        restrict_value_float_to_int_impl: the quantizer; of its result the value is taken.
+
+    Source: Brevitas. Differs from Brevitas: there a small scale may become 0.
+
+    Example:
+        >>> from jqinject.core import ExponentWidthConst, FloatClamp, FloatQuant, MantissaWidthConst, StaticExponentBias
+        >>> e2m1 = FloatQuant(True, ExponentWidthConst(2), MantissaWidthConst(1), StaticExponentBias(1), FloatClamp())
+        >>> QuantRestrictValue(e2m1)(jnp.array([5.1, 0.1]))
+        Array([6. , 0.5], dtype=float32)
+    """
+
+    def __init__(self, restrict_value_float_to_int_impl: TensorQuant) -> None:
+        assign(self, quantizer=restrict_value_float_to_int_impl)
+
+    def restrict_init_float(self, x: float) -> float:
+        """`x`."""
+        return x
+
+    def restrict_init_tensor(self, x: jax.Array) -> jax.Array:
+        """`x`."""
+        return x
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`x` quantized, nowhere 0."""
+        result: Any = self.quantizer(x)
+        value, scale, *_ = result
+        step = result.format.smallest_subnormal if isinstance(result, FloatQuantResult) else 1.0
+        least = jnp.where(x < 0, -scale * step, scale * step)
+        return jnp.where(value == 0, least, value)

@@ -1,0 +1,104 @@
+"""How the weights of a layer are stored that have a scale for each group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.quant_tensor import Groups
+
+PER_AXIS = ("out_sharding", "sharding_names", "sharding")
+
+
+@dataclass(frozen=True)
+class ScaleForms:
+    """What a quantizer promises of its scales and zero points, so that those of groups can be stored in a byte.
+
+    Attributes:
+        scale_dtype: an 8-bit float dtype that holds every scale, up to one factor for all unless it is
+            `float8_e8m0fnu`; None for none.
+        whole_zero_point: every zero point is one of the integers.
+    """
+
+    scale_dtype: np.dtype | None = None
+    whole_zero_point: bool = False
+
+    def of_scale(self, scale: jax.Array, groups: Groups | None) -> tuple[jax.Array, jax.Array | None]:
+        """The scales as they are stored, those of groups in a byte; and the factor that all of them have."""
+        if groups is None or self.scale_dtype is None:
+            return scale, None
+        if self.scale_dtype == np.dtype(jnp.float8_e8m0fnu):
+            return scale.astype(jnp.float8_e8m0fnu), None
+        return in_two_levels(scale, self.scale_dtype)
+
+    def of_zero_point(self, zero_point: jax.Array, dtype: Any, groups: Groups | None) -> jax.Array:
+        """The zero points as they are stored: whole ones of groups as bytes, where the integers are bytes at most."""
+        if groups is None or not self.whole_zero_point or jnp.iinfo(dtype).bits > 8:
+            return zero_point
+        signed = jnp.issubdtype(dtype, jnp.signedinteger)
+        return zero_point.astype(jnp.int8 if signed else jnp.uint8)
+
+
+def in_two_levels(scale: jax.Array, dtype: np.dtype) -> tuple[jax.Array, jax.Array]:
+    """Scales that are minifloats times one float32 number, taken apart.
+
+    The factor is that whose products are the scales, looked for where division leaves some units in the last place.
+
+    Args:
+        scale: float32, above 0.
+        dtype: of the minifloats; the largest scale is its largest number.
+
+    Returns:
+        The minifloats, and the factor.
+
+    Example:
+        >>> codes, factor = in_two_levels(jnp.array([896.0, 3.0]), np.dtype(jnp.float8_e4m3fn))
+        >>> codes, float(factor)
+        (Array([448, 1.5], dtype=float8_e4m3fn), 2.0)
+    """
+    if scale.size == 0:
+        return scale.astype(dtype), jnp.ones((), jnp.float32)
+    guess = jnp.max(scale) / float(jnp.finfo(dtype).max)
+    bits = jax.lax.bitcast_convert_type(guess, jnp.int32) + jnp.arange(-4, 5, dtype=jnp.int32)
+    factors = jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+    def parts(factor: jax.Array) -> tuple[jax.Array, jax.Array]:
+        codes = (scale / factor).astype(dtype)
+        return codes, jnp.sum(codes.astype(jnp.float32) * factor != scale)
+
+    codes, wrong = jax.vmap(parts)(factors)
+    best = jnp.argmin(wrong)
+    return codes[best], factors[best]
+
+
+def wide_axes(axes: tuple[int, ...], groups: Groups, ndim: int) -> tuple[int, ...]:
+    """Axes of a weight as axes of the weight in groups, both of the axis that is cut.
+
+    Example:
+        >>> wide_axes((0, 1), Groups(size=32, dim=-2, length=64), 2)
+        (0, 1, 2)
+    """
+    cut = groups.dim % ndim
+    return tuple(wide for axis in axes for wide in wide_axis(axis % ndim, cut))
+
+
+def wide_axis(axis: int, cut: int) -> tuple[int, ...]:
+    """Where an axis is when another, `cut`, has become two."""
+    return (axis, axis + 1) if axis == cut else (axis + (axis > cut),)
+
+
+def wide_metadata(metadata: Mapping[str, Any], groups: Groups, ndim: int) -> dict[str, Any]:
+    """A weight's metadata for the weight in groups: what shards the axis shards its groups."""
+
+    def widened(found: Any) -> Any:
+        if not isinstance(found, tuple) or len(found) < ndim:
+            return found
+        place = len(found) + groups.dim + 1
+        return (*found[:place], None, *found[place:])
+
+    return {name: widened(found) if name in PER_AXIS else found for name, found in metadata.items()}

@@ -1,0 +1,119 @@
+"""Groups: an axis cut into pieces of one size, each of which has numbers (a scale) of its own."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def split_groups(x: jax.Array, group_size: int, group_dim: int) -> jax.Array:
+    """An axis as two: the groups, and the elements of a group; zeros fill up the last group.
+
+    Args:
+        x: an array of any dtype.
+        group_size: elements of a group.
+        group_dim: the axis, from the front or (negative) from the end.
+
+    Returns:
+        An array of one axis more: `(..., ceil(n / group_size), group_size, ...)` in the place of `(..., n, ...)`.
+
+    Example:
+        >>> split_groups(jnp.arange(1, 6), 2, 0)
+        Array([[1, 2],
+               [3, 4],
+               [5, 0]], dtype=int32)
+    """
+    axis = group_dim % x.ndim
+    missing = -x.shape[axis] % group_size
+    if missing:
+        x = jnp.pad(x, [(0, missing if place == axis else 0) for place in range(x.ndim)])
+    return x.reshape(grouped_shape(x.shape, group_size, axis))
+
+
+def grouped_shape(shape: tuple[int, ...], group_size: int, group_dim: int) -> tuple[int, ...]:
+    """The shape that `split_groups` gives an array of `shape`.
+
+    Example:
+        >>> grouped_shape((40, 3), 32, 0)
+        (2, 32, 3)
+    """
+    axis = group_dim % len(shape)
+    return (*shape[:axis], -(-shape[axis] // group_size), group_size, *shape[axis + 1 :])
+
+
+def elements_axis(group_dim: int) -> int:
+    """The axis of a grouped array along which the elements of a group lie; the groups lie along the one before.
+
+    Args:
+        group_dim: the axis that was cut, from the front or (negative) from the end.
+
+    Example:
+        >>> elements_axis(0), elements_axis(-1)
+        (1, -1)
+    """
+    return group_dim + 1 if group_dim >= 0 else group_dim
+
+
+def join_groups(x: jax.Array, group_dim: int, length: int) -> jax.Array:
+    """The inverse of `split_groups`: what filled up the last group is cut off.
+
+    Args:
+        x: a grouped array.
+        group_dim: the axis of the result, from the front or (negative) from the end.
+        length: elements along it.
+
+    Example:
+        >>> join_groups(jnp.array([[1, 2], [3, 4], [5, 0]]), 0, 5)
+        Array([1, 2, 3, 4, 5], dtype=int32)
+    """
+    axis = elements_axis(group_dim) % x.ndim - 1
+    joined = x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
+    return jax.lax.slice_in_dim(joined, 0, length, axis=axis) if joined.shape[axis] != length else joined
+
+
+def spread_groups(x: jax.Array, group_size: int, group_dim: int, length: int) -> jax.Array:
+    """What every group has one of (its scale), once for each element, without the groups.
+
+    Args:
+        x: of the grouped shape with 1 along the elements of a group; or a scalar, which stays one.
+        group_size: elements of a group.
+        group_dim: the axis of the result, from the front or (negative) from the end.
+        length: elements along it.
+
+    Example:
+        >>> spread_groups(jnp.array([[0.5], [2.0]]), 2, 0, 3)
+        Array([0.5, 0.5, 2. ], dtype=float32)
+    """
+    if x.ndim == 0:
+        return x
+    axis = elements_axis(group_dim) % x.ndim
+    shape = (*x.shape[: axis - 1], -(-length // group_size), group_size, *x.shape[axis + 1 :])
+    return join_groups(jnp.broadcast_to(x, shape), group_dim, length)
+
+
+def checked_group_size(group_size: int, where: str) -> int:
+    """A group size as a Python int.
+
+    Raises:
+        ValueError: it is no whole number of at least 1.
+    """
+    if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
+        raise ValueError(
+            f"{where}: group_size must be a whole number of at least 1, got {group_size!r}.\n"
+            "  cure: group_size = 32, for instance"
+        )
+    return group_size
+
+
+def check_divides(length: int, group_size: int, where: str) -> None:
+    """Refuse an axis that groups do not fill.
+
+    Raises:
+        ValueError: `group_size` does not divide `length`.
+    """
+    if length % group_size:
+        raise ValueError(
+            f"{where}: groups of {group_size} do not fill an axis of {length} elements, and group_padding is False.\n"
+            f"  cure: a group_size that divides {length}, or group_padding = True, which fills up the last group "
+            "with zeros"
+        )

@@ -1,0 +1,100 @@
+"""Activations whose scale is that of the tensor at hand: per tensor, per row (the last axis) and per group.
+
+Nothing is kept, in training or evaluation. Names and numbers are those of Brevitas's examples for language models.
+"""
+
+from jqinject.core.clamp import Identity
+from jqinject.core.rounding import FloorSte
+from jqinject.core.scaling import RuntimeDynamicGroupStatsScaling, RuntimeDynamicStatsScaling
+from jqinject.core.stats import NegativeMinOrZero
+from jqinject.core.zero_point import RuntimeDynamicGroupZeroPoint, RuntimeDynamicStatsZeroPoint
+from jqinject.inject import ExtendedInjector
+from jqinject.inject.enum import RestrictValueType, ScalingPerOutputType, StatsOp
+from jqinject.proxy import DynamicActQuantProxyFromInjector
+from jqinject.quant.groupwise import GroupwiseActProxyMixin
+from jqinject.quant.scaled_int import Int8ActPerTensorFloat
+from jqinject.quant.shifted_scaled_int import ShiftedUint8ActPerTensorFloat
+
+
+class DynamicActProxyMixin(ExtendedInjector):
+    """The proxy of activations whose scale is that of the tensor at hand."""
+
+    proxy_class = DynamicActQuantProxyFromInjector
+
+
+class DynamicPerRow(ExtendedInjector):
+    """What shares a scale: a row, the numbers along the last axis."""
+
+    scaling_stats_input_view_shape_impl = Identity
+    stats_reduce_dim = -1
+    keepdim = True
+
+
+class DynamicPerGroup(ExtendedInjector):
+    """What shares a scale: a group of `group_size` features, which you declare."""
+
+    scaling_impl = RuntimeDynamicGroupStatsScaling
+    scaling_per_output_type = ScalingPerOutputType.GROUP
+
+
+class Int8DynamicActPerTensorFloat(DynamicActProxyMixin, Int8ActPerTensorFloat):
+    """8-bit signed activations, scale = max |x| / 128 of the tensor.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.nn import QuantIdentity
+        >>> identity = QuantIdentity(act_quant=Int8DynamicActPerTensorFloat, return_quant_tensor=True)
+        >>> [float(identity(jnp.array([1.0, -x])).scale) for x in (128.0, 2.0)]
+        [1.0, 0.015625]
+    """
+
+    scaling_impl = RuntimeDynamicStatsScaling
+    scaling_stats_op = StatsOp.MAX
+
+
+class Int8DynamicActPerRowFloat(DynamicPerRow, Int8DynamicActPerTensorFloat):
+    """8-bit signed activations, scale = max |x| / 128 of each row (the last axis)."""
+
+
+class Int8DynamicActPerRowFixedPoint(Int8DynamicActPerRowFloat):
+    """8-bit signed activations, a power of two for each row: max |x| rounded down to one, / 128."""
+
+    restrict_scaling_type = RestrictValueType.POWER_OF_TWO
+    restrict_value_float_to_int_impl = FloorSte
+
+
+class Int8DynamicActPerGroupFloat(DynamicPerGroup, GroupwiseActProxyMixin, Int8ActPerTensorFloat):
+    """8-bit signed activations, scale = max |x| / 128 of each group of `group_size` features, which you declare.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.nn import QuantIdentity
+        >>> identity = QuantIdentity(act_quant=Int8DynamicActPerGroupFloat, group_size=2, return_quant_tensor=True)
+        >>> identity(jnp.array([128.0, -1.0, 0.5, 64.0])).scale_.tolist()
+        [[1.0], [0.5]]
+    """
+
+    scaling_stats_op = StatsOp.MAX
+
+
+class ShiftedUint8DynamicActPerTensorFloat(DynamicActProxyMixin, ShiftedUint8ActPerTensorFloat):
+    """8-bit unsigned activations between the tensor's minimum and maximum."""
+
+    scaling_impl = RuntimeDynamicStatsScaling
+    scaling_stats_op = StatsOp.MIN_MAX
+    zero_point_impl = RuntimeDynamicStatsZeroPoint
+    zero_point_stats_impl = NegativeMinOrZero
+
+
+class ShiftedUint8DynamicActPerRowFloat(DynamicPerRow, ShiftedUint8DynamicActPerTensorFloat):
+    """8-bit unsigned activations between the minimum and maximum of each row (the last axis)."""
+
+
+class ShiftedUint8DynamicActPerGroupFloat(
+    DynamicPerGroup, GroupwiseActProxyMixin, ShiftedUint8ActPerTensorFloat
+):
+    """8-bit unsigned activations between the minimum and maximum of each group of `group_size` features."""
+
+    scaling_stats_op = StatsOp.MIN_MAX
+    zero_point_impl = RuntimeDynamicGroupZeroPoint
+    zero_point_stats_impl = NegativeMinOrZero

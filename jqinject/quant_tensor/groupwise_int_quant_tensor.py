@@ -1,0 +1,98 @@
+"""`GroupwiseIntQuantTensor`: integers with a scale for each group."""
+
+from collections.abc import Iterable
+from typing import Any, Self, final
+
+import jax
+
+from .base import as_array
+from .bit_width import BitWidth
+from .groupwise import Groups, GroupwiseQuantTensor, flatten_groups, groups_of
+from .int_quant_tensor import IntQuantTensor
+
+
+@final
+class GroupwiseIntQuantTensor(GroupwiseQuantTensor):
+    """A dequantized array that is integers, with a scale (and zero point) for each group along one axis.
+
+    Arithmetic and `reshape` decay to the plain array; `transpose`, and indexing of other axes, keep the groups.
+
+    Args:
+        value: the dequantized numbers in groups, `value_`: two axes (groups, elements of a group) in the place of the
+            axis `group_dim`.
+        scale: float32, `scale_`: the same shape with 1 along the elements of a group.
+        zero_point: float32, `zero_point_`: likewise, or a scalar.
+        group_size: elements of a group.
+        group_dim: the axis, counted without groups.
+        bit_width: Python int, or float32 scalar array where it is learned.
+        signed: whether the integers are signed.
+        training: whether it was made in training mode.
+        dequant_shape: the shape without groups; None means that groups are full.
+
+    Raises:
+        TypeError: `value` is no float array.
+        ValueError: it has no such groups; scale or zero point do not broadcast against it.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> x = GroupwiseIntQuantTensor(
+        ...     jnp.array([[0.5, 1.0], [6.0, 0.0]]), jnp.array([[0.5], [2.0]]), 0.0, 2, 0, 8, True, False, (3,))
+        >>> x.value, x.scale, x.int()
+        (Array([0.5, 1. , 6. ], dtype=float32), Array([0.5, 0.5, 2. ], dtype=float32), Array([1, 2, 3], dtype=int8))
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        value: Any,
+        scale: Any,
+        zero_point: Any,
+        group_size: int,
+        group_dim: int,
+        bit_width: Any,
+        signed: bool,
+        training: bool,
+        dequant_shape: tuple[int, ...] | None = None,
+    ) -> None:
+        grouped = IntQuantTensor(as_array(value), scale, zero_point, bit_width, signed, training)
+        length = None if dequant_shape is None else dequant_shape[group_dim]
+        groups = groups_of(grouped.shape, group_size, group_dim, length, type(self).__name__)
+        for name, field in (("_grouped", grouped), ("_groups", groups), ("_group_dim", group_dim)):
+            object.__setattr__(self, name, field)
+
+    @classmethod
+    def of(cls, grouped: IntQuantTensor, group_size: int, group_dim: int, length: int | None = None) -> Self:
+        """The tensor in groups seen without them.
+
+        Args:
+            grouped: a tensor with the two axes.
+            group_size: elements of a group.
+            group_dim: the axis, counted without groups.
+            length: elements along it; None for all that the groups hold.
+        """
+        return cls._of(
+            grouped, groups_of(grouped.shape, group_size, group_dim, length, cls.__name__), group_dim
+        )
+
+    @property
+    def bit_width(self) -> BitWidth:
+        """Bits of one integer: a Python int, or an array where it is learned."""
+        return self._grouped.bit_width
+
+    @property
+    def signed(self) -> bool:
+        """Whether the integers are signed."""
+        return self._grouped.signed
+
+    def int(self, float_datatype: bool = False) -> jax.Array:
+        """The integers, without groups. See `IntQuantTensor.int`."""
+        return self._groups.join(self._grouped.int(float_datatype))
+
+
+def _unflatten(aux: tuple[Groups, int], children: Iterable[Any]) -> GroupwiseIntQuantTensor:
+    (grouped,) = children
+    return GroupwiseIntQuantTensor._of(grouped, *aux)
+
+
+jax.tree_util.register_pytree_with_keys(GroupwiseIntQuantTensor, flatten_groups, _unflatten)
