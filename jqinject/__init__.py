@@ -30,6 +30,7 @@ from jqinject.model import correct_biases as correct_biases
 from jqinject.model import end_step as end_step
 from jqinject.model import freeze as freeze
 from jqinject.model import grad as grad
+from jqinject.model import learn_rounding as learn_rounding
 from jqinject.model import load_state as load_state
 from jqinject.model import post_training_quantize as post_training_quantize
 from jqinject.model import quantize as quantize

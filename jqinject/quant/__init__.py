@@ -61,16 +61,24 @@ from jqinject.quant.fixed_point import (
 from jqinject.quant.fixed_point import Uint8ActPerTensorFixedPointMSE as Uint8ActPerTensorFixedPointMSE
 from jqinject.quant.float import Fp8e4m3Act as Fp8e4m3Act
 from jqinject.quant.float import Fp8e4m3ActPerChannelFloat2d as Fp8e4m3ActPerChannelFloat2d
+from jqinject.quant.float import Fp8e4m3ActPerChannelFloat2dMSE as Fp8e4m3ActPerChannelFloat2dMSE
 from jqinject.quant.float import Fp8e4m3ActPerTensorFloat as Fp8e4m3ActPerTensorFloat
+from jqinject.quant.float import Fp8e4m3ActPerTensorFloatMSE as Fp8e4m3ActPerTensorFloatMSE
 from jqinject.quant.float import Fp8e4m3Weight as Fp8e4m3Weight
 from jqinject.quant.float import Fp8e4m3WeightPerChannelFloat as Fp8e4m3WeightPerChannelFloat
+from jqinject.quant.float import Fp8e4m3WeightPerChannelFloatMSE as Fp8e4m3WeightPerChannelFloatMSE
 from jqinject.quant.float import Fp8e4m3WeightPerTensorFloat as Fp8e4m3WeightPerTensorFloat
+from jqinject.quant.float import Fp8e4m3WeightPerTensorFloatMSE as Fp8e4m3WeightPerTensorFloatMSE
 from jqinject.quant.float import Fp8e5m2Act as Fp8e5m2Act
 from jqinject.quant.float import Fp8e5m2ActPerChannelFloat2d as Fp8e5m2ActPerChannelFloat2d
+from jqinject.quant.float import Fp8e5m2ActPerChannelFloat2dMSE as Fp8e5m2ActPerChannelFloat2dMSE
 from jqinject.quant.float import Fp8e5m2ActPerTensorFloat as Fp8e5m2ActPerTensorFloat
+from jqinject.quant.float import Fp8e5m2ActPerTensorFloatMSE as Fp8e5m2ActPerTensorFloatMSE
 from jqinject.quant.float import Fp8e5m2Weight as Fp8e5m2Weight
 from jqinject.quant.float import Fp8e5m2WeightPerChannelFloat as Fp8e5m2WeightPerChannelFloat
+from jqinject.quant.float import Fp8e5m2WeightPerChannelFloatMSE as Fp8e5m2WeightPerChannelFloatMSE
 from jqinject.quant.float import Fp8e5m2WeightPerTensorFloat as Fp8e5m2WeightPerTensorFloat
+from jqinject.quant.float import Fp8e5m2WeightPerTensorFloatMSE as Fp8e5m2WeightPerTensorFloatMSE
 from jqinject.quant.float8 import Fp8e4m3ActPerTensorCurrent as Fp8e4m3ActPerTensorCurrent
 from jqinject.quant.float8 import Fp8e4m3ActPerTensorDelayed as Fp8e4m3ActPerTensorDelayed
 from jqinject.quant.float8 import Fp8e4m3FNUZActPerTensorCurrent as Fp8e4m3FNUZActPerTensorCurrent
@@ -93,20 +101,34 @@ from jqinject.quant.float8 import Fp8e5m2GradPerTensorCurrent as Fp8e5m2GradPerT
 from jqinject.quant.float8 import Fp8e5m2GradPerTensorDelayed as Fp8e5m2GradPerTensorDelayed
 from jqinject.quant.float_fnuz import Fp8e4m3FNUZAct as Fp8e4m3FNUZAct
 from jqinject.quant.float_fnuz import Fp8e4m3FNUZActPerTensorFloat as Fp8e4m3FNUZActPerTensorFloat
+from jqinject.quant.float_fnuz import Fp8e4m3FNUZActPerTensorFloatMSE as Fp8e4m3FNUZActPerTensorFloatMSE
 from jqinject.quant.float_fnuz import Fp8e4m3FNUZWeight as Fp8e4m3FNUZWeight
 from jqinject.quant.float_fnuz import Fp8e4m3FNUZWeightPerChannelFloat as Fp8e4m3FNUZWeightPerChannelFloat
+from jqinject.quant.float_fnuz import (
+    Fp8e4m3FNUZWeightPerChannelFloatMSE as Fp8e4m3FNUZWeightPerChannelFloatMSE,
+)
 from jqinject.quant.float_fnuz import Fp8e4m3FNUZWeightPerTensorFloat as Fp8e4m3FNUZWeightPerTensorFloat
+from jqinject.quant.float_fnuz import Fp8e4m3FNUZWeightPerTensorFloatMSE as Fp8e4m3FNUZWeightPerTensorFloatMSE
 from jqinject.quant.float_fnuz import Fp8e5m2FNUZAct as Fp8e5m2FNUZAct
 from jqinject.quant.float_fnuz import Fp8e5m2FNUZActPerTensorFloat as Fp8e5m2FNUZActPerTensorFloat
+from jqinject.quant.float_fnuz import Fp8e5m2FNUZActPerTensorFloatMSE as Fp8e5m2FNUZActPerTensorFloatMSE
 from jqinject.quant.float_fnuz import Fp8e5m2FNUZWeight as Fp8e5m2FNUZWeight
 from jqinject.quant.float_fnuz import Fp8e5m2FNUZWeightPerChannelFloat as Fp8e5m2FNUZWeightPerChannelFloat
+from jqinject.quant.float_fnuz import (
+    Fp8e5m2FNUZWeightPerChannelFloatMSE as Fp8e5m2FNUZWeightPerChannelFloatMSE,
+)
 from jqinject.quant.float_fnuz import Fp8e5m2FNUZWeightPerTensorFloat as Fp8e5m2FNUZWeightPerTensorFloat
+from jqinject.quant.float_fnuz import Fp8e5m2FNUZWeightPerTensorFloatMSE as Fp8e5m2FNUZWeightPerTensorFloatMSE
 from jqinject.quant.float_fnuz import FpFNUZAct as FpFNUZAct
 from jqinject.quant.float_fnuz import FpFNUZActPerChannelFloat2d as FpFNUZActPerChannelFloat2d
+from jqinject.quant.float_fnuz import FpFNUZActPerChannelFloat2dMSE as FpFNUZActPerChannelFloat2dMSE
 from jqinject.quant.float_fnuz import FpFNUZActPerTensorFloat as FpFNUZActPerTensorFloat
+from jqinject.quant.float_fnuz import FpFNUZActPerTensorFloatMSE as FpFNUZActPerTensorFloatMSE
 from jqinject.quant.float_fnuz import FpFNUZWeight as FpFNUZWeight
 from jqinject.quant.float_fnuz import FpFNUZWeightPerChannelFloat as FpFNUZWeightPerChannelFloat
+from jqinject.quant.float_fnuz import FpFNUZWeightPerChannelFloatMSE as FpFNUZWeightPerChannelFloatMSE
 from jqinject.quant.float_fnuz import FpFNUZWeightPerTensorFloat as FpFNUZWeightPerTensorFloat
+from jqinject.quant.float_fnuz import FpFNUZWeightPerTensorFloatMSE as FpFNUZWeightPerTensorFloatMSE
 from jqinject.quant.float_ocp import Fp4e2m1OCPAct as Fp4e2m1OCPAct
 from jqinject.quant.float_ocp import Fp4e2m1OCPActPerTensorFloat as Fp4e2m1OCPActPerTensorFloat
 from jqinject.quant.float_ocp import Fp4e2m1OCPWeight as Fp4e2m1OCPWeight
@@ -124,20 +146,30 @@ from jqinject.quant.float_ocp import Fp6e3m2OCPWeightPerChannelFloat as Fp6e3m2O
 from jqinject.quant.float_ocp import Fp6e3m2OCPWeightPerTensorFloat as Fp6e3m2OCPWeightPerTensorFloat
 from jqinject.quant.float_ocp import Fp8e4m3OCPAct as Fp8e4m3OCPAct
 from jqinject.quant.float_ocp import Fp8e4m3OCPActPerTensorFloat as Fp8e4m3OCPActPerTensorFloat
+from jqinject.quant.float_ocp import Fp8e4m3OCPActPerTensorFloatMSE as Fp8e4m3OCPActPerTensorFloatMSE
 from jqinject.quant.float_ocp import Fp8e4m3OCPWeight as Fp8e4m3OCPWeight
 from jqinject.quant.float_ocp import Fp8e4m3OCPWeightPerChannelFloat as Fp8e4m3OCPWeightPerChannelFloat
+from jqinject.quant.float_ocp import Fp8e4m3OCPWeightPerChannelFloatMSE as Fp8e4m3OCPWeightPerChannelFloatMSE
 from jqinject.quant.float_ocp import Fp8e4m3OCPWeightPerTensorFloat as Fp8e4m3OCPWeightPerTensorFloat
+from jqinject.quant.float_ocp import Fp8e4m3OCPWeightPerTensorFloatMSE as Fp8e4m3OCPWeightPerTensorFloatMSE
 from jqinject.quant.float_ocp import Fp8e5m2OCPAct as Fp8e5m2OCPAct
 from jqinject.quant.float_ocp import Fp8e5m2OCPActPerTensorFloat as Fp8e5m2OCPActPerTensorFloat
+from jqinject.quant.float_ocp import Fp8e5m2OCPActPerTensorFloatMSE as Fp8e5m2OCPActPerTensorFloatMSE
 from jqinject.quant.float_ocp import Fp8e5m2OCPWeight as Fp8e5m2OCPWeight
 from jqinject.quant.float_ocp import Fp8e5m2OCPWeightPerChannelFloat as Fp8e5m2OCPWeightPerChannelFloat
+from jqinject.quant.float_ocp import Fp8e5m2OCPWeightPerChannelFloatMSE as Fp8e5m2OCPWeightPerChannelFloatMSE
 from jqinject.quant.float_ocp import Fp8e5m2OCPWeightPerTensorFloat as Fp8e5m2OCPWeightPerTensorFloat
+from jqinject.quant.float_ocp import Fp8e5m2OCPWeightPerTensorFloatMSE as Fp8e5m2OCPWeightPerTensorFloatMSE
 from jqinject.quant.float_ocp import FpOCPAct as FpOCPAct
 from jqinject.quant.float_ocp import FpOCPActPerChannelFloat2d as FpOCPActPerChannelFloat2d
+from jqinject.quant.float_ocp import FpOCPActPerChannelFloat2dMSE as FpOCPActPerChannelFloat2dMSE
 from jqinject.quant.float_ocp import FpOCPActPerTensorFloat as FpOCPActPerTensorFloat
+from jqinject.quant.float_ocp import FpOCPActPerTensorFloatMSE as FpOCPActPerTensorFloatMSE
 from jqinject.quant.float_ocp import FpOCPWeight as FpOCPWeight
 from jqinject.quant.float_ocp import FpOCPWeightPerChannelFloat as FpOCPWeightPerChannelFloat
+from jqinject.quant.float_ocp import FpOCPWeightPerChannelFloatMSE as FpOCPWeightPerChannelFloatMSE
 from jqinject.quant.float_ocp import FpOCPWeightPerTensorFloat as FpOCPWeightPerTensorFloat
+from jqinject.quant.float_ocp import FpOCPWeightPerTensorFloatMSE as FpOCPWeightPerTensorFloatMSE
 from jqinject.quant.groupwise import IntWeightSymmetricGroupQuant as IntWeightSymmetricGroupQuant
 from jqinject.quant.groupwise import IntWeightSymmetricGroupQuantMSE as IntWeightSymmetricGroupQuantMSE
 from jqinject.quant.groupwise import ShiftedUint8WeightGroupQuantFloat as ShiftedUint8WeightGroupQuantFloat

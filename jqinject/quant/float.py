@@ -12,6 +12,7 @@ from jqinject.quant.float_base import (
     ScaledFloatActBase,
     ScaledFloatWeightBase,
 )
+from jqinject.quant.search import MSESymmetricScale
 
 
 class Fp8e4m3Weight(Fp8e4m3Mixin, FloatWeightBase):
@@ -83,6 +84,56 @@ class Fp8e4m3ActPerChannelFloat2d(Fp8e4m3Mixin, ScaledFloatActBase):
 
 class Fp8e5m2ActPerChannelFloat2d(Fp8e5m2Mixin, ScaledFloatActBase):
     """e5m2 images, each channel's learned scale starts from its max |x| / 114688."""
+
+    scaling_per_output_type = ScalingPerOutputType.CHANNEL
+    scaling_stats_permute_dims = (1, 0, 2, 3)
+
+
+class Fp8e4m3WeightPerTensorFloatMSE(Fp8e4m3Mixin, MSESymmetricScale, ScaledFloatWeightBase):
+    """e4m3 weights, one learned scale that starts from the least squared error."""
+
+    scaling_per_output_type = ScalingPerOutputType.TENSOR
+
+
+class Fp8e5m2WeightPerTensorFloatMSE(Fp8e5m2Mixin, MSESymmetricScale, ScaledFloatWeightBase):
+    """e5m2 weights, one learned scale that starts from the least squared error."""
+
+    scaling_per_output_type = ScalingPerOutputType.TENSOR
+
+
+class Fp8e4m3WeightPerChannelFloatMSE(Fp8e4m3Mixin, MSESymmetricScale, ScaledFloatWeightBase):
+    """e4m3 weights, learned scales of output channels that start from the least squared error."""
+
+    scaling_per_output_type = ScalingPerOutputType.CHANNEL
+
+
+class Fp8e5m2WeightPerChannelFloatMSE(Fp8e5m2Mixin, MSESymmetricScale, ScaledFloatWeightBase):
+    """e5m2 weights, learned scales of output channels that start from the least squared error."""
+
+    scaling_per_output_type = ScalingPerOutputType.CHANNEL
+
+
+class Fp8e4m3ActPerTensorFloatMSE(Fp8e4m3Mixin, MSESymmetricScale, ScaledFloatActBase):
+    """e4m3 activations, a learned scale that starts from the least squared error."""
+
+    scaling_per_output_type = ScalingPerOutputType.TENSOR
+
+
+class Fp8e5m2ActPerTensorFloatMSE(Fp8e5m2Mixin, MSESymmetricScale, ScaledFloatActBase):
+    """e5m2 activations, a learned scale that starts from the least squared error."""
+
+    scaling_per_output_type = ScalingPerOutputType.TENSOR
+
+
+class Fp8e4m3ActPerChannelFloat2dMSE(Fp8e4m3Mixin, MSESymmetricScale, ScaledFloatActBase):
+    """e4m3 images, channels' learned scales that start from the least squared error."""
+
+    scaling_per_output_type = ScalingPerOutputType.CHANNEL
+    scaling_stats_permute_dims = (1, 0, 2, 3)
+
+
+class Fp8e5m2ActPerChannelFloat2dMSE(Fp8e5m2Mixin, MSESymmetricScale, ScaledFloatActBase):
+    """e5m2 images, channels' learned scales that start from the least squared error."""
 
     scaling_per_output_type = ScalingPerOutputType.CHANNEL
     scaling_stats_permute_dims = (1, 0, 2, 3)

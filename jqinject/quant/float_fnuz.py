@@ -15,6 +15,7 @@ from jqinject.quant.float_base import (
     ScaledFloatActBase,
     ScaledFloatWeightBase,
 )
+from jqinject.quant.search import MSESymmetricScale
 
 
 class FpFNUZMixin(ExtendedInjector):
@@ -102,3 +103,52 @@ class Fp8e5m2FNUZActPerTensorFloat(FpFNUZActPerTensorFloat, Fp8e5m2Mixin):
 
 class Fp8e5m2FNUZWeightPerChannelFloat(FpFNUZWeightPerChannelFloat, Fp8e5m2Mixin):
     """e5m2 weights, a scale for each output channel, max |w| / 57344."""
+
+
+class FpFNUZWeightPerTensorFloatMSE(FpFNUZMixin, MSESymmetricScale, ScaledFloatWeightBase):
+    """FNUZ weights, one learned scale that starts from the least squared error; declare the format."""
+
+    scaling_per_output_type = ScalingPerOutputType.TENSOR
+
+
+class FpFNUZWeightPerChannelFloatMSE(FpFNUZMixin, MSESymmetricScale, ScaledFloatWeightBase):
+    """FNUZ weights, learned scales of output channels that start from the least squared error; declare the format."""
+
+    scaling_per_output_type = ScalingPerOutputType.CHANNEL
+
+
+class FpFNUZActPerTensorFloatMSE(FpFNUZMixin, MSESymmetricScale, ScaledFloatActBase):
+    """FNUZ activations, a learned scale that starts from the least squared error; declare the format."""
+
+    scaling_per_output_type = ScalingPerOutputType.TENSOR
+
+
+class FpFNUZActPerChannelFloat2dMSE(FpFNUZMixin, MSESymmetricScale, ScaledFloatActBase):
+    """FNUZ images, channels' learned scales that start from the least squared error; declare the format."""
+
+    scaling_per_output_type = ScalingPerOutputType.CHANNEL
+    scaling_stats_permute_dims = (1, 0, 2, 3)
+
+
+class Fp8e4m3FNUZWeightPerTensorFloatMSE(FpFNUZWeightPerTensorFloatMSE, Fp8e4m3Mixin):
+    """e4m3 weights, one learned scale that starts from the least squared error."""
+
+
+class Fp8e4m3FNUZWeightPerChannelFloatMSE(FpFNUZWeightPerChannelFloatMSE, Fp8e4m3Mixin):
+    """e4m3 weights, learned scales of output channels that start from the least squared error."""
+
+
+class Fp8e4m3FNUZActPerTensorFloatMSE(FpFNUZActPerTensorFloatMSE, Fp8e4m3Mixin):
+    """e4m3 activations, a learned scale that starts from the least squared error."""
+
+
+class Fp8e5m2FNUZWeightPerTensorFloatMSE(FpFNUZWeightPerTensorFloatMSE, Fp8e5m2Mixin):
+    """e5m2 weights, one learned scale that starts from the least squared error."""
+
+
+class Fp8e5m2FNUZWeightPerChannelFloatMSE(FpFNUZWeightPerChannelFloatMSE, Fp8e5m2Mixin):
+    """e5m2 weights, learned scales of output channels that start from the least squared error."""
+
+
+class Fp8e5m2FNUZActPerTensorFloatMSE(FpFNUZActPerTensorFloatMSE, Fp8e5m2Mixin):
+    """e5m2 activations, a learned scale that starts from the least squared error."""

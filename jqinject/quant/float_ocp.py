@@ -21,6 +21,7 @@ from jqinject.quant.float_base import (
     ScaledFloatActBase,
     ScaledFloatWeightBase,
 )
+from jqinject.quant.search import MSESymmetricScale
 
 # (bits, exponent bits, mantissa bits) -> mantissas that mean inf, and nan, with the largest exponent
 OCP_CODES = {
@@ -191,3 +192,52 @@ class Fp4e2m1OCPActPerTensorFloat(FpOCPActPerTensorFloat, Fp4e2m1Mixin):
 
 class Fp4e2m1OCPWeightPerChannelFloat(FpOCPWeightPerChannelFloat, Fp4e2m1Mixin):
     """e2m1 weights, a scale for each output channel, max |w| / 6."""
+
+
+class FpOCPWeightPerTensorFloatMSE(FpOCPMixin, MSESymmetricScale, ScaledFloatWeightBase):
+    """OCP weights, one learned scale that starts from the least squared error; declare the format."""
+
+    scaling_per_output_type = ScalingPerOutputType.TENSOR
+
+
+class FpOCPWeightPerChannelFloatMSE(FpOCPMixin, MSESymmetricScale, ScaledFloatWeightBase):
+    """OCP weights, learned scales of output channels that start from the least squared error; declare the format."""
+
+    scaling_per_output_type = ScalingPerOutputType.CHANNEL
+
+
+class FpOCPActPerTensorFloatMSE(FpOCPMixin, MSESymmetricScale, ScaledFloatActBase):
+    """OCP activations, a learned scale that starts from the least squared error; declare the format."""
+
+    scaling_per_output_type = ScalingPerOutputType.TENSOR
+
+
+class FpOCPActPerChannelFloat2dMSE(FpOCPMixin, MSESymmetricScale, ScaledFloatActBase):
+    """OCP images, channels' learned scales that start from the least squared error; declare the format."""
+
+    scaling_per_output_type = ScalingPerOutputType.CHANNEL
+    scaling_stats_permute_dims = (1, 0, 2, 3)
+
+
+class Fp8e4m3OCPWeightPerTensorFloatMSE(FpOCPWeightPerTensorFloatMSE, Fp8e4m3Mixin):
+    """e4m3 weights, one learned scale that starts from the least squared error."""
+
+
+class Fp8e4m3OCPWeightPerChannelFloatMSE(FpOCPWeightPerChannelFloatMSE, Fp8e4m3Mixin):
+    """e4m3 weights, learned scales of output channels that start from the least squared error."""
+
+
+class Fp8e4m3OCPActPerTensorFloatMSE(FpOCPActPerTensorFloatMSE, Fp8e4m3Mixin):
+    """e4m3 activations, a learned scale that starts from the least squared error."""
+
+
+class Fp8e5m2OCPWeightPerTensorFloatMSE(FpOCPWeightPerTensorFloatMSE, Fp8e5m2Mixin):
+    """e5m2 weights, one learned scale that starts from the least squared error."""
+
+
+class Fp8e5m2OCPWeightPerChannelFloatMSE(FpOCPWeightPerChannelFloatMSE, Fp8e5m2Mixin):
+    """e5m2 weights, learned scales of output channels that start from the least squared error."""
+
+
+class Fp8e5m2OCPActPerTensorFloatMSE(FpOCPActPerTensorFloatMSE, Fp8e5m2Mixin):
+    """e5m2 activations, a learned scale that starts from the least squared error."""

@@ -23,7 +23,7 @@ from jqinject.nn import (
     QuantTanh,
 )
 from jqinject.quant import Int8ActPerTensorFloat
-from jqinject.quant_tensor import FloatQuantTensor, GroupwiseFloatQuantTensor
+from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, GroupwiseFloatQuantTensor
 
 QUANTIZERS = {
     name: found
@@ -131,10 +131,14 @@ def bounds(result):
     if isinstance(result, FloatQuantTensor | GroupwiseFloatQuantTensor):
         highest = result.format.max_value
         return -highest, highest
+    if isinstance(result, CodebookQuantTensor):
+        return 0, len(result.codebook.values) - 1
     return BOUNDS[result.bit_width, result.signed]
 
 
 def payload_of(result):
+    if isinstance(result, CodebookQuantTensor):
+        return result.codes()
     minifloats = isinstance(result, FloatQuantTensor | GroupwiseFloatQuantTensor)
     return result.minifloat() if minifloats else result.int(float_datatype=True)
 

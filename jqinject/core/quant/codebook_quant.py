@@ -14,6 +14,7 @@ from jqinject.core import _check
 from jqinject.core._protocols import Clamp, Scaling, View
 from jqinject.core.assign import assign, set_given
 from jqinject.core.clamp import Identity, TensorClamp
+from jqinject.core.stats.search import given, searching
 from jqinject.core.variables import known_zero
 from jqinject.ops.codebook import Codebook
 from jqinject.ops.power import in_steps
@@ -100,10 +101,32 @@ class CodebookQuant(nnx.Module):
     def __call__(self, x: jax.Array) -> CodebookQuantResult:
         """`x` quantized; scale float32."""
         x = _check.float_input(x, "CodebookQuant")
+        with searching(self):
+            scale = self.scaling_impl(x.astype(jnp.float32), self.codebook.largest)
+        return CodebookQuantResult(self.quantize(x, scale).astype(x.dtype), scale, self.codebook)
+
+    def try_scale(self, x: jax.Array, statistic: jax.Array) -> CodebookQuantResult:
+        """What `x` would be if `statistic` were what the scale is made from.
+
+        Args:
+            x: float32.
+            statistic: in the place of the searched one.
+        """
+        with given(statistic):
+            scale = self.scaling_impl(x, self.codebook.largest)
+        return self.try_zero_point(x, scale, None)
+
+    def try_zero_point(
+        self, x: jax.Array, scale: jax.Array, statistic: jax.Array | None
+    ) -> CodebookQuantResult:
+        """What `x` would be by a scale: a table has its zero at 0."""
+        return CodebookQuantResult(self.quantize(x, scale), scale, self.codebook)
+
+    def quantize(self, x: jax.Array, scale: jax.Array) -> jax.Array:
+        """`x` quantized by a scale and back in float32."""
         table = self.codebook
-        scale = self.scaling_impl(x.astype(jnp.float32), table.largest)
         steps = in_steps(self.input_view_impl(x).astype(jnp.float32), scale)
         inside = self.tensor_clamp_impl(steps, min_val=table.values[0], max_val=table.values[-1])
         nearest = jnp.where(jnp.isnan(inside), inside, table.decode(table.encode(inside)))
         passed = jax.lax.stop_gradient(nearest) + (inside - jax.lax.stop_gradient(inside))
-        return CodebookQuantResult((passed * scale).astype(x.dtype), scale, table)
+        return passed * scale
