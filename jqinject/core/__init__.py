@@ -89,6 +89,7 @@ from jqinject.core.scaling import (
 from jqinject.core.scaling import ParameterPreScalingWeightNorm as ParameterPreScalingWeightNorm
 from jqinject.core.scaling import ParameterScaling as ParameterScaling
 from jqinject.core.scaling import PowerOfTwoIntScaling as PowerOfTwoIntScaling
+from jqinject.core.scaling import RoundMidMaxSte as RoundMidMaxSte
 from jqinject.core.scaling import RuntimeDynamicGroupStatsScaling as RuntimeDynamicGroupStatsScaling
 from jqinject.core.scaling import RuntimeDynamicStatsScaling as RuntimeDynamicStatsScaling
 from jqinject.core.scaling import RuntimeStatsScaling as RuntimeStatsScaling
