@@ -8,9 +8,9 @@ weights and the order of batches; for each, all quantized models start from the 
 (conv2, dense1) have the bits; the first and the last layer stay at 8.
 
 Trained with the quantizers in the loop (inner weights and all activations at the bits, a scale for the tensor):
-  learned      scales that start from statistics and are learned
-  statistics   scales made anew from the weight's standard deviation, and from running statistics of activations
-  fixed        scales known beforehand: He's rule for weights, 1 for activations
+  learned      scales that start from max |w| and the batches' maxima, and are learned as their log2
+  statistics   scales made anew from max |w|, and from running maxima of activations
+  fixed        scales known beforehand: weights in [-1, 1], activations in [0, 6]
 Not trained, weights alone:
   per tensor, per channel   a scale from max |w|, weights rounded to nearest
   nearest, AdaRound         a scale for each channel with the least squared error; rounding to nearest, or learned
@@ -37,7 +37,7 @@ from jqinject.demo.recipes import Image, Recipe
 
 FLOAT_EPOCHS = 30
 CALIBRATION_BATCHES = 8
-STATISTIC = {"scaling_stats_op": "mean_sigma_std", "sigma": 2.0}
+LEARNING_RATE = 3e-3
 
 
 class Weight(q.Int8WeightPerTensorFloat):
@@ -51,16 +51,24 @@ class Act(q.Uint8ActPerTensorFloat):
     scaling_stats_op = "max"
 
 
-class Found(Weight):
-    """A learned weight scale that starts from the statistic."""
+class LearnedWeight(Weight):
+    """Learned as its log2, from max |w|."""
 
     scaling_impl_type = "parameter_from_stats"
+    restrict_scaling_type = "log_fp"
+
+
+class LearnedAct(Act):
+    """Learned as its log2, from the batches' maxima."""
+
+    restrict_scaling_type = "log_fp"
 
 
 class FixedWeight(Weight):
-    """He's rule, sqrt(2 / inputs), stands for the greatest magnitude."""
+    """Weights between -1 and 1."""
 
-    scaling_impl_type = "he"
+    scaling_impl_type = "const"
+    scaling_const = 1.0
 
 
 class RunningAct(Act):
@@ -70,10 +78,10 @@ class RunningAct(Act):
 
 
 class FixedAct(Act):
-    """Activations up to 1."""
+    """Activations up to 6."""
 
     scaling_impl_type = "const"
-    max_val = 1.0
+    max_val = 6.0
 
 
 @dataclass(frozen=True)
@@ -96,8 +104,8 @@ class Trial:
 
 
 TRIALS = (
-    Trial("learned", Found.let(**STATISTIC), Act, trained=True),
-    Trial("statistics", Weight.let(**STATISTIC), RunningAct, trained=True),
+    Trial("learned", LearnedWeight, LearnedAct, trained=True),
+    Trial("statistics", Weight, RunningAct, trained=True),
     Trial("fixed", FixedWeight, FixedAct, trained=True),
     Trial("per tensor", q.Int8WeightPerTensorFloat),
     Trial("per channel", q.Int8WeightPerChannelFloat),
@@ -128,7 +136,7 @@ def measured(
     model = quantized(trial, bits, floats, seed)
     training.calibrate(model, digits, seed)
     if trial.trained:
-        training.train(model, digits, arguments.epochs, 1e-3, seed, lambda: None)
+        training.train(model, digits, arguments.epochs, LEARNING_RATE, seed, lambda: None)
     if trial.rounding:
         model.eval()
         images = [jnp.asarray(batch) for batch, _ in training.batches(digits, 1, seed)]
@@ -139,7 +147,7 @@ def measured(
 def trained_floats(digits: data.Digits, seed: int, epochs: int) -> Classifier:
     """The float classifier."""
     floats = Classifier(None, rngs=nnx.Rngs(seed))
-    training.train(floats, digits, epochs, 3e-3, seed, lambda: None)
+    training.train(floats, digits, epochs, LEARNING_RATE, seed, lambda: None)
     return floats
 
 
@@ -185,7 +193,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--bits", type=int, nargs="+", default=[4, 2])
-    parser.add_argument("--epochs", type=int, default=15, help="of training with quantizers in the loop")
+    parser.add_argument("--epochs", type=int, default=30, help="of training with quantizers in the loop")
     parser.add_argument("--float-epochs", type=int, default=FLOAT_EPOCHS)
     parser.add_argument("--rounding-steps", type=int, default=500, help="of AdaRound, for each layer")
     arguments = parser.parse_args()
