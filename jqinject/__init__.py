@@ -32,7 +32,9 @@ from jqinject.model import freeze as freeze
 from jqinject.model import grad as grad
 from jqinject.model import learn_rounding as learn_rounding
 from jqinject.model import load_state as load_state
+from jqinject.model import merge_batch_norm as merge_batch_norm
 from jqinject.model import post_training_quantize as post_training_quantize
+from jqinject.model import quantization_status_manager as quantization_status_manager
 from jqinject.model import quantize as quantize
 from jqinject.model import reassemble as reassemble
 from jqinject.model import report as report

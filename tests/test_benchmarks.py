@@ -14,6 +14,18 @@ ROOT = Path(__file__).resolve().parent.parent
 SMALL = {
     "assembly.py": ["--in", "8", "--out", "8", "--rounds", "2"],
     "checkpoint_memory.py": ["--width", "16", "--depth", "2", "--batch", "8"],
+    "orderings.py": [
+        "--seeds",
+        "1",
+        "--bits",
+        "4",
+        "--epochs",
+        "1",
+        "--float-epochs",
+        "1",
+        "--rounding-steps",
+        "2",
+    ],
     "matmul.py": ["--sizes", "16", "--rounds", "2"],
     "quantize_model.py": ["--width", "16", "--depth", "2", "--rounds", "2"],
     "serve.py": ["--width", "16", "--depth", "2", "--batches", "1", "4", "--rounds", "2"],

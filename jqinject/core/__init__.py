@@ -6,6 +6,8 @@ from jqinject.core.amax_history import AmaxHistory as AmaxHistory
 from jqinject.core.bit_width import BitWidthConst as BitWidthConst
 from jqinject.core.bit_width import BitWidthParameter as BitWidthParameter
 from jqinject.core.bit_width import BitWidthStatefulConst as BitWidthStatefulConst
+from jqinject.core.bit_width import MsbClampBitWidth as MsbClampBitWidth
+from jqinject.core.bit_width import RemoveBitwidthParameter as RemoveBitwidthParameter
 from jqinject.core.calibration import AbsMaxRange as AbsMaxRange
 from jqinject.core.calibration import AbsPercentileRange as AbsPercentileRange
 from jqinject.core.calibration import ClippingRange as ClippingRange
@@ -15,8 +17,11 @@ from jqinject.core.calibration import MSERange as MSERange
 from jqinject.core.calibration import RangeMethod as RangeMethod
 from jqinject.core.calibration import RMSRange as RMSRange
 from jqinject.core.calibration import SimpleMovingAverage as SimpleMovingAverage
+from jqinject.core.clamp import ClampMin as ClampMin
 from jqinject.core.clamp import Identity as Identity
+from jqinject.core.clamp import ScalarClamp as ScalarClamp
 from jqinject.core.clamp import ScalarClampMinSte as ScalarClampMinSte
+from jqinject.core.clamp import ScalarClampSte as ScalarClampSte
 from jqinject.core.clamp import ScalarSignedClampMinSte as ScalarSignedClampMinSte
 from jqinject.core.clamp import TensorClamp as TensorClamp
 from jqinject.core.clamp import TensorClampSte as TensorClampSte
@@ -28,6 +33,9 @@ from jqinject.core.float_width import ExponentWidthConst as ExponentWidthConst
 from jqinject.core.float_width import MantissaWidthConst as MantissaWidthConst
 from jqinject.core.float_width import StaticExponentBias as StaticExponentBias
 from jqinject.core.float_width import StaticMaxMantissa as StaticMaxMantissa
+from jqinject.core.functions import Abs as Abs
+from jqinject.core.functions import LogTwo as LogTwo
+from jqinject.core.functions import PowerOfTwo as PowerOfTwo
 from jqinject.core.learned_round import LearnedRoundHardSigmoid as LearnedRoundHardSigmoid
 from jqinject.core.learned_round import LearnedRoundIdentity as LearnedRoundIdentity
 from jqinject.core.learned_round import LearnedRoundSigmoid as LearnedRoundSigmoid
@@ -81,6 +89,7 @@ from jqinject.core.scaling import (
 from jqinject.core.scaling import ParameterPreScalingWeightNorm as ParameterPreScalingWeightNorm
 from jqinject.core.scaling import ParameterScaling as ParameterScaling
 from jqinject.core.scaling import PowerOfTwoIntScaling as PowerOfTwoIntScaling
+from jqinject.core.scaling import RoundMidMaxSte as RoundMidMaxSte
 from jqinject.core.scaling import RuntimeDynamicGroupStatsScaling as RuntimeDynamicGroupStatsScaling
 from jqinject.core.scaling import RuntimeDynamicStatsScaling as RuntimeDynamicStatsScaling
 from jqinject.core.scaling import RuntimeStatsScaling as RuntimeStatsScaling
@@ -130,5 +139,6 @@ from jqinject.core.zero_point import ParameterZeroPoint as ParameterZeroPoint
 from jqinject.core.zero_point import PreZeroCenterZeroPoint as PreZeroCenterZeroPoint
 from jqinject.core.zero_point import RuntimeDynamicGroupZeroPoint as RuntimeDynamicGroupZeroPoint
 from jqinject.core.zero_point import RuntimeDynamicStatsZeroPoint as RuntimeDynamicStatsZeroPoint
+from jqinject.core.zero_point import ScaleShiftQuantZeroPoint as ScaleShiftQuantZeroPoint
 from jqinject.core.zero_point import StatsFromParameterZeroPoint as StatsFromParameterZeroPoint
 from jqinject.core.zero_point import ZeroZeroPoint as ZeroZeroPoint

@@ -141,8 +141,10 @@ def complete_collection(
     | `value` without `counter` | collection is over                                                     |
     | `value`, `counter`        | the buffer is what the value says                                      |
     | `buffer`, `counter`       | collection goes on; `value` is not filled yet                          |
+    | `stats. ...`              | what the statistic itself keeps                                        |
     """
-    known = {name: entry for name, entry in entries.items() if name in ("value", "buffer", "counter")}
+    own = ("value", "buffer", "counter")
+    known = {name: entry for name, entry in entries.items() if name in own or name.startswith("stats.")}
     for name in ("running_stats", "runtime_stats.running_stats"):
         if name in entries and "value" not in known:
             known["value"] = to_stored(jnp.abs(jnp.asarray(entries[name]).astype(jnp.float32)))

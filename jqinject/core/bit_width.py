@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core import _check
@@ -13,6 +14,7 @@ from jqinject.core._protocols import Restrict
 from jqinject.core.assign import set_given
 from jqinject.core.restrict_val import IntRestrictValue
 from jqinject.core.variables import QuantParam, QuantStat, float_array
+from jqinject.ops import tensor_clamp_ste
 from jqinject.ops.ste import abs_binary_sign_grad
 
 
@@ -133,3 +135,89 @@ class BitWidthParameter(nnx.Module):
         if constant is not None and "bit_width_offset" not in completed:
             completed["bit_width_offset"] = constant - self.bit_width_base
         return completed
+
+
+class RemoveBitwidthParameter(nnx.Module):
+    """A learned number of bits to take off: `1 / (non_zero_epsilon + |coeff|)`.
+
+    The variable is `bit_width_coeff`.
+
+    Args:
+        bit_width_to_remove: initial number of bits, at least 0.
+        override_pretrained_bit_width: keep the initial value when a checkpoint is loaded.
+        non_zero_epsilon: keeps the divisor from 0.
+        remove_zero_bit_width: what stands for an initial 0.
+
+    Raises:
+        ValueError: `bit_width_to_remove` is negative.
+
+    Example:
+        >>> float(RemoveBitwidthParameter(4)().round(3))
+        4.0
+    """
+
+    override_pretrained: bool = False
+
+    def __init__(
+        self,
+        bit_width_to_remove: float,
+        override_pretrained_bit_width: bool = False,
+        non_zero_epsilon: float = 1e-6,
+        remove_zero_bit_width: float = 0.1,
+    ) -> None:
+        if bit_width_to_remove < 0:
+            raise ValueError(
+                f"RemoveBitwidthParameter: bits to remove must be at least 0, got {bit_width_to_remove}."
+            )
+        self.bit_width_coeff = QuantParam(float_array(1.0 / (bit_width_to_remove or remove_zero_bit_width)))
+        self.non_zero_epsilon = non_zero_epsilon
+        set_given(self, override_pretrained=bool(override_pretrained_bit_width))
+
+    def __call__(self) -> jax.Array:
+        """The number of bits, a float32 scalar."""
+        return 1.0 / (self.non_zero_epsilon + jnp.abs(self.bit_width_coeff.get_value()))
+
+    def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
+        """What a checkpoint's entries for this component mean.
+
+        Args:
+            entries: variable name -> array, as found in the checkpoint.
+
+        Returns:
+            The entries to load.
+        """
+        kept = {"bit_width_coeff": self.bit_width_coeff.get_value()}
+        return kept if self.override_pretrained and entries else dict(entries)
+
+
+class _BitsToRemove(Protocol):
+    def __call__(self) -> int | jax.Array: ...
+
+
+class MsbClampBitWidth(nnx.Module):
+    """A bit width that goes by another: `clamp(|b - bits to remove|, min, max)`, the clamping straight-through.
+
+    Args:
+        bit_width_to_remove_impl: how many bits are taken off, `RemoveBitwidthParameter` for instance.
+        min_overall_bit_width: the least result.
+        max_overall_bit_width: the greatest.
+
+    Example:
+        >>> float(MsbClampBitWidth(BitWidthConst(4), 2, 8)(10))
+        6.0
+    """
+
+    def __init__(
+        self,
+        bit_width_to_remove_impl: _BitsToRemove,
+        min_overall_bit_width: int,
+        max_overall_bit_width: int,
+    ) -> None:
+        self.bit_width_to_remove_impl = bit_width_to_remove_impl
+        self.min_overall_bit_width = _check.bit_width(min_overall_bit_width, "MsbClampBitWidth (min)")
+        self.max_overall_bit_width = _check.bit_width(max_overall_bit_width, "MsbClampBitWidth (max)")
+
+    def __call__(self, input_bit_width: int | jax.Array) -> jax.Array:
+        """The bit width for one of the input, a float32 scalar."""
+        left = abs(jnp.asarray(input_bit_width, jnp.float32) - self.bit_width_to_remove_impl())
+        return tensor_clamp_ste(left, float(self.min_overall_bit_width), float(self.max_overall_bit_width))

@@ -76,3 +76,57 @@ class ScalarSignedClampMinSte:
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp the magnitude of `x` from below."""
         return clamp.signed_clamp_min_ste(x, self.min_val)
+
+
+@dataclass(frozen=True)
+class ScalarClamp:
+    """Clamp to fixed bounds; no gradient where it clamps.
+
+    Args:
+        min_val: the least value.
+        max_val: the greatest value.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> ScalarClamp(-2.0, 2.0)(jnp.array([-3.0, 0.5, 3.0]))
+        Array([-2. ,  0.5,  2. ], dtype=float32)
+    """
+
+    min_val: float
+    max_val: float
+
+    def __call__(self, x: ArrayLike) -> jax.Array:
+        """Clamp `x`."""
+        return clamp.tensor_clamp(x, self.min_val, self.max_val)
+
+
+@dataclass(frozen=True)
+class ScalarClampSte:
+    """Clamp to fixed bounds with gradient 1.
+
+    Args:
+        min_val: the least value.
+        max_val: the greatest value.
+    """
+
+    min_val: float
+    max_val: float
+
+    def __call__(self, x: ArrayLike) -> jax.Array:
+        """Clamp `x`."""
+        return clamp.scalar_clamp_ste(x, self.min_val, self.max_val)
+
+
+@dataclass(frozen=True)
+class ClampMin:
+    """`max(x, min_val)`; no gradient where it clamps.
+
+    Args:
+        min_val: the least value.
+    """
+
+    min_val: float
+
+    def __call__(self, x: ArrayLike) -> jax.Array:
+        """Clamp `x` from below."""
+        return clamp.tensor_clamp(x, self.min_val, float("inf"))

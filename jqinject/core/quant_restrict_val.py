@@ -11,6 +11,8 @@ from flax import nnx
 from jqinject.core._protocols import TensorQuant
 from jqinject.core.assign import assign
 from jqinject.core.quant.float_quant import FloatQuantResult
+from jqinject.ops.float_format import FloatFormat, LearnedFloatFormat
+from jqinject.ops.power import exp2
 
 
 class QuantRestrictValue(nnx.Module):
@@ -30,6 +32,8 @@ class QuantRestrictValue(nnx.Module):
         Array([6. , 0.5], dtype=float32)
     """
 
+    quantizer: TensorQuant
+
     def __init__(self, restrict_value_float_to_int_impl: TensorQuant) -> None:
         assign(self, quantizer=restrict_value_float_to_int_impl)
 
@@ -45,6 +49,11 @@ class QuantRestrictValue(nnx.Module):
         """`x` quantized, nowhere 0."""
         result: Any = self.quantizer(x)
         value, scale, *_ = result
-        step = result.format.smallest_subnormal if isinstance(result, FloatQuantResult) else 1.0
+        step = _least_step(result.format) if isinstance(result, FloatQuantResult) else 1.0
         least = jnp.where(x < 0, -scale * step, scale * step)
         return jnp.where(value == 0, least, value)
+
+
+def _least_step(form: FloatFormat | LearnedFloatFormat) -> jax.Array:
+    """The least minifloat above 0."""
+    return exp2(jnp.asarray(1 - form.bias - form.mantissa_bit_width, jnp.float32))

@@ -26,6 +26,7 @@ from jqinject.model.layer_report import LayerReport as LayerReport
 from jqinject.model.learned_rounding import RoundingReport as RoundingReport
 from jqinject.model.learned_rounding import learn_rounding as learn_rounding
 from jqinject.model.loading import load_state as load_state
+from jqinject.model.merging import merge_batch_norm as merge_batch_norm
 from jqinject.model.outcome import LoadReport as LoadReport
 from jqinject.model.outcome import ReassemblyReport as ReassemblyReport
 from jqinject.model.post_training import post_training_quantize as post_training_quantize
@@ -35,5 +36,6 @@ from jqinject.model.round_training import RoundingErrors as RoundingErrors
 from jqinject.model.rules import Rule as Rule
 from jqinject.model.rules_report import RulesReport as RulesReport
 from jqinject.model.rules_report import rules_report as rules_report
+from jqinject.model.status import quantization_status_manager as quantization_status_manager
 from jqinject.model.steps import begin_step as begin_step
 from jqinject.model.steps import end_step as end_step

@@ -27,7 +27,7 @@ from jqinject.core import BitWidthParameter
 from jqinject.model.intercept import Around, intercept
 from jqinject.nn import QuantConv, QuantLinear
 from jqinject.nn._weight_layer import QuantWeightLayer
-from jqinject.proxy import ActQuantProxyFromInjector, QuantProxyFromInjector, WeightQuantProxyFromInjector
+from jqinject.proxy import ActQuantProxy, QuantProxyFromInjector, WeightQuantProxy
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
 
 MEGA = 1e7  # Brevitas's unit of operations
@@ -38,7 +38,8 @@ def _mean(costs: list[Weighted], what: str, cure: str) -> jax.Array:
     total = sum(size for _, size in costs)
     if not total:
         raise ValueError(f"there are no {what} to penalize.\n  cure: {cure}")
-    return sum((jnp.float32(size) * jnp.asarray(bits, jnp.float32) for bits, size in costs), 0.0) / total
+    weighted = [jnp.float32(size) * jnp.asarray(bits, jnp.float32) for bits, size in costs]
+    return jnp.sum(jnp.stack(weighted)) / jnp.float32(total)
 
 
 def _learns_bits(proxy: QuantProxyFromInjector) -> bool:
@@ -79,7 +80,7 @@ def _weight_layers(model: nnx.Module) -> Iterator[QuantWeightLayer]:
     for _, node in nnx.iter_modules(model, graph=True):
         if isinstance(node, QuantWeightLayer) and node.frozen is None:
             proxy = node.weight_quant
-            if isinstance(proxy, WeightQuantProxyFromInjector) and _learns_bits(proxy):
+            if isinstance(proxy, WeightQuantProxy) and _learns_bits(proxy):
                 yield node
 
 
@@ -113,7 +114,7 @@ class ActivationBitWidthWeightedBySize:
         """
 
         def wanted(node: Any) -> bool:
-            return isinstance(node, ActQuantProxyFromInjector) and _learns_bits(node)
+            return isinstance(node, ActQuantProxy) and _learns_bits(node)
 
         seen = _watch(model, wanted, args, kwargs)
         costs = [(result.bit_width, _per_example(result)) for _, result in seen]

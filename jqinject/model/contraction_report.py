@@ -154,12 +154,21 @@ def _note_of_ours(layer: QuantWeightLayer) -> str:
     form = _float_format(layer)
     if isinstance(form, Codebook):
         return "no backend contracts indices into a table: runs dequantized"
+    if form is not None and _has_groups(layer):
+        return f"{form} with a scale for each group: runs dequantized"
     if form is not None:
         known = form.dtype in CONTRACTED
         return f"no 8-bit floats: {_NO_UNITS}" if known else f"no backend contracts {form}: runs dequantized"
     if layer.frozen is None and layer.contraction == "auto":
         return "quantized in float until it is frozen (or with contraction='int')"
     return "input or weight has no integers of at most 8 bits, or a scale varies along what is summed"
+
+
+def _has_groups(layer: QuantWeightLayer) -> bool:
+    """Whether the layer's weight has a scale for each group."""
+    if layer.frozen is not None:
+        return layer.frozen.groups is not None
+    return layer.weight_quant.facts.group_size is not None
 
 
 def _float_format(layer: QuantWeightLayer) -> AnyFloatFormat | Codebook | None:

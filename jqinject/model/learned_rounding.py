@@ -15,7 +15,7 @@ from jqinject.model.progress import with_progress
 from jqinject.model.round_training import Recipe, RoundingErrors, learn_layer, rounding_of
 from jqinject.model.walk import dotted
 from jqinject.nn._weight_layer import QuantWeightLayer
-from jqinject.proxy import QuantProxyFromInjector, WeightQuantProxyFromInjector, stack_of, write
+from jqinject.proxy import QuantProxyFromInjector, WeightQuantProxy, stack_of, write
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ def learn_rounding(
     Source: Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", 2020.
 
     Example:
+        >>> import jax
         >>> from jqinject.nn import QuantLinear
         >>> layer = QuantLinear(16, 4, weight_bit_width=2, rngs=nnx.Rngs(0))
         >>> x = jax.random.normal(jax.random.key(1), (64, 16))
@@ -154,7 +155,7 @@ def _layers(model: nnx.Module) -> dict[str, QuantWeightLayer]:
 
 def _learns(layer: QuantWeightLayer) -> bool:
     proxy = layer.weight_quant
-    own = isinstance(proxy, WeightQuantProxyFromInjector) and proxy.is_quant_enabled
+    own = isinstance(proxy, WeightQuantProxy) and proxy.is_quant_enabled
     return own and proxy.served_layers == 1 and layer.frozen is None
 
 

@@ -15,7 +15,7 @@ from jqinject.core import LearnedRoundSte
 from jqinject.inject.enum import LearnedRoundImplType
 from jqinject.model.layer_records import Record
 from jqinject.nn._weight_layer import QuantWeightLayer
-from jqinject.quant_tensor import IntQuantTensor, as_array
+from jqinject.quant_tensor import as_array
 
 
 class RoundingErrors(NamedTuple):
@@ -91,14 +91,38 @@ def _without(recipe: Recipe) -> Recipe:
     return Recipe(recipe.steps, recipe.learning_rate, 0.0, recipe.beta, recipe.warmup)
 
 
+class _Seen:
+    """In the place of a learned rounding: keeps what is rounded. Compared by identity."""
+
+    def __init__(self) -> None:
+        self.x = jnp.zeros(())
+
+    def share(self, value: jax.Array, hard: bool) -> jax.Array:
+        """No share."""
+        return jnp.zeros_like(value)
+
+    def round_to(self, x: jax.Array, share: jax.Array) -> jax.Array:
+        """To nearest."""
+        self.x = x
+        return jnp.round(x)
+
+    def start_at(self, fraction: jax.Array) -> jax.Array:
+        """Anywhere."""
+        return fraction
+
+
 def _fractions(layer: QuantWeightLayer) -> jax.Array:
     """How far between two steps each weight lies, of the weight's shape."""
-    weight = layer.weight[...].astype(jnp.float32)
-    result = layer.quant_weight()
-    if not isinstance(result, IntQuantTensor):
-        return jnp.full(weight.shape, 0.5)
-    steps = weight / result.scale + result.zero_point
-    return steps - jnp.floor(steps)
+    copy = nnx.clone(layer, graph=True)
+    rounding = rounding_of(copy.weight_quant)
+    assert rounding is not None, "inserted before"
+    seen = _Seen()
+    rounding.learned_round_impl = seen
+    copy.quant_weight()
+    laid_out = seen.x - jnp.floor(seen.x)
+    # Back to the weight's shape: the transpose of a view puts everything where it came from.
+    _, back = jax.vjp(rounding.input_view_impl, rounding.value[...])
+    return back(laid_out)[0]
 
 
 def _called(layer: Any, given: Any) -> jax.Array:

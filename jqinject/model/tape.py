@@ -12,7 +12,7 @@ import numpy as np
 
 from jqinject.core import BinaryQuant, ClampedBinaryQuant, TernaryQuant
 from jqinject.ops import max_int, min_int
-from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, as_array
+from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, GroupwiseFloatQuantTensor, as_array
 
 Arrays = tuple[np.ndarray, ...]
 ONE_STEP = (BinaryQuant, ClampedBinaryQuant, TernaryQuant)
@@ -80,7 +80,7 @@ def facts(proxy: Any, x: jax.Array, made: Any) -> tuple[Any, ...]:
         x: the numbers.
         made: the same quantized, a QuantTensor.
     """
-    if isinstance(made, FloatQuantTensor):
+    if isinstance(made, FloatQuantTensor | GroupwiseFloatQuantTensor):
         high = made.format.max_value
         low = -high if made.signed else 0.0
     elif isinstance(made, CodebookQuantTensor):

@@ -7,6 +7,7 @@ from jqinject.nn.activations import QuantSigmoid as QuantSigmoid
 from jqinject.nn.activations import QuantTanh as QuantTanh
 from jqinject.nn.attention import QuantScaledDotProductAttention as QuantScaledDotProductAttention
 from jqinject.nn.attention import ScaledDotProductAttention as ScaledDotProductAttention
+from jqinject.nn.batch_norm_merging import MergedBatchNorm as MergedBatchNorm
 from jqinject.nn.batch_norm_merging import merge_bn as merge_bn
 from jqinject.nn.checkpoint import QuantCheckpoint as QuantCheckpoint
 from jqinject.nn.conv import QuantConv as QuantConv
@@ -33,6 +34,7 @@ from jqinject.nn.recurrent import QuantLSTMCell as QuantLSTMCell
 from jqinject.nn.recurrent import QuantOptimizedLSTMCell as QuantOptimizedLSTMCell
 from jqinject.nn.recurrent import QuantRNN as QuantRNN
 from jqinject.nn.recurrent import QuantSimpleCell as QuantSimpleCell
+from jqinject.nn.recurrent import recurrent_state_from_torch as recurrent_state_from_torch
 from jqinject.nn.scale_bias import QuantScaleBias as QuantScaleBias
 from jqinject.nn.torch_attention import attention_from_torch as attention_from_torch
 from jqinject.nn.trunc_pool import TruncAdaptiveAvgPool2d as TruncAdaptiveAvgPool2d

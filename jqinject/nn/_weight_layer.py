@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -13,6 +13,7 @@ from jqinject.nn._frozen import FrozenWeight
 from jqinject.nn._payload import Float8Contraction, describe
 from jqinject.nn._slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT, Slot, hold_proxies
 from jqinject.nn._stand_in import StandIn
+from jqinject.nn._weight_input import check_input_for_weight, input_format
 from jqinject.proxy import InputFormat, link_if_proxy, stack_of
 from jqinject.quant_tensor import Groups, GroupwiseQuantTensor, IntQuantTensor, QuantTensor, as_array
 
@@ -69,7 +70,7 @@ class QuantWeightLayer(nnx.Module):
         hold_proxies(self, self.slots, quantizers, overrides, rngs, stack_of((self,)))
         if contraction != "auto":
             self.contraction = contraction
-        self._check_input_for_weight()
+        check_input_for_weight(self)
         self.return_quant_tensor = return_quant_tensor
         if return_quant_tensor:
             self._check_scale_to_return()
@@ -86,23 +87,9 @@ class QuantWeightLayer(nnx.Module):
             f"  cure: give it {cure}"
         )
 
-    def _check_input_for_weight(self) -> None:
-        """Refuse a weight quantizer that goes by the input where there is none, or one too wide for its accumulator."""
-        if not (_on(self.weight_quant) and self.weight_quant.requires_quant_input):
-            return
-        if INPUT not in self.slots:
-            raise ValueError(
-                f"{type(self).__name__}: {self.weight_quant.binding.base.__name__} quantizes the weight for the "
-                "integers that it is multiplied with, and this layer has no quantized input.\n  cure: another weight "
-                "quantizer, such as Int8WeightPerChannelFloat"
-            )
-        if _on(self.input_quant):
-            self.weight_quant.check_input(self.input_quant.sample())
-
     def input_format(self) -> InputFormat | None:
         """Of the quantized input, as far as the layer knows it beforehand: that of its `input_quant`."""
-        sample = self.input_quant.sample() if _on(self.input_quant) else None
-        return InputFormat(sample.bit_width, sample.signed) if isinstance(sample, IntQuantTensor) else None
+        return input_format(self)
 
     def _check_contraction(self, contraction: str) -> None:
         if contraction not in CONTRACTIONS:
@@ -186,13 +173,31 @@ class QuantWeightLayer(nnx.Module):
         """The axes along which a contraction of integers needs their sums; None where it needs none."""
         return self.summed_axes() or None
 
+    def merge_bn_in(self, norm: nnx.BatchNorm) -> None:
+        """Put a batch normalization that follows this layer into its weight and bias: `jqinject.nn.merge_bn`.
+
+        Args:
+            norm: `nnx.BatchNorm` or `QuantBatchNorm` over the layer's channels; it stays as it is.
+
+        Raises:
+            TypeError: no batch normalization, or a layer that can take none.
+            ValueError: channels differ, or the layer is frozen or quantizes its output. Nothing is changed then.
+        """
+        from jqinject.nn.batch_norm_merging import merge_bn  # which knows layers by their classes
+
+        merge_bn(self, norm)
+
     # --- forward
 
-    def quant_weight(self, quant_input: Any = None) -> Any:
+    def quant_weight(
+        self, quant_input: Any = None, subtensor_slice_list: Sequence[tuple[int, int] | None] | None = None
+    ) -> Any:
         """The weight as the layer contracts it.
 
         Args:
             quant_input: the quantized input, for a weight quantizer that goes by it; None takes what is known of it.
+            subtensor_slice_list: for a part of the weight, (start, stop) along every axis, None for all of an axis; the
+                scales are those of the whole weight.
 
         Returns:
             A QuantTensor, or the array where the weight is not quantized.
@@ -201,6 +206,12 @@ class QuantWeightLayer(nnx.Module):
             TypeError: the weight quantizer goes by the input, and that is not quantized to integers.
             ValueError: nothing is known of the input, or it is too wide for the accumulator.
         """
+        weight = self._quantized_weight(quant_input)
+        if subtensor_slice_list is None:
+            return weight
+        return weight[tuple(slice(None) if part is None else slice(*part) for part in subtensor_slice_list)]
+
+    def _quantized_weight(self, quant_input: Any) -> Any:
         if self.frozen is not None:
             return self.frozen.quant_tensor()
         weight = self.weight[...]

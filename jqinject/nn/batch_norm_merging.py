@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, final
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jqinject.nn._norm_layer import QuantNormLayer
 from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.nn.einsum import QuantEinsum
 from jqinject.nn.embed import QuantEmbed
@@ -50,7 +51,7 @@ def merge_bn(layer: Any, norm: nnx.BatchNorm) -> None:
 
     Args:
         layer: one of ours that contracts its input with a weight of one channel axis (`QuantLinear`, `QuantConv`,
-            `QuantConvTranspose`, `QuantLinearGeneral`, `QuantScaleBias`), or Flax's `Linear`, `Conv` or `ConvTranspose`.
+            `QuantConvTranspose`, `QuantLinearGeneral`, `QuantScaleBias`), or Flax's `Linear`, `Conv`, `ConvTranspose`.
         norm: `nnx.BatchNorm` or `QuantBatchNorm` over the layer's channels.
 
     Raises:
@@ -70,9 +71,9 @@ def merge_bn(layer: Any, norm: nnx.BatchNorm) -> None:
         >>> jnp.allclose(layer(jnp.ones((1, 3))), expected)
         Array(True, dtype=bool)
     """
+    check_merges(layer, norm)
     factor, summand = factors_of(norm)
     weight, channel = _weight_of(layer)
-    _check_fits(layer, weight, channel, norm)
     shape = [1] * weight.get_value().ndim
     shape[channel] = norm.num_features
     old = weight.get_value()
@@ -91,6 +92,44 @@ def merge_bn(layer: Any, norm: nnx.BatchNorm) -> None:
         for proxy in (layer.weight_quant, layer.bias_quant):
             if proxy is not None:
                 proxy.init_tensor_quant()
+
+
+def check_merges(layer: Any, norm: nnx.BatchNorm) -> None:
+    """Raise where `merge_bn` would."""
+    factors_of(norm)
+    weight, channel = _weight_of(layer)
+    _check_fits(layer, weight, channel, norm)
+
+
+@final
+class MergedBatchNorm(QuantNormLayer):
+    """What stands in the place of a batch normalization that was merged: y = output_quant(x).
+
+    Args:
+        norm: the normalization; its quantizers of output and gradient go on here.
+
+    Example:
+        >>> MergedBatchNorm(nnx.BatchNorm(2, rngs=nnx.Rngs(0)))(jnp.ones((1, 2)))
+        Array([[1., 1.]], dtype=float32)
+    """
+
+    def __init__(self, norm: nnx.BatchNorm) -> None:
+        self.return_quant_tensor = getattr(norm, "return_quant_tensor", False)
+        for name in ("output_quant", "grad_quant"):
+            proxy = getattr(norm, name, None)
+            if proxy is not None:
+                setattr(self, name, proxy)
+
+    def __call__(self, x: Any, use_running_average: bool | None = None, *, mask: Any = None) -> Any:
+        """The input, quantized as the output of the normalization was.
+
+        Args:
+            x: float array or QuantTensor.
+            use_running_average, mask: as for `nnx.BatchNorm`; they change nothing.
+        """
+        if self.output_quant is None and self.grad_quant is None:
+            return x
+        return self._quantized(x, lambda x: x)
 
 
 def _weight_of(layer: Any) -> tuple[nnx.Variable[Any], int]:

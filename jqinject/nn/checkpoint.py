@@ -11,7 +11,13 @@ from jqinject.nn._slots import ACT, GRAD, make_proxy, share, split_overrides
 from jqinject.ops import FloatFormat
 from jqinject.ops.saved import saved_codes, saved_floats, saved_integers
 from jqinject.proxy import link_if_proxy
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, as_array, pre_round_integers
+from jqinject.quant_tensor import (
+    FloatQuantTensor,
+    GroupwiseQuantTensor,
+    IntQuantTensor,
+    as_array,
+    pre_round_integers,
+)
 
 MOST_BITS = 8
 
@@ -102,6 +108,9 @@ class QuantCheckpoint(nnx.Module):
 
 
 def _kept_small(x: jax.Array, quantized: Any) -> jax.Array:
+    if isinstance(quantized, GroupwiseQuantTensor):
+        groups = quantized.groups
+        return groups.join(_kept_small(groups.split(x), quantized.grouped))
     if isinstance(quantized, FloatQuantTensor):
         return _kept_floats(x, quantized)
     if not isinstance(quantized, IntQuantTensor):

@@ -21,9 +21,9 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
     With every quantizer None the layer is `nnx.ConvTranspose` to the bit. The dequantized floats are convolved, those
     of a frozen weight too.
 
-    Source: Brevitas's `QuantConvTranspose1d`, `QuantConvTranspose2d`, `QuantConvTranspose3d`; differs from Brevitas: the
-    arguments of the float layer are Flax's, an override that does nothing is an error, and the accumulator's bits are
-    counted with the input channels and all places of the window that meet in one output.
+    Source: Brevitas's `QuantConvTranspose1d`, `QuantConvTranspose2d`, `QuantConvTranspose3d`; differs from Brevitas:
+    the arguments of the float layer are Flax's, an override that does nothing is an error, and the accumulator's bits
+    are enough for every sum.
 
     Args:
         in_features: input channels.
@@ -94,14 +94,19 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
         return self.weight_ndim - (2 if self.transpose_kernel else 1)
 
     def _terms(self) -> int:
-        """The input channels times the places of the window that meet in one output: those a stride apart."""
+        """The products that one element of the output sums, or what Brevitas counts where that is more.
+
+        They are the input channels times the places of the window that meet in one output: those a stride apart.
+        Brevitas counts output channels, and adds the places along the axes; where that is enough, widths agree.
+        """
         window = self.weight_shape[-self.weight_ndim : -2]
         strides, dilations = (_each(given, len(window)) for given in (self.strides, self.kernel_dilation))
         places = (
             math.ceil(size / (stride // math.gcd(stride, dilation)))
             for size, stride, dilation in zip(window, strides, dilations, strict=True)
         )
-        return self.in_features * math.prod(places)
+        added = sum(math.ceil(size / stride) for size, stride in zip(window, strides, strict=True))
+        return max(self.in_features * math.prod(places), self.out_features * added)
 
     def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         y = nnx.ConvTranspose.__call__(stand_in, inputs)

@@ -10,7 +10,14 @@ from jqinject.nn._slots import GRAD, OUTPUT, WEIGHT, split_keywords
 from jqinject.nn._stand_in import StandIn
 from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat
-from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, as_array
+from jqinject.quant_tensor import (
+    CodebookQuantTensor,
+    FloatQuantTensor,
+    GroupwiseQuantTensor,
+    IntQuantTensor,
+    as_array,
+    in_groups,
+)
 
 
 @final
@@ -101,6 +108,8 @@ class QuantEmbed(QuantWeightLayer, nnx.Embed):
         return nnx.Embed.__call__(stand_in, inputs, out_sharding=out_sharding)
 
     def _with_metadata(self, y: jax.Array, x: Any, weight: Any, bias: Any) -> Any:
+        if isinstance(weight, GroupwiseQuantTensor):
+            return _rows_in_groups(y, weight, x)
         if not isinstance(weight, IntQuantTensor | FloatQuantTensor | CodebookQuantTensor):
             raise ValueError(
                 "QuantEmbed(return_quant_tensor=True): the table is not quantized, so the output has no scale.\n"
@@ -115,3 +124,12 @@ class QuantEmbed(QuantWeightLayer, nnx.Embed):
         if isinstance(weight, IntQuantTensor):
             moved["zero_point"] = looked_up(weight.zero_point)
         return weight.set(**moved)
+
+
+def _rows_in_groups(y: jax.Array, table: GroupwiseQuantTensor, x: jax.Array) -> GroupwiseQuantTensor:
+    """The rows of a table with a scale for each group of columns."""
+    grouped = table.grouped
+    found = {"value": table.groups.split(y), "scale": jnp.take(grouped.scale, x, axis=0)}
+    if grouped.zero_point.ndim:
+        found["zero_point"] = jnp.take(grouped.zero_point, x, axis=0)
+    return in_groups(grouped.set(**found), table.group_size, -1, table.shape[-1])

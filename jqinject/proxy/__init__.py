@@ -5,6 +5,9 @@ from jqinject.proxy.act import ActQuantProxy as ActQuantProxy
 from jqinject.proxy.act import ActQuantProxyFromInjector as ActQuantProxyFromInjector
 from jqinject.proxy.act import DynamicActQuantProxyFromInjector as DynamicActQuantProxyFromInjector
 from jqinject.proxy.act_float import ActFloatQuantProxyFromInjector as ActFloatQuantProxyFromInjector
+from jqinject.proxy.act_float import (
+    DynamicActFloatQuantProxyFromInjector as DynamicActFloatQuantProxyFromInjector,
+)
 from jqinject.proxy.assembly import build_stacked as build_stacked
 from jqinject.proxy.assembly import stack_of as stack_of
 from jqinject.proxy.assembly import write as write

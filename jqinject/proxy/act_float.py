@@ -3,20 +3,11 @@
 from typing import Any, final
 
 from jqinject.ops import FloatFormat
-from jqinject.proxy.act import ActQuantProxy
+from jqinject.proxy.act import ActQuantProxy, input_dependent
 
 
-@final
-class ActFloatQuantProxyFromInjector(ActQuantProxy):
-    """As `ActQuantProxyFromInjector`, and says which minifloat its quantizer makes.
-
-    Example:
-        >>> from jqinject.nn import QuantIdentity
-        >>> from jqinject.quant import Fp8e5m2FNUZActPerTensorFloat
-        >>> proxy = QuantIdentity(Fp8e5m2FNUZActPerTensorFloat).act_quant
-        >>> proxy.exponent_bit_width(), proxy.mantissa_bit_width(), proxy.exponent_bias(), proxy.is_fnuz
-        (5, 2, 16, True)
-    """
+class ActFloatQuantProxy(ActQuantProxy):
+    """Abstract: the proxy of activations whose quantizer makes minifloats, and which says of what kind."""
 
     def exponent_bit_width(self, force_eval: bool = True) -> Any:
         """Bits of the exponent; None where quantization is off."""
@@ -58,3 +49,51 @@ class ActFloatQuantProxyFromInjector(ActQuantProxy):
     def _format(self) -> FloatFormat | None:
         form = self._attribute("format", True)
         return form if isinstance(form, FloatFormat) else None
+
+
+@final
+class ActFloatQuantProxyFromInjector(ActFloatQuantProxy):
+    """As `ActQuantProxyFromInjector`, and says which minifloat its quantizer makes.
+
+    Example:
+        >>> from jqinject.nn import QuantIdentity
+        >>> from jqinject.quant import Fp8e5m2FNUZActPerTensorFloat
+        >>> proxy = QuantIdentity(Fp8e5m2FNUZActPerTensorFloat).act_quant
+        >>> proxy.exponent_bit_width(), proxy.mantissa_bit_width(), proxy.exponent_bias(), proxy.is_fnuz
+        (5, 2, 16, True)
+    """
+
+
+@final
+class DynamicActFloatQuantProxyFromInjector(ActFloatQuantProxy):
+    """The same with scales made from the tensor at hand: nothing is kept.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.nn import QuantIdentity
+        >>> from jqinject.quant import Fp8e4m3OCPDynamicActPerTensorFloat
+        >>> identity = QuantIdentity(Fp8e4m3OCPDynamicActPerTensorFloat, return_quant_tensor=True)
+        >>> identity(jnp.array([448.0, 17.0])).value, identity.act_quant.mantissa_bit_width()
+        (Array([448.,  16.], dtype=float32), 3)
+    """
+
+    def _attribute(self, name: str, force_eval: bool) -> Any:
+        return of_dynamic_minifloats(self, name)
+
+
+def of_dynamic_minifloats(proxy: ActFloatQuantProxy, name: str) -> Any:
+    """What can be said of a quantizer whose scale comes from the tensor at hand: its format.
+
+    Args:
+        proxy: the proxy.
+        name: an attribute of a `FloatQuantTensor`.
+
+    Raises:
+        RuntimeError: it is asked for what depends on the tensor.
+    """
+    if name in ("scale", "zero_point"):
+        return input_dependent(proxy, name)
+    if not proxy.is_quant_enabled:
+        return None
+    form = proxy.tensor_quant.format
+    return form if name == "format" else getattr(form, {"exponent_bias": "bias"}.get(name, name))

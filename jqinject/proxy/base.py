@@ -163,6 +163,11 @@ class QuantProxyFromInjector(nnx.Module):
         return has_zero_point(self.tensor_quant)
 
     @property
+    def requires_quant_input(self) -> bool:
+        """Whether the quantizer has to know the format of the layer's input."""
+        return False
+
+    @property
     def scale_dtype(self) -> np.dtype | None:
         """The 8-bit dtype that is known to hold every scale (times one for all, unless they are powers of two)."""
         return scale_dtype_of(self.tensor_quant)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.proxy.base import QuantProxyFromInjector
-from jqinject.quant_tensor import IntQuantTensor, QuantTensor
+from jqinject.quant_tensor import GroupwiseQuantTensor, IntQuantTensor, QuantTensor
 
 
 @final
@@ -97,6 +97,12 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
 
     def _accumulator_scale(self, input: Any, weight: Any, laid_out: jax.Array | None) -> jax.Array:
         name = self.binding.base.__name__
+        if any(isinstance(x, GroupwiseQuantTensor) for x in (input, weight)):
+            raise ValueError(
+                f"{name} takes its scale from input and weight, and one of them has a scale for each group, so that "
+                "their sums have none.\n  cure: a bias quantizer with a scale of its own "
+                "(Int8BiasPerTensorFloatInternalScaling)"
+            )
         if not (isinstance(input, IntQuantTensor) and isinstance(weight, IntQuantTensor)):
             missing = "weight" if isinstance(input, IntQuantTensor) else "input"
             feed = " or feed it a QuantTensor," if missing == "input" else ""

@@ -4,14 +4,14 @@ from typing import Any, final
 
 import jax
 
-from jqinject.proxy.act import ActQuantProxy, input_dependent
+from jqinject.proxy.act_float import ActFloatQuantProxy, of_dynamic_minifloats
 from jqinject.proxy.base import QuantFacts
 from jqinject.proxy.groupwise import seen_in_groups, with_groups
-from jqinject.proxy.weight import WeightQuantProxy
+from jqinject.proxy.weight_float import WeightFloatQuantProxy
 
 
 @final
-class GroupwiseWeightFloatQuantProxyFromInjector(WeightQuantProxy):
+class GroupwiseWeightFloatQuantProxyFromInjector(WeightFloatQuantProxy):
     """Quantizes weights to minifloats with a scale for each group.
 
     Example:
@@ -41,30 +41,6 @@ class GroupwiseWeightFloatQuantProxyFromInjector(WeightQuantProxy):
         """0; None where quantization is off."""
         return self._attribute("zero_point_")
 
-    def exponent_bit_width(self) -> Any:
-        """Bits of the exponent; None where quantization is off."""
-        return self._attribute("exponent_bit_width")
-
-    def mantissa_bit_width(self) -> Any:
-        """Bits of the mantissa, without the implicit 1; None where quantization is off."""
-        return self._attribute("mantissa_bit_width")
-
-    def exponent_bias(self) -> Any:
-        """What is subtracted from the exponent field; None where quantization is off."""
-        return self._attribute("exponent_bias")
-
-    def is_saturating(self) -> Any:
-        """Whether what is too large becomes the largest number; None where quantization is off."""
-        return self._attribute("saturating")
-
-    def inf_values(self) -> Any:
-        """Mantissas that mean inf together with the largest exponent; None for none, or without quantization."""
-        return self._attribute("inf_values")
-
-    def nan_values(self) -> Any:
-        """Mantissas that mean nan together with the largest exponent; None for none, or without quantization."""
-        return self._attribute("nan_values")
-
     def _read_facts(self, layers: tuple[Any, ...], quantizer: Any) -> QuantFacts:
         return with_groups(super()._read_facts(layers, quantizer), self.binding, layers, quantizer)
 
@@ -73,7 +49,7 @@ class GroupwiseWeightFloatQuantProxyFromInjector(WeightQuantProxy):
 
 
 @final
-class GroupwiseActFloatQuantProxyFromInjector(ActQuantProxy):
+class GroupwiseActFloatQuantProxyFromInjector(ActFloatQuantProxy):
     """Quantizes what flows to minifloats, with a scale for each group, made from the tensor at hand.
 
     Example:
@@ -94,35 +70,8 @@ class GroupwiseActFloatQuantProxyFromInjector(ActQuantProxy):
         """The axis that is cut into groups."""
         return self.facts.group_dim
 
-    def exponent_bit_width(self, force_eval: bool = True) -> Any:
-        """Bits of the exponent; None where quantization is off."""
-        return self._of_format("exponent_bit_width")
-
-    def mantissa_bit_width(self, force_eval: bool = True) -> Any:
-        """Bits of the mantissa, without the implicit 1; None where quantization is off."""
-        return self._of_format("mantissa_bit_width")
-
-    def exponent_bias(self, force_eval: bool = True) -> Any:
-        """What is subtracted from the exponent field; None where quantization is off."""
-        return self._of_format("bias")
-
-    def is_saturating(self, force_eval: bool = True) -> Any:
-        """Whether what is too large becomes the largest number; None where quantization is off."""
-        return self._of_format("saturating")
-
-    def inf_values(self, force_eval: bool = True) -> Any:
-        """Mantissas that mean inf together with the largest exponent; None for none, or without quantization."""
-        return self._of_format("inf_values")
-
-    def nan_values(self, force_eval: bool = True) -> Any:
-        """Mantissas that mean nan together with the largest exponent; None for none, or without quantization."""
-        return self._of_format("nan_values")
-
-    def _of_format(self, name: str) -> Any:
-        return getattr(self.tensor_quant.format, name) if self.is_quant_enabled else None
-
     def _attribute(self, name: str, force_eval: bool) -> Any:
-        return self._of_format(name) if name == "bit_width" else input_dependent(self, name)
+        return of_dynamic_minifloats(self, name)
 
     def _read_facts(self, layers: tuple[Any, ...], quantizer: Any) -> QuantFacts:
         return with_groups(super()._read_facts(layers, quantizer), self.binding, layers, quantizer)

@@ -40,11 +40,6 @@ class WeightQuantProxy(QuantProxyFromInjector):
         """Bits of an integer; None where quantization is off."""
         return self._attribute("bit_width")
 
-    @property
-    def requires_quant_input(self) -> bool:
-        """Whether the quantizer has to know the format of the layer's input."""
-        return False
-
     def _attribute(self, name: str) -> Any:
         if not self.is_quant_enabled:
             return None

@@ -6,19 +6,8 @@ from jqinject.ops import FloatFormat
 from jqinject.proxy.weight import WeightQuantProxy
 
 
-@final
-class WeightFloatQuantProxyFromInjector(WeightQuantProxy):
-    """As `WeightQuantProxyFromInjector`, and says which minifloat its quantizer makes.
-
-    Example:
-        >>> from flax import nnx
-        >>> from jqinject.nn import QuantLinear
-        >>> from jqinject.quant import Fp8e4m3OCPWeightPerTensorFloat
-        >>> layer = QuantLinear(8, 4, weight_quant=Fp8e4m3OCPWeightPerTensorFloat, rngs=nnx.Rngs(0))
-        >>> proxy = layer.weight_quant
-        >>> proxy.exponent_bit_width(), proxy.mantissa_bit_width(), proxy.exponent_bias(), proxy.is_ocp
-        (4, 3, 7, True)
-    """
+class WeightFloatQuantProxy(WeightQuantProxy):
+    """Abstract: the proxy of weights whose quantizer makes minifloats, and which says of what kind."""
 
     def exponent_bit_width(self) -> Any:
         """Bits of the exponent; None where quantization is off."""
@@ -60,3 +49,18 @@ class WeightFloatQuantProxyFromInjector(WeightQuantProxy):
     def _format(self) -> FloatFormat | None:
         form = self._attribute("format")
         return form if isinstance(form, FloatFormat) else None
+
+
+@final
+class WeightFloatQuantProxyFromInjector(WeightFloatQuantProxy):
+    """As `WeightQuantProxyFromInjector`, and says which minifloat its quantizer makes.
+
+    Example:
+        >>> from flax import nnx
+        >>> from jqinject.nn import QuantLinear
+        >>> from jqinject.quant import Fp8e4m3OCPWeightPerTensorFloat
+        >>> layer = QuantLinear(8, 4, weight_quant=Fp8e4m3OCPWeightPerTensorFloat, rngs=nnx.Rngs(0))
+        >>> proxy = layer.weight_quant
+        >>> proxy.exponent_bit_width(), proxy.mantissa_bit_width(), proxy.exponent_bias(), proxy.is_ocp
+        (4, 3, 7, True)
+    """

@@ -35,6 +35,25 @@ from jqinject.quant.dynamic import ShiftedUint8DynamicActPerRowFloat as ShiftedU
 from jqinject.quant.dynamic import (
     ShiftedUint8DynamicActPerTensorFloat as ShiftedUint8DynamicActPerTensorFloat,
 )
+from jqinject.quant.dynamic_float import Fp8e4m3DynamicActPerGroupFloat as Fp8e4m3DynamicActPerGroupFloat
+from jqinject.quant.dynamic_float import FP8e4m3FNUZDynamicActPerRowFloat as FP8e4m3FNUZDynamicActPerRowFloat
+from jqinject.quant.dynamic_float import (
+    Fp8e4m3FNUZDynamicActPerTensorFloat as Fp8e4m3FNUZDynamicActPerTensorFloat,
+)
+from jqinject.quant.dynamic_float import (
+    Fp8e4m3OCPDynamicActPerGroupFloat as Fp8e4m3OCPDynamicActPerGroupFloat,
+)
+from jqinject.quant.dynamic_float import (
+    FP8e4m3OCPDynamicActPerRowFixedPoint as FP8e4m3OCPDynamicActPerRowFixedPoint,
+)
+from jqinject.quant.dynamic_float import FP8e4m3OCPDynamicActPerRowFloat as FP8e4m3OCPDynamicActPerRowFloat
+from jqinject.quant.dynamic_float import (
+    Fp8e4m3OCPDynamicActPerTensorFloat as Fp8e4m3OCPDynamicActPerTensorFloat,
+)
+from jqinject.quant.dynamic_float import (
+    Fp8e4m3OCPWeightSymmetricGroupQuant as Fp8e4m3OCPWeightSymmetricGroupQuant,
+)
+from jqinject.quant.dynamic_float import Fp8e4m3WeightSymmetricGroupQuant as Fp8e4m3WeightSymmetricGroupQuant
 from jqinject.quant.fixed_point import Int8ActPerTensorFixedPoint as Int8ActPerTensorFixedPoint
 from jqinject.quant.fixed_point import (
     Int8ActPerTensorFixedPointMinMaxInit as Int8ActPerTensorFixedPointMinMaxInit,

@@ -93,7 +93,10 @@ class ShiftedUint8DynamicActPerRowFloat(DynamicPerRow, ShiftedUint8DynamicActPer
 class ShiftedUint8DynamicActPerGroupFloat(
     DynamicPerGroup, GroupwiseActProxyMixin, ShiftedUint8ActPerTensorFloat
 ):
-    """8-bit unsigned activations between the minimum and maximum of each group of `group_size` features."""
+    """8-bit unsigned activations between the minimum and maximum of each group of `group_size` features.
+
+    Differs from Brevitas: there, zero points are cut into groups a second time, and the result has another shape.
+    """
 
     scaling_stats_op = StatsOp.MIN_MAX
     zero_point_impl = RuntimeDynamicGroupZeroPoint

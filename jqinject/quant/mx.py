@@ -1,8 +1,11 @@
 """OCP microscaling (MX): groups of 32 numbers that share a power of two as scale."""
 
+from typing import Any
+
 from jqinject.core.restrict_val import PowerOfTwoRestrictValue
 from jqinject.core.rounding import FloorSte
 from jqinject.core.scaling import RuntimeDynamicGroupStatsScaling
+from jqinject.core.scaling.mid_max import midmax_mantissa_bias
 from jqinject.inject import ExtendedInjector, this, value
 from jqinject.inject.enum import RestrictValueType, ScalingPerOutputType
 from jqinject.quant.float_base import (
@@ -34,7 +37,11 @@ class RestrictThresholdMixin(ExtendedInjector):
 
 class MXMixin(ExtendedInjector):
     """A power of two for each group of 32: the group's largest magnitude and the format's largest number, both rounded
-    down to one, divided."""
+    down to one, divided.
+
+    With `restrict_value_float_to_int_impl = RoundMidMaxSte` minifloats are not clamped that would not round to the
+    largest number.
+    """
 
     threshold_mixin = RestrictThresholdMixin
     group_size = 32
@@ -45,6 +52,10 @@ class MXMixin(ExtendedInjector):
     @value
     def restrict_threshold_impl():
         return this.threshold_mixin.restrict_scaling_impl
+
+    @value
+    def midmax_mantissa_bit_bias(mantissa_bit_width: Any, nan_values: Any, inf_values: Any):
+        return midmax_mantissa_bias(mantissa_bit_width, nan_values, inf_values)
 
 
 class MXWeightMixin(MXMixin):

@@ -7,33 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.float8 import FLOAT8_DTYPES, from_float8, to_float8
+from jqinject.ops.float8 import from_float8, to_float8
 from jqinject.ops.float_format import FloatFormat, LearnedFloatFormat
 from jqinject.ops.float_grid import from_float_codes, to_float_codes, to_float_grid
 
 from ._fields import float_value, metadata
+from ._float_fields import CONTRACTED, AnyFloatFormat, float_format
 from .base import QuantTensor, as_array
 from .concrete import brief, is_concrete
 
 FIELDS = ("value", "scale", "format", "training")
-CONTRACTED = tuple(np.dtype(dtype) for dtype in FLOAT8_DTYPES)
-AnyFloatFormat = FloatFormat | LearnedFloatFormat
-
-
-def float_format(given: Any, where: str) -> AnyFloatFormat:
-    """A format, from itself or from the JAX dtype that has it.
-
-    Raises:
-        TypeError: it is neither.
-    """
-    if isinstance(given, FloatFormat | LearnedFloatFormat):
-        return given
-    try:
-        return FloatFormat.of_dtype(given)
-    except TypeError as error:
-        raise TypeError(
-            f"{where}: expected a FloatFormat or a narrow float dtype, got {given!r}; {error}"
-        ) from None
 
 
 @final
@@ -41,8 +24,8 @@ class FloatQuantTensor(QuantTensor):
     """A dequantized array with the scale and the format of its minifloats: `value = minifloat * scale`.
 
     It is immutable and a pytree: value and scale are children, the format is static (a child too where its widths are
-    learned), `training` static. Wherever an array stands, arithmetic included, it decays to `value`; `reshape` and
-    `transpose` of a tensor with one scale keep it.
+    learned), `training` static. Wherever an array stands, arithmetic included, it decays to `value`; `-x` (where there
+    are numbers below 0) and `abs(x)` keep it, and `reshape` and `transpose` of a tensor with one scale.
 
     Attributes:
         value: float array of any shape, the dequantized numbers; gradients pass straight through.
@@ -273,6 +256,12 @@ class FloatQuantTensor(QuantTensor):
             if name not in FIELDS:
                 raise TypeError(f"FloatQuantTensor has no field {name!r}; it has {', '.join(FIELDS)}")
         return type(self)(**{name: changes.get(name, getattr(self, name)) for name in FIELDS})
+
+    def __neg__(self) -> Any:
+        return self.set(value=-self.value) if self.signed else -self.value
+
+    def __abs__(self) -> Any:
+        return self.set(value=jnp.abs(self.value))
 
     def reshape(self, *shape: Any) -> Any:
         """The same numbers in another shape; the plain array where there are several scales."""

@@ -157,5 +157,6 @@ def in_groups(
         group_dim: the axis, counted without groups.
         length: elements along it; None for all that the groups hold.
     """
-    kind = GroupwiseFloatQuantTensor if isinstance(grouped, FloatQuantTensor) else GroupwiseIntQuantTensor
-    return kind.of(grouped, group_size, group_dim, length)
+    if isinstance(grouped, FloatQuantTensor):
+        return GroupwiseFloatQuantTensor.of(grouped, group_size, group_dim, length)
+    return GroupwiseIntQuantTensor.of(grouped, group_size, group_dim, length)

@@ -161,7 +161,7 @@ def test_a_stack_of_quantizers_keeps_one_average_each() -> None:
         (lambda: AbsPercentileRange(101.0), ValueError, r"from 0 to 100"),
         (lambda: CalibratedQuant(bit_width=1), ValueError, r"bit_width must be in 2"),
         (lambda: CalibratedQuant(bit_width=17), ValueError, r"at most 16"),
-        (lambda: CalibratedQuant(q_dtype=jnp.bfloat16), TypeError, r"8-bit float dtype"),
+        (lambda: CalibratedQuant(q_dtype=jnp.bfloat16), TypeError, r"bfloat16 is no minifloat"),
         (
             lambda: CalibratedQuant(None, SimpleMovingAverage(), channelwise_axes=(0,)),
             ValueError,

@@ -13,8 +13,12 @@ from jqinject.checkpoint_policies import save_quantized
 from jqinject.nn import QuantCheckpoint, QuantIdentity
 from jqinject.ops.packing import pack, unpack
 from jqinject.quant import (
+    Fp4e2m1OCPAct,
+    Fp6e2m3OCPActPerTensorFloat,
+    Fp8e4m3Act,
     Fp8e4m3ActPerTensorCurrent,
     Fp8e4m3ActPerTensorDelayed,
+    Fp8e4m3OCPActPerTensorFloat,
     Fp8e5m2GradPerTensorDelayed,
     Int8ActPerTensorFloat,
     NoneActQuant,
@@ -28,6 +32,10 @@ X = jax.random.normal(jax.random.key(0), (BATCH, WIDTH))
 FORMATS = {
     "fp8": (Fp8e4m3ActPerTensorCurrent, {}),
     "fp8-delayed": (Fp8e4m3ActPerTensorDelayed, {}),
+    "fp8-e4m3fn": (Fp8e4m3OCPActPerTensorFloat, {}),
+    "fp8-codes": (Fp8e4m3Act, {}),
+    "fp6": (Fp6e2m3OCPActPerTensorFloat, {}),
+    "fp4": (Fp4e2m1OCPAct, {}),
     "int8": (Int8ActPerTensorFloat, {}),
     "int5": (Int8ActPerTensorFloat, {"bit_width": 5}),
     "int4": (Int8ActPerTensorFloat, {"bit_width": 4}),

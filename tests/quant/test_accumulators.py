@@ -103,6 +103,15 @@ def test_nor_with_weights_under_a_quantizer_made_for_others(chosen, kernel):
     assert_no_overflow(layer, *chosen)
 
 
+@pytest.mark.parametrize("quantizer", BOTH)
+@pytest.mark.parametrize("number", [0.0, 1e-30, 1000.0001, 1e30])
+def test_weights_that_are_all_alike_have_integers(quantizer, number):
+    layer = linear(quantizer, 2, False, 4)
+    layer.kernel[...] = jnp.full(SHAPE, number, jnp.float32)
+    assert layer.quant_weight().is_valid
+    assert_no_overflow(layer, 2, False, 4)
+
+
 @pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(formats(), st.sampled_from([1e-3, 0.1, 1.0]))

@@ -9,7 +9,7 @@ from jqinject.core.quant.codebook_quant import CodebookQuantResult as CodebookQu
 from jqinject.core.quant.decoupled import DecoupledIntQuant as DecoupledIntQuant
 from jqinject.core.quant.decoupled import DecoupledQuantResult as DecoupledQuantResult
 from jqinject.core.quant.decoupled import DecoupledRescalingIntQuant as DecoupledRescalingIntQuant
-from jqinject.core.quant.decoupled import (
+from jqinject.core.quant.decoupled_with_input import (
     DecoupledRescalingIntQuantWithInput as DecoupledRescalingIntQuantWithInput,
 )
 from jqinject.core.quant.float8_quant import Float8Quant as Float8Quant

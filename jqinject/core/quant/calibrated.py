@@ -14,9 +14,11 @@ from jqinject.core import _check
 from jqinject.core._protocols import QuantResult, Restrict
 from jqinject.core.assign import assign, set_given
 from jqinject.core.calibration import AbsMaxRange, ClippingRange, RangeMethod, SimpleMovingAverage
-from jqinject.core.quant.float8_quant import Float8QuantResult
+from jqinject.core.quant.float_quant import FloatQuantResult
 from jqinject.core.variables import known_zero
-from jqinject.ops.float8 import float8_dtype, float8_max, to_float8
+from jqinject.ops.float8 import FLOAT8_DTYPES, to_float8
+from jqinject.ops.float_format import FloatFormat
+from jqinject.ops.float_grid import to_float_grid
 from jqinject.ops.groups import check_divides, checked_group_size, split_groups
 
 LEAST_SCALE = float(np.sqrt(np.finfo(np.float32).tiny))
@@ -68,7 +70,7 @@ class CalibratedQuant(nnx.Module):
         calibration_impl: finds the range.
         averaging_impl: averages it over batches: `SimpleMovingAverage`; None for none.
         bit_width: of signed integers, at least 2; not looked at with a `q_dtype`.
-        q_dtype: an 8-bit float dtype instead of integers; the range has to be symmetric then.
+        q_dtype: a dtype of 8-bit floats or narrower instead of integers; the range has to be symmetric then.
         channelwise_axes: axes with a range for each index.
         shared_axes: the axes that share a range, in the place of `channelwise_axes`: `(-1,)` for one a row.
         batch_axes: axes with a range for each index, whose mean is the range of a batch: `(0,)` is Qwix's way.
@@ -80,7 +82,7 @@ class CalibratedQuant(nnx.Module):
 
     Raises:
         TypeError: `bit_width` is no integer; (at the call) `x` is no float array.
-        ValueError: `bit_width` is below 2 or above 16; `q_dtype` is no 8-bit float, or the range has a zero point;
+        ValueError: `bit_width` is below 2 or above 16; a range with a zero point for a `q_dtype`;
             a static range with `channelwise_axes` or groups; groups along one of the `channelwise_axes`; (at the call)
             groups that do not fill the axis.
 
@@ -140,7 +142,7 @@ class CalibratedQuant(nnx.Module):
         set_given(
             self,
             averaging_impl=averaging_impl,
-            q_dtype=None if q_dtype is None else float8_dtype(q_dtype, "CalibratedQuant"),
+            q_dtype=None if q_dtype is None else _minifloat_dtype(q_dtype),
             channelwise_axes=tuple(channelwise_axes),
             batch_axes=tuple(batch_axes),
             scale_stop_grad=bool(scale_stop_grad),
@@ -206,13 +208,13 @@ class CalibratedQuant(nnx.Module):
         low = None if found.low is None else jnp.mean(found.low, keepdims=True)
         return ClippingRange(jnp.mean(found.high, keepdims=True), low)
 
-    def __call__(self, x: jax.Array) -> QuantResult | Float8QuantResult:
+    def __call__(self, x: jax.Array) -> QuantResult | FloatQuantResult:
         """`x` quantized; scale and zero point float32."""
         x = self._in_groups(_check.float_input(x, "CalibratedQuant"))
         x32 = x.astype(jnp.float32)
         found = self._range(x32, update=not self.use_running_average)
         if self.q_dtype is not None:
-            return self._float8(x, x32, found)
+            return self._minifloats(x, x32, found)
         scale, zero_point = scale_and_zero_point(found, self.bit_width)
         scale = self._restricted(scale)
         offset = known_zero() if zero_point is None else zero_point
@@ -221,17 +223,22 @@ class CalibratedQuant(nnx.Module):
         value = self._straight_through(x32, found, (integers - offset) * scale)
         return QuantResult(value.astype(x.dtype), scale, offset, self.bit_width)
 
-    def _float8(self, x: jax.Array, x32: jax.Array, found: ClippingRange) -> Float8QuantResult:
+    def _minifloats(self, x: jax.Array, x32: jax.Array, found: ClippingRange) -> FloatQuantResult:
         if found.low is not None:
             raise ValueError(
                 f"CalibratedQuant: {self.q_dtype} has no zero point, and {self.calibration_impl!r} finds a range that "
                 "is not symmetric.\n  cure: AbsMaxRange, RMSRange, or FixedRange(-high, high)"
             )
         assert self.q_dtype is not None
-        scale = self._restricted(_not_tiny(found.high / float8_max(self.q_dtype)))
-        payload = to_float8(x32, scale, self.q_dtype)
-        value = self._straight_through(x32, found, payload.astype(jnp.float32) * scale)
-        return Float8QuantResult(value.astype(x.dtype), scale, self.q_dtype)
+        form = FloatFormat.of_dtype(self.q_dtype)
+        scale = self._restricted(_not_tiny(found.high / form.max_value))
+        if self.q_dtype in FLOAT8_DTYPES:
+            rounded = to_float8(x32, scale, self.q_dtype).astype(jnp.float32)
+        else:
+            steps = to_float_grid(x32 / scale, form.mantissa_bit_width, form.bias, jnp.round)
+            rounded = jnp.clip(steps, -form.max_value, form.max_value)
+        value = self._straight_through(x32, found, rounded * scale)
+        return FloatQuantResult(value.astype(x.dtype), scale, form)
 
     def _restricted(self, scale: jax.Array) -> jax.Array:
         restrict = self.restrict_scaling_impl
@@ -247,6 +254,12 @@ def _inside(x: jax.Array, found: ClippingRange) -> jax.Array:
     """`x` clipped to the range, its ends included, without a gradient to them."""
     high, low = jax.lax.stop_gradient((found.high, found.lowest))
     return jnp.where((low <= x) & (x <= high), x, jax.lax.stop_gradient(x))
+
+
+def _minifloat_dtype(dtype: Any) -> np.dtype:
+    form = FloatFormat.of_dtype(dtype)
+    assert form.dtype is not None, "read from a dtype"
+    return form.dtype
 
 
 def _check_apart(group_dim: int | None, channelwise_axes: Sequence[int]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
-import jax.core
 import jax.numpy as jnp
 from flax import nnx
 
@@ -23,8 +22,6 @@ from jqinject.core._protocols import (
 from jqinject.core.assign import assign, set_given
 from jqinject.core.delay import DelayWrapper, delay_of
 from jqinject.core.quant.int_quant import IntQuant
-from jqinject.core.scaling import InputAwarePreScaling
-from jqinject.core.variables import QuantStat
 from jqinject.ops.power import divide
 from jqinject.quant_tensor import IntQuantTensor
 
@@ -131,7 +128,7 @@ class DecoupledIntQuant(nnx.Module):
         return self.from_int(self.to_int(pre_scale, pre_zero_point, bit_width, x), scale, zero_point, x)
 
 
-class _Decoupled(nnx.Module):
+class DecoupledQuantizer(nnx.Module):
     """Abstract: the components of a decoupled quantizer, and what they make of a tensor."""
 
     decoupled_int_quant: DecoupledIntQuant
@@ -163,7 +160,7 @@ class _Decoupled(nnx.Module):
             bit_width_impl=bit_width_impl,
         )
 
-    def _quantized(
+    def quantized(
         self, x: jax.Array, x32: jax.Array, pre_threshold: jax.Array, within: Any
     ) -> DecoupledQuantResult:
         """The result for what the pre-scaling gave; `within` has the last word on the integers."""
@@ -178,7 +175,7 @@ class _Decoupled(nnx.Module):
         return DecoupledQuantResult(value, scale, zero_point, bits, pre_scale, pre_zero_point)
 
 
-class DecoupledRescalingIntQuant(_Decoupled):
+class DecoupledRescalingIntQuant(DecoupledQuantizer):
     """Integer quantization that rounds by one scale and rescales by another.
 
     `b = bit_width_impl()`, `t = int_scaling_impl(b)`, `p = pre_scaling_impl(x) / t`,
@@ -211,112 +208,4 @@ class DecoupledRescalingIntQuant(_Decoupled):
         """`x` quantized; scales and zero points float32."""
         x = _check.float_input(x, "DecoupledRescalingIntQuant")
         x32 = x.astype(jnp.float32)
-        return self._quantized(x, x32, self.pre_scaling_impl(x32), lambda q: q)
-
-
-class DecoupledRescalingIntQuantWithInput(_Decoupled):
-    """As `DecoupledRescalingIntQuant`, where the scale before rounding depends on what the weight is multiplied with.
-
-    `p = pre_scaling_impl(x, N, signed) / t`, `y = s * (within(q, N, signed) - z)`: `within` of the pre-scaling has the
-    last word on the integers `q`. In training mode N and signed are kept, in `input_format`, for a call without them.
-
-    Args:
-        decoupled_int_quant: to integers and back, `DecoupledIntQuant`.
-        pre_scaling_impl: the scale before rounding, `AccumulatorAwareParameterPreScaling` for instance.
-        scaling_impl: the scale after rounding.
-        int_scaling_impl: how many integer steps the scaled value spans.
-        pre_zero_point_impl: what is added before rounding.
-        zero_point_impl: the zero point.
-        bit_width_impl: the bit width.
-
-    Raises:
-        TypeError: `pre_scaling_impl` does not look at the input; (at the call) when `x` is not a float array.
-        ValueError: (at the call) the input's format is not known, or its accumulator too narrow.
-    """
-
-    def __init__(
-        self,
-        decoupled_int_quant: DecoupledIntQuant,
-        pre_scaling_impl: InputAwarePreScaling,
-        scaling_impl: Scaling,
-        int_scaling_impl: IntScalingImpl,
-        pre_zero_point_impl: ZeroPoint,
-        zero_point_impl: ZeroPoint,
-        bit_width_impl: BitWidth,
-    ) -> None:
-        if not isinstance(pre_scaling_impl, InputAwarePreScaling):
-            raise TypeError(
-                f"DecoupledRescalingIntQuantWithInput: {type(pre_scaling_impl).__name__} does not look at the layer's "
-                "input.\n  cure: pre_scaling_impl = AccumulatorAwareParameterPreScaling, or tensor_quant = "
-                "DecoupledRescalingIntQuant"
-            )
-        super().__init__(
-            decoupled_int_quant,
-            pre_scaling_impl,
-            scaling_impl,
-            int_scaling_impl,
-            pre_zero_point_impl,
-            zero_point_impl,
-            bit_width_impl,
-        )
-        self.input_format = QuantStat(jnp.zeros((2,), jnp.int32))
-        self.use_running_average = False
-
-    def __call__(
-        self, x: jax.Array, input_bit_width: Any = None, input_is_signed: bool | None = None
-    ) -> DecoupledQuantResult:
-        """`x` quantized for an input of `input_bit_width` bits; without them, for that of the last training step."""
-        x = _check.float_input(x, "DecoupledRescalingIntQuantWithInput")
-        x32 = x.astype(jnp.float32)
-        if input_bit_width is not None and input_is_signed is not None:
-            self._keep(input_bit_width, input_is_signed)
-            return self._for_input(x, x32, input_bit_width, input_is_signed)
-        kept = self.kept_input()
-        if kept is not None:
-            return self._for_input(x, x32, *kept)
-        # It is known only when the program runs. Where nothing was kept (0 bits), the numbers are nan.
-        bits, sign = self.input_format.get_value()
-        result = self._for_input(x, x32, jnp.maximum(bits, 1), sign)
-        return result._replace(value=jnp.where(bits > 0, result.value, jnp.nan).astype(x.dtype))
-
-    def kept_input(self) -> tuple[int, bool] | None:
-        """Bits and sign of the input of the last training step; None in a stack, or while a program is traced.
-
-        Raises:
-            ValueError: there was none.
-        """
-        kept = self.input_format.get_value()
-        if isinstance(kept, jax.core.Tracer | jax.ShapeDtypeStruct):
-            return None
-        if not bool(jnp.all(kept[..., 0] > 0)):
-            raise ValueError(
-                "how many bits the layer's input has is not known, and the weight is quantized for them.\n  cure: give "
-                "the layer input_quant=..., or call it once in training mode with a QuantTensor"
-            )
-        return (int(kept[0]), bool(kept[1])) if kept.ndim == 1 else None
-
-    def _keep(self, bits: Any, signed: Any) -> None:
-        if not self.use_running_average:
-            kept = jnp.stack([jnp.asarray(f).astype(jnp.float32) for f in (bits, signed)])
-            self.input_format.set_value(jax.lax.stop_gradient(jnp.round(kept)).astype(jnp.int32))
-
-    def check_input(self, input_bit_width: Any, input_is_signed: bool) -> None:
-        """Refuse an input, before it comes, that the guarantee can not be given for.
-
-        Raises:
-            ValueError: the accumulator is too narrow.
-        """
-        self.pre_scaling_impl.check_input(input_bit_width, input_is_signed)
-
-    def set_view(self, use_running_average: bool | None = None) -> None:
-        """Switch between training and evaluation.
-
-        Args:
-            use_running_average: evaluation: do not keep the input's format; None keeps what is set.
-        """
-        if use_running_average is not None:
-            self.use_running_average = use_running_average
-
-    def _for_input(self, x: jax.Array, x32: jax.Array, bits: Any, signed: Any) -> DecoupledQuantResult:
-        pre_threshold = self.pre_scaling_impl(x32, bits, signed)
-        return self._quantized(x, x32, pre_threshold, lambda q: self.pre_scaling_impl.within(q, bits, signed))
+        return self.quantized(x, x32, self.pre_scaling_impl(x32), lambda q: q)

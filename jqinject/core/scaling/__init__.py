@@ -23,6 +23,7 @@ from jqinject.core.scaling.int_scaling import IntScaling as IntScaling
 from jqinject.core.scaling.int_scaling import PowerOfTwoIntScaling as PowerOfTwoIntScaling
 from jqinject.core.scaling.int_scaling import SingleArgStatelessBuffer as SingleArgStatelessBuffer
 from jqinject.core.scaling.pre_scaling import ParameterPreScalingWeightNorm as ParameterPreScalingWeightNorm
+from jqinject.core.scaling.mid_max import RoundMidMaxSte as RoundMidMaxSte
 from jqinject.core.scaling.runtime import ParameterFromRuntimeStatsScaling as ParameterFromRuntimeStatsScaling
 from jqinject.core.scaling.runtime import RuntimeStatsScaling as RuntimeStatsScaling
 from jqinject.core.scaling.trunc import TruncMsbScaling as TruncMsbScaling

@@ -17,6 +17,7 @@ from jqinject.ops.accumulator import (
     integer_budget,
     within_budget,
 )
+from jqinject.ops.power import in_steps
 from jqinject.quant_tensor import is_concrete
 
 
@@ -133,7 +134,8 @@ class AccumulatorAwareZeroCenterParameterPreScaling(NormParameter):
     integers of a channel, half for the negative ones; for inputs without a sign about twice what
     A2Q allows.
 
-    Differs from Brevitas: the bound on the integers is exact (see `within`); a norm of 0 counts as 2**-64.
+    Differs from Brevitas: the bound on the integers is exact (see `within`); a norm of 0 counts as 2**-64, and the
+    result is at least norm(w) / 2**26, so that weights which are all alike have finite integers.
 
     Args:
         scaling_impl: the scale after rounding.
@@ -199,7 +201,10 @@ class AccumulatorAwareZeroCenterParameterPreScaling(NormParameter):
         """
         self.check_input(input_bit_width, input_is_signed)
         bound = get_upper_bound_on_zero_centered_l1_norm(self.accumulator_bit_width(), input_bit_width)
-        return _limited(self, weights + self.pre_zero_point.get_zero_center(weights), bound)
+        pre_scale = _limited(self, weights + self.pre_zero_point.get_zero_center(weights), bound)
+        # Of weights that are all alike only the rounding of their mean is left: no number of steps to divide them into.
+        least = jax.lax.stop_gradient(self.norm(weights)) * 2.0**-26
+        return jnp.where(pre_scale < least, least, pre_scale)
 
     def check_input(self, input_bit_width: Any, input_is_signed: bool) -> None:
         """Refuse an input that the accumulator is too narrow for.
@@ -251,8 +256,9 @@ def _known(bits: Any) -> int | None:
 
 def _limited(impl: NormParameter, weights: jax.Array, bound: jax.Array) -> jax.Array:
     """`norm(w) / min(g / s, bound)`."""
-    steps = impl.learned_norm() / impl.scaling_impl(weights)
-    return clamp_scale(impl.norm(weights) / jnp.where(steps > bound, bound, steps), impl.settings.min_val)
+    steps = in_steps(impl.learned_norm(), impl.scaling_impl(weights))
+    limited = jnp.where(steps > bound, bound, steps)
+    return clamp_scale(in_steps(impl.norm(weights), limited), impl.settings.min_val)
 
 
 def _summed_axes(q: jax.Array, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -42,6 +42,7 @@ class RuntimeDynamicStatsScaling(nnx.Module):
                [0.25]], dtype=float32)
     """
 
+    stats: Stat
     view: View = Identity()
     restrict_scaling_impl: Restrict = FloatRestrictValue()
     restrict_threshold_impl: Restrict | None = None
@@ -107,6 +108,10 @@ class RuntimeDynamicGroupStatsScaling(nnx.Module):
         [[3.0], [0.5]]
     """
 
+    group_size: int
+    group_dim: int
+    input_view_impl: View
+    stats: Stat
     restrict_scaling_impl: Restrict = FloatRestrictValue()
     restrict_threshold_impl: Restrict | None = None
     restrict_scale_threshold_impl: Restrict | None = None

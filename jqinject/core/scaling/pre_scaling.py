@@ -10,6 +10,7 @@ import jax
 from jqinject.core._protocols import Restrict, Scaling, Stat, View
 from jqinject.core.scaling._norm import NormParameter
 from jqinject.core.scaling._restricted import clamp_scale
+from jqinject.ops.power import in_steps
 
 
 @final
@@ -65,4 +66,5 @@ class ParameterPreScalingWeightNorm(NormParameter):
 
     def __call__(self, weights: jax.Array) -> jax.Array:
         """The scale before rounding, float32."""
-        return clamp_scale(self.scaling_impl(weights) * self.norm(weights) / self.learned_norm(), None)
+        scaled = self.scaling_impl(weights) * self.norm(weights)
+        return clamp_scale(in_steps(scaled, self.learned_norm()), None)

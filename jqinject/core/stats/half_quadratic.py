@@ -22,6 +22,7 @@ from jqinject.core.stats.search import SearchedStat, Trial
 from jqinject.core.variables import QuantStat, float_array
 from jqinject.ops.cascade import cascade_sum
 from jqinject.ops.clamp import signed_clamp_min_ste
+from jqinject.ops.power import divide
 
 
 @dataclass(frozen=True)
@@ -294,10 +295,13 @@ class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
         """The mean of what is left when every integer has its value."""
         left = []
         for x, result in zip(tensors, results, strict=True):
-            rest = x - self._sparse(x - result.value, beta)
-            integers = result.value / result.scale + result.zero_point
-            left.append(rest - integers * result.scale)
-        joined = self._joined(left)
+            scale = jnp.broadcast_to(result.scale, result.value.shape)
+            integers = divide(result.value, scale) + result.zero_point
+            left.append(x - self._sparse(x - result.value, beta) - integers * scale)
+        joined = self._joined(left if self.reduce_dim is not None else [self._in_order(y) for y in left])
         if self.reduce_dim is None:
-            return jnp.mean(joined)
-        return jnp.mean(joined, self.reduce_dim, keepdims=self.keepdim)
+            return cascade_sum(joined) / max(joined.size, 1)
+        rows = jnp.moveaxis(joined, self.reduce_dim, -1)
+        sums = jax.vmap(cascade_sum)(rows.reshape((-1, rows.shape[-1]))).reshape(rows.shape[:-1])
+        means = sums / max(rows.shape[-1], 1)
+        return jnp.expand_dims(means, self.reduce_dim) if self.keepdim else means

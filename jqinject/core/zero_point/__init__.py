@@ -13,4 +13,5 @@ from jqinject.core.zero_point.from_parameter import StatsFromParameterZeroPoint 
 from jqinject.core.zero_point.learned import ParameterFromRuntimeZeroPoint as ParameterFromRuntimeZeroPoint
 from jqinject.core.zero_point.learned import ParameterZeroPoint as ParameterZeroPoint
 from jqinject.core.zero_point.pre_zero_point import PreZeroCenterZeroPoint as PreZeroCenterZeroPoint
+from jqinject.core.zero_point.shift import ScaleShiftQuantZeroPoint as ScaleShiftQuantZeroPoint
 from jqinject.core.zero_point.shift import ZeroZeroPoint as ZeroZeroPoint

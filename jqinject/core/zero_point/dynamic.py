@@ -34,6 +34,9 @@ class RuntimeDynamicStatsZeroPoint(nnx.Module):
         4.0
     """
 
+    stats: Stat
+    int_quant: IntQuantizer
+    quantize: bool
     view: View = Identity()
     broadcastable: Broadcastable | None = None
 
@@ -83,6 +86,11 @@ class RuntimeDynamicGroupZeroPoint(nnx.Module):
         >>> impl(jnp.array([-1.0, 2.0, 3.0, 4.0]), jnp.full((2, 1), 0.25), 4).tolist()
         [[4.0], [0.0]]
     """
+
+    input_view_impl: View
+    stats: Stat
+    int_quant: GroupwiseIntQuantizer
+    quantize: bool
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ from jqinject.core.stats.tracked import track, tracked_statistic
 from jqinject.core.variables import QuantParam, QuantStat, float_array, int_array
 from jqinject.core.zero_point.shift import shift
 from jqinject.ops.ste import abs_binary_sign_grad
+
+ScaleShift = Callable[[jax.Array, jax.Array, Any], jax.Array]
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class StatsFromParameterZeroPoint(nnx.Module):
         zero_point_affine_rescaling_init: initial factor of a learned affine map of the statistic; None for
             none.
         zero_point_affine_shifting_init: its initial shift; None for none.
+        scale_shift_zero_point_impl: from the distance `z` in floats to the zero point, `ScaleShiftQuantZeroPoint` for
+            instance; None goes by `int_quant` and `quantize_zero_point`.
 
     Raises:
         ValueError: for a shift without a factor, or a wrong shape (at the call).
@@ -59,6 +63,7 @@ class StatsFromParameterZeroPoint(nnx.Module):
     """
 
     affine_rescaling: AffineRescaling | None = None
+    scale_shift_zero_point: ScaleShift | None = None
     tracked_parameters: nnx.List[nnx.Variable[Any]] | None = None
 
     def __init__(
@@ -72,6 +77,7 @@ class StatsFromParameterZeroPoint(nnx.Module):
         tracked_parameter_list: Iterable[Any] = (),
         zero_point_affine_rescaling_init: float | None = None,
         zero_point_affine_shifting_init: float | None = None,
+        scale_shift_zero_point_impl: ScaleShift | None = None,
     ) -> None:
         where = "StatsFromParameterZeroPoint"
         shape = _check.shape(zero_point_shape, where, "zero_point_shape")
@@ -81,6 +87,7 @@ class StatsFromParameterZeroPoint(nnx.Module):
         self.stats = zero_point_stats_impl
         set_given(
             self,
+            scale_shift_zero_point=scale_shift_zero_point_impl,
             tracked_parameters=track(tracked_parameter_list, False, where),
             affine_rescaling=affine_rescaling(
                 shape, zero_point_affine_rescaling_init, zero_point_affine_shifting_init, where, "zero_point"
@@ -96,6 +103,8 @@ class StatsFromParameterZeroPoint(nnx.Module):
         stat = _check.statistic_shape(stat, self.source.shape, where, "zero_point_shape")
         if self.affine_rescaling is not None:
             stat = self.affine_rescaling(stat)
+        if self.scale_shift_zero_point is not None:
+            return self.scale_shift_zero_point(-stat, scale, bit_width)
         return shift(-stat, scale, bit_width, self.int_quant, self.source.quantize)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from jqinject.core._protocols import IntQuantizer
 from jqinject.core.variables import known_zero
@@ -54,3 +55,43 @@ def shift(
         least = jnp.asarray(least, dtype=jnp.float32)
         return (to_int or int_quant.to_int)(scale, least, bit_width, z)
     return in_steps(z, scale) + least
+
+
+class ScaleShiftQuantZeroPoint(nnx.Module):
+    """A zero point whose distance in floats is quantized by itself: `quantized(z) / scale + min_int`.
+
+    Source: Brevitas's `_ScaleShiftQuantZeroPoint`.
+
+    Args:
+        zp_int_quant: quantizes the distance; its result's first part counts.
+        int_quant: gives the integer range.
+        zero_point_dequantized_shape: shape of the quantized distance; None leaves it.
+
+    Example:
+        >>> from jqinject.core import BitWidthConst, ConstScaling, IntQuant, IntScaling, RescalingIntQuant
+        >>> steps = RescalingIntQuant(IntQuant(False, False), ConstScaling(1.5), IntScaling(False, False),
+        ...     ZeroZeroPoint(), BitWidthConst(2))
+        >>> shift = ScaleShiftQuantZeroPoint(steps, IntQuant(narrow_range=False, signed=False))
+        >>> float(shift(jnp.float32(0.9), jnp.float32(0.25), 4))
+        4.0
+    """
+
+    zero_point_dequantized_shape: tuple[int, ...] | None = None
+
+    def __init__(
+        self,
+        zp_int_quant: Callable[[jax.Array], tuple[Any, ...]],
+        int_quant: IntQuantizer,
+        zero_point_dequantized_shape: tuple[int, ...] | None = None,
+    ) -> None:
+        self.zp_int_quant = zp_int_quant
+        self.int_quant = int_quant
+        if zero_point_dequantized_shape is not None:
+            self.zero_point_dequantized_shape = tuple(zero_point_dequantized_shape)
+
+    def __call__(self, zero_point: jax.Array, scale: jax.Array, bit_width: Any) -> jax.Array:
+        """The zero point of a range that reaches `zero_point` below zero, float32."""
+        quantized, *_ = self.zp_int_quant(zero_point)
+        shape = self.zero_point_dequantized_shape
+        quantized = quantized if shape is None else quantized.reshape(shape)
+        return in_steps(quantized, scale) + self.int_quant.min_int(bit_width)

@@ -184,8 +184,8 @@ class QuantRecurrentCell(nnx.Module):
         if isinstance(proxy, BiasQuantProxyFromInjector) and proxy.requires_input_scale:
             raise ValueError(
                 f"{type(self).__name__}: {proxy.binding.base.__name__} takes its scale from input and weight, and the "
-                "input is not quantized.\n  cure: io_quant=..., an input that is an IntQuantTensor, or a bias quantizer "
-                "with a scale of its own (Int8BiasPerTensorFloatInternalScaling); bias_quant=None for none"
+                "input is not quantized.\n  cure: io_quant=..., an input that is an IntQuantTensor, or a bias "
+                "quantizer with a scale of its own (Int8BiasPerTensorFloatInternalScaling); bias_quant=None for none"
             )
 
     def affine(self, name: str, parameters: Parameters, x: jax.Array) -> jax.Array:
@@ -253,6 +253,21 @@ def set_bias(layer: nnx.Linear, bias: nnx.Param[jax.Array] | None) -> None:
     """Give a layer of Flax that was just made another bias, or take it away."""
     layer.bias = nnx.data(bias)
     layer.use_bias = bias is not None
+
+
+def sigmoid(x: jax.Array) -> jax.Array:
+    """`nnx.sigmoid` by a name that can be pickled."""
+    return nnx.sigmoid(x)
+
+
+def tanh(x: jax.Array) -> jax.Array:
+    """`nnx.tanh` by a name that can be pickled."""
+    return nnx.tanh(x)
+
+
+def relu(x: jax.Array) -> jax.Array:
+    """`nnx.relu` by a name that can be pickled."""
+    return nnx.relu(x)
 
 
 Activation = Callable[[jax.Array], jax.Array]

@@ -64,7 +64,7 @@ class QuantLSTMStep(QuantRecurrentCell):
         sums: tuple[jax.Array, jax.Array | None, jax.Array, jax.Array],
         memory: jax.Array,
     ) -> Result:
-        """The new states from the sums of the gates (input, forget, cell, output; forget is None where it is coupled)."""
+        """The new states from the sums of the gates: input, forget (None where it is coupled), cell, output."""
         of_input, of_forget, of_cell, of_output = sums
         i = self._gate(quantizers, "input", of_input)
         f = (

@@ -6,6 +6,7 @@ from typing import Any, final
 import jax
 from flax import nnx
 
+from jqinject.nn.recurrent._cell import relu, tanh
 from jqinject.nn.recurrent._stack import QuantRecurrentStack, returned
 from jqinject.nn.recurrent.lstm_cells import QuantLSTMCell
 from jqinject.nn.recurrent.other_cells import QuantSimpleCell
@@ -19,7 +20,7 @@ from jqinject.quant import (
 # Which layer of the forward cell a layer of the backward cell takes. The input gate takes the kernel of the forget gate
 # and the other way round, as in Brevitas, whose models would give other numbers else.
 CROSSED = {"ii": "if_", "if_": "ii", "ig": "ig", "io": "io"}
-NONLINEARITIES = {"tanh": nnx.tanh, "relu": nnx.relu}
+NONLINEARITIES = {"tanh": tanh, "relu": relu}
 
 
 @final
@@ -31,9 +32,9 @@ class QuantLSTM(QuantRecurrentStack):
     and directions share `io_quant`, and with `shared_cell_state_quant` the quantizer of cell states. The first layer
     quantizes its input; the others get what is quantized already.
 
-    Source: Brevitas's `QuantLSTM`. Differs from Brevitas: parameters are those of `nnx.LSTMCell` (kernels are (in, out);
-    `recurrent_state_from_torch` converts); initial states of several layers in one direction are understood; an
-    override that does nothing is an error.
+    Source: Brevitas's `QuantLSTM`. Differs from Brevitas: parameters are those of `nnx.LSTMCell` (kernels are
+    (in, out); `recurrent_state_from_torch` converts); initial states of several layers in one direction are understood;
+    an override that does nothing is an error.
 
     Args:
         input_size: features of the input.
@@ -182,8 +183,10 @@ class QuantRNN(QuantRecurrentStack):
     Weights are quantized once a sequence, activations at every step. All layers and directions share `io_quant`. The
     first layer quantizes its input; the others get what is quantized already.
 
-    Source: Brevitas's `QuantRNN`. Differs from Brevitas: kernels are (in, out) (`recurrent_state_from_torch` converts);
-    initial states of several layers in one direction are understood; an override that does nothing is an error.
+    Source: Brevitas's `QuantRNN`. Differs from Brevitas: the quantizer of the sums has no prefix of its own, and its
+    learned scale does not begin with a random number added; kernels are (in, out) (`recurrent_state_from_torch`
+    converts); initial states of several layers in one direction are understood; an override that does nothing is an
+    error.
 
     Args:
         input_size: features of the input.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.nn._slots import split_keywords
-from jqinject.nn.recurrent._cell import Given, Parameters, Quantizers, Result, set_bias
+from jqinject.nn.recurrent._cell import Given, Parameters, Quantizers, Result, set_bias, sigmoid, tanh
 from jqinject.nn.recurrent._lstm_step import QuantLSTMStep
 from jqinject.quant import (
     Int8ActPerTensorFloat,
@@ -24,8 +24,10 @@ class QuantLSTMCell(QuantLSTMStep, nnx.LSTMCell):
 
     With Q the quantizer of each place, x_q = Q_io(x), and W, b quantized:
 
-        i = Q(sigmoid(Q_acc(W_ii x_q + W_hi h + b_i)))      f, o likewise      g = Q(tanh(Q_acc(W_ig x_q + W_hg h + b_g)))
-        c' = Q_cell(Q_cell(f c) + Q_cell(i g))              h' = Q_io(o Q(tanh(c')))
+        i = Q(sigmoid(Q_acc(W_ii x_q + W_hi h + b_i)))     f, o likewise
+        g = Q(tanh(Q_acc(W_ig x_q + W_hg h + b_g)))
+        c' = Q_cell(Q_cell(f c) + Q_cell(i g))
+        h' = Q_io(o Q(tanh(c')))
 
     Every quantizer of activations is called at every step, and each place has one of its own (input and output share
     `io_quant`, the three cell states `cell_state_quant`). The two weights of a gate share one quantizer, so that their
@@ -55,8 +57,8 @@ class QuantLSTMCell(QuantLSTMStep, nnx.LSTMCell):
         shared_intra_layer_gate_acc_quant: one quantizer for the sums of all gates.
         input_layers: layer, as "ii" -> the layer of another cell to take in its place.
         rngs: for the parameters, and for quantizers that draw random numbers.
-        more: the other keywords of `nnx.LSTMCell` (`gate_fn`, `kernel_init`, `dtype`, ...), and overrides: `weight_...`,
-            `bias_...`, `io_...`, `gate_acc_...`, `sigmoid_...`, `tanh_...`, `cell_state_...`.
+        more: the other keywords of `nnx.LSTMCell` (`gate_fn`, `kernel_init`, `dtype`, ...), and overrides:
+            `weight_...`, `bias_...`, `io_...`, `gate_acc_...`, `sigmoid_...`, `tanh_...`, `cell_state_...`.
 
     Raises:
         TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
@@ -90,7 +92,7 @@ class QuantLSTMCell(QuantLSTMStep, nnx.LSTMCell):
         rngs: nnx.Rngs,
         **more: Any,
     ) -> None:
-        flax, overrides = split_keywords(nnx.LSTMCell, more)
+        flax, overrides = split_keywords(nnx.LSTMCell, {"gate_fn": sigmoid, "activation_fn": tanh, **more})
         nnx.LSTMCell.__init__(self, in_features, hidden_features, rngs=rngs, **flax)
         if coupled_input_forget_gates:
             self.coupled_input_forget_gates = True
@@ -184,7 +186,9 @@ class QuantOptimizedLSTMCell(QuantLSTMStep, nnx.OptimizedLSTMCell):
         rngs: nnx.Rngs,
         **more: Any,
     ) -> None:
-        flax, overrides = split_keywords(nnx.OptimizedLSTMCell, more)
+        flax, overrides = split_keywords(
+            nnx.OptimizedLSTMCell, {"gate_fn": sigmoid, "activation_fn": tanh, **more}
+        )
         nnx.OptimizedLSTMCell.__init__(self, in_features, hidden_features, rngs=rngs, **flax)
         quantizers = {
             "weight_quant": weight_quant,

@@ -20,6 +20,8 @@ from jqinject.nn.recurrent._cell import (
     Result,
     quantized,
     set_bias,
+    sigmoid,
+    tanh,
     value_of,
 )
 from jqinject.quant import (
@@ -85,8 +87,13 @@ class QuantSimpleCell(QuantRecurrentCell, nnx.SimpleCell):
         rngs: nnx.Rngs,
         **more: Any,
     ) -> None:
-        flax, overrides = split_keywords(nnx.SimpleCell, more)
+        flax, overrides = split_keywords(nnx.SimpleCell, {"activation_fn": tanh, **more})
         nnx.SimpleCell.__init__(self, in_features, hidden_features, rngs=rngs, **flax)
+        # Layers that share a quantizer are held in the order in which they share it, so that assembling it again finds
+        # the same structure.
+        of_hidden = self.dense_h
+        del self.dense_h
+        self.dense_h = of_hidden
         if use_bias and bias_of_hidden:
             set_bias(self.dense_h, self.dense_i.bias)
         if bias_of_hidden or not use_bias:
@@ -135,8 +142,8 @@ class QuantGRUCell(QuantRecurrentCell, nnx.GRUCell):
         tanh_quant: quantizer of what `activation_fn` makes.
         shared_intra_layer_gate_acc_quant: one quantizer for all sums.
         rngs: for the parameters, and for quantizers that draw random numbers.
-        more: the other keywords of `nnx.GRUCell` (`gate_fn`, `kernel_init`, ...), and overrides: `weight_...`, `bias_...`,
-            `io_...`, `gate_acc_...`, `sigmoid_...`, `tanh_...`.
+        more: the other keywords of `nnx.GRUCell` (`gate_fn`, `kernel_init`, ...), and overrides: `weight_...`,
+            `bias_...`, `io_...`, `gate_acc_...`, `sigmoid_...`, `tanh_...`.
 
     Raises:
         TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
@@ -182,7 +189,7 @@ class QuantGRUCell(QuantRecurrentCell, nnx.GRUCell):
         rngs: nnx.Rngs,
         **more: Any,
     ) -> None:
-        flax, overrides = split_keywords(nnx.GRUCell, more)
+        flax, overrides = split_keywords(nnx.GRUCell, {"gate_fn": sigmoid, "activation_fn": tanh, **more})
         nnx.GRUCell.__init__(self, in_features, hidden_features, rngs=rngs, **flax)
         quantizers = {
             "weight_quant": weight_quant,

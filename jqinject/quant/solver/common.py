@@ -143,7 +143,7 @@ class SolveStatsReduceDimFromEnum(ExtendedInjector):
         return CHANNEL_REDUCE_DIM if per_channel else None
 
     @value
-    def group_elements_axis(group_dim):
+    def group_elements_axis(group_dim: Any):
         return elements_axis(group_dim)
 
     @value

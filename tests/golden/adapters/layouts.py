@@ -92,6 +92,8 @@ def make_depthwise(shape: tuple[int, ...], **arguments: Any) -> QuantConv:
 def make_carrier(channel_axis: int) -> Callable[..., Any]:
     def make(shape: tuple[int, ...], **arguments: Any) -> Carrier:
         given = {name: arguments.pop(name) for name in ("weight_quant", "bias_quant") if name in arguments}
+        if channel_axis == 1 and "group_dim" in given.get("weight_quant", {}):
+            arguments.setdefault("weight_group_dim", 0)  # the inputs of a transposed convolution
         return Carrier(shape, channel_axis, given, arguments)
 
     return make

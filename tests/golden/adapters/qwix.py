@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import jqinject.dot as d
-from jqinject.core import CodebookQuant
+from jqinject.core import CalibratedQuant, CodebookQuant
 from jqinject.ops import NF4
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
-from tests.golden.adapters.qwix_arrays import LargestOver
+from tests.golden.adapters.qwix_arrays import LargestOver, form_of, is_microscaled, method_of
 
 Case = dict[str, Any]
 Arrays = dict[str, np.ndarray]
@@ -77,6 +77,9 @@ def quantized(x: jax.Array, qtype: str | None, axes: list[int], nudge: float, me
     if qtype is None:
         return x
     shared = [axis for axis in range(x.ndim) if axis not in axes]
+    if is_microscaled(qtype):
+        made = CalibratedQuant(method_of(method), channelwise_axes=axes, **form_of(qtype))(x)
+        return made.quant_tensor(signed=True, training=False)
     name, *numbers = method.split(",")
     factors = [float(number) for number in numbers]
     ranged = name == "minmax" or (name == "fixed" and len(factors) == 2 and sum(factors) != 0)
@@ -149,6 +152,10 @@ def operands(case: Case, inputs: Arrays) -> list[Any]:
 
 def dot(case: Case, inputs: Arrays) -> dict[str, Any]:
     given = case["config"]
+    found = [qtype for qtype in (given["lhs_qtype"], given["rhs_qtype"]) if qtype and is_microscaled(qtype)]
+    if found:
+        tile = {"tile_size": 16 if found[0] == "nvfp4" else 32}
+        return subchannel({**case, "config": {**tile, **given}}, inputs)
     numbers = given.get("dimension_numbers", PLAIN)
     dtype = given.get("preferred_element_type")
     return contracted(

@@ -13,15 +13,20 @@ import numpy as np
 from jqinject.core import (
     AbsMaxRange,
     CalibratedQuant,
+    CeilSte,
     ClippingRange,
     CodebookQuant,
     FixedRange,
     MinMaxRange,
+    PowerOfTwoRestrictValue,
+    QuantRestrictValue,
     RMSRange,
     SimpleMovingAverage,
 )
+from jqinject.nn import QuantIdentity
 from jqinject.ops import NF4
-from jqinject.quant_tensor import GroupwiseIntQuantTensor, IntQuantTensor
+from jqinject.quant import Fp8e4m3OCPAct, MXFloat8e4m3Act
+from jqinject.quant_tensor import FloatQuantTensor, GroupwiseIntQuantTensor, IntQuantTensor
 
 Case = dict[str, Any]
 Arrays = dict[str, np.ndarray]
@@ -65,9 +70,8 @@ def quantizer_of(config: dict[str, Any], axes: tuple[int, ...]) -> Any:
     qtype = config["qtype"]
     if qtype == "nf4":
         return CodebookQuant(LargestOver(axes), NF4)
-    form: dict[str, Any] = {"bit_width": int(qtype[3:])} if qtype.startswith("int") else {"q_dtype": qtype}
     return CalibratedQuant(
-        method_of(config.get("calibration_method", "absmax")), channelwise_axes=axes, **form
+        method_of(config.get("calibration_method", "absmax")), channelwise_axes=axes, **form_of(qtype)
     )
 
 
@@ -87,32 +91,50 @@ def in_tiles(x: jax.Array, config: dict[str, Any]) -> tuple[jax.Array, tuple[int
     return x.reshape(shape), tuple(axes)
 
 
+def form_of(qtype: str) -> dict[str, Any]:
+    """The numbers of a type of Qwix's, and for microscaled ones which values a scale may take."""
+    if not is_microscaled(qtype):
+        return {"bit_width": int(qtype[3:])} if qtype.startswith("int") else {"q_dtype": qtype}
+    if qtype == "nvfp4":
+        return {
+            "q_dtype": "float4_e2m1fn",
+            "restrict_scaling_impl": QuantRestrictValue(Fp8e4m3OCPAct.tensor_quant),
+        }
+    dtype = {"mxfp8": "float8_e4m3fn", "mxfp4": "float4_e2m1fn"}[qtype]
+    return {"q_dtype": dtype, "restrict_scaling_impl": PowerOfTwoRestrictValue(CeilSte())}
+
+
+def is_microscaled(qtype: str) -> bool:
+    return qtype.startswith(("mx", "nv"))
+
+
 def in_groups(x: jax.Array, config: dict[str, Any]) -> Any:
     """The array quantized in groups along its one tiled axis."""
     ((axis, size),) = config["tiled_axes"].items()
-    quantizer = quantizer_of(config, tuple(config["channelwise_axes"]))
-    again = CalibratedQuant(
-        quantizer.calibration_impl,
-        bit_width=quantizer.bit_width,
-        q_dtype=quantizer.q_dtype,
-        channelwise_axes=quantizer.channelwise_axes,
+    quantizer = CalibratedQuant(
+        method_of(config.get("calibration_method", "absmax")),
+        channelwise_axes=tuple(config["channelwise_axes"]),
         group_size=int(size if size >= 1 else x.shape[int(axis)] * size),
         group_dim=int(axis),
+        **form_of(config["qtype"]),
     )
-    return again(x)
+    return quantizer(x)
 
 
 def arrays(case: Case, inputs: Arrays) -> dict[str, Any]:
     config = {"channelwise_axes": (), **case["config"]}
     dtype = config.get("array_dtype") or "float32"
     x = jnp.asarray(inputs.get("x", np.zeros((8, 16))), dtype)
+    if is_microscaled(config["qtype"]) and not config["tiled_axes"]:
+        return {"": QuantIdentity(MXFloat8e4m3Act, group_size=None)(x)}
     tiled, axes = in_tiles(x, config)
-    one_axis = len(config.get("tiled_axes") or {}) == 1
+    one_axis = len(config.get("tiled_axes") or {}) == 1 and config["qtype"] != "nf4"
     made = in_groups(x, config) if one_axis else quantizer_of(config, axes)(tiled)
     tensor = made.quant_tensor(signed=True, training=False)
     # One scale a tile, whose own axis is gone.
     kept = [s for s, long in zip(tensor.scale.shape, _kept(x, config), strict=True) if long]
-    low_bit = tensor.int() if isinstance(tensor, IntQuantTensor) else tensor.payload()
+    minifloats = isinstance(tensor, FloatQuantTensor)
+    low_bit = tensor.minifloat() if minifloats else _integers_or_payload(tensor)
     found: dict[str, Any] = {
         "scale": tensor.scale.reshape(kept),
         "qvalue": low_bit.reshape(x.shape).astype(jnp.float32),
@@ -121,6 +143,10 @@ def arrays(case: Case, inputs: Arrays) -> dict[str, Any]:
     if "zero_point" in case["outputs"]:
         found["zero_point"] = tensor.zero_point.reshape(kept)
     return found | {"allowed": _ties(tiled, tensor, x.shape)}
+
+
+def _integers_or_payload(tensor: Any) -> jax.Array:
+    return tensor.int() if isinstance(tensor, IntQuantTensor) else tensor.payload()
 
 
 def _kept(x: jax.Array, config: dict[str, Any]) -> list[bool]:

@@ -1,0 +1,67 @@
+"""Rounding of the exponent of a power-of-two scale: up only where something would be clamped."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.core._protocols import BitWidth
+from jqinject.core.assign import assign
+from jqinject.ops.power import exp2, log2
+from jqinject.ops.ste import ceil_ste
+
+
+def midmax_mantissa_bias(
+    mantissa_bit_width: int, nan_values: tuple[str, ...] | None, inf_values: tuple[str, ...] | None
+) -> float:
+    """How many bits of the mantissa the codes of inf and nan take away at the largest exponent.
+
+    Args:
+        mantissa_bit_width: bits of the mantissa.
+        nan_values, inf_values: mantissas that mean nan and inf together with the largest exponent, or None.
+
+    Returns:
+        `log2(codes + 1)`; 0 where no codes are left over at the largest exponent that has numbers, or all but one.
+
+    Example:
+        >>> midmax_mantissa_bias(3, ("111",), None), midmax_mantissa_bias(2, ("01", "10", "11"), ("00",))
+        (1.0, 0.0)
+    """
+    excess = (len(nan_values or ()) + len(inf_values or ())) % 2**mantissa_bit_width
+    return 0.0 if excess == 0 or excess + 1 == 2**mantissa_bit_width else math.log2(excess + 1)
+
+
+class RoundMidMaxSte(nnx.Module):
+    """`ceil(x - log2(2 - 2^(bias - m - 1)))`, straight-through: rounds an exponent up only where it has to.
+
+    Up to half a step above the largest number, rounding takes a magnitude down to it; only beyond does the scale have
+    to be the next power of two.
+
+    Args:
+        mantissa_bit_width_impl: bits of the mantissa, m.
+        midmax_mantissa_bit_bias: bits of it that codes for inf and nan take away at the largest exponent.
+
+    Source: Brevitas.
+
+    Example:
+        >>> from jqinject.core import MantissaWidthConst
+        >>> RoundMidMaxSte(MantissaWidthConst(1))(jnp.array([0.8, 0.81]))
+        Array([0., 1.], dtype=float32)
+    """
+
+    mantissa_bit_width_impl: BitWidth
+    bias: float
+
+    def __init__(self, mantissa_bit_width_impl: BitWidth, midmax_mantissa_bit_bias: float = 0.0) -> None:
+        assign(self, mantissa_bit_width_impl=mantissa_bit_width_impl, bias=float(midmax_mantissa_bit_bias))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`x` rounded, of its shape."""
+        width: Any = self.mantissa_bit_width_impl()
+        if isinstance(width, int):
+            return ceil_ste(x - math.log2(2.0 - 2.0 ** (self.bias - width - 1)))
+        return ceil_ste(x - log2(2.0 - exp2(self.bias - jnp.asarray(width, jnp.float32) - 1)))

@@ -1,0 +1,88 @@
+"""Switching the quantizers of a whole model off and on again."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from flax import nnx
+
+from jqinject.proxy import (
+    ActQuantProxy,
+    BiasQuantProxyFromInjector,
+    QuantProxyFromInjector,
+    TruncQuantProxyFromInjector,
+    WeightQuantProxy,
+)
+
+ABSENT = object()
+
+
+@contextmanager
+def quantization_status_manager(
+    model: nnx.Module,
+    *,
+    disable_act_quant: bool = False,
+    disable_weight_quant: bool = False,
+    disable_bias_quant: bool = False,
+) -> Iterator[None]:
+    """Compute in float what is named, within a `with` block; after it everything is as it was.
+
+    With activations off, quantizers that need a quantized input are off as well: biases in the steps of the
+    accumulator, weights that go by the input's bits. With weights off, such biases too. Layers return arrays meanwhile.
+
+    Source: Brevitas's `quantization_status_manager`; differs from Brevitas: what could not be computed any more is off
+    too.
+
+    Args:
+        model: an NNX module; not one that a compiled function holds.
+        disable_act_quant: activations and accumulators.
+        disable_weight_quant: weights.
+        disable_bias_quant: biases.
+
+    Raises:
+        TypeError: `model` is no NNX module.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.nn import QuantLinear
+        >>> layer = QuantLinear(4, 2, weight_bit_width=2, use_bias=False, rngs=nnx.Rngs(0))
+        >>> with quantization_status_manager(layer, disable_weight_quant=True):
+        ...     same = layer(jnp.ones(4)) == nnx.Linear.__call__(layer, jnp.ones(4))
+        >>> bool(same.all()), layer.weight_quant.is_quant_enabled
+        (True, True)
+    """
+    if not isinstance(model, nnx.Module):
+        raise TypeError(f"quantization_status_manager takes an NNX module, got {type(model).__name__}")
+
+    def is_off(proxy: QuantProxyFromInjector) -> bool:
+        if isinstance(proxy, ActQuantProxy | TruncQuantProxyFromInjector):
+            return disable_act_quant
+        if isinstance(proxy, WeightQuantProxy):
+            return disable_weight_quant or (disable_act_quant and proxy.requires_quant_input)
+        if isinstance(proxy, BiasQuantProxyFromInjector):
+            needs_both = proxy.requires_input_scale
+            return disable_bias_quant or (needs_both and (disable_act_quant or disable_weight_quant))
+        return False
+
+    changed: list[tuple[Any, str, Any]] = []
+
+    def change(module: Any, name: str, value: bool) -> None:
+        changed.append((module, name, vars(module).get(name, ABSENT)))
+        setattr(module, name, value)
+
+    modules = [module for _, module in nnx.iter_modules(model, graph=True)]
+    try:
+        for module in modules:
+            if isinstance(module, QuantProxyFromInjector) and is_off(module):
+                change(module, "disable_quant", True)
+            if vars(module).get("return_quant_tensor") is True and (
+                disable_act_quant or disable_weight_quant
+            ):
+                change(module, "return_quant_tensor", False)
+        yield
+    finally:
+        for module, name, before in changed:
+            if before is ABSENT:
+                delattr(module, name)  # as it was: an attribute more would be another graph, and a retrace
+            else:
+                setattr(module, name, before)

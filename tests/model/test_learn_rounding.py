@@ -1,0 +1,118 @@
+"""`learn_rounding`: the error of outputs falls, scales stay, and wrong input changes nothing."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jqinject
+from jqinject import Rule, learn_rounding
+from jqinject.core import RoundSte
+from jqinject.nn import QuantLinear
+from jqinject.quant import (
+    Fp8e4m3OCPWeightPerTensorFloat,
+    Int8WeightPerChannelFloat,
+    Int8WeightPerChannelFloatMSE,
+    MXInt8Weight,
+    ShiftedUint8WeightPerChannelFloat,
+)
+
+BATCHES = [jax.random.normal(jax.random.key(seed), (48, 12)) @ jnp.linspace(0.1, 1.5, 144).reshape(12, 12)
+           for seed in range(2)]  # fmt: skip
+
+
+def floating():
+    return nnx.Sequential(nnx.Linear(12, 16, rngs=nnx.Rngs(0)), nnx.relu, nnx.Linear(16, 5, rngs=nnx.Rngs(1)))
+
+
+def quantized(quant=Int8WeightPerChannelFloat, bits=3, **more) -> Any:
+    return jqinject.quantize(floating(), Rule(weight_quant=quant.let(bit_width=bits, **more)))
+
+
+def error(model, reference):
+    return float(np.mean([np.mean((model(x) - reference(x)) ** 2) for x in BATCHES]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["hard_sigmoid", "identity"])
+def test_the_models_error_falls_below_that_of_nearest_rounding(kind):
+    model, reference = quantized(Int8WeightPerChannelFloatMSE), floating()
+    nearest = nnx.clone(model)
+    for layer in (nearest.layers[0], nearest.layers[2]):
+        layer.quant_weight()  # the scale is searched, and kept
+    nearest.eval()
+    report = learn_rounding(model, BATCHES, learned_round_impl_type=kind, steps=200, progress=False)
+    assert list(report.layers) == ["layers.0", "layers.2"]
+    assert all(errors.learned <= errors.nearest for errors in report.layers.values())
+    assert error(model, reference) < 0.7 * error(nearest, reference)
+    for mine, theirs in ((model.layers[i], nearest.layers[i]) for i in (0, 2)):
+        weight = mine.quant_weight()
+        assert weight.is_valid
+        np.testing.assert_array_equal(weight.scale, theirs.quant_weight().scale)
+        steps = mine.kernel[...] / weight.scale
+        inside = np.abs(steps) < 3
+        assert np.all(
+            np.abs(weight.int(float_datatype=True) - steps)[inside] < 1
+        )  # up or down, never further
+    x = BATCHES[0]
+    np.testing.assert_allclose(jqinject.freeze(nnx.clone(model))(x), model(x), rtol=1e-4, atol=1e-4)
+    assert "layers.0: " in str(report)
+
+
+@pytest.mark.parametrize(("quant", "overrides"), [
+    (MXInt8Weight, {"weight_bit_width": 3}),
+    (Fp8e4m3OCPWeightPerTensorFloat, {}),
+    (ShiftedUint8WeightPerChannelFloat, {"weight_bit_width": 3}),
+])  # fmt: skip
+def test_groups_floats_and_zero_points_learn_too(quant, overrides):
+    layer = QuantLinear(12, 6, weight_quant=quant, rngs=nnx.Rngs(0), **overrides)
+    nearest = nnx.clone(layer)
+    nearest.eval()
+    wanted = BATCHES[0] @ layer.kernel[...] + layer.bias[...]
+    errors = learn_rounding(layer, BATCHES[:1], steps=100, progress=False).layers["the model itself"]
+    np.testing.assert_allclose(errors.nearest, np.mean((nearest(BATCHES[0]) - wanted) ** 2), rtol=1e-3)
+    np.testing.assert_allclose(errors.learned, np.mean((layer(BATCHES[0]) - wanted) ** 2), rtol=1e-3)
+    assert errors.learned < errors.nearest
+    assert layer.quant_weight().is_valid
+
+
+def test_where_nothing_is_gained_nearest_rounding_is_kept():
+    # Each weight has an output of its own: nothing is better than nearest.
+    layer, nearest = (QuantLinear(12, 4, weight_bit_width=3, rngs=nnx.Rngs(0)) for _ in range(2))
+    report = learn_rounding(layer, [jnp.eye(12)], steps=1, learning_rate=1e6, progress=False)
+    errors = report.layers["the model itself"]
+    assert errors.learned == errors.nearest > 0
+    np.testing.assert_array_equal(layer.quant_weight().int(), nearest.quant_weight().int())
+
+
+def test_layers_that_share_a_quantizer_stay_as_they_are():
+    first = QuantLinear(12, 12, weight_bit_width=3, rngs=nnx.Rngs(0))
+    second = QuantLinear(12, 12, weight_quant=first.weight_quant, rngs=nnx.Rngs(1))
+    third = QuantLinear(12, 4, weight_bit_width=3, rngs=nnx.Rngs(2))
+    report = learn_rounding(nnx.Sequential(first, second, third), BATCHES, steps=2, progress=False)
+    assert list(report.layers) == ["layers.2"]
+
+
+@pytest.mark.parametrize(("arguments", "text"), [
+    ({"steps": 0}, "steps must be an int of at least 1, got 0"),
+    ({"learning_rate": 0.0}, "learning_rate must be above 0"),
+    ({"regularization": -1.0}, "regularization must be at least 0"),
+    ({"beta": (20.0, 0.0)}, "beta must be two numbers above 0"),
+    ({"warmup": 2.0}, "warmup must be between 0 and 1"),
+    ({"learned_round_impl_type": "nearest"}, "'nearest' is no LearnedRoundImplType"),
+    ({"batches": []}, "got no batch.\n  cure:"),
+    ({"batches": [jnp.full((2, 12), jnp.nan)]}, "batch 0 has nan or inf"),
+    ({"model": floating()}, "ran no layer of ours with a quantized weight.*\n  cure: quantize it first"),
+    ({"model": quantized(float_to_int_impl=RoundSte)}, "layers.0: .* declares how it rounds as a component"),
+])  # fmt: skip
+def test_wrong_input_is_refused_and_nothing_changes(arguments, text):
+    given = {"model": quantized(), "batches": BATCHES, "progress": False, **arguments}
+    model = given["model"]
+    before, trained = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model))), model.layers[0]
+    with pytest.raises(ValueError, match=text):
+        learn_rounding(**given)
+    jax.tree.map(np.testing.assert_array_equal, before, nnx.to_pure_dict(nnx.state(model)))
+    assert model.layers[0] is trained

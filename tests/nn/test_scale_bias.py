@@ -1,0 +1,212 @@
+"""A factor and a summand by channel, and batch normalizations that become one or go into the layer before them."""
+
+import copy
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jqinject
+from jqinject.nn import (
+    MergedBatchNorm,
+    QuantBatchNorm,
+    QuantConv,
+    QuantConvTranspose,
+    QuantEmbed,
+    QuantLinear,
+    QuantLinearGeneral,
+    QuantScaleBias,
+    merge_bn,
+)
+from jqinject.quant import (
+    Int8ActPerTensorFloat,
+    Int8WeightPerChannelFloat,
+    Int8WeightPerTensorFloat,
+    Int32Bias,
+)
+
+X = jax.random.normal(jax.random.key(0), (4, 5, 5, 3))
+
+
+def _trained(features, cls=nnx.BatchNorm, **given):
+    """A normalization that has seen some data, in evaluation mode."""
+    norm = cls(features, rngs=nnx.Rngs(0), **given)
+    keys = jax.random.split(jax.random.key(7), 4)
+    values = [jax.random.normal(key, (features,)) for key in keys]
+    norm.mean[...], norm.scale[...], norm.bias[...] = values[0], values[1], values[2]
+    norm.var[...] = jnp.exp(values[3])
+    norm.eval()
+    return norm
+
+
+def _quantized(**given):
+    return QuantScaleBias(
+        3,
+        weight_quant=Int8WeightPerTensorFloat,
+        input_quant=Int8ActPerTensorFloat,
+        return_quant_tensor=True,
+        **given,
+    )
+
+
+def test_without_quantizers_it_is_a_product_and_a_sum():
+    layer = QuantScaleBias(3, weight_quant=None, axis=1)
+    layer.scale = nnx.Param(jnp.array([1.0, -2.0, 3.0]))
+    layer.bias = nnx.Param(jnp.array([0.5, 0.0, -1.0]))
+    x = jnp.moveaxis(X, -1, 1)
+    expected = np.asarray(x) * np.array([1.0, -2.0, 3.0]).reshape(3, 1, 1) + np.array([0.5, 0, -1]).reshape(
+        3, 1, 1
+    )
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_its_output_is_a_product_of_integers():
+    layer = _quantized(use_bias=False)
+    layer.scale = nnx.Param(jnp.array([0.5, 1.0, -1.27]))
+    y = layer(X)
+    x = layer.input_quant(X)
+    assert y.is_valid and y.bit_width == 16
+    np.testing.assert_allclose(y.scale, x.scale * 0.01, rtol=1e-6)
+    np.testing.assert_array_equal(y.int(), x.int().astype(np.int32) * np.array([50, 100, -127]))
+
+
+def test_a_bias_on_the_grid_of_the_product():
+    layer = _quantized(bias_quant=Int32Bias)
+    layer.bias = nnx.Param(jnp.array([1.0, 2.0, 3.0]))
+    y = layer(X)
+    assert y.is_valid and float(jnp.abs(y.zero_point).max()) == 0
+    plain = layer.input_quant(X).value * layer.quant_weight().value + layer.bias[...]
+    np.testing.assert_allclose(y.value, plain, atol=float(y.scale.max()))
+
+
+def test_frozen_copied_and_pickled_it_stays():
+    layer = _quantized(weight_bit_width=4)
+    layer(X)
+    layer.eval()
+    expected = layer(X).value
+    for other in (
+        nnx.clone(layer),
+        copy.deepcopy(layer),
+        pickle.loads(pickle.dumps(layer)),
+        jqinject.freeze(layer),
+    ):
+        np.testing.assert_allclose(other(X).value, expected, rtol=1e-6)
+    assert layer.frozen.freezer.dtype == jnp.int4
+
+
+def test_a_batch_norm_becomes_one():
+    norm = _trained(3)
+    layer = QuantScaleBias.from_batch_norm(norm, weight_quant=None)
+    np.testing.assert_allclose(layer(X), norm(X), rtol=1e-5, atol=1e-5)
+
+
+LAYERS = {
+    "linear": lambda **given: QuantLinear(3, 4, **given, rngs=nnx.Rngs(1)),
+    "without bias": lambda **given: QuantLinear(3, 4, use_bias=False, **given, rngs=nnx.Rngs(1)),
+    "conv": lambda **given: QuantConv(3, 4, (3, 3), **given, rngs=nnx.Rngs(1)),
+    "transposed": lambda **given: QuantConvTranspose(
+        3, 4, (2, 2), strides=2, transpose_kernel=True, **given, rngs=nnx.Rngs(1)
+    ),
+    "general": lambda **given: QuantLinearGeneral((5, 3), 4, axis=(-2, -1), **given, rngs=nnx.Rngs(1)),
+    "flax": lambda weight_quant: nnx.Conv(3, 4, (3, 3), rngs=nnx.Rngs(1)),
+}
+
+
+@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
+def test_merging_keeps_what_is_computed(make):
+    layer, norm = make(weight_quant=None), _trained(4)
+    expected = norm(layer(X))
+    merge_bn(layer, norm)
+    np.testing.assert_allclose(layer(X), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_quantizers_are_assembled_from_the_merged_weight():
+    layer = LAYERS["conv"](weight_quant=Int8WeightPerChannelFloat)
+    before = layer.quant_weight().scale
+    norm = _trained(4)
+    layer.merge_bn_in(norm)
+    factor = jnp.abs(norm.scale[...]) / jnp.sqrt(norm.var[...] + norm.epsilon)
+    np.testing.assert_allclose(layer.quant_weight().scale, before * factor, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layer", "norm", "error", "said"),
+    [
+        (
+            lambda: QuantEmbed(3, 4, rngs=nnx.Rngs(0)),
+            lambda: _trained(4),
+            TypeError,
+            r"not into a QuantEmbed",
+        ),
+        (LAYERS["linear"], lambda: nnx.LayerNorm(4, rngs=nnx.Rngs(0)), TypeError, r"got LayerNorm"),
+        (LAYERS["linear"], lambda: _trained(3), ValueError, r"has 4 output channels.*and the batch norm 3"),
+        (lambda: jqinject.freeze(LAYERS["linear"]()), lambda: _trained(4), ValueError, r"frozen"),
+        (
+            lambda: LAYERS["linear"](output_quant=Int8ActPerTensorFloat),
+            lambda: _trained(4),
+            ValueError,
+            r"quantizes its output before the batch norm",
+        ),
+    ],
+)
+def test_what_does_not_merge_is_refused(layer, norm, error, said):
+    made, its = layer(), norm()
+    held = jax.tree.map(jnp.copy, nnx.to_pure_dict(nnx.state(made)))
+    with pytest.raises(error, match=said):
+        merge_bn(made, its)
+    jax.tree.map(np.testing.assert_array_equal, held, nnx.to_pure_dict(nnx.state(made)))
+
+
+class Net(nnx.Module):
+    """Two layers with normalizations, of which the first may be used in another way."""
+
+    def __init__(self, how="plainly"):
+        self.how = how
+        self.conv = QuantConv(3, 3, (3, 3), rngs=nnx.Rngs(0))
+        self.first = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+        self.fc = QuantLinear(3, 4, rngs=nnx.Rngs(1))
+        self.second = QuantBatchNorm(4, rngs=nnx.Rngs(1))
+        for norm in (self.first, self.second):
+            norm.mean[...] = norm.mean[...] + 0.5
+            norm.var[...] = norm.var[...] * 3.0
+
+    def __call__(self, x):
+        y = self.conv(self.conv(x)) if self.how == "twice" else self.conv(x)
+        z = self.first(y)
+        return self.second(self.fc(nnx.relu(z + y if self.how == "beside" else z)))
+
+
+def test_a_whole_model():
+    model = Net()
+    assert jqinject.merge_batch_norm(model, X) == (("conv", "first"), ("fc", "second"))
+    twin = Net()
+    twin.eval(), model.eval()
+    assert isinstance(model.first, MergedBatchNorm) and model.second.output_quant is not None
+    # Weights per tensor are quantized by channel of another size now: near, and not the same.
+    np.testing.assert_allclose(model(X), twin(X), atol=0.05)
+    jqinject.load_state(Net(), nnx.state(twin))
+
+
+@pytest.mark.parametrize(
+    ("how", "said"), [("twice", r"conv is called 2 times"), ("beside", r"is used beside its batch norm too")]
+)
+def test_a_model_that_would_change_is_left_alone(how, said):
+    model = Net(how)
+    held = jax.tree.map(jnp.copy, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+    with pytest.raises(ValueError, match=said):
+        jqinject.merge_batch_norm(model, X)
+    jax.tree.map(np.testing.assert_array_equal, held, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+    assert isinstance(model.first, nnx.BatchNorm)
+
+
+def test_places_of_a_transposed_window_that_meet():
+    """The accumulator's bits count the products of one output, or as the reference does where that is more."""
+    given = {"weight_quant": Int8WeightPerTensorFloat, "input_quant": Int8ActPerTensorFloat}
+    for strides, terms in ((1, 3 * 9), (2, 4 * (2 + 2)), (3, 4 * (1 + 1))):
+        layer = QuantConvTranspose(
+            3, 4, (3, 3), strides, **given, return_quant_tensor=True, use_bias=False, rngs=nnx.Rngs(0)
+        )
+        assert layer(X).bit_width == int(np.ceil(np.log2(255 * 255 * terms)))
