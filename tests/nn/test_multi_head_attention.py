@@ -169,6 +169,7 @@ def _loss(model, x):
     return jnp.mean(model(x) ** 2)
 
 
+@pytest.mark.slow
 def test_remat_moves_statistics_once_and_has_the_same_gradients():
     plain, other = _mha(), _mha()
     a = nnx.jit(nnx.grad(_loss))(plain, X)
