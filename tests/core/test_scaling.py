@@ -291,7 +291,7 @@ def test_per_channel_activations_channels_last():
 
 def test_every_call_of_one_pass_gives_its_gradient_to_the_parameter():
     """A quantizer that several places share, or that is called at every time step."""
-    scaling = ParameterFromRuntimeStatsScaling(1, AbsMax())
+    scaling = core.ParameterFromRuntimeStatsScaling(1, core.AbsMax())
     x = jnp.array([[1.0, -3.0]])
     for _ in range(2):
         scaling(x)

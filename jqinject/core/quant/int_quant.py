@@ -259,13 +259,13 @@ class RescalingIntQuant(nnx.Module):
 
     def _scale_to_search_with(self, scale: jax.Array, x: jax.Array, threshold: Any) -> jax.Array:
         """The scale that zero points are tried with: the last of the collected ones is their mean already."""
-        collects = isinstance(self.scaling_impl, ParameterFromRuntimeStatsScaling)
-        searches = isinstance(self.zero_point_impl, ParameterFromRuntimeZeroPoint) and isinstance(
-            self.zero_point_impl.stats, SearchedStat
-        )
-        if not (collects and searches) or in_trial() or x.size == 0:
+        scaling, zero_point = self.scaling_impl, self.zero_point_impl
+        if not isinstance(scaling, ParameterFromRuntimeStatsScaling) or in_trial() or x.size == 0:
             return scale
-        return self.scaling_impl.settle(scale, threshold)
+        searches = isinstance(zero_point, ParameterFromRuntimeZeroPoint) and isinstance(
+            zero_point.stats, SearchedStat
+        )
+        return scaling.settle(scale, threshold) if searches else scale
 
 
 class PrescaledRestrictIntQuant(nnx.Module):
