@@ -299,6 +299,6 @@ def test_every_call_of_one_pass_gives_its_gradient_to_the_parameter():
     def scales(scaling, calls):
         return sum(scaling(x) for _ in range(calls))
 
-    once, thrice = (nnx.grad(scales)(scaling, calls).value[...] for calls in (1, 3))
+    once, thrice = (nnx.grad(scales)(scaling, calls)["value"][...] for calls in (1, 3))
     assert float(once) == 1.0
     assert float(thrice) == 3.0
