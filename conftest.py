@@ -1,4 +1,4 @@
-"""What holds for every test and doctest: eight CPU devices, strict dtypes, no compilation cache.
+"""What holds for every test and doctest: eight CPU devices, strict dtypes, quick compilation without a cache.
 
 The environment is set before JAX is imported, and only where it is not set already, so that
 `JAX_PLATFORMS=cuda python -m pytest` runs the suite on another backend. This file lies beside `tests/` and
@@ -18,6 +18,8 @@ from hypothesis import settings
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_enable_compilation_cache", False)
+# Tests run a program once: optimizing it takes longer than it does.
+jax.config.update("jax_disable_most_optimizations", True)
 
 # A first example compiles, so time limits say nothing; in CI every run draws the same examples.
 settings.register_profile("local", deadline=None)

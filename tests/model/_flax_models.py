@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,8 +10,6 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-
-from tests._quick import compiled_quickly as quickly
 
 
 class Cnn(nnx.Module):
@@ -169,13 +166,6 @@ PUBLISHED = {
     "gru": Published(lambda: Recurrent(nnx.GRUCell, rngs=nnx.Rngs(0)), _normal(8, 4, 5), 3),
     "resnet": Published(lambda: ResNet(rngs=nnx.Rngs(0)), _normal(8, 8, 8, 3), 3),
 }
-
-
-@contextmanager
-def compiled_quickly(promotion: str = "strict") -> Iterator[None]:
-    """Without the optimizations that whole models spend most of their compilation on; with some dtype promotion."""
-    with quickly(), jax.numpy_dtype_promotion(promotion):
-        yield
 
 
 @nnx.jit

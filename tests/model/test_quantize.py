@@ -20,18 +20,12 @@ from jqinject.nn import (
     QuantLoRALinear,
 )
 from jqinject.odml import OdmlConversion, OdmlQat
-from tests.model._flax_models import Decoder, compiled_quickly
+from tests.model._flax_models import Decoder
 
 W8A8 = Rule(weight_quant=q.Int8WeightPerChannelFloat, input_quant=q.Int8ActPerTensorMinMax)
 WEIGHTS = Rule(weight_quant=q.Int8WeightPerChannelFloat)
 X = jax.random.normal(jax.random.key(0), (4, 8))
 call = nnx.jit(lambda model, x: model(x))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quickly():
-    with compiled_quickly():
-        yield
 
 
 class Mlp(nnx.Module):

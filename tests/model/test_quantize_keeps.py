@@ -16,7 +16,7 @@ import jqinject
 import jqinject.quant as q
 from jqinject import Rule
 from jqinject.odml import OdmlQat
-from tests.model._flax_models import Decoder, Recurrent, compiled_quickly
+from tests.model._flax_models import Decoder, Recurrent
 
 W8A8 = Rule(weight_quant=q.Int8WeightPerChannelFloat, input_quant=q.Int8ActPerTensorMinMax)
 RELUS = [Rule(op="relu", output_quant=q.Int8ActPerTensorMinMax), W8A8]
@@ -24,12 +24,6 @@ SOFTMAX = [Rule(op="softmax", output_quant=q.Int8ActPerTensorMinMax), W8A8]
 X = jax.random.normal(jax.random.key(0), (4, 8))
 TOKENS = jax.ShapeDtypeStruct((2, 6), jnp.int32)
 call = nnx.jit(lambda model, x: model(x))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quickly():
-    with compiled_quickly():
-        yield
 
 
 class Net(nnx.Module):

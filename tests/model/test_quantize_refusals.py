@@ -12,19 +12,12 @@ import jqinject
 import jqinject.quant as q
 from jqinject import Rule, calibrate, quantize
 from jqinject.odml import OdmlConversion, OdmlQat
-from tests.model._flax_models import compiled_quickly
 
 W, A = q.Int8WeightPerChannelFloat, q.Int8ActPerTensorMinMax
 W8A8 = Rule(weight_quant=W, input_quant=A)
 RELUS = [Rule(op="relu", output_quant=A), W8A8]
 X = jax.random.normal(jax.random.key(0), (4, 8))
 WIDE = jnp.ones((4, 9))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quickly():
-    with compiled_quickly():
-        yield
 
 
 class Net(nnx.Module):

@@ -12,7 +12,7 @@ from flax import nnx
 import jqinject
 import jqinject.quant as q
 from jqinject import Rule
-from tests.model._flax_models import PUBLISHED, Published, compiled_quickly, evaluate, trained
+from tests.model._flax_models import PUBLISHED, Published, evaluate, trained
 
 TRAINED_SCALES = Rule(weight_quant=q.Int8WeightPerChannelFloat, input_quant=q.Int8ActPerTensorFloat)
 STATIC_RANGES = Rule(weight_quant=q.Int8WeightPerChannelFloat, input_quant=q.Int8ActPerTensorMinMax)
@@ -53,7 +53,7 @@ def numbers(model: nnx.Module) -> dict[Any, np.ndarray]:
 def life(request: pytest.FixtureRequest) -> Any:
     name = request.param
     case = PUBLISHED[name]
-    with compiled_quickly(case.promotion):
+    with jax.numpy_dtype_promotion(case.promotion):
         plain = case.make()
         before = numbers(plain)
         model = jqinject.quantize(plain, LIVES[name])
@@ -130,7 +130,7 @@ def test_the_exported_program_holds_integers_and_agrees_to_the_bit(life: Life) -
 @pytest.mark.parametrize("name", ["lstm", "gru"])
 def test_other_cells_too(name: str) -> None:
     case = PUBLISHED[name]
-    with compiled_quickly(case.promotion):
+    with jax.numpy_dtype_promotion(case.promotion):
         model = jqinject.quantize(case.make(), STATIC_RANGES)
         assert len(jqinject.calibrate(model, [case.x], progress=False).quantizers) == (
             9 if name == "lstm" else 3

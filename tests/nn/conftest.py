@@ -4,17 +4,6 @@ import pytest
 from flax import nnx
 
 from jqinject.nn import QuantConv, QuantLinear, QuantLinearGeneral
-from tests._quick import compiled_quickly
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quickly(request):
-    """The layers' tests compile without optimizations, but for those that look at the last bit."""
-    if request.module.__name__.endswith("test_norms"):
-        yield
-        return
-    with compiled_quickly():
-        yield
 
 
 def _linear(**given):

@@ -17,6 +17,14 @@ NO_QUANTIZERS = {"output_quant": None}
 call = nnx.jit(lambda model, x: model(x))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def optimized():
+    """Two programs are the same to the last bit where both are optimized."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
 class Act(Int8ActPerTensorFloat):
     collect_stats_steps = 1
 

@@ -10,7 +10,7 @@ from flax import nnx
 
 import jqinject
 from jqinject.odml import COMPOSITE_NAME, OdmlConversion, OdmlQat
-from tests.model._flax_models import PUBLISHED, Decoder, Published, compiled_quickly, evaluate, trained
+from tests.model._flax_models import PUBLISHED, Decoder, Published, evaluate, trained
 
 # Names of places that a model must have a quantizer at, besides its output.
 PLACES = {
@@ -36,7 +36,7 @@ class Life:
 @pytest.fixture(scope="module", params=PLACES)
 def life(request: pytest.FixtureRequest) -> Any:
     case = PUBLISHED[request.param]
-    with compiled_quickly(case.promotion):
+    with jax.numpy_dtype_promotion(case.promotion):
         plain = case.make()
         plain.train()
         inputs = (case.x, nnx.Rngs(0)) if case.rngs else (case.x,)
@@ -92,7 +92,7 @@ def test_a_mask_is_no_part_of_a_range_and_keeps_the_future_out() -> None:
 
 def test_random_streams_among_the_arguments_move_as_the_model_moves_them() -> None:
     case = PUBLISHED["cnn"]
-    with compiled_quickly(case.promotion):
+    with jax.numpy_dtype_promotion(case.promotion):
         plain = case.make()
         plain.train()
         ours, theirs = nnx.Rngs(5), nnx.Rngs(5)

@@ -11,7 +11,6 @@ from flax import nnx
 
 from jqinject.nn import QuantLSTM, QuantRNN
 from jqinject.quant_tensor import as_array
-from tests._quick import compiled_quickly
 from tests.golden.adapters.layouts import dotted, facts_of, fields_of, once, our_path, plain, quantizer
 from tests.golden.adapters.torch_order import ties_as_torch
 from tests.golden.adapters.torch_random import TorchRandom
@@ -172,7 +171,7 @@ def _sequence(case: Case, inputs: dict[str, np.ndarray]) -> list[dict[str, Any]]
         if name.startswith("cotangent")
     }
     found = []
-    with ties_as_torch(), compiled_quickly():
+    with ties_as_torch():
         for step, mode in enumerate(case["schedule"]):
             layer.train() if mode == "train" else layer.eval()
             found.append(_step(case, layer, jnp.asarray(inputs["x"][step]), cotangents))
