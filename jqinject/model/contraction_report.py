@@ -159,6 +159,8 @@ def _note_of_ours(layer: QuantWeightLayer) -> str:
     if form is not None:
         known = form.dtype in CONTRACTED
         return f"no 8-bit floats: {_NO_UNITS}" if known else f"no backend contracts {form}: runs dequantized"
+    if _has_groups(layer) and layer.contraction == "auto":
+        return "a scale for each group: contracted dequantized, or group by group as integers with contraction='int'"
     if layer.frozen is None and layer.contraction == "auto":
         return "quantized in float until it is frozen (or with contraction='int')"
     return "input or weight has no integers of at most 8 bits, or a scale varies along what is summed"

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jqinject.dot import Affine, contraction_output, has_integers
 from jqinject.dot.dimensions import Dimensions, scale_in_output
 from jqinject.dot.tensors import contraction_kind
-from jqinject.nn._group_contraction import grouped_contraction
+from jqinject.nn._group_contraction import LEAST_GROUP, grouped_contraction
 from jqinject.nn._payload import Float8Contraction, IntegerContraction
 from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.quant_tensor import (
@@ -99,7 +99,9 @@ class QuantDotLayer(QuantWeightLayer):
             return None
         groups = self._weight_groups(weight)
         if groups is not None or isinstance(x, GroupwiseIntQuantTensor):
-            return grouped_contraction(x, integers, groups, placed.dims)
+            found = grouped_contraction(x, integers, groups, placed.dims)
+            few = found is not None and found.of_input.size < LEAST_GROUP
+            return None if few and self.contraction != "int" else found
         return IntegerContraction(x, self._with_sums_of(integers, placed.dims))
 
     def _with_sums_of(self, integers: Affine, dims: Dimensions) -> Affine:

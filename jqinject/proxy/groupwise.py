@@ -59,7 +59,7 @@ class GroupwiseActQuantProxyFromInjector(ActQuantProxy):
         >>> from jqinject.quant import MXInt8Act
         >>> identity = QuantIdentity(act_quant=MXInt8Act, group_size=2, return_quant_tensor=True)
         >>> identity(jnp.array([0.5, 1.0, 100.0, 3.0])).scale
-        Array([0.015625, 0.015625, 1.      , 1.      ], dtype=float32)
+        Array([0.0078125, 0.0078125, 0.5      , 0.5      ], dtype=float32)
     """
 
     @property

@@ -18,7 +18,8 @@ class GroupwiseWeightFloatQuantProxyFromInjector(WeightFloatQuantProxy):
         >>> from flax import nnx
         >>> from jqinject.nn import QuantLinear
         >>> from jqinject.quant import MXFloat8e4m3Weight
-        >>> proxy = QuantLinear(40, 3, weight_quant=MXFloat8e4m3Weight, rngs=nnx.Rngs(0)).weight_quant
+        >>> layer = QuantLinear(40, 3, weight_quant=MXFloat8e4m3Weight, rngs=nnx.Rngs(0))
+        >>> proxy = layer.weight_quant
         >>> proxy.group_size, proxy.scale_().shape, proxy.mantissa_bit_width()
         (32, (2, 1, 3), 3)
     """

@@ -128,6 +128,18 @@ def test_integers_are_contracted_group_by_group(weight, given, more):
     layer.eval()
     expected = layer(x)
     jqinject.freeze(layer)
+    assert jqinject.report(layer, x).layers[0].contraction == "float"  # small groups cost more as integers
+    layer.contraction = "int"
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-5, atol=1e-5)
+    assert jqinject.report(layer, x).layers[0].contraction == "int"
+
+
+def test_large_groups_are_contracted_as_integers():
+    layer = linear(MXInt8Weight, features=256, weight_group_size=128, input_quant=Int8DynamicActPerRowFloat)
+    x = jax.random.normal(jax.random.key(2), (4, 256))
+    layer.eval()
+    expected = layer(x)
+    jqinject.freeze(layer)
     np.testing.assert_allclose(layer(x), expected, rtol=1e-5, atol=1e-5)
     assert jqinject.report(layer, x).layers[0].contraction == "int"
 

@@ -49,8 +49,8 @@ class RoundMidMaxSte(nnx.Module):
 
     Example:
         >>> from jqinject.core import MantissaWidthConst
-        >>> RoundMidMaxSte(MantissaWidthConst(1))(jnp.array([0.8, 0.81]))
-        Array([0., 1.], dtype=float32)
+        >>> RoundMidMaxSte(MantissaWidthConst(1))(jnp.array([1.8, 1.81]))
+        Array([1., 2.], dtype=float32)
     """
 
     mantissa_bit_width_impl: BitWidth
