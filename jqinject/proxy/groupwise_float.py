@@ -2,16 +2,13 @@
 
 from typing import Any, final
 
-import jax
-
 from jqinject.proxy.act_float import ActFloatQuantProxy, of_dynamic_minifloats
-from jqinject.proxy.base import QuantFacts
-from jqinject.proxy.groupwise import seen_in_groups, with_groups
+from jqinject.proxy.groupwise import Groupwise, GroupwiseWeight
 from jqinject.proxy.weight_float import WeightFloatQuantProxy
 
 
 @final
-class GroupwiseWeightFloatQuantProxyFromInjector(WeightFloatQuantProxy):
+class GroupwiseWeightFloatQuantProxyFromInjector(GroupwiseWeight, WeightFloatQuantProxy):
     """Quantizes weights to minifloats with a scale for each group.
 
     Example:
@@ -24,33 +21,9 @@ class GroupwiseWeightFloatQuantProxyFromInjector(WeightFloatQuantProxy):
         (32, (2, 1, 3), 3)
     """
 
-    @property
-    def group_size(self) -> int | None:
-        """Elements that share a scale."""
-        return self.facts.group_size
-
-    @property
-    def group_dim(self) -> int | None:
-        """The axis of the weight that is cut into groups."""
-        return self.facts.group_dim
-
-    def scale_(self) -> jax.Array | None:
-        """The scale of each group, with 1 along the elements of a group; None where quantization is off."""
-        return self._attribute("scale_")
-
-    def zero_point_(self) -> jax.Array | None:
-        """0; None where quantization is off."""
-        return self._attribute("zero_point_")
-
-    def _read_facts(self, layers: tuple[Any, ...], quantizer: Any) -> QuantFacts:
-        return with_groups(super()._read_facts(layers, quantizer), self.binding, layers, quantizer)
-
-    def _seen(self, packed: Any, x: Any) -> Any:
-        return super()._seen(seen_in_groups(packed, self.facts, x), x)
-
 
 @final
-class GroupwiseActFloatQuantProxyFromInjector(ActFloatQuantProxy):
+class GroupwiseActFloatQuantProxyFromInjector(Groupwise, ActFloatQuantProxy):
     """Quantizes what flows to minifloats, with a scale for each group, made from the tensor at hand.
 
     Example:
@@ -61,21 +34,5 @@ class GroupwiseActFloatQuantProxyFromInjector(ActFloatQuantProxy):
         (32, 5, ('01', '11', '10'))
     """
 
-    @property
-    def group_size(self) -> int | None:
-        """Elements that share a scale."""
-        return self.facts.group_size
-
-    @property
-    def group_dim(self) -> int | None:
-        """The axis that is cut into groups."""
-        return self.facts.group_dim
-
     def _attribute(self, name: str, force_eval: bool) -> Any:
         return of_dynamic_minifloats(self, name)
-
-    def _read_facts(self, layers: tuple[Any, ...], quantizer: Any) -> QuantFacts:
-        return with_groups(super()._read_facts(layers, quantizer), self.binding, layers, quantizer)
-
-    def _seen(self, packed: Any, x: Any) -> Any:
-        return super()._seen(seen_in_groups(packed, self.facts, x), x)
