@@ -259,13 +259,14 @@ class RescalingIntQuant(nnx.Module):
 
     def _scale_to_search_with(self, scale: jax.Array, x: jax.Array, threshold: Any) -> jax.Array:
         """The scale that zero points are tried with: the last of the collected ones is their mean already."""
-        collects = isinstance(self.scaling_impl, ParameterFromRuntimeStatsScaling)
-        searches = isinstance(self.zero_point_impl, ParameterFromRuntimeZeroPoint) and isinstance(
-            self.zero_point_impl.stats, SearchedStat
+        scaling, zero_point = self.scaling_impl, self.zero_point_impl
+        searches = isinstance(zero_point, ParameterFromRuntimeZeroPoint) and isinstance(
+            zero_point.stats, SearchedStat
         )
+        collects = isinstance(scaling, ParameterFromRuntimeStatsScaling)
         if not (collects and searches) or in_trial() or x.size == 0:
             return scale
-        return self.scaling_impl.settle(scale, threshold)
+        return scaling.settle(scale, threshold)
 
 
 class PrescaledRestrictIntQuant(nnx.Module):
