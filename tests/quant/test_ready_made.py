@@ -38,6 +38,8 @@ OFF_THE_TIE = {"calibration_impl": AbsMaxRange(0.99)}
 NEEDS = {
     "Int8WeightPerChannelAbsMax": OFF_THE_TIE,
     "Int8WeightPerTensorAbsMax": OFF_THE_TIE,
+    "Int8ActPerTensorFloatBatchQuant1d": {"scaling_stats_permute_dims": (3, 0, 1, 2)},  # X has four axes
+    "Uint8ActPerTensorFloatBatchQuant1d": {"scaling_stats_permute_dims": (3, 0, 1, 2)},
     "Int4WeightPerGroupAbsMax": {**OFF_THE_TIE, "group_padding": True},
 }
 # A row or group of numbers below 0 lies up to 510 steps from its zero point, where bfloat16 has 256 numbers.
@@ -162,13 +164,13 @@ def input_for(layer, dtype=jnp.float32):
     return jnp.array([[0, 3], [6, 1]]) if isinstance(layer, QuantEmbed) else X.astype(dtype)
 
 
-def quantized(layer, slot):
+def quantized(layer, slot, dtype):
     """The quantizer's own result in a forward pass of the layer."""
     if slot == "weight_quant":
         return layer.quant_weight()
     if slot == "bias_quant":
-        return layer.quant_bias(X if layer.input_quant is None else layer.input_quant(X))
-    return getattr(layer, slot)(X.astype(getattr(layer, "dtype", None) or X.dtype))
+        return layer.quant_bias(None if layer.input_quant is None else layer.input_quant(X.astype(dtype)))
+    return getattr(layer, slot)(X.astype(dtype))
 
 
 def on_the_grid(result):
@@ -198,7 +200,7 @@ def test_on_the_grid_in_every_layer_and_dtype(slot, name, layer):
         assert bool(jnp.all(jnp.isfinite(y.astype(jnp.float32))))
         if dtype == jnp.bfloat16 and name in BEYOND_BFLOAT16:
             continue
-        result = quantized(made, slot)
+        result = quantized(made, slot, dtype)
         assert (result.is_valid, result.scale.dtype, result.value.dtype) == (True, jnp.float32, dtype)
         assert bool(jnp.all(result.scale > 0))
         assert on_the_grid(result)

@@ -78,6 +78,7 @@ class CalibratedQuant(nnx.Module):
         group_size: cut the axis `group_dim` into groups of so many elements, each with a range; the result then has two
             axes in its place (groups, elements of a group). None for no groups.
         group_dim: the axis that is cut.
+        group_padding: fill up the last group with zeros, which count in means and percentiles; False refuses it.
         restrict_scaling_impl: which values a scale may take; None for any.
 
     Raises:
@@ -105,6 +106,7 @@ class CalibratedQuant(nnx.Module):
     scale_stop_grad: bool = False
     group_size: int | None = None
     group_dim: int = -1
+    group_padding: bool = False
     restrict_scaling_impl: Restrict | None = None
     use_running_average: bool = False
 
@@ -121,6 +123,7 @@ class CalibratedQuant(nnx.Module):
         group_size: int | None = None,
         group_dim: int | None = None,
         restrict_scaling_impl: Restrict | None = None,
+        group_padding: bool = False,
     ) -> None:
         bits = _check.bit_width(bit_width, "CalibratedQuant", least=2)
         if bits > 16:
@@ -149,6 +152,7 @@ class CalibratedQuant(nnx.Module):
             shared_axes=None if shared_axes is None else tuple(shared_axes),
             group_size=group_size,
             group_dim=group_dim,
+            group_padding=bool(group_padding),
             restrict_scaling_impl=restrict_scaling_impl,
         )
 
@@ -172,7 +176,8 @@ class CalibratedQuant(nnx.Module):
     def _in_groups(self, x: jax.Array) -> jax.Array:
         if self.group_size is None:
             return x
-        check_divides(x.shape[self.group_dim], self.group_size, "CalibratedQuant")
+        if not self.group_padding:
+            check_divides(x.shape[self.group_dim], self.group_size, "CalibratedQuant")
         return split_groups(x, self.group_size, self.group_dim)
 
     def averaged_range(self, ndim: int = 0) -> ClippingRange:
