@@ -9,9 +9,9 @@ from jqinject.inject import ExtendedInjector
 from jqinject.inject.enum import RestrictValueType, ScalingPerOutputType
 from jqinject.proxy import DynamicActFloatQuantProxyFromInjector
 from jqinject.quant.dynamic import DynamicPerGroup, DynamicPerRow
-from jqinject.quant.float import Fp8e4m3ActPerTensorFloat, Fp8e4m3WeightPerChannelFloat
 from jqinject.quant.float_fnuz import Fp8e4m3FNUZActPerTensorFloat
 from jqinject.quant.float_ocp import Fp8e4m3OCPActPerTensorFloat, Fp8e4m3OCPWeightPerChannelFloat
+from jqinject.quant.float_plain import Fp8e4m3ActPerTensorFloat, Fp8e4m3WeightPerChannelFloat
 from jqinject.quant.groupwise import GroupwiseActFloatProxyMixin, GroupwiseWeightFloatProxyMixin
 
 
