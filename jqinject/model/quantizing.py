@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import jax
 import numpy as np
 from flax import nnx
 
+from jqinject.model.alike import Alike
 from jqinject.model.counterparts import counterpart_of
 from jqinject.model.frozen_ops import op_slot
 from jqinject.model.rule_policy import OURS, RulePolicy, policy_for, proxy_at, sites_of
@@ -180,11 +182,15 @@ def _refuse_quantized(model: nnx.Module, has_layers: bool, needs_inputs: bool) -
 def _quantize_layers(
     model: Any, rules: tuple[Rule, ...], plan: Mapping[int, LayerRule], rngs: nnx.Rngs | None
 ) -> None:
+    alike = Alike()
     for layer in modules_of(model):
         entry = plan.get(id(layer))
         if entry is not None and entry.rule is not None and entry.slots:
+            quantize = partial(_quantize_layer, rule=rules[entry.rule], entry=entry, rngs=rngs)
             try:
-                _quantize_layer(layer, rules[entry.rule], entry, rngs)
+                # Random numbers are drawn for each layer anew.
+                if rngs is not None or not alike.quantized(layer, (entry.rule, entry.slots), quantize):
+                    quantize(layer)
             except Exception as error:
                 error.add_note(f"while quantizing {entry.path}")
                 raise
