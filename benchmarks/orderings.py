@@ -5,7 +5,7 @@
 
 Accuracy on the test set in percent, mean and standard deviation over the seeds. A seed is the split, the initial
 weights and the order of batches; for each, all quantized models start from the same float classifier. The inner layers
-(conv2, dense1) have the bits; the first and the last layer stay at 8.
+(conv2, dense1) have the bits; the first and the last layer stay at 8, unless with --everywhere.
 
 Trained with the quantizers in the loop (inner weights and all activations at the bits, a scale for the tensor):
   learned      scales that start from max |w| and the batches' maxima, and are learned as their log2
@@ -120,10 +120,12 @@ ORDERINGS = (
 )
 
 
-def quantized(trial: Trial, bits: int, floats: Classifier, seed: int) -> Classifier:
+def quantized(trial: Trial, bits: int, floats: Classifier, seed: int, everywhere: bool) -> Classifier:
     """The classifier with the weights of the float one."""
     act = Act.let(bit_width=8) if trial.act is None else trial.act.let(bit_width=bits)
-    recipe = Recipe(trial.name, trial.weight.let(bit_width=bits), bits, act, bits, 0, image=Image)
+    weight = trial.weight.let(bit_width=bits)
+    edge = weight if everywhere else q.Int8WeightPerChannelFloat
+    recipe = Recipe(trial.name, weight, bits, act, bits, 0, image=Image, edge_weight=edge)
     model = Classifier(recipe, rngs=nnx.Rngs(seed))
     jqinject.load_state(model, nnx.state(floats, nnx.Param))
     return model
@@ -133,7 +135,7 @@ def measured(
     trial: Trial, bits: int, floats: Classifier, digits: data.Digits, seed: int, arguments: argparse.Namespace
 ) -> float:
     """The accuracy of one model in percent."""
-    model = quantized(trial, bits, floats, seed)
+    model = quantized(trial, bits, floats, seed, arguments.everywhere)
     training.calibrate(model, digits, seed)
     if trial.trained:
         training.train(model, digits, arguments.epochs, LEARNING_RATE, seed, lambda: None)
@@ -195,6 +197,9 @@ def main() -> None:
     parser.add_argument("--bits", type=int, nargs="+", default=[4, 2])
     parser.add_argument("--epochs", type=int, default=30, help="of training with quantizers in the loop")
     parser.add_argument("--float-epochs", type=int, default=FLOAT_EPOCHS)
+    parser.add_argument(
+        "--everywhere", action="store_true", help="the first and the last layer have the bits too"
+    )
     parser.add_argument("--rounding-steps", type=int, default=500, help="of AdaRound, for each layer")
     arguments = parser.parse_args()
     show(collect(arguments, lambda text: print(text, flush=True)), arguments)

@@ -208,11 +208,16 @@ def test_what_is_no_string_is_a_type_error(build, name, wrong):
 
 
 UNFIT = {
-    "group": (weight, {"scaling_per_output_type": "group"}, "needs a group-wise quantizer"),
-    "learned rounding": (
-        weight,
+    "groups without a size": (weight, {"scaling_per_output_type": "group"}, "has no name 'group_size'"),
+    "groups of an activation that keep a scale": (
+        act,
+        {"scaling_per_output_type": "group", "group_size": 2},
+        "an activation's groups have no scales of their own to keep",
+    ),
+    "learned rounding of an activation": (
+        act,
         {"float_to_int_impl_type": "learned_round"},
-        "can not be used here; it takes one of",
+        "learns how each element of one weight is rounded, and this quantizer has no weight",
     ),
     "he of an activation": (
         act,
