@@ -4,10 +4,10 @@
     python benchmarks/orderings.py --seeds 2 --bits 4 --epochs 5
 
 Accuracy on the test set in percent, mean and standard deviation over the seeds. A seed is the split, the initial
-weights and the order of batches; for each, all quantized models start from the same float classifier. The inner layers
-(conv2, dense1) have the bits; the first and the last layer stay at 8, unless with --everywhere.
+weights and the order of batches; for each, all quantized models start from the same float classifier. All layers have
+the bits; with --edges-8-bits the first and the last one keep 8, and then 4 bits lose nothing on these digits.
 
-Trained with the quantizers in the loop (inner weights and all activations at the bits, a scale for the tensor):
+Trained with the quantizers in the loop (weights and activations at the bits, a scale for the tensor):
   learned      scales that start from max |w| and the batches' maxima, and are learned as their log2
   statistics   scales made anew from max |w|, and from running maxima of activations
   fixed        scales known beforehand: weights in [-1, 1], activations in [0, 6]
@@ -135,7 +135,7 @@ def measured(
     trial: Trial, bits: int, floats: Classifier, digits: data.Digits, seed: int, arguments: argparse.Namespace
 ) -> float:
     """The accuracy of one model in percent."""
-    model = quantized(trial, bits, floats, seed, arguments.everywhere)
+    model = quantized(trial, bits, floats, seed, not arguments.edges_8_bits)
     training.calibrate(model, digits, seed)
     if trial.trained:
         training.train(model, digits, arguments.epochs, LEARNING_RATE, seed, lambda: None)
