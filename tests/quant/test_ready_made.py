@@ -135,11 +135,19 @@ EVERYWHERE = [
     *(case("input_quant", name, "linear") for name in by_kind("act")),
     *(case("output_quant", name, "linear") for name in by_kind("act") if "PerChannel" not in name),
 ]
-# Each quantizer in the plainest layer.
+# Each quantizer in the plainest layer: those with the same parts as another in the exhaustive table.
 ONCE = [
-    *(("weight_quant", name, "linear") for name in by_kind("weight")),
-    *(("bias_quant", name, "linear") for name in by_kind("bias")),
-    *(("act_quant", name, "QuantIdentity") for name in by_kind("act")),
+    pytest.param(slot, name, layer, marks=() if name in FIRSTS else (pytest.mark.exhaustive,))
+    for kind, slot, layer in (
+        ("weight", "weight_quant", "linear"),
+        ("bias", "bias_quant", "linear"),
+        ("act", "act_quant", "QuantIdentity"),
+    )
+    for name in by_kind(kind)
+]
+FROZEN = [
+    pytest.param(name, marks=() if name in FIRSTS else (pytest.mark.exhaustive,))
+    for name in by_kind("weight")
 ]
 
 
@@ -241,7 +249,7 @@ def test_copies_and_checkpoints_compute_the_same(slot, name, layer, tmp_path):
         assert nnx.graphdef(other) == nnx.graphdef(made)
 
 
-@pytest.mark.parametrize("name", by_kind("weight"))
+@pytest.mark.parametrize("name", FROZEN)
 def test_frozen_it_computes_what_it_evaluated(name):
     build = builder("weight_quant", name, "linear")
     made = build()
