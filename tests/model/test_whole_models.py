@@ -49,6 +49,9 @@ def numbers(model: nnx.Module) -> dict[Any, np.ndarray]:
     return {p: np.asarray(v[...]) for p, v in flat if not isinstance(v, nnx.RngKey)}
 
 
+pytestmark = pytest.mark.slow  # whole models are trained, calibrated, frozen and exported
+
+
 @pytest.fixture(scope="module", params=LIVES)
 def life(request: pytest.FixtureRequest) -> Any:
     name = request.param

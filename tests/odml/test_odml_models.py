@@ -33,6 +33,9 @@ class Life:
     program: Any
 
 
+pytestmark = pytest.mark.slow  # whole models are trained, converted and exported
+
+
 @pytest.fixture(scope="module", params=PLACES)
 def life(request: pytest.FixtureRequest) -> Any:
     case = PUBLISHED[request.param]

@@ -116,6 +116,7 @@ def _reshapes(draw):
     return old, new, layout
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(_reshapes())
 def test_any_reshape(case):
