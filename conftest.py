@@ -5,8 +5,11 @@ The environment is set before JAX is imported, and only where it is not set alre
 `jqinject/` because it serves both: the tests and the examples in the docstrings.
 """
 
+import gc
 import os
 
+# What is compiled stays: looking through it for garbage takes time and finds nothing.
+gc.set_threshold(100_000, 50, 100)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
 if _DEVICE_COUNT not in os.environ.get("XLA_FLAGS", ""):
