@@ -188,8 +188,9 @@ def _quantize_layers(
         if entry is not None and entry.rule is not None and entry.slots:
             quantize = partial(_quantize_layer, rule=rules[entry.rule], entry=entry, rngs=rngs)
             try:
-                # Random numbers are drawn for each layer anew.
-                if rngs is not None or not alike.quantized(layer, (entry.rule, entry.slots), quantize):
+                # Random numbers are drawn for each layer anew, and a proxy is shared, not copied.
+                apart = rngs is not None or rules[entry.rule].shares
+                if apart or not alike.quantized(layer, (entry.rule, entry.slots), quantize):
                     quantize(layer)
             except Exception as error:
                 error.add_note(f"while quantizing {entry.path}")

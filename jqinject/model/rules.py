@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from flax import nnx
+
 from jqinject.inject.errors import did_you_mean
 
 SLOTS = ("weight_quant", "bias_quant", "input_quant", "output_quant", "grad_quant")
@@ -100,6 +102,11 @@ class Rule:
     def keeps_float(self) -> bool:
         """Whether what it matches stays as it is."""
         return not self.quantizers and not self.configures
+
+    @property
+    def shares(self) -> bool:
+        """Whether the layers that it matches share a proxy."""
+        return any(isinstance(quantizer, nnx.Module) for _, quantizer in self.quantizers)
 
     @property
     def configures(self) -> bool:

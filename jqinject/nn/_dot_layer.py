@@ -11,7 +11,7 @@ from jqinject.dot import Affine, contraction_output, has_integers
 from jqinject.dot.dimensions import Dimensions, scale_in_output
 from jqinject.dot.tensors import contraction_kind
 from jqinject.nn._group_contraction import LEAST_GROUP, grouped_contraction
-from jqinject.nn._payload import Float8Contraction, IntegerContraction
+from jqinject.nn._payload import Float8Contraction, IntegerContraction, weight_groups, weight_integers
 from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.quant_tensor import (
     FloatQuantTensor,
@@ -91,13 +91,13 @@ class QuantDotLayer(QuantWeightLayer):
         return Float8Contraction(x, weight, None if self.grad_quant is None else self.grad_quant.q_dtype)
 
     def _integer_contraction(self, x: Any, weight: Any) -> Any:
-        integers = self._weight_integers(weight)
+        integers = weight_integers(self.frozen, self.weight_quant, weight)
         if integers is None or not isinstance(x, IntQuantTensor | GroupwiseIntQuantTensor):
             return None
         placed = self._placed(x.shape)
         if placed is None or not has_integers(x):
             return None
-        groups = self._weight_groups(weight)
+        groups = weight_groups(self.frozen, weight)
         if groups is not None or isinstance(x, GroupwiseIntQuantTensor):
             found = grouped_contraction(x, integers, groups, placed.dims)
             few = found is not None and found.of_input.size < LEAST_GROUP

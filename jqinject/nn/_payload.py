@@ -10,11 +10,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from jqinject.dot import Affine, affine_of, contract_integers, float8_dot_general, integer_conv
+from jqinject.dot import Affine, affine_of, contract_integers, float8_dot_general, has_integers, integer_conv
 from jqinject.dot.convolution import Convolution
 from jqinject.dot.dimensions import Dimensions
 from jqinject.dot.einsum import einsum_by
-from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor
+from jqinject.nn._frozen import FrozenWeight
+from jqinject.quant_tensor import (
+    CodebookQuantTensor,
+    FloatQuantTensor,
+    Groups,
+    GroupwiseQuantTensor,
+    IntQuantTensor,
+)
 
 
 class Float8Contraction:
@@ -154,6 +161,29 @@ class IntegerConvolution:
             no_zero = left.zero_point is None
             return Affine(left.payload.reshape(lhs.shape), scale, None if no_zero else zero)
         return affine_of(self.x.set(value=lhs, scale=scale, zero_point=zero))
+
+
+def weight_integers(frozen: FrozenWeight | None, proxy: Any, weight: Any) -> Affine | None:
+    """The integers of a layer's weight, in groups where it has groups; None where it has none of at most 8 bits.
+
+    Args:
+        frozen: the weight, where it is frozen.
+        proxy: its quantizer's, or None.
+        weight: the quantized weight.
+    """
+    if frozen is not None:
+        return frozen.affine() if frozen.is_contractible else None
+    if proxy is not None and not proxy.has_whole_zero_points:
+        return None
+    whole = weight.grouped if isinstance(weight, GroupwiseQuantTensor) else weight
+    return affine_of(whole) if isinstance(whole, IntQuantTensor) and has_integers(whole) else None
+
+
+def weight_groups(frozen: FrozenWeight | None, weight: Any) -> Groups | None:
+    """How an axis of a layer's weight is cut into groups; None where it is not. Arguments as for `weight_integers`."""
+    if frozen is not None:
+        return frozen.groups
+    return weight.groups if isinstance(weight, GroupwiseQuantTensor) else None
 
 
 def describe(operand: Any) -> str:

@@ -8,19 +8,20 @@ from typing import Any, ClassVar
 import jax
 from flax import nnx
 
-from jqinject.dot import Affine, affine_of, contraction_output, has_integers
+from jqinject.dot import contraction_output
+from jqinject.nn._assignment import ReassembledOnAssignment
 from jqinject.nn._frozen import FrozenWeight
 from jqinject.nn._payload import Float8Contraction, describe
 from jqinject.nn._slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT, Slot, hold_proxies
 from jqinject.nn._stand_in import StandIn
 from jqinject.nn._weight_input import check_input_for_weight, input_format
-from jqinject.proxy import InputFormat, link_if_proxy, stack_of
-from jqinject.quant_tensor import Groups, GroupwiseQuantTensor, IntQuantTensor, QuantTensor, as_array
+from jqinject.proxy import InputFormat, stack_of
+from jqinject.quant_tensor import QuantTensor, as_array
 
 CONTRACTIONS = ("auto", "float", "int", "fp8")
 
 
-class QuantWeightLayer(nnx.Module):
+class QuantWeightLayer(ReassembledOnAssignment):
     """Abstract: a Flax layer whose weight, bias, input, output and output gradient may each have a quantizer.
 
     The parent's forward is run as it is on the quantized numbers, so that with no quantizer the output is the parent's
@@ -134,36 +135,6 @@ class QuantWeightLayer(nnx.Module):
     def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
         """The axes of an input of `ndim` axes along which it may have several scales: those not summed over."""
         return ()
-
-    def __getattribute__(self, name: str) -> Any:
-        value = super().__getattribute__(name)
-        if name.endswith("_quant"):
-            link_if_proxy(self, value)
-        return value
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        name = self.weight_name if name == "weight" else name
-        before = vars(self).get(name)
-        replaced = (
-            isinstance(before, nnx.Variable) and isinstance(value, nnx.Variable) and value is not before
-        )
-        if replaced:
-            self._check_known_to_quantizers()
-        super().__setattr__(name, value)
-        if replaced and name in (self.weight_name, "bias"):
-            try:
-                for proxy in (self.weight_quant, self.bias_quant):
-                    if proxy is not None:
-                        proxy.init_tensor_quant()
-            except Exception:
-                super().__setattr__(name, before)
-                raise
-
-    def _check_known_to_quantizers(self) -> None:
-        """Refuse to replace a parameter before anything is changed where it could not be assembled again."""
-        for proxy in (vars(self).get("weight_quant"), vars(self).get("bias_quant")):
-            if proxy is not None:
-                proxy.check_layers_known(self)
 
     def summed_axes(self) -> tuple[int, ...]:
         """The axes of the weight that a contraction sums over, to be stored last; none for a convolution."""
@@ -312,21 +283,6 @@ class QuantWeightLayer(nnx.Module):
     def _integer_contraction(self, x: Any, weight: Any) -> Any:
         """What contracts integers; None where the layer or its operands have none that can be contracted."""
         return None
-
-    def _weight_integers(self, weight: Any) -> Affine | None:
-        """The integers of the weight, in groups where it has groups; None where it has none of at most 8 bits."""
-        if self.frozen is not None:
-            return self.frozen.affine() if self.frozen.is_contractible else None
-        if self.weight_quant is not None and not self.weight_quant.has_whole_zero_points:
-            return None
-        whole = weight.grouped if isinstance(weight, GroupwiseQuantTensor) else weight
-        return affine_of(whole) if isinstance(whole, IntQuantTensor) and has_integers(whole) else None
-
-    def _weight_groups(self, weight: Any) -> Groups | None:
-        """How an axis of the weight is cut into groups; None where it is not."""
-        if self.frozen is not None:
-            return self.frozen.groups
-        return weight.groups if isinstance(weight, GroupwiseQuantTensor) else None
 
     def _bias_on_grid(self, bias: Any, weight: Any) -> bool | jax.Array | None:
         """Whether the bias counts in steps of the accumulator, as far as the layer knows beforehand."""

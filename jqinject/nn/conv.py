@@ -12,7 +12,7 @@ from flax.typing import Dtype, Initializer, PaddingLike, PrecisionLike
 
 from jqinject.dot import has_integers
 from jqinject.nn._conv_layer import QuantConvLayer
-from jqinject.nn._payload import IntegerConvolution
+from jqinject.nn._payload import IntegerConvolution, weight_groups, weight_integers
 from jqinject.quant import Int8WeightPerTensorFloat
 from jqinject.quant_tensor import IntQuantTensor
 
@@ -148,10 +148,10 @@ class QuantConv(QuantConvLayer, nnx.Conv):
         return self.conv_general_dilated is lax_conv_general_dilated
 
     def _integer_contraction(self, x: Any, weight: Any) -> Any:
-        integers = self._weight_integers(weight)
+        integers = weight_integers(self.frozen, self.weight_quant, weight)
         if integers is None or not isinstance(x, IntQuantTensor) or not has_integers(x):
             return None
-        if self._weight_groups(weight) is not None:
+        if weight_groups(self.frozen, weight) is not None:
             return None
         one_input_scale = x.scale.size == x.zero_point.size == 1
         whole_filters = integers.scale.size in (1, self.out_channels) and self.mask is None

@@ -11,7 +11,6 @@ from jqinject.proxy.act_float import (
 from jqinject.proxy.assembly import build_stacked as build_stacked
 from jqinject.proxy.assembly import stack_of as stack_of
 from jqinject.proxy.assembly import write as write
-from jqinject.proxy.base import QuantizerReplacedWarning as QuantizerReplacedWarning
 from jqinject.proxy.base import QuantProxyFromInjector as QuantProxyFromInjector
 from jqinject.proxy.bias import BiasQuantProxyFromInjector as BiasQuantProxyFromInjector
 from jqinject.proxy.grad import GradQuantProxyFromInjector as GradQuantProxyFromInjector
@@ -30,6 +29,7 @@ from jqinject.proxy.groupwise_float import (
 from jqinject.proxy.links import link_if_proxy as link_if_proxy
 from jqinject.proxy.links import linked_layers as linked_layers
 from jqinject.proxy.links import relink as relink
+from jqinject.proxy.sharing import QuantizerReplacedWarning as QuantizerReplacedWarning
 from jqinject.proxy.trunc import TruncQuantProxyFromInjector as TruncQuantProxyFromInjector
 from jqinject.proxy.weight import WeightQuantProxy as WeightQuantProxy
 from jqinject.proxy.weight import WeightQuantProxyFromInjector as WeightQuantProxyFromInjector

@@ -3,7 +3,7 @@
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from flax import nnx
@@ -20,39 +20,13 @@ from jqinject.proxy.assembly import (
     scale_dtype_of,
     stack_of,
 )
+from jqinject.proxy.facts import QuantFacts, facts_of
 from jqinject.proxy.links import link, linked_layers, relink
+from jqinject.proxy.sharing import QuantizerReplacedWarning, refuse_tree_mode
 from jqinject.quant_tensor import as_array
 
 # Names that a proxy reads or gives itself, and which therefore may be overridden.
 PROXY_NAMES = frozenset({"tensor_quant", "proxy_class", "signed", "narrow_range", "float_to_int_impl_type"})
-
-
-class QuantizerReplacedWarning(UserWarning):
-    """Re-assembly gave a quantizer other learned parameters than it had: an optimizer made before no longer fits."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"re-assembly replaced the quantizer of {name} by one with other parameters. Make the optimizer again "
-            "(nnx.Optimizer(model, ...)), and nnx.view and nnx.cached_partial objects too; optimizer.update would fail."
-        )
-
-
-class QuantFacts(NamedTuple):
-    """What an injector says of its integers, read when the quantizer is assembled.
-
-    Attributes:
-        signed: whether they have a sign; None where the injector does not say.
-        narrow_range: whether one of them is left out.
-        rounding_mode: the name of the rounding.
-        group_size: elements that share a scale; None where there are no groups.
-        group_dim: the axis that is cut into groups.
-    """
-
-    signed: bool | None
-    narrow_range: bool | None
-    rounding_mode: str | None
-    group_size: int | None = None
-    group_dim: int | None = None
 
 
 class QuantProxyFromInjector(nnx.Module):
@@ -234,7 +208,7 @@ class QuantProxyFromInjector(nnx.Module):
         known = self._known_layers()
         if any(layer is other for other in known):
             return
-        _refuse_tree_mode()
+        refuse_tree_mode()
         self._assemble_for((*known, layer))
         link(self, layer)
         self.served_layers = len(known) + 1
@@ -299,17 +273,7 @@ class QuantProxyFromInjector(nnx.Module):
         return facts
 
     def _facts_of(self, layers: tuple[Any, ...]) -> QuantFacts:
-        def fact(name: str) -> Any:
-            if not self.binding.declares(name):
-                return None
-            return self.binding.resolve(name, module=layers[0] if len(layers) == 1 else layers)
-
-        signed, narrow_range, rounding = fact("signed"), fact("narrow_range"), fact("float_to_int_impl_type")
-        return QuantFacts(
-            signed=None if signed is None else bool(signed),
-            narrow_range=None if narrow_range is None else bool(narrow_range),
-            rounding_mode=None if rounding is None else str(rounding).upper(),
-        )
+        return facts_of(self.binding, layers)
 
     # --- what differs between weights, biases and activations
 
@@ -342,12 +306,3 @@ def _check_known(
     if overrides:
         known = PROXY_NAMES | (trace or set())
         check_overrides(declared.injector, overrides, known=known, where=where[0], prefix=where[1])
-
-
-def _refuse_tree_mode() -> None:
-    if not nnx.set_graph_mode.current_value():
-        raise ValueError(
-            "two layers can not share one quantizer in NNX's tree mode, which knows no shared objects.\n"
-            "  cure: leave tree mode (nnx.set_graph_mode(True)), or give each layer a quantizer of its own: "
-            "weight_quant=MyQuantizer instead of weight_quant=other.weight_quant"
-        )

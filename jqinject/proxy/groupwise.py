@@ -5,7 +5,8 @@ from typing import Any, final
 import jax
 
 from jqinject.proxy.act import ActQuantProxy, input_dependent
-from jqinject.proxy.base import QuantFacts, QuantProxyFromInjector
+from jqinject.proxy.base import QuantProxyFromInjector
+from jqinject.proxy.facts import QuantFacts
 from jqinject.proxy.weight import WeightQuantProxy
 from jqinject.quant_tensor import as_array, in_groups
 

@@ -5,7 +5,8 @@ from typing import Any, final
 import jax
 from flax import nnx
 
-from jqinject.proxy.base import QuantFacts, QuantProxyFromInjector
+from jqinject.proxy.base import QuantProxyFromInjector
+from jqinject.proxy.facts import QuantFacts
 from jqinject.quant_tensor import IntQuantTensor
 
 

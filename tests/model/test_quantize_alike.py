@@ -79,3 +79,11 @@ def test_other_shapes_and_rules_get_their_own():
     first, second = quantized.parts["first"], quantized.parts["second"]
     assert [layer.weight_quant.bit_width() for layer in (*first, *second)] == [4, 4, 4, 8, 8, 8]
     assert [layer.weight_quant.scale().shape for layer in (*first, *second)] == [(1, 8)] * 3 + [(1, 6)] * 3
+
+
+def test_a_proxy_that_a_rule_gives_is_shared_and_not_copied():
+    first = QuantLinear(8, 8, weight_quant=Int8WeightPerTensorFloat, rngs=nnx.Rngs(9))
+    quantized = jqinject.quantize(four_layers(), Rule(weight_quant=first.weight_quant))
+    assert all(layer.weight_quant is first.weight_quant for layer in quantized.layers)
+    largest = max(float(jnp.abs(layer.weight[...]).max()) for layer in (first, *quantized.layers))
+    np.testing.assert_allclose(first.weight_quant.scale(), largest / 127, rtol=1e-6)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.extend import core
 
 import jqinject
 from jqinject.nn import QuantMultiHeadAttention, QuantScaledDotProductAttention, ScaledDotProductAttention
@@ -96,10 +97,11 @@ def _dots(layer, *operands, train=False):
 def _equations(jaxpr):
     for equation in jaxpr.eqns:
         yield equation
-        for parameter in jax.tree.leaves(equation.params, is_leaf=lambda p: hasattr(p, "eqns")):
-            inner = getattr(parameter, "jaxpr", parameter)
-            if hasattr(inner, "eqns"):
-                yield from _equations(inner)
+        for parameter in jax.tree.leaves(equation.params):
+            if isinstance(parameter, core.ClosedJaxpr):
+                yield from _equations(parameter.jaxpr)
+            elif isinstance(parameter, core.Jaxpr):
+                yield from _equations(parameter)
 
 
 def test_evaluation_contracts_integers_and_training_what_they_stand_for():
