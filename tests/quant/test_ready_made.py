@@ -280,3 +280,25 @@ def test_no_quantizers_quantize_nothing(layer):
     off = LAYERS[layer](rngs=nnx.Rngs(0), **{slot: ready_made()[name] for slot, name in given.items()})
     np.testing.assert_array_equal(off(X), plain(X))
     assert not any(getattr(off, slot).is_quant_enabled for slot in given)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("slot", "name", "layer"), ONCE)
+def test_in_bfloat16_it_trains_is_copied_and_frozen(slot, name, layer):
+    made = builder(slot, name, layer)(dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
+    x = X.astype(jnp.bfloat16)
+    step = nnx.jit(nnx.value_and_grad(lambda module: jnp.sum(module(x).astype(jnp.float32))))
+    for _ in range(2):
+        gradients = step(made)[1]
+    assert all(bool(jnp.all(jnp.isfinite(g))) for g in jax.tree.leaves(gradients))
+    if slot != "act_quant":
+        assert gradients.kernel.dtype == jnp.bfloat16
+    for other in (nnx.clone(made), pickle.loads(pickle.dumps(made))):
+        np.testing.assert_array_equal(other(x), nnx.clone(made)(x))
+    made.eval()
+    expected = made(x)
+    frozen = jqinject.freeze(nnx.clone(made))
+    assert frozen(x).dtype == expected.dtype == jnp.bfloat16
+    np.testing.assert_allclose(
+        frozen(x).astype(jnp.float32), expected.astype(jnp.float32), rtol=2**-7, atol=2**-5
+    )
