@@ -42,6 +42,13 @@ def _magnitudes(x: jax.Array) -> jax.Array:
     return jnp.abs(x.astype(jnp.float32))
 
 
+def _largest_magnitude(x: jax.Array, axes: Axes) -> jax.Array:
+    """`max|x|`, from both ends: on CPUs two reductions are faster than an array of magnitudes and one."""
+    x = x.astype(jnp.float32)
+    high = jnp.max(x, axis=tuple(axes), keepdims=True, initial=0.0)
+    return jnp.maximum(high, -jnp.min(x, axis=tuple(axes), keepdims=True, initial=0.0))
+
+
 @dataclass(frozen=True)
 class AbsMaxCalibration:
     """`scale = clipping_scale * max|x| / bound`.
@@ -63,7 +70,7 @@ class AbsMaxCalibration:
 
     def scale(self, x: jax.Array, axes: Axes, numerics: Numerics) -> jax.Array:
         """See the class."""
-        bound = nonzero(jnp.max(_magnitudes(x), axis=tuple(axes), keepdims=True, initial=0.0))
+        bound = nonzero(_largest_magnitude(x, axes))
         if self.clipping_scale is not None:
             bound = bound * self.clipping_scale
         return _rounded(bound / numerics.bound, self.po2_scale)
@@ -138,7 +145,7 @@ class SnrCalibration:
     def scale(self, x: jax.Array, axes: Axes, numerics: Numerics) -> jax.Array:
         """See the class."""
         x = x.astype(jnp.float32)
-        bound = nonzero(jnp.max(jnp.abs(x), axis=tuple(axes), keepdims=True, initial=0.0))
+        bound = nonzero(_largest_magnitude(x, axes))
         scales = jnp.stack(
             [_rounded(bound * c / numerics.bound, self.po2_scale) for c in self.clipping_scales]
         )

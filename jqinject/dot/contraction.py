@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -60,18 +60,21 @@ class Contraction:
         dims: Dimensions,
         dtype: Any,
         out_sharding: Any = None,
+        permutation: tuple[int, ...] | None = None,
     ) -> jax.Array:
-        """The contraction of operands in their formats, in `dtype`."""
+        """The contraction of operands in their formats, in `dtype`.
+
+        Args:
+            lhs, rhs, dims, dtype, out_sharding: as for `lax.dot_general`.
+            permutation: of the output's axes, as for `lax.transpose`. Integers are contracted in the other order where
+                that saves the transposition; their sums are the same.
+        """
         left, right = self._before(lhs, rhs, dims)
-        y = self._accumulated(left.payload, right.payload, dims, out_sharding)
-        scales = [
-            _at_output(left.scale, dims.lhs_ndim, dims.lhs_places, dims),
-            _at_output(right.scale, dims.rhs_ndim, dims.rhs_places, dims),
-        ]
-        for scale in scales:
-            if scale is not None:
-                y = y.astype(jnp.float32) * scale
-        return y.astype(dtype)
+        integers = is_integer(left.payload) and is_integer(right.payload)
+        if integers and permutation == dims.rhs_first and out_sharding is None:
+            return self._mirrored()._scaled(right, left, dims.swapped(), dtype, None, lhs_scale_first=False)
+        y = self._scaled(left, right, dims, dtype, out_sharding)
+        return y if permutation is None else y.transpose(permutation)
 
     def __call__(
         self,
@@ -81,14 +84,41 @@ class Contraction:
         dtype: Any,
         key: jax.Array | None = None,
         out_sharding: Any = None,
+        permutation: tuple[int, ...] | None = None,
     ) -> jax.Array:
-        """Quantize and contract, in tiles where `local_aqt` says so."""
+        """Quantize and contract, in tiles where `local_aqt` says so; `permutation` as for `contract`."""
         if self.local_aqt is None or not dims.lhs_contract:
             left, right = self.operands(lhs, rhs, dims, key)
-            return self.contract(left, right, dims, dtype, out_sharding)
+            return self.contract(left, right, dims, dtype, out_sharding, permutation)
         lhs, rhs, tiled = split_contraction(lhs, rhs, dims, self.local_aqt)
         left, right = self.operands(lhs, rhs, tiled, key)
-        return jnp.sum(self.contract(left, right, tiled, jnp.float32), axis=0).astype(dtype)
+        y = jnp.sum(self.contract(left, right, tiled, jnp.float32), axis=0).astype(dtype)
+        return y if permutation is None else y.transpose(permutation)
+
+    def _mirrored(self) -> Contraction:
+        """With the operands in the other order."""
+        return replace(self, lhs_quantizer=self.rhs_quantizer, rhs_quantizer=self.lhs_quantizer)
+
+    def _scaled(
+        self,
+        left: QuantizedOperand,
+        right: QuantizedOperand,
+        dims: Dimensions,
+        dtype: Any,
+        out_sharding: Any,
+        *,
+        lhs_scale_first: bool = True,
+    ) -> jax.Array:
+        """The contraction of payloads, with the scales that are left multiplied in, one after the other."""
+        y = self._accumulated(left.payload, right.payload, dims, out_sharding)
+        scales = [
+            _at_output(left.scale, dims.lhs_ndim, dims.lhs_places, dims),
+            _at_output(right.scale, dims.rhs_ndim, dims.rhs_places, dims),
+        ]
+        for scale in scales if lhs_scale_first else reversed(scales):
+            if scale is not None:
+                y = y.astype(jnp.float32) * scale
+        return y.astype(dtype)
 
     def _before(
         self, lhs: QuantizedOperand, rhs: QuantizedOperand, dims: Dimensions

@@ -71,6 +71,13 @@ class Dimensions:
         places = {axis: place for place, axis in enumerate(self.rhs_batch)}
         return places | {axis: after + place for place, axis in enumerate(self.rhs_free)}
 
+    @property
+    def rhs_first(self) -> tuple[int, ...]:
+        """The permutation of the output that `swapped` makes: the right operand's free axes before the left's."""
+        batch, left = len(self.lhs_batch), len(self.lhs_free)
+        axes = tuple(range(self.out_ndim))
+        return axes[:batch] + axes[batch + left :] + axes[batch : batch + left]
+
     def swapped(self) -> Dimensions:
         """With the operands in the other order."""
         return Dimensions(

@@ -196,8 +196,8 @@ def _gradient(
     if contraction.rhs_quantizer.use_fwd_quant and forward is not None:
         operand = forward.payload.astype(g.dtype)
         g = g if laid is None else (g * laid).astype(g.dtype)
-    made = contraction(g, _floats(operand), dims, like.dtype, key, sharding_before(permutation, like))
-    return made.transpose(permutation)
+    sharding = sharding_before(permutation, like)
+    return contraction(g, _floats(operand), dims, like.dtype, key, sharding, permutation)
 
 
 def _laid(

@@ -1,11 +1,12 @@
 """How integers are contracted on each platform: one table, filled by measurement.
 
-CPU (XLA 0.10, AVX-512 VNNI and AMX): the fast path of an int8 product of matrices wants both operands stored with the
-summed axis last, `(rows, k)` and `(columns, k)`, and more than one row; otherwise XLA falls to a loop that is 4 to 45
-times slower. A transposition in front of the product is no help: it becomes a layout of the operand, which is the slow
-case again, and an optimization barrier does not change that. A layout constraint does, and one before the transposition
-keeps that apart from the rounding (`settled`). Measured at 2048 x 1024 x 2048, quantization included: 28 ms with a
-transposed operand, 38 ms with one constraint, 110 ms with none; 39 ms in float.
+CPU with AVX-512 VNNI: the compiled kernel of `jqinject.native`, where it is there. Else, and with AMX, XLA's own: its
+fast path of an int8 product of matrices wants both operands stored with the summed axis last, `(rows, k)` and
+`(columns, k)`, and more than one row; otherwise XLA falls to a loop that is 4 to 45 times slower. A transposition in
+front of the product is no help: it becomes a layout of the operand, which is the slow case again, and an optimization
+barrier does not change that. A layout constraint does, and one before the transposition keeps that apart from the
+rounding (`settled`). Measured at 2048 x 1024 x 2048 with XLA of 0.10, quantization included: 28 ms with a transposed
+operand, 38 ms with one constraint, 110 ms with none; 39 ms in float.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from jqinject.dot.dimensions import Dimensions
+from jqinject.native import int8_matmul, takes
 
 Kernel = Callable[[jax.Array, jax.Array, Dimensions, np.dtype, Any], jax.Array]
-ROW_MAJOR = Layout(major_to_minor=(0, 1))
 MATRICES = Dimensions(2, 2, (1,), (1,), (), ())
 
 
@@ -76,15 +77,21 @@ def _on_cpu(
     known = all(
         isinstance(size, int) for size in (*lhs.shape, *rhs.shape)
     )  # not where a program is exported for any
-    if not known or dims.lhs_batch or not dims.lhs_contract or sharded or 0 in (lhs.size, rhs.size):
+    if not known or not dims.lhs_contract or sharded or 0 in (lhs.size, rhs.size):
         return _as_it_is(lhs, rhs, dims, accumulator, out_sharding)
-    rows = math.prod(lhs.shape[axis] for axis in dims.lhs_free)
-    columns = math.prod(rhs.shape[axis] for axis in dims.rhs_free)
-    left = _rows(lhs, dims.lhs_free, dims.lhs_contract, at_least=2)
-    right = _rows(rhs, dims.rhs_free, dims.rhs_contract, at_least=1)
-    y = _as_it_is(left, right, MATRICES, accumulator, None)[:rows, :columns]
-    free = [lhs.shape[axis] for axis in dims.lhs_free] + [rhs.shape[axis] for axis in dims.rhs_free]
-    return y.reshape(free)
+    batch = [lhs.shape[axis] for axis in dims.lhs_batch]
+    free = [lhs.shape[axis] for axis in dims.lhs_free], [rhs.shape[axis] for axis in dims.rhs_free]
+    if takes(lhs, rhs, accumulator):
+        left = _matrices(lhs, dims.lhs_batch, dims.lhs_free, dims.lhs_contract)
+        right = _matrices(rhs, dims.rhs_batch, dims.rhs_free, dims.rhs_contract)
+        return int8_matmul(left, right).reshape(*batch, *free[0], *free[1])
+    if batch:
+        return _as_it_is(lhs, rhs, dims, accumulator, out_sharding)
+    left = _matrices(lhs, (), dims.lhs_free, dims.lhs_contract)
+    right = _matrices(rhs, (), dims.rhs_free, dims.rhs_contract)
+    rows = len(left)
+    left = jnp.pad(left, ((0, 1), (0, 0))) if rows == 1 else left
+    return _as_it_is(left, right, MATRICES, accumulator, None)[:rows].reshape(*free[0], *free[1])
 
 
 def _at_least_a_byte(x: jax.Array) -> jax.Array:
@@ -99,14 +106,17 @@ def _is_sharded(x: jax.Array) -> bool:
     return not mesh.empty and bool(mesh.explicit_axes)
 
 
-def _rows(x: jax.Array, free: tuple[int, ...], summed: tuple[int, ...], at_least: int) -> jax.Array:
-    """The operand as `(rows, k)`, laid out so in memory, and padded where there are too few rows."""
-    order = (*free, *summed)
+def _matrices(
+    x: jax.Array, batch: tuple[int, ...], free: tuple[int, ...], summed: tuple[int, ...]
+) -> jax.Array:
+    """The operand as `(*batch, rows, k)`, laid out so in memory."""
+    order = (*batch, *free, *summed)
     rows = math.prod(x.shape[axis] for axis in free)
-    matrix = x.transpose(order).reshape(rows, x.size // rows)
-    if order != tuple(range(x.ndim)):
-        matrix = with_layout_constraint(matrix, ROW_MAJOR)
-    return jnp.pad(matrix, ((0, at_least - rows), (0, 0))) if rows < at_least else matrix
+    depth = math.prod(x.shape[axis] for axis in summed)
+    matrices = x.transpose(order).reshape(*(x.shape[axis] for axis in batch), rows, depth)
+    if order == tuple(range(x.ndim)):
+        return matrices
+    return with_layout_constraint(matrices, Layout(major_to_minor=tuple(range(matrices.ndim))))
 
 
 KERNELS: dict[str, Kernel] = {"cpu": _on_cpu}

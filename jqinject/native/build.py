@@ -1,0 +1,74 @@
+"""Compiles the kernels: `python -m jqinject.native.build`. Installing the package does it too.
+
+Uses the standard library alone, since it also runs where the package is built and nothing is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SOURCE = HERE / "int8_matmul.c"
+NAME = "int8_matmul.so"
+FLAGS = ("-O2", "-std=c11", "-fPIC", "-shared", "-pthread")
+COMPILERS = ("cc", "gcc", "clang")
+
+
+class BuildError(RuntimeError):
+    """The kernels can't be compiled here; the text says why."""
+
+
+def build(folder: Path | str = HERE) -> Path:
+    """Compile the kernels into a folder.
+
+    The library runs on every x86-64 processor; it uses what the one that it finds itself on has.
+
+    Args:
+        folder: where the library goes; that of this file by default, where it is looked for.
+
+    Returns:
+        The library's path.
+
+    Raises:
+        BuildError: not an x86-64 Linux, no C compiler, or the compiler failed.
+        FileNotFoundError: there is no such folder.
+    """
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
+        raise BuildError(f"the kernels are for x86-64 Linux, this is {sys.platform} on {platform.machine()}")
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {str(folder)!r} to compile into")
+    # Compiled beside and renamed: another process may have the old one open.
+    target, fresh = folder / NAME, folder / f"{NAME}.{os.getpid()}"
+    command = [*_compiler(), *FLAGS, str(SOURCE), "-o", str(fresh)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        fresh.unlink(missing_ok=True)
+        raise BuildError(f"{shlex.join(command)} failed:\n{done.stderr.strip()}")
+    fresh.replace(target)
+    return target
+
+
+def _compiler() -> list[str]:
+    """The command of a C compiler: $CC, or the first that there is."""
+    if os.environ.get("CC"):
+        return shlex.split(os.environ["CC"])
+    for name in COMPILERS:
+        if shutil.which(name):
+            return [name]
+    raise BuildError(
+        f"there is no C compiler: none of {', '.join(COMPILERS)} is on the path, and $CC is not set"
+    )
+
+
+if __name__ == "__main__":
+    try:
+        print(build(*sys.argv[1:2]))
+    except (BuildError, FileNotFoundError) as error:
+        sys.exit(f"jqinject.native.build: {error}")

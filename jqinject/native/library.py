@@ -1,0 +1,65 @@
+"""The compiled library: where it is, whether this machine runs it, and its registration with XLA."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+FILE = Path(__file__).with_name("int8_matmul.so")
+FUNCTION = "jqinject_int8_matmul"
+VARIABLE = "JQINJECT_NATIVE"
+DOTS, TILES = 1, 2
+
+# Whether contractions use the kernels: `with use(False): ...` leaves everything to XLA, and JAX compiles again what was
+# compiled under another value. The value may also be the path of another library.
+use = jax.make_user_context(default_value=True)
+
+
+@dataclass(frozen=True)
+class Library:
+    """What is known of a library.
+
+    Attributes:
+        target: its name with XLA; None where it is not used.
+        reason: why it is not used, or that it is.
+    """
+
+    target: str | None
+    reason: str
+
+
+def library() -> Library:
+    """The library that contractions use here, or why they use none."""
+    chosen = use.value
+    if chosen is False:
+        return Library(None, "switched off")
+    return _found(str(FILE) if chosen is True else os.fspath(chosen), os.environ.get(VARIABLE, ""))
+
+
+@functools.cache
+def _found(path: str, variable: str) -> Library:
+    if variable == "0":
+        return Library(None, f"switched off by {VARIABLE}=0")
+    path = variable or path
+    if not Path(path).is_file():
+        return Library(None, "not compiled: python -m jqinject.native.build")
+    features, target = _loaded(path)
+    if not features & DOTS:
+        return Library(None, "this processor has no AVX-512 VNNI")
+    if features & TILES:
+        return Library(None, "this processor has AMX tiles, which XLA's own product of matrices uses")
+    return Library(target, f"in use: {path}")
+
+
+@functools.cache
+def _loaded(path: str) -> tuple[int, str]:
+    """What the processor has, and the library's name with XLA."""
+    loaded = ctypes.CDLL(path)
+    target = FUNCTION if path == str(FILE) else f"{FUNCTION}:{path}"
+    jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(loaded[FUNCTION]), platform="cpu")
+    return loaded.jqinject_cpu_features(), target

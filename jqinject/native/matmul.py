@@ -1,0 +1,71 @@
+"""The product of two int8 matrices by the compiled kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.native.library import library
+
+
+def status() -> str:
+    """Whether contractions use the kernel, and if not, why.
+
+    Example:
+        >>> from jqinject.native import status, use
+        >>> with use(False):
+        ...     status()
+        'switched off'
+    """
+    found = library()
+    if found.target is not None and _several_devices():
+        return "there are several CPU devices, over which XLA divides its own product alone"
+    return found.reason
+
+
+def takes(lhs: jax.Array, rhs: jax.Array, accumulator: Any) -> bool:
+    """Whether contractions leave this product to `int8_matmul`: bytes with signs, summed in int32, and not empty."""
+    bytes_ = lhs.dtype == rhs.dtype == np.dtype(np.int8) and np.dtype(accumulator) == np.dtype(np.int32)
+    return (
+        bytes_ and 0 not in (lhs.size, rhs.size) and library().target is not None and not _several_devices()
+    )
+
+
+def _several_devices() -> bool:
+    """XLA divides only products of its own over devices."""
+    return len(jax.local_devices(backend="cpu")) > 1
+
+
+def int8_matmul(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    """`y[..., i, j] = sum_t lhs[..., i, t] * rhs[..., j, t]`, exact but for sums that leave int32, which wrap around.
+
+    Only where the kernel is compiled and the processor has its instructions. Both operands have the summed axis last,
+    as frozen weights do. Leading axes go along, or have size 1 in one operand.
+
+    Args:
+        lhs: int8 `(..., m, k)`.
+        rhs: int8 `(..., n, k)`.
+
+    Returns:
+        int32 `(..., m, n)`.
+
+    Raises:
+        ValueError: the shapes do not go together.
+        RuntimeError: there is no kernel here.
+    """
+    lead = jnp.broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
+    if lhs.ndim != rhs.ndim or lhs.shape[-1] != rhs.shape[-1]:
+        raise ValueError(
+            f"int8_matmul takes (..., m, k) and (..., n, k), got {lhs.shape} and {rhs.shape}.\n"
+            "  cure: as many axes in both, the summed one last"
+        )
+    found = library()
+    if found.target is None:
+        raise RuntimeError(f"int8_matmul: {found.reason}.\n  cure: jax.lax.dot_general, as contractions do")
+    out = jax.ShapeDtypeStruct((*lead, lhs.shape[-2], rhs.shape[-2]), jnp.int32)
+    y = jax.ffi.ffi_call(found.target, out, vmap_method="expand_dims")(lhs, rhs)
+    assert isinstance(y, jax.Array)
+    return y
