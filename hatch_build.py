@@ -30,7 +30,7 @@ class CompiledKernels(BuildHookInterface):
         compiler = _compiler(Path(self.root))
         editable = version == "editable"
         if not editable:
-            # Out of the source tree; it lasts as long as this hook.
+            # Out of the source tree.
             self.folder = tempfile.TemporaryDirectory(prefix="jqinject-native-")
         try:
             library = compiler.build(Path(self.root, NATIVE) if editable else self.folder.name)
@@ -44,6 +44,11 @@ class CompiledKernels(BuildHookInterface):
         build_data["pure_python"] = False
         # It calls nothing of Python's: one wheel for every version.
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Clean up, after the wheel is written."""
+        if version != "editable":
+            self.folder.cleanup()
 
 
 def _compiler(root: Path) -> ModuleType:
