@@ -59,7 +59,7 @@ def both(kernel):
             return function(*args)
 
         with_kernel = jax.jit(compiled_anew).lower(*args)
-        calls = len(re.findall(f"custom_call @\"?{native.library.FUNCTION}", with_kernel.as_text()))
+        calls = len(re.findall(f'custom_call @"?{native.library.FUNCTION}', with_kernel.as_text()))
         with native.use(False):
             without = jax.jit(compiled_anew).lower(*args)
         assert native.library.FUNCTION not in without.as_text()

@@ -66,7 +66,9 @@ def test_all_three_contractions(both, equation, left, right):
     assert all(bool(jnp.any(part != 0)) for part in with_kernel)
 
 
-@pytest.mark.parametrize("config", [config_v4(dlhs_bits=8, drhs_bits=8), EXACT], ids=["stochastic", "nearest"])
+@pytest.mark.parametrize(
+    "config", [config_v4(dlhs_bits=8, drhs_bits=8), EXACT], ids=["stochastic", "nearest"]
+)
 def test_a_training_step(both, config):
     def loss(w, x, key):
         y = config.dot_general(x, w, MATMUL, key=key)
@@ -129,14 +131,18 @@ def test_any_dimension_numbers(kernel, data):
     got = integer_contraction(lhs, rhs, dims, np.dtype(np.int32))
     output = [*batch, *(n for n in left if kinds[n] == "left"), *(n for n in right if kinds[n] == "right")]
     wide = (np.asarray(x, np.int64) for x in (lhs, rhs))
-    np.testing.assert_array_equal(got, np.einsum(f"{''.join(left)},{''.join(right)}->{''.join(output)}", *wide))
+    np.testing.assert_array_equal(
+        got, np.einsum(f"{''.join(left)},{''.join(right)}->{''.join(output)}", *wide)
+    )
 
 
 def test_empty_operands(both):
     for rows, summed, columns in ((0, 4, 2), (3, 0, 2), (3, 4, 0)):
         operands = integers(0, rows, summed), integers(1, summed, columns)
         dims = Dimensions.of(2, 2, MATMUL)
-        calls, *results = both(lambda x, w, d=dims: integer_contraction(x, w, d, np.dtype(np.int32)), *operands)
+        calls, *results = both(
+            lambda x, w, d=dims: integer_contraction(x, w, d, np.dtype(np.int32)), *operands
+        )
         assert calls == 0 and results[0].shape == (rows, columns)
         same(*results)
 
@@ -166,7 +172,9 @@ def test_other_integers(both, left, right, calls):
 @pytest.mark.parametrize("zero_points", [(0.0, 0.0), (7.0, 0.0), (-100.0, 33.0)])
 def test_quant_tensors_with_zero_points(both, signed, zero_points):
     low = -128 if signed else 0
-    payloads = [jax.random.randint(jax.random.key(i), s, low, low + 256) for i, s in enumerate([(3, 64), (64, 5)])]
+    payloads = [
+        jax.random.randint(jax.random.key(i), s, low, low + 256) for i, s in enumerate([(3, 64), (64, 5)])
+    ]
     scale = jnp.array([1.0, 2.0, 4.0, 8.0, 0.5])
 
     def contract(q, r):
@@ -214,7 +222,9 @@ def test_axes_of_a_mesh_in_the_types(kernel):
     with jax.set_mesh(mesh):
         spread = jax.device_put(x, jax.NamedSharding(mesh, jax.P("data")))
         whole = jax.device_put(w, jax.NamedSharding(mesh, jax.P()))
-        lowered = jax.jit(lambda x, w: integer_contraction(x, w, dims, np.dtype(np.int32))).lower(spread, whole)
+        lowered = jax.jit(lambda x, w: integer_contraction(x, w, dims, np.dtype(np.int32))).lower(
+            spread, whole
+        )
         assert FUNCTION not in lowered.as_text()
         got = lowered.compile()(spread, whole)
     np.testing.assert_array_equal(got, np.asarray(x, np.int64) @ np.asarray(w, np.int64))

@@ -43,7 +43,9 @@ def test_every_rest(kernel, axis, others):
         check(integers(size, m, k), integers(size + 1, n, k))
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(193, 257, 2049), (4097, 9, 65), (3, 2049, 4097), (385, 513, 4096)])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(193, 257, 2049), (4097, 9, 65), (3, 2049, 4097), (385, 513, 4096)]
+)
 def test_several_blocks_along_each_axis(kernel, m, n, k):
     check(integers(m, m, k), integers(n, n, k))
 
@@ -71,7 +73,15 @@ def test_sums_wrap_around(kernel):
 
 @pytest.mark.parametrize(
     ("left", "right"),
-    [((), ()), ((3,), (3,)), ((3,), (1,)), ((1,), (3,)), ((2, 3), (2, 3)), ((2, 1), (1, 3)), ((1, 3), (2, 3))],
+    [
+        ((), ()),
+        ((3,), (3,)),
+        ((3,), (1,)),
+        ((1,), (3,)),
+        ((2, 3), (2, 3)),
+        ((2, 1), (1, 3)),
+        ((1, 3), (2, 3)),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize(("m", "n", "k"), [(5, 9, 70), (1, 40, 33)])
@@ -114,7 +124,9 @@ def test_scan(kernel):
 
     @jax.jit
     def total(lhs, rhs):
-        return jax.lax.scan(lambda sums, x: (sums + int8_matmul(x, rhs), None), jnp.zeros((5, 9), int), lhs)[0]
+        return jax.lax.scan(lambda sums, x: (sums + int8_matmul(x, rhs), None), jnp.zeros((5, 9), int), lhs)[
+            0
+        ]
 
     np.testing.assert_array_equal(total(lhs, rhs), exact(lhs, rhs).sum(0))
 
@@ -180,7 +192,9 @@ def test_memory_does_not_grow(kernel, size, calls):
 
 @pytest.mark.parametrize(("left", "right"), [((3, 4), (3, 5)), ((2, 3, 4), (5, 4))], ids=["k", "rank"])
 def test_shapes_that_do_not_go_together(kernel, left, right):
-    with pytest.raises(ValueError, match=r"takes \(\.\.\., m, k\) and \(\.\.\., n, k\), got .*\n  cure: as many axes"):
+    with pytest.raises(
+        ValueError, match=r"takes \(\.\.\., m, k\) and \(\.\.\., n, k\), got .*\n  cure: as many axes"
+    ):
         int8_matmul(jnp.zeros(left, jnp.int8), jnp.zeros(right, jnp.int8))
 
 

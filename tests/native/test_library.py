@@ -27,7 +27,9 @@ def test_nothing_to_compile_with(monkeypatch, tmp_path):
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", "")
     _on_linux(monkeypatch)
-    with pytest.raises(BuildError, match=r"no C compiler: none of cc, gcc, clang is on the path, and \$CC is not"):
+    with pytest.raises(
+        BuildError, match=r"no C compiler: none of cc, gcc, clang is on the path, and \$CC is not"
+    ):
         build(tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -48,7 +50,9 @@ def test_a_compiler_that_fails(monkeypatch, tmp_path, compiler, text):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("linux", "aarch64"), ("win32", "AMD64")])
+@pytest.mark.parametrize(
+    ("system", "machine"), [("darwin", "arm64"), ("linux", "aarch64"), ("win32", "AMD64")]
+)
 def test_other_machines(monkeypatch, tmp_path, system, machine):
     monkeypatch.setattr("sys.platform", system)
     monkeypatch.setattr("platform.machine", lambda: machine)
@@ -142,7 +146,9 @@ def test_the_variable_is_read_at_every_call(runs, monkeypatch):
 
 def test_several_devices(runs):
     with native.use(runs):
-        assert native.status() == "there are several CPU devices, over which XLA divides its own product alone"
+        assert (
+            native.status() == "there are several CPU devices, over which XLA divides its own product alone"
+        )
         assert not native.takes(jnp.ones((3, 4), jnp.int8), jnp.ones((3, 4), jnp.int8), jnp.int32)
 
 
@@ -164,7 +170,11 @@ def test_what_was_compiled_is_compiled_again(kernel):
     def product(x):
         taken = native.takes(x, x, jnp.int32)
         traced.append(taken)
-        return native.int8_matmul(x, x) if taken else jax.lax.dot_general(x, x, MATMUL, preferred_element_type=int)
+        return (
+            native.int8_matmul(x, x)
+            if taken
+            else jax.lax.dot_general(x, x, MATMUL, preferred_element_type=int)
+        )
 
     x = jnp.arange(-60, 60, dtype=jnp.int8).reshape(3, 40)
     with_kernel = product(x)
@@ -220,7 +230,9 @@ def test_without_a_compiler_the_wheel_is_pure(monkeypatch, tmp_path, capfd):
     with zipfile.ZipFile(tmp_path / name) as wheel:
         assert not any(".so" in entry for entry in wheel.namelist())
     assert name.endswith("-py3-none-any.whl")
-    assert "built without compiled kernels: the C compiler '/nowhere/cc' does not run" in "".join(capfd.readouterr())
+    assert "built without compiled kernels: the C compiler '/nowhere/cc' does not run" in "".join(
+        capfd.readouterr()
+    )
 
 
 def test_the_sdist_can_compile(monkeypatch, tmp_path):

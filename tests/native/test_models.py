@@ -112,7 +112,9 @@ def test_flax_layers_with_our_operations(both):
 
 def test_attention(both):
     x = jax.random.normal(jax.random.key(0), (2, 6, 16))
-    model = trained(QuantMultiHeadAttention(num_heads=4, in_features=16, decode=False, rngs=nnx.Rngs(0)), x, x, x)
+    model = trained(
+        QuantMultiHeadAttention(num_heads=4, in_features=16, decode=False, rngs=nnx.Rngs(0)), x, x, x
+    )
     calls, with_kernel, without = run(both, jqinject.freeze(model), x, x, x)
     assert calls >= 1
     jax.tree.map(np.testing.assert_array_equal, with_kernel, without)
@@ -167,7 +169,9 @@ def test_a_model_that_rules_made_is_exported_without_it_too(kernel):
             return self.second(nnx.relu(self.first(x)))
 
     x = jax.random.normal(jax.random.key(0), (4, 8))
-    rules = [jqinject.Rule(".*", weight_quant=q.Int8WeightPerChannelFloat, input_quant=q.Int8ActPerTensorFloat)]
+    rules = [
+        jqinject.Rule(".*", weight_quant=q.Int8WeightPerChannelFloat, input_quant=q.Int8ActPerTensorFloat)
+    ]
     model = jqinject.freeze(trained(jqinject.quantize(Net(), rules), x))
     assert FUNCTION in jax.jit(model).lower(x).as_text()
     assert FUNCTION not in stablehlo(model, x).text
