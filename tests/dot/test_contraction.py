@@ -1,4 +1,4 @@
-"""`Contraction.contract(..., permutation=...)`: the operands in the other order give the same bits as a transposition."""
+"""`Contraction.contract(..., permutation=...)`: operands in the other order give the bits of a transposition."""
 
 import jax
 import jax.numpy as jnp

@@ -214,7 +214,7 @@ def test_without_a_kernel(tmp_path):
         int8_matmul(zeros, zeros)
     with native.use(str(tmp_path / "none.so")):
         assert native.status() == "not compiled: python -m jqinject.native.build"
-        with pytest.raises(RuntimeError, match="not compiled: python -m jqinject.native.build"):
+        with pytest.raises(RuntimeError, match=r"not compiled: python -m jqinject\.native\.build"):
             int8_matmul(zeros, zeros)
 
 
