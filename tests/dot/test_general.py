@@ -297,6 +297,7 @@ def test_under_transforms():
     assert (shape.shape, shape.dtype) == (w.shape, w.dtype)
 
 
+@pytest.mark.skipif(jax.device_count() < 8, reason="the mesh has 8 devices")
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 def test_sharded_batches(kind):
     mesh = jax.make_mesh((8,), ("data",), axis_types=(getattr(jax.sharding.AxisType, kind),))

@@ -221,6 +221,7 @@ def test_stacked_layers_under_scan():
     np.testing.assert_array_equal(run(stack, X), expected)
 
 
+@pytest.mark.skipif(jax.device_count() < 8, reason="the mesh has 8 devices")
 def test_sharding_is_kept():
     mesh = jax.make_mesh((8,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec
@@ -318,6 +319,7 @@ def test_unfreeze_of_flax_layers():
         jqinject.unfreeze(layer)
 
 
+@pytest.mark.skipif(jax.device_count() < 8, reason="the mesh has 8 devices")
 def test_annotations_of_sharding_are_carried_over():
     mesh = jax.make_mesh((8,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
 
