@@ -21,9 +21,13 @@ import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from jqinject.dot.dimensions import Dimensions
+from jqinject.dot.patches import Window
 from jqinject.native import int8_matmul, takes
 
 Kernel = Callable[[jax.Array, jax.Array, Dimensions, np.dtype, Any], jax.Array]
+Convolve = Callable[[jax.Array, jax.Array], jax.Array]
+# From 0.12 on XLA's own convolution of bytes is faster than a product of patches (3 x 3, 64 to 256 channels).
+XLA_CONVOLVES = jax.__version_info__ >= (0, 12)
 MATRICES = Dimensions(2, 2, (1,), (1,), (), ())
 
 
@@ -44,6 +48,31 @@ def integer_contraction(
 
     tables = {platform: bound(kernel) for platform, kernel in KERNELS.items()}
     return jax.lax.platform_dependent(lhs, rhs, default=bound(_as_it_is), **tables)
+
+
+def integer_convolution(
+    lhs: jax.Array, rhs: jax.Array, accumulator: np.dtype, plain: Convolve, window: Window | None
+) -> jax.Array:
+    """A convolution of integers summed in `accumulator`.
+
+    Args:
+        lhs, rhs: int8 arrays.
+        accumulator: a signed integer dtype that holds the sums.
+        plain: the convolution by XLA.
+        window: of the same convolution, where a product of patches can take its place.
+    """
+    known = all(isinstance(size, int) for size in (*lhs.shape, *rhs.shape))
+    if window is None or XLA_CONVOLVES or not known or not takes(lhs, rhs, accumulator):
+        return plain(lhs, rhs)
+
+    def product(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        patches, kernel = window.matrices(lhs, rhs)
+        if 0 in patches.shape:
+            return plain(lhs, rhs)
+        y = int8_matmul(patches.reshape(-1, patches.shape[-1]), kernel)
+        return window.image(y.reshape(*patches.shape[:-1], len(kernel)))
+
+    return jax.lax.platform_dependent(lhs, rhs, cpu=product, default=plain)
 
 
 def settled(payload: jax.Array) -> jax.Array:
