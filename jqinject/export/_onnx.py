@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from jqinject import native
 from jqinject.export._fold import evaluate
 from jqinject.export._grid import KEPT, rules
 from jqinject.export._lowerings import register
@@ -71,7 +72,8 @@ def onnx(
     target = None if path is None else checked_path(path, "onnx")
     jax2onnx, package = (needed(name, "onnx", "onnx") for name in ("jax2onnx", "onnx"))
     register(needed("jax2onnx.plugins.plugin_system", "onnx", "onnx"))
-    program = _program(copy, specs, opset)
+    with native.use(False):  # no other runtime has our kernels
+        program = _program(copy, specs, opset)
     kind = type(model).__name__
     try:
         proto = jax2onnx.to_onnx(

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import export
 
+from jqinject import native
 from jqinject.export._model import checked_path, input_specs, needed, plain, serving_copy
 
 WEIGHTS = ("constants", "argument")
@@ -31,7 +32,7 @@ class stablehlo:
     compiler is kept from folding the weights into other operations.
 
     A program exported for the CPU may hold the custom call `LayoutConstraint`, in front of a contraction of integers;
-    XLA knows it, other compilers may not.
+    XLA knows it, other compilers may not. The compiled kernels of `jqinject.native` are never in it.
 
     Args:
         model: an NNX module, quantized or not, frozen or not.
@@ -82,7 +83,8 @@ class stablehlo:
             program = jax.jit(run)
             known = {"weights": {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in values.items()}}
         traced = export.export(program, platforms=platforms, disabled_checks=[LAYOUT])
-        self.exported = traced(*specs, **known)
+        with native.use(False):  # a file has to run where our kernels are not
+            self.exported = traced(*specs, **known)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

@@ -47,10 +47,14 @@ def build(folder: Path | str = HERE) -> Path:
     # Compiled beside and renamed: another process may have the old one open.
     target, fresh = folder / NAME, folder / f"{NAME}.{os.getpid()}"
     command = [*_compiler(), *FLAGS, str(SOURCE), "-o", str(fresh)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BuildError(f"the C compiler {command[0]!r} does not run: {error.strerror}") from None
     if done.returncode:
         fresh.unlink(missing_ok=True)
-        raise BuildError(f"{shlex.join(command)} failed:\n{done.stderr.strip()}")
+        said = done.stderr.strip() or f"exit status {done.returncode}"
+        raise BuildError(f"{shlex.join(command)} failed:\n{said}")
     fresh.replace(target)
     return target
 
