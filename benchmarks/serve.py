@@ -214,6 +214,9 @@ def main() -> None:
         return
     import jax
 
+    from jqinject import native
+
+    print(f"compiled kernel: {native.status()}")
     if options.conv:
         rows = []
         for channels in options.channels:

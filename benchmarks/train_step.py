@@ -37,6 +37,7 @@ from flax import nnx
 import jqinject
 import jqinject.quant as q
 from _timing import interleaved, print_table
+from jqinject import native
 from jqinject.dot import QDotGeneral, config_v4
 from jqinject.nn import QuantLinear
 from jqinject.quant import Int8ActPerTensorFloat, Int8WeightPerChannelFloat
@@ -245,6 +246,8 @@ def main() -> None:
         f"One step: {options.depth} layers of {options.width}, batch {options.batch}, {jax.default_backend()}"
     )
     print_table(title, ["ms: median [quartiles]", "step", "/ float"], rows)
+    if options.int8:
+        print(f"compiled kernel: {native.status()}")
     if not options.fp8 and importlib.util.find_spec("qwix") is None:
         print('Qwix is not installed here: pip install ".[bench]"')
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,8 +15,10 @@ import numpy as np
 from jqinject.dot.accumulate import integer_accumulator
 from jqinject.dot.contraction import Contraction, Unscaled
 from jqinject.dot.integer import Affine
+from jqinject.dot.kernels import integer_convolution
 from jqinject.dot.numerics import is_integer
 from jqinject.dot.operand import OperandQuantizer, QuantizedOperand
+from jqinject.dot.patches import Window
 
 UNQUANTIZED = Contraction()
 Spec = tuple[int, ...]
@@ -153,7 +156,19 @@ class Convolution:
         terms = math.prod(rhs.shape) // max(rhs.shape[self.channel_axis], 1)
         spans = (max(-int(jnp.iinfo(x.dtype).min), int(jnp.iinfo(x.dtype).max)) for x in (lhs, rhs))
         accumulator = integer_accumulator(self.contraction.accumulator_dtype, terms, *spans)
-        return self.numbers(lhs.astype(jnp.int8), rhs.astype(jnp.int8), accumulator, bordered=bordered)
+        plain = partial(self.numbers, dtype=accumulator, bordered=bordered)
+        lhs, rhs = lhs.astype(jnp.int8), rhs.astype(jnp.int8)
+        return integer_convolution(lhs, rhs, accumulator, plain, self._window(bordered=bordered))
+
+    def _window(self, *, bordered: bool) -> Window | None:
+        """How the window moves; None with groups and with a dilated input, which are no plain product."""
+        options, space = dict(self.options), len(self.padding)
+        grouped = options["feature_group_count"] != 1 or options["batch_group_count"] != 1
+        dilated = not bordered and any(step != 1 for step in self.lhs_dilation)
+        if grouped or dilated or any(edge < 0 for edges in self.padding for edge in edges):
+            return None
+        padding = ((0, 0),) * space if bordered else self.padding
+        return Window(self.specs, padding, options["window_strides"], options["rhs_dilation"])
 
     def _with_border(self, payload: jax.Array, zero: jax.Array) -> jax.Array:
         config = [(0, 0, 0)] * payload.ndim

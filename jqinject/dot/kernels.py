@@ -1,12 +1,12 @@
 """How integers are contracted on each platform: one table, filled by measurement.
 
-CPU with AVX-512 VNNI: the compiled kernel of `jqinject.native`, where it is there. Else, and with AMX, XLA's own: its
-fast path of an int8 product of matrices wants both operands stored with the summed axis last, `(rows, k)` and
-`(columns, k)`, and more than one row; otherwise XLA falls to a loop that is 4 to 45 times slower. A transposition in
-front of the product is no help: it becomes a layout of the operand, which is the slow case again, and an optimization
-barrier does not change that. A layout constraint does, and one before the transposition keeps that apart from the
-rounding (`settled`). Measured at 2048 x 1024 x 2048 with XLA of 0.10, quantization included: 28 ms with a transposed
-operand, 38 ms with one constraint, 110 ms with none; 39 ms in float.
+CPU with AVX-512 VNNI: the compiled kernel of `jqinject.native`, where it is there; with AMX for a few rows only. Else
+XLA's own: its fast path of an int8 product of matrices wants both operands stored with the summed axis last, `(rows,
+k)` and `(columns, k)`, and more than one row; otherwise XLA falls to a loop that is 4 to 45 times slower. A
+transposition in front of the product is no help: it becomes a layout of the operand, which is the slow case again, and
+an optimization barrier does not change that. A layout constraint does, and one before the transposition keeps that
+apart from the rounding (`settled`). Measured at 2048 x 1024 x 2048 with XLA of 0.10, quantization included: 28 ms with
+a transposed operand, 38 ms with one constraint, 110 ms with none; 39 ms in float.
 """
 
 from __future__ import annotations
@@ -21,9 +21,13 @@ import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from jqinject.dot.dimensions import Dimensions
+from jqinject.dot.patches import Window
 from jqinject.native import int8_matmul, takes
 
 Kernel = Callable[[jax.Array, jax.Array, Dimensions, np.dtype, Any], jax.Array]
+Convolve = Callable[[jax.Array, jax.Array], jax.Array]
+# From 0.12 on XLA's own convolution of bytes is faster than a product of patches (3 x 3, 64 to 256 channels).
+XLA_CONVOLVES = jax.__version_info__ >= (0, 12)
 MATRICES = Dimensions(2, 2, (1,), (1,), (), ())
 
 
@@ -44,6 +48,31 @@ def integer_contraction(
 
     tables = {platform: bound(kernel) for platform, kernel in KERNELS.items()}
     return jax.lax.platform_dependent(lhs, rhs, default=bound(_as_it_is), **tables)
+
+
+def integer_convolution(
+    lhs: jax.Array, rhs: jax.Array, accumulator: np.dtype, plain: Convolve, window: Window | None
+) -> jax.Array:
+    """A convolution of integers summed in `accumulator`.
+
+    Args:
+        lhs, rhs: int8 arrays.
+        accumulator: a signed integer dtype that holds the sums.
+        plain: the convolution by XLA.
+        window: of the same convolution, where a product of patches can take its place.
+    """
+    known = all(isinstance(size, int) for size in (*lhs.shape, *rhs.shape))
+    if window is None or XLA_CONVOLVES or not known or not takes(lhs, rhs, accumulator, rows=1):
+        return plain(lhs, rhs)
+
+    def product(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        patches, kernel = window.matrices(lhs, rhs)
+        if not takes(patches, kernel, accumulator, math.prod(patches.shape[:-1])):
+            return plain(lhs, rhs)
+        y = int8_matmul(patches.reshape(-1, patches.shape[-1]), kernel)
+        return window.image(y.reshape(*patches.shape[:-1], len(kernel)))
+
+    return jax.lax.platform_dependent(lhs, rhs, cpu=product, default=plain)
 
 
 def settled(payload: jax.Array) -> jax.Array:
@@ -81,7 +110,7 @@ def _on_cpu(
         return _as_it_is(lhs, rhs, dims, accumulator, out_sharding)
     batch = [lhs.shape[axis] for axis in dims.lhs_batch]
     free = [lhs.shape[axis] for axis in dims.lhs_free], [rhs.shape[axis] for axis in dims.rhs_free]
-    if takes(lhs, rhs, accumulator):
+    if takes(lhs, rhs, accumulator, math.prod(free[0])):
         left = _matrices(lhs, dims.lhs_batch, dims.lhs_free, dims.lhs_contract)
         right = _matrices(rhs, dims.rhs_batch, dims.rhs_free, dims.rhs_contract)
         return int8_matmul(left, right).reshape(*batch, *free[0], *free[1])

@@ -14,6 +14,8 @@ FILE = Path(__file__).with_name("int8_matmul.so")
 FUNCTION = "jqinject_int8_matmul"
 VARIABLE = "JQINJECT_NATIVE"
 DOTS, TILES = 1, 2
+# A tile of AMX has 16 rows. With fewer, what counts is how the weight is read, once and as it lies.
+FEW = 4
 
 # Whether contractions use the kernels: `with use(False): ...` leaves everything to XLA, and JAX compiles again what was
 # compiled under another value. The value may also be the path of another library.
@@ -27,10 +29,12 @@ class Library:
     Attributes:
         target: its name with XLA; None where it is not used.
         reason: why it is not used, or that it is.
+        rows: the most rows of a left operand that it is used for; None for any.
     """
 
     target: str | None
     reason: str
+    rows: int | None = None
 
 
 def library() -> Library:
@@ -45,6 +49,8 @@ def library() -> Library:
 def _found(path: str, variable: str) -> Library:
     if variable == "0":
         return Library(None, f"switched off by {VARIABLE}=0")
+    if variable and not Path(variable).is_file():
+        return Library(None, f"there is no file {variable}, which {VARIABLE} names")
     path = variable or path
     if not Path(path).is_file():
         return Library(None, "not compiled: python -m jqinject.native.build")
@@ -52,7 +58,7 @@ def _found(path: str, variable: str) -> Library:
     if not features & DOTS:
         return Library(None, "this processor has no AVX-512 VNNI")
     if features & TILES:
-        return Library(None, "this processor has AMX tiles, which XLA's own product of matrices uses")
+        return Library(target, f"in use up to {FEW} rows, XLA's own with AMX tiles above: {path}", FEW)
     return Library(target, f"in use: {path}")
 
 

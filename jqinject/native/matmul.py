@@ -26,12 +26,20 @@ def status() -> str:
     return found.reason
 
 
-def takes(lhs: jax.Array, rhs: jax.Array, accumulator: Any) -> bool:
-    """Whether contractions leave this product to `int8_matmul`: bytes with signs, summed in int32, and not empty."""
-    bytes_ = lhs.dtype == rhs.dtype == np.dtype(np.int8) and np.dtype(accumulator) == np.dtype(np.int32)
-    return (
-        bytes_ and 0 not in (lhs.size, rhs.size) and library().target is not None and not _several_devices()
-    )
+def takes(lhs: jax.Array, rhs: jax.Array, accumulator: Any, rows: int) -> bool:
+    """Whether contractions leave a product to `int8_matmul`: bytes with signs, summed in int32, and not empty.
+
+    Args:
+        lhs, rhs: the operands, in any layout.
+        accumulator: the dtype of the sums.
+        rows: of each matrix of the left operand.
+    """
+    if not (lhs.dtype == rhs.dtype == np.dtype(np.int8)) or np.dtype(accumulator) != np.dtype(np.int32):
+        return False
+    found = library()
+    if found.target is None or 0 in (lhs.size, rhs.size) or _several_devices():
+        return False
+    return found.rows is None or rows <= found.rows
 
 
 def _several_devices() -> bool:

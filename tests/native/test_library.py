@@ -14,7 +14,7 @@ import pytest
 
 from jqinject import native
 from jqinject.native.build import NAME, BuildError, build
-from jqinject.native.library import FUNCTION
+from jqinject.native.library import DOTS, FUNCTION, TILES
 
 ROOT = Path(__file__).parents[2]
 MATMUL = (((1,), (1,)), ((), ()))
@@ -139,7 +139,7 @@ def test_the_variable_is_read_at_every_call(runs, monkeypatch):
         monkeypatch.setenv("JQINJECT_NATIVE", "0")
         assert native.status() == "switched off by JQINJECT_NATIVE=0"
         monkeypatch.setenv("JQINJECT_NATIVE", "/nowhere.so")
-        assert native.status() == "not compiled: python -m jqinject.native.build"
+        assert native.status() == "there is no file /nowhere.so, which JQINJECT_NATIVE names"
     with native.use(False):
         assert native.status() == "switched off"
 
@@ -149,17 +149,39 @@ def test_several_devices(runs):
         assert (
             native.status() == "there are several CPU devices, over which XLA divides its own product alone"
         )
-        assert not native.takes(jnp.ones((3, 4), jnp.int8), jnp.ones((3, 4), jnp.int8), jnp.int32)
+        assert not native.takes(jnp.ones((3, 4), jnp.int8), jnp.ones((3, 4), jnp.int8), jnp.int32, rows=3)
 
 
 def test_what_the_kernel_takes(kernel):
     bytes_, other = jnp.ones((3, 4), jnp.int8), jnp.ones((3, 4), jnp.uint8)
-    assert native.takes(bytes_, bytes_, jnp.int32)
-    assert not native.takes(bytes_, other, jnp.int32) and not native.takes(other, other, jnp.int32)
-    assert not native.takes(bytes_, bytes_, jnp.int16)
-    assert not native.takes(bytes_, bytes_[:0], jnp.int32)
+    assert native.takes(bytes_, bytes_, jnp.int32, rows=3)
+    assert not native.takes(bytes_, other, jnp.int32, rows=3) and not native.takes(
+        other, other, jnp.int32, rows=3
+    )
+    assert not native.takes(bytes_, bytes_, jnp.int16, rows=3)
+    assert not native.takes(bytes_, bytes_[:0], jnp.int32, rows=3)
     with native.use(False):
-        assert not native.takes(bytes_, bytes_, jnp.int32)
+        assert not native.takes(bytes_, bytes_, jnp.int32, rows=3)
+
+
+@pytest.mark.parametrize(
+    ("features", "most", "text"),
+    [
+        (DOTS, 10**6, "in use: "),
+        (DOTS | TILES, 4, "in use up to 4 rows, XLA's own with AMX tiles above: "),
+        (TILES, 0, "this processor has no AVX-512 VNNI"),
+        (0, 0, "this processor has no AVX-512 VNNI"),
+    ],
+)
+def test_what_the_processor_has_decides(kernel, monkeypatch, tmp_path, features, most, text):
+    library = tmp_path / "library.so"
+    library.touch()
+    monkeypatch.setattr("jqinject.native.library._loaded", lambda path: (features, "target"))
+    x = jnp.ones((1, 4), jnp.int8)
+    with native.use(str(library)):
+        assert native.status().removesuffix(str(library)) == text
+        assert native.takes(x, x, jnp.int32, rows=most) == (most > 0)
+        assert native.takes(x, x, jnp.int32, rows=most + 1) == (features == DOTS)
 
 
 def test_what_was_compiled_is_compiled_again(kernel):
@@ -168,7 +190,7 @@ def test_what_was_compiled_is_compiled_again(kernel):
 
     @jax.jit
     def product(x):
-        taken = native.takes(x, x, jnp.int32)
+        taken = native.takes(x, x, jnp.int32, rows=3)
         traced.append(taken)
         return (
             native.int8_matmul(x, x)
