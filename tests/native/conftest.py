@@ -11,7 +11,7 @@ import pytest
 
 from jqinject import native
 from jqinject.native.build import COMPILERS, build
-from jqinject.native.library import VARIABLE, library
+from jqinject.native.library import DOTS, VARIABLE, library
 
 
 @pytest.fixture(autouse=True)
@@ -44,10 +44,14 @@ def runs(compiled):
 
 @pytest.fixture
 def kernel(runs, monkeypatch):
-    """Contractions go through the kernel, though there are eight devices; its path."""
+    """Contractions go through the kernel, though there are eight devices, and perhaps AMX for many rows; its path."""
     monkeypatch.setattr("jqinject.native.matmul._several_devices", lambda: False)
+    loaded = native.library._loaded
+    monkeypatch.setattr("jqinject.native.library._loaded", lambda path: (DOTS, loaded(path)[1]))
+    native.library._found.cache_clear()
     with native.use(runs):
         yield runs
+    native.library._found.cache_clear()
 
 
 @pytest.fixture

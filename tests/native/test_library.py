@@ -117,7 +117,7 @@ import jqinject
 from jqinject import native
 from jqinject.dot import config_v4, dot_general
 print(native.status())
-x = jax.random.normal(jax.random.key(0), (5, 70))
+x = jax.random.normal(jax.random.key(0), (3, 70))
 call = jax.jit(lambda x: dot_general(x, x, (((1,), (1,)), ((), ())), config=config_v4(rng_type=None)))
 print("jqinject_int8_matmul" in call.lower(x).as_text())
 print(np.asarray(call(x)).tobytes().hex())
@@ -127,15 +127,15 @@ print(np.asarray(call(x)).tobytes().hex())
 def test_the_variable(runs, tmp_path):
     """Of another process: it names a library, or switches off."""
     used = python("-c", SHOW, cwd=tmp_path, JQINJECT_NATIVE=runs, **ONE_DEVICE).stdout.split("\n")
-    assert used[:2] == [f"in use: {runs}", "True"]
+    assert used[0].startswith("in use") and used[0].endswith(f": {runs}") and used[1] == "True"
     off = python("-c", SHOW, cwd=tmp_path, JQINJECT_NATIVE="0", **ONE_DEVICE).stdout.split("\n")
     assert off[:2] == ["switched off by JQINJECT_NATIVE=0", "False"]
     assert used[2] == off[2] != ""
 
 
-def test_the_variable_is_read_at_every_call(runs, monkeypatch):
-    with native.use(runs):
-        assert native.library.library().reason == f"in use: {runs}"
+def test_the_variable_is_read_at_every_call(kernel, monkeypatch):
+    with native.use(kernel):
+        assert native.status() == f"in use: {kernel}"
         monkeypatch.setenv("JQINJECT_NATIVE", "0")
         assert native.status() == "switched off by JQINJECT_NATIVE=0"
         monkeypatch.setenv("JQINJECT_NATIVE", "/nowhere.so")
