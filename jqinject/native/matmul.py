@@ -61,15 +61,20 @@ def int8_matmul(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         int32 `(..., m, n)`.
 
     Raises:
+        TypeError: an operand is not int8.
         ValueError: the shapes do not go together.
         RuntimeError: there is no kernel here.
     """
-    lead = jnp.broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
-    if lhs.ndim != rhs.ndim or lhs.shape[-1] != rhs.shape[-1]:
+    if lhs.dtype != np.int8 or rhs.dtype != np.int8:
+        raise TypeError(
+            f"int8_matmul takes int8, got {lhs.dtype} and {rhs.dtype}.\n  cure: jax.lax.dot_general"
+        )
+    if not lhs.ndim == rhs.ndim >= 2 or lhs.shape[-1] != rhs.shape[-1] or not lhs.shape[-1]:
         raise ValueError(
-            f"int8_matmul takes (..., m, k) and (..., n, k), got {lhs.shape} and {rhs.shape}.\n"
+            f"int8_matmul takes (..., m, k) and (..., n, k), k at least 1, got {lhs.shape} and {rhs.shape}.\n"
             "  cure: as many axes in both, the summed one last"
         )
+    lead = jnp.broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
     found = library()
     if found.target is None:
         raise RuntimeError(f"int8_matmul: {found.reason}.\n  cure: jax.lax.dot_general, as contractions do")
