@@ -19,6 +19,9 @@
 #include "xla_ffi.h"
 
 enum { LINE = 64, ROWS = 3, COLUMNS = 8, DEPTH = 2048, BLOCK_ROWS = 192, BLOCK_COLUMNS = 256, BLOCKS_PER_THREAD = 4, ALONE = 1 << 19 };
+/* Rows of rhs from the tile at work to the one that is fetched meanwhile: from memory into the second-level cache, half while a
+ * tile is packed and half while its first rows are computed, so that memory never rests. */
+enum { AHEAD = COLUMNS };
 enum { SCRATCH = (BLOCK_ROWS + COLUMNS) * DEPTH };
 
 #define VNNI __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
@@ -55,9 +58,10 @@ INLINED __m512i line_of(const int8_t *from, int64_t left) {
   return _mm512_maskz_loadu_epi8(left < LINE ? ~0ull >> (LINE - left) : ~0ull, from);
 }
 
-/* One tile of `rows` rows. `excess` is what flipping the top bits of lhs added; `kept` are the columns that exist. */
+/* One tile of `rows` rows. `excess` is what flipping the top bits of lhs added; `kept` are the columns that exist. Fetches
+ * COLUMNS / 2 rows of `ahead` meanwhile. */
 INLINED void tile(const int rows, const uint8_t *lhs, const int8_t *rhs, int64_t lines, __m256i excess, int32_t *out,
-                  int64_t stride, __mmask8 kept, int add) {
+                  int64_t stride, __mmask8 kept, int add, const char *ahead, int64_t ahead_stride) {
   __m512i sums[ROWS][COLUMNS], left[ROWS];
   UNROLLED(int i = 0; i < rows; i++) UNROLLED(int j = 0; j < COLUMNS; j++) sums[i][j] = _mm512_setzero_si512();
   do {
@@ -66,6 +70,8 @@ INLINED void tile(const int rows, const uint8_t *lhs, const int8_t *rhs, int64_t
       __m512i right = _mm512_load_si512(rhs + j * LINE);
       UNROLLED(int i = 0; i < rows; i++) ADD_PRODUCTS(sums[i][j], left[i], right);
     }
+    UNROLLED(int j = 0; j < COLUMNS / 2; j++) _mm_prefetch(ahead + j * ahead_stride, _MM_HINT_T1);
+    ahead += LINE;
     lhs += ROWS * LINE;
     rhs += COLUMNS * LINE;
   } while (--lines);
@@ -81,8 +87,9 @@ INLINED void tile(const int rows, const uint8_t *lhs, const int8_t *rhs, int64_t
 #define TILE(rows)                                                                                              \
   static VNNI __attribute__((noinline)) void tile_##rows(const uint8_t *lhs, const int8_t *rhs, int64_t lines,  \
                                                          __m256i excess, int32_t *out, int64_t stride,          \
-                                                         __mmask8 kept, int add) {                              \
-    tile(rows, lhs, rhs, lines, excess, out, stride, kept, add);                                                \
+                                                         __mmask8 kept, int add, const char *ahead,             \
+                                                         int64_t ahead_stride) {                                \
+    tile(rows, lhs, rhs, lines, excess, out, stride, kept, add, ahead, ahead_stride);                           \
   }
 TILE(1)
 TILE(2)
@@ -110,7 +117,7 @@ static VNNI __m256i pack_rhs(const int8_t *from, int64_t columns, int64_t stride
     __m512i sum = _mm512_setzero_si512();
     for (int64_t t = 0; t < lines; t++) {
       const __m512i line = line_of(row + t * LINE, depth - t * LINE);
-      _mm_prefetch((const char *)row + (2 * COLUMNS * stride + t * LINE), _MM_HINT_T1); /* for the tile after the next */
+      if (j < COLUMNS / 2) _mm_prefetch((const char *)row + (AHEAD * stride + t * LINE), _MM_HINT_T1);
       ADD_PRODUCTS(sum, flip, line);
       _mm512_store_si512(to + (t * COLUMNS + j) * LINE, line);
     }
@@ -130,13 +137,14 @@ static VNNI void block(const product *p, int64_t row, int64_t row_end, int64_t c
       const int64_t columns = column_end - j < COLUMNS ? column_end - j : COLUMNS;
       const __m256i excess = pack_rhs(p->rhs + j * p->depth + start, columns, p->depth, depth, packed_rhs);
       const __mmask8 kept = (__mmask8)(0xff >> (COLUMNS - columns));
-      for (int64_t i = row; i < row_end; i += ROWS) {
+      const char *ahead = (const char *)p->rhs + (j + AHEAD + COLUMNS / 2) * p->depth + start;
+      for (int64_t i = row; i < row_end; i += ROWS, ahead = (const char *)packed_rhs) {
         const uint8_t *packed_lhs = scratch + (i - row) * lines * LINE;
         int32_t *out = p->out + i * p->columns + j;
         switch (row_end - i) {
-          case 1: tile_1(packed_lhs, packed_rhs, lines, excess, out, p->columns, kept, start > 0); break;
-          case 2: tile_2(packed_lhs, packed_rhs, lines, excess, out, p->columns, kept, start > 0); break;
-          default: tile_3(packed_lhs, packed_rhs, lines, excess, out, p->columns, kept, start > 0);
+          case 1: tile_1(packed_lhs, packed_rhs, lines, excess, out, p->columns, kept, start > 0, ahead, i == row ? p->depth : 0); break;
+          case 2: tile_2(packed_lhs, packed_rhs, lines, excess, out, p->columns, kept, start > 0, ahead, i == row ? p->depth : 0); break;
+          default: tile_3(packed_lhs, packed_rhs, lines, excess, out, p->columns, kept, start > 0, ahead, i == row ? p->depth : 0);
         }
       }
     }
