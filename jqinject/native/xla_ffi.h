@@ -18,12 +18,12 @@ typedef struct ffi_context ffi_context;
 typedef struct ffi_extension {
   size_t struct_size;
   int type;
-  struct ffi_extension *next;
+  struct ffi_extension* next;
 } ffi_extension;
 
 typedef struct {
   size_t struct_size;
-  ffi_extension *extensions;
+  ffi_extension* extensions;
   int major_version, minor_version;
 } ffi_version;
 
@@ -35,74 +35,75 @@ typedef struct {
 
 typedef struct {
   ffi_extension base;
-  ffi_metadata *metadata;
+  ffi_metadata* metadata;
 } ffi_metadata_extension;
 
 typedef struct {
   size_t struct_size;
-  ffi_extension *extensions;
+  ffi_extension* extensions;
   int dtype;
-  void *data;
+  void* data;
   int64_t rank;
-  int64_t *dims;
+  int64_t* dims;
 } ffi_buffer;
 
 typedef struct {
   size_t struct_size;
-  ffi_extension *extensions;
+  ffi_extension* extensions;
   int64_t size;
-  int *types;
-  ffi_buffer **buffers;
+  int* types;
+  ffi_buffer** buffers;
 } ffi_buffers;
 
 typedef struct {
   size_t struct_size;
-  ffi_extension *extensions;
-  const char *message;
+  ffi_extension* extensions;
+  const char* message;
   int code;
 } ffi_error_args;
 
 typedef struct {
   size_t struct_size;
-  ffi_extension *extensions;
-  ffi_error *error;
+  ffi_extension* extensions;
+  ffi_error* error;
 } ffi_destroy_args;
 
 typedef struct {
   size_t struct_size;
-  ffi_extension *extensions;
-  ffi_context *context;
-  void (*task)(void *);
-  void *data;
+  ffi_extension* extensions;
+  ffi_context* context;
+  void (*task)(void*);
+  void* data;
 } ffi_schedule_args;
 
 typedef struct {
   size_t struct_size;
-  ffi_extension *extensions;
-  ffi_context *context;
-  int64_t *threads;
+  ffi_extension* extensions;
+  ffi_context* context;
+  int64_t* threads;
 } ffi_threads_args;
 
 typedef void (*ffi_unused)(void);
 
 typedef struct {
   size_t struct_size;
-  ffi_extension *extensions;
+  ffi_extension* extensions;
   ffi_version api_version;
-  const void *internal;
-  ffi_error *(*error_create)(ffi_error_args *);
+  const void* internal;
+  ffi_error* (*error_create)(ffi_error_args*);
   ffi_unused error_get_message;
-  void (*error_destroy)(ffi_destroy_args *);
-  ffi_unused handler_register, stream_get, type_register, context_get, state_set, state_get, memory_allocate, memory_free;
-  ffi_error *(*schedule)(ffi_schedule_args *);
-  ffi_error *(*threads)(ffi_threads_args *);
+  void (*error_destroy)(ffi_destroy_args*);
+  ffi_unused handler_register, stream_get, type_register, context_get, state_set, state_get, memory_allocate,
+      memory_free;
+  ffi_error* (*schedule)(ffi_schedule_args*);
+  ffi_error* (*threads)(ffi_threads_args*);
 } ffi_api;
 
 typedef struct {
   size_t struct_size;
-  ffi_extension *extensions;
-  const ffi_api *api;
-  ffi_context *context;
+  ffi_extension* extensions;
+  const ffi_api* api;
+  ffi_context* context;
   int stage;
   ffi_buffers args, results;
 } ffi_call_frame;
