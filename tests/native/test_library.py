@@ -147,8 +147,17 @@ def test_the_variable_is_read_at_every_call(kernel, monkeypatch):
 def test_several_devices(runs):
     with native.use(runs):
         assert (
-            native.status() == "there are several CPU devices, over which XLA divides its own product alone"
+            native.status() == "there is not one CPU device: over several XLA divides its own product alone"
         )
+        assert not native.takes(jnp.ones((3, 4), jnp.int8), jnp.ones((3, 4), jnp.int8), jnp.int32, rows=3)
+
+
+def test_no_cpu_among_the_platforms(runs, monkeypatch):
+    def refuse(backend):
+        raise RuntimeError(f"Unknown backend {backend}")
+
+    monkeypatch.setattr(jax, "local_devices", refuse)
+    with native.use(runs):
         assert not native.takes(jnp.ones((3, 4), jnp.int8), jnp.ones((3, 4), jnp.int8), jnp.int32, rows=3)
 
 
