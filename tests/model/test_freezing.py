@@ -9,6 +9,7 @@ from flax import nnx
 
 import jqinject
 import jqinject.quant as q
+from jqinject import native
 from jqinject.core import Frozen
 from jqinject.dot import (
     ContractionInjector,
@@ -255,7 +256,9 @@ def test_stored_weights_are_contracted_as_they_lie(make):
     x = X if make is Dense else IMAGES
     frozen = jqinject.freeze(trained(make, x))
     graphdef, state = nnx.split(frozen)
-    program = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x)).lower(state, x).compile().as_text()
+    # XLA's own contractions: a product of patches turns the kernel of a convolution, which is small.
+    with native.use(make is Dense):
+        program = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x)).lower(state, x).compile().as_text()
     assert not [line for line in program.splitlines() if " transpose(" in line and "s8[" in line]
 
 
