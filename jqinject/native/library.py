@@ -14,7 +14,7 @@ FILE = Path(__file__).with_name("int8_matmul.so")
 FUNCTION = "jqinject_int8_matmul"
 VARIABLE = "JQINJECT_NATIVE"
 DOTS, TILES = 1, 2
-# A tile of AMX has 16 rows. With fewer, what counts is how the weight is read, once and as it lies.
+# A tile of AMX has 16 rows. With fewer, what should count is how the weight is read, once and as it lies; not measured.
 FEW = 4
 
 # Whether contractions use the kernels: `with use(False): ...` leaves everything to XLA, and JAX compiles again what was
@@ -54,7 +54,10 @@ def _found(path: str, variable: str) -> Library:
     path = variable or path
     if not Path(path).is_file():
         return Library(None, "not compiled: python -m jqinject.native.build")
-    features, target = _loaded(path)
+    try:
+        features, target = _loaded(path)
+    except OSError as error:
+        return Library(None, f"the library does not load: {error}\n  cure: python -m jqinject.native.build")
     if not features & DOTS:
         return Library(None, "this processor has no AVX-512 VNNI")
     if features & TILES:

@@ -173,6 +173,17 @@ def test_what_the_kernel_takes(kernel):
         assert not native.takes(bytes_, bytes_, jnp.int32, rows=3)
 
 
+def test_a_file_that_is_no_library(monkeypatch, tmp_path):
+    broken = tmp_path / "int8_matmul.so"
+    broken.write_bytes(b"nothing to run")
+    monkeypatch.setattr("jqinject.native.matmul._one_device", lambda: True)
+    x = jnp.ones((3, 4), jnp.int8)
+    with native.use(str(broken)):
+        assert native.status().startswith(f"the library does not load: {broken}: ")
+        assert native.status().endswith("\n  cure: python -m jqinject.native.build")
+        assert not native.takes(x, x, jnp.int32, rows=3)
+
+
 @pytest.mark.parametrize(
     ("features", "most", "text"),
     [
