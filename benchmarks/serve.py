@@ -9,8 +9,9 @@ given, in a second process on the same machine. int8 weights, one scale for each
 
 jqinject: `static` has input scales that were averaged in training, so that nothing is reduced; `dynamic` is Flax's
 layer with `QDotGeneral(config_v4())`, a scale for every row of the batch. Both are frozen. Qwix: a model quantized
-after training, weights stored as integers. torch: dynamic int8. The ratio is float's median in JAX
-over this one's: above 1 is faster.
+after training, weights stored as integers. torch: dynamic int8. `products` is the integer products alone, of bytes
+that nobody rounds or scales: what is left to win. The ratio is float's median in JAX over this one's: above 1 is
+faster.
 
 --conv: one 3 x 3 convolution on 28 x 28 pixels, of 64, 128 and 256 channels.
 """
@@ -82,7 +83,25 @@ def jax_models(width: int, depth: int) -> dict[str, Call]:
         models["Qwix"] = qwix.quantize_model(
             MLP(lambda rngs: nnx.Linear(width, width, rngs=rngs)), qwix.PtqProvider([rule]), x
         )
-    return {name: jitted(model) for name, model in models.items()}
+    return {name: jitted(model) for name, model in models.items()} | {"products": products(width, depth)}
+
+
+def products(width: int, depth: int) -> Call:
+    """Return the products of as many integer weights, stored as frozen ones are, with a batch of bytes."""
+    import jax
+    import jax.numpy as jnp
+
+    from jqinject.dot.kernels import MATRICES, integer_contraction
+
+    keys = jax.random.split(jax.random.key(0), depth)
+    weights = [jax.random.randint(key, (width, width), -128, 128, jnp.int8) for key in keys]
+
+    def run(weights: list[jax.Array], x: jax.Array) -> list[jax.Array]:
+        payload = x.astype(jnp.int8)
+        return [integer_contraction(payload, w, MATRICES, jnp.dtype(jnp.int32)) for w in weights]
+
+    compiled = jax.jit(run)
+    return lambda x: jax.block_until_ready(compiled(weights, x))
 
 
 def jitted(model: Any) -> Call:
