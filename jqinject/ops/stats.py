@@ -47,7 +47,9 @@ def _attach(x: jax.Array, value: jax.Array, weights: jax.Array) -> jax.Array:
 def _(primals, tangents):
     x, value, weights = primals
     axes = tuple(i for i in range(x.ndim) if value.ndim != x.ndim or value.shape[i] != x.shape[i])
-    slope = jnp.sum(weights * tangents[0], axis=axes, keepdims=value.ndim == x.ndim)
+    # An element without weight gets no gradient, not even 0 times nan.
+    weighed = jnp.where(weights != 0, weights * tangents[0], jnp.zeros_like(tangents[0]))
+    slope = jnp.sum(weighed, axis=axes, keepdims=value.ndim == x.ndim)
     return _attach(*primals), slope.reshape(value.shape)
 
 
