@@ -9,11 +9,12 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jqinject.ops import exp2, log2
+from jqinject.ops.stats import magnitude
 
 
 @dataclass(frozen=True)
 class Abs:
-    """`|x|`.
+    """`|x|`, with the derivative 0 at 0.
 
     Example:
         >>> Abs()(jnp.array([-1.0, 2.0]))
@@ -22,7 +23,7 @@ class Abs:
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """The magnitude."""
-        return jnp.abs(x)
+        return magnitude(jnp.asarray(x))
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,9 @@ def _attach(x: jax.Array, value: jax.Array, weights: jax.Array) -> jax.Array:
 def _(primals, tangents):
     x, value, weights = primals
     axes = tuple(i for i in range(x.ndim) if value.ndim != x.ndim or value.shape[i] != x.shape[i])
-    slope = jnp.sum(weights * tangents[0], axis=axes, keepdims=value.ndim == x.ndim)
+    # An element without weight gets no gradient, not even 0 times nan.
+    weighed = jnp.where(weights != 0, weights * tangents[0], jnp.zeros_like(tangents[0]))
+    slope = jnp.sum(weighed, axis=axes, keepdims=value.ndim == x.ndim)
     return _attach(*primals), slope.reshape(value.shape)
 
 
@@ -71,6 +73,31 @@ def attach_gradient(x: jax.Array, value: jax.Array, weights: jax.Array) -> jax.A
         Array([ 0., -1.], dtype=float32)
     """
     return _attach(x, value, weights)
+
+
+@jax.custom_jvp
+def magnitude(x: jax.Array) -> jax.Array:
+    """`|x|`, whose derivative at 0 is 0: a weight of exactly 0 moves no statistic of magnitudes.
+
+    `jnp.abs` has the slope 1 there, which pushes pruned weights (and what a ReLU returns) to one side.
+
+    Args:
+        x: a float array.
+
+    Returns:
+        The magnitudes.
+
+    Example:
+        >>> jax.grad(lambda x: magnitude(x).sum())(jnp.array([-2.0, 0.0, 2.0]))
+        Array([-1.,  0.,  1.], dtype=float32)
+    """
+    return jnp.abs(x)
+
+
+@magnitude.defjvp
+def _(primals, tangents):
+    (x,), (tangent,) = primals, tangents
+    return magnitude(x), jnp.where(x > 0, tangent, jnp.where(x < 0, -tangent, jnp.zeros_like(tangent)))
 
 
 def _positions(x: jax.Array, axis: int | None) -> jax.Array:

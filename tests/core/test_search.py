@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import jqinject.quant
 from jqinject.core import (
     MSE,
     AbsMax,
@@ -27,6 +28,7 @@ from jqinject.core import (
 )
 from jqinject.core.stats.half_quadratic import masked_median, shrink_lp
 from jqinject.core.stats.line_search import fibonacci_search, grid_search
+from jqinject.nn import QuantIdentity
 from jqinject.ops.cascade import cascade_sum
 
 W = np.random.default_rng(0).normal(size=(6, 40)).astype(np.float32)
@@ -214,3 +216,20 @@ def test_shrinking_takes_away_less_from_larger_errors():
 def test_a_cascade_is_the_sum(size):
     x = np.random.default_rng(size).normal(size=size).astype(np.float32)
     np.testing.assert_allclose(cascade_sum(jnp.asarray(x)), x.sum(dtype=np.float64), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["ShiftedUint8ActPerTensorFloatMSE", "Int8ActPerTensorFloatMSE"])
+def test_channels_of_an_activation_are_searched_each_by_itself(name):
+    given = {"act_quant": getattr(jqinject.quant, name), "bit_width": 4, "return_quant_tensor": True}
+    over_channels = {
+        "scaling_per_output_type": "channel",
+        "per_channel_broadcastable_shape": (1, 3),
+        "scaling_stats_permute_dims": (1, 0),
+    }
+    layer, alone = QuantIdentity(**given, **over_channels), [QuantIdentity(**given) for _ in range(3)]
+    for seed in range(2):  # the second search goes on beside the first one's zero points
+        x = jax.random.normal(jax.random.key(seed), (8, 3)) * jnp.array([1.0, 4.0, 0.1])
+        result = layer(x)
+        parts = [alone[i](x[:, i : i + 1]) for i in range(3)]
+        np.testing.assert_allclose(result.scale, [[part.scale for part in parts]], rtol=1e-6)
+        np.testing.assert_allclose(result.zero_point, [[part.zero_point for part in parts]], rtol=1e-6)

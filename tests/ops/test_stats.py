@@ -72,6 +72,12 @@ def test_attached_gradients_work_forwards_and_under_vmap():
     assert jax.jvp(attach, (x[0],), (x[0],))[1] == -7
 
 
+def test_a_gradient_of_nan_stays_with_the_elements_that_have_weight():
+    attach = lambda x: stats.attach_gradient(x, jnp.float32(7), jnp.array([0.0, 1.0]))  # noqa: E731
+    grad = jax.grad(lambda x: jnp.nan * attach(x))(jnp.ones(2))
+    np.testing.assert_array_equal(grad, [0, jnp.nan])
+
+
 @pytest.mark.parametrize("momentum", [0.1, 1.0, None])
 def test_running_mean(momentum):
     buffer = jnp.float32(1.0)

@@ -61,7 +61,7 @@ class AbsMax(TwoPhaseStat):
 
     def attach(self, x: jax.Array, measured: Any) -> jax.Array:
         """The largest magnitude."""
-        stat = ops.attach(jnp.abs(x), measured, self.stats_reduce_dim)
+        stat = ops.attach(ops.magnitude(x), measured, self.stats_reduce_dim)
         return finish(stat, self.stats_reduce_dim, self.keepdim)
 
 
@@ -98,7 +98,7 @@ class SignedAbsMax(TwoPhaseStat):
     def attach(self, x: jax.Array, measured: Any) -> jax.Array:
         """The signed largest magnitude."""
         found, sign = measured
-        stat = sign * ops.select(jnp.abs(x), found, self.stats_reduce_dim)
+        stat = sign * ops.select(ops.magnitude(x), found, self.stats_reduce_dim)
         return finish(stat, self.stats_reduce_dim, self.keepdim)
 
 
@@ -125,7 +125,7 @@ class AbsMinMax(TwoPhaseStat):
     def attach(self, x: jax.Array, measured: Any) -> jax.Array:
         """The width."""
         largest, smallest = (ops.attach(x, part, self.stats_reduce_dim) for part in measured)
-        return finish(jnp.abs(largest - not_above_zero(smallest)), self.stats_reduce_dim, self.keepdim)
+        return finish(ops.magnitude(largest - not_above_zero(smallest)), self.stats_reduce_dim, self.keepdim)
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class AbsMaxAve(TwoPhaseStat):
 
     def attach(self, x: jax.Array, measured: Any) -> jax.Array:
         """Their mean."""
-        largest = ops.attach(jnp.abs(x), measured, self.stats_reduce_dim)
+        largest = ops.attach(ops.magnitude(x), measured, self.stats_reduce_dim)
         return jnp.sum(largest) / max(largest.size, 1)
 
 
@@ -211,7 +211,7 @@ class AbsMaxL2(TwoPhaseStat):
 
     def attach(self, x: jax.Array, measured: Any) -> jax.Array:
         """Their norm."""
-        largest = ops.attach(jnp.abs(x), measured, self.stats_reduce_dim)
+        largest = ops.attach(ops.magnitude(x), measured, self.stats_reduce_dim)
         return safe_sqrt(jnp.sum(largest * largest)) / math.sqrt(max(largest.size, 1))
 
 

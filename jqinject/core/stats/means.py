@@ -41,7 +41,7 @@ class AbsAve(TwoPhaseStat):
     def attach(self, x: jax.Array, measured: Any) -> jax.Array:
         """The mean magnitude."""
         weights = jnp.float32(1 / _count(x, self.stats_reduce_dim))
-        stat = ops.attach_gradient(jnp.abs(x), measured, weights)
+        stat = ops.attach_gradient(ops.magnitude(x), measured, weights)
         return finish(stat, self.stats_reduce_dim, False)
 
 
@@ -58,7 +58,7 @@ def _attach_spread(
     x: jax.Array, measured: tuple[jax.Array, jax.Array], axis: int | None
 ) -> tuple[jax.Array, jax.Array]:
     mean, deviation = measured
-    magnitude = jnp.abs(x)
+    magnitude = ops.magnitude(x)
     n = _count(x, axis)
     divisor = jnp.where(deviation > 0, deviation, 1.0) * max(n - 1, 1)
     slope = (jax.lax.stop_gradient(magnitude) - mean) / divisor
@@ -165,7 +165,7 @@ class L1Norm(TwoPhaseStat):
 
     def attach(self, x: jax.Array, measured: Any) -> jax.Array:
         """The norm."""
-        return ops.attach_gradient(jnp.abs(x), measured, jnp.float32(1))
+        return ops.attach_gradient(ops.magnitude(x), measured, jnp.float32(1))
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class AbsPercentile(TwoPhaseStat):
 
     def attach(self, x: jax.Array, measured: Any) -> jax.Array:
         """The element of that rank."""
-        stat = ops.select(jnp.abs(x), measured, self.stats_reduce_dim)
+        stat = ops.select(ops.magnitude(x), measured, self.stats_reduce_dim)
         return finish(stat, self.stats_reduce_dim, self.keepdim)
 
 
@@ -136,4 +136,4 @@ class PercentileInterval(TwoPhaseStat):
     def attach(self, x: jax.Array, measured: Any) -> jax.Array:
         """The width."""
         low, high = (ops.select(x, part, self.stats_reduce_dim) for part in measured)
-        return finish(jnp.abs(high - not_above_zero(low)), self.stats_reduce_dim, self.keepdim)
+        return finish(ops.magnitude(high - not_above_zero(low)), self.stats_reduce_dim, self.keepdim)

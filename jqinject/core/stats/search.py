@@ -168,8 +168,8 @@ class SearchedStat(nnx.Module):
         init = self.init_op(views[0] if len(views) == 1 else jnp.concatenate(views, axis))
         if self.memory is None or not in_trial():
             return init
-        last = self.memory.get_value()
-        return jnp.where(jnp.isnan(last), init, jnp.broadcast_to(last.reshape(init.shape), init.shape))
+        last = self.memory.get_value().reshape(init.shape)
+        return jnp.where(jnp.isnan(last), init, last)
 
     def _remember(self, shape: tuple[int, ...] | None) -> None:
         if shape is not None:
