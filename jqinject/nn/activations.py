@@ -1,7 +1,7 @@
 """Quantized activations: an activation function, then a quantizer."""
 
 from abc import abstractmethod
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jqinject.quant import (
     Int8ActPerTensorFloatMinMaxInit,
     Uint8ActPerTensorFloat,
 )
-from jqinject.quant_tensor import QuantTensor, as_array, relu
+from jqinject.quant_tensor import IntQuantTensor, QuantTensor, as_array, relu
 
 
 class QuantActLayer(nnx.Module):
@@ -26,12 +26,14 @@ class QuantActLayer(nnx.Module):
     Attributes:
         act_quant, input_quant, grad_quant: proxies, or None.
         return_quant_tensor: whether the output is a QuantTensor.
+        keeps_scale: whether the function leaves a QuantTensor its scale, so that it needs no quantizer to return one.
     """
 
     act_quant: Any = None
     input_quant: Any = None
     grad_quant: Any = None
     return_quant_tensor: bool
+    keeps_scale: ClassVar[bool] = False
 
     def _init_quantizers(
         self,
@@ -43,7 +45,7 @@ class QuantActLayer(nnx.Module):
         slots: tuple[Slot, ...] = tuple(slot for slot in (ACT, INPUT, GRAD) if slot.name in given)
         by_slot = split_overrides(self, slots, overrides)
         proxies = {s.name: make_proxy(self, s, given[s.name], by_slot[s.name], rngs) for s in slots}
-        if return_quant_tensor and proxies["act_quant"] is None and proxies.get("input_quant") is None:
+        if return_quant_tensor and proxies["act_quant"] is None and not self.keeps_scale:
             raise ValueError(
                 f"{type(self).__name__}(return_quant_tensor=True) needs a quantizer to have a scale to return.\n"
                 "  cure: give it act_quant=..."
@@ -73,7 +75,8 @@ class QuantActLayer(nnx.Module):
             x: float array or QuantTensor, any shape.
 
         Returns:
-            An array of the shape and dtype of `x`, or a QuantTensor with `return_quant_tensor`.
+            An array of the shape and dtype of `x`, or a QuantTensor with `return_quant_tensor`. Without any quantizer,
+            what comes in as an array comes out as one.
         """
         x = x if self.input_quant is None else self.input_quant(x)
         if self.act_quant is not None and self.act_quant.is_quant_enabled:
@@ -87,7 +90,7 @@ class QuantActLayer(nnx.Module):
 
 @final
 class QuantIdentity(QuantActLayer):
-    """A quantizer as a layer: y = act_quant(x).
+    """A quantizer as a layer: y = act_quant(x). Without one, what comes in goes out.
 
     Args:
         act_quant: quantizer of what flows through: an injector, a proxy to share, or None.
@@ -98,13 +101,15 @@ class QuantIdentity(QuantActLayer):
 
     Raises:
         TypeError: an argument that is no quantizer for activations, or an override that would do nothing.
-        ValueError: `return_quant_tensor` without a quantizer; a quantizer that does not say `signed`.
+        ValueError: a quantizer that does not say `signed`.
 
     Example:
         >>> identity = QuantIdentity(bit_width=4, return_quant_tensor=True)
         >>> identity(jnp.array([-0.8, 0.3])).int()
         Array([-8,  3], dtype=int8)
     """
+
+    keeps_scale = True
 
     def __init__(
         self,
@@ -138,12 +143,14 @@ class QuantReLU(QuantActLayer):
 
     Raises:
         TypeError: an argument that is no quantizer for activations, or an override that would do nothing.
-        ValueError: `return_quant_tensor` without a quantizer; a quantizer that does not say `signed`.
+        ValueError: a quantizer that does not say `signed`.
 
     Example:
         >>> QuantReLU(return_quant_tensor=True)(jnp.array([-1.0, 2.55])).int()
         Array([  0, 255], dtype=uint8)
     """
+
+    keeps_scale = True
 
     def __init__(
         self,
@@ -177,7 +184,7 @@ class QuantSigmoid(QuantActLayer):
 
     Raises:
         TypeError: an argument that is no quantizer for activations, or an override that would do nothing.
-        ValueError: `return_quant_tensor` without a quantizer; a quantizer that does not say `signed`.
+        ValueError: `return_quant_tensor` without `act_quant`; a quantizer that does not say `signed`.
 
     Example:
         >>> QuantSigmoid(bit_width=2)(jnp.array([-9.0, 9.0])).round(3)
@@ -216,7 +223,7 @@ class QuantTanh(QuantActLayer):
 
     Raises:
         TypeError: an argument that is no quantizer for activations, or an override that would do nothing.
-        ValueError: `return_quant_tensor` without a quantizer; a quantizer that does not say `signed`.
+        ValueError: `return_quant_tensor` without `act_quant`; a quantizer that does not say `signed`.
 
     Example:
         >>> QuantTanh(bit_width=2)(jnp.array([-9.0, 0.0])).round(3)
@@ -244,7 +251,8 @@ class QuantTanh(QuantActLayer):
 class QuantHardTanh(QuantActLayer):
     """y = act_quant(min(max(x, min_val), max_val)); by default signed 8 bits, the scale learned from the two bounds on.
 
-    A quantizer that clamps already is not clamped twice: where one is on, its own range decides (as in Brevitas).
+    A quantizer that clamps already is not clamped twice: where one is on, its own range decides. Without a quantizer a
+    QuantTensor keeps its scale; bounds that are not on its grid leave a tensor that is not valid. Source: Brevitas.
 
     Args:
         act_quant: quantizer of the result: an injector, a proxy to share, or None.
@@ -259,12 +267,14 @@ class QuantHardTanh(QuantActLayer):
 
     Raises:
         TypeError: an argument that is no quantizer for activations, or an override that would do nothing.
-        ValueError: `return_quant_tensor` without a quantizer; bounds in the wrong order.
+        ValueError: bounds in the wrong order.
 
     Example:
         >>> QuantHardTanh(bit_width=4)(jnp.array([-3.0, 0.25, 3.0]))
         Array([-1.   ,  0.25 ,  0.875], dtype=float32)
     """
+
+    keeps_scale = True
 
     def __init__(
         self,
@@ -295,7 +305,8 @@ class QuantHardTanh(QuantActLayer):
     def _activation(self, x: Any) -> Any:
         value = as_array(x)
         low, high = (jnp.asarray(bound, value.dtype) for bound in (self.min_val, self.max_val))
-        return tensor_clamp(value, low, high)
+        clamped = tensor_clamp(value, low, high)
+        return x.set(value=clamped) if isinstance(x, IntQuantTensor) else clamped
 
     def _before_quantizer(self, x: jax.Array) -> jax.Array:
         return x

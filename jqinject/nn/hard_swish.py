@@ -25,7 +25,7 @@ class QuantHardSwish(QuantActLayer):
 
     Raises:
         TypeError: an argument that is no quantizer for activations, or an override that would do nothing.
-        ValueError: `return_quant_tensor` without a quantizer; a quantizer that does not say `signed`.
+        ValueError: `return_quant_tensor` without `act_quant`; a quantizer that does not say `signed`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any, final
 
 import jax
@@ -21,12 +22,13 @@ METHODS = ("nearest", "bilinear")
 class QuantUpsample(nnx.Module):
     """`x` enlarged along its spatial axes, channels last. A QuantTensor keeps scale, zero point and bit width.
 
-    "nearest" repeats elements: output i is input floor(i * n / m). "bilinear" interpolates linearly along every axis,
-    and rounds to the integers of the input's grid, with a straight-through gradient. It has no quantizer.
+    "nearest" repeats elements: output i is input floor(i * r), where r = n / m, or 1 / scale_factor. "bilinear"
+    interpolates linearly along every axis, around (i + 0.5) * r - 0.5, and rounds to the integers of the input's grid,
+    with a straight-through gradient. It has no quantizer.
 
     Args:
         size: m, the size wanted along every spatial axis; an int for all axes between the first and the last.
-        scale_factor: m / n instead, a whole number or not: m = floor(n * scale_factor).
+        scale_factor: what sizes are multiplied by instead, a whole number or not: m = floor(n * scale_factor).
         method: "nearest" or "bilinear".
         align_corners: of "bilinear": first and last elements stay where they are, instead of the outer edges of pixels.
         return_quant_tensor: return a QuantTensor where one comes in.
@@ -86,14 +88,14 @@ class QuantUpsample(nnx.Module):
         sizes = self._sizes(x.shape)
         if self.method == "nearest":
             y: Any = x if isinstance(x, IntQuantTensor) else as_array(x)
-            for axis, size in sizes.items():
-                y = _nearest(y, axis, size)
+            for axis, (size, step) in sizes.items():
+                y = _nearest(y, axis, size, step)
         else:
             y = self._bilinear(x, sizes)
         return y if self.return_quant_tensor else as_array(y)
 
-    def _sizes(self, shape: tuple[int, ...]) -> dict[int, int]:
-        """Spatial axis -> its size wanted."""
+    def _sizes(self, shape: tuple[int, ...]) -> dict[int, tuple[int, Fraction]]:
+        """Spatial axis -> its size wanted, and how far apart in the input two elements of the output are."""
         spatial = len(shape) - 2
         wanted = self.target if isinstance(self.target, tuple) else (self.target,) * spatial
         if not 0 < len(wanted) <= len(shape) - 1:
@@ -102,15 +104,19 @@ class QuantUpsample(nnx.Module):
                 "expected (*batch, *spatial, channels)"
             )
         first = len(shape) - 1 - len(wanted)
-        return {
-            first + i: int(shape[first + i] * number) if self.is_factor else int(number)
-            for i, number in enumerate(wanted)
-        }
+        lengths = shape[first : first + len(wanted)]
+        if self.is_factor:
+            found = [
+                (int(n * factor), 1 / Fraction(factor)) for n, factor in zip(lengths, wanted, strict=True)
+            ]
+        else:
+            found = [(int(size), Fraction(n, int(size))) for n, size in zip(lengths, wanted, strict=True)]
+        return dict(enumerate(found, first))
 
-    def _bilinear(self, x: Any, sizes: dict[int, int]) -> Any:
+    def _bilinear(self, x: Any, sizes: dict[int, tuple[int, Fraction]]) -> Any:
         y = as_array(x)
-        for axis, size in sizes.items():
-            y = _linear(y, axis, size, self.align_corners)
+        for axis, (size, step) in sizes.items():
+            y = _linear(y, axis, size, None if self.align_corners else step)
         if not isinstance(x, IntQuantTensor):
             return y
         for name, metadata in (("scale", x.scale), ("zero point", x.zero_point)):
@@ -125,10 +131,9 @@ class QuantUpsample(nnx.Module):
         return x.set(value=((integers - x.zero_point) * x.scale).astype(y.dtype))
 
 
-def _nearest(x: Any, axis: int, size: int) -> Any:
-    length = x.shape[axis]
+def _nearest(x: Any, axis: int, size: int, step: Fraction) -> Any:
     # In integers: what is a whole number stays one.
-    index = (np.arange(size) * length) // size
+    index = np.array([i * step.numerator // step.denominator for i in range(size)], np.int32)
 
     def along(array: jax.Array) -> jax.Array:
         return jnp.take(array, index, axis=axis)
@@ -142,12 +147,13 @@ def _where_it_varies(along: Callable[[jax.Array], jax.Array], axis: int) -> Call
     return lambda metadata: along(metadata) if metadata.shape[axis] > 1 else metadata
 
 
-def _linear(x: jax.Array, axis: int, size: int, align_corners: bool) -> jax.Array:
+def _linear(x: jax.Array, axis: int, size: int, step: Fraction | None) -> jax.Array:
+    """Without a step the first and the last element stay where they are."""
     length = x.shape[axis]
-    if align_corners:
+    if step is None:
         places = np.arange(size) * ((length - 1) / max(size - 1, 1))
     else:
-        places = np.maximum((np.arange(size) + 0.5) * (length / size) - 0.5, 0.0)
+        places = np.maximum((np.arange(size) + 0.5) * float(step) - 0.5, 0.0)
     low = np.minimum(np.floor(places).astype(np.int32), length - 1)
     shape = [1] * x.ndim
     shape[axis] = size

@@ -8,7 +8,7 @@ from flax import nnx
 from jqinject import ExtendedInjector
 from jqinject.core import BinaryQuant, ConstScaling
 from jqinject.inject import Binding
-from jqinject.nn import QuantIdentity, QuantLinear, QuantReLU
+from jqinject.nn import QuantIdentity, QuantLinear, QuantReLU, QuantSigmoid
 from jqinject.proxy import ActQuantProxyFromInjector, WeightQuantProxyFromInjector
 from jqinject.quant import (
     Int8ActPerTensorFloat,
@@ -132,9 +132,9 @@ WRONG = {
         ["return_quant_tensor=True", "weight_quant=... and input_quant=..."],
     ),
     "nothing to return, of an activation": (
-        lambda: QuantReLU(act_quant=None, return_quant_tensor=True),
+        lambda: QuantSigmoid(act_quant=None, input_quant=Int8ActPerTensorFloat, return_quant_tensor=True),
         ValueError,
-        ["QuantReLU(return_quant_tensor=True) needs a quantizer", "act_quant=..."],
+        ["QuantSigmoid(return_quant_tensor=True) needs a quantizer", "act_quant=..."],
     ),
     "two names for one": (
         lambda: _linear(input_quant=Int8ActPerTensorFloat, act_quant=Uint8ActPerTensorFloat),

@@ -113,7 +113,19 @@ def test_activations_of_a_quant_tensor(layer):
     assert isinstance(inside(x), jax.Array)
 
 
-def test_without_a_quantizer_relu_keeps_the_scale():
+@pytest.mark.parametrize(
+    ("layer", "bounds"), [(QuantIdentity, (-8, 7)), (QuantReLU, (0, 7)), (QuantHardTanh, (-4, 4))]
+)
+def test_without_a_quantizer_the_scale_is_kept(layer, bounds):
+    x = IntQuantTensor.from_int(jnp.arange(-8, 8), scale=0.25, bit_width=4)
+    passing = layer(act_quant=None, return_quant_tensor=True)
+    y = passing(x)
+    np.testing.assert_array_equal(y.int(), np.clip(np.arange(-8, 8), *bounds))
+    assert (float(y.scale), y.bit_width, y.signed) == (0.25, 4, True)
+    assert isinstance(passing(x.value), jax.Array)
+
+
+def test_without_a_quantizer_relu_keeps_the_scale_of_its_input_quantizer():
     x = IntQuantTensor.from_int(jnp.arange(-8, 8), scale=0.25, bit_width=4)
     y = QuantReLU(act_quant=None, input_quant=Int8ActPerTensorFloat, return_quant_tensor=True)
     y.input_quant.disable_quant = True

@@ -215,6 +215,21 @@ def test_bilinear_rounds_to_the_grid(align):
     np.testing.assert_allclose(gradient, jax.grad(lambda v: up(v).sum())(x.value), atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("factor", "nearest", "bilinear"),
+    [
+        (0.7, [0, 10, 20, 40], [2.142857, 16.428571, 30.714287, 45.0]),
+        (1.3, [0, 0, 10, 20, 30, 30, 40], [0.0, 6.538462, 14.230769, 21.923077, 29.615385, 37.307693, 45.0]),
+    ],
+)
+def test_elements_are_as_far_apart_as_the_factor_says(factor, nearest, bilinear):
+    # What torch's `interpolate`, which Brevitas calls, gives of 0, 10, ..., 50.
+    x = jnp.arange(0.0, 60.0, 10.0).reshape(1, 6, 1)
+    np.testing.assert_array_equal(QuantUpsample(scale_factor=factor)(x).ravel(), nearest)
+    up = QuantUpsample(scale_factor=factor, method="bilinear")
+    np.testing.assert_allclose(up(x).ravel(), bilinear, rtol=1e-6)
+
+
 def test_enlargements_that_can_not_be():
     for given in ({}, {"size": 2, "scale_factor": 2}):
         with pytest.raises(ValueError, match=r"either size or scale_factor"):
