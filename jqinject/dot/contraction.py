@@ -28,8 +28,8 @@ class Contraction:
         lhs_quantizer, rhs_quantizer: of the operands. In the backward contractions the left one is the gradient.
         accumulator_dtype: in which products of two integer operands are summed; None means int32. Products of floats
             are summed as the backend does it, those of 8-bit floats in float32.
-        local_aqt: cut the first summed axis into pieces with scales of their own, which are summed after they are
-            multiplied by them; None for one piece.
+        local_aqt: cut a summed axis into pieces with scales of their own, which are summed after they are multiplied
+            by them; None for one piece.
 
     Source: AQT's `DotGeneralRaw`.
     """
@@ -94,6 +94,23 @@ class Contraction:
         left, right = self.operands(lhs, rhs, tiled, key)
         y = jnp.sum(self.contract(left, right, tiled, jnp.float32), axis=0).astype(dtype)
         return y if permutation is None else y.transpose(permutation)
+
+    def passes_gradient(
+        self, lhs: jax.Array, rhs: jax.Array, dims: Dimensions
+    ) -> tuple[jax.Array | None, jax.Array | None]:
+        """Where the gradients of two arrays that are cut into tiles pass through rounding; None for everywhere."""
+        assert self.local_aqt is not None, "else the scales of the forward pass say it"
+        cuts = bool(dims.lhs_contract)
+        left, right, tiled = split_contraction(lhs, rhs, dims, self.local_aqt) if cuts else (lhs, rhs, dims)
+        found = []
+        for side, x, whole in (("lhs", left, lhs), ("rhs", right, rhs)):
+            quantizer: OperandQuantizer = getattr(self, f"{side}_quantizer")
+            passes = None
+            if quantizer.numerics is not None:
+                scale = quantizer.calibration.scale(x, _axes(quantizer, x, tiled, side), quantizer.numerics)
+                passes = quantizer.passes_gradient(x, scale)
+            found.append(None if passes is None else passes.reshape(whole.shape))
+        return found[0], found[1]
 
     def _mirrored(self) -> Contraction:
         """With the operands in the other order."""

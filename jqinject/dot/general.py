@@ -12,7 +12,7 @@ import numpy as np
 
 from jqinject.dot.contraction import Contraction, Operand
 from jqinject.dot.dimensions import Dimensions, checked_dimensions, scale_in_output
-from jqinject.dot.operand import OperandQuantizer, QuantizedOperand, ScaledOperand, missing_key
+from jqinject.dot.operand import QuantizedOperand, ScaledOperand, missing_key
 from jqinject.dot.sharding import sharding_before
 from jqinject.ops.first_order import first_order
 
@@ -37,7 +37,7 @@ class QuantizedDotGeneral:
     Source: AQT's `DotGeneral`.
 
     Example:
-        >>> from jqinject.dot import IntNumerics
+        >>> from jqinject.dot import IntNumerics, OperandQuantizer
         >>> int8 = OperandQuantizer(IntNumerics(8))
         >>> dot_general = QuantizedDotGeneral(fwd=Contraction(int8, int8))
         >>> x = jnp.array([[1.0, -0.5]])
@@ -158,18 +158,19 @@ def _bwd(call: _Call, kept: Any, g: jax.Array) -> Any:
     g = first_order(g, NO_SECOND_DERIVATIVE)
     general, dims = call.general, call.dims
     of_lhs = of_rhs = None
+    lhs_passes, rhs_passes = _passing(call, (lhs, rhs), (left, right))
     if not isinstance(lhs, QuantizedOperand):
         laid = _laid(right, dims.rhs_ndim, dims.rhs_places, dims)
         of_lhs = _gradient(
             general.dlhs, g, (rhs, right, laid), dims.gradient_of_lhs(), _payload(lhs), _part(key, 1)
         )
-        of_lhs = _like(lhs, _masked(general.fwd.lhs_quantizer, of_lhs, _payload(lhs), left))
+        of_lhs = _like(lhs, _masked(of_lhs, lhs_passes))
     if not isinstance(rhs, QuantizedOperand):
         laid = _laid(left, dims.lhs_ndim, dims.lhs_places, dims)
         of_rhs = _gradient(
             general.drhs, g, (lhs, left, laid), dims.gradient_of_rhs(), _payload(rhs), _part(key, 2)
         )
-        of_rhs = _like(rhs, _masked(general.fwd.rhs_quantizer, of_rhs, _payload(rhs), right))
+        of_rhs = _like(rhs, _masked(of_rhs, rhs_passes))
     return of_lhs, of_rhs, None
 
 
@@ -208,10 +209,23 @@ def _laid(
     return scale_in_output(operand.scale, ndim, places, dims.out_ndim)
 
 
-def _masked(
-    quantizer: OperandQuantizer, gradient: jax.Array, x: jax.Array, forward: QuantizedOperand | None
-) -> jax.Array:
-    passes = None if forward is None else quantizer.passes_gradient(x, forward.scale)
+def _passing(
+    call: _Call,
+    operands: tuple[Operand, Operand],
+    forward: tuple[QuantizedOperand | None, QuantizedOperand | None],
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """Where the gradient of each operand passes through the rounding of the forward pass; None for everywhere."""
+    fwd = call.general.fwd
+    if fwd.local_aqt is not None:
+        return fwd.passes_gradient(_floats(operands[0]), _floats(operands[1]), call.dims)
+    (lhs, rhs), (left, right) = operands, forward
+    return (
+        None if left is None else fwd.lhs_quantizer.passes_gradient(_payload(lhs), left.scale),
+        None if right is None else fwd.rhs_quantizer.passes_gradient(_payload(rhs), right.scale),
+    )
+
+
+def _masked(gradient: jax.Array, passes: jax.Array | None) -> jax.Array:
     return gradient if passes is None else jnp.where(passes, gradient, 0)
 
 

@@ -108,9 +108,12 @@ class Float8Numerics:
 
     Args:
         dtype: the 8-bit float dtype.
+        clip_gradient: whether the gradient of a number beyond the largest, which saturates, is 0.
 
     Raises:
         TypeError: `dtype` is no 8-bit float.
+
+    Differs from AQT: there the gradient of 8-bit floats passes everywhere.
 
     Example:
         >>> Float8Numerics(jnp.float8_e4m3fn).bound
@@ -118,6 +121,7 @@ class Float8Numerics:
     """
 
     dtype: Any
+    clip_gradient: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", float8_dtype(self.dtype, "Float8Numerics"))
@@ -128,18 +132,25 @@ class Float8Numerics:
         return float8_max(self.dtype)
 
     def encode(self, steps: jax.Array, noise: jax.Array | None = None) -> jax.Array:
-        """The payload of an operand counted in steps; `noise` in half units of the last place."""
+        """The payload of an operand counted in steps.
+
+        Args:
+            steps: float32, the operand over its scale.
+            noise: within half a unit in the last place of each number; it decides between the two neighbours.
+        """
         if noise is not None:
             bits = jnp.finfo(self.dtype).nmant
             # A unit in the last place of each number: its power of two, over 2^bits.
             _, exponent = jnp.frexp(steps)
             smallest = jnp.finfo(self.dtype).minexp
-            steps = steps + noise * jnp.exp2(jnp.maximum(exponent - 1, smallest).astype(steps.dtype) - bits)
+            unit = jnp.exp2(jnp.maximum(exponent - 1, smallest).astype(steps.dtype) - bits)
+            # Whole units, not numbers that are rounded again: below a power of two the next number is nearer.
+            steps = jnp.floor(steps / unit + (noise + 0.5)) * unit
         return to_float8(steps, jnp.ones((), steps.dtype), self.dtype)
 
     def passes_gradient(self, steps: jax.Array) -> jax.Array | None:
-        """Everywhere."""
-        return None
+        """Where the gradient passes; None for everywhere."""
+        return jnp.abs(steps) <= self.bound if self.clip_gradient else None
 
 
 Numerics = IntNumerics | Float8Numerics

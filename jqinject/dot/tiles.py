@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import jax
 
@@ -11,19 +13,21 @@ from jqinject.dot.dimensions import Dimensions
 
 @dataclass(frozen=True)
 class LocalAqt:
-    """Cut the first summed axis of a contraction into pieces.
+    """Cut a summed axis of a contraction into pieces.
 
     For a sharded batch axis, one piece a shard keeps the maximum and the integer sum on its device. Give one of the
-    two arguments.
+    first two arguments.
 
     Args:
         contraction_axis_shard_count: how many pieces.
         contraction_axis_shard_size: how long each piece is.
+        contraction_axis: which of several summed axes, in the order of the dimension numbers: the "first", the "last"
+            or the "largest" (of axes as long, the first).
 
     Raises:
-        ValueError: neither or both are given, or one is below 1.
+        ValueError: neither or both are given, or one is below 1; there is no such choice of an axis.
 
-    Source: AQT's `LocalAqt`; Qwix's `tile_size`.
+    Source: AQT's `LocalAqt`, whose `tile_largest_shape=True` is "largest"; Qwix's `tile_size`, which is "last".
 
     Example:
         >>> LocalAqt(contraction_axis_shard_count=4).count(32)
@@ -32,14 +36,31 @@ class LocalAqt:
 
     contraction_axis_shard_count: int | None = None
     contraction_axis_shard_size: int | None = None
+    contraction_axis: Literal["first", "last", "largest"] = "first"
 
     def __post_init__(self) -> None:
-        given = [n for n in vars(self).values() if n is not None]
+        by = self.contraction_axis_shard_count, self.contraction_axis_shard_size
+        given = [n for n in by if n is not None]
         if len(given) != 1 or given[0] < 1:
             raise ValueError(
                 "LocalAqt takes contraction_axis_shard_count or contraction_axis_shard_size, a number from 1; got "
                 f"{self.contraction_axis_shard_count!r} and {self.contraction_axis_shard_size!r}"
             )
+        if self.contraction_axis not in ("first", "last", "largest"):
+            raise ValueError(
+                f"LocalAqt: contraction_axis must be 'first', 'last' or 'largest', got {self.contraction_axis!r}"
+            )
+
+    def pair(self, lengths: Sequence[int]) -> int:
+        """Which of the summed axes is cut, by their lengths.
+
+        Example:
+            >>> LocalAqt(2, contraction_axis="largest").pair((4, 8, 8))
+            1
+        """
+        if self.contraction_axis == "largest":
+            return list(lengths).index(max(lengths))
+        return 0 if self.contraction_axis == "first" else len(lengths) - 1
 
     def count(self, length: int) -> int:
         """The number of pieces of an axis.
@@ -59,12 +80,13 @@ class LocalAqt:
 def split_contraction(
     lhs: jax.Array, rhs: jax.Array, dims: Dimensions, local: LocalAqt
 ) -> tuple[jax.Array, jax.Array, Dimensions]:
-    """Both operands with the first summed axis cut in two: the pieces, which go along in front, and what is summed.
+    """Both operands with one summed axis cut in two: the pieces, which go along in front, and what is summed.
 
     Returns:
         (left operand, right operand, dimensions whose output has the pieces as its first axis).
     """
-    left, right = dims.lhs_contract[0], dims.rhs_contract[0]
+    pair = local.pair([lhs.shape[axis] for axis in dims.lhs_contract])
+    left, right = dims.lhs_contract[pair], dims.rhs_contract[pair]
     count = local.count(lhs.shape[left])
     return (
         _cut(lhs, left, count),
@@ -73,8 +95,8 @@ def split_contraction(
             dims,
             lhs_ndim=dims.lhs_ndim + 1,
             rhs_ndim=dims.rhs_ndim + 1,
-            lhs_contract=(left + 1, *_moved(dims.lhs_contract[1:], left)),
-            rhs_contract=(right + 1, *_moved(dims.rhs_contract[1:], right)),
+            lhs_contract=tuple(axis + (axis >= left) for axis in dims.lhs_contract),
+            rhs_contract=tuple(axis + (axis >= right) for axis in dims.rhs_contract),
             lhs_batch=(left, *_moved(dims.lhs_batch, left)),
             rhs_batch=(right, *_moved(dims.rhs_batch, right)),
         ),

@@ -10,10 +10,12 @@ import pytest
 
 import jqinject
 from jqinject.dot import (
+    AbsMaxCalibration,
     AbsMeanCalibration,
     ConfigV4,
     ConstantCalibration,
     ContractionInjector,
+    DotGeneralInjector,
     IntNumerics,
     LocalAqt,
     OperandInjector,
@@ -141,6 +143,43 @@ def test_local_pieces():
         _, pull_part = jax.vjp(lambda w, part=part: whole(x[part], w, MATMUL), w)
         halves.append(pull_part(g[part])[0])
     np.testing.assert_allclose(pull(g)[0], halves[0] + halves[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("which", "axis"), [("first", 1), ("last", 2), ("largest", 2)])
+def test_which_of_several_axes_is_cut(which, axis):
+    x, w = jax.random.normal(jax.random.key(0), (5, 2, 8)), jax.random.normal(jax.random.key(1), (2, 8, 3))
+    numbers = (((1, 2), (0, 1)), ((), ()))
+    cut = LocalAqt(2, contraction_axis=which)
+    tiled = ConfigV4.let(forward=ContractionInjector.let(local_aqt=cut)).dot_general
+    whole = config_v4().dot_general
+    halves = [
+        whole(a, b, numbers) for a, b in zip(jnp.split(x, 2, axis), jnp.split(w, 2, axis - 1), strict=True)
+    ]
+    np.testing.assert_allclose(tiled(x, w, numbers), halves[0] + halves[1], rtol=1e-5, atol=1e-6)
+
+
+def test_an_axis_that_is_not_known():
+    with pytest.raises(ValueError, match=r"contraction_axis must be 'first', 'last' or 'largest', got 0"):
+        LocalAqt(2, contraction_axis=0)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_clipped_numbers_of_a_piece_have_no_gradient():
+    half = OperandInjector.let(calibration=AbsMaxCalibration(0.5), clip_gradient=True)
+    forward = ContractionInjector.let(lhs=half, rhs=half, local_aqt=LocalAqt(2))
+    plain = ContractionInjector.let(lhs=OperandInjector.let(bits=None), rhs=OperandInjector.let(bits=None))
+    config = DotGeneralInjector.let(forward=forward, backward_lhs=plain, backward_rhs=plain)
+    x = jnp.array([[1.0, 0.4, 0.2, -0.05]])  # a piece reaches to 0.5, the other to 0.1
+    w = jnp.array([[2.0], [-0.5], [0.25], [1.0]])  # to 1 and to 0.5
+    dx, dw = jax.grad(lambda x, w: dot_general(x, w, MATMUL, config=config).sum(), (0, 1))(x, w)
+    np.testing.assert_array_equal(dx, [[0.0, -0.5, 0.0, 1.0]])
+    np.testing.assert_array_equal(dw, np.float32([[0.0], [0.4], [0.2], [0.0]]))
+
+
+def test_the_saturated_8_bit_floats_have_no_gradient():
+    config = config_v4(fwd_bits="e4m3", dlhs_bits=None).let(clipping_scale=0.5, clip_gradient=True)
+    x = jnp.array([[1.0, -0.5, 0.25]])
+    dx = jax.grad(lambda x: dot_general(x, jnp.ones((3, 1)), MATMUL, config=config, key=None).sum())(x)
+    np.testing.assert_array_equal(dx, [[0.0, 1.0, 1.0]])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from jqinject.dot import (
     Contraction,
+    Float8Numerics,
     IntNumerics,
+    JaxUniform,
     OperandQuantizer,
     QuantizedDotGeneral,
     QuantizedOperand,
@@ -157,6 +159,23 @@ def test_stochastic_rounding_is_unbiased_and_reproducible(rng_type):
     assert not np.array_equal(again[0], pulled(keys[1])[0])
     deterministic = jax.vjp(lambda x, w: still(x, w, MATMUL), x, w)[1](g)
     assert not np.array_equal(again[1], deterministic[1])
+
+
+@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2])
+def test_stochastic_rounding_of_8_bit_floats_is_unbiased(dtype):
+    """Also just above a power of two, below which the numbers lie closer, and among the smallest."""
+    numerics, draws = Float8Numerics(dtype), 4000
+    exact = jnp.array([0.0, 1.0, -2.0, 0.25, float(jnp.finfo(dtype).tiny)])
+    between = jnp.array([1.02, -1.02, 0.26, 1.97, -2.1, 3e-3, 3e-5])
+    x = jnp.concatenate([exact, between])
+
+    def rounded(key):
+        return numerics.encode(x, JaxUniform()(x.shape, key)).astype(jnp.float32)
+
+    drawn = np.asarray(jax.vmap(rounded)(jax.random.split(jax.random.key(0), draws)), np.float64)
+    np.testing.assert_array_equal(drawn[:, : exact.size], np.tile(np.asarray(exact), (draws, 1)))
+    error = drawn.std(0)[exact.size :] / np.sqrt(draws)
+    np.testing.assert_array_less(np.abs(drawn.mean(0)[exact.size :] - np.asarray(between)), 4 * error)
 
 
 def test_frozen_operands_have_no_gradient_and_pass_it_on():

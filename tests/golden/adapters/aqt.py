@@ -84,7 +84,9 @@ def configured(case: Case) -> Any:
         if name in given
     }
     if "set_absmax_calib_scale" in given:
-        more |= {"clipping_scale": given["set_absmax_calib_scale"], "clip_gradient": True}
+        # There only integers have a gradient that is clipped.
+        integers = isinstance(given.get("fwd_bits", 8), int)
+        more |= {"clipping_scale": given["set_absmax_calib_scale"], "clip_gradient": integers}
     for side in ("dlhs", "drhs"):
         if f"{side}_shard_count" in given:
             keywords[f"{side}_local_aqt"] = d.LocalAqt(given[f"{side}_shard_count"])

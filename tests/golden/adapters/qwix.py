@@ -15,6 +15,7 @@ import numpy as np
 
 import jqinject.dot as d
 from jqinject.core import CalibratedQuant, CodebookQuant
+from jqinject.dot.dimensions import Dimensions
 from jqinject.ops import NF4
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
 from tests.golden.adapters.qwix_arrays import LargestOver, form_of, is_microscaled, method_of
@@ -69,7 +70,7 @@ def numerics_of(qtype: str | None, clip_gradient: bool = False) -> Any:
         return None
     if qtype.startswith("int"):
         return Int(int(qtype.removeprefix("int")), clip_gradient)
-    return d.Float8Numerics(jnp.dtype(qtype))
+    return d.Float8Numerics(jnp.dtype(qtype), clip_gradient)
 
 
 def quantized(x: jax.Array, qtype: str | None, axes: list[int], nudge: float, method: str = "absmax") -> Any:
@@ -171,8 +172,12 @@ def conv(case: Case, inputs: Arrays) -> dict[str, Any]:
     given = case["config"]
     strides = given.get("strides", [1] * (inputs["lhs"].ndim - 2))
     numbers = tuple(given["dimension_numbers"])
+    names = ("lhs_dilation", "rhs_dilation", "feature_group_count", "batch_group_count")
+    options = {name: given[name] for name in names if name in given}
     return contracted(
-        lambda a, b: d.conv_general_dilated(a, b, strides, given["padding"], dimension_numbers=numbers),
+        lambda a, b: d.conv_general_dilated(
+            a, b, strides, given["padding"], dimension_numbers=numbers, **options
+        ),
         *operands(case, inputs),
     )
 
@@ -183,7 +188,7 @@ def subchannel(case: Case, inputs: Arrays) -> dict[str, Any]:
     lhs, rhs = jnp.asarray(inputs["lhs"]), jnp.asarray(inputs["rhs"])
     size = given["tile_size"]
     length = lhs.shape[1]
-    size = int(length * size) if size < 1 else size
+    size = round(length * size) if isinstance(size, float) else size
     left = with_ties(lhs.reshape(-1, length // size, size), given["lhs_qtype"], [0, 1])
     right = with_ties(rhs.reshape(length // size, size, -1), given["rhs_qtype"], [0, 2])
     return contracted(lambda a, b: d.dot_general(a, b, (((1, 2), (0, 1)), ((), ()))), left, right)
@@ -212,7 +217,7 @@ def injector_of(given: dict[str, Any]) -> type:
     forward = d.ContractionInjector.let(
         lhs=forward_operand(given, "lhs"),
         rhs=forward_operand(given, "rhs"),
-        local_aqt=None if tile is None else d.LocalAqt(contraction_axis_shard_size=tile),
+        local_aqt=None if tile is None else d.LocalAqt(None, tile, "last"),
     )
 
     def backward(side: str) -> type:
@@ -242,6 +247,9 @@ def _allowed(case: Case, inputs: Arrays, general: d.QuantizedDotGeneral, numbers
     """What ties of the forward operands and of the gradient may change."""
     given = case["config"]
     lhs, rhs, g = (jnp.asarray(inputs[name]) for name in ("lhs", "rhs", "g"))
+    whole = lhs.shape, rhs.shape
+    dims = Dimensions.of(lhs.ndim, rhs.ndim, numbers)
+    sums = {"dlhs": dims.gradient_of_lhs()[0].lhs_contract, "drhs": dims.gradient_of_rhs()[0].lhs_contract}
     if "tile_size" in given:  # the tiles' ties, found in operands that are laid out in tiles
         parts = lhs.shape[-1] // given["tile_size"]
         tiled = lhs.reshape(*lhs.shape[:-1], parts, -1), rhs.reshape(parts, -1, rhs.shape[-1])
@@ -255,33 +263,36 @@ def _allowed(case: Case, inputs: Arrays, general: d.QuantizedDotGeneral, numbers
             "lhs": tuple(range(lhs.ndim)) if per_tensor else tuple(left),
             "rhs": tuple(range(rhs.ndim)) if per_tensor else tuple(right),
         }
-    ties = [
+    left, right = (
         _quantizer_ties(getattr(general.fwd, f"{side}_quantizer"), x, shared[side])
         for side, x in (("lhs", lhs), ("rhs", rhs))
-    ]
-    sums = {"dlhs": (g.ndim - 1,), "drhs": tuple(range(g.ndim - 1))}
+    )
     of_g = [_quantizer_ties(getattr(general, side).lhs_quantizer, g, axes) for side, axes in sums.items()]
-    (y, pull), reach = jax.vjp(lambda a, b: _plain(a, b, numbers), jnp.abs(lhs), jnp.abs(rhs)), []
-    _, wider = jax.vjp(lambda a, b: _plain(a, b, numbers), jnp.abs(lhs) + ties[0], jnp.abs(rhs) + ties[1])
+    (y, pull), reach = jax.vjp(lambda a, b: _plain(a, b, numbers), left[0], right[0]), []
+    widest, wider = jax.vjp(lambda a, b: _plain(a, b, numbers), left[0] + left[1], right[0] + right[1])
     for place in range(2):
-        more = wider(jnp.abs(g) + of_g[place])[place] - pull(jnp.abs(g))[place]
-        reach.append(more.reshape(inputs[("lhs", "rhs")[place]].shape))
-    out = _plain(jnp.abs(lhs) + ties[0], jnp.abs(rhs) + ties[1], numbers) - y
-    return {"out": out, "dlhs": reach[0], "drhs": reach[1]}
+        most, ties = of_g[place]
+        more = wider(most + ties)[place] - pull(most)[place]
+        reach.append(more.reshape(whole[place]))
+    return {"out": widest - y, "dlhs": reach[0], "drhs": reach[1]}
 
 
 def _plain(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> jax.Array:
     return jax.lax.dot_general(lhs, rhs, numbers)
 
 
-def _quantizer_ties(quantizer: d.OperandQuantizer, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+def _quantizer_ties(
+    quantizer: d.OperandQuantizer, x: jax.Array, axes: tuple[int, ...]
+) -> tuple[jax.Array, jax.Array]:
+    """The magnitudes of a quantized operand, and how far its ties reach."""
     if quantizer.numerics is None:
-        return jnp.zeros_like(x)
+        return jnp.abs(x), jnp.zeros_like(x)
     below, above = (
         replace(quantizer, calibration=Nudged(quantizer.calibration, nudge)).quantize(x, axes)
         for nudge in (BELOW, ABOVE)
     )
-    return _ties(below.dequantize(), above.dequantize(), below.scale)
+    values = below.dequantize(), above.dequantize()
+    return jnp.maximum(jnp.abs(x), jnp.abs(values[0])), _ties(*values, below.scale)
 
 
 def noise(case: Case, inputs: Arrays) -> dict[str, Any]:

@@ -63,7 +63,8 @@ class LargestOver:
 
     def __call__(self, x: jax.Array, threshold: Any = None) -> jax.Array:
         shared = tuple(axis for axis in range(x.ndim) if axis not in self.axes)
-        return jnp.max(jnp.abs(x), shared, keepdims=True) / threshold
+        largest = jnp.max(jnp.abs(x), shared, keepdims=True)
+        return jnp.where(largest == 0, 1.0, largest) / threshold
 
 
 def quantizer_of(config: dict[str, Any], axes: tuple[int, ...]) -> Any:
@@ -84,11 +85,16 @@ def in_tiles(x: jax.Array, config: dict[str, Any]) -> tuple[jax.Array, tuple[int
         if axis in config["channelwise_axes"] or axis in tiles:
             axes.append(len(shape))
         if axis in tiles:
-            size = tiles[axis] if tiles[axis] >= 1 else length * tiles[axis]
-            shape += [length // int(size), int(size)]
+            size = _tile(tiles[axis], length)
+            shape += [length // size, size]
         else:
             shape.append(length)
     return x.reshape(shape), tuple(axes)
+
+
+def _tile(size: float, length: int) -> int:
+    """A tile's size, where a float says which part of the axis it is."""
+    return round(length * size) if isinstance(size, float) else size
 
 
 def form_of(qtype: str) -> dict[str, Any]:
@@ -114,7 +120,7 @@ def in_groups(x: jax.Array, config: dict[str, Any]) -> Any:
     quantizer = CalibratedQuant(
         method_of(config.get("calibration_method", "absmax")),
         channelwise_axes=tuple(config["channelwise_axes"]),
-        group_size=int(size if size >= 1 else x.shape[int(axis)] * size),
+        group_size=_tile(size, x.shape[int(axis)]),
         group_dim=int(axis),
         **form_of(config["qtype"]),
     )

@@ -108,11 +108,11 @@ def quantizers_of(
 
 def _tile(size: float) -> Any:
     """Qwix's tile size, or one by how many there are, which depends on the weight."""
-    if size >= 1:
-        return int(size)
+    if isinstance(size, int):
+        return size
 
     def group_size(module: Any, group_dim: int) -> int:
-        return int(module.weight_shape[group_dim] * size)
+        return round(module.weight_shape[group_dim] * size)
 
     return value(group_size)
 
