@@ -7,6 +7,7 @@ from jqinject.inject.functions import value as value
 from jqinject.inject.injector import ExtendedInjector as ExtendedInjector
 from jqinject.inject.library import DependencyError as DependencyError
 from jqinject.inject.links import this as this
+from jqinject.inject.names import check_declarations as check_declarations
 from jqinject.inject.names import check_overrides as check_overrides
 from jqinject.inject.names import declared_names as declared_names
 from jqinject.inject.names import requested_names as requested_names

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 
 from jqinject.inject.library import DependencyError
 
+_SLIP = 0.87  # by difflib's ratio: one letter of eight, or two of them swapped
+
 
 class MissingNameError(DependencyError, AttributeError):
     """The name read from an injector is not declared there.
@@ -36,6 +38,22 @@ def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     bare = name.lower().replace("_", "")
     same = [folded for folded in by_folded if folded.replace("_", "") == bare and folded not in close]
     return [by_folded[folded] for folded in (*same, *close)][:limit]
+
+
+def misspelling_of(name: str, known: Iterable[str]) -> str:
+    """The known name that `name` is a slip of the pen away from, or an empty string.
+
+    A known name with a word before or after it is another name.
+
+    >>> misspelling_of("bit_widht", ["bit_width"]), misspelling_of("act_bit_width", ["bit_width"])
+    ('bit_width', '')
+    """
+    for candidate in nearest(name, known):
+        ratio = difflib.SequenceMatcher(None, candidate, name).ratio()
+        longer = name.startswith(f"{candidate}_") or name.endswith(f"_{candidate}")
+        if not longer and (ratio >= _SLIP or candidate.replace("_", "") == name.replace("_", "")):
+            return candidate
+    return ""
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:

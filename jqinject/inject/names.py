@@ -4,10 +4,12 @@ from collections.abc import Iterable, Set
 from typing import Any
 
 from jqinject.inject.arguments import arguments_of_class, arguments_of_function
-from jqinject.inject.errors import did_you_mean, lines
+from jqinject.inject.errors import did_you_mean, lines, misspelling_of
 from jqinject.inject.functions import ValueFunction
 from jqinject.inject.links import PARENT, steps_of
 from jqinject.inject.specs import Spec
+
+_LIBRARY = __name__.partition(".")[0]
 
 
 def declared_names(injector: Any) -> frozenset[str]:
@@ -115,3 +117,63 @@ def check_overrides(
             for name in unknown
         )
     )
+
+
+def check_declarations(injector: Any, *, known: Set[str] = frozenset()) -> None:
+    """Refuse a name in a class body that nothing asks for and that is a slip of the pen away from a known one.
+
+    A name that resembles none may be there for anything, and passes; so do names that stand in several classes of the
+    injector, and those of this library's own classes.
+
+    >>> from jqinject.inject import ExtendedInjector
+    >>> class Int8Weight(ExtendedInjector):
+    ...     bit_width = 8
+    >>> check_declarations(Int8Weight.let(bit_widht=4))
+    Traceback (most recent call last):
+    TypeError: Int8Weight declares 'bit_widht', which would do nothing, as nothing asks for it
+      did you mean 'bit_width'?
+
+    Args:
+        injector: the injector.
+        known: more names that are asked for: what a resolution traced, what a proxy reads itself.
+
+    Raises:
+        TypeError: naming every such declaration with the known name that it resembles.
+    """
+    doubtful = {name: cls for cls in injector.__mro__ if _is_users(cls) for name in cls.__declared__}
+    doubtful = {
+        name: cls for name, cls in doubtful.items() if name not in known and _stands_once(name, injector)
+    }
+    if not doubtful:
+        return
+    asked = _asked_at(injector, depth=0) | known
+    meant = {
+        name: misspelling_of(name, asked | _declared_behind(injector, cls))
+        for name, cls in doubtful.items()
+        if name not in asked
+    }
+    texts = [
+        lines(
+            f"{doubtful[name].__name__} declares {name!r}, which would do nothing, as nothing asks for it",
+            f"did you mean {near!r}?",
+        )
+        for name, near in meant.items()
+        if near
+    ]
+    if texts:
+        raise TypeError("\n".join(texts))
+
+
+def _is_users(cls: Any) -> bool:
+    declared = cls.__dict__.get("__declared__")
+    return bool(declared) and (bool(cls.__made_by__) or cls.__module__.partition(".")[0] != _LIBRARY)
+
+
+def _declared_behind(injector: Any, cls: Any) -> set[str]:
+    """The names that the classes after `cls` declare, which it may override."""
+    behind = injector.__mro__[injector.__mro__.index(cls) + 1 :]
+    return {name for other in behind for name in other.__dict__.get("__declared__", ())}
+
+
+def _stands_once(name: str, injector: Any) -> bool:
+    return sum(name in cls.__dict__.get("__declared__", ()) for cls in injector.__mro__) == 1

@@ -10,7 +10,7 @@ from flax import nnx
 
 from jqinject.core import AmaxHistory, AmaxScaling, PackableResult, QuantResult
 from jqinject.core.assign import assign
-from jqinject.inject import Binding, DependencyError, ExtendedInjector, check_overrides
+from jqinject.inject import Binding, DependencyError, ExtendedInjector, check_declarations, check_overrides
 from jqinject.proxy.assembly import (
     build_stacked,
     copy_mode,
@@ -86,6 +86,7 @@ class QuantProxyFromInjector(nnx.Module):
             _check_known(declared, overrides, trace, where)
             raise
         _check_known(declared, overrides, trace, where)
+        check_declarations(declared.injector, known=PROXY_NAMES | trace)
         assign(self, facts=self._read_facts((layer,), quantizer))
         if isinstance(quantizer, nnx.Module):
             assign(self, tensor_quant=quantizer)

@@ -4,6 +4,7 @@ import pytest
 
 from jqinject.inject import (
     ExtendedInjector,
+    check_declarations,
     check_overrides,
     declared_names,
     requested_names,
@@ -75,3 +76,40 @@ def test_what_a_trace_found_counts_as_known():
     trace: set[str] = set()
     resolve(Int8Weight, "hidden", trace=trace)
     check_overrides(Int8Weight, ["margin"], known=trace)
+
+
+def test_a_misspelt_declaration_is_refused_with_the_nearest_name():
+    class W4(Int8Weight):
+        bit_widht = 4
+        scalinginit = 0.5
+
+    with pytest.raises(TypeError) as error:
+        check_declarations(W4)
+    assert str(error.value).splitlines() == [
+        "W4 declares 'bit_widht', which would do nothing, as nothing asks for it",
+        "  did you mean 'bit_width'?",
+        "W4 declares 'scalinginit', which would do nothing, as nothing asks for it",
+        "  did you mean 'scaling_init'?",
+    ]
+    with pytest.raises(TypeError, match=r"W4 declares 'scalinginit'"):
+        check_declarations(W4.let(bit_width=2), known={"bit_widht"})
+    with pytest.raises(TypeError, match=r"Int8Weight declares 'tresholds'.*\n.*did you mean 'threshold'"):
+        check_declarations(Int8Weight.let(tresholds=1.0))
+
+
+def test_declarations_that_are_asked_for_or_resemble_none_pass():
+    class Shared(ExtendedInjector):
+        act_bit_width = 8  # of another quantizer
+        weight_bit_width = 4
+        purpose = "a note"
+
+    class W4(Shared, Int8Weight):
+        bit_width = this.weight_bit_width
+        threshold = 2.0
+        bit_widht = 3
+
+        @value
+        def scaling_init(bit_widht):
+            return 1.0 / bit_widht
+
+    check_declarations(W4)
