@@ -256,7 +256,8 @@ class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
         ValueError: a number that must be positive is not; (at the call) no quantizer is at work.
 
     Source: HQQ (Badri and Shaji, 2023), as in Brevitas. Differs from Brevitas: the tensor is quantized in the shape it
-    has, so that convolutions work per channel; a loss of nan ends the search.
+    has, so that convolutions work per channel; a loss of nan ends the search; groups that do not fill the axis are
+    searched too (there: 0 / 0 in the padding, and what the search starts from is returned).
     """
 
     def __init__(

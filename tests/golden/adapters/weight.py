@@ -38,13 +38,15 @@ def input_of(case: Case) -> Any:
 def layer_of(case: Case, inputs: dict[str, np.ndarray]) -> Any:
     """The layer whose weight is the case's, in our layout."""
     layout = LAYOUTS[case["layer"]["kind"]]
-    weight = moved(inputs["weight"], layout.weight(inputs["weight"].ndim))
-    layer = layout.make(
-        weight.shape, weight_quant=quantizer(case["quantizer"]), **plain(case["overrides"], "weight_")
-    )
+    axes = layout.weight(inputs["weight"].ndim)
+    weight = moved(inputs["weight"], axes)
+    overrides = plain(case["overrides"], "weight_")
+    if "weight_group_dim" in overrides:  # an axis of the reference's weight
+        overrides["weight_group_dim"] = axes.index(overrides["weight_group_dim"] % weight.ndim)
+    layer = layout.make(weight.shape, weight_quant=quantizer(case["quantizer"]), **overrides)
     layer.weight = nnx.Param(jnp.asarray(weight))
     if "learned_round_value" in inputs:
-        learned = moved(inputs["learned_round_value"], layout.weight(inputs["weight"].ndim))
+        learned = moved(inputs["learned_round_value"], axes)
         layer.weight_quant.tensor_quant.int_quant.float_to_int_impl.value[...] = jnp.asarray(learned)
     if case["layer"].get("mode") == "eval":
         layer.eval()
