@@ -17,7 +17,7 @@ from jqinject.quant import (
     Int8ActPerTensorFloatMinMaxInit,
     Uint8ActPerTensorFloat,
 )
-from jqinject.quant_tensor import IntQuantTensor, QuantTensor, as_array, relu
+from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor, as_array, relu
 
 
 class QuantActLayer(nnx.Module):
@@ -306,7 +306,7 @@ class QuantHardTanh(QuantActLayer):
         value = as_array(x)
         low, high = (jnp.asarray(bound, value.dtype) for bound in (self.min_val, self.max_val))
         clamped = tensor_clamp(value, low, high)
-        return x.set(value=clamped) if isinstance(x, IntQuantTensor) else clamped
+        return x.set(value=clamped) if isinstance(x, IntQuantTensor | FloatQuantTensor) else clamped
 
     def _before_quantizer(self, x: jax.Array) -> jax.Array:
         return x

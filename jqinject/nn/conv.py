@@ -28,7 +28,7 @@ class QuantConv(QuantConvLayer, nnx.Conv):
     With every quantizer None the layer is `nnx.Conv` to the bit.
 
     Source: Brevitas's `QuantConv1d`, `QuantConv2d`; differs from Brevitas: the arguments of the float layer are Flax's,
-    and an override that does nothing is an error.
+    an override that does nothing is an error, and sums without a scale are returned as an array (there an error).
 
     Args:
         in_features: input channels.
@@ -43,7 +43,8 @@ class QuantConv(QuantConvLayer, nnx.Conv):
         bias_quant: quantizer of the bias.
         input_quant: quantizer of the input; `act_quant` is another name of it.
         output_quant: quantizer of the output.
-        return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`.
+        return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`; an
+            array where sums have no scale of their own (a zero point, scales along a summed axis, minifloats).
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
         contraction: "auto" convolves the integers of a frozen weight, and floats otherwise; "int" insists on integers;
             "float" convolves the dequantized floats in any case.

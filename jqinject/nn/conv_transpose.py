@@ -22,8 +22,8 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
     of a frozen weight too.
 
     Source: Brevitas's `QuantConvTranspose1d`, `QuantConvTranspose2d`, `QuantConvTranspose3d`; differs from Brevitas:
-    the arguments of the float layer are Flax's, an override that does nothing is an error, and the accumulator's bits
-    are enough for every sum.
+    the arguments of the float layer are Flax's, an override that does nothing is an error, the accumulator's bits are
+    enough for every sum, and sums without a scale are returned as an array (there an error).
 
     Args:
         in_features: input channels.
@@ -35,7 +35,8 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
         bias_quant: quantizer of the bias.
         input_quant: quantizer of the input; `act_quant` is another name of it.
         output_quant: quantizer of the output.
-        return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`.
+        return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`; an
+            array where sums have no scale of their own (a zero point, scales along a summed axis, minifloats).
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
         rngs: for the parameters, and for quantizers that draw random numbers.
         more: the other keywords of `nnx.ConvTranspose` (`padding`, `transpose_kernel`, ...), and overrides:

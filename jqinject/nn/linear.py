@@ -24,8 +24,8 @@ class QuantLinear(QuantDotLayer, nnx.Linear):
     override what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer.
     With every quantizer None the layer is `nnx.Linear` to the bit.
 
-    Source: Brevitas's `QuantLinear`; differs from Brevitas: the arguments of the float layer are Flax's, and an
-    override that does nothing is an error.
+    Source: Brevitas's `QuantLinear`; differs from Brevitas: the arguments of the float layer are Flax's, an
+    override that does nothing is an error, and sums without a scale are returned as an array (there an error).
 
     Args:
         in_features: size of the last axis of the input.
@@ -36,7 +36,8 @@ class QuantLinear(QuantDotLayer, nnx.Linear):
         bias_quant: quantizer of the bias.
         input_quant: quantizer of the input; `act_quant` is another name of it.
         output_quant: quantizer of the output.
-        return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`.
+        return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`; an
+            array where sums have no scale of their own (a zero point, scales along a summed axis, minifloats).
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
         contraction: "auto" contracts the payloads of an 8-bit float input and weight, the integers of a frozen weight,
             and floats otherwise; "int" and "fp8" insist on the payloads; "float" contracts the dequantized floats in

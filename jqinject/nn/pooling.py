@@ -75,7 +75,7 @@ class QuantPoolLayer(nnx.Module):
             ValueError: the window has more axes than `x` has spatial ones, or scales vary along one of them.
         """
         x = x if self.input_quant is None else self.input_quant(x)
-        y = self._pool(x if isinstance(x, IntQuantTensor) else as_array(x))
+        y = self._pool(x)
         y = y if self.output_quant is None else self.output_quant(y)
         return y if self.return_quant_tensor else as_array(y)
 
@@ -171,6 +171,7 @@ class QuantAvgPool(QuantPoolLayer):
         self._init_pool((window_shape, strides, padding), given, overrides, return_quant_tensor, rngs)
 
     def _pool(self, x: Any) -> Any:
+        x = x if isinstance(x, IntQuantTensor) else as_array(x)
         window = (self.window_shape, self.strides, self.padding)
         if self.count_include_pad or self.padding == "VALID":
             return avg_pool(x, *window)

@@ -1,4 +1,4 @@
-"""Pooling and ReLU: operations whose result stays on the integer grid. Channels last, as in Flax."""
+"""Pooling and ReLU: operations whose result stays on the grid. Channels last, as in Flax."""
 
 import math
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ import numpy as np
 
 from .base import as_array
 from .bit_width import product_sum_bit_width
+from .float_quant_tensor import FloatQuantTensor
 from .int_quant_tensor import IntQuantTensor
 
 _Padding = str | Sequence[tuple[int, int]]
@@ -26,7 +27,7 @@ def relu(x: Any) -> Any:
         Array([0, 2], dtype=int8)
     """
     value = jax.nn.relu(as_array(x))
-    return x.set(value=value) if isinstance(x, IntQuantTensor) else value
+    return x.set(value=value) if isinstance(x, IntQuantTensor | FloatQuantTensor) else value
 
 
 def max_pool(
@@ -35,7 +36,7 @@ def max_pool(
     """The largest element of every window; the format is kept.
 
     Args:
-        x: `IntQuantTensor` or array of shape (*batch, *spatial, channels).
+        x: `IntQuantTensor`, `FloatQuantTensor` or array of shape (*batch, *spatial, channels).
         window_shape: size of the window along every spatial axis.
         strides: steps of the window; 1 by default, as in Flax.
         padding: "VALID", "SAME", or a (low, high) pair for every spatial axis; padding never wins.
@@ -49,7 +50,7 @@ def max_pool(
     """
     value = as_array(x)
     pooled = _reduce_windows(value, -jnp.inf, jax.lax.max, window_shape, strides, padding)
-    if not isinstance(x, IntQuantTensor):
+    if not isinstance(x, IntQuantTensor | FloatQuantTensor):
         return pooled
     _check_spatially_constant(x, len(window_shape), "max_pool")
     return x.set(value=pooled)
@@ -144,7 +145,7 @@ def _reduce_windows(
     )
 
 
-def _check_spatially_constant(x: IntQuantTensor, window_axes: int, operation: str) -> None:
+def _check_spatially_constant(x: IntQuantTensor | FloatQuantTensor, window_axes: int, operation: str) -> None:
     """Raise ValueError if scale or zero point vary along an axis that is pooled."""
     for name, metadata in (("scale", x.scale), ("zero_point", x.zero_point)):
         if any(n > 1 for n in metadata.shape[:-1][-window_axes:]):

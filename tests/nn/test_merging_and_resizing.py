@@ -17,8 +17,8 @@ from jqinject.nn import (
     QuantMaxPool,
     QuantUpsample,
 )
-from jqinject.quant import Int8ActPerTensorFloat, Uint8ActPerTensorFloat
-from jqinject.quant_tensor import IntQuantTensor
+from jqinject.quant import Fp8e4m3OCPActPerTensorFloat, Int8ActPerTensorFloat, Uint8ActPerTensorFloat
+from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
 
 A, B = jax.random.normal(jax.random.key(0), (2, 3, 4))
 IMAGE = jax.random.normal(jax.random.key(1), (2, 4, 6, 3))
@@ -168,6 +168,13 @@ def test_pools_that_can_not_be():
         QuantAvgPool((2, 2), (1,))
     with pytest.raises(TypeError, match=r"'input_bit_width' would do nothing"):
         QuantMaxPool((2, 2), input_bit_width=4)
+
+
+def test_the_largest_minifloat_stays_one():
+    pool = QuantMaxPool((2, 2), (2, 2), input_quant=Fp8e4m3OCPActPerTensorFloat)
+    y = pool(IMAGE)
+    assert isinstance(y, FloatQuantTensor)
+    np.testing.assert_array_equal(y.value, nnx.max_pool(pool.input_quant(IMAGE).value, (2, 2), (2, 2)))
 
 
 def _bilinear(row, size, align_corners):

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jqinject.quant_tensor import IntQuantTensor, adaptive_avg_pool, avg_pool, max_pool, relu
+from jqinject.quant_tensor import (
+    FloatQuantTensor,
+    IntQuantTensor,
+    adaptive_avg_pool,
+    avg_pool,
+    max_pool,
+    relu,
+)
 
 INTEGERS = np.random.default_rng(0).integers(0, 255, (2, 4, 6, 3))
 
@@ -63,6 +70,21 @@ def test_relu_keeps_the_format():
     y = relu(x)
     np.testing.assert_array_equal(y.int(), np.maximum(INTEGERS, 100))
     assert isinstance(relu(x.value), jax.Array)
+
+
+def test_minifloats_keep_their_format():
+    values = jnp.array([[-0.5, 4.0], [1.5, -2.0], [0.25, 8.0]]).reshape(1, 3, 2)
+    scale = jnp.array([0.25, 0.5])
+    x = FloatQuantTensor(values, scale, jnp.float8_e4m3fn)
+    positive, largest = relu(x), max_pool(x, (2,))
+    for y, expected in (
+        (positive, jnp.maximum(values, 0)),
+        (largest, jnp.array([[[1.5, 4.0], [1.5, 8.0]]])),
+    ):
+        assert isinstance(y, FloatQuantTensor)
+        np.testing.assert_array_equal(y.payload().astype(jnp.float32) * scale, expected)
+    with pytest.raises(ValueError, match=r"scale of shape \(3, 1\) varies along an axis that is pooled"):
+        max_pool(x.set(scale=jnp.ones((3, 1))), (2,))
 
 
 def test_gradients():
