@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.ops.groups import check_divides, checked_group_size, split_groups
-from jqinject.ops.merge_axes import merge_axes
+from jqinject.ops.explicit_axes import merge_axes
 
 
 def _permuted(x: jax.Array, permute_dims: tuple[int, ...] | None, where: str) -> jax.Array:

@@ -87,7 +87,11 @@ def _check_finite(model: nnx.Module, layers: list[Any]) -> None:
     finite = [_all_finite(weight) if k else True for weight, k in zip(weights, known, strict=True)]
     wrong = {id(layer) for layer, ok in zip(layers, finite, strict=True) if not ok}
     if wrong:
-        paths = (".".join(map(str, path)) for path, module in nnx.iter_modules(model, graph=True) if id(module) in wrong)
+        paths = (
+            ".".join(map(str, path))
+            for path, module in nnx.iter_modules(model, graph=True)
+            if id(module) in wrong
+        )
         raise ValueError(
             f"freeze: the weights of {', '.join(path or 'the model itself' for path in paths)} have nan or inf.\n"
             "  cure: load weights that are finite; in training, skip updates whose gradient is not "

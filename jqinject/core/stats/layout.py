@@ -10,7 +10,7 @@ from jqinject.core._protocols import Stat, View
 from jqinject.core.stats.search import SearchedStat
 from jqinject.core.stats.two_phase import TwoPhaseStat
 from jqinject.core.view import OverOutputChannelView
-from jqinject.ops.merge_axes import merge_axes
+from jqinject.ops.explicit_axes import merge_axes
 
 
 def laid_out(stat: Stat, view: View, x: jax.Array) -> tuple[Stat, jax.Array]:
