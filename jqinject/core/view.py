@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from jqinject.ops.groups import check_divides, checked_group_size, split_groups
 from jqinject.ops.explicit_axes import merge_axes
+from jqinject.ops.groups import check_divides, checked_group_size, split_groups
 
 
 def _permuted(x: jax.Array, permute_dims: tuple[int, ...] | None, where: str) -> jax.Array:
