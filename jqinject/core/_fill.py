@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jqinject.core._collect import all_finite
 from jqinject.core.variables import QuantParam, QuantStat, int_array
+from jqinject.ops.explicit_axes import sharded_as
 from jqinject.ops.ste import with_gradient_of
 
 
@@ -30,10 +31,14 @@ def fill_once(
     """
     done = init_done.get_value() > 0
     learned = value.get_value()
+
+    def first() -> jax.Array:
+        return sharded_as(initial(), learned)
+
     if not isinstance(done, jax.core.Tracer):
-        fresh = learned if bool(done) else initial()
+        fresh = learned if bool(done) else first()
     else:
-        fresh = jax.lax.cond(done, lambda: jnp.ones_like(learned), initial)
+        fresh = jax.lax.cond(done, lambda: jnp.ones_like(learned), first)
     current = jax.lax.stop_gradient(jnp.where(done, learned, fresh))
     if store:
         keep = jnp.logical_or(done, all_finite(current))

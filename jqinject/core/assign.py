@@ -17,8 +17,17 @@ def assign(module: nnx.Module, **attributes: Any) -> None:
 
     Args:
         module: the module; not for one that is constructed already, whose attributes NNX has registered.
-        attributes: what to set.
+        attributes: what to set. Those whose name ends in `_impl` are components, which are called.
+
+    Raises:
+        TypeError: a component is nothing that can be called.
     """
+    for name, given in attributes.items():
+        if given is not None and name.endswith("_impl") and not callable(given):
+            raise TypeError(
+                f"{type(module).__name__}: {name} must be a component, got {given!r} of type {type(given).__name__}.\n"
+                f"  cure: declare its class, as in {name} = MyComponent, and its arguments as names of their own"
+            )
     vars(module).update(attributes)
 
 

@@ -7,13 +7,13 @@ the axes applied before; an NNX kernel has its output channel last, so `permute_
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
+from jqinject.ops.explicit_axes import merge_axes
 from jqinject.ops.groups import check_divides, checked_group_size, split_groups
 
 
@@ -32,7 +32,7 @@ def _permuted(x: jax.Array, permute_dims: tuple[int, ...] | None, where: str) ->
 def _flat_after(x: jax.Array, leading: int, where: str) -> jax.Array:
     if x.ndim < leading:
         raise ValueError(f"{where} needs an array of {leading} or more axes, got shape {x.shape}.")
-    return x.reshape((*x.shape[:leading], math.prod(x.shape[leading:])))
+    return merge_axes(x, leading, x.ndim)
 
 
 def _frozen(permute_dims: Sequence[int] | None) -> tuple[int, ...] | None:
@@ -50,7 +50,7 @@ class OverTensorView:
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """View `x`."""
-        return x.reshape((x.size,))
+        return merge_axes(x, 0, x.ndim)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class OverOutputChannelView:
         """View `x`."""
         name = type(self).__name__
         viewed = _flat_after(_permuted(x, self.permute_dims, name), self.channel_axes, name)
-        return viewed.reshape((math.prod(viewed.shape[:-1]), viewed.shape[-1]))
+        return merge_axes(viewed, 0, viewed.ndim - 1)
 
 
 @dataclass(frozen=True)
@@ -147,10 +147,7 @@ class OverOutputFeaturesView:
         y = _permuted(x, self.permute_dims, type(self).__name__)
         if y.ndim < 1:
             raise ValueError(f"{type(self).__name__} needs an array of one or more axes, got a scalar.")
-        rest = 1
-        for size in y.shape[:-1]:
-            rest *= size
-        return y.reshape((rest, y.shape[-1]))
+        return merge_axes(y, 0, y.ndim - 1)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
 import itertools
 from typing import Any, TypeVar
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jqinject.core import SimpleMovingAverage
@@ -42,8 +44,8 @@ def freeze(model: Model, *, keep_masters: bool = False) -> Model:
 
     Raises:
         TypeError: `model` is no NNX module.
-        ValueError: a learned bit width in an abstract model; an op whose forward contraction is cut into pieces
-            (nothing is changed then).
+        ValueError: a weight with nan or inf; an op whose forward contraction is cut into pieces (nothing is changed
+            then); a learned bit width in an abstract model.
 
     Example:
         >>> import jax
@@ -59,9 +61,10 @@ def freeze(model: Model, *, keep_masters: bool = False) -> Model:
         op = None if isinstance(layer, QuantWeightLayer) else quantized_op(layer)
         if op is not None:
             op.module.general.check_freezes()
+    ours = [layer for layer in layers if isinstance(layer, QuantWeightLayer) and freezes(layer)]
+    _check_finite(model, ours)
     _to_evaluation(model, layers)
     seen: set[int] = set()
-    ours = [layer for layer in layers if isinstance(layer, QuantWeightLayer) and freezes(layer)]
     ahead = numbers_of(ours[0]) if ours else None
     for layer, following in itertools.zip_longest(ours, ours[1:]):
         numbers, ahead = ahead, None if following is None else numbers_of(following)
@@ -75,6 +78,30 @@ def freeze(model: Model, *, keep_masters: bool = False) -> Model:
         if isinstance(module, SimpleMovingAverage) and _has_batches(module):
             module.settled = True
     return model
+
+
+def _check_finite(model: nnx.Module, layers: list[Any]) -> None:
+    """Refuse weights with nan or inf, of which there are no integers, before any weight is replaced."""
+    weights = [layer.weight[...] for layer in layers]
+    known = [isinstance(weight, jax.Array | np.ndarray) and is_concrete(weight) for weight in weights]
+    finite = [_all_finite(weight) if k else True for weight, k in zip(weights, known, strict=True)]
+    wrong = {id(layer) for layer, ok in zip(layers, finite, strict=True) if not ok}
+    if wrong:
+        paths = (
+            ".".join(map(str, path))
+            for path, module in nnx.iter_modules(model, graph=True)
+            if id(module) in wrong
+        )
+        raise ValueError(
+            f"freeze: the weights of {', '.join(path or 'the model itself' for path in paths)} have nan or inf.\n"
+            "  cure: load weights that are finite; in training, skip updates whose gradient is not "
+            "(optax.apply_if_finite)"
+        )
+
+
+@jax.jit
+def _all_finite(weight: jax.Array) -> jax.Array:
+    return jnp.isfinite(weight).all()
 
 
 def _has_batches(average: SimpleMovingAverage) -> bool:

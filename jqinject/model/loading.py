@@ -130,12 +130,19 @@ def _unknown(entries: Mapping[Path, Any], by_path: Mapping[Path, Found]) -> list
 def _absent(entries: Mapping[Path, Any], targets: list[Found], missing: Any) -> list[str]:
     may_be_missing: Callable[[Any, Any], bool] = nnx.filterlib.to_predicate(missing)
     return [
-        f"{dotted(found.path)}: is missing from the state (missing=... names what may be)"
+        f"{dotted(found.path)}: is missing from the state ({_cure_of(found.variable)})"
         for found in targets
         if not (found.in_quantizer or isinstance(found.variable, PlainArray))
         and not any(path in entries for path in found.paths)
         and not may_be_missing(found.path, found.variable)
     ]
+
+
+def _cure_of(variable: Any) -> str:
+    for kind, name in ((nnx.RngState, "a random stream"), (nnx.BatchStat, "a running statistic")):
+        if isinstance(variable, kind):
+            return f"missing=nnx.{kind.__name__} lets {name} stay as it is"
+    return "missing=... names what may be"
 
 
 def _misfits(entries: Mapping[Path, Any], by_path: Mapping[Path, Found]) -> list[str]:

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jqinject.ops.explicit_axes import taken
+
 MOST_VALUES = 256
 
 
@@ -63,7 +65,7 @@ class Codebook:
 
     def decode(self, codes: jax.Array) -> jax.Array:
         """The values that indices stand for, float32."""
-        return jnp.take(jnp.asarray(self.table), codes.astype(jnp.int32), axis=0, mode="clip")
+        return taken(jnp.asarray(self.table), codes.astype(jnp.int32))
 
 
 NF4 = Codebook(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jqinject.ops.explicit_axes import merge_axes, whole
+
 
 def split_groups(x: jax.Array, group_size: int, group_dim: int) -> jax.Array:
     """An axis as two: the groups, and the elements of a group; zeros fill up the last group.
@@ -25,6 +27,10 @@ def split_groups(x: jax.Array, group_size: int, group_dim: int) -> jax.Array:
     """
     axis = group_dim % x.ndim
     missing = -x.shape[axis] % group_size
+    sharding = jax.typeof(x).sharding
+    shards = sharding.spec[axis] and x.shape[axis] // sharding.shard_shape(x.shape)[axis]
+    if shards and (missing or x.shape[axis] // group_size % shards):
+        x = whole(x, axis)  # its shards do not hold whole groups
     if missing:
         x = jnp.pad(x, [(0, missing if place == axis else 0) for place in range(x.ndim)])
     return x.reshape(grouped_shape(x.shape, group_size, axis))
@@ -67,7 +73,7 @@ def join_groups(x: jax.Array, group_dim: int, length: int) -> jax.Array:
         Array([1, 2, 3, 4, 5], dtype=int32)
     """
     axis = elements_axis(group_dim) % x.ndim - 1
-    joined = x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
+    joined = merge_axes(x, axis, axis + 2)
     return jax.lax.slice_in_dim(joined, 0, length, axis=axis) if joined.shape[axis] != length else joined
 
 

@@ -7,6 +7,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from jqinject.ops.explicit_axes import is_split
+
 
 def spread(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """`jnp.broadcast_to(x, shape)`, written as an outer product with ones.
@@ -41,6 +43,8 @@ def spread(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     kept = [axis for axis in range(len(shape)) if axis not in added]
     if not added:
         return aligned
+    if is_split(x):  # JAX knows what becomes of a sharding in a broadcast, not in a reshape
+        return jnp.broadcast_to(aligned, shape)
     values = aligned.reshape((1, math.prod(shape[axis] for axis in kept)))
     ones = jnp.ones((math.prod(shape[axis] for axis in added), 1), x.dtype)
     product = jax.lax.dot(ones, values, precision=jax.lax.Precision.HIGHEST)

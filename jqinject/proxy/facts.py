@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jqinject.inject import Binding
 
 
@@ -33,7 +35,17 @@ def facts_of(binding: Binding, layers: tuple[Any, ...]) -> QuantFacts:
 
     signed, narrow_range, rounding = fact("signed"), fact("narrow_range"), fact("float_to_int_impl_type")
     return QuantFacts(
-        signed=None if signed is None else bool(signed),
-        narrow_range=None if narrow_range is None else bool(narrow_range),
+        signed=_truth(binding, "signed", signed),
+        narrow_range=_truth(binding, "narrow_range", narrow_range),
         rounding_mode=None if rounding is None else str(rounding).upper(),
     )
+
+
+def _truth(binding: Binding, name: str, given: Any) -> bool | None:
+    if given is None:
+        return None
+    if not isinstance(given, bool | np.bool_ | int) or given not in (0, 1):  # 'False' would count as true
+        raise TypeError(
+            f"{binding.base.__name__}: {name} must be True or False, got {given!r} of type {type(given).__name__}"
+        )
+    return bool(given)

@@ -115,7 +115,7 @@ def why_invalid(tensor: "IntQuantTensor") -> str:
     lower, upper = integer_bounds(tensor.bit_width, tensor.signed)
     with np.errstate(invalid="ignore"):  # an infinite number is infinity minus itself away
         off = np.max(np.abs(exact - np.round(exact)))
-    two = " (exactly two different ones)" if float(tensor.bit_width) < 2 else ""
+    two = " (two different ones, or one of them everywhere)" if float(tensor.bit_width) < 2 else ""
     return (
         f"QuantTensor not valid: value / scale + zero_point lies up to {off:.3g} away from an integer and "
         f"runs from {exact.min():.6g} to {exact.max():.6g}, while "

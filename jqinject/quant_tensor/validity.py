@@ -42,8 +42,10 @@ def holds_integers(
     """Whether the tensor is valid: q = value / scale + zero_point is integer and within its range.
 
     Integer means at most 0.2 away for float32 (0.1 for float64, 0.5 for float16 and bfloat16); the range is
-    that of `integer_bounds`. One bit also means that q takes exactly two different values, one of them
-    negative if and only if the tensor is signed. An empty tensor is valid; a nan or inf is not.
+    that of `integer_bounds`. One bit also means that q takes two different values, one of them negative if and only
+    if the tensor is signed, or one of the two everywhere. An empty tensor is valid; a nan or inf is not.
+
+    Differs from Brevitas: there a tensor of one bit that holds one value everywhere is not valid.
 
     Args:
         value: float array.
@@ -74,7 +76,8 @@ def holds_integers(
         return valid
     least, largest = jnp.min(integers), jnp.max(integers)
     two_values = jnp.all((integers == least) | (integers == largest)) & (least != largest)
-    binary = jnp.all(near) & two_values & ((least < 0) == signed)
+    one_value = valid & (least == largest) & ((least != 0) | (not signed))
+    binary = jnp.all(near) & two_values & ((least < 0) == signed) | one_value
     return jnp.where(jnp.asarray(bit_width, jnp.float32) < 2, binary, valid)
 
 

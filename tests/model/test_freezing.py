@@ -421,3 +421,22 @@ def test_pieces_of_a_forward_contraction_are_not_frozen():
     model.layers[1].dot_general.rhs_quant_mode = QuantMode.CONVERT
     with pytest.raises(ValueError, match="cut into pieces"):
         model(X)
+
+
+def test_weights_that_are_not_finite_are_refused_before_any_is_replaced():
+    model = nnx.Sequential(*(QuantLinear(4, 4, rngs=nnx.Rngs(seed)) for seed in range(3)))
+    model.layers[2].kernel[0, 1] = jnp.inf
+    before = nnx.graphdef(model)
+    with pytest.raises(ValueError, match=r"the weights of layers\.2 have nan or inf"):
+        jqinject.freeze(model)
+    assert nnx.graphdef(model) == before and model.layers[0].frozen is None
+
+
+def test_one_bit_of_one_sign():
+    weight = q.SignedBinaryWeightPerTensorConst
+    ones = nnx.initializers.ones_init()
+    layer = QuantLinear(4, 3, weight_quant=weight, use_bias=False, kernel_init=ones, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(0), (2, 4))
+    expected = layer.eval() or layer(x)
+    assert (layer.quant_weight().int() == 1).all()
+    np.testing.assert_allclose(jqinject.freeze(layer)(x), expected, rtol=1e-6)

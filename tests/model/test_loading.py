@@ -245,3 +245,12 @@ def test_other_containers():
     assert_same(numbers(model), numbers(source))
     model.eval(), source.eval()
     np.testing.assert_array_equal(model(X), source(X))
+
+
+def test_a_missing_random_stream_is_named_with_its_cure():
+    model = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    with pytest.raises(
+        ValueError, match=r"rngs\.key: is missing from the state \(missing=nnx\.RngState lets"
+    ):
+        load_state(model, {})
+    assert set(load_state(model, {}, missing=nnx.RngState).missing) == {"rngs.count", "rngs.key"}

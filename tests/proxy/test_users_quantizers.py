@@ -287,3 +287,16 @@ def test_a_misspelt_attribute_of_a_quantizer_is_refused_by_the_layer():
 
     with pytest.raises(TypeError, match=r"W4 declares 'bit_widht', which would do nothing.*\n.*'bit_width'"):
         QuantLinear(4, 3, weight_quant=W4, rngs=nnx.Rngs(0))
+
+
+def test_what_is_no_component_and_what_is_no_truth_value():
+    for name, given, message in (
+        ("scaling_impl", 3.0, r"RescalingIntQuant: scaling_impl must be a component, got 3\.0 of type float"),
+        (
+            "signed",
+            "False",
+            r"Int8WeightPerTensorFloat: signed must be True or False, got 'False' of type str",
+        ),
+    ):
+        with pytest.raises(TypeError, match=message):
+            QuantLinear(4, 3, weight_quant=Int8WeightPerTensorFloat.let(**{name: given}), rngs=nnx.Rngs(0))

@@ -48,11 +48,16 @@ def test_tolerance_depends_on_the_dtype(dtype, inside, outside):
         ([0, 1], False, True),
         ([-1, 1], False, False),
         ([0, 1], True, False),
-        ([1, 1], True, False),
+        ([1, 1], True, True),
+        ([-1, -1], True, True),
+        ([0, 0], True, False),
+        ([0, 0], False, True),
+        ([-1, -1], False, False),
+        ([2, 2], True, False),
         ([-1, 0, 1], True, False),
     ],
 )
-def test_one_bit_means_two_values(integers, signed, expected):
+def test_one_bit_means_two_values_or_one_of_them(integers, signed, expected):
     assert valid(integers, bit_width=1, signed=signed) is expected
 
 

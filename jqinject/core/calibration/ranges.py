@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from jqinject.ops.explicit_axes import whole
 from jqinject.ops.stats import largest
 
 Axes = Sequence[int]
@@ -185,7 +186,9 @@ class AbsPercentileRange:
         """See the class."""
         if x.size == 0:
             return AbsMaxRange()(x, axes)
-        found = jnp.percentile(jnp.abs(x), jnp.float32(self.percentile), axis=tuple(axes), keepdims=True)
+        found = jnp.percentile(
+            jnp.abs(whole(x)), jnp.float32(self.percentile), axis=tuple(axes), keepdims=True
+        )
         return ClippingRange(found)
 
 

@@ -19,6 +19,7 @@ from jqinject.core.stats.extremes import AbsMax
 from jqinject.core.stats.layout import laid_out
 from jqinject.core.variables import GradSlot, GradStat, QuantStat, float_array
 from jqinject.core.view import OverTensorView
+from jqinject.ops.explicit_axes import sharded_as
 from jqinject.ops.observe import AMAX, SCALE, SEEN, SLOT_SIZE, fork, gathered, over_axis, report
 
 
@@ -128,7 +129,7 @@ class AmaxScaling(nnx.Module):
             threshold: the largest number that a scaled element can be.
         """
         held = jax.lax.stop_gradient(self.scale.get_value())
-        amax = gathered(over_axis(self.rule.amax(x), self.axis_name, held), held)
+        amax = gathered(over_axis(sharded_as(self.rule.amax(x), held), self.axis_name, held), held)
         known = self.known_scale(threshold)
         scale = known if self.from_history else self.rule.scale(amax, known, threshold)
         if not self.use_running_average and x.size:

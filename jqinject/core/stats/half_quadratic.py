@@ -22,6 +22,7 @@ from jqinject.core.stats.search import SearchedStat, Trial
 from jqinject.core.variables import QuantStat, float_array
 from jqinject.ops.cascade import cascade_sum
 from jqinject.ops.clamp import signed_clamp_min_ste
+from jqinject.ops.explicit_axes import merge_axes, whole
 from jqinject.ops.power import divide
 
 
@@ -76,7 +77,7 @@ def masked_median(x: jax.Array, mask: jax.Array, axis: int | None, keepdim: bool
     """
     valid = mask & ~jnp.isnan(x)
     if axis is None:
-        x, valid, axis, keepdim = x.reshape(-1), valid.reshape(-1), 0, False
+        x, valid, axis, keepdim = merge_axes(x, 0, x.ndim), merge_axes(valid, 0, x.ndim), 0, False
     ordered = jnp.sort(jnp.where(valid, x, jnp.inf), axis)
     count = jnp.sum(valid, axis, keepdims=True)
     if x.shape[axis] == 0:
@@ -110,6 +111,7 @@ class HalfQuadraticOptimizer(SearchedStat):
 
     def search(self, trial: Trial, tensors: Sequence[jax.Array]) -> jax.Array:
         """The best candidate."""
+        tensors = [whole(tensor) for tensor in tensors]  # errors are added in a stated order
         init = self._start(tensors)
         count = max(sum(tensor.size for tensor in tensors), 1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import is_dataclass, replace
 
 import jax
@@ -11,6 +10,7 @@ from jqinject.core._protocols import Stat, View
 from jqinject.core.stats.search import SearchedStat
 from jqinject.core.stats.two_phase import TwoPhaseStat
 from jqinject.core.view import OverOutputChannelView
+from jqinject.ops.explicit_axes import merge_axes
 
 
 def laid_out(stat: Stat, view: View, x: jax.Array) -> tuple[Stat, jax.Array]:
@@ -37,6 +37,5 @@ def laid_out(stat: Stat, view: View, x: jax.Array) -> tuple[Stat, jax.Array]:
         view.permute_dims
     ) == list(range(x.ndim))
     if channels_last and isinstance(stat, TwoPhaseStat) and is_dataclass(stat) and stat.stats_reduce_dim == 1:
-        channels = math.prod(x.shape[first:])
-        return replace(stat, stats_reduce_dim=0), x.reshape((x.size // max(channels, 1), channels))
+        return replace(stat, stats_reduce_dim=0), merge_axes(merge_axes(x, first, x.ndim), 0, first)
     return stat, view(x)

@@ -1,0 +1,87 @@
+"""Arrays sharded along explicit axes of a mesh, where JAX leaves what becomes of a sharding to whoever computes."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec, reshard
+
+
+def is_split(x: jax.Array) -> bool:
+    """Whether an array is sharded along an explicit axis.
+
+    Example:
+        >>> is_split(jnp.zeros(3))
+        False
+    """
+    return any(jax.typeof(x).sharding.spec)
+
+
+def whole(x: jax.Array, *axes: int) -> jax.Array:
+    """An array that is sharded along no explicit axis, with the numbers of `x`.
+
+    Args:
+        x: an array.
+        axes: which of its axes have to be whole, from the front; without any, all.
+
+    Example:
+        >>> whole(jnp.ones(2))
+        Array([1., 1.], dtype=float32)
+    """
+    sharding = jax.typeof(x).sharding
+    kept = [None if not axes or place in axes else axis for place, axis in enumerate(sharding.spec)]
+    return reshard(x, NamedSharding(sharding.mesh, PartitionSpec(*kept))) if any(sharding.spec) else x
+
+
+def merge_axes(x: jax.Array, first: int, last: int) -> jax.Array:
+    """The axes `first` to `last` (exclusive) of `x` as one; without any, a new one of size 1.
+
+    On a mesh with explicit axes, where JAX does not decide what becomes of a sharding, the axis is whole on every
+    device if one of the axes behind the first was sharded.
+
+    Args:
+        x: an array.
+        first: the first axis of those that are put together, from the front.
+        last: the axis after them, from the front.
+
+    Returns:
+        An array of shape `(*x.shape[:first], n, *x.shape[last:])`.
+
+    Example:
+        >>> merge_axes(jnp.zeros((2, 3, 4, 5)), 1, 3).shape
+        (2, 12, 5)
+    """
+    shape = (*x.shape[:first], math.prod(x.shape[first:last]), *x.shape[last:])
+    spec = jax.typeof(x).sharding.spec
+    if not any(spec[first + 1 : last]):
+        return x.reshape(shape)
+    return jax.lax.reshape(x, shape, out_sharding=PartitionSpec(*spec[:first], None, *spec[last:]))
+
+
+def sharded_as(x: jax.Array, like: jax.Array) -> jax.Array:
+    """`x`, sharded as `like` is, along explicit axes; others stay JAX's concern.
+
+    Args:
+        x: an array.
+        like: an array of the same shape.
+    """
+    own, wanted = jax.typeof(x).sharding, jax.typeof(like).sharding
+    return x if own.spec == wanted.spec else reshard(x, NamedSharding(own.mesh, wanted.spec))
+
+
+def taken(table: jax.Array, indices: jax.Array) -> jax.Array:
+    """`table[indices]` along the first axis of a table that is whole everywhere; sharded as the indices are.
+
+    Args:
+        table: an array of one axis.
+        indices: integers; those outside become the nearest inside.
+
+    Example:
+        >>> taken(jnp.array([0.5, 2.0]), jnp.array([[1, 0, 5]]))
+        Array([[2. , 0.5, 2. ]], dtype=float32)
+    """
+    if not is_split(indices):
+        return jnp.take(table, indices, axis=0, mode="clip")
+    return table.at[indices].get(mode="clip", out_sharding=jax.typeof(indices).sharding)
