@@ -200,19 +200,19 @@ class IntQuantTensor(QuantTensor):
             int8 or uint8 up to 8 bits, int32 above; float32 with `float_datatype`.
 
         Raises:
-            ValueError: the tensor is concrete and not valid.
+            ValueError: the tensor is concrete and not valid. One bit may be the same number everywhere, which is not
+                valid in Brevitas, where this raises then.
         """
-        if float_datatype:
-            if self.is_valid is False:
-                raise ValueError(why_invalid(self))
-            return round_ste(pre_round_integers(*self._grid)).astype(jnp.float32)
         narrow = is_concrete(self.bit_width) and float(self.bit_width) <= 8
         dtype = (jnp.int8 if self.signed else jnp.uint8) if narrow else jnp.int32
-        if not is_concrete(*self._grid, self.bit_width):
-            return jnp.round(pre_round_integers(*self._grid)).astype(dtype)
-        integers, valid = checked_integers(*self._grid, self.bit_width, self.signed, dtype)
-        if not valid:
-            raise ValueError(why_invalid(self))
+        if is_concrete(*self._grid, self.bit_width):
+            integers, exist = checked_integers(*self._grid, self.bit_width, self.signed, dtype)
+            if not exist:
+                raise ValueError(why_invalid(self))
+        else:
+            integers = jnp.round(pre_round_integers(*self._grid)).astype(dtype)
+        if float_datatype:
+            return round_ste(pre_round_integers(*self._grid)).astype(jnp.float32)
         return integers
 
     @property

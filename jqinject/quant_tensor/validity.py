@@ -42,10 +42,10 @@ def holds_integers(
     """Whether the tensor is valid: q = value / scale + zero_point is integer and within its range.
 
     Integer means at most 0.2 away for float32 (0.1 for float64, 0.5 for float16 and bfloat16); the range is
-    that of `integer_bounds`. One bit also means that q takes two different values, one of them negative if and only
-    if the tensor is signed, or one of the two everywhere. An empty tensor is valid; a nan or inf is not.
+    that of `integer_bounds`. One bit also means that q takes exactly two different values, one of them
+    negative if and only if the tensor is signed. An empty tensor is valid; a nan or inf is not.
 
-    Differs from Brevitas: there a tensor of one bit that holds one value everywhere is not valid.
+    Source: Brevitas's `IntQuantTensor.is_valid`.
 
     Args:
         value: float array.
@@ -65,26 +65,37 @@ def holds_integers(
         >>> bool(holds_integers(jnp.array([-8.0, 8.0]), one, zero, 4, signed=True))
         False
     """
+    valid, _ = _validity(value, scale, zero_point, bit_width, signed)
+    return valid
+
+
+def _validity(
+    value: jax.Array, scale: jax.Array, zero_point: jax.Array, bit_width: BitWidth, signed: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Whether the tensor is valid; whether it has integers: also where one of the two of one bit is everywhere."""
     if value.size == 0:
-        return jnp.array(True)
+        return jnp.array(True), jnp.array(True)
     exact = pre_round_integers(value, scale, zero_point)
     integers = jnp.round(exact)
     near = jnp.abs(exact - integers) < _TOLERANCE.get(value.dtype.name, 0.2)
     lower, upper = integer_bounds(bit_width, signed)
     valid = jnp.all(near & (integers >= lower) & (integers <= upper))
     if isinstance(bit_width, int) and bit_width >= 2:
-        return valid
+        return valid, valid
     least, largest = jnp.min(integers), jnp.max(integers)
     two_values = jnp.all((integers == least) | (integers == largest)) & (least != largest)
     one_value = valid & (least == largest) & ((least != 0) | (not signed))
-    binary = jnp.all(near) & two_values & ((least < 0) == signed) | one_value
-    return jnp.where(jnp.asarray(bit_width, jnp.float32) < 2, binary, valid)
+    binary = jnp.all(near) & two_values & ((least < 0) == signed)
+    is_binary = jnp.asarray(bit_width, jnp.float32) < 2
+    return jnp.where(is_binary, binary, valid), jnp.where(is_binary, binary | one_value, valid)
 
 
 def checked_integers(
     value: jax.Array, scale: jax.Array, zero_point: jax.Array, bit_width: BitWidth, signed: bool, dtype: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """The integers of a concrete tensor, and whether it is valid: compiled as one, nothing of its size in between.
+    """The integers of a concrete tensor, and whether it has any: compiled as one, nothing of its size in between.
+
+    It has them where it is valid, and of one bit also where one of the two values is everywhere.
 
     Args:
         value, scale, zero_point, bit_width, signed: as for `holds_integers`.
@@ -111,4 +122,4 @@ def _checked_integers(
     bit_width = constant if learned is None else learned
     assert bit_width is not None, "either constant or learned"
     integers = jnp.round(pre_round_integers(value, scale, zero_point)).astype(dtype)
-    return integers, holds_integers(value, scale, zero_point, bit_width, signed)
+    return integers, _validity(value, scale, zero_point, bit_width, signed)[1]

@@ -48,17 +48,28 @@ def test_tolerance_depends_on_the_dtype(dtype, inside, outside):
         ([0, 1], False, True),
         ([-1, 1], False, False),
         ([0, 1], True, False),
-        ([1, 1], True, True),
-        ([-1, -1], True, True),
-        ([0, 0], True, False),
-        ([0, 0], False, True),
-        ([-1, -1], False, False),
-        ([2, 2], True, False),
+        ([1, 1], True, False),
         ([-1, 0, 1], True, False),
     ],
 )
-def test_one_bit_means_two_values_or_one_of_them(integers, signed, expected):
+def test_one_bit_means_two_values(integers, signed, expected):
     assert valid(integers, bit_width=1, signed=signed) is expected
+
+
+@pytest.mark.parametrize(("number", "signed"), [(1, True), (-1, True), (0, False), (1, False)])
+def test_one_bit_of_one_value_has_integers_though_it_is_not_valid(number, signed):
+    tensor = IntQuantTensor(jnp.full(3, float(number)), 1.0, 0.0, 1, signed, False)
+    assert not tensor.is_valid
+    np.testing.assert_array_equal(tensor.int(), [number] * 3)
+    np.testing.assert_array_equal(tensor.int(float_datatype=True), [number] * 3)
+
+
+@pytest.mark.parametrize(("number", "signed"), [(0, True), (-1, False), (2, True), (0.5, True)])
+@pytest.mark.parametrize("float_datatype", [True, False])
+def test_one_bit_of_one_value_that_is_none_of_its_two_has_no_integers(number, signed, float_datatype):
+    tensor = IntQuantTensor(jnp.full(3, float(number)), 1.0, 0.0, 1, signed, False)
+    with pytest.raises(ValueError, match=r"one of them everywhere"):
+        tensor.int(float_datatype)
 
 
 def test_empty_is_valid_and_not_finite_is_not():
