@@ -132,6 +132,14 @@ def test_float_configurations_are_float():
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
+def test_a_mean_that_counts_zeros():
+    """Root mean squares of 4 numbers, 2 of them 0, reach to the bound of 2 bits, 1.5."""
+    x = jnp.array([[3.0, 0.0, -3.0, 0.0]])
+    of_all, of_others = (AbsMeanCalibration(p=2.0, count_zeros=c) for c in (True, False))
+    np.testing.assert_allclose(of_all.scale(x, (1,), IntNumerics(2)), [[np.sqrt(4.5) / 1.5]], rtol=1e-6)
+    np.testing.assert_allclose(of_others.scale(x, (1,), IntNumerics(2)), [[2.0]], rtol=1e-6)
+
+
 def test_local_pieces():
     general = config_v4(drhs_bits=8, drhs_local_aqt=LocalAqt(2), rng_type=None).dot_general
     x, w = jax.random.normal(jax.random.key(0), (8, 4)), jax.random.normal(jax.random.key(1), (4, 5))

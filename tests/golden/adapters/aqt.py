@@ -150,12 +150,16 @@ def _dtypes(equation: Any) -> dict[str, Any]:
 
 def conv(case: Case, inputs: Arrays) -> dict[str, Any]:
     given = case["config"]
+    lhs, rhs = (jnp.asarray(inputs[name]) for name in ("lhs", "rhs"))
+    space = {1: "W", 2: "HW", 3: "DHW"}[lhs.ndim - 2]
+    names = ("lhs_dilation", "rhs_dilation", "feature_group_count", "batch_group_count")
     y = d.conv_general_dilated(
-        jnp.asarray(inputs["lhs"]),
-        jnp.asarray(inputs["rhs"]),
+        lhs,
+        rhs,
         given["strides"],
         given["padding"],
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        dimension_numbers=(f"N{space}C", f"{space}IO", f"N{space}C"),
         config=d.config_v4(fwd_bits=given["bits"], rng_type=None),
+        **{name: given[name] for name in names if name in given},
     )
     return {"out": y}

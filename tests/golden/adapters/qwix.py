@@ -196,7 +196,7 @@ def subchannel(case: Case, inputs: Arrays) -> dict[str, Any]:
 
 CALIBRATIONS = {
     "absmax": lambda factor=1.0: d.AbsMaxCalibration(float(factor)),
-    "rms": lambda factor: d.AbsMeanCalibration(float(factor), 2.0),
+    "rms": lambda factor: d.AbsMeanCalibration(float(factor), 2.0, count_zeros=True),
     "fixed": lambda *ends: d.ConstantCalibration(float(ends[-1])),
 }
 
@@ -204,7 +204,9 @@ CALIBRATIONS = {
 def forward_operand(given: dict[str, Any], side: str) -> type:
     name, *factors = given.get(f"{side}_calibration_method", "absmax").split(",")
     per_tensor = given.get(f"{side}_disable_channelwise_axes")
-    clips = bool(factors) and not given.get("disable_gradient_clipping")
+    # A range that is the data's own, or wider, is taken to clip nothing.
+    within = name == "absmax" and (not factors or float(factors[0]) >= 1)
+    clips = not within and not given.get("disable_gradient_clipping")
     return d.OperandInjector.let(
         numerics=numerics_of(given.get(f"{side}_qtype"), clips),
         calibration=CALIBRATIONS[name](*factors),

@@ -16,39 +16,31 @@ import numpy as np
 from flax import nnx
 
 from jqinject import Rule
-from jqinject.core import AbsMaxRange
 from jqinject.odml import Int8Act, Int8ActDynamic, Int8Weight, OdmlConversion, OdmlQat
 from tests.golden.adapters.qwix_models import model_of
+from tests.golden.adapters.qwix_rules import format_of, range_of
 
 Case = dict[str, Any]
 Arrays = dict[str, np.ndarray]
 
 
-class AbsMaxAct(Int8Act):
-    calibration_impl = AbsMaxRange
+TIES = (1.0, 1 + 1e-6, 1 - 1e-6)
 
 
-class TiesDown(Int8Weight):
-    factor = 1 + 1e-6
-
-
-class TiesUp(Int8Weight):
-    factor = 1 - 1e-6
-
-
-TIES = (Int8Weight, TiesDown, TiesUp)
-
-
-def rule_of(given: dict[str, Any], weight: type) -> Rule:
-    act = None
+def rule_of(given: dict[str, Any], nudge: float) -> Rule:
+    """Qwix's rule; `nudge` is a factor of the weights' ranges."""
+    weight = act = None
+    if given.get("weight_qtype"):
+        method = range_of(given.get("weight_calibration_method", "absmax"), nudge)
+        weight = Int8Weight.let(calibration_impl=method, **format_of(given["weight_qtype"]))
     if given.get("act_qtype"):
-        static = given.get("act_static_scale", True)
-        by_method = {"minmax": Int8Act, "absmax": AbsMaxAct}
-        act = by_method[given.get("act_calibration_method", "minmax")] if static else Int8ActDynamic
+        kind = Int8Act if given.get("act_static_scale", True) else Int8ActDynamic
+        method = range_of(given.get("act_calibration_method", "minmax"), 1.0)
+        act = kind.let(calibration_impl=method, **format_of(given["act_qtype"]))
     return Rule(
         given.get("module_path", ".*"),
         op=tuple(given["op_names"]) if given.get("op_names") else None,
-        weight_quant=weight if given.get("weight_qtype") else None,
+        weight_quant=weight,
         output_quant=act,
     )
 
@@ -57,13 +49,13 @@ def options_of(given: dict[str, Any]) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
 
 
-def quantized(case: Case, inputs: Arrays, x: Any, weight: type = Int8Weight) -> tuple[Any, Any]:
+def quantized(case: Case, inputs: Arrays, x: Any, nudge: float = 1.0) -> tuple[Any, Any]:
     """The float model and the quantized one."""
     config = case["config"]
     params = {k.removeprefix("params/"): v for k, v in inputs.items() if k.startswith("params/")}
     stats = {k.removeprefix("batch_stats/"): v for k, v in inputs.items() if k.startswith("batch_stats/")}
     model = model_of(config["model"], config.get("model_fields", {}), params | stats, x)
-    qat = OdmlQat(rule_of(config["rule"], weight), **options_of(config.get("provider", {})))
+    qat = OdmlQat(rule_of(config["rule"], nudge), **options_of(config.get("provider", {})))
     return model, qat.quantize(model, x)
 
 
@@ -91,10 +83,10 @@ def compiled(model: Any, x: Any) -> Any:
     return model(x)
 
 
-def steps(case: Case, inputs: Arrays, weight: type = Int8Weight) -> dict[str, Any]:
+def steps(case: Case, inputs: Arrays, nudge: float = 1.0) -> dict[str, Any]:
     count = sum(name.endswith("/x") and name.startswith("step") for name in inputs)
     x = jnp.asarray(inputs["step0/x"])
-    plain, model = quantized(case, inputs, x, weight)
+    plain, model = quantized(case, inputs, x, nudge)
     found: dict[str, Any] = {}
     for step in range(count):
         prefix = f"step{step}/"
@@ -134,8 +126,8 @@ def driven(case: Case, inputs: Arrays) -> Iterator[dict[str, Any]]:
     if case["id"].startswith("odml_conv/") or case["id"].endswith("-conversion"):
         yield conversion(case, inputs)
         return
-    for weight in TIES:
-        yield steps(case, inputs, weight)
+    for nudge in TIES:
+        yield steps(case, inputs, nudge)
 
 
 def conversion(case: Case, inputs: Arrays) -> dict[str, Any]:

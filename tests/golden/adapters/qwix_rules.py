@@ -59,7 +59,7 @@ def contraction_of(rule: dict[str, Any], nudges: tuple[float, float]) -> type:
         lhs_range=CalibratedQuant,
         calibration_impl=AbsMaxRange(nudges[0]),
         averaging_impl=SimpleMovingAverage,
-        batch_axes=(0,),
+        batch_axes=() if rule.get("disable_channelwise_axes") else (0,),
     )
 
 
@@ -80,19 +80,19 @@ def quantizers_of(
         static = rule.get("act_static_scale")
         rows = (0,) if window else tuple(range(rank - 1))
         found["input_quant"] = CalibratedAct.let(
-            calibration_impl=_range(rule.get("act_calibration_method", "absmax"), nudges[0]),
+            calibration_impl=range_of(rule.get("act_calibration_method", "absmax"), nudges[0]),
             averaging_impl=SimpleMovingAverage if static else None,
             channelwise_axes=() if static or whole else rows,
             scale_stop_grad=True,
-            batch_axes=(0,),
-            **_format(rule["act_qtype"]),
+            batch_axes=() if whole else (0,),
+            **format_of(rule["act_qtype"]),
         )
     if rule.get("weight_qtype") == "nf4":
         found["weight_quant"] = NF4WeightPerTensorFloat if whole else NF4WeightPerChannelFloat
     elif rule.get("weight_qtype"):
-        method = _range(rule.get("weight_calibration_method", "absmax"), nudges[1])
+        method = range_of(rule.get("weight_calibration_method", "absmax"), nudges[1])
         found["weight_quant"] = CalibratedWeight.let(
-            calibration_impl=method, scale_stop_grad=True, **_format(rule["weight_qtype"])
+            calibration_impl=method, scale_stop_grad=True, **format_of(rule["weight_qtype"])
         )
         if whole:
             found["weight_quant"] = found["weight_quant"].let(channelwise_axes=())
@@ -101,7 +101,7 @@ def quantizers_of(
                 calibration_impl=method,
                 scale_stop_grad=True,
                 group_size=_tile(rule["tile_size"]),
-                **_format(rule["weight_qtype"]),
+                **format_of(rule["weight_qtype"]),
             )
     return found
 
@@ -117,7 +117,8 @@ def _tile(size: float) -> Any:
     return value(group_size)
 
 
-def _range(method: str, factor: float) -> Any:
+def range_of(method: str, factor: float) -> Any:
+    """The range that Qwix writes as a text, a little off by a factor."""
     name, *numbers = method.split(",")
     values = [float(number) for number in numbers]
     if name == "fixed":
@@ -126,7 +127,8 @@ def _range(method: str, factor: float) -> Any:
     return kinds[name](factor * (values[0] if values else 1.0))
 
 
-def _format(qtype: str) -> dict[str, Any]:
+def format_of(qtype: str) -> dict[str, Any]:
+    """The numbers of a type of Qwix's."""
     if qtype.startswith("int"):
         return {"bit_width": int(qtype.removeprefix("int"))}
     return {"q_dtype": jnp.dtype(qtype)}
