@@ -12,7 +12,13 @@ import numpy as np
 
 from jqinject.core import BinaryQuant, ClampedBinaryQuant, TernaryQuant
 from jqinject.ops import max_int, min_int
-from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, GroupwiseFloatQuantTensor, as_array
+from jqinject.quant_tensor import (
+    CodebookQuantTensor,
+    FloatQuantTensor,
+    GroupwiseCodebookQuantTensor,
+    GroupwiseFloatQuantTensor,
+    as_array,
+)
 
 Arrays = tuple[np.ndarray, ...]
 ONE_STEP = (BinaryQuant, ClampedBinaryQuant, TernaryQuant)
@@ -83,7 +89,7 @@ def facts(proxy: Any, x: jax.Array, made: Any) -> tuple[Any, ...]:
     if isinstance(made, FloatQuantTensor | GroupwiseFloatQuantTensor):
         high = made.format.max_value
         low = -high if made.signed else 0.0
-    elif isinstance(made, CodebookQuantTensor):
+    elif isinstance(made, CodebookQuantTensor | GroupwiseCodebookQuantTensor):
         low, high = made.codebook.values[0], made.codebook.values[-1]
     elif proxy is not None and isinstance(proxy.tensor_quant, ONE_STEP):
         low, high = -1, 1

@@ -124,7 +124,9 @@ class FrozenWeight(nnx.Module):
         """The weight as a QuantTensor, dequantized."""
         payload, scale = self._stored()
         if isinstance(self.format, Codebook):
-            return CodebookQuantTensor.from_codes(payload, scale, self.format, dtype=self.value_dtype)
+            return self._seen(
+                CodebookQuantTensor.from_codes(payload, scale, self.format, dtype=self.value_dtype)
+            )
         if self.format is not None:
             return self._seen(
                 FloatQuantTensor.from_payload(payload, scale, format=self.format, dtype=self.value_dtype)

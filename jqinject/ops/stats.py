@@ -19,6 +19,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jqinject.ops.explicit_axes import sharded_as
+
 _SORT_AT_MOST = 1024
 """Tensors of at most that many elements are sorted."""
 
@@ -48,7 +50,9 @@ def _(primals, tangents):
     x, value, weights = primals
     axes = tuple(i for i in range(x.ndim) if value.ndim != x.ndim or value.shape[i] != x.shape[i])
     # An element without weight gets no gradient, not even 0 times nan.
-    weighed = jnp.where(weights != 0, weights * tangents[0], jnp.zeros_like(tangents[0]))
+    weighed = weights * tangents[0]
+    has_weight = sharded_as(jnp.broadcast_to(weights != 0, weighed.shape), weighed)
+    weighed = jnp.where(has_weight, weighed, jnp.zeros_like(weighed))
     slope = jnp.sum(weighed, axis=axes, keepdims=value.ndim == x.ndim)
     return _attach(*primals), slope.reshape(value.shape)
 

@@ -13,6 +13,7 @@ from jqinject.quant.calibrated import Int8ActPerTensorRMS as Int8ActPerTensorRMS
 from jqinject.quant.calibrated import Int8WeightPerChannelAbsMax as Int8WeightPerChannelAbsMax
 from jqinject.quant.calibrated import Int8WeightPerTensorAbsMax as Int8WeightPerTensorAbsMax
 from jqinject.quant.codebook import NF4WeightPerChannelFloat as NF4WeightPerChannelFloat
+from jqinject.quant.codebook import NF4WeightPerGroupFloat as NF4WeightPerGroupFloat
 from jqinject.quant.codebook import NF4WeightPerTensorFloat as NF4WeightPerTensorFloat
 from jqinject.quant.decoupled import (
     Int4WeightPerTensorFixedPointDecoupled as Int4WeightPerTensorFixedPointDecoupled,

@@ -6,6 +6,7 @@ from jqinject.inject import ExtendedInjector
 from jqinject.inject.enum import RestrictValueType, ScalingPerOutputType
 from jqinject.ops import NF4
 from jqinject.quant.fragments import MaxStatsScaling
+from jqinject.quant.groupwise import GroupwiseWeightProxyMixin
 from jqinject.quant.solver import WeightQuantSolver
 
 
@@ -40,3 +41,20 @@ class NF4WeightPerChannelFloat(NF4WeightPerTensorFloat):
     """
 
     scaling_per_output_type = ScalingPerOutputType.CHANNEL
+
+
+class NF4WeightPerGroupFloat(GroupwiseWeightProxyMixin, NF4WeightPerChannelFloat):
+    """NormalFloat4 weights, scale = max |w| of each group of 64 inputs of every channel, recomputed at every forward.
+
+    Source: the block size of Dettmers et al., 2023, "QLoRA: Efficient Finetuning of Quantized LLMs".
+
+    Example:
+        >>> from flax import nnx
+        >>> from jqinject.nn import QuantLinear
+        >>> fc = QuantLinear(128, 4, weight_quant=NF4WeightPerGroupFloat, rngs=nnx.Rngs(0))
+        >>> fc.quant_weight().scale_.shape, fc.quant_weight().codes().shape
+        ((2, 1, 4), (128, 4))
+    """
+
+    group_size = 64
+    scaling_per_output_type = ScalingPerOutputType.GROUP

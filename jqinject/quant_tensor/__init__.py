@@ -1,5 +1,6 @@
 """The value that flows between quantized layers: a float array that knows its integers."""
 
+from ._in_groups import in_groups as in_groups
 from .base import QuantTensor as QuantTensor
 from .base import as_array as as_array
 from .bit_width import BitWidth as BitWidth
@@ -15,8 +16,8 @@ from .concrete import known_nonzero as known_nonzero
 from .float_quant_tensor import FloatQuantTensor as FloatQuantTensor
 from .groupwise import Groups as Groups
 from .groupwise import GroupwiseQuantTensor as GroupwiseQuantTensor
+from .groupwise_codebook_quant_tensor import GroupwiseCodebookQuantTensor as GroupwiseCodebookQuantTensor
 from .groupwise_float_quant_tensor import GroupwiseFloatQuantTensor as GroupwiseFloatQuantTensor
-from .groupwise_float_quant_tensor import in_groups as in_groups
 from .groupwise_int_quant_tensor import GroupwiseIntQuantTensor as GroupwiseIntQuantTensor
 from .int_quant_tensor import IntQuantTensor as IntQuantTensor
 from .pooling import adaptive_avg_pool as adaptive_avg_pool

@@ -1,6 +1,5 @@
 """Quantized tensors with a scale for each group: a quantized tensor over an axis cut into groups, seen without them."""
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -173,9 +172,20 @@ class GroupwiseQuantTensor(QuantTensor):
         """The same numbers with `value` in another float dtype; scales stay float32."""
         return self._like(self._grouped.set(value=self.value_.astype(dtype)))
 
-    def axes(self, value: Any = None, scale: Any = None, zero_point: Any = None, **more: Any) -> Self:
-        """A pytree prefix with this tensor's structure, for `in_axes`, `out_axes` or shardings."""
-        return self._like(self._grouped.axes(value, scale, zero_point, **more))
+    def axes(self, **fields: Any) -> Self:
+        """A pytree prefix with this tensor's structure, for `in_axes`, `out_axes` or shardings.
+
+        Args:
+            **fields: the children of the tensor in groups (value, scale, of integers zero_point and bit_width too) and
+                what each is to have; None for those left out.
+        """
+        leaves, treedef = jax.tree_util.tree_flatten_with_path(self._grouped)
+        names = [path[0].name for path, _ in leaves]
+        if unknown := sorted(fields.keys() - set(names)):
+            raise TypeError(
+                f"{type(self).__name__}.axes: {', '.join(unknown)}; its children are {', '.join(names)}"
+            )
+        return self._like(treedef.unflatten([fields.get(name) for name in names]))
 
     # --- axes: what leaves the groups whole keeps them, anything else is a plain array
 
@@ -241,9 +251,20 @@ class GroupwiseQuantTensor(QuantTensor):
         return self._of(grouped, self._groups, self._group_dim)
 
     @classmethod
-    @abstractmethod
     def of(cls, grouped: Any, group_size: int, group_dim: int, length: int | None = None) -> Self:
-        """The tensor in groups seen without them."""
+        """The tensor in groups seen without them.
+
+        Args:
+            grouped: a tensor with the two axes.
+            group_size: elements of a group.
+            group_dim: the axis, counted without groups.
+            length: elements along it; None for all that the groups hold.
+
+        Raises:
+            ValueError: it has no such groups.
+        """
+        groups = groups_of(grouped.shape, group_size, group_dim, length, cls.__name__)
+        return cls._of(grouped, groups, group_dim)
 
     @classmethod
     def _of(cls, grouped: Any, groups: Groups, group_dim: int) -> Self:

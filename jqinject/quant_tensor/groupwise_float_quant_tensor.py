@@ -1,7 +1,7 @@
 """`GroupwiseFloatQuantTensor`: minifloats with a scale for each group."""
 
 from collections.abc import Iterable
-from typing import Any, Self, final
+from typing import Any, final
 
 import jax
 import numpy as np
@@ -9,7 +9,6 @@ import numpy as np
 from .base import as_array
 from .float_quant_tensor import AnyFloatFormat, FloatQuantTensor
 from .groupwise import Groups, GroupwiseQuantTensor, flatten_groups, groups_of
-from .groupwise_int_quant_tensor import GroupwiseIntQuantTensor
 
 
 @final
@@ -58,22 +57,6 @@ class GroupwiseFloatQuantTensor(GroupwiseQuantTensor):
         groups = groups_of(grouped.shape, group_size, group_dim, length, type(self).__name__)
         for name, field in (("_grouped", grouped), ("_groups", groups), ("_group_dim", group_dim)):
             object.__setattr__(self, name, field)
-
-    @classmethod
-    def of(
-        cls, grouped: FloatQuantTensor, group_size: int, group_dim: int, length: int | None = None
-    ) -> Self:
-        """The tensor in groups seen without them.
-
-        Args:
-            grouped: a tensor with the two axes.
-            group_size: elements of a group.
-            group_dim: the axis, counted without groups.
-            length: elements along it; None for all that the groups hold.
-        """
-        return cls._of(
-            grouped, groups_of(grouped.shape, group_size, group_dim, length, cls.__name__), group_dim
-        )
 
     @property
     def format(self) -> AnyFloatFormat:
@@ -144,19 +127,3 @@ def _unflatten(aux: tuple[Groups, int], children: Iterable[Any]) -> GroupwiseFlo
 
 
 jax.tree_util.register_pytree_with_keys(GroupwiseFloatQuantTensor, flatten_groups, _unflatten)
-
-
-def in_groups(
-    grouped: Any, group_size: int, group_dim: int, length: int | None = None
-) -> GroupwiseQuantTensor:
-    """A quantized tensor with the two axes of groups, seen without them: of the kind that its numbers have.
-
-    Args:
-        grouped: an `IntQuantTensor` or a `FloatQuantTensor`.
-        group_size: elements of a group.
-        group_dim: the axis, counted without groups.
-        length: elements along it; None for all that the groups hold.
-    """
-    if isinstance(grouped, FloatQuantTensor):
-        return GroupwiseFloatQuantTensor.of(grouped, group_size, group_dim, length)
-    return GroupwiseIntQuantTensor.of(grouped, group_size, group_dim, length)

@@ -1,7 +1,7 @@
 """`GroupwiseIntQuantTensor`: integers with a scale for each group."""
 
 from collections.abc import Iterable
-from typing import Any, Self, final
+from typing import Any, final
 
 import jax
 
@@ -60,20 +60,6 @@ class GroupwiseIntQuantTensor(GroupwiseQuantTensor):
         groups = groups_of(grouped.shape, group_size, group_dim, length, type(self).__name__)
         for name, field in (("_grouped", grouped), ("_groups", groups), ("_group_dim", group_dim)):
             object.__setattr__(self, name, field)
-
-    @classmethod
-    def of(cls, grouped: IntQuantTensor, group_size: int, group_dim: int, length: int | None = None) -> Self:
-        """The tensor in groups seen without them.
-
-        Args:
-            grouped: a tensor with the two axes.
-            group_size: elements of a group.
-            group_dim: the axis, counted without groups.
-            length: elements along it; None for all that the groups hold.
-        """
-        return cls._of(
-            grouped, groups_of(grouped.shape, group_size, group_dim, length, cls.__name__), group_dim
-        )
 
     @property
     def bit_width(self) -> BitWidth:

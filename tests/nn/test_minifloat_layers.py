@@ -12,7 +12,7 @@ import jqinject
 from jqinject import quant
 from jqinject.nn import QuantCheckpoint, QuantConv, QuantEmbed, QuantLinear
 from jqinject.ops import NF4, Codebook
-from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor
+from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, GroupwiseCodebookQuantTensor
 
 X = jax.random.normal(jax.random.key(0), (3, 8))
 # name -> dtype and bytes of the payload of 8 x 6 weights
@@ -139,6 +139,72 @@ def test_nf4_is_its_table_times_the_channels_largest():
     np.testing.assert_array_equal(weight.codes(), nearest)
     np.testing.assert_allclose(weight.value, NF4.table[nearest] * largest, rtol=1e-6)
     assert (weight.bit_width, weight.scale.shape, weight.is_valid) == (4, (1, 6), True)
+
+
+def test_nf4_in_groups_is_its_table_times_the_largest_of_each_group():
+    layer = linear("NF4WeightPerGroupFloat", weight_group_size=3)
+    layer.eval()
+    weight, kernel = layer.quant_weight(), np.asarray(layer.kernel[...])
+    assert isinstance(weight, GroupwiseCodebookQuantTensor)
+    for start, stop in ((0, 3), (3, 6), (6, 8)):  # the last group has two
+        rows = kernel[start:stop]
+        largest = np.abs(rows).max(0, keepdims=True)
+        nearest = np.abs(rows / largest - NF4.table[:, None, None]).argmin(0)
+        np.testing.assert_array_equal(weight.codes()[start:stop], nearest)
+        np.testing.assert_allclose(weight.value[start:stop], NF4.table[nearest] * largest, rtol=1e-6)
+    assert (weight.bit_width, weight.scale_.shape, weight.is_valid) == (4, (3, 1, 6), True)
+    y = layer(X)
+    frozen = jqinject.freeze(nnx.clone(layer))
+    again = frozen.quant_weight()
+    assert type(again) is type(weight)
+    np.testing.assert_array_equal(again.codes(), weight.codes())
+    np.testing.assert_array_equal(frozen(X), y)
+
+
+def test_codes_in_groups_cross_transformations():
+    weight = linear("NF4WeightPerGroupFloat", weight_group_size=4).quant_weight()
+    table = Codebook((-1.0, 0.0, 0.5, 2.0))
+    values = jnp.array([[1.0, -2.0], [1.0, 0.0]])
+    x = GroupwiseCodebookQuantTensor(values, jnp.array([[2.0], [0.5]]), 2, 0, table, dequant_shape=(3,))
+    for tensor in (x, weight):
+        again = pickle.loads(pickle.dumps(tensor))
+        through = jax.jit(lambda tensor: tensor)(tensor)
+        for other in (again, through):
+            assert type(other) is type(tensor) and other.codebook == tensor.codebook
+            np.testing.assert_array_equal(other.codes(), tensor.codes())
+    assert x.codes().tolist() == [2, 0, 3] and x.is_valid and x.signed and not x.training
+    np.testing.assert_array_equal(weight.T.codes(), weight.codes().T)
+    np.testing.assert_array_equal(weight[:, 1].codes(), weight.codes()[:, 1])
+
+
+@pytest.mark.parametrize("name", ["MXFloat4e2m1Weight", "NF4WeightPerGroupFloat", "MXInt8Weight"])
+def test_a_prefix_of_a_tensor_in_groups(name):
+    layers = [linear(name, weight_group_size=4), linear(name, weight_group_size=4)]
+    both = jax.tree.map(lambda *x: jnp.stack(x), *(layer.quant_weight() for layer in layers))
+    prefix = both.axes(**{field: 0 for field in ("value", "scale", "zero_point") if field in fields_of(both)})
+    found = jax.vmap(lambda weight: weight.value, in_axes=(prefix,))(both)
+    np.testing.assert_array_equal(found[1], layers[1].quant_weight().value)
+    with pytest.raises(TypeError, match=r"axes: sale; its children are value, scale"):
+        both.axes(sale=0)
+
+
+def fields_of(tensor):
+    return [path[-1].name for path, _ in jax.tree_util.tree_flatten_with_path(tensor)[0]]
+
+
+def test_rows_of_a_table_in_groups():
+    embed = QuantEmbed(
+        5,
+        8,
+        weight_quant=quant.NF4WeightPerGroupFloat,
+        weight_group_size=4,
+        return_quant_tensor=True,
+        rngs=nnx.Rngs(0),
+    )
+    rows = jnp.array([0, 3])
+    found = embed(rows)
+    assert isinstance(found, GroupwiseCodebookQuantTensor) and found.is_valid
+    np.testing.assert_array_equal(found.value, embed.quant_weight().value[rows])
 
 
 def test_another_table_and_its_gradients():

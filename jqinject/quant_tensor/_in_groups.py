@@ -1,0 +1,31 @@
+"""A quantized tensor with the two axes of groups, seen without them."""
+
+from typing import Any
+
+from .codebook_quant_tensor import CodebookQuantTensor
+from .float_quant_tensor import FloatQuantTensor
+from .groupwise import GroupwiseQuantTensor
+from .groupwise_codebook_quant_tensor import GroupwiseCodebookQuantTensor
+from .groupwise_float_quant_tensor import GroupwiseFloatQuantTensor
+from .groupwise_int_quant_tensor import GroupwiseIntQuantTensor
+from .int_quant_tensor import IntQuantTensor
+
+KINDS: dict[type, type[GroupwiseQuantTensor]] = {
+    IntQuantTensor: GroupwiseIntQuantTensor,
+    FloatQuantTensor: GroupwiseFloatQuantTensor,
+    CodebookQuantTensor: GroupwiseCodebookQuantTensor,
+}
+
+
+def in_groups(
+    grouped: Any, group_size: int, group_dim: int, length: int | None = None
+) -> GroupwiseQuantTensor:
+    """A quantized tensor with the two axes of groups, seen without them: of the kind that its numbers have.
+
+    Args:
+        grouped: an `IntQuantTensor`, `FloatQuantTensor` or `CodebookQuantTensor`.
+        group_size: elements of a group.
+        group_dim: the axis, counted without groups.
+        length: elements along it; None for all that the groups hold.
+    """
+    return KINDS[type(grouped)].of(grouped, group_size, group_dim, length)
