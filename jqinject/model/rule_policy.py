@@ -11,9 +11,9 @@ from jqinject.inject import Binding, ExtendedInjector, requested_names
 from jqinject.model.counterparts import COUNTERPARTS
 from jqinject.model.rules import Rule
 from jqinject.model.walk import modules_of
+from jqinject.nn._act_layer import QuantActLayer
 from jqinject.nn._norm_layer import QuantNormLayer
 from jqinject.nn._weight_layer import QuantWeightLayer
-from jqinject.nn.activations import QuantActLayer
 from jqinject.nn.attention import QuantScaledDotProductAttention
 from jqinject.nn.merging import QuantMergeLayer
 from jqinject.nn.multi_head_attention import QuantMultiHeadAttention

@@ -14,8 +14,8 @@ from flax import nnx
 from jqinject.dot import QuantMode
 from jqinject.model.frozen_ops import quantized_op
 from jqinject.nn import QuantCheckpoint
+from jqinject.nn._act_layer import QuantActLayer
 from jqinject.nn._weight_layer import QuantWeightLayer
-from jqinject.nn.activations import QuantActLayer
 from jqinject.quant_tensor import as_array
 
 Call = Callable[[], Any]

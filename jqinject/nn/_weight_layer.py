@@ -1,6 +1,5 @@
 """What layers with a weight share: quantizers for weight, bias, input and output around their parent's own forward."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -9,11 +8,10 @@ import jax
 from flax import nnx
 
 from jqinject.dot import contraction_output
-from jqinject.nn._assignment import ReassembledOnAssignment
-from jqinject.nn._frozen import FrozenWeight
 from jqinject.nn._payload import Float8Contraction, describe
 from jqinject.nn._slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT, Slot, hold_proxies
 from jqinject.nn._stand_in import StandIn
+from jqinject.nn._weight_axes import WeightAxes
 from jqinject.nn._weight_input import check_input_for_weight, input_format
 from jqinject.proxy import InputFormat, stack_of
 from jqinject.quant_tensor import QuantTensor, as_array
@@ -21,7 +19,7 @@ from jqinject.quant_tensor import QuantTensor, as_array
 CONTRACTIONS = ("auto", "float", "int", "fp8")
 
 
-class QuantWeightLayer(ReassembledOnAssignment):
+class QuantWeightLayer(WeightAxes):
     """Abstract: a Flax layer whose weight, bias, input, output and output gradient may each have a quantizer.
 
     The parent's forward is run as it is on the quantized numbers, so that with no quantizer the output is the parent's
@@ -31,7 +29,6 @@ class QuantWeightLayer(ReassembledOnAssignment):
         weight_quant, bias_quant, input_quant, output_quant, grad_quant: proxies, or None.
         return_quant_tensor: whether the output is a QuantTensor.
         contraction: in which numbers input and weight are contracted.
-        frozen: the low-bit numbers that take the place of the weight, once it is frozen.
     """
 
     weight_quant: Any = None
@@ -40,11 +37,9 @@ class QuantWeightLayer(ReassembledOnAssignment):
     output_quant: Any = None
     grad_quant: Any = None
     contraction: str = "auto"
-    frozen: FrozenWeight | None = None
     return_quant_tensor: bool
     bias: Any
     slots: ClassVar[tuple[Slot, ...]] = (WEIGHT, BIAS, INPUT, OUTPUT, GRAD)
-    weight_name: ClassVar[str] = "kernel"
     contraction_name: ClassVar[str] = "dot_general"
     contraction_needs: ClassVar[Mapping[str, str]]
     returns_accumulator: ClassVar[bool] = True
@@ -99,50 +94,9 @@ class QuantWeightLayer(ReassembledOnAssignment):
                 f"{type(self).__name__}: contraction must be one of {known}, got {contraction!r}"
             )
 
-    # --- the layer's weight, whatever NNX calls it
-
-    @property
-    def weight(self) -> nnx.Variable[Any]:
-        """The weight Variable."""
-        return getattr(self, self.weight_name)
-
-    @property
-    def output_channel_dim(self) -> int | tuple[int, ...]:
-        """The axis of the weight that holds the output channels: the last. A tuple where it is several."""
-        return self.weight_ndim - 1
-
-    @property
-    def out_channels(self) -> int:
-        """How many output channels there are."""
-        dims = self.output_channel_dim
-        axes = dims if isinstance(dims, tuple) else (dims,)
-        return math.prod(self.weight_shape[axis - self.weight_ndim] for axis in axes)
-
-    @property
-    def weight_shape(self) -> tuple[int, ...]:
-        """Of the weight, frozen or not."""
-        return tuple(self.weight.shape) if self.frozen is None else self.frozen.shape
-
-    @property
-    @abstractmethod
-    def weight_ndim(self) -> int:
-        """The axes of one weight; more than that is a stack of layers."""
-
     @abstractmethod
     def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         """The forward of the Flax layer this one derives from, on other parameters."""
-
-    def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
-        """The axes of an input of `ndim` axes along which it may have several scales: those not summed over."""
-        return ()
-
-    def summed_axes(self) -> tuple[int, ...]:
-        """The axes of the weight that a contraction sums over, to be stored last; none for a convolution."""
-        return ()
-
-    def axes_of_sums(self) -> tuple[int, ...] | None:
-        """The axes along which a contraction of integers needs their sums; None where it needs none."""
-        return self.summed_axes() or None
 
     def merge_bn_in(self, norm: nnx.BatchNorm) -> None:
         """Put a batch normalization that follows this layer into its weight and bias: `jqinject.nn.merge_bn`.
@@ -298,10 +252,6 @@ class QuantWeightLayer(ReassembledOnAssignment):
                 + (", or feed it a QuantTensor" if missing == "input" else "")
             )
         return self._accumulator(y, x, weight, bias)
-
-    def _terms(self) -> int:
-        """How many products one element of the output sums."""
-        return math.prod(self.weight_shape) // max(self.out_channels, 1)
 
     def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: Any) -> Any:
         """The output with the scale that the sums have; an array where they have none."""

@@ -66,6 +66,13 @@ def sharded_as(x: jax.Array, like: jax.Array) -> jax.Array:
     Args:
         x: an array.
         like: an array of the same shape.
+
+    Returns:
+        The numbers of `x`; `x` itself where there is nothing to move.
+
+    Example:
+        >>> sharded_as(jnp.ones(2), jnp.zeros(2))
+        Array([1., 1.], dtype=float32)
     """
     own, wanted = jax.typeof(x).sharding, jax.typeof(like).sharding
     return x if own.spec == wanted.spec else reshard(x, NamedSharding(own.mesh, wanted.spec))

@@ -46,6 +46,7 @@ def _truth(binding: Binding, name: str, given: Any) -> bool | None:
         return None
     if not isinstance(given, bool | np.bool_ | int) or given not in (0, 1):  # 'False' would count as true
         raise TypeError(
-            f"{binding.base.__name__}: {name} must be True or False, got {given!r} of type {type(given).__name__}"
+            f"{binding.base.__name__}: {name} must be True or False, got {given!r} of type {type(given).__name__}.\n"
+            f"  cure: {name} = True or {name} = False"
         )
     return bool(given)

@@ -66,6 +66,15 @@ class GroupwiseQuantTensor(QuantTensor):
     _groups: Groups
     _group_dim: int
 
+    def _hold(
+        self, grouped: Any, group_size: int, group_dim: int, dequant_shape: tuple[int, ...] | None
+    ) -> None:
+        """What a constructor is given; `dequant_shape` None means that groups are full."""
+        length = None if dequant_shape is None else dequant_shape[group_dim]
+        groups = groups_of(grouped.shape, group_size, group_dim, length, type(self).__name__)
+        for name, field in (("_grouped", grouped), ("_groups", groups), ("_group_dim", group_dim)):
+            object.__setattr__(self, name, field)
+
     @property
     def grouped(self) -> Any:
         """The same numbers as a quantized tensor with the two axes."""

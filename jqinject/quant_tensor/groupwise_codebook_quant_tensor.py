@@ -9,7 +9,7 @@ from jqinject.ops.codebook import Codebook
 
 from .base import as_array
 from .codebook_quant_tensor import CodebookQuantTensor
-from .groupwise import Groups, GroupwiseQuantTensor, flatten_groups, groups_of
+from .groupwise import Groups, GroupwiseQuantTensor, flatten_groups
 
 
 @final
@@ -54,10 +54,7 @@ class GroupwiseCodebookQuantTensor(GroupwiseQuantTensor):
         dequant_shape: tuple[int, ...] | None = None,
     ) -> None:
         grouped = CodebookQuantTensor(as_array(value), scale, codebook, training)
-        length = None if dequant_shape is None else dequant_shape[group_dim]
-        groups = groups_of(grouped.shape, group_size, group_dim, length, type(self).__name__)
-        for name, field in (("_grouped", grouped), ("_groups", groups), ("_group_dim", group_dim)):
-            object.__setattr__(self, name, field)
+        self._hold(grouped, group_size, group_dim, dequant_shape)
 
     @property
     def codebook(self) -> Codebook:

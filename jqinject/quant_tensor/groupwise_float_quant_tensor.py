@@ -8,7 +8,7 @@ import numpy as np
 
 from .base import as_array
 from .float_quant_tensor import AnyFloatFormat, FloatQuantTensor
-from .groupwise import Groups, GroupwiseQuantTensor, flatten_groups, groups_of
+from .groupwise import Groups, GroupwiseQuantTensor, flatten_groups
 
 
 @final
@@ -53,10 +53,7 @@ class GroupwiseFloatQuantTensor(GroupwiseQuantTensor):
         dequant_shape: tuple[int, ...] | None = None,
     ) -> None:
         grouped = FloatQuantTensor(as_array(value), scale, format, training)
-        length = None if dequant_shape is None else dequant_shape[group_dim]
-        groups = groups_of(grouped.shape, group_size, group_dim, length, type(self).__name__)
-        for name, field in (("_grouped", grouped), ("_groups", groups), ("_group_dim", group_dim)):
-            object.__setattr__(self, name, field)
+        self._hold(grouped, group_size, group_dim, dequant_shape)
 
     @property
     def format(self) -> AnyFloatFormat:

@@ -7,7 +7,7 @@ import jax
 
 from .base import as_array
 from .bit_width import BitWidth
-from .groupwise import Groups, GroupwiseQuantTensor, flatten_groups, groups_of
+from .groupwise import Groups, GroupwiseQuantTensor, flatten_groups
 from .int_quant_tensor import IntQuantTensor
 
 
@@ -56,10 +56,7 @@ class GroupwiseIntQuantTensor(GroupwiseQuantTensor):
         dequant_shape: tuple[int, ...] | None = None,
     ) -> None:
         grouped = IntQuantTensor(as_array(value), scale, zero_point, bit_width, signed, training)
-        length = None if dequant_shape is None else dequant_shape[group_dim]
-        groups = groups_of(grouped.shape, group_size, group_dim, length, type(self).__name__)
-        for name, field in (("_grouped", grouped), ("_groups", groups), ("_group_dim", group_dim)):
-            object.__setattr__(self, name, field)
+        self._hold(grouped, group_size, group_dim, dequant_shape)
 
     @property
     def bit_width(self) -> BitWidth:

@@ -73,8 +73,10 @@ def test_attached_gradients_work_forwards_and_under_vmap():
 
 
 def test_a_gradient_of_nan_stays_with_the_elements_that_have_weight():
-    attach = lambda x: stats.attach_gradient(x, jnp.float32(7), jnp.array([0.0, 1.0]))  # noqa: E731
-    grad = jax.grad(lambda x: jnp.nan * attach(x))(jnp.ones(2))
+    def loss(x):
+        return jnp.nan * stats.attach_gradient(x, jnp.float32(7), jnp.array([0.0, 1.0]))
+
+    grad = jax.grad(loss)(jnp.ones(2))
     np.testing.assert_array_equal(grad, [0, jnp.nan])
 
 
