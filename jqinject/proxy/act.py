@@ -15,6 +15,7 @@ class ActQuantProxy(QuantProxyFromInjector):
     """Abstract: the proxy of what flows, perhaps through several layers."""
 
     sample_shape: ClassVar[tuple[int, ...]] = ()
+    quantizes_activations = True
 
     def __call__(self, x: jax.Array | QuantTensor) -> jax.Array | QuantTensor:
         """Quantize an activation.
@@ -25,7 +26,10 @@ class ActQuantProxy(QuantProxyFromInjector):
         Returns:
             A QuantTensor of the shape and dtype of `x`, or `x` itself where quantization is off.
         """
-        return self._seen(self._pack(self.tensor_quant(as_array(x))), x) if self.is_quant_enabled else x
+        if not self.is_quant_enabled:
+            return x
+        array = as_array(x)
+        return self._seen(self._pack(self.tensor_quant(array)), x)
 
     def quantize(self, x: jax.Array) -> Any:
         """Quantize as a call does: a QuantTensor, whose `payload()` or `int()` are the low-bit numbers and whose
