@@ -44,7 +44,7 @@ class QuantConv(QuantConvLayer, nnx.Conv):
         input_quant: quantizer of the input; `act_quant` is another name of it.
         output_quant: quantizer of the output.
         return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`; an
-            array where sums have no scale of their own (a zero point, scales along a summed axis, minifloats).
+            array where sums have no scale of their own (scales along a summed axis, groups, minifloats).
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
         contraction: "auto" convolves the integers of a frozen weight, and floats otherwise; "int" insists on integers;
             "float" convolves the dequantized floats in any case.

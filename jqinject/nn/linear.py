@@ -37,7 +37,7 @@ class QuantLinear(QuantDotLayer, nnx.Linear):
         input_quant: quantizer of the input; `act_quant` is another name of it.
         output_quant: quantizer of the output.
         return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`; an
-            array where sums have no scale of their own (a zero point, scales along a summed axis, minifloats).
+            array where sums have no scale of their own (scales along a summed axis, groups, minifloats).
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
         contraction: "auto" contracts the payloads of an 8-bit float input and weight, the integers of a frozen weight,
             and floats otherwise; "int" and "fp8" insist on the payloads; "float" contracts the dequantized floats in

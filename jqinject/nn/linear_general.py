@@ -31,7 +31,7 @@ class QuantLinearGeneral(QuantDotLayer, nnx.LinearGeneral):
         input_quant: quantizer of the input; `act_quant` is another name of it.
         output_quant: quantizer of the output.
         return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`; an
-            array where sums have no scale of their own (a zero point, scales along a summed axis, minifloats).
+            array where sums have no scale of their own (scales along a summed axis, groups, minifloats).
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
         contraction: as for `QuantLinear`.
         rngs: for the parameters, and for quantizers that draw random numbers.
