@@ -6,6 +6,7 @@ are: the exporter then decides whether it is a stored integer, a quantizer with 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from jqinject.core import IntQuant, RescalingIntQuant
 from jqinject.core.clamp import Identity, TensorClamp, TensorClampSte
 from jqinject.core.delay import DelayWrapper
 from jqinject.core.rounding import RoundSte, StochasticRoundSte
+from jqinject.model.intercept import Around, intercept
 from jqinject.nn._frozen import FrozenWeight
 from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.proxy import QuantProxyFromInjector
@@ -38,34 +40,32 @@ def mark_quantizers(model: Any) -> None:
 
     In place: for a copy that nobody else has, whose instances can be of other classes.
     """
+    call, weight = _MarkedCall(), _MarkedWeight()
     for _, node in nnx.iter_modules(model):
         if isinstance(node, QuantProxyFromInjector) and not _is_delayed(node):
-            _override(node, "__call__", _marked_call)
+            intercept(node, call)
         elif isinstance(node, FrozenWeight):
-            _override(node, "quant_tensor", _marked_frozen)
+            intercept(node, weight, "quant_tensor")
         elif isinstance(node, QuantWeightLayer):
             node.contraction = "float"
 
 
-def _override(node: Any, name: str, make: Any) -> None:
-    kind = type(node)
-    node.__class__ = type(kind.__name__, (kind,), {name: make(getattr(kind, name))})
+class _MarkedCall(Around):
+    """Marks what a proxy returns."""
+
+    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """See `Around`."""
+        result = call(*args, **kwargs)
+        return _marked(args[0], result, bool(layer.is_narrow_range), _is_nearest(layer.tensor_quant))
 
 
-def _marked_call(call: Any) -> Any:
-    def marked(self: Any, x: Any, *others: Any) -> Any:
-        result = call(self, x, *others)
-        return _marked(x, result, bool(self.is_narrow_range), _is_nearest(self.tensor_quant))
+class _MarkedWeight(Around):
+    """Marks a frozen weight, which lies on its grid."""
 
-    return marked
-
-
-def _marked_frozen(quant_tensor: Any) -> Any:
-    def marked(self: Any) -> Any:
-        weight = quant_tensor(self)
+    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """See `Around`."""
+        weight = call(*args, **kwargs)
         return _marked(weight, weight, False, False)
-
-    return marked
 
 
 def _marked(x: Any, result: Any, narrow_range: bool, nearest: bool) -> Any:

@@ -14,6 +14,7 @@ import jqinject
 from jqinject.demo.network import Classifier
 from jqinject.demo.recipes import CALIBRATION_STEPS, RECIPES
 from jqinject.dot import QDotGeneral, config_v4
+from jqinject.export._marks import mark_quantizers
 from jqinject.nn import QuantConv, QuantIdentity, QuantLinear, QuantReLU
 from jqinject.quant import (
     Fp8e4m3ActPerTensorCurrent,
@@ -266,6 +267,22 @@ def test_a_stack_of_layers_is_computed(x):
 
     model = calibrated(Stack(), x)
     np.testing.assert_allclose(run(jqinject.export.onnx(model, x), x), served(model, x), atol=1e-5)
+
+
+def test_exports_leave_no_classes_behind(x):
+    layer = calibrated(
+        QuantLinear(8, 4, bias_quant=Int32Bias, input_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0)), x
+    )
+
+    def classes():
+        kinds = {type(node) for _, node in nnx.iter_modules(layer)}
+        return sum(len(kind.__subclasses__()) for kind in kinds)
+
+    mark_quantizers(nnx.clone(layer))
+    before = classes()
+    for _ in range(20):
+        mark_quantizers(nnx.clone(layer))
+    assert classes() == before
 
 
 def test_names_files_and_the_model_stays(x, tmp_path):
