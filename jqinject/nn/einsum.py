@@ -31,7 +31,8 @@ class QuantEinsum(QuantDotLayer, nnx.Einsum):
         kernel_shape: of the kernel.
         bias_shape: of the bias; None for no bias.
         weight_quant: quantizer of the kernel. Channels are counted along all its axes that the output has: with a scale
-            for each channel, the scale has the kernel's shape with 1 along the axes that are summed over.
+            for each channel, the scale has the kernel's shape with 1 along the axes that are summed over. By default
+            `Int8WeightPerTensorFloat`; None keeps the kernel float.
         bias_quant: quantizer of the bias.
         input_quant: quantizer of the input; `act_quant` is another name of it.
         output_quant: quantizer of the output.

@@ -32,7 +32,7 @@ class QuantScaleBias(QuantWeightLayer):
         axis: the axis of the input that holds the channels.
         dtype: of the computation; None for the common one of input and parameters.
         param_dtype: of the parameters.
-        weight_quant: quantizer of `scale`.
+        weight_quant: quantizer of `scale`; by default `Int8WeightPerTensorFloat`, as in Brevitas; None keeps it float.
         bias_quant: quantizer of `bias`.
         input_quant: quantizer of the input; `act_quant` is another name of it.
         output_quant: quantizer of the output.
