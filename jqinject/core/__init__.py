@@ -2,6 +2,7 @@
 
 from jqinject.core._protocols import PackableResult as PackableResult
 from jqinject.core._protocols import QuantResult as QuantResult
+from jqinject.core._protocols import StaticRange as StaticRange
 from jqinject.core.amax_history import AmaxHistory as AmaxHistory
 from jqinject.core.bit_width import BitWidthConst as BitWidthConst
 from jqinject.core.bit_width import BitWidthParameter as BitWidthParameter

@@ -76,6 +76,19 @@ class QuantizedOp(nnx.Module):
                 rhs = right
         return lhs, rhs
 
+    def has_range(self) -> bool | None:
+        """Whether the static range of the left operand saw data; None without one. See `core.StaticRange`."""
+        used = self.lhs_range is not None and self.lhs_quant_mode is not QuantMode.SERVE
+        return self.lhs_range.has_range() if used else None
+
+    def begin_calibration(self) -> None:
+        """From now on collect the range of the left operand anew."""
+        if self.lhs_range is not None:
+            self.lhs_range.begin_calibration()
+
+    def end_calibration(self) -> None:
+        """Nothing: the range is the average."""
+
     def fresh(self) -> QuantizedOp:
         """Another one like it, with nothing stored and random numbers of its own."""
         other = type(self)(

@@ -11,6 +11,8 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jqinject.model.freezing import settle_ranges
+from jqinject.model.walk import modules_of
 from jqinject.quant_tensor import QuantTensor, as_array
 
 
@@ -31,6 +33,7 @@ def serving_copy(model: Any, name: str) -> Any:
         )
     copy = nnx.clone(model, graph=True)
     copy.eval()
+    settle_ranges(modules_of(copy))
     return copy
 
 

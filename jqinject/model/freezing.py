@@ -1,6 +1,7 @@
 """`freeze` and `unfreeze`: from a trained model to one that serves low-bit numbers, and back."""
 
 import itertools
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import jax
@@ -74,10 +75,19 @@ def freeze(model: Model, *, keep_masters: bool = False) -> Model:
         if op is not None:
             freeze_op(layer, shared=id(op.module) in seen, keep_master=keep_masters)
             seen.add(id(op.module))
-    for module in layers:
+    settle_ranges(layers)
+    return model
+
+
+def settle_ranges(modules: Iterable[Any]) -> None:
+    """Let collected ranges serve as constants, so that nothing is computed of the tensor at hand any more.
+
+    Args:
+        modules: those of a model. An average that no batch has entered stays as it is.
+    """
+    for module in modules:
         if isinstance(module, SimpleMovingAverage) and _has_batches(module):
             module.settled = True
-    return model
 
 
 def _check_finite(model: nnx.Module, layers: list[Any]) -> None:

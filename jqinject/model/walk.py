@@ -1,6 +1,6 @@
 """Finding what is where in a model: every Variable under every path, and every proxy with the layers that hold it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,8 +75,17 @@ class Holders:
     paths: list[Path] = field(default_factory=list)
 
 
-def walk(root: Any, path: Path = (), above: tuple[int, ...] = ()) -> Iterator[tuple[Path, Any]]:
-    """Every module, Variable and array under every path, parents first; a shared one comes once for each path."""
+def walk(
+    root: Any, path: Path = (), above: tuple[int, ...] = (), within: Callable[[Any], bool] | None = None
+) -> Iterator[tuple[Path, Any]]:
+    """Every module, Variable and array under every path, parents first; a shared one comes once for each path.
+
+    Args:
+        root: where to begin.
+        path: its path.
+        above: the identities of what it is within.
+        within: says of a module whether to look into it; None looks into all.
+    """
     if isinstance(root, nnx.Variable):
         yield path, root
         return
@@ -84,6 +93,8 @@ def walk(root: Any, path: Path = (), above: tuple[int, ...] = ()) -> Iterator[tu
         return
     if isinstance(root, nnx.Pytree):
         yield path, root
+        if within is not None and not within(root):
+            return
         children: Any = ((n, c) for n, c in vars(root).items() if not n.startswith("_pytree__"))
     elif isinstance(root, Mapping):
         children = root.items()
@@ -99,7 +110,7 @@ def walk(root: Any, path: Path = (), above: tuple[int, ...] = ()) -> Iterator[tu
                     PlainArray(vars(root) if isinstance(root, nnx.Pytree) else root, name),
                 )
         else:
-            yield from walk(child, (*path, str(name)), (*above, id(root)))
+            yield from walk(child, (*path, str(name)), (*above, id(root)), within)
 
 
 def modules_of(root: Any) -> list[Any]:

@@ -24,6 +24,8 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
         ([[[[2]]]], 0.5, 8)
     """
 
+    quantizes_activations = True
+
     @property
     def is_narrow_range(self) -> bool:
         """Whether one integer of the result is left out."""
