@@ -11,7 +11,9 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jqinject.model.freezing import settle_ranges
 from jqinject.model.static_ranges import check_calibrated
+from jqinject.model.walk import modules_of
 from jqinject.quant_tensor import QuantTensor, as_array
 
 
@@ -36,6 +38,7 @@ def serving_copy(model: Any, name: str, allow_uncalibrated: bool) -> Any:
         check_calibrated(model, name)
     copy = nnx.clone(model, graph=True)
     copy.eval()
+    settle_ranges(modules_of(copy))
     return copy
 
 

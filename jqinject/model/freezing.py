@@ -2,6 +2,7 @@
 
 import itertools
 import warnings
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import jax
@@ -94,10 +95,19 @@ def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool
         if op is not None:
             freeze_op(layer, shared=id(op.module) in seen, keep_master=keep_masters)
             seen.add(id(op.module))
-    for module in layers:
+    settle_ranges(layers)
+    return model
+
+
+def settle_ranges(modules: Iterable[Any]) -> None:
+    """Let collected ranges serve as constants, so that nothing is computed of the tensor at hand any more.
+
+    Args:
+        modules: those of a model. An average that no batch has entered stays as it is.
+    """
+    for module in modules:
         if isinstance(module, SimpleMovingAverage) and _has_batches(module):
             module.settled = True
-    return model
 
 
 def _is_quantized(module: Any) -> bool:

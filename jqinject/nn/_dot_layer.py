@@ -142,4 +142,5 @@ class QuantDotLayer(QuantWeightLayer):
             rhs_places=placed.of_weight,
             bias=bias,
             bias_on_grid=self._bias_on_grid(bias, weight),
+            zero_points=self._zero_points(),
         )

@@ -251,7 +251,15 @@ class QuantWeightLayer(WeightAxes):
                 f"no scale.\n  cure: give the layer {missing}_quant=..."
                 + (", or feed it a QuantTensor" if missing == "input" else "")
             )
-        return self._accumulator(y, x, weight, bias)
+        return self._accumulator(y, x, weight, bias) if self._has_whole_zero_points() else y
+
+    def _has_whole_zero_points(self) -> bool:
+        """Whether products of the quantized numbers are whole, as far as the layer's quantizers say it."""
+        if _on(self.input_quant) and not self.input_quant.has_whole_zero_points:
+            return False
+        if self.frozen is not None:
+            return self.frozen.whole_zero_point
+        return not _on(self.weight_quant) or self.weight_quant.has_whole_zero_points
 
     def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: Any) -> Any:
         """The output with the scale that the sums have; an array where they have none."""
@@ -266,7 +274,15 @@ class QuantWeightLayer(WeightAxes):
             lhs_free_axes=self._free_input_axes(x.ndim),
             bias=bias,
             bias_on_grid=self._bias_on_grid(bias, weight),
+            zero_points=self._zero_points(),
         )
+
+    def _zero_points(self) -> tuple[bool | None, bool | None]:
+        """Whether zero points of input and weight may differ from 0, as far as the layer's quantizers say it."""
+        of_input = self.input_quant.has_zero_point if _on(self.input_quant) else None
+        if self.frozen is not None:
+            return of_input, self.frozen.zero_point is not None
+        return of_input, self.weight_quant.has_zero_point if _on(self.weight_quant) else None
 
 
 def _on(proxy: Any) -> bool:

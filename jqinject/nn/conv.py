@@ -39,12 +39,13 @@ class QuantConv(QuantConvLayer, nnx.Conv):
             kernel_init, bias_init, conv_general_dilated, promote_dtype, preferred_element_type, rngs,
             kernel_metadata, bias_metadata: as for `nnx.Conv`.
         weight_quant: quantizer of the kernel, shape (*kernel_size, in_features / feature_group_count, out_features);
-            channels are its last axis.
+            channels are its last axis. By default `Int8WeightPerTensorFloat`, as in Brevitas; None keeps the kernel
+            float.
         bias_quant: quantizer of the bias.
         input_quant: quantizer of the input; `act_quant` is another name of it.
         output_quant: quantizer of the output.
         return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`; an
-            array where sums have no scale of their own (a zero point, scales along a summed axis, minifloats).
+            array where sums have no scale of their own (scales along a summed axis, groups, minifloats).
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
         contraction: "auto" convolves the integers of a frozen weight, and floats otherwise; "int" insists on integers;
             "float" convolves the dequantized floats in any case.

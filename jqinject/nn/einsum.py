@@ -31,12 +31,13 @@ class QuantEinsum(QuantDotLayer, nnx.Einsum):
         kernel_shape: of the kernel.
         bias_shape: of the bias; None for no bias.
         weight_quant: quantizer of the kernel. Channels are counted along all its axes that the output has: with a scale
-            for each channel, the scale has the kernel's shape with 1 along the axes that are summed over.
+            for each channel, the scale has the kernel's shape with 1 along the axes that are summed over. By default
+            `Int8WeightPerTensorFloat`; None keeps the kernel float.
         bias_quant: quantizer of the bias.
         input_quant: quantizer of the input; `act_quant` is another name of it.
         output_quant: quantizer of the output.
         return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`; an
-            array where sums have no scale of their own (a zero point, scales along a summed axis, minifloats).
+            array where sums have no scale of their own (scales along a summed axis, groups, minifloats).
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
         contraction: as for `QuantLinear`.
         rngs: for the parameters, and for quantizers that draw random numbers.

@@ -26,6 +26,7 @@ class QuantLoRALinear(QuantDotLayer, nnx.LoRALinear):
         out_features: size of the last axis of the output.
         lora_rank: columns of A, rows of B.
         weight_quant: quantizer of the kernel, shape (in_features, out_features); channels are its last axis.
+            By default `Int8WeightPerTensorFloat`, as in Brevitas; None keeps the kernel float.
         bias_quant: quantizer of the bias.
         input_quant: quantizer of the input; `act_quant` is another name of it.
         output_quant: quantizer of the output.

@@ -1,6 +1,6 @@
 """The proxy of activations."""
 
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jqinject.quant_tensor import QuantTensor, as_array
 class ActQuantProxy(QuantProxyFromInjector):
     """Abstract: the proxy of what flows, perhaps through several layers."""
 
+    sample_shape: ClassVar[tuple[int, ...]] = ()
     quantizes_activations = True
 
     def __call__(self, x: jax.Array | QuantTensor) -> jax.Array | QuantTensor:
@@ -74,7 +75,7 @@ class ActQuantProxy(QuantProxyFromInjector):
         quantizer = nnx.clone(self.tensor_quant, graph=True)
         if force_eval:
             set_mode(quantizer, use_running_average=True, deterministic=True)
-        return self._pack(quantizer(jnp.zeros((), jnp.float32)))
+        return self._pack(quantizer(jnp.zeros(self.sample_shape, jnp.float32)))
 
     def _attribute(self, name: str, force_eval: bool) -> Any:
         return getattr(self.sample(force_eval), name) if self.is_quant_enabled else None
@@ -122,6 +123,8 @@ class DynamicActQuantProxyFromInjector(ActQuantProxy):
         >>> identity(jnp.array([[1.28, 0.0], [0.0, -12.8]])).scale.shape
         (2, 1)
     """
+
+    sample_shape = (1,)  # a statistic of rows needs an axis
 
     def _attribute(self, name: str, force_eval: bool) -> Any:
         return input_dependent(self, name)

@@ -21,6 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from tests.golden._config import CannotDrive as CannotDrive
+from tests.golden._config import settings_of
+
 HERE = Path(__file__).parent
 COMPARED_FACTS = (
     "type",
@@ -37,10 +40,6 @@ COMPARED_FACTS = (
     "nan_values",
 )
 USER_ERRORS = (ValueError, TypeError, RuntimeError)
-
-
-class CannotDrive(AssertionError):
-    """There is no adapter for a case, or it does not return what the case asks for."""
 
 
 def folder() -> Path:
@@ -73,7 +72,7 @@ def arrays_of(case: dict[str, Any], side: str) -> dict[str, np.ndarray]:
 
 
 def labels(case: dict[str, Any]) -> list[str]:
-    """What a line of out_of_scope.toml may name: the id, the area, `quantizer/…`, `layer/…`."""
+    """What a line of out_of_scope.toml may name: id, area, `quantizer/…`, `layer/…`, `<group>:<key>=<value>`."""
     found = [case["id"], case["area"]]
     if case.get("quantizer"):
         found.append(f"quantizer/{case['quantizer']}")
@@ -82,6 +81,8 @@ def labels(case: dict[str, Any]) -> list[str]:
         found.append(f"layer/{layer['kind']}")
     arguments = case.get("config", {}).get("kwargs", {})
     found += [f"quantizer/{v}" for k, v in arguments.items() if k.endswith("_quant") and isinstance(v, str)]
+    group = case["id"].split("/")[0]
+    found += [f"{group}:{key}={value}" for key, value in settings_of(case.get("config", {}))]
     return found
 
 

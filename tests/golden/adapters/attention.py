@@ -11,6 +11,7 @@ from flax import nnx
 import jqinject
 from jqinject.nn import QuantMultiHeadAttention, attention_from_torch
 from jqinject.quant_tensor import as_array
+from tests.brevitas_defaults import ATTENTION
 from tests.golden._driver import CannotDrive
 from tests.golden.adapters.layouts import compiled, dotted, fields_of, our_path, plain, quantizer
 
@@ -57,7 +58,7 @@ def _layer(given: dict[str, Any]) -> QuantMultiHeadAttention:
             arguments[name] = quantizer(value)
     heads = arguments.pop("num_heads")
     return QuantMultiHeadAttention(
-        heads, size, in_kv_features=sources.pop(), decode=False, rngs=nnx.Rngs(0), **arguments
+        heads, size, in_kv_features=sources.pop(), decode=False, rngs=nnx.Rngs(0), **ATTENTION | arguments
     )
 
 

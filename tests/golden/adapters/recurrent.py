@@ -11,6 +11,7 @@ from flax import nnx
 
 from jqinject.nn import QuantLSTM, QuantRNN
 from jqinject.quant_tensor import as_array
+from tests.brevitas_defaults import RECURRENT
 from tests.golden.adapters.layouts import dotted, facts_of, fields_of, once, our_path, plain, quantizer
 from tests.golden.adapters.torch_order import ties_as_torch
 from tests.golden.adapters.torch_random import TorchRandom
@@ -48,7 +49,7 @@ def layer_of(case: Case) -> Any:
         name: quantizer(value) if name.endswith("_quant") and isinstance(value, str) else value
         for name, value in plain(given).items()
     }
-    return KINDS[kind](rngs=nnx.Rngs(0), **arguments)
+    return KINDS[kind](rngs=nnx.Rngs(0), **RECURRENT[kind] | arguments)
 
 
 def _gates(cell: Any) -> Iterator[tuple[str, Any, Any]]:
