@@ -13,12 +13,12 @@ from jqinject.core import QuantParam
 from jqinject.quant_tensor import FloatQuantTensor, GroupwiseFloatQuantTensor, as_array
 from tests.golden.adapters.layouts import (
     compiled,
+    declaring,
     dotted,
     facts_of,
     fields_of,
     once,
     our_path,
-    plain,
     quantizer,
     shaped,
 )
@@ -29,7 +29,8 @@ Case = dict[str, Any]
 def layer_of(case: Case) -> Any:
     """The activation layer, which returns quantized tensors where there is a quantizer."""
     kind = getattr(jqinject.nn, case["layer"]["kind"])
-    return kind(act_quant=quantizer(case["quantizer"]), return_quant_tensor=True, **plain(case["overrides"]))
+    act_quant = declaring(quantizer(case["quantizer"]), case["overrides"])
+    return kind(act_quant=act_quant, return_quant_tensor=True)
 
 
 def run(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -92,8 +92,9 @@ def make_depthwise(shape: tuple[int, ...], **arguments: Any) -> QuantConv:
 def make_carrier(channel_axis: int) -> Callable[..., Any]:
     def make(shape: tuple[int, ...], **arguments: Any) -> Carrier:
         given = {name: arguments.pop(name) for name in ("weight_quant", "bias_quant") if name in arguments}
-        if channel_axis == 1 and "group_dim" in given.get("weight_quant", {}):
-            arguments.setdefault("weight_group_dim", 0)  # the inputs of a transposed convolution
+        quant = given.get("weight_quant", {})
+        if channel_axis == 1 and "group_dim" in quant and "group_dim" not in vars(quant)["__declared__"]:
+            given["weight_quant"] = declaring(quant, {"group_dim": 0})  # the inputs of a transposed convolution
         return Carrier(shape, channel_axis, given, arguments)
 
     return make
@@ -152,6 +153,11 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
 def plain(overrides: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Overrides as a user writes them: sequences as tuples, with the layer's prefix."""
     return {prefix + name: tuple(v) if isinstance(v, list) else v for name, v in overrides.items()}
+
+
+def declaring(base: Any, overrides: Mapping[str, Any]) -> Any:
+    """A quantizer with a case's overrides as class attributes: the reference ignores those that are not read."""
+    return type(base)(base.__name__, (base,), plain(overrides)) if overrides else base
 
 
 def facts_of(tensor: Any) -> dict[str, Any]:

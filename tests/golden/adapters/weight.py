@@ -14,12 +14,12 @@ from tests.golden.adapters.layouts import (
     LAYOUTS,
     back,
     compiled,
+    declaring,
     dotted,
     facts_of,
     fields_of,
     in_the_words_of,
     moved,
-    plain,
     quantizer,
 )
 
@@ -40,10 +40,10 @@ def layer_of(case: Case, inputs: dict[str, np.ndarray]) -> Any:
     layout = LAYOUTS[case["layer"]["kind"]]
     axes = layout.weight(inputs["weight"].ndim)
     weight = moved(inputs["weight"], axes)
-    overrides = plain(case["overrides"], "weight_")
-    if "weight_group_dim" in overrides:  # an axis of the reference's weight
-        overrides["weight_group_dim"] = axes.index(overrides["weight_group_dim"] % weight.ndim)
-    layer = layout.make(weight.shape, weight_quant=quantizer(case["quantizer"]), **overrides)
+    overrides = dict(case["overrides"])
+    if "group_dim" in overrides:  # an axis of the reference's weight
+        overrides["group_dim"] = axes.index(overrides["group_dim"] % weight.ndim)
+    layer = layout.make(weight.shape, weight_quant=declaring(quantizer(case["quantizer"]), overrides))
     layer.weight = nnx.Param(jnp.asarray(weight))
     if "learned_round_value" in inputs:
         learned = moved(inputs["learned_round_value"], axes)
