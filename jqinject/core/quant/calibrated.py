@@ -12,6 +12,7 @@ from flax import nnx
 
 from jqinject.core import _check
 from jqinject.core._protocols import QuantResult, Restrict
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign, set_given
 from jqinject.core.calibration import AbsMaxRange, ClippingRange, RangeMethod, SimpleMovingAverage
 from jqinject.core.quant.float_quant import FloatQuantResult
@@ -56,6 +57,7 @@ def _not_tiny(scale: jax.Array) -> jax.Array:
     return jnp.where(scale < LEAST_SCALE, 1.0, scale)
 
 
+@checked_arguments
 class CalibratedQuant(nnx.Module):
     """To integers (or 8-bit floats) and back, within a calibrated clipping range.
 
