@@ -94,7 +94,9 @@ def make_carrier(channel_axis: int) -> Callable[..., Any]:
         given = {name: arguments.pop(name) for name in ("weight_quant", "bias_quant") if name in arguments}
         quant = given.get("weight_quant", {})
         if channel_axis == 1 and "group_dim" in quant and "group_dim" not in vars(quant)["__declared__"]:
-            given["weight_quant"] = declaring(quant, {"group_dim": 0})  # the inputs of a transposed convolution
+            given["weight_quant"] = declaring(
+                quant, {"group_dim": 0}
+            )  # the inputs of a transposed convolution
         return Carrier(shape, channel_axis, given, arguments)
 
     return make
