@@ -120,6 +120,8 @@ from jqinject.core.stats import SignedAbsMax as SignedAbsMax
 from jqinject.core.stats import TwoPhaseStat as TwoPhaseStat
 from jqinject.core.stats import given as given
 from jqinject.core.stats import searching as searching
+from jqinject.core.uncalibrated import UncalibratedWarning as UncalibratedWarning
+from jqinject.core.uncalibrated import warn_if_uncalibrated as warn_if_uncalibrated
 from jqinject.core.variables import Frozen as Frozen
 from jqinject.core.variables import GradSlot as GradSlot
 from jqinject.core.variables import GradStat as GradStat

@@ -70,7 +70,12 @@ class Collection:
 
 def all_counted(counter: Any) -> bool:
     """Whether a counter (of every layer of a stack) is above 0; True where it cannot be known: traced, abstract."""
-    return not is_concrete(counter) or bool(np.all(np.asarray(counter) > 0))
+    return not has_numbers(counter) or bool(np.all(np.asarray(counter) > 0))
+
+
+def has_numbers(array: Any) -> bool:
+    """Whether an array can be read: it is neither traced nor abstract."""
+    return isinstance(array, jax.Array | np.ndarray) and is_concrete(array)
 
 
 def all_finite(x: jax.Array) -> jax.Array:

@@ -11,13 +11,15 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import _check
+from jqinject.core._collect import has_numbers
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign
 from jqinject.core.variables import GradStat, QuantStat, float_array
-from jqinject.quant_tensor import is_concrete
 
 AMAX_COMPUTE_ALGOS = ("max", "most_recent")
 
 
+@checked_arguments
 class AmaxHistory(nnx.Module):
     """The amax (`max |x|`) of each of the last `amax_history_length` steps.
 
@@ -95,7 +97,7 @@ class AmaxHistory(nnx.Module):
     def has_amax(self) -> bool:
         """Whether some amax above 0 is remembered (by every layer of a stack); True where it cannot be known."""
         held = self.amax_history.get_value()
-        if not is_concrete(held):
+        if not has_numbers(held):
             return True
         steps = tuple(range(held.ndim + self._step_axis, held.ndim))
         return bool(np.all(np.any(np.asarray(held) > 0, axis=steps)))

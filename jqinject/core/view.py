@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from jqinject.core.arguments import checked_arguments
 from jqinject.ops.explicit_axes import merge_axes
 from jqinject.ops.groups import check_divides, checked_group_size, split_groups
 
@@ -53,6 +54,7 @@ class OverTensorView:
         return merge_axes(x, 0, x.ndim)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class OverOutputChannelView:
     """Channels first, the rest flat: `(channels, n)`; to be reduced over axis 1.
@@ -81,6 +83,7 @@ class OverOutputChannelView:
         return merge_axes(viewed, 0, viewed.ndim - 1)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class OverBatchOverTensorView:
     """Examples first, the rest flat: `(batch, n)`.
@@ -103,6 +106,7 @@ class OverBatchOverTensorView:
         return _flat_after(_permuted(x, self.permute_dims, type(self).__name__), 1, type(self).__name__)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class OverBatchOverOutputChannelView:
     """Examples, channels, the rest flat: `(batch, channels, n)`.
@@ -125,6 +129,7 @@ class OverBatchOverOutputChannelView:
         return _flat_after(_permuted(x, self.permute_dims, type(self).__name__), 2, type(self).__name__)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class OverOutputFeaturesView:
     """The last axis kept, everything before it flat: `(n, features)`.
@@ -150,6 +155,7 @@ class OverOutputFeaturesView:
         return merge_axes(y, 0, y.ndim - 1)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class OverSubChannelBlockView:
     """One axis cut into groups, of a tensor whose shape is known: `(..., groups, group_size, ...)`.
@@ -191,6 +197,7 @@ class OverSubChannelBlockView:
         return viewed
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class DynamicOverSubChannelBlockView:
     """One axis cut into groups, of a tensor of any shape: `(..., groups, group_size, ...)`.

@@ -10,6 +10,7 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 
+from jqinject.core.arguments import checked_arguments
 from jqinject.dot.numerics import Numerics
 
 Axes = Sequence[int]
@@ -49,6 +50,7 @@ def _largest_magnitude(x: jax.Array, axes: Axes) -> jax.Array:
     return jnp.maximum(high, -jnp.min(x, axis=tuple(axes), keepdims=True, initial=0.0))
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class AbsMaxCalibration:
     """`scale = clipping_scale * max|x| / bound`.
@@ -76,6 +78,7 @@ class AbsMaxCalibration:
         return _rounded(bound / numerics.bound, self.po2_scale)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class AbsMeanCalibration:
     """`scale = clipping_scale * (mean over x != 0 of |x|^p)^(1/p) / bound`.
@@ -110,6 +113,7 @@ class AbsMeanCalibration:
         return _rounded(nonzero(mean * self.clipping_scale) / numerics.bound, self.po2_scale)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class ConstantCalibration:
     """`scale = bound / the format's bound`, known beforehand: nothing is reduced.
@@ -134,6 +138,7 @@ class ConstantCalibration:
         return jnp.full((1,) * x.ndim, self.bound / numerics.bound, jnp.float32)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class SnrCalibration:
     """The one of several clipping scales whose rounding leaves the highest ratio of signal to noise.

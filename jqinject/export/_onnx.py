@@ -26,6 +26,7 @@ def onnx(
     opset: int = 20,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
+    allow_uncalibrated: bool = False,
 ) -> Any:
     """The model in evaluation mode as an ONNX model, in the form that runtimes know as QDQ.
 
@@ -59,21 +60,23 @@ def onnx(
             refuses some models with signed activations.
         input_names: of the inputs' arrays; `in_0`, `in_1`, ... by default.
         output_names: of the outputs' arrays.
+        allow_uncalibrated: go on where static ranges of activations never saw data.
 
     Returns:
         An `onnx.ModelProto`.
 
     Raises:
         TypeError: `model` is no NNX module, or an input has no shape and dtype.
-        ValueError: the opset is below 13, or the model has an operation that jax2onnx has no ONNX for, or
-            no valid one: contractions in float16 or of integers (Flax's layers with `QDotGeneral` or its kin).
+        ValueError: a static range that never saw data, named by path; the opset is below 13, or the model has an
+            operation that jax2onnx has no ONNX for, or no valid one: contractions in float16 or of integers (Flax's
+            layers with `QDotGeneral` or its kin).
         FileNotFoundError: the file's folder does not exist.
         ImportError: jax2onnx is not installed.
 
     Differs from jax2onnx: pools have one to three spatial axes, as runtimes want them; scans from the last to the
     first (bidirectional layers) run between two reversals.
     """
-    copy, specs = serving_copy(model, "onnx"), input_specs(inputs, "onnx")
+    copy, specs = serving_copy(model, "onnx", allow_uncalibrated), input_specs(inputs, "onnx")
     if opset < 13:
         raise ValueError(f"onnx: opset must be at least 13, where scales per channel begin, got {opset}")
     target = None if path is None else checked_path(path, "onnx")

@@ -64,7 +64,8 @@ def calibrate(
         model: a quantized NNX module: of our layers, from `quantize`, or from `OdmlQat`.
         batches: what the model is called with: arrays, tuples of positional arguments or dicts of keywords.
         quantized: whether activations and weights are quantized while ranges are collected, as a device will run them;
-            by default the ranges are those of the float model.
+            by default the ranges are those of the float model. Flax's layers with a `QDotGeneral` or its kin contract
+            in low bits either way.
         progress: show a progress bar, where `rich` is installed.
 
     Returns:

@@ -112,6 +112,7 @@ def make_proxy(
     overrides: Mapping[str, Any],
     rngs: nnx.Rngs | None,
     stack: tuple[int, ...] = (),
+    offered: Mapping[str, Any] | None = None,
 ) -> Any:
     """The proxy for what was given: a new one for an injector, the same one for a proxy, None for None.
 
@@ -124,6 +125,7 @@ def make_proxy(
         overrides: names declared anew.
         rngs: for quantizers that draw random numbers.
         stack: sizes of the leading axes that the layer is stacked along.
+        offered: names that the layer declares, for an injector that asks for them and has not been given them.
 
     Raises:
         TypeError: what was given is no quantizer, or one of another kind; or overrides have nothing to act on.
@@ -149,7 +151,9 @@ def make_proxy(
         f"{type(layer).__name__}({slot.prefix}...)" if slot.prefix else f"{type(layer).__name__}(...)",
         slot.prefix,
     )
-    return proxy_class(binding, layer, overrides=overrides, rngs=rngs, where=called, stack=stack)
+    return proxy_class(
+        binding, layer, overrides=overrides, offered=offered, rngs=rngs, where=called, stack=stack
+    )
 
 
 def hold_proxies(

@@ -7,6 +7,7 @@ from typing import Any
 from flax import nnx
 
 from jqinject.core import StaticRange
+from jqinject.proxy.links import linked_layers
 
 
 def ranges_in(quantizer: Any) -> list[StaticRange]:
@@ -15,3 +16,14 @@ def ranges_in(quantizer: Any) -> list[StaticRange]:
         return []
     nodes = (node for _, node in nnx.iter_modules(quantizer, graph=True) if isinstance(node, StaticRange))
     return [node for node in nodes if node.has_range() is not None]
+
+
+def name_of(proxy: nnx.Module, injector: str) -> str:
+    """What a user calls a quantizer, where the model that it is part of is not known."""
+    holders = [
+        f"{type(layer).__name__}.{name}"
+        for layer in linked_layers(proxy)
+        for name, child in vars(layer).items()
+        if child is proxy
+    ]
+    return f"{' and '.join(holders)} ({injector})" if holders else injector

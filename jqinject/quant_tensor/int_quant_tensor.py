@@ -190,20 +190,20 @@ class IntQuantTensor(QuantTensor):
     def int(self, float_datatype: bool = False) -> jax.Array:
         """The integers: round(value / scale + zero_point).
 
-        Under tracing validity cannot be checked. A learned bit width, which is an array, does not choose the dtype:
-        int32 then.
+        Under tracing validity cannot be checked, and a learned bit width does not choose the dtype: int32
+        then.
 
         Args:
             float_datatype: keep the integers in float32, with the straight-through gradient of the rounding.
 
         Returns:
-            int8 or uint8 up to 8 constant bits, else int32; float32 with `float_datatype`.
+            int8 or uint8 up to 8 bits, int32 above; float32 with `float_datatype`.
 
         Raises:
             ValueError: the tensor is concrete and not valid. One bit may be the same number everywhere, which is not
                 valid in Brevitas, where this raises then.
         """
-        narrow = isinstance(self.bit_width, int) and self.bit_width <= 8
+        narrow = is_concrete(self.bit_width) and float(self.bit_width) <= 8
         dtype = (jnp.int8 if self.signed else jnp.uint8) if narrow else jnp.int32
         if is_concrete(*self._grid, self.bit_width):
             integers, exist = checked_integers(*self._grid, self.bit_width, self.signed, dtype)

@@ -366,6 +366,7 @@ def test_exports_leave_no_classes_behind(x):
 
 def test_names_files_and_the_model_stays(x, tmp_path):
     layer = QuantLinear(8, 4, bias_quant=Int32Bias, input_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0))
+    calibrated(layer, x)
     before = jax.tree.map(np.asarray, nnx.state(layer))
     path = tmp_path / "layer.onnx"
     proto = jqinject.export.onnx(layer, x, path=path, input_names=["tokens"], output_names=["scores"])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import jqinject
 from jqinject import (
     Rule,
     calibrate,
@@ -321,16 +322,34 @@ def test_post_training_quantization_in_one_step(activations: str) -> None:
     np.testing.assert_allclose(served(BATCHES[0]), plain(BATCHES[0]), atol=0.03 * scale)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_post_training_quantization_returns_the_model_unfrozen_and_its_report(frozen: bool) -> None:
+    model, report = post_training_quantize(
+        Net(), "static", batches=BATCHES, freeze=frozen, report=True, progress=False
+    )
+    assert [entry.path for entry in report.most_sensitive()] in (["fc1", "fc2"], ["fc2", "fc1"])
+    assert report.uncalibrated == ()
+    assert (vars(model.fc1).get("frozen") is not None) is frozen
+    if not frozen:
+        again = jqinject.report(model, BATCHES[0], numbers=True)
+        assert again.output_sqnr_db == report.output_sqnr_db
+        np.testing.assert_allclose(freeze(nnx.clone(model))(BATCHES[0]), model(BATCHES[0]), atol=1e-5)
+
+
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("arguments", "more", "text"),
     [
-        (("statics",), r"activations must be one of"),
-        (("static",), r"cure: batches="),
+        (("statics",), {}, r"activations must be one of"),
+        (("static",), {}, r"cure: batches="),
+        (("float",), {"report": True}, r"a report are made from data"),
+        (("float",), {"report": True, "batches": [{"x": BATCHES[0]}]}, r"got the keywords x"),
     ],
 )
-def test_post_training_quantization_refuses(arguments: tuple[str, ...], text: str) -> None:
+def test_post_training_quantization_refuses(
+    arguments: tuple[str, ...], more: dict[str, object], text: str
+) -> None:
     with pytest.raises(ValueError, match=text):
-        post_training_quantize(Net(), *arguments)  # pyright: ignore[reportArgumentType]
+        post_training_quantize(Net(), *arguments, **more)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_frozen_model_reduces_nothing_to_find_its_ranges() -> None:

@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 import jqinject
+from jqinject.dot import dot_general
 from jqinject.nn import (
     QuantConcat,
     QuantConv,
@@ -193,11 +194,12 @@ def test_an_embedding(weight):
     check(layer, (np.array([0, 3]),), (np.array([5, 5]),))
 
 
-def test_a_learned_bit_width_has_one_dtype_of_integers():
+def test_a_learned_bit_width_is_never_contracted_as_integers():
     x = IntQuantTensor(jnp.array([0.5, 1.0]), 0.5, 0.0, jnp.float32(4.0), True, False)
-    eager, abstract = x.int(), jax.eval_shape(lambda x: x.int(), x)
-    assert eager.dtype == abstract.dtype == jnp.int32
-    np.testing.assert_array_equal(eager, [1, 2])
+    for contract in (dot_general, jax.jit(dot_general, static_argnums=(2,), static_argnames="contraction")):
+        np.testing.assert_array_equal(contract(x, x, (((0,), (0,)), ((), ()))), 1.25)
+        with pytest.raises(ValueError, match="contraction='int' needs two IntQuantTensors of at most 8 bits"):
+            contract(x, x, (((0,), (0,)), ((), ())), contraction="int")
 
 
 def test_the_absolute_value_of_an_unsigned_tensor_with_a_zero_point_has_no_negative_numbers():

@@ -34,7 +34,7 @@ def test_value_is_integer_minus_zero_point_times_scale():
         (9, True, "int32"),
         (16, False, "int32"),
         (np.float32(8.0), True, "int8"),
-        (jnp.float32(8.0), True, "int32"),
+        (jnp.float32(8.0), True, "int8"),
     ],
 )
 def test_int_takes_the_narrowest_dtype(bit_width, signed, dtype):
