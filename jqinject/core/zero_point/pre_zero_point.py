@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jqinject.core import _check
 from jqinject.core._protocols import View
-from jqinject.ops.power import in_steps
+from jqinject.ops.power import divide
 
 
 @dataclass(frozen=True)
@@ -45,4 +45,4 @@ class PreZeroCenterZeroPoint:
 
     def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any = None) -> jax.Array:
         """The zero point, float32, in steps of `scale`."""
-        return in_steps(self.get_zero_center(x), scale)
+        return divide(self.get_zero_center(x), scale)
