@@ -19,6 +19,7 @@ import math
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core._protocols import Rounding
@@ -26,6 +27,15 @@ from jqinject.core.arguments import checked_arguments
 from jqinject.core.rounding import RoundSte
 from jqinject.ops.power import exp2, log2
 from jqinject.ops.ste import abs_binary_sign_grad
+
+_MOST_LOG2 = 127.99999237060547
+"""The largest float32 below 128, at which `2**x` is more than float32 holds."""
+
+
+def _finite_power(exponent: jax.Array, most: float) -> jax.Array:
+    """`2**exponent`, finite where the exponent is: the largest numbers of float32 have a rounded logarithm of 128."""
+    too_large = jnp.isfinite(exponent) & (exponent > most)
+    return exp2(jnp.where(too_large, most, exponent))
 
 
 def _log2_of(x: float, where: str) -> float:
@@ -98,7 +108,7 @@ class LogFloatRestrictValue:
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`2**x`."""
-        return exp2(x)
+        return _finite_power(x, _MOST_LOG2)
 
 
 @checked_arguments
@@ -127,7 +137,7 @@ class PowerOfTwoRestrictValue(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`2**round(x)`."""
-        return exp2(self.float_to_int_impl(x))
+        return _finite_power(self.float_to_int_impl(x), 127.0)
 
 
 @checked_arguments

@@ -148,7 +148,8 @@ class Float8Numerics:
             smallest = jnp.finfo(self.dtype).minexp
             unit = jnp.exp2(jnp.maximum(exponent - 1, smallest).astype(steps.dtype) - bits)
             # Whole units, not numbers that are rounded again: below a power of two the next number is nearer.
-            steps = jnp.floor(steps / unit + (noise + 0.5)) * unit
+            drawn = jnp.floor(steps / unit + (noise + 0.5)) * unit
+            steps = jnp.where(jnp.abs(steps) < self.bound, drawn, steps)  # what is beyond saturates
         return to_float8(steps, jnp.ones((), steps.dtype), self.dtype)
 
     def passes_gradient(self, steps: jax.Array) -> jax.Array | None:

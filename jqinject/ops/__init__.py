@@ -22,7 +22,9 @@ from jqinject.ops.float8 import from_float8 as from_float8
 from jqinject.ops.float8 import to_float8 as to_float8
 from jqinject.ops.float_format import FloatFormat as FloatFormat
 from jqinject.ops.float_format import LearnedFloatFormat as LearnedFloatFormat
+from jqinject.ops.float_grid import float_steps as float_steps
 from jqinject.ops.float_grid import from_float_codes as from_float_codes
+from jqinject.ops.float_grid import from_float_steps as from_float_steps
 from jqinject.ops.float_grid import to_float_codes as to_float_codes
 from jqinject.ops.float_grid import to_float_grid as to_float_grid
 from jqinject.ops.float_range import max_available_float as max_available_float
@@ -36,7 +38,6 @@ from jqinject.ops.int_range import min_int as min_int
 from jqinject.ops.low_bits import as_bits as as_bits
 from jqinject.ops.power import divide as divide
 from jqinject.ops.power import exp2 as exp2
-from jqinject.ops.power import in_steps as in_steps
 from jqinject.ops.power import log2 as log2
 from jqinject.ops.spread import spread as spread
 from jqinject.ops.ste import abs_binary_sign_grad as abs_binary_sign_grad

@@ -14,14 +14,16 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
+from jqinject.ops.power import divide
 from jqinject.ops.spread import spread
 
+LARGEST = float(jnp.finfo(jnp.float32).max)
 ToInteger = Callable[[jax.Array], jax.Array]
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _fake_quantize(to_integer: ToInteger, x: jax.Array, scale: jax.Array, zero_point: jax.Array) -> jax.Array:
-    return (to_integer(x / scale + zero_point) - zero_point) * scale
+    return (to_integer(divide(x, scale) + zero_point) - zero_point) * scale
 
 
 def _fake_quantize_jvp(to_integer: ToInteger, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
@@ -33,7 +35,7 @@ def _fake_quantize_jvp(to_integer: ToInteger, primals: Any, tangents: Any) -> tu
 
 def _change(to_integer: ToInteger, primals: Any, tangents: Any) -> jax.Array:
     x, scale, zero_point = primals
-    steps = x / scale
+    steps = jnp.clip(divide(x, scale), -LARGEST, LARGEST)  # times a slope of 0 it must be 0
     position = steps + zero_point
     # The derivative of an elementwise function at every element: its directional derivative along ones.
     integers, slope = jax.jvp(to_integer, (position,), (jnp.ones_like(position),))

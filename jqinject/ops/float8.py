@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jqinject.ops.float_grid import from_float_steps
+from jqinject.ops.power import divide
 from jqinject.ops.ste import with_gradient_of
 
 FLOAT8_DTYPES: tuple[Any, ...] = (
@@ -67,22 +69,26 @@ def to_float8(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
         Array([0.625, 448], dtype=float8_e4m3fn)
     """
     x = jnp.asarray(jax.lax.stop_gradient(x))  # of a Python float under `grad`, a Python float is left
-    # Not in float16: small scales would be 0 in it.
-    wide = jnp.bfloat16 if x.dtype == jnp.bfloat16 else jnp.float32
+    # To bfloat16 explicitly: what is cast to it and back, a compiler may leave as it was.
+    rounded = _to_bfloat16 if x.dtype == jnp.bfloat16 else jnp.asarray
     largest = float8_max(dtype)
-    x = x.astype(wide)
-    steps = jnp.clip(x / scale.astype(wide), -largest, largest)
+    x = x.astype(jnp.float32)
+    steps = jnp.clip(rounded(divide(x, rounded(scale))), -largest, largest)
     return jnp.where(jnp.isinf(x), x, steps).astype(dtype)
 
 
+def _to_bfloat16(x: jax.Array) -> jax.Array:
+    return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+
+
 def from_float8(payload: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
-    """`payload * scale`, computed in float32.
+    """`payload * scale`, computed in float32; a finite number stays finite in `dtype`.
 
     Example:
         >>> from_float8(jnp.array([2.0], jnp.float8_e5m2), jnp.float32(0.5), jnp.bfloat16)
         Array([1], dtype=bfloat16)
     """
-    return (payload.astype(jnp.float32) * scale).astype(dtype)
+    return from_float_steps(payload.astype(jnp.float32), scale, dtype)
 
 
 def fake_float8(x: jax.Array, scale: jax.Array, q_dtype: Any, dq_dtype: Any) -> jax.Array:

@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.ops.float_format import FloatFormat
-from jqinject.ops.power import exp2
+from jqinject.ops.power import divide, exp2
+from jqinject.ops.ste import with_gradient_of
 
 _TINY = float(jnp.finfo(jnp.float32).tiny)
+_LARGEST = float(jnp.finfo(jnp.float32).max)
 
 
 @jax.custom_jvp
@@ -62,7 +64,8 @@ def to_float_grid(
     """The nearest numbers of a minifloat without an end: `u * rounding(x / u)`, `u = float_step(x)`.
 
     With straight-through rounding the derivative is `y / x` where `x` is normal (the step grows with `x`) and 1 where
-    it is subnormal, as in Brevitas. What is not finite stays as it is.
+    it is subnormal, as in Brevitas. What is not finite stays as it is, and what is finite stays finite: where the
+    nearest number is 2**128, it becomes the largest of float32, for a clamp to cut off.
 
     Args:
         x: float32 array.
@@ -82,7 +85,60 @@ def to_float_grid(
     finite = jnp.isfinite(x)
     known = jnp.where(finite, x, 0.0)
     step = float_step(known, mantissa_bit_width, exponent_bias)
-    return jnp.where(finite, rounding(known / step) * step, x)
+    rounded = rounding(divide(known, step)) * step
+    return jnp.where(finite, with_gradient_of(rounded, jnp.clip(rounded, -_LARGEST, _LARGEST)), x)
+
+
+@jax.custom_jvp
+def _float_steps(x: jax.Array, scale: jax.Array) -> jax.Array:
+    steps = divide(x, scale)
+    return jnp.where(jnp.isfinite(x), jnp.clip(steps, -_LARGEST, _LARGEST), steps)
+
+
+@_float_steps.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    (_, scale), (dx, dscale) = primals, tangents
+    steps = _float_steps(*primals)
+    return steps, (dx - steps * dscale) / scale
+
+
+def float_steps(x: jax.Array, scale: jax.Array) -> jax.Array:
+    """`x / scale` for a minifloat, in which a finite number stays finite: one that is too large saturates, an infinity
+    does not.
+
+    Args:
+        x: a float32 array.
+        scale: float32, broadcasts with `x`, not 0.
+
+    Returns:
+        The quotient, float32.
+
+    Example:
+        >>> float_steps(jnp.array([3e38, jnp.inf]), jnp.float32(1e-3)).tolist()
+        [3.4028234663852886e+38, inf]
+    """
+    return _float_steps(x, scale)
+
+
+def from_float_steps(steps: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
+    """`steps * scale`, computed in float32, in which a finite number stays finite.
+
+    Where a format's largest number times its scale, or what a number was rounded up to, is more than `dtype` holds, it
+    becomes the largest number of `dtype`.
+
+    Args:
+        steps: numbers of a minifloat, float32.
+        scale: float32, broadcasts with `steps`.
+        dtype: of the result.
+
+    Example:
+        >>> from_float_steps(jnp.array([65536.0, jnp.inf]), jnp.float32(1), jnp.float16)
+        Array([65504,   inf], dtype=float16)
+    """
+    value = steps * scale
+    largest = float(jnp.finfo(dtype).max)
+    inside = jnp.where(jnp.isfinite(steps) & jnp.isfinite(scale), jnp.clip(value, -largest, largest), value)
+    return with_gradient_of(value, inside).astype(dtype)
 
 
 def to_float_codes(x: jax.Array, form: FloatFormat) -> jax.Array:

@@ -87,16 +87,35 @@ def log2(x: ArrayLike) -> jax.Array:
     return _log2(_float32(x))
 
 
-def divide(x: jax.Array, divisor: ArrayLike) -> jax.Array:
-    """`x / divisor`, correctly rounded, for small arrays such as scales.
+@jax.custom_jvp
+def _divide(x: jax.Array, divisor: jax.Array) -> jax.Array:
+    return x / jnp.where(x == x, divisor, x)
 
-    A compiler may turn the division by a constant, or by one number for many, into a multiplication by its
-    reciprocal, which is one unit in the last place off now and then. Here the divisor is hidden from that
-    rewrite, at the price of writing it out in the shape of `x`; under `jax.vmap` it may still happen.
+
+@_divide.defjvp
+def _(primals, tangents):
+    (_, divisor), (dx, ddivisor) = primals, tangents
+    y = _divide(*primals)
+    return y, (dx - y * ddivisor) / divisor
+
+
+def divide(x: ArrayLike, divisor: ArrayLike) -> jax.Array:
+    """`x / divisor`, correctly rounded in every program: the division of a tensor by its scale, and of a statistic by
+    what makes a scale of it.
+
+    A compiler may turn a division by one number for many into a multiplication by its reciprocal, and
+    `x / (largest / 127)` into `x * 127 / largest`. Either is one unit in the last place off now and then, which moves
+    a number that lies on a rounding tie, so that a tensor would become other integers where its quantizer is compiled
+    together with something else. Here the divisor is chosen element by element (nan for nan, the divisor for numbers),
+    which no such rewrite sees through; a product that is added to, instead of a quotient, could also be fused with the
+    addition and skip a rounding.
+
+    The derivative `(dx - y * ddivisor) / divisor` needs no square of the divisor, so that it stays finite for scales
+    down to the smallest.
 
     Args:
         x: a float32 array.
-        divisor: a number or an array that broadcasts with `x`.
+        divisor: a number or an array that broadcasts with `x`, not 0.
 
     Returns:
         The quotient, float32.
@@ -104,39 +123,7 @@ def divide(x: jax.Array, divisor: ArrayLike) -> jax.Array:
     Example:
         >>> divide(jnp.float32(254.0), 127)
         Array(2., dtype=float32)
-    """
-    divisor = _float32(divisor)
-    shape = jnp.broadcast_shapes(x.shape, divisor.shape)
-    return x / jax.lax.optimization_barrier(jnp.broadcast_to(divisor, shape))
-
-
-@jax.custom_jvp
-def _in_steps(x: jax.Array, scale: jax.Array) -> jax.Array:
-    return x / scale
-
-
-@_in_steps.defjvp
-def _(primals, tangents):
-    (_, scale), (dx, dscale) = primals, tangents
-    y = _in_steps(*primals)
-    return y, (dx - y * dscale) / scale
-
-
-def in_steps(x: jax.Array, scale: jax.Array) -> jax.Array:
-    """`x / scale`: how many steps of the scale `x` is.
-
-    The derivative `(dx - y * dscale) / scale` needs no square of the scale, so that it stays finite for
-    scales down to the smallest.
-
-    Args:
-        x: a float32 array.
-        scale: float32, broadcasts with `x`, not 0.
-
-    Returns:
-        The quotient, float32.
-
-    Example:
-        >>> jax.grad(in_steps, argnums=1)(jnp.float32(0), jnp.float32(1e-30))
+        >>> jax.grad(divide, argnums=1)(jnp.float32(0), jnp.float32(1e-30))
         Array(-0., dtype=float32)
     """
-    return _in_steps(x, scale)
+    return _divide(_float32(x), _float32(divisor))

@@ -9,7 +9,7 @@ import numpy as np
 
 from jqinject.ops.float8 import from_float8, to_float8
 from jqinject.ops.float_format import FloatFormat, LearnedFloatFormat
-from jqinject.ops.float_grid import from_float_codes, to_float_codes, to_float_grid
+from jqinject.ops.float_grid import from_float_codes, from_float_steps, to_float_codes, to_float_grid
 
 from ._fields import float_value, metadata
 from ._float_fields import CONTRACTED, AnyFloatFormat, float_format
@@ -208,7 +208,7 @@ class FloatQuantTensor(QuantTensor):
         return self._on_grid(finite=True)
 
     def _on_grid(self, *, finite: bool) -> Any:
-        again = (self._rounded() * self.scale).astype(self.dtype)
+        again = from_float_steps(self._rounded(), self.scale, self.dtype)
         near = jnp.abs(again - self.value) <= 2 * jnp.finfo(self.dtype).eps * jnp.abs(self.value)
         off = ~(near | (again == self.value))
         valid = ~jnp.any(off | ~jnp.isfinite(self.value) if finite else off & jnp.isfinite(self.value))

@@ -7,6 +7,15 @@ import pytest
 
 from jqinject import ops
 
+
+@pytest.fixture
+def optimized():
+    """Rewrites of divisions are among what tests compile without."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
 EXPONENTS = np.arange(-126, 128, dtype=np.float32)
 POWERS = np.ldexp(np.float32(1), EXPONENTS.astype(np.int32)).astype(np.float32)
 
@@ -39,13 +48,45 @@ def test_derivatives():
     np.testing.assert_allclose(jax.grad(ops.log2)(x), 1 / (1.7 * np.log(2)), rtol=1e-6)
 
 
-def test_division_by_a_constant_is_a_division_under_jit():
-    x = jax.random.normal(jax.random.key(0), (10_000,))
-    expected = np.asarray(x) / np.float32(127)
-    np.testing.assert_array_equal(jax.jit(lambda x: ops.divide(x, 127))(x), expected)
-    np.testing.assert_array_equal(ops.divide(x, 127), expected)
-    np.testing.assert_allclose(jax.vmap(lambda x: ops.divide(x, 127))(x), expected, rtol=3e-7)
+def largest(x):
+    return np.abs(x).max(1, keepdims=True)
+
+
+DIVISIONS = {
+    # (with what divides, with numpy)
+    "constant": (lambda x, by: by(x, 127), lambda x: x / np.float32(127)),
+    "scalar": (
+        lambda x, by: by(x, by(jnp.max(jnp.abs(x)), 127.5)),
+        lambda x: x / (np.abs(x).max() / np.float32(127.5)),
+    ),
+    "rows": (
+        lambda x, by: by(x, by(jnp.max(jnp.abs(x), 1, keepdims=True), 127.5)),
+        lambda x: x / (largest(x) / np.float32(127.5)),
+    ),
+    "then_added": (
+        lambda x, by: by(x, by(jnp.max(jnp.abs(x), 1, keepdims=True), 255)) + 3.0,
+        lambda x: x / (largest(x) / np.float32(255)) + np.float32(3),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DIVISIONS)
+def test_a_division_is_a_division_in_every_program(case, optimized):
+    divided, expected = DIVISIONS[case]
+    x = np.random.default_rng(0).normal(size=(64, 1024)).astype(np.float32)
+    by_us, by_jax = (lambda x: divided(x, ops.divide)), (lambda x: divided(x, jnp.divide))
+    assert np.any(jax.jit(by_jax)(x) != expected(x))  # else there is nothing to see here
+    np.testing.assert_array_equal(by_us(x), expected(x))
+    np.testing.assert_array_equal(jax.jit(by_us)(x), expected(x))
+    np.testing.assert_array_equal(jax.jit(jax.vmap(by_us))(np.stack([x, x]))[1], expected(x))
+    np.testing.assert_array_equal(jax.jit(lambda x: jax.vjp(by_us, x)[0])(x), expected(x))
+
+
+def test_gradients_of_a_division():
+    x = jnp.array([3.0, -0.5])
     np.testing.assert_allclose(jax.grad(lambda x: ops.divide(x, 4).sum())(x), 0.25)
+    np.testing.assert_allclose(jax.grad(lambda d: ops.divide(x, d).sum())(jnp.float32(2)), -2.5 / 4)
+    np.testing.assert_array_equal(ops.divide(jnp.array([jnp.nan, jnp.inf]), 2), [np.nan, np.inf])
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8, 16])

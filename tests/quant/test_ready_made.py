@@ -14,7 +14,6 @@ import jqinject
 from jqinject import IntQuantTensor
 from jqinject.catalogue.entries import entry_of, ready_made
 from jqinject.catalogue.examples import kind_of, left_to_users, wiring_of
-from jqinject.core import AbsMaxRange
 from jqinject.nn import (
     QuantConv,
     QuantConvTranspose,
@@ -33,14 +32,10 @@ from jqinject.quant import Int8ActPerTensorFloat
 from jqinject.quant.decoupled_fragments import AccumulatorAwareWeightQuant
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, GroupwiseQuantTensor
 
-# Their largest magnitude lies at 127.5 steps, a tie that a compiler may break either way: here it is clipped.
-OFF_THE_TIE = {"calibration_impl": AbsMaxRange(0.99)}
 NEEDS = {
-    "Int8WeightPerChannelAbsMax": OFF_THE_TIE,
-    "Int8WeightPerTensorAbsMax": OFF_THE_TIE,
     "Int8ActPerTensorFloatBatchQuant1d": {"scaling_stats_permute_dims": (3, 0, 1, 2)},  # X has four axes
     "Uint8ActPerTensorFloatBatchQuant1d": {"scaling_stats_permute_dims": (3, 0, 1, 2)},
-    "Int4WeightPerGroupAbsMax": {**OFF_THE_TIE, "group_padding": True},
+    "Int4WeightPerGroupAbsMax": {"group_padding": True},
 }
 # A row or group of numbers below 0 lies up to 510 steps from its zero point, where bfloat16 has 256 numbers.
 BEYOND_BFLOAT16 = ("ShiftedUint8DynamicActPerRowFloat", "ShiftedUint8DynamicActPerGroupFloat")

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from jqinject.core.arguments import checked_arguments
 from jqinject.ops.explicit_axes import whole
+from jqinject.ops.power import divide
 from jqinject.ops.stats import largest
 
 Axes = Sequence[int]
@@ -232,9 +233,9 @@ class MSERange:
         def try_one(
             best: tuple[jax.Array, jax.Array], k: jax.Array
         ) -> tuple[tuple[jax.Array, jax.Array], None]:
-            high = whole * (k / self.candidates)
-            scale = jnp.where(high > 0, high / (bound - 0.5), 1.0)
-            again = jnp.clip(jnp.round(x / scale), -bound, bound - 1) * scale
+            high = whole * divide(k, self.candidates)
+            scale = jnp.where(high > 0, divide(high, bound - 0.5), 1.0)
+            again = jnp.clip(jnp.round(divide(x, scale)), -bound, bound - 1) * scale
             error = jnp.sum(jnp.square(again - x), tuple(axes), keepdims=True)
             better = error < best[0]
             return (jnp.where(better, error, best[0]), jnp.where(better, high, best[1])), None

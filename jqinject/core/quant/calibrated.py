@@ -26,8 +26,9 @@ from jqinject.core.quant.float_quant import FloatQuantResult
 from jqinject.core.variables import known_zero
 from jqinject.ops.float8 import FLOAT8_DTYPES, to_float8
 from jqinject.ops.float_format import FloatFormat
-from jqinject.ops.float_grid import to_float_grid
+from jqinject.ops.float_grid import float_steps, from_float_steps, to_float_grid
 from jqinject.ops.groups import check_divides, checked_group_size, split_groups
+from jqinject.ops.power import divide
 
 LEAST_SCALE = float(np.sqrt(np.finfo(np.float32).tiny))
 
@@ -54,9 +55,9 @@ def scale_and_zero_point(found: ClippingRange, bit_width: int) -> tuple[jax.Arra
     """
     lowest = -(2 ** (bit_width - 1))
     if found.low is None:
-        return _not_tiny(found.high / (-lowest - 0.5)), None
-    scale = _not_tiny((found.high - found.low) / (2**bit_width - 1))
-    zero_point = jnp.clip(jnp.round(lowest - found.low / scale), lowest, -lowest - 1)
+        return _not_tiny(divide(found.high, -lowest - 0.5)), None
+    scale = _not_tiny(divide(found.high - found.low, 2**bit_width - 1))
+    zero_point = jnp.clip(jnp.round(lowest - divide(found.low, scale)), lowest, -lowest - 1)
     return scale, zero_point
 
 
@@ -248,7 +249,7 @@ class CalibratedQuant(nnx.Module):
         scale = self._restricted(scale)
         offset = known_zero() if zero_point is None else zero_point
         edge = 2.0 ** (self.bit_width - 1)
-        integers = jnp.clip(jnp.round(x32 / scale + offset), -edge, edge - 1)
+        integers = jnp.clip(jnp.round(divide(x32, scale) + offset), -edge, edge - 1)
         value = self._straight_through(x32, found, (integers - offset) * scale)
         return QuantResult(value.astype(x.dtype), scale, offset, self.bit_width)
 
@@ -260,13 +261,15 @@ class CalibratedQuant(nnx.Module):
             )
         assert self.q_dtype is not None
         form = FloatFormat.of_dtype(self.q_dtype)
-        scale = self._restricted(_not_tiny(found.high / form.max_value))
+        scale = self._restricted(_not_tiny(divide(found.high, form.max_value)))
         if self.q_dtype in FLOAT8_DTYPES:
             rounded = to_float8(x32, scale, self.q_dtype).astype(jnp.float32)
         else:
-            steps = to_float_grid(x32 / scale, form.mantissa_bit_width, form.bias, jnp.round)
+            steps = to_float_grid(float_steps(x32, scale), form.mantissa_bit_width, form.bias, jnp.round)
             rounded = jnp.clip(steps, -form.max_value, form.max_value)
-        value = self._straight_through(x32, found, rounded * scale)
+        value = self._straight_through(
+            x32, found, from_float_steps(rounded, scale, x.dtype).astype(jnp.float32)
+        )
         return FloatQuantResult(value.astype(x.dtype), scale, form)
 
     def _restricted(self, scale: jax.Array) -> jax.Array:

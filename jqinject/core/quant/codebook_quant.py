@@ -18,7 +18,7 @@ from jqinject.core.clamp import Identity, TensorClamp
 from jqinject.core.stats.search import given, searching
 from jqinject.core.variables import known_zero
 from jqinject.ops.codebook import Codebook
-from jqinject.ops.power import in_steps
+from jqinject.ops.power import divide
 from jqinject.quant_tensor import CodebookQuantTensor
 
 
@@ -127,7 +127,7 @@ class CodebookQuant(nnx.Module):
     def quantize(self, x: jax.Array, scale: jax.Array) -> jax.Array:
         """`x` quantized by a scale and back in float32."""
         table = self.codebook
-        steps = in_steps(self.input_view_impl(x).astype(jnp.float32), scale)
+        steps = divide(self.input_view_impl(x).astype(jnp.float32), scale)
         inside = self.tensor_clamp_impl(steps, min_val=table.values[0], max_val=table.values[-1])
         nearest = jnp.where(jnp.isnan(inside), inside, table.decode(table.encode(inside)))
         passed = jax.lax.stop_gradient(nearest) + (inside - jax.lax.stop_gradient(inside))

@@ -21,8 +21,7 @@ from jqinject.core.scaling.constant import ConstScaling
 from jqinject.core.stats.search import given, searching
 from jqinject.core.variables import known_zero
 from jqinject.ops.float_format import FloatFormat, LearnedFloatFormat
-from jqinject.ops.float_grid import to_float_grid
-from jqinject.ops.power import in_steps
+from jqinject.ops.float_grid import float_steps, from_float_steps, to_float_grid
 from jqinject.quant_tensor import FloatQuantTensor
 
 AnyFloatFormat = FloatFormat | LearnedFloatFormat
@@ -174,8 +173,7 @@ class FloatQuant(nnx.Module):
         form = self.format
         with searching(self):
             scale = self.scaling_impl(x.astype(jnp.float32), self.scaling_threshold(form))
-        value = self.quantize(x, scale, form)
-        return FloatQuantResult(value.astype(x.dtype), scale, form)
+        return FloatQuantResult(self.quantize(x, scale, form), scale, form)
 
     def try_scale(self, x: jax.Array, statistic: jax.Array) -> FloatQuantResult:
         """What `x` would be if `statistic` were what the scale is made from.
@@ -202,12 +200,12 @@ class FloatQuant(nnx.Module):
         return self.float_scaling_impl(form.exponent_bit_width, largest, form.exponent_bias)
 
     def quantize(self, x: jax.Array, scale: jax.Array, form: AnyFloatFormat) -> jax.Array:
-        """`x` quantized by a scale and back in float32."""
-        steps = in_steps(self.input_view_impl(x).astype(jnp.float32), scale)
+        """`x` quantized by a scale and back, in its dtype."""
+        steps = float_steps(self.input_view_impl(x).astype(jnp.float32), scale)
         rounded = to_float_grid(steps, form.mantissa_bit_width, form.bias, self.float_to_int_impl)
         largest = self.compute_max_mantissa(form.mantissa_bit_width)
         clamped = self.float_clamp_impl(rounded, form.exponent_bit_width, largest, form.exponent_bias)
-        return clamped * scale
+        return from_float_steps(clamped, scale, x.dtype)
 
 
 def _check_sum(form: AnyFloatFormat, bit_width: int | None) -> None:

@@ -25,14 +25,13 @@ from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign, set_given
 from jqinject.core.clamp import Identity, TensorClamp, TensorClampSte
 from jqinject.core.delay import DelayWrapper, delay_of
-from jqinject.core.learned_round import LearnedRoundSte
 from jqinject.core.rounding import CeilSte, DPURoundSte, FloorSte, RoundSte, RoundToZeroSte
 from jqinject.core.scaling.runtime import ParameterFromRuntimeStatsScaling
 from jqinject.core.stats.search import SearchedStat, given, in_trial, searching
 from jqinject.core.variables import known_zero
 from jqinject.core.zero_point.learned import ParameterFromRuntimeZeroPoint
 from jqinject.ops import fake_quantize, int_range
-from jqinject.ops.power import in_steps
+from jqinject.ops.power import divide
 
 
 @dataclass(frozen=True)
@@ -136,10 +135,7 @@ class IntQuant(nnx.Module):
         self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array
     ) -> jax.Array:
         """As `to_int`, of a tensor that is laid out already."""
-        if isinstance(self.float_to_int_impl, LearnedRoundSte):
-            # Not to nearest: one unit in the last place decides about a step. See `ops.power.divide`.
-            scale = jax.lax.optimization_barrier(jnp.broadcast_to(scale, x.shape))
-        y = in_steps(x.astype(jnp.float32), scale) + zero_point
+        y = divide(x.astype(jnp.float32), scale) + zero_point
         y = self.float_to_int_impl(y)
         return self.tensor_clamp_impl(y, min_val=self.min_int(bit_width), max_val=self.max_int(bit_width))
 

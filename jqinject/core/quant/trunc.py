@@ -16,7 +16,7 @@ from jqinject.core.clamp import TensorClamp
 from jqinject.core.delay import DelayWrapper, delay_of
 from jqinject.core.scaling.trunc import TruncMsbScaling
 from jqinject.ops import int_range, round_ste
-from jqinject.ops.power import divide, in_steps
+from jqinject.ops.power import divide
 
 
 class TruncScaling(Protocol):
@@ -85,10 +85,10 @@ class TruncIntQuant(nnx.Module):
         x = _check.float_input(x, "TruncIntQuant")
         x32 = x.astype(jnp.float32)
         bits = self.bit_width_impl()
-        q = round_ste(in_steps(x32, scale) + zero_point)
+        q = round_ste(divide(x32, scale) + zero_point)
         divisor = self.trunc_scaling_impl(q, input_bit_width, bits, signed)
         q = self.tensor_clamp_impl(
-            self.float_to_int_impl(in_steps(q, divisor)),
+            self.float_to_int_impl(divide(q, divisor)),
             min_val=int_range.min_int(signed, self.narrow_range, bits),
             max_val=int_range.max_int(signed, self.narrow_range, bits),
         )

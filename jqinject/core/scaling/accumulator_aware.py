@@ -18,7 +18,7 @@ from jqinject.ops.accumulator import (
     integer_budget,
     within_budget,
 )
-from jqinject.ops.power import in_steps
+from jqinject.ops.power import divide
 from jqinject.quant_tensor import is_concrete
 
 
@@ -259,9 +259,9 @@ def _known(bits: Any) -> int | None:
 
 def _limited(impl: NormParameter, weights: jax.Array, bound: jax.Array) -> jax.Array:
     """`norm(w) / min(g / s, bound)`."""
-    steps = in_steps(impl.learned_norm(), impl.scaling_impl(weights))
+    steps = divide(impl.learned_norm(), impl.scaling_impl(weights))
     limited = jnp.where(steps > bound, bound, steps)
-    return clamp_scale(in_steps(impl.norm(weights), limited), impl.settings.min_val)
+    return clamp_scale(divide(impl.norm(weights), limited), impl.settings.min_val)
 
 
 def _summed_axes(q: jax.Array, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from jqinject.core.variables import GradSlot, GradStat, QuantStat, float_array
 from jqinject.core.view import OverTensorView
 from jqinject.ops.explicit_axes import sharded_as
 from jqinject.ops.observe import AMAX, SCALE, SEEN, SLOT_SIZE, fork, gathered, over_axis, report
+from jqinject.ops.power import divide
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class AmaxRule:
 
     def scale(self, amax: jax.Array, held: jax.Array, threshold: Any) -> jax.Array:
         """`amax * 2 ** margin / threshold`; `held` where that is not a positive finite number."""
-        scale = amax * (2.0**self.margin) / threshold
+        scale = divide(amax * (2.0**self.margin), threshold)
         usable = jnp.logical_and(jnp.isfinite(scale), scale >= jnp.finfo(jnp.float32).tiny)
         return jnp.where(usable, scale, held)
 

@@ -11,7 +11,7 @@ from jqinject.core._protocols import Restrict, Scaling, Stat, View
 from jqinject.core.arguments import checked_arguments
 from jqinject.core.scaling._norm import NormParameter
 from jqinject.core.scaling._restricted import clamp_scale
-from jqinject.ops.power import in_steps
+from jqinject.ops.power import divide
 
 
 @checked_arguments
@@ -69,4 +69,4 @@ class ParameterPreScalingWeightNorm(NormParameter):
     def __call__(self, weights: jax.Array) -> jax.Array:
         """The scale before rounding, float32."""
         scaled = self.scaling_impl(weights) * self.norm(weights)
-        return clamp_scale(in_steps(scaled, self.learned_norm()), None)
+        return clamp_scale(divide(scaled, self.learned_norm()), None)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jqinject.core import _check
 from jqinject.core._protocols import View
 from jqinject.core.arguments import checked_arguments
-from jqinject.ops.power import in_steps
+from jqinject.ops.power import divide
 
 
 @checked_arguments
@@ -47,4 +47,4 @@ class PreZeroCenterZeroPoint:
 
     def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any = None) -> jax.Array:
         """The zero point, float32, in steps of `scale`."""
-        return in_steps(self.get_zero_center(x), scale)
+        return divide(self.get_zero_center(x), scale)

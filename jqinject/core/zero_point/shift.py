@@ -13,7 +13,7 @@ from flax import nnx
 from jqinject.core._protocols import IntQuantizer
 from jqinject.core.arguments import checked_arguments
 from jqinject.core.variables import known_zero
-from jqinject.ops.power import in_steps
+from jqinject.ops.power import divide
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def shift(
     if quantize:
         least = jnp.asarray(least, dtype=jnp.float32)
         return (to_int or int_quant.to_int)(scale, least, bit_width, z)
-    return in_steps(z, scale) + least
+    return divide(z, scale) + least
 
 
 @checked_arguments
@@ -96,4 +96,4 @@ class ScaleShiftQuantZeroPoint(nnx.Module):
         quantized, *_ = self.zp_int_quant(zero_point)
         shape = self.zero_point_dequantized_shape
         quantized = quantized if shape is None else quantized.reshape(shape)
-        return in_steps(quantized, scale) + self.int_quant.min_int(bit_width)
+        return divide(quantized, scale) + self.int_quant.min_int(bit_width)
