@@ -12,12 +12,14 @@ from flax import nnx
 
 from jqinject.core import _check
 from jqinject.core._collect import has_numbers
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign
 from jqinject.core.variables import GradStat, QuantStat, float_array
 
 AMAX_COMPUTE_ALGOS = ("max", "most_recent")
 
 
+@checked_arguments
 class AmaxHistory(nnx.Module):
     """The amax (`max |x|`) of each of the last `amax_history_length` steps.
 

@@ -8,10 +8,13 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jqinject.core import GradSlot, GradStat, QuantParam, QuantStat
 from jqinject.program import OpQuantizers
 from jqinject.proxy import QuantProxyFromInjector
 
 Path = tuple[str, ...]
+QUANTIZER_KINDS = (QuantParam, QuantStat, GradStat, GradSlot)
+TRACKED = "tracked_parameters"  # where a component holds the weights of layers, without a proxy too
 
 
 class PlainArray:
@@ -53,7 +56,7 @@ class Found:
     Attributes:
         variable: the Variable.
         paths: all its paths; the first is the shortest way that leads through no quantizer, if there is one.
-        in_quantizer: whether every path leads through a quantizer.
+        in_quantizer: whether every path leads through a quantizer, or it is of a kind that only quantizers have.
     """
 
     variable: nnx.Variable[Any] | PlainArray
@@ -153,7 +156,9 @@ def variables_of(model: Any) -> list[Found]:
     for path, node in walk(model):
         if isinstance(node, nnx.Variable | PlainArray):
             entry = found.setdefault(node if isinstance(node, PlainArray) else id(node), Found(node))
-            inside = any(path[:depth] in proxies for depth in range(len(path)))
+            inside = isinstance(node, QUANTIZER_KINDS) or any(
+                path[:depth] in proxies or path[depth] == TRACKED for depth in range(len(path))
+            )
             if entry.in_quantizer and not inside:
                 entry.in_quantizer = False
                 entry.paths.insert(0, path)

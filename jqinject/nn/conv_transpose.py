@@ -90,6 +90,10 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
         }
         self._init_quantizers(given, overrides, return_quant_tensor, rngs)
 
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Features are the last axis of input and output."""
+        return {"input_quant": (self.in_features,), "output_quant": (self.out_features,)}
+
     @property
     def output_channel_dim(self) -> int:
         """The axis of the output channels: the last but one where the kernel is transposed, else the last."""

@@ -133,6 +133,21 @@ class QuantEinsum(QuantDotLayer, nnx.Einsum):
         """The axes of the kernel that the output does not have."""
         return kernel_axes_of(self.einsum_str, tuple(self.kernel_shape))
 
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Channels are the axes of input and output that the kernel has too."""
+        operands, _, output = self.einsum_str.partition("->")
+        of_input, of_kernel = operands.split(",")
+        if "." in of_kernel or not output:
+            return {}
+        sizes = dict(zip(of_kernel, self.kernel_shape, strict=True))
+        found = {}
+        for slot, labels in (("input_quant", of_input), ("output_quant", output)):
+            behind = labels.rpartition(".")[2]
+            first = next((at for at, label in enumerate(behind) if label in sizes), None)
+            if first is not None:
+                found[slot] = tuple(sizes.get(label, 1) for label in behind[first:])
+        return found
+
     def _placed(self, shape: tuple[int, ...]) -> Placed | None:
         equation = Equation.parse(self.einsum_str, shape, self.kernel_shape)
         if not equation.is_plain(shape, tuple(self.kernel_shape)):

@@ -92,6 +92,10 @@ class QuantEmbed(QuantWeightLayer, nnx.Embed):
         """The rows."""
         return 0
 
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Features are the last axis of the output."""
+        return {"output_quant": (self.features,)}
+
     def attend(self, query: Any, out_sharding: Any = None) -> jax.Array:
         """The products of a query with every row of the quantized table; `output_quant` is not for these.
 

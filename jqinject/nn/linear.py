@@ -119,6 +119,10 @@ class QuantLinear(QuantDotLayer, nnx.Linear):
         }
         self._init_quantizers(given, overrides, return_quant_tensor, rngs)
 
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Features are the last axis of input and output."""
+        return {"input_quant": (self.in_features,), "output_quant": (self.out_features,)}
+
     def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         return nnx.Linear.__call__(stand_in, inputs, out_sharding=out_sharding)
 

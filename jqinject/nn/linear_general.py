@@ -101,6 +101,12 @@ class QuantLinearGeneral(QuantDotLayer, nnx.LinearGeneral):
         """The input features."""
         return tuple(range(len(self.batch_axis), len(self.batch_axis) + len(self.in_features)))
 
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Output features are the last axes; input features too, unless `axis` says otherwise."""
+        found = {} if self.batch_axis else {"output_quant": tuple(self.out_features)}
+        last = tuple(range(-len(self.in_features), 0))
+        return found | ({"input_quant": tuple(self.in_features)} if tuple(sorted(self.axis)) == last else {})
+
     def _placed(self, shape: tuple[int, ...]) -> Placed:
         ndim = len(shape)
         # Flax goes by the order of the axes, not by that in which they are given.

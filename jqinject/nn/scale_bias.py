@@ -128,6 +128,13 @@ class QuantScaleBias(QuantWeightLayer):
         """Channels alone."""
         return 1
 
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Input and output have their features along `axis`, which is known where it counts from the end."""
+        if self.axis >= 0:
+            return {}
+        shape = (self.num_features, *(1,) * (-self.axis - 1))
+        return {"input_quant": shape, "output_quant": shape}
+
     def _laid(self, ndim: int) -> tuple[int, ...]:
         shape = [1] * ndim
         shape[self.axis] = self.num_features

@@ -1,6 +1,6 @@
 """Proxies of quantizers that have a scale for each group."""
 
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import jax
 
@@ -13,6 +13,8 @@ from jqinject.quant_tensor import as_array, in_groups
 
 class Groupwise(QuantProxyFromInjector):
     """Abstract: what a proxy says and does beside its kind where every group has a scale."""
+
+    reads: ClassVar[frozenset[str]] = QuantProxyFromInjector.reads | {"group_size", "group_dim"}
 
     @property
     def group_size(self) -> int | None:

@@ -72,8 +72,8 @@ def arrays_of(case: dict[str, Any], side: str) -> dict[str, np.ndarray]:
 
 
 def labels(case: dict[str, Any]) -> list[str]:
-    """What a line of out_of_scope.toml may name: id, area, `quantizer/…`, `layer/…`, `<group>:<key>=<value>`."""
-    found = [case["id"], case["area"]]
+    """What a line of out_of_scope.toml may name: see there."""
+    found = [case["id"], case["area"], f"kind/{case.get('kind')}"]
     if case.get("quantizer"):
         found.append(f"quantizer/{case['quantizer']}")
     layer = case.get("layer") or {}
@@ -87,8 +87,9 @@ def labels(case: dict[str, Any]) -> list[str]:
 
 
 def matches(case: dict[str, Any], pattern: str) -> bool:
-    """Whether a pattern of out_of_scope.toml names the case."""
-    return any(fnmatch.fnmatchcase(label, pattern) for label in labels(case))
+    """Whether a pattern of out_of_scope.toml names the case: all its parts, if it has several."""
+    found = labels(case)
+    return all(any(fnmatch.fnmatchcase(label, part) for label in found) for part in pattern.split(" & "))
 
 
 @functools.cache

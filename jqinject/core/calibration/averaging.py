@@ -7,11 +7,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core import _check
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign, set_given
 from jqinject.core.calibration.ranges import ClippingRange
 from jqinject.core.variables import QuantStat, float_array, int_array
 
 
+@checked_arguments
 class SimpleMovingAverage(nnx.Module):
     """The mean of the ranges of all batches seen: `sum of ends / count`, the present batch included.
 

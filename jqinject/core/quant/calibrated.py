@@ -13,6 +13,7 @@ from flax import nnx
 from jqinject.core import _check
 from jqinject.core._collect import all_counted
 from jqinject.core._protocols import QuantResult, Restrict
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign, set_given
 from jqinject.core.calibration import (
     AbsMaxRange,
@@ -63,6 +64,7 @@ def _not_tiny(scale: jax.Array) -> jax.Array:
     return jnp.where(scale < LEAST_SCALE, 1.0, scale)
 
 
+@checked_arguments
 class CalibratedQuant(nnx.Module):
     """To integers (or 8-bit floats) and back, within a calibrated clipping range.
 

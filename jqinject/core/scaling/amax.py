@@ -14,6 +14,7 @@ from flax import nnx
 from jqinject.core import _check
 from jqinject.core._protocols import Stat, View
 from jqinject.core.amax_history import AmaxHistory
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.listening import check_heard
 from jqinject.core.stats.extremes import AbsMax
 from jqinject.core.stats.layout import laid_out
@@ -54,6 +55,7 @@ class AmaxRule:
         return jnp.where(usable, scale, held)
 
 
+@checked_arguments
 class AmaxScaling(nnx.Module):
     """Abstract: a scale from amaxes, and the record of them.
 

@@ -22,6 +22,7 @@ from jqinject.core._collect import (
     update_running,
 )
 from jqinject.core._protocols import Restrict, Stat, View
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign, set_given
 from jqinject.core.restrict_val import FloatRestrictValue
 from jqinject.core.scaling._affine import AffineRescaling, affine_rescaling
@@ -33,6 +34,7 @@ from jqinject.core.view import OverBatchOverTensorView
 from jqinject.ops.power import divide
 
 
+@checked_arguments
 class RuntimeStatsScaling(nnx.Module):
     """The statistic of the batch in training, its running mean in evaluation: `s = restrict(stat) /
     threshold`.
@@ -168,6 +170,7 @@ class RuntimeStatsScaling(nnx.Module):
         return completed
 
 
+@checked_arguments
 class ParameterFromRuntimeStatsScaling(nnx.Module):
     """A scale that is collected from statistics first, and learned after.
 

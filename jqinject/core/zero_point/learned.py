@@ -20,6 +20,7 @@ from jqinject.core._collect import (
     finish_collection,
 )
 from jqinject.core._protocols import IntQuantizer, Stat, View
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import set_given
 from jqinject.core.stats.layout import laid_out
 from jqinject.core.stats.two_phase import gated_statistic
@@ -32,6 +33,7 @@ def _identity(x: jax.Array) -> jax.Array:
     return x
 
 
+@checked_arguments
 class ParameterZeroPoint(nnx.Module):
     """A learned zero point: `z = |value|`, the parameter `value` starting at `zero_point_init`.
 
@@ -73,6 +75,7 @@ class ParameterZeroPoint(nnx.Module):
         return shift(z, scale, bit_width, self.int_quant, self.quantize)
 
 
+@checked_arguments
 class ParameterFromRuntimeZeroPoint(nnx.Module):
     """A zero point that is collected from statistics first, and learned after: `z = |value|`.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flax import nnx
@@ -18,13 +18,14 @@ from jqinject.nn import (
 )
 from jqinject.quant_tensor import max_pool
 from tests.golden._config import CannotDrive, Settings, meaning, reading
-from tests.golden.adapters.layouts import OVERRIDES, quantizer
+from tests.golden.adapters.layouts import OVERRIDES, plain, quantizer
 
 NETWORK = (
     "QuantIdentity(int8) -> QuantConv2d(2,4,3, per-channel, Int32Bias) -> QuantReLU(uint) -> max_pool2d(2) -> "
     "flatten(1) -> QuantLinear(16,3, Int32Bias)"
 )
 MODULE = "brevitas.nn."
+SLOTS = ("weight_quant", "bias_quant", "input_quant", "output_quant")
 
 
 class Net(nnx.Module):
@@ -65,27 +66,40 @@ class Net(nnx.Module):
 def layer_of(config: Settings, kind: str) -> Any:
     """The layer or network of a case's config."""
     if "class" not in config:
-        meaning({"conv": Net}, kind, "a network")
-        return Net(config)
-    if config.take("class") != MODULE + kind:
-        raise CannotDrive(f"a case of {kind} describes {config.take('class')}")
+        return meaning({"conv": Net}, kind, "a network")(config)
     make, positional = meaning(CLASSES, kind, "a layer")
-    args, kwargs = config.take("args"), config.nested("kwargs")
-    given = dict(zip(positional, args, strict=False)) | kwargs
-    if len(args) > len(positional):
-        raise CannotDrive(f"{kind} takes {positional}, got {args}")
-    with reading(given, kind) as arguments:
+    with reading(arguments_of(config, kind, positional), kind) as arguments:
         return make(arguments)
 
 
-def _quantizers(given: Settings, *slots: str) -> dict[str, Any]:
-    """The quantizers of the slots with their overrides; as in the reference, weights have one unless told otherwise."""
-    found: dict[str, Any] = {"return_quant_tensor": given.take("return_quant_tensor", False)}
-    for slot in slots:
-        name = given.take(f"{slot}_quant", "Int8WeightPerTensorFloat" if slot == "weight" else None)
-        overrides = {o: given.take(f"{slot}_{o}") for o in sorted(OVERRIDES) if f"{slot}_{o}" in given}
-        found[f"{slot}_quant"] = name and quantizer(name, overrides)
+def arguments_of(config: Settings, kind: str, positional: tuple[str, ...]) -> dict[str, Any]:
+    """The arguments of a layer by name, from a config with its class, its `args` and its `kwargs`."""
+    if config.take("class") != MODULE + kind:
+        raise CannotDrive(f"a case of {kind} describes {config.take('class')}")
+    args = config.take("args")
+    if len(args) > len(positional):
+        raise CannotDrive(f"{kind} takes {positional}, got {args}")
+    return dict(zip(positional, args, strict=False)) | plain(config.nested("kwargs"))
+
+
+def quantizers_of(given: Settings, defaults: Mapping[str, str | None]) -> dict[str, Any]:
+    """The quantizers of slots, with what `weight_bit_width` and the like override in them.
+
+    `defaults` names what the reference puts into the slots `weight_quant`, ... that a case leaves out.
+    """
+    found: dict[str, Any] = {}
+    for slot, default in defaults.items():
+        name, prefix = given.take(slot, default), slot.removesuffix("quant")
+        overrides = {o: given.take(prefix + o) for o in sorted(OVERRIDES) if prefix + o in given}
+        found[slot] = name and quantizer(name, overrides)
     return found
+
+
+def _with_quantizers(given: Settings, *slots: str) -> dict[str, Any]:
+    """The keywords that every layer has: weights have a quantizer unless told otherwise."""
+    defaults = {slot: "Int8WeightPerTensorFloat" if slot == "weight_quant" else None for slot in slots}
+    return_quant_tensor = given.take("return_quant_tensor", False)
+    return {"return_quant_tensor": return_quant_tensor, **quantizers_of(given, defaults)}
 
 
 def _linear(given: Settings) -> QuantLinear:
@@ -94,13 +108,13 @@ def _linear(given: Settings) -> QuantLinear:
         given.take("out_features"),
         use_bias=given.take("bias", True),
         rngs=nnx.Rngs(0),
-        **_quantizers(given, "weight", "bias", "input", "output"),
+        **_with_quantizers(given, *SLOTS),
     )
 
 
 def _embedding(given: Settings) -> QuantEmbed:
     sizes = given.take("num_embeddings"), given.take("embedding_dim")
-    return QuantEmbed(*sizes, rngs=nnx.Rngs(0), **_quantizers(given, "weight"))
+    return QuantEmbed(*sizes, rngs=nnx.Rngs(0), **_with_quantizers(given, "weight_quant"))
 
 
 def _scale_bias(given: Settings) -> QuantScaleBias:
@@ -108,7 +122,7 @@ def _scale_bias(given: Settings) -> QuantScaleBias:
     return QuantScaleBias(
         given.take("num_features"),
         use_bias=given.take("bias"),
-        **_quantizers(given, "weight", "bias", "input", "output"),
+        **_with_quantizers(given, *SLOTS),
     )
 
 
@@ -124,7 +138,7 @@ def _conv(rank: int) -> Callable[[Settings], QuantConv]:
             feature_group_count=given.take("groups", 1),
             use_bias=given.take("bias", True),
             rngs=nnx.Rngs(0),
-            **_quantizers(given, "weight", "bias", "input", "output"),
+            **_with_quantizers(given, *SLOTS),
         )
 
     return make
@@ -149,15 +163,15 @@ def _conv_transpose(rank: int) -> Callable[[Settings], QuantConvTranspose]:
             transpose_kernel=True,
             use_bias=given.take("bias", True),
             rngs=nnx.Rngs(0),
-            **_quantizers(given, "weight", "bias", "input", "output"),
+            **_with_quantizers(given, *SLOTS),
         )
 
     return make
 
 
-def _each(given: int | list[int], rank: int) -> tuple[int, ...]:
+def _each(given: int | tuple[int, ...], rank: int) -> tuple[int, ...]:
     """One number for each axis of the window."""
-    return (given,) * rank if isinstance(given, int) else tuple(given)
+    return (given,) * rank if isinstance(given, int) else given
 
 
 _OF_CONVOLUTIONS = ("in_channels", "out_channels", "kernel_size", "stride", "padding")

@@ -26,8 +26,8 @@ from tests.golden.adapters.layouts import (
 Case = dict[str, Any]
 
 
-def build(case: Case, inputs: dict[str, np.ndarray]) -> tuple[Any, tuple[int, ...]]:
-    """The layer of the case, for the quantizer alone one that pools nothing, and the order of its axes."""
+def build(case: Case, inputs: dict[str, np.ndarray]) -> tuple[Any, tuple[int, ...], dict[str, Any]]:
+    """The layer of the case (for the quantizer alone one that pools nothing), the order of axes, its input's format."""
     given = {"trunc_quant": quantizer(case["quantizer"], case["overrides"])}
     with reading(inputs, "the arrays of an accumulator") as arrays:
         # The integers are those of `x`.
@@ -36,9 +36,10 @@ def build(case: Case, inputs: dict[str, np.ndarray]) -> tuple[Any, tuple[int, ..
     with reading(case["layer"], "an accumulator") as stated:
         if stated.choose("kind", {"proxy": True, "TruncAvgPool2d": False}):
             stated.choose("call", {"proxy(IntQuantTensor)": None})
-            return TruncAvgPool((), **given), ()
+            return TruncAvgPool((), **given), (), format_of(case)
         size = stated.take("kernel_size")
-        return TruncAvgPool2d(size, strides=stated.take("stride", size), **given), channels_last(4)
+        pooling = TruncAvgPool2d(size, strides=stated.take("stride", size), **given)
+        return pooling, channels_last(4), format_of(case)
 
 
 def format_of(case: Case) -> dict[str, Any]:
@@ -59,7 +60,7 @@ def steps_of(case: Case, inputs: dict[str, np.ndarray]) -> list[tuple[str, Any]]
 @once
 def _sequence(case: Case, inputs: dict[str, np.ndarray]) -> tuple[tuple[int, ...], list[tuple[Any, Any]]]:
     """The order of axes; the result of every step, and the gradient of its input if there is a cotangent."""
-    (layer, axes), stated = build(case, inputs), format_of(case)
+    layer, axes, stated = build(case, inputs)
     found = []
     for mode, x in steps_of(case, inputs):
         layer.train() if mode == "train" else layer.eval()
