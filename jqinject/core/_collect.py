@@ -35,12 +35,14 @@ class Collection:
         steps: training calls with a finite statistic before the parameter takes over.
         momentum: weight of the newest statistic in the running one; None for the cumulative mean.
         shape: shape of statistic, buffer and parameter.
+        named: whether somebody chose the momentum; calibration takes the cumulative mean otherwise.
         calibrates: whether it is a calibration's: as many steps as there are batches.
     """
 
     steps: int
     momentum: float | None
     shape: tuple[int, ...]
+    named: bool
     calibrates: bool = False
 
     @classmethod
@@ -51,7 +53,7 @@ class Collection:
             ValueError: it is out of range.
         """
         checked = _check.momentum(momentum, where, name)
-        return cls(steps, momentum if isinstance(momentum, DefaultMomentum) else checked, shape)
+        return cls(steps, checked, shape, named=not isinstance(momentum, DefaultMomentum))
 
     @property
     def limit(self) -> int:
@@ -60,8 +62,8 @@ class Collection:
 
     def mean(self, before: jax.Array, stat: jax.Array, count: jax.Array) -> jax.Array:
         """The running statistic with one more in it."""
-        unnamed = isinstance(self.momentum, DefaultMomentum)
-        return running_mean(before, stat, count, None if self.calibrates and unnamed else self.momentum)
+        momentum = self.momentum if self.named or not self.calibrates else None
+        return running_mean(before, stat, count, momentum)
 
     def of_calibration(self, calibrates: bool) -> Collection:
         """The same in a calibration, or out of it."""
@@ -74,8 +76,10 @@ def all_counted(counter: Any) -> bool:
 
 
 def has_numbers(array: Any) -> bool:
-    """Whether an array can be read: it is neither traced nor abstract."""
-    return isinstance(array, jax.Array | np.ndarray) and is_concrete(array)
+    """Whether an array can be read here: it is neither traced nor abstract, nor spread over processes."""
+    if not isinstance(array, jax.Array):
+        return isinstance(array, np.ndarray)
+    return is_concrete(array) and (array.is_fully_addressable or array.is_fully_replicated)
 
 
 def all_finite(x: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
 from jqinject.program.policy import Site
-from jqinject.proxy import ActQuantProxyFromInjector
+from jqinject.proxy import ActQuantProxyFromInjector, check_range
 from jqinject.quant_tensor import as_array
 
 
@@ -78,7 +78,10 @@ class HeldQuantizers:
                 f"quantized{'; ' + hint if hint else '.'}\n"
                 "  cure: quantize it with inputs that lead through them, in the mode that it is called in"
             )
-        return as_array(self._held[site.name](x))
+        proxy = self._held[site.name]
+        if proxy.is_quant_enabled:
+            check_range(proxy, x, f"op_quant[{site.name!r}]")
+        return as_array(proxy(x))
 
     def state(self, names: Iterable[str]) -> Any:
         """The Variables of some quantizers, as a state."""

@@ -29,6 +29,7 @@ from jqinject.proxy.groupwise_float import (
 from jqinject.proxy.links import link_if_proxy as link_if_proxy
 from jqinject.proxy.links import linked_layers as linked_layers
 from jqinject.proxy.links import relink as relink
+from jqinject.proxy.ranges import check_range as check_range
 from jqinject.proxy.sharing import QuantizerReplacedWarning as QuantizerReplacedWarning
 from jqinject.proxy.trunc import TruncQuantProxyFromInjector as TruncQuantProxyFromInjector
 from jqinject.proxy.weight import WeightQuantProxy as WeightQuantProxy

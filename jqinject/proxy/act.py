@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core import warn_if_uncalibrated
 from jqinject.proxy.assembly import set_mode
 from jqinject.proxy.base import QuantProxyFromInjector
-from jqinject.proxy.ranges import name_of
+from jqinject.proxy.ranges import check_range
 from jqinject.quant_tensor import QuantTensor, as_array
 
 
@@ -31,8 +30,7 @@ class ActQuantProxy(QuantProxyFromInjector):
         if not self.is_quant_enabled:
             return x
         array = as_array(x)
-        if self.use_running_average and not self.observing:
-            warn_if_uncalibrated(self, lambda: name_of(self, self.binding.base.__name__), array)
+        check_range(self, array)
         return self._seen(self._pack(self.tensor_quant(array)), x)
 
     def quantize(self, x: jax.Array) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from flax import nnx
 
-from jqinject.core import StaticRange
+from jqinject.core import StaticRange, warn_if_uncalibrated
 from jqinject.proxy.links import linked_layers
 
 
@@ -18,12 +18,28 @@ def ranges_in(quantizer: Any) -> list[StaticRange]:
     return [node for node in nodes if node.has_range() is not None]
 
 
-def name_of(proxy: nnx.Module, injector: str) -> str:
-    """What a user calls a quantizer, where the model that it is part of is not known."""
-    holders = [
+def check_range(proxy: Any, x: Any, held_as: str = "") -> None:
+    """Warn where a proxy is to quantize `x` in evaluation, in a range that never saw data; once for each proxy.
+
+    Args:
+        proxy: the proxy.
+        x: what it quantizes.
+        held_as: where the user finds it; empty for an attribute of the layers that hold it.
+    """
+    if proxy.use_running_average and not proxy.observing:
+        warn_if_uncalibrated(proxy, lambda: _name(proxy, held_as), x)
+
+
+def _name(proxy: Any, held_as: str) -> str:
+    injector = proxy.binding.base.__name__
+    holders = [held_as] if held_as else _attributes(proxy)
+    return f"{' and '.join(holders)} ({injector})" if holders else injector
+
+
+def _attributes(proxy: Any) -> list[str]:
+    return [
         f"{type(layer).__name__}.{name}"
         for layer in linked_layers(proxy)
         for name, child in vars(layer).items()
         if child is proxy
     ]
-    return f"{' and '.join(holders)} ({injector})" if holders else injector

@@ -5,10 +5,9 @@ from typing import Any, final
 import jax
 from flax import nnx
 
-from jqinject.core import warn_if_uncalibrated
 from jqinject.proxy.base import QuantProxyFromInjector
 from jqinject.proxy.facts import QuantFacts
-from jqinject.proxy.ranges import name_of
+from jqinject.proxy.ranges import check_range
 from jqinject.quant_tensor import IntQuantTensor, as_array
 
 
@@ -48,8 +47,7 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
         """
         if not self.is_quant_enabled:
             return x
-        if self.use_running_average and not self.observing:
-            warn_if_uncalibrated(self, lambda: name_of(self, self.binding.base.__name__), as_array(x))
+        check_range(self, as_array(x))
         return self._seen(self._truncated(self.tensor_quant, x), x)
 
     def quantize(self, x: IntQuantTensor) -> Any:

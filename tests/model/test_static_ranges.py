@@ -195,6 +195,15 @@ def test_contractions_and_accumulators_too() -> None:
     pool(sums)
 
 
+def test_quantizers_between_operations_warn_by_the_name_of_their_site() -> None:
+    model = jqinject.quantize(Net(), Rule(op="relu", output_quant=q.Int8ActPerTensorMinMax), inputs=X)
+    model.eval()
+    with pytest.warns(
+        UncalibratedWarning, match=r"op_quant\['relu0_output'\] \(Int8ActPerTensorMinMax\) quant"
+    ):
+        model(X)
+
+
 def test_a_model_without_quantizers_freezes_with_a_warning() -> None:
     with pytest.warns(NothingFrozenWarning, match=r"Net has no quantizer, so nothing was frozen"):
         jqinject.freeze(Net())
