@@ -118,6 +118,9 @@ class QuantLinear(QuantDotLayer, nnx.Linear):
         }
         self._init_quantizers(given, overrides, return_quant_tensor, rngs)
 
+    def _expected_features(self) -> Mapping[int, int]:
+        return {-1: self.weight_shape[0]}
+
     def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         return nnx.Linear.__call__(stand_in, inputs, out_sharding=out_sharding)
 
