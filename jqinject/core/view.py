@@ -62,25 +62,52 @@ class OverOutputChannelView:
     Args:
         permute_dims: permutation that brings the output channel first, or None when it is first.
         channel_axes: how many axes channels are counted along; several become one.
+        channel_shape: the shape of a scale for each channel, as it broadcasts against the tensor: channels are counted
+            along its axes other than 1, in a tensor of any rank. It takes the place of the other two.
 
     Example:
         >>> OverOutputChannelView(permute_dims=(1, 0))(jnp.zeros((64, 10))).shape
         (10, 64)
         >>> OverOutputChannelView(permute_dims=(0, 2, 1), channel_axes=2)(jnp.zeros((3, 4, 5))).shape
         (15, 4)
+        >>> OverOutputChannelView(channel_shape=(4,))(jnp.zeros((2, 3, 4))).shape
+        (4, 6)
     """
 
     permute_dims: tuple[int, ...] | None = None
     channel_axes: int = 1
+    channel_shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "permute_dims", _frozen(self.permute_dims))
+        object.__setattr__(self, "channel_shape", _frozen(self.channel_shape))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """View `x`."""
         name = type(self).__name__
-        viewed = _flat_after(_permuted(x, self.permute_dims, name), self.channel_axes, name)
+        permute_dims, leading = self.layout(x.shape)
+        viewed = _flat_after(_permuted(x, permute_dims, name), leading, name)
         return merge_axes(viewed, 0, viewed.ndim - 1)
+
+    def layout(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...] | None, int]:
+        """The permutation of a tensor of a shape, None for none, and how many axes channels are counted along.
+
+        Raises:
+            ValueError: `channel_shape` does not broadcast against the shape.
+        """
+        if self.channel_shape is None:
+            return self.permute_dims, self.channel_axes
+        ahead = len(shape) - len(self.channel_shape)
+        sizes = dict(enumerate(self.channel_shape, ahead))
+        if ahead < 0 or any(size not in (1, shape[axis]) for axis, size in sizes.items()):
+            raise ValueError(
+                f"OverOutputChannelView: a scale of shape {self.channel_shape}, one for each channel, does not "
+                f"broadcast against a tensor of shape {shape}.\n  cure: the number of channels on their axis, 1 on the "
+                f"axes behind it: {shape[-1:]} for the channels of the last axis"
+            )
+        channels = tuple(axis for axis, size in sizes.items() if size != 1)
+        others = tuple(axis for axis in range(len(shape)) if axis not in channels)
+        return (*channels, *others), len(channels)
 
 
 @checked_arguments

@@ -35,6 +35,7 @@ from .operand import OperandQuantizer as OperandQuantizer
 from .operand import QuantizedOperand as QuantizedOperand
 from .output import contraction_bit_width as contraction_bit_width
 from .output import contraction_output as contraction_output
+from .output import without_zero_points as without_zero_points
 from .tensors import affine_of as affine_of
 from .tensors import contract_integers as contract_integers
 from .tensors import has_integers as has_integers

@@ -11,7 +11,8 @@ import numpy as np
 def integer_accumulator(dtype: Any, terms: int, lhs_largest: int, rhs_largest: int) -> np.dtype:
     """The dtype in which `terms` products of integers are summed: `dtype`, or int32 for None.
 
-    `bits = ceil(log2(terms * lhs_largest * rhs_largest + 1)) + 1` are needed.
+    `bits = ceil(log2(terms * lhs_largest * rhs_largest + 1)) + 1` are needed. Longer sums than int32 holds are cut into
+    parts, of up to `longest_sum` products.
 
     Args:
         dtype: a signed integer dtype, or None.
@@ -20,7 +21,7 @@ def integer_accumulator(dtype: Any, terms: int, lhs_largest: int, rhs_largest: i
 
     Raises:
         TypeError: `dtype` is no signed integer.
-        ValueError: it holds fewer bits than are needed.
+        ValueError: it holds fewer bits than are needed, and fewer than int32.
 
     Differs from AQT: None means int32. There the sum of two int8 operands is kept in int8, and wraps around.
 
@@ -37,15 +38,39 @@ def integer_accumulator(dtype: Any, terms: int, lhs_largest: int, rhs_largest: i
         raise TypeError(f"integers are summed in a signed integer dtype such as jnp.int32, got {found.name}")
     needed = (terms * lhs_largest * rhs_largest).bit_length() + 1
     held = jnp.iinfo(found).bits
-    if needed > held:
+    if needed > held and (held < 32 or lhs_largest * rhs_largest > jnp.iinfo(found).max):
         raise ValueError(
             f"an accumulator of {found.name} can overflow: {terms} products of up to {lhs_largest} * {rhs_largest} "
-            f"need {needed} bits.\n  cure: " + _cure(held, needed)
+            f"need {needed} bits.\n  cure: " + _cure(held)
         )
     return found
 
 
-def _cure(held: int, needed: int) -> str:
-    if held < 32 and needed <= 32:
-        return "accumulator_dtype=jnp.int32"
-    return "fewer bits an operand, or a contraction cut into tiles (tile_size=), which are summed in float32"
+def _cure(held: int) -> str:
+    return "accumulator_dtype=jnp.int32" if held < 32 else "fewer bits an operand"
+
+
+def largest_magnitude(dtype: Any, zero_point: Any = None) -> int:
+    """Of `q - zero_point`, for integers q of a dtype and a zero point among them; None for none.
+
+    Example:
+        >>> largest_magnitude(jnp.int8), largest_magnitude(jnp.int8, 3.0), largest_magnitude(jnp.int4)
+        (128, 255, 8)
+    """
+    info = jnp.iinfo(dtype)
+    least, largest = int(info.min), int(info.max)
+    return max(-least, largest) if zero_point is None else largest - least
+
+
+def longest_sum(accumulator: np.dtype, lhs_largest: int, rhs_largest: int) -> int:
+    """How many products an accumulator holds the sum of, whatever they are.
+
+    Args:
+        accumulator: a signed integer dtype.
+        lhs_largest, rhs_largest: the largest magnitudes of the operands.
+
+    Example:
+        >>> longest_sum(np.dtype("int32"), 255, 128), longest_sum(np.dtype("int32"), 8, 128)
+        (65793, 2097151)
+    """
+    return int(jnp.iinfo(accumulator).max) // max(lhs_largest * rhs_largest, 1)

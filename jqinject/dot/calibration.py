@@ -120,6 +120,7 @@ class ConstantCalibration:
 
     Args:
         bound: the magnitude that becomes the largest number; positive.
+        po2_scale: round the scale up to a power of two.
 
     Raises:
         ValueError: `bound` is not positive.
@@ -128,6 +129,7 @@ class ConstantCalibration:
     """
 
     bound: float = 1.0
+    po2_scale: bool = False
 
     def __post_init__(self) -> None:
         if not self.bound > 0:
@@ -135,7 +137,7 @@ class ConstantCalibration:
 
     def scale(self, x: jax.Array, axes: Axes, numerics: Numerics) -> jax.Array:
         """See the class."""
-        return jnp.full((1,) * x.ndim, self.bound / numerics.bound, jnp.float32)
+        return _rounded(jnp.full((1,) * x.ndim, self.bound / numerics.bound, jnp.float32), self.po2_scale)
 
 
 @checked_arguments

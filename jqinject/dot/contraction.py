@@ -9,11 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jqinject.dot.accumulate import integer_accumulator
+from jqinject.dot.accumulate import integer_accumulator, largest_magnitude, longest_sum
 from jqinject.dot.dimensions import Dimensions, scale_in_other, scale_in_output
 from jqinject.dot.kernels import integer_contraction
 from jqinject.dot.numerics import IntNumerics, is_float8, is_integer
 from jqinject.dot.operand import OperandQuantizer, QuantizedOperand, ScaledOperand
+from jqinject.dot.parts import Block, in_parts, part
 from jqinject.dot.tiles import LocalAqt, split_contraction
 
 Unscaled = jax.Array | QuantizedOperand
@@ -26,7 +27,8 @@ class Contraction:
 
     Args:
         lhs_quantizer, rhs_quantizer: of the operands. In the backward contractions the left one is the gradient.
-        accumulator_dtype: in which products of two integer operands are summed; None means int32. Products of floats
+        accumulator_dtype: in which products of two integer operands are summed; None means int32. Longer sums than
+            int32 holds are cut into parts, which are added exactly. Products of floats
             are summed as the backend does it, those of 8-bit floats in float32.
         local_aqt: cut a summed axis into pieces with scales of their own, which are summed after they are multiplied
             by them; None for one piece.
@@ -152,14 +154,15 @@ class Contraction:
 
     def _accumulated(self, lhs: jax.Array, rhs: jax.Array, dims: Dimensions, out_sharding: Any) -> jax.Array:
         if is_integer(lhs) and is_integer(rhs):
-            terms = math.prod(lhs.shape[axis] for axis in dims.lhs_contract)
-            accumulator = integer_accumulator(
-                self.accumulator_dtype,
-                terms,
-                _largest(self.lhs_quantizer, lhs),
-                _largest(self.rhs_quantizer, rhs),
-            )
-            return integer_contraction(lhs, rhs, dims, accumulator, out_sharding)
+            lengths = [lhs.shape[axis] for axis in dims.lhs_contract]
+            largest = _largest(self.lhs_quantizer, lhs), _largest(self.rhs_quantizer, rhs)
+            accumulator = integer_accumulator(self.accumulator_dtype, math.prod(lengths), *largest)
+
+            def contract(block: Block) -> jax.Array:
+                left, right = part(lhs, dims.lhs_contract, block), part(rhs, dims.rhs_contract, block)
+                return integer_contraction(left, right, dims, accumulator, out_sharding)
+
+            return in_parts(lengths, longest_sum(accumulator, *largest), contract)
         if is_float8(lhs) and is_float8(rhs):
             return jax.lax.dot_general(
                 lhs, rhs, dims.numbers, preferred_element_type=jnp.float32, out_sharding=out_sharding
@@ -221,7 +224,7 @@ def _largest(quantizer: OperandQuantizer, payload: jax.Array) -> int:
     numerics = quantizer.numerics
     if isinstance(numerics, IntNumerics) and numerics.dtype == payload.dtype:
         return int(numerics.edge - 0.5)
-    return max(-int(jnp.iinfo(payload.dtype).min), int(jnp.iinfo(payload.dtype).max))
+    return largest_magnitude(payload.dtype)
 
 
 def _common_floats(lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:

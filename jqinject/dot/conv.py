@@ -16,7 +16,8 @@ from jqinject.dot.integer import Affine
 from jqinject.dot.operand import QuantizedOperand, missing_key
 from jqinject.dot.tensors import KINDS, affine_of, describe, has_integers, output_dtype
 from jqinject.ops.first_order import backward_only, first_order
-from jqinject.quant_tensor import IntQuantTensor, as_array, known_nonzero
+from jqinject.ops.low_bits import LowBits, as_bits
+from jqinject.quant_tensor import IntQuantTensor, as_array
 
 NO_SECOND_DERIVATIVE = (
     "a quantized convolution has no second derivative: rounding has none.\n"
@@ -51,8 +52,8 @@ def conv_general_dilated(
         window_strides, padding, lhs_dilation, rhs_dilation, dimension_numbers, feature_group_count, batch_group_count,
             precision, preferred_element_type: as for `lax.conv_general_dilated`.
         config, contraction, key: as for `dot_general`. Two IntQuantTensors of at most 8 bits are convolved as
-            integers if `lhs` has one zero point and one scale (or one for each example), and `rhs` no zero point and
-            one scale (or one for each output feature). 8-bit floats are convolved in float32.
+            integers if `lhs` has one zero point and one scale (or one for each example), and `rhs` one of both (or
+            one for each output feature). 8-bit floats are convolved in float32.
 
     Raises:
         TypeError, ValueError: as for `dot_general`; with `config`, a scale that varies along what is summed over.
@@ -106,17 +107,16 @@ def convolves_integers(conv: Convolution, lhs: Any, rhs: Any, contraction: str =
         and isinstance(rhs, IntQuantTensor)
         and has_integers(lhs)
         and has_integers(rhs)
-        and rhs.signed
-        and not known_nonzero(rhs.zero_point)
         and lhs.zero_point.size == 1
+        and varies_only_along(rhs.zero_point, rhs.ndim, conv.channel_axis)
         and varies_only_along(lhs.scale, lhs.ndim, conv.specs[0][0])
         and varies_only_along(rhs.scale, rhs.ndim, conv.channel_axis)
     )
     if contraction == "int" and not can:
         raise ValueError(
             "contraction='int' of a convolution needs two IntQuantTensors of at most 8 bits: the left one with one "
-            "zero point, and one scale or one for each example; the right one signed, without zero point, and with one "
-            f"scale or one for each output feature; got {describe(lhs)} and {describe(rhs)}."
+            "zero point, and one scale or one for each example; the right one with one scale or one for each output "
+            f"feature, and zero points likewise; got {describe(lhs)} and {describe(rhs)}."
             "\n  cure: contraction='auto'"
         )
     return can and contraction != "float"
@@ -153,13 +153,13 @@ def _quantized_fwd(conv: Convolution, lhs: Unscaled, rhs: Unscaled, key: jax.Arr
     lhs, rhs = (
         x if isinstance(x, QuantizedOperand) else first_order(x, NO_SECOND_DERIVATIVE) for x in (lhs, rhs)
     )
-    return _quantized(conv, lhs, rhs, key), (lhs, rhs)
+    return _quantized(conv, lhs, rhs, key), as_bits((lhs, rhs))
 
 
-def _quantized_bwd(conv: Convolution, kept: tuple[Unscaled, Unscaled], g: jax.Array) -> Any:
-    floats = tuple(x.dequantize() if isinstance(x, QuantizedOperand) else x for x in kept)
+def _quantized_bwd(conv: Convolution, kept: LowBits, g: jax.Array) -> Any:
+    lhs, rhs = kept.floats()
+    floats = tuple(x.dequantize() if isinstance(x, QuantizedOperand) else x for x in (lhs, rhs))
     of_lhs, of_rhs = _float_gradients(conv, floats, g)
-    lhs, rhs = kept
     return (
         None if isinstance(lhs, QuantizedOperand) else of_lhs,
         None if isinstance(rhs, QuantizedOperand) else of_rhs,

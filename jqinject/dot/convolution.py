@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.dot.accumulate import integer_accumulator
+from jqinject.dot.accumulate import integer_accumulator, largest_magnitude, longest_sum
 from jqinject.dot.contraction import Contraction, Unscaled
 from jqinject.dot.integer import Affine
 from jqinject.dot.kernels import integer_convolution
 from jqinject.dot.numerics import is_integer
 from jqinject.dot.operand import OperandQuantizer, QuantizedOperand
+from jqinject.dot.parts import Block, in_parts, part
 from jqinject.dot.patches import Window
 
 UNQUANTIZED = Contraction()
@@ -92,20 +93,18 @@ class Convolution:
         """The axis of the right operand that becomes the output's features."""
         return self.specs[1][0]
 
-    def numbers(self, lhs: jax.Array, rhs: jax.Array, dtype: Any, *, bordered: bool = False) -> jax.Array:
+    def numbers(self, lhs: jax.Array, rhs: jax.Array, dtype: Any) -> jax.Array:
         """The convolution of arrays as they are, summed in `dtype`.
 
         Args:
             lhs, rhs: arrays of one dtype.
             dtype: of the output.
-            bordered: whether `lhs` has its padding and dilation already.
         """
-        space = len(self.padding)
         return jax.lax.conv_general_dilated(
             lhs,
             rhs,
-            padding=((0, 0),) * space if bordered else self.padding,
-            lhs_dilation=(1,) * space if bordered else self.lhs_dilation,
+            padding=self.padding,
+            lhs_dilation=self.lhs_dilation,
             dimension_numbers=jax.lax.ConvDimensionNumbers(*self.specs),
             preferred_element_type=dtype,
             **dict(self.options),
@@ -123,7 +122,7 @@ class Convolution:
     def of_payloads(self, lhs: QuantizedOperand, rhs: QuantizedOperand) -> jax.Array:
         """The convolution of operands in their formats, in `dtype`."""
         if is_integer(lhs.payload) and is_integer(rhs.payload):
-            y = self._integers(lhs.payload, rhs.payload)
+            y = self._summed(lhs.payload, rhs.payload)
         else:
             floats = lhs.payload.astype(jnp.float32), rhs.payload.astype(jnp.float32)
             y = self.numbers(*floats, jnp.float32)
@@ -133,42 +132,103 @@ class Convolution:
         return y.astype(self.dtype)
 
     def of_integers(self, lhs: Affine, rhs: Affine) -> jax.Array:
-        """The convolution of integers, in `dtype`; `lhs` may have one zero point, `rhs` none.
+        """The convolution of integers, in `dtype`; `lhs` may have one zero point, `rhs` one for each output feature.
 
         Where the window reaches over the border it finds zeros, which in `lhs` are written as its zero point.
         """
         lhs, rhs = lhs.signed(), rhs.signed()
-        assert rhs.zero_point is None, "checked where integers are chosen"
-        if lhs.zero_point is None:
-            return self.of_payloads(
-                QuantizedOperand(lhs.payload, lhs.scale), QuantizedOperand(rhs.payload, rhs.scale)
-            )
-        zero = jnp.round(lhs.zero_point.reshape(()))
-        y = self._integers(self._with_border(lhs.payload, zero), rhs.payload, bordered=True)
-        sums = rhs.sums
-        if sums is None:
-            axes = tuple(axis for axis in range(rhs.payload.ndim) if axis != self.channel_axis)
-            sums = jnp.sum(rhs.payload, axis=axes, keepdims=True, dtype=y.dtype)
-        y = y - zero.astype(y.dtype) * self._of_rhs(sums)
+        zero = None if lhs.zero_point is None else jnp.round(lhs.zero_point.reshape(())).astype(jnp.int32)
+        y = self._summed(lhs.payload, rhs.payload, zero, rhs.zero_point, rhs.sums)
         return (y.astype(jnp.float32) * self._of_lhs(lhs.scale) * self._of_rhs(rhs.scale)).astype(self.dtype)
 
-    def _integers(self, lhs: jax.Array, rhs: jax.Array, *, bordered: bool = False) -> jax.Array:
-        terms = math.prod(rhs.shape) // max(rhs.shape[self.channel_axis], 1)
-        spans = (max(-int(jnp.iinfo(x.dtype).min), int(jnp.iinfo(x.dtype).max)) for x in (lhs, rhs))
-        accumulator = integer_accumulator(self.contraction.accumulator_dtype, terms, *spans)
-        plain = partial(self.numbers, dtype=accumulator, bordered=bordered)
-        lhs, rhs = lhs.astype(jnp.int8), rhs.astype(jnp.int8)
-        return integer_convolution(lhs, rhs, accumulator, plain, self._window(bordered=bordered))
+    def _summed(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        lhs_zero: jax.Array | None = None,
+        rhs_zero: jax.Array | None = None,
+        rhs_sums: jax.Array | None = None,
+    ) -> jax.Array:
+        """`sum (q_l - z_l) (q_r - z_r)`: int32, or in parts where that does not hold it, then float32."""
+        axes = tuple(axis for axis in range(rhs.ndim) if axis != self.channel_axis)
+        lengths = [rhs.shape[axis] for axis in axes]
+        spans = largest_magnitude(lhs.dtype, lhs_zero), largest_magnitude(rhs.dtype, rhs_zero)
+        accumulator = integer_accumulator(self.contraction.accumulator_dtype, math.prod(lengths), *spans)
+        whole = self
+        if lhs_zero is not None:
+            lhs = self._with_border(lhs, lhs_zero)
+            space = len(self.padding)
+            whole = replace(self, padding=((0, 0),) * space, lhs_dilation=(1,) * space)
 
-    def _window(self, *, bordered: bool) -> Window | None:
+        def contract(block: Block) -> jax.Array:
+            right = part(rhs, axes, block)
+            sums = rhs_sums if right is rhs else None
+            conv, left = whole._of_block(lhs, rhs.shape, dict(zip(axes, block, strict=True)))
+            return conv._exact(left, right, accumulator, lhs_zero, rhs_zero, sums)
+
+        return in_parts(lengths, longest_sum(accumulator, *spans), contract)
+
+    def _of_block(
+        self, lhs: jax.Array, rhs_shape: tuple[int, ...], block: dict[int, tuple[int, int]]
+    ) -> tuple[Convolution, jax.Array]:
+        """What convolves a part of the right operand, and with what part of the left one."""
+        lhs_spec, rhs_spec, _ = self.specs
+        options = dict(self.options)
+        groups = options["feature_group_count"]
+        feature, inputs = lhs_spec[1], rhs_spec[1]
+        if block[inputs] != (0, rhs_shape[inputs]):
+            apart = lhs.reshape(*lhs.shape[:feature], groups, rhs_shape[inputs], *lhs.shape[feature + 1 :])
+            apart = part(apart, (feature + 1,), (block[inputs],))
+            lhs = apart.reshape(*lhs.shape[:feature], -1, *lhs.shape[feature + 1 :])
+        padding = [
+            (before - block[axis][0] * step, after - (rhs_shape[axis] - block[axis][1]) * step)
+            for (before, after), axis, step in zip(
+                self.padding, rhs_spec[2:], options["rhs_dilation"], strict=True
+            )
+        ]
+        return replace(self, padding=tuple(padding)), lhs
+
+    def _exact(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        accumulator: np.dtype,
+        lhs_zero: jax.Array | None,
+        rhs_zero: jax.Array | None,
+        rhs_sums: jax.Array | None,
+    ) -> jax.Array:
+        """The sum in an accumulator that holds it; the left operand has its border where it has a zero point."""
+        y = self._integers(lhs, rhs, accumulator)
+        if lhs_zero is not None:
+            if rhs_sums is None:
+                axes = tuple(axis for axis in range(rhs.ndim) if axis != self.channel_axis)
+                rhs_sums = jnp.sum(rhs, axis=axes, keepdims=True, dtype=accumulator)
+            y = y - lhs_zero.astype(accumulator) * self._of_rhs(rhs_sums)
+        if rhs_zero is None:
+            return y
+        groups = dict(self.options)["feature_group_count"] * dict(self.options)["batch_group_count"]
+        ones = jnp.ones(
+            [groups if n == self.channel_axis else size for n, size in enumerate(rhs.shape)], jnp.int8
+        )
+        seen = self._integers(lhs, ones, accumulator)
+        if lhs_zero is not None:
+            seen = seen - math.prod(ones.shape) // groups * lhs_zero.astype(accumulator)
+        seen = jnp.repeat(seen, rhs.shape[self.channel_axis] // groups, axis=self.specs[2][1])
+        return y - self._of_rhs(jnp.round(rhs_zero).astype(accumulator)) * seen
+
+    def _integers(self, lhs: jax.Array, rhs: jax.Array, accumulator: np.dtype) -> jax.Array:
+        plain = partial(self.numbers, dtype=accumulator)
+        lhs, rhs = lhs.astype(jnp.int8), rhs.astype(jnp.int8)
+        return integer_convolution(lhs, rhs, accumulator, plain, self._window())
+
+    def _window(self) -> Window | None:
         """How the window moves; None with groups and with a dilated input, which are no plain product."""
-        options, space = dict(self.options), len(self.padding)
+        options = dict(self.options)
         grouped = options["feature_group_count"] != 1 or options["batch_group_count"] != 1
-        dilated = not bordered and any(step != 1 for step in self.lhs_dilation)
+        dilated = any(step != 1 for step in self.lhs_dilation)
         if grouped or dilated or any(edge < 0 for edges in self.padding for edge in edges):
             return None
-        padding = ((0, 0),) * space if bordered else self.padding
-        return Window(self.specs, padding, options["window_strides"], options["rhs_dilation"])
+        return Window(self.specs, self.padding, options["window_strides"], options["rhs_dilation"])
 
     def _with_border(self, payload: jax.Array, zero: jax.Array) -> jax.Array:
         config = [(0, 0, 0)] * payload.ndim

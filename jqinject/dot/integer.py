@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jqinject.dot.accumulate import integer_accumulator
+from jqinject.dot.accumulate import integer_accumulator, largest_magnitude, longest_sum
 from jqinject.dot.dimensions import Dimensions, scale_in_output
 from jqinject.dot.kernels import integer_contraction
+from jqinject.dot.parts import Block, in_parts, part
 
 
 class Affine(NamedTuple):
@@ -46,6 +48,11 @@ class Affine(NamedTuple):
         zero = jnp.zeros((), jnp.float32) if self.zero_point is None else self.zero_point
         return Affine(payload, self.scale, zero - 128.0)
 
+    def part(self, axes: tuple[int, ...], block: Block) -> Affine:
+        """What lies in a block along some axes, over which neither scale nor zero point varies."""
+        payload = part(self.payload, axes, block)
+        return self if payload is self.payload else self._replace(payload=payload, sums=None)
+
 
 def affine_dot_general(
     lhs: Affine,
@@ -58,8 +65,9 @@ def affine_dot_general(
     """`sum (q_l - z_l) s_l (q_r - z_r) s_r`, the sum taken over integers.
 
     With zero points, `sum q_l q_r - z_l sum q_r - z_r sum q_l + n z_l z_r` in the accumulator's dtype, so that nothing
-    is rounded. An axis that is summed over and along which a scale or zero point varies (groups of a weight that is
-    laid out as `(groups, group, out)`) is summed in float32, after its scales are multiplied in.
+    is rounded. A sum of more products than the accumulator holds is cut into parts, each exact, which are added before
+    they are rounded to float32. An axis that is summed over and along which a scale or zero point varies (groups of a
+    weight that is laid out as `(groups, group, out)`) is summed in float32, after its scales are multiplied in.
 
     Args:
         lhs, rhs: the operands.
@@ -69,7 +77,7 @@ def affine_dot_general(
         out_sharding: as for `lax.dot_general`.
 
     Raises:
-        ValueError: the accumulator could overflow.
+        ValueError: an accumulator of fewer bits than int32 could overflow.
     """
     lhs, rhs = lhs.signed(), rhs.signed()
     grouped = [
@@ -86,8 +94,27 @@ def affine_dot_general(
 def _whole(
     lhs: Affine, rhs: Affine, dims: Dimensions, accumulator_dtype: Any, out_sharding: Any
 ) -> jax.Array:
+    lengths = [lhs.payload.shape[axis] for axis in dims.lhs_contract]
+    spans = (
+        largest_magnitude(lhs.payload.dtype, lhs.zero_point),
+        largest_magnitude(rhs.payload.dtype, rhs.zero_point),
+    )
+    accumulator = integer_accumulator(accumulator_dtype, math.prod(lengths), *spans)
+
+    def contract(block: Block) -> jax.Array:
+        left, right = lhs.part(dims.lhs_contract, block), rhs.part(dims.rhs_contract, block)
+        return _exact(left, right, dims, accumulator, out_sharding)
+
+    y = in_parts(lengths, longest_sum(accumulator, *spans), contract)
+    scale = _laid(lhs.scale, dims.lhs_ndim, dims.lhs_places, dims.out_ndim) * _laid(
+        rhs.scale, dims.rhs_ndim, dims.rhs_places, dims.out_ndim
+    )
+    return y.astype(jnp.float32) * scale
+
+
+def _exact(lhs: Affine, rhs: Affine, dims: Dimensions, accumulator: np.dtype, out_sharding: Any) -> jax.Array:
+    """`sum (q_l - z_l) (q_r - z_r)` in an accumulator that holds it."""
     terms = math.prod(lhs.payload.shape[axis] for axis in dims.lhs_contract)
-    accumulator = integer_accumulator(accumulator_dtype, terms, _span(lhs), _span(rhs))
     y = integer_contraction(lhs.payload, rhs.payload, dims, accumulator, out_sharding)
     left = _offset(lhs.zero_point, accumulator, dims.lhs_ndim, dims.lhs_places, dims.out_ndim)
     right = _offset(rhs.zero_point, accumulator, dims.rhs_ndim, dims.rhs_places, dims.out_ndim)
@@ -97,17 +124,7 @@ def _whole(
         y = y - right * _summed(lhs, dims.lhs_contract, accumulator, dims.lhs_places, dims.out_ndim)
     if left is not None and right is not None:
         y = y + terms * left * right
-    scale = _laid(lhs.scale, dims.lhs_ndim, dims.lhs_places, dims.out_ndim) * _laid(
-        rhs.scale, dims.rhs_ndim, dims.rhs_places, dims.out_ndim
-    )
-    return y.astype(jnp.float32) * scale
-
-
-def _span(operand: Affine) -> int:
-    """The largest magnitude of `payload - zero_point`."""
-    info = jnp.iinfo(operand.payload.dtype)
-    whole = int(info.max) - int(info.min)
-    return whole if operand.zero_point is not None else max(-int(info.min), int(info.max))
+    return y
 
 
 def _varies(operand: Affine, axis: int, ndim: int) -> bool:

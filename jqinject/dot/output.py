@@ -16,8 +16,6 @@ from jqinject.quant_tensor import (
     BitWidth,
     IntQuantTensor,
     as_array,
-    is_concrete,
-    known_nonzero,
     larger,
     product_sum_bit_width,
 )
@@ -36,6 +34,7 @@ def contraction_output(
     rhs_places: Mapping[int, int] | None = None,
     bias: Any = None,
     bias_on_grid: bool | jax.Array | None = None,
+    zero_points: tuple[bool | None, bool | None] = (None, None),
 ) -> IntQuantTensor | jax.Array:
     """The output of a contraction as an `IntQuantTensor`, where one exists, else the plain array.
 
@@ -49,10 +48,9 @@ def contraction_output(
     | quantized, another scale | -bias / scale | max(bits, bias bits) + 1 |
     | plain array | -bias / scale | as above |
 
-    A plain array comes back if an operand is a plain array, if a scale varies along a summed axis, or if a
-    zero point is known not to be 0. Under tracing zero points are not known; the IntQuantTensor made then is
-    right about scale and zero point, as (q_l - z_l) * (q_r - z_r) is an integer too, but unsigned operands
-    with zero points are called unsigned.
+    A plain array comes back if an operand is a plain array, or if a scale varies along a summed axis. Zero points
+    leave the sums integers, of operands `q - z` that are signed and one bit wider (`without_zero_points`). Types,
+    shapes, signs and widths follow from static facts, never from the numbers, so they are the same under tracing.
 
     Args:
         value: the result of the contraction, bias included; any float dtype.
@@ -67,14 +65,16 @@ def contraction_output(
         lhs_places, rhs_places: which axis of an operand is which axis of `value`, in any order, instead of the above.
         bias: what was added: None, an `IntQuantTensor`, or an array; a vector lies along the channel axis.
         bias_on_grid: whether a quantized bias has the scale s_l * s_r; an array may be traced. By default the
-            scales are compared, under tracing inside the computation.
+            scales are compared, inside the computation.
+        zero_points: whether the zero points of `lhs` and `rhs` may differ from 0, as for `without_zero_points`.
 
     Returns:
         An `IntQuantTensor` whose scale has the rank of `value`, size 1 but on axes it varies over; or
         `value`.
 
-    differs from Brevitas: a bias that becomes a zero point lies along the channel axis for every rank (there,
-    along axis 1, which is wrong for a linear layer on more than two axes). A per-channel scale of the input
+    differs from Brevitas: zero points are taken out of the operands (there, an error). A bias that becomes a zero
+    point lies along the channel axis for every rank (there, along axis 1, which is wrong for a linear layer on more
+    than two axes). A per-channel scale of the input
     makes a plain array (there, it is multiplied with the output channels' scales where the sizes happen to
     agree).
 
@@ -87,8 +87,7 @@ def contraction_output(
     """
     if not (isinstance(lhs, IntQuantTensor) and isinstance(rhs, IntQuantTensor)):
         return value
-    if known_nonzero(lhs.zero_point) or known_nonzero(rhs.zero_point):
-        return value
+    lhs, rhs = without_zero_points(lhs, rhs, zero_points)
     if lhs_places is None:
         lhs_places = {axis % lhs.ndim: axis % lhs.ndim for axis in lhs_free_axes}
     if rhs_places is None:
@@ -107,6 +106,33 @@ def contraction_output(
         signed=lhs.signed or rhs.signed,
         training=lhs.training or rhs.training,
     )
+
+
+def without_zero_points(
+    lhs: IntQuantTensor, rhs: IntQuantTensor, zero_points: tuple[bool | None, bool | None] = (None, None)
+) -> tuple[IntQuantTensor, IntQuantTensor]:
+    """The factors `q - z` of a product of integers: zero point 0; where z may differ from 0, signed and a bit wider.
+
+    Args:
+        lhs, rhs: the operands.
+        zero_points: whether the zero point of each may differ from 0. None if unknown: then it may where both operands
+            are unsigned, as their product is negative otherwise nowhere. With a signed operand the width of the product
+            has the room already.
+
+    Example:
+        >>> x = IntQuantTensor(jnp.ones(3), 0.5, 2.0, 8, signed=False, training=False)
+        >>> left, right = without_zero_points(x, x, (True, False))
+        >>> (left.bit_width, left.signed), (right.bit_width, right.signed)
+        ((9, True), (8, False))
+    """
+    unknown = not (lhs.signed or rhs.signed)
+    left, right = (unknown if known is None else known for known in zero_points)
+    return _centered(lhs, left), _centered(rhs, right)
+
+
+def _centered(x: IntQuantTensor, has_zero_point: bool) -> IntQuantTensor:
+    x = x.set(zero_point=jnp.zeros_like(x.zero_point))
+    return x.set(bit_width=x.bit_width + 1, signed=True) if has_zero_point else x
 
 
 def contraction_bit_width(lhs: BitWidth, rhs: BitWidth, terms: int, bias: Any = None) -> BitWidth:
@@ -156,9 +182,8 @@ def _output_zero_point(
     scale: jax.Array, bias: Any, channel_axis: int, bias_on_grid: bool | jax.Array | None
 ) -> jax.Array:
     """0 without a bias or with one on the accumulator's grid, else -bias / scale."""
-    zero = jnp.zeros((1,), jnp.float32)
-    if bias is None:
-        return zero
+    if bias is None or (isinstance(bias, IntQuantTensor) and bias_on_grid is True):
+        return jnp.zeros((1,), jnp.float32)
     values = _along_channels(as_array(bias).astype(jnp.float32), scale.ndim, channel_axis)
     offset = -values / scale
     if not isinstance(bias, IntQuantTensor):
@@ -166,6 +191,4 @@ def _output_zero_point(
     same = bias_on_grid
     if same is None:
         same = jnp.allclose(_along_channels(bias.scale, scale.ndim, channel_axis), scale)
-    if is_concrete(same):
-        return zero if same else offset
     return jnp.where(same, 0.0, offset)

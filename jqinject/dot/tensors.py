@@ -75,7 +75,7 @@ _NEEDS = {
 
 def has_integers(x: Any) -> bool:
     """Whether an IntQuantTensor has integers that backends contract: at most 8 bits, not learned."""
-    return is_concrete(x.bit_width) and float(x.bit_width) <= 8
+    return isinstance(x.bit_width, int) and x.bit_width <= 8
 
 
 def describe(x: Any) -> str:

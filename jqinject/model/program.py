@@ -16,6 +16,7 @@ from jqinject.model.operations import operations_by
 # A number, not the path: a path may hold what has a meaning in XLA's text.
 MARK = "jqinject_layer({})"
 MARKED = re.compile(r"jqinject_layer\((\d+)\)")
+PARTS = re.compile(r"jqinject_parts\((\d+)\)")
 DEFINITION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\w+)\[", re.MULTILINE)
 CONTRACTION = re.compile(
     r"^\s*(?:ROOT )?%?[\w.\-]+ = \(?(?P<out>\w+)\[[^=]*?"
@@ -34,11 +35,13 @@ class Contraction:
         layer: path of the layer it belongs to.
         operands: dtypes of its operands, in XLA's words.
         output: dtype of its output.
+        parts: how many parts of a sum it is one of: more products than the output holds are summed in parts.
     """
 
     layer: str
     operands: tuple[str, ...]
     output: str
+    parts: int = 1
 
     @property
     def kind(self) -> str:
@@ -48,7 +51,8 @@ class Contraction:
         return "fp8" if self.operands and all(dtype.startswith("f8") for dtype in self.operands) else "float"
 
     def __str__(self) -> str:
-        return f"{' x '.join(self.operands)} -> {self.output}"
+        summed = f"{' x '.join(self.operands)} -> {self.output}"
+        return summed if self.parts == 1 else f"{summed} in {self.parts} parts"
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,8 @@ def _read(text: str, layers: Sequence[str]) -> Iterator[Contraction]:
             continue
         names = [OPERAND.search(operand) for operand in _split(found["operands"])]
         operands = tuple(dtypes.get(name[1], "?") for name in names[:2] if name)
-        yield Contraction(layers[int(numbers[-1])], operands, found["out"])
+        parts = PARTS.search(found["rest"])
+        yield Contraction(layers[int(numbers[-1])], operands, found["out"], int(parts[1]) if parts else 1)
 
 
 def _split(operands: str) -> list[str]:

@@ -65,7 +65,7 @@ class QuantWeightLayer(WeightAxes):
         quantizers = {name: quantizer for name, quantizer in given.items() if name != "contraction"}
         contraction = given.get("contraction", "auto")
         self._check_contraction(contraction)
-        hold_proxies(self, self.slots, quantizers, overrides, rngs, stack_of((self,)))
+        hold_proxies(self, self.slots, quantizers, overrides, rngs, stack_of((self,)), self.channel_shapes())
         if contraction != "auto":
             self.contraction = contraction
         check_input_for_weight(self)
@@ -167,7 +167,12 @@ class QuantWeightLayer(WeightAxes):
         if self.bias_quant is None:
             return bias
         weight = self.quant_weight(quant_input) if quant_weight is None else quant_weight
-        return self.bias_quant(bias, quant_input, weight, self._weight_scale_beside_bias(quant_input, weight))
+        x, weight = self._scales_on_weight(quant_input, weight)
+        return self.bias_quant(bias, x, weight, self._weight_scale_beside_bias(x, weight))
+
+    def _scales_on_weight(self, quant_input: Any, quant_weight: Any) -> tuple[Any, Any]:
+        """Operands with the scales of the same products: the input's are the weight's, where each output has one."""
+        return quant_input, quant_weight
 
     def _weight_scale_beside_bias(self, quant_input: Any, quant_weight: Any) -> jax.Array | None:
         """The weight's scale in the shape of the bias; None where both have channels along one axis alone."""
@@ -259,7 +264,17 @@ class QuantWeightLayer(WeightAxes):
                 f"no scale.\n  cure: give the layer {missing}_quant=..."
                 + (", or feed it a QuantTensor" if missing == "input" else "")
             )
-        return self._accumulator(y, x, weight, bias)
+        if not self._has_whole_zero_points():
+            return y
+        return self._accumulator(y, *self._scales_on_weight(x, weight), bias)
+
+    def _has_whole_zero_points(self) -> bool:
+        """Whether products of the quantized numbers are whole, as far as the layer's quantizers say it."""
+        if _on(self.input_quant) and not self.input_quant.has_whole_zero_points:
+            return False
+        if self.frozen is not None:
+            return self.frozen.whole_zero_point
+        return not _on(self.weight_quant) or self.weight_quant.has_whole_zero_points
 
     def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: Any) -> Any:
         """The output with the scale that the sums have; an array where they have none."""
@@ -274,7 +289,15 @@ class QuantWeightLayer(WeightAxes):
             lhs_free_axes=self._free_input_axes(x.ndim),
             bias=bias,
             bias_on_grid=self._bias_on_grid(bias, weight),
+            zero_points=self._zero_points(),
         )
+
+    def _zero_points(self) -> tuple[bool | None, bool | None]:
+        """Whether zero points of input and weight may differ from 0, as far as the layer's quantizers say it."""
+        of_input = self.input_quant.has_zero_point if _on(self.input_quant) else None
+        if self.frozen is not None:
+            return of_input, self.frozen.zero_point is not None
+        return of_input, self.weight_quant.has_zero_point if _on(self.weight_quant) else None
 
 
 def _on(proxy: Any) -> bool:

@@ -32,11 +32,12 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
         strides: as for `nnx.ConvTranspose`.
         weight_quant: quantizer of the kernel, shape (*kernel_size, in_features, out_features), or with
             `transpose_kernel=True` (*kernel_size, out_features, in_features); channels are the axis of `out_features`.
+            By default `Int8WeightPerTensorFloat`, as in Brevitas; None keeps the kernel float.
         bias_quant: quantizer of the bias.
         input_quant: quantizer of the input; `act_quant` is another name of it.
         output_quant: quantizer of the output.
         return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`; an
-            array where sums have no scale of their own (a zero point, scales along a summed axis, minifloats).
+            array where sums have no scale of their own (scales along a summed axis, groups, minifloats).
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
         rngs: for the parameters, and for quantizers that draw random numbers.
         more: the other keywords of `nnx.ConvTranspose` (`padding`, `transpose_kernel`, ...), and overrides:
@@ -88,6 +89,10 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
             "grad_quant": grad_quant,
         }
         self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Features are the last axis of input and output."""
+        return {"input_quant": (self.in_features,), "output_quant": (self.out_features,)}
 
     @property
     def output_channel_dim(self) -> int:

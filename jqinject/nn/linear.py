@@ -33,11 +33,12 @@ class QuantLinear(QuantDotLayer, nnx.Linear):
         use_bias, dtype, param_dtype, precision, kernel_init, bias_init, dot_general, promote_dtype,
             preferred_element_type, rngs, kernel_metadata, bias_metadata: as for `nnx.Linear`.
         weight_quant: quantizer of the kernel, shape (in_features, out_features); channels are its last axis.
+            By default `Int8WeightPerTensorFloat`, as in Brevitas; None keeps the kernel float.
         bias_quant: quantizer of the bias.
         input_quant: quantizer of the input; `act_quant` is another name of it.
         output_quant: quantizer of the output.
         return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`; an
-            array where sums have no scale of their own (a zero point, scales along a summed axis, minifloats).
+            array where sums have no scale of their own (scales along a summed axis, groups, minifloats).
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
         contraction: "auto" contracts the payloads of an 8-bit float input and weight, the integers of a frozen weight,
             and floats otherwise; "int" and "fp8" insist on the payloads; "float" contracts the dequantized floats in
@@ -117,6 +118,10 @@ class QuantLinear(QuantDotLayer, nnx.Linear):
             "contraction": contraction,
         }
         self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Features are the last axis of input and output."""
+        return {"input_quant": (self.in_features,), "output_quant": (self.out_features,)}
 
     def _expected_features(self) -> Mapping[int, int]:
         return {-1: self.weight_shape[0]}

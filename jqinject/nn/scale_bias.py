@@ -8,6 +8,7 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 from flax.typing import Dtype
 
+from jqinject.dot import without_zero_points
 from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.nn.batch_norm_merging import factors_of
 from jqinject.quant import Int8WeightPerTensorFloat
@@ -31,7 +32,7 @@ class QuantScaleBias(QuantWeightLayer):
         axis: the axis of the input that holds the channels.
         dtype: of the computation; None for the common one of input and parameters.
         param_dtype: of the parameters.
-        weight_quant: quantizer of `scale`.
+        weight_quant: quantizer of `scale`; by default `Int8WeightPerTensorFloat`, as in Brevitas; None keeps it float.
         bias_quant: quantizer of `bias`.
         input_quant: quantizer of the input; `act_quant` is another name of it.
         output_quant: quantizer of the output.
@@ -127,6 +128,13 @@ class QuantScaleBias(QuantWeightLayer):
         """Channels alone."""
         return 1
 
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Input and output have their features along `axis`, which is known where it counts from the end."""
+        if self.axis >= 0:
+            return {}
+        shape = (self.num_features, *(1,) * (-self.axis - 1))
+        return {"input_quant": shape, "output_quant": shape}
+
     def _laid(self, ndim: int) -> tuple[int, ...]:
         shape = [1] * ndim
         shape[self.axis] = self.num_features
@@ -142,8 +150,9 @@ class QuantScaleBias(QuantWeightLayer):
         if not (isinstance(x, IntQuantTensor) and isinstance(weight, IntQuantTensor)):
             return y
         laid = self._laid(x.ndim)
-        product: Any = x * reshape(weight, laid)
-        if isinstance(bias, IntQuantTensor):
+        left, right = without_zero_points(x, reshape(weight, laid), self._zero_points())
+        product: Any = left * right
+        if isinstance(bias, IntQuantTensor) and self._bias_on_grid(bias, weight):
             product = product + reshape(bias, laid)
         elif bias is not None:
             product = product + as_array(bias).astype(product.dtype).reshape(laid)

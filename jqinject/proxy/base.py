@@ -24,6 +24,7 @@ from jqinject.proxy.facts import QuantFacts, facts_of
 from jqinject.proxy.given import Given
 from jqinject.proxy.links import link, linked_layers, relink
 from jqinject.proxy.naming import checked_quantizer, naming, packable
+from jqinject.proxy.ranges import ranges_in
 from jqinject.proxy.sharing import QuantizerReplacedWarning, refuse_tree_mode
 from jqinject.quant_tensor import as_array
 
@@ -68,6 +69,7 @@ class QuantProxyFromInjector(nnx.Module):
     disable_quant: bool = False
     observing: bool = False
     served_layers: int = 1
+    quantizes_activations: ClassVar[bool] = False
     reads: ClassVar[frozenset[str]] = frozenset({"tensor_quant", "proxy_class", "signed"})
 
     def __init__(
@@ -158,6 +160,26 @@ class QuantProxyFromInjector(nnx.Module):
         return not self.binding.declares("quantize_zero_point") or bool(
             self.binding.resolve("quantize_zero_point")
         )
+
+    # --- the range, where it is collected from what flows (`core.StaticRange`)
+
+    def has_range(self) -> bool | None:
+        """Whether data were seen; None if nothing is collected: of weights, constant and dynamic ranges, and where
+        quantization is off."""
+        used = self.is_quant_enabled and self.quantizes_activations
+        held = ranges_in(self.tensor_quant) if used else []
+        return all(component.has_range() for component in held) if held else None
+
+    def begin_calibration(self) -> None:
+        """Training mode; from now on collect anew."""
+        self.set_attributes(use_running_average=False, raise_if_not_found=False)
+        for component in ranges_in(self.tensor_quant):
+            component.begin_calibration()
+
+    def end_calibration(self) -> None:
+        """Take what was collected as the range."""
+        for component in ranges_in(self.tensor_quant):
+            component.end_calibration()
 
     def set_view(self, use_running_average: bool | None = None) -> None:
         """Switch between training and evaluation, for `nnx.view`.

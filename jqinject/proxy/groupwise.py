@@ -79,5 +79,7 @@ class GroupwiseActQuantProxyFromInjector(Groupwise, ActQuantProxy):
         Array([0.0078125, 0.0078125, 0.5      , 0.5      ], dtype=float32)
     """
 
+    sample_shape = (1,)  # groups need an axis
+
     def _attribute(self, name: str, force_eval: bool) -> Any:
         return input_dependent(self, name)

@@ -78,19 +78,23 @@ def absolute(a: "IntQuantTensor") -> "IntQuantTensor":
 
     A tensor that uses its least integer -2^(b-1) has no valid absolute value of that width.
 
-    differs from Brevitas: a zero point other than 0 is refused, where Brevitas gives another number than |a|;
-    an unsigned tensor with a zero point, which has negative values, is refused for the same reason.
+    An unsigned tensor with a zero point, which has negative values, has the integers |q - z|.
+
+    differs from Brevitas: a zero point of a signed tensor other than 0 is refused, where Brevitas gives another
+    number than |a|; an unsigned tensor is returned as it is there, negative values included.
 
     Raises:
-        ValueError: the zero point is known not to be 0.
+        ValueError: the tensor is signed, and its zero point is known not to be 0.
     """
+    if not a.signed:
+        # -a where it is negative, not |a|: the gradient at 0 stays 1.
+        value = jnp.where(a.value < 0, -a.value, a.value)
+        return a.set(value=value, zero_point=jnp.zeros_like(a.zero_point))
     if known_nonzero(a.zero_point):
         raise ValueError(
             f"abs: the zero point is {brief(a.zero_point)}, so |value| lies on another grid than the "
             "integers. Use a symmetric quantizer (zero point 0), or jnp.abs(x.value) for a plain array."
         )
-    if not a.signed:
-        return a
     return a.set(
         value=jnp.abs(a.value),
         zero_point=jnp.zeros_like(a.zero_point),

@@ -44,7 +44,7 @@ def test_a_bias_on_the_grid_is_added_to_the_accumulator(scale):
     bias = quantize(BIAS, bias_scale, 16)
     y = linear(quantize(X, 0.5), quantize(W, scale, 4), bias)
     assert y.bit_width == 17
-    np.testing.assert_array_equal(y.zero_point, [0.0])
+    np.testing.assert_array_equal(y.zero_point, np.zeros((1, 1, 4)))
     np.testing.assert_array_equal(y.int(), X @ W + BIAS)
 
 
@@ -119,10 +119,8 @@ def test_a_scale_per_row_of_the_input_survives_where_the_caller_says_so():
     [
         (quantize(X, jnp.linspace(0.1, 0.6, 6)), quantize(W, 0.5)),
         (quantize(X, 0.5), quantize(W, jnp.linspace(0.1, 0.6, 6)[:, None])),
-        (quantize(X, 0.5, zero_point=3.0), quantize(W, 0.5)),
-        (quantize(X, 0.5), quantize(W, 0.5, zero_point=-2.0)),
     ],
-    ids=["input channels", "kernel rows", "input zero point", "kernel zero point"],
+    ids=["input channels", "kernel rows"],
 )
 def test_no_integer_output_gives_a_plain_array(x, w):
     assert isinstance(linear(x, w), jax.Array)

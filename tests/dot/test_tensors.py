@@ -172,6 +172,28 @@ def test_convolutions_in_groups_and_one_dimension():
     np.testing.assert_array_equal(got, conv_general_dilated(x.value, w.value, (1,), "SAME", **how))
 
 
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("options", CONVOLUTIONS)
+def test_zero_points_of_kernels(options, signed):
+    x = tensor(0, (2, 7, 8, 4), zero_point=130.0, signed=False)
+    w = tensor(1, (3, 3, 4, 5), zero_point=jnp.arange(5.0) * 20, signed=signed)
+
+    def convolve(x, w, kind):
+        return conv_general_dilated(x, w, dimension_numbers=NHWC, contraction=kind, **options)
+
+    for got in (convolve(x, w, "int"), jax.jit(convolve, static_argnums=2)(x, w, "int")):
+        np.testing.assert_array_equal(got, convolve(x, w, "float"))
+
+
+@pytest.mark.parametrize("groups", [{"feature_group_count": 3}, {"batch_group_count": 3}])
+def test_zero_points_of_kernels_in_groups(groups):
+    x, w = tensor(0, (3, 9, 6), zero_point=5.0), tensor(1, (3, 6, 9), zero_point=jnp.arange(9.0))
+    w = w if "batch_group_count" in groups else w[:, :2]
+    how = {"dimension_numbers": ("NWC", "WIO", "NWC"), **groups}
+    got = conv_general_dilated(x, w, (1,), "SAME", contraction="int", **how)
+    np.testing.assert_array_equal(got, conv_general_dilated(x.value, w.value, (1,), "SAME", **how))
+
+
 def test_gradients_of_convolutions():
     x, w = tensor(0, (2, 7, 8, 4), zero_point=3.0), tensor(1, (3, 3, 4, 5))
 
@@ -189,7 +211,7 @@ def test_gradients_of_convolutions():
 @pytest.mark.parametrize(
     ("weight", "kind", "text"),
     [
-        ({"zero_point": 3.0}, "int", r"needs two IntQuantTensors of at most 8 bits"),
+        ({"bits": 9}, "int", r"needs two IntQuantTensors of at most 8 bits"),
         ({"scale": jnp.ones((3, 1, 1, 1))}, "int", r"one scale or one for each output feature"),
         ({}, "fp8", "a convolution has no contraction of 8-bit floats"),
         ({}, "tf32", "contraction must be one of"),

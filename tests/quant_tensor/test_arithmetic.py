@@ -113,11 +113,11 @@ def test_absolute_value():
     x = abs(tensor(A))
     assert (x.bit_width, x.signed) == (7, False)
     np.testing.assert_array_equal(x.int(), np.abs(A))
-    unsigned = tensor([1], signed=False)
-    assert abs(unsigned) is unsigned
-    for signed in (True, False):
-        with pytest.raises(ValueError, match="abs: the zero point is 2"):
-            abs(tensor([3], zero_point=2.0, signed=signed))
+    unsigned = abs(tensor([1, 3], zero_point=2.0, signed=False))
+    assert (unsigned.bit_width, unsigned.signed) == (8, False)
+    np.testing.assert_array_equal(unsigned.int(), [1, 1])
+    with pytest.raises(ValueError, match="abs: the zero point is 2"):
+        abs(tensor([3], zero_point=2.0))
 
 
 def test_constant_widths_stay_python_ints_and_learned_ones_keep_their_gradient():

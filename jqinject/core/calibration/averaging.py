@@ -105,11 +105,6 @@ class SimpleMovingAverage(nnx.Module):
         shape = like.high.shape
         return ClippingRange(high.reshape(shape), None if like.low is None else low.reshape(shape))
 
-    @property
-    def is_empty(self) -> jax.Array:
-        """Whether no batch has entered."""
-        return self.count.get_value() == 0
-
     def reset(self) -> None:
         """Forget all batches."""
         for variable in (self.count, *self._sums()):

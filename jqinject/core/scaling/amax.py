@@ -142,6 +142,20 @@ class AmaxScaling(nnx.Module):
                 self._enter(seen)
         return jax.lax.stop_gradient(scale)
 
+    # --- calibration
+
+    def has_range(self) -> bool | None:
+        """Whether there is an amax to make the scale from; None where it comes from the tensor. See `StaticRange`."""
+        return self.amax_history.has_amax if self.from_history else None
+
+    def begin_calibration(self) -> None:
+        """From now on remember anew; every call is a step."""
+        self.amax_history.clear()
+        self.in_step = self.use_running_average = False
+
+    def end_calibration(self) -> None:
+        """Nothing: the scale is made from the history."""
+
     # --- steps
 
     def begin_step(self) -> None:
