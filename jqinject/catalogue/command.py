@@ -31,7 +31,9 @@ def parser() -> argparse.ArgumentParser:
     explaining.add_argument(
         "name", metavar="NAME", help="of jqinject.quant, or your own as package.module:Name"
     )
-    explaining.add_argument("overrides", nargs="*", metavar="key=value", help="names declared anew")
+    explaining.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="names declared anew; none are needed"
+    )
     pages = commands.add_parser("catalogue", help="write pages of all quantizers")
     pages.add_argument("folder", type=Path, help="where to")
     pages.add_argument("--golden", type=Path, help="a manifest of reference cases to name")
@@ -83,7 +85,7 @@ def explained(name: str, overrides: Sequence[str]) -> str:
     quantizer = _imported(name) if ":" in name else quantizer_named(name)
     given = dict(_override(text) for text in overrides)
     example = example_of(quantizer, given)
-    return described(entry_for(name, quantizer, given), example)
+    return described(entry_for(name, quantizer, given), example, given)
 
 
 def _imported(name: str) -> type[ExtendedInjector]:

@@ -13,6 +13,7 @@ from jqinject.catalogue.curves import curve_svg, transfer_curve
 from jqinject.catalogue.entries import FILTERS, Entry, all_entries, components_of, summary_of
 from jqinject.catalogue.examples import Example, example_of
 from jqinject.inject import explain
+from jqinject.inject.show import brief
 
 CURVES = "curves"
 
@@ -121,17 +122,24 @@ def golden_cases(manifest: Path | None) -> dict[str, list[str]]:
     return found
 
 
-def described(entry: Entry, example: Example) -> str:
-    """One quantizer for the terminal: docstring, facts, formulas and wiring."""
+def described(entry: Entry, example: Example, overrides: Mapping[str, Any]) -> str:
+    """One quantizer for the terminal: docstring, facts, formulas and wiring.
+
+    Args:
+        entry: what is known of it, with the overrides.
+        example: a layer that holds it, with the overrides.
+        overrides: names that the reader declared anew; the docstring is about the quantizer without them.
+    """
+    changed = ", ".join(f"{name}={brief(value)}" for name, value in overrides.items())
     width = max(map(len, FILTERS))
     facts = [f"  {name.ljust(width)}  {getattr(entry, name)}" for name in FILTERS]
     text = inspect.getdoc(entry.quantizer) or ""
     about = text.split("\n\nExample:")[0]
     return "\n".join(
         [
-            entry.name,
+            f"{entry.name} with {changed}" if changed else entry.name,
             "",
-            about,
+            f"Without {'them' if len(overrides) > 1 else 'it'}: {about}" if changed else about,
             "",
             *facts,
             "",

@@ -15,7 +15,7 @@ from jqinject.dot.functions import assembled, refuse_tensors
 from jqinject.dot.integer import Affine
 from jqinject.dot.operand import QuantizedOperand, missing_key
 from jqinject.dot.tensors import KINDS, affine_of, describe, has_integers, output_dtype
-from jqinject.ops.first_order import first_order
+from jqinject.ops.first_order import backward_only, first_order
 from jqinject.ops.low_bits import LowBits, as_bits
 from jqinject.quant_tensor import IntQuantTensor, as_array
 
@@ -128,7 +128,8 @@ def quantized_conv(
     """The convolution, quantized as `conv.contraction` says; `QuantizedOperand`s are taken as they are."""
     if conv.contraction.needs_key and key is None:
         raise missing_key()
-    return _quantized(conv, lhs, rhs, key)
+    with backward_only("a quantized convolution"):
+        return _quantized(conv, lhs, rhs, key)
 
 
 def integer_conv(conv: Convolution, lhs: jax.Array, rhs: jax.Array, left: Affine, right: Affine) -> jax.Array:
@@ -139,7 +140,8 @@ def integer_conv(conv: Convolution, lhs: jax.Array, rhs: jax.Array, left: Affine
         lhs, rhs: the values, which receive the gradients and are not looked at forward.
         left, right: their integers.
     """
-    return _integers(conv, lhs, rhs, left, right)
+    with backward_only("a convolution of integers"):
+        return _integers(conv, lhs, rhs, left, right)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

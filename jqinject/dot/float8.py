@@ -12,7 +12,7 @@ import numpy as np
 
 from jqinject.dot.dimensions import Dimensions, scale_in_output
 from jqinject.dot.sharding import sharding_before
-from jqinject.ops.first_order import first_order
+from jqinject.ops.first_order import backward_only, first_order
 from jqinject.ops.float8 import from_float8, to_float8
 from jqinject.ops.low_bits import LowBits, as_bits
 from jqinject.ops.observe import mapped_with, summed_like
@@ -110,7 +110,8 @@ def float8_dot_general(
             f"sum can undo it (scales {lhs.scale.shape}, {rhs.scale.shape}; dimension numbers {dimension_numbers})."
             "\n  cure: quantize per tensor, or per output channel; or contract the values: contraction='float'"
         )
-    return _dot(spec, lhs.value, rhs.value, lhs.scale, rhs.scale)
+    with backward_only("a contraction of 8-bit floats"):
+        return _dot(spec, lhs.value, rhs.value, lhs.scale, rhs.scale)
 
 
 def contracts_in_float8(lhs: Any, rhs: Any) -> bool:

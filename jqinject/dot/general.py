@@ -14,7 +14,7 @@ from jqinject.dot.contraction import Contraction, Operand
 from jqinject.dot.dimensions import Dimensions, checked_dimensions, scale_in_output
 from jqinject.dot.operand import QuantizedOperand, ScaledOperand, missing_key
 from jqinject.dot.sharding import sharding_before
-from jqinject.ops.first_order import first_order
+from jqinject.ops.first_order import backward_only, first_order
 from jqinject.ops.low_bits import LowBits, as_bits
 
 NO_SECOND_DERIVATIVE = (
@@ -83,7 +83,8 @@ class QuantizedDotGeneral:
         shapes = _payload(lhs).shape, _payload(rhs).shape
         dims = checked_dimensions(*shapes, dimension_numbers)
         dtype = np.dtype(preferred_element_type or _promoted(lhs, rhs))
-        return _dot(_Call(self, dims, dtype, out_sharding), lhs, rhs, key)
+        with backward_only("a quantized contraction"):
+            return _dot(_Call(self, dims, dtype, out_sharding), lhs, rhs, key)
 
     def forward_operands(
         self, lhs: Operand, rhs: Operand, dimension_numbers: Any

@@ -15,7 +15,7 @@ from jqinject.dot.float8 import float8_dot_general
 from jqinject.dot.integer import Affine, affine_dot_general
 from jqinject.dot.kernels import settled
 from jqinject.dot.sharding import sharding_before
-from jqinject.ops.first_order import first_order
+from jqinject.ops.first_order import backward_only, first_order
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, as_array, is_concrete
 
 ContractionKind = Literal["auto", "float", "int", "fp8"]
@@ -152,7 +152,8 @@ def contract_integers(
         left, right: their integers.
         dims, dtype, accumulator_dtype, out_sharding: as for `affine_dot_general`.
     """
-    return _integers(_Spec(dims, np.dtype(dtype), accumulator_dtype, out_sharding), lhs, rhs, left, right)
+    with backward_only("a contraction of integers"):
+        return _integers(_Spec(dims, np.dtype(dtype), accumulator_dtype, out_sharding), lhs, rhs, left, right)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -15,7 +15,7 @@ from jqinject.model.counterparts import counterpart_of
 from jqinject.model.frozen_ops import op_slot
 from jqinject.model.rule_policy import OURS, RulePolicy, policy_for, proxy_at, sites_of
 from jqinject.model.rules import Rule, checked_rules
-from jqinject.model.rules_report import LayerRule, check_operations, idle_rules, plan_layers
+from jqinject.model.rules_report import LayerRule, check_operations, idle_rules, nearest_pattern, plan_layers
 from jqinject.model.walk import dotted, is_abstract, modules_of, walk
 from jqinject.program import HELD, OpQuantizers, QuantizedProgram, change_class, quantized_class
 
@@ -145,7 +145,8 @@ def _check(
     used = sites_of(model, rules, args, kwargs)[1] if needs_inputs else set()
     idle = idle_rules(rules, entries, used)
     if idle and not allow_idle:
-        shown = "\n".join(f"    {rules[index]}" for index in idle)
+        near = {index: nearest_pattern(rules[index], [entry.path for entry in entries]) for index in idle}
+        shown = "\n".join(f"    {rules[index]}{near[index]}" for index in idle)
         paths = ", ".join(entry.path for entry in entries[:8]) + (", ..." if len(entries) > 8 else "")
         raise ValueError(
             f"rules that take nothing (the first rule that matches wins):\n{shown}\n  layers here: {paths or 'none'}\n"

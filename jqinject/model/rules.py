@@ -92,7 +92,7 @@ class Rule:
 
     def matches(self, path: str) -> bool:
         """Whether a path, written with dots, matches as a whole."""
-        return bool(self.pattern.fullmatch(path) or self.pattern.fullmatch(path.replace(".", "/")))
+        return matches_path(self.pattern, path)
 
     def quantizer(self, slot: str) -> Any:
         """The injector of a slot, or None."""
@@ -143,6 +143,11 @@ def checked_rules(rules: Any) -> tuple[Rule, ...]:
             "no rule was given.\n  cure: [jqinject.Rule(weight_quant=...)], which matches every layer"
         )
     return found
+
+
+def matches_path(pattern: str | re.Pattern[str], path: str) -> bool:
+    """Whether a regular expression matches a path as a whole, written with dots or with slashes."""
+    return bool(re.fullmatch(pattern, path) or re.fullmatch(pattern, path.replace(".", "/")))
 
 
 def _compiled(path: Any) -> re.Pattern[str]:

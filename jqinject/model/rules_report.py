@@ -11,7 +11,7 @@ from flax import nnx
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.counterparts import LAYER_NAMES, counterpart_of, slots_for
 from jqinject.model.frozen_ops import op_slot
-from jqinject.model.rules import Rule, checked_rules
+from jqinject.model.rules import Rule, checked_rules, matches_path
 from jqinject.model.static_ranges import uncalibrated
 from jqinject.model.walk import dotted, walk
 from jqinject.program import known_operations
@@ -158,3 +158,24 @@ def idle_rules(rules: tuple[Rule, ...], entries: Iterable[LayerRule], used: set[
     """The rules that take nothing."""
     taken = used | {entry.rule for entry in entries if entry.rule is not None}
     return tuple(index for index in range(len(rules)) if index not in taken)
+
+
+def nearest_pattern(rule: Rule, paths: Iterable[str]) -> str:
+    """For a rule whose path matches no layer: that it must match a whole path, and the nearest pattern that does.
+
+    Example:
+        >>> print(nearest_pattern(Rule("up"), ["layers.0.up", "layers.0.down"]))
+        : its path must match the whole of a layer's path, and 'up' only matches a part of 'layers.0.up'; write '.*up'
+    """
+    known = [] if rule.op is not None else list(paths)
+    if any(rule.matches(path) for path in known):
+        return ""
+    written = rule.path
+    whole = ": its path must match the whole of a layer's path, and "
+    for pattern in (f".*{written}", f"{written}.*", f".*{written}.*"):
+        found = next((path for path in known if matches_path(pattern, path)), None)
+        if found is not None:
+            return f"{whole}{written!r} only matches a part of {found!r}; write {pattern!r}"
+    slashes = "/" in written
+    hint = did_you_mean(written, [path.replace(".", "/") if slashes else path for path in known])
+    return f"{whole}{written!r} matches none{'; ' + hint if hint else ''}" if known else ""

@@ -1,7 +1,7 @@
 """What convolutions and transposed convolutions share."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,11 @@ class QuantConvLayer(QuantWeightLayer):
     """Abstract: a layer that moves a window over spatial axes, channels last."""
 
     kernel_shape: Sequence[int]
+    in_features: int
+    _channels_last: ClassVar[bool] = True
+
+    def _expected_features(self) -> Mapping[int, int]:
+        return {-1: self.in_features}
 
     @property
     def weight_ndim(self) -> int:

@@ -8,6 +8,7 @@ import jax
 from flax import nnx
 
 from jqinject.dot import contraction_output
+from jqinject.nn._input_shape import check_features
 from jqinject.nn._payload import Float8Contraction, describe
 from jqinject.nn._slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT, Slot, hold_proxies
 from jqinject.nn._stand_in import StandIn
@@ -41,6 +42,7 @@ class QuantWeightLayer(WeightAxes):
     bias: Any
     slots: ClassVar[tuple[Slot, ...]] = (WEIGHT, BIAS, INPUT, OUTPUT, GRAD)
     contraction_name: ClassVar[str] = "dot_general"
+    _channels_last: ClassVar[bool] = False
     contraction_needs: ClassVar[Mapping[str, str]]
     returns_accumulator: ClassVar[bool] = True
 
@@ -176,6 +178,10 @@ class QuantWeightLayer(WeightAxes):
         """The weight's scale in the shape of the bias; None where both have channels along one axis alone."""
         return None
 
+    def _expected_features(self) -> Mapping[int, int]:
+        """The size of each axis of the input that is contracted with the weight, as far as it is known."""
+        return {}
+
     def __call__(self, inputs: Any, out_sharding: Any = None) -> Any:
         """The parent's forward on quantized input, weight and bias, then the output quantizer.
 
@@ -187,8 +193,10 @@ class QuantWeightLayer(WeightAxes):
             An array, or a QuantTensor with `return_quant_tensor`.
 
         Raises:
-            ValueError: a QuantTensor is to be returned, and input or weight are not quantized.
+            ValueError: the input has other features than the layer; a QuantTensor is to be returned, and input or
+                weight are not quantized.
         """
+        check_features(self, inputs, self._expected_features(), channels_last=self._channels_last)
         x = inputs if self.input_quant is None else self.input_quant(inputs)
         weight = self.quant_weight(x)
         bias = self.quant_bias(x, weight)

@@ -1,6 +1,6 @@
 """The quantized dense layer over any axes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import jax
@@ -114,6 +114,9 @@ class QuantLinearGeneral(QuantDotLayer, nnx.LinearGeneral):
         batch = tuple(sorted(axis % ndim for axis in self.batch_axis))
         numbers = (axes, self.summed_axes()), (batch, tuple(range(len(batch))))
         return Placed(Dimensions.of(ndim, self.weight_ndim, numbers))
+
+    def _expected_features(self) -> Mapping[int, int]:
+        return dict(zip(self.axis, self.weight_shape[len(self.batch_axis) :], strict=False))
 
     def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         return nnx.LinearGeneral.__call__(stand_in, inputs, out_sharding=out_sharding)

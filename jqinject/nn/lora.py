@@ -1,5 +1,6 @@
 """The quantized dense layer with a low-rank update in float."""
 
+from collections.abc import Mapping
 from typing import Any, final
 
 import jax
@@ -89,6 +90,9 @@ class QuantLoRALinear(QuantDotLayer, nnx.LoRALinear):
     def channel_shapes(self) -> dict[str, tuple[int, ...]]:
         """Features are the last axis of input and output."""
         return {"input_quant": (self.in_features,), "output_quant": (self.out_features,)}
+
+    def _expected_features(self) -> Mapping[int, int]:
+        return {-1: self.weight_shape[0]}
 
     def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         return nnx.Linear.__call__(stand_in, inputs, out_sharding=out_sharding) + self.lora(inputs)

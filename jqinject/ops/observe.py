@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jqinject.ops.first_order import backward_only
 from jqinject.ops.float8 import fake_float8
 
 AMAX, SEEN, SCALE = 0, 1, 2
@@ -196,4 +197,5 @@ def quantize_gradient(
     Returns:
         `y`.
     """
-    return _quantize_gradient(rule, y, token, held, slot)
+    with backward_only("a gradient quantizer"):
+        return _quantize_gradient(rule, y, token, held, slot)

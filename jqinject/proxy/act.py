@@ -31,7 +31,7 @@ class ActQuantProxy(QuantProxyFromInjector):
             return x
         array = as_array(x)
         check_range(self, array)
-        return self._seen(self._pack(self.tensor_quant(array)), x)
+        return self._quantized(array)
 
     def quantize(self, x: jax.Array) -> Any:
         """Quantize as a call does: a QuantTensor, whose `payload()` or `int()` are the low-bit numbers and whose

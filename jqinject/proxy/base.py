@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from flax import nnx
 
-from jqinject.core import AmaxHistory, AmaxScaling, PackableResult, QuantResult
+from jqinject.core import AmaxHistory, AmaxScaling
 from jqinject.core.assign import assign
 from jqinject.inject import Binding, DependencyError, ExtendedInjector
 from jqinject.proxy.assembly import (
@@ -23,6 +23,7 @@ from jqinject.proxy.assembly import (
 from jqinject.proxy.facts import QuantFacts, facts_of
 from jqinject.proxy.given import Given
 from jqinject.proxy.links import link, linked_layers, relink
+from jqinject.proxy.naming import checked_quantizer, naming, packable
 from jqinject.proxy.ranges import ranges_in
 from jqinject.proxy.sharing import QuantizerReplacedWarning, refuse_tree_mode
 from jqinject.quant_tensor import as_array
@@ -259,7 +260,8 @@ class QuantProxyFromInjector(nnx.Module):
         stack: tuple[int, ...],
     ) -> Any:
         def build(layers: tuple[Any, ...], rngs: nnx.Rngs | None) -> Any:
-            return self.binding.resolve("tensor_quant", trace=trace, **self._handed(layers, rngs))
+            found = self.binding.resolve("tensor_quant", trace=trace, **self._handed(layers, rngs))
+            return checked_quantizer(found, self.binding.base.__name__)
 
         return build_stacked(build, layers, stack, rngs) if stack else build(layers, rngs)
 
@@ -321,8 +323,13 @@ class QuantProxyFromInjector(nnx.Module):
     def _pack(self, result: Any) -> Any:
         """The quantizer's result as the QuantTensor of its kind; four values of a user's own make an integer one."""
         assert self.is_signed is not None, "checked when the quantizer is assembled"
-        packable = result if isinstance(result, PackableResult) else QuantResult(*result)
-        return packable.quant_tensor(signed=self.is_signed, training=self.training)
+        found = packable(result, self.tensor_quant)
+        return found.quant_tensor(signed=self.is_signed, training=self.training)
+
+    def _quantized(self, x: Any, *more: Any) -> Any:
+        """A tensor through the quantizer, as a QuantTensor, or where the proxy only observes, itself with its scale."""
+        with naming(self):
+            return self._seen(self._pack(self.tensor_quant(x, *more)), x)
 
     def _seen(self, packed: Any, x: Any) -> Any:
         """A quantized tensor, or where the proxy only observes, the tensor itself with its scale."""

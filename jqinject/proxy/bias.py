@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.proxy.base import QuantProxyFromInjector
+from jqinject.proxy.naming import naming
 from jqinject.quant_tensor import GroupwiseQuantTensor, IntQuantTensor, QuantTensor
 
 
@@ -66,9 +67,10 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
         if not self.is_quant_enabled:
             return x
         if not self.requires_input_scale:
-            return self._seen(self._pack(self.tensor_quant(x)), x)
-        scale = self._accumulator_scale(input, weight, weight_scale)
-        return self._seen(self._pack(self.tensor_quant(x, scale)), x)
+            return self._quantized(x)
+        with naming(self):
+            scale = self._accumulator_scale(input, weight, weight_scale)
+        return self._quantized(x, scale)
 
     def scale(self) -> jax.Array | None:
         """Float per integer step, float32; None without a bias, where quantization is off, or the scale comes with the
@@ -110,8 +112,8 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
             feed = " or feed it a QuantTensor," if missing == "input" else ""
             raise ValueError(
                 f"{name} takes its scale from input and weight, and the {missing} is not quantized.\n"
-                f"  cure: give the layer {missing}_quant=...,{feed} or take a bias quantizer with a scale of its own "
-                "(Int8BiasPerTensorFloatInternalScaling)"
+                f"  cure: bias_quant=None, which leaves the bias float; or give the layer {missing}_quant=...,{feed} "
+                "or take a bias quantizer with a scale of its own (Int8BiasPerTensorFloatInternalScaling)"
             )
         if input.scale.size != 1:
             raise ValueError(

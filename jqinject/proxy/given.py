@@ -13,8 +13,8 @@ from jqinject.inject import (
     overrides_given,
     requested_names,
 )
+from jqinject.proxy.naming import is_ours
 
-_LIBRARY = __name__.partition(".")[0]
 _FACTS = frozenset({"narrow_range", "float_to_int_impl_type"})  # what proxies say of quantizers
 _NAMES = frozenset({"tensor_quant", "proxy_class", "signed"}) | _FACTS
 
@@ -74,9 +74,9 @@ class Given:
             read = traced | proxy.reads
             if self.binding.declares("proxy_class"):
                 self.binding.resolve("proxy_class", trace=read)
-            if quantizer is not None and not _is_ours(type(quantizer)):
+            if quantizer is not None and not is_ours(type(quantizer)):
                 read |= _FACTS
-            if not _is_ours(type(proxy)) and "reads" not in vars(type(proxy)):
+            if not is_ours(type(proxy)) and "reads" not in vars(type(proxy)):
                 read |= declared_names(self.binding.base)  # any of which it may read when it is called
             self._check(frozenset(), read, handed)
         check_declarations(self.binding.injector, known=_NAMES | traced)
@@ -96,7 +96,3 @@ class Given:
                 where=where,
                 prefix=prefix,
             )
-
-
-def _is_ours(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] == _LIBRARY

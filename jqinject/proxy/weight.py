@@ -21,7 +21,7 @@ class WeightQuantProxy(QuantProxyFromInjector):
         Returns:
             A QuantTensor of the shape and dtype of `x`, or `x` itself where quantization is off.
         """
-        return self._seen(self._pack(self.tensor_quant(x)), x) if self.is_quant_enabled else x
+        return self._quantized(x) if self.is_quant_enabled else x
 
     def quantize(self, x: jax.Array) -> Any:
         """Quantize as a call does: a QuantTensor, whose `payload()` or `int()` are the low-bit numbers and whose

@@ -82,7 +82,7 @@ class DecoupledWeightQuantWithInputProxyFromInjector(WeightQuantProxy):
         """
         if not self.is_quant_enabled:
             return x
-        return self._seen(self._pack(self.tensor_quant(x, *self._format_of(quant_input))), x)
+        return self._quantized(x, *self._format_of(quant_input))
 
     def quantize(self, x: jax.Array, quant_input: Any = None) -> Any:
         """Quantize as a call does."""

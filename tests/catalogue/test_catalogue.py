@@ -85,6 +85,24 @@ def test_explain_shows_overrides_and_who_decided(capsys):
     assert "y = (clamp(round(x / s + z)" in shown
 
 
+def test_explain_does_not_call_the_changed_quantizer_what_its_docstring_says(capsys):
+    assert main(["explain", "Int8WeightPerChannelFloat", "bit_width=4"]) == 0
+    title, _, about = capsys.readouterr().out.splitlines()[:3]
+    assert title == "Int8WeightPerChannelFloat with bit_width=4"
+    assert about.startswith("Without it: 8-bit narrow signed weights")
+    assert main(["explain", "Int8WeightPerChannelFloat"]) == 0
+    title, _, about = capsys.readouterr().out.splitlines()[:3]
+    assert title == "Int8WeightPerChannelFloat"
+    assert about.startswith("8-bit narrow signed weights")
+
+
+def test_explain_asks_for_a_name_alone(capsys):
+    with pytest.raises(SystemExit):
+        main(["explain"])
+    said = capsys.readouterr().err
+    assert "the following arguments are required: NAME\n" in said
+
+
 def test_explain_takes_a_users_own_quantizer(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "my_quantizers", SimpleNamespace(W3=Mine))
     assert main(["explain", "my_quantizers:W3", "float_to_int_impl=FloorSte"]) == 0

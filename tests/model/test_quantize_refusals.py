@@ -286,3 +286,27 @@ def test_models_that_can_not_be_converted():
     converted: Any = convert(model, X)
     refused(lambda: convert(converted, X), ValueError, r"was not quantized by OdmlQat", converted)
     refused(lambda: quantize(converted, OdmlQat(), inputs=X), ValueError, r"has some already", converted)
+
+
+class Deep(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.layers = nnx.List([nnx.Dict(up=nnx.Linear(2, 2, rngs=rngs), down=nnx.Linear(2, 2, rngs=rngs))])
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("up", r"'up' only matches a part of 'layers.0.up'; write '.*up'"),
+        ("layers", r"'layers' only matches a part of 'layers.0.down'; write 'layers.*'"),
+        ("0", r"'0' only matches a part of 'layers.0.down'; write '.*0.*'"),
+        ("layers/0/uq", r"'layers/0/uq' matches none; did you mean 'layers/0/up'?"),
+    ],
+)
+def test_a_rule_that_matches_a_part_of_a_path_is_told_the_pattern_of_the_whole(path, said):
+    with pytest.raises(ValueError, match="its path must match the whole of a layer's path") as error:
+        quantize(Deep(), Rule(path, weight_quant=W))
+    assert said in str(error.value)
+    if "write " in said:
+        pattern = said.split("write ")[1].strip("'")
+        assert Rule(pattern, weight_quant=W).matches("layers.0.up")

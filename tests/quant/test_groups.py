@@ -258,3 +258,16 @@ def test_what_depends_on_the_input_is_not_told_without_one(quantizer, more):
 def test_what_can_not_be_is_refused_with_a_cure(make, text):
     with pytest.raises((ValueError, TypeError), match=text):
         make()
+
+
+@pytest.mark.parametrize("size", [129, 4096, 10**9])
+def test_a_group_much_longer_than_its_axis_is_refused(size):
+    with pytest.raises(
+        ValueError, match=rf"group_size={size} is longer than the axis .* 16 elements(?s:.)*group_size=16"
+    ):
+        QuantLinear(
+            16, 4, weight_quant=IntWeightSymmetricGroupQuant, weight_group_size=size, rngs=nnx.Rngs(0)
+        )
+    layer = QuantIdentity(MXInt8Act, group_size=size)
+    with pytest.raises(ValueError, match=rf"group_size={size} is longer than the axis"):
+        layer(jnp.ones((2, 16)))
