@@ -38,7 +38,10 @@ TWO = "add subtract multiply divide maximum power equal less greater_equal matmu
 FUNCTIONS = {
     **{f"jnp.{name}": getattr(jnp, name) for name in ONE.split()},
     **{f"np.{name}": getattr(np, name) for name in ONE.split()},
-    **{f"nn.{name}": getattr(jax.nn, name) for name in ["silu", "relu", "gelu", "softmax", "leaky_relu", "softplus"]},
+    **{
+        f"nn.{name}": getattr(jax.nn, name)
+        for name in ["silu", "relu", "gelu", "softmax", "leaky_relu", "softplus"]
+    },
     **{
         f"{where}.{name}": lambda q, name=name, module=module: jnp.stack(
             [
@@ -76,8 +79,13 @@ FUNCTIONS = {
         }.items()
     },
 }
+OPERATORS = {
+    name: getattr(operator, name)
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "eq", "lt", "ge")
+}
 METHODS = {
-    **{name: operator.methodcaller(name) for name in ["sum", "mean", "min", "ravel", "flatten", "argmax", "tolist", "std"]},
+    **{name: operator.methodcaller(name) for name in ("sum", "mean", "min", "ravel", "flatten", "argmax")},
+    "tolist": lambda q: (q.tolist(), q.std()),
     "sum along": lambda q: q.sum(axis=0, keepdims=True),
     "reshape": lambda q: q.reshape(4, 2),
     "reshape, one argument": lambda q: q.reshape((2, 2, 2)),
@@ -97,10 +105,10 @@ METHODS = {
     "tree": lambda q: (jax.tree.map(lambda leaf: leaf, q), jax.jit(lambda q: q.sum() + jnp.sum(q))(q)),
     "testing": lambda q: np.testing.assert_allclose(q, VALUE),
     **{
-        f"operator {name}": lambda q, f=getattr(operator, name): (
+        f"operator {name}": lambda q, f=function: (
             f(q, 1.5), f(1.5, q), f(q, PLAIN), f(PLAIN, q), f(np.float32(1.5), q), f(jnp.asarray(PLAIN), q)
         )
-        for name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "eq", "lt", "ge"]
+        for name, function in OPERATORS.items()
     },
     "operator matmul": lambda q: (q @ PLAIN.T, PLAIN.T @ q, q @ q.T),
 }  # fmt: skip
