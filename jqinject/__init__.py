@@ -17,6 +17,7 @@ models), `odml` and `export` (for other compilers).
 from jqinject import checkpoint_policies as checkpoint_policies
 from jqinject import export as export
 from jqinject import odml as odml
+from jqinject.core import UncalibratedWarning as UncalibratedWarning
 from jqinject.inject import DependencyError as DependencyError
 from jqinject.inject import ExtendedInjector as ExtendedInjector
 from jqinject.inject import explain as explain

@@ -163,6 +163,6 @@ def left_to_users(quantizer: type[ExtendedInjector]) -> dict[str, Any]:
         permutation = declared.resolve("scaling_stats_permute_dims")
         if permutation is not None:
             given["scaling_stats_permute_dims"] = CHANNELS_LAST[len(permutation)]
-            if kind == "channel":
-                given["per_channel_broadcastable_shape"] = (1,) * (len(permutation) - 1) + (CHANNELS,)
+    if kind == "channel" and kind_of(quantizer) == "act":
+        given["per_channel_broadcastable_shape"] = (CHANNELS,)
     return given

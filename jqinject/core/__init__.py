@@ -2,6 +2,7 @@
 
 from jqinject.core._protocols import PackableResult as PackableResult
 from jqinject.core._protocols import QuantResult as QuantResult
+from jqinject.core._protocols import StaticRange as StaticRange
 from jqinject.core.amax_history import AmaxHistory as AmaxHistory
 from jqinject.core.bit_width import BitWidthConst as BitWidthConst
 from jqinject.core.bit_width import BitWidthParameter as BitWidthParameter
@@ -119,6 +120,8 @@ from jqinject.core.stats import SignedAbsMax as SignedAbsMax
 from jqinject.core.stats import TwoPhaseStat as TwoPhaseStat
 from jqinject.core.stats import given as given
 from jqinject.core.stats import searching as searching
+from jqinject.core.uncalibrated import UncalibratedWarning as UncalibratedWarning
+from jqinject.core.uncalibrated import warn_if_uncalibrated as warn_if_uncalibrated
 from jqinject.core.variables import Frozen as Frozen
 from jqinject.core.variables import GradSlot as GradSlot
 from jqinject.core.variables import GradStat as GradStat

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jqinject.core import _check
 from jqinject.core.variables import QuantParam, QuantStat, float_array, int_array
 from jqinject.ops.stats import running_mean
 from jqinject.ops.ste import with_gradient_of
+from jqinject.quant_tensor import is_concrete
 
 ToStored = Callable[[jax.Array], jax.Array]
+EVERY_STEP = 2**31 - 2  # the counter, an int32, goes one further
+
+
+class DefaultMomentum(float):
+    """A momentum that nobody named: calibration takes the mean in its place."""
+
+
+DEFAULT_MOMENTUM = DefaultMomentum(0.1)
 
 
 @dataclass(frozen=True)
@@ -24,11 +35,47 @@ class Collection:
         steps: training calls with a finite statistic before the parameter takes over.
         momentum: weight of the newest statistic in the running one; None for the cumulative mean.
         shape: shape of statistic, buffer and parameter.
+        calibrates: whether it is a calibration's: as many steps as there are batches.
     """
 
     steps: int
     momentum: float | None
     shape: tuple[int, ...]
+    calibrates: bool = False
+
+    @classmethod
+    def of(cls, steps: int, momentum: Any, shape: tuple[int, ...], where: str, name: str) -> Collection:
+        """With a momentum of the user's, which is called `name` in `where`.
+
+        Raises:
+            ValueError: it is out of range.
+        """
+        checked = _check.momentum(momentum, where, name)
+        return cls(steps, momentum if isinstance(momentum, DefaultMomentum) else checked, shape)
+
+    @property
+    def limit(self) -> int:
+        """The number of steps that are collected now."""
+        return EVERY_STEP if self.calibrates else self.steps
+
+    def mean(self, before: jax.Array, stat: jax.Array, count: jax.Array) -> jax.Array:
+        """The running statistic with one more in it."""
+        unnamed = isinstance(self.momentum, DefaultMomentum)
+        return running_mean(before, stat, count, None if self.calibrates and unnamed else self.momentum)
+
+    def of_calibration(self, calibrates: bool) -> Collection:
+        """The same in a calibration, or out of it."""
+        return replace(self, calibrates=calibrates)
+
+
+def all_counted(counter: Any) -> bool:
+    """Whether a counter (of every layer of a stack) is above 0; True where it cannot be known: traced, abstract."""
+    return not has_numbers(counter) or bool(np.all(np.asarray(counter) > 0))
+
+
+def has_numbers(array: Any) -> bool:
+    """Whether an array can be read: it is neither traced nor abstract."""
+    return isinstance(array, jax.Array | np.ndarray) and is_concrete(array)
 
 
 def all_finite(x: jax.Array) -> jax.Array:
@@ -37,7 +84,7 @@ def all_finite(x: jax.Array) -> jax.Array:
 
 
 def update_running(
-    running: QuantStat, counter: QuantStat, stat: jax.Array, momentum: float | None, active: Any
+    running: QuantStat, counter: QuantStat, stat: jax.Array, collection: Collection, active: Any
 ) -> jax.Array:
     """Move a running statistic by one step where `active`; a statistic that is not finite does not count.
 
@@ -48,7 +95,7 @@ def update_running(
     counts = jnp.logical_and(active, all_finite(stat))
     before = running.get_value()
     steps = counter.get_value()
-    running.set_value(jnp.where(counts, running_mean(before, stat, steps, momentum), before))
+    running.set_value(jnp.where(counts, collection.mean(before, stat, steps), before))
     return steps + counts.astype(jnp.int32)
 
 
@@ -78,13 +125,13 @@ def collect(
         The parameter's value after the call; its gradient goes to the parameter.
     """
     steps = counter.get_value()
-    handing_over = steps == collection.steps
+    handing_over = steps == collection.limit
     learned = value.get_value()
     collected = jax.lax.stop_gradient(to_stored(buffer.get_value()))
     current = jnp.where(handing_over, collected, jax.lax.stop_gradient(learned))
-    counted = update_running(buffer, counter, stat, collection.momentum, steps < collection.steps)
+    counted = update_running(buffer, counter, stat, collection, steps < collection.limit)
     buffer.set_value(jnp.where(handing_over, collected, buffer.get_value()))
-    counter.set_value(jnp.where(steps < collection.steps, counted, jnp.int32(collection.steps + 1)))
+    counter.set_value(jnp.where(steps < collection.limit, counted, jnp.int32(collection.limit + 1)))
     # A quantizer may be called several times in one forward pass: every call's gradient goes to the parameter.
     kept = with_gradient_of(learned, current)
     value.set_value(kept)
@@ -95,7 +142,7 @@ def collected_value(
     value: QuantParam, buffer: QuantStat, counter: QuantStat, collection: Collection, to_stored: ToStored
 ) -> jax.Array:
     """The parameter as evaluation sees it: made from the buffer until training fills it. Moves nothing."""
-    still_collecting = counter.get_value() <= collection.steps
+    still_collecting = counter.get_value() <= collection.limit
     return jnp.where(still_collecting, to_stored(buffer.get_value()), value.get_value())
 
 
@@ -117,12 +164,24 @@ def settle_collection(
     Returns:
         Whether it was: a bool scalar.
     """
-    due = counter.get_value() == collection.steps
+    due = counter.get_value() == collection.limit
     collected = jax.lax.stop_gradient(to_stored(buffer.get_value()))
     value.set_value(jnp.where(due, collected, jax.lax.stop_gradient(value.get_value())))
     buffer.set_value(jnp.where(due, collected, buffer.get_value()))
-    counter.set_value(jnp.where(due, jnp.int32(collection.steps + 1), counter.get_value()))
+    counter.set_value(jnp.where(due, jnp.int32(collection.limit + 1), counter.get_value()))
     return due
+
+
+def end_calibration(
+    value: QuantParam, buffer: QuantStat, counter: QuantStat, collection: Collection, to_stored: ToStored
+) -> None:
+    """Move the buffer into the parameter, of each layer (of a stack) that saw data; `counter` ends the collection."""
+    seen = counter.get_value() > 0
+    filled = seen.reshape(*seen.shape, *(1,) * (value.ndim - seen.ndim))
+    final = to_stored(buffer.get_value())
+    for variable in (value, buffer):
+        variable.set_value(jnp.where(filled, final, variable.get_value()))
+    counter.set_value(jnp.where(seen, jnp.int32(collection.steps + 1), 0))
 
 
 def complete_collection(

@@ -161,6 +161,31 @@ class IntQuantizer(Protocol):
 
 
 @runtime_checkable
+class StaticRange(Protocol):
+    """A component whose range is collected from data and kept: scale, zero point or clipping range of activations.
+
+    What holds such components (a proxy, a quantized op) answers for them.
+    """
+
+    def has_range(self) -> bool | None:
+        """Whether data were seen (by every layer of a stack).
+
+        None if nothing is collected: the range is a constant, or that of the tensor at hand. True where it cannot be
+        known: of traced and abstract state.
+        """
+        ...
+
+    def begin_calibration(self) -> None:
+        """Forget what was collected; from now on collect every tensor, all with the same weight unless an averaging was
+        named."""
+        ...
+
+    def end_calibration(self) -> None:
+        """Take what was collected as the range."""
+        ...
+
+
+@runtime_checkable
 class TensorQuant(Protocol):
     """`tensor_quant`: the assembled quantizer."""
 

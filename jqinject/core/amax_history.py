@@ -7,15 +7,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jqinject.core import _check
+from jqinject.core._collect import has_numbers
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign
 from jqinject.core.variables import GradStat, QuantStat, float_array
 
 AMAX_COMPUTE_ALGOS = ("max", "most_recent")
 
 
+@checked_arguments
 class AmaxHistory(nnx.Module):
     """The amax (`max |x|`) of each of the last `amax_history_length` steps.
 
@@ -88,6 +92,19 @@ class AmaxHistory(nnx.Module):
         if self.amax_compute_algo == "most_recent":
             return self.newest
         return jnp.max(self.amax_history.get_value(), axis=self._step_axis)
+
+    @property
+    def has_amax(self) -> bool:
+        """Whether some amax above 0 is remembered (by every layer of a stack); True where it cannot be known."""
+        held = self.amax_history.get_value()
+        if not has_numbers(held):
+            return True
+        steps = tuple(range(held.ndim + self._step_axis, held.ndim))
+        return bool(np.all(np.any(np.asarray(held) > 0, axis=steps)))
+
+    def clear(self) -> None:
+        """Forget all steps."""
+        self.amax_history.set_value(jnp.zeros_like(self.amax_history.get_value()))
 
     def push(self, amax: jax.Array, happened: Any = True) -> None:
         """End a step: the oldest amax leaves, this one enters.

@@ -11,6 +11,7 @@ from flax import nnx
 
 from jqinject.core import _check
 from jqinject.core._protocols import Restrict
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import set_given
 from jqinject.core.restrict_val import IntRestrictValue
 from jqinject.core.variables import QuantParam, QuantStat, float_array
@@ -18,6 +19,7 @@ from jqinject.ops import tensor_clamp_ste
 from jqinject.ops.ste import abs_binary_sign_grad
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class BitWidthConst:
     """A constant bit width: a Python int, static under `jax.jit`.
@@ -44,6 +46,7 @@ class BitWidthConst:
         return self.bit_width
 
 
+@checked_arguments
 class BitWidthStatefulConst(nnx.Module):
     """A bit width that is not trained, but is kept in checkpoints: a float32 scalar.
 
@@ -64,6 +67,7 @@ class BitWidthStatefulConst(nnx.Module):
         return self.bit_width.get_value()
 
 
+@checked_arguments
 class BitWidthParameter(nnx.Module):
     """A learned bit width: `b = round(|offset| + min_bit_width)`.
 
@@ -137,6 +141,7 @@ class BitWidthParameter(nnx.Module):
         return completed
 
 
+@checked_arguments
 class RemoveBitwidthParameter(nnx.Module):
     """A learned number of bits to take off: `1 / (non_zero_epsilon + |coeff|)`.
 
@@ -194,6 +199,7 @@ class _BitsToRemove(Protocol):
     def __call__(self) -> int | jax.Array: ...
 
 
+@checked_arguments
 class MsbClampBitWidth(nnx.Module):
     """A bit width that goes by another: `clamp(|b - bits to remove|, min, max)`, the clamping straight-through.
 
@@ -214,8 +220,18 @@ class MsbClampBitWidth(nnx.Module):
         max_overall_bit_width: int,
     ) -> None:
         self.bit_width_to_remove_impl = bit_width_to_remove_impl
-        self.min_overall_bit_width = _check.bit_width(min_overall_bit_width, "MsbClampBitWidth (min)")
-        self.max_overall_bit_width = _check.bit_width(max_overall_bit_width, "MsbClampBitWidth (max)")
+        self.min_overall_bit_width = _check.bit_width(
+            min_overall_bit_width, "MsbClampBitWidth (min_overall_bit_width)"
+        )
+        self.max_overall_bit_width = _check.bit_width(
+            max_overall_bit_width, "MsbClampBitWidth (max_overall_bit_width)"
+        )
+        _check.ordered(
+            self.min_overall_bit_width,
+            self.max_overall_bit_width,
+            "MsbClampBitWidth",
+            ("min_overall_bit_width", "max_overall_bit_width"),
+        )
 
     def __call__(self, input_bit_width: int | jax.Array) -> jax.Array:
         """The bit width for one of the input, a float32 scalar."""

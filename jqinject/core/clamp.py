@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import jax
 from jax.typing import ArrayLike
 
+from jqinject.core import _check
+from jqinject.core.arguments import checked_arguments
 from jqinject.ops import clamp
 
 
@@ -48,6 +50,7 @@ class TensorClampSte:
         return clamp.tensor_clamp_ste(x, min_val, max_val)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class ScalarClampMinSte:
     """`max(x, min_val)` with gradient 1.
@@ -63,21 +66,26 @@ class ScalarClampMinSte:
         return clamp.scalar_clamp_min_ste(x, self.min_val)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class ScalarSignedClampMinSte:
     """Keep `x` at least `min_val` away from zero, with gradient 1. See `jqinject.ops.signed_clamp_min_ste`.
 
     Args:
-        min_val: the least magnitude.
+        min_val: the least magnitude; of a negative number its magnitude counts.
     """
 
     min_val: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "min_val", abs(self.min_val))
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp the magnitude of `x` from below."""
         return clamp.signed_clamp_min_ste(x, self.min_val)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class ScalarClamp:
     """Clamp to fixed bounds; no gradient where it clamps.
@@ -95,11 +103,15 @@ class ScalarClamp:
     min_val: float
     max_val: float
 
+    def __post_init__(self) -> None:
+        _check.ordered(self.min_val, self.max_val, "ScalarClamp", ("min_val", "max_val"))
+
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp `x`."""
         return clamp.tensor_clamp(x, self.min_val, self.max_val)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class ScalarClampSte:
     """Clamp to fixed bounds with gradient 1.
@@ -112,11 +124,15 @@ class ScalarClampSte:
     min_val: float
     max_val: float
 
+    def __post_init__(self) -> None:
+        _check.ordered(self.min_val, self.max_val, "ScalarClampSte", ("min_val", "max_val"))
+
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp `x`."""
         return clamp.scalar_clamp_ste(x, self.min_val, self.max_val)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class ClampMin:
     """`max(x, min_val)`; no gradient where it clamps.

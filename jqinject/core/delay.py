@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.variables import QuantStat, int_array
 
 
+@checked_arguments
 class DelayWrapper(nnx.Module):
     """Returns `x` in the first `quant_delay_steps` calls, `y` after.
 

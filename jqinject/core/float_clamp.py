@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core._protocols import Clamp
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.clamp import TensorClamp
 from jqinject.ops.float_range import check_codes, max_float
 
@@ -21,6 +22,7 @@ def largest_float(exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any
     return min(largest, end) if isinstance(largest, float) else jnp.minimum(largest, end)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class FloatClamp:
     """Clamp to the largest number of a minifloat; or where it does not saturate, turn what is larger into inf or nan.

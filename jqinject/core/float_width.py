@@ -8,12 +8,14 @@ from typing import Any
 from flax import nnx
 
 from jqinject.core._protocols import BitWidth, Rounding
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign
 from jqinject.ops.float_format import MOST_EXPONENT_BITS, MOST_MANTISSA_BITS
 from jqinject.ops.float_range import checked_width, max_mantissa
 from jqinject.ops.power import exp2
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class ExponentWidthConst:
     """A constant number of exponent bits.
@@ -40,6 +42,7 @@ class ExponentWidthConst:
         return self.bit_width
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class MantissaWidthConst:
     """A constant number of mantissa bits, without the implicit 1.
@@ -66,6 +69,7 @@ class MantissaWidthConst:
         return self.bit_width
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class StaticMaxMantissa:
     """The largest mantissa of a constant number of bits, `2 - 2**-m`.
@@ -80,11 +84,15 @@ class StaticMaxMantissa:
 
     bit_width: int
 
+    def __post_init__(self) -> None:
+        checked_width("mantissa_bit_width", self.bit_width, 0, MOST_MANTISSA_BITS)
+
     def __call__(self, mantissa_bit_width: Any = None) -> float:
         """The largest mantissa, whatever the argument."""
         return max_mantissa(self.bit_width)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class ComputeMaxMantissa:
     """The largest mantissa of a learned number of bits, differentiable.
@@ -109,6 +117,7 @@ class ComputeMaxMantissa:
         return steps * exp2(-mantissa_bit_width)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class StaticExponentBias:
     """A constant exponent bias.
@@ -134,6 +143,7 @@ class StaticExponentBias:
         return self.exponent_bias
 
 
+@checked_arguments
 class ComputeExponentBias(nnx.Module):
     """The bias that goes with the number of exponent bits e as it is: `2**(e - 1) - 1`.
 

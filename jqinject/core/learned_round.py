@@ -20,6 +20,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core._protocols import View
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import set_given
 from jqinject.core.clamp import Identity
 from jqinject.core.variables import QuantParam
@@ -34,6 +35,7 @@ class LearnedRound(Protocol):
     def start_at(self, fraction: jax.Array) -> jax.Array: ...
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class LearnedRoundHardSigmoid:
     """A stretched sigmoid, cut off at 0 and 1, so that both ends are reached.
@@ -80,6 +82,7 @@ class LearnedRoundHardSigmoid:
         return -jnp.log(width / (fraction - self.learned_round_gamma) - 1)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class LearnedRoundSigmoid:
     """A sigmoid, the steeper the lower the temperature.
@@ -146,6 +149,7 @@ def _steps(up: jax.Array) -> jax.Array:
     return up.astype(jnp.float32)
 
 
+@checked_arguments
 class LearnedRoundSte(nnx.Module):
     """Rounding with a learned parameter for each element of one weight; gradient 1 to what is rounded.
 

@@ -22,6 +22,7 @@ import jax
 from flax import nnx
 
 from jqinject.core._protocols import Rounding
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.rounding import RoundSte
 from jqinject.ops.power import exp2, log2
 from jqinject.ops.ste import abs_binary_sign_grad
@@ -100,6 +101,7 @@ class LogFloatRestrictValue:
         return exp2(x)
 
 
+@checked_arguments
 class PowerOfTwoRestrictValue(nnx.Module):
     """Powers of two, learned as the exponent; the exponent is rounded with a straight-through gradient.
 
@@ -128,6 +130,7 @@ class PowerOfTwoRestrictValue(nnx.Module):
         return exp2(self.float_to_int_impl(x))
 
 
+@checked_arguments
 class IntRestrictValue(nnx.Module):
     """Whole numbers, with a straight-through gradient.
 

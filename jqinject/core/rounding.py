@@ -8,6 +8,7 @@ import jax
 from flax import nnx
 from jax.typing import ArrayLike
 
+from jqinject.core.arguments import checked_arguments
 from jqinject.ops import ste
 
 
@@ -61,6 +62,7 @@ class DPURoundSte:
         return ste.dpu_round_ste(x)
 
 
+@checked_arguments
 class StochasticRoundSte(nnx.Module):
     """Round up with a probability equal to the fraction, else down; to nearest when `deterministic`.
 

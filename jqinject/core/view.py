@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from jqinject.core.arguments import checked_arguments
 from jqinject.ops.explicit_axes import merge_axes
 from jqinject.ops.groups import check_divides, checked_group_size, split_groups
 
@@ -53,6 +54,7 @@ class OverTensorView:
         return merge_axes(x, 0, x.ndim)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class OverOutputChannelView:
     """Channels first, the rest flat: `(channels, n)`; to be reduced over axis 1.
@@ -60,27 +62,55 @@ class OverOutputChannelView:
     Args:
         permute_dims: permutation that brings the output channel first, or None when it is first.
         channel_axes: how many axes channels are counted along; several become one.
+        channel_shape: the shape of a scale for each channel, as it broadcasts against the tensor: channels are counted
+            along its axes other than 1, in a tensor of any rank. It takes the place of the other two.
 
     Example:
         >>> OverOutputChannelView(permute_dims=(1, 0))(jnp.zeros((64, 10))).shape
         (10, 64)
         >>> OverOutputChannelView(permute_dims=(0, 2, 1), channel_axes=2)(jnp.zeros((3, 4, 5))).shape
         (15, 4)
+        >>> OverOutputChannelView(channel_shape=(4,))(jnp.zeros((2, 3, 4))).shape
+        (4, 6)
     """
 
     permute_dims: tuple[int, ...] | None = None
     channel_axes: int = 1
+    channel_shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "permute_dims", _frozen(self.permute_dims))
+        object.__setattr__(self, "channel_shape", _frozen(self.channel_shape))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """View `x`."""
         name = type(self).__name__
-        viewed = _flat_after(_permuted(x, self.permute_dims, name), self.channel_axes, name)
+        permute_dims, leading = self.layout(x.shape)
+        viewed = _flat_after(_permuted(x, permute_dims, name), leading, name)
         return merge_axes(viewed, 0, viewed.ndim - 1)
 
+    def layout(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...] | None, int]:
+        """The permutation of a tensor of a shape, None for none, and how many axes channels are counted along.
 
+        Raises:
+            ValueError: `channel_shape` does not broadcast against the shape.
+        """
+        if self.channel_shape is None:
+            return self.permute_dims, self.channel_axes
+        ahead = len(shape) - len(self.channel_shape)
+        sizes = dict(enumerate(self.channel_shape, ahead))
+        if ahead < 0 or any(size not in (1, shape[axis]) for axis, size in sizes.items()):
+            raise ValueError(
+                f"OverOutputChannelView: a scale of shape {self.channel_shape}, one for each channel, does not "
+                f"broadcast against a tensor of shape {shape}.\n  cure: the number of channels on their axis, 1 on the "
+                f"axes behind it: {shape[-1:]} for the channels of the last axis"
+            )
+        channels = tuple(axis for axis, size in sizes.items() if size != 1)
+        others = tuple(axis for axis in range(len(shape)) if axis not in channels)
+        return (*channels, *others), len(channels)
+
+
+@checked_arguments
 @dataclass(frozen=True)
 class OverBatchOverTensorView:
     """Examples first, the rest flat: `(batch, n)`.
@@ -103,6 +133,7 @@ class OverBatchOverTensorView:
         return _flat_after(_permuted(x, self.permute_dims, type(self).__name__), 1, type(self).__name__)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class OverBatchOverOutputChannelView:
     """Examples, channels, the rest flat: `(batch, channels, n)`.
@@ -125,6 +156,7 @@ class OverBatchOverOutputChannelView:
         return _flat_after(_permuted(x, self.permute_dims, type(self).__name__), 2, type(self).__name__)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class OverOutputFeaturesView:
     """The last axis kept, everything before it flat: `(n, features)`.
@@ -150,6 +182,7 @@ class OverOutputFeaturesView:
         return merge_axes(y, 0, y.ndim - 1)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class OverSubChannelBlockView:
     """One axis cut into groups, of a tensor whose shape is known: `(..., groups, group_size, ...)`.
@@ -191,6 +224,7 @@ class OverSubChannelBlockView:
         return viewed
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class DynamicOverSubChannelBlockView:
     """One axis cut into groups, of a tensor of any shape: `(..., groups, group_size, ...)`.

@@ -10,6 +10,7 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 
+from jqinject.core.arguments import checked_arguments
 from jqinject.dot.numerics import Numerics
 
 Axes = Sequence[int]
@@ -49,6 +50,7 @@ def _largest_magnitude(x: jax.Array, axes: Axes) -> jax.Array:
     return jnp.maximum(high, -jnp.min(x, axis=tuple(axes), keepdims=True, initial=0.0))
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class AbsMaxCalibration:
     """`scale = clipping_scale * max|x| / bound`.
@@ -76,6 +78,7 @@ class AbsMaxCalibration:
         return _rounded(bound / numerics.bound, self.po2_scale)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class AbsMeanCalibration:
     """`scale = clipping_scale * (mean over x != 0 of |x|^p)^(1/p) / bound`.
@@ -110,12 +113,14 @@ class AbsMeanCalibration:
         return _rounded(nonzero(mean * self.clipping_scale) / numerics.bound, self.po2_scale)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class ConstantCalibration:
     """`scale = bound / the format's bound`, known beforehand: nothing is reduced.
 
     Args:
         bound: the magnitude that becomes the largest number; positive.
+        po2_scale: round the scale up to a power of two.
 
     Raises:
         ValueError: `bound` is not positive.
@@ -124,6 +129,7 @@ class ConstantCalibration:
     """
 
     bound: float = 1.0
+    po2_scale: bool = False
 
     def __post_init__(self) -> None:
         if not self.bound > 0:
@@ -131,9 +137,10 @@ class ConstantCalibration:
 
     def scale(self, x: jax.Array, axes: Axes, numerics: Numerics) -> jax.Array:
         """See the class."""
-        return jnp.full((1,) * x.ndim, self.bound / numerics.bound, jnp.float32)
+        return _rounded(jnp.full((1,) * x.ndim, self.bound / numerics.bound, jnp.float32), self.po2_scale)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class SnrCalibration:
     """The one of several clipping scales whose rounding leaves the highest ratio of signal to noise.

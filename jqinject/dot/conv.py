@@ -16,6 +16,7 @@ from jqinject.dot.integer import Affine
 from jqinject.dot.operand import QuantizedOperand, missing_key
 from jqinject.dot.tensors import KINDS, affine_of, describe, has_integers, output_dtype
 from jqinject.ops.first_order import first_order
+from jqinject.ops.low_bits import LowBits, as_bits
 from jqinject.quant_tensor import IntQuantTensor, as_array
 
 NO_SECOND_DERIVATIVE = (
@@ -150,13 +151,13 @@ def _quantized_fwd(conv: Convolution, lhs: Unscaled, rhs: Unscaled, key: jax.Arr
     lhs, rhs = (
         x if isinstance(x, QuantizedOperand) else first_order(x, NO_SECOND_DERIVATIVE) for x in (lhs, rhs)
     )
-    return _quantized(conv, lhs, rhs, key), (lhs, rhs)
+    return _quantized(conv, lhs, rhs, key), as_bits((lhs, rhs))
 
 
-def _quantized_bwd(conv: Convolution, kept: tuple[Unscaled, Unscaled], g: jax.Array) -> Any:
-    floats = tuple(x.dequantize() if isinstance(x, QuantizedOperand) else x for x in kept)
+def _quantized_bwd(conv: Convolution, kept: LowBits, g: jax.Array) -> Any:
+    lhs, rhs = kept.floats()
+    floats = tuple(x.dequantize() if isinstance(x, QuantizedOperand) else x for x in (lhs, rhs))
     of_lhs, of_rhs = _float_gradients(conv, floats, g)
-    lhs, rhs = kept
     return (
         None if isinstance(lhs, QuantizedOperand) else of_lhs,
         None if isinstance(rhs, QuantizedOperand) else of_rhs,

@@ -14,6 +14,7 @@ from jqinject.dot.dimensions import Dimensions, scale_in_output
 from jqinject.dot.sharding import sharding_before
 from jqinject.ops.first_order import first_order
 from jqinject.ops.float8 import from_float8, to_float8
+from jqinject.ops.low_bits import LowBits, as_bits
 from jqinject.ops.observe import mapped_with, summed_like
 from jqinject.quant_tensor import FloatQuantTensor
 
@@ -155,11 +156,11 @@ def _fwd(spec: Float8Spec, lhs: jax.Array, rhs: jax.Array, lhs_scale: jax.Array,
     # Empty arrays carry the dtypes of the operands to the backward pass.
     dtypes = (jnp.zeros((0,), lhs.dtype), jnp.zeros((0,), rhs.dtype))
     token = mapped_with(mapped_with(jnp.zeros((), jnp.float32), left), right)
-    return (y, token), (left, right, lhs_scale, rhs_scale, dtypes)
+    return (y, token), as_bits((left, right, lhs_scale, rhs_scale, dtypes))
 
 
-def _bwd(spec: Float8Spec, kept: Any, cotangents: tuple[jax.Array, jax.Array]) -> Any:
-    left, right, lhs_scale, rhs_scale, dtypes = kept
+def _bwd(spec: Float8Spec, kept: LowBits, cotangents: tuple[jax.Array, jax.Array]) -> Any:
+    left, right, lhs_scale, rhs_scale, dtypes = kept.floats()
     g, g_scale = first_order(cotangents[0], NO_SECOND_DERIVATIVE), cotangents[1]
     quantized = spec.grad_dtype is not None
     gradient = (to_float8(g, g_scale, spec.grad_dtype), g_scale) if quantized else (g, None)

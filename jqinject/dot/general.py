@@ -15,6 +15,7 @@ from jqinject.dot.dimensions import Dimensions, checked_dimensions, scale_in_out
 from jqinject.dot.operand import QuantizedOperand, ScaledOperand, missing_key
 from jqinject.dot.sharding import sharding_before
 from jqinject.ops.first_order import first_order
+from jqinject.ops.low_bits import LowBits, as_bits
 
 NO_SECOND_DERIVATIVE = (
     "a quantized contraction has no second derivative: rounding has none.\n"
@@ -147,14 +148,14 @@ def _fwd(call: _Call, lhs: Operand, rhs: Operand, key: jax.Array | None) -> Any:
     fwd = call.general.fwd
     if fwd.local_aqt is not None:
         y = fwd(_floats(lhs), _floats(rhs), call.dims, call.dtype, _part(key, 0), call.out_sharding)
-        return y, (lhs, rhs, None, None, key)
+        return y, as_bits((lhs, rhs, None, None, key))
     left, right = fwd.operands(lhs, rhs, call.dims, _part(key, 0))
     y = fwd.contract(left, right, call.dims, call.dtype, call.out_sharding)
-    return y, (lhs, rhs, left, right, key)
+    return y, as_bits((lhs, rhs, left, right, key))
 
 
-def _bwd(call: _Call, kept: Any, g: jax.Array) -> Any:
-    lhs, rhs, left, right, key = kept
+def _bwd(call: _Call, kept: LowBits, g: jax.Array) -> Any:
+    lhs, rhs, left, right, key = kept.floats()
     g = first_order(g, NO_SECOND_DERIVATIVE)
     general, dims = call.general, call.dims
     of_lhs = of_rhs = None

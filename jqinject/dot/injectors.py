@@ -19,7 +19,7 @@ class OperandInjector(ExtendedInjector):
     | name | |
     |---|---|
     | `bits` | 2 to 22, `"e4m3"`, `"e5m2"`, an 8-bit float dtype, or None for no quantization |
-    | `calibration` | `AbsMaxCalibration` (`clipping_scale`, `po2_scale`), `ConstantCalibration` (`bound`), ... |
+    | `calibration` | `AbsMaxCalibration` (`clipping_scale`, `po2_scale`), `ConstantCalibration` (`bound`, ...), ... |
     | `preserve_zero`, `preserve_max_val`, `clip`, `clip_gradient` | as for `IntNumerics` |
     | `rng_type` | noise of stochastic rounding: `"jax.uniform"`, `"custom-1"`, or None to round to nearest |
     | `noise_sharing_axes` | axes along which all numbers get the same noise |

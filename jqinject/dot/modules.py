@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jqinject.core import CalibratedQuant
+from jqinject.core import CalibratedQuant, warn_if_uncalibrated
 from jqinject.dot.contraction import Operand
 from jqinject.dot.conv import quantized_conv
 from jqinject.dot.convolution import Convolution
@@ -62,6 +62,8 @@ class QuantizedOp(nnx.Module):
         if self.lhs_quant_mode is QuantMode.SERVE:
             lhs = self.lhs_freezer.get()
         elif self.lhs_range is not None:
+            if self.lhs_range.use_running_average:
+                warn_if_uncalibrated(self, lambda: f"{type(self).__name__}.lhs_range", lhs)
             lhs = scaled(lhs, self.lhs_range, self.general)
         if self.rhs_quant_mode is QuantMode.SERVE:
             rhs = self.rhs_freezer.get()
@@ -75,6 +77,20 @@ class QuantizedOp(nnx.Module):
                 self.rhs_freezer.set(right, summed[1])
                 rhs = right
         return lhs, rhs
+
+    def has_range(self) -> bool | None:
+        """Whether the static range of the left operand saw data; None without one. See `core.StaticRange`."""
+        if self.lhs_range is None or self.lhs_quant_mode is QuantMode.SERVE:
+            return None
+        return self.lhs_range.has_range()
+
+    def begin_calibration(self) -> None:
+        """From now on collect the range of the left operand anew."""
+        if self.lhs_range is not None:
+            self.lhs_range.begin_calibration()
+
+    def end_calibration(self) -> None:
+        """Nothing: the range is the average."""
 
     def fresh(self) -> QuantizedOp:
         """Another one like it, with nothing stored and random numbers of its own."""

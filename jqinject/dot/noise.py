@@ -9,6 +9,8 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 
+from jqinject.core.arguments import checked_arguments
+
 
 class Noise(Protocol):
     """Draws noise of a shape."""
@@ -24,6 +26,7 @@ def _shared(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(1 if axis in shared else size for axis, size in enumerate(shape))
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class JaxUniform:
     """32 random bits a number.
@@ -45,6 +48,7 @@ class JaxUniform:
         return jax.random.uniform(key, _shared(shape, self.noise_sharing_axes), jnp.float32) - 0.5
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class RandomCenteredUniform:
     """16 random bits a number, centred exactly: less than half the cost.

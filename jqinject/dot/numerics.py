@@ -8,11 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jqinject.core.arguments import checked_arguments
 from jqinject.ops.float8 import float8_dtype, float8_max, to_float8
 
 MAX_INT_BITS = 22  # float32, in which numbers are rounded, holds no more whole numbers
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class IntNumerics:
     """Symmetric integers of `bits` bits.
@@ -102,6 +104,7 @@ class IntNumerics:
         return jnp.abs(steps) <= self.edge - 0.5 if self.clip_gradient else None
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class Float8Numerics:
     """8-bit floats, saturating, rounded to nearest with ties to even.

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jqinject.core.arguments import checked_arguments
 from jqinject.dot.calibration import AbsMaxCalibration, Calibration
 from jqinject.dot.kernels import settled
 from jqinject.dot.noise import Noise
@@ -53,6 +54,7 @@ class ScaledOperand(NamedTuple):
     scale: jax.Array
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class OperandQuantizer:
     """Quantizes one operand: calibrate, divide by the scale, round into the format.

@@ -8,9 +8,11 @@ from typing import Literal
 
 import jax
 
+from jqinject.core.arguments import checked_arguments
 from jqinject.dot.dimensions import Dimensions
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class LocalAqt:
     """Cut a summed axis of a contraction into pieces.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.extend import core
@@ -99,6 +100,8 @@ class _Evaluator:
                 results = primitive.bind(*operands, **equation.params)
         else:
             params = {name: self.written_out(part) for name, part in equation.params.items()}
+            if primitive.name == "scan" and params["reverse"]:
+                return _forward_scan(primitive, operands, params)
             results = primitive.bind(*operands, **params)
         return results if primitive.multiple_results else [results]
 
@@ -111,6 +114,14 @@ class _Evaluator:
         inside = replace(self, computes=False)
         specs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in part.in_avals]
         return jax.make_jaxpr(lambda *xs: inside.body(part, xs))(*specs)
+
+
+def _forward_scan(primitive: Any, operands: list[Any], params: dict[str, Any]) -> list[Any]:
+    """A scan from the last to the first, as one from the first to the last between reversals: ONNX has no other."""
+    kept, carried = params["num_consts"] + params["num_carry"], params["num_carry"]
+    flipped = [jnp.flip(scanned, 0) for scanned in operands[kept:]]
+    results = primitive.bind(*operands[:kept], *flipped, **{**params, "reverse": False})
+    return [*results[:carried], *(jnp.flip(stacked, 0) for stacked in results[carried:])]
 
 
 def _used(jaxpr: core.Jaxpr) -> list[core.JaxprEqn]:

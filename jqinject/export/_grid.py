@@ -1,11 +1,10 @@
-"""Marks turned into the two operations that ONNX has for quantized numbers.
+"""The two operations that ONNX has for quantized numbers, and the integers that they take.
 
 QuantizeLinear: q = saturate(round(x / scale) + zero_point)        DequantizeLinear: y = (q - zero_point) * scale
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 
-from jqinject.export._fold import Rule, is_known
-from jqinject.export._marks import MARK
-from jqinject.ops import max_int, min_int
+from jqinject.export._fold import Rule
 
 QUANTIZE = Primitive("jqinject_quantize_linear")
 DEQUANTIZE = Primitive("jqinject_dequantize_linear")
@@ -54,26 +51,7 @@ class _Grid:
         return _holds(dtype, self.zero_point) and bool(np.all(self.zero_point == np.rint(self.zero_point)))
 
 
-def rules(opset: int) -> dict[str, Rule]:
-    """What takes the place of marks, for `evaluate`."""
-
-    def unmark(operands: Sequence[Any], facts: Mapping[str, Any]) -> Sequence[Any]:
-        x, value, *grid = operands
-        if not is_known(*grid):
-            return [value]
-        scale, zero_point, bits = (np.asarray(part, np.float32) for part in grid)
-        dtype = _container(int(bits), facts["signed"], opset)
-        if is_known(value):
-            return [_stored(np.asarray(value), scale, zero_point, dtype).astype(value.dtype)]
-        if not facts["nearest"]:  # it lies on its grid already, within its bounds
-            return [_requantized(value, scale, zero_point, dtype, None, value)]
-        span = (facts["signed"], facts["narrow_range"], int(bits))
-        return [_requantized(x, scale, zero_point, dtype, (min_int(*span), max_int(*span)), value)]
-
-    return {MARK.name: unmark}
-
-
-def _container(bits: int, signed: bool, opset: int) -> Any:
+def container(bits: int, signed: bool, opset: int) -> Any:
     """The dtype that holds integers of so many bits; None where an opset has none."""
     if bits <= 8:
         return np.dtype(np.int8 if signed else np.uint8)
@@ -82,7 +60,7 @@ def _container(bits: int, signed: bool, opset: int) -> Any:
     return np.dtype(np.int32) if bits <= 32 else None
 
 
-def _grid(scale: np.ndarray, zero_point: np.ndarray, ndim: int) -> _Grid | None:
+def grid_of(scale: np.ndarray, zero_point: np.ndarray, ndim: int) -> _Grid | None:
     """None where scale or zero point vary along several axes, which the two operations can not say."""
     shape = np.broadcast_shapes((1,) * ndim, scale.shape, zero_point.shape)
     axes = [axis for axis, size in enumerate(shape) if size > 1]
@@ -92,7 +70,7 @@ def _grid(scale: np.ndarray, zero_point: np.ndarray, ndim: int) -> _Grid | None:
     return _Grid(flat[0], flat[1], axes[0] if axes else None)
 
 
-def _stored(value: np.ndarray, scale: np.ndarray, zero_point: np.ndarray, dtype: Any) -> Any:
+def stored_integers(value: np.ndarray, scale: np.ndarray, zero_point: np.ndarray, dtype: Any) -> Any:
     """A known value as stored integers and DequantizeLinear; itself where it is not on its grid."""
     value = value.astype(np.float32)
     steps = value / scale + zero_point
@@ -101,14 +79,14 @@ def _stored(value: np.ndarray, scale: np.ndarray, zero_point: np.ndarray, dtype:
     if off_grid or dtype is None or not _holds(dtype, integers):
         return jnp.asarray(value)
     stored = jnp.asarray(integers.astype(dtype))
-    grid = _grid(scale, zero_point, value.ndim)
+    grid = grid_of(scale, zero_point, value.ndim)
     if grid is not None and grid.fits(dtype):
         return DEQUANTIZE.bind(stored, *grid.operands(dtype), axis=grid.axis)
     one = _Grid(np.ones((), np.float32), np.zeros((), np.float32), None)
     return (DEQUANTIZE.bind(stored, *one.operands(dtype), axis=None) - zero_point) * scale
 
 
-def _requantized(
+def requantized(
     x: Any,
     scale: np.ndarray,
     zero_point: np.ndarray,
@@ -117,7 +95,7 @@ def _requantized(
     value: Any,
 ) -> Any:
     """Quantized and back; `value`, the computation, where the two operations can not say it."""
-    grid = _grid(scale, zero_point, x.ndim)
+    grid = grid_of(scale, zero_point, x.ndim)
     if grid is None or dtype is None or dtype == np.int32 or not grid.fits(dtype):
         return value
     x = x.astype(jnp.float32)

@@ -6,6 +6,7 @@ are: the exporter then decides whether it is a stored integer, a quantizer with 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,19 +14,22 @@ from flax import nnx
 from jax.extend.core import Primitive
 from jax.interpreters import batching
 
-from jqinject.core import IntQuant, RescalingIntQuant
+from jqinject.core import CalibratedQuant, FloatClamp, FloatQuant, IntQuant, RescalingIntQuant
 from jqinject.core.clamp import Identity, TensorClamp, TensorClampSte
 from jqinject.core.delay import DelayWrapper
 from jqinject.core.rounding import RoundSte, StochasticRoundSte
+from jqinject.model.intercept import Around, intercept
 from jqinject.nn._frozen import FrozenWeight
 from jqinject.nn._weight_layer import QuantWeightLayer
+from jqinject.ops import FloatFormat
 from jqinject.proxy import QuantProxyFromInjector
-from jqinject.quant_tensor import IntQuantTensor, as_array
+from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, as_array
 
 MARK = Primitive("jqinject_quantized")
-"""Operands: what was quantized, its quantized value, scale, zero point, bit width. Result: the quantized value.
+"""Operands: what was quantized, its quantized value, scale; of integers zero point and bit width. Result: the value.
 
-Parameters: `signed`; `narrow_range`; `nearest`, whether the value is `clamp(round(x / scale + zero_point))` and back.
+Parameters: `format` of minifloats, None of integers; `signed`; `narrow_range`; `nearest`, whether the value is
+`clamp(round(x / scale + zero_point))` and back.
 """
 
 MARK.def_abstract_eval(lambda x, value, *grid, **facts: value)
@@ -38,44 +42,45 @@ def mark_quantizers(model: Any) -> None:
 
     In place: for a copy that nobody else has, whose instances can be of other classes.
     """
+    call, weight = _MarkedCall(), _MarkedWeight()
     for _, node in nnx.iter_modules(model):
         if isinstance(node, QuantProxyFromInjector) and not _is_delayed(node):
-            _override(node, "__call__", _marked_call)
+            intercept(node, call)
         elif isinstance(node, FrozenWeight):
-            _override(node, "quant_tensor", _marked_frozen)
+            intercept(node, weight, "quant_tensor")
         elif isinstance(node, QuantWeightLayer):
             node.contraction = "float"
 
 
-def _override(node: Any, name: str, make: Any) -> None:
-    kind = type(node)
-    node.__class__ = type(kind.__name__, (kind,), {name: make(getattr(kind, name))})
+class _MarkedCall(Around):
+    """Marks what a proxy returns."""
+
+    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """See `Around`."""
+        result = call(*args, **kwargs)
+        return _marked(args[0], result, bool(layer.is_narrow_range), _is_nearest(layer.tensor_quant))
 
 
-def _marked_call(call: Any) -> Any:
-    def marked(self: Any, x: Any, *others: Any) -> Any:
-        result = call(self, x, *others)
-        return _marked(x, result, bool(self.is_narrow_range), _is_nearest(self.tensor_quant))
+class _MarkedWeight(Around):
+    """Marks a frozen weight, which lies on its grid."""
 
-    return marked
-
-
-def _marked_frozen(quant_tensor: Any) -> Any:
-    def marked(self: Any) -> Any:
-        weight = quant_tensor(self)
+    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """See `Around`."""
+        weight = call(*args, **kwargs)
         return _marked(weight, weight, False, False)
-
-    return marked
 
 
 def _marked(x: Any, result: Any, narrow_range: bool, nearest: bool) -> Any:
-    if not isinstance(result, IntQuantTensor):
+    facts: dict[str, Any] = {"signed": True, "narrow_range": narrow_range, "nearest": nearest, "format": None}
+    if isinstance(result, IntQuantTensor):
+        grid = (result.scale, result.zero_point, jnp.asarray(result.bit_width, jnp.float32))
+        facts["signed"] = result.signed
+    elif isinstance(result, FloatQuantTensor) and isinstance(result.format, FloatFormat):
+        grid = (result.scale,)
+        facts["format"] = result.format
+    else:
         return result
-    grid = (result.scale, result.zero_point, jnp.asarray(result.bit_width, jnp.float32))
-    value = MARK.bind(
-        as_array(x), result.value, *grid, signed=result.signed, narrow_range=narrow_range, nearest=nearest
-    )
-    return result.set(value=value)
+    return result.set(value=MARK.bind(as_array(x), result.value, *grid, **facts))
 
 
 def _is_delayed(proxy: Any) -> bool:
@@ -87,6 +92,17 @@ def _is_delayed(proxy: Any) -> bool:
 
 def _is_nearest(quantizer: Any) -> bool:
     """Whether it rounds to nearest and clamps, and does nothing else, as QuantizeLinear does."""
+    if isinstance(quantizer, CalibratedQuant):
+        return quantizer.q_dtype is None and quantizer.group_size is None
+    if isinstance(quantizer, FloatQuant):
+        clamp = quantizer.float_clamp_impl
+        return (
+            isinstance(quantizer.float_to_int_impl, RoundSte | StochasticRoundSte)
+            and isinstance(clamp, FloatClamp)
+            and clamp.saturating
+            and isinstance(clamp.tensor_clamp_impl, TensorClamp | TensorClampSte | None)
+            and isinstance(quantizer.input_view_impl, Identity)
+        )
     if not isinstance(quantizer, RescalingIntQuant) or not isinstance(quantizer.int_quant, IntQuant):
         return False
     inner = quantizer.int_quant

@@ -11,26 +11,34 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jqinject.model.freezing import settle_ranges
+from jqinject.model.static_ranges import check_calibrated
+from jqinject.model.walk import modules_of
 from jqinject.quant_tensor import QuantTensor, as_array
 
 
-def serving_copy(model: Any, name: str) -> Any:
+def serving_copy(model: Any, name: str, allow_uncalibrated: bool) -> Any:
     """A copy of a model, in evaluation mode.
 
     Args:
         model: an NNX module; it stays as it is.
         name: of the function that asks, for the error text.
+        allow_uncalibrated: go on where static ranges of activations never saw data.
 
     Raises:
         TypeError: it is no NNX module.
+        ValueError: a static range that never saw data.
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(
             f"{name} takes an NNX module, got {type(model).__name__}.\n"
             f"  cure: {name}(model, input), the model first"
         )
+    if not allow_uncalibrated:
+        check_calibrated(model, name)
     copy = nnx.clone(model, graph=True)
     copy.eval()
+    settle_ranges(modules_of(copy))
     return copy
 
 

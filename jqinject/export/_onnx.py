@@ -11,11 +11,12 @@ from flax import nnx
 
 from jqinject import native
 from jqinject.export._fold import evaluate
-from jqinject.export._grid import KEPT, rules
+from jqinject.export._grid import KEPT
 from jqinject.export._lowerings import register
 from jqinject.export._marks import mark_quantizers
 from jqinject.export._model import checked_path, input_specs, needed, plain, serving_copy
 from jqinject.export._pool import POOLS
+from jqinject.export._unmark import rules
 
 
 def onnx(
@@ -25,6 +26,7 @@ def onnx(
     opset: int = 20,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
+    allow_uncalibrated: bool = False,
 ) -> Any:
     """The model in evaluation mode as an ONNX model, in the form that runtimes know as QDQ.
 
@@ -32,10 +34,15 @@ def onnx(
 
     - Integer weights and biases, frozen or not: stored integers and DequantizeLinear, per tensor or per channel. The
       integers are int8 or uint8 up to 8 bits, int16 or uint16 up to 16 bits from opset 21 on, else int32.
-    - A quantizer of activations whose scale is known: QuantizeLinear and DequantizeLinear, behind Max and Min where it
-      has fewer bits than the stored dtype, or a narrow range.
-    - One whose scale depends on the data, or varies along several axes: the computation, in floats.
-    - 8-bit floats: their values, in floats.
+    - An integer quantizer of activations whose range is settled (constant, learned, collected): QuantizeLinear and
+      DequantizeLinear with constants and nothing else, but for Max and Min where it has fewer bits than the stored
+      dtype, or a narrow range.
+    - One whose scale depends on the data or varies along several axes, or whose zero point is not whole: the
+      computation, in floats.
+    - Weights in one of ONNX's 8-bit float types (e4m3fn, e5m2 and their fnuz kin; opset 19): stored as these and
+      DequantizeLinear. Other minifloats: their values, in floats.
+    - Minifloat quantizers of activations: the computation, in floats. onnxruntime 1.31 refuses a product of two
+      dequantized 8-bit floats.
 
     A quantizer that rounds otherwise than to nearest is computed, and then stored in integers. Layers contract the
     dequantized floats, whatever their `contraction`: whether integers are contracted is up to the runtime. The outputs
@@ -53,20 +60,23 @@ def onnx(
             refuses some models with signed activations.
         input_names: of the inputs' arrays; `in_0`, `in_1`, ... by default.
         output_names: of the outputs' arrays.
+        allow_uncalibrated: go on where static ranges of activations never saw data.
 
     Returns:
         An `onnx.ModelProto`.
 
     Raises:
         TypeError: `model` is no NNX module, or an input has no shape and dtype.
-        ValueError: the opset is below 13, or the model has an operation that jax2onnx has no ONNX for, or
-            no valid one: contractions in float16 or of integers (Flax's layers with `QDotGeneral` or its kin).
+        ValueError: a static range that never saw data, named by path; the opset is below 13, or the model has an
+            operation that jax2onnx has no ONNX for, or no valid one: contractions in float16 or of integers (Flax's
+            layers with `QDotGeneral` or its kin).
         FileNotFoundError: the file's folder does not exist.
         ImportError: jax2onnx is not installed.
 
-    Differs from jax2onnx: pools have one to three spatial axes, as runtimes want them.
+    Differs from jax2onnx: pools have one to three spatial axes, as runtimes want them; scans from the last to the
+    first (bidirectional layers) run between two reversals.
     """
-    copy, specs = serving_copy(model, "onnx"), input_specs(inputs, "onnx")
+    copy, specs = serving_copy(model, "onnx", allow_uncalibrated), input_specs(inputs, "onnx")
     if opset < 13:
         raise ValueError(f"onnx: opset must be at least 13, where scales per channel begin, got {opset}")
     target = None if path is None else checked_path(path, "onnx")

@@ -41,6 +41,7 @@ class stablehlo:
         weights: "constants": the program holds them, and needs nothing but its inputs. "argument": it takes them at the
             call, as a dict from path to array; for large models, and for several sets of weights.
         platforms: names of JAX platforms, such as `("cpu", "cuda")`; None means the present one.
+        allow_uncalibrated: go on where static ranges of activations never saw data.
 
     Attributes:
         exported: the `jax.export.Exported`.
@@ -48,7 +49,7 @@ class stablehlo:
 
     Raises:
         TypeError: `model` is no NNX module, or an input has no shape and dtype.
-        ValueError: `weights` is neither of the two words.
+        ValueError: `weights` is neither of the two words; a static range that never saw data, named by path.
 
     Example:
         >>> import jax.numpy as jnp
@@ -70,11 +71,12 @@ class stablehlo:
         *inputs: Any,
         weights: str = "constants",
         platforms: Sequence[str] | None = None,
+        allow_uncalibrated: bool = False,
     ) -> None:
         if weights not in WEIGHTS:
             raise ValueError(f"stablehlo: weights must be 'constants' or 'argument', got {weights!r}")
         specs = input_specs(inputs, "stablehlo")
-        run, values = _function(serving_copy(model, "stablehlo"))
+        run, values = _function(serving_copy(model, "stablehlo", allow_uncalibrated))
         self.weights = values if weights == "argument" else None
         if self.weights is None:
             program = jax.jit(lambda *xs: run(*xs, weights=jax.lax.optimization_barrier(values)))

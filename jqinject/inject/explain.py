@@ -1,6 +1,6 @@
 """`explain`: the wiring of an injector as a tree, with who decided what; a miss is shown, not raised."""
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jqinject.inject.arguments import Arguments
 from jqinject.inject.binding import Binding
@@ -60,6 +60,45 @@ def explain(injector: Any, /, module: Any = None, name: str = "tensor_quant", **
         given["module"] = module
     root = scope_of(_injector(injector), given)
     return _Explainer(root).node(root, name, [])
+
+
+class Reach(NamedTuple):
+    """What the wiring of a name reads.
+
+    Attributes:
+        names: the names of the injector itself that are read.
+        missing: the names that are needed and declared nowhere.
+        works: whether it can be resolved, or could be if these were given.
+    """
+
+    names: frozenset[str]
+    missing: tuple[str, ...]
+    works: bool
+
+
+def reach_of(injector: Any, name: str = "tensor_quant", **given: Any) -> Reach:
+    """The names of an injector that the wiring of one of them reads; components are not built.
+
+    >>> from jqinject.inject import ExtendedInjector, this, value
+    >>> class Q(ExtendedInjector):
+    ...     kind, small, large = "small", 1, 2
+    ...     @value
+    ...     def tensor_quant(kind):
+    ...         return this.small if kind == "small" else this.large
+    >>> sorted(reach_of(Q).names), "large" in reach_of(Q.let(kind="large")).names
+    (['kind', 'small', 'tensor_quant'], True)
+
+    Args:
+        injector: the injector.
+        name: the name to resolve.
+        given: more names to hand in, as to `resolve`.
+    """
+    root = scope_of(injector, given)
+    explainer = _Explainer(root)
+    errors = explainer.node(root, name, []).errors()
+    missing = tuple(dict.fromkeys(node.name for node in errors if node.kind == "missing"))
+    names = frozenset(asked for scope, asked in explainer.nodes if scope == id(root))
+    return Reach(names, missing, not errors or bool(missing))
 
 
 def _injector(subject: Any) -> InjectorMeta:

@@ -1,10 +1,10 @@
-"""Which names an injector knows, and the check that an override is one of them."""
+"""Which names an injector knows, and the check of the names that its classes declare."""
 
-from collections.abc import Iterable, Set
+from collections.abc import Set
 from typing import Any
 
 from jqinject.inject.arguments import arguments_of_class, arguments_of_function
-from jqinject.inject.errors import did_you_mean, lines, misspelling_of
+from jqinject.inject.errors import lines, misspelling_of
 from jqinject.inject.functions import ValueFunction
 from jqinject.inject.links import PARENT, steps_of
 from jqinject.inject.specs import Spec
@@ -39,19 +39,19 @@ def requested_names(injector: Any) -> frozenset[str]:
     >>> sorted(requested_names(Q))
     ['clamp', 'high', 'low']
     """
-    return declared_names(injector) | _asked_at(injector, depth=0)
+    return declared_names(injector) | asked_at(injector, depth=0)
 
 
-def _asked_at(injector: Any, depth: int) -> frozenset[str]:
-    """The names asked of the injector `depth` levels around this one (0: of this one)."""
+def asked_at(injector: Any, depth: int) -> frozenset[str]:
+    """The names that anything declared here asks of the injector `depth` levels around this one (0: of this one)."""
     asked: set[str] = set()
     for spec in injector.__dependencies__.values():
         if spec.kind == "NESTED":
-            asked |= _asked_at(spec.target, depth + 1)
+            asked |= asked_at(spec.target, depth + 1)
         elif spec.kind == "LINK":
             asked |= _pointed_at(spec, depth)
         elif depth == 0:
-            asked |= _arguments(spec)
+            asked |= arguments_asked(spec)
     return frozenset(asked)
 
 
@@ -61,7 +61,8 @@ def _pointed_at(spec: Spec, depth: int) -> set[str]:
     return {steps[climbed][1]} if climbed == depth else set()
 
 
-def _arguments(spec: Spec) -> set[str]:
+def arguments_asked(spec: Spec) -> set[str]:
+    """The names that a declared component or function asks for, those of the classes it may return included."""
     if spec.kind == "COMPONENT":
         return set(arguments_of_class(spec.target).names)
     if spec.kind != "FUNCTION":
@@ -71,52 +72,6 @@ def _arguments(spec: Spec) -> set[str]:
         for cls in spec.declared.choices:
             asked.update(arguments_of_class(cls).names)
     return asked
-
-
-def check_overrides(
-    injector: Any,
-    overrides: Iterable[str],
-    *,
-    known: Set[str] = frozenset(),
-    where: str = "",
-    prefix: str = "",
-) -> None:
-    """Refuse an override that nothing in the injector's graph declares or asks for: it would do nothing.
-
-    >>> from jqinject.inject import ExtendedInjector
-    >>> class Int8Weight(ExtendedInjector):
-    ...     bit_width = 8
-    >>> check_overrides(Int8Weight, {"bit_width": 4})
-    >>> check_overrides(Int8Weight, {"bitwidth": 4}, where="QuantLinear(weight_...)", prefix="weight_")
-    Traceback (most recent call last):
-    TypeError: QuantLinear(weight_...): 'weight_bitwidth' would do nothing, as nothing in 'Int8Weight' ...
-      did you mean 'weight_bit_width'?
-
-    Args:
-        injector: the injector **without** the overrides.
-        overrides: the names (a mapping will do), without their prefix.
-        known: more names that count as known: what a resolution traced, what a proxy reads itself.
-        where: what the user called, for the text.
-        prefix: what the user wrote before the names, for the text.
-
-    Raises:
-        TypeError: naming every such override with the nearest known name.
-    """
-    names = requested_names(injector) | known
-    unknown = [name for name in overrides if name not in names]
-    if not unknown:
-        return
-    first = where or f"{injector.__name__}.let(...)"
-    raise TypeError(
-        "\n".join(
-            lines(
-                f"{first}: {prefix + name!r} would do nothing, as nothing in {injector.__name__!r} declares "
-                f"or asks for {name!r}",
-                did_you_mean(name, names, prefix),
-            )
-            for name in unknown
-        )
-    )
 
 
 def check_declarations(injector: Any, *, known: Set[str] = frozenset()) -> None:
@@ -146,7 +101,7 @@ def check_declarations(injector: Any, *, known: Set[str] = frozenset()) -> None:
     }
     if not doubtful:
         return
-    asked = _asked_at(injector, depth=0) | known
+    asked = asked_at(injector, depth=0) | known
     meant = {
         name: misspelling_of(name, asked | _declared_behind(injector, cls))
         for name, cls in doubtful.items()

@@ -12,6 +12,7 @@ from jqinject.inject.arguments import Arguments
 from jqinject.inject.errors import MissingNameError, did_you_mean, lines
 from jqinject.inject.library import DependencyError, InjectorType, This
 from jqinject.inject.links import PARENT, Step, check_link, show, steps_of
+from jqinject.inject.names import asked_at
 from jqinject.inject.specs import Spec, is_component, is_ours, spec_of
 
 
@@ -124,12 +125,22 @@ class Resolution:
             if spec.kind == "LINK":
                 return self.follow(scope, spec.target)
             if spec.kind == "NESTED":
+                self._trace_nested(scope, spec.target)
                 return spec.target.__nested__(scope.injector, scope.given)
             result = self._call(scope, spec)
             following = rewired(name, result)
             if following is None:
                 return result
             spec = following
+
+    def _trace_nested(self, scope: Scope, injector: Any) -> None:
+        """An injector that is handed out may be read from at any time: all that it points to counts as read."""
+        if self.trace is None:
+            return
+        depth, around = 1, scope
+        while around is not self.root and around.outer is not None:
+            depth, around = depth + 1, around.outer
+        self.trace.update(asked_at(injector, depth))
 
     def _call(self, scope: Scope, spec: Spec) -> Any:
         arguments = self._arguments(spec)
@@ -169,6 +180,8 @@ class Resolution:
         where = self._enter(scope, steps_of(link))
         if isinstance(where, Scope):
             outer = where.outer
+            if outer is not None:
+                self._trace_nested(outer, where.injector)
             return where.injector.__nested__(outer.injector, outer.given) if outer else where.injector
         return where
 

@@ -14,6 +14,7 @@ from jqinject.model.bit_width_loss import WeightBitWidthWeightedBySize as Weight
 from jqinject.model.calibration import CalibrationReport as CalibrationReport
 from jqinject.model.calibration import calibrate as calibrate
 from jqinject.model.contraction_report import report as report
+from jqinject.model.freezing import NothingFrozenWarning as NothingFrozenWarning
 from jqinject.model.freezing import freeze as freeze
 from jqinject.model.freezing import unfreeze as unfreeze
 from jqinject.model.histograms import Histogram as Histogram

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import QuantParam, QuantStat
+from jqinject.core import QuantParam, QuantStat, StaticRange
 from jqinject.model.compiled_call import compiled_call
 from jqinject.model.progress import with_progress
-from jqinject.model.walk import dotted
+from jqinject.model.static_ranges import listed, static_ranges
 from jqinject.proxy import ActQuantProxy, QuantProxyFromInjector
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
@@ -26,14 +26,17 @@ class CalibrationReport:
 
     Attributes:
         batches: how many there were.
-        quantizers: paths of the quantizers whose statistics moved.
+        quantizers: paths of the quantizers that saw data.
+        missed: paths of those with static ranges that no batch reached; they are as they were.
     """
 
     batches: int
     quantizers: tuple[str, ...]
+    missed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"calibrated {len(self.quantizers)} quantizers with {self.batches} batches"
+        said = f"calibrated {len(self.quantizers)} quantizers with {self.batches} batches"
+        return f"{said}; no batch reached {listed(self.missed)}" if self.missed else said
 
 
 def calibrate(
@@ -45,16 +48,24 @@ def calibrate(
 ) -> CalibrationReport:
     """Collect the ranges of activations from batches of data, without training.
 
-    The model runs in evaluation mode but for the statistics of its activation quantizers, which move as they do in
-    training: by which method (`calibration_impl`, `scaling_stats_op`) and which average, each quantizer declares.
-    Nothing else changes: no weight, no statistic of a batch normalization, no random stream. After it the model is in
-    evaluation mode.
+    The range of a quantizer is the mean of those of all batches: `range = sum_i range_i / n`. How the range of one
+    batch is found (`calibration_impl`, `scaling_stats_op`), each quantizer declares; so does one that averages
+    otherwise (`scaling_stats_momentum`, `zero_point_stats_momentum`, `momentum` of a `SimpleMovingAverage`,
+    `amax_history_length`).
+
+    The range is that of these batches alone: what was collected, trained or calibrated before is replaced. A scale or
+    zero point that is learned after some training steps (`collect_stats_steps`) takes all batches, however many, and
+    is learned from the next training step on.
+
+    Else the model runs in evaluation mode and nothing changes: no weight, no statistic of a batch normalization, no
+    random stream. After it the model is in evaluation mode.
 
     Args:
         model: a quantized NNX module: of our layers, from `quantize`, or from `OdmlQat`.
         batches: what the model is called with: arrays, tuples of positional arguments or dicts of keywords.
         quantized: whether activations and weights are quantized while ranges are collected, as a device will run them;
-            by default the ranges are those of the float model.
+            by default the ranges are those of the float model. Flax's layers with a `QDotGeneral` or its kin contract
+            in low bits either way.
         progress: show a progress bar, where `rich` is installed.
 
     Returns:
@@ -65,7 +76,9 @@ def calibrate(
         ValueError: no batch; a batch with nan or inf; no quantizer with statistics; an abstract model. Nothing is
             changed then.
 
-    Source: Brevitas's `calibration_mode`; Qwix's quantization statistics.
+    Source: Brevitas's `calibration_mode`; Qwix's quantization statistics. Differs from Brevitas: scales that are never
+    learned (`scaling_impl_type = "stats"`) take the mean too (there: the moving average of training); a second
+    calibration replaces the first.
 
     Example:
         >>> from jqinject.nn import QuantLinear
@@ -79,8 +92,7 @@ def calibrate(
     if not isinstance(model, nnx.Module):
         raise TypeError(f"calibrate takes an NNX module, got {type(model).__name__}")
     _check_batches(batches)
-    observers = observing_proxies(model)
-    if not any(proxy.is_quant_enabled for proxy in observers.values()):
+    if not _observers(model):
         raise ValueError(
             f"{type(model).__name__} has no activation quantizer with statistics that is on, so there is nothing to "
             "calibrate.\n"
@@ -93,7 +105,7 @@ def calibrate(
             "  cure: quantize a model that was built for real, and load its weights"
         )
     copy = nnx.clone(model, graph=True)
-    _prepare(copy, quantized)
+    observers = _prepare(copy, quantized)
     step = compiled_call(_run)
     count = 0
     for index, batch in enumerate(with_progress(batches, "calibrating", shown=progress)):
@@ -108,33 +120,40 @@ def calibrate(
         raise ValueError(
             "calibrate got no batch.\n  cure: give it an iterable that is not used up, of arrays"
         )
-    moved = _take_over(model, copy)
+    for observer in observers.values():
+        observer.end_calibration()
+    reached, missed = _take_over(_observers(model), observers)
     model.eval()
-    return CalibrationReport(count, moved)
+    return CalibrationReport(count, reached, missed)
 
 
-def observing_proxies(model: nnx.Module) -> dict[str, ActQuantProxy]:
-    """The activation quantizers of a model that collect statistics, by path."""
-    found = {}
-    for path, node in nnx.iter_modules(model, graph=True):
-        if isinstance(node, ActQuantProxy) and _observes(node.tensor_quant):
-            found[dotted(tuple(map(str, path)))] = node
-    return found
+def _observers(model: nnx.Module) -> dict[str, StaticRange]:
+    """What collects statistics of activations in a model, by path: static ranges, and components of the user's."""
+    return {
+        path: holder
+        for path, holder in static_ranges(model).items()
+        if holder.has_range() is not None or _has_statistics(holder)
+    }
 
 
-def _observes(quantizer: Any) -> bool:
-    leaves = nnx.iter_graph(quantizer, graph=True) if isinstance(quantizer, nnx.Module) else ()
+def _has_statistics(holder: StaticRange) -> bool:
+    if not (isinstance(holder, ActQuantProxy) and holder.is_quant_enabled):
+        return False
+    leaves = (
+        nnx.iter_graph(holder.tensor_quant, graph=True) if isinstance(holder.tensor_quant, nnx.Module) else ()
+    )
     return any(isinstance(leaf, QuantStat) for _, leaf in leaves)
 
 
-def _prepare(copy: nnx.Module, quantized: bool) -> None:
+def _prepare(copy: nnx.Module, quantized: bool) -> dict[str, StaticRange]:
     copy.eval()
     for _, node in nnx.iter_modules(copy, graph=True):
         if isinstance(node, QuantProxyFromInjector) and not quantized:
             node.observing = True
-    for proxy in observing_proxies(copy).values():
-        if proxy.is_quant_enabled:
-            proxy.set_attributes(use_running_average=False, raise_if_not_found=False)
+    observers = _observers(copy)
+    for observer in observers.values():
+        observer.begin_calibration()
+    return observers
 
 
 def _check_batches(batches: Any) -> None:
@@ -180,17 +199,26 @@ def batch_arguments(batch: Any) -> Batch:
     return (tuple(batch), {}) if isinstance(batch, tuple | list) else ((batch,), {})
 
 
-def _take_over(model: nnx.Module, copy: nnx.Module) -> tuple[str, ...]:
-    """Write the statistics that were collected into the model."""
-    ours, theirs = observing_proxies(model), observing_proxies(copy)
-    moved = []
-    for path, proxy in ours.items():
+def _take_over(
+    ours: dict[str, StaticRange], theirs: dict[str, StaticRange]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Write the statistics that were collected into the model.
+
+    Returns:
+        Paths of what saw data, and of what did not.
+    """
+    reached, missed = [], []
+    for path, holder in ours.items():
+        has_range = theirs[path].has_range()
+        if has_range is False:
+            missed.append(path)
+            continue
         new = nnx.to_flat_state(nnx.state(theirs[path], (QuantStat, QuantParam)))
-        held = dict(nnx.to_flat_state(nnx.state(proxy, (QuantStat, QuantParam))))
+        held = dict(nnx.to_flat_state(nnx.state(holder, (QuantStat, QuantParam))))
         changed = False
         for name, variable in new:
             changed |= not np.array_equal(held[name].get_value(), variable.get_value())
             held[name].set_value(variable.get_value())
-        if changed:
-            moved.append(path)
-    return tuple(moved)
+        if has_range or changed:
+            reached.append(path)
+    return tuple(reached), tuple(missed)

@@ -6,7 +6,6 @@ from typing import Any, Protocol, runtime_checkable
 import jax.numpy as jnp
 
 from jqinject.model.walk import Found, Path, walk
-from jqinject.proxy import QuantProxyFromInjector
 
 
 @runtime_checkable
@@ -51,10 +50,8 @@ def _stacked(value: Any, target: Found | None) -> Any:
 
 def _components(model: Any) -> list[tuple[Path, CompletesState]]:
     found: dict[int, tuple[Path, CompletesState]] = {}
-    proxies = {path for path, node in walk(model) if isinstance(node, QuantProxyFromInjector)}
     for path, node in walk(model):
-        inside = any(path[:depth] in proxies for depth in range(len(path)))
-        if inside and isinstance(node, CompletesState):
+        if isinstance(node, CompletesState):
             found.setdefault(id(node), (path, node))
     # Inner components first, so that an outer one sees what they made of their part.
     return sorted(found.values(), key=lambda item: -len(item[0]))

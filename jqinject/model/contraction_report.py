@@ -13,6 +13,7 @@ from jqinject.model.frozen_ops import quantized_op
 from jqinject.model.layer_report import ContractionReport, LayerReport
 from jqinject.model.measured_report import check_numbers, measure
 from jqinject.model.program import Contraction, program_of
+from jqinject.model.static_ranges import uncalibrated
 from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.ops import Codebook
 from jqinject.program import HELD
@@ -37,17 +38,19 @@ def report(model: nnx.Module, *inputs: Any, numbers: bool = False) -> Contractio
 
     Returns:
         An entry for every layer of ours and of Flax's with a weight; with `numbers` also for every other layer of ours
-        that quantizes.
+        that quantizes. Static ranges of activations that never saw data are listed by path.
 
     Raises:
         TypeError: `model` is no NNX module; `numbers` of inputs or weights that are none.
+        ValueError: `numbers` of a frozen model whose float weights are gone.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from jqinject import freeze
+        >>> from jqinject import calibrate, freeze
         >>> from jqinject.nn import QuantLinear
         >>> from jqinject.quant import Int8ActPerTensorFloat
         >>> layer = QuantLinear(16, 8, input_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0))
+        >>> _ = calibrate(layer, [jnp.ones((4, 16))], progress=False)
         >>> measured = report(layer, jnp.ones((4, 16)), numbers=True)
         >>> measured.layers[0].numbers.saturation.weight, measured.most_sensitive(1)[0].layer
         (0.0, 'QuantLinear')
@@ -78,15 +81,16 @@ def report(model: nnx.Module, *inputs: Any, numbers: bool = False) -> Contractio
         )
         for name in layers
     }
+    unseen = uncalibrated(model)
     if not numbers:
-        return ContractionReport(tuple(entries.values()))
+        return ContractionReport(tuple(entries.values()), uncalibrated=unseen)
     measured = measure(copy, inputs)
     both = (
         replace(entries.get(name) or _without_weight(name, node), numbers=measured.layers.get(name))
         for name, node in modules.items()
         if name in entries or name in measured.layers
     )
-    return ContractionReport(tuple(both), measured.output_sqnr_db)
+    return ContractionReport(tuple(both), measured.output_sqnr_db, unseen)
 
 
 def _without_weight(name: str, layer: Any) -> LayerReport:

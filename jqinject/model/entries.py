@@ -11,6 +11,8 @@ from flax import nnx
 from jqinject.model.walk import Path, variables_of
 from jqinject.quant_tensor import is_concrete
 
+LIST = "a list of numbers"
+
 
 def flat_entries(state: Any) -> dict[Path, Any]:
     """The arrays of a state by path.
@@ -36,12 +38,34 @@ def _flatten(node: Any, path: Path) -> Iterator[tuple[Path, Any]]:
         yield path, node.get_value()
     elif isinstance(node, Mapping):
         for key, child in node.items():
-            yield from _flatten(child, (*path, str(key)))
+            flat = ".".join(map(str, key)) if isinstance(key, tuple) else str(key)
+            yield from _flatten(child, (*path, flat))
     elif isinstance(node, list | tuple):
         for index, child in enumerate(node):
             yield from _flatten(child, (*path, str(index)))
     elif node is not None:
         yield path, node
+
+
+def in_pieces(entries: Mapping[Path, Any], known: set[Path]) -> dict[Path, str]:
+    """Variables that a state holds not as one array, and as what: a list of numbers, or a mapping.
+
+    Args:
+        entries: those of `flat_entries`.
+        known: the model's paths.
+    """
+    found: dict[Path, str] = {}
+    for path in entries:
+        whole = next((path[:depth] for depth in range(1, len(path)) if path[:depth] in known), None)
+        if path not in known and whole is not None:
+            inside = path[len(whole)]
+            found.setdefault(whole, LIST if inside.isdigit() else f"a mapping with {inside!r}")
+    return found
+
+
+def nested_path(path: Path) -> Path:
+    """A path whose keys are taken apart at dots and slashes."""
+    return tuple(name for key in path for name in key.replace("/", ".").split(".") if name)
 
 
 def unwrapped(entries: Mapping[Path, Any], known: set[Path]) -> dict[Path, Any]:

@@ -1,6 +1,8 @@
 """`freeze` and `unfreeze`: from a trained model to one that serves low-bit numbers, and back."""
 
 import itertools
+import warnings
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import jax
@@ -10,15 +12,21 @@ from flax import nnx
 
 from jqinject.core import SimpleMovingAverage
 from jqinject.model.frozen_ops import freeze_op, quantized_op, unfreeze_op
+from jqinject.model.static_ranges import check_calibrated
 from jqinject.model.walk import modules_of
 from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.nn.freezing import check_unfreezes, freeze_layer, freezes, numbers_of, unfreeze_layer
+from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import is_concrete
 
 Model = TypeVar("Model", bound=nnx.Module)
 
 
-def freeze(model: Model, *, keep_masters: bool = False) -> Model:
+class NothingFrozenWarning(UserWarning):
+    """A model without quantizers was to be frozen."""
+
+
+def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool = False) -> Model:
     """Turn a model into a serving model, in place: quantized weights become integers or 8-bit floats, and scales.
 
     The model is set to evaluation mode. In every layer of ours with a quantized weight, the weight, its quantizer and
@@ -35,17 +43,21 @@ def freeze(model: Model, *, keep_masters: bool = False) -> Model:
     The result saves and restores by Orbax; `nnx.eval_shape(lambda: jqinject.freeze(make_model()))` is the abstract
     model to restore into.
 
+    Warns:
+        NothingFrozenWarning: the model has no quantizer.
+
     Args:
         model: an NNX module, concrete or abstract.
         keep_masters: keep the float weights and their quantizers as well, for `unfreeze`.
+        allow_uncalibrated: go on where static ranges of activations never saw data.
 
     Returns:
         The model itself.
 
     Raises:
         TypeError: `model` is no NNX module.
-        ValueError: a weight with nan or inf; an op whose forward contraction is cut into pieces (nothing is changed
-            then); a learned bit width in an abstract model.
+        ValueError: a static range that never saw data, named by path; a weight with nan or inf; an op whose forward
+            contraction is cut into pieces (nothing is changed then); a learned bit width in an abstract model.
 
     Example:
         >>> import jax
@@ -56,6 +68,8 @@ def freeze(model: Model, *, keep_masters: bool = False) -> Model:
         {'frozen/freezer/scale': 'float32', 'frozen/freezer/value': 'int8', 'frozen/sums': 'int32'}
     """
     _check_model(model, "freeze")
+    if not allow_uncalibrated:
+        check_calibrated(model, "freeze")
     layers = modules_of(model)
     for layer in layers:
         op = None if isinstance(layer, QuantWeightLayer) else quantized_op(layer)
@@ -63,6 +77,13 @@ def freeze(model: Model, *, keep_masters: bool = False) -> Model:
             op.module.general.check_freezes()
     ours = [layer for layer in layers if isinstance(layer, QuantWeightLayer) and freezes(layer)]
     _check_finite(model, ours)
+    if not any(map(_is_quantized, layers)):
+        warnings.warn(
+            f"freeze: {type(model).__name__} has no quantizer, so nothing was frozen: it stays a float model.\n"
+            "  cure: jqinject.quantize(model, Rule(weight_quant=...)) first",
+            NothingFrozenWarning,
+            2,
+        )
     _to_evaluation(model, layers)
     seen: set[int] = set()
     ahead = numbers_of(ours[0]) if ours else None
@@ -74,10 +95,28 @@ def freeze(model: Model, *, keep_masters: bool = False) -> Model:
         if op is not None:
             freeze_op(layer, shared=id(op.module) in seen, keep_master=keep_masters)
             seen.add(id(op.module))
-    for module in layers:
+    settle_ranges(layers)
+    return model
+
+
+def settle_ranges(modules: Iterable[Any]) -> None:
+    """Let collected ranges serve as constants, so that nothing is computed of the tensor at hand any more.
+
+    Args:
+        modules: those of a model. An average that no batch has entered stays as it is.
+    """
+    for module in modules:
         if isinstance(module, SimpleMovingAverage) and _has_batches(module):
             module.settled = True
-    return model
+
+
+def _is_quantized(module: Any) -> bool:
+    """Whether a module quantizes something, or is frozen already."""
+    if isinstance(module, QuantProxyFromInjector):
+        return module.is_quant_enabled
+    if isinstance(module, QuantWeightLayer):
+        return module.frozen is not None
+    return quantized_op(module) is not None
 
 
 def _check_finite(model: nnx.Module, layers: list[Any]) -> None:
@@ -85,7 +124,7 @@ def _check_finite(model: nnx.Module, layers: list[Any]) -> None:
     weights = [layer.weight[...] for layer in layers]
     known = [isinstance(weight, jax.Array | np.ndarray) and is_concrete(weight) for weight in weights]
     finite = [_all_finite(weight) if k else True for weight, k in zip(weights, known, strict=True)]
-    wrong = {id(layer) for layer, ok in zip(layers, finite, strict=True) if not ok}
+    wrong = {id(layer) for layer, ok in zip(layers, finite, strict=True) if is_concrete(ok) and not ok}
     if wrong:
         paths = (
             ".".join(map(str, path))

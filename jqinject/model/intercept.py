@@ -1,4 +1,4 @@
-"""Doing something around the calls of one layer of a model, without a change to its class."""
+"""Runs code around a method of one module, by giving that module a cached subclass of its class."""
 
 from __future__ import annotations
 
@@ -28,24 +28,25 @@ class Around:
         """
 
 
-def intercept(layer: nnx.Module, around: Around) -> None:
+def intercept(layer: nnx.Module, around: Around, method: str = "__call__") -> None:
     """From now on, let the calls of a layer go through `around`.
 
     Args:
         layer: a layer of a private copy of a model. Its class becomes another, which NNX carries through its
             transformations; the class that it had stays as it is.
         around: what is done.
+        method: the method whose calls go through it; one a layer.
     """
     setattr(layer, AROUND, around)
-    layer.__class__ = _intercepted(type(layer))
+    layer.__class__ = _intercepted(type(layer), method)
 
 
-# NNX registers every class of modules with JAX for good, so there is one a kind, not one a layer.
+# NNX registers every class of modules with JAX for good, so there is one a kind and method, not one a layer.
 @cache
-def _intercepted(kind: type) -> type:
-    call: Callable[..., Any] = kind.__call__
+def _intercepted(kind: type, method: str) -> type:
+    call: Callable[..., Any] = getattr(kind, method)
 
     def through(self: Any, *args: Any, **kwargs: Any) -> Any:
         return getattr(self, AROUND)(self, partial(call, self), *args, **kwargs)
 
-    return type(kind.__name__, (kind,), {"__call__": through, "__module__": kind.__module__})
+    return type(kind.__name__, (kind,), {method: through, "__module__": kind.__module__})

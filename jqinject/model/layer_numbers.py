@@ -36,7 +36,7 @@ class Histograms:
     None where there is no such quantizer, or the layer was not called.
 
     Attributes:
-        weight: of the weight; the dequantized numbers where the weight is frozen.
+        weight: of the weight.
         input: of what comes into the layer.
         output: of what the output quantizer, or that of an activation layer, is given.
     """
@@ -52,8 +52,7 @@ class LayerNumbers:
 
     A signal-to-quantization-noise ratio is `10 log10(sum(y**2) / sum((y - q)**2))` decibels of a float tensor y and the
     tensor q that stands in its place, over all elements and all calls: inf where they are equal, -inf where y is 0 and
-    q is not. "The float model" is the model with every quantizer switched off. A frozen weight whose float master is
-    gone stays what it is there too; of its layer, what needs the master is None.
+    q is not. "The float model" is the model with every quantizer switched off.
 
     Attributes:
         calls: how often the layer was called; 0 leaves all else None. Iterations of a scan count each.

@@ -50,6 +50,7 @@ class ContractionReport:
         layers: an entry for each.
         output_sqnr_db: signal-to-quantization-noise ratio of the model's output (all its floating-point arrays
             together), in decibels; None without numbers.
+        uncalibrated: paths of the quantizers of activations whose static range never saw data.
 
     Example:
         >>> import jax
@@ -64,6 +65,7 @@ class ContractionReport:
 
     layers: tuple[LayerReport, ...]
     output_sqnr_db: float | None = None
+    uncalibrated: tuple[str, ...] = ()
 
     def __getitem__(self, path: str) -> LayerReport:
         return {entry.path: entry for entry in self.layers}[path]

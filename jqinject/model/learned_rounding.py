@@ -8,6 +8,7 @@ from typing import Any
 
 from flax import nnx
 
+from jqinject.inject import reach_of
 from jqinject.inject.enum import LearnedRoundImplType, as_enum
 from jqinject.model.calibration import checked_batch
 from jqinject.model.layer_records import LayerRecords, Record
@@ -172,12 +173,13 @@ def _insert(layer: QuantWeightLayer, kind: LearnedRoundImplType, path: str) -> N
     if rounding_of(old) is not None:
         return
     binding = old.binding.let(float_to_int_impl_type="learned_round", learned_round_impl_type=kind)
-    new = type(old)(binding, layer)
-    if rounding_of(new) is None:
+    reach = reach_of(binding.injector, module=layer, tracked_parameter_list=[layer.weight])
+    if reach.works and "learned_round_impl_type" not in reach.names:
         raise ValueError(
             f"{path}: {old.binding.base.__name__} declares how it rounds as a component (float_to_int_impl), so its "
             "rounding can not be learned.\n  cure: declare it by name: float_to_int_impl_type = 'round'"
         )
+    new = type(old)(binding, layer)
     _copy_values(old, new)
     layer.weight_quant = new
 

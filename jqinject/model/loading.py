@@ -10,12 +10,15 @@ from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.completion import completed
-from jqinject.model.entries import flat_entries, problem_of, unwrapped
+from jqinject.model.entries import LIST, flat_entries, in_pieces, nested_path, problem_of, unwrapped
 from jqinject.model.outcome import LoadReport
 from jqinject.model.reassembly import reassemble_held
+from jqinject.model.soundness import never_right, not_finite
 from jqinject.model.walk import Found, Holders, Path, PlainArray, dotted, proxies_of, variables_of
 from jqinject.proxy import write
 from jqinject.quant_tensor import is_concrete
+
+SHOWN = 50
 
 
 def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
@@ -33,14 +36,16 @@ def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
         state: an `nnx.State`, a nested dict of arrays (also as Orbax restores it), or another module. A shared Variable
             may stand under any of its paths.
         missing: an NNX filter for Variables that the state need not hold, as in `missing=nnx.BatchStat`; `...` for all.
-            Quantizer Variables and arrays that are no Variables (the mask of a convolution) may always be missing.
+            Quantizer Variables (also of components that were put together by hand) and arrays that are no Variables
+            (the mask of a convolution) may always be missing.
 
     Returns:
-        A report: what was loaded, cast, missing, re-assembled.
+        A report: what was loaded, cast, missing, re-assembled, and which weights hold nan or inf.
 
     Raises:
         ValueError: names every unknown path, missing path, wrong shape and wrong dtype (a float of another width is
-            cast). Nothing has been changed then.
+            cast); a quantizer's statistic, scale or counter that can never be right (nan, inf, below 0); flat keys, and
+            an array in pieces. Nothing has been changed then.
         TypeError: `state` is none of the three kinds.
 
     Example:
@@ -55,16 +60,23 @@ def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
     targets = variables_of(model)
     _refuse_abstract(targets)
     by_path = {path: found for found in targets for path in found.paths}
-    entries = completed(model, unwrapped(flat_entries(state), set(by_path)), by_path)
-    problems = [*_unknown(entries, by_path), *_absent(entries, targets, missing), *_misfits(entries, by_path)]
-    problems = problems or _contradictions(entries, by_path)
-    if problems:
-        raise ValueError(
-            f"load_state: the state does not fit the model, nothing was changed ({len(problems)} "
-            f"problem{'s' if len(problems) > 1 else ''}):\n"
-            + "\n".join(f"  {problem}" for problem in problems)
-        )
+    given = unwrapped(flat_entries(state), set(by_path))
+    _refuse(_ill_formed(given, by_path))
+    entries = completed(model, given, by_path)
+    _refuse([*_unknown(entries, by_path), *_absent(entries, targets, missing), *_misfits(entries, by_path)])
+    _refuse(_contradictions(entries, by_path) or never_right(model, entries, by_path))
     return _all_or_nothing(model, targets, lambda: _load(model, entries, by_path, targets))
+
+
+def _refuse(problems: list[str]) -> None:
+    if not problems:
+        return
+    shown = [f"  {problem}" for problem in problems[:SHOWN]]
+    more = [f"  ... and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
+    raise ValueError(
+        f"load_state: the state does not fit the model, nothing was changed ({len(problems)} "
+        f"problem{'s' if len(problems) > 1 else ''}):\n" + "\n".join([*shown, *more])
+    )
 
 
 def _load(
@@ -100,6 +112,7 @@ def _load(
         loaded=tuple(dotted(path) for path in chosen),
         missing=_but_reassembled(gone, told),
         cast=cast,
+        not_finite=tuple(dotted(path) for path in not_finite(weights)),
     )
 
 
@@ -115,6 +128,29 @@ def _of_changed_layers(model: Any, changed: list[Any]) -> list[Holders]:
 
 def _but_reassembled(gone: tuple[str, ...], told: Any) -> tuple[str, ...]:
     return tuple(path for path in gone if not any(path.startswith(f"{proxy}.") for proxy in told.reassembled))
+
+
+def _ill_formed(entries: Mapping[Path, Any], by_path: Mapping[Path, Found]) -> list[str]:
+    """What is wrong with the form of a state, where its parts would be known in another."""
+    pieces = in_pieces(entries, set(by_path))
+    shapes = {path: tuple(by_path[path].variable.get_value().shape) for path in pieces}
+    told = [
+        f"{dotted(path)}: is {what}, the model needs one array of shape {shapes[path]}"
+        for path, what in pieces.items()
+    ]
+    nested = {path: nested_path(path) for path in entries if path not in by_path}
+    flat = {path: inner for path, inner in nested.items() if inner != path and inner in by_path}
+    for path, inner in flat.items():
+        shown = "".join(f"{{{name!r}: " for name in inner) + "..." + "}" * len(inner)
+        told.append(f"{dotted(path)}: keys have to be nested: {shown}, got {', '.join(map(repr, path))}")
+    if flat:
+        told[-1] += (
+            "\n  cure: flax.traverse_util.unflatten_dict(state, sep='.') makes a nested dict of one with flat keys "
+            "(sep='/' likewise; without sep where keys are tuples)"
+        )
+    elif any(what == LIST for what in pieces.values()):
+        told[-1] += "\n  cure: numpy.asarray(...) of each list"
+    return told
 
 
 def _unknown(entries: Mapping[Path, Any], by_path: Mapping[Path, Found]) -> list[str]:

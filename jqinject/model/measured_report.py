@@ -15,7 +15,8 @@ from jqinject.model.histograms import Clipped, histogram, saturation
 from jqinject.model.histories import histories
 from jqinject.model.layer_numbers import Histograms, LayerNumbers, Saturation
 from jqinject.model.rehearsal import Rehearsal
-from jqinject.model.switching import QuantizedLayer, quantized_layers, switchable
+from jqinject.model.static_ranges import listed
+from jqinject.model.switching import QuantizedLayer, has_float, quantized_layers, switchable
 from jqinject.model.tape import Tape
 from jqinject.quant_tensor import is_concrete
 
@@ -61,11 +62,20 @@ def sqnr_db(reference: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> flo
 
 
 def check_numbers(model: nnx.Module, inputs: tuple[Any, ...]) -> None:
-    """Raise where there is nothing to run.
+    """Raise where there is nothing to run, or nothing to compare with.
 
     Raises:
         TypeError: an input or a Variable of the model is no array of numbers.
+        ValueError: frozen layers whose float weights are gone.
     """
+    gone = tuple(path for path, layer in quantized_layers(model).items() if not has_float(layer))
+    if gone:
+        raise ValueError(
+            "report(numbers=True) compares with the float model, and the float weights of "
+            f"{listed(tuple(path or 'the model itself' for path in gone))} are gone: frozen.\n"
+            "  cure: keep the model that is not frozen, and ask it: freeze(nnx.clone(model)), "
+            "post_training_quantize(..., freeze=False); or freeze(model, keep_masters=True)"
+        )
     for place, leaf in jax.tree_util.tree_leaves_with_path(inputs):
         if _abstract(leaf):
             raise TypeError(
@@ -121,12 +131,8 @@ def measure(model: nnx.Module, inputs: tuple[Any, ...]) -> Measured:
     return Measured(found, sqnr_db(reference, output))
 
 
-def _sensitivity(
-    rehearsal: Rehearsal, path: str, reference: list[np.ndarray]
-) -> tuple[float | None, float | None]:
+def _sensitivity(rehearsal: Rehearsal, path: str, reference: list[np.ndarray]) -> tuple[float, float]:
     """The ratio of the output where only this layer is quantized, and where only this one is not."""
-    if not rehearsal.layers[path].has_float:
-        return None, None
     alone = rehearsal.mixed({other: other == path for other in rehearsal.layers}, others=False)
     without = rehearsal.mixed({other: other != path for other in rehearsal.layers}, others=True)
     return sqnr_db(reference, alone), sqnr_db(reference, without)
@@ -137,18 +143,17 @@ def _numbers(
     node: Any,
     in_float: Tape,
     quantized: Tape,
-    switched: tuple[float | None, float | None] | None,
+    switched: tuple[float, float] | None,
 ) -> LayerNumbers:
     path, kept = layer.path, histories(node)
     if switched is None:
         return LayerNumbers(calls=0, histories=kept)
     outputs, there = in_float.of(path, "float"), quantized.of(path, "quantized")
     parts = {part: _clipped(quantized, path, part) for part in ("weight", "input", "output")}
-    frozen = _clipped(quantized, path, "frozen weight")
     isolated = accumulated = None
-    if layer.has_float and outputs:
+    if outputs:
         isolated = sqnr_db([y for y, _ in outputs], [q for _, q in outputs])
-    if layer.has_float and [y.shape for y, _ in outputs] == [q.shape for (q,) in there]:
+    if [y.shape for y, _ in outputs] == [q.shape for (q,) in there]:
         accumulated = sqnr_db([y for y, _ in outputs], [q for (q,) in there])
     weight = parts["weight"]
     return LayerNumbers(
@@ -160,7 +165,7 @@ def _numbers(
         only_float=switched[1],
         saturation=Saturation(**{part: saturation(calls) for part, calls in parts.items()}),
         histograms=Histograms(
-            weight=histogram(weight or frozen),
+            weight=histogram(weight),
             input=histogram(parts["input"]),
             output=histogram(parts["output"]),
         ),

@@ -128,6 +128,10 @@ def _watched(model: nnx.Module, call: Callable[[Any], Any]) -> _Calls:
     copy.eval()
     calls = _Calls()
     for path, node in list(nnx.iter_modules(copy, graph=True)):
+        if isinstance(
+            node, QuantProxyFromInjector
+        ):  # ranges of the inputs at hand: there need not be others yet
+            node.set_attributes(use_running_average=False, raise_if_not_found=False)
         if isinstance(node, QuantWeightLayer | nnx.BatchNorm) or type(node) in FLOAT_LAYERS:
             intercept(node, _Watched(dotted(tuple(map(str, path))), calls))
     call(copy)

@@ -37,11 +37,13 @@ class LoadReport(ReassemblyReport):
         loaded: paths that were written from the state.
         missing: paths that the state does not hold; quantizer variables among them were re-assembled.
         cast: path -> "dtype -> dtype" of floats of another width.
+        not_finite: paths of loaded weights that hold nan or inf.
     """
 
     loaded: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     cast: dict[str, str] = field(default_factory=dict)
+    not_finite: tuple[str, ...] = ()
 
     def _lines(self) -> list[str]:
         told = [f"loaded {_count(self.loaded, 'variable')}"]
@@ -49,6 +51,8 @@ class LoadReport(ReassemblyReport):
             told.append(f"not in the state: {', '.join(self.missing)}")
         if self.cast:
             told.append("cast: " + ", ".join(f"{path} ({how})" for path, how in self.cast.items()))
+        if self.not_finite:
+            told.append(f"nan or inf in: {', '.join(self.not_finite)}")
         return [*told, *super()._lines()]
 
 

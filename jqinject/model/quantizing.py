@@ -186,7 +186,7 @@ def _quantize_layers(
     for layer in modules_of(model):
         entry = plan.get(id(layer))
         if entry is not None and entry.rule is not None and entry.slots:
-            quantize = partial(_quantize_layer, rule=rules[entry.rule], entry=entry, rngs=rngs)
+            quantize = partial(quantize_layer, rule=rules[entry.rule], entry=entry, rngs=rngs)
             try:
                 # Random numbers are drawn for each layer anew, and a proxy is shared, not copied.
                 apart = rngs is not None or rules[entry.rule].shares
@@ -210,7 +210,8 @@ def _quantize_between(
     setattr(model, HELD, OpQuantizers(policy, held))
 
 
-def _quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | None) -> None:
+def quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | None) -> None:
+    """Make a layer of ours of one of Flax's, in place, with the quantizers of a rule."""
     if rule.configures:
         name, op = op_slot(layer) or ("", None)
         assert op is not None, "planned because it has one"

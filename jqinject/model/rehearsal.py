@@ -148,8 +148,7 @@ class _Quantized(Around):
         if not isinstance(layer, QuantWeightLayer) or layer.frozen is None:
             return
         weight = layer.frozen.quant_tensor()
-        what, x = ("weight", layer.weight[...]) if self.layer.has_float else ("frozen weight", weight.value)
-        self.tape.note(self.layer.path, what, *facts(layer.weight_quant, x, weight))
+        self.tape.note(self.layer.path, "weight", *facts(layer.weight_quant, layer.weight[...], weight))
 
 
 @final

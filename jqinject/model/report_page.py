@@ -6,7 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from jqinject.model.histories import History
-from jqinject.model.report_table import RIGHT, head, rows
+from jqinject.model.report_table import RIGHT, head, notes, rows
 from jqinject.model.svg_charts import histogram_chart, line_chart
 
 if TYPE_CHECKING:
@@ -49,11 +49,12 @@ def page(report: ContractionReport) -> str:
     """The whole page."""
     measured = report.output_sqnr_db is not None
     sections = "".join(_section(entry) for entry in report.layers)
+    beneath = "".join(f"<p>{escape(note)}</p>\n" for note in notes(report))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>jqinject report</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{STYLE}</style></head>\n<body><h1>jqinject report</h1>\n"
-        f"{_table(report)}{LEGEND if measured else ''}{sections}</body></html>\n"
+        f"{_table(report)}{beneath}{LEGEND if measured else ''}{sections}</body></html>\n"
     )
 
 

@@ -43,7 +43,7 @@ def as_text(report: ContractionReport) -> str:
         )
         for row in table
     )
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join([*(line.rstrip() for line in lines), *notes(report)])
 
 
 def as_rich(report: ContractionReport) -> Any:
@@ -51,12 +51,20 @@ def as_rich(report: ContractionReport) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table()
+    table = Table(
+        caption=Text("\n".join(notes(report))) if report.uncalibrated else None, caption_justify="left"
+    )
     for name in head(report):
         table.add_column(name, justify="right" if name in RIGHT else "left", overflow="fold")
     for row in rows(report):
         table.add_row(*map(Text, row))
     return table
+
+
+def notes(report: ContractionReport) -> tuple[str, ...]:
+    """What is said beneath the table."""
+    unseen = report.uncalibrated
+    return (f"static ranges that never saw data: {', '.join(unseen)}",) if unseen else ()
 
 
 def decibels(ratio: float | None) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from flax import nnx
 
-from jqinject.inject import Binding, ExtendedInjector, requested_names
+from jqinject.inject import Binding, ExtendedInjector
 from jqinject.model.counterparts import COUNTERPARTS
 from jqinject.model.rules import Rule
 from jqinject.model.walk import modules_of
@@ -151,11 +151,11 @@ def proxy_at(site: Site, rngs: nnx.Rngs | None) -> ActQuantProxyFromInjector:
             f"{kind.__name__}.\n  cure: a quantizer of activations, such as Int8ActPerTensorMinMax"
         )
     axes = site.overrides.get("channelwise_axes", ())
-    asks = axes and "channelwise_axes" in requested_names(declared.injector)
     return ActQuantProxyFromInjector(
         declared.base,
         Operand(site),
-        overrides={**declared.overrides, **({"channelwise_axes": axes} if asks else {})},
+        overrides=declared.overrides,
+        offered={"channelwise_axes": axes} if axes else {},
         rngs=rngs,
         where=(f"the quantizer of {site.name}", ""),
     )

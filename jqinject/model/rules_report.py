@@ -12,6 +12,7 @@ from jqinject.inject.errors import did_you_mean
 from jqinject.model.counterparts import LAYER_NAMES, counterpart_of, slots_for
 from jqinject.model.frozen_ops import op_slot
 from jqinject.model.rules import Rule, checked_rules
+from jqinject.model.static_ranges import uncalibrated
 from jqinject.model.walk import dotted, walk
 from jqinject.program import known_operations
 
@@ -44,12 +45,15 @@ class RulesReport:
         layers: an entry for every layer that could be quantized, by path.
         sites: names of the places between layers that are quantized; empty where no inputs were given.
         idle: indices of the rules that take nothing.
+        uncalibrated: paths of the quantizers of activations whose static range is to see data first (`calibrate`, or
+            training).
     """
 
     rules: tuple[Rule, ...]
     layers: tuple[LayerRule, ...]
     sites: tuple[str, ...] = ()
     idle: tuple[int, ...] = ()
+    uncalibrated: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         rows = [("layer", "class", "rule", "quantizers")]
@@ -61,6 +65,7 @@ class RulesReport:
         lines += [f"between layers: {name}" for name in self.sites]
         lines += [f"rule {index}: {rule}" for index, rule in enumerate(self.rules)]
         lines += [f"rule {index} takes nothing" for index in self.idle]
+        lines += [f"to be calibrated: {path}" for path in self.uncalibrated]
         return "\n".join(lines)
 
 
@@ -121,10 +126,10 @@ def rules_report(model: Any, rules: Rule | Iterable[Rule], *inputs: Any, **kwarg
         kwargs: by keyword.
 
     Returns:
-        The plan.
+        The plan, and which of its static ranges have to see data before they are served.
 
     Raises:
-        TypeError: `model` is no NNX module; `rules` are no rules.
+        TypeError: `model` is no NNX module; `rules` are no rules; a quantizer that does not fit its slot.
         ValueError: a rule names an operation that there is not.
 
     Example:
@@ -136,15 +141,17 @@ def rules_report(model: Any, rules: Rule | Iterable[Rule], *inputs: Any, **kwarg
         layers.1  Linear  -     stays float
         rule 0: Rule('.*0', weight_quant=Int8WeightPerChannelFloat)
     """
+    from jqinject.model.planned_ranges import planned_ranges
     from jqinject.model.rule_policy import sites_of
 
     if not isinstance(model, nnx.Module):
         raise TypeError(f"rules_report takes an NNX module, got {type(model).__name__}")
     given = checked_rules(rules)
     check_operations(given)
-    entries, _ = plan_layers(model, given)
+    entries, plan = plan_layers(model, given)
     sites, used = sites_of(model, given, inputs, kwargs) if inputs or kwargs else ({}, set())
-    return RulesReport(given, entries, tuple(sites), idle_rules(given, entries, used))
+    unseen = (*uncalibrated(model), *planned_ranges(model, given, plan, sites.values()))
+    return RulesReport(given, entries, tuple(sites), idle_rules(given, entries, used), unseen)
 
 
 def idle_rules(rules: tuple[Rule, ...], entries: Iterable[LayerRule], used: set[int]) -> tuple[int, ...]:

@@ -38,13 +38,11 @@ class QuantizedLayer:
     Attributes:
         path: where it is in the model.
         disabled: slot -> whether the user has switched its quantizer off.
-        has_float: whether its float numbers are there: not of a frozen weight without its master.
         quantizes_input: whether it quantizes its input itself.
     """
 
     path: str
     disabled: Mapping[str, bool]
-    has_float: bool
     quantizes_input: bool
 
     def quantized(self, layer: Any, call: Call, *, alone: bool = False) -> Any:
@@ -77,10 +75,10 @@ class QuantizedLayer:
             changes.append((held, "return_quant_tensor", False))
         if isinstance(layer, QuantWeightLayer):
             changes.append((held, "contraction", "float"))
-            if layer.frozen is not None and self.has_float:
+            if layer.frozen is not None:
                 changes.append((held, "frozen", None))
         op = quantized_op(layer)
-        if op is not None and self.has_float:
+        if op is not None:
             changes.append((held, op.name, PLAIN_OPS[op.name]))
         with changed(changes):
             return as_array(call())
@@ -96,7 +94,7 @@ def switchable(path: str, layer: Any) -> QuantizedLayer:
     """A quantized layer as it is now."""
     held = vars(layer)
     disabled = {slot: held[slot].disable_quant for slot in SLOTS if held.get(slot) is not None}
-    return QuantizedLayer(path, disabled, _has_float(layer), _enabled(held.get("input_quant")))
+    return QuantizedLayer(path, disabled, _enabled(held.get("input_quant")))
 
 
 def _quantizes(node: Any) -> bool:
@@ -112,7 +110,8 @@ def _enabled(proxy: Any) -> bool:
     return proxy is not None and proxy.is_quant_enabled
 
 
-def _has_float(layer: Any) -> bool:
+def has_float(layer: Any) -> bool:
+    """Whether the float numbers of a quantized layer are there: not of a frozen weight without its master."""
     if isinstance(layer, QuantWeightLayer):
         return vars(layer).get(layer.weight_name) is not None
     op = quantized_op(layer)

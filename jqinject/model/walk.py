@@ -1,6 +1,6 @@
 """Finding what is where in a model: every Variable under every path, and every proxy with the layers that hold it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,10 +8,13 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jqinject.core import GradSlot, GradStat, QuantParam, QuantStat
 from jqinject.program import OpQuantizers
 from jqinject.proxy import QuantProxyFromInjector
 
 Path = tuple[str, ...]
+QUANTIZER_KINDS = (QuantParam, QuantStat, GradStat, GradSlot)
+TRACKED = "tracked_parameters"  # where a component holds the weights of layers, without a proxy too
 
 
 class PlainArray:
@@ -53,7 +56,7 @@ class Found:
     Attributes:
         variable: the Variable.
         paths: all its paths; the first is the shortest way that leads through no quantizer, if there is one.
-        in_quantizer: whether every path leads through a quantizer.
+        in_quantizer: whether every path leads through a quantizer, or it is of a kind that only quantizers have.
     """
 
     variable: nnx.Variable[Any] | PlainArray
@@ -75,8 +78,17 @@ class Holders:
     paths: list[Path] = field(default_factory=list)
 
 
-def walk(root: Any, path: Path = (), above: tuple[int, ...] = ()) -> Iterator[tuple[Path, Any]]:
-    """Every module, Variable and array under every path, parents first; a shared one comes once for each path."""
+def walk(
+    root: Any, path: Path = (), above: tuple[int, ...] = (), within: Callable[[Any], bool] | None = None
+) -> Iterator[tuple[Path, Any]]:
+    """Every module, Variable and array under every path, parents first; a shared one comes once for each path.
+
+    Args:
+        root: where to begin.
+        path: its path.
+        above: the identities of what it is within.
+        within: says of a module whether to look into it; None looks into all.
+    """
     if isinstance(root, nnx.Variable):
         yield path, root
         return
@@ -84,6 +96,8 @@ def walk(root: Any, path: Path = (), above: tuple[int, ...] = ()) -> Iterator[tu
         return
     if isinstance(root, nnx.Pytree):
         yield path, root
+        if within is not None and not within(root):
+            return
         children: Any = ((n, c) for n, c in vars(root).items() if not n.startswith("_pytree__"))
     elif isinstance(root, Mapping):
         children = root.items()
@@ -99,7 +113,7 @@ def walk(root: Any, path: Path = (), above: tuple[int, ...] = ()) -> Iterator[tu
                     PlainArray(vars(root) if isinstance(root, nnx.Pytree) else root, name),
                 )
         else:
-            yield from walk(child, (*path, str(name)), (*above, id(root)))
+            yield from walk(child, (*path, str(name)), (*above, id(root)), within)
 
 
 def modules_of(root: Any) -> list[Any]:
@@ -142,7 +156,9 @@ def variables_of(model: Any) -> list[Found]:
     for path, node in walk(model):
         if isinstance(node, nnx.Variable | PlainArray):
             entry = found.setdefault(node if isinstance(node, PlainArray) else id(node), Found(node))
-            inside = any(path[:depth] in proxies for depth in range(len(path)))
+            inside = isinstance(node, QUANTIZER_KINDS) or any(
+                path[:depth] in proxies or path[depth] == TRACKED for depth in range(len(path))
+            )
             if entry.in_quantizer and not inside:
                 entry.in_quantizer = False
                 entry.paths.insert(0, path)

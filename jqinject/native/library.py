@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.metadata
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import jax
 
 FILE = Path(__file__).with_name("int8_matmul.so")
+SOURCE = FILE.with_suffix(".c")
+PACKAGE = __name__.partition(".")[0]
 FUNCTION = "jqinject_int8_matmul"
 VARIABLE = "JQINJECT_NATIVE"
 DOTS, TILES = 1, 2
@@ -42,7 +45,26 @@ def library() -> Library:
     chosen = use.value
     if chosen is False:
         return Library(None, "switched off")
-    return _found(str(FILE) if chosen is True else os.fspath(chosen), os.environ.get(VARIABLE, ""))
+    return _found(str(_own_file()) if chosen is True else os.fspath(chosen), os.environ.get(VARIABLE, ""))
+
+
+@functools.cache
+def _own_file() -> Path:
+    """The library beside this file, or the one that the installed package compiled from the same source.
+
+    Python started in a clone's root imports the clone, whose folder has no library unless it was compiled there,
+    although `pip install .` has compiled one from these very files.
+    """
+    if FILE.is_file():
+        return FILE
+    try:
+        installed = importlib.metadata.distribution(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        return FILE
+    folder = "/".join(__name__.split(".")[:-1])
+    source, compiled = (Path(str(installed.locate_file(f"{folder}/{file.name}"))) for file in (SOURCE, FILE))
+    same = compiled.is_file() and source.is_file() and source.read_bytes() == SOURCE.read_bytes()
+    return compiled if same else FILE
 
 
 @functools.cache

@@ -33,10 +33,16 @@ class QuantActLayer(nnx.Module):
         overrides: dict[str, Any],
         return_quant_tensor: bool,
         rngs: nnx.Rngs | None,
+        offered: dict[str, Any] | None = None,
     ) -> None:
         slots: tuple[Slot, ...] = tuple(slot for slot in (ACT, INPUT, GRAD) if slot.name in given)
         by_slot = split_overrides(self, slots, overrides)
-        proxies = {s.name: make_proxy(self, s, given[s.name], by_slot[s.name], rngs) for s in slots}
+        proxies = {
+            s.name: make_proxy(
+                self, s, given[s.name], by_slot[s.name], rngs, offered=offered if s is ACT else None
+            )
+            for s in slots
+        }
         if return_quant_tensor and proxies["act_quant"] is None and not self.keeps_scale:
             raise ValueError(
                 f"{type(self).__name__}(return_quant_tensor=True) needs a quantizer to have a scale to return.\n"

@@ -12,10 +12,7 @@ from flax import nnx
 from jqinject.dot import einsum, has_integers
 from jqinject.nn._slots import Slot
 from jqinject.proxy import ActQuantProxyFromInjector
-from jqinject.quant import Int8ActPerTensorFloat, Uint8ActPerTensorFloat
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, as_array
-
-DEFAULT = "default"
 
 
 def act_slot(prefix: str) -> Slot:
@@ -24,13 +21,9 @@ def act_slot(prefix: str) -> Slot:
 
 
 # In the order in which attention computes.
-IN_ATTENTION = {
-    act_slot("q_scaled_"): Int8ActPerTensorFloat,
-    act_slot("k_transposed_"): Int8ActPerTensorFloat,
-    act_slot("softmax_input_"): None,
-    act_slot("attn_output_weights_"): Uint8ActPerTensorFloat,
-    act_slot("v_"): Int8ActPerTensorFloat,
-}
+IN_ATTENTION = tuple(
+    map(act_slot, ("q_scaled_", "k_transposed_", "softmax_input_", "attn_output_weights_", "v_"))
+)
 
 
 class AttentionCall(NamedTuple):

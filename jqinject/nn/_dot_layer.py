@@ -111,6 +111,20 @@ class QuantDotLayer(QuantWeightLayer):
 
     # --- scales of bias and output
 
+    def _scales_on_weight(self, quant_input: Any, quant_weight: Any) -> tuple[Any, Any]:
+        # Along a batch axis of both operands, which is not summed over, each index of the weight has one input scale.
+        x, weight = quant_input, quant_weight
+        if not (isinstance(x, IntQuantTensor) and isinstance(weight, IntQuantTensor)) or x.scale.size == 1:
+            return x, weight
+        placed = self._placed(x.shape)
+        if placed is None:
+            return x, weight
+        partners = dict(zip(placed.dims.lhs_batch, placed.dims.rhs_batch, strict=True))
+        scale = scale_in_output(x.scale, x.ndim, partners, weight.ndim)
+        if scale is None:
+            return x, weight
+        return x.set(scale=jnp.ones(())), weight.set(scale=weight.scale * scale)
+
     def _weight_scale_beside_bias(self, quant_input: Any, quant_weight: Any) -> jax.Array | None:
         if not (isinstance(quant_input, IntQuantTensor) and isinstance(quant_weight, IntQuantTensor)):
             return None

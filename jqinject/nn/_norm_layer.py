@@ -1,6 +1,6 @@
 """What quantized normalizations share: Flax's own arithmetic in float, between an input and an output quantizer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -24,6 +24,7 @@ class QuantNormLayer(nnx.Module):
     output_quant: Any = None
     grad_quant: Any = None
     return_quant_tensor: bool
+    num_features: int
 
     def _init_quantizers(
         self,
@@ -41,13 +42,24 @@ class QuantNormLayer(nnx.Module):
             return_quant_tensor: whether to return QuantTensors.
             rngs: for quantizers that draw random numbers.
         """
-        hold_proxies(self, self.slots, given, overrides, rngs, self._stack())
+        hold_proxies(self, self.slots, given, overrides, rngs, self._stack(), self._channel_shapes())
         self.return_quant_tensor = return_quant_tensor
         if return_quant_tensor and (self.output_quant is None or not self.output_quant.is_quant_enabled):
             raise ValueError(
                 f"{type(self).__name__}(return_quant_tensor=True) needs output_quant to have a scale to return.\n"
                 "  cure: give it output_quant=..."
             )
+
+    def _channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Slot -> the shape of a scale for each channel, where features are an axis that counts from the end."""
+        axes = self.axis if isinstance(self, nnx.BatchNorm) else -1
+        if isinstance(self, nnx.LayerNorm | nnx.RMSNorm):
+            axes = self.feature_axes
+        axis = axes[0] if isinstance(axes, Sequence) and len(axes) == 1 else axes
+        if not isinstance(axis, int) or axis >= 0:
+            return {}
+        count = self.num_groups * self.group_size if isinstance(self, nnx.GroupNorm) else self.num_features
+        return dict.fromkeys(("input_quant", "output_quant"), (count, *(1,) * (-axis - 1)))
 
     def _stack(self) -> tuple[int, ...]:
         """The sizes of the leading axes that parameters have in a stack of layers; the last axis is the features'."""

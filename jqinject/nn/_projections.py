@@ -51,8 +51,11 @@ def hold_projections(
         of_input = {n: v for n, v in in_overrides.items() if n.startswith("input_")}
         in_overrides = {n: v for n, v in in_overrides.items() if n not in of_input}
         prefixed = {IN_PROJ + name: v for name, v in of_input.items()}
+        channels = {IN_PROJ_INPUT.name: (attention.in_features,)}
         input_quant = {IN_PROJ_INPUT.name: of_in.pop("input_quant", None)}
-        hold_proxies(attention, (IN_PROJ_INPUT,), input_quant, prefixed, rngs, stack_along(attention))
+        hold_proxies(
+            attention, (IN_PROJ_INPUT,), input_quant, prefixed, rngs, stack_along(attention), channels
+        )
     try:
         _quantize(attention.query, of_in | common, in_overrides, False, rngs)
         shared = _of_one_matrix(attention.query) if packed else {}

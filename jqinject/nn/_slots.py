@@ -3,11 +3,13 @@
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from flax import nnx
 
 from jqinject.inject import Binding, ExtendedInjector
+from jqinject.inject.enum import ScalingPerOutputType
 from jqinject.inject.errors import did_you_mean
 from jqinject.proxy import (
     ActQuantProxy,
@@ -53,6 +55,9 @@ OUTPUT = Slot("output_quant", "output_", ActQuantProxyFromInjector, "activations
 GRAD = Slot("grad_quant", "grad_", GradQuantProxyFromInjector, "gradients")
 TRUNC = Slot("trunc_quant", "", TruncQuantProxyFromInjector, "accumulators")
 ACT = Slot("act_quant", "", ActQuantProxyFromInjector, "activations")
+
+
+CHANNEL_SHAPE = "activation_channel_shape"
 
 
 def arguments_of(layer: type) -> tuple[str, ...]:
@@ -112,6 +117,8 @@ def make_proxy(
     overrides: Mapping[str, Any],
     rngs: nnx.Rngs | None,
     stack: tuple[int, ...] = (),
+    channel_shape: tuple[int, ...] | None = None,
+    offered: Mapping[str, Any] | None = None,
 ) -> Any:
     """The proxy for what was given: a new one for an injector, the same one for a proxy, None for None.
 
@@ -124,15 +131,19 @@ def make_proxy(
         overrides: names declared anew.
         rngs: for quantizers that draw random numbers.
         stack: sizes of the leading axes that the layer is stacked along.
+        channel_shape: the shape of a scale for each channel of what flows through the slot, where the layer knows it.
+        offered: names that the layer declares, for an injector that asks for them and has not been given them.
 
     Raises:
         TypeError: what was given is no quantizer, or one of another kind; or overrides have nothing to act on.
+        ValueError: a proxy to share has a scale for each of other channels.
     """
     where = f"{type(layer).__name__}({slot.name}=...)"
     if given is None or isinstance(given, QuantProxyFromInjector):
         _refuse_overrides(where, slot, given, overrides)
         if given is not None:
             _check_kind(where, slot, type(given), "a proxy")
+            _check_channels(where, given, channel_shape)
         return given
     if not isinstance(given, Binding) and not (
         inspect.isclass(given) and issubclass(given, ExtendedInjector)
@@ -142,6 +153,8 @@ def make_proxy(
             f"(other_layer.{slot.name}) or None, got {_shown(given)}"
         )
     binding = given if isinstance(given, Binding) else Binding(given)
+    if channel_shape is not None and _is_per_channel(binding.let(**overrides), layer):
+        binding = binding.let(**{CHANNEL_SHAPE: channel_shape})
     named = binding.let(**overrides) if overrides else binding
     proxy_class = named.resolve("proxy_class") if named.declares("proxy_class") else slot.proxy_class
     _check_kind(where, slot, proxy_class, binding.base.__name__)
@@ -149,7 +162,9 @@ def make_proxy(
         f"{type(layer).__name__}({slot.prefix}...)" if slot.prefix else f"{type(layer).__name__}(...)",
         slot.prefix,
     )
-    return proxy_class(binding, layer, overrides=overrides, rngs=rngs, where=called, stack=stack)
+    return proxy_class(
+        binding, layer, overrides=overrides, offered=offered, rngs=rngs, where=called, stack=stack
+    )
 
 
 def hold_proxies(
@@ -159,6 +174,7 @@ def hold_proxies(
     overrides: Mapping[str, Any],
     rngs: nnx.Rngs | None,
     stack: tuple[int, ...],
+    channel_shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
 ) -> None:
     """Make the proxies of a layer, or share those that were given, and let the layer hold them.
 
@@ -169,6 +185,7 @@ def hold_proxies(
         overrides: the user's further keywords.
         rngs: for quantizers that draw random numbers.
         stack: sizes of the leading axes that the layer is stacked along.
+        channel_shapes: slot of activations -> the shape of a scale for each channel, as far as the layer knows it.
 
     Raises:
         TypeError: a quantizer for a slot that the layer does not have, or what `make_proxy` refuses.
@@ -176,7 +193,16 @@ def hold_proxies(
     chosen = _by_slot(type(layer).__name__, slots, given)
     by_slot = split_overrides(layer, slots, overrides)
     proxies = {
-        slot: make_proxy(layer, slot, chosen[slot.name], by_slot[slot.name], rngs, stack) for slot in slots
+        slot: make_proxy(
+            layer,
+            slot,
+            chosen[slot.name],
+            by_slot[slot.name],
+            rngs,
+            stack,
+            channel_shapes.get(slot.name),
+        )
+        for slot in slots
     }
     for slot, proxy in proxies.items():
         if proxy is not None:
@@ -217,6 +243,23 @@ def _check_kind(where: str, slot: Slot, proxy_class: Any, name: str) -> None:
         raise TypeError(
             f"{where} quantizes {slot.what}, and {name} is not for these: its proxy is a {proxy_class.__name__}, "
             f"expected a {slot.proxy_class.__name__}"
+        )
+
+
+def _is_per_channel(binding: Binding, layer: Any) -> bool:
+    per_output = "scaling_per_output"
+    return (
+        binding.declares(per_output)
+        and binding.resolve(per_output, module=layer) == ScalingPerOutputType.CHANNEL
+    )
+
+
+def _check_channels(where: str, proxy: QuantProxyFromInjector, channel_shape: tuple[int, ...] | None) -> None:
+    held = proxy.binding.overrides.get(CHANNEL_SHAPE)
+    if None not in (held, channel_shape) and held != channel_shape:
+        raise ValueError(
+            f"{where}: the proxy has scales of shape {held}, one for each channel of the layer it was made for, and "
+            f"here they would be {channel_shape}.\n  cure: an injector, for a quantizer of its own"
         )
 
 

@@ -47,6 +47,10 @@ class WeightAxes(ReassembledOnAssignment):
     def weight_ndim(self) -> int:
         """The axes of one weight; more than that is a stack of layers."""
 
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Slot of activations -> the shape of a scale for each channel there; only what is known beforehand."""
+        return {}
+
     def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
         """The axes of an input of `ndim` axes along which it may have several scales: those not summed over."""
         return ()

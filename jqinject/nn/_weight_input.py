@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import jax
+
 from jqinject.nn._slots import INPUT
 from jqinject.proxy import InputFormat
 from jqinject.quant_tensor import IntQuantTensor
@@ -27,11 +29,18 @@ def check_input_for_weight(layer: Any) -> None:
             "Int8WeightPerChannelFloat"
         )
     if input_quant is not None and input_quant.is_quant_enabled:
-        weight_quant.check_input(input_quant.sample())
+        weight_quant.check_input(_sample(input_quant))
 
 
 def input_format(layer: Any) -> InputFormat | None:
     """The format of a layer's quantized input, as far as its `input_quant` says it; None where there is none."""
     proxy = layer.input_quant
-    sample = proxy.sample() if proxy is not None and proxy.is_quant_enabled else None
+    sample = _sample(proxy) if proxy is not None and proxy.is_quant_enabled else None
     return InputFormat(sample.bit_width, sample.signed) if isinstance(sample, IntQuantTensor) else None
+
+
+def _sample(proxy: Any) -> Any:
+    """One quantized 0, of which bits and sign are read; only traced, as nothing then runs, where bits are static."""
+    traced = jax.eval_shape(proxy.sample)
+    static = not isinstance(traced, IntQuantTensor) or isinstance(traced.bit_width, int)
+    return traced if static else proxy.sample()

@@ -63,7 +63,7 @@ class QuantWeightLayer(WeightAxes):
         quantizers = {name: quantizer for name, quantizer in given.items() if name != "contraction"}
         contraction = given.get("contraction", "auto")
         self._check_contraction(contraction)
-        hold_proxies(self, self.slots, quantizers, overrides, rngs, stack_of((self,)))
+        hold_proxies(self, self.slots, quantizers, overrides, rngs, stack_of((self,)), self.channel_shapes())
         if contraction != "auto":
             self.contraction = contraction
         check_input_for_weight(self)
@@ -165,7 +165,12 @@ class QuantWeightLayer(WeightAxes):
         if self.bias_quant is None:
             return bias
         weight = self.quant_weight(quant_input) if quant_weight is None else quant_weight
-        return self.bias_quant(bias, quant_input, weight, self._weight_scale_beside_bias(quant_input, weight))
+        x, weight = self._scales_on_weight(quant_input, weight)
+        return self.bias_quant(bias, x, weight, self._weight_scale_beside_bias(x, weight))
+
+    def _scales_on_weight(self, quant_input: Any, quant_weight: Any) -> tuple[Any, Any]:
+        """Operands with the scales of the same products: the input's are the weight's, where each output has one."""
+        return quant_input, quant_weight
 
     def _weight_scale_beside_bias(self, quant_input: Any, quant_weight: Any) -> jax.Array | None:
         """The weight's scale in the shape of the bias; None where both have channels along one axis alone."""
@@ -251,7 +256,9 @@ class QuantWeightLayer(WeightAxes):
                 f"no scale.\n  cure: give the layer {missing}_quant=..."
                 + (", or feed it a QuantTensor" if missing == "input" else "")
             )
-        return self._accumulator(y, x, weight, bias) if self._has_whole_zero_points() else y
+        if not self._has_whole_zero_points():
+            return y
+        return self._accumulator(y, *self._scales_on_weight(x, weight), bias)
 
     def _has_whole_zero_points(self) -> bool:
         """Whether products of the quantized numbers are whole, as far as the layer's quantizers say it."""

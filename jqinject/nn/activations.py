@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.inject import Binding, ExtendedInjector, requested_names
+from jqinject.inject import Binding, ExtendedInjector
 from jqinject.nn._act_layer import QuantActLayer
 from jqinject.ops import tensor_clamp
 from jqinject.quant import (
@@ -223,13 +223,12 @@ class QuantHardTanh(QuantActLayer):
             raise ValueError(
                 f"QuantHardTanh: min_val has to be below max_val, got {self.min_val} and {self.max_val}"
             )
+        offered = {"min_val": self.min_val, "max_val": self.max_val}
         if binding is not None:
-            asked = requested_names(binding.injector)
-            bounds = {"min_val": (min_val, self.min_val), "max_val": (max_val, self.max_val)}
-            used = {n: bound for n, (given, bound) in bounds.items() if given is not None or n in asked}
-            overrides = {**used, **overrides}
+            asked_for = {"min_val": min_val, "max_val": max_val}
+            overrides = {**{n: offered[n] for n in asked_for if asked_for[n] is not None}, **overrides}
         given = {"act_quant": act_quant, "input_quant": input_quant, "grad_quant": grad_quant}
-        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+        self._init_quantizers(given, overrides, return_quant_tensor, rngs, offered)
 
     def _activation(self, x: Any) -> Any:
         value = as_array(x)

@@ -13,7 +13,6 @@ from jqinject.nn._attention import IN_ATTENTION, AttentionCall, act_slot, attent
 from jqinject.nn._slots import hold_proxies
 from jqinject.nn._weight_layer import CONTRACTIONS
 from jqinject.proxy import link_if_proxy
-from jqinject.quant import Int8ActPerTensorFloat, Uint8ActPerTensorFloat
 from jqinject.quant_tensor import as_array
 
 SDPA_OUTPUT = act_slot("sdpa_output_")
@@ -83,7 +82,7 @@ class QuantScaledDotProductAttention(nnx.Module):
 
     `out_q(w_q(softmax(s_q(q_q(q / sqrt(d)) k_q(k)^T))) v_q(v))`, with the quantizers named below. In evaluation,
     integers of at most 8 bits are contracted as integers; training contracts what they stand for. It can be the
-    `attention_fn` of `nnx.MultiHeadAttention`, whose signature it has. With every quantizer None it is
+    `attention_fn` of `nnx.MultiHeadAttention`, whose signature it has. With every quantizer None, the default, it is
     `nnx.dot_product_attention` to the bit.
 
     Args:
@@ -103,12 +102,14 @@ class QuantScaledDotProductAttention(nnx.Module):
         TypeError: an argument that is no quantizer of activations, or an override that would do nothing.
         ValueError: `return_quant_tensor` without `sdpa_output_quant`; a `contraction` that there is not.
 
-    Source: Brevitas. Differs from Brevitas: operands are laid out as in Flax, lengths before heads; a mask hides
-    products from the softmax, not from the range of `softmax_input_quant`; `dropout` is off in evaluation.
+    Source: Brevitas. Differs from Brevitas: no slot has a quantizer by default; operands are laid out as in Flax,
+    lengths before heads; a mask hides products from the softmax, not from the range of `softmax_input_quant`; `dropout`
+    is off in evaluation.
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> sdpa = QuantScaledDotProductAttention(v_bit_width=4)
+        >>> from jqinject.quant import Int8ActPerTensorFloat
+        >>> sdpa = QuantScaledDotProductAttention(v_quant=Int8ActPerTensorFloat, v_bit_width=4)
         >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 8))
         >>> sdpa(q, k, v, is_causal=True).shape, sdpa.v_quant.bit_width()
         ((1, 5, 2, 8), 4)
@@ -128,10 +129,10 @@ class QuantScaledDotProductAttention(nnx.Module):
         pre_process_v: Process = identity,
         *,
         softmax_input_quant: Any = None,
-        attn_output_weights_quant: Any = Uint8ActPerTensorFloat,
-        q_scaled_quant: Any = Int8ActPerTensorFloat,
-        k_transposed_quant: Any = Int8ActPerTensorFloat,
-        v_quant: Any = Int8ActPerTensorFloat,
+        attn_output_weights_quant: Any = None,
+        q_scaled_quant: Any = None,
+        k_transposed_quant: Any = None,
+        v_quant: Any = None,
         sdpa_output_quant: Any = None,
         return_quant_tensor: bool = False,
         contraction: str = "auto",

@@ -39,7 +39,8 @@ class QuantConv(QuantConvLayer, nnx.Conv):
             kernel_init, bias_init, conv_general_dilated, promote_dtype, preferred_element_type, rngs,
             kernel_metadata, bias_metadata: as for `nnx.Conv`.
         weight_quant: quantizer of the kernel, shape (*kernel_size, in_features / feature_group_count, out_features);
-            channels are its last axis.
+            channels are its last axis. By default `Int8WeightPerTensorFloat`, as in Brevitas; None keeps the kernel
+            float.
         bias_quant: quantizer of the bias.
         input_quant: quantizer of the input; `act_quant` is another name of it.
         output_quant: quantizer of the output.
@@ -138,12 +139,31 @@ class QuantConv(QuantConvLayer, nnx.Conv):
         }
         self._init_quantizers(given, overrides, return_quant_tensor, rngs)
 
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Features are the last axis of input and output."""
+        return {"input_quant": (self.in_features,), "output_quant": (self.out_features,)}
+
     def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         return nnx.Conv.__call__(stand_in, inputs, out_sharding=out_sharding)
 
     def axes_of_sums(self) -> tuple[int, ...]:
         """The window and the input channels."""
         return tuple(range(self.weight_ndim - 1))
+
+    def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
+        channels = (ndim - 1,) if self.weight_shape[-2] == 1 else ()
+        return (*super()._free_input_axes(ndim), *channels)
+
+    def _scales_on_weight(self, quant_input: Any, quant_weight: Any) -> tuple[Any, Any]:
+        # In a depthwise convolution an output channel sums over one input channel, whose scale multiplies its filter.
+        x, weight = quant_input, quant_weight
+        if not (isinstance(x, IntQuantTensor) and isinstance(weight, IntQuantTensor)):
+            return x, weight
+        along_channels = x.scale.ndim > 0 and x.scale.size == x.scale.shape[-1] == self.in_features
+        if x.scale.size == 1 or self.weight_shape[-2] != 1 or not along_channels:
+            return x, weight
+        each = jnp.repeat(x.scale.reshape(-1), self.out_features // self.in_features)
+        return x.set(scale=jnp.ones(())), weight.set(scale=weight.scale * each)
 
     def _contracts_as_flax(self) -> bool:
         return self.conv_general_dilated is lax_conv_general_dilated

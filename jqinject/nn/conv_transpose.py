@@ -32,6 +32,7 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
         strides: as for `nnx.ConvTranspose`.
         weight_quant: quantizer of the kernel, shape (*kernel_size, in_features, out_features), or with
             `transpose_kernel=True` (*kernel_size, out_features, in_features); channels are the axis of `out_features`.
+            By default `Int8WeightPerTensorFloat`, as in Brevitas; None keeps the kernel float.
         bias_quant: quantizer of the bias.
         input_quant: quantizer of the input; `act_quant` is another name of it.
         output_quant: quantizer of the output.
@@ -88,6 +89,10 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
             "grad_quant": grad_quant,
         }
         self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Features are the last axis of input and output."""
+        return {"input_quant": (self.in_features,), "output_quant": (self.out_features,)}
 
     @property
     def output_channel_dim(self) -> int:

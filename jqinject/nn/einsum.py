@@ -31,7 +31,8 @@ class QuantEinsum(QuantDotLayer, nnx.Einsum):
         kernel_shape: of the kernel.
         bias_shape: of the bias; None for no bias.
         weight_quant: quantizer of the kernel. Channels are counted along all its axes that the output has: with a scale
-            for each channel, the scale has the kernel's shape with 1 along the axes that are summed over.
+            for each channel, the scale has the kernel's shape with 1 along the axes that are summed over. By default
+            `Int8WeightPerTensorFloat`; None keeps the kernel float.
         bias_quant: quantizer of the bias.
         input_quant: quantizer of the input; `act_quant` is another name of it.
         output_quant: quantizer of the output.
@@ -131,6 +132,21 @@ class QuantEinsum(QuantDotLayer, nnx.Einsum):
     def summed_axes(self) -> tuple[int, ...]:
         """The axes of the kernel that the output does not have."""
         return kernel_axes_of(self.einsum_str, tuple(self.kernel_shape))
+
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Channels are the axes of input and output that the kernel has too."""
+        operands, _, output = self.einsum_str.partition("->")
+        of_input, of_kernel = operands.split(",")
+        if "." in of_kernel or not output:
+            return {}
+        sizes = dict(zip(of_kernel, self.kernel_shape, strict=True))
+        found = {}
+        for slot, labels in (("input_quant", of_input), ("output_quant", output)):
+            behind = labels.rpartition(".")[2]
+            first = next((at for at, label in enumerate(behind) if label in sizes), None)
+            if first is not None:
+                found[slot] = tuple(sizes.get(label, 1) for label in behind[first:])
+        return found
 
     def _placed(self, shape: tuple[int, ...]) -> Placed | None:
         equation = Equation.parse(self.einsum_str, shape, self.kernel_shape)

@@ -34,7 +34,8 @@ class QuantEmbed(QuantWeightLayer, nnx.Embed):
     Args:
         num_embeddings: rows of the table.
         features: columns of the table.
-        weight_quant: quantizer of the table; channels are its rows.
+        weight_quant: quantizer of the table; channels are its rows. By default `Int8WeightPerTensorFloat`, as in
+            Brevitas; None keeps the table float.
         output_quant: quantizer of the rows that were looked up.
         return_quant_tensor: return a QuantTensor, with the scale of the table or of `output_quant`.
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
@@ -90,6 +91,10 @@ class QuantEmbed(QuantWeightLayer, nnx.Embed):
     def output_channel_dim(self) -> int:
         """The rows."""
         return 0
+
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Features are the last axis of the output."""
+        return {"output_quant": (self.features,)}
 
     def attend(self, query: Any, out_sharding: Any = None) -> jax.Array:
         """The products of a query with every row of the quantized table; `output_quant` is not for these.

@@ -33,6 +33,7 @@ class QuantLinear(QuantDotLayer, nnx.Linear):
         use_bias, dtype, param_dtype, precision, kernel_init, bias_init, dot_general, promote_dtype,
             preferred_element_type, rngs, kernel_metadata, bias_metadata: as for `nnx.Linear`.
         weight_quant: quantizer of the kernel, shape (in_features, out_features); channels are its last axis.
+            By default `Int8WeightPerTensorFloat`, as in Brevitas; None keeps the kernel float.
         bias_quant: quantizer of the bias.
         input_quant: quantizer of the input; `act_quant` is another name of it.
         output_quant: quantizer of the output.
@@ -117,6 +118,10 @@ class QuantLinear(QuantDotLayer, nnx.Linear):
             "contraction": contraction,
         }
         self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Features are the last axis of input and output."""
+        return {"input_quant": (self.in_features,), "output_quant": (self.out_features,)}
 
     def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         return nnx.Linear.__call__(stand_in, inputs, out_sharding=out_sharding)

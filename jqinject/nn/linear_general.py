@@ -26,7 +26,8 @@ class QuantLinearGeneral(QuantDotLayer, nnx.LinearGeneral):
         out_features: sizes of the output's last axes.
         weight_quant: quantizer of the kernel, shape (*batch, *in_features, *out_features). Channels are counted along
             all its axes but those of the input features: with a scale for each channel, the scale has the kernel's
-            shape with 1 along `in_features`.
+            shape with 1 along `in_features`. By default `Int8WeightPerTensorFloat`, as in Brevitas; None keeps the
+            kernel float.
         bias_quant: quantizer of the bias, shape (*batch, *out_features).
         input_quant: quantizer of the input; `act_quant` is another name of it.
         output_quant: quantizer of the output.
@@ -99,6 +100,12 @@ class QuantLinearGeneral(QuantDotLayer, nnx.LinearGeneral):
     def summed_axes(self) -> tuple[int, ...]:
         """The input features."""
         return tuple(range(len(self.batch_axis), len(self.batch_axis) + len(self.in_features)))
+
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Output features are the last axes; input features too, unless `axis` says otherwise."""
+        found = {} if self.batch_axis else {"output_quant": tuple(self.out_features)}
+        last = tuple(range(-len(self.in_features), 0))
+        return found | ({"input_quant": tuple(self.in_features)} if tuple(sorted(self.axis)) == last else {})
 
     def _placed(self, shape: tuple[int, ...]) -> Placed:
         ndim = len(shape)

@@ -10,13 +10,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.nn import _kv_cache as kv_cache
-from jqinject.nn._attention import DEFAULT, IN_ATTENTION, AttentionCall, attention, is_on, through
+from jqinject.nn._attention import IN_ATTENTION, AttentionCall, attention, is_on, through
 from jqinject.nn._projections import hold_projections, stack_along
 from jqinject.nn._slots import hold_proxies, split_keywords
 from jqinject.nn._stand_in import StandIn
 from jqinject.nn.attention import checked_contraction
 from jqinject.proxy import link_if_proxy
-from jqinject.quant import Int8ActPerTensorFloat, Int8WeightPerTensorFloat, Int32Bias
 
 CACHED = {"k_transposed_quant": "cached_key", "v_quant": "cached_value"}
 
@@ -26,9 +25,9 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
     """`nnx.MultiHeadAttention` with quantizers of its projections and of all that attention contracts.
 
     Parameters, their paths and shapes are those of `nnx.MultiHeadAttention`, so that float checkpoints load. Quantizer
-    arguments are injectors, proxies to share, or None for none; further keywords override what a quantizer declares,
-    by its prefix: `in_proj_weight_bit_width=4`, `v_bit_width=4`. With every quantizer None the layer is
-    `nnx.MultiHeadAttention` to the bit. In evaluation, integers of at most 8 bits are contracted as integers.
+    arguments are injectors, proxies to share, or None, the default, for none; further keywords override what a
+    quantizer declares, by its prefix: `in_proj_weight_bit_width=4`, `v_bit_width=4`. With every quantizer None the
+    layer is `nnx.MultiHeadAttention` to the bit. In evaluation, integers of at most 8 bits are contracted as integers.
 
     Decoding (`decode=True`, after `init_cache`) keeps keys and values as `k_transposed_quant` and `v_quant` make them:
     in integers (or 8-bit floats) with their scales, a quarter of their bytes in float32 for 8 bits, an eighth for 4. A
@@ -43,8 +42,8 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
         softmax_input_quant: quantizer of the products of queries and keys, before the mask.
         attn_output_weights_quant: quantizer of the weights, after dropout; None beside an `attention_fn` of your own,
             as are the next three.
-        q_scaled_quant: quantizer of the scaled queries; "default" is `Int8ActPerTensorFloat`.
-        k_transposed_quant, v_quant: quantizers of keys and values, and so of their cache; "default" likewise.
+        q_scaled_quant: quantizer of the scaled queries.
+        k_transposed_quant, v_quant: quantizers of keys and values, and so of their cache.
         out_proj_input_quant, out_proj_weight_quant, out_proj_bias_quant, out_proj_output_quant: quantizers of the
             output projection.
         packed_in_proj: project queries, keys and values as by one matrix: one input quantizer (`in_proj_input_quant`
@@ -64,12 +63,15 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
             anything to take a scale from; packed projections in NNX's tree mode.
         DependencyError: a quantizer that can not be put together; the text shows the path.
 
-    Source: Brevitas's `QuantMultiheadAttention`. Differs from Brevitas: projections are not packed by default, as Flax
-    has three; packed ones take keys and values other than the queries too, quantized by the same quantizer; a mask
-    hides products from the softmax, not from the range of `softmax_input_quant`.
+    Source: Brevitas's `QuantMultiheadAttention`. Differs from Brevitas: no slot has a quantizer by default; projections
+    are not packed by default, as Flax has three; packed ones take keys and values other than the queries too, quantized
+    by the same quantizer; a mask hides products from the softmax, not from the range of `softmax_input_quant`.
 
     Example:
-        >>> mha = QuantMultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0))
+        >>> from jqinject.quant import Int8ActDynamicPerRow
+        >>> mha = QuantMultiHeadAttention(
+        ...     2, 8, decode=False, k_transposed_quant=Int8ActDynamicPerRow, v_quant=Int8ActDynamicPerRow,
+        ...     rngs=nnx.Rngs(0))
         >>> mha(jnp.ones((1, 3, 8))).shape, mha.query.kernel.shape
         ((1, 3, 8), (8, 2, 4))
         >>> mha.init_cache((1, 16, 8))
@@ -100,17 +102,17 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
         num_kv_heads: int | None = None,
         in_kv_features: int | None = None,
         *,
-        in_proj_input_quant: Any = Int8ActPerTensorFloat,
-        in_proj_weight_quant: Any = Int8WeightPerTensorFloat,
-        in_proj_bias_quant: Any = Int32Bias,
+        in_proj_input_quant: Any = None,
+        in_proj_weight_quant: Any = None,
+        in_proj_bias_quant: Any = None,
         softmax_input_quant: Any = None,
-        attn_output_weights_quant: Any = DEFAULT,
-        q_scaled_quant: Any = DEFAULT,
-        k_transposed_quant: Any = DEFAULT,
-        v_quant: Any = DEFAULT,
-        out_proj_input_quant: Any = Int8ActPerTensorFloat,
-        out_proj_weight_quant: Any = Int8WeightPerTensorFloat,
-        out_proj_bias_quant: Any = Int32Bias,
+        attn_output_weights_quant: Any = None,
+        q_scaled_quant: Any = None,
+        k_transposed_quant: Any = None,
+        v_quant: Any = None,
+        out_proj_input_quant: Any = None,
+        out_proj_weight_quant: Any = None,
+        out_proj_bias_quant: Any = None,
         out_proj_output_quant: Any = None,
         packed_in_proj: bool = False,
         attention_fn: Callable[..., jax.Array] = nnx.dot_product_attention,
@@ -161,7 +163,8 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
                 given[name] = overrides.pop(name)
             elif name.startswith(("in_proj_", "out_proj_")):
                 of_projections[name] = overrides.pop(name)
-        within = self._within_attention({n: given.pop(n) for n in list(given) if "_proj_" not in n})
+        within = {n: given.pop(n) for n in list(given) if "_proj_" not in n}
+        self._check_attention_fn(within)
         hold_projections(
             self,
             given,
@@ -171,21 +174,17 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
             contraction=contraction,
             rngs=rngs,
         )
-        hold_proxies(self, tuple(IN_ATTENTION), within, overrides, rngs, stack_along(self))
+        hold_proxies(self, IN_ATTENTION, within, overrides, rngs, stack_along(self))
 
-    def _within_attention(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The quantizers within attention, which an attention function of the user's has no place for."""
-        own = self.attention_fn is not nnx.dot_product_attention
-        defaults = {slot.name: None if own else quantizer for slot, quantizer in IN_ATTENTION.items()}
-        chosen = {n: defaults[n] if isinstance(q, str) and q == DEFAULT else q for n, q in given.items()}
-        idle = [name for name, quantizer in chosen.items() if quantizer is not None]
-        if own and idle:
+    def _check_attention_fn(self, within: dict[str, Any]) -> None:
+        """Refuse quantizers within attention beside an attention function that has no place for them."""
+        idle = [name for name, quantizer in within.items() if quantizer is not None]
+        if idle and self.attention_fn is not nnx.dot_product_attention:
             raise ValueError(
                 f"QuantMultiHeadAttention: {', '.join(idle)} can not be put into an attention_fn of your own, which "
                 "computes attention by itself.\n"
                 "  cure: attention_fn=QuantScaledDotProductAttention(...), which takes them, or leave them out"
             )
-        return chosen
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)

@@ -32,7 +32,7 @@ class QuantScaleBias(QuantWeightLayer):
         axis: the axis of the input that holds the channels.
         dtype: of the computation; None for the common one of input and parameters.
         param_dtype: of the parameters.
-        weight_quant: quantizer of `scale`.
+        weight_quant: quantizer of `scale`; by default `Int8WeightPerTensorFloat`, as in Brevitas; None keeps it float.
         bias_quant: quantizer of `bias`.
         input_quant: quantizer of the input; `act_quant` is another name of it.
         output_quant: quantizer of the output.
@@ -127,6 +127,13 @@ class QuantScaleBias(QuantWeightLayer):
     def weight_ndim(self) -> int:
         """Channels alone."""
         return 1
+
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Input and output have their features along `axis`, which is known where it counts from the end."""
+        if self.axis >= 0:
+            return {}
+        shape = (self.num_features, *(1,) * (-self.axis - 1))
+        return {"input_quant": shape, "output_quant": shape}
 
     def _laid(self, ndim: int) -> tuple[int, ...]:
         shape = [1] * ndim

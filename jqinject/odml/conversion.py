@@ -201,7 +201,7 @@ def _marker(site: Site, proxy: Any, x: jax.Array) -> FakeQuantMarker:
         return FakeQuantMarker(None, None, (), None, False, dynamic=_Dynamic(quantizer))
     if site.is_weight:
         return _static(site, _weight_range(site, quantizer, x), x.ndim)
-    if quantizer.averaging_impl is not None and quantizer.averaging_impl.is_empty:
+    if quantizer.has_range() is False:
         raise ValueError(
             f"{site.name}: its statistics were never collected, so there is no range to convert it with.\n"
             "  cure: train the model, or run jqinject.calibrate(model, batches), before it is converted"

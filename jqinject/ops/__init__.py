@@ -33,6 +33,7 @@ from jqinject.ops.groups import split_groups as split_groups
 from jqinject.ops.groups import spread_groups as spread_groups
 from jqinject.ops.int_range import max_int as max_int
 from jqinject.ops.int_range import min_int as min_int
+from jqinject.ops.low_bits import as_bits as as_bits
 from jqinject.ops.power import divide as divide
 from jqinject.ops.power import exp2 as exp2
 from jqinject.ops.power import in_steps as in_steps

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from jqinject.ops.one_program import one_program
 from jqinject.ops.power import divide, exp2
 from jqinject.ops.ste import with_gradient_of
 
@@ -111,6 +112,7 @@ def _excess(q: jax.Array, axes: tuple[int, ...], budget: ArrayLike) -> tuple[jax
     return jnp.where(huge, 2.0 * rough, exact.astype(jnp.float32)), huge | (exact > budget)
 
 
+@one_program("axes", "zero_centered")
 def within_budget(
     q: jax.Array, budget: ArrayLike, axes: tuple[int, ...], *, zero_centered: bool
 ) -> jax.Array:

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from jqinject.ops.one_program import one_program
+
 
 def _bound(bound: ArrayLike, x: jax.Array) -> jax.Array:
     """A bound in `x`'s dtype; differentiable where it was an array."""
@@ -92,6 +94,7 @@ def scalar_clamp_min_ste(x: ArrayLike, min_val: float) -> jax.Array:
 
 
 @jax.custom_jvp
+@one_program()
 def _signed_clamp_min_ste(x: jax.Array, min_val: jax.Array) -> jax.Array:
     magnitude = jnp.maximum(jnp.abs(x), min_val)
     return jnp.where(x < 0, -magnitude, magnitude)

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from jqinject.ops.one_program import one_program
+
 _LN2 = math.log(2.0)
 
 
@@ -21,6 +23,7 @@ def _integer_power(exponent: jax.Array) -> jax.Array:
 
 
 @jax.custom_jvp
+@one_program()
 def _exp2(x: jax.Array) -> jax.Array:
     bounded = jnp.clip(x, -300.0, 300.0)
     whole = jnp.floor(bounded)
@@ -53,6 +56,7 @@ def exp2(x: ArrayLike) -> jax.Array:
 
 
 @jax.custom_jvp
+@one_program()
 def _log2(x: jax.Array) -> jax.Array:
     mantissa, exponent = jnp.frexp(x)
     low = mantissa < math.sqrt(0.5)

@@ -12,11 +12,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from jqinject.ops.float_format import FloatFormat
 from jqinject.ops.float_grid import from_float_codes
+from jqinject.ops.low_bits import as_bits
 from jqinject.ops.packing import container_bits, pack, unpack
 
 PAYLOAD = "jqinject.payload"
@@ -95,7 +95,6 @@ def saved_floats(x: jax.Array, payload: jax.Array, scale: jax.Array) -> jax.Arra
         >>> saved_floats(x, x.astype(jnp.float8_e5m2), jnp.float32(1))
         Array([1., 3.], dtype=float32)
     """
-    bits: Any = jax.lax.bitcast_convert_type(jax.lax.stop_gradient(payload), jnp.uint8)
-    again = jax.lax.bitcast_convert_type(checkpoint_name(bits, PAYLOAD), np.dtype(payload.dtype))
+    again = checkpoint_name(as_bits(payload), PAYLOAD).floats()
     scale = checkpoint_name(jax.lax.stop_gradient(scale), SCALE)
     return _with_first_gradient_of((again.astype(jnp.float32) * scale).astype(x.dtype), x)

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.ops.explicit_axes import sharded_as
+from jqinject.ops.one_program import one_program
 
 _SORT_AT_MOST = 1024
 """Tensors of at most that many elements are sorted."""
@@ -110,6 +111,7 @@ def _positions(x: jax.Array, axis: int | None) -> jax.Array:
     return jax.lax.broadcasted_iota(jnp.int32, x.shape, axis % x.ndim)
 
 
+@one_program("axis")
 def locate(x: jax.Array, value: jax.Array, axis: int | None) -> Selected:
     """Where `value` first occurs in `x`; a nan is found at the first nan.
 
@@ -255,6 +257,7 @@ def _bisect(x: jax.Array, k: int, axis: int) -> jax.Array:
     return jax.lax.bitcast_convert_type(jnp.where(key >= top, key & ~top, ~key), jnp.float32)
 
 
+@one_program("momentum")
 def running_mean(buffer: jax.Array, update: jax.Array, count: jax.Array, momentum: float | None) -> jax.Array:
     """One step of a running statistic.
 

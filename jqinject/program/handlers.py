@@ -131,7 +131,7 @@ def _arithmetic(
     one = activations[0] if len(activations) == 1 else None
     if one is not None and one is not inputs[0] and operation.name == "truediv":
         one = None  # a constant divided by an activation is another function of it
-    if one is not None and one.fusible:
+    if one is not None and one.fusible and operation.fuses:
         out = run.output(_only(evaluate, inputs), choice, name, inherited=one.pending)
         out.fusible = True
         return [out]

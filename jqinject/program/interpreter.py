@@ -97,7 +97,7 @@ class Interpreter:
         name = eqn.primitive.name
         where = path_in(eqn.source_info.name_stack) or path
         if name == "name" and self._marks_region(eqn.params["name"]):
-            return [self._cross(eqn.params["name"], inputs[0])]
+            return [self._cross(eqn.params["name"], inputs[0], where)]
         if not any(x.is_activation for x in inputs):
             return self.constant(lambda: self._run_marked(eqn, inputs, where))
         return self._run_marked(eqn, inputs, where)
@@ -126,16 +126,22 @@ class Interpreter:
     def _marks_region(self, label: str) -> bool:
         return label.startswith((BEGIN + ":", END + ":"))
 
-    def _cross(self, label: str, x: Tracked) -> Tracked:
-        """Enter or leave a module that is one operation: its input and its output are what is quantized."""
-        edge, region, path = label.split(":", 2)
+    def _cross(self, label: str, x: Tracked, path: str) -> Tracked:
+        """Enter or leave a module that is one operation: its input and its output are what is quantized.
+
+        Args:
+            label: of the mark, which a Linen module leaves with its path within what wraps it.
+            x: what the mark is on.
+            path: of the module from the model on.
+        """
+        edge, region, own = label.split(":", 2)
         if edge == BEGIN:
             if self.region is not None:  # one module of this kind within another
                 return x
-            self.region = (region, path)
+            self.region = (region, own)
             self._entered = x
             return handlers.enter_region(self, region, path, x)
-        if self.region != (region, path):
+        if self.region != (region, own):
             return x
         self.region = None
         return handlers.leave_region(self, region, path, self._entered, x)

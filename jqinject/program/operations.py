@@ -4,7 +4,7 @@
 | --- | --- | --- | --- |
 | `CONTRACTION` | yes | yes; a constant added to it belongs to it | matmul |
 | `QUANTIZED` | yes | yes | softmax |
-| `ARITHMETIC` | yes | yes; with a constant it belongs to the contraction before it | add |
+| `ARITHMETIC` | yes | yes; a constant that is added belongs to the contraction before it | add |
 | `INPUT_ONLY` | yes | is so already: it keeps the scale | max-pool |
 | `OUTPUT_ONLY` | no | yes, else as the operation before it asks | relu |
 | `JOINING` | if the output is not | yes | concatenate |
@@ -46,6 +46,7 @@ class Operation:
         inputs: which operands are quantized; None for all.
         output_range: the range of its output, where that is known.
         masked: whether numbers far below all others stand for elements that are left out of its input.
+        fuses: whether, with a constant, it is part of the contraction before it, as its bias.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Operation:
     inputs: tuple[int, ...] | None = None
     output_range: tuple[float, float] | None = None
     masked: bool = False
+    fuses: bool = False
 
 
 # The numbers of a device for outputs between 0 and 1: scale 1/256, zero point -128; and between -1 and 1: 1/128, 0.
@@ -69,7 +71,8 @@ OPERATIONS = {
     row.name: row
     for row in (
         *_rows(Kind.CONTRACTION, "dot_general", "einsum", "conv_general_dilated", inputs=(0, 1)),
-        *_rows(Kind.ARITHMETIC, "add", "subtract", "multiply", "truediv"),
+        *_rows(Kind.ARITHMETIC, "add", fuses=True),
+        *_rows(Kind.ARITHMETIC, "subtract", "multiply", "truediv"),
         *_rows(
             Kind.QUANTIZED, "power", "negative", "maximum", "minimum", "mean", "sum", "gelu", "leaky_relu"
         ),

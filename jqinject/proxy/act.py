@@ -1,18 +1,23 @@
 """The proxy of activations."""
 
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jqinject.core import warn_if_uncalibrated
 from jqinject.proxy.assembly import set_mode
 from jqinject.proxy.base import QuantProxyFromInjector
+from jqinject.proxy.ranges import name_of
 from jqinject.quant_tensor import QuantTensor, as_array
 
 
 class ActQuantProxy(QuantProxyFromInjector):
     """Abstract: the proxy of what flows, perhaps through several layers."""
+
+    sample_shape: ClassVar[tuple[int, ...]] = ()
+    quantizes_activations = True
 
     def __call__(self, x: jax.Array | QuantTensor) -> jax.Array | QuantTensor:
         """Quantize an activation.
@@ -23,7 +28,12 @@ class ActQuantProxy(QuantProxyFromInjector):
         Returns:
             A QuantTensor of the shape and dtype of `x`, or `x` itself where quantization is off.
         """
-        return self._seen(self._pack(self.tensor_quant(as_array(x))), x) if self.is_quant_enabled else x
+        if not self.is_quant_enabled:
+            return x
+        array = as_array(x)
+        if self.use_running_average and not self.observing:
+            warn_if_uncalibrated(self, lambda: name_of(self, self.binding.base.__name__), array)
+        return self._seen(self._pack(self.tensor_quant(array)), x)
 
     def quantize(self, x: jax.Array) -> Any:
         """Quantize as a call does: a QuantTensor, whose `payload()` or `int()` are the low-bit numbers and whose
@@ -65,7 +75,7 @@ class ActQuantProxy(QuantProxyFromInjector):
         quantizer = nnx.clone(self.tensor_quant, graph=True)
         if force_eval:
             set_mode(quantizer, use_running_average=True, deterministic=True)
-        return self._pack(quantizer(jnp.zeros((), jnp.float32)))
+        return self._pack(quantizer(jnp.zeros(self.sample_shape, jnp.float32)))
 
     def _attribute(self, name: str, force_eval: bool) -> Any:
         return getattr(self.sample(force_eval), name) if self.is_quant_enabled else None
@@ -113,6 +123,8 @@ class DynamicActQuantProxyFromInjector(ActQuantProxy):
         >>> identity(jnp.array([[1.28, 0.0], [0.0, -12.8]])).scale.shape
         (2, 1)
     """
+
+    sample_shape = (1,)  # a statistic of rows needs an axis
 
     def _attribute(self, name: str, force_eval: bool) -> Any:
         return input_dependent(self, name)

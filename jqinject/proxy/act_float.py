@@ -77,6 +77,8 @@ class DynamicActFloatQuantProxyFromInjector(ActFloatQuantProxy):
         (Array([448.,  16.], dtype=float32), 3)
     """
 
+    sample_shape = (1,)  # a statistic of rows needs an axis
+
     def _attribute(self, name: str, force_eval: bool) -> Any:
         return of_dynamic_minifloats(self, name)
 

@@ -3,14 +3,14 @@
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from flax import nnx
 
 from jqinject.core import AmaxHistory, AmaxScaling, PackableResult, QuantResult
 from jqinject.core.assign import assign
-from jqinject.inject import Binding, DependencyError, ExtendedInjector, check_declarations, check_overrides
+from jqinject.inject import Binding, DependencyError, ExtendedInjector
 from jqinject.proxy.assembly import (
     build_stacked,
     copy_mode,
@@ -21,12 +21,11 @@ from jqinject.proxy.assembly import (
     stack_of,
 )
 from jqinject.proxy.facts import QuantFacts, facts_of
+from jqinject.proxy.given import Given
 from jqinject.proxy.links import link, linked_layers, parameters_of, relink
+from jqinject.proxy.ranges import ranges_in
 from jqinject.proxy.sharing import QuantizerReplacedWarning, refuse_tree_mode
 from jqinject.quant_tensor import as_array
-
-# Names that a proxy reads or gives itself, and which therefore may be overridden.
-PROXY_NAMES = frozenset({"tensor_quant", "proxy_class", "signed", "narrow_range", "float_to_int_impl_type"})
 
 
 class QuantProxyFromInjector(nnx.Module):
@@ -41,18 +40,22 @@ class QuantProxyFromInjector(nnx.Module):
         tensor_quant: the assembled quantizer; None if the injector says so (no quantization).
         disable_quant: set it to let the tensor through as it is.
         observing: set it to collect statistics only: the QuantTensor has the scale, and the tensor's own value.
+        reads: the names of the injector that a class of proxies reads itself, so that they may be overridden though the
+            quantizer does not ask for them.
         use_running_average: eval mode, in NNX's word; `model.train()` and `model.eval()` set it.
 
     Args:
         injector: an `ExtendedInjector`, or a binding of one.
         layer: the layer that holds (or is about to hold) the proxy.
         overrides: names declared anew.
+        offered: names that the layer declares for a quantizer that asks for them, and has not been given them.
         rngs: for quantizers that draw random numbers.
         where: what the user called and the prefix of the overrides, for error texts.
         stack: sizes of the leading axes that the layer is stacked along, where it is a stack of layers already.
 
     Raises:
-        TypeError: an override that nothing declares or asks for.
+        TypeError: an override, of the overrides or by `let`, that nothing declares or asks for, or that is not read as
+            the quantizer is wired.
         DependencyError: the injector can not be resolved.
         ValueError: the injector does not say whether its integers are `signed`.
     """
@@ -65,6 +68,8 @@ class QuantProxyFromInjector(nnx.Module):
     disable_quant: bool = False
     observing: bool = False
     served_layers: int = 1
+    quantizes_activations: ClassVar[bool] = False
+    reads: ClassVar[frozenset[str]] = frozenset({"tensor_quant", "proxy_class", "signed"})
 
     def __init__(
         self,
@@ -72,21 +77,22 @@ class QuantProxyFromInjector(nnx.Module):
         layer: Any,
         *,
         overrides: Mapping[str, Any] | None = None,
+        offered: Mapping[str, Any] | None = None,
         rngs: nnx.Rngs | None = None,
         where: tuple[str, str] = ("", ""),
         stack: tuple[int, ...] = (),
     ) -> None:
-        declared = injector if isinstance(injector, Binding) else Binding(injector)
-        assign(self, binding=declared.let(**overrides) if overrides else declared, use_running_average=False)
+        given = Given.of(injector, overrides, offered, where)
+        assign(self, binding=given.binding, use_running_average=False)
         trace: set[str] = set()
         try:
+            self._facts_of((layer,))  # a flag that is not one is reported by the quantizer's name
             quantizer = self._build((layer,), rngs, trace, stack)
         except DependencyError:
             # A misspelt override is the likelier cause than the name that is missing because of it.
-            _check_known(declared, overrides, trace, where)
+            given.check_known(trace)
             raise
-        _check_known(declared, overrides, trace, where)
-        check_declarations(declared.injector, known=PROXY_NAMES | trace)
+        given.check_read(self, quantizer, trace, self._handed((layer,), rngs))
         assign(self, facts=self._read_facts((layer,), quantizer))
         if isinstance(quantizer, nnx.Module):
             assign(self, tensor_quant=quantizer)
@@ -153,6 +159,26 @@ class QuantProxyFromInjector(nnx.Module):
         return not self.binding.declares("quantize_zero_point") or bool(
             self.binding.resolve("quantize_zero_point")
         )
+
+    # --- the range, where it is collected from what flows (`core.StaticRange`)
+
+    def has_range(self) -> bool | None:
+        """Whether data were seen; None if nothing is collected: of weights, constant and dynamic ranges, and where
+        quantization is off."""
+        used = self.is_quant_enabled and self.quantizes_activations
+        held = ranges_in(self.tensor_quant) if used else []
+        return all(component.has_range() for component in held) if held else None
+
+    def begin_calibration(self) -> None:
+        """Training mode; from now on collect anew."""
+        self.set_attributes(use_running_average=False, raise_if_not_found=False)
+        for component in ranges_in(self.tensor_quant):
+            component.begin_calibration()
+
+    def end_calibration(self) -> None:
+        """Take what was collected as the range."""
+        for component in ranges_in(self.tensor_quant):
+            component.end_calibration()
 
     def set_view(self, use_running_average: bool | None = None) -> None:
         """Switch between training and evaluation, for `nnx.view`.
@@ -233,13 +259,15 @@ class QuantProxyFromInjector(nnx.Module):
         stack: tuple[int, ...],
     ) -> Any:
         def build(layers: tuple[Any, ...], rngs: nnx.Rngs | None) -> Any:
-            given: dict[str, Any] = {"module": layers[0] if len(layers) == 1 else layers}
-            given["tracked_parameter_list"] = self._tracked_parameters(layers)
-            if rngs is not None:
-                given["rngs"] = rngs
-            return self.binding.resolve("tensor_quant", trace=trace, **given)
+            return self.binding.resolve("tensor_quant", trace=trace, **self._handed(layers, rngs))
 
         return build_stacked(build, layers, stack, rngs) if stack else build(layers, rngs)
+
+    def _handed(self, layers: tuple[Any, ...], rngs: nnx.Rngs | None) -> dict[str, Any]:
+        """What an assembly is handed beside what the injector declares."""
+        handed: dict[str, Any] = {"module": layers[0] if len(layers) == 1 else layers}
+        handed["tracked_parameter_list"] = self._tracked_parameters(layers)
+        return handed if rngs is None else {**handed, "rngs": rngs}
 
     def check_layers_known(self, layer: Any) -> None:
         """Raise where assembling again would fail because layers that share the proxy are not known.
@@ -308,11 +336,3 @@ class QuantProxyFromInjector(nnx.Module):
     def _seen(self, packed: Any, x: Any) -> Any:
         """A quantized tensor, or where the proxy only observes, the tensor itself with its scale."""
         return packed.set(value=as_array(x)) if self.observing else packed
-
-
-def _check_known(
-    declared: Binding, overrides: Mapping[str, Any] | None, trace: set[str] | None, where: tuple[str, str]
-) -> None:
-    if overrides:
-        known = PROXY_NAMES | (trace or set())
-        check_overrides(declared.injector, overrides, known=known, where=where[0], prefix=where[1])

@@ -1,6 +1,6 @@
 """The proxy of biases."""
 
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,8 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
         >>> fc.quant_bias().int()
         Array([-128,    0,   50,  100], dtype=int8)
     """
+
+    reads: ClassVar[frozenset[str]] = QuantProxyFromInjector.reads | {"requires_input_scale"}
 
     @property
     def requires_input_scale(self) -> bool:

@@ -35,16 +35,16 @@ def facts_of(binding: Binding, layers: tuple[Any, ...]) -> QuantFacts:
 
     signed, narrow_range, rounding = fact("signed"), fact("narrow_range"), fact("float_to_int_impl_type")
     return QuantFacts(
-        signed=_truth(binding, "signed", signed),
-        narrow_range=_truth(binding, "narrow_range", narrow_range),
+        signed=None if signed is None else _truth(binding, "signed", signed),
+        narrow_range=_truth(binding, "narrow_range", narrow_range)
+        if binding.declares("narrow_range")
+        else None,
         rounding_mode=None if rounding is None else str(rounding).upper(),
     )
 
 
-def _truth(binding: Binding, name: str, given: Any) -> bool | None:
-    if given is None:
-        return None
-    if not isinstance(given, bool | np.bool_ | int) or given not in (0, 1):  # 'False' would count as true
+def _truth(binding: Binding, name: str, given: Any) -> bool:
+    if not isinstance(given, bool | np.bool_):  # 'False' would count as true, and None as false
         raise TypeError(
             f"{binding.base.__name__}: {name} must be True or False, got {given!r} of type {type(given).__name__}.\n"
             f"  cure: {name} = True or {name} = False"

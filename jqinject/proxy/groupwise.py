@@ -1,6 +1,6 @@
 """Proxies of quantizers that have a scale for each group."""
 
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import jax
 import numpy as np
@@ -14,6 +14,8 @@ from jqinject.quant_tensor import as_array, in_groups
 
 class Groupwise(QuantProxyFromInjector):
     """Abstract: what a proxy says and does beside its kind where every group has a scale."""
+
+    reads: ClassVar[frozenset[str]] = QuantProxyFromInjector.reads | {"group_size", "group_dim"}
 
     @property
     def group_size(self) -> int | None:
@@ -77,6 +79,8 @@ class GroupwiseActQuantProxyFromInjector(Groupwise, ActQuantProxy):
         >>> identity(jnp.array([0.5, 1.0, 100.0, 3.0])).scale
         Array([0.0078125, 0.0078125, 0.5      , 0.5      ], dtype=float32)
     """
+
+    sample_shape = (1,)  # groups need an axis
 
     def _attribute(self, name: str, force_eval: bool) -> Any:
         return input_dependent(self, name)

@@ -5,9 +5,11 @@ from typing import Any, final
 import jax
 from flax import nnx
 
+from jqinject.core import warn_if_uncalibrated
 from jqinject.proxy.base import QuantProxyFromInjector
 from jqinject.proxy.facts import QuantFacts
-from jqinject.quant_tensor import IntQuantTensor
+from jqinject.proxy.ranges import name_of
+from jqinject.quant_tensor import IntQuantTensor, as_array
 
 
 @final
@@ -23,6 +25,8 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
         >>> y.int().tolist(), float(y.scale), y.bit_width  # (2 + 2 + 2 + 2) >> 2
         ([[[[2]]]], 0.5, 8)
     """
+
+    quantizes_activations = True
 
     @property
     def is_narrow_range(self) -> bool:
@@ -44,6 +48,8 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
         """
         if not self.is_quant_enabled:
             return x
+        if self.use_running_average and not self.observing:
+            warn_if_uncalibrated(self, lambda: name_of(self, self.binding.base.__name__), as_array(x))
         return self._seen(self._truncated(self.tensor_quant, x), x)
 
     def quantize(self, x: IntQuantTensor) -> Any:

@@ -62,7 +62,6 @@ class FpFNUZActPerChannelFloat2d(FpFNUZMixin, ScaledFloatActBase):
     """FNUZ images, each channel's learned scale starts from its max |x| / largest number; declare the format."""
 
     scaling_per_output_type = ScalingPerOutputType.CHANNEL
-    scaling_stats_permute_dims = (1, 0, 2, 3)
 
 
 class Fp8e4m3FNUZWeight(FpFNUZWeight, Fp8e4m3Mixin):
@@ -127,7 +126,6 @@ class FpFNUZActPerChannelFloat2dMSE(FpFNUZMixin, MSESymmetricScale, ScaledFloatA
     """FNUZ images, channels' learned scales that start from the least squared error; declare the format."""
 
     scaling_per_output_type = ScalingPerOutputType.CHANNEL
-    scaling_stats_permute_dims = (1, 0, 2, 3)
 
 
 class Fp8e4m3FNUZWeightPerTensorFloatMSE(FpFNUZWeightPerTensorFloatMSE, Fp8e4m3Mixin):

@@ -91,7 +91,6 @@ class FpOCPActPerChannelFloat2d(FpOCPMixin, ScaledFloatActBase):
     """OCP images, each channel's learned scale starts from its max |x| / largest number; declare the format."""
 
     scaling_per_output_type = ScalingPerOutputType.CHANNEL
-    scaling_stats_permute_dims = (1, 0, 2, 3)
 
 
 class Fp8e4m3OCPWeight(FpOCPWeight, Fp8e4m3Mixin):
@@ -216,7 +215,6 @@ class FpOCPActPerChannelFloat2dMSE(FpOCPMixin, MSESymmetricScale, ScaledFloatAct
     """OCP images, channels' learned scales that start from the least squared error; declare the format."""
 
     scaling_per_output_type = ScalingPerOutputType.CHANNEL
-    scaling_stats_permute_dims = (1, 0, 2, 3)
 
 
 class Fp8e4m3OCPWeightPerTensorFloatMSE(FpOCPWeightPerTensorFloatMSE, Fp8e4m3Mixin):

@@ -79,14 +79,12 @@ class Fp8e4m3ActPerChannelFloat2d(Fp8e4m3Mixin, ScaledFloatActBase):
     """e4m3 images, each channel's learned scale starts from its max |x| / 480."""
 
     scaling_per_output_type = ScalingPerOutputType.CHANNEL
-    scaling_stats_permute_dims = (1, 0, 2, 3)
 
 
 class Fp8e5m2ActPerChannelFloat2d(Fp8e5m2Mixin, ScaledFloatActBase):
     """e5m2 images, each channel's learned scale starts from its max |x| / 114688."""
 
     scaling_per_output_type = ScalingPerOutputType.CHANNEL
-    scaling_stats_permute_dims = (1, 0, 2, 3)
 
 
 class Fp8e4m3WeightPerTensorFloatMSE(Fp8e4m3Mixin, MSESymmetricScale, ScaledFloatWeightBase):
@@ -129,11 +127,9 @@ class Fp8e4m3ActPerChannelFloat2dMSE(Fp8e4m3Mixin, MSESymmetricScale, ScaledFloa
     """e4m3 images, channels' learned scales that start from the least squared error."""
 
     scaling_per_output_type = ScalingPerOutputType.CHANNEL
-    scaling_stats_permute_dims = (1, 0, 2, 3)
 
 
 class Fp8e5m2ActPerChannelFloat2dMSE(Fp8e5m2Mixin, MSESymmetricScale, ScaledFloatActBase):
     """e5m2 images, channels' learned scales that start from the least squared error."""
 
     scaling_per_output_type = ScalingPerOutputType.CHANNEL
-    scaling_stats_permute_dims = (1, 0, 2, 3)

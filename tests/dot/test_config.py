@@ -121,6 +121,13 @@ def test_a_static_bound_reduces_nothing():
     assert config.dot_general.fwd.lhs_quantizer.calibration == ConstantCalibration(1.0)
 
 
+def test_a_static_bound_rounds_its_scale_up_to_a_power_of_two():
+    x = jnp.ones((2, 3))
+    for bound, scale in ((2.5, 2**-5), (127.5 / 4, 2**-2)):
+        calibration = ConstantCalibration(bound, po2_scale=True)
+        assert float(calibration.scale(x, (1,), IntNumerics(8))[0, 0]) == scale
+
+
 def test_float_configurations_are_float():
     x, w = jax.random.normal(jax.random.key(0), (3, 4)), jax.random.normal(jax.random.key(1), (4, 5))
     config = config_v4(fwd_bits=None, dlhs_bits=None)

@@ -191,6 +191,7 @@ def test_what_is_trained_is_served_to_the_bit():
 
 def test_the_report_says_in_how_many_parts():
     layer = QuantLinear(LONG, 2, input_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0))
+    layer.input_quant(jnp.linspace(-1.0, 2.0, 8))
     found = jqinject.report(jqinject.freeze(layer), jax.ShapeDtypeStruct((2, LONG), jnp.float32))
     assert found.layers[0].contraction == "int"
     assert found.layers[0].program.endswith("-> s32 in 2 parts")

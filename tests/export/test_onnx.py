@@ -14,12 +14,24 @@ import jqinject
 from jqinject.demo.network import Classifier
 from jqinject.demo.recipes import CALIBRATION_STEPS, RECIPES
 from jqinject.dot import QDotGeneral, config_v4
-from jqinject.nn import QuantConv, QuantIdentity, QuantLinear, QuantReLU
+from jqinject.export._marks import mark_quantizers
+from jqinject.nn import QuantConv, QuantIdentity, QuantLinear, QuantLSTM, QuantReLU
 from jqinject.quant import (
+    Fp4e2m1OCPActPerTensorFloat,
+    Fp6e3m2OCPAct,
     Fp8e4m3ActPerTensorCurrent,
+    Fp8e4m3OCPActPerTensorFloat,
+    Fp8e4m3OCPWeightPerChannelFloat,
     Fp8e4m3WeightPerTensorCurrent,
+    Fp8e5m2Act,
+    Fp8e5m2FNUZWeightPerTensorFloat,
+    Int8ActPerTensorAbsMax,
     Int8ActPerTensorFloat,
     Int8ActPerTensorFloatMinMaxInit,
+    Int8ActPerTensorMinMax,
+    Int8ActPerTensorMSE,
+    Int8ActPerTensorPercentile,
+    Int8ActPerTensorRMS,
     Int8WeightPerChannelFloat,
     Int8WeightPerTensorFloat,
     Int32Bias,
@@ -36,6 +48,15 @@ with warnings.catch_warnings():
     pytest.importorskip("jax2onnx", reason=REASON)
     onnxruntime = pytest.importorskip("onnxruntime", reason=REASON)
     onnx = pytest.importorskip("onnx", reason=REASON)
+
+
+COLLECTED = [
+    Int8ActPerTensorMinMax,
+    Int8ActPerTensorAbsMax,
+    Int8ActPerTensorPercentile,
+    Int8ActPerTensorRMS,
+    Int8ActPerTensorMSE,
+]
 
 
 def run(proto, *inputs):
@@ -161,6 +182,24 @@ def test_static_quantizers_of_activations(act, dtype, clamps, x):
     np.testing.assert_allclose(output, served(model, far), atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("frozen", [False, True], ids=["calibrated", "frozen"])
+@pytest.mark.parametrize("act", COLLECTED)
+def test_ranges_that_were_collected_are_constants(act, frozen, x):
+    layer = QuantLinear(8, 4, weight_quant=Int8WeightPerChannelFloat, input_quant=act, rngs=nnx.Rngs(0))
+    jqinject.calibrate(layer, [x, 2 * x], progress=False)
+    if frozen:
+        jqinject.freeze(layer)
+    proto = jqinject.export.onnx(layer, x)
+    operators = [node.op_type for node in proto.graph.node]
+    assert sorted(operators[:3]) == ["DequantizeLinear", "DequantizeLinear", "QuantizeLinear"]
+    assert not {"ReduceMax", "Where", "Div", "Round", "Abs", "Max", "Clip"} & set(operators)
+    known = initializers(proto)
+    (quantize,) = nodes(proto, "QuantizeLinear")
+    assert quantize.input[0] == proto.graph.input[0].name and set(quantize.input[1:]) <= set(known)
+    far = 3 * x
+    np.testing.assert_allclose(run(proto, far), served(layer, far), atol=1e-5)
+
+
 def test_a_scale_of_the_data_is_computed(x, dynamic_quantizer):
     layer = QuantLinear(8, 4, input_quant=dynamic_quantizer, rngs=nnx.Rngs(0))
     proto = jqinject.export.onnx(layer, x)
@@ -190,6 +229,47 @@ def test_8_bit_floats_are_computed(x):
     layer = QuantLinear(8, 4, **fp8, rngs=nnx.Rngs(0))
     for model in (layer, jqinject.freeze(nnx.clone(layer))):
         np.testing.assert_allclose(run(jqinject.export.onnx(model, x), x), served(layer, x), atol=1e-5)
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["quantized", "frozen"])
+@pytest.mark.parametrize(
+    ("weight", "dtype"),
+    [
+        (Fp8e4m3WeightPerTensorCurrent, jnp.float8_e4m3fn),
+        (Fp8e4m3OCPWeightPerChannelFloat, jnp.float8_e4m3fn),
+        (Fp8e5m2FNUZWeightPerTensorFloat, jnp.float8_e5m2fnuz),
+    ],
+)
+def test_weights_in_8_bit_floats_are_stored_as_such(weight, dtype, frozen, x):
+    layer = QuantLinear(8, 4, weight_quant=weight, use_bias=False, rngs=nnx.Rngs(0))
+    expected, quantized = served(layer, x), layer.quant_weight()
+    if frozen:
+        jqinject.freeze(layer)
+    proto = jqinject.export.onnx(layer, x)
+    payload, scale, zero, axis = stored(proto, (8, 4))
+    assert payload.dtype == dtype and zero is None and axis == (1 if quantized.scale.size > 1 else None)
+    np.testing.assert_array_equal(payload, quantized.payload())
+    np.testing.assert_allclose(payload.astype(np.float32) * scale, quantized.value, rtol=1e-6)
+    np.testing.assert_allclose(run(proto, x), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "act", [Fp8e4m3OCPActPerTensorFloat, Fp8e5m2Act, Fp6e3m2OCPAct, Fp4e2m1OCPActPerTensorFloat]
+)
+def test_minifloats_of_activations_are_computed_without_bits(act):
+    numbers = jnp.concatenate([s * jnp.arange(256.0) * 2.0**e for s in (1, -1) for e in (-20, -9, -3, 2)])
+    model = QuantIdentity(act)
+    calibrated(model, numbers / 64, steps=2)
+    infinite = jnp.concatenate([numbers, jnp.array([jnp.inf, -jnp.inf, 3.3e38, jnp.nan])])
+    exported = run(jqinject.export.onnx(model, infinite), infinite)
+    np.testing.assert_array_equal(exported[:-2], served(model, infinite)[:-2])
+
+
+def test_layers_that_run_both_ways():
+    layer = QuantLSTM(3, 4, bidirectional=True, weight_quant=Int8WeightPerTensorFloat, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(0), (2, 5, 3))
+    expected = jax.tree.leaves(nnx.view(layer, use_running_average=True)(x))
+    np.testing.assert_allclose(run(jqinject.export.onnx(layer, x), x), expected[0], atol=1e-6)
 
 
 def test_a_quantizer_that_waits_is_left_out(x):
@@ -268,8 +348,25 @@ def test_a_stack_of_layers_is_computed(x):
     np.testing.assert_allclose(run(jqinject.export.onnx(model, x), x), served(model, x), atol=1e-5)
 
 
+def test_exports_leave_no_classes_behind(x):
+    layer = calibrated(
+        QuantLinear(8, 4, bias_quant=Int32Bias, input_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0)), x
+    )
+
+    def classes():
+        kinds = {type(node) for _, node in nnx.iter_modules(layer)}
+        return sum(len(kind.__subclasses__()) for kind in kinds)
+
+    mark_quantizers(nnx.clone(layer))
+    before = classes()
+    for _ in range(20):
+        mark_quantizers(nnx.clone(layer))
+    assert classes() == before
+
+
 def test_names_files_and_the_model_stays(x, tmp_path):
     layer = QuantLinear(8, 4, bias_quant=Int32Bias, input_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0))
+    calibrated(layer, x)
     before = jax.tree.map(np.asarray, nnx.state(layer))
     path = tmp_path / "layer.onnx"
     proto = jqinject.export.onnx(layer, x, path=path, input_names=["tokens"], output_names=["scores"])

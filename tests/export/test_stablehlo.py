@@ -38,6 +38,12 @@ def classifier(request, images):
     return jqinject.freeze(model) if request.param else model
 
 
+def calibrated(x):
+    layer = QuantLinear(8, 4, input_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0))
+    layer(x)
+    return layer
+
+
 def served(model, *inputs):
     copy = nnx.clone(model)
     copy.eval()
@@ -65,7 +71,7 @@ def test_any_batch_size(classifier, images):
 
 
 def test_frozen_integers_stay_integers():
-    layer = jqinject.freeze(QuantLinear(8, 4, input_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0)))
+    layer = jqinject.freeze(calibrated(jnp.ones((2, 8))))
     text = stablehlo(layer, jnp.ones((2, 8))).text
     constants = [line for line in text.splitlines() if "stablehlo.constant" in line]
     assert any("tensor<4x8xi8>" in line for line in constants)
@@ -109,7 +115,7 @@ def test_composites_stay_composites():
 
 
 def test_evaluation_mode_of_a_copy():
-    layer = QuantLinear(8, 4, input_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0))
+    layer = calibrated(jnp.ones((2, 8)))
     before = jax.tree.map(np.asarray, nnx.state(layer))
     stablehlo(layer, jnp.ones((2, 8)))
     assert layer.input_quant.training
@@ -171,8 +177,8 @@ def test_other_weights():
 
 
 def test_several_platforms():
-    layer = jqinject.freeze(QuantLinear(8, 4, input_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0)))
     x = jnp.ones((2, 8))
+    layer = jqinject.freeze(calibrated(x))
     program = stablehlo(layer, x, platforms=("cpu", "cuda"))
     assert program.exported.platforms == ("cpu", "cuda")
     np.testing.assert_array_equal(program.call(x), served(layer, x))

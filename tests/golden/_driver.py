@@ -21,6 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from tests.golden._config import CannotDrive as CannotDrive
+from tests.golden._config import settings_of
+
 HERE = Path(__file__).parent
 COMPARED_FACTS = (
     "type",
@@ -37,10 +40,6 @@ COMPARED_FACTS = (
     "nan_values",
 )
 USER_ERRORS = (ValueError, TypeError, RuntimeError)
-
-
-class CannotDrive(AssertionError):
-    """There is no adapter for a case, or it does not return what the case asks for."""
 
 
 def folder() -> Path:
@@ -73,8 +72,8 @@ def arrays_of(case: dict[str, Any], side: str) -> dict[str, np.ndarray]:
 
 
 def labels(case: dict[str, Any]) -> list[str]:
-    """What a line of out_of_scope.toml may name: the id, the area, `quantizer/…`, `layer/…`."""
-    found = [case["id"], case["area"]]
+    """What a line of out_of_scope.toml may name: see there."""
+    found = [case["id"], case["area"], f"kind/{case.get('kind')}"]
     if case.get("quantizer"):
         found.append(f"quantizer/{case['quantizer']}")
     layer = case.get("layer") or {}
@@ -82,12 +81,15 @@ def labels(case: dict[str, Any]) -> list[str]:
         found.append(f"layer/{layer['kind']}")
     arguments = case.get("config", {}).get("kwargs", {})
     found += [f"quantizer/{v}" for k, v in arguments.items() if k.endswith("_quant") and isinstance(v, str)]
+    group = case["id"].split("/")[0]
+    found += [f"{group}:{key}={value}" for key, value in settings_of(case.get("config", {}))]
     return found
 
 
 def matches(case: dict[str, Any], pattern: str) -> bool:
-    """Whether a pattern of out_of_scope.toml names the case."""
-    return any(fnmatch.fnmatchcase(label, pattern) for label in labels(case))
+    """Whether a pattern of out_of_scope.toml names the case: all its parts, if it has several."""
+    found = labels(case)
+    return all(any(fnmatch.fnmatchcase(label, part) for label in found) for part in pattern.split(" & "))
 
 
 @functools.cache

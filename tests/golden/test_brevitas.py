@@ -14,6 +14,9 @@ def test_a_reference_set_was_found() -> None:
     assert CASES, f"no manifest of {PEER!r} under {_driver.folder()} (JQINJECT_GOLDEN names the folder)"
 
 
+@pytest.mark.filterwarnings(
+    "ignore::jqinject.UncalibratedWarning"
+)  # cases ask what evaluation does before any data
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_case(case: dict[str, Any]) -> None:
     reason = _driver.reason_to_skip(case, PEER)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import jqinject
 from jqinject import (
     Rule,
     calibrate,
@@ -16,9 +17,13 @@ from jqinject import (
     quantize,
     unfreeze,
 )
-from jqinject.nn import QuantLinear
+from jqinject.core import AbsMaxRange, CalibratedQuant, OverOutputChannelView, SimpleMovingAverage
+from jqinject.dot import QDotGeneral, config_v4
+from jqinject.nn import QuantIdentity, QuantLinear
 from jqinject.odml import OdmlConversion, OdmlQat
 from jqinject.quant import (
+    Fp8e4m3ActPerTensorDelayed,
+    Fp8e4m3OCPActPerTensorFloat,
     Int8ActDynamicPerRow,
     Int8ActPerTensorAbsMax,
     Int8ActPerTensorFloat,
@@ -27,6 +32,8 @@ from jqinject.quant import (
     Int8ActPerTensorPercentile,
     Int8ActPerTensorRMS,
     Int8WeightPerChannelFloat,
+    ShiftedUint8ActPerTensorFloat,
+    Uint8ActPerTensorFloat,
 )
 
 BATCHES = [jnp.asarray(np.random.default_rng(i).normal(size=(8, 6)).astype(np.float32)) for i in range(3)]
@@ -103,6 +110,130 @@ def test_every_method_leaves_a_model_close_to_the_float_one(method: type) -> Non
     x = BATCHES[0]
     error = jnp.abs(layer(x) - x @ layer.kernel[...] - layer.bias[...])  # pyright: ignore
     assert float(jnp.mean(error)) < 0.05
+
+
+class NamedMomentum(Int8ActPerTensorFloat):
+    scaling_stats_momentum = 0.5
+
+
+class NamedDefault(Int8ActPerTensorFloat):
+    scaling_stats_momentum = 0.1
+
+
+class Never(Int8ActPerTensorFloat):
+    """Whose scale is never learned."""
+
+    scaling_impl_type = "stats"
+
+
+class TwoSteps(Int8ActPerTensorFloat):
+    collect_stats_steps = 2
+
+
+class PerChannel(Int8ActPerTensorFloat):
+    scaling_per_output_type = "channel"
+    per_channel_broadcastable_shape = (1, 2)
+    scaling_stats_permute_dims = (1, 0)
+    scaling_stats_input_view_shape_impl = OverOutputChannelView
+
+
+class NamedAverage(Int8ActPerTensorAbsMax):
+    momentum = 0.5
+
+
+# Each batch is [low, high]; the second column is three times the first, with its sign turned.
+HIGHS = (1.0, 3.0, 8.0)
+SPREAD = [jnp.array([[-high / 3, high]]) for high in HIGHS]
+MEAN = 4.0
+
+
+@pytest.mark.parametrize(
+    ("act", "scale", "zero_point"),
+    [
+        (Int8ActPerTensorFloat, MEAN / 128, 0),
+        (Uint8ActPerTensorFloat, MEAN / 255, 0),
+        (Never, MEAN / 128, 0),
+        (TwoSteps, MEAN / 128, 0),
+        (PerChannel, np.array([[MEAN / 3, MEAN]]) / 128, 0),
+        (ShiftedUint8ActPerTensorFloat, MEAN * 4 / 3 / 255, 64),
+        (Int8ActPerTensorAbsMax, MEAN / 127.5, 0),
+        (Int8ActPerTensorMinMax, MEAN * 4 / 3 / 255, -64),
+        (Fp8e4m3OCPActPerTensorFloat, MEAN / 448, 0),
+        (NamedMomentum, ((1 + 3) / 2 + 8) / 2 / 128, 0),
+        (NamedDefault, ((1 * 0.9 + 3 * 0.1) * 0.9 + 8 * 0.1) / 128, 0),
+        (NamedAverage, ((1 + 3) / 2 + 8) / 2 / 127.5, 0),
+        (Fp8e4m3ActPerTensorDelayed, 8 / 448, 0),  # the history's own: the largest
+    ],
+)
+def test_a_range_is_the_mean_of_all_batches(act: type, scale: object, zero_point: float) -> None:
+    """Of these alone: not of what was collected before, by training or by another calibration."""
+    layer = QuantIdentity(act)
+    proxy = layer.act_quant
+    layer(100 * SPREAD[2])
+    calibrate(layer, (1000 * x for x in SPREAD[:1]), progress=False)
+    assert calibrate(layer, iter(SPREAD), progress=False).quantizers == ("act_quant",)
+    np.testing.assert_allclose(proxy.scale(), scale, rtol=1e-6)
+    assert float(proxy.zero_point()) == zero_point
+    before = nnx.to_pure_dict(nnx.state(layer))
+    calibrate(layer, SPREAD, progress=False)
+    jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(nnx.state(layer)), before)
+
+
+def test_a_calibrated_scale_is_learned_from_the_next_step_on() -> None:
+    layer = QuantIdentity(Int8ActPerTensorFloat)
+    calibrate(layer, SPREAD, progress=False)
+    layer.train()
+    gradient = nnx.grad(lambda layer: layer(100 * SPREAD[0]).sum())(layer)
+    assert float(layer.act_quant.scale()) == MEAN / 128
+    assert float(gradient.act_quant.tensor_quant.scaling_impl.value[...]) != 0
+
+
+class Chosen(nnx.Module):
+    """Of two layers the one that is asked for."""
+
+    def __init__(self) -> None:
+        self.first, self.second = QuantIdentity(Int8ActPerTensorFloat), QuantIdentity(Int8ActPerTensorFloat)
+
+    def __call__(self, x: jax.Array, *, second: bool) -> jax.Array:
+        return self.second(x) if second else self.first(x)
+
+
+def test_what_no_batch_reaches_stays_and_is_named() -> None:
+    model = Chosen()
+    first = calibrate(model, [{"x": SPREAD[0], "second": False}], progress=False)
+    assert (first.quantizers, first.missed) == (("first.act_quant",), ("second.act_quant",))
+    assert str(first).endswith("; no batch reached second.act_quant")
+    scale = float(model.first.act_quant.scale())
+    second = calibrate(model, [{"x": SPREAD[2], "second": True}], progress=False)
+    assert second.missed == ("first.act_quant",)
+    assert (float(model.first.act_quant.scale()), float(model.second.act_quant.scale())) == (scale, 8 / 128)
+
+
+def test_every_layer_of_a_stack_has_its_own_range() -> None:
+    class Stack(nnx.Module):
+        def __init__(self) -> None:
+            self.layers = nnx.vmap(lambda rngs: nnx.Linear(2, 2, use_bias=False, rngs=rngs))(
+                nnx.Rngs(0).split(2)
+            )
+            self.layers.kernel[...] = jnp.stack([2 * jnp.eye(2), jnp.eye(2)])
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            def call(x: jax.Array, layer: nnx.Linear) -> jax.Array:
+                return layer(x)
+
+            return nnx.scan(call, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(x, self.layers)
+
+    model = quantize(Stack(), Rule(weight_quant=None, input_quant=Int8ActPerTensorFloat))
+    calibrate(model, SPREAD, progress=False)
+    value = model.layers.input_quant.tensor_quant.scaling_impl.value[...]  # pyright: ignore
+    np.testing.assert_allclose(value, [MEAN, 2 * MEAN], rtol=1e-6)
+
+
+def test_static_ranges_of_contractions_are_calibrated_too() -> None:
+    op = QDotGeneral(config_v4(), lhs_range=CalibratedQuant(AbsMaxRange(), SimpleMovingAverage()))
+    layer = nnx.Linear(2, 2, dot_general=op, rngs=nnx.Rngs(0))
+    assert calibrate(layer, SPREAD, progress=False).quantizers == ("dot_general",)
+    assert float(op.lhs_range.averaged_range().high) == pytest.approx(MEAN)
 
 
 @pytest.mark.parametrize(
@@ -191,16 +322,34 @@ def test_post_training_quantization_in_one_step(activations: str) -> None:
     np.testing.assert_allclose(served(BATCHES[0]), plain(BATCHES[0]), atol=0.03 * scale)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_post_training_quantization_returns_the_model_unfrozen_and_its_report(frozen: bool) -> None:
+    model, report = post_training_quantize(
+        Net(), "static", batches=BATCHES, freeze=frozen, report=True, progress=False
+    )
+    assert [entry.path for entry in report.most_sensitive()] in (["fc1", "fc2"], ["fc2", "fc1"])
+    assert report.uncalibrated == ()
+    assert (vars(model.fc1).get("frozen") is not None) is frozen
+    if not frozen:
+        again = jqinject.report(model, BATCHES[0], numbers=True)
+        assert again.output_sqnr_db == report.output_sqnr_db
+        np.testing.assert_allclose(freeze(nnx.clone(model))(BATCHES[0]), model(BATCHES[0]), atol=1e-5)
+
+
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("arguments", "more", "text"),
     [
-        (("statics",), r"activations must be one of"),
-        (("static",), r"cure: batches="),
+        (("statics",), {}, r"activations must be one of"),
+        (("static",), {}, r"cure: batches="),
+        (("float",), {"report": True}, r"a report are made from data"),
+        (("float",), {"report": True, "batches": [{"x": BATCHES[0]}]}, r"got the keywords x"),
     ],
 )
-def test_post_training_quantization_refuses(arguments: tuple[str, ...], text: str) -> None:
+def test_post_training_quantization_refuses(
+    arguments: tuple[str, ...], more: dict[str, object], text: str
+) -> None:
     with pytest.raises(ValueError, match=text):
-        post_training_quantize(Net(), *arguments)  # pyright: ignore[reportArgumentType]
+        post_training_quantize(Net(), *arguments, **more)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_frozen_model_reduces_nothing_to_find_its_ranges() -> None:

@@ -10,6 +10,7 @@ from flax import nnx
 
 import jqinject
 import jqinject.quant as q
+from jqinject.dot import QDotGeneral, config_v4
 from jqinject.nn import QuantIdentity, QuantLinear, QuantReLU
 
 X = jax.random.normal(jax.random.key(0), (32, 8))
@@ -170,19 +171,20 @@ def test_the_layer_with_fewest_bits_is_the_most_sensitive():
     assert all(n.only_float == pytest.approx(found.output_sqnr_db, abs=1) for n in others)
 
 
-def test_frozen_weights_have_no_float_numbers(measured):
-    model, trained = measured
-    frozen = jqinject.report(jqinject.freeze(nnx.clone(model)), X, numbers=True)
-    for path in ("first", "second"):
-        numbers = frozen[path].numbers
-        assert numbers.calls == 1
-        assert numbers.isolated_sqnr_db is numbers.accumulated_sqnr_db is numbers.weight_sqnr_db is None
-        assert numbers.only_quantized is numbers.only_float is numbers.saturation.weight is None
-    assert frozen["first"].numbers.saturation.input == trained["first"].numbers.saturation.input
-    drawn = frozen["first"].numbers.histograms.weight
-    assert sum(drawn.counts) == 8 * 16 and drawn.low < 0 < drawn.high
-    act = trained["act"].numbers
-    assert frozen["act"].numbers.only_quantized == pytest.approx(act.only_quantized, abs=1)
+def test_numbers_of_frozen_weights_are_refused(measured):
+    model, _ = measured
+    for frozen in (("first", "second"), ("second",)):
+        partly = nnx.clone(model)
+        for name in frozen:
+            jqinject.freeze(getattr(partly, name))
+        with pytest.raises(
+            ValueError, match=rf"weights of {', '.join(frozen)} are gone.*\n  cure: keep the model"
+        ):
+            jqinject.report(partly, X, numbers=True)
+        assert jqinject.report(partly, X)["second"].contraction == "float"
+    op = nnx.Linear(8, 4, dot_general=QDotGeneral(config_v4()), rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"weights of the model itself are gone"):
+        jqinject.report(jqinject.freeze(op), X, numbers=True)
 
 
 def test_frozen_weights_with_their_masters(measured):

@@ -13,17 +13,18 @@ from jqinject.nn import (
     QuantScaledDotProductAttention,
 )
 from jqinject.quant import Int8ActPerTensorMinMax
+from tests.brevitas_defaults import ATTENTION, WITHIN_ATTENTION
 
 LAYERS = {
     "sum": lambda: (QuantEltwiseAdd(), lambda layer, x: layer(x, x)),
     "concatenation": lambda: (QuantConcat(), lambda layer, x: layer([x, x], axis=0)[:2]),
     "pool": lambda: (QuantAvgPool((1, 1)), lambda layer, x: layer(x)),
     "heads": lambda: (
-        QuantMultiHeadAttention(2, 4, decode=False, rngs=nnx.Rngs(0)),
+        QuantMultiHeadAttention(2, 4, decode=False, rngs=nnx.Rngs(0), **ATTENTION),
         lambda layer, x: layer(x),
     ),
     "attention": lambda: (
-        QuantScaledDotProductAttention(),
+        QuantScaledDotProductAttention(**WITHIN_ATTENTION),
         lambda layer, x: layer(*[x.reshape(2, 3, 2, 2)] * 3).reshape(x.shape),
     ),
 }

@@ -175,6 +175,7 @@ def test_frozen_parts_in_evaluation_mode_stay() -> None:
             return self.head(self.body(x))
 
     pair = Pair()
+    pair.body(X)
     pair.body.eval()
     run(pair, step)
     assert np.count_nonzero(histories(pair.body)["grad"]) == 0

@@ -1,6 +1,7 @@
 """Compiling, finding and switching off the library, and building the package with and without it."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -142,6 +143,26 @@ def test_the_variable_is_read_at_every_call(kernel, monkeypatch):
         assert native.status() == "there is no file /nowhere.so, which JQINJECT_NATIVE names"
     with native.use(False):
         assert native.status() == "switched off"
+
+
+def test_a_clone_uses_the_library_of_the_installed_package(compiled, tmp_path):
+    """Python started in the clone's root imports the clone, and finds what was compiled from the same source."""
+    clone, site = tmp_path / "clone", tmp_path / "site"
+    for root in (clone, site):
+        shutil.copytree(
+            ROOT / "jqinject", root / "jqinject", ignore=shutil.ignore_patterns("*.so", "__pycache__")
+        )
+    information = site / "jqinject-0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: jqinject\nVersion: 0\n")
+    show = "from jqinject import native; from jqinject.native.library import library; print(library().reason)"
+    library = build(site / "jqinject" / "native")
+    settings = {"cwd": clone, "PYTHONPATH": str(site), "JQINJECT_NATIVE": "", **ONE_DEVICE}
+    found = python("-c", show, **settings)
+    assert str(library) in found.stdout or "no AVX-512 VNNI" in found.stdout, found.stderr
+    with (site / "jqinject" / "native" / "int8_matmul.c").open("a") as source:
+        source.write("/* another version */\n")
+    assert python("-c", show, **settings).stdout == "not compiled: python -m jqinject.native.build\n"
 
 
 def test_several_devices(runs):

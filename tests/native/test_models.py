@@ -17,6 +17,7 @@ from jqinject.export import stablehlo
 from jqinject.native.library import FUNCTION
 from jqinject.nn import QuantConv, QuantEinsum, QuantLinear, QuantLinearGeneral, QuantMultiHeadAttention
 from jqinject.quant_tensor import as_array
+from tests.brevitas_defaults import ATTENTION
 
 COMMON = {"input_quant": q.Int8ActPerTensorFloat, "weight_quant": q.Int8WeightPerChannelFloat}
 IMAGES = jax.random.normal(jax.random.key(1), (2, 9, 9, 4))
@@ -114,7 +115,10 @@ def test_flax_layers_with_our_operations(both):
 def test_attention(both):
     x = jax.random.normal(jax.random.key(0), (2, 6, 16))
     model = trained(
-        QuantMultiHeadAttention(num_heads=4, in_features=16, decode=False, rngs=nnx.Rngs(0)), x, x, x
+        QuantMultiHeadAttention(num_heads=4, in_features=16, decode=False, rngs=nnx.Rngs(0), **ATTENTION),
+        x,
+        x,
+        x,
     )
     calls, with_kernel, without = run(both, jqinject.freeze(model), x, x, x)
     assert calls >= 1

@@ -16,14 +16,10 @@ from jqinject.quant import (
     Int8WeightPerChannelFloat,
 )
 from jqinject.quant_tensor import IntQuantTensor
+from tests.brevitas_defaults import WITHIN_ATTENTION
 
 WITHIN = ("q_scaled", "k_transposed", "softmax_input", "attn_output_weights", "v")
-PROJECTIONS = (
-    *(f"in_proj_{name}" for name in ("input", "weight", "bias")),
-    *(f"out_proj_{name}" for name in ("input", "weight", "bias", "output")),
-)
 OFF = {f"{name}_quant": None for name in WITHIN}
-ALL_OFF = OFF | {f"{name}_quant": None for name in PROJECTIONS}
 
 
 def _operands(*shape, heads=2, kv_heads=2, lengths=(3, 4), features=4):
@@ -73,11 +69,11 @@ def test_every_quantizer_is_where_it_is_said_to_be():
 @pytest.mark.parametrize("contraction", ["float", "int"])
 def test_integers_are_contracted_as_their_values(contraction):
     operands = _operands(2)
-    layer = QuantScaledDotProductAttention(contraction=contraction)
+    layer = QuantScaledDotProductAttention(contraction=contraction, **WITHIN_ATTENTION)
     layer(*operands)
     layer.eval()
     integers = nnx.jit(lambda m, *o: m(*o))
-    expected = QuantScaledDotProductAttention(contraction="float")
+    expected = QuantScaledDotProductAttention(contraction="float", **WITHIN_ATTENTION)
     expected(*operands)
     expected.eval()
     np.testing.assert_allclose(integers(layer, *operands), expected(*operands), atol=1e-6)
@@ -105,10 +101,10 @@ def _equations(jaxpr):
 
 
 def test_evaluation_contracts_integers_and_training_what_they_stand_for():
-    layer, operands = QuantScaledDotProductAttention(), _operands(2)
+    layer, operands = QuantScaledDotProductAttention(**WITHIN_ATTENTION), _operands(2)
     assert set(_dots(layer, *operands, train=True)) == {("float32", "float32")}
     assert set(_dots(layer, *operands)) == {("int8", "int8")}
-    rows = QuantScaledDotProductAttention(v_quant=Int8ActDynamicPerRow)
+    rows = QuantScaledDotProductAttention(**WITHIN_ATTENTION | {"v_quant": Int8ActDynamicPerRow})
     # Scales that vary along the keys can not be multiplied in after the sum over the keys.
     assert set(_dots(rows, *operands)) == {("int8", "int8"), ("float32", "float32")}
     fp8 = QuantScaledDotProductAttention(**dict.fromkeys(OFF, Fp8e4m3ActPerTensorCurrent))
@@ -142,16 +138,16 @@ def test_flax_in_all_its_calls(case):
     shape, given, call = case
     operands = _operands(*shape, **given)
     expected = nnx.dot_product_attention(*operands, **call)
-    for twin in (ScaledDotProductAttention(), QuantScaledDotProductAttention(**OFF)):
+    for twin in (ScaledDotProductAttention(), QuantScaledDotProductAttention()):
         np.testing.assert_array_equal(twin(*operands, **call), expected)
     # A quantizer of so many bits that it changes nothing leads the other way through the code.
-    nearly = QuantScaledDotProductAttention(**OFF | {"v_quant": Range}, v_bit_width=23)
+    nearly = QuantScaledDotProductAttention(v_quant=Range, v_bit_width=23)
     np.testing.assert_allclose(nearly(*operands, **call), expected, atol=1e-5)
 
 
 def test_a_mask_does_not_widen_the_range_of_the_softmax_input():
     operands = _operands(2)
-    layer = QuantScaledDotProductAttention(**OFF | {"softmax_input_quant": Range})
+    layer = QuantScaledDotProductAttention(softmax_input_quant=Range)
     layer(*operands, mask=jnp.asarray(MASK))
     assert float(layer.softmax_input_quant.tensor_quant.scaling_impl.buffer[...]) < 10
 
@@ -165,12 +161,12 @@ def test_functions_that_come_first_and_a_scale():
     }
     expected = nnx.dot_product_attention(2 * q, k[..., ::-1], jnp.abs(v))
     np.testing.assert_array_equal(ScaledDotProductAttention(**given)(q, k, v), expected)
-    np.testing.assert_array_equal(QuantScaledDotProductAttention(**given, **OFF)(q, k, v), expected)
+    np.testing.assert_array_equal(QuantScaledDotProductAttention(**given)(q, k, v), expected)
     shifted = {"pre_process_q": lambda x, at: x + at, "pre_process_k": lambda x, at: x - at}
     placed = ScaledDotProductAttention(**shifted)(q, k, v, input_positions=jnp.float32(2))
     np.testing.assert_array_equal(placed, nnx.dot_product_attention(q + 2, k - 2, v))
     # features = 4, so that a scale of 1 is twice the queries
-    scaled = QuantScaledDotProductAttention(**given | {"pre_process_q": lambda x: x}, **OFF)
+    scaled = QuantScaledDotProductAttention(**given | {"pre_process_q": lambda x: x})
     np.testing.assert_allclose(scaled(q, k, v, scale=1.0), expected, atol=1e-6)
 
 
@@ -186,7 +182,7 @@ def test_it_returns_a_quant_tensor_if_asked():
 def test_it_is_an_attention_function_of_flax():
     x = jax.random.normal(jax.random.key(0), (2, 3, 8))
     float_twin = nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0))
-    within = QuantScaledDotProductAttention()
+    within = QuantScaledDotProductAttention(**WITHIN_ATTENTION)
     mha = nnx.MultiHeadAttention(2, 8, decode=False, attention_fn=within, rngs=nnx.Rngs(0))
     y, sown = nnx.capture(mha, nnx.Intermediate)(x, sow_weights=True)
     np.testing.assert_allclose(y, float_twin(x), atol=0.05)
@@ -199,7 +195,7 @@ def test_attention_of_a_quantized_model_is_given_quantizers_afterwards():
     x = jax.random.normal(jax.random.key(0), (2, 3, 8))
     mha = nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0))
     model = jqinject.quantize(mha, jqinject.Rule(weight_quant=Int8WeightPerChannelFloat))
-    model.attention_fn = nnx.data(QuantScaledDotProductAttention())
+    model.attention_fn = nnx.data(QuantScaledDotProductAttention(**WITHIN_ATTENTION))
     run = nnx.jit(lambda m, x: m(x))
     run(model, x)
     model.eval()
@@ -214,7 +210,7 @@ def test_what_is_no_argument(layer):
     with pytest.raises(TypeError, match=r"takes no argument 'q_scale_bit_width'"):
         layer(*size, q_scale_bit_width=4, **rngs)
     with pytest.raises(TypeError, match=r"'q_scaled_bit_width' would do nothing, as there is no quantizer"):
-        layer(*size, q_scaled_quant=None, q_scaled_bit_width=4, **rngs)
+        layer(*size, q_scaled_bit_width=4, **rngs)
     with pytest.raises(ValueError, match=r"contraction must be one of 'auto', 'float', 'int', 'fp8'"):
         layer(*size, contraction="int4", **rngs)
 
@@ -232,11 +228,11 @@ SHAPES = {
 def test_shapes_that_do_not_fit(case):
     shapes, text = case
     with pytest.raises(ValueError, match=text):
-        QuantScaledDotProductAttention()(*(jnp.ones(shape) for shape in shapes))
+        QuantScaledDotProductAttention(**WITHIN_ATTENTION)(*(jnp.ones(shape) for shape in shapes))
 
 
 def test_dropout_needs_a_key():
     with pytest.raises(ValueError, match=r"dropout_rate=0.5 needs a dropout_rng"):
-        QuantScaledDotProductAttention()(*_operands(2), dropout_rate=0.5)
+        QuantScaledDotProductAttention(**WITHIN_ATTENTION)(*_operands(2), dropout_rate=0.5)
     with pytest.raises(ValueError, match=r"dropout_rate has to be in \[0, 1\), got 1.5"):
-        QuantScaledDotProductAttention()(*_operands(2), dropout_rate=1.5)
+        QuantScaledDotProductAttention(**WITHIN_ATTENTION)(*_operands(2), dropout_rate=1.5)

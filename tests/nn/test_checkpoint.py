@@ -190,6 +190,7 @@ def test_a_gradient_quantizer_quantizes_the_gradient() -> None:
 
 def test_under_vmap_and_bfloat16() -> None:
     keep = checkpoint("int4")
+    keep(X)
     keep.eval()
     mapped = jax.vmap(lambda x: keep(x))(X.astype(jnp.bfloat16))
     np.testing.assert_array_equal(mapped, keep(X.astype(jnp.bfloat16)))

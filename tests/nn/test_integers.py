@@ -54,6 +54,7 @@ def contraction(x, w):
 def test_without_a_bias(make, weight_quant, input_quant, jitted):
     layer = make(weight_quant=weight_quant, input_quant=input_quant, use_bias=False, return_quant_tensor=True)
     if jitted:
+        layer(X)
         layer.eval()
     y = (jax.jit(layer) if jitted else layer)(X)
     x, w = layer.input_quant(X), layer.quant_weight()
@@ -104,6 +105,7 @@ def test_a_convolution_counts_the_bias_among_its_integers_if_all_channels_have_o
     )
     layer.kernel = nnx.Param(jnp.ones((2, 3, 6, 4)).at[..., 0].set(first_channel))
     layer.bias = nnx.Param(jnp.array([0.5, -1.0, 0.25, 2.0]))
+    layer.input_quant(X)
     layer.eval()
     y = (jax.jit(layer) if jitted else layer)(X)
     assert bool(np.any(np.asarray(y.zero_point))) is not among_integers

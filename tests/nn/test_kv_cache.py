@@ -16,6 +16,7 @@ from jqinject.quant import (
     ShiftedUint8ActPerTensorFloat,
 )
 from jqinject.quant_tensor import IntQuantTensor
+from tests.brevitas_defaults import ATTENTION
 
 BATCH, LENGTH, SIZE = 2, 4, 8
 X = jax.random.normal(jax.random.key(0), (BATCH, LENGTH, SIZE))
@@ -25,7 +26,7 @@ whole = nnx.jit(lambda m, x: m(x, is_causal=True))
 
 
 def _layer(**given):
-    layer = QuantMultiHeadAttention(2, SIZE, **{"decode": False, "rngs": nnx.Rngs(0), **given})
+    layer = QuantMultiHeadAttention(2, SIZE, **{"decode": False, "rngs": nnx.Rngs(0), **ATTENTION, **given})
     whole(layer, X)
     layer.eval()
     return layer
@@ -113,7 +114,7 @@ def test_the_cache_holds_the_integers_of_every_position():
 @pytest.mark.parametrize(("bits", "share"), [(8, 4), (4, 8), (2, 16)])
 def test_the_cache_takes_a_fraction_of_its_floats(bits, share):
     given = {"k_transposed_bit_width": bits, "v_bit_width": bits}
-    layer = QuantMultiHeadAttention(2, 32, decode=False, rngs=nnx.Rngs(0), **given)
+    layer = QuantMultiHeadAttention(2, 32, decode=False, rngs=nnx.Rngs(0), **ATTENTION, **given)
     twin = nnx.MultiHeadAttention(2, 32, decode=False, rngs=nnx.Rngs(0))
     for each in (layer, twin):
         each.init_cache((1, 64, 32))
@@ -156,7 +157,7 @@ def test_bfloat16():
 
 def test_stacked_layers_decode():
     def one(rngs):
-        return QuantMultiHeadAttention(2, SIZE, decode=False, rngs=rngs, **ROWS)
+        return QuantMultiHeadAttention(2, SIZE, decode=False, rngs=rngs, **ATTENTION | ROWS)
 
     stacked = nnx.split_rngs(splits=2)(nnx.vmap(one))(nnx.Rngs(0))
     full = nnx.jit(nnx.scan(lambda m, x: m(x, is_causal=True), in_axes=(0, nnx.Carry), out_axes=nnx.Carry))

@@ -16,24 +16,19 @@ from jqinject.quant import (
     Int8WeightPerChannelFloat,
 )
 from jqinject.quant_tensor import IntQuantTensor
+from tests.brevitas_defaults import ATTENTION, PROJECTIONS, WITHIN_ATTENTION
 
-OFF = dict.fromkeys(
-    (
-        *(f"in_proj_{name}_quant" for name in ("input", "weight", "bias")),
-        *(f"out_proj_{name}_quant" for name in ("input", "weight", "bias", "output")),
-        *(
-            f"{name}_quant"
-            for name in ("q_scaled", "k_transposed", "softmax_input", "attn_output_weights", "v")
-        ),
-    )
-)
 X = jax.random.normal(jax.random.key(0), (2, 3, 8))
 MEMORY = jax.random.normal(jax.random.key(1), (2, 5, 6))
 MASK = jnp.asarray(np.tril(np.ones((3, 3), bool)))
 
 
-def _mha(**given):
+def _bare(**given):
     return QuantMultiHeadAttention(2, 8, **{"decode": False, "rngs": nnx.Rngs(0), **given})
+
+
+def _mha(**given):
+    return _bare(**ATTENTION | given)
 
 
 call = nnx.jit(lambda m, *args: m(*args))
@@ -67,7 +62,7 @@ FLAX = {
 def test_without_quantizers_it_is_flax_to_the_bit(case, packed):
     given, inputs, options = case
     inputs = [x.astype(given.get("dtype", jnp.float32)) for x in inputs]
-    layer = _mha(packed_in_proj=packed, **given, **OFF)
+    layer = _bare(packed_in_proj=packed, **given)
     twin = nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0), **given)
     ours, theirs = nnx.to_flat_state(nnx.state(layer)), nnx.to_flat_state(nnx.state(twin))
     assert [(path, type(v), v.shape) for path, v in ours] == [(path, type(v), v.shape) for path, v in theirs]
@@ -148,13 +143,13 @@ def test_overrides_go_where_their_prefix_says():
 
 
 def test_an_attention_function_of_ones_own_brings_its_own_quantizers():
-    within = QuantScaledDotProductAttention(v_bit_width=4)
-    layer = _mha(attention_fn=within)
+    within = QuantScaledDotProductAttention(**WITHIN_ATTENTION, v_bit_width=4)
+    layer = _bare(attention_fn=within, **PROJECTIONS)
     assert layer.v_quant is None
     assert call(layer, X).shape == X.shape
     assert float(layer.attention_fn.v_quant.tensor_quant.scaling_impl.counter[...]) == 1
     with pytest.raises(ValueError, match=r"v_quant can not be put into an attention_fn of your own"):
-        _mha(attention_fn=within, v_quant=Int8ActPerTensorFloat)
+        _bare(attention_fn=within, v_quant=Int8ActPerTensorFloat)
 
 
 def test_it_returns_a_quant_tensor_with_the_scale_of_the_accumulator():
@@ -182,7 +177,7 @@ def test_remat_moves_statistics_once_and_has_the_same_gradients():
 @pytest.mark.parametrize("packed", [False, True], ids=["apart", "packed"])
 def test_a_stack_of_layers_is_its_layers_and_freezes(packed):
     def one(rngs):
-        return QuantMultiHeadAttention(2, 8, decode=False, packed_in_proj=packed, rngs=rngs)
+        return QuantMultiHeadAttention(2, 8, decode=False, packed_in_proj=packed, rngs=rngs, **ATTENTION)
 
     stacked = nnx.split_rngs(splits=2)(nnx.vmap(one))(nnx.Rngs(0))
     run = nnx.jit(nnx.scan(lambda m, x: m(x), in_axes=(0, nnx.Carry), out_axes=nnx.Carry))
@@ -279,7 +274,7 @@ def test_weights_of_torch():
         (apart, ""),
         ({f"attn.{n}": w for n, w in weights.items()}, "attn."),
     ):
-        layer = _mha(**OFF)
+        layer = _bare()
         jqinject.load_state(layer, attention_from_torch(state, 2, prefix=prefix))
         np.testing.assert_allclose(layer(X), expected, atol=1e-5)
 

@@ -1,6 +1,7 @@
 """Recurrent cells and layers: against Flax's and torch's arithmetic, step by step, and under transformations."""
 
 import copy
+import functools
 import pickle
 
 import jax
@@ -20,8 +21,9 @@ from jqinject.nn import (
     QuantSimpleCell,
     recurrent_state_from_torch,
 )
-from jqinject.quant import Int8WeightPerChannelFloat
+from jqinject.quant import Int8WeightPerChannelFloat, Int32Bias
 from jqinject.quant_tensor import as_array
+from tests.brevitas_defaults import RECURRENT
 
 CELLS = [
     (QuantLSTMCell, nnx.LSTMCell),
@@ -29,19 +31,14 @@ CELLS = [
     (QuantGRUCell, nnx.GRUCell),
     (QuantSimpleCell, nnx.SimpleCell),
 ]
-NAMES = ("weight", "bias", "io", "gate_acc", "sigmoid", "tanh", "cell_state")
 X = jax.random.normal(jax.random.key(0), (2, 5, 3))
 call = nnx.jit(lambda model, x: model(x))
 step = nnx.jit(lambda cell, carry, x: cell(carry, x))
 
 
-def _arguments(cell):
-    without = {QuantGRUCell: ("cell_state",), QuantSimpleCell: ("cell_state", "sigmoid", "tanh")}
-    return [f"{name}_quant" for name in NAMES if name not in without.get(cell, ())]
-
-
-def _floating(cell):
-    return dict.fromkeys(_arguments(cell))
+def _full(layer):
+    """The layer with a quantizer in each of its slots."""
+    return functools.partial(layer, **RECURRENT[layer.__name__])
 
 
 def _settled(make, batches=2):
@@ -58,7 +55,7 @@ cells = pytest.mark.parametrize(("ours", "flax"), CELLS, ids=[ours.__name__ for 
 
 @cells
 def test_without_quantizers_it_is_flax_to_the_bit(ours, flax):
-    quantized = nnx.RNN(ours(3, 4, **_floating(ours), rngs=nnx.Rngs(0)))
+    quantized = nnx.RNN(ours(3, 4, rngs=nnx.Rngs(0)))
     plain = nnx.RNN(flax(3, 4, rngs=nnx.Rngs(0)))
     paths = [[path for path, _ in nnx.to_flat_state(nnx.state(one))] for one in (quantized, plain)]
     assert paths[0] == paths[1]
@@ -67,7 +64,7 @@ def test_without_quantizers_it_is_flax_to_the_bit(ours, flax):
 
 @cells
 def test_a_float_checkpoint_goes_in(ours, flax):
-    cell = ours(3, 4, rngs=nnx.Rngs(0))
+    cell = _full(ours)(3, 4, rngs=nnx.Rngs(0))
     plain = flax(3, 4, bias_init=nnx.initializers.normal(), rngs=nnx.Rngs(1))
     jqinject.load_state(cell, plain)
     for path, held in nnx.to_flat_state(nnx.state(plain, nnx.Param)):
@@ -81,9 +78,8 @@ def test_a_float_checkpoint_goes_in(ours, flax):
 
 @cells
 def test_it_stays_near_the_float_cell(ours, flax):
-    quantized = nnx.RNN(
-        ours(3, 4, rngs=nnx.Rngs(0))
-    )  # in training: each step has the scales of its own numbers
+    # In training: each step has the scales of its own numbers.
+    quantized = nnx.RNN(_full(ours)(3, 4, rngs=nnx.Rngs(0)))
     plain = nnx.RNN(flax(3, 4, rngs=nnx.Rngs(0)))
     error = jnp.abs(call(quantized, X) - call(plain, X)).max()
     assert 0 < error < 0.05
@@ -92,7 +88,7 @@ def test_it_stays_near_the_float_cell(ours, flax):
 @cells
 def test_a_sequence_is_its_steps(ours, flax):
     """Statistics within `nnx.RNN`'s scan are those of as many calls."""
-    scanned, stepped = (ours(3, 4, io_collect_stats_steps=4, rngs=nnx.Rngs(0)) for _ in range(2))
+    scanned, stepped = (_full(ours)(3, 4, io_collect_stats_steps=4, rngs=nnx.Rngs(0)) for _ in range(2))
     outputs = nnx.RNN(scanned)(X)
     carry = stepped.initialize_carry((2, 3), nnx.Rngs(0))
     for t in range(X.shape[1]):
@@ -105,16 +101,16 @@ def test_a_sequence_is_its_steps(ours, flax):
 
 
 def test_both_directions_of_flax():
-    forward, backward = (nnx.RNN(QuantGRUCell(3, 4, rngs=nnx.Rngs(seed))) for seed in (0, 1))
+    forward, backward = (nnx.RNN(_full(QuantGRUCell)(3, 4, rngs=nnx.Rngs(seed))) for seed in (0, 1))
     assert call(nnx.Bidirectional(forward, backward), X).shape == (2, 5, 8)
     assert forward.cell.io_quant.tensor_quant.scaling_impl.counter[...] == 10
 
 
 @cells
 def test_overrides_reach_their_quantizers(ours, flax):
-    prefixes = [name.removesuffix("quant") for name in _arguments(ours)]
+    prefixes = [name.removesuffix("quant") for name in RECURRENT[ours.__name__]]
     widths = {f"{prefix}bit_width": 3 + index for index, prefix in enumerate(prefixes)}
-    cell = ours(3, 4, **widths, rngs=nnx.Rngs(0))
+    cell = _full(ours)(3, 4, **widths, rngs=nnx.Rngs(0))
     first, second = next(iter(cell.gates.items()))
     assert getattr(cell, first).weight_quant is getattr(cell, second).weight_quant
     assert getattr(cell, first).weight_quant.bit_width() == widths["weight_bit_width"]
@@ -134,20 +130,20 @@ def test_a_misspelt_override_is_an_error():
 
 
 def test_a_bias_in_steps_of_the_input_needs_a_quantized_input():
-    lstm = QuantLSTM(3, 4, io_quant=None, rngs=nnx.Rngs(0))
+    lstm = QuantLSTM(3, 4, bias_quant=Int32Bias, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"Int32Bias takes its scale from input and weight.*\n.*io_quant"):
         lstm(X)
 
 
 LAYERS = {
-    "lstm": lambda **given: QuantLSTM(3, 4, batch_first=True, **given, rngs=nnx.Rngs(0)),
-    "both ways": lambda **given: QuantRNN(
+    "lstm": lambda **given: _full(QuantLSTM)(3, 4, batch_first=True, **given, rngs=nnx.Rngs(0)),
+    "both ways": lambda **given: _full(QuantRNN)(
         3, 4, 2, batch_first=True, bidirectional=True, **given, rngs=nnx.Rngs(0)
     ),
-    "coupled": lambda **given: QuantLSTM(
+    "coupled": lambda **given: _full(QuantLSTM)(
         3, 4, batch_first=True, coupled_input_forget_gates=True, **given, rngs=nnx.Rngs(0)
     ),
-    "rnn": lambda **given: QuantRNN(3, 4, 2, batch_first=True, **given, rngs=nnx.Rngs(0)),
+    "rnn": lambda **given: _full(QuantRNN)(3, 4, 2, batch_first=True, **given, rngs=nnx.Rngs(0)),
 }
 layers = pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
 
@@ -197,7 +193,7 @@ def test_an_abstract_layer_has_the_state_of_a_real_one():
 def test_a_stack_of_cells_is_its_cells():
     @nnx.vmap(in_axes=0)
     def make(key):
-        return QuantSimpleCell(4, 4, rngs=nnx.Rngs(key))
+        return _full(QuantSimpleCell)(4, 4, rngs=nnx.Rngs(key))
 
     @nnx.vmap(in_axes=(0, 0, 0))
     def run(cell, carry, x):
@@ -208,7 +204,7 @@ def test_a_stack_of_cells_is_its_cells():
     carry, x = jax.random.normal(jax.random.key(1), (2, 2, 3, 4))
     outputs = nnx.jit(run)(stacked, carry, x)
     for index, key in enumerate(keys):
-        single = QuantSimpleCell(4, 4, rngs=nnx.Rngs(key))
+        single = _full(QuantSimpleCell)(4, 4, rngs=nnx.Rngs(key))
         np.testing.assert_allclose(outputs[index], step(single, carry[index], x[index])[1], atol=1e-6)
 
 
@@ -220,8 +216,8 @@ def test_bfloat16_stays_bfloat16():
         "recurrent_kernel_init": nnx.initializers.normal(0.1),
     }
     for layer in (
-        nnx.RNN(QuantGRUCell(3, 4, **cell, rngs=nnx.Rngs(0))),
-        QuantRNN(3, 4, batch_first=True, **cell, rngs=nnx.Rngs(0)),
+        nnx.RNN(_full(QuantGRUCell)(3, 4, **cell, rngs=nnx.Rngs(0))),
+        _full(QuantRNN)(3, 4, batch_first=True, **cell, rngs=nnx.Rngs(0)),
     ):
         outputs = call(layer, X.astype(jnp.bfloat16))
         assert {leaf.dtype for leaf in jax.tree.leaves(outputs)} == {jnp.dtype(jnp.bfloat16)}
@@ -233,9 +229,10 @@ def test_calibration_settles_every_quantizer():
     layer = LAYERS["lstm"]()
     report = jqinject.calibrate(layer, [X, 2 * X], progress=False)
     assert len(report.quantizers) == len(layer.layers[0][0].act_quantizers)
-    np.testing.assert_allclose(
-        layer.layers[0][0].io_quant.tensor_quant.scaling_impl.counter[...], 2 * (1 + X.shape[1])
-    )
+    layer.train()
+    settled = layer.layers[0][0].io_quant.scale()
+    nnx.jit(lambda layer, x: layer(x))(layer, 100 * X)
+    np.testing.assert_array_equal(layer.layers[0][0].io_quant.scale(), settled)
 
 
 @layers
@@ -289,7 +286,7 @@ def test_a_torch_checkpoint_gives_torch_numbers():
         for suffix in ("", "_reverse")
         for name, shape in shapes.items()
     }
-    lstm = QuantLSTM(3, 4, batch_first=True, bidirectional=True, **_floating(QuantLSTMCell), rngs=nnx.Rngs(0))
+    lstm = QuantLSTM(3, 4, batch_first=True, bidirectional=True, rngs=nnx.Rngs(0))
     jqinject.load_state(lstm, recurrent_state_from_torch(state))
     out, (h, c) = lstm(X)
     x = np.asarray(X, np.float64)
@@ -325,7 +322,7 @@ def test_a_layer_is_its_cell_under_flax():
 
 
 def test_time_may_come_first():
-    first, second = LAYERS["lstm"](), QuantLSTM(3, 4, rngs=nnx.Rngs(0))
+    first, second = LAYERS["lstm"](), _full(QuantLSTM)(3, 4, rngs=nnx.Rngs(0))
     one, other = call(first, X), call(second, jnp.swapaxes(X, 0, 1))
     np.testing.assert_allclose(one[0], jnp.swapaxes(other[0], 0, 1), atol=1e-6)
 
@@ -361,7 +358,7 @@ def test_quant_tensors_come_out():
 )
 def test_what_does_not_go_together_is_refused(given, said):
     with pytest.raises(ValueError, match=said):
-        QuantLSTM(3, 4, **given, rngs=nnx.Rngs(0))
+        _full(QuantLSTM)(3, 4, **given, rngs=nnx.Rngs(0))
 
 
 def test_wrong_shapes_are_refused():

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
+from flax import linen, nnx
 
 from jqinject import Rule, quantize
 from jqinject.odml import COMPOSITE_NAME, Int8Act, Int8ActDynamic, Int8Weight, OdmlConversion, OdmlQat
@@ -55,6 +55,40 @@ def test_conversion_agrees_with_training_and_knows_every_scale() -> None:
 def test_the_provider_goes_through_quantize() -> None:
     model = quantize(Mlp(), OdmlQat(), inputs=X)
     assert "final_output0" in list(model.op_quant)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_constant_is_part_of_a_contraction_where_it_is_added_alone() -> None:
+    class Shifted(nnx.Module):
+        def __init__(self, shift: object) -> None:
+            self.fc = nnx.Linear(6, 3, rngs=nnx.Rngs(0))
+            self.shift = shift
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return self.shift(self.fc(x))  # pyright: ignore[reportCallIssue]
+
+    own = {
+        "add": lambda y: y + 0.25,
+        "subtract": lambda y: y - 0.25,
+        "multiply": lambda y: y * 2.0,
+        "truediv": lambda y: y / 2.0,
+    }
+    for name, shift in own.items():
+        sites = [site for site in trained(Shifted(shift)).op_quant if site.startswith(name)]  # pyright: ignore
+        assert sites == ([] if name == "add" else [f"{name}0_lhs"])
+
+
+def test_a_norm_in_linen_is_named_by_its_path() -> None:
+    class Normed(linen.Module):
+        @linen.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return linen.LayerNorm(name="norm")(linen.Dense(4, name="fc")(x) * x[:, :4])
+
+    def wrapped() -> nnx.Module:
+        return nnx.bridge.ToNNX(Normed(), rngs=nnx.Rngs(0)).lazy_init(X)
+
+    assert "norm.norm_op0" in trained(wrapped()).op_quant  # pyright: ignore
+    only = OdmlQat(Rule("norm", weight_quant=Int8Weight, output_quant=Int8Act))
+    assert "norm.norm_op0" in trained(wrapped(), only).op_quant  # pyright: ignore
 
 
 def test_dynamic_ranges_have_empty_scales() -> None:

@@ -18,6 +18,8 @@ from jqinject.quant import (
     Int8AccumulatorAwareWeightQuant,
     Int8AccumulatorAwareZeroCenterWeightQuant,
     Int8ActPerTensorFloat,
+    Int8DynamicActPerRowFloat,
+    Int8DynamicActPerTensorFloat,
     Int8WeightPerChannelFloat,
     Uint8ActPerTensorFloat,
 )
@@ -328,3 +330,27 @@ def test_other_quantizers_do_not_ask_for_the_input():
     layer = QuantLinear(12, 3, weight_quant=Int8WeightPerChannelFloat, rngs=nnx.Rngs(0))
     assert not layer.weight_quant.requires_quant_input
     np.testing.assert_array_equal(layer.quant_weight(fed()).value, layer.quant_weight().value)
+
+
+@pytest.mark.parametrize(
+    "act", [Int8ActPerTensorFloat, Int8DynamicActPerRowFloat, Int8DynamicActPerTensorFloat]
+)
+def test_building_a_layer_only_traces_the_input_quantizer(act):
+    """Its bits and sign are asked for, no number: operations that run one by one compile one by one."""
+    ran = []
+
+    def rounding(x):
+        ran.append(not isinstance(x, jax.core.Tracer))
+        return jnp.round(x)
+
+    layer = QuantLinear(
+        *SHAPE,
+        weight_quant=A2Q,
+        weight_accumulator_bit_width=16,
+        input_quant=act,
+        input_float_to_int_impl=rounding,
+        rngs=nnx.Rngs(0),
+    )
+    assert ran and not any(ran)
+    x = jax.random.normal(jax.random.key(0), (4, SHAPE[0]))
+    np.testing.assert_array_less(jnp.abs(layer.quant_weight(layer.input_quant(x)).int()).sum(0), 2**15 / 2**7)

@@ -29,13 +29,20 @@ from jqinject.quant import (
 X = jax.random.normal(jax.random.key(0), (5, 4))
 
 
-def weight(quantizer=Int8WeightPerTensorFloat, **overrides):
+def with_more(quantizer, more):
+    """What only some of the choices read, declared: an override that is not read is refused."""
+    return type(quantizer)(quantizer.__name__, (quantizer,), more)
+
+
+def weight(quantizer=Int8WeightPerTensorFloat, more=(), **overrides):
+    quantizer = with_more(quantizer, dict(more)) if more else quantizer
     named = {f"weight_{name}": choice for name, choice in overrides.items()}
     return QuantLinear(4, 3, weight_quant=quantizer, rngs=nnx.Rngs(0), **named)
 
 
-def act(quantizer=Int8ActPerTensorFloat, **overrides):
-    return QuantIdentity(quantizer, collect_stats_steps=1, return_quant_tensor=True, **overrides)
+def act(quantizer=Int8ActPerTensorFloat, more=(), **overrides):
+    quantizer = with_more(quantizer, {"collect_stats_steps": 1, **dict(more)})
+    return QuantIdentity(quantizer, return_quant_tensor=True, **overrides)
 
 
 # (builds a layer, what it takes besides, where the component is, enum member -> its class)
@@ -139,7 +146,7 @@ def modules_of(layer):
 def test_a_member_its_name_and_its_name_in_capitals_wire_the_same_component(
     build, name, more, where, member, cls
 ):
-    layers = [build(**{name: written}, **more) for written in (member, member.value, member.value.upper())]
+    layers = [build(**{name: written}, more=more) for written in (member, member.value, member.value.upper())]
     outputs = [layer(X) for layer in layers]
     for layer, output in zip(layers, outputs, strict=True):
         tree = explain(proxy_of(layer), module=layer, name=where)
@@ -156,7 +163,7 @@ def test_a_member_its_name_and_its_name_in_capitals_wire_the_same_component(
 
 @pytest.mark.parametrize(("build", "name", "more", "where", "member", "cls"), CASES)
 def test_a_choice_is_trained_as_any_other(build, name, more, where, member, cls):
-    layer = build(**{name: member}, **more)
+    layer = build(**{name: member}, more=more)
     value = lambda m: m(X).value if build is act else m(X)  # noqa: E731
     for _ in range(3):
         gradients = nnx.grad(lambda m: jnp.sum(value(m) ** 2))(layer)

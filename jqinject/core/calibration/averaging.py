@@ -7,11 +7,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core import _check
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign, set_given
 from jqinject.core.calibration.ranges import ClippingRange
 from jqinject.core.variables import QuantStat, float_array, int_array
 
 
+@checked_arguments
 class SimpleMovingAverage(nnx.Module):
     """The mean of the ranges of all batches seen: `sum of ends / count`, the present batch included.
 
@@ -102,11 +104,6 @@ class SimpleMovingAverage(nnx.Module):
         high, low = (total.get_value() / divisor for total in self._sums())
         shape = like.high.shape
         return ClippingRange(high.reshape(shape), None if like.low is None else low.reshape(shape))
-
-    @property
-    def is_empty(self) -> jax.Array:
-        """Whether no batch has entered."""
-        return self.count.get_value() == 0
 
     def reset(self) -> None:
         """Forget all batches."""

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from jqinject.core.arguments import checked_arguments
 from jqinject.ops.explicit_axes import whole
 from jqinject.ops.stats import largest
 
@@ -45,6 +46,7 @@ def _factor(value: float, where: str) -> float:
     return float(value)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class AbsMaxRange:
     """`high = factor * max |x|`, symmetric.
@@ -72,6 +74,7 @@ class AbsMaxRange:
         return ClippingRange(self.factor * largest(jnp.abs(x), axes))
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class RMSRange:
     """`high = factor * sqrt(mean x^2)`, symmetric.
@@ -99,6 +102,7 @@ class RMSRange:
         return ClippingRange(jnp.where(mean > 0, self.factor * root, 0.0))
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class MinMaxRange:
     """`low = factor * min(min x, 0)`, `high = factor * max(max x, 0)`.
@@ -127,6 +131,7 @@ class MinMaxRange:
         return ClippingRange(self.factor * largest(x, axes), 0.0 - self.factor * largest(-x, axes))
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class FixedRange:
     """A range that is known beforehand, for the whole tensor.
@@ -161,6 +166,7 @@ class FixedRange:
         return ClippingRange(high, None if self.low == -self.high else jnp.full(shape, self.low, jnp.float32))
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class AbsPercentileRange:
     """`high` is a percentile of `|x|`, symmetric, interpolated between its neighbours.
@@ -192,6 +198,7 @@ class AbsPercentileRange:
         return ClippingRange(found)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class MSERange:
     """The symmetric range with the least mean squared error of quantization, among fractions of `max |x|`.

@@ -8,6 +8,7 @@ from flax import nnx
 
 from jqinject.core import _check
 from jqinject.core._protocols import Clamp, QuantResult, Scaling
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import set_given
 from jqinject.core.clamp import TensorClamp
 from jqinject.core.delay import DelayWrapper, delay_of
@@ -20,6 +21,7 @@ def _require_signed(signed: bool, where: str) -> None:
         raise ValueError(f"{where} quantizes to -scale and +scale: it needs signed=True, got {signed!r}.")
 
 
+@checked_arguments
 class BinaryQuant(nnx.Module):
     """`y = sign(x) * s`, `sign(0) = +1`, gradient straight through: weights.
 
@@ -58,6 +60,7 @@ class BinaryQuant(nnx.Module):
         return QuantResult(y, scale, known_zero(), 1)
 
 
+@checked_arguments
 class ClampedBinaryQuant(nnx.Module):
     """`y = sign(clamp(x, -s, s)) * s`: no gradient reaches `x` outside -s .. s: activations.
 

@@ -11,9 +11,17 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import _check
+from jqinject.core._collect import all_counted
 from jqinject.core._protocols import QuantResult, Restrict
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign, set_given
-from jqinject.core.calibration import AbsMaxRange, ClippingRange, RangeMethod, SimpleMovingAverage
+from jqinject.core.calibration import (
+    AbsMaxRange,
+    ClippingRange,
+    FixedRange,
+    RangeMethod,
+    SimpleMovingAverage,
+)
 from jqinject.core.quant.float_quant import FloatQuantResult
 from jqinject.core.variables import known_zero
 from jqinject.ops.float8 import FLOAT8_DTYPES, to_float8
@@ -56,6 +64,7 @@ def _not_tiny(scale: jax.Array) -> jax.Array:
     return jnp.where(scale < LEAST_SCALE, 1.0, scale)
 
 
+@checked_arguments
 class CalibratedQuant(nnx.Module):
     """To integers (or 8-bit floats) and back, within a calibrated clipping range.
 
@@ -164,6 +173,21 @@ class CalibratedQuant(nnx.Module):
         """
         if use_running_average is not None:
             self.use_running_average = use_running_average
+
+    def has_range(self) -> bool | None:
+        """Whether a batch has entered the average; None without one, and of a fixed range. See `StaticRange`."""
+        if self.averaging_impl is None or isinstance(self.calibration_impl, FixedRange):
+            return None
+        return all_counted(self.averaging_impl.count.get_value())
+
+    def begin_calibration(self) -> None:
+        """From now on average batches anew."""
+        if self.averaging_impl is not None:
+            self.averaging_impl.reset()
+        self.use_running_average = False
+
+    def end_calibration(self) -> None:
+        """Nothing: the range is the average."""
 
     def clipping_range(self, x: jax.Array) -> ClippingRange:
         """The range that `x` is quantized in, float32; in training mode it enters the average.

@@ -12,6 +12,7 @@ from flax import nnx
 
 from jqinject.core import _check
 from jqinject.core._protocols import Clamp, Scaling, View
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign, set_given
 from jqinject.core.clamp import Identity, TensorClamp
 from jqinject.core.stats.search import given, searching
@@ -58,6 +59,7 @@ class CodebookQuantResult:
         return CodebookQuantTensor(self.value, self.scale, self.codebook, training)
 
 
+@checked_arguments
 class CodebookQuant(nnx.Module):
     """To the nearest number of a table and back: `y = table[argmin |x / s - table|] * s`.
 

@@ -19,6 +19,7 @@ from jqinject.core._protocols import (
     View,
     ZeroPoint,
 )
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign, set_given
 from jqinject.core.delay import DelayWrapper, delay_of
 from jqinject.core.quant.int_quant import IntQuant
@@ -47,6 +48,7 @@ class DecoupledQuantResult(NamedTuple):
         return QuantResult(*self[:4]).quant_tensor(signed=signed, training=training)
 
 
+@checked_arguments
 class DecoupledIntQuant(nnx.Module):
     """To integers by one scale and back by another: `y = (clamp(round(x / p + v), min_int(b), max_int(b)) - z) * s`.
 

@@ -10,11 +10,13 @@ import jax.numpy as jnp
 
 from jqinject.core import _check
 from jqinject.core._protocols import BitWidth, IntScalingImpl, Scaling, ZeroPoint
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.quant.decoupled import DecoupledIntQuant, DecoupledQuantizer, DecoupledQuantResult
 from jqinject.core.scaling import InputAwarePreScaling
 from jqinject.core.variables import QuantStat
 
 
+@checked_arguments
 class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
     """As `DecoupledRescalingIntQuant`, where the scale before rounding depends on what the weight is multiplied with.
 

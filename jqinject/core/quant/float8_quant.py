@@ -13,6 +13,7 @@ from flax import nnx
 
 from jqinject.core import _check
 from jqinject.core._protocols import Scaling, View
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign, set_given
 from jqinject.core.clamp import Identity
 from jqinject.core.scaling.amax import AmaxScaling
@@ -60,6 +61,7 @@ class Float8QuantResult:
         return FloatQuantTensor(self.value, self.scale, self.q_dtype, training)
 
 
+@checked_arguments
 class Float8Quant(nnx.Module):
     """To an 8-bit float and back: `y = q_dtype(clip(x / s, -max, max)) * s`, `s = scaling_impl(x, max)`.
 

@@ -12,6 +12,7 @@ from flax import nnx
 
 from jqinject.core import _check
 from jqinject.core._protocols import BitWidth, FloatClampImpl, FloatScalingImpl, Rounding, Scaling, View
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign, set_given
 from jqinject.core.clamp import Identity
 from jqinject.core.float_width import ComputeMaxMantissa
@@ -67,6 +68,7 @@ class FloatQuantResult:
         return FloatQuantTensor(self.value, self.scale, self.format, training)
 
 
+@checked_arguments
 class FloatQuant(nnx.Module):
     """To a minifloat and back: `y = clamp(u * round(x / s / u)) * s`.
 

@@ -21,6 +21,7 @@ from jqinject.core._protocols import (
     View,
     ZeroPoint,
 )
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign, set_given
 from jqinject.core.clamp import Identity, TensorClamp, TensorClampSte
 from jqinject.core.delay import DelayWrapper, delay_of
@@ -60,6 +61,7 @@ class _RoundAndClamp:
         )
 
 
+@checked_arguments
 class IntQuant(nnx.Module):
     """To integers and back: `y = (clamp(round(x / s + z), min_int(b), max_int(b)) - z) * s`.
 
@@ -164,6 +166,7 @@ class IntQuant(nnx.Module):
         return None
 
 
+@checked_arguments
 class RescalingIntQuant(nnx.Module):
     """Integer quantization whose scale, zero point and bit width come from components.
 
@@ -268,6 +271,7 @@ class RescalingIntQuant(nnx.Module):
         return scaling.settle(scale, threshold) if searches else scale
 
 
+@checked_arguments
 class PrescaledRestrictIntQuant(nnx.Module):
     """Integer quantization by a scale given at the call, zero point 0: biases, whose scale is input times
     weight scale.

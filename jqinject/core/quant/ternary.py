@@ -10,12 +10,14 @@ from flax import nnx
 
 from jqinject.core import _check
 from jqinject.core._protocols import QuantResult, Scaling
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import set_given
 from jqinject.core.delay import DelayWrapper, delay_of
 from jqinject.core.variables import known_zero
 from jqinject.ops.ste import ternary_sign_ste
 
 
+@checked_arguments
 class TernaryQuant(nnx.Module):
     """`y = sign(x) * s` where `|x| > threshold * s`, else 0; the gradient passes where `y` is not 0.
 

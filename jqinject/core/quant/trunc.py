@@ -10,6 +10,7 @@ from flax import nnx
 
 from jqinject.core import _check
 from jqinject.core._protocols import BitWidth, Clamp, QuantResult, Rounding
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import set_given
 from jqinject.core.clamp import TensorClamp
 from jqinject.core.delay import DelayWrapper, delay_of
@@ -26,6 +27,7 @@ class TruncScaling(Protocol):
     ) -> jax.Array: ...
 
 
+@checked_arguments
 class TruncIntQuant(nnx.Module):
     """Integers of one bit width as integers of another: `q = round(x / s + z)`, `q' = clamp(round'(q / t))`.
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core._protocols import BitWidth, Restrict, Scaling, Stat, View
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.scaling._norm import NormParameter
 from jqinject.core.scaling._restricted import clamp_scale
 from jqinject.ops.accumulator import (
@@ -44,6 +45,7 @@ class ZeroCenter(Protocol):
     def get_zero_center(self, x: jax.Array) -> jax.Array: ...
 
 
+@checked_arguments
 @final
 class AccumulatorAwareParameterPreScaling(NormParameter):
     """Weight normalization whose norm is bounded so that no accumulator overflows (A2Q).
@@ -126,6 +128,7 @@ class AccumulatorAwareParameterPreScaling(NormParameter):
         return within_budget(q, budget, _summed_axes(q, self.settings.shape), zero_centered=False)
 
 
+@checked_arguments
 @final
 class AccumulatorAwareZeroCenterParameterPreScaling(NormParameter):
     """As `AccumulatorAwareParameterPreScaling`, for weights that are centered on 0 first (A2Q+).

@@ -14,6 +14,7 @@ from flax import nnx
 from jqinject.core import _check
 from jqinject.core._protocols import Stat, View
 from jqinject.core.amax_history import AmaxHistory
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.listening import check_heard
 from jqinject.core.stats.extremes import AbsMax
 from jqinject.core.stats.layout import laid_out
@@ -54,6 +55,7 @@ class AmaxRule:
         return jnp.where(usable, scale, held)
 
 
+@checked_arguments
 class AmaxScaling(nnx.Module):
     """Abstract: a scale from amaxes, and the record of them.
 
@@ -139,6 +141,20 @@ class AmaxScaling(nnx.Module):
             else:
                 self._enter(seen)
         return jax.lax.stop_gradient(scale)
+
+    # --- calibration
+
+    def has_range(self) -> bool | None:
+        """Whether there is an amax to make the scale from; None where it comes from the tensor. See `StaticRange`."""
+        return self.amax_history.has_amax if self.from_history else None
+
+    def begin_calibration(self) -> None:
+        """From now on remember anew; every call is a step."""
+        self.amax_history.clear()
+        self.in_step = self.use_running_average = False
+
+    def end_calibration(self) -> None:
+        """Nothing: the scale is made from the history."""
 
     # --- steps
 

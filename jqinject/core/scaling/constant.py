@@ -13,8 +13,9 @@ from flax import nnx
 
 from jqinject.core import _check
 from jqinject.core._protocols import Restrict
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import set_given
-from jqinject.core.restrict_val import FloatRestrictValue
+from jqinject.core.restrict_val import FloatRestrictValue, SignedFloatRestrictValue
 from jqinject.core.scaling._restricted import apply_threshold, clamp_scale
 from jqinject.core.variables import QuantParam
 
@@ -30,12 +31,15 @@ class _Constant:
         return np.frombuffer(self.data, dtype=np.float32).reshape(self.shape)
 
 
-def _restricted(init: np.ndarray, restrict: Restrict) -> np.ndarray:
+def _restricted(init: np.ndarray, restrict: Restrict, where: str) -> np.ndarray:
     """An initial value in the learned domain, in Python's own arithmetic."""
     stored = [restrict.restrict_init_float(float(number)) for number in init.reshape(-1)]
+    signed = isinstance(restrict, SignedFloatRestrictValue)
+    _check.positive(np.abs(init) if signed else init, where, "scaling_init")
     return np.asarray(stored, dtype=np.float32).reshape(init.shape)
 
 
+@checked_arguments
 class ConstScaling(nnx.Module):
     """A constant scale: `s = restrict(scaling_init) / threshold`.
 
@@ -49,7 +53,8 @@ class ConstScaling(nnx.Module):
         scaling_min_val: the least value before the division.
 
     Raises:
-        ValueError: when `scaling_init` is not finite, or not positive where its logarithm is kept.
+        ValueError: when `scaling_init` is not finite, or not positive (it may be negative with
+            `SignedFloatRestrictValue`).
 
     Example:
         >>> float(ConstScaling(0.5)(jnp.ones(3))), float(ConstScaling(0.5)(jnp.ones(3), 4))
@@ -70,7 +75,7 @@ class ConstScaling(nnx.Module):
         scaling_min_val: float | None = None,
     ) -> None:
         init = _check.initial_value(scaling_init, None, "ConstScaling", "scaling_init", "scaling_shape")
-        stored = _restricted(init, restrict_scaling_impl or FloatRestrictValue())
+        stored = _restricted(init, restrict_scaling_impl or FloatRestrictValue(), "ConstScaling")
         self.constant = _Constant(stored.tobytes(), stored.shape)
         set_given(
             self,
@@ -92,6 +97,7 @@ class ConstScaling(nnx.Module):
         )
 
 
+@checked_arguments
 class ParameterScaling(nnx.Module):
     """A learned scale: `s = restrict(value) / threshold`, the parameter `value` starting at `scaling_init`.
 
@@ -145,7 +151,7 @@ class ParameterScaling(nnx.Module):
             self.value = QuantParam(restrict.restrict_init_tensor(traced))
         else:
             init = _check.initial_value(scaling_init, shape, where, "scaling_init", "scaling_shape")
-            self.value = QuantParam(jnp.asarray(_restricted(init, restrict)))
+            self.value = QuantParam(jnp.asarray(_restricted(init, restrict, where)))
         set_given(
             self,
             restrict_scaling_impl=restrict_scaling_impl,

@@ -11,6 +11,7 @@ from flax import nnx
 
 from jqinject.core import _check
 from jqinject.core._protocols import Restrict, Stat, View
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign, set_given
 from jqinject.core.clamp import Identity
 from jqinject.core.restrict_val import FloatRestrictValue
@@ -20,6 +21,7 @@ from jqinject.ops.groups import checked_group_size
 Broadcastable = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 
 
+@checked_arguments
 class RuntimeDynamicStatsScaling(nnx.Module):
     """The statistic of the tensor at hand: `s = restrict(stat(view(x))) / threshold`. No state.
 
@@ -84,6 +86,7 @@ class RuntimeDynamicStatsScaling(nnx.Module):
         return broadcastable(scale, x.shape, self.broadcastable)
 
 
+@checked_arguments
 class RuntimeDynamicGroupStatsScaling(nnx.Module):
     """A scale for each group of the tensor at hand: `s = restrict(stat(groups(x))) / threshold`. No state.
 

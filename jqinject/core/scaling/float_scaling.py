@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.float_clamp import largest_float
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class FloatScaling:
     """The number that a scale brings the largest magnitude to: the largest of the format.

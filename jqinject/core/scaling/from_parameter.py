@@ -12,6 +12,7 @@ from flax import nnx
 from jqinject.core import _check
 from jqinject.core._fill import complete_filled, fill_once
 from jqinject.core._protocols import Restrict, Stat, View
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign, set_given
 from jqinject.core.restrict_val import FloatRestrictValue
 from jqinject.core.scaling._affine import AffineRescaling, affine_rescaling
@@ -29,6 +30,7 @@ class _Source:
     min_val: float | None
 
 
+@checked_arguments
 class StatsFromParameterScaling(nnx.Module):
     """A scale computed anew from the tensor at every call, differentiable: `s = restrict(stat(view(x))) /
     threshold`.
@@ -130,6 +132,7 @@ class StatsFromParameterScaling(nnx.Module):
         )
 
 
+@checked_arguments
 class ParameterFromStatsFromParameterScaling(nnx.Module):
     """A learned scale that starts from a statistic of the tensor: `s = restrict(value) / threshold`.
 

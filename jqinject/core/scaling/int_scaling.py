@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 
+from jqinject.core import _check
+from jqinject.core.arguments import checked_arguments
 from jqinject.ops.int_range import max_int, min_int
 
 
@@ -19,6 +21,7 @@ def _signedness(given: bool | None, own: bool | None, where: str) -> bool:
     return signed
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class IntScaling:
     """Steps from zero to the end of the range: `-min_int` if signed, `max_int` if not.
@@ -59,6 +62,7 @@ class IntScaling:
         return steps
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class PowerOfTwoIntScaling:
     """Steps as a power of two: `max_int + 1` of the full range, 128 for signed 8 bits and 256 for unsigned.
@@ -82,6 +86,7 @@ class PowerOfTwoIntScaling:
         return max_int(_signedness(signed, self.signed, "PowerOfTwoIntScaling"), False, bit_width) + 1
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class SingleArgStatelessBuffer:
     """A constant that takes the place of a component with one argument: `int_scaling_impl` for a scale that counts
@@ -96,6 +101,9 @@ class SingleArgStatelessBuffer:
     """
 
     value: float
+
+    def __post_init__(self) -> None:
+        _check.positive(self.value, "SingleArgStatelessBuffer", "value")
 
     def __call__(self, bit_width: Any = None) -> float:
         """The constant."""

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core._protocols import BitWidth
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign
 from jqinject.ops.power import exp2, log2
 from jqinject.ops.ste import ceil_ste
@@ -35,6 +36,7 @@ def midmax_mantissa_bias(
     return 0.0 if excess == 0 or excess + 1 == 2**mantissa_bit_width else math.log2(excess + 1)
 
 
+@checked_arguments
 class RoundMidMaxSte(nnx.Module):
     """`ceil(x - log2(2 - 2^(bias - m - 1)))`, straight-through: rounds an exponent up only where it has to.
 

@@ -8,11 +8,13 @@ from typing import Any, final
 import jax
 
 from jqinject.core._protocols import Restrict, Scaling, Stat, View
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.scaling._norm import NormParameter
 from jqinject.core.scaling._restricted import clamp_scale
 from jqinject.ops.power import in_steps
 
 
+@checked_arguments
 @final
 class ParameterPreScalingWeightNorm(NormParameter):
     """Normalizes a weight: `pre_scale = s * norm(w) / g`, so that `w / pre_scale = (g / s) * w / norm(w)`.

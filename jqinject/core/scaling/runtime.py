@@ -10,15 +10,19 @@ from flax import nnx
 
 from jqinject.core import _check
 from jqinject.core._collect import (
+    DEFAULT_MOMENTUM,
     Collection,
+    all_counted,
     collect,
     collected_value,
     complete_collection,
+    end_calibration,
     finish_collection,
     settle_collection,
     update_running,
 )
 from jqinject.core._protocols import Restrict, Stat, View
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign, set_given
 from jqinject.core.restrict_val import FloatRestrictValue
 from jqinject.core.scaling._affine import AffineRescaling, affine_rescaling
@@ -30,6 +34,7 @@ from jqinject.core.view import OverBatchOverTensorView
 from jqinject.ops.power import divide
 
 
+@checked_arguments
 class RuntimeStatsScaling(nnx.Module):
     """The statistic of the batch in training, its running mean in evaluation: `s = restrict(stat) /
     threshold`.
@@ -49,7 +54,8 @@ class RuntimeStatsScaling(nnx.Module):
         restrict_scaling_impl: which values are allowed; None means `FloatRestrictValue()`.
         restrict_threshold_impl: likewise for the threshold; None means as `restrict_scaling_impl`.
         restrict_scale_threshold_impl: applied to the quotient; None means nothing.
-        scaling_stats_momentum: weight of the newest batch, in (0, 1]; None for the cumulative mean.
+        scaling_stats_momentum: weight of the newest batch, in (0, 1]; None for the cumulative mean, which calibration
+            takes too unless a momentum is named.
         scaling_min_val: the least value before the division.
 
     Raises:
@@ -83,13 +89,12 @@ class RuntimeStatsScaling(nnx.Module):
         restrict_scaling_impl: Restrict | None = None,
         restrict_threshold_impl: Restrict | None = None,
         restrict_scale_threshold_impl: Restrict | None = None,
-        scaling_stats_momentum: float | None = 0.1,
+        scaling_stats_momentum: float | None = DEFAULT_MOMENTUM,
         scaling_min_val: float | None = None,
     ) -> None:
         where = "RuntimeStatsScaling"
         shape = _check.shape(scaling_shape, where, "scaling_shape")
-        momentum = _check.momentum(scaling_stats_momentum, where, "scaling_stats_momentum")
-        self.collection = Collection(0, momentum, shape)
+        self.collection = Collection.of(0, scaling_stats_momentum, shape, where, "scaling_stats_momentum")
         self.stats = scaling_stats_impl
         self.running_stats = QuantStat(float_array(1.0, shape))
         self.counter = QuantStat(int_array(0))
@@ -122,9 +127,23 @@ class RuntimeStatsScaling(nnx.Module):
     def _batch_statistic(self, x: jax.Array) -> jax.Array:
         stat_impl, viewed = laid_out(self.stats, self.view, x.astype(jnp.float32))
         stat = _check.statistic_shape(stat_impl(viewed), self.collection.shape, "RuntimeStatsScaling")
-        counted = update_running(self.running_stats, self.counter, stat, self.collection.momentum, True)
+        counted = update_running(self.running_stats, self.counter, stat, self.collection, True)
         self.counter.set_value(counted)
         return stat
+
+    def has_range(self) -> bool | None:
+        """Whether a batch has entered the running statistic; see `StaticRange`."""
+        return all_counted(self.counter.get_value())
+
+    def begin_calibration(self) -> None:
+        """From now on average batches anew."""
+        self.collection = self.collection.of_calibration(True)
+        self.counter.set_value(jnp.zeros_like(self.counter.get_value()))
+        self.use_running_average = False
+
+    def end_calibration(self) -> None:
+        """Go on as in training."""
+        self.collection = self.collection.of_calibration(False)
 
     def set_view(self, use_running_average: bool | None = None) -> None:
         """Switch between training and evaluation.
@@ -151,6 +170,7 @@ class RuntimeStatsScaling(nnx.Module):
         return completed
 
 
+@checked_arguments
 class ParameterFromRuntimeStatsScaling(nnx.Module):
     """A scale that is collected from statistics first, and learned after.
 
@@ -176,7 +196,8 @@ class ParameterFromRuntimeStatsScaling(nnx.Module):
         restrict_scaling_impl: which values are allowed; None means `FloatRestrictValue()`.
         restrict_threshold_impl: likewise for the threshold; None means as `restrict_scaling_impl`.
         restrict_scale_threshold_impl: applied to the quotient; None means nothing.
-        scaling_stats_momentum: weight of the newest batch, in (0, 1]; None for the cumulative mean.
+        scaling_stats_momentum: weight of the newest batch, in (0, 1]; None for the cumulative mean, which calibration
+            takes too unless a momentum is named.
         scaling_min_val: the least value before the division.
 
     Raises:
@@ -212,15 +233,15 @@ class ParameterFromRuntimeStatsScaling(nnx.Module):
         restrict_scaling_impl: Restrict | None = None,
         restrict_threshold_impl: Restrict | None = None,
         restrict_scale_threshold_impl: Restrict | None = None,
-        scaling_stats_momentum: float | None = 0.1,
+        scaling_stats_momentum: float | None = DEFAULT_MOMENTUM,
         scaling_min_val: float | None = None,
     ) -> None:
         where = "ParameterFromRuntimeStatsScaling"
         shape = _check.shape(scaling_shape, where, "scaling_shape")
-        momentum = _check.momentum(scaling_stats_momentum, where, "scaling_stats_momentum")
+        steps = _check.positive_steps(collect_stats_steps, where)
         assign(
             self,
-            collection=Collection(_check.positive_steps(collect_stats_steps, where), momentum, shape),
+            collection=Collection.of(steps, scaling_stats_momentum, shape, where, "scaling_stats_momentum"),
             stats=scaling_stats_impl,
             value=QuantParam(float_array(1.0, shape)),
             buffer=QuantStat(float_array(1.0, shape)),
@@ -242,7 +263,7 @@ class ParameterFromRuntimeStatsScaling(nnx.Module):
         state = (self.value, self.buffer, self.counter)
         if self.use_running_average or x.size == 0:
             return self._learned_scale(collected_value(*state, self.collection, to_stored), threshold)
-        collecting = self.counter.get_value() < self.collection.steps
+        collecting = self.counter.get_value() < self.collection.limit
         stat = gated_statistic(*laid_out(self.stats, self.view, x.astype(jnp.float32)), collecting)
         stat = _check.statistic_shape(stat, self.collection.shape, "ParameterFromRuntimeStatsScaling")
         stat = clamp_scale(stat, self.scaling_min_val)
@@ -281,6 +302,22 @@ class ParameterFromRuntimeStatsScaling(nnx.Module):
             self.collection,
             self.restrict_scaling_impl.restrict_init_tensor,
         )
+
+    def has_range(self) -> bool | None:
+        """Whether a statistic was collected; see `StaticRange`."""
+        return all_counted(self.counter.get_value())
+
+    def begin_calibration(self) -> None:
+        """From now on collect anew, however many statistics there are."""
+        self.collection = self.collection.of_calibration(True)
+        self.counter.set_value(jnp.zeros_like(self.counter.get_value()))
+        self.use_running_average = False
+
+    def end_calibration(self) -> None:
+        """Fill `value` from what was collected; it is learned from the next call on."""
+        self.collection = self.collection.of_calibration(False)
+        to_stored = self.restrict_scaling_impl.restrict_init_tensor
+        end_calibration(self.value, self.buffer, self.counter, self.collection, to_stored)
 
     def set_view(self, use_running_average: bool | None = None) -> None:
         """Switch between training and evaluation.

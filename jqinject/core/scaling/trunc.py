@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core._protocols import Clamp, IntScalingImpl, Scaling
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import set_given
 from jqinject.core.clamp import TensorClamp
 from jqinject.ops.power import exp2
@@ -36,6 +37,7 @@ class TruncMsbScaling:
         return _ratio(input_bit_width, output_bit_width)
 
 
+@checked_arguments
 class TruncScalingWrapper(nnx.Module):
     """Any scale of the integers, as a divisor: `clamp(scaling_impl(q, trunc_int_scaling_impl(b_out, signed)), 1,
     2**(b_in - b_out))`; what lies outside of the bits that are left saturates.

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.stats.two_phase import TwoPhaseStat, finish
 from jqinject.ops import stats as ops
 
@@ -35,6 +36,7 @@ def require_axis(stats_reduce_dim: int | None, where: str) -> None:
         )
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class AbsMax(TwoPhaseStat):
     """`max |x|`.
@@ -65,6 +67,7 @@ class AbsMax(TwoPhaseStat):
         return finish(stat, self.stats_reduce_dim, self.keepdim)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class SignedAbsMax(TwoPhaseStat):
     """`-sign(x_m) * |x_m|`, `x_m` the element of largest magnitude: the extreme lands on the smallest
@@ -102,6 +105,7 @@ class SignedAbsMax(TwoPhaseStat):
         return finish(stat, self.stats_reduce_dim, self.keepdim)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class AbsMinMax(TwoPhaseStat):
     """`max(x) - min(x, 0)`: the width of the range, zero included.
@@ -128,6 +132,7 @@ class AbsMinMax(TwoPhaseStat):
         return finish(ops.magnitude(largest - not_above_zero(smallest)), self.stats_reduce_dim, self.keepdim)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class NegativeMinOrZero(TwoPhaseStat):
     """`min(min(x), 0)`: the zero point statistic that goes with `AbsMinMax`.
@@ -155,6 +160,7 @@ class NegativeMinOrZero(TwoPhaseStat):
         return finish(smallest, self.stats_reduce_dim, self.keepdim)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class AbsMaxAve(TwoPhaseStat):
     """The mean over channels of `max |x|`: one number.
@@ -185,6 +191,7 @@ class AbsMaxAve(TwoPhaseStat):
         return jnp.sum(largest) / max(largest.size, 1)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class AbsMaxL2(TwoPhaseStat):
     """`||m||_2 / sqrt(C)`, `m` the `max |x|` of each of `C` channels: one number.

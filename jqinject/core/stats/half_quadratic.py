@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from jqinject.core import _check
 from jqinject.core._protocols import BitWidth, IntScalingImpl, Stat, View
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign, set_given
 from jqinject.core.stats.search import SearchedStat, Trial
 from jqinject.core.variables import QuantStat, float_array
@@ -158,6 +159,7 @@ class HalfQuadraticOptimizer(SearchedStat):
         return views[0] if len(views) == 1 else jnp.concatenate(views, self.reduce_dim or 0)
 
 
+@checked_arguments
 class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
     """A scale by half-quadratic optimization: the median of `(x - sparse error) / integer`, times the integer steps.
 
@@ -237,6 +239,7 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
         return jnp.where(jnp.isfinite(found), found, candidate)
 
 
+@checked_arguments
 class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
     """A zero point by half-quadratic optimization: the mean of `x - sparse error - integer * scale`.
 

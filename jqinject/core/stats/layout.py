@@ -30,11 +30,14 @@ def laid_out(stat: Stat, view: View, x: jax.Array) -> tuple[Stat, jax.Array]:
     """
     if isinstance(stat, SearchedStat):
         return stat, x  # it tries the tensor as it is, and has a view of its own
-    if not isinstance(view, OverOutputChannelView) or view.permute_dims is None:
+    permute_dims, channel_axes = (
+        view.layout(x.shape) if isinstance(view, OverOutputChannelView) else (None, 0)
+    )
+    if permute_dims is None or not channel_axes:
         return stat, view(x)
-    first = x.ndim - view.channel_axes
-    channels_last = view.permute_dims[: view.channel_axes] == tuple(range(first, x.ndim)) and sorted(
-        view.permute_dims
+    first = x.ndim - channel_axes
+    channels_last = permute_dims[:channel_axes] == tuple(range(first, x.ndim)) and sorted(
+        permute_dims
     ) == list(range(x.ndim))
     if channels_last and isinstance(stat, TwoPhaseStat) and is_dataclass(stat) and stat.stats_reduce_dim == 1:
         return replace(stat, stats_reduce_dim=0), merge_axes(merge_axes(x, first, x.ndim), 0, first)

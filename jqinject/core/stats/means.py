@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core import _check
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.stats.extremes import require_axis, safe_sqrt
 from jqinject.core.stats.two_phase import TwoPhaseStat, finish
 from jqinject.core.variables import QuantParam, float_array
@@ -20,6 +21,7 @@ def _count(x: jax.Array, axis: int | None) -> int:
     return x.size if axis is None else x.shape[axis]
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class AbsAve(TwoPhaseStat):
     """`mean |x|`.
@@ -68,6 +70,7 @@ def _attach_spread(
     )
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class MeanSigmaStd(TwoPhaseStat):
     """`mean |x| + sigma * sqrt(var |x| + epsilon)`, `var` unbiased.
@@ -98,6 +101,7 @@ class MeanSigmaStd(TwoPhaseStat):
         return finish(mean + self.sigma * deviation, self.stats_reduce_dim, False)
 
 
+@checked_arguments
 class MeanLearnedSigmaStd(nnx.Module):
     """`MeanSigmaStd` with a learned `sigma`, the parameter `value`.
 
@@ -139,6 +143,7 @@ class MeanLearnedSigmaStd(nnx.Module):
         return mean + self.value.get_value().reshape(-1 if deviation.ndim else ()) * deviation
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class L1Norm(TwoPhaseStat):
     """`sum |x|` of each channel; the reduced axis is kept with size 1.
@@ -168,6 +173,7 @@ class L1Norm(TwoPhaseStat):
         return ops.attach_gradient(ops.magnitude(x), measured, jnp.float32(1))
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class L2Norm(TwoPhaseStat):
     """`sqrt(sum x**2)` of each channel; the reduced axis is kept with size 1; gradient 0 for a channel of

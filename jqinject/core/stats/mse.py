@@ -11,11 +11,13 @@ import jax.numpy as jnp
 
 from jqinject.core import _check
 from jqinject.core._protocols import Stat, View
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign
 from jqinject.core.stats.line_search import LINE_SEARCHES, Found
 from jqinject.core.stats.search import SearchedStat, Trial
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class MSEUniformStepBase:
     """Where a search begins: the starting statistic over the number of candidates.
@@ -30,11 +32,15 @@ class MSEUniformStepBase:
 
     mse_iters: int
 
+    def __post_init__(self) -> None:
+        _check.at_least(self.mse_iters, 1, "MSEUniformStepBase", "mse_iters")
+
     def __call__(self, init: jax.Array) -> jax.Array:
         """`init / mse_iters`."""
         return init / self.mse_iters
 
 
+@checked_arguments
 class MSE(SearchedStat):
     """The candidate with the least `sum (x - quantized(x))^2`, over the tensor or over each channel or group.
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core import _check
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.stats.extremes import not_above_zero
 from jqinject.core.stats.two_phase import TwoPhaseStat, finish
 from jqinject.ops import stats as ops
@@ -22,6 +23,7 @@ def _count(x: jax.Array, axis: int | None) -> int:
     return x.size if axis is None else x.shape[axis]
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class AbsPercentile(TwoPhaseStat):
     """The k-th smallest of `|x|`, `k = floor(q/100 * n + 1/2)` of `n` elements.
@@ -59,6 +61,7 @@ class AbsPercentile(TwoPhaseStat):
         return finish(stat, self.stats_reduce_dim, self.keepdim)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class NegativePercentileOrZero(TwoPhaseStat):
     """The k-th smallest of `x`, `k = ceil(q/100 * n)`, or 0 where that is positive.
@@ -95,6 +98,7 @@ class NegativePercentileOrZero(TwoPhaseStat):
         return finish(stat, self.stats_reduce_dim, self.keepdim)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class PercentileInterval(TwoPhaseStat):
     """`|x_(high) - min(x_(low), 0)|`: the width between two percentiles, zero included.

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core._protocols import IntQuantizer, Stat, View
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign, set_given
 from jqinject.core.clamp import Identity
 from jqinject.core.scaling.dynamic import Broadcastable, broadcastable
@@ -16,6 +17,7 @@ from jqinject.core.zero_point.shift import shift
 from jqinject.ops.ste import abs_binary_sign_grad
 
 
+@checked_arguments
 class RuntimeDynamicStatsZeroPoint(nnx.Module):
     """The zero point of the tensor at hand: `z = |stat(view(x))|`, in steps. No state.
 
@@ -69,6 +71,7 @@ class GroupwiseIntQuantizer(IntQuantizer, Protocol):
     ) -> jax.Array: ...
 
 
+@checked_arguments
 class RuntimeDynamicGroupZeroPoint(nnx.Module):
     """A zero point for each group of the tensor at hand: `z = -stat(groups(x))`, in steps. No state.
 

@@ -13,6 +13,7 @@ from flax import nnx
 from jqinject.core import _check
 from jqinject.core._fill import complete_filled, fill_once
 from jqinject.core._protocols import IntQuantizer, Stat, View
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import set_given
 from jqinject.core.scaling._affine import AffineRescaling, affine_rescaling
 from jqinject.core.stats.search import in_trial
@@ -33,6 +34,7 @@ class _Source:
     concat_dim: int
 
 
+@checked_arguments
 class StatsFromParameterZeroPoint(nnx.Module):
     """A zero point computed anew from the tensor at every call: `z = -stat(view(x))`.
 
@@ -108,6 +110,7 @@ class StatsFromParameterZeroPoint(nnx.Module):
         return shift(-stat, scale, bit_width, self.int_quant, self.source.quantize)
 
 
+@checked_arguments
 class ParameterFromStatsFromParameterZeroPoint(nnx.Module):
     """A learned zero point that starts from a statistic of the tensor: `z = |value|`.
 

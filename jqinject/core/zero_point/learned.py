@@ -10,13 +10,17 @@ from flax import nnx
 
 from jqinject.core import _check
 from jqinject.core._collect import (
+    DEFAULT_MOMENTUM,
     Collection,
+    all_counted,
     collect,
     collected_value,
     complete_collection,
+    end_calibration,
     finish_collection,
 )
 from jqinject.core._protocols import IntQuantizer, Stat, View
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import set_given
 from jqinject.core.stats.layout import laid_out
 from jqinject.core.stats.two_phase import gated_statistic
@@ -29,6 +33,7 @@ def _identity(x: jax.Array) -> jax.Array:
     return x
 
 
+@checked_arguments
 class ParameterZeroPoint(nnx.Module):
     """A learned zero point: `z = |value|`, the parameter `value` starting at `zero_point_init`.
 
@@ -70,6 +75,7 @@ class ParameterZeroPoint(nnx.Module):
         return shift(z, scale, bit_width, self.int_quant, self.quantize)
 
 
+@checked_arguments
 class ParameterFromRuntimeZeroPoint(nnx.Module):
     """A zero point that is collected from statistics first, and learned after: `z = |value|`.
 
@@ -87,7 +93,8 @@ class ParameterFromRuntimeZeroPoint(nnx.Module):
         zero_point_stats_impl: the statistic, `NegativePercentileOrZero` for instance.
         zero_point_shape: shape of the zero point.
         zero_point_stats_input_view_shape_impl: the view the statistic is taken of.
-        zero_point_stats_momentum: weight of the newest batch, in (0, 1]; None for the cumulative mean.
+        zero_point_stats_momentum: weight of the newest batch, in (0, 1]; None for the cumulative mean, which
+            calibration takes too unless a momentum is named.
 
     Raises:
         TypeError: when `collect_stats_steps` is not an int.
@@ -112,12 +119,14 @@ class ParameterFromRuntimeZeroPoint(nnx.Module):
         zero_point_stats_impl: Stat,
         zero_point_shape: tuple[int, ...],
         zero_point_stats_input_view_shape_impl: View,
-        zero_point_stats_momentum: float | None = 0.1,
+        zero_point_stats_momentum: float | None = DEFAULT_MOMENTUM,
     ) -> None:
         where = "ParameterFromRuntimeZeroPoint"
         shape = _check.shape(zero_point_shape, where, "zero_point_shape")
-        momentum = _check.momentum(zero_point_stats_momentum, where, "zero_point_stats_momentum")
-        self.collection = Collection(_check.positive_steps(collect_stats_steps, where), momentum, shape)
+        steps = _check.positive_steps(collect_stats_steps, where)
+        self.collection = Collection.of(
+            steps, zero_point_stats_momentum, shape, where, "zero_point_stats_momentum"
+        )
         self.int_quant = int_quant
         set_given(self, quantize=bool(quantize_zero_point))
         self.stats = zero_point_stats_impl
@@ -133,7 +142,7 @@ class ParameterFromRuntimeZeroPoint(nnx.Module):
         if self.use_running_average or x.size == 0:
             z = collected_value(*state, self.collection, _identity)
         else:
-            collecting = self.counter.get_value() < self.collection.steps
+            collecting = self.counter.get_value() < self.collection.limit
             stat = gated_statistic(*laid_out(self.stats, self.view, x.astype(jnp.float32)), collecting)
             where = "ParameterFromRuntimeZeroPoint"
             stat = _check.statistic_shape(stat, self.collection.shape, where, "zero_point_shape")
@@ -143,6 +152,21 @@ class ParameterFromRuntimeZeroPoint(nnx.Module):
     def init_zero_point(self) -> None:
         """End the collection now: `value` is filled from what was collected, if it is not yet."""
         finish_collection(self.value, self.buffer, self.counter, self.collection, _identity)
+
+    def has_range(self) -> bool | None:
+        """Whether a statistic was collected; see `StaticRange`."""
+        return all_counted(self.counter.get_value())
+
+    def begin_calibration(self) -> None:
+        """From now on collect anew, however many statistics there are."""
+        self.collection = self.collection.of_calibration(True)
+        self.counter.set_value(jnp.zeros_like(self.counter.get_value()))
+        self.use_running_average = False
+
+    def end_calibration(self) -> None:
+        """Fill `value` from what was collected; it is learned from the next call on."""
+        self.collection = self.collection.of_calibration(False)
+        end_calibration(self.value, self.buffer, self.counter, self.collection, _identity)
 
     def set_view(self, use_running_average: bool | None = None) -> None:
         """Switch between training and evaluation.

@@ -10,9 +10,11 @@ import jax.numpy as jnp
 
 from jqinject.core import _check
 from jqinject.core._protocols import View
+from jqinject.core.arguments import checked_arguments
 from jqinject.ops.power import in_steps
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class PreZeroCenterZeroPoint:
     """Centers a weight on 0 before it is rounded: `-mean(x) / scale`, the mean of each channel.

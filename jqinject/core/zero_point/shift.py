@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core._protocols import IntQuantizer
+from jqinject.core.arguments import checked_arguments
 from jqinject.core.variables import known_zero
 from jqinject.ops.power import in_steps
 
@@ -57,6 +58,7 @@ def shift(
     return in_steps(z, scale) + least
 
 
+@checked_arguments
 class ScaleShiftQuantZeroPoint(nnx.Module):
     """A zero point whose distance in floats is quantized by itself: `quantized(z) / scale + min_int`.
 

@@ -69,6 +69,8 @@ class QuantRecurrentCell(nnx.Module):
     gates: ClassVar[Mapping[str, str]]
     act_quantizers: ClassVar[Mapping[str, Slot]]
     io_quant: Any = None
+    in_features: int
+    hidden_features: int
 
     def _init_quantizers(self, given: Given, rngs: nnx.Rngs) -> None:
         """Make the quantizers, once the layers are there."""
@@ -81,11 +83,18 @@ class QuantRecurrentCell(nnx.Module):
             if slot is GATE_ACC and given.shares_accumulators and slot in first:
                 proxy = first[slot]
             else:
-                proxy = make_proxy(self, slot, quantizer, by_slot[slot.name], rngs)
+                proxy = make_proxy(
+                    self, slot, quantizer, by_slot[slot.name], rngs, channel_shape=self._channel_shape(slot)
+                )
             first.setdefault(slot, proxy)
             if proxy is not None:
                 setattr(self, name, proxy)
                 share(self, quantizer)
+
+    def _channel_shape(self, slot: Slot) -> tuple[int, ...] | None:
+        """Of a scale for each channel: there are as many as hidden features, in the input too or it is not known."""
+        known = slot is not IO or self.in_features == self.hidden_features
+        return (self.hidden_features,) if known else None
 
     def _held_quantizers(self) -> Mapping[str, Slot]:
         """Those of `act_quantizers` that this cell has."""

@@ -10,12 +10,6 @@ from jqinject.nn.recurrent._cell import relu, tanh
 from jqinject.nn.recurrent._stack import QuantRecurrentStack, returned
 from jqinject.nn.recurrent.lstm_cells import QuantLSTMCell
 from jqinject.nn.recurrent.other_cells import QuantSimpleCell
-from jqinject.quant import (
-    Int8ActPerTensorFloat,
-    Int8WeightPerTensorFloat,
-    Int32Bias,
-    Uint8ActPerTensorFloat,
-)
 
 # Which layer of the forward cell a layer of the backward cell takes. The input gate takes the kernel of the forget gate
 # and the other way round, as in Brevitas, whose models would give other numbers else.
@@ -33,8 +27,8 @@ class QuantLSTM(QuantRecurrentStack):
     quantizes its input; the others get what is quantized already.
 
     Source: Brevitas's `QuantLSTM`. Differs from Brevitas: parameters are those of `nnx.LSTMCell` (kernels are
-    (in, out); `recurrent_state_from_torch` converts); initial states of several layers in one direction are understood;
-    an override that does nothing is an error.
+    (in, out); `recurrent_state_from_torch` converts); no slot has a quantizer by default; initial states of several
+    layers in one direction are understood; an override that does nothing is an error.
 
     Args:
         input_size: features of the input.
@@ -44,7 +38,7 @@ class QuantLSTM(QuantRecurrentStack):
         batch_first: whether data are (batch, time, features), and not (time, batch, features).
         bidirectional: also run backwards; the outputs of both directions stand side by side.
         weight_quant: quantizer of the weights; the two of a gate share it.
-        bias_quant: quantizer of the biases; by default in the steps of input scale * weight scale.
+        bias_quant: quantizer of the biases; `Int32Bias` counts in steps of input scale * weight scale.
         io_quant: quantizer of the input and of the hidden states.
         gate_acc_quant: quantizer of each gate's sum.
         sigmoid_quant: quantizer of the gates.
@@ -69,7 +63,10 @@ class QuantLSTM(QuantRecurrentStack):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> lstm = QuantLSTM(3, 4, batch_first=True, weight_bit_width=4, rngs=nnx.Rngs(0))
+        >>> from jqinject.quant import Int8ActPerTensorFloat, Int8WeightPerTensorFloat
+        >>> lstm = QuantLSTM(
+        ...     3, 4, batch_first=True, weight_quant=Int8WeightPerTensorFloat, weight_bit_width=4,
+        ...     io_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0))
         >>> out, (h, c) = lstm(jnp.ones((2, 5, 3)))
         >>> out.shape, h.shape, c.shape
         ((2, 5, 4), (1, 2, 4), (1, 2, 4))
@@ -84,13 +81,13 @@ class QuantLSTM(QuantRecurrentStack):
         batch_first: bool = False,
         bidirectional: bool = False,
         *,
-        weight_quant: Any = Int8WeightPerTensorFloat,
-        bias_quant: Any = Int32Bias,
-        io_quant: Any = Int8ActPerTensorFloat,
-        gate_acc_quant: Any = Int8ActPerTensorFloat,
-        sigmoid_quant: Any = Uint8ActPerTensorFloat,
-        tanh_quant: Any = Int8ActPerTensorFloat,
-        cell_state_quant: Any = Int8ActPerTensorFloat,
+        weight_quant: Any = None,
+        bias_quant: Any = None,
+        io_quant: Any = None,
+        gate_acc_quant: Any = None,
+        sigmoid_quant: Any = None,
+        tanh_quant: Any = None,
+        cell_state_quant: Any = None,
         coupled_input_forget_gates: bool = False,
         cat_output_cell_states: bool = True,
         shared_input_hidden_weights: bool = False,
@@ -183,10 +180,10 @@ class QuantRNN(QuantRecurrentStack):
     Weights are quantized once a sequence, activations at every step. All layers and directions share `io_quant`. The
     first layer quantizes its input; the others get what is quantized already.
 
-    Source: Brevitas's `QuantRNN`. Differs from Brevitas: the quantizer of the sums has no prefix of its own, and its
-    learned scale does not begin with a random number added; kernels are (in, out) (`recurrent_state_from_torch`
-    converts); initial states of several layers in one direction are understood; an override that does nothing is an
-    error.
+    Source: Brevitas's `QuantRNN`. Differs from Brevitas: no slot has a quantizer by default; that of the sums has no
+    prefix of its own, and its learned scale does not begin with a random number added; kernels are (in, out)
+    (`recurrent_state_from_torch` converts); initial states of several layers in one direction are understood; an
+    override that does nothing is an error.
 
     Args:
         input_size: features of the input.
@@ -197,7 +194,7 @@ class QuantRNN(QuantRecurrentStack):
         batch_first: whether data are (batch, time, features), and not (time, batch, features).
         bidirectional: also run backwards; the outputs of both directions stand side by side.
         weight_quant: quantizer of the weights; the two of a cell share it.
-        bias_quant: quantizer of the biases; by default in the steps of input scale * weight scale.
+        bias_quant: quantizer of the biases; `Int32Bias` counts in steps of input scale * weight scale.
         io_quant: quantizer of the input and of the hidden states.
         gate_acc_quant: quantizer of the sums.
         shared_input_hidden_weights: both directions have the kernel of the input in common.
@@ -213,7 +210,9 @@ class QuantRNN(QuantRecurrentStack):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> rnn = QuantRNN(3, 4, num_layers=2, bidirectional=True, rngs=nnx.Rngs(0))
+        >>> from jqinject.quant import Int8WeightPerTensorFloat
+        >>> rnn = QuantRNN(
+        ...     3, 4, num_layers=2, bidirectional=True, weight_quant=Int8WeightPerTensorFloat, rngs=nnx.Rngs(0))
         >>> out, h = rnn(jnp.ones((5, 2, 3)))
         >>> out.shape, h.shape
         ((5, 2, 8), (4, 2, 4))
@@ -229,10 +228,10 @@ class QuantRNN(QuantRecurrentStack):
         batch_first: bool = False,
         bidirectional: bool = False,
         *,
-        weight_quant: Any = Int8WeightPerTensorFloat,
-        bias_quant: Any = Int32Bias,
-        io_quant: Any = Int8ActPerTensorFloat,
-        gate_acc_quant: Any = Int8ActPerTensorFloat,
+        weight_quant: Any = None,
+        bias_quant: Any = None,
+        io_quant: Any = None,
+        gate_acc_quant: Any = None,
         shared_input_hidden_weights: bool = False,
         return_quant_tensor: bool = False,
         rngs: nnx.Rngs,

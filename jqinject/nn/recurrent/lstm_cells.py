@@ -10,12 +10,6 @@ from flax import nnx
 from jqinject.nn._slots import split_keywords
 from jqinject.nn.recurrent._cell import Given, Parameters, Quantizers, Result, set_bias, sigmoid, tanh
 from jqinject.nn.recurrent._lstm_step import QuantLSTMStep
-from jqinject.quant import (
-    Int8ActPerTensorFloat,
-    Int8WeightPerTensorFloat,
-    Int32Bias,
-    Uint8ActPerTensorFloat,
-)
 
 
 @final
@@ -31,21 +25,21 @@ class QuantLSTMCell(QuantLSTMStep, nnx.LSTMCell):
 
     Every quantizer of activations is called at every step, and each place has one of its own (input and output share
     `io_quant`, the three cell states `cell_state_quant`). The two weights of a gate share one quantizer, so that their
-    products add up on one grid. A quantizer argument is an injector, a proxy to share, or None for none; further
-    keywords override what it declares, by prefix. With every quantizer None the cell is `nnx.LSTMCell` to the bit, and
-    parameters are always those of `nnx.LSTMCell`, so float checkpoints fit.
+    products add up on one grid. A quantizer argument is an injector, a proxy to share, or None, the default, for
+    none; further keywords override what it declares, by prefix. With every quantizer None the cell is `nnx.LSTMCell` to
+    the bit, and parameters are always those of `nnx.LSTMCell`, so float checkpoints fit.
 
     `nnx.RNN` carries the whole cell from step to step, statistics included, and quantizes the weights at every step;
     `QuantLSTM` does so once a sequence.
 
-    Source: Brevitas's `QuantLSTM`, of which this is one direction of one layer. Differs from Brevitas: input is
-    quantized step by step.
+    Source: Brevitas's `QuantLSTM`, of which this is one direction of one layer. Differs from Brevitas: no slot has
+    a quantizer by default; input is quantized step by step.
 
     Args:
         in_features: features of the input.
         hidden_features: features of the hidden state.
         weight_quant: quantizer of the kernels; channels are their last axis.
-        bias_quant: quantizer of the biases; by default in the steps of input scale * weight scale.
+        bias_quant: quantizer of the biases; `Int32Bias` counts in steps of input scale * weight scale.
         io_quant: quantizer of the input and of the hidden state.
         gate_acc_quant: quantizer of each gate's sum.
         sigmoid_quant: quantizer of what `gate_fn` makes.
@@ -65,7 +59,9 @@ class QuantLSTMCell(QuantLSTMStep, nnx.LSTMCell):
         DependencyError: a quantizer that can not be put together; the text shows the path.
 
     Example:
-        >>> rnn = nnx.RNN(QuantLSTMCell(3, 4, weight_bit_width=4, rngs=nnx.Rngs(0)))
+        >>> from jqinject.quant import Int8WeightPerTensorFloat
+        >>> cell = QuantLSTMCell(3, 4, weight_quant=Int8WeightPerTensorFloat, weight_bit_width=4, rngs=nnx.Rngs(0))
+        >>> rnn = nnx.RNN(cell)
         >>> rnn(jnp.ones((2, 5, 3))).shape, rnn.cell.ii.quant_weight().bit_width
         ((2, 5, 4), 4)
     """
@@ -77,13 +73,13 @@ class QuantLSTMCell(QuantLSTMStep, nnx.LSTMCell):
         in_features: int,
         hidden_features: int,
         *,
-        weight_quant: Any = Int8WeightPerTensorFloat,
-        bias_quant: Any = Int32Bias,
-        io_quant: Any = Int8ActPerTensorFloat,
-        gate_acc_quant: Any = Int8ActPerTensorFloat,
-        sigmoid_quant: Any = Uint8ActPerTensorFloat,
-        tanh_quant: Any = Int8ActPerTensorFloat,
-        cell_state_quant: Any = Int8ActPerTensorFloat,
+        weight_quant: Any = None,
+        bias_quant: Any = None,
+        io_quant: Any = None,
+        gate_acc_quant: Any = None,
+        sigmoid_quant: Any = None,
+        tanh_quant: Any = None,
+        cell_state_quant: Any = None,
         use_bias: bool = True,
         coupled_input_forget_gates: bool = False,
         shared_intra_layer_weight_quant: bool = False,
@@ -141,13 +137,13 @@ class QuantOptimizedLSTMCell(QuantLSTMStep, nnx.OptimizedLSTMCell):
     """`nnx.OptimizedLSTMCell` with quantizers: `QuantLSTMCell` with the kernels of all gates in one.
 
     All gates share one weight quantizer, and biases one quantizer; sums and activations are quantized as in
-    `QuantLSTMCell`. With every quantizer None the cell is `nnx.OptimizedLSTMCell` to the bit.
+    `QuantLSTMCell`. With every quantizer None, the default, the cell is `nnx.OptimizedLSTMCell` to the bit.
 
     Args:
         in_features: features of the input.
         hidden_features: features of the hidden state.
         weight_quant: quantizer of the two kernels; channels are their last axis, those of the gates side by side.
-        bias_quant: quantizer of the bias; by default in the steps of input scale * weight scale.
+        bias_quant: quantizer of the bias; `Int32Bias` counts in steps of input scale * weight scale.
         io_quant: quantizer of the input and of the hidden state.
         gate_acc_quant: quantizer of each gate's sum.
         sigmoid_quant: quantizer of what `gate_fn` makes.
@@ -163,7 +159,9 @@ class QuantOptimizedLSTMCell(QuantLSTMStep, nnx.OptimizedLSTMCell):
         DependencyError: a quantizer that can not be put together; the text shows the path.
 
     Example:
-        >>> rnn = nnx.RNN(QuantOptimizedLSTMCell(3, 4, rngs=nnx.Rngs(0)))
+        >>> from jqinject.quant import Int8WeightPerTensorFloat
+        >>> cell = QuantOptimizedLSTMCell(3, 4, weight_quant=Int8WeightPerTensorFloat, rngs=nnx.Rngs(0))
+        >>> rnn = nnx.RNN(cell)
         >>> rnn(jnp.ones((2, 5, 3))).shape, rnn.cell.dense_i.quant_weight().shape
         ((2, 5, 4), (3, 16))
     """
@@ -175,13 +173,13 @@ class QuantOptimizedLSTMCell(QuantLSTMStep, nnx.OptimizedLSTMCell):
         in_features: int,
         hidden_features: int,
         *,
-        weight_quant: Any = Int8WeightPerTensorFloat,
-        bias_quant: Any = Int32Bias,
-        io_quant: Any = Int8ActPerTensorFloat,
-        gate_acc_quant: Any = Int8ActPerTensorFloat,
-        sigmoid_quant: Any = Uint8ActPerTensorFloat,
-        tanh_quant: Any = Int8ActPerTensorFloat,
-        cell_state_quant: Any = Int8ActPerTensorFloat,
+        weight_quant: Any = None,
+        bias_quant: Any = None,
+        io_quant: Any = None,
+        gate_acc_quant: Any = None,
+        sigmoid_quant: Any = None,
+        tanh_quant: Any = None,
+        cell_state_quant: Any = None,
         shared_intra_layer_gate_acc_quant: bool = False,
         rngs: nnx.Rngs,
         **more: Any,

@@ -24,12 +24,6 @@ from jqinject.nn.recurrent._cell import (
     tanh,
     value_of,
 )
-from jqinject.quant import (
-    Int8ActPerTensorFloat,
-    Int8WeightPerTensorFloat,
-    Int32Bias,
-    Uint8ActPerTensorFloat,
-)
 from jqinject.quant_tensor import as_array
 
 
@@ -37,17 +31,17 @@ from jqinject.quant_tensor import as_array
 class QuantSimpleCell(QuantRecurrentCell, nnx.SimpleCell):
     """`nnx.SimpleCell` with quantizers: h' = Q_io(tanh(Q_acc(W_i Q_io(x) + W_h h + b))), for `nnx.RNN` and `QuantRNN`.
 
-    Quantizers of activations are called at every step. The two weights share one quantizer. With every quantizer None
-    the cell is `nnx.SimpleCell` to the bit.
+    Quantizers of activations are called at every step. The two weights share one quantizer. With every quantizer
+    None, the default, the cell is `nnx.SimpleCell` to the bit.
 
-    Source: Brevitas's `QuantRNN`, of which this is one direction of one layer. Differs from Brevitas: input is
-    quantized step by step.
+    Source: Brevitas's `QuantRNN`, of which this is one direction of one layer. Differs from Brevitas: no slot has a
+    quantizer by default; input is quantized step by step.
 
     Args:
         in_features: features of the input.
         hidden_features: features of the hidden state.
         weight_quant: quantizer of the two kernels; channels are their last axis.
-        bias_quant: quantizer of the bias; by default in the steps of input scale * weight scale.
+        bias_quant: quantizer of the bias; `Int32Bias` counts in steps of input scale * weight scale.
         io_quant: quantizer of the input and of the hidden state.
         gate_acc_quant: quantizer of the sum.
         use_bias: whether there is a bias.
@@ -63,7 +57,9 @@ class QuantSimpleCell(QuantRecurrentCell, nnx.SimpleCell):
         DependencyError: a quantizer that can not be put together; the text shows the path.
 
     Example:
-        >>> rnn = nnx.RNN(QuantSimpleCell(3, 4, io_bit_width=4, rngs=nnx.Rngs(0)))
+        >>> from jqinject.quant import Int8ActPerTensorFloat
+        >>> cell = QuantSimpleCell(3, 4, io_quant=Int8ActPerTensorFloat, io_bit_width=4, rngs=nnx.Rngs(0))
+        >>> rnn = nnx.RNN(cell)
         >>> rnn(jnp.ones((2, 5, 3))).shape
         (2, 5, 4)
     """
@@ -77,10 +73,10 @@ class QuantSimpleCell(QuantRecurrentCell, nnx.SimpleCell):
         in_features: int,
         hidden_features: int,
         *,
-        weight_quant: Any = Int8WeightPerTensorFloat,
-        bias_quant: Any = Int32Bias,
-        io_quant: Any = Int8ActPerTensorFloat,
-        gate_acc_quant: Any = Int8ActPerTensorFloat,
+        weight_quant: Any = None,
+        bias_quant: Any = None,
+        io_quant: Any = None,
+        gate_acc_quant: Any = None,
         use_bias: bool = True,
         bias_of_hidden: bool = False,
         input_layers: Mapping[str, Any] = {},
@@ -129,13 +125,14 @@ class QuantGRUCell(QuantRecurrentCell, nnx.GRUCell):
         h' = Q_io((1 - z) n + z h)
 
     Quantizers of activations are called at every step, and each place has one of its own (input and output share
-    `io_quant`). All kernels share one weight quantizer. With every quantizer None the cell is `nnx.GRUCell` to the bit.
+    `io_quant`). All kernels share one weight quantizer. With every quantizer None, the default, the cell is
+    `nnx.GRUCell` to the bit.
 
     Args:
         in_features: features of the input.
         hidden_features: features of the hidden state.
         weight_quant: quantizer of the two kernels; channels are their last axis, those of the gates side by side.
-        bias_quant: quantizer of the bias; by default in the steps of input scale * weight scale.
+        bias_quant: quantizer of the bias; `Int32Bias` counts in steps of input scale * weight scale.
         io_quant: quantizer of the input and of the hidden state.
         gate_acc_quant: quantizer of each gate's sum, and of W_hn h.
         sigmoid_quant: quantizer of what `gate_fn` makes.
@@ -150,7 +147,8 @@ class QuantGRUCell(QuantRecurrentCell, nnx.GRUCell):
         DependencyError: a quantizer that can not be put together; the text shows the path.
 
     Example:
-        >>> rnn = nnx.RNN(QuantGRUCell(3, 4, rngs=nnx.Rngs(0)))
+        >>> from jqinject.quant import Int8WeightPerTensorFloat
+        >>> rnn = nnx.RNN(QuantGRUCell(3, 4, weight_quant=Int8WeightPerTensorFloat, rngs=nnx.Rngs(0)))
         >>> rnn(jnp.ones((2, 5, 3))).shape
         (2, 5, 4)
     """
@@ -179,12 +177,12 @@ class QuantGRUCell(QuantRecurrentCell, nnx.GRUCell):
         in_features: int,
         hidden_features: int,
         *,
-        weight_quant: Any = Int8WeightPerTensorFloat,
-        bias_quant: Any = Int32Bias,
-        io_quant: Any = Int8ActPerTensorFloat,
-        gate_acc_quant: Any = Int8ActPerTensorFloat,
-        sigmoid_quant: Any = Uint8ActPerTensorFloat,
-        tanh_quant: Any = Int8ActPerTensorFloat,
+        weight_quant: Any = None,
+        bias_quant: Any = None,
+        io_quant: Any = None,
+        gate_acc_quant: Any = None,
+        sigmoid_quant: Any = None,
+        tanh_quant: Any = None,
         shared_intra_layer_gate_acc_quant: bool = False,
         rngs: nnx.Rngs,
         **more: Any,

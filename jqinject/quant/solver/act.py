@@ -91,8 +91,27 @@ class SolveActScalingInitFromEnum(ExtendedInjector):
 
 
 class SolveActScalingShape(ExtendedInjector):
-    """`scaling_shape`: () per tensor, `per_channel_broadcastable_shape` per channel (an activation has no weight
-    to read it from)."""
+    """`scaling_shape`: () per tensor, `per_channel_broadcastable_shape` per channel.
+
+    A layer that knows how many channels flow through a slot of its says so; else the user declares the shape.
+    """
+
+    @value
+    def per_channel_broadcastable_shape(activation_channel_shape=None):
+        if activation_channel_shape is None:
+            raise ValueError(
+                "a scale for each channel needs to know the channels, and this layer does not know how many flow "
+                "here.\n  cure: per_channel_broadcastable_shape = (4,) for 4 channels along the last axis, (4, 1, 1) "
+                "along the third from the end"
+            )
+        return activation_channel_shape
+
+    @value
+    def channel_shape(scaling_per_output, scaling_stats_permute_dims=None):
+        per_channel = scaling_per_output == ScalingPerOutputType.CHANNEL
+        if per_channel and scaling_stats_permute_dims is None:
+            return this.per_channel_broadcastable_shape
+        return None
 
     @value
     def scaling_per_output_channel_shape():

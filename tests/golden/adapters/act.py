@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-import jqinject.nn
 from jqinject.core import QuantParam
+from jqinject.nn import QuantHardTanh, QuantIdentity, QuantReLU, QuantSigmoid, QuantTanh
 from jqinject.quant_tensor import FloatQuantTensor, GroupwiseFloatQuantTensor, as_array
+from tests.golden._config import CannotDrive, reading
 from tests.golden.adapters.layouts import (
     compiled,
     dotted,
@@ -18,18 +19,31 @@ from tests.golden.adapters.layouts import (
     fields_of,
     once,
     our_path,
-    plain,
     quantizer,
     shaped,
 )
 
 Case = dict[str, Any]
 
+KINDS = {kind.__name__: kind for kind in (QuantHardTanh, QuantIdentity, QuantReLU, QuantSigmoid, QuantTanh)}
 
-def layer_of(case: Case) -> Any:
-    """The activation layer, which returns quantized tensors where there is a quantizer."""
-    kind = getattr(jqinject.nn, case["layer"]["kind"])
-    return kind(act_quant=quantizer(case["quantizer"]), return_quant_tensor=True, **plain(case["overrides"]))
+
+def build(case: Case, inputs: dict[str, np.ndarray]) -> Any:
+    """The activation layer, which returns quantized tensors if it has a quantizer."""
+    with reading(case["layer"], "an activation") as stated:
+        kind, shape = stated.choose("kind", KINDS), stated.take("x_shape")
+    with reading(case["config"], "an activation"):
+        pass
+    with reading(inputs, "the arrays of an activation") as arrays:
+        for name in ("x", "cotangent"):
+            if name in arrays:
+                arrays.take(name)
+            else:
+                for step in range(len(case["schedule"])):
+                    arrays.take(f"step{step}.{name}")
+    if "x" in inputs and list(inputs["x"].shape[1:]) != shape:
+        raise CannotDrive(f"batches of shape {shape}: got {inputs['x'].shape}")
+    return kind(act_quant=quantizer(case["quantizer"], case["overrides"]), return_quant_tensor=True)
 
 
 def run(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -61,7 +75,7 @@ def facts(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, Any]:
 
 @once
 def _sequence(case: Case, inputs: dict[str, np.ndarray]) -> list[tuple[dict[str, Any], dict[str, int]]]:
-    layer = layer_of(case)
+    layer = build(case, inputs)
     found = []
     for step, mode in enumerate(case["schedule"]):
         x, cotangent = (_batch(inputs, name, step) for name in ("x", "cotangent"))

@@ -1,7 +1,7 @@
 """Drives the cases of AQT: one function a group of cases."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,8 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 import jqinject.dot as d
+from jqinject.dot.numerics import FLOAT8_NAMES as FLOAT8
+from tests.golden._config import CannotDrive, Settings, meaning, reading
 from tests.golden.adapters import aqt_config, aqt_flax, aqt_stochastic
 
 Case = dict[str, Any]
@@ -18,8 +20,10 @@ CALIBRATIONS = {
     "absmax-clip0.5": d.AbsMaxCalibration(clipping_scale=0.5),
     "absmax-po2": d.AbsMaxCalibration(po2_scale=True),
     "const1": d.ConstantCalibration(1.0),
+    "const-2.5-po2": d.ConstantCalibration(2.5, po2_scale=True),
     "absmean": d.AbsMeanCalibration(clipping_scale=2.0),
-    "snr": d.SnrCalibration(),
+    "absmean-p2": d.AbsMeanCalibration(clipping_scale=1.5, p=2.0),
+    "snr": d.SnrCalibration((1.0, 0.8, 0.6, 0.4)),
 }
 JAXPRS = (Jaxpr, ClosedJaxpr)
 NUMERICS = ("preserve_zero", "preserve_max_val", "clip_gradient")
@@ -27,70 +31,153 @@ NUMERICS = ("preserve_zero", "preserve_max_val", "clip_gradient")
 
 def driver(case: Case) -> Callable[[Case, Arrays], dict[str, Any]]:
     """The function that drives a case."""
-    group = case["id"].split("/")[0]
-    if group == "flax":
-        return aqt_flax.driver(case)
-    if "n_keys" in case["config"] or case["id"].endswith("err-no-key"):
+    group, given = case["id"].split("/")[0], case["config"]
+    if group == "stochastic":
         return aqt_stochastic.driver(case)
-    if case["id"].startswith("dot/accumulator"):
+    if group == "dot" and "config" in given:
         return accumulator
-    groups = {"quantizer": quantizer, "dot": dot, "einsum": einsum, "conv": conv}
-    return {**groups, "config": aqt_config.config}[group]
+    groups = {"quantizer": quantizer, "dot": dot, "einsum": einsum, "conv": conv, "config": aqt_config.config}
+    return aqt_flax.driver(case) if group == "flax" else meaning(groups, group, "a group of AQT's cases")
+
+
+class Quantizer(NamedTuple):
+    """What a case of group `quantizer` says."""
+
+    numerics: d.IntNumerics | d.Float8Numerics
+    calibration: Any
+    axes: tuple[int, ...] | None
+
+
+def quantizer_of(config: dict[str, Any]) -> Quantizer:
+    with reading(config, "a quantizer") as given:
+        bits = given.take("bits")
+        flags = {name: given.take(name) for name in NUMERICS if name in given}
+        numerics = d.Float8Numerics(FLOAT8[bits]) if isinstance(bits, str) else d.IntNumerics(bits, **flags)
+        if flags and isinstance(bits, str):
+            raise CannotDrive(f"8-bit floats have no {', '.join(flags)}")
+        calibration = given.choose("calibration", CALIBRATIONS, d.AbsMaxCalibration())
+        axes = given.take("calibration_axes", None)
+        return Quantizer(numerics, calibration, axes)
 
 
 def quantizer(case: Case, inputs: Arrays) -> dict[str, Any]:
-    given = case["config"]
-    numerics = d.IntNumerics(given["bits"], **{name: given[name] for name in NUMERICS if name in given})
+    numerics, calibration, axes = quantizer_of(case["config"])
     x = jnp.asarray(inputs["x"])
     if "g" in inputs:  # numerics alone, with their gradient
         passes = numerics.passes_gradient(x)
         dx = inputs["g"] if passes is None else jnp.where(passes, inputs["g"], 0)
-        edges = {
-            "edge_of_last_bucket": numerics.edge,
-            "fwd_clip_bound": numerics.edge - 0.5,
-            "quant_bound": numerics.bound,
-        }
-        return {"y": numerics.encode(x), "dx": dx, **edges}
-    calibration = CALIBRATIONS[given.get("calibration", "absmax")]
-    found = d.OperandQuantizer(numerics, calibration).quantize(x, given["calibration_axes"])
+        found = {"y": numerics.encode(x), "dx": dx, "quant_bound": numerics.bound}
+        if isinstance(numerics, d.IntNumerics):
+            found |= {"edge_of_last_bucket": numerics.edge, "fwd_clip_bound": numerics.edge - 0.5}
+        return found
+    assert axes is not None, "a quantizer of arrays says which axes share a scale"
+    found = d.OperandQuantizer(numerics, calibration).quantize(x, axes)
     # Of a constant bound there is one scale here, and one for each channel there.
     shape = case["outputs"]["scale"]["shape"]
     scale = jnp.broadcast_to(found.scale, shape)
     return {"qvalue": found.payload, "scale": scale, "dequantized": found.dequantize()}
 
 
-def configured(case: Case) -> Any:
+class Dot(NamedTuple):
+    """What a case of group `dot` says."""
+
+    injector: type
+    numbers: Any
+    dtype: Any
+
+
+def dot_of(config: dict[str, Any]) -> Dot:
     """The injector that a case describes, without stochastic rounding."""
-    given = case["config"]
-    factory = given.get("factory", "config_v4").replace("-default", "")
-    if factory == "config_fwd_fp8":
-        return d.config_fwd_fp8()
-    if "lhs_dequant" in given:
-        modes = {
-            "calibration_axes": given["lhs_calibration"].removesuffix("_AXIS").lower(),
-            "dequant_mode": given["lhs_dequant"].lower(),
-        }
-        forward = d.ContractionInjector.let(
-            lhs=d.OperandInjector.let(**modes), rhs=d.OperandInjector.let(bits=given["rhs_bits"])
-        )
-        return d.DotGeneralInjector.let(forward=forward)
-    if factory == "fully_quantized":
-        return d.fully_quantized(use_stochastic_rounding=False)
+    with reading(config, "a contraction") as given:
+        numbers, dtype = given.take("dimension_numbers"), jnp.dtype(given.take("dtype"))
+        factory = given.choose("factory", FACTORIES, _config_v4)
+        return Dot(_adjusted(factory(given), given), numbers, dtype)
+
+
+def _config_v4(given: Settings) -> type:
     names = ("fwd_bits", "dlhs_bits", "drhs_bits", "use_dummy_static_bound")
-    keywords = {name: given[name] for name in names if name in given}
-    more = {
-        name: given[name]
-        for name in ("dlhs_use_fwd_quant", "drhs_use_fwd_quant", "fwd_accumulator_dtype")
-        if name in given
-    }
+    settings = {name: given.take(name) for name in names if name in given}
+    if "rng_type" in given:
+        raise CannotDrive("cases of contractions are without stochastic rounding")
+    return d.config_v4(**settings, rng_type=None)
+
+
+def _fully_quantized(given: Settings) -> type:
+    return d.fully_quantized(use_stochastic_rounding=given.take("use_stochastic_rounding"))
+
+
+def _config_fwd_fp8(given: Settings) -> type:
+    return d.config_fwd_fp8(given.take("fwd_bits", "e4m3"))
+
+
+FACTORIES = {
+    "config_v3": _config_v4,
+    "config_v4": _config_v4,
+    "fully_quantized": _fully_quantized,
+    "config_fwd_fp8": _config_fwd_fp8,
+}
+MODES = {mode.upper(): mode for mode in ("output", "this_input", "other_input")}
+AXES = {f"{axes.upper()}_AXIS": axes for axes in ("contracting", "remaining")}
+
+
+def _adjusted(injector: type, given: Settings) -> type:
+    """AQT's setters: what a case changes in a configuration after it was made."""
+    names = ("dlhs_use_fwd_quant", "drhs_use_fwd_quant", "fwd_accumulator_dtype", "dlhs_accumulator_dtype")
+    settings = {name: given.take(name) for name in names if name in given}
     if "set_absmax_calib_scale" in given:
+        scale = given.take("set_absmax_calib_scale")
         # There only integers have a gradient that is clipped.
-        integers = isinstance(given.get("fwd_bits", 8), int)
-        more |= {"clipping_scale": given["set_absmax_calib_scale"], "clip_gradient": integers}
+        integers = isinstance(injector.fwd_bits, int)
+        settings |= {"clipping_scale": scale, "clip_gradient": integers and scale < 1}
+    if "set_constant_calibration" in given:
+        settings["calibration"] = d.ConstantCalibration(given.take("set_constant_calibration"))
+    injector = injector.let(**settings, **_local(given))
+    if "set_auto_calib_scale" in given:
+        search = d.SnrCalibration(tuple(given.take("set_auto_calib_scale")))
+        injector = with_operands(injector, right={"calibration": search})
+    if "set_int_numerics_preserve_zero" in given:
+        numbers = {"preserve_zero": given.take("set_int_numerics_preserve_zero")}
+        injector = with_operands(injector, left=numbers, right=numbers)
+    if "fwd_dequant_mode" in given:
+        mode = {"dequant_mode": given.choose("fwd_dequant_mode", MODES)}
+        injector = with_operands(injector, ("forward",), left=mode, right=mode)
+    left = {"dequant_mode": ("lhs_dequant", MODES), "calibration_axes": ("lhs_calibration", AXES)}
+    left = {ours: given.choose(*theirs) for ours, theirs in left.items() if theirs[0] in given}
+    right = {"bits": given.take("rhs_bits")} if "rhs_bits" in given else {}
+    return with_operands(injector, ("forward",), left=left, right=right)
+
+
+def _local(given: Settings) -> dict[str, d.LocalAqt]:
+    """The pieces of gradients; a size without a side is that of the gradient that has bits of its own."""
+    largest = "largest" if given.take("tile_largest_shape", False) else "first"
+    found = {}
     for side in ("dlhs", "drhs"):
         if f"{side}_shard_count" in given:
-            keywords[f"{side}_local_aqt"] = d.LocalAqt(given[f"{side}_shard_count"])
-    return d.config_v4(**keywords, rng_type=None).let(**more)
+            found[f"{side}_local_aqt"] = d.LocalAqt(given.take(f"{side}_shard_count"), None, largest)
+    if "shard_size" in given:
+        side = "drhs" if "drhs_bits" in given else "dlhs"
+        found[f"{side}_local_aqt"] = d.LocalAqt(None, given.take("shard_size"), largest)
+    return found
+
+
+CONTRACTIONS = ("forward", "backward_lhs", "backward_rhs")
+
+
+def with_operands(
+    injector: type,
+    contractions: tuple[str, ...] = CONTRACTIONS,
+    *,
+    left: dict[str, Any] | None = None,
+    right: dict[str, Any] | None = None,
+) -> type:
+    """The injector with names of operands overridden."""
+    changed = {}
+    for name in contractions:
+        found = getattr(injector, name)
+        sides = {"lhs": left, "rhs": right}
+        sides = {side: getattr(found, side).let(**names) for side, names in sides.items() if names}
+        changed |= {name: found.let(**sides)} if sides else {}
+    return injector.let(**changed) if changed else injector
 
 
 def with_gradients(function: Any, inputs: Arrays, dtype: Any) -> dict[str, Any]:
@@ -103,28 +190,41 @@ def with_gradients(function: Any, inputs: Arrays, dtype: Any) -> dict[str, Any]:
 
 
 def dot(case: Case, inputs: Arrays) -> dict[str, Any]:
-    given = case["config"]
-    numbers = given["dimension_numbers"]
-    general = configured(case).dot_general
-    return with_gradients(lambda a, b: general(a, b, numbers), inputs, given["dtype"])
+    injector, numbers, dtype = dot_of(case["config"])
+    general = injector.dot_general
+    return with_gradients(lambda a, b: general(a, b, numbers), inputs, dtype)
+
+
+EINSUM_SETTINGS = {
+    "v4": {},
+    "lhs8rhs4": {"fwd_rhs_bits": 4, "dlhs_bits": None},
+    "drhs8": {"drhs_bits": 8},
+}
+
+
+def einsum_of(config: dict[str, Any]) -> tuple[str, type]:
+    """The equation and the injector."""
+    with reading(config, "an einsum") as given:
+        injector = d.config_v4(rng_type=None).let(**given.choose("config", EINSUM_SETTINGS))
+        return given.take("eqn"), injector
 
 
 def einsum(case: Case, inputs: Arrays) -> dict[str, Any]:
-    given = case["config"]
-    settings = {
-        "lhs8rhs4": {"fwd_rhs_bits": 4, "dlhs_bits": None},
-        "drhs8": {"drhs_bits": 8},
-    }.get(given["config"], {})
-    injector = d.config_v4(rng_type=None).let(**settings)
-    found = with_gradients(lambda a, b: d.einsum(given["eqn"], a, b, config=injector), inputs, jnp.float32)
+    eqn, injector = einsum_of(case["config"])
+    found = with_gradients(lambda a, b: d.einsum(eqn, a, b, config=injector), inputs, jnp.float32)
     # Whether AQT's einsum swaps is its own affair: what counts is that the results agree.
-    return found | case["json_outputs"]
+    return found | {name: case["json_outputs"][name] for name in ("einsum_swaps_operands",)}
+
+
+def accumulator_of(config: dict[str, Any]) -> type:
+    with reading(config, "an accumulator") as given:
+        bits = given.choose("config", {"v4": 8, "none": None, "fp8": "e4m3"})
+        return d.config_v4(fwd_bits=bits, rng_type=None)
 
 
 def accumulator(case: Case, inputs: Arrays) -> dict[str, Any]:
     """The dtypes of the `dot_general` that a program really has."""
-    bits = {"v4": 8, "none": None, "fp8": "e4m3"}[case["config"]["config"]]
-    general = d.config_v4(fwd_bits=bits, rng_type=None).dot_general
+    general = accumulator_of(case["config"]).dot_general
     x = jnp.ones((4, 4))
     jaxpr = jax.make_jaxpr(lambda a, b: general(a, b, (((1,), (0,)), ((), ()))))(x, x)
     return {"dot_generals": [_dtypes(found) for found in _dot_generals(jaxpr.jaxpr)][:1]}
@@ -148,18 +248,18 @@ def _dtypes(equation: Any) -> dict[str, Any]:
     }
 
 
+def conv_of(config: dict[str, Any]) -> tuple[type, dict[str, Any]]:
+    """The injector, and the convolution's own arguments."""
+    with reading(config, "a convolution") as given:
+        names = ("lhs_dilation", "rhs_dilation", "feature_group_count", "batch_group_count")
+        arguments = {"window_strides": given.take("strides"), "padding": given.take("padding")}
+        arguments |= {name: given.take(name) for name in names if name in given}
+        return d.config_v4(fwd_bits=given.take("bits"), rng_type=None), arguments
+
+
 def conv(case: Case, inputs: Arrays) -> dict[str, Any]:
-    given = case["config"]
+    injector, arguments = conv_of(case["config"])
     lhs, rhs = (jnp.asarray(inputs[name]) for name in ("lhs", "rhs"))
     space = {1: "W", 2: "HW", 3: "DHW"}[lhs.ndim - 2]
-    names = ("lhs_dilation", "rhs_dilation", "feature_group_count", "batch_group_count")
-    y = d.conv_general_dilated(
-        lhs,
-        rhs,
-        given["strides"],
-        given["padding"],
-        dimension_numbers=(f"N{space}C", f"{space}IO", f"N{space}C"),
-        config=d.config_v4(fwd_bits=given["bits"], rng_type=None),
-        **{name: given[name] for name in names if name in given},
-    )
-    return {"out": y}
+    numbers = (f"N{space}C", f"{space}IO", f"N{space}C")
+    return {"out": d.conv_general_dilated(lhs, rhs, dimension_numbers=numbers, config=injector, **arguments)}

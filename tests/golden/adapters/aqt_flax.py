@@ -9,6 +9,7 @@ from flax import nnx
 
 import jqinject.dot as d
 from jqinject.dot import QuantMode
+from tests.golden._config import meaning, reading
 
 Case = dict[str, Any]
 Arrays = dict[str, np.ndarray]
@@ -16,7 +17,11 @@ CONFIGS = {
     "v4": d.config_v4(),
     "fwd4": d.config_v4(fwd_bits=4, dlhs_bits=None),
     "fp8": d.config_fwd_fp8(),
+    "fp8-e5m2": d.config_fwd_fp8("e5m2"),
+    "v4-drhs8": d.config_v4(drhs_bits=8),
+    "v4-static": d.config_v4(use_dummy_static_bound=True),
 }
+NETS = {"dense": ["d"], "mlp": ["d1", "d2"], "dense_general": ["dg"], "einsum": ["e"], "einsum_swap": ["e"]}
 
 
 def driver(case: Case) -> Callable[[Case, Arrays], dict[str, Any]]:
@@ -34,7 +39,7 @@ class Net(nnx.Module):
 
     def __init__(self, kind: str, config: Any, inputs: Arrays) -> None:
         self.kind = kind
-        names = {"dense": ["d"], "mlp": ["d1", "d2"], "dense_general": ["dg"]}.get(kind, ["e"])
+        names = NETS[kind]
         op = d.QEinsum if kind.startswith("einsum") else d.QDotGeneral
         self.ops = nnx.Dict({name: op(config) for name in names})
         self.weights = nnx.Dict({name: self.layer(name, inputs) for name in names})
@@ -65,12 +70,20 @@ class Net(nnx.Module):
         return x
 
 
+def served_of(config: dict[str, Any]) -> tuple[str, type]:
+    """The kind of the net, and the injector of its contractions."""
+    with reading(config, "a served net") as given:
+        given.take("use_legacy_freezer")  # AQT's two ways to store the same; here there is one
+        injector = given.choose("config", CONFIGS)
+        kind = given.take("kind")
+    meaning(NETS, kind, "a served net: kind")
+    return kind, injector
+
+
 def served(case: Case, inputs: Arrays) -> dict[str, Any]:
-    given = case["config"]
-    if "kind" not in given:
-        raise AssertionError("no driver")
-    net = Net(given["kind"], CONFIGS[given["config"]], inputs)
-    side = "lhs" if given["kind"] == "einsum_swap" else "rhs"
+    kind, injector = served_of(case["config"])
+    net = Net(kind, injector, inputs)
+    side = "lhs" if kind == "einsum_swap" else "rhs"
     x, x2 = jnp.asarray(inputs["x"]), jnp.asarray(inputs["x2"])
     found: dict[str, Any] = {"y_train": net(x), "y_train_x2": net(x2)}
     net.set_attributes(**{f"{side}_quant_mode": QuantMode.CONVERT})
@@ -100,18 +113,34 @@ def _facts(case: Case, found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def refused_of(config: dict[str, Any]) -> tuple[type, QuantMode]:
+    """The injector and the mode of weights of a layer that has nothing to serve."""
+    with reading(config, "a layer that cannot be served") as given:
+        given.take("use_legacy_freezer", None)
+        # Nothing is stored of an operand without bits.
+        bits = given.choose("rhs_freeze_mode", {"NONE": None}, 8)
+        modes = {mode.name: mode for mode in QuantMode}
+        mode = given.choose("rhs_quant_mode", modes, QuantMode.SERVE)
+        return d.config_v4(fwd_bits=bits, dlhs_bits=bits), mode
+
+
 def refused(case: Case, inputs: Arrays) -> dict[str, Any]:
     """What can't be served: nothing was stored, or there is nothing to store."""
-    config, mode = d.config_v4(), QuantMode.SERVE
-    if case["config"].get("rhs_freeze_mode") == "NONE":
-        config, mode = d.config_v4(fwd_bits=None, dlhs_bits=None), QuantMode.CONVERT
+    config, mode = refused_of(case["config"])
     layer = nnx.Linear(3, 2, dot_general=d.QDotGeneral(config, rhs_quant_mode=mode), rngs=nnx.Rngs(0))
     return {"y": layer(jnp.ones((1, 3)))}
 
 
+def tiled_of(config: dict[str, Any]) -> tuple[str, type, int]:
+    """The equation, the injector, and the length of the summed axis."""
+    with reading(config, "a contraction in tiles") as given:
+        forward = d.ContractionInjector.let(local_aqt=d.LocalAqt(given.take("tile_count")))
+        injector = d.DotGeneralInjector.let(forward=forward)
+        return given.take("eqn"), injector, given.take("contraction")
+
+
 def tiled(case: Case, inputs: Arrays) -> dict[str, Any]:
-    given = case["config"]
-    forward = d.ContractionInjector.let(local_aqt=d.LocalAqt(given["tile_count"]))
-    config = d.DotGeneralInjector.let(forward=forward)
+    eqn, injector, length = tiled_of(case["config"])
     x, kernel = (jnp.asarray(inputs[name]) for name in ("lhs", "rhs"))
-    return {"out": d.einsum(given["eqn"], x, kernel, config=config)}
+    assert kernel.shape[0] == length
+    return {"out": d.einsum(eqn, x, kernel, config=injector)}

@@ -11,29 +11,42 @@ from flax import nnx
 import jqinject
 from jqinject.nn import QuantMultiHeadAttention, attention_from_torch
 from jqinject.quant_tensor import as_array
-from tests.golden._driver import CannotDrive
-from tests.golden.adapters.layouts import compiled, dotted, fields_of, our_path, plain, quantizer
+from tests.brevitas_defaults import ATTENTION
+from tests.golden._config import CannotDrive, Settings, reading
+from tests.golden.adapters.layer_classes import arguments_of, quantizers_of
+from tests.golden.adapters.layouts import compiled, dotted, fields_of, our_path
 
 Case = dict[str, Any]
-POSITIONAL = ("embed_dim", "num_heads")
-WORDS = {"bias": "use_bias", "dropout": "dropout_rate"}
+POSITIONAL = ("embed_dim", "num_heads", "dropout", "bias")
 PARTS = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
+
+
+def build(case: Case, inputs: dict[str, np.ndarray]) -> tuple[QuantMultiHeadAttention, bool]:
+    """The layer of the case with its weights, and whether batches come first."""
+    with reading(case["config"], "attention") as config:
+        arguments = arguments_of(config, "QuantMultiheadAttention", POSITIONAL)
+    with reading(arguments, "attention") as given:
+        layer = _layer(given)
+        heads, batch_first = given.take("num_heads"), given.take("batch_first", False)
+    with reading(inputs, "the arrays of attention") as arrays:
+        for name in ("x", "cotangent0", "cotangent1"):
+            arrays.take(name)
+        weights = {n.removeprefix("param."): arrays.take(n) for n in inputs if n.startswith("param.")}
+    jqinject.load_state(layer, attention_from_torch(weights, heads))
+    return layer, batch_first
 
 
 def sequence(case: Case, inputs: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     """What every step gives: outputs and gradients by the reference's names."""
-    given = dict(zip(POSITIONAL, case["config"]["args"], strict=False)) | plain(case["config"]["kwargs"])
-    layer = _layer(given)
-    weights = {n.removeprefix("param."): x for n, x in inputs.items() if n.startswith("param.")}
-    jqinject.load_state(layer, attention_from_torch(weights, given["num_heads"]))
+    layer, batch_first = build(case, inputs)
     found = []
     for step, mode in enumerate(case["schedule"]):
         layer.train() if mode == "train" else layer.eval()
-        x = _batch_first(given, inputs["x"][step])
-        cotangents = (_batch_first(given, inputs["cotangent0"]), jnp.asarray(inputs["cotangent1"]))
-        (gradients, along_x), (out, weights) = compiled(_gradients)(layer, x, *cotangents)
-        outputs = {"tensor": out, "grad.x": _to_theirs(given, along_x), "out1.value": np.asarray(weights)}
-        outputs |= {f"out0.{n}": _to_theirs(given, a) for n, a in fields_of(out).items()}
+        x = jnp.asarray(_swapped(batch_first, inputs["x"][step]))
+        cotangents = (_swapped(batch_first, inputs["cotangent0"]), inputs["cotangent1"])
+        (gradients, along_x), (out, weights) = compiled(_gradients)(layer, x, *map(jnp.asarray, cotangents))
+        outputs = {"tensor": out, "grad.x": _swapped(batch_first, along_x), "out1.value": np.asarray(weights)}
+        outputs |= {f"out0.{n}": _swapped(batch_first, a) for n, a in fields_of(out).items()}
         flat = {dotted(path): np.asarray(g.get_value()) for path, g in nnx.to_flat_state(gradients)}
         flat |= _of_projections(layer, flat)
         names = (name for name in case["outputs"] if name.startswith("grad.") and name != "grad.x")
@@ -41,23 +54,26 @@ def sequence(case: Case, inputs: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     return found
 
 
-def _layer(given: dict[str, Any]) -> QuantMultiHeadAttention:
-    given = {"packed_in_proj": True} | given
-    size = given.pop("embed_dim")
+def _layer(given: Settings) -> QuantMultiHeadAttention:
+    size = given.take("embed_dim")
     for name in ("add_bias_kv", "add_zero_attn"):
-        if given.pop(name, False):
+        if given.take(name, False):
             raise CannotDrive(f"Flax's attention has no {name}")
-    sources = {given.pop("kdim", None) or size, given.pop("vdim", None) or size}
+    sources = {given.take("kdim", None) or size, given.take("vdim", None) or size}
     if len(sources) > 1:
         raise CannotDrive("Flax's attention projects keys and values from inputs of one size")
-    given.pop("batch_first", None)
-    arguments = {WORDS.get(name, name): value for name, value in given.items()}
-    for name, value in arguments.items():
-        if name.endswith("_quant") and isinstance(value, str):
-            arguments[name] = quantizer(value)
-    heads = arguments.pop("num_heads")
+    defaults = {slot: quantizer.__name__ for slot, quantizer in ATTENTION.items()}
     return QuantMultiHeadAttention(
-        heads, size, in_kv_features=sources.pop(), decode=False, rngs=nnx.Rngs(0), **arguments
+        given.take("num_heads"),
+        size,
+        in_kv_features=sources.pop(),
+        decode=False,
+        use_bias=given.take("bias", True),
+        dropout_rate=given.take("dropout", 0.0),
+        packed_in_proj=given.take("packed_in_proj", True),
+        rngs=nnx.Rngs(0),
+        return_quant_tensor=given.take("return_quant_tensor", False),
+        **quantizers_of(given, defaults | {"softmax_input_quant": None, "out_proj_output_quant": None}),
     )
 
 
@@ -106,13 +122,10 @@ def _matrix(part: str, kind: str, found: dict[str, np.ndarray]) -> np.ndarray:
     return (kernel.reshape(-1, kernel.shape[-1]) if part == "out" else kernel.reshape(len(kernel), -1)).T
 
 
-def _batch_first(given: dict[str, Any], x: np.ndarray) -> Any:
-    return jnp.asarray(x if given.get("batch_first") or x.ndim != 3 else np.swapaxes(x, 0, 1))
-
-
-def _to_theirs(given: dict[str, Any], x: Any) -> np.ndarray:
+def _swapped(batch_first: bool, x: Any) -> np.ndarray:
+    """From the reference's order of batch and time to ours, or back."""
     x = np.asarray(x)
-    return x if given.get("batch_first") or x.ndim != 3 else np.swapaxes(x, 0, 1)
+    return x if batch_first or x.ndim != 3 else np.swapaxes(x, 0, 1)
 
 
 def _ours(name: str) -> str:

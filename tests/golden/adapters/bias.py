@@ -9,49 +9,56 @@ import numpy as np
 from flax import nnx
 
 from jqinject import IntQuantTensor
+from tests.golden._config import CannotDrive, reading
 from tests.golden.adapters.layouts import (
     LAYOUTS,
+    Layout,
     back,
     facts_of,
     fields_of,
     in_the_words_of,
     is_quantized,
     moved,
-    plain,
     quantizer,
 )
 
 Case = dict[str, Any]
 
 
-def layer_of(case: Case, inputs: dict[str, np.ndarray]) -> Any:
-    """The layer whose bias is the case's, in our layout."""
-    layout = LAYOUTS[case["layer"]["kind"]]
-    weight = moved(inputs["weight"], layout.weight(inputs["weight"].ndim))
-    layer = layout.make(
-        weight.shape,
-        weight_quant=quantizer(case["config"]["weight_quant"]),
-        bias_quant=quantizer(case["quantizer"]),
-        **plain(case["overrides"], "bias_"),
-        **({"padding": "VALID"} if weight.ndim > 2 else {}),
-    )
+def build(case: Case, inputs: dict[str, np.ndarray]) -> tuple[Any, Any, Layout]:
+    """The layer whose bias is the case's, in our layout; its quantized input; and the layout."""
+    with reading(case["layer"], "a bias") as stated:
+        layout, shape = stated.choose("kind", LAYOUTS), stated.take("weight_shape")
+    with reading(inputs, "the arrays of a bias") as arrays:
+        given, bias, x, _ = (arrays.take(name) for name in ("weight", "bias", "x", "cotangent"))
+    if list(given.shape) != shape:
+        raise CannotDrive(f"a weight {shape}: got {given.shape}")
+    weight = moved(given, layout.weight(given.ndim))
+    with reading(case["config"], "a bias") as config:
+        layer = layout.make(
+            weight.shape,
+            weight_quant=quantizer(config.take("weight_quant")),
+            bias_quant=quantizer(case["quantizer"], case["overrides"]),
+            **({"padding": "VALID"} if weight.ndim > 2 else {}),
+        )
+        quantized = input_of(jnp.asarray(moved(x, layout.data(x.ndim))), config.take("input"))
     layer.weight = nnx.Param(jnp.asarray(weight))
-    layer.bias = nnx.Param(jnp.asarray(inputs["bias"]))
-    return layer
+    layer.bias = nnx.Param(jnp.asarray(bias))
+    return layer, quantized, layout
 
 
-def input_of(case: Case, inputs: dict[str, np.ndarray]) -> Any:
-    """The quantized input that the case describes."""
-    x = jnp.asarray(moved(inputs["x"], LAYOUTS[case["layer"]["kind"]].data(inputs["x"].ndim)))
-    given = case["config"]["input"]
-    if given is None:
+def input_of(x: Any, stated: dict[str, Any] | None) -> Any:
+    """The input, quantized as the case states."""
+    if stated is None:
         return x
-    return IntQuantTensor(x, given["scale"], 0.0, given["bit_width"], signed=given["signed"], training=False)
+    with reading(stated, "the input of a bias") as given:
+        scale, bits, signed = (given.take(name) for name in ("scale", "bit_width", "signed"))
+    return IntQuantTensor(x, scale, 0.0, bits, signed=signed, training=False)
 
 
 def run(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Every output that the case names."""
-    layer, x = layer_of(case, inputs), input_of(case, inputs)
+    layer, x, layout = build(case, inputs)
     cotangent = jnp.asarray(inputs["cotangent"])
 
     def loss(layer: Any) -> tuple[Any, Any]:
@@ -60,7 +67,6 @@ def run(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return jnp.sum(value * cotangent), tensor
 
     gradients, tensor = nnx.grad(loss, has_aux=True)(layer)
-    layout = LAYOUTS[case["layer"]["kind"]]
     axes = layout.weight(inputs["weight"].ndim)
     output = np.asarray(layer(x))
     outputs = {
@@ -74,6 +80,6 @@ def run(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def facts(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, Any]:
     """The facts of the quantized bias and of its proxy."""
-    layer = layer_of(case, inputs)
-    found = facts_of(layer.quant_bias(input_of(case, inputs)))
+    layer, x, _ = build(case, inputs)
+    found = facts_of(layer.quant_bias(x))
     return found | {"requires_input_scale": layer.bias_quant.requires_input_scale}

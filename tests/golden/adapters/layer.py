@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.nn import (
-    QuantConv,
-    QuantConvTranspose,
-    QuantEmbed,
-    QuantIdentity,
-    QuantLinear,
-    QuantReLU,
-    QuantScaleBias,
-)
-from jqinject.quant_tensor import as_array, max_pool
-from tests.golden._driver import CannotDrive
+from jqinject.quant_tensor import as_array
+from tests.golden._config import CannotDrive, reading
 from tests.golden.adapters import attention, recurrent
+from tests.golden.adapters.layer_classes import layer_of
 from tests.golden.adapters.layouts import (
     LAYOUTS,
     back,
@@ -30,114 +23,12 @@ from tests.golden.adapters.layouts import (
     moved,
     once,
     our_path,
-    plain,
-    quantizer,
     shaped,
 )
 
 Case = dict[str, Any]
 
-LINEAR = ("QuantLinear", "QuantScaleBias", "QuantEmbedding")
-CONVOLUTIONS = ("QuantConv1d", "QuantConv2d", "QuantConv3d")
-TRANSPOSED = ("QuantConvTranspose1d", "QuantConvTranspose2d", "QuantConvTranspose3d")
-POSITIONAL = {
-    "QuantScaleBias": ("num_features", "use_bias"),
-    "QuantEmbedding": ("num_embeddings", "features"),
-    **dict.fromkeys(
-        ("QuantLinear", *CONVOLUTIONS, *TRANSPOSED), ("in_features", "out_features", "kernel_size")
-    ),
-}
 WEIGHTS = ("kernel", "embedding", "scale")
-WORDS = {
-    "in_channels": "in_features",
-    "out_channels": "out_features",
-    "stride": "strides",
-    "dilation": "kernel_dilation",
-    "groups": "feature_group_count",
-    "bias": "use_bias",
-}
-
-
-class Net(nnx.Module):
-    """The network that the case describes in words, for kernels of the given shapes."""
-
-    def __init__(
-        self, config: dict[str, Any], conv_kernel: tuple[int, ...], fc_kernel: tuple[int, ...]
-    ) -> None:
-        *window, inner, outer = conv_kernel
-        steps = {"collect_stats_steps": config["collect_stats_steps"], "return_quant_tensor": True}
-        rngs = nnx.Rngs(0)
-        self.inp = QuantIdentity(quantizer("Int8ActPerTensorFloat"), **steps)
-        self.c1 = QuantConv(
-            inner,
-            outer,
-            tuple(window),
-            padding="VALID",
-            weight_quant=quantizer("Int8WeightPerChannelFloat"),
-            weight_bit_width=config["weight_bit_width_c1"],
-            bias_quant=quantizer("Int32Bias"),
-            return_quant_tensor=True,
-            rngs=rngs,
-        )
-        self.a1 = QuantReLU(quantizer("Uint8ActPerTensorFloat"), bit_width=config["bit_width_a1"], **steps)
-        self.fc = QuantLinear(
-            *fc_kernel,
-            weight_quant=quantizer("Int8WeightPerTensorFloat"),
-            bias_quant=quantizer("Int32Bias"),
-            return_quant_tensor=True,
-            rngs=rngs,
-        )
-
-    def __call__(self, x: Any) -> Any:
-        y = max_pool(self.a1(self.c1(self.inp(x))), (2, 2), strides=(2, 2))
-        return self.fc(y.transpose((0, 3, 1, 2)).reshape((y.shape[0], -1)))
-
-
-def _layer(case: Case, inputs: dict[str, np.ndarray]) -> Any:
-    config, kind = case["config"], case["layer"]["kind"]
-    if "class" not in config:
-        names = ("param.c1.weight", "param.fc.weight")
-        return Net(config, *(_to_ours(case, name, inputs[name]).shape for name in names))
-    if kind not in POSITIONAL:
-        raise CannotDrive(f"no layer for {kind}")
-    given = dict(zip(POSITIONAL[kind], config["args"], strict=False)) | config["kwargs"]
-    arguments: dict[str, Any] = {WORDS.get(k, k): v for k, v in plain(given).items()}
-    for name, given in arguments.items():
-        if name.endswith("_quant") and isinstance(given, str):
-            arguments[name] = quantizer(given)
-    if kind in LINEAR:
-        return _linear(kind, arguments)
-    rank = int(kind[-2])
-    arguments["kernel_size"] = _each(arguments["kernel_size"], rank)
-    if kind in TRANSPOSED:
-        return _transposed(rank, arguments)
-    arguments["padding"] = [(p, p) for p in _each(arguments.get("padding", 0), rank)]
-    return QuantConv(rngs=nnx.Rngs(0), **arguments)
-
-
-def _linear(kind: str, arguments: dict[str, Any]) -> Any:
-    if kind == "QuantLinear":
-        return QuantLinear(rngs=nnx.Rngs(0), **arguments)
-    if kind == "QuantEmbedding":
-        return QuantEmbed(rngs=nnx.Rngs(0), **arguments)
-    arguments.pop("runtime_shape", None)  # channels are the last axis here, whatever the rank
-    return QuantScaleBias(**arguments)
-
-
-def _transposed(rank: int, arguments: dict[str, Any]) -> Any:
-    """The reference pads what the strided window leaves: less of the border, and more at the end, as it is told."""
-    padding = _each(arguments.pop("padding", 0), rank)
-    more = _each(arguments.pop("output_padding", 0), rank)
-    dilation = arguments["kernel_dilation"] = _each(arguments.get("kernel_dilation", 1), rank)
-    arguments["strides"] = _each(arguments.get("strides", 1), rank)
-    reach = [d * (k - 1) for d, k in zip(dilation, arguments["kernel_size"], strict=True)]
-    pairs = [(r - p, r - p + m) for r, p, m in zip(reach, padding, more, strict=True)]
-    return QuantConvTranspose(rngs=nnx.Rngs(0), padding=pairs, transpose_kernel=True, **arguments)
-
-
-def _each(given: int | tuple[int, ...], rank: int) -> tuple[int, ...]:
-    """One number for each axis of the window."""
-    return given if isinstance(given, tuple) else (given,) * rank
 
 
 def _axes(case: Case, name: str, ndim: int) -> tuple[int, ...]:
@@ -162,23 +53,38 @@ def _to_theirs(case: Case, name: str, array: Any) -> np.ndarray:
     return back(array, _axes(case, name, array.ndim)) if array.ndim > 1 else array
 
 
-def _prepared(case: Case, inputs: dict[str, np.ndarray]) -> Any:
-    layer = _layer(case, inputs)
-    for name, array in inputs.items():
-        if name.startswith("param."):
-            *owners, last = name.split(".")[1:]
-            owner = layer
-            for step in owners:
-                owner = getattr(owner, step)
-            setattr(owner, last, nnx.Param(_to_ours(case, name, array)))
+def build(case: Case, inputs: dict[str, np.ndarray]) -> Any:
+    """The layer of the case, with its parameters."""
+    with reading(case["layer"], "a layer") as stated:
+        kind = stated.take("kind")
+    if kind == "QuantMultiheadAttention":
+        return attention.build(case, inputs)
+    if kind in recurrent.KINDS:
+        return recurrent.build(case, inputs)
+    with reading(case["config"], kind) as config:
+        layer = layer_of(config, kind)
+    with reading(inputs, f"the arrays of {kind}") as arrays:
+        arrays.take("x")
+        arrays.take("cotangent0")
+        for name in inputs:
+            if name.startswith("param."):
+                _set(layer, name.split(".")[1:], _to_ours(case, name, arrays.take(name)))
     return layer
+
+
+def _set(layer: Any, path: list[str], array: Any) -> None:
+    *owners, last = path
+    owner = functools.reduce(getattr, owners, layer)
+    if getattr(owner, last).shape != array.shape:
+        raise CannotDrive(f"{'.'.join(path)}: shape {getattr(owner, last).shape}, got {array.shape}")
+    setattr(owner, last, nnx.Param(array))
 
 
 @once
 def _sequence(case: Case, inputs: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     if case["layer"]["kind"] == "QuantMultiheadAttention":
         return attention.sequence(case, inputs)
-    layer = _prepared(case, inputs)
+    layer = build(case, inputs)
     found = []
     for step, mode in enumerate(case["schedule"]):
         layer.train() if mode == "train" else layer.eval()

@@ -8,42 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 import jqinject.quant
-from jqinject.nn import QuantConv, QuantLinear
-from jqinject.nn._weight_layer import QuantWeightLayer
+from jqinject.nn import QuantConv, QuantConvTranspose, QuantEmbed, QuantLinear
 from jqinject.quant_tensor import FloatQuantTensor, GroupwiseFloatQuantTensor, GroupwiseQuantTensor
-
-
-class Carrier(QuantWeightLayer):
-    """A weight with its quantizers and no forward of its own, for layers that the library does not have."""
-
-    weight_name = "kernel"
-
-    def __init__(
-        self, shape: tuple[int, ...], channel_axis: int, given: Mapping[str, Any], overrides: Any
-    ) -> None:
-        self.kernel = nnx.Param(jnp.zeros(shape))
-        self.bias = nnx.Param(jnp.zeros(shape[channel_axis]))
-        self.channel_axis = channel_axis
-        self._init_quantizers(given, overrides, False, nnx.Rngs(0))
-
-    @property
-    def weight_ndim(self) -> int:
-        return len(self.kernel.shape)
-
-    @property
-    def output_channel_dim(self) -> int:
-        return self.channel_axis
-
-    def _parent_forward(self, stand_in: Any, inputs: Any, out_sharding: Any) -> Any:
-        raise AssertionError("a carrier has no forward")
-
-    def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
-        return ()
+from tests.golden._config import CannotDrive
 
 
 @dataclass(frozen=True)
@@ -89,25 +60,26 @@ def make_depthwise(shape: tuple[int, ...], **arguments: Any) -> QuantConv:
     return make_conv(shape, groups=shape[-1] // shape[-2], **arguments)
 
 
-def make_carrier(channel_axis: int) -> Callable[..., Any]:
-    def make(shape: tuple[int, ...], **arguments: Any) -> Carrier:
-        given = {name: arguments.pop(name) for name in ("weight_quant", "bias_quant") if name in arguments}
-        if channel_axis == 1 and "group_dim" in given.get("weight_quant", {}):
-            arguments.setdefault("weight_group_dim", 0)  # the inputs of a transposed convolution
-        return Carrier(shape, channel_axis, given, arguments)
+def make_transposed(shape: tuple[int, ...], **arguments: Any) -> QuantConvTranspose:
+    *window, outer, inner = shape
+    return QuantConvTranspose(
+        inner, outer, tuple(window), transpose_kernel=True, rngs=nnx.Rngs(0), **arguments
+    )
 
-    return make
+
+def make_embed(shape: tuple[int, ...], **arguments: Any) -> QuantEmbed:
+    return QuantEmbed(*shape, rngs=nnx.Rngs(0), **arguments)
 
 
 CONV = Layout(kernel_last, channels_last, make_conv)
 DEPTHWISE = Layout(kernel_last, channels_last, make_depthwise)
-TRANSPOSED = Layout(same, same, make_carrier(1))
+TRANSPOSED = Layout(kernel_last, channels_last, make_transposed)
 LAYOUTS = {
     "linear": Layout(kernel_last, same, make_linear),
     **{f"conv{rank}d": CONV for rank in (1, 2, 3)},
     **{f"conv{rank}d_dw": DEPTHWISE for rank in (1, 2, 3)},
     **{f"convtranspose{rank}d": TRANSPOSED for rank in (1, 2, 3)},
-    "embedding": Layout(same, same, make_carrier(0)),
+    "embedding": Layout(same, same, make_embed),
 }
 
 
@@ -125,9 +97,59 @@ def back(array: Any, axes: tuple[int, ...], group_dim: int | None = None) -> np.
     return moved(array, tuple(np.argsort(axes)))
 
 
-def quantizer(name: str) -> Any:
-    """A ready-made quantizer by its name."""
-    return getattr(jqinject.quant, name)
+# What the cases override in a quantizer.
+OVERRIDES = {
+    "accumulator_bit_width",
+    "bit_width",
+    "bit_width_impl_type",
+    "collect_stats_steps",
+    "exponent_bit_width",
+    "float_to_int_impl_type",
+    "group_dim",
+    "group_size",
+    "high_percentile_q",
+    "learned_round_impl_type",
+    "low_percentile_q",
+    "mantissa_bit_width",
+    "max_val",
+    "min_val",
+    "narrow_range",
+    "per_channel_broadcastable_shape",
+    "quant_delay_steps",
+    "quant_type",
+    "quantize_zero_point",
+    "restrict_scaling_type",
+    "saturating",
+    "scaling_affine_rescaling_init",
+    "scaling_const",
+    "scaling_impl_type",
+    "scaling_min_val",
+    "scaling_per_output_channel",
+    "scaling_per_output_type",
+    "scaling_stats_momentum",
+    "scaling_stats_op",
+    "scaling_stats_permute_dims",
+    "sigma",
+    "signed",
+    "threshold",
+}
+
+
+def quantizer(name: str, overrides: Mapping[str, Any] | None = None) -> Any:
+    """A ready-made quantizer by its name, or one derived from it that declares the overrides.
+
+    Declared, not given as keywords: one that the quantizer does not read as it is wired is then no error, as in the
+    reference.
+    """
+    if not hasattr(jqinject.quant, name):
+        raise CannotDrive(f"jqinject.quant has no {name}")
+    base = getattr(jqinject.quant, name)
+    unknown = sorted(set(overrides or {}) - OVERRIDES)
+    if unknown:
+        raise CannotDrive(f"{name}: no adapter knows the overrides {unknown}")
+    if not overrides:
+        return base
+    return type(base)(name, (base,), {"__module__": __name__, **plain(overrides)})
 
 
 def compiled(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -149,9 +171,9 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
     return remembering
 
 
-def plain(overrides: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Overrides as a user writes them: sequences as tuples, with the layer's prefix."""
-    return {prefix + name: tuple(v) if isinstance(v, list) else v for name, v in overrides.items()}
+def plain(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Overrides as a user writes them: sequences as tuples."""
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in overrides.items()}
 
 
 def facts_of(tensor: Any) -> dict[str, Any]:

@@ -2,253 +2,107 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
-import jqinject
-from jqinject.core import BinaryQuant, ParameterScaling, QuantParam
-from jqinject.nn import QuantIdentity
-from jqinject.quant_tensor import as_array
-from tests.golden._driver import CannotDrive
+from tests.golden._config import CannotDrive, reading
 from tests.golden.adapters.layouts import (
-    LAYOUTS,
-    back,
     dotted,
-    facts_of,
-    fields_of,
-    kernel_last,
-    moved,
     once,
     our_path,
-    plain,
-    quantizer,
     shaped,
 )
-from tests.golden.adapters.user_quantizers import Advanced, BinaryFromMax, BinaryFromMean
+from tests.golden.adapters.proxy_scenarios import (
+    act_checkpoint,
+    act_runtime_stats_become_parameter,
+    advanced,
+    binary_parameter,
+    disable_quant,
+    param_from_max_assign,
+    param_from_max_inplace,
+    param_from_max_load,
+    param_from_max_load_quantized,
+    param_from_stats_checkpoint,
+    quant_of,
+    shared_mean,
+    shared_quantizer,
+)
 
 Case = dict[str, Any]
-LAYOUT_OF_RANK = {2: "linear", 3: "conv1d", 4: "conv2d", 5: "conv3d"}
 
-
-def layer_of(weight: np.ndarray, quant: Any, **overrides: Any) -> Any:
-    """A layer that holds the given weight (of the reference's layout)."""
-    ours = to_ours(weight)
-    make = LAYOUTS[LAYOUT_OF_RANK[weight.ndim]].make
-    layer = make(ours.shape, use_bias=False, weight_quant=quant, **overrides)
-    layer.weight = nnx.Param(ours)
-    return layer
-
-
-def to_ours(weight: np.ndarray) -> Any:
-    return jnp.asarray(moved(weight, kernel_last(weight.ndim)))
-
-
-def theirs(array: Any) -> np.ndarray:
-    array = np.asarray(array)
-    return back(array, kernel_last(array.ndim)) if array.ndim > 1 else array
-
-
-def float_state(weight: np.ndarray) -> dict[str, Any]:
-    return {"kernel": to_ours(weight)}
-
-
-def weight_of(layer: Any) -> np.ndarray:
-    return theirs(as_array(layer.quant_weight()))
-
-
-def scale_of(layer: Any) -> np.ndarray:
-    return theirs(layer.weight_quant.scale())
-
-
-def binary_parameter(case: Case, inputs: Any) -> dict[str, Any]:
-    return fields_of(
-        BinaryQuant(ParameterScaling(case["config"]["s"]))(jnp.asarray(inputs["x"])).quant_tensor(
-            signed=True, training=True
-        )
-    )
-
-
-def param_from_max_load(case: Case, inputs: Any) -> dict[str, Any]:
-    layer = layer_of(inputs["w0"], BinaryFromMax)
-    found = {"scale_before": scale_of(layer), "value_before": weight_of(layer)}
-    state: dict[str, Any] = float_state(inputs["w1"])
-    if "saved_scale" in inputs:
-        scale = np.full((1,), inputs["saved_scale"], np.float32)
-        state["weight_quant"] = {"tensor_quant": {"scaling_impl": {"value": scale}}}
-    jqinject.load_state(layer, state)
-    return found | {"scale_after": scale_of(layer), "value_after": weight_of(layer)}
-
-
-def param_from_max_assign(case: Case, inputs: Any) -> dict[str, Any]:
-    layer = layer_of(inputs["w0"], BinaryFromMax)
-    layer.weight = nnx.Param(to_ours(inputs["w1"]))
-    return {"scale_after": scale_of(layer)}
-
-
-def param_from_max_inplace(case: Case, inputs: Any) -> dict[str, Any]:
-    layer = layer_of(inputs["w0"], BinaryFromMax)
-    layer.kernel[...] = to_ours(inputs["w1"])
-    found = {"scale_stale": scale_of(layer)}
-    layer.weight_quant.init_tensor_quant()
-    return found | {"scale_after": scale_of(layer)}
-
-
-def shared(case: Case, inputs: Any) -> dict[str, Any]:
-    quant = quantizer(case["quantizer"]) if case.get("quantizer") else BinaryFromMean
-    first = layer_of(inputs["w0"], quant, **plain(case["overrides"], "weight_"))
-    found = {"scale_before": scale_of(first)}
-    second = layer_of(inputs["w1"], first.weight_quant)
-    found["same_proxy"] = second.weight_quant is first.weight_quant
-    found |= {"value0": weight_of(first), "value1": weight_of(second), "scale_after": scale_of(first)}
-    found["zero_point_after"] = theirs(first.weight_quant.zero_point())
-    if "cotangent" in inputs:
-        cotangent = to_ours(inputs["cotangent"])
-
-        def loss(layers: Any) -> Any:
-            return sum(jnp.sum(as_array(layer.quant_weight()) * cotangent) for layer in layers)
-
-        layers = nnx.List([first, second])
-        nnx_gradients = nnx.grad(loss)(layers)
-        # A weight that a shared quantizer tracks stands under the first of its paths.
-        by_shape = {path: v.get_value() for path, v in nnx.to_flat_state(nnx_gradients)}
-        found |= {
-            f"grad.w{i}": theirs(_gradient_of(layers, layer, by_shape)) for i, layer in enumerate(layers)
-        }
-    return found
-
-
-def _gradient_of(layers: Any, layer: Any, gradients: dict[tuple[Any, ...], Any]) -> Any:
-    for path, variable in nnx.to_flat_state(nnx.state(layers)):
-        if variable is layer.kernel:
-            return gradients[path]
-    raise CannotDrive("the gradient of a shared weight has no path")
-
-
-def advanced(case: Case, inputs: Any) -> dict[str, Any]:
-    switches = {name: case["config"][name] for name in ("is_clamped", "scaling_per_output_channel")}
-    layer = layer_of(inputs["w0"], Advanced.let(**switches))
-    cotangent = to_ours(inputs["cotangent"])
-    gradients = nnx.grad(lambda layer: jnp.sum(layer.quant_weight().value * cotangent))(layer)
-    found = {"value": weight_of(layer), "scale": scale_of(layer)}
-    found["grad.weight"] = theirs(gradients["kernel"].get_value())
-    for path, gradient in nnx.to_flat_state(gradients):
-        if isinstance(gradient, QuantParam):
-            found[f"grad.{dotted(path[1:])}"] = theirs(gradient.get_value())
-    jqinject.load_state(layer, float_state(inputs["w1"]))
-    return found | {"value_after": weight_of(layer), "scale_after": scale_of(layer)}
-
-
-def disable_quant(case: Case, inputs: Any) -> dict[str, Any]:
-    layer = layer_of(inputs["w0"], quantizer(case["quantizer"]), **plain(case["overrides"], "weight_"))
-    layer.weight_quant.disable_quant = True
-    return {
-        "value": weight_of(layer),
-        "is_quant_enabled": layer.weight_quant.is_quant_enabled,
-        "scale_is_none": layer.weight_quant.scale() is None,
-    }
-
-
-def checkpoint(layer: Any) -> dict[str, Any]:
-    """What the reference saves: weights, and those parameters of quantizers that are filled.
-
-    A scale that is still collected is saved as what was collected so far, and one that was not begun is left out.
-    """
-    copy = nnx.clone(layer)
-    for _, module in nnx.iter_modules(copy):
-        if "counter" in vars(module) and int(module.counter.get_value()) > 0:
-            for name in ("init_scale", "init_zero_point"):
-                getattr(module, name, lambda: None)()
-    filled: dict[tuple[str, ...], Any] = {}
-    begun = {path[:-1]: int(v.get_value()) for path, v in nnx.to_flat_state(nnx.state(copy)) if _counts(path)}
-    for path, variable in nnx.to_flat_state(nnx.state(copy)):
-        saved = isinstance(variable, nnx.Param) or path[-1] == "running_stats"
-        if saved and begun.get(path[:-1], 1):
-            filled[path] = variable.get_value()
-    return nnx.to_pure_dict(nnx.from_flat_state(filled)) if filled else {}
-
-
-def _counts(path: tuple[Any, ...]) -> bool:
-    return path[-1] in ("counter", "init_done")
-
-
-def param_from_stats_checkpoint(case: Case, inputs: Any) -> dict[str, Any]:
-    def fresh() -> Any:
-        return layer_of(inputs["w0"], quantizer(case["quantizer"]), **plain(case["overrides"], "weight_"))
-
-    layer = fresh()
-    if any("tensor_quant" in key for key in case["facts"]["saved_keys"]):
-        layer.quant_weight()
-    restored = fresh()
-    jqinject.load_state(restored, checkpoint(layer) | float_state(inputs["w1"]))
-    return {"scale_after": scale_of(restored)}
-
-
-def act_checkpoint(case: Case, inputs: Any) -> dict[str, Any]:
-    def fresh() -> Any:
-        return QuantIdentity(
-            quantizer(case["quantizer"]), return_quant_tensor=True, **plain(case["overrides"])
-        )
-
-    original = fresh()
-    for x in inputs["x"][: case["config"]["steps"]]:
-        original(jnp.asarray(x))
-    saved, restored = checkpoint(original), fresh()
-    jqinject.load_state(restored, saved)
-    found = _saved(saved)
-    x = jnp.asarray(inputs["x_eval"])
-    for name, layer in (("original", original), ("restored", restored)):
-        layer.eval()
-        found |= {f"{name}.{field}": array for field, array in fields_of(layer(x)).items()}
-    restored.train()
-    trained = fields_of(restored(jnp.asarray(inputs["x"][0])))
-    return found | {f"restored_train.{field}": array for field, array in trained.items()}
-
-
-def act_runtime_stats_become_parameter(case: Case, inputs: Any) -> dict[str, Any]:
-    def identity(scaling_impl_type: str, **more: Any) -> Any:
-        overrides = plain(case["overrides"]) | {"scaling_impl_type": scaling_impl_type, **more}
-        return QuantIdentity(quantizer(case["quantizer"]), return_quant_tensor=True, **overrides)
-
-    running = identity("stats")
-    for x in inputs["x"]:
-        running(jnp.asarray(x))
-    learned = identity("parameter", min_val=-1.0, max_val=1.0)
-    saved = checkpoint(running)
-    jqinject.load_state(learned, saved)
-    learned.eval()
-    tensor = learned(jnp.asarray(inputs["x"][0]))
-    return {**_saved(saved), **fields_of(tensor), **facts_of(tensor)}
-
-
-def _saved(state: dict[str, Any]) -> dict[str, Any]:
-    flat = nnx.traversals.flatten_mapping(state)
-    return {f"saved.{dotted(path[1:])}": np.asarray(array) for path, array in flat.items()}
-
-
-SCENARIOS = {
-    "binary_parameter": binary_parameter,
-    "param_from_max_load": param_from_max_load,
-    "param_from_max_assign": param_from_max_assign,
-    "param_from_max_inplace": param_from_max_inplace,
-    "shared": shared,
-    "advanced": advanced,
-    "disable_quant": disable_quant,
-    "param_from_stats_checkpoint": param_from_stats_checkpoint,
-    "act_checkpoint": act_checkpoint,
-    "act_runtime_stats_become_parameter": act_runtime_stats_become_parameter,
+# What the reference calls a scenario -> what drives it, its arrays, and its numbers.
+SCENARIOS: dict[str, tuple[Callable[..., dict[str, Any]], tuple[str, ...], tuple[str, ...]]] = {
+    "BinaryQuant(ParameterScaling(s)) called on x": (binary_parameter, ("x",), ("s",)),
+    "binary weight quantizer, scale parameter initialised from max|weight|; weights w0; then a float state dict with "
+    "w1 is loaded": (param_from_max_load, ("w0", "w1"), ()),
+    "as above but the checkpoint also holds the scale parameter 0.77: it wins": (
+        param_from_max_load_quantized,
+        ("w0", "w1", "saved_scale"),
+        (),
+    ),
+    "a new Parameter is assigned to layer.weight: re-initialised at once": (
+        param_from_max_assign,
+        ("w0", "w1"),
+        (),
+    ),
+    "in-place write to the weight: the scale is stale until init_tensor_quant()": (
+        param_from_max_inplace,
+        ("w0", "w1"),
+        (),
+    ),
+    "scale = mean|w| over the tracked weights; a second layer then shares the proxy": (
+        shared_mean,
+        ("w0", "w1"),
+        (),
+    ),
+    "two conv layers share one proxy; cotangent applied to both quantized weights": (
+        shared_quantizer,
+        ("w0", "w1", "cotangent"),
+        (),
+    ),
+    "a @value picks ClampedBinaryQuant or BinaryQuant; scaling_shape follows `this`; scale parameter from max|w|; "
+    "then w1 is loaded": (
+        advanced,
+        ("w0", "w1", "cotangent"),
+        ("is_clamped", "scaling_per_output_channel"),
+    ),
+    "weight_quant.disable_quant = True: the weight comes back as it is": (disable_quant, ("w0",), ()),
+    "state dict taken from a layer with w0, weight replaced by w1, loaded in a new layer": (
+        param_from_stats_checkpoint,
+        ("w0", "w1"),
+        (),
+    ),
+    "`steps` training batches, state dict saved and loaded into a fresh layer; both evaluated on x_eval; then the "
+    "restored one takes one training batch x[0]": (act_checkpoint, ("x", "x_eval"), ("steps",)),
+    "trained with scaling_impl_type=stats, loaded into scaling_impl_type=parameter": (
+        act_runtime_stats_become_parameter,
+        ("x",),
+        (),
+    ),
 }
+
+
+def build(case: Case, inputs: dict[str, np.ndarray]) -> Callable[[], dict[str, Any]]:
+    """What drives the scenario of a case, with all that the case states."""
+    with reading(case["config"], "a scenario") as config:
+        scenario, arrays, numbers = config.choose("scenario", SCENARIOS)
+        given = {name: config.take(name) for name in numbers}
+    with reading(inputs, f"the arrays of {scenario.__name__}") as found:
+        for name in arrays:
+            found.take(name)
+    if case.get("quantizer"):
+        quant_of(case)
+    elif case["overrides"]:
+        raise CannotDrive(f"{case['id']}: overrides of a quantizer that it does not name")
+    return functools.partial(scenario, case, inputs, **given)
 
 
 @once
 def _driven(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, Any]:
-    name = case["id"].split("/")[1]
-    for prefix, scenario in SCENARIOS.items():
-        if name.startswith(prefix):
-            return scenario(case, inputs)
-    raise CannotDrive(f"no scenario for {case['id']}")
+    return build(case, inputs)()
 
 
 def run(case: Case, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

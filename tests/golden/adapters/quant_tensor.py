@@ -1,6 +1,5 @@
 """Drives the reference cases of IntQuantTensor: what an operation does to its fields."""
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -20,42 +19,40 @@ from jqinject.quant_tensor import (
     relu,
     repeat,
 )
-from tests.golden._driver import CannotDrive
+from tests.golden._config import CannotDrive, reading
+from tests.golden.adapters.layouts import once
 
 # The reference is (batch, channels, height, width), (out, in), (out, in, height, width).
 TO_CHANNELS_LAST = (0, 2, 3, 1)
 TO_CHANNELS_FIRST = (0, 3, 1, 2)
 
 
-def _operands(case: dict[str, Any], inputs: dict[str, np.ndarray]) -> list[IntQuantTensor]:
-    return [
-        IntQuantTensor(
-            jnp.asarray(inputs[f"x{i}"]),
-            np.asarray(spec["scale"], np.float32),
-            np.asarray(spec["zero_point"], np.float32),
-            spec["bit_width"],
-            spec["signed"],
-            spec["training"],
+def _operand(x: Any, stated: dict[str, Any]) -> IntQuantTensor:
+    with reading(stated, "an operand") as given:
+        return IntQuantTensor(
+            jnp.asarray(x),
+            np.asarray(given.take("scale"), np.float32),
+            np.asarray(given.take("zero_point"), np.float32),
+            given.take("bit_width"),
+            given.take("signed"),
+            given.take("training"),
         )
-        for i, spec in enumerate(case["config"]["operands"])
-    ]
 
 
-def _channels_last(function: Callable[[Any], Any]) -> Callable[[Any, dict[str, Any]], Any]:
-    def run(x: IntQuantTensor, config: dict[str, Any]) -> Any:
-        return function(x.transpose(TO_CHANNELS_LAST)).transpose(TO_CHANNELS_FIRST)
-
-    return run
+def _channels_last(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda x: function(x.transpose(TO_CHANNELS_LAST)).transpose(TO_CHANNELS_FIRST)
 
 
-def _avg_pool(x: IntQuantTensor, config: dict[str, Any]) -> Any:
-    window = (config["kernel"],) * 2
-    return avg_pool(x.transpose(TO_CHANNELS_LAST), window, strides=window).transpose(TO_CHANNELS_FIRST)
+def _max_pool() -> Callable[[Any], Any]:
+    return _channels_last(lambda x: max_pool(x, (2, 2), strides=(2, 2)))
 
 
-def _adaptive_avg_pool(x: IntQuantTensor, config: dict[str, Any]) -> Any:
-    pooled = adaptive_avg_pool(x.transpose(TO_CHANNELS_LAST), (config["output"],) * 2)
-    return pooled.transpose(TO_CHANNELS_FIRST)
+def _avg_pool(kernel: int) -> Callable[[Any], Any]:
+    return _channels_last(lambda x: avg_pool(x, (kernel, kernel), strides=(kernel, kernel)))
+
+
+def _adaptive_avg_pool(output: int) -> Callable[[Any], Any]:
+    return _channels_last(lambda x: adaptive_avg_pool(x, (output, output)))
 
 
 def _linear(x: IntQuantTensor, weight: IntQuantTensor) -> Any:
@@ -73,43 +70,65 @@ def _conv2d(x: IntQuantTensor, weight: IntQuantTensor) -> Any:
     return moved if isinstance(out, jax.Array) else moved.set(zero_point=out.zero_point)
 
 
-BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    r"add_.*": lambda a, b: a + b,
-    r"sub_.*": lambda a, b: a - b,
-    r"mul_.*": lambda a, b: a * b,
-    r"div.*": lambda a, b: a / b,
-    r"cat_.*": lambda a, b: concatenate([a, b]),
-    r"linear_.*": _linear,
-    r"conv2d_.*": _conv2d,
-}
-UNARY: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
-    r"neg_.*": lambda x, _: -x,
-    r"abs_.*": lambda x, _: abs(x),
-    r"add_float_scalar": lambda x, _: x + 0.3,
-    r"relu": lambda x, _: relu(x),
-    r"max_pool2d": _channels_last(lambda x: max_pool(x, (2, 2), strides=(2, 2))),
-    r"avg_pool2d": _avg_pool,
-    r"adaptive_avg_pool2d": _adaptive_avg_pool,
-    r"upsample_nearest": lambda x, _: repeat(repeat(x, 2, axis=2), 2, axis=3),
-    r"pad": lambda x, _: pad(x, ((0, 0), (0, 0), (0, 0), (1, 1))),
-    r"reshape": lambda x, _: x.reshape(2, 16),
-    r"flatten": lambda x, _: x.reshape(x.shape[0], -1),
-    r"transpose.*": lambda x, _: x.T,
-    r"permute": lambda x, _: x.transpose(TO_CHANNELS_LAST),
-    r"sigmoid_decays": lambda x, _: jax.nn.sigmoid(jnp.asarray(x)),
-    r"int_dtype_.*": lambda x, _: x,
-    r"invalid": lambda x, _: x,
+def _op(function: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
+    return lambda: function
+
+
+# Leading words of an id -> the number of operands, what reads the numbers named, and their names.
+OPS: dict[str, tuple[int, Callable[..., Callable[..., Any]], tuple[str, ...]]] = {
+    "add": (2, _op(lambda a, b: a + b), ()),
+    "sub": (2, _op(lambda a, b: a - b), ()),
+    "mul": (2, _op(lambda a, b: a * b), ()),
+    "div": (2, _op(lambda a, b: a / b), ()),
+    "cat": (2, _op(lambda a, b: concatenate([a, b])), ()),
+    "linear": (2, _op(_linear), ()),
+    "conv2d": (2, _op(_conv2d), ()),
+    "neg": (1, _op(lambda x: -x), ()),
+    "abs": (1, _op(abs), ()),
+    "add_float_scalar": (1, _op(lambda x: x + 0.3), ()),
+    "relu": (1, _op(relu), ()),
+    "max_pool2d": (1, _max_pool, ()),
+    "avg_pool2d": (1, _avg_pool, ("kernel",)),
+    "adaptive_avg_pool2d": (1, _adaptive_avg_pool, ("output",)),
+    "upsample_nearest": (1, _op(lambda x: repeat(repeat(x, 2, axis=2), 2, axis=3)), ()),
+    "pad": (1, _op(lambda x: pad(x, ((0, 0), (0, 0), (0, 0), (1, 1)))), ()),
+    "reshape": (1, _op(lambda x: x.reshape(2, 16)), ()),
+    "flatten": (1, _op(lambda x: x.reshape(x.shape[0], -1)), ()),
+    "transpose": (1, _op(lambda x: x.T), ()),
+    "permute": (1, _op(lambda x: x.transpose(TO_CHANNELS_LAST)), ()),
+    "sigmoid_decays": (1, _op(lambda x: jax.nn.sigmoid(jnp.asarray(x))), ()),
+    "int_dtype": (1, _op(lambda x: x), ()),
+    "invalid": (1, _op(lambda x: x), ()),
 }
 
 
+def _leading_op(case: dict[str, Any]) -> str:
+    """The operation, which the reference set states in the id alone: `add_8s_4u`, `max_pool2d`."""
+    words = case["id"].split("/")[-1].split("_")
+    for count in range(len(words), 0, -1):
+        if "_".join(words[:count]) in OPS:
+            return "_".join(words[:count])
+    raise CannotDrive(f"{case['id']}: begins with no operation; known are {sorted(OPS)}")
+
+
+def build(case: dict[str, Any], inputs: dict[str, np.ndarray]) -> Callable[[], Any]:
+    """What computes the result of a case."""
+    op = _leading_op(case)
+    count, make, numbers = OPS[op]
+    with reading(case["config"], op) as config:
+        stated = config.take("operands")
+        function = make(*(config.take(name) for name in numbers))
+        config.take("note", None)
+    if len(stated) != count:
+        raise CannotDrive(f"{case['id']}: {op} takes {count} operands, got {len(stated)}")
+    with reading(inputs, op) as arrays:
+        operands = [_operand(arrays.take(f"x{i}"), spec) for i, spec in enumerate(stated)]
+    return lambda: function(*operands)
+
+
+@once
 def _result(case: dict[str, Any], inputs: dict[str, np.ndarray]) -> Any:
-    name = case["id"].split("/")[-1]
-    operands = _operands(case, inputs)
-    table = UNARY if len(operands) == 1 else BINARY
-    for pattern, function in table.items():
-        if re.fullmatch(pattern, name):
-            return function(*operands) if len(operands) == 2 else function(operands[0], case["config"])
-    raise CannotDrive(f"{case['id']}: no operation of this name with {len(operands)} operands")
+    return build(case, inputs)()
 
 
 def run(case: dict[str, Any], inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

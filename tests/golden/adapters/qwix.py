@@ -5,9 +5,9 @@ the reference differs from channel to channel. The manifest accepts one step the
 `allowed`, how much an output changes if all the ties go the other way.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,8 @@ from jqinject.core import CalibratedQuant, CodebookQuant
 from jqinject.dot.dimensions import Dimensions
 from jqinject.ops import NF4
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
-from tests.golden.adapters.qwix_arrays import LargestOver, form_of, is_microscaled, method_of
+from tests.golden._config import Settings, meaning, reading
+from tests.golden.adapters.qwix_arrays import LargestOver, form_of, is_microscaled, range_of
 
 Case = dict[str, Any]
 Arrays = dict[str, np.ndarray]
@@ -56,13 +57,20 @@ class Nudged:
         return self.calibration.scale(x, axes, numerics) * self.factor
 
 
+FLOATS = {name: jnp.dtype(name) for name in ("float8_e4m3fn", "float8_e5m2")}
+
+
 def driver(case: Case) -> Callable[..., dict[str, Any]]:
     """The function that drives a case."""
-    group, name = case["id"].split("/")
+    group, given = case["id"].split("/")[0], case["config"]
     if group == "qt_core":
-        return noise if name.startswith("sr-noise") else with_gradients
-    kinds = {"conv": conv, "eins": einsum, "subc": subchannel}
-    return kinds.get(name[:4], dot)
+        return noise if "n_keys" in given else with_gradients
+    meaning({"ops": None}, group, "a group of contractions")
+    if "eqn" in given:
+        return einsum
+    if isinstance(given.get("dimension_numbers", [[]])[0], str):
+        return conv
+    return subchannel if "tile_size" in given else dot
 
 
 def numerics_of(qtype: str | None, clip_gradient: bool = False) -> Any:
@@ -70,7 +78,7 @@ def numerics_of(qtype: str | None, clip_gradient: bool = False) -> Any:
         return None
     if qtype.startswith("int"):
         return Int(int(qtype.removeprefix("int")), clip_gradient)
-    return d.Float8Numerics(jnp.dtype(qtype), clip_gradient)
+    return d.Float8Numerics(meaning(FLOATS, qtype, "a type"), clip_gradient)
 
 
 def quantized(x: jax.Array, qtype: str | None, axes: list[int], nudge: float, method: str = "absmax") -> Any:
@@ -79,7 +87,7 @@ def quantized(x: jax.Array, qtype: str | None, axes: list[int], nudge: float, me
         return x
     shared = [axis for axis in range(x.ndim) if axis not in axes]
     if is_microscaled(qtype):
-        made = CalibratedQuant(method_of(method), channelwise_axes=axes, **form_of(qtype))(x)
+        made = CalibratedQuant(range_of(method), channelwise_axes=axes, **form_of(qtype))(x)
         return made.quant_tensor(signed=True, training=False)
     name, *numbers = method.split(",")
     factors = [float(number) for number in numbers]
@@ -140,57 +148,104 @@ def _reach(contract: Callable[[Any, Any], Any], lhs: Any, rhs: Any) -> Any:
     return contract(left + left_ties, right + right_ties) - contract(left, right)
 
 
-def operands(case: Case, inputs: Arrays) -> list[Any]:
-    given = case["config"]
+class Operand(NamedTuple):
+    """One operand of a contraction, as a case describes it."""
+
+    qtype: str | None
+    axes: list[int]
+    method: str
+
+
+def operands_of(given: Settings) -> tuple[Operand, Operand]:
+    lhs, rhs = (
+        Operand(
+            given.take(f"{side}_qtype"),
+            given.take(f"{side}_channelwise", axes),
+            given.take(f"{side}_method", "absmax"),
+        )
+        for side, axes in (("lhs", [0]), ("rhs", [1]))
+    )
+    for operand in (lhs, rhs):
+        range_of(operand.method)
+        if operand.qtype not in (None, "nf4") and not is_microscaled(str(operand.qtype)):
+            numerics_of(operand.qtype)
+    return lhs, rhs
+
+
+def operands(case: Case, inputs: Arrays, given: tuple[Operand, Operand]) -> list[Any]:
     found = []
-    for side, default in (("lhs", [0]), ("rhs", [1])):
+    for side, operand in zip(("lhs", "rhs"), given, strict=True):
         x = jnp.asarray(inputs[side], case["inputs"][side]["dtype"])
-        axes = given.get(f"{side}_channelwise", default)
-        method = given.get(f"{side}_method", "absmax")
-        found.append(with_ties(x, given[f"{side}_qtype"], axes, method=method))
+        found.append(with_ties(x, operand.qtype, operand.axes, method=operand.method))
     return found
 
 
+def dot_of(config: dict[str, Any]) -> tuple[tuple[Operand, Operand], Any, Any]:
+    """The operands, the dimension numbers, and the dtype that is asked for."""
+    with reading(config, "a contraction") as given:
+        dtype = given.take("preferred_element_type", None)
+        return operands_of(given), given.take("dimension_numbers", PLAIN), dtype
+
+
 def dot(case: Case, inputs: Arrays) -> dict[str, Any]:
-    given = case["config"]
-    found = [qtype for qtype in (given["lhs_qtype"], given["rhs_qtype"]) if qtype and is_microscaled(qtype)]
+    both, numbers, dtype = dot_of(case["config"])
+    found = [operand.qtype for operand in both if operand.qtype and is_microscaled(operand.qtype)]
     if found:
-        tile = {"tile_size": 16 if found[0] == "nvfp4" else 32}
-        return subchannel({**case, "config": {**tile, **given}}, inputs)
-    numbers = given.get("dimension_numbers", PLAIN)
-    dtype = given.get("preferred_element_type")
+        return _in_tiles(inputs, both, 16 if found[0] == "nvfp4" else 32)
     return contracted(
-        lambda a, b: d.dot_general(a, b, numbers, preferred_element_type=dtype), *operands(case, inputs)
+        lambda a, b: d.dot_general(a, b, numbers, preferred_element_type=dtype),
+        *operands(case, inputs, both),
     )
+
+
+def einsum_of(config: dict[str, Any]) -> tuple[tuple[Operand, Operand], str]:
+    """The operands and the equation."""
+    with reading(config, "an einsum") as given:
+        return operands_of(given), given.take("eqn")
 
 
 def einsum(case: Case, inputs: Arrays) -> dict[str, Any]:
-    return contracted(lambda a, b: d.einsum(case["config"]["eqn"], a, b), *operands(case, inputs))
+    both, eqn = einsum_of(case["config"])
+    return contracted(lambda a, b: d.einsum(eqn, a, b), *operands(case, inputs, both))
+
+
+def conv_of(config: dict[str, Any]) -> tuple[tuple[Operand, Operand], dict[str, Any]]:
+    """The operands, and the convolution's own arguments."""
+    with reading(config, "a convolution") as given:
+        numbers = given.take("dimension_numbers")
+        arguments = {"dimension_numbers": tuple(numbers), "padding": given.take("padding")}
+        arguments["window_strides"] = given.take("strides", [1] * (len(numbers[0]) - 2))
+        names = ("lhs_dilation", "rhs_dilation", "batch_group_count")
+        arguments |= {name: given.take(name) for name in names if name in given}
+        arguments["feature_group_count"] = given.take("groups", 1)
+        return operands_of(given), arguments
 
 
 def conv(case: Case, inputs: Arrays) -> dict[str, Any]:
-    given = case["config"]
-    strides = given.get("strides", [1] * (inputs["lhs"].ndim - 2))
-    numbers = tuple(given["dimension_numbers"])
-    names = ("lhs_dilation", "rhs_dilation", "feature_group_count", "batch_group_count")
-    options = {name: given[name] for name in names if name in given}
-    return contracted(
-        lambda a, b: d.conv_general_dilated(
-            a, b, strides, given["padding"], dimension_numbers=numbers, **options
-        ),
-        *operands(case, inputs),
-    )
+    both, arguments = conv_of(case["config"])
+    return contracted(lambda a, b: d.conv_general_dilated(a, b, **arguments), *operands(case, inputs, both))
+
+
+def subchannel_of(config: dict[str, Any]) -> tuple[tuple[Operand, Operand], float, int | None]:
+    """The operands, the tiles' length or share of the summed axis, and the length of that."""
+    with reading(config, "a contraction in tiles") as given:
+        given.take("note", "")  # prose
+        return operands_of(given), given.take("tile_size"), given.take("contraction", None)
 
 
 def subchannel(case: Case, inputs: Arrays) -> dict[str, Any]:
+    both, size, length = subchannel_of(case["config"])
+    assert inputs["lhs"].shape[1] == (length or inputs["lhs"].shape[1])
+    return _in_tiles(inputs, both, size)
+
+
+def _in_tiles(inputs: Arrays, both: tuple[Operand, Operand], size: float) -> dict[str, Any]:
     """The summed axis cut in tiles: an axis more, along which the scale varies."""
-    given = case["config"]
     lhs, rhs = jnp.asarray(inputs["lhs"]), jnp.asarray(inputs["rhs"])
-    size = given["tile_size"]
     length = lhs.shape[1]
     size = round(length * size) if isinstance(size, float) else size
-    left = with_ties(lhs.reshape(-1, length // size, size), given["lhs_qtype"], [0, 1])
-    right = with_ties(rhs.reshape(length // size, size, -1), given["rhs_qtype"], [0, 2])
+    left = with_ties(lhs.reshape(-1, length // size, size), both[0].qtype, [0, 1], method=both[0].method)
+    right = with_ties(rhs.reshape(length // size, size, -1), both[1].qtype, [0, 2], method=both[1].method)
     return contracted(lambda a, b: d.dot_general(a, b, (((1, 2), (0, 1)), ((), ()))), left, right)
 
 
@@ -201,53 +256,94 @@ CALIBRATIONS = {
 }
 
 
-def forward_operand(given: dict[str, Any], side: str) -> type:
-    name, *factors = given.get(f"{side}_calibration_method", "absmax").split(",")
-    per_tensor = given.get(f"{side}_disable_channelwise_axes")
+def forward_operand(given: Settings, side: str, clipping: bool) -> type:
+    name, *numbers = given.take(f"{side}_calibration_method", "absmax").split(",")
+    factors = [float(number) for number in numbers]
     # A range that is the data's own, or wider, is taken to clip nothing.
-    within = name == "absmax" and (not factors or float(factors[0]) >= 1)
-    clips = not within and not given.get("disable_gradient_clipping")
+    within = name == "absmax" and (not factors or factors[0] >= 1)
     return d.OperandInjector.let(
-        numerics=numerics_of(given.get(f"{side}_qtype"), clips),
-        calibration=CALIBRATIONS[name](*factors),
-        calibration_axes="tensor" if per_tensor else "contracting",
+        numerics=numerics_of(given.take(f"{side}_qtype", None), clipping and not within),
+        calibration=meaning(CALIBRATIONS, name, "a calibration method")(*factors),
+        calibration_axes=_axes_of(given.take(f"{side}_disable_channelwise_axes", False)),
     )
 
 
-def injector_of(given: dict[str, Any]) -> type:
-    tile = given.get("tile_size")
-    forward = d.ContractionInjector.let(
-        lhs=forward_operand(given, "lhs"),
-        rhs=forward_operand(given, "rhs"),
-        local_aqt=None if tile is None else d.LocalAqt(None, tile, "last"),
+def _axes_of(whole: bool) -> str:
+    return "tensor" if whole else "contracting"
+
+
+def _backward(given: Settings, side: str, quantized: bool) -> type:
+    """The contraction that gives the gradient of an operand.
+
+    Args:
+        given: the config.
+        side: of the gradient.
+        quantized: whether Qwix takes the forward pass's numbers as they are, and quantizes the gradient alone.
+    """
+    residual = numerics_of(given.take(f"{side}_residual_qtype", None))
+    gradient = d.OperandInjector.let(
+        numerics=numerics_of(given.take(f"{side}_grad_qtype", None)),
+        calibration_axes=_axes_of(given.take(f"{side}_grad_disable_channelwise_axes", False)),
+    )
+    other = d.OperandInjector.let(bits=None, use_fwd_quant=True)
+    if not quantized:
+        other = d.OperandInjector.let(numerics=residual)
+    tile = given.take(f"{side}_tile_size", None)
+    return d.ContractionInjector.let(lhs=gradient, rhs=other, local_aqt=_pieces(tile))
+
+
+def _pieces(tile: float | None) -> d.LocalAqt | None:
+    """Tiles by their length, or by the part of the axis that they are."""
+    if tile is None:
+        return None
+    return (
+        d.LocalAqt(round(1 / tile), None, "last")
+        if isinstance(tile, float)
+        else d.LocalAqt(None, tile, "last")
     )
 
-    def backward(side: str) -> type:
-        # Qwix takes the forward pass's numbers as they are, and quantizes the gradient alone.
-        reused = tile is None and not given.get("use_original_residuals")
-        other = d.OperandInjector.let(bits=None, use_fwd_quant=reused)
-        gradient = d.OperandInjector.let(numerics=numerics_of(given.get(f"{side}_grad_qtype")))
-        return d.ContractionInjector.let(lhs=gradient, rhs=other)
 
-    return d.DotGeneralInjector.let(
-        forward=forward, backward_lhs=backward("dlhs"), backward_rhs=backward("drhs")
-    )
+def injector_of(config: Mapping[str, Any]) -> type:
+    """The configuration that the arguments of Qwix's own describe."""
+    with reading(config, "a contraction with gradients") as given:
+        clipping = not given.take("disable_gradient_clipping", False)
+        tile = given.take("tile_size", None)
+        lhs, rhs = (forward_operand(given, side, clipping) for side in ("lhs", "rhs"))
+        forward = d.ContractionInjector.let(lhs=lhs, rhs=rhs, local_aqt=_pieces(tile))
+        reused = tile is None and not given.take("use_original_residuals", False)
+        # A residual that was not quantized forward is a float, which may have numbers of its own.
+        of_lhs = _backward(given, "dlhs", reused and rhs.numerics is not None)
+        of_rhs = _backward(given, "drhs", reused and lhs.numerics is not None)
+    return d.DotGeneralInjector.let(forward=forward, backward_lhs=of_lhs, backward_rhs=of_rhs)
+
+
+class Gradients(NamedTuple):
+    """What a case of group `qt_core` says."""
+
+    config: dict[str, Any]
+    numbers: Any
+    injector: type
+
+
+def gradients_of(config: dict[str, Any]) -> Gradients:
+    rest = {name: value for name, value in config.items() if name != "dimension_numbers"}
+    return Gradients(rest, config.get("dimension_numbers", PLAIN), injector_of(rest))
 
 
 def with_gradients(case: Case, inputs: Arrays) -> dict[str, Any]:
-    given = case["config"]
-    numbers = given.get("dimension_numbers", PLAIN)
+    config, numbers, injector = gradients_of(case["config"])
     lhs, rhs, g = (jnp.asarray(inputs[name]) for name in ("lhs", "rhs", "g"))
-    general = injector_of(given).dot_general
+    general = injector.dot_general
     y, pull = jax.vjp(lambda a, b: general(a, b, numbers), lhs, rhs)
     dlhs, drhs = pull(g)
     found = {"out": y, "dlhs": dlhs, "drhs": drhs}
-    return found | {"allowed": _allowed(case, inputs, general, numbers)}
+    return found | {"allowed": _allowed(config, inputs, general, numbers)}
 
 
-def _allowed(case: Case, inputs: Arrays, general: d.QuantizedDotGeneral, numbers: Any) -> dict[str, Any]:
+def _allowed(
+    given: dict[str, Any], inputs: Arrays, general: d.QuantizedDotGeneral, numbers: Any
+) -> dict[str, Any]:
     """What ties of the forward operands and of the gradient may change."""
-    given = case["config"]
     lhs, rhs, g = (jnp.asarray(inputs[name]) for name in ("lhs", "rhs", "g"))
     whole = lhs.shape, rhs.shape
     dims = Dimensions.of(lhs.ndim, rhs.ndim, numbers)
@@ -260,10 +356,9 @@ def _allowed(case: Case, inputs: Arrays, general: d.QuantizedDotGeneral, numbers
         shared = {"lhs": (lhs.ndim - 1,), "rhs": (1,)}
     else:
         (left, right), _ = numbers
-        per_tensor = given.get("lhs_disable_channelwise_axes")
         shared = {
-            "lhs": tuple(range(lhs.ndim)) if per_tensor else tuple(left),
-            "rhs": tuple(range(rhs.ndim)) if per_tensor else tuple(right),
+            side: tuple(range(x.ndim)) if given.get(f"{side}_disable_channelwise_axes") else tuple(axes)
+            for side, x, axes in (("lhs", lhs, left), ("rhs", rhs, right))
         }
     left, right = (
         _quantizer_ties(getattr(general.fwd, f"{side}_quantizer"), x, shared[side])
@@ -297,9 +392,18 @@ def _quantizer_ties(
     return jnp.maximum(jnp.abs(x), jnp.abs(values[0])), _ties(*values, below.scale)
 
 
+NOISES = {"uniform": d.JaxUniform, "low_bit_uniform": d.RandomCenteredUniform}
+
+
+def noise_of(config: dict[str, Any]) -> tuple[Any, tuple[int, ...], int]:
+    """The noise, the shape that it is drawn in, and how often."""
+    with reading(config, "noise") as given:
+        given.take("channelwise_noise_axes")  # moments are the same, however many numbers share the noise
+        return given.choose("method", NOISES)(), tuple(given.take("shape")), given.take("n_keys")
+
+
 def noise(case: Case, inputs: Arrays) -> dict[str, Any]:
-    given = case["config"]
-    draw = {"uniform": d.JaxUniform, "low_bit_uniform": d.RandomCenteredUniform}[given["method"]]()
-    keys = jax.random.split(jax.random.key(3), given["n_keys"])
-    drawn = np.asarray(jax.vmap(lambda key: draw(tuple(given["shape"]), key))(keys))
+    draw, shape, count = noise_of(case["config"])
+    keys = jax.random.split(jax.random.key(3), count)
+    drawn = np.asarray(jax.vmap(lambda key: draw(shape, key))(keys))
     return {"mean": drawn.mean(), "var": drawn.var(), "min": drawn.min(), "max": drawn.max()}

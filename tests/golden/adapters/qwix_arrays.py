@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from jqinject.nn import QuantIdentity
 from jqinject.ops import NF4
 from jqinject.quant import Fp8e4m3OCPAct, MXFloat8e4m3Act
 from jqinject.quant_tensor import FloatQuantTensor, GroupwiseIntQuantTensor, IntQuantTensor
+from tests.golden._config import meaning, reading
 
 Case = dict[str, Any]
 Arrays = dict[str, np.ndarray]
@@ -34,25 +35,70 @@ EDGE = 1e-4  # in steps: as close as this to a tie either neighbour is right
 
 
 def driver(case: Case) -> Callable[..., dict[str, Any]]:
-    """The function that drives a case."""
-    name = case["id"].split("/")[1]
-    if name == "simple-moving-average":
+    """The function that drives a case, by what it has: `g` is a gradient, other views have names of their own."""
+    given = case["config"]
+    if "bootstrap_steps" in given:
         return averaged
-    if name == "reshape":
+    if "source_shape" in given:
         return reshaped
-    if name == "views":
+    if any(name.endswith("/qvalue") for name in case["outputs"]):
         return viewed
-    return clipped if name.startswith("clip-") else arrays
+    return clipped if "g" in case["inputs"] else arrays
 
 
-def method_of(text: str) -> Any:
-    """The calibration that Qwix writes as a text."""
+RANGES: dict[str, Any] = {"absmax": AbsMaxRange, "minmax": MinMaxRange, "rms": RMSRange, "fixed": FixedRange}
+
+
+def range_of(text: str, factor: float = 1.0) -> Any:
+    """The range that Qwix writes as a text; where it is found in the data, a little off by a factor."""
     name, *numbers = text.split(",")
-    values = [float(number) for number in numbers]
-    if name == "fixed":
+    kind, values = meaning(RANGES, name, "a calibration method"), [float(number) for number in numbers]
+    if kind is FixedRange:
         return FixedRange(*(values if len(values) != 1 else (-values[0], values[0])))
-    kinds: dict[str, Any] = {"absmax": AbsMaxRange, "minmax": MinMaxRange, "rms": RMSRange}
-    return kinds[name](*values)
+    if kind is RMSRange and not values:
+        return RMSRange()
+    return kind(factor * (values[0] if values else 1.0))
+
+
+def path_of(pattern: str) -> str:
+    """A pattern of Qwix's for the path of a module, whose parts it joins by slashes."""
+    return pattern.replace("/", r"\.")
+
+
+class ArraySpec(NamedTuple):
+    """What a case of group `qarray` says.
+
+    Attributes:
+        qtype: the numbers.
+        method: the range.
+        axes: that have a scale for each index.
+        tiles: axis -> length of its tiles, or which part of the axis they are.
+        dtype: of the array.
+        shape: to be reshaped from.
+    """
+
+    qtype: str
+    method: str
+    axes: tuple[int, ...]
+    tiles: dict[int, float]
+    dtype: Any
+    shape: list[int] | None
+
+
+def array_of(config: Mapping[str, Any]) -> ArraySpec:
+    with reading(config, "a quantized array") as given:
+        given.choose("scale_dtype", {None: None}, None)
+        found = ArraySpec(
+            qtype=given.take("qtype"),
+            method=given.take("calibration_method", "absmax"),
+            axes=tuple(given.take("channelwise_axes", ())),
+            tiles={int(axis): size for axis, size in given.nested("tiled_axes").items()},
+            dtype=jnp.dtype(given.take("array_dtype", "float32")),
+            shape=given.take("source_shape", None),
+        )
+    range_of(found.method)
+    form_of(found.qtype)
+    return found
 
 
 @dataclass(frozen=True)
@@ -67,25 +113,21 @@ class LargestOver:
         return jnp.where(largest == 0, 1.0, largest) / threshold
 
 
-def quantizer_of(config: dict[str, Any], axes: tuple[int, ...]) -> Any:
-    qtype = config["qtype"]
-    if qtype == "nf4":
+def quantizer_of(spec: ArraySpec, axes: tuple[int, ...]) -> Any:
+    if spec.qtype == "nf4":
         return CodebookQuant(LargestOver(axes), NF4)
-    return CalibratedQuant(
-        method_of(config.get("calibration_method", "absmax")), channelwise_axes=axes, **form_of(qtype)
-    )
+    return CalibratedQuant(range_of(spec.method), channelwise_axes=axes, **form_of(spec.qtype))
 
 
-def in_tiles(x: jax.Array, config: dict[str, Any]) -> tuple[jax.Array, tuple[int, ...]]:
+def in_tiles(x: jax.Array, spec: ArraySpec) -> tuple[jax.Array, tuple[int, ...]]:
     """The array with each tiled axis cut in two, and the axes that have a scale for each index."""
-    tiles = {int(axis): size for axis, size in (config.get("tiled_axes") or {}).items()}
     shape: list[int] = []
     axes: list[int] = []
     for axis, length in enumerate(x.shape):
-        if axis in config["channelwise_axes"] or axis in tiles:
+        if axis in spec.axes or axis in spec.tiles:
             axes.append(len(shape))
-        if axis in tiles:
-            size = _tile(tiles[axis], length)
+        if axis in spec.tiles:
+            size = _tile(spec.tiles[axis], length)
             shape += [length // size, size]
         else:
             shape.append(length)
@@ -99,46 +141,52 @@ def _tile(size: float, length: int) -> int:
 
 def form_of(qtype: str) -> dict[str, Any]:
     """The numbers of a type of Qwix's, and for microscaled ones which values a scale may take."""
+    if qtype == "nf4":
+        return {}
+    if qtype.startswith("int"):
+        return {"bit_width": int(qtype[3:])}
     if not is_microscaled(qtype):
-        return {"bit_width": int(qtype[3:])} if qtype.startswith("int") else {"q_dtype": qtype}
+        return {"q_dtype": qtype}
     if qtype == "nvfp4":
         return {
             "q_dtype": "float4_e2m1fn",
             "restrict_scaling_impl": QuantRestrictValue(Fp8e4m3OCPAct.tensor_quant),
         }
-    dtype = {"mxfp8": "float8_e4m3fn", "mxfp4": "float4_e2m1fn"}[qtype]
+    dtype = meaning(MICROSCALED, qtype, "a type")
     return {"q_dtype": dtype, "restrict_scaling_impl": PowerOfTwoRestrictValue(CeilSte())}
+
+
+MICROSCALED = {"mxfp8": "float8_e4m3fn", "mxfp4": "float4_e2m1fn"}
 
 
 def is_microscaled(qtype: str) -> bool:
     return qtype.startswith(("mx", "nv"))
 
 
-def in_groups(x: jax.Array, config: dict[str, Any]) -> Any:
+def in_groups(x: jax.Array, spec: ArraySpec) -> Any:
     """The array quantized in groups along its one tiled axis."""
-    ((axis, size),) = config["tiled_axes"].items()
+    ((axis, size),) = spec.tiles.items()
     quantizer = CalibratedQuant(
-        method_of(config.get("calibration_method", "absmax")),
-        channelwise_axes=tuple(config["channelwise_axes"]),
-        group_size=_tile(size, x.shape[int(axis)]),
-        group_dim=int(axis),
-        **form_of(config["qtype"]),
+        range_of(spec.method),
+        channelwise_axes=spec.axes,
+        group_size=_tile(size, x.shape[axis]),
+        group_dim=axis,
+        **form_of(spec.qtype),
     )
     return quantizer(x)
 
 
 def arrays(case: Case, inputs: Arrays) -> dict[str, Any]:
-    config = {"channelwise_axes": (), **case["config"]}
-    dtype = config.get("array_dtype") or "float32"
-    x = jnp.asarray(inputs.get("x", np.zeros((8, 16))), dtype)
-    if is_microscaled(config["qtype"]) and not config["tiled_axes"]:
+    spec = array_of(case["config"])
+    x = jnp.asarray(inputs.get("x", np.zeros((8, 16))), spec.dtype)
+    if is_microscaled(spec.qtype) and not spec.tiles:
         return {"": QuantIdentity(MXFloat8e4m3Act, group_size=None)(x)}
-    tiled, axes = in_tiles(x, config)
-    one_axis = len(config.get("tiled_axes") or {}) == 1 and config["qtype"] != "nf4"
-    made = in_groups(x, config) if one_axis else quantizer_of(config, axes)(tiled)
+    tiled, axes = in_tiles(x, spec)
+    one_axis = len(spec.tiles) == 1 and spec.qtype != "nf4"
+    made = in_groups(x, spec) if one_axis else quantizer_of(spec, axes)(tiled)
     tensor = made.quant_tensor(signed=True, training=False)
     # One scale a tile, whose own axis is gone.
-    kept = [s for s, long in zip(tensor.scale.shape, _kept(x, config), strict=True) if long]
+    kept = [s for s, long in zip(tensor.scale.shape, _kept(x, spec), strict=True) if long]
     minifloats = isinstance(tensor, FloatQuantTensor)
     low_bit = tensor.minifloat() if minifloats else _integers_or_payload(tensor)
     found: dict[str, Any] = {
@@ -155,11 +203,11 @@ def _integers_or_payload(tensor: Any) -> jax.Array:
     return tensor.int() if isinstance(tensor, IntQuantTensor) else tensor.payload()
 
 
-def _kept(x: jax.Array, config: dict[str, Any]) -> list[bool]:
+def _kept(x: jax.Array, spec: ArraySpec) -> list[bool]:
     """For every axis in tiles, whether the reference's scale has it: not for what is within a tile."""
     kept: list[bool] = []
     for axis in range(x.ndim):
-        kept += [True, False] if str(axis) in (config.get("tiled_axes") or {}) else [True]
+        kept += [True, False] if axis in spec.tiles else [True]
     return kept
 
 
@@ -174,22 +222,24 @@ def _ties(x: jax.Array, tensor: Any, shape: tuple[int, ...]) -> dict[str, Any]:
 
 VIEWS: dict[str, Callable[[Any], Any]] = {
     "": lambda x: x,
-    "item1/": lambda x: x[1],
-    "slice/": lambda x: x[:, 2:4],
-    "swapaxes01/": lambda x: x.swapaxes(0, 1),
-    "transpose102/": lambda x: x.transpose(1, 0, 2),
+    "item1": lambda x: x[1],
+    "slice": lambda x: x[:, 2:4],
+    "swapaxes01": lambda x: x.swapaxes(0, 1),
+    "transpose102": lambda x: x.transpose(1, 0, 2),
 }
 
 
 def viewed(case: Case, inputs: Arrays) -> dict[str, Any]:
     """A tensor in groups, its other axes moved and indexed."""
-    config = case["config"]
-    ((axis, size),) = config["tiled_axes"].items()
-    grouped = in_groups(jnp.asarray(inputs["x"]), config).quant_tensor(signed=True, training=False)
-    whole = GroupwiseIntQuantTensor.of(grouped, size, int(axis))
+    spec = array_of(case["config"])
+    ((axis, size),) = spec.tiles.items()
+    x = jnp.asarray(inputs["x"])
+    grouped = in_groups(x, spec).quant_tensor(signed=True, training=False)
+    whole = GroupwiseIntQuantTensor.of(grouped, _tile(size, x.shape[axis]), axis)
     found: dict[str, Any] = {}
-    for prefix, view in VIEWS.items():
-        x = view(whole)
+    for output in case["outputs"]:
+        name = output.rpartition("/")[0]
+        prefix, x = name and f"{name}/", meaning(VIEWS, name, "a view")(whole)
         found[prefix + "scale"] = jnp.squeeze(x.scale_, x.groups.dim)
         found |= {prefix + "qvalue": x.int(), prefix + "dequantized": x.value}
     return found
@@ -197,23 +247,23 @@ def viewed(case: Case, inputs: Arrays) -> dict[str, Any]:
 
 def reshaped(case: Case, inputs: Arrays) -> dict[str, Any]:
     """A tensor with a scale for each channel, its axes split."""
-    config = case["config"]
-    quantizer = quantizer_of(config, tuple(config["channelwise_axes"]))
-    tensor = quantizer(jnp.asarray(inputs["x"])).quant_tensor(signed=True, training=False)
+    spec = array_of(case["config"])
+    assert list(inputs["x"].shape) == spec.shape
+    tensor = quantizer_of(spec, spec.axes)(jnp.asarray(inputs["x"])).quant_tensor(signed=True, training=False)
     found: dict[str, Any] = {}
-    for name, spec in case["outputs"].items():
+    for name, output in case["outputs"].items():
         prefix, _, what = name.partition("/")
         if what == "qvalue":
-            other = tensor.reshape(spec["shape"])
+            other = tensor.reshape(output["shape"])
             found |= {name: other.int(), f"{prefix}/scale": other.scale, f"{prefix}/dequantized": other.value}
     return found
 
 
 def clipped(case: Case, inputs: Arrays) -> dict[str, Any]:
     """The range, the array clipped to it, and the gradient that passes."""
-    config = case["config"]
+    spec = array_of(case["config"])
     x, g = jnp.asarray(inputs["x"]), jnp.asarray(inputs["g"])
-    quantizer = quantizer_of(config, tuple(config["channelwise_axes"]))
+    quantizer = quantizer_of(spec, spec.axes)
     quantizer.scale_stop_grad = True
     found = quantizer.clipping_range(x)
     _, pull = jax.vjp(lambda x: quantizer(x).value, x)
@@ -221,8 +271,13 @@ def clipped(case: Case, inputs: Arrays) -> dict[str, Any]:
     return ends | {"clipped": jnp.clip(x, found.lowest, found.high), "masked_grad": pull(g)[0]}
 
 
+def average_of(config: Mapping[str, Any]) -> SimpleMovingAverage:
+    with reading(config, "an average of ranges") as given:
+        return given.choose("bootstrap_steps", {0: SimpleMovingAverage})()
+
+
 def averaged(case: Case, inputs: Arrays) -> dict[str, Any]:
-    average = SimpleMovingAverage()
+    average = average_of(case["config"])
     found: dict[str, Any] = {}
     for step in range(sum(name.endswith("/max") for name in inputs)):
         prefix = f"step{step}/"

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import nnx
+
+from tests.golden._config import CannotDrive, meaning, reading
+
+ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "relu": jax.nn.relu,
+    "relu6": jax.nn.relu6,
+    "leaky": jax.nn.leaky_relu,
+    "gelu": jax.nn.gelu,
+    "silu": jax.nn.silu,
+    "sigmoid": jax.nn.sigmoid,
+    "softmax": jax.nn.softmax,
+    "tanh": jnp.tanh,
+}
 
 
 class LMlp(nn.Module):
@@ -17,7 +31,7 @@ class LMlp(nn.Module):
 
     @nn.compact
     def __call__(self, x: Any) -> Any:
-        x = getattr(jax.nn, self.act)(nn.Dense(self.h, name="fc1")(x))
+        x = ACTIVATIONS[self.act](nn.Dense(self.h, name="fc1")(x))
         return nn.Dense(self.o, name="fc2")(x)
 
 
@@ -38,25 +52,39 @@ class LCnn(nn.Module):
         return nn.Dense(self.o, name="fc")(x.reshape(x.shape[0], -1))
 
 
-COMBINE = {
+def _with_mean(a: Any, b: Any) -> Any:
+    c = jnp.concatenate([a, b], axis=-1)
+    return c + jnp.mean(c, axis=-1, keepdims=True)
+
+
+# What NAMES.md says of the kinds of `res-<kind>`.
+COMBINE: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda a, b: a + b,
     "mul": lambda a, b: a * b,
-    "sub": lambda a, b: a - b,
     "concat": lambda a, b: jnp.concatenate([a, b], axis=-1),
+    "clip": lambda a, b: jnp.clip(a, -0.5, 0.5) + b,
+    "mean": _with_mean,
+    "layernorm": lambda a, b: a + b,  # and the norm, in the model
     "softmax": lambda a, b: jax.nn.softmax(a) + b,
-    "tanh": lambda a, b: jnp.tanh(a) + b,
     "sin": lambda a, b: jnp.sin(a) + b,
-    "reshape": lambda a, b: (a + b).reshape(-1, 2, 3).transpose(0, 2, 1).reshape(a.shape),
+    "take": lambda a, b: jnp.take(a, jnp.array([0, 2, 4]), axis=-1),
+    "pad": lambda a, b: jnp.pad(a, ((0, 0), (1, 1))),
+    "reshape": lambda a, b: (a + b).reshape(-1, 2, 3).swapaxes(1, 2).reshape(a.shape),
+    "sub_const": lambda a, b: (a - 0.25) * 2,
 }
 
 
 class LRes(nn.Module):
     kind: str
+    norm: str = "ln"  # the name of the layer
 
     @nn.compact
     def __call__(self, x: Any) -> Any:
         a, b = nn.Dense(6, name="a")(x), nn.Dense(6, name="b")(x)
-        return nn.Dense(3, name="out")(COMBINE[self.kind](a, b))
+        y = COMBINE[self.kind](a, b)
+        if self.kind == "layernorm":
+            y = nn.LayerNorm(name=self.norm)(y)
+        return nn.Dense(3, name="out")(y)
 
 
 class LEinsum(nn.Module):
@@ -122,21 +150,33 @@ class Einsum(nnx.Module):
 NNX_MODELS = {"linear": Linear, "conv": Conv, "mlp": Mlp, "cnn": Cnn, "einsum": Einsum}
 
 
-def linen_model(name: str, fields: dict[str, Any], shapes: dict[str, Any]) -> nn.Module:
+def linen_model(name: str, fields: Mapping[str, Any], shapes: Mapping[str, Any]) -> nn.Module:
     """The Linen model of a case; sizes that its fields do not name are read from its parameters."""
-    if name == "LMlp":
-        return LMlp(**{"h": shapes["fc1/kernel"][-1], "o": shapes["fc2/kernel"][-1], **fields})
-    if name == "LCnn":
-        sizes = {n: shapes[f"{k}/kernel"][-1] for n, k in (("c1", "conv1"), ("c2", "conv2"), ("o", "fc"))}
-        return LCnn(**{**sizes, **fields})
-    if name == "LRes":
-        return LRes(**fields)
-    if name == "LEinsum":
-        return LEinsum(**{"features": shapes["kernel"][-1], **fields})
-    return LSharedIn(**fields)
+
+    def size(path: str, default: int = 1) -> int:
+        return shapes[path][-1] if path in shapes else default
+
+    with reading(fields, f"the model {name}") as given:
+        if name == "LMlp":
+            act = given.take("act", "relu")
+            meaning(ACTIVATIONS, act, "the activation of an LMlp")
+            return LMlp(given.take("h", size("fc1/kernel")), given.take("o", size("fc2/kernel")), act)
+        if name == "LCnn":
+            sizes = size("conv1/kernel"), size("conv2/kernel"), size("fc/kernel")
+            return LCnn(*sizes, bn=given.take("bn", True))
+        if name == "LRes":
+            kind = given.take("kind")
+            meaning(COMBINE, kind, "the kind of an LRes")
+            norms = [path.split("/")[0] for path in shapes if path.endswith("/scale")]
+            return LRes(kind, *norms)
+        if name == "LEinsum":
+            return LEinsum(size("kernel"))
+        if name == "LSharedIn":
+            return LSharedIn()
+        raise CannotDrive(f"no model is named {name!r}")
 
 
-def model_of(name: str, fields: dict[str, Any], params: dict[str, Any], x: Any) -> Any:
+def model_of(name: str, fields: Mapping[str, Any], params: dict[str, Any], x: Any) -> Any:
     """The NNX model of a case with its parameters: a Linen one through the bridge.
 
     Args:
@@ -147,7 +187,8 @@ def model_of(name: str, fields: dict[str, Any], params: dict[str, Any], x: Any) 
     """
     shapes = {path: array.shape for path, array in params.items()}
     if name in NNX_MODELS:
-        model = NNX_MODELS[name](shapes)
+        with reading(fields, f"the model {name}"):
+            model = NNX_MODELS[name](shapes)
     else:
         model = nnx.bridge.ToNNX(linen_model(name, fields, shapes), rngs=nnx.Rngs(0)).lazy_init(x)
     for path, array in params.items():

@@ -7,8 +7,8 @@ and has to agree with one of the three in everything.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,10 @@ from flax import nnx
 
 from jqinject import Rule
 from jqinject.odml import Int8Act, Int8ActDynamic, Int8Weight, OdmlConversion, OdmlQat
+from tests.golden._config import CannotDrive, reading
+from tests.golden.adapters.qwix_arrays import path_of, range_of
 from tests.golden.adapters.qwix_models import model_of
-from tests.golden.adapters.qwix_rules import format_of, range_of
+from tests.golden.adapters.qwix_rules import format_of
 
 Case = dict[str, Any]
 Arrays = dict[str, np.ndarray]
@@ -27,36 +29,59 @@ Arrays = dict[str, np.ndarray]
 TIES = (1.0, 1 + 1e-6, 1 - 1e-6)
 
 
-def rule_of(given: dict[str, Any], nudge: float) -> Rule:
+class Odml(NamedTuple):
+    """What a case says.
+
+    Attributes:
+        model: its name.
+        fields: of the model.
+        provider: from a factor of the weights' ranges to what quantizes.
+    """
+
+    model: str
+    fields: Mapping[str, Any]
+    provider: Callable[[float], OdmlQat]
+
+
+def odml_of(config: Mapping[str, Any]) -> Odml:
+    with reading(config, "an ODML model") as given:
+        rule, options = given.nested("rule"), given.nested("provider")
+        model, fields = given.take("model"), given.nested("model_fields")
+    rule_of(rule, 1.0)
+    with reading(options, "a provider") as given:
+        ranges = ("fixed_range_for_inputs", "fixed_range_for_outputs")
+        found = {name: tuple(given.take(name)) for name in ranges if name in given}
+        found["disable_per_channel_weights"] = given.take("disable_per_channel_weights", False)
+    return Odml(model, fields, lambda nudge: OdmlQat(rule_of(rule, nudge), **found))
+
+
+def rule_of(rule: Mapping[str, Any], nudge: float) -> Rule:
     """Qwix's rule; `nudge` is a factor of the weights' ranges."""
-    weight = act = None
-    if given.get("weight_qtype"):
-        method = range_of(given.get("weight_calibration_method", "absmax"), nudge)
-        weight = Int8Weight.let(calibration_impl=method, **format_of(given["weight_qtype"]))
-    if given.get("act_qtype"):
-        kind = Int8Act if given.get("act_static_scale", True) else Int8ActDynamic
-        method = range_of(given.get("act_calibration_method", "minmax"), 1.0)
-        act = kind.let(calibration_impl=method, **format_of(given["act_qtype"]))
-    return Rule(
-        given.get("module_path", ".*"),
-        op=tuple(given["op_names"]) if given.get("op_names") else None,
-        weight_quant=weight,
-        output_quant=act,
-    )
-
-
-def options_of(given: dict[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+    with reading(rule, "a rule of ODML") as given:
+        weight = act = None
+        weight_method = range_of(given.take("weight_calibration_method", "absmax"), nudge)
+        if given.take("weight_qtype", None) is not None:
+            weight = Int8Weight.let(calibration_impl=weight_method, **format_of(given.take("weight_qtype")))
+        act_method = range_of(given.take("act_calibration_method", "minmax"), 1.0)
+        kind = Int8Act if given.take("act_static_scale", True) else Int8ActDynamic
+        if given.take("act_qtype", None) is not None:
+            act = kind.let(calibration_impl=act_method, **format_of(given.take("act_qtype")))
+        names = given.take("op_names", None)
+        return Rule(
+            path_of(given.take("module_path", ".*")),
+            op=None if names is None else tuple(names),
+            weight_quant=weight,
+            output_quant=act,
+        )
 
 
 def quantized(case: Case, inputs: Arrays, x: Any, nudge: float = 1.0) -> tuple[Any, Any]:
     """The float model and the quantized one."""
-    config = case["config"]
+    odml = odml_of(case["config"])
     params = {k.removeprefix("params/"): v for k, v in inputs.items() if k.startswith("params/")}
     stats = {k.removeprefix("batch_stats/"): v for k, v in inputs.items() if k.startswith("batch_stats/")}
-    model = model_of(config["model"], config.get("model_fields", {}), params | stats, x)
-    qat = OdmlQat(rule_of(config["rule"], nudge), **options_of(config.get("provider", {})))
-    return model, qat.quantize(model, x)
+    model = model_of(odml.model, odml.fields, params | stats, x)
+    return model, odml.provider(nudge).quantize(model, x)
 
 
 def outputs(y: Any) -> dict[str, Any]:
@@ -64,16 +89,30 @@ def outputs(y: Any) -> dict[str, Any]:
     return {f"y{i}": leaf for i, leaf in enumerate(leaves)} | ({"y": leaves[0]} if len(leaves) == 1 else {})
 
 
+ENDS = {"count": "count", "sum_of_min": "sum_of_min"}
+
+
+def average_of(model: Any, name: str) -> Any:
+    """The average of the site whose statistics Qwix calls `name`.
+
+    A norm's are there those of the module that calls it. A tensor that two operations take is recorded under the first.
+    """
+    site = name.replace("/", ".")
+    last = site.rpartition(".")[2]
+    twins = [s for s in model.op_quant if s.endswith(f".{last}") and ("norm_op" in last or "lhs" in s)]
+    places = [site] if site in model.op_quant else twins
+    if not places:
+        raise CannotDrive(f"no site has the statistics {name}; there are {sorted(model.op_quant)}")
+    return model.op_quant[places[0]].tensor_quant.averaging_impl
+
+
 def statistics(model: Any, wanted: Any) -> dict[str, Any]:
-    """The statistics that a case names; a tensor that two operations take is recorded under the first."""
+    """The statistics that a case names."""
     found = {}
     for name in wanted:
         path, _, what = name.rpartition("/")
-        site = path.replace("/", ".")
-        if site not in model.op_quant:
-            site = next(s for s in model.op_quant if s.endswith(site.rpartition(".")[2]) and "lhs" in s)
-        average = model.op_quant[site].tensor_quant.averaging_impl
-        variable = {"count": "count", "sum_of_min": "sum_of_min"}.get(what, "sum_of_max")
+        average = average_of(model, path)
+        variable = ENDS.get(what, "sum_of_max")
         found[name] = getattr(average, variable).get_value()
     return found
 
@@ -123,7 +162,7 @@ def steps(case: Case, inputs: Arrays, nudge: float = 1.0) -> dict[str, Any]:
 
 def driven(case: Case, inputs: Arrays) -> Iterator[dict[str, Any]]:
     """What a case gives, for every way in which ties of weights may fall."""
-    if case["id"].startswith("odml_conv/") or case["id"].endswith("-conversion"):
+    if "composites" in (case.get("json_outputs") or {}):
         yield conversion(case, inputs)
         return
     for nudge in TIES:
@@ -136,15 +175,11 @@ def conversion(case: Case, inputs: Arrays) -> dict[str, Any]:
     for name, value in inputs.items():
         if name.startswith("quant_stats/"):
             path, _, what = name.removeprefix("quant_stats/").rpartition("/")
-            site = path.replace("/", ".")
-            if site in model.op_quant:
-                average = model.op_quant[site].tensor_quant.averaging_impl
-                ends = {"count": ["count"], "sum_of_min": ["sum_of_min"]}.get(what, ["sum_of_max"])
-                for end in ends:
-                    variable = getattr(average, end)
-                    variable.set_value(jnp.asarray(value, variable.dtype).reshape(()))
-                if what == "sum_of_absmax":
-                    average.sum_of_min.set_value(-average.sum_of_max.get_value())
+            average = average_of(model, path)
+            variable = getattr(average, ENDS.get(what, "sum_of_max"))
+            variable.set_value(jnp.asarray(value, variable.dtype).reshape(()))
+            if what == "sum_of_absmax":
+                average.sum_of_min.set_value(-average.sum_of_max.get_value())
     converted = OdmlConversion().quantize(model, x)
     graphdef, state = nnx.split(converted)
     program = jax.make_jaxpr(lambda state, x: nnx.merge(graphdef, state)(x))(state, x)

@@ -7,8 +7,9 @@ with the ties as they fall, and with those of each operand down or up, and has t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +17,15 @@ import numpy as np
 from flax import nnx
 
 from jqinject import Rule, calibrate, freeze, quantize
-from jqinject.core import AbsMaxRange, CalibratedQuant, FixedRange, MinMaxRange, RMSRange, SimpleMovingAverage
+from jqinject.core import CalibratedQuant, SimpleMovingAverage
 from jqinject.inject import value
 from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.quant import NF4WeightPerChannelFloat, NF4WeightPerTensorFloat
 from jqinject.quant.calibrated import CalibratedAct, CalibratedGroupWeight, CalibratedWeight
-from tests.golden.adapters.qwix import ABOVE, BELOW, Nudged, injector_of
-from tests.golden.adapters.qwix_models import model_of
+from tests.golden._config import meaning, reading
+from tests.golden.adapters.qwix import ABOVE, BELOW, FLOATS, Nudged, injector_of
+from tests.golden.adapters.qwix_arrays import path_of, range_of
+from tests.golden.adapters.qwix_models import NNX_MODELS, model_of
 
 Case = dict[str, Any]
 Arrays = dict[str, np.ndarray]
@@ -31,21 +34,59 @@ OPS |= {"Linear": "dot_general0", "Einsum": "einsum0"}
 TIES = [(1.0, 1.0), *itertools.product((BELOW, ABOVE), repeat=2)]
 
 
-def contraction_of(rule: dict[str, Any], nudges: tuple[float, float]) -> type:
+class QwixRule(NamedTuple):
+    """What a rule of Qwix's says."""
+
+    path: str
+    act_qtype: str | None
+    weight_qtype: str | None
+    bwd_qtype: str | None
+    act_method: str
+    weight_method: str
+    static: bool
+    whole: bool
+    tile: float | None
+    bwd_tile: float | None
+
+
+def rule_of(rule: Mapping[str, Any]) -> QwixRule:
+    with reading(rule, "a rule") as given:
+        found = QwixRule(
+            path=path_of(given.take("module_path", ".*")),
+            act_qtype=given.take("act_qtype", None),
+            weight_qtype=given.take("weight_qtype", None),
+            bwd_qtype=given.take("bwd_qtype", None),
+            act_method=given.take("act_calibration_method", "absmax"),
+            weight_method=given.take("weight_calibration_method", "absmax"),
+            static=given.take("act_static_scale", False),
+            whole=given.take("disable_channelwise_axes", False),
+            tile=given.take("tile_size", None),
+            bwd_tile=given.take("bwd_weight_grad_tile_size", None),
+        )
+    range_of(found.act_method)
+    range_of(found.weight_method)
+    for qtype in (found.act_qtype, found.weight_qtype, found.bwd_qtype):
+        if qtype not in (None, "nf4"):
+            format_of(qtype)
+    return found
+
+
+def contraction_of(rule: QwixRule, nudges: tuple[float, float]) -> type:
     """Qwix's rule as a configuration: the backward pass takes the float operands unless gradients are quantized."""
     given = {
-        "lhs_qtype": rule.get("act_qtype"),
-        "rhs_qtype": rule.get("weight_qtype"),
-        "lhs_calibration_method": rule.get("act_calibration_method", "absmax"),
-        "rhs_calibration_method": rule.get("weight_calibration_method", "absmax"),
-        "dlhs_grad_qtype": rule.get("bwd_qtype"),
-        "drhs_grad_qtype": rule.get("bwd_qtype"),
-        "use_original_residuals": not rule.get("bwd_qtype"),
-        "lhs_disable_channelwise_axes": rule.get("disable_channelwise_axes"),
-        "rhs_disable_channelwise_axes": rule.get("disable_channelwise_axes"),
+        "lhs_qtype": rule.act_qtype,
+        "rhs_qtype": rule.weight_qtype,
+        "lhs_calibration_method": rule.act_method,
+        "rhs_calibration_method": rule.weight_method,
+        "dlhs_grad_qtype": rule.bwd_qtype,
+        "drhs_grad_qtype": rule.bwd_qtype,
+        "use_original_residuals": not rule.bwd_qtype,
+        "tile_size": rule.tile,
+        "drhs_tile_size": rule.bwd_tile if rule.bwd_qtype else None,
     }
-    if rule.get("tile_size"):
-        given["tile_size"] = rule["tile_size"]
+    given |= {
+        f"{side}_disable_channelwise_axes": rule.whole for side in ("lhs", "rhs", "dlhs_grad", "drhs_grad")
+    }
     injector = injector_of(given)
     forward = injector.forward
     for side, factor in zip(("lhs", "rhs"), nudges, strict=True):
@@ -53,19 +94,17 @@ def contraction_of(rule: dict[str, Any], nudges: tuple[float, float]) -> type:
             operand = getattr(forward, side)
             forward = forward.let(**{side: operand.let(calibration=Nudged(operand.calibration, factor))})
     injector = injector.let(forward=forward)
-    if not rule.get("act_static_scale"):
+    if not rule.static:
         return injector
     return injector.let(
         lhs_range=CalibratedQuant,
-        calibration_impl=AbsMaxRange(nudges[0]),
+        calibration_impl=range_of(rule.act_method, nudges[0]),
         averaging_impl=SimpleMovingAverage,
-        batch_axes=() if rule.get("disable_channelwise_axes") else (0,),
+        batch_axes=() if rule.whole else (0,),
     )
 
 
-def quantizers_of(
-    rule: dict[str, Any], nudges: tuple[float, float], rank: int, window: bool
-) -> dict[str, Any]:
+def quantizers_of(rule: QwixRule, nudges: tuple[float, float], rank: int, window: bool) -> dict[str, Any]:
     """Qwix's rule as quantizers of a layer.
 
     Args:
@@ -75,34 +114,30 @@ def quantizers_of(
         window: whether the layer is a convolution, whose input has a scale for each image.
     """
     found: dict[str, Any] = {}
-    whole = bool(rule.get("disable_channelwise_axes"))
-    if rule.get("act_qtype"):
-        static = rule.get("act_static_scale")
+    if rule.act_qtype:
         rows = (0,) if window else tuple(range(rank - 1))
         found["input_quant"] = CalibratedAct.let(
-            calibration_impl=range_of(rule.get("act_calibration_method", "absmax"), nudges[0]),
-            averaging_impl=SimpleMovingAverage if static else None,
-            channelwise_axes=() if static or whole else rows,
+            calibration_impl=range_of(rule.act_method, nudges[0]),
+            averaging_impl=SimpleMovingAverage if rule.static else None,
+            channelwise_axes=() if rule.static or rule.whole else rows,
             scale_stop_grad=True,
-            batch_axes=() if whole else (0,),
-            **format_of(rule["act_qtype"]),
+            batch_axes=() if rule.whole else (0,),
+            **format_of(rule.act_qtype),
         )
-    if rule.get("weight_qtype") == "nf4":
-        found["weight_quant"] = NF4WeightPerTensorFloat if whole else NF4WeightPerChannelFloat
-    elif rule.get("weight_qtype"):
-        method = range_of(rule.get("weight_calibration_method", "absmax"), nudges[1])
-        found["weight_quant"] = CalibratedWeight.let(
-            calibration_impl=method, scale_stop_grad=True, **format_of(rule["weight_qtype"])
-        )
-        if whole:
-            found["weight_quant"] = found["weight_quant"].let(channelwise_axes=())
-        if rule.get("tile_size"):
-            found["weight_quant"] = CalibratedGroupWeight.let(
-                calibration_impl=method,
-                scale_stop_grad=True,
-                group_size=_tile(rule["tile_size"]),
-                **format_of(rule["weight_qtype"]),
-            )
+    if rule.weight_qtype == "nf4":
+        found["weight_quant"] = NF4WeightPerTensorFloat if rule.whole else NF4WeightPerChannelFloat
+    elif rule.weight_qtype:
+        settings = {
+            "calibration_impl": range_of(rule.weight_method, nudges[1]),
+            "scale_stop_grad": True,
+            **format_of(rule.weight_qtype),
+        }
+        weight = CalibratedWeight.let(**settings)
+        if rule.whole:
+            weight = weight.let(channelwise_axes=())
+        if rule.tile:
+            weight = CalibratedGroupWeight.let(group_size=_tile(rule.tile), **settings)
+        found["weight_quant"] = weight
     return found
 
 
@@ -117,21 +152,25 @@ def _tile(size: float) -> Any:
     return value(group_size)
 
 
-def range_of(method: str, factor: float) -> Any:
-    """The range that Qwix writes as a text, a little off by a factor."""
-    name, *numbers = method.split(",")
-    values = [float(number) for number in numbers]
-    if name == "fixed":
-        return FixedRange(-values[0] if len(values) == 1 else values[0], values[-1])
-    kinds: dict[str, Any] = {"absmax": AbsMaxRange, "minmax": MinMaxRange, "rms": RMSRange}
-    return kinds[name](factor * (values[0] if values else 1.0))
-
-
 def format_of(qtype: str) -> dict[str, Any]:
     """The numbers of a type of Qwix's."""
     if qtype.startswith("int"):
         return {"bit_width": int(qtype.removeprefix("int"))}
-    return {"q_dtype": jnp.dtype(qtype)}
+    return {"q_dtype": meaning(FLOATS, qtype, "a type")}
+
+
+class Training(NamedTuple):
+    """What a case of training says."""
+
+    model: str
+    rule: QwixRule
+
+
+def training_of(config: Mapping[str, Any]) -> Training:
+    with reading(config, "training by a rule") as given:
+        model = given.take("model")
+        meaning(NNX_MODELS, model, "a model")
+        return Training(model, rule_of(given.nested("rule")))
 
 
 def training(case: Case, inputs: Arrays) -> Iterator[dict[str, Any]]:
@@ -140,33 +179,55 @@ def training(case: Case, inputs: Arrays) -> Iterator[dict[str, Any]]:
     Qwix's contractions keep their float operands for the backward pass, as configurations of contractions do; its
     convolutions keep the quantized ones, as the quantizers of a layer do.
     """
-    config = case["config"]
+    name, rule = training_of(case["config"])
     x = jnp.asarray(inputs["step0/x"])
     for nudges in TIES:
-        rules = [Rule(contraction=contraction_of(config["rule"], nudges))]
-        if config["model"] in ("conv", "cnn"):
-            of_layer = quantizers_of(config["rule"], nudges, x.ndim, window=True)
-            rules = [Rule("conv", **of_layer), *(rules if config["model"] == "cnn" else [])]
-        yield _steps(inputs, quantize(model_of(config["model"], {}, parameters(inputs), x), rules))
+        plain = model_of(name, {}, parameters(inputs), x)
+        rules = []
+        for path, layer in plain.iter_children():
+            if not re.fullmatch(rule.path, str(path)):
+                continue
+            if isinstance(layer, nnx.Conv):
+                rules.append(Rule(str(path), **quantizers_of(rule, nudges, x.ndim, window=True)))
+            else:
+                rules.append(Rule(str(path), contraction=contraction_of(rule, nudges)))
+        yield _steps(inputs, quantize(plain, rules))
 
 
 def parameters(inputs: Arrays) -> Arrays:
     return {k.removeprefix("params/"): v for k, v in inputs.items() if k.startswith("params/")}
 
 
+class PostTraining(NamedTuple):
+    """What a case of quantization after training says."""
+
+    model: str
+    rule: QwixRule
+
+
+# A rule that is written as a name.
+RULES = {"w8a8 static": {"act_qtype": "int8", "weight_qtype": "int8", "act_static_scale": True}}
+
+
+def post_training_of(config: Mapping[str, Any]) -> PostTraining:
+    with reading(config, "quantization after training") as given:
+        rule = given.take("rule")
+        rule = meaning(RULES, rule, "a rule") if isinstance(rule, str) else rule
+        # Of the models in Linen what counts are the layers, which the NNX model has too.
+        model = given.choose("model", {name: name for name in NNX_MODELS} | {"LMlp": "mlp"})
+        return PostTraining(model, rule_of(rule))
+
+
 def post_training(case: Case, inputs: Arrays) -> Iterator[dict[str, Any]]:
     """Frozen weights, static scales and outputs, once for each way in which ties may fall."""
-    config = case["config"]
-    rule = config["rule"]
-    if not isinstance(rule, dict):
-        rule = {"act_qtype": "int8", "weight_qtype": "int8", "act_static_scale": True}
-    name = {"LMlp": "mlp"}.get(config["model"], config["model"])
+    name, rule = post_training_of(case["config"])
     x = jnp.asarray(inputs["x"] if "x" in inputs else inputs["x0"])
     for nudges in TIES:
         plain = model_of(name, {}, parameters(inputs), x)
-        model = quantize(plain, Rule(**quantizers_of(rule, nudges, x.ndim, window=name == "conv")))
+        quantizers = quantizers_of(rule, nudges, x.ndim, window=name == "conv")
+        model = quantize(plain, Rule(rule.path, **quantizers))
         found = {"y_float": plain(x)}
-        if rule.get("act_static_scale"):
+        if rule.static:
             found |= _collected(inputs, model)
         yield found | _served(inputs, model, x)
 

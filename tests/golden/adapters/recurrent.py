@@ -11,7 +11,10 @@ from flax import nnx
 
 from jqinject.nn import QuantLSTM, QuantRNN
 from jqinject.quant_tensor import as_array
-from tests.golden.adapters.layouts import dotted, facts_of, fields_of, once, our_path, plain, quantizer
+from tests.brevitas_defaults import RECURRENT
+from tests.golden._config import reading
+from tests.golden.adapters.layer_classes import arguments_of
+from tests.golden.adapters.layouts import dotted, facts_of, fields_of, once, our_path, quantizer
 from tests.golden.adapters.torch_order import ties_as_torch
 from tests.golden.adapters.torch_random import TorchRandom
 
@@ -40,15 +43,23 @@ GATES = {
 }
 
 
-def layer_of(case: Case) -> Any:
-    """The layer that the case describes, with weights of its own."""
-    kind, config = case["layer"]["kind"], case["config"]
-    given = dict(zip(POSITIONAL[kind], config["args"], strict=False)) | config["kwargs"]
+def build(case: Case, inputs: dict[str, np.ndarray]) -> Any:
+    """The layer of the case, with its weights."""
+    kind = case["layer"]["kind"]
+    with reading(case["config"], kind) as config:
+        given = arguments_of(config, kind, POSITIONAL[kind])
     arguments = {
         name: quantizer(value) if name.endswith("_quant") and isinstance(value, str) else value
-        for name, value in plain(given).items()
+        for name, value in given.items()
     }
-    return KINDS[kind](rngs=nnx.Rngs(0), **arguments)
+    layer = KINDS[kind](rngs=nnx.Rngs(0), **RECURRENT[kind] | arguments)
+    with reading(inputs, f"the arrays of {kind}") as arrays:
+        arrays.take("x")
+        for name in inputs:
+            if name.startswith(("param.", "cotangent")):
+                arrays.take(name)
+    _fill(layer, inputs)
+    return layer
 
 
 def _gates(cell: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -88,7 +99,7 @@ def _inside(proxy: Any, name: str) -> nnx.Variable[Any]:
     return node
 
 
-def _fill(case: Case, layer: Any, inputs: dict[str, np.ndarray]) -> None:
+def _fill(layer: Any, inputs: dict[str, np.ndarray]) -> None:
     """Give the layer the weights of the case.
 
     The reference set does not hold the weights of hidden states: they are those that the peer's layer draws when it is
@@ -163,8 +174,7 @@ def _flat(outputs: Any, name: str = "out") -> Iterator[tuple[str, Any]]:
 
 @once
 def _sequence(case: Case, inputs: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-    layer = layer_of(case)
-    _fill(case, layer, inputs)
+    layer = build(case, inputs)
     cotangents = {
         name.removeprefix("cotangent"): jnp.asarray(array)
         for name, array in inputs.items()

@@ -1,0 +1,200 @@
+"""The check that an override changes something: it is known, and the wiring that it is part of reads it."""
+
+import enum
+from collections.abc import Iterable, Iterator, Mapping, Set
+from itertools import combinations, product
+from typing import Any
+
+from jqinject.inject.arguments import arguments_of_class
+from jqinject.inject.errors import did_you_mean, lines
+from jqinject.inject.explain import reach_of
+from jqinject.inject.functions import ValueFunction
+from jqinject.inject.names import arguments_asked, asked_at
+from jqinject.inject.show import brief
+from jqinject.inject.specs import Spec
+
+Choices = tuple[tuple[str, Any], ...]
+Condition = tuple[Choices, tuple[str, ...]]  # choices, and the names that they need beside
+
+
+def overrides_given(injector: Any) -> dict[str, Any]:
+    """What `let` declared anew on top of an injector's class statements, the last word on each name.
+
+    >>> from jqinject.inject import ExtendedInjector
+    >>> class Q(ExtendedInjector):
+    ...     bit_width = 8
+    >>> class Mine(Q.let(bit_width=4)):
+    ...     pass
+    >>> overrides_given(Q.let(bit_width=2).let(signed=True)), overrides_given(Mine)
+    ({'bit_width': 2, 'signed': True}, {})
+    """
+    made = injector.__made_by__
+    if not made:
+        return {}
+    if made[0] == "let":
+        return {**overrides_given(made[1]), **made[2]}
+    if made[0] == "and":
+        return {**overrides_given(made[2]), **overrides_given(made[1])}
+    return overrides_given(made[1])
+
+
+def check_overrides(
+    injector: Any,
+    overrides: Iterable[str],
+    *,
+    known: Set[str] = frozenset(),
+    read: Set[str] | None = None,
+    given: Mapping[str, Any] | None = None,
+    where: str = "",
+    prefix: str = "",
+) -> None:
+    """Refuse an override that changes nothing: nobody knows its name, or this wiring does not read it.
+
+    >>> from jqinject.inject import ExtendedInjector
+    >>> class Int8Weight(ExtendedInjector):
+    ...     bit_width = 8
+    >>> check_overrides(Int8Weight, {"bit_width": 4})
+    >>> check_overrides(Int8Weight, {"bitwidth": 4}, where="QuantLinear(weight_...)", prefix="weight_")
+    Traceback (most recent call last):
+    TypeError: QuantLinear(weight_...): 'weight_bitwidth' would do nothing, as nothing in 'Int8Weight' ...
+      did you mean 'weight_bit_width'?
+
+    Args:
+        injector: the injector, with the overrides or without.
+        overrides: the names (a mapping will do), without their prefix.
+        known: more names that count as known and read: those that a proxy reads itself.
+        read: what a resolution with the overrides traced; None checks only that the names are known.
+        given: what was handed to that resolution, as to `resolve`, to find what it takes for a name to be read.
+        where: what the user called, for the text.
+        prefix: what the user wrote before the names, for the text.
+
+    Raises:
+        TypeError: naming every such override, with the nearest known name, or with the choices under which it is read.
+    """
+    names = list(overrides)
+    at_hand = known if read is None else known | read
+    requested = asked_at(injector, depth=0) | _declared_beside(injector, set(names)) | at_hand
+    first = where or f"{injector.__name__}.let(...)"
+    texts = [_unknown(injector, name, requested, first, prefix) for name in names if name not in requested]
+    if read is not None:
+        idle = [name for name in names if name in requested and name not in at_hand]
+        texts += [_unread(injector, name, given or {}, first, prefix) for name in idle]
+    if texts:
+        raise TypeError("\n".join(texts))
+
+
+def _declared_beside(injector: Any, overrides: set[str]) -> set[str]:
+    """The names that class statements declare, or `let` beside the overrides."""
+    lets = _top_lets(injector)
+    bodies = [cls for cls in injector.__mro__ if "__declared__" in cls.__dict__ and cls not in lets]
+    return {name for cls in bodies for name in cls.__declared__} | (
+        set(overrides_given(injector)) - overrides
+    )
+
+
+def _top_lets(injector: Any) -> list[Any]:
+    made = injector.__made_by__
+    if not made:
+        return []
+    below = made[1:3] if made[0] == "and" else made[1:2]
+    own = [injector] if made[0] == "let" else []
+    return own + [cls for part in below for cls in _top_lets(part)]
+
+
+def _unknown(injector: Any, name: str, requested: Set[str], first: str, prefix: str) -> str:
+    return lines(
+        f"{first}: {prefix + name!r} would do nothing, as nothing in {injector.__name__!r} declares or asks for "
+        f"{name!r}",
+        did_you_mean(name, requested - {name}, prefix),
+    )
+
+
+def _unread(injector: Any, name: str, given: Mapping[str, Any], first: str, prefix: str) -> str:
+    found = _conditions(injector, name, given)
+    said = f"{name!r} is read when {_listed(found)}" if found else _who_asks(injector, name)
+    cure = f"leave {prefix + name} out"
+    if found:
+        choices, missing = found[0]
+        added = [f"{prefix}{choice}={_shown(option)}" for choice, option in choices]
+        cure = f"give {', '.join([*added, *(f'{prefix}{other}=...' for other in missing)])}, or {cure}"
+    return lines(
+        f"{first}: {prefix + name!r} would do nothing: {injector.__name__!r} never reads {name!r} as it is wired "
+        "here",
+        said,
+        f"cure: {cure}",
+    )
+
+
+def _conditions(injector: Any, name: str, given: Mapping[str, Any]) -> list[Condition]:
+    """The choices, one or two at a time, with which the wiring would read a name; if any does, without more names."""
+    options = _options(injector)
+    for count in (1, 2):
+        found: list[Condition] = []
+        for choices in _combined(options, count):
+            reach = reach_of(injector.let(**dict(choices)), **given)
+            if reach.works and name in reach.names:
+                found.append((choices, reach.missing))
+        if found:
+            return [condition for condition in found if not condition[1]] or found
+    return []
+
+
+def _combined(options: Mapping[str, list[Any]], count: int) -> Iterator[Choices]:
+    for names in combinations(options, count):
+        for values in product(*(options[name] for name in names)):
+            yield tuple(zip(names, values, strict=True))
+
+
+def _options(injector: Any) -> dict[str, list[Any]]:
+    """The declared choices between a few values (enums, booleans), with the values that each does not have now."""
+    found: dict[str, list[Any]] = {}
+    for cls in injector.__mro__:
+        for name, spec in cls.__dict__.get("__declared__", {}).items():
+            if name in found or spec.kind != "PLAIN":
+                continue
+            present = injector.__dependencies__[name].target
+            if isinstance(spec.target, enum.Enum):
+                found[name] = [member for member in type(spec.target) if member != present]
+            elif isinstance(spec.target, bool):
+                found[name] = [flag for flag in (True, False) if flag is not present]
+    return found
+
+
+def _listed(conditions: list[Condition]) -> str:
+    """Conditions in words; those that differ in one value alone as one."""
+    grouped: dict[tuple[Choices, str], list[str]] = {}
+    for choices, _ in conditions:
+        name, option = choices[-1]
+        grouped.setdefault((choices[:-1], name), []).append(_shown(option))
+    texts = [
+        " and ".join([*(f"{n} = {_shown(v)}" for n, v in before), f"{name} = {' or '.join(several)}"])
+        for (before, name), several in grouped.items()
+    ]
+    return "; or ".join(texts[:4])
+
+
+def _shown(option: Any) -> str:
+    return repr(str(option.value)) if isinstance(option, enum.StrEnum) else brief(option)
+
+
+def _who_asks(injector: Any, name: str) -> str:
+    """For a name that no choice leads to: what would ask for it, if that were used."""
+    asking = {
+        asker: sorted(_classes_asking(spec, name))
+        for asker, spec in sorted(injector.__dependencies__.items())
+        if spec.kind in ("COMPONENT", "FUNCTION") and name in arguments_asked(spec)
+    }
+    if not asking:
+        return "jqinject.explain(injector, module=layer) shows the names that are read"
+    shown = [
+        f"{' or '.join(classes[:3])} as {asker!r}" if classes else repr(asker)
+        for asker, classes in asking.items()
+    ]
+    return f"{name!r} is asked for by {' and '.join(shown[:4])}, not used here"
+
+
+def _classes_asking(spec: Spec, name: str) -> set[str]:
+    """The component declared, or those that a function chooses between, which ask for a name."""
+    chosen = spec.declared.choices if isinstance(spec.declared, ValueFunction) else ()
+    classes = chosen if spec.kind == "FUNCTION" else (spec.target,)
+    return {cls.__name__ for cls in classes if name in arguments_of_class(cls).names}

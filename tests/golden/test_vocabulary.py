@@ -1,0 +1,186 @@
+"""Every key and value that cases use, also those that are kept back, is understood by an adapter or out of scope."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.golden import _driver
+from tests.golden._config import CannotDrive, settings_of
+from tests.golden.adapters import (
+    aqt,
+    aqt_config,
+    aqt_flax,
+    aqt_stochastic,
+    qwix,
+    qwix_arrays,
+    qwix_errors,
+    qwix_models,
+    qwix_odml,
+    qwix_rules,
+)
+
+Read = Callable[[dict[str, Any]], Any]
+MATMUL = [[[1], [0]], [[], []]]
+DOT = {"dimension_numbers": MATMUL, "dtype": "float32"}
+OPERANDS = {"lhs_qtype": "int8", "rhs_qtype": "int8"}
+CONV = {**OPERANDS, "dimension_numbers": ["NHWC", "HWIO", "NHWC"], "padding": "SAME"}
+NOISE = {"n_keys": 2, "shape": [2], "channelwise_noise_axes": [0], "method": "uniform"}
+RULE = {"weight_qtype": "int8", "act_qtype": "int8"}
+ODML = {"model": "LMlp", "provider": {}, "rule": RULE}
+RESIDUAL = {**ODML, "model": "LRes", "model_fields": {"kind": "add"}}
+CNN = {**ODML, "model": "LCnn"}
+
+
+def odml(config: dict[str, Any]) -> None:
+    """Read a case, and build its model as far as that needs no parameters."""
+    found = qwix_odml.odml_of(config)
+    found.provider(1.0)
+    if found.model not in qwix_models.NNX_MODELS:
+        qwix_models.linen_model(found.model, found.fields, {})
+
+
+# For every group what reads its configs, each with a config that it can read.
+READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
+    "aqt": {
+        "config": [({"factory": "v4-default"}, aqt_config.preset_of)],
+        "conv": [({"bits": 8, "padding": "SAME", "strides": [1, 1]}, aqt.conv_of)],
+        "dot": [
+            (DOT, aqt.dot_of),
+            ({**DOT, "factory": "fully_quantized", "use_stochastic_rounding": False}, aqt.dot_of),
+            ({"config": "v4"}, aqt.accumulator_of),
+        ],
+        "einsum": [({"config": "v4", "eqn": "bd,df->bf"}, aqt.einsum_of)],
+        "flax": [
+            ({"config": "v4", "kind": "dense", "use_legacy_freezer": True}, aqt_flax.served_of),
+            ({}, aqt_flax.refused_of),
+            ({"tile_count": 2, "eqn": "bd,df->bf", "contraction": 16}, aqt_flax.tiled_of),
+        ],
+        "quantizer": [({"bits": 8}, aqt.quantizer_of)],
+        "stochastic": [
+            ({"implementation": "custom-1", "shape": [2], "n_keys": 2}, aqt_stochastic.noise_of),
+            ({"bits": 8, "n_keys": 2}, aqt_stochastic.rounding_of),
+            ({"drhs_bits": 8, "rng_type": "custom-1", "n_keys": 2}, aqt_stochastic.gradients_of),
+            ({"config": "config_v4"}, aqt_stochastic.without_key_of),
+        ],
+    },
+    "qwix": {
+        "nnx_qat": [({"model": "mlp", "rule": RULE}, qwix_rules.training_of)],
+        "odml_qat": [(ODML, odml), (RESIDUAL, odml), (CNN, odml)],
+        "odml_conv": [(ODML, odml), (RESIDUAL, odml), (CNN, odml)],
+        "odml_nnx": [(ODML, odml)],
+        "odml_errors": [
+            ({"case": "quant_stats missing"}, qwix_errors.attempt_of),
+            ({"model": "const-lhs", "strict": True}, qwix_errors.attempt_of),
+        ],
+        "ops": [
+            ({**OPERANDS, "dimension_numbers": MATMUL}, qwix.dot_of),
+            ({**OPERANDS, "eqn": "bk,kn->bn"}, qwix.einsum_of),
+            (CONV, qwix.conv_of),
+            ({**OPERANDS, "tile_size": 16}, qwix.subchannel_of),
+        ],
+        "ptq": [({"model": "mlp", "rule": RULE}, qwix_rules.post_training_of)],
+        "qarray": [
+            ({"qtype": "int8"}, qwix_arrays.array_of),
+            ({"bootstrap_steps": 0}, qwix_arrays.average_of),
+        ],
+        "qt_core": [({}, qwix.gradients_of), (NOISE, qwix.noise_of)],
+    },
+    "flax_fp8": {},
+}
+
+# What the library refuses, as the reference does, in cases of errors.
+REFUSED = ("qarray:calibration_method=fixed", "qarray:calibration_method=fixed,1,2")
+
+
+def vocabulary(peer: str) -> dict[str, dict[str, list[str]]]:
+    return json.loads((_driver.HERE / peer / "VOCABULARY.json").read_text())
+
+
+KEYS = [
+    pytest.param(peer, group, key, values, id=f"{peer}/{group}/{key}")
+    for peer in READERS
+    for group, keys in vocabulary(peer).items()
+    for key, values in keys.items()
+]
+
+
+def put(config: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """The config with one more setting; dots lead into inner dicts."""
+    name, _, rest = key.partition(".")
+    inner = config.get(name, {})
+    return {**config, name: put(inner if isinstance(inner, dict) else {}, rest, value) if rest else value}
+
+
+def decoded(text: str) -> Any:
+    """A value of the vocabulary: JSON, else a text."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def complaints(peer: str, group: str, key: str, value: Any) -> list[str]:
+    """What every reader of the group has against a setting; nothing if one understands it."""
+    found = []
+    for config, read in READERS[peer].get(group, []):
+        try:
+            read(put(config, key, value))
+        except CannotDrive as problem:
+            found.append(str(problem))
+        except _driver.USER_ERRORS as error:
+            assert f"{group}:{key}={value}" in REFUSED, f"{key} = {value!r}: {error}"
+            return []
+        else:
+            return []
+    return found or [f"nothing reads cases of group {group!r}"]
+
+
+def is_out_of_scope(peer: str, group: str, key: str, text: str) -> bool:
+    case = {"id": f"{group}/any", "area": "any", "config": put({}, key, decoded(text))}
+    assert dict(settings_of(case["config"])) == {key: text}, "as the vocabulary writes it"
+    return _driver.reason_to_skip(case, peer) is not None
+
+
+@pytest.mark.parametrize(("peer", "group", "key", "values"), KEYS)
+def test_a_setting_is_understood_or_out_of_scope(peer: str, group: str, key: str, values: list[str]) -> None:
+    for text in values:
+        if not is_out_of_scope(peer, group, key, text):
+            assert not (found := complaints(peer, group, key, decoded(text))), f"{key} = {text}: {found}"
+
+
+@pytest.mark.parametrize(
+    ("peer", "group"), [(peer, group) for peer, groups in READERS.items() for group in groups]
+)
+def test_no_reader_accepts_a_key_that_it_does_not_know(peer: str, group: str) -> None:
+    for config, read in READERS[peer][group]:
+        read(config)
+        with pytest.raises(CannotDrive, match="unheard"):
+            read(put(config, "unheard", 1))
+        for name, inner in config.items():
+            if isinstance(inner, dict):
+                with pytest.raises(CannotDrive, match="unheard"):
+                    read(put(config, f"{name}.unheard", 1))
+
+
+@pytest.mark.parametrize(
+    ("peer", "group", "key", "value"),
+    [
+        ("aqt", "dot", "factory", "config_v5"),
+        ("aqt", "config", "factory", "v4-3bit"),
+        ("aqt", "quantizer", "calibration", "median"),
+        ("aqt", "flax", "kind", "conv"),
+        ("qwix", "qarray", "calibration_method", "median"),
+        ("qwix", "odml_qat", "model", "LTransformer"),
+        ("qwix", "odml_qat", "model_fields.act", "mish"),
+        ("qwix", "odml_qat", "model_fields.kind", "divide"),
+        ("qwix", "odml_qat", "rule.weight_qtype", "float64"),
+        ("qwix", "nnx_qat", "rule.act_calibration_method", "median"),
+        ("qwix", "nnx_qat", "model", "transformer"),
+        ("qwix", "ptq", "rule", "w2a2 static"),
+        ("qwix", "odml_errors", "case", "another"),
+    ],
+)
+def test_a_value_without_a_meaning_is_refused(peer: str, group: str, key: str, value: str) -> None:
+    assert complaints(peer, group, key, value)
