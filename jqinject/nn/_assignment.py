@@ -1,10 +1,28 @@
 """What happens when an attribute of a layer with quantizers is read or assigned."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from flax import nnx
 
-from jqinject.proxy import link_if_proxy
+from jqinject.nn._weight_input import input_format
+from jqinject.proxy import InputFormat, link_if_proxy
+
+
+class LayerParameters(NamedTuple):
+    """What a weight's or bias's proxy may be asked about: it stays when the layer is gone.
+
+    Attributes:
+        weight, bias: Variables, or None.
+        input_quant: the proxy of the input, or None.
+    """
+
+    weight: Any
+    bias: Any
+    input_quant: Any
+
+    def input_format(self) -> InputFormat | None:
+        """Of the quantized input, as far as `input_quant` says it."""
+        return input_format(self)
 
 
 class ReassembledOnAssignment(nnx.Module):
@@ -17,8 +35,13 @@ class ReassembledOnAssignment(nnx.Module):
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
         if name.endswith("_quant"):
-            link_if_proxy(self, value)
+            of_parameter = name in ("weight_quant", "bias_quant")
+            link_if_proxy(self, value, self._parameters() if of_parameter and value is not None else None)
         return value
+
+    def _parameters(self) -> LayerParameters:
+        held = vars(self)
+        return LayerParameters(held.get(self.weight_name), held.get("bias"), held.get("input_quant"))
 
     def __setattr__(self, name: str, value: Any) -> None:
         name = self.weight_name if name == "weight" else name

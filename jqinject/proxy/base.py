@@ -22,7 +22,7 @@ from jqinject.proxy.assembly import (
 )
 from jqinject.proxy.facts import QuantFacts, facts_of
 from jqinject.proxy.given import Given
-from jqinject.proxy.links import link, linked_layers, relink
+from jqinject.proxy.links import link, linked_layers, parameters_of, relink
 from jqinject.proxy.naming import checked_quantizer, naming, packable
 from jqinject.proxy.ranges import ranges_in
 from jqinject.proxy.sharing import QuantizerReplacedWarning, refuse_tree_mode
@@ -288,11 +288,20 @@ class QuantProxyFromInjector(nnx.Module):
         if not known or len(known) < self.served_layers:
             raise ValueError(
                 f"this {type(self).__name__} serves {self.served_layers} layer(s), and {len(known)} of them are known: "
-                "it is part of a copy, or was read from the model past its layers.\n"
+                "it is part of a copy, was read from the model past its layers, or the layer is gone.\n"
                 "  cure: jqinject.reassemble(model), which finds the layers by walking the model; "
-                "or give them: proxy.init_tensor_quant(layer, ...)"
+                "or give them: proxy.init_tensor_quant(layer, ...). Of a layer made on the spot, "
+                "QuantLinear(...).weight_quant, keep the layer in a variable"
             )
         return known
+
+    def _first_parameters(self) -> Any:
+        """What has the weight and bias of the first layer: the layer, or what is remembered of one that is gone."""
+        known = linked_layers(self)
+        if not known or len(known) < self.served_layers:
+            remembered = parameters_of(self)
+            return self._known_layers()[0] if remembered is None else remembered
+        return known[0]
 
     def _read_facts(self, layers: tuple[Any, ...], quantizer: Any) -> QuantFacts:
         facts = self._facts_of(layers)

@@ -94,7 +94,7 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
     def _attribute(self, name: str) -> Any:
         if not self.is_quant_enabled or self.requires_input_scale:
             return None
-        biases = self._tracked_parameters(self._known_layers())
+        biases = self._tracked_parameters((self._first_parameters(),))
         if not biases:
             return None
         return getattr(self._pack(nnx.clone(self.tensor_quant, graph=True)(biases[0].get_value())), name)

@@ -3,6 +3,7 @@
 from typing import Any, ClassVar, final
 
 import jax
+import numpy as np
 
 from jqinject.proxy.act import ActQuantProxy, input_dependent
 from jqinject.proxy.base import QuantProxyFromInjector
@@ -37,7 +38,7 @@ class Groupwise(QuantProxyFromInjector):
     def _seen(self, packed: Any, x: Any) -> Any:
         size, dim = self.facts.group_size, self.facts.group_dim
         assert size is not None and dim is not None, "read when the quantizer is assembled"
-        return super()._seen(in_groups(packed, size, dim, as_array(x).shape[dim]), x)
+        return super()._seen(in_groups(packed, size, dim, np.shape(as_array(x))[dim]), x)
 
 
 class GroupwiseWeight(Groupwise, WeightQuantProxy):

@@ -11,6 +11,7 @@ from typing import Any
 from flax import nnx
 
 _LAYERS: weakref.WeakKeyDictionary[nnx.Module, list[weakref.ref[Any]]] = weakref.WeakKeyDictionary()
+_PARAMETERS: weakref.WeakKeyDictionary[nnx.Module, Any] = weakref.WeakKeyDictionary()
 
 
 def link(proxy: nnx.Module, layer: Any) -> None:
@@ -20,7 +21,7 @@ def link(proxy: nnx.Module, layer: Any) -> None:
         known.append(weakref.ref(layer))
 
 
-def link_if_proxy(layer: Any, held: Any) -> None:
+def link_if_proxy(layer: Any, held: Any, parameters: Any = None) -> None:
     """Note that `layer` holds `held`, where that is a proxy: layers call it when one of their attributes is read.
 
     So `clone.weight_quant.scale()` and `clone.weight_quant.init_tensor_quant()` are about the clone: a copy is linked
@@ -29,9 +30,19 @@ def link_if_proxy(layer: Any, held: Any) -> None:
     Args:
         layer: the layer that is read.
         held: the attribute.
+        parameters: what the proxy may be asked about after the layer is gone, as in
+            `QuantLinear(...).weight_quant.scale()`; it must not refer to the layer or the proxy, or both would live
+            forever.
     """
     if isinstance(held, nnx.Module):
         link(held, layer)
+        if parameters is not None:
+            _PARAMETERS[held] = parameters
+
+
+def parameters_of(proxy: nnx.Module) -> Any:
+    """The parameters of the layer through which `proxy` was read last; None if it was not."""
+    return _PARAMETERS.get(proxy)
 
 
 def linked_layers(proxy: nnx.Module) -> tuple[Any, ...]:

@@ -43,12 +43,12 @@ class WeightQuantProxy(QuantProxyFromInjector):
     def _attribute(self, name: str) -> Any:
         if not self.is_quant_enabled:
             return None
-        weight = self._known_layers()[0].weight.get_value()
+        weight = self._first_parameters().weight.get_value()
         return getattr(self._seen(self._pack(self._look()), weight), name)
 
     def _look(self) -> Any:
         """The quantizer's own result for its weight: on a copy, so that no state moves and no first call is used up."""
-        return nnx.clone(self.tensor_quant, graph=True)(self._known_layers()[0].weight.get_value())
+        return nnx.clone(self.tensor_quant, graph=True)(self._first_parameters().weight.get_value())
 
     def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
         return [layer.weight for layer in layers]

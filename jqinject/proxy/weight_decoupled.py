@@ -126,7 +126,7 @@ class DecoupledWeightQuantWithInputProxyFromInjector(WeightQuantProxy):
         return None if kept is None else InputFormat(*kept)
 
     def _look(self, quant_input: Any = None) -> Any:
-        layer = self._known_layers()[0]
+        layer = self._first_parameters()
         known = layer.input_format() if quant_input is None else quant_input
         quantizer = nnx.clone(self.tensor_quant, graph=True)
         return quantizer(layer.weight.get_value(), *self._format_of(known))

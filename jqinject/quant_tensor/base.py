@@ -9,22 +9,21 @@ import abc
 from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from .array_methods import ArrayMethods
 
-class QuantTensor(abc.ABC):
+
+class QuantTensor(ArrayMethods):
     """Abstract base of the quantized tensors: an array that knows the low-bit numbers behind it.
 
     A subclass is final, immutable, and registered as a pytree. It works where a plain array is expected, in
-    `jax.numpy` and in Flax layers, by decaying to `value`.
+    `jax.numpy`, `jax.nn`, NumPy and Flax layers, by decaying to `value`. What hands its arguments to `jax.lax` at once
+    (`jax.nn.sigmoid`, `jax.lax.exp`) is out of reach, as JAX refuses them: give it `x.value`.
     """
 
     __slots__ = ()
-
-    @property
-    @abc.abstractmethod
-    def value(self) -> jax.Array:
-        """The dequantized float array."""
 
     @property
     @abc.abstractmethod
@@ -60,18 +59,21 @@ class QuantTensor(abc.ABC):
             raise TypeError("len() of a QuantTensor without axes; its shape is ()")
         return self.shape[0]
 
-    def __bool__(self) -> bool:
-        return bool(self.value)
+    def astype(self, dtype: Any) -> Self:
+        """The same low-bit numbers with `value` in another float dtype; the scale stays float32.
 
-    def __float__(self) -> float:
-        return float(self.value)
+        Raises:
+            TypeError: `dtype` is not a float dtype.
+        """
+        return self.set(value=self.value.astype(self._float_dtype(dtype)))
 
-    def __jax_array__(self) -> jax.Array:
-        return self.value
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        array = np.asarray(self.value, dtype=dtype)
-        return array.copy() if copy else array
+    def _float_dtype(self, dtype: Any) -> Any:
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(
+                f"astype({np.dtype(dtype).name}): the value of {type(self).__name__} is float; use .int() for its "
+                "integers, or .value.astype(...)"
+            )
+        return dtype
 
     # What no format keeps decays to the plain array.
 
@@ -105,8 +107,32 @@ class QuantTensor(abc.ABC):
     __radd__ = __add__
     __rmul__ = __mul__
 
+    def __pos__(self) -> Any:
+        return self
+
     def __pow__(self, other: Any) -> Any:
         return self.value ** as_array(other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return as_array(other) ** self.value
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self.value // as_array(other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return as_array(other) // self.value
+
+    def __mod__(self, other: Any) -> Any:
+        return self.value % as_array(other)
+
+    def __rmod__(self, other: Any) -> Any:
+        return as_array(other) % self.value
+
+    def __divmod__(self, other: Any) -> Any:
+        return divmod(self.value, as_array(other))
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return divmod(as_array(other), self.value)
 
     def __rtruediv__(self, other: Any) -> Any:
         return as_array(other) / self.value
@@ -130,9 +156,6 @@ class QuantTensor(abc.ABC):
         return self.value >= as_array(other)
 
     __hash__ = None  # type: ignore[assignment]  # comparisons are elementwise, as for arrays
-
-    # NumPy's operators leave a QuantTensor on their right to our reflected operators.
-    __array_ufunc__ = None
 
 
 def as_array(x: Any) -> Any:

@@ -121,6 +121,26 @@ class CodebookQuantTensor(QuantTensor):
         """As `codes`."""
         return self.codes()
 
+    def int(self, float_datatype: bool = False) -> jax.Array:
+        """The integers that stand for the numbers: their indices, as of an `IntQuantTensor`.
+
+        Args:
+            float_datatype: the indices in float32; no gradient.
+
+        Returns:
+            uint8 of the shape of `value`; float32 with `float_datatype`.
+
+        Raises:
+            ValueError: the tensor is concrete, and a number is not one of the table's.
+        """
+        if is_concrete(self.value, self.scale) and not self.is_valid:
+            raise ValueError(
+                "CodebookQuantTensor not valid: value / scale is not in its table.\n"
+                "  cure: quantize the tensor again, or use `.value` where no indices are needed"
+            )
+        codes = self.codes()
+        return codes.astype(jnp.float32) if float_datatype else codes
+
     def dequantize(self) -> jax.Array:
         """The dequantized float array, `value`."""
         return self.value

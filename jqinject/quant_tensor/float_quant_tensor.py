@@ -185,18 +185,44 @@ class FloatQuantTensor(QuantTensor):
         """The codes of the minifloats: sign, exponent and mantissa as an unsigned integer."""
         return to_float_codes(self._steps(), self.known_format("its codes"))
 
+    def int(self, float_datatype: bool = False) -> jax.Array:
+        """The integers that stand for the minifloats: their codes, as of an `IntQuantTensor`.
+
+        A code is sign, exponent field and mantissa as one unsigned integer; `from_payload` with the format takes it
+        back.
+
+        Args:
+            float_datatype: the codes in float32; no gradient.
+
+        Returns:
+            uint8 up to 8 bits, else uint16 or uint32, of the shape of `value`; float32 with `float_datatype`.
+
+        Raises:
+            ValueError: the tensor is concrete, and a finite number is not on the grid; learned widths that are traced.
+
+        Example:
+            >>> FloatQuantTensor(jnp.array([0.5, -3.0]), 0.5, FloatFormat(2, 1)).int()
+            Array([ 2, 15], dtype=uint8)
+        """
+        self._check_on_grid()
+        codes = self.codes()
+        return codes.astype(jnp.float32) if float_datatype else codes
+
     def minifloat(self) -> jax.Array:
         """The minifloats in float32: `value / scale`, rounded to the format's grid; no gradient.
 
         Raises:
             ValueError: a finite number is not on the grid.
         """
+        self._check_on_grid()
+        return self._rounded()
+
+    def _check_on_grid(self) -> None:
         if is_concrete(self.value) and not self._on_grid(finite=False):
             raise ValueError(
                 f"FloatQuantTensor not valid: value / scale is not on the grid of {self._format}.\n"
                 "  cure: quantize the tensor again, or use `.value` where no minifloats are needed"
             )
-        return self._rounded()
 
     def dequantize(self) -> jax.Array:
         """The dequantized float array, `value`."""
@@ -263,9 +289,9 @@ class FloatQuantTensor(QuantTensor):
     def __abs__(self) -> Any:
         return self.set(value=jnp.abs(self.value))
 
-    def reshape(self, *shape: Any) -> Any:
+    def reshape(self, *shape: Any, **options: Any) -> Any:
         """The same numbers in another shape; the plain array where there are several scales."""
-        return self._moved(self.value.reshape(*shape))
+        return self._moved(self.value.reshape(*shape, **options))
 
     def transpose(self, *axes: Any) -> Any:
         """Axes permuted, reversed without arguments; the plain array where there are several scales."""

@@ -1,6 +1,5 @@
 """Quantized tensors with a scale for each group: a quantized tensor over an axis cut into groups, seen without them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -179,7 +178,7 @@ class GroupwiseQuantTensor(QuantTensor):
 
     def astype(self, dtype: Any) -> Self:
         """The same numbers with `value` in another float dtype; scales stay float32."""
-        return self._like(self._grouped.set(value=self.value_.astype(dtype)))
+        return self._like(self._grouped.set(value=self.value_.astype(self._float_dtype(dtype))))
 
     def axes(self, **fields: Any) -> Self:
         """A pytree prefix with this tensor's structure, for `in_axes`, `out_axes` or shardings.
@@ -198,29 +197,14 @@ class GroupwiseQuantTensor(QuantTensor):
 
     # --- axes: what leaves the groups whole keeps them, anything else is a plain array
 
-    def reshape(self, *shape: Any) -> jax.Array:
-        """The dequantized array in another shape."""
-        return self.value.reshape(*shape)
-
-    def ravel(self) -> jax.Array:
-        """The dequantized array along one axis."""
-        return self.value.ravel()
-
-    flatten = ravel
-
     def transpose(self, *axes: Any) -> Self:
         """Axes permuted, groups and all; reversed without arguments."""
-        given = tuple(axes[0]) if len(axes) == 1 and isinstance(axes[0], Sequence) else axes
+        given = tuple(axes[0] or ()) if len(axes) == 1 and not isinstance(axes[0], int) else axes
         ndim = self.ndim
         order = [axis % ndim for axis in given] or list(reversed(range(ndim)))
         cut = self._groups.dim % ndim
         wide = [a for axis in order for a in ((axis, axis + 1) if axis == cut else (axis + (axis > cut),))]
         return self._moved(lambda x: x.transpose(wide), order.index(cut) - ndim)
-
-    @property
-    def T(self) -> Self:
-        """All axes reversed."""
-        return self.transpose()
 
     def swapaxes(self, axis1: int, axis2: int) -> Self:
         """Two axes exchanged."""

@@ -79,6 +79,10 @@ class GroupwiseCodebookQuantTensor(GroupwiseQuantTensor):
         """As `codes`."""
         return self.codes()
 
+    def int(self, float_datatype: bool = False) -> jax.Array:
+        """The integers that stand for the numbers: their indices, without groups. See `CodebookQuantTensor.int`."""
+        return self._groups.join(self._grouped.int(float_datatype))
+
 
 def _unflatten(aux: tuple[Groups, int], children: Iterable[Any]) -> GroupwiseCodebookQuantTensor:
     (grouped,) = children

@@ -117,6 +117,10 @@ class GroupwiseFloatQuantTensor(GroupwiseQuantTensor):
         """The minifloats in float32, without groups. See `FloatQuantTensor.minifloat`."""
         return self._groups.join(self._grouped.minifloat())
 
+    def int(self, float_datatype: bool = False) -> jax.Array:
+        """The integers that stand for the minifloats: their codes, without groups. See `FloatQuantTensor.int`."""
+        return self._groups.join(self._grouped.int(float_datatype))
+
 
 def _unflatten(aux: tuple[Groups, int], children: Iterable[Any]) -> GroupwiseFloatQuantTensor:
     (grouped,) = children

@@ -1,12 +1,11 @@
 """`IntQuantTensor`: a float array that is integers in disguise, and the pytree that carries it through
 JAX."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self, final
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jqinject.ops.ste import round_ste
 
@@ -219,35 +218,30 @@ class IntQuantTensor(QuantTensor):
     def _grid(self) -> tuple[jax.Array, jax.Array, jax.Array]:
         return self.value, self.scale, self.zero_point
 
-    def astype(self, dtype: Any) -> "IntQuantTensor":
-        """The same integers with `value` in another float dtype; scale and zero point stay float32."""
-        if not jnp.issubdtype(dtype, jnp.floating):
-            raise TypeError(
-                f"astype({np.dtype(dtype).name}): the value of an IntQuantTensor is float; use .int()"
-            )
-        return self.set(value=self.value.astype(dtype))
+    def swapaxes(self, axis1: Any, axis2: Any) -> "IntQuantTensor":
+        """Two axes exchanged."""
+        return shaping.swapaxes(self, axis1, axis2)
 
-    T = property(shaping.transpose, doc="All axes reversed.")
-    swapaxes = shaping.swapaxes
-    squeeze = shaping.squeeze
-    __getitem__ = shaping.index
+    def squeeze(self, axis: Any = None) -> "IntQuantTensor":
+        """Axes of size 1 removed."""
+        return shaping.squeeze(self, axis)
 
-    def reshape(self, *shape: Any) -> "IntQuantTensor":
-        """The same elements in another shape; see `shaping.reshape`."""
+    def __getitem__(self, key: Any) -> "IntQuantTensor":
+        return shaping.index(self, key)
+
+    def reshape(self, *shape: Any, order: str = "C", **options: Any) -> Any:
+        """The same elements in another shape; see `shaping.reshape`. In another order it is a plain array."""
+        if order != "C" or any(option is not None for option in options.values()):
+            return self.value.reshape(*shape, order=order, **options)
         return shaping.reshape(self, _one_sequence(shape))
 
-    def ravel(self) -> "IntQuantTensor":
+    def ravel(self, order: str = "C", **options: Any) -> Any:
         """The same elements along one axis."""
-        return shaping.reshape(self, (-1,))
-
-    flatten = ravel
+        return self.reshape(-1, order=order, **options)
 
     def transpose(self, *axes: Any) -> "IntQuantTensor":
         """Axes permuted; reversed without arguments."""
-        return shaping.transpose(self, _one_sequence(axes) or None)
-
-    def __iter__(self) -> Iterator["IntQuantTensor"]:
-        return (self[position] for position in range(len(self)))
+        return shaping.transpose(self, None if axes == (None,) else _one_sequence(axes) or None)
 
     def __add__(self, other: Any) -> Any:
         if isinstance(other, IntQuantTensor):
@@ -274,9 +268,6 @@ class IntQuantTensor(QuantTensor):
     __rmul__ = __mul__
     __neg__ = arithmetic.negate
     __abs__ = arithmetic.absolute
-
-    def __pos__(self) -> "IntQuantTensor":
-        return self
 
     def __repr__(self) -> str:
         return describe(self)
