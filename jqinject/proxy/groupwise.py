@@ -4,6 +4,7 @@ from typing import Any, final
 
 import jax
 
+from jqinject.ops.groups import fitting_size
 from jqinject.proxy.act import ActQuantProxy, input_dependent
 from jqinject.proxy.base import QuantProxyFromInjector
 from jqinject.proxy.facts import QuantFacts
@@ -16,7 +17,7 @@ class Groupwise(QuantProxyFromInjector):
 
     @property
     def group_size(self) -> int | None:
-        """Elements that share a scale."""
+        """Elements that share a scale, as declared; along a shorter axis all of them do."""
         return self.facts.group_size
 
     @property
@@ -35,7 +36,8 @@ class Groupwise(QuantProxyFromInjector):
     def _seen(self, packed: Any, x: Any) -> Any:
         size, dim = self.facts.group_size, self.facts.group_dim
         assert size is not None and dim is not None, "read when the quantizer is assembled"
-        return super()._seen(in_groups(packed, size, dim, as_array(x).shape[dim]), x)
+        length = as_array(x).shape[dim]
+        return super()._seen(in_groups(packed, fitting_size(size, length), dim, length), x)
 
 
 class GroupwiseWeight(Groupwise, WeightQuantProxy):
