@@ -18,6 +18,9 @@ from jqinject.ops.power import exp2
 class QuantRestrictValue(nnx.Module):
     """Values that another quantizer makes of them: the scales of groups in 8-bit floats, for instance.
 
+    As `restrict_scaling_impl` it is applied to the integer threshold too, which is one number: where the quantizer has
+    a scale for each channel, declare `restrict_threshold_impl = FloatRestrictValue` beside it.
+
     A value that would become 0 becomes the least of the same sign that is not, so that a scale stays one.
 
     Args:

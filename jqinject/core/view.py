@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jqinject.core.arguments import checked_arguments
 from jqinject.ops.explicit_axes import merge_axes
-from jqinject.ops.groups import check_divides, checked_group_size, split_groups
+from jqinject.ops.groups import check_divides, checked_group_size, fitting_size, split_groups
 
 
 def _permuted(x: jax.Array, permute_dims: tuple[int, ...] | None, where: str) -> jax.Array:
@@ -63,7 +63,8 @@ class OverOutputChannelView:
         permute_dims: permutation that brings the output channel first, or None when it is first.
         channel_axes: how many axes channels are counted along; several become one.
         channel_shape: the shape of a scale for each channel, as it broadcasts against the tensor: channels are counted
-            along its axes other than 1, in a tensor of any rank. It takes the place of the other two.
+            along its axes other than 1, in a tensor of any rank. It takes the place of the other two where there is no
+            permutation, or one for another number of axes.
 
     Example:
         >>> OverOutputChannelView(permute_dims=(1, 0))(jnp.zeros((64, 10))).shape
@@ -95,7 +96,8 @@ class OverOutputChannelView:
         Raises:
             ValueError: `channel_shape` does not broadcast against the shape.
         """
-        if self.channel_shape is None:
+        fits = self.permute_dims is not None and len(self.permute_dims) == len(shape)
+        if fits or self.channel_shape is None:
             return self.permute_dims, self.channel_axes
         ahead = len(shape) - len(self.channel_shape)
         sizes = dict(enumerate(self.channel_shape, ahead))
@@ -191,7 +193,7 @@ class OverSubChannelBlockView:
 
     Args:
         expanded_groupwise_shape: the shape of the view.
-        group_size: elements of a group.
+        group_size: elements of a group; a group that is longer than the axis is the axis.
         group_dim: the axis that is cut, from the front or (negative) from the end.
 
     Raises:
@@ -214,7 +216,7 @@ class OverSubChannelBlockView:
         """View `x`."""
         if x.ndim == len(self.expanded_groupwise_shape):
             return x
-        viewed = split_groups(x, self.group_size, self.group_dim)
+        viewed = split_groups(x, fitting_size(self.group_size, x.shape[self.group_dim]), self.group_dim)
         if viewed.shape != self.expanded_groupwise_shape:
             raise ValueError(
                 f"OverSubChannelBlockView was made for arrays that are {self.expanded_groupwise_shape} in groups of "
@@ -230,7 +232,7 @@ class DynamicOverSubChannelBlockView:
     """One axis cut into groups, of a tensor of any shape: `(..., groups, group_size, ...)`.
 
     Args:
-        group_size: elements of a group.
+        group_size: elements of a group; a group that is longer than the axis is the axis.
         group_dim: the axis that is cut, from the front or (negative) from the end.
         group_padding: fill up the last group with zeros; False refuses an axis that groups do not fill.
 
@@ -259,4 +261,4 @@ class DynamicOverSubChannelBlockView:
             )
         if not self.group_padding:
             check_divides(x.shape[self.group_dim], self.group_size, where)
-        return split_groups(x, self.group_size, self.group_dim)
+        return split_groups(x, fitting_size(self.group_size, x.shape[self.group_dim]), self.group_dim)

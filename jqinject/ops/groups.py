@@ -10,6 +10,18 @@ from jqinject.ops.explicit_axes import merge_axes, whole
 LONGEST_FILLED = 128  # the largest block that formats have, which small layers do not fill
 
 
+def fitting_size(group_size: int, length: int) -> int:
+    """The elements of a group along an axis of `length` elements: a group that would be longer is the axis.
+
+    The 3 input channels of an image are one group of 3, and not of 32 with zeros behind.
+
+    Example:
+        >>> fitting_size(32, 40), fitting_size(32, 3)
+        (32, 3)
+    """
+    return max(min(group_size, length), 1)
+
+
 def split_groups(x: jax.Array, group_size: int, group_dim: int) -> jax.Array:
     """An axis as two: the groups, and the elements of a group; zeros fill up the last group.
 

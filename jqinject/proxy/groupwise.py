@@ -5,6 +5,7 @@ from typing import Any, ClassVar, final
 import jax
 import numpy as np
 
+from jqinject.ops.groups import fitting_size
 from jqinject.proxy.act import ActQuantProxy, input_dependent
 from jqinject.proxy.base import QuantProxyFromInjector
 from jqinject.proxy.facts import QuantFacts
@@ -19,7 +20,7 @@ class Groupwise(QuantProxyFromInjector):
 
     @property
     def group_size(self) -> int | None:
-        """Elements that share a scale."""
+        """Elements that share a scale, as declared; along a shorter axis all of them do."""
         return self.facts.group_size
 
     @property
@@ -38,7 +39,8 @@ class Groupwise(QuantProxyFromInjector):
     def _seen(self, packed: Any, x: Any) -> Any:
         size, dim = self.facts.group_size, self.facts.group_dim
         assert size is not None and dim is not None, "read when the quantizer is assembled"
-        return super()._seen(in_groups(packed, size, dim, np.shape(as_array(x))[dim]), x)
+        length = np.shape(as_array(x))[dim]
+        return super()._seen(in_groups(packed, fitting_size(size, length), dim, length), x)
 
 
 class GroupwiseWeight(Groupwise, WeightQuantProxy):

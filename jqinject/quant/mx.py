@@ -59,11 +59,12 @@ class MXMixin(ExtendedInjector):
 
 
 class MXWeightMixin(MXMixin):
-    """MX of weights: groups lie along the inputs."""
+    """MX of weights: groups lie along the inputs, in a convolution the input channels; fewer than 32 are one group."""
 
 
 class MXActMixin(MXMixin):
-    """MX of activations: groups lie along the features, and their scales are those of the tensor at hand."""
+    """MX of activations: groups lie along the features, of which fewer than 32 are one group; their scales are those of
+    the tensor at hand."""
 
     scaling_impl = RuntimeDynamicGroupStatsScaling
 

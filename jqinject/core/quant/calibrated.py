@@ -27,7 +27,7 @@ from jqinject.core.variables import known_zero
 from jqinject.ops.float8 import FLOAT8_DTYPES, to_float8
 from jqinject.ops.float_format import FloatFormat
 from jqinject.ops.float_grid import float_steps, from_float_steps, to_float_grid
-from jqinject.ops.groups import check_divides, checked_group_size, split_groups
+from jqinject.ops.groups import check_divides, checked_group_size, fitting_size, split_groups
 from jqinject.ops.power import divide
 
 LEAST_SCALE = float(np.sqrt(np.finfo(np.float32).tiny))
@@ -203,7 +203,7 @@ class CalibratedQuant(nnx.Module):
             return x
         if not self.group_padding:
             check_divides(x.shape[self.group_dim], self.group_size, "CalibratedQuant")
-        return split_groups(x, self.group_size, self.group_dim)
+        return split_groups(x, fitting_size(self.group_size, x.shape[self.group_dim]), self.group_dim)
 
     def averaged_range(self, ndim: int = 0) -> ClippingRange:
         """The range averaged so far, without a tensor.

@@ -4,9 +4,9 @@ from typing import Any
 
 from jqinject.core.clamp import Identity
 from jqinject.core.view import DynamicOverSubChannelBlockView, OverSubChannelBlockView
-from jqinject.inject import ExtendedInjector, choices, value
+from jqinject.inject import ExtendedInjector, choices, this, value
 from jqinject.inject.enum import QuantType, ScalingPerOutputType
-from jqinject.ops.groups import check_divides, checked_group_size, grouped_shape
+from jqinject.ops.groups import check_divides, checked_group_size, fitting_size, grouped_shape
 from jqinject.quant.solver.layers import agreed, group_dim_of
 
 
@@ -46,12 +46,16 @@ class SolveGroupwiseWeightInputViewImpl(ExtendedInjector):
         return agreed(module, group_dim_of, "group_dim")
 
     @value
-    def expanded_groupwise_shape(module, group_dim, group_size, group_padding=True):
+    def expanded_groupwise_shape(
+        module, group_dim, scaling_per_output=None, group_size=None, group_padding=True
+    ):
+        if group_size is None:
+            return this.group_size if scaling_per_output == ScalingPerOutputType.GROUP else None
         shape = agreed(module, lambda layer: tuple(layer.weight_shape), "weight shape")
         size = checked_group_size(group_size, "a group-wise weight quantizer")
         if not group_padding:
             check_divides(shape[group_dim], size, "a group-wise weight quantizer")
-        return grouped_shape(shape, size, group_dim)
+        return grouped_shape(shape, fitting_size(size, shape[group_dim]), group_dim)
 
     @value
     def reshaped_groupwise_shape(expanded_groupwise_shape: Any, group_elements_axis: Any):

@@ -87,6 +87,12 @@ class SolveWeightScalingStatsInputDimsFromModule(ExtendedInjector):
         return len(as_tuple(output_channel_dim))
 
     @value
+    def channel_shape(scaling_per_output):
+        # For scales of groups that are quantized in turn: they have an axis more than the weight, whose channels are
+        # those of the scale's shape.
+        return this.scaling_shape if scaling_per_output == ScalingPerOutputType.CHANNEL else None
+
+    @value
     def scaling_stats_input_concat_dim(scaling_per_output):
         if scaling_per_output == ScalingPerOutputType.GROUP:
             return this.group_elements_axis
