@@ -38,7 +38,7 @@ def power_of_two_above(scale: jax.Array) -> jax.Array:
         Array([0.5, 0.5], dtype=float32)
     """
     mantissa, exponent = jnp.frexp(scale)
-    return exp2(exponent - (mantissa == 0.5))
+    return exp2(jnp.where(mantissa == 0.5, exponent - 1, exponent))
 
 
 def _magnitudes(x: jax.Array) -> jax.Array:

@@ -132,8 +132,8 @@ def from_float_steps(steps: jax.Array, scale: jax.Array, dtype: Any) -> jax.Arra
         dtype: of the result.
 
     Example:
-        >>> from_float_steps(jnp.array([65536.0, jnp.inf]), jnp.float32(1), jnp.float16)
-        Array([65504,   inf], dtype=float16)
+        >>> from_float_steps(jnp.array([65536.0, jnp.inf]), jnp.float32(1), jnp.float16).tolist()
+        [65504.0, inf]
     """
     value = steps * scale
     largest = float(jnp.finfo(dtype).max)
