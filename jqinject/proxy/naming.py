@@ -9,7 +9,7 @@ from typing import Any
 from flax import nnx
 
 from jqinject.core import PackableResult, QuantResult
-from jqinject.proxy.links import linked_layers
+from jqinject.proxy.ranges import name_of
 
 _LIBRARY = __name__.partition(".")[0]
 
@@ -66,20 +66,10 @@ def naming(proxy: Any) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        note = (
-            f"in {_place(proxy)}: the quantizer {proxy.binding.base.__name__}{_own_parts(proxy.tensor_quant)}"
-        )
+        note = f"in {name_of(proxy, proxy.binding.base.__name__)}{_own_parts(proxy.tensor_quant)}"
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
         raise
-
-
-def _place(proxy: Any) -> str:
-    for layer in linked_layers(proxy):
-        for name, held in vars(layer).items():
-            if held is proxy:
-                return f"{name} of {type(layer).__name__}"
-    return f"a {type(proxy).__name__}"
 
 
 def _own_parts(quantizer: Any) -> str:

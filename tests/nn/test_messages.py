@@ -125,7 +125,7 @@ def test_a_component_of_the_users_is_named_with_its_quantizer_and_slot(given, er
         layer(X)
     whole = "\n".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
     assert text in whole
-    assert "in weight_quant of QuantLinear: the quantizer Int8WeightPerTensorFloat" in whole
+    assert "in QuantLinear.weight_quant (Int8WeightPerTensorFloat), with your" in whole
 
 
 @pytest.mark.parametrize("given", [int, 3, "int8", (1, 2)])
