@@ -19,7 +19,7 @@ from jqinject.dot.dimensions import Dimensions
 from jqinject.ops import NF4
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
 from tests.golden._config import Settings, meaning, reading
-from tests.golden.adapters.qwix_arrays import LargestOver, form_of, is_microscaled, range_of
+from tests.golden.adapters.qwix_arrays import ScaleOver, form_of, is_microscaled, range_of
 
 Case = dict[str, Any]
 Arrays = dict[str, np.ndarray]
@@ -97,7 +97,7 @@ def quantized(x: jax.Array, qtype: str | None, axes: list[int], nudge: float, me
             x, int(qtype.removeprefix("int")), shared, None if name == "minmax" else factors, nudge
         )
     if qtype == "nf4":
-        return CodebookQuant(LargestOver(tuple(axes)), NF4)(x).quant_tensor(signed=True, training=False)
+        return CodebookQuant(ScaleOver(method, tuple(axes)), NF4)(x).quant_tensor(signed=True, training=False)
     numerics = numerics_of(qtype)
     calibration = CALIBRATIONS[name](*factors)
     if x.dtype == jnp.bfloat16:  # Qwix divides in bfloat16
@@ -310,7 +310,8 @@ def injector_of(config: Mapping[str, Any]) -> type:
         tile = given.take("tile_size", None)
         lhs, rhs = (forward_operand(given, side, clipping) for side in ("lhs", "rhs"))
         forward = d.ContractionInjector.let(lhs=lhs, rhs=rhs, local_aqt=_pieces(tile))
-        reused = tile is None and not given.take("use_original_residuals", False)
+        original = given.take("use_original_residuals", False)
+        reused = tile is None and not original
         # A residual that was not quantized forward is a float, which may have numbers of its own.
         of_lhs = _backward(given, "dlhs", reused and rhs.numerics is not None)
         of_rhs = _backward(given, "drhs", reused and lhs.numerics is not None)

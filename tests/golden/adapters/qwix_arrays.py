@@ -102,20 +102,21 @@ def array_of(config: Mapping[str, Any]) -> ArraySpec:
 
 
 @dataclass(frozen=True)
-class LargestOver:
-    """A scale: the largest magnitude for each index of the axes, per number of steps."""
+class ScaleOver:
+    """A scale of a table: the end of the range for each index of the axes, per number of steps."""
 
+    method: str
     axes: tuple[int, ...]
 
     def __call__(self, x: jax.Array, threshold: Any = None) -> jax.Array:
         shared = tuple(axis for axis in range(x.ndim) if axis not in self.axes)
-        largest = jnp.max(jnp.abs(x), shared, keepdims=True)
-        return jnp.where(largest == 0, 1.0, largest) / threshold
+        high = range_of(self.method)(x, shared).high
+        return jnp.where(high == 0, 1.0, high) / threshold
 
 
 def quantizer_of(spec: ArraySpec, axes: tuple[int, ...]) -> Any:
     if spec.qtype == "nf4":
-        return CodebookQuant(LargestOver(axes), NF4)
+        return CodebookQuant(ScaleOver(spec.method, axes), NF4)
     return CalibratedQuant(range_of(spec.method), channelwise_axes=axes, **form_of(spec.qtype))
 
 

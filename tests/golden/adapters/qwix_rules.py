@@ -18,9 +18,10 @@ from flax import nnx
 
 from jqinject import Rule, calibrate, freeze, quantize
 from jqinject.core import CalibratedQuant, SimpleMovingAverage
+from jqinject.dot import AbsMaxCalibration
 from jqinject.inject import value
 from jqinject.nn._weight_layer import QuantWeightLayer
-from jqinject.quant import NF4WeightPerChannelFloat, NF4WeightPerTensorFloat
+from jqinject.quant import NF4WeightPerChannelFloat, NF4WeightPerGroupFloat, NF4WeightPerTensorFloat
 from jqinject.quant.calibrated import CalibratedAct, CalibratedGroupWeight, CalibratedWeight
 from tests.golden._config import meaning, reading
 from tests.golden.adapters.qwix import ABOVE, BELOW, FLOATS, Nudged, injector_of
@@ -32,6 +33,7 @@ Arrays = dict[str, np.ndarray]
 OPS = {"QuantConv": "conv_general_dilated0", "QuantEinsum": "einsum0", "QuantLinear": "dot_general0"}
 OPS |= {"Linear": "dot_general0", "Einsum": "einsum0"}
 TIES = [(1.0, 1.0), *itertools.product((BELOW, ABOVE), repeat=2)]
+GRADIENT_TIES = [(1.0, 1.0), *itertools.product((BELOW, ABOVE), repeat=2)]
 
 
 class QwixRule(NamedTuple):
@@ -71,7 +73,7 @@ def rule_of(rule: Mapping[str, Any]) -> QwixRule:
     return found
 
 
-def contraction_of(rule: QwixRule, nudges: tuple[float, float]) -> type:
+def contraction_of(rule: QwixRule, nudges: tuple[float, float], of_gradients: tuple[float, float]) -> type:
     """Qwix's rule as a configuration: the backward pass takes the float operands unless gradients are quantized."""
     given = {
         "lhs_qtype": rule.act_qtype,
@@ -94,6 +96,11 @@ def contraction_of(rule: QwixRule, nudges: tuple[float, float]) -> type:
             operand = getattr(forward, side)
             forward = forward.let(**{side: operand.let(calibration=Nudged(operand.calibration, factor))})
     injector = injector.let(forward=forward)
+    for name, factor in zip(("backward_lhs", "backward_rhs"), of_gradients, strict=True):
+        if factor != 1.0:
+            found = getattr(injector, name)
+            gradient = found.lhs.let(calibration=Nudged(AbsMaxCalibration(), factor))
+            injector = injector.let(**{name: found.let(lhs=gradient)})
     if not rule.static:
         return injector
     return injector.let(
@@ -126,6 +133,8 @@ def quantizers_of(rule: QwixRule, nudges: tuple[float, float], rank: int, window
         )
     if rule.weight_qtype == "nf4":
         found["weight_quant"] = NF4WeightPerTensorFloat if rule.whole else NF4WeightPerChannelFloat
+        if rule.tile:
+            found["weight_quant"] = NF4WeightPerGroupFloat.let(group_size=_tile(rule.tile))
     elif rule.weight_qtype:
         settings = {
             "calibration_impl": range_of(rule.weight_method, nudges[1]),
@@ -181,17 +190,18 @@ def training(case: Case, inputs: Arrays) -> Iterator[dict[str, Any]]:
     """
     name, rule = training_of(case["config"])
     x = jnp.asarray(inputs["step0/x"])
-    for nudges in TIES:
+    gradients = GRADIENT_TIES if rule.bwd_qtype else GRADIENT_TIES[:1]
+    for of_gradients, nudges in itertools.product(gradients, TIES):
         plain = model_of(name, {}, parameters(inputs), x)
         rules = []
-        for path, layer in plain.iter_children():
+        for path, layer in nnx.iter_children(plain):
             if not re.fullmatch(rule.path, str(path)):
                 continue
             if isinstance(layer, nnx.Conv):
                 rules.append(Rule(str(path), **quantizers_of(rule, nudges, x.ndim, window=True)))
             else:
-                rules.append(Rule(str(path), contraction=contraction_of(rule, nudges)))
-        yield _steps(inputs, quantize(plain, rules))
+                rules.append(Rule(str(path), contraction=contraction_of(rule, nudges, of_gradients)))
+        yield _steps(inputs, quantize(plain, rules) if rules else plain)
 
 
 def parameters(inputs: Arrays) -> Arrays:
@@ -225,7 +235,7 @@ def post_training(case: Case, inputs: Arrays) -> Iterator[dict[str, Any]]:
     for nudges in TIES:
         plain = model_of(name, {}, parameters(inputs), x)
         quantizers = quantizers_of(rule, nudges, x.ndim, window=name == "conv")
-        model = quantize(plain, Rule(rule.path, **quantizers))
+        model = quantize(plain, Rule(rule.path, **quantizers), allow_idle=True)
         found = {"y_float": plain(x)}
         if rule.static:
             found |= _collected(inputs, model)
@@ -252,9 +262,9 @@ def _collected(inputs: Arrays, model: Any) -> dict[str, Any]:
             average.sum_of_max.set_value(total)
             average.sum_of_min.set_value(-total)
         for kind in ("qparams", "state"):
-            found[f"{kind}/{name}/{op}_lhs_scale/array"] = layer.input_quant.scale().reshape(
-                (1,) * layer.weight_ndim
-            )
+            one = (1,) * layer.weight_ndim
+            found[f"{kind}/{name}/{op}_lhs_scale/array"] = layer.input_quant.scale().reshape(one)
+            found[f"{kind}/{name}/{op}_lhs_zero_point"] = layer.input_quant.zero_point().reshape(one)
     return found | _statistics(model)
 
 
@@ -285,6 +295,10 @@ def _served(inputs: Arrays, model: Any, x: jax.Array) -> dict[str, Any]:
     freeze(model)
     for name in vars(model):
         layer = getattr(model, name)
+        if isinstance(layer, nnx.Linear | nnx.Conv | nnx.Einsum) and not isinstance(layer, QuantWeightLayer):
+            for kind in ("qparams", "state"):  # a layer that the rule leaves as it is
+                found[f"{kind}/{name}/kernel"] = layer.kernel[...]
+                found[f"{kind}/{name}/bias"] = None if layer.bias is None else layer.bias[...]
         if isinstance(layer, QuantWeightLayer) and layer.frozen is not None:
             stored = layer.frozen.freezer.get()
             for kind in ("qparams", "state"):
