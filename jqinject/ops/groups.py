@@ -7,8 +7,6 @@ import jax.numpy as jnp
 
 from jqinject.ops.explicit_axes import merge_axes, whole
 
-LONGEST_FILLED = 128  # the largest block that formats have, which small layers do not fill
-
 
 def fitting_size(group_size: int, length: int) -> int:
     """The elements of a group along an axis of `length` elements: a group that would be longer is the axis.
@@ -30,9 +28,6 @@ def split_groups(x: jax.Array, group_size: int, group_dim: int) -> jax.Array:
         group_size: elements of a group.
         group_dim: the axis, from the front or (negative) from the end.
 
-    Raises:
-        ValueError: a group much longer than the axis.
-
     Returns:
         An array of one axis more: `(..., ceil(n / group_size), group_size, ...)` in the place of `(..., n, ...)`.
 
@@ -43,7 +38,6 @@ def split_groups(x: jax.Array, group_size: int, group_dim: int) -> jax.Array:
                [5, 0]], dtype=int32)
     """
     axis = group_dim % x.ndim
-    check_not_much_longer(group_size, x.shape[axis])
     missing = -x.shape[axis] % group_size
     sharding = jax.typeof(x).sharding
     shards = sharding.spec[axis] and x.shape[axis] // sharding.shard_shape(x.shape)[axis]
@@ -62,7 +56,6 @@ def grouped_shape(shape: tuple[int, ...], group_size: int, group_dim: int) -> tu
         (2, 32, 3)
     """
     axis = group_dim % len(shape)
-    check_not_much_longer(group_size, shape[axis])
     return (*shape[:axis], -(-shape[axis] // group_size), group_size, *shape[axis + 1 :])
 
 
@@ -128,21 +121,6 @@ def checked_group_size(group_size: int, where: str) -> int:
             "  cure: group_size = 32, for instance"
         )
     return group_size
-
-
-def check_not_much_longer(group_size: int, length: int) -> None:
-    """Refuse a group that would be filled up with more zeros than the blocks of any format have.
-
-    Raises:
-        ValueError: `group_size` is above both `length` and 128.
-    """
-    if group_size > max(length, LONGEST_FILLED):
-        raise ValueError(
-            f"group_size={group_size} is longer than the axis that is cut into groups, which has {length} elements; "
-            f"zeros fill up groups of at most {LONGEST_FILLED}.\n"
-            f"  cure: group_size={max(length, 1)}, one group; or a scale for each channel (scaling_per_output_type = "
-            "'channel')"
-        )
 
 
 def check_divides(length: int, group_size: int, where: str) -> None:

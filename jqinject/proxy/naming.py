@@ -66,7 +66,7 @@ def naming(proxy: Any) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        note = f"in {name_of(proxy, proxy.binding.base.__name__)}{_own_parts(proxy.tensor_quant)}"
+        note = f"in {name_of(proxy)}{_own_parts(proxy.tensor_quant)}"
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
         raise

@@ -27,10 +27,11 @@ def check_range(proxy: Any, x: Any, held_as: str = "") -> None:
         held_as: where the user finds it; empty for an attribute of the layers that hold it.
     """
     if proxy.use_running_average and not proxy.observing:
-        warn_if_uncalibrated(proxy, lambda: _name(proxy, held_as), x)
+        warn_if_uncalibrated(proxy, lambda: name_of(proxy, held_as), x)
 
 
-def _name(proxy: Any, held_as: str) -> str:
+def name_of(proxy: Any, held_as: str = "") -> str:
+    """Where a proxy is found, with its injector: `QuantLinear.input_quant (Int8ActPerTensorFloat)`."""
     injector = proxy.binding.base.__name__
     holders = [held_as] if held_as else _attributes(proxy)
     return f"{' and '.join(holders)} ({injector})" if holders else injector
