@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -19,6 +18,7 @@ from jqinject.dot.kernels import integer_convolution
 from jqinject.dot.numerics import is_integer
 from jqinject.dot.operand import OperandQuantizer, QuantizedOperand
 from jqinject.dot.patches import Window
+from jqinject.ops.explicit_axes import sharded_beside
 
 UNQUANTIZED = Contraction()
 Spec = tuple[int, ...]
@@ -129,7 +129,7 @@ class Convolution:
             y = self.numbers(*floats, jnp.float32)
         for scale in (self._of_lhs(lhs.scale), self._of_rhs(rhs.scale)):
             if scale is not None:
-                y = y.astype(jnp.float32) * scale
+                y = y.astype(jnp.float32) * sharded_beside(scale, y)
         return y.astype(self.dtype)
 
     def of_integers(self, lhs: Affine, rhs: Affine) -> jax.Array:
@@ -149,14 +149,16 @@ class Convolution:
         if sums is None:
             axes = tuple(axis for axis in range(rhs.payload.ndim) if axis != self.channel_axis)
             sums = jnp.sum(rhs.payload, axis=axes, keepdims=True, dtype=y.dtype)
-        y = y - zero.astype(y.dtype) * self._of_rhs(sums)
-        return (y.astype(jnp.float32) * self._of_lhs(lhs.scale) * self._of_rhs(rhs.scale)).astype(self.dtype)
+        y = y - zero.astype(y.dtype) * sharded_beside(self._of_rhs(sums), y)
+        for scale in (self._of_lhs(lhs.scale), self._of_rhs(rhs.scale)):
+            y = y.astype(jnp.float32) * sharded_beside(scale, y)
+        return y.astype(self.dtype)
 
     def _integers(self, lhs: jax.Array, rhs: jax.Array, *, bordered: bool = False) -> jax.Array:
         terms = math.prod(rhs.shape) // max(rhs.shape[self.channel_axis], 1)
         spans = (max(-int(jnp.iinfo(x.dtype).min), int(jnp.iinfo(x.dtype).max)) for x in (lhs, rhs))
         accumulator = integer_accumulator(self.contraction.accumulator_dtype, terms, *spans)
-        plain = partial(self.numbers, dtype=accumulator, bordered=bordered)
+        plain = _ByXla(self, accumulator, bordered)
         lhs, rhs = lhs.astype(jnp.int8), rhs.astype(jnp.int8)
         return integer_convolution(lhs, rhs, accumulator, plain, self._window(bordered=bordered))
 
@@ -185,6 +187,18 @@ class Convolution:
     def _of_rhs(self, scale: jax.Array | None) -> Any:
         ndim, place = len(self.specs[1]), self.specs[2][1]
         return _moved(scale, ndim, self.channel_axis, place, "rhs", "output feature")
+
+
+@dataclass(frozen=True)
+class _ByXla:
+    """The convolution of integers by XLA, equal by value."""
+
+    convolution: Convolution
+    accumulator: np.dtype
+    bordered: bool
+
+    def __call__(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        return self.convolution.numbers(lhs, rhs, self.accumulator, bordered=self.bordered)
 
 
 def _quantized(
