@@ -7,6 +7,7 @@ the axes applied before; an NNX kernel has its output channel last, so `permute_
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,22 +19,44 @@ from jqinject.ops.explicit_axes import merge_axes
 from jqinject.ops.groups import check_divides, checked_group_size, fitting_size, split_groups
 
 
-def _permuted(x: jax.Array, permute_dims: tuple[int, ...] | None, where: str) -> jax.Array:
+class MergingView(ABC):
+    """Abstract: a view that permutes axes and makes one of several, so that each of its axes stands for some of the
+    tensor's.
+    """
+
+    @abstractmethod
+    def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """For each axis of the view the axes of a tensor of a shape that it is made of, in their order.
+
+        Raises:
+            ValueError: the view needs other axes.
+        """
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """View `x`."""
+        viewed = _transposed(x, [axis for axes in self.merged(x.shape) for axis in axes])
+        for place, axes in enumerate(self.merged(x.shape)):
+            viewed = merge_axes(viewed, place, place + len(axes))
+        return viewed
+
+
+def _transposed(x: jax.Array, order: Sequence[int]) -> jax.Array:
+    return x if list(order) == list(range(x.ndim)) else jnp.transpose(x, order)
+
+
+def _ordered(ndim: int, permute_dims: tuple[int, ...] | None, least: int, where: str) -> tuple[int, ...]:
+    """The axes of a tensor in the order in which a view counts them."""
+    if ndim < least:
+        some = "one or more axes, got a scalar" if least == 1 else f"{least} or more axes, got {ndim}"
+        raise ValueError(f"{where} needs an array of {some}.")
     if permute_dims is None:
-        return x
-    if sorted(permute_dims) != list(range(x.ndim)):
+        return tuple(range(ndim))
+    if sorted(permute_dims) != list(range(ndim)):
         raise ValueError(
-            f"{where}: permute_dims={permute_dims} does not permute the {x.ndim} axes of an array of "
-            f"shape {x.shape}. "
-            f"Write a permutation of {tuple(range(x.ndim))}, the axis of the channels first."
+            f"{where}: permute_dims={permute_dims} does not permute the {ndim} axes of the array. "
+            f"Write a permutation of {tuple(range(ndim))}, the axis of the channels first."
         )
-    return jnp.transpose(x, permute_dims)
-
-
-def _flat_after(x: jax.Array, leading: int, where: str) -> jax.Array:
-    if x.ndim < leading:
-        raise ValueError(f"{where} needs an array of {leading} or more axes, got shape {x.shape}.")
-    return merge_axes(x, leading, x.ndim)
+    return permute_dims
 
 
 def _frozen(permute_dims: Sequence[int] | None) -> tuple[int, ...] | None:
@@ -41,7 +64,7 @@ def _frozen(permute_dims: Sequence[int] | None) -> tuple[int, ...] | None:
 
 
 @dataclass(frozen=True)
-class OverTensorView:
+class OverTensorView(MergingView):
     """Everything in one axis: `(n,)`.
 
     Example:
@@ -49,14 +72,14 @@ class OverTensorView:
         (2400,)
     """
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """View `x`."""
-        return merge_axes(x, 0, x.ndim)
+    def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """One axis of all."""
+        return (tuple(range(len(shape))),)
 
 
 @checked_arguments
 @dataclass(frozen=True)
-class OverOutputChannelView:
+class OverOutputChannelView(MergingView):
     """Channels first, the rest flat: `(channels, n)`; to be reduced over axis 1.
 
     Args:
@@ -83,12 +106,11 @@ class OverOutputChannelView:
         object.__setattr__(self, "permute_dims", _frozen(self.permute_dims))
         object.__setattr__(self, "channel_shape", _frozen(self.channel_shape))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """View `x`."""
-        name = type(self).__name__
-        permute_dims, leading = self.layout(x.shape)
-        viewed = _flat_after(_permuted(x, permute_dims, name), leading, name)
-        return merge_axes(viewed, 0, viewed.ndim - 1)
+    def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """The axes of the channels, and the rest."""
+        permute_dims, channel_axes = self.layout(shape)
+        order = _ordered(len(shape), permute_dims, channel_axes, type(self).__name__)
+        return order[:channel_axes], order[channel_axes:]
 
     def layout(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...] | None, int]:
         """The permutation of a tensor of a shape, None for none, and how many axes channels are counted along.
@@ -114,7 +136,7 @@ class OverOutputChannelView:
 
 @checked_arguments
 @dataclass(frozen=True)
-class OverBatchOverTensorView:
+class OverBatchOverTensorView(MergingView):
     """Examples first, the rest flat: `(batch, n)`.
 
     Args:
@@ -130,14 +152,15 @@ class OverBatchOverTensorView:
     def __post_init__(self) -> None:
         object.__setattr__(self, "permute_dims", _frozen(self.permute_dims))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """View `x`."""
-        return _flat_after(_permuted(x, self.permute_dims, type(self).__name__), 1, type(self).__name__)
+    def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """The batch, and the rest."""
+        order = _ordered(len(shape), self.permute_dims, 1, type(self).__name__)
+        return order[:1], order[1:]
 
 
 @checked_arguments
 @dataclass(frozen=True)
-class OverBatchOverOutputChannelView:
+class OverBatchOverOutputChannelView(MergingView):
     """Examples, channels, the rest flat: `(batch, channels, n)`.
 
     Args:
@@ -153,14 +176,15 @@ class OverBatchOverOutputChannelView:
     def __post_init__(self) -> None:
         object.__setattr__(self, "permute_dims", _frozen(self.permute_dims))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """View `x`."""
-        return _flat_after(_permuted(x, self.permute_dims, type(self).__name__), 2, type(self).__name__)
+    def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """The batch, the channels, and the rest."""
+        order = _ordered(len(shape), self.permute_dims, 2, type(self).__name__)
+        return order[:1], order[1:2], order[2:]
 
 
 @checked_arguments
 @dataclass(frozen=True)
-class OverOutputFeaturesView:
+class OverOutputFeaturesView(MergingView):
     """The last axis kept, everything before it flat: `(n, features)`.
 
     Args:
@@ -176,12 +200,10 @@ class OverOutputFeaturesView:
     def __post_init__(self) -> None:
         object.__setattr__(self, "permute_dims", _frozen(self.permute_dims))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """View `x`."""
-        y = _permuted(x, self.permute_dims, type(self).__name__)
-        if y.ndim < 1:
-            raise ValueError(f"{type(self).__name__} needs an array of one or more axes, got a scalar.")
-        return merge_axes(y, 0, y.ndim - 1)
+    def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """The rest, and the features."""
+        order = _ordered(len(shape), self.permute_dims, 1, type(self).__name__)
+        return order[:-1], order[-1:]
 
 
 @checked_arguments

@@ -16,6 +16,7 @@ from jqinject.dot.numerics import IntNumerics, is_float8, is_integer
 from jqinject.dot.operand import OperandQuantizer, QuantizedOperand, ScaledOperand
 from jqinject.dot.parts import Block, in_parts, part
 from jqinject.dot.tiles import LocalAqt, split_contraction
+from jqinject.ops.explicit_axes import sharded_beside
 
 Unscaled = jax.Array | QuantizedOperand
 Operand = Unscaled | ScaledOperand
@@ -136,7 +137,7 @@ class Contraction:
         ]
         for scale in scales if lhs_scale_first else reversed(scales):
             if scale is not None:
-                y = y.astype(jnp.float32) * scale
+                y = y.astype(jnp.float32) * sharded_beside(scale, y)
         return y.astype(dtype)
 
     def _before(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -20,6 +19,7 @@ from jqinject.dot.numerics import is_integer
 from jqinject.dot.operand import OperandQuantizer, QuantizedOperand
 from jqinject.dot.parts import Block, in_parts, part
 from jqinject.dot.patches import Window
+from jqinject.ops.explicit_axes import sharded_beside
 
 UNQUANTIZED = Contraction()
 Spec = tuple[int, ...]
@@ -128,7 +128,7 @@ class Convolution:
             y = self.numbers(*floats, jnp.float32)
         for scale in (self._of_lhs(lhs.scale), self._of_rhs(rhs.scale)):
             if scale is not None:
-                y = y.astype(jnp.float32) * scale
+                y = y.astype(jnp.float32) * sharded_beside(scale, y)
         return y.astype(self.dtype)
 
     def of_integers(self, lhs: Affine, rhs: Affine) -> jax.Array:
@@ -139,7 +139,9 @@ class Convolution:
         lhs, rhs = lhs.signed(), rhs.signed()
         zero = None if lhs.zero_point is None else jnp.round(lhs.zero_point.reshape(())).astype(jnp.int32)
         y = self._summed(lhs.payload, rhs.payload, zero, rhs.zero_point, rhs.sums)
-        return (y.astype(jnp.float32) * self._of_lhs(lhs.scale) * self._of_rhs(rhs.scale)).astype(self.dtype)
+        for scale in (self._of_lhs(lhs.scale), self._of_rhs(rhs.scale)):
+            y = y.astype(jnp.float32) * sharded_beside(scale, y)
+        return y.astype(self.dtype)
 
     def _summed(
         self,
@@ -203,7 +205,7 @@ class Convolution:
             if rhs_sums is None:
                 axes = tuple(axis for axis in range(rhs.ndim) if axis != self.channel_axis)
                 rhs_sums = jnp.sum(rhs, axis=axes, keepdims=True, dtype=accumulator)
-            y = y - lhs_zero.astype(accumulator) * self._of_rhs(rhs_sums)
+            y = y - lhs_zero.astype(accumulator) * sharded_beside(self._of_rhs(rhs_sums), y)
         if rhs_zero is None:
             return y
         groups = dict(self.options)["feature_group_count"] * dict(self.options)["batch_group_count"]
@@ -214,10 +216,10 @@ class Convolution:
         if lhs_zero is not None:
             seen = seen - math.prod(ones.shape) // groups * lhs_zero.astype(accumulator)
         seen = jnp.repeat(seen, rhs.shape[self.channel_axis] // groups, axis=self.specs[2][1])
-        return y - self._of_rhs(jnp.round(rhs_zero).astype(accumulator)) * seen
+        return y - sharded_beside(self._of_rhs(jnp.round(rhs_zero).astype(accumulator)), y) * seen
 
     def _integers(self, lhs: jax.Array, rhs: jax.Array, accumulator: np.dtype) -> jax.Array:
-        plain = partial(self.numbers, dtype=accumulator)
+        plain = _ByXla(self, accumulator)
         lhs, rhs = lhs.astype(jnp.int8), rhs.astype(jnp.int8)
         return integer_convolution(lhs, rhs, accumulator, plain, self._window())
 
@@ -245,6 +247,17 @@ class Convolution:
     def _of_rhs(self, scale: jax.Array | None) -> Any:
         ndim, place = len(self.specs[1]), self.specs[2][1]
         return _moved(scale, ndim, self.channel_axis, place, "rhs", "output feature")
+
+
+@dataclass(frozen=True)
+class _ByXla:
+    """The convolution of integers by XLA, equal by value."""
+
+    convolution: Convolution
+    accumulator: np.dtype
+
+    def __call__(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        return self.convolution.numbers(lhs, rhs, self.accumulator)
 
 
 def _quantized(

@@ -12,6 +12,7 @@ import numpy as np
 
 from jqinject.dot.dimensions import Dimensions, scale_in_output
 from jqinject.dot.sharding import sharding_before
+from jqinject.ops.explicit_axes import sharded_beside
 from jqinject.ops.first_order import backward_only, first_order
 from jqinject.ops.float8 import from_float8, to_float8
 from jqinject.ops.low_bits import LowBits, as_bits
@@ -104,7 +105,7 @@ def float8_dot_general(
         np.dtype(preferred_element_type or lhs.dtype),
         out_sharding,
     )
-    if _output_scale(spec, lhs.scale, rhs.scale) is None:
+    if any(scale is None for scale in _scales_in_output(spec, lhs.scale, rhs.scale)):
         raise ValueError(
             "float8_dot_general: a scale varies along an axis that is summed over, so no multiplication after the "
             f"sum can undo it (scales {lhs.scale.shape}, {rhs.scale.shape}; dimension numbers {dimension_numbers})."
@@ -126,11 +127,12 @@ def contracts_in_float8(lhs: Any, rhs: Any) -> bool:
     return left is not None and right is not None
 
 
-def _output_scale(spec: Float8Spec, lhs_scale: jax.Array, rhs_scale: jax.Array) -> jax.Array | None:
+def _scales_in_output(
+    spec: Float8Spec, lhs_scale: jax.Array, rhs_scale: jax.Array
+) -> tuple[jax.Array | None, jax.Array | None]:
     dims = spec.dims
     left = scale_in_output(lhs_scale, dims.lhs_ndim, dims.lhs_places, dims.out_ndim)
-    right = scale_in_output(rhs_scale, dims.rhs_ndim, dims.rhs_places, dims.out_ndim)
-    return None if left is None or right is None else left * right
+    return left, scale_in_output(rhs_scale, dims.rhs_ndim, dims.rhs_places, dims.out_ndim)
 
 
 def _contract(a: jax.Array, b: jax.Array, dims: Dimensions, out_sharding: Any = None) -> jax.Array:
@@ -151,9 +153,10 @@ def _fwd(spec: Float8Spec, lhs: jax.Array, rhs: jax.Array, lhs_scale: jax.Array,
     lhs, rhs = first_order(lhs, NO_SECOND_DERIVATIVE), first_order(rhs, NO_SECOND_DERIVATIVE)
     left = to_float8(lhs, lhs_scale, spec.lhs_dtype)
     right = to_float8(rhs, rhs_scale, spec.rhs_dtype)
-    scale = _output_scale(spec, lhs_scale, rhs_scale)
-    assert scale is not None, "checked by float8_dot_general"
-    y = (_contract(left, right, spec.dims, spec.out_sharding) * scale).astype(spec.out_dtype)
+    of_left, of_right = _scales_in_output(spec, lhs_scale, rhs_scale)
+    assert of_left is not None and of_right is not None, "checked by float8_dot_general"
+    y = _contract(left, right, spec.dims, spec.out_sharding)
+    y = (y * (sharded_beside(of_left, y) * sharded_beside(of_right, y))).astype(spec.out_dtype)
     # Empty arrays carry the dtypes of the operands to the backward pass.
     dtypes = (jnp.zeros((0,), lhs.dtype), jnp.zeros((0,), rhs.dtype))
     token = mapped_with(mapped_with(jnp.zeros((), jnp.float32), left), right)

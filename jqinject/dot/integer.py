@@ -14,6 +14,7 @@ from jqinject.dot.accumulate import integer_accumulator, largest_magnitude, long
 from jqinject.dot.dimensions import Dimensions, scale_in_output
 from jqinject.dot.kernels import integer_contraction
 from jqinject.dot.parts import Block, in_parts, part
+from jqinject.ops.explicit_axes import sharded_beside
 
 
 class Affine(NamedTuple):
@@ -106,22 +107,40 @@ def _whole(
         return _exact(left, right, dims, accumulator, out_sharding)
 
     y = in_parts(lengths, longest_sum(accumulator, *spans), contract)
-    scale = _laid(lhs.scale, dims.lhs_ndim, dims.lhs_places, dims.out_ndim) * _laid(
-        rhs.scale, dims.rhs_ndim, dims.rhs_places, dims.out_ndim
-    )
-    return y.astype(jnp.float32) * scale
+    scales = [
+        sharded_beside(_laid(operand.scale, ndim, places, dims.out_ndim), y)
+        for operand, ndim, places in (
+            (lhs, dims.lhs_ndim, dims.lhs_places),
+            (rhs, dims.rhs_ndim, dims.rhs_places),
+        )
+    ]
+    return y.astype(jnp.float32) * (scales[0] * scales[1])
 
 
 def _exact(lhs: Affine, rhs: Affine, dims: Dimensions, accumulator: np.dtype, out_sharding: Any) -> jax.Array:
     """`sum (q_l - z_l) (q_r - z_r)` in an accumulator that holds it."""
     terms = math.prod(lhs.payload.shape[axis] for axis in dims.lhs_contract)
     y = integer_contraction(lhs.payload, rhs.payload, dims, accumulator, out_sharding)
-    left = _offset(lhs.zero_point, accumulator, dims.lhs_ndim, dims.lhs_places, dims.out_ndim)
-    right = _offset(rhs.zero_point, accumulator, dims.rhs_ndim, dims.rhs_places, dims.out_ndim)
+
+    def laid(x: jax.Array, ndim: int, places: dict[int, int]) -> jax.Array:
+        return sharded_beside(_laid(x, ndim, places, dims.out_ndim), y)
+
+    def offset(operand: Affine, places: dict[int, int]) -> jax.Array | None:
+        if operand.zero_point is None:
+            return None
+        return jnp.round(laid(operand.zero_point, operand.payload.ndim, places)).astype(accumulator)
+
+    def summed(operand: Affine, axes: tuple[int, ...], places: dict[int, int]) -> jax.Array:
+        sums = operand.sums
+        if sums is None:
+            sums = jnp.sum(operand.payload, axis=axes, keepdims=True, dtype=accumulator)
+        return laid(sums, operand.payload.ndim, places)
+
+    left, right = offset(lhs, dims.lhs_places), offset(rhs, dims.rhs_places)
     if left is not None:
-        y = y - left * _summed(rhs, dims.rhs_contract, accumulator, dims.rhs_places, dims.out_ndim)
+        y = y - left * summed(rhs, dims.rhs_contract, dims.rhs_places)
     if right is not None:
-        y = y - right * _summed(lhs, dims.lhs_contract, accumulator, dims.lhs_places, dims.out_ndim)
+        y = y - right * summed(lhs, dims.lhs_contract, dims.lhs_places)
     if left is not None and right is not None:
         y = y + terms * left * right
     return y
@@ -150,20 +169,3 @@ def _laid(x: jax.Array, ndim: int, places: dict[int, int], out_ndim: int) -> jax
     laid = scale_in_output(x, ndim, places, out_ndim)
     assert laid is not None, "axes that are summed over go along in front where something varies along them"
     return laid
-
-
-def _offset(
-    zero_point: jax.Array | None, dtype: Any, ndim: int, places: dict[int, int], out_ndim: int
-) -> jax.Array | None:
-    if zero_point is None:
-        return None
-    return jnp.round(_laid(zero_point, ndim, places, out_ndim)).astype(dtype)
-
-
-def _summed(
-    operand: Affine, axes: tuple[int, ...], dtype: Any, places: dict[int, int], out_ndim: int
-) -> jax.Array:
-    sums = operand.sums
-    if sums is None:
-        sums = jnp.sum(operand.payload, axis=axes, keepdims=True, dtype=dtype)
-    return _laid(sums, operand.payload.ndim, places, out_ndim)

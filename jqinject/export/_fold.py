@@ -23,6 +23,7 @@ CALLS = frozenset(
         "custom_vjp_call",
         "custom_vmap_call",
         "jit",
+        "one_device",
         "pjit",
         "remat2",
     }

@@ -12,12 +12,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import export
 
-from jqinject import native
 from jqinject.export._model import checked_path, input_specs, needed, plain, serving_copy
 
 WEIGHTS = ("constants", "argument")
-# XLA's own, and the one custom call that integer contractions make; JAX's list of stable ones does not name it.
-LAYOUT = export.DisabledSafetyCheck.custom_call("LayoutConstraint")
 
 
 class stablehlo:
@@ -31,8 +28,7 @@ class stablehlo:
     The result, called or loaded anywhere, is what `nnx.jit` of the model gives on the same platform, to the bit: the
     compiler is kept from folding the weights into other operations.
 
-    A program exported for the CPU may hold the custom call `LayoutConstraint`, in front of a contraction of integers;
-    XLA knows it, other compilers may not. The compiled kernels of `jqinject.native` are never in it.
+    It holds none of the kernels of `jqinject.native` and no layout constraints, so that it runs anywhere.
 
     Args:
         model: an NNX module, quantized or not, frozen or not.
@@ -84,9 +80,7 @@ class stablehlo:
         else:
             program = jax.jit(run)
             known = {"weights": {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in values.items()}}
-        traced = export.export(program, platforms=platforms, disabled_checks=[LAYOUT])
-        with native.use(False):  # a file has to run where our kernels are not
-            self.exported = traced(*specs, **known)
+        self.exported = export.export(program, platforms=platforms)(*specs, **known)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

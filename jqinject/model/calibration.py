@@ -189,7 +189,9 @@ def checked_batch(batch: Any, index: int) -> Batch:
 def _is_finite(leaf: Any) -> bool:
     if not (isinstance(leaf, jax.Array | np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.floating)):
         return True
-    return bool(np.isfinite(np.asarray(leaf).astype(np.float32)).all())
+    if isinstance(leaf, jax.Array):  # where it lies: no process holds all of one that spans several
+        return bool(jnp.isfinite(leaf).all())
+    return bool(np.isfinite(leaf.astype(np.float32)).all())
 
 
 def batch_arguments(batch: Any) -> Batch:

@@ -78,6 +78,26 @@ def sharded_as(x: jax.Array, like: jax.Array) -> jax.Array:
     return x if own.spec == wanted.spec else reshard(x, NamedSharding(own.mesh, wanted.spec))
 
 
+def sharded_beside(x: jax.Array, like: jax.Array) -> jax.Array:
+    """`x`, which broadcasts against `like`, sharded as the axes of `like` that it has are, along explicit axes.
+
+    Args:
+        x: an array, of no more axes than `like`.
+        like: an array.
+
+    Returns:
+        The numbers of `x`; `x` itself where there is nothing to move.
+
+    Example:
+        >>> sharded_beside(jnp.ones((1, 2)), jnp.zeros((3, 2)))
+        Array([[1., 1.]], dtype=float32)
+    """
+    own, other = jax.typeof(x).sharding, jax.typeof(like).sharding
+    specs = other.spec[like.ndim - x.ndim :]
+    wanted = PartitionSpec(*(axis if size != 1 else None for size, axis in zip(x.shape, specs, strict=True)))
+    return x if own.spec == wanted else reshard(x, NamedSharding(other.mesh, wanted))
+
+
 def taken(table: jax.Array, indices: jax.Array) -> jax.Array:
     """`table[indices]` along the first axis of a table that is whole everywhere; sharded as the indices are.
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from jqinject.ops.first_order import backward_only
 from jqinject.ops.float8 import fake_float8
+from jqinject.ops.mapped import max_over, names_of, varying_axes
 
 AMAX, SEEN, SCALE = 0, 1, 2
 """What the last axis of a slot reports: the largest magnitude, 1 for "there was one", the scale that was used."""
@@ -88,11 +89,6 @@ def report(amax: jax.Array, scale: jax.Array) -> jax.Array:
     return jnp.stack([amax, jnp.ones_like(amax), jnp.broadcast_to(scale, amax.shape)], axis=-1)
 
 
-def varying_axes(x: jax.Array) -> frozenset[Any]:
-    """The axes of a surrounding `shard_map` on which `x` differs from device to device, where JAX keeps track."""
-    return frozenset(jax.typeof(x).manual_axis_type.varying)
-
-
 def over_axis(seen: jax.Array, axis_name: Any, holder: jax.Array) -> jax.Array:
     """The maximum over named axes: those given, and those on which `seen` varies and `holder` does not.
 
@@ -102,12 +98,9 @@ def over_axis(seen: jax.Array, axis_name: Any, holder: jax.Array) -> jax.Array:
             under `check_vma=False`, where JAX does not say what varies.
         holder: where the statistic is to be kept.
     """
-    given = axis_name if isinstance(axis_name, tuple) else () if axis_name is None else (axis_name,)
-    varying = varying_axes(seen)
-    # Where JAX keeps track, the maximum over an axis on which nothing varies is an error.
-    named = [name for name in given if not varying or name in varying]
-    names = (*named, *sorted(varying - varying_axes(holder) - set(named), key=str))
-    return jax.lax.pmax(seen, names) if names else seen
+    seen = max_over(seen, names_of(axis_name))
+    extra = varying_axes(seen) - varying_axes(holder)
+    return max_over(seen, tuple(sorted(extra, key=str)))
 
 
 def summed_like(cotangent: jax.Array, primal: jax.Array) -> jax.Array:

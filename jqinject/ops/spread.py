@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 
@@ -45,8 +43,9 @@ def spread(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         return aligned
     if is_split(x):  # JAX knows what becomes of a sharding in a broadcast, not in a reshape
         return jnp.broadcast_to(aligned, shape)
-    values = aligned.reshape((1, math.prod(shape[axis] for axis in kept)))
-    ones = jnp.ones((math.prod(shape[axis] for axis in added), 1), x.dtype)
-    product = jax.lax.dot(ones, values, precision=jax.lax.Precision.HIGHEST)
-    product = product.reshape([shape[axis] for axis in (*added, *kept)])
+    # No axes are put together: XLA would gather what is sharded along one of them.
+    values = aligned.reshape((1, *(shape[axis] for axis in kept)))
+    ones = jnp.ones((*(shape[axis] for axis in added), 1), x.dtype)
+    summed = (((len(added),), (0,)), ((), ()))
+    product = jax.lax.dot_general(ones, values, summed, precision=jax.lax.Precision.HIGHEST)
     return jnp.transpose(product, [(*added, *kept).index(axis) for axis in range(len(shape))])

@@ -7,23 +7,24 @@ the
 `jnp.max`, ...) runs on a tensor without gradient and returns a few numbers, and `attach_gradient` gives the
 result its derivative: elementwise weights that the compiler fuses with its neighbours.
 
-Axis convention: `axis=None` reduces the whole tensor, an integer reduces that axis.
+What is reduced is an `Over`: axes of the tensor, and names of axes of `shard_map`, `pmap` or `vmap` that it is spread
+over. A tensor is never laid out anew for it: a reshape would gather one that is sharded.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jqinject.ops.explicit_axes import sharded_as
+from jqinject.ops.mapped import Names, max_over, sum_over
 from jqinject.ops.one_program import one_program
-
-_SORT_AT_MOST = 1024
-"""Tensors of at most that many elements are sorted."""
+from jqinject.ops.over import Over
 
 
 class Selected(NamedTuple):
@@ -40,25 +41,25 @@ class Extreme(NamedTuple):
     ties: jax.Array
 
 
-@jax.custom_jvp
-def _attach(x: jax.Array, value: jax.Array, weights: jax.Array) -> jax.Array:
-    del x, weights
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _attach(names: Names, x: jax.Array, value: jax.Array, weights: jax.Array) -> jax.Array:
+    del names, x, weights
     return value
 
 
 @_attach.defjvp
-def _(primals, tangents):
+def _(names, primals, tangents):
     x, value, weights = primals
     axes = tuple(i for i in range(x.ndim) if value.ndim != x.ndim or value.shape[i] != x.shape[i])
     # An element without weight gets no gradient, not even 0 times nan.
     weighed = weights * tangents[0]
     has_weight = sharded_as(jnp.broadcast_to(weights != 0, weighed.shape), weighed)
     weighed = jnp.where(has_weight, weighed, jnp.zeros_like(weighed))
-    slope = jnp.sum(weighed, axis=axes, keepdims=value.ndim == x.ndim)
-    return _attach(*primals), slope.reshape(value.shape)
+    slope = sum_over(jnp.sum(weighed, axis=axes, keepdims=value.ndim == x.ndim), names)
+    return _attach(names, *primals), slope.reshape(value.shape)
 
 
-def attach_gradient(x: jax.Array, value: jax.Array, weights: jax.Array) -> jax.Array:
+def attach_gradient(x: jax.Array, value: jax.Array, weights: jax.Array, names: Names = ()) -> jax.Array:
     """The number `value` with the derivative `weights` with respect to `x`.
 
     `d value = sum(weights * dx)` over the axes in which `value` has size 1, or over all axes when `value` is
@@ -68,6 +69,7 @@ def attach_gradient(x: jax.Array, value: jax.Array, weights: jax.Array) -> jax.A
         x: the tensor that receives the gradient.
         value: a scalar, or an array of the rank of `x` with 1 in every reduced axis; gets no gradient.
         weights: array that broadcasts with `x`; gets no gradient.
+        names: of mapped axes that `x` is spread over: the sum is over them too.
 
     Returns:
         `value`.
@@ -77,7 +79,7 @@ def attach_gradient(x: jax.Array, value: jax.Array, weights: jax.Array) -> jax.A
         >>> jax.grad(lambda x: attach_gradient(x, jnp.float32(3), jnp.array([0.0, -1.0])))(x)
         Array([ 0., -1.], dtype=float32)
     """
-    return _attach(x, value, weights)
+    return _attach(names, x, value, weights)
 
 
 @jax.custom_jvp
@@ -105,59 +107,53 @@ def _(primals, tangents):
     return magnitude(x), jnp.where(x > 0, tangent, jnp.where(x < 0, -tangent, jnp.zeros_like(tangent)))
 
 
-def _positions(x: jax.Array, axis: int | None) -> jax.Array:
-    if axis is None:
-        return jnp.arange(x.size, dtype=jnp.int32).reshape(x.shape)
-    return jax.lax.broadcasted_iota(jnp.int32, x.shape, axis % x.ndim)
-
-
-@one_program("axis")
-def locate(x: jax.Array, value: jax.Array, axis: int | None) -> Selected:
+@one_program("over")
+def locate(x: jax.Array, value: jax.Array, over: Over) -> Selected:
     """Where `value` first occurs in `x`; a nan is found at the first nan.
 
     Args:
         x: the tensor.
-        value: an element of it; scalar for `axis=None`, else with size 1 in `axis`.
-        axis: the axis along which to search, None for the whole tensor.
+        value: an element of it; a scalar over the whole tensor, else with size 1 in the axes.
+        over: what is searched.
 
     Returns:
         `Selected(value, position)`.
 
     Example:
-        >>> locate(jnp.array([1.0, 5.0, 5.0]), jnp.float32(5), axis=None).position
+        >>> locate(jnp.array([1.0, 5.0, 5.0]), jnp.float32(5), Over()).position
         Array(1, dtype=int32)
     """
     hits = (x == value) | (x != x)
-    where = jnp.where(hits, _positions(x, axis), jnp.iinfo(jnp.int32).max)
-    return Selected(value, jnp.min(where, axis=axis, keepdims=axis is not None))
+    return Selected(value, over.min(jnp.where(hits, over.positions(x), jnp.iinfo(jnp.int32).max)))
 
 
-def select(x: jax.Array, selected: Selected, axis: int | None) -> jax.Array:
+def select(x: jax.Array, selected: Selected, over: Over) -> jax.Array:
     """The selected element, as a function of `x`: the whole gradient goes to that element.
 
     Args:
         x: the tensor from which `selected` was taken.
         selected: what `locate` returned.
-        axis: the axis that was searched.
+        over: what was searched.
 
     Returns:
         `selected.value`, differentiable.
     """
-    return attach_gradient(x, selected.value, (_positions(x, axis) == selected.position).astype(x.dtype))
+    weights = (over.positions(x) == selected.position).astype(x.dtype)
+    return attach_gradient(x, selected.value, weights, over.names)
 
 
-def extreme(x: jax.Array, value: jax.Array) -> Extreme:
+def extreme(x: jax.Array, value: jax.Array, names: Names = ()) -> Extreme:
     """`value`, the largest (or smallest) element of the tensor `x`, and how many elements equal it."""
-    return Extreme(value, jnp.sum((x == value).astype(jnp.float32)))
+    return Extreme(value, sum_over(jnp.sum((x == value).astype(jnp.float32)), names))
 
 
-def share(x: jax.Array, measured: Extreme) -> jax.Array:
+def share(x: jax.Array, measured: Extreme, names: Names = ()) -> jax.Array:
     """The extreme element as a function of `x`: elements that tie share the gradient equally."""
     weights = (x == measured.value).astype(x.dtype) / jnp.maximum(measured.ties, 1)
-    return attach_gradient(x, measured.value, weights)
+    return attach_gradient(x, measured.value, weights, names)
 
 
-def largest(x: jax.Array, axes: Sequence[int]) -> jax.Array:
+def largest(x: jax.Array, axes: Sequence[int], names: Names = ()) -> jax.Array:
     """`max(x, 0)` over some axes, kept with size 1; elements that tie share the gradient equally.
 
     A compiler may compute `x` once for the maximum and once more, rounded otherwise, for the gradient. The derivative
@@ -166,6 +162,7 @@ def largest(x: jax.Array, axes: Sequence[int]) -> jax.Array:
     Args:
         x: the tensor; of the rest of an empty one 0 is the largest.
         axes: to reduce.
+        names: of mapped axes that the tensor is spread over.
 
     Example:
         >>> x = jnp.array([1.0, 3.0, 3.0])
@@ -173,22 +170,24 @@ def largest(x: jax.Array, axes: Sequence[int]) -> jax.Array:
         (Array(3., dtype=float32), Array([0. , 0.5, 0.5], dtype=float32))
     """
     fixed = jax.lax.stop_gradient(x)
-    value = jnp.max(fixed, tuple(axes), keepdims=True, initial=-jnp.inf)
+    value = max_over(jnp.max(fixed, tuple(axes), keepdims=True, initial=-jnp.inf), names)
     equal = (fixed == value).astype(x.dtype)
-    ties = jnp.sum(equal, tuple(axes), keepdims=True)
-    return jnp.maximum(attach_gradient(x, value, equal / jnp.maximum(ties, 1)), 0.0)
+    ties = sum_over(jnp.sum(equal, tuple(axes), keepdims=True), names)
+    return jnp.maximum(attach_gradient(x, value, equal / jnp.maximum(ties, 1), names), 0.0)
 
 
-def measure(x: jax.Array, value: jax.Array, axis: int | None) -> Selected | Extreme:
-    """What `attach` needs to know of the extreme `value` of `x`: along an axis the first of equal elements is
-    selected, over the whole tensor they share.
+def measure(x: jax.Array, value: jax.Array, over: Over) -> Selected | Extreme:
+    """What `attach` needs to know of the extreme `value` of `x`: along axes the first of equal elements is selected,
+    over the whole tensor they share.
     """
-    return extreme(x, value) if axis is None else locate(x, value, axis)
+    return locate(x, value, over) if over.keeps else extreme(x, value, over.names)
 
 
-def attach(x: jax.Array, measured: Selected | Extreme, axis: int | None) -> jax.Array:
+def attach(x: jax.Array, measured: Selected | Extreme, over: Over) -> jax.Array:
     """The measured element as a differentiable function of `x`."""
-    return share(x, measured) if isinstance(measured, Extreme) else select(x, measured, axis)
+    if isinstance(measured, Extreme):
+        return share(x, measured, over.names)
+    return select(x, measured, over)
 
 
 def rank_high(percentile: float, size: int) -> int:
@@ -211,37 +210,32 @@ def rank_low(percentile: float, size: int) -> int:
     return min(max(math.ceil(0.01 * percentile * size), 1), max(size, 1))
 
 
-def kth_smallest(x: jax.Array, k: int, axis: int | None) -> jax.Array:
+def kth_smallest(x: jax.Array, k: int, over: Over) -> jax.Array:
     """The k-th smallest element (1-based), without interpolation.
 
-    A maximum or minimum at the ends; else by bisection on the bits, 32 passes over the tensor whatever the
-    rank (a sort of a million elements takes tens of times as long); a sort where the tensor is small.
+    A maximum or minimum at the ends; else by bisection on the bits, 32 passes over the tensor whatever the rank (a sort
+    of a million elements takes tens of times as long). Of a tensor that is spread over devices only counts travel.
 
     Args:
         x: float32 tensor.
-        k: rank, 1 to n, n the number of elements along `axis`.
-        axis: the axis to reduce, None for the whole tensor.
+        k: rank, 1 to n, n the number of elements.
+        over: what is reduced.
 
     Returns:
-        A scalar for `axis=None`, else the tensor with size 1 in `axis`.
+        A scalar over the whole tensor, else the tensor with size 1 in the axes.
 
     Example:
-        >>> kth_smallest(jnp.array([4.0, 1.0, 3.0, 2.0]), 3, axis=None)
+        >>> kth_smallest(jnp.array([4.0, 1.0, 3.0, 2.0]), 3, Over())
         Array(3., dtype=float32)
     """
-    if axis is None:
-        return kth_smallest(x.reshape(-1), k, 0).reshape(())
-    n = x.shape[axis]
-    if k == n:
-        return jnp.max(x, axis=axis, keepdims=True)
+    if k == over.count(x):
+        return over.max(x)
     if k == 1:
-        return jnp.min(x, axis=axis, keepdims=True)
-    if x.size <= _SORT_AT_MOST:
-        return jax.lax.slice_in_dim(jnp.sort(x, axis=axis), k - 1, k, axis=axis)
-    return _bisect(x, k, axis)
+        return over.min(x)
+    return _bisect(x, k, over)
 
 
-def _bisect(x: jax.Array, k: int, axis: int) -> jax.Array:
+def _bisect(x: jax.Array, k: int, over: Over) -> jax.Array:
     """The k-th smallest, bit by bit: unsigned integers in the order of the floats, nan last."""
     bits = jax.lax.bitcast_convert_type(jnp.where(jnp.isnan(x), jnp.float32(jnp.nan), x), jnp.uint32)
     top = jnp.uint32(1 << 31)
@@ -249,11 +243,10 @@ def _bisect(x: jax.Array, k: int, axis: int) -> jax.Array:
 
     def next_bit(i: jax.Array, found: jax.Array) -> jax.Array:
         candidate = found | (top >> i.astype(jnp.uint32))
-        below = jnp.sum((keys < candidate).astype(jnp.int32), axis=axis, keepdims=True)
+        below = over.sum((keys < candidate).astype(jnp.int32))
         return jnp.where(below < k, candidate, found)
 
-    start = jnp.zeros_like(jax.lax.slice_in_dim(keys, 0, 1, axis=axis))
-    key = jax.lax.fori_loop(0, 32, next_bit, start)
+    key = jax.lax.fori_loop(0, 32, next_bit, jnp.zeros_like(over.min(keys)))
     return jax.lax.bitcast_convert_type(jnp.where(key >= top, key & ~top, ~key), jnp.float32)
 
 

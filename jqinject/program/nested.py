@@ -140,6 +140,7 @@ CALLS: dict[str, Callable[[Any, Any, list[Tracked], str], list[Tracked]]] = {
     "scan": _scanned,
     "while": _opaque,
     "cond": _opaque,
+    "one_device": _opaque,
     "custom_jvp_call": _opaque,
     "custom_vjp_call": _opaque,
     "custom_vjp_call_jaxpr": _opaque,

@@ -37,6 +37,7 @@ class _MSESubInjector(ExtendedInjector):
     stats_reduce_dim = (this << 1).stats_reduce_dim
     keepdim = (this << 1).keepdim
     permute_dims = (this << 1).permute_dims
+    axis_name = (this << 1).axis_name
     inner_stats_input_view_shape_impl = (this << 1).inner_stats_input_view_shape_impl
 
 
@@ -67,7 +68,9 @@ class MSEActZeroPointSubInjector(MSEZeroPointSubInjector):
 
 
 class _InnerView(ExtendedInjector):
-    """How a search lays tensors out; the tensors it is given are as they are."""
+    """How a search lays tensors out, and over which mapped axes; the tensors it is given are as they are."""
+
+    axis_name = None
 
     @choices(*INNER_VIEW.values())
     def inner_stats_input_view_shape_impl(scaling_per_output):

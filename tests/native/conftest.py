@@ -44,8 +44,7 @@ def runs(compiled):
 
 @pytest.fixture
 def kernel(runs, monkeypatch):
-    """Contractions go through the kernel, though there are eight devices, and perhaps AMX for many rows; its path."""
-    monkeypatch.setattr("jqinject.native.matmul._one_device", lambda: True)
+    """Contractions go through the kernel, though there is perhaps AMX for many rows; its path."""
     loaded = native.library._loaded
     monkeypatch.setattr("jqinject.native.library._loaded", lambda path: (DOTS, loaded(path)[1]))
     native.library._found.cache_clear()

@@ -12,8 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jqinject import native
+from jqinject.dot.dimensions import Dimensions
+from jqinject.dot.kernels import integer_contraction
 from jqinject.native.build import NAME, BuildError, build
 from jqinject.native.library import DOTS, FUNCTION, TILES
 
@@ -165,21 +169,21 @@ def test_a_clone_uses_the_library_of_the_installed_package(compiled, tmp_path):
     assert python("-c", show, **settings).stdout == "not compiled: python -m jqinject.native.build\n"
 
 
-def test_several_devices(runs):
-    with native.use(runs):
-        assert (
-            native.status() == "there is not one CPU device: over several XLA divides its own product alone"
-        )
-        assert not native.takes(jnp.ones((3, 4), jnp.int8), jnp.ones((3, 4), jnp.int8), jnp.int32, rows=3)
+def product(x, y):
+    return integer_contraction(x, y, Dimensions(2, 2, (1,), (1,), (), ()), jnp.dtype(jnp.int32))
 
 
-def test_no_cpu_among_the_platforms(runs, monkeypatch):
-    def refuse(backend):
-        raise RuntimeError(f"Unknown backend {backend}")
-
-    monkeypatch.setattr(jax, "local_devices", refuse)
-    with native.use(runs):
-        assert not native.takes(jnp.ones((3, 4), jnp.int8), jnp.ones((3, 4), jnp.int8), jnp.int32, rows=3)
+def test_a_program_that_is_divided_or_exported_has_no_kernel(kernel):
+    x, y = jnp.ones((16, 4), jnp.int8), jnp.ones((8, 4), jnp.int8)
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    divided = jax.device_put(x, NamedSharding(mesh, P("data")))
+    assert native.library.FUNCTION in jax.jit(product).lower(x, y).as_text()
+    assert "custom_call" not in jax.jit(product).lower(divided, y).as_text()
+    assert "custom_call" not in jax.export.export(jax.jit(product))(x, y).mlir_module()
+    # Where the user divides, every device has matrices of its own.
+    own = jax.shard_map(product, mesh=mesh, in_specs=(P("data"), P()), out_specs=P("data"))
+    assert native.library.FUNCTION in jax.jit(own).lower(divided, y).as_text()
+    np.testing.assert_array_equal(jax.jit(own)(divided, y), jax.jit(product)(divided, y))
 
 
 def test_what_the_kernel_takes(kernel):
@@ -197,7 +201,6 @@ def test_what_the_kernel_takes(kernel):
 def test_a_file_that_is_no_library(monkeypatch, tmp_path):
     broken = tmp_path / "int8_matmul.so"
     broken.write_bytes(b"nothing to run")
-    monkeypatch.setattr("jqinject.native.matmul._one_device", lambda: True)
     x = jnp.ones((3, 4), jnp.int8)
     with native.use(str(broken)):
         assert native.status().startswith(f"the library does not load: {broken}: ")

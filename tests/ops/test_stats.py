@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis.extra import numpy as hnp
 
 from jqinject.ops import stats
+from jqinject.ops.over import Over
 
 
 @given(hnp.arrays(np.float32, st.integers(1, 40), elements=st.floats(width=32, allow_nan=False)), st.data())
 def test_kth_smallest_of_small_tensors(x, data):
     k = data.draw(st.integers(1, x.size))
-    assert stats.kth_smallest(jnp.asarray(x), k, None) == jnp.sort(x)[k - 1]
+    assert stats.kth_smallest(jnp.asarray(x), k, Over()) == jnp.sort(x)[k - 1]
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 700, 1500, 2998, 2999, 3000])
@@ -27,7 +28,7 @@ def test_kth_smallest_of_large_tensors(k, axis):
     if axis == 1:
         x = x.T
     expected = np.sort(x, axis=axis)
-    got = jax.jit(lambda x: stats.kth_smallest(x, k, axis))(x)
+    got = jax.jit(lambda x: stats.kth_smallest(x, k, Over(axis)))(x)
     if axis is None:
         assert got == np.sort(x.reshape(-1))[k - 1]
     else:
@@ -36,8 +37,8 @@ def test_kth_smallest_of_large_tensors(k, axis):
 
 def test_kth_smallest_orders_nan_last():
     x = jnp.arange(5000.0).at[7].set(jnp.nan).at[8].set(-jnp.nan)
-    assert stats.kth_smallest(x, 4998, None) == 4999
-    assert jnp.isnan(stats.kth_smallest(x, 4999, None))
+    assert stats.kth_smallest(x, 4998, Over()) == 4999
+    assert jnp.isnan(stats.kth_smallest(x, 4999, Over()))
 
 
 def test_ranks():
@@ -49,8 +50,8 @@ def test_ranks():
 def test_select_gives_the_gradient_to_the_first_of_equals(axis):
     x = jnp.array([[3.0, 1.0, 3.0], [3.0, 2.0, 0.0]])
     value = jnp.max(x, axis=axis, keepdims=axis is not None)
-    found = stats.locate(x, value, axis)
-    grad = jax.grad(lambda x: stats.select(x, found, axis).sum())(x)
+    found = stats.locate(x, value, Over(axis))
+    grad = jax.grad(lambda x: stats.select(x, found, Over(axis)).sum())(x)
     expected = {
         None: [[1, 0, 0], [0, 0, 0]],
         0: [[1, 0, 1], [0, 1, 0]],

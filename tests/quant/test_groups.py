@@ -29,7 +29,7 @@ from jqinject.quant import (
     ShiftedUint8WeightGroupQuantFloat,
     ShiftedUint8WeightPerGroupFloatHQO,
 )
-from jqinject.quant_tensor import GroupwiseIntQuantTensor
+from jqinject.quant_tensor import GroupwiseIntQuantTensor, as_array
 
 X = jax.random.normal(jax.random.key(1), (4, 64))
 

@@ -9,11 +9,13 @@ from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jqinject.core.arguments import checked_arguments
-from jqinject.ops.explicit_axes import whole
+from jqinject.ops.mapped import Names
+from jqinject.ops.over import Over
 from jqinject.ops.power import divide
-from jqinject.ops.stats import largest
+from jqinject.ops.stats import kth_smallest, largest, locate, select
 
 Axes = Sequence[int]
 
@@ -36,9 +38,9 @@ class ClippingRange(NamedTuple):
 
 
 class RangeMethod(Protocol):
-    """`calibration_impl`: the range of a float32 tensor whose `axes` share one."""
+    """`calibration_impl`: the range of a float32 tensor whose `axes` share one, also over the mapped axes `names`."""
 
-    def __call__(self, x: jax.Array, axes: Axes, /) -> ClippingRange: ...
+    def __call__(self, x: jax.Array, axes: Axes, names: Names = (), /) -> ClippingRange: ...
 
 
 def _factor(value: float, where: str) -> float:
@@ -70,9 +72,9 @@ class AbsMaxRange:
     def __post_init__(self) -> None:
         _factor(self.factor, "AbsMaxRange")
 
-    def __call__(self, x: jax.Array, axes: Axes) -> ClippingRange:
+    def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
         """See the class."""
-        return ClippingRange(self.factor * largest(jnp.abs(x), axes))
+        return ClippingRange(self.factor * largest(jnp.abs(x), axes, names))
 
 
 @checked_arguments
@@ -94,10 +96,10 @@ class RMSRange:
     def __post_init__(self) -> None:
         _factor(self.factor, "RMSRange")
 
-    def __call__(self, x: jax.Array, axes: Axes) -> ClippingRange:
+    def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
         """See the class."""
-        count = max(math.prod(x.shape[axis] for axis in axes), 1)
-        mean = jnp.sum(jnp.square(x), tuple(axes), keepdims=True) / count
+        over = Over(tuple(axes), names)
+        mean = over.sum(jnp.square(x)) / max(over.count(x), 1)
         # The root's derivative at 0 is infinite, and of no use.
         root = jnp.sqrt(jnp.where(mean > 0, mean, 1.0))
         return ClippingRange(jnp.where(mean > 0, self.factor * root, 0.0))
@@ -127,9 +129,11 @@ class MinMaxRange:
     def __post_init__(self) -> None:
         _factor(self.factor, "MinMaxRange")
 
-    def __call__(self, x: jax.Array, axes: Axes) -> ClippingRange:
+    def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
         """See the class."""
-        return ClippingRange(self.factor * largest(x, axes), 0.0 - self.factor * largest(-x, axes))
+        return ClippingRange(
+            self.factor * largest(x, axes, names), 0.0 - self.factor * largest(-x, axes, names)
+        )
 
 
 @checked_arguments
@@ -160,7 +164,7 @@ class FixedRange:
                 f"FixedRange: the range must contain 0 and must not be empty, got [{self.low}, {self.high}]"
             )
 
-    def __call__(self, x: jax.Array, axes: Axes) -> ClippingRange:
+    def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
         """See the class."""
         shape = (1,) * x.ndim
         high = jnp.full(shape, self.high, jnp.float32)
@@ -189,14 +193,23 @@ class AbsPercentileRange:
         if not 0 <= self.percentile <= 100:
             raise ValueError(f"AbsPercentileRange: percentile must be from 0 to 100, got {self.percentile!r}")
 
-    def __call__(self, x: jax.Array, axes: Axes) -> ClippingRange:
+    def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
         """See the class."""
         if x.size == 0:
-            return AbsMaxRange()(x, axes)
-        found = jnp.percentile(
-            jnp.abs(whole(x)), jnp.float32(self.percentile), axis=tuple(axes), keepdims=True
-        )
-        return ClippingRange(found)
+            return AbsMaxRange()(x, axes, names)
+        over = Over(tuple(axes), names)
+        last = over.count(x) - 1
+        place = np.float32(self.percentile) / np.float32(100) * np.float32(last)
+        low, high = (min(max(int(side(place)), 0), last) for side in (np.floor, np.ceil))
+        weight = np.float32(place - np.floor(place))
+        size = jnp.abs(x)
+        ends = [self._ranked(size, rank + 1, over) for rank in (low, high)]
+        found = ends[0] * (1 - weight) + ends[1] * weight
+        return ClippingRange(jnp.where(jnp.isnan(over.max(jax.lax.stop_gradient(size))), jnp.nan, found))
+
+    def _ranked(self, x: jax.Array, rank: int, over: Over) -> jax.Array:
+        fixed = jax.lax.stop_gradient(x)
+        return select(x, locate(fixed, kth_smallest(fixed, rank, over), over), over)
 
 
 @checked_arguments
@@ -224,10 +237,11 @@ class MSERange:
                 f"MSERange: needs at least 2 bits and 1 candidate, got bits={self.bits}, candidates={self.candidates}"
             )
 
-    def __call__(self, x: jax.Array, axes: Axes) -> ClippingRange:
+    def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
         """See the class."""
         x = jax.lax.stop_gradient(x)
-        whole = AbsMaxRange()(x, axes).high
+        over = Over(tuple(axes), names)
+        whole = AbsMaxRange()(x, axes, names).high
         bound = 2.0 ** (self.bits - 1)
 
         def try_one(
@@ -236,7 +250,7 @@ class MSERange:
             high = whole * divide(k, self.candidates)
             scale = jnp.where(high > 0, divide(high, bound - 0.5), 1.0)
             again = jnp.clip(jnp.round(divide(x, scale)), -bound, bound - 1) * scale
-            error = jnp.sum(jnp.square(again - x), tuple(axes), keepdims=True)
+            error = over.sum(jnp.square(again - x))
             better = error < best[0]
             return (jnp.where(better, error, best[0]), jnp.where(better, high, best[1])), None
 

@@ -28,6 +28,7 @@ from jqinject.ops.float8 import FLOAT8_DTYPES, to_float8
 from jqinject.ops.float_format import FloatFormat
 from jqinject.ops.float_grid import float_steps, from_float_steps, to_float_grid
 from jqinject.ops.groups import check_divides, checked_group_size, fitting_size, split_groups
+from jqinject.ops.mapped import Names, names_of, places_over, sum_over
 from jqinject.ops.power import divide
 
 LEAST_SCALE = float(np.sqrt(np.finfo(np.float32).tiny))
@@ -90,6 +91,8 @@ class CalibratedQuant(nnx.Module):
         group_dim: the axis that is cut.
         group_padding: fill up the last group with zeros, which count in means and percentiles; False refuses it.
         restrict_scaling_impl: which values a scale may take; None for any.
+        axis_name: a mapped axis (of `shard_map`, `pmap` or `vmap`) that the tensor is spread over, or a tuple of them:
+            the range is that of the whole tensor; with `batch_axes`, the mean of all examples.
 
     Raises:
         TypeError: `bit_width` is no integer; (at the call) `x` is no float array.
@@ -118,6 +121,7 @@ class CalibratedQuant(nnx.Module):
     group_dim: int = -1
     group_padding: bool = False
     restrict_scaling_impl: Restrict | None = None
+    axis_name: Any = None
     use_running_average: bool = False
 
     def __init__(
@@ -134,6 +138,7 @@ class CalibratedQuant(nnx.Module):
         group_dim: int | None = None,
         restrict_scaling_impl: Restrict | None = None,
         group_padding: bool = False,
+        axis_name: Any = None,
     ) -> None:
         bits = _check.bit_width(bit_width, "CalibratedQuant", least=2)
         if bits > 16:
@@ -164,6 +169,7 @@ class CalibratedQuant(nnx.Module):
             group_dim=group_dim,
             group_padding=bool(group_padding),
             restrict_scaling_impl=restrict_scaling_impl,
+            axis_name=axis_name,
         )
 
     def set_view(self, use_running_average: bool | None = None) -> None:
@@ -215,7 +221,7 @@ class CalibratedQuant(nnx.Module):
 
     def _range(self, x: jax.Array, update: bool) -> ClippingRange:
         if self.averaging_impl is None:
-            return self.calibration_impl(x, self._axes_that_share(x.ndim))
+            return self._found(x, self._axes_that_share(x.ndim), names_of(self.axis_name))
         if self.averaging_impl.settled and not update:
             return self.averaging_impl.mean(jax.eval_shape(self._of_batch, x))
         return self.averaging_impl(self._of_batch(x), update)
@@ -234,9 +240,19 @@ class CalibratedQuant(nnx.Module):
 
     def _of_batch(self, x: jax.Array) -> ClippingRange:
         """The range of a batch, one for the tensor."""
-        found = self.calibration_impl(x, _others(x.ndim, self.batch_axes))
-        low = None if found.low is None else jnp.mean(found.low, keepdims=True)
-        return ClippingRange(jnp.mean(found.high, keepdims=True), low)
+        names = names_of(self.axis_name)
+        # Where every example has a range, an example lies on one device.
+        found = self._found(x, _others(x.ndim, self.batch_axes), () if self.batch_axes else names)
+
+        def mean(ends: jax.Array) -> jax.Array:
+            total = sum_over(jnp.sum(ends, keepdims=True), names)
+            return total / (ends.size * places_over(names))
+
+        return ClippingRange(mean(found.high), None if found.low is None else mean(found.low))
+
+    def _found(self, x: jax.Array, axes: tuple[int, ...], names: Names) -> ClippingRange:
+        # A range method of the user's own need not know of mapped axes.
+        return self.calibration_impl(x, axes, names) if names else self.calibration_impl(x, axes)
 
     def __call__(self, x: jax.Array) -> QuantResult | FloatQuantResult:
         """`x` quantized; scale and zero point float32."""

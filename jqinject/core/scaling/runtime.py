@@ -27,8 +27,7 @@ from jqinject.core.assign import assign, set_given
 from jqinject.core.restrict_val import FloatRestrictValue
 from jqinject.core.scaling._affine import AffineRescaling, affine_rescaling
 from jqinject.core.scaling._restricted import apply_threshold, clamp_scale
-from jqinject.core.stats.layout import laid_out
-from jqinject.core.stats.two_phase import gated_statistic
+from jqinject.core.stats.layout import gated_statistic, laid_out
 from jqinject.core.variables import QuantParam, QuantStat, float_array, int_array
 from jqinject.core.view import OverBatchOverTensorView
 from jqinject.ops.power import divide

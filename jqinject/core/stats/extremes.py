@@ -12,14 +12,15 @@ import jax.numpy as jnp
 from jqinject.core.arguments import checked_arguments
 from jqinject.core.stats.two_phase import TwoPhaseStat, finish
 from jqinject.ops import stats as ops
+from jqinject.ops.over import Axes, Over
 
 
-def _max(x: jax.Array, axis: int | None) -> ops.Selected | ops.Extreme:
-    return ops.measure(x, jnp.max(x, axis=axis, keepdims=axis is not None), axis)
+def _max(x: jax.Array, over: Over) -> ops.Selected | ops.Extreme:
+    return ops.measure(x, over.max(x), over)
 
 
-def _min(x: jax.Array, axis: int | None) -> ops.Selected | ops.Extreme:
-    return ops.measure(x, jnp.min(x, axis=axis, keepdims=axis is not None), axis)
+def _min(x: jax.Array, over: Over) -> ops.Selected | ops.Extreme:
+    return ops.measure(x, over.min(x), over)
 
 
 def not_above_zero(x: jax.Array) -> jax.Array:
@@ -27,7 +28,7 @@ def not_above_zero(x: jax.Array) -> jax.Array:
     return jnp.where(x > 0, jnp.zeros_like(x), x)
 
 
-def require_axis(stats_reduce_dim: int | None, where: str) -> None:
+def require_axis(stats_reduce_dim: Axes, where: str) -> None:
     """Raise ValueError when a statistic that needs channels is to reduce the whole tensor."""
     if stats_reduce_dim is None:
         raise ValueError(
@@ -46,6 +47,7 @@ class AbsMax(TwoPhaseStat):
     Args:
         stats_reduce_dim: the axis to reduce, None for the whole tensor.
         keepdim: keep the reduced axis with size 1.
+        axis_name: a mapped axis that the tensor is spread over, or a tuple of them.
 
     Example:
         >>> AbsMax()(jnp.array([1.0, -3.0, 2.0]))
@@ -54,16 +56,17 @@ class AbsMax(TwoPhaseStat):
         Array([3. , 0.5], dtype=float32)
     """
 
-    stats_reduce_dim: int | None = None
+    stats_reduce_dim: Axes = None
     keepdim: bool = False
+    axis_name: Any = None
 
     def measure(self, x: jax.Array) -> Any:
         """The largest magnitude and where it is."""
-        return _max(jnp.abs(x), self.stats_reduce_dim)
+        return _max(jnp.abs(x), self.over)
 
     def attach(self, x: jax.Array, measured: Any) -> jax.Array:
         """The largest magnitude."""
-        stat = ops.attach(ops.magnitude(x), measured, self.stats_reduce_dim)
+        stat = ops.attach(ops.magnitude(x), measured, self.over)
         return finish(stat, self.stats_reduce_dim, self.keepdim)
 
 
@@ -78,6 +81,7 @@ class SignedAbsMax(TwoPhaseStat):
     Args:
         stats_reduce_dim: the axis to reduce, None for the whole tensor.
         keepdim: keep the reduced axis with size 1.
+        axis_name: a mapped axis that the tensor is spread over, or a tuple of them.
 
     Example:
         >>> SignedAbsMax()(jnp.array([1.0, 3.0, 2.0]))
@@ -85,23 +89,23 @@ class SignedAbsMax(TwoPhaseStat):
     """
 
     signed: ClassVar[bool] = True
-    stats_reduce_dim: int | None = None
+    stats_reduce_dim: Axes = None
     keepdim: bool = False
+    axis_name: Any = None
 
     def measure(self, x: jax.Array) -> Any:
         """The largest magnitude, where it is, and the sign there."""
-        axis = self.stats_reduce_dim
         magnitude = jnp.abs(x)
-        found = ops.locate(magnitude, jnp.max(magnitude, axis=axis, keepdims=axis is not None), axis)
-        lowest = jnp.min(x, axis=axis, keepdims=axis is not None)
-        first = ops.locate(x, lowest, axis)
+        found = ops.locate(magnitude, self.over.max(magnitude), self.over)
+        lowest = self.over.min(x)
+        first = ops.locate(x, lowest, self.over)
         negative = (lowest == -found.value) & (first.position == found.position)
         return found, jnp.where(found.value == 0, 0.0, jnp.where(negative, 1.0, -1.0))
 
     def attach(self, x: jax.Array, measured: Any) -> jax.Array:
         """The signed largest magnitude."""
         found, sign = measured
-        stat = sign * ops.select(ops.magnitude(x), found, self.stats_reduce_dim)
+        stat = sign * ops.select(ops.magnitude(x), found, self.over)
         return finish(stat, self.stats_reduce_dim, self.keepdim)
 
 
@@ -113,22 +117,24 @@ class AbsMinMax(TwoPhaseStat):
     Args:
         stats_reduce_dim: the axis to reduce, None for the whole tensor.
         keepdim: keep the reduced axis with size 1.
+        axis_name: a mapped axis that the tensor is spread over, or a tuple of them.
 
     Example:
         >>> AbsMinMax()(jnp.array([-1.0, 3.0])), AbsMinMax()(jnp.array([1.0, 3.0]))
         (Array(4., dtype=float32), Array(3., dtype=float32))
     """
 
-    stats_reduce_dim: int | None = None
+    stats_reduce_dim: Axes = None
     keepdim: bool = False
+    axis_name: Any = None
 
     def measure(self, x: jax.Array) -> Any:
         """Largest and smallest element."""
-        return _max(x, self.stats_reduce_dim), _min(x, self.stats_reduce_dim)
+        return _max(x, self.over), _min(x, self.over)
 
     def attach(self, x: jax.Array, measured: Any) -> jax.Array:
         """The width."""
-        largest, smallest = (ops.attach(x, part, self.stats_reduce_dim) for part in measured)
+        largest, smallest = (ops.attach(x, part, self.over) for part in measured)
         return finish(ops.magnitude(largest - not_above_zero(smallest)), self.stats_reduce_dim, self.keepdim)
 
 
@@ -140,6 +146,7 @@ class NegativeMinOrZero(TwoPhaseStat):
     Args:
         stats_reduce_dim: the axis to reduce, None for the whole tensor.
         keepdim: keep the reduced axis with size 1.
+        axis_name: a mapped axis that the tensor is spread over, or a tuple of them.
 
     Example:
         >>> NegativeMinOrZero()(jnp.array([-1.0, 3.0])), NegativeMinOrZero()(jnp.array([1.0, 3.0]))
@@ -147,16 +154,17 @@ class NegativeMinOrZero(TwoPhaseStat):
     """
 
     signed: ClassVar[bool] = True
-    stats_reduce_dim: int | None = None
+    stats_reduce_dim: Axes = None
     keepdim: bool = False
+    axis_name: Any = None
 
     def measure(self, x: jax.Array) -> Any:
         """The smallest element."""
-        return _min(x, self.stats_reduce_dim)
+        return _min(x, self.over)
 
     def attach(self, x: jax.Array, measured: Any) -> jax.Array:
         """The smallest element, or 0."""
-        smallest = not_above_zero(ops.attach(x, measured, self.stats_reduce_dim))
+        smallest = not_above_zero(ops.attach(x, measured, self.over))
         return finish(smallest, self.stats_reduce_dim, self.keepdim)
 
 
@@ -167,6 +175,7 @@ class AbsMaxAve(TwoPhaseStat):
 
     Args:
         stats_reduce_dim: the axis inside a channel (1 with `OverOutputChannelView`).
+        axis_name: a mapped axis that channels are spread over, or a tuple of them.
 
     Raises:
         ValueError: when `stats_reduce_dim` is None.
@@ -176,18 +185,19 @@ class AbsMaxAve(TwoPhaseStat):
         Array(1.75, dtype=float32)
     """
 
-    stats_reduce_dim: int | None
+    stats_reduce_dim: Axes
+    axis_name: Any = None
 
     def __post_init__(self) -> None:
         require_axis(self.stats_reduce_dim, "AbsMaxAve")
 
     def measure(self, x: jax.Array) -> Any:
         """The largest magnitude of each channel."""
-        return _max(jnp.abs(x), self.stats_reduce_dim)
+        return _max(jnp.abs(x), self.over)
 
     def attach(self, x: jax.Array, measured: Any) -> jax.Array:
         """Their mean."""
-        largest = ops.attach(ops.magnitude(x), measured, self.stats_reduce_dim)
+        largest = ops.attach(ops.magnitude(x), measured, self.over)
         return jnp.sum(largest) / max(largest.size, 1)
 
 
@@ -198,6 +208,7 @@ class AbsMaxL2(TwoPhaseStat):
 
     Args:
         stats_reduce_dim: the axis inside a channel (1 with `OverOutputChannelView`).
+        axis_name: a mapped axis that channels are spread over, or a tuple of them.
 
     Raises:
         ValueError: when `stats_reduce_dim` is None.
@@ -207,18 +218,19 @@ class AbsMaxL2(TwoPhaseStat):
         Array(3., dtype=float32)
     """
 
-    stats_reduce_dim: int | None
+    stats_reduce_dim: Axes
+    axis_name: Any = None
 
     def __post_init__(self) -> None:
         require_axis(self.stats_reduce_dim, "AbsMaxL2")
 
     def measure(self, x: jax.Array) -> Any:
         """The largest magnitude of each channel."""
-        return _max(jnp.abs(x), self.stats_reduce_dim)
+        return _max(jnp.abs(x), self.over)
 
     def attach(self, x: jax.Array, measured: Any) -> jax.Array:
         """Their norm."""
-        largest = ops.attach(ops.magnitude(x), measured, self.stats_reduce_dim)
+        largest = ops.attach(ops.magnitude(x), measured, self.over)
         return safe_sqrt(jnp.sum(largest * largest)) / math.sqrt(max(largest.size, 1))
 
 

@@ -89,6 +89,14 @@ def masked_median(x: jax.Array, mask: jax.Array, axis: int | None, keepdim: bool
     return median if keepdim else jnp.squeeze(median, axis)
 
 
+def _refuse_mapped(axis_name: Any, where: str) -> None:
+    if axis_name is not None:
+        raise ValueError(
+            f"{where} adds errors in a stated order, on one device, got axis_name={axis_name!r}.\n"
+            "  cure: a statistic or MSE, which take axis_name; or a sharded array in jit, without shard_map"
+        )
+
+
 class HalfQuadraticOptimizer(SearchedStat):
     """The loop that both searches have; `next_candidate` is what differs."""
 
@@ -176,10 +184,11 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
         hqo_kappa_scale: factor of beta at each round.
         hqo_lp_norm_scale: p of the norm that errors are counted in.
         hqo_iters_scale: rounds at most.
+        axis_name: not supported: errors are added in a stated order, on one device.
 
     Raises:
         TypeError: `hqo_iters_scale` is no int.
-        ValueError: a number that must be positive is not; (at the call) no quantizer is at work.
+        ValueError: a number that must be positive is not; an `axis_name`; (at the call) no quantizer is at work.
 
     Source: HQQ (Badri and Shaji, 2023), as in Brevitas. Differs from Brevitas: the tensor is quantized in the shape it
     has, so that convolutions work per channel; a loss of nan ends the search.
@@ -203,8 +212,10 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
         hqo_kappa_scale: float = 1.01,
         hqo_lp_norm_scale: float = 0.7,
         hqo_iters_scale: int = 1000,
+        axis_name: Any = None,
     ) -> None:
         where = "HalfQuadraticOptimizerScale"
+        _refuse_mapped(axis_name, where)
         assign(
             self,
             init_op=hqo_init_op_scale,
@@ -253,12 +264,13 @@ class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
         hqo_kappa_zp: factor of beta at each round.
         hqo_lp_norm_zp: p of the norm that errors are counted in.
         hqo_iters_zp: rounds at most.
+        axis_name: not supported: errors are added in a stated order, on one device.
         memory_shape: given where batches follow one another: then beta goes on growing from one to the next, and the
             last result is remembered in this shape.
 
     Raises:
         TypeError: `hqo_iters_zp` is no int.
-        ValueError: a number that must be positive is not; (at the call) no quantizer is at work.
+        ValueError: a number that must be positive is not; an `axis_name`; (at the call) no quantizer is at work.
 
     Source: HQQ (Badri and Shaji, 2023), as in Brevitas. Differs from Brevitas: the tensor is quantized in the shape it
     has, so that convolutions work per channel; a loss of nan ends the search; groups that do not fill the axis are
@@ -277,8 +289,10 @@ class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
         hqo_lp_norm_zp: float = 0.5,
         hqo_iters_zp: int = 1000,
         memory_shape: Sequence[int] | None = None,
+        axis_name: Any = None,
     ) -> None:
         where = "HalfQuadraticOptimizerZeroPoint"
+        _refuse_mapped(axis_name, where)
         assign(
             self,
             init_op=hqo_init_op_zp,

@@ -1,24 +1,22 @@
-"""A statistic per channel without moving the tensor."""
+"""A statistic of a viewed tensor without moving the tensor."""
 
 from __future__ import annotations
 
-from dataclasses import is_dataclass, replace
-
 import jax
+import jax.core
+import jax.numpy as jnp
 
 from jqinject.core._protocols import Stat, View
+from jqinject.core.stats.in_place import in_place
 from jqinject.core.stats.search import SearchedStat
 from jqinject.core.stats.two_phase import TwoPhaseStat
-from jqinject.core.view import OverOutputChannelView
-from jqinject.ops.explicit_axes import merge_axes
 
 
 def laid_out(stat: Stat, view: View, x: jax.Array) -> tuple[Stat, jax.Array]:
-    """A statistic and a tensor with `stat(view(x))` as result, up to its shape, at less cost where there is a
-    way.
+    """A statistic and a tensor with `stat(view(x))` as result, up to its shape, at less cost where there is a way.
 
-    The channels of an NNX kernel and of an NHWC image come last. `OverOutputChannelView` would transpose
-    them to the front, to be reduced over axis 1; the same numbers come from reducing axis 0 of a reshape.
+    Reducing the axes of the tensor that an axis of the view is made of saves what the view costs: a transposition, and
+    of a sharded tensor that it is gathered to be reshaped.
 
     Args:
         stat: the statistic.
@@ -30,15 +28,23 @@ def laid_out(stat: Stat, view: View, x: jax.Array) -> tuple[Stat, jax.Array]:
     """
     if isinstance(stat, SearchedStat):
         return stat, x  # it tries the tensor as it is, and has a view of its own
-    permute_dims, channel_axes = (
-        view.layout(x.shape) if isinstance(view, OverOutputChannelView) else (None, 0)
-    )
-    if permute_dims is None or not channel_axes:
-        return stat, view(x)
-    first = x.ndim - channel_axes
-    channels_last = permute_dims[:channel_axes] == tuple(range(first, x.ndim)) and sorted(
-        permute_dims
-    ) == list(range(x.ndim))
-    if channels_last and isinstance(stat, TwoPhaseStat) and is_dataclass(stat) and stat.stats_reduce_dim == 1:
-        return replace(stat, stats_reduce_dim=0), merge_axes(merge_axes(x, first, x.ndim), 0, first)
-    return stat, view(x)
+    return in_place(stat, view, x)
+
+
+def gated_statistic(stat: Stat, x: jax.Array, active: jax.Array) -> jax.Array:
+    """`stat(x)` where `active` (a bool scalar), else some number; the work is done only where needed.
+
+    Args:
+        stat: the statistic; a `TwoPhaseStat` leaves no gradient computation behind, any other works too.
+        x: the viewed tensor.
+        active: bool scalar, traced or not.
+
+    Returns:
+        The statistic, float32.
+    """
+    if not isinstance(active, jax.core.Tracer) and bool(active):
+        return stat(x)
+    if isinstance(stat, TwoPhaseStat | SearchedStat):
+        return stat.gated(x, active)
+    shape = jax.eval_shape(stat, x)
+    return jax.lax.cond(active, stat, lambda _: jnp.zeros(shape.shape, shape.dtype), x)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,10 +17,7 @@ from jqinject.core.stats.extremes import require_axis, safe_sqrt
 from jqinject.core.stats.two_phase import TwoPhaseStat, finish
 from jqinject.core.variables import QuantParam, float_array
 from jqinject.ops import stats as ops
-
-
-def _count(x: jax.Array, axis: int | None) -> int:
-    return x.size if axis is None else x.shape[axis]
+from jqinject.ops.over import Axes, Over
 
 
 @checked_arguments
@@ -28,45 +27,49 @@ class AbsAve(TwoPhaseStat):
 
     Args:
         stats_reduce_dim: the axis to reduce, None for the whole tensor.
+        axis_name: a mapped axis that the tensor is spread over, or a tuple of them.
 
     Example:
         >>> AbsAve()(jnp.array([1.0, -3.0]))
         Array(2., dtype=float32)
     """
 
-    stats_reduce_dim: int | None = None
+    stats_reduce_dim: Axes = None
+    axis_name: Any = None
 
     def measure(self, x: jax.Array) -> Any:
         """The mean magnitude."""
-        return jnp.mean(jnp.abs(x), axis=self.stats_reduce_dim, keepdims=self.stats_reduce_dim is not None)
+        return self.over.sum(jnp.abs(x)) / self.over.count(x)
 
     def attach(self, x: jax.Array, measured: Any) -> jax.Array:
         """The mean magnitude."""
-        weights = jnp.float32(1 / _count(x, self.stats_reduce_dim))
-        stat = ops.attach_gradient(ops.magnitude(x), measured, weights)
+        weights = jnp.float32(1 / self.over.count(x))
+        stat = ops.attach_gradient(ops.magnitude(x), measured, weights, self.over.names)
         return finish(stat, self.stats_reduce_dim, False)
 
 
-def _measure_spread(x: jax.Array, axis: int | None, epsilon: float) -> tuple[jax.Array, jax.Array]:
+def _measure_spread(x: jax.Array, over: Over, epsilon: float) -> tuple[jax.Array, jax.Array]:
     """Mean of |x|, and `sqrt(unbiased variance + epsilon)`; the variance of one number is 0."""
-    keep = axis is not None
     magnitude = jnp.abs(x)
-    mean = jnp.mean(magnitude, axis=axis, keepdims=keep)
-    squares = jnp.sum(jnp.square(magnitude - mean), axis=axis, keepdims=keep)
-    return mean, jnp.sqrt(squares / max(_count(x, axis) - 1, 1) + epsilon)
+    n = over.count(x)
+    mean = over.sum(magnitude) / n
+    # A power of two that keeps the squares of large numbers, and of what rounding leaves of them, finite.
+    unit = jnp.where(over.max(magnitude) > 2.0**48, 2.0**80, 1.0)
+    squares = over.sum(jnp.square((magnitude - mean) / unit))
+    return mean, unit * jnp.sqrt(squares / max(n - 1, 1) + epsilon / unit / unit)
 
 
 def _attach_spread(
-    x: jax.Array, measured: tuple[jax.Array, jax.Array], axis: int | None
+    x: jax.Array, measured: tuple[jax.Array, jax.Array], over: Over
 ) -> tuple[jax.Array, jax.Array]:
     mean, deviation = measured
     magnitude = ops.magnitude(x)
-    n = _count(x, axis)
+    n = over.count(x)
     divisor = jnp.where(deviation > 0, deviation, 1.0) * max(n - 1, 1)
     slope = (jax.lax.stop_gradient(magnitude) - mean) / divisor
     return (
-        ops.attach_gradient(magnitude, mean, jnp.float32(1 / n)),
-        ops.attach_gradient(magnitude, deviation, slope),
+        ops.attach_gradient(magnitude, mean, jnp.float32(1 / n), over.names),
+        ops.attach_gradient(magnitude, deviation, slope, over.names),
     )
 
 
@@ -81,6 +84,7 @@ class MeanSigmaStd(TwoPhaseStat):
         sigma: how many standard deviations.
         stats_reduce_dim: the axis to reduce, None for the whole tensor.
         std_dev_epsilon: added to the variance.
+        axis_name: a mapped axis that the tensor is spread over, or a tuple of them.
 
     Example:
         >>> MeanSigmaStd(sigma=2.0)(jnp.array([1.0, -1.0, 1.0]))
@@ -88,16 +92,17 @@ class MeanSigmaStd(TwoPhaseStat):
     """
 
     sigma: float
-    stats_reduce_dim: int | None = None
+    stats_reduce_dim: Axes = None
     std_dev_epsilon: float = 1e-8
+    axis_name: Any = None
 
     def measure(self, x: jax.Array) -> Any:
         """Mean and deviation."""
-        return _measure_spread(x, self.stats_reduce_dim, self.std_dev_epsilon)
+        return _measure_spread(x, self.over, self.std_dev_epsilon)
 
     def attach(self, x: jax.Array, measured: Any) -> jax.Array:
         """The statistic."""
-        mean, deviation = _attach_spread(x, measured, self.stats_reduce_dim)
+        mean, deviation = _attach_spread(x, measured, self.over)
         return finish(mean + self.sigma * deviation, self.stats_reduce_dim, False)
 
 
@@ -110,6 +115,7 @@ class MeanLearnedSigmaStd(nnx.Module):
         stats_output_shape: shape of the parameter: () or that of the statistic, `(channels,)`.
         stats_reduce_dim: the axis to reduce, None for the whole tensor.
         std_dev_epsilon: added to the variance.
+        axis_name: a mapped axis that the tensor is spread over, or a tuple of them.
 
     Example:
         >>> stat = MeanLearnedSigmaStd(2.0)
@@ -118,29 +124,39 @@ class MeanLearnedSigmaStd(nnx.Module):
     """
 
     signed = False
+    axis_name: Any = None
 
     def __init__(
         self,
         sigma: float,
         stats_output_shape: tuple[int, ...] = (),
-        stats_reduce_dim: int | None = None,
+        stats_reduce_dim: Axes = None,
         std_dev_epsilon: float = 1e-8,
+        axis_name: Any = None,
     ) -> None:
         shape = _check.shape(stats_output_shape, "MeanLearnedSigmaStd", "stats_output_shape")
         self.value = QuantParam(float_array(sigma, shape))
         self.stats_reduce_dim = stats_reduce_dim
         self.std_dev_epsilon = std_dev_epsilon
+        if axis_name is not None:
+            self.axis_name = axis_name
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The statistic of `x`."""
-        axis = self.stats_reduce_dim
-        fixed = MeanSigmaStd(0.0, axis, self.std_dev_epsilon)
+        return self.along(self.stats_reduce_dim)(x)
+
+    def along(self, axes: Axes) -> Callable[[jax.Array], jax.Array]:
+        """The statistic over other axes."""
+        return partial(self._of, fixed=MeanSigmaStd(0.0, axes, self.std_dev_epsilon, self.axis_name))
+
+    def _of(self, x: jax.Array, fixed: MeanSigmaStd) -> jax.Array:
         if x.size == 0:
             return fixed(x)
         x = x.astype(jnp.float32)
         measured = fixed.measure(jax.lax.stop_gradient(x))
-        mean, deviation = (finish(part, axis, False) for part in _attach_spread(x, measured, axis))
-        return mean + self.value.get_value().reshape(-1 if deviation.ndim else ()) * deviation
+        spread = _attach_spread(x, measured, fixed.over)
+        mean, deviation = (finish(part, fixed.stats_reduce_dim, False) for part in spread)
+        return mean + self.value.get_value().reshape(deviation.shape if deviation.ndim else ()) * deviation
 
 
 @checked_arguments
@@ -150,6 +166,7 @@ class L1Norm(TwoPhaseStat):
 
     Args:
         stats_reduce_dim: the axis inside a channel (1 with `OverOutputChannelView`).
+        axis_name: a mapped axis that channels are spread over, or a tuple of them.
 
     Raises:
         ValueError: when `stats_reduce_dim` is None.
@@ -159,18 +176,19 @@ class L1Norm(TwoPhaseStat):
         Array([[4.]], dtype=float32)
     """
 
-    stats_reduce_dim: int | None = None
+    stats_reduce_dim: Axes = None
+    axis_name: Any = None
 
     def __post_init__(self) -> None:
         require_axis(self.stats_reduce_dim, "L1Norm")
 
     def measure(self, x: jax.Array) -> Any:
         """The norm."""
-        return jnp.sum(jnp.abs(x), axis=self.stats_reduce_dim, keepdims=True)
+        return self.over.sum(jnp.abs(x))
 
     def attach(self, x: jax.Array, measured: Any) -> jax.Array:
         """The norm."""
-        return ops.attach_gradient(ops.magnitude(x), measured, jnp.float32(1))
+        return ops.attach_gradient(ops.magnitude(x), measured, jnp.float32(1), self.over.names)
 
 
 @checked_arguments
@@ -181,6 +199,7 @@ class L2Norm(TwoPhaseStat):
 
     Args:
         stats_reduce_dim: the axis inside a channel (1 with `OverOutputChannelView`).
+        axis_name: a mapped axis that channels are spread over, or a tuple of them.
 
     Raises:
         ValueError: when `stats_reduce_dim` is None.
@@ -190,16 +209,17 @@ class L2Norm(TwoPhaseStat):
         Array([[5.]], dtype=float32)
     """
 
-    stats_reduce_dim: int | None = None
+    stats_reduce_dim: Axes = None
+    axis_name: Any = None
 
     def __post_init__(self) -> None:
         require_axis(self.stats_reduce_dim, "L2Norm")
 
     def measure(self, x: jax.Array) -> Any:
         """The norm."""
-        return safe_sqrt(jnp.sum(jnp.square(x), axis=self.stats_reduce_dim, keepdims=True))
+        return safe_sqrt(self.over.sum(jnp.square(x)))
 
     def attach(self, x: jax.Array, measured: Any) -> jax.Array:
         """The norm."""
         slope = jax.lax.stop_gradient(x) / jnp.where(measured > 0, measured, 1.0)
-        return ops.attach_gradient(x, measured, slope)
+        return ops.attach_gradient(x, measured, slope, self.over.names)

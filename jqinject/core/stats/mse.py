@@ -13,8 +13,11 @@ from jqinject.core import _check
 from jqinject.core._protocols import Stat, View
 from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign
+from jqinject.core.stats.in_place import reduced_axes
 from jqinject.core.stats.line_search import LINE_SEARCHES, Found
 from jqinject.core.stats.search import SearchedStat, Trial
+from jqinject.ops.mapped import names_of
+from jqinject.ops.over import Over
 
 
 @checked_arguments
@@ -57,6 +60,7 @@ class MSE(SearchedStat):
         bipolar_search: look among negative candidates too, half of `mse_iters` each.
         memory_shape: shape in which the last result is remembered, so that a scale is searched beside it in the next
             batch; None remembers nothing.
+        axis_name: a mapped axis that the tensor is spread over, or a tuple of them; squared errors are summed over it.
 
     Raises:
         TypeError: `mse_iters` is no int.
@@ -90,6 +94,7 @@ class MSE(SearchedStat):
         mse_search_method: str = "fibonacci",
         bipolar_search: bool = False,
         memory_shape: Sequence[int] | None = None,
+        axis_name: Any = None,
     ) -> None:
         if mse_search_method not in LINE_SEARCHES:
             raise ValueError(
@@ -106,12 +111,15 @@ class MSE(SearchedStat):
             method=mse_search_method,
             bipolar=bool(bipolar_search),
         )
+        if axis_name is not None:
+            self.axis_name = axis_name
         self._remember(memory_shape if memory_shape is None else tuple(memory_shape))
 
     iters: int
     base_op: Any
     method: str
     bipolar: bool
+    axis_name: Any = None
 
     def search(self, trial: Trial, tensors: Sequence[jax.Array]) -> jax.Array:
         """The best candidate."""
@@ -136,6 +144,6 @@ class MSE(SearchedStat):
 
     def _error(self, x: jax.Array, value: jax.Array) -> jax.Array:
         squares = jnp.square(x.astype(jnp.float32) - value.astype(jnp.float32))
-        if self.reduce_dim is None:
-            return jnp.sum(squares)
-        return jnp.sum(self.view(squares), self.reduce_dim)
+        axes = None if self.reduce_dim is None else reduced_axes(self.view, self.reduce_dim, squares.shape)
+        viewed = squares if axes is not None or self.reduce_dim is None else self.view(squares)
+        return Over(self.reduce_dim if axes is None else axes, names_of(self.axis_name)).sum(viewed)

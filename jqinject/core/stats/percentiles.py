@@ -13,14 +13,11 @@ from jqinject.core.arguments import checked_arguments
 from jqinject.core.stats.extremes import not_above_zero
 from jqinject.core.stats.two_phase import TwoPhaseStat, finish
 from jqinject.ops import stats as ops
+from jqinject.ops.over import Axes, Over
 
 
-def _kth(x: jax.Array, k: int, axis: int | None) -> ops.Selected:
-    return ops.locate(x, ops.kth_smallest(x, k, axis), axis)
-
-
-def _count(x: jax.Array, axis: int | None) -> int:
-    return x.size if axis is None else x.shape[axis]
+def _kth(x: jax.Array, k: int, over: Over) -> ops.Selected:
+    return ops.locate(x, ops.kth_smallest(x, k, over), over)
 
 
 @checked_arguments
@@ -34,6 +31,7 @@ class AbsPercentile(TwoPhaseStat):
         high_percentile_q: q, 0 to 100.
         stats_reduce_dim: the axis to reduce, None for the whole tensor.
         keepdim: keep the reduced axis with size 1.
+        axis_name: a mapped axis that the tensor is spread over, or a tuple of them; ranks are those of the whole.
 
     Raises:
         ValueError: when q is not in 0 .. 100.
@@ -44,20 +42,21 @@ class AbsPercentile(TwoPhaseStat):
     """
 
     high_percentile_q: float
-    stats_reduce_dim: int | None = None
+    stats_reduce_dim: Axes = None
     keepdim: bool = False
+    axis_name: Any = None
 
     def __post_init__(self) -> None:
         _check.percentile(self.high_percentile_q, "AbsPercentile", "high_percentile_q")
 
     def measure(self, x: jax.Array) -> Any:
         """The element of that rank."""
-        k = ops.rank_high(self.high_percentile_q, _count(x, self.stats_reduce_dim))
-        return _kth(jnp.abs(x), k, self.stats_reduce_dim)
+        k = ops.rank_high(self.high_percentile_q, self.over.count(x))
+        return _kth(jnp.abs(x), k, self.over)
 
     def attach(self, x: jax.Array, measured: Any) -> jax.Array:
         """The element of that rank."""
-        stat = ops.select(ops.magnitude(x), measured, self.stats_reduce_dim)
+        stat = ops.select(ops.magnitude(x), measured, self.over)
         return finish(stat, self.stats_reduce_dim, self.keepdim)
 
 
@@ -70,6 +69,7 @@ class NegativePercentileOrZero(TwoPhaseStat):
         low_percentile_q: q, 0 to 100.
         stats_reduce_dim: the axis to reduce, None for the whole tensor.
         keepdim: keep the reduced axis with size 1.
+        axis_name: a mapped axis that the tensor is spread over, or a tuple of them; ranks are those of the whole.
 
     Raises:
         ValueError: when q is not in 0 .. 100.
@@ -81,20 +81,21 @@ class NegativePercentileOrZero(TwoPhaseStat):
 
     signed: ClassVar[bool] = True
     low_percentile_q: float
-    stats_reduce_dim: int | None = None
+    stats_reduce_dim: Axes = None
     keepdim: bool = False
+    axis_name: Any = None
 
     def __post_init__(self) -> None:
         _check.percentile(self.low_percentile_q, "NegativePercentileOrZero", "low_percentile_q")
 
     def measure(self, x: jax.Array) -> Any:
         """The element of that rank."""
-        k = ops.rank_low(self.low_percentile_q, _count(x, self.stats_reduce_dim))
-        return _kth(x, k, self.stats_reduce_dim)
+        k = ops.rank_low(self.low_percentile_q, self.over.count(x))
+        return _kth(x, k, self.over)
 
     def attach(self, x: jax.Array, measured: Any) -> jax.Array:
         """The element of that rank, or 0."""
-        stat = not_above_zero(ops.select(x, measured, self.stats_reduce_dim))
+        stat = not_above_zero(ops.select(x, measured, self.over))
         return finish(stat, self.stats_reduce_dim, self.keepdim)
 
 
@@ -110,6 +111,7 @@ class PercentileInterval(TwoPhaseStat):
         high_percentile_q: the high one, not less.
         stats_reduce_dim: the axis to reduce, None for the whole tensor.
         keepdim: keep the reduced axis with size 1.
+        axis_name: a mapped axis that the tensor is spread over, or a tuple of them; ranks are those of the whole.
 
     Raises:
         ValueError: when a percentile is not in 0 .. 100, or low > high.
@@ -121,8 +123,9 @@ class PercentileInterval(TwoPhaseStat):
 
     low_percentile_q: float
     high_percentile_q: float
-    stats_reduce_dim: int | None = None
+    stats_reduce_dim: Axes = None
     keepdim: bool = False
+    axis_name: Any = None
 
     def __post_init__(self) -> None:
         low = _check.percentile(self.low_percentile_q, "PercentileInterval", "low_percentile_q")
@@ -132,12 +135,11 @@ class PercentileInterval(TwoPhaseStat):
 
     def measure(self, x: jax.Array) -> Any:
         """The elements of both ranks."""
-        axis = self.stats_reduce_dim
-        n = _count(x, axis)
-        low = _kth(x, ops.rank_low(self.low_percentile_q, n), axis)
-        return low, _kth(x, ops.rank_high(self.high_percentile_q, n), axis)
+        n = self.over.count(x)
+        low = _kth(x, ops.rank_low(self.low_percentile_q, n), self.over)
+        return low, _kth(x, ops.rank_high(self.high_percentile_q, n), self.over)
 
     def attach(self, x: jax.Array, measured: Any) -> jax.Array:
         """The width."""
-        low, high = (ops.select(x, part, self.stats_reduce_dim) for part in measured)
+        low, high = (ops.select(x, part, self.over) for part in measured)
         return finish(ops.magnitude(high - not_above_zero(low)), self.stats_reduce_dim, self.keepdim)

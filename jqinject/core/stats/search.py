@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core._protocols import Stat, View
+from jqinject.core.stats.in_place import in_place
 from jqinject.core.variables import QuantStat, float_array
 from jqinject.core.view import OverSubChannelBlockView
 
@@ -163,9 +164,14 @@ class SearchedStat(nnx.Module):
 
     def _start(self, tensors: Sequence[jax.Array]) -> jax.Array:
         """Where the search starts; outside of it, the last result where one is remembered."""
-        axis = self.reduce_dim or 0
-        views = [self.view(tensor.astype(jnp.float32)) for tensor in tensors]
-        init = self.init_op(views[0] if len(views) == 1 else jnp.concatenate(views, axis))
+        floats = [tensor.astype(jnp.float32) for tensor in tensors]
+        if len(floats) == 1:
+            stat, viewed = in_place(self.init_op, self.view, floats[0])
+            init = stat(viewed)
+        else:
+            init = self.init_op(
+                jnp.concatenate([self.view(tensor) for tensor in floats], self.reduce_dim or 0)
+            )
         if self.memory is None or not in_trial():
             return init
         last = self.memory.get_value().reshape(init.shape)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar, cast
 
 import jax
-import jax.core
 import jax.numpy as jnp
 
-from jqinject.core._protocols import Stat
-from jqinject.core.stats.search import SearchedStat
+from jqinject.ops.mapped import names_of
+from jqinject.ops.over import Axes, Over
 
 
 class TwoPhaseStat(ABC):
@@ -26,11 +26,19 @@ class TwoPhaseStat(ABC):
     Attributes:
         signed: whether the statistic can be negative; power-of-two and logarithmic scales refuse one that
             can.
-        stats_reduce_dim: the axis that is reduced, None for the whole tensor.
+        stats_reduce_dim: the axis that is reduced, a tuple of axes, or None for the whole tensor.
+        axis_name: a mapped axis (of `shard_map`, `pmap` or `vmap`) that the tensor is spread over, or a tuple of them;
+            the statistic is then that of the whole tensor. Without, every place has a statistic of its own.
     """
 
     signed: ClassVar[bool] = False
-    stats_reduce_dim: int | None
+    stats_reduce_dim: Axes
+    axis_name: Any = None
+
+    @property
+    def over(self) -> Over:
+        """What is reduced."""
+        return Over(self.stats_reduce_dim, names_of(self.axis_name))
 
     @abstractmethod
     def measure(self, x: jax.Array) -> Any:
@@ -39,6 +47,10 @@ class TwoPhaseStat(ABC):
     @abstractmethod
     def attach(self, x: jax.Array, measured: Any) -> jax.Array:
         """The statistic as a differentiable function of `x`; finite for a `measured` that is all zeros."""
+
+    def along(self, axes: Axes) -> TwoPhaseStat:
+        """The statistic over other axes."""
+        return replace(cast(Any, self), stats_reduce_dim=axes)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The statistic of `x`, float32."""
@@ -54,44 +66,26 @@ class TwoPhaseStat(ABC):
         return self.attach(x, measured)
 
 
-def gated_statistic(stat: Stat, x: jax.Array, active: jax.Array) -> jax.Array:
-    """`stat(x)` where `active` (a bool scalar), else some number; the work is done only where needed.
-
-    Args:
-        stat: the statistic; a `TwoPhaseStat` leaves no gradient computation behind, any other works too.
-        x: the viewed tensor.
-        active: bool scalar, traced or not.
-
-    Returns:
-        The statistic, float32.
-    """
-    if not isinstance(active, jax.core.Tracer) and bool(active):
-        return stat(x)
-    if isinstance(stat, TwoPhaseStat | SearchedStat):
-        return stat.gated(x, active)
-    shape = jax.eval_shape(stat, x)
-    return jax.lax.cond(active, stat, lambda _: jnp.zeros(shape.shape, shape.dtype), x)
-
-
-def finish(stat: jax.Array, axis: int | None, keepdim: bool) -> jax.Array:
+def finish(stat: jax.Array, axis: Axes, keepdim: bool) -> jax.Array:
     """Drop the reduced axis unless it is to be kept."""
     return stat if axis is None or keepdim else jnp.squeeze(stat, axis)
 
 
-def _something(x: jax.Array, axis: int | None) -> jax.Array:
+def _something(x: jax.Array, axis: Axes) -> jax.Array:
     x = jnp.asarray(x).astype(jnp.float32)
     if axis is None:
         return x if x.size else jnp.zeros((1,), jnp.float32)
-    if not -x.ndim <= axis < x.ndim:
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    if not all(-x.ndim <= each < x.ndim for each in axes):
         raise ValueError(
             f"stats_reduce_dim={axis} is not an axis of the viewed tensor of shape {x.shape}. Over "
             "the whole tensor "
             "use stats_reduce_dim=None; over channels a view that keeps them, such as OverOutputChannelView."
         )
-    if x.shape[axis]:
+    reduced = {each % x.ndim for each in axes}
+    if all(x.shape[each] for each in reduced):
         return x
-    axis %= x.ndim
-    return jnp.zeros((*x.shape[:axis], 1, *x.shape[axis + 1 :]), jnp.float32)
+    return jnp.zeros([1 if place in reduced else size for place, size in enumerate(x.shape)], jnp.float32)
 
 
 def _zeros(shapes: Any) -> Any:

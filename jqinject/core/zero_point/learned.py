@@ -22,8 +22,7 @@ from jqinject.core._collect import (
 from jqinject.core._protocols import IntQuantizer, Stat, View
 from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import set_given
-from jqinject.core.stats.layout import laid_out
-from jqinject.core.stats.two_phase import gated_statistic
+from jqinject.core.stats.layout import gated_statistic, laid_out
 from jqinject.core.variables import QuantParam, QuantStat, float_array, int_array
 from jqinject.core.zero_point.shift import shift
 from jqinject.ops.ste import abs_binary_sign_grad

@@ -11,6 +11,9 @@ import jax.numpy as jnp
 from jqinject.core import _check
 from jqinject.core._protocols import View
 from jqinject.core.arguments import checked_arguments
+from jqinject.core.stats.in_place import reduced_axes
+from jqinject.ops.mapped import names_of
+from jqinject.ops.over import Over
 from jqinject.ops.power import divide
 
 
@@ -25,6 +28,7 @@ class PreZeroCenterZeroPoint:
         stats_reduce_dim: the axis of the view to take the mean along; None for the whole tensor.
         pre_zero_point_stats_input_view_shape_impl: the view.
         pre_zero_point_shape: shape of the result; None for a scalar.
+        axis_name: a mapped axis that channels are spread over, or a tuple of them.
 
     Example:
         >>> from jqinject.core import OverOutputChannelView
@@ -36,12 +40,15 @@ class PreZeroCenterZeroPoint:
     stats_reduce_dim: int | None
     pre_zero_point_stats_input_view_shape_impl: View
     pre_zero_point_shape: tuple[int, ...] | None = None
+    axis_name: Any = None
 
     def get_zero_center(self, x: jax.Array) -> jax.Array:
         """What centers `x` when it is added to it: minus the means, float32."""
-        viewed = self.pre_zero_point_stats_input_view_shape_impl(x.astype(jnp.float32))
-        count = viewed.size if self.stats_reduce_dim is None else viewed.shape[self.stats_reduce_dim]
-        mean = jnp.sum(viewed, axis=self.stats_reduce_dim) / max(count, 1)
+        view, x = self.pre_zero_point_stats_input_view_shape_impl, x.astype(jnp.float32)
+        axes = reduced_axes(view, self.stats_reduce_dim, x.shape)
+        viewed = view(x) if axes is None else x
+        over = Over(self.stats_reduce_dim if axes is None else axes, names_of(self.axis_name))
+        mean = over.sum(viewed) / max(over.count(viewed), 1)
         where, shape = "PreZeroCenterZeroPoint", self.pre_zero_point_shape or ()
         return -_check.statistic_shape(mean, shape, where, "pre_zero_point_shape")
 

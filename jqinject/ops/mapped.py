@@ -1,0 +1,78 @@
+"""Reductions over the axes of `shard_map`, `pmap` and `vmap`, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Names = tuple[Any, ...]
+
+
+def names_of(axis_name: Any) -> Names:
+    """An `axis_name` (a name, a tuple of names, or None) as a tuple.
+
+    Example:
+        >>> names_of(None), names_of("data"), names_of(("data", "model"))
+        ((), ('data',), ('data', 'model'))
+    """
+    if axis_name is None:
+        return ()
+    return tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
+
+
+def varying_axes(x: jax.Array) -> frozenset[Any]:
+    """The axes of a surrounding `shard_map` on which `x` differs from device to device, where JAX keeps track."""
+    return frozenset(jax.typeof(x).manual_axis_type.varying)
+
+
+def varying_with(x: jax.Array, *others: jax.Array) -> jax.Array:
+    """`x`, typed as different from device to device on the axes of `shard_map` on which one of the others is."""
+    extra = frozenset().union(*map(varying_axes, others)) - varying_axes(x)
+    return jax.lax.pcast(x, tuple(sorted(extra, key=str)), to="varying") if extra else x
+
+
+def _differing(x: jax.Array, names: Names) -> Names:
+    """The axes on which `x` may differ. Where JAX keeps track, a maximum over another one is an error."""
+    return tuple(name for name in names if name in varying_axes(x) or not _is_tracked(name))
+
+
+def _is_tracked(name: Any) -> bool:
+    return name in varying_axes(jax.lax.axis_index(name))
+
+
+def max_over(x: jax.Array, names: Names) -> jax.Array:
+    """The largest over named axes; `x` itself without any."""
+    differing = _differing(x, names)
+    return jax.lax.pmax(x, differing) if differing else x
+
+
+def min_over(x: jax.Array, names: Names) -> jax.Array:
+    """The smallest over named axes; `x` itself without any."""
+    differing = _differing(x, names)
+    return jax.lax.pmin(x, differing) if differing else x
+
+
+def sum_over(x: jax.Array, names: Names) -> jax.Array:
+    """The sum over named axes; `x` itself without any."""
+    differing = _differing(x, names)
+    same = places_over(tuple(name for name in names if name not in differing))
+    total = jax.lax.psum(x, differing) if differing else x
+    return total if same == 1 else total * jnp.asarray(same, x.dtype)
+
+
+def places_over(names: Names) -> int:
+    """How many places named axes have together."""
+    size = 1
+    for name in names:
+        size *= int(jax.lax.axis_size(name))
+    return size
+
+
+def place_over(names: Names) -> jax.Array:
+    """Which of these places this is, from 0; int32."""
+    place = jnp.zeros((), jnp.int32)
+    for name in names:
+        place = place * jax.lax.axis_size(name) + jax.lax.axis_index(name)
+    return place

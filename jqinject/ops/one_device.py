@@ -1,0 +1,79 @@
+"""Two ways to compute the same: one for a program that a device runs alone, one that XLA can divide and export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.interpreters import batching, mlir
+
+Compute = Callable[..., jax.Array]
+ONE_DEVICE = Primitive("one_device")
+
+
+def on_one_device(alone: Compute, otherwise: Compute, *arrays: jax.Array) -> jax.Array:
+    """`alone(*arrays)` in a program that every device runs on arrays of its own, else `otherwise(*arrays)`.
+
+    XLA divides neither custom calls (kernels, layout constraints) nor every reshape over devices: it gathers their
+    operands first. And `jax.export` refuses custom calls. Whether a program is for one device, for several or for
+    export is not known while it is traced, so it is decided when it is lowered. No gradient.
+
+    Args:
+        alone: a function that compares and hashes by value.
+        otherwise: likewise; the same numbers.
+        arrays: what they are called with.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> float(on_one_device(jnp.abs, jnp.abs, jnp.float32(-1)))
+        1.0
+    """
+    program = jax.make_jaxpr(otherwise)(*arrays)
+    return ONE_DEVICE.bind(*arrays, alone=alone, otherwise=otherwise, program=program)
+
+
+@dataclass(frozen=True)
+class _Mapped:
+    """A function under `vmap`, equal by value."""
+
+    function: Compute
+    axes: tuple[int | None, ...]
+
+    def __call__(self, *arrays: jax.Array) -> jax.Array:
+        return jax.vmap(self.function, self.axes)(*arrays)
+
+
+def _mapped(arrays: Any, axes: Any, *, alone: Compute, otherwise: Compute, program: Any) -> Any:
+    return on_one_device(_Mapped(alone, tuple(axes)), _Mapped(otherwise, tuple(axes)), *arrays), 0
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _eager(alone: Compute, otherwise: Compute, *arrays: jax.Array) -> jax.Array:
+    return on_one_device(alone, otherwise, *arrays)
+
+
+def _runs_alone(module: mlir.ModuleContext) -> bool:
+    if module.lowering_parameters.for_export:
+        return False
+    axes = module.axis_context
+    if isinstance(axes, mlir.ShardingContext):
+        return axes.num_devices == 1
+    return not isinstance(axes, mlir.SPMDAxisContext) or axes.manual_axes == frozenset(axes.mesh.axis_names)
+
+
+def _lowered(
+    ctx: mlir.LoweringRuleContext, *arrays: Any, alone: Compute, otherwise: Compute, program: Any
+) -> Any:
+    if _runs_alone(ctx.module_context):
+        return mlir.lower_fun(alone, multiple_results=False)(ctx, *arrays)
+    return mlir.lower_fun(jaxpr_as_fun(program), multiple_results=True)(ctx, *arrays)
+
+
+ONE_DEVICE.def_impl(lambda *arrays, alone, otherwise, program: _eager(alone, otherwise, *arrays))
+ONE_DEVICE.def_abstract_eval(lambda *arrays, alone, otherwise, program: program.out_avals[0])
+batching.primitive_batchers[ONE_DEVICE] = _mapped
+mlir.register_lowering(ONE_DEVICE, _lowered)

@@ -1,0 +1,126 @@
+"""Programs over several devices gather no weight that the float layer's program does not gather."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jqinject as jq
+import jqinject.quant as q
+from jqinject.nn import QuantLinear
+
+pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="the mesh has 8 devices")
+
+ROWS, COLUMNS = 256, 192
+X = jax.random.normal(jax.random.key(0), (16, ROWS))
+SHARDINGS = {
+    "columns": P(None, "model"),
+    "rows": P("model", None),
+    "both": P("data", "model"),
+    "whole": P(),
+}
+GATHER = re.compile(r"= \(?\w+\[([\d,]+)\]\S* (?:all-gather|all-to-all)(?:-start)?\(")
+WEIGHTS = [
+    q.Int8WeightPerTensorFloat,  # the largest of the whole
+    q.Int8WeightPerChannelFloat,
+    q.Int8WeightPerTensorFloatMSE,  # a search
+    q.Fp8e4m3WeightPerChannelDelayed,  # a history
+    q.NF4WeightPerChannelFloat,  # a table
+    q.MXInt8Weight,  # groups
+    q.ShiftedUint8WeightPerTensorFloat,  # a zero point
+]
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+
+def placed(module, mesh, spec):
+    """The state of a layer on a mesh: what has the shape of the weight, or of the weight transposed, is divided."""
+    specs = {(ROWS, COLUMNS): spec, (COLUMNS, ROWS): P(*tuple(spec)[::-1])}
+    graphdef, state = nnx.split(module)
+
+    def put(variable):
+        value = variable.get_value()
+        return variable.replace(jax.device_put(value, NamedSharding(mesh, specs.get(value.shape, P()))))
+
+    return graphdef, jax.tree.map(put, state, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+
+
+def gathers(module, mesh, spec, *, gradient):
+    """The sizes of everything of a device's share of the weight or more that the program gathers."""
+    graphdef, state = placed(module, mesh, spec)
+
+    def run(state, x):
+        module = nnx.merge(graphdef, state)
+        if gradient:
+            return nnx.grad(lambda m, x: jnp.mean(m(x) ** 2), argnums=(0, 1))(module, x), nnx.state(module)
+        return module(x), nnx.state(module)
+
+    x = jax.device_put(X, NamedSharding(mesh, P("data")))
+    program = jax.jit(run).lower(state, x).compile().as_text()
+    found = [int(np.prod([int(n) for n in shape.split(",")])) for shape in GATHER.findall(program)]
+    return {size for size in found if size >= ROWS * COLUMNS // 8}
+
+
+@pytest.mark.parametrize("spec", SHARDINGS.values(), ids=SHARDINGS)
+@pytest.mark.parametrize("weight", WEIGHTS, ids=lambda weight: weight.__name__)
+def test_training_gathers_no_weight(weight, spec, mesh):
+    floating = gathers(nnx.Linear(ROWS, COLUMNS, rngs=nnx.Rngs(0)), mesh, spec, gradient=True)
+    layer = QuantLinear(ROWS, COLUMNS, weight_quant=weight, rngs=nnx.Rngs(0))
+    assert gathers(layer, mesh, spec, gradient=True) <= floating
+
+
+@pytest.mark.parametrize("spec", SHARDINGS.values(), ids=SHARDINGS)
+@pytest.mark.parametrize("act", [q.Int8ActPerTensorFloat, q.ShiftedUint8ActPerTensorFloat], ids=str)
+def test_a_frozen_layer_gathers_no_weight(act, spec, mesh):
+    layer = QuantLinear(
+        ROWS, COLUMNS, weight_quant=q.Int8WeightPerChannelFloat, input_quant=act, rngs=nnx.Rngs(0)
+    )
+    layer(X)
+    layer.eval()
+    floating = gathers(nnx.Linear(ROWS, COLUMNS, rngs=nnx.Rngs(0)), mesh, spec, gradient=False)
+    assert gathers(jq.freeze(layer), mesh, spec, gradient=False) <= floating
+
+
+def test_a_frozen_layer_is_exported_by_jax():
+    layer = QuantLinear(
+        16, 8, weight_quant=q.Int8WeightPerChannelFloat, input_quant=q.Int8ActPerTensorFloat, rngs=nnx.Rngs(0)
+    )
+    x = X[:, :16]
+    layer(x)
+    layer.eval()
+    frozen = jq.freeze(layer)
+    found = jax.export.export(jax.jit(lambda x: frozen(x)))(x)
+    assert "tensor<16x8xi32>" in found.mlir_module()
+    np.testing.assert_array_equal(found.call(x), jax.jit(lambda x: frozen(x))(x))
+
+
+@pytest.mark.parametrize("spec", [("tp", "fsdp"), ("fsdp", "tp"), (None, "tp")], ids=str)
+@pytest.mark.parametrize("act", [q.ShiftedUint8ActPerTensorFloat, q.Int8DynamicActPerRowFloat], ids=str)
+@pytest.mark.parametrize(
+    "weight", [q.Int8WeightPerChannelFloat, q.ShiftedUint8WeightPerChannelFloat], ids=str
+)
+def test_frozen_on_explicit_axes(weight, act, spec):
+    x = X[:8, :32]
+
+    def frozen(**metadata):
+        kwargs = {"out_sharding": P("fsdp", "tp")} if metadata else {}
+        layer = QuantLinear(
+            32, 64, weight_quant=weight, input_quant=act, kernel_metadata=metadata, rngs=nnx.Rngs(0)
+        )
+        layer(x, **kwargs)
+        layer.eval()
+        return jq.freeze(layer)
+
+    expected = frozen()(x)
+    with jax.set_mesh(jax.make_mesh((2, 4), ("fsdp", "tp"))):
+        y = frozen(out_sharding=spec)(jax.device_put(x, P("fsdp", None)), out_sharding=P("fsdp", "tp"))
+        assert y.sharding.spec == P("fsdp", "tp")
+    np.testing.assert_array_equal(y, expected)

@@ -1,0 +1,48 @@
+"""Whole-model functions on two processes give what one process with two devices gives, to the bit."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+SCRIPT = Path(__file__).with_name("_two_processes.py")
+ROOT = Path(__file__).parents[2]
+SECONDS = 300
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def start(rank, processes, port, results):
+    flags = f"--xla_force_host_platform_device_count={2 // processes}"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(SCRIPT), str(rank), str(processes), str(port), str(results)]
+    log = results.with_suffix(f".{processes}.{rank}.log")
+    with log.open("w") as output:
+        return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT), log
+
+
+def finish(*started):
+    try:
+        for process, log in started:
+            assert process.wait(timeout=SECONDS) == 0, log.read_text()[-4000:]
+    finally:
+        for process, _ in started:
+            process.kill()
+            process.wait()
+
+
+def test_two_processes_are_one(tmp_path):
+    finish(start(0, 1, 0, tmp_path / "one.npz"))
+    port = free_port()
+    finish(*(start(rank, 2, port, tmp_path / "two.npz") for rank in range(2)))
+    with np.load(tmp_path / "one.npz") as one, np.load(tmp_path / "two.npz") as two:
+        assert set(one.files) == set(two.files) and len(one.files) > 50
+        for name in one.files:
+            np.testing.assert_array_equal(two[name], one[name], err_msg=name)
