@@ -12,6 +12,7 @@ import numpy as np
 
 from jqinject.core import _check
 from jqinject.core.variables import QuantParam, QuantStat, float_array, int_array
+from jqinject.ops.processes import on_host
 from jqinject.ops.stats import running_mean
 from jqinject.ops.ste import with_gradient_of
 from jqinject.quant_tensor import is_concrete
@@ -72,14 +73,12 @@ class Collection:
 
 def all_counted(counter: Any) -> bool:
     """Whether a counter (of every layer of a stack) is above 0; True where it cannot be known: traced, abstract."""
-    return not has_numbers(counter) or bool(np.all(np.asarray(counter) > 0))
+    return not has_numbers(counter) or bool(np.all(on_host(counter) > 0))
 
 
 def has_numbers(array: Any) -> bool:
-    """Whether an array can be read here: it is neither traced nor abstract, nor spread over processes."""
-    if not isinstance(array, jax.Array):
-        return isinstance(array, np.ndarray)
-    return is_concrete(array) and (array.is_fully_addressable or array.is_fully_replicated)
+    """Whether an array can be read: it is neither traced nor abstract."""
+    return isinstance(array, jax.Array | np.ndarray) and is_concrete(array)
 
 
 def all_finite(x: jax.Array) -> jax.Array:

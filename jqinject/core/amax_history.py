@@ -15,6 +15,7 @@ from jqinject.core._collect import has_numbers
 from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign
 from jqinject.core.variables import GradStat, QuantStat, float_array
+from jqinject.ops.processes import on_host
 
 AMAX_COMPUTE_ALGOS = ("max", "most_recent")
 
@@ -100,7 +101,7 @@ class AmaxHistory(nnx.Module):
         if not has_numbers(held):
             return True
         steps = tuple(range(held.ndim + self._step_axis, held.ndim))
-        return bool(np.all(np.any(np.asarray(held) > 0, axis=steps)))
+        return bool(np.all(np.any(on_host(held) > 0, axis=steps)))
 
     def clear(self) -> None:
         """Forget all steps."""

@@ -16,6 +16,7 @@ from jqinject.dot.integer import Affine, affine_dot_general
 from jqinject.dot.kernels import settled
 from jqinject.dot.sharding import sharding_before
 from jqinject.ops.first_order import backward_only, first_order
+from jqinject.ops.processes import on_host
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, as_array, is_concrete
 
 ContractionKind = Literal["auto", "float", "int", "fp8"]
@@ -92,7 +93,7 @@ def describe(x: Any) -> str:
 def affine_of(x: IntQuantTensor) -> Affine:
     """The integers of a tensor of at most 8 bits; a zero point that is known to be 0 is left out."""
     zero = x.zero_point
-    known = is_concrete(zero) and not np.any(np.asarray(zero))
+    known = is_concrete(zero) and not np.any(on_host(zero))
     return Affine(settled(x.int()), x.scale, None if known else zero)
 
 

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from jqinject.model.freezing import settle_ranges
 from jqinject.model.static_ranges import check_calibrated
 from jqinject.model.walk import modules_of
+from jqinject.ops.processes import on_host, spans_processes
 from jqinject.quant_tensor import QuantTensor, as_array
 
 
@@ -38,8 +40,17 @@ def serving_copy(model: Any, name: str, allow_uncalibrated: bool) -> Any:
         check_calibrated(model, name)
     copy = nnx.clone(model, graph=True)
     copy.eval()
+    _bring_home(copy)
     settle_ranges(modules_of(copy))
     return copy
+
+
+def _bring_home(model: Any) -> None:
+    """Let every process hold whole what spans several: a program is exported by one."""
+    for _, variable in nnx.to_flat_state(nnx.state(model, graph=True)):
+        held = variable.get_value()
+        if spans_processes(held):
+            variable.set_value(jnp.asarray(on_host(held)))
 
 
 def input_specs(inputs: tuple[Any, ...], name: str) -> tuple[Any, ...]:

@@ -120,7 +120,7 @@ class _MeanOutputs:
         _, state = nnx.split(self._model, graph=True)
         for args, kwargs in self._batches:
             self._run(state, args, kwargs)
-        jax.effects_barrier()
+        self._tape.finish(state, self._batches)
         paths = self._tape.layers(MEAN)
         return {path: np.mean([mean for (mean,) in self._tape.of(path, MEAN)], axis=0) for path in paths}
 

@@ -15,6 +15,7 @@ from jqinject.core import QuantParam, QuantStat, StaticRange
 from jqinject.model.compiled_call import compiled_call
 from jqinject.model.progress import with_progress
 from jqinject.model.static_ranges import listed, static_ranges
+from jqinject.ops.processes import on_host
 from jqinject.proxy import ActQuantProxy, QuantProxyFromInjector
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
@@ -219,7 +220,7 @@ def _take_over(
         held = dict(nnx.to_flat_state(nnx.state(holder, (QuantStat, QuantParam))))
         changed = False
         for name, variable in new:
-            changed |= not np.array_equal(held[name].get_value(), variable.get_value())
+            changed |= not np.array_equal(on_host(held[name].get_value()), on_host(variable.get_value()))
             held[name].set_value(variable.get_value())
         if has_range or changed:
             reached.append(path)

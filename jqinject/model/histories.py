@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import AmaxHistory, GradStat, QuantParam, QuantStat
+from jqinject.ops.processes import on_host
 from jqinject.proxy import QuantProxyFromInjector
 
 # What a step under way has seen, not what is remembered.
@@ -54,13 +55,13 @@ def _of_quantizer(slot: str, quantizer: nnx.Module) -> Iterator[History]:
     for path, node in nnx.iter_graph(quantizer, graph=True):
         kept = isinstance(node, QuantParam | QuantStat | GradStat) and id(node) not in within_history
         if kept and path[-1] not in PASSING and jnp.issubdtype(node.dtype, jnp.floating) and node.size:
-            numbers = np.asarray(node.get_value(), np.float64).reshape(-1)
+            numbers = on_host(node.get_value()).astype(np.float64).reshape(-1)
             yield History(slot, ".".join(map(str, path)), "elements", tuple(numbers.tolist()))
 
 
 def _steps(history: AmaxHistory) -> tuple[float, ...]:
     """The largest amax of each step, oldest first, without the zeros that stand for steps that have not been yet."""
-    held = np.asarray(history.amax_history.get_value(), np.float64)
+    held = on_host(history.amax_history.get_value()).astype(np.float64)
     axis = held.ndim - 1 - len(history.amax_shape)
     steps = np.moveaxis(held, axis, 0).reshape(held.shape[axis], -1)
     largest = np.roll(steps.max(axis=1, initial=0.0), -1)  # element 0 is the newest, element 1 the oldest

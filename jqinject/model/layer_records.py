@@ -74,7 +74,7 @@ class LayerRecords:
         self._tape.clear()
         for args, kwargs in self._batches:
             self._run(self._model, (jnp.int32(chosen), *args), kwargs)
-        jax.effects_barrier()
+        self._tape.finish(nnx.state(self._model), self._batches)
 
 
 class _Recording(Around):

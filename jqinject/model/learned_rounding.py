@@ -16,7 +16,7 @@ from jqinject.model.progress import with_progress
 from jqinject.model.round_training import Recipe, RoundingErrors, learn_layer, rounding_of
 from jqinject.model.walk import dotted
 from jqinject.nn._weight_layer import QuantWeightLayer
-from jqinject.proxy import QuantProxyFromInjector, WeightQuantProxy, stack_of, write
+from jqinject.proxy import QuantProxyFromInjector, WeightQuantProxy, stack_of
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,8 @@ def _insert(layer: QuantWeightLayer, kind: LearnedRoundImplType, path: str) -> N
 
 
 def _copy_values(source: Any, target: Any) -> None:
+    """Where the source has them: a quantizer that has just been made is on one device, its model may be on many."""
     found = dict(nnx.to_flat_state(nnx.state(source, graph=True)))
     for path, variable in nnx.to_flat_state(nnx.state(target, graph=True)):
         if path in found and found[path].get_value().shape == variable.get_value().shape:
-            write(variable, found[path].get_value())
+            variable.set_value(found[path].get_value().astype(variable.dtype))

@@ -14,6 +14,7 @@ from jqinject.model.walk import dotted
 from jqinject.nn import QuantBatchNorm
 from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.nn.batch_norm_merging import FLOAT_LAYERS, MergedBatchNorm, check_merges, merge_bn
+from jqinject.ops.processes import on_host
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import QuantTensor, as_array
 
@@ -172,7 +173,7 @@ def _floating(model: nnx.Module, call: Callable[[Any], Any]) -> list[np.ndarray]
         if isinstance(node, QuantWeightLayer | QuantBatchNorm | MergedBatchNorm):
             node.return_quant_tensor = False
     outputs = jax.tree.leaves(call(copy), is_leaf=lambda leaf: isinstance(leaf, QuantTensor))
-    return [np.asarray(as_array(output)).astype(np.float64) for output in outputs]
+    return [on_host(as_array(output)).astype(np.float64) for output in outputs]
 
 
 def _compare(before: list[np.ndarray], after: list[np.ndarray], pairs: Pairs) -> None:

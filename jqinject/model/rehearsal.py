@@ -15,6 +15,7 @@ from jqinject.model.switching import PARTS, QuantizedLayer, changed
 from jqinject.model.tape import Listener, Tape, facts
 from jqinject.model.walk import proxies_of
 from jqinject.nn._weight_layer import QuantWeightLayer
+from jqinject.ops.processes import on_host
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import QuantTensor, as_array
 
@@ -32,7 +33,9 @@ class Rehearsal:
         self, model: nnx.Module, inputs: tuple[Any, ...], layers: Mapping[str, QuantizedLayer]
     ) -> None:
         self._graphdef, self._state = nnx.split(model, graph=True)
-        self._inputs = inputs
+        leaves, self._tree = jax.tree.flatten(inputs)
+        self._arrays = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)}
+        self._leaves = leaves
         self.layers = layers
         mixed = self._compiled(True)
         self._mixed = {True: mixed, False: self._compiled(False) if _has_others(model, layers) else mixed}
@@ -69,25 +72,29 @@ class Rehearsal:
         Returns:
             The model's outputs, float64.
         """
-        return _numbers(self._mixed[others](self._state, np.array([on[path] for path in self.layers])))
+        return _numbers(
+            self._mixed[others](self._state, self._arrays, np.array([on[path] for path in self.layers]))
+        )
 
     def _recorded(
         self, tape: Tape, *, others: bool, around: Callable[[QuantizedLayer], Around]
     ) -> list[np.ndarray]:
         arounds = {path: around(layer) for path, layer in self.layers.items()}
-        run = jax.jit(lambda state: self._call(state, arounds, others))
-        outputs = _numbers(run(self._state))
-        jax.effects_barrier()
+        run = jax.jit(lambda state, arrays: self._call(state, arrays, arounds, others))
+        outputs = _numbers(run(self._state, self._arrays))
+        tape.finish(self._state, self._arrays)
         return outputs
 
-    def _compiled(self, others: bool) -> Callable[[Any, np.ndarray], Any]:
-        def run(state: Any, on: jax.Array) -> Any:
+    def _compiled(self, others: bool) -> Callable[[Any, Any, np.ndarray], Any]:
+        def run(state: Any, arrays: Any, on: jax.Array) -> Any:
             arounds = {path: _Mixed(layer, on[i]) for i, (path, layer) in enumerate(self.layers.items())}
-            return self._call(state, arounds, others)
+            return self._call(state, arrays, arounds, others)
 
         return jax.jit(run)
 
-    def _call(self, state: Any, arounds: Mapping[str, Around], others: bool) -> list[Any]:
+    def _call(
+        self, state: Any, arrays: Mapping[int, jax.Array], arounds: Mapping[str, Around], others: bool
+    ) -> list[Any]:
         copy = nnx.merge(self._graphdef, state)
         for path, node in list(nnx.iter_modules(copy)):
             around = arounds.get(".".join(map(str, path)))
@@ -95,7 +102,9 @@ class Rehearsal:
                 intercept(node, around)
             if isinstance(node, QuantProxyFromInjector) and not others:
                 node.disable_quant = True
-        return _arrays(copy(*self._inputs))
+        return _arrays(
+            copy(*jax.tree.unflatten(self._tree, [arrays.get(i, x) for i, x in enumerate(self._leaves)]))
+        )
 
 
 def _arrays(outputs: Any) -> list[Any]:
@@ -194,4 +203,4 @@ def _dressed(value: jax.Array, quantized: Any) -> Any:
 
 
 def _numbers(outputs: list[Any]) -> list[np.ndarray]:
-    return [np.asarray(leaf).astype(np.float64) for leaf in outputs]
+    return [on_host(leaf).astype(np.float64) for leaf in outputs]

@@ -74,11 +74,11 @@ def learn_layer(
     error = _error_of(layer, records)
     nearest, kept = error(), rounding.value[...]
     regularized = recipe if kind is not LearnedRoundImplType.IDENTITY else _without(recipe)
-    step = _step_of(layer, rounding, regularized)
+    step, frozen = _step_of(layer, rounding, regularized)
     picks = np.random.default_rng(seed).integers(len(records), size=recipe.steps)
     state = Adam(kept, jnp.zeros_like(kept), jnp.zeros_like(kept))
     for count, pick in enumerate(picks):
-        state = step(state, jnp.float32(count), *records[pick])
+        state = step(state, frozen, jnp.float32(count), *records[pick])
     rounding.value[...] = state.value
     learned = error()
     if not learned <= nearest:
@@ -161,13 +161,18 @@ class Adam(NamedTuple):
         return Adam(self.value - rate * unbiased / (size + 1e-8), mean, square)
 
 
-def _step_of(layer: QuantWeightLayer, rounding: LearnedRoundSte, recipe: Recipe) -> Callable[..., Adam]:
-    """One step of Adam on the rounding of a layer: (what it keeps, count, given, wanted) -> what it keeps."""
+def _step_of(
+    layer: QuantWeightLayer, rounding: LearnedRoundSte, recipe: Recipe
+) -> tuple[Callable[..., Adam], Any]:
+    """One step of Adam on the rounding of a layer, and the layer's state.
+
+    The step is (what it keeps, the layer's state, count, given, wanted) -> what it keeps.
+    """
     rounding.deterministic = False  # soft while it is learned
     graphdef, state = nnx.split(layer, graph=True)
     rounding.deterministic = True
 
-    def loss(value: jax.Array, count: jax.Array, given: Any, wanted: jax.Array) -> jax.Array:
+    def loss(value: jax.Array, state: Any, count: jax.Array, given: Any, wanted: jax.Array) -> jax.Array:
         copy = nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf, state))
         learned = rounding_of(copy.weight_quant)
         assert learned is not None
@@ -183,8 +188,8 @@ def _step_of(layer: QuantWeightLayer, rounding: LearnedRoundSte, recipe: Recipe)
         return reconstruction + weight * jnp.sum(undecided)
 
     @jax.jit
-    def step(adam: Adam, count: jax.Array, given: Any, wanted: jax.Array) -> Adam:
-        gradient = jax.grad(loss)(adam.value, count, given, wanted)
+    def step(adam: Adam, state: Any, count: jax.Array, given: Any, wanted: jax.Array) -> Adam:
+        gradient = jax.grad(loss)(adam.value, state, count, given, wanted)
         return adam.moved(gradient, recipe.learning_rate, count)
 
-    return step
+    return step, state

@@ -12,6 +12,7 @@ import numpy as np
 
 from jqinject.core import BinaryQuant, ClampedBinaryQuant, TernaryQuant
 from jqinject.ops import max_int, min_int
+from jqinject.ops.processes import from_holder, spans_processes
 from jqinject.quant_tensor import (
     CodebookQuantTensor,
     FloatQuantTensor,
@@ -41,6 +42,17 @@ class Tape:
 
     def _keep(self, key: tuple[str, str], order: int, *arrays: Any) -> None:
         self._kept[key].append((order, tuple(map(np.asarray, arrays))))
+
+    def finish(self, *given: Any) -> None:
+        """Wait for the programs that have been started; then every process holds all that they noted.
+
+        Args:
+            given: pytrees of the arrays that the programs were run on.
+        """
+        jax.effects_barrier()
+        if spans_processes(given):
+            # Of a program that is divided over processes, one of them is called back, with whole arrays.
+            self._kept = defaultdict(list, from_holder(dict(self._kept), bool(self._kept)))
 
     def of(self, layer: str, what: str) -> list[Arrays]:
         """What has been kept, float64, once the program has run."""

@@ -21,6 +21,7 @@ from jqinject.core import (
     ZeroZeroPoint,
 )
 from jqinject.ops import FLOAT8_DTYPES, FloatFormat
+from jqinject.ops.processes import placed_as
 from jqinject.quant_tensor import is_concrete
 
 WITHOUT_ZERO_POINT = (
@@ -217,7 +218,7 @@ def write(variable: Any, value: Any) -> None:
         and is_concrete(array)
         and array.sharding != held.sharding
     ):
-        array = jax.device_put(array, held.sharding)
+        array = placed_as(array, held)
     variable.set_value(array)
 
 

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jqinject.ops.processes import on_host
+
 from .bit_width import BitWidth
-from .concrete import brief, is_concrete
+from .concrete import brief, hidden, is_concrete
 from .validity import integer_bounds, pre_round_integers
 
 if TYPE_CHECKING:
@@ -96,7 +98,7 @@ def describe(tensor: "IntQuantTensor") -> str:
         return f"IntQuantTensor({', '.join(f'{name}={getattr(tensor, name)!r}' for name in names)})"
     head = f"{format_name(tensor.bit_width, tensor.signed)}, {tensor.dtype.name}{list(tensor.shape)}"
     training = ", training" if tensor.training else ""
-    body = "traced" if not is_concrete(tensor.value) else _values(tensor.value)
+    body = hidden(tensor.value) or _values(tensor.value)
     return (
         f"IntQuantTensor({head}, scale={brief(tensor.scale)}, "
         f"zero_point={brief(tensor.zero_point)}{training},\n  value={body})"
@@ -111,7 +113,7 @@ def _values(value: jax.Array) -> str:
 
 def why_invalid(tensor: "IntQuantTensor") -> str:
     """The error text of a concrete tensor whose value is not on its grid."""
-    exact = np.asarray(pre_round_integers(tensor.value, tensor.scale, tensor.zero_point))
+    exact = on_host(pre_round_integers(tensor.value, tensor.scale, tensor.zero_point))
     lower, upper = integer_bounds(tensor.bit_width, tensor.signed)
     with np.errstate(invalid="ignore"):  # an infinite number is infinity minus itself away
         off = np.max(np.abs(exact - np.round(exact)))

@@ -11,7 +11,7 @@ from jqinject.ops.codebook import Codebook
 
 from ._fields import float_value, metadata
 from .base import QuantTensor, as_array
-from .concrete import brief, is_concrete
+from .concrete import brief, hidden, is_concrete
 
 FIELDS = ("value", "scale", "codebook", "training")
 
@@ -170,9 +170,7 @@ class CodebookQuantTensor(QuantTensor):
     def __repr__(self) -> str:
         if not isinstance(self.value, jax.Array | np.ndarray):
             return f"CodebookQuantTensor({', '.join(f'{n}={getattr(self, n)!r}' for n in FIELDS)})"
-        body = (
-            "traced" if not is_concrete(self.value) else np.array2string(np.asarray(self.value), threshold=20)
-        )
+        body = hidden(self.value) or np.array2string(np.asarray(self.value), threshold=20)
         return (
             f"CodebookQuantTensor({len(self.codebook.values)} values, {self.dtype.name}{list(self.shape)}, "
             f"scale={brief(self.scale)}, value={body})"

@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 from jax.core import Tracer
 
+from jqinject.ops.processes import lies_here, on_host
+
 
 def is_concrete(*arrays: Any) -> bool:
     """Whether every one of `arrays` holds numbers (Python ints count), rather than a tracer."""
@@ -18,7 +20,7 @@ def known_different(a: Any, b: Any) -> bool:
     """
     if not is_concrete(a, b):
         return False
-    left, right = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    left, right = on_host(a).astype(np.float64), on_host(b).astype(np.float64)
     try:
         return not np.allclose(left, right, rtol=1e-5, atol=1e-8)
     except ValueError:
@@ -27,13 +29,20 @@ def known_different(a: Any, b: Any) -> bool:
 
 def known_nonzero(array: Any) -> bool:
     """Whether `array` is known to hold something else than zero; False under tracing."""
-    return is_concrete(array) and bool(np.any(np.asarray(array) != 0))
+    return is_concrete(array) and bool(np.any(on_host(array) != 0))
+
+
+def hidden(x: Any) -> str:
+    """Why the numbers of an array are not shown; empty where they are. No process waits for others to show them."""
+    if not is_concrete(x):
+        return "traced"
+    return "" if lies_here(x) else "spread over processes"
 
 
 def brief(x: Any) -> str:
     """A number, a short list of numbers, or shape and range: how an error shows `x`."""
-    if not is_concrete(x):
-        return f"traced, shape {x.shape}"
+    if why := hidden(x):
+        return f"{why}, shape {x.shape}"
     array = np.asarray(x)
     if array.size == 1:
         return f"{array.item():.6g}"

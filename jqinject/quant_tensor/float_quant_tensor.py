@@ -14,7 +14,7 @@ from jqinject.ops.float_grid import from_float_codes, from_float_steps, to_float
 from ._fields import float_value, metadata
 from ._float_fields import CONTRACTED, AnyFloatFormat, float_format
 from .base import QuantTensor, as_array
-from .concrete import brief, is_concrete
+from .concrete import brief, hidden, is_concrete
 
 FIELDS = ("value", "scale", "format", "training")
 
@@ -306,9 +306,7 @@ class FloatQuantTensor(QuantTensor):
     def __repr__(self) -> str:
         if not isinstance(self.value, jax.Array | np.ndarray):
             return f"FloatQuantTensor({', '.join(f'{n}={getattr(self, n)!r}' for n in FIELDS)})"
-        body = (
-            "traced" if not is_concrete(self.value) else np.array2string(np.asarray(self.value), threshold=20)
-        )
+        body = hidden(self.value) or np.array2string(np.asarray(self.value), threshold=20)
         return (
             f"FloatQuantTensor({self._format}, {self.dtype.name}{list(self.shape)}, "
             f"scale={brief(self.scale)}, value={body})"

@@ -5,17 +5,19 @@ own.
 """
 
 import sys
+from functools import cache
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jqinject as jq
 from jqinject import Rule
 from jqinject import quant as q
+from jqinject.ops.processes import on_host
 
 STATIC = Rule(weight_quant=q.Int8WeightPerChannelFloat, input_quant=q.Int8ActPerTensorFloat)
 SPLITS = ("rows", "columns")
@@ -43,17 +45,28 @@ def batches(split):
     return [spread(draw, P("spread") if split == "rows" else P()) for draw in draws]
 
 
-def calibrated(split):
-    model = jq.quantize(Net(), STATIC)
+def spread_all(model, split):
     for path, variable in nnx.to_flat_state(nnx.state(model)):
         column = split == "columns" and path[-1] == "kernel"
         variable.set_value(spread(variable.get_value(), P(None, "spread") if column else P()))
+    return model
+
+
+@cache
+def _calibrated(split):
+    model = spread_all(jq.quantize(Net(), STATIC), split)
     jq.calibrate(model, batches(split), progress=False)
     return model
 
 
+def calibrated(split):
+    return nnx.clone(_calibrated(split))
+
+
 def calibrate(split):
     model = calibrated(split)
+    apart = split == "columns" and jax.process_count() > 1
+    assert ("value=spread over processes" in repr(model.first.quant_weight())) == apart
     return nnx.state(model), model(batches(split)[0])
 
 
@@ -68,16 +81,90 @@ def freeze(split):
     return frozen(batches(split)[0]), nnx.state(frozen)
 
 
+def unfreeze(split):
+    model = jq.unfreeze(jq.freeze(calibrated(split), keep_masters=True))
+    return model(batches(split)[0]), nnx.state(model)
+
+
+def load_state(split):
+    saved = nnx.to_pure_dict(nnx.state(calibrated(split)))
+    model = spread_all(jq.quantize(Net(), STATIC), split)
+    jq.load_state(model, saved)
+    model.eval()
+    return model(batches(split)[0]), nnx.state(model)
+
+
+def reassemble(split):
+    model = calibrated(split)
+    jq.reassemble(model)
+    return nnx.state(model)
+
+
+def correct_biases(split):
+    model = calibrated(split)
+    assert jq.correct_biases(model, batches(split), progress=False) == ("first", "second")
+    return nnx.state(model)
+
+
+def learn_rounding(split):
+    model = calibrated(split)
+    errors = jq.learn_rounding(model, batches(split), steps=3, progress=False).layers
+    return nnx.state(model), {path: tuple(error) for path, error in errors.items()}
+
+
+def post_training_quantize(split):
+    model, data = spread_all(Net(), split), batches(split)
+    served, report = jq.post_training_quantize(
+        model, "static", batches=data, bias_correction=True, report=True, progress=False
+    )
+    numbers = [leaf for leaf in jax.tree.leaves(report.as_dict()) if isinstance(leaf, float)]
+    assert len(numbers) > 20
+    return served(data[0]), nnx.state(served), numbers
+
+
+def value_and_grad(split):
+    rule = Rule(
+        weight_quant=q.Fp8e4m3WeightPerTensorDelayed,
+        input_quant=q.Fp8e4m3ActPerTensorDelayed,
+        grad_quant=q.Fp8e5m2GradPerTensorDelayed,
+    )
+    model = jq.quantize(spread_all(Net(), split), rule)
+    step = nnx.jit(jq.value_and_grad(lambda model, x: jnp.mean(jnp.square(model(x)))))
+    return [step(model, x) for x in batches(split)], nnx.state(model)
+
+
+def stablehlo(split):
+    model, x = jq.freeze(calibrated(split)), batches(split)[0]
+    program = jq.export.stablehlo(model, jax.ShapeDtypeStruct(x.shape, x.dtype))
+    return program.call(np.asarray(jax.random.normal(jax.random.key(0), (8, 8)))), program.text.count(
+        "xi8>"
+    ) > 0
+
+
+CASES = (
+    calibrate,
+    calibrate_batch_norm,
+    freeze,
+    unfreeze,
+    load_state,
+    reassemble,
+    correct_biases,
+    learn_rounding,
+    post_training_quantize,
+    value_and_grad,
+    stablehlo,
+)
+
+
 def main(rank, processes, port, results):
     if processes > 1:
         jax.distributed.initialize(f"127.0.0.1:{port}", processes, rank)
     assert jax.process_count() == processes and jax.device_count() == 2
     found = {}
-    for case in (calibrate, calibrate_batch_norm, freeze):
+    for case in CASES:
         for split in SPLITS:
             for i, x in enumerate(jax.tree.leaves(case(split))):
-                whole = x if x.is_fully_addressable else multihost_utils.process_allgather(x, tiled=True)
-                found[f"{case.__name__}/{split}/{i}"] = np.asarray(whole)
+                found[f"{case.__name__}/{split}/{i}"] = on_host(x)
     if rank == 0:
         np.savez(results, **found)
 
