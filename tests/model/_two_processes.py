@@ -87,11 +87,20 @@ def unfreeze(split):
 
 
 def load_state(split):
-    saved = nnx.to_pure_dict(nnx.state(calibrated(split)))
-    model = spread_all(jq.quantize(Net(), STATIC), split)
-    jq.load_state(model, saved)
-    model.eval()
-    return model(batches(split)[0]), nnx.state(model)
+    """From arrays laid out in another way, from NumPy's, and onto one device of each process."""
+    other = SPLITS[1 - SPLITS.index(split)]
+    spread_out = nnx.to_pure_dict(nnx.state(calibrated(other)))
+    whole, x = jax.tree.map(on_host, spread_out), on_host(batches(split)[0])
+    loaded = []
+    for saved, onto in ((spread_out, split), (whole, split), (spread_out, None)):
+        model = jq.quantize(Net(), STATIC)
+        model = model if onto is None else spread_all(model, onto)
+        before = jax.tree.map(lambda held: held.sharding, nnx.state(model))
+        jq.load_state(model, saved)
+        assert jax.tree.map(lambda held: held.sharding, nnx.state(model)) == before
+        model.eval()
+        loaded.append((model(x), nnx.state(model)))
+    return loaded
 
 
 def reassemble(split):
