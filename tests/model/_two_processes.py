@@ -144,7 +144,7 @@ def value_and_grad(split):
 
 def stablehlo(split):
     model, x = jq.freeze(calibrated(split)), batches(split)[0]
-    program = jq.export.stablehlo(model, jax.ShapeDtypeStruct(x.shape, x.dtype))
+    program = jq.export.stablehlo(model, x)
     return program.call(np.asarray(jax.random.normal(jax.random.key(0), (8, 8)))), program.text.count(
         "xi8>"
     ) > 0
