@@ -118,7 +118,9 @@ class QuantLinearGeneral(QuantDotLayer, nnx.LinearGeneral):
     def _expected_features(self, ndim: int) -> Mapping[int, int]:
         if any(not -ndim <= axis < ndim for axis in self.axis):
             return dict(zip(self.axis, self.in_features, strict=True))  # an axis is missing, which is told
-        axes = sorted(self.axis, key=lambda axis: axis % ndim)  # as Flax does, whatever order they are given in
+        axes = sorted(
+            self.axis, key=lambda axis: axis % ndim
+        )  # as Flax does, whatever order they are given in
         return dict(zip(axes, self.in_features, strict=True))
 
     def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
