@@ -54,7 +54,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "collect_stats_steps": (-float("inf"), _check.MOST_STEPS),
     "margin": (-32, 32),
     "sigma": (0, float("inf")),
-    "channel_axes": (1, float("inf")),
+    "channel_axes": (0, float("inf")),
 }
 ABOVE_ZERO = frozenset(
     {

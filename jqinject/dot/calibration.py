@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jqinject.core.arguments import checked_arguments
 from jqinject.dot.numerics import Numerics
-from jqinject.ops.power import divide, exp2
+from jqinject.ops.power import by_reciprocal, exp2
 
 Axes = Sequence[int]
 
@@ -77,7 +77,7 @@ class AbsMaxCalibration:
         bound = nonzero(_largest_magnitude(x, axes))
         if self.clipping_scale is not None:
             bound = bound * self.clipping_scale
-        return _rounded(divide(bound, numerics.bound), self.po2_scale)
+        return _rounded(by_reciprocal(bound, numerics.bound), self.po2_scale)
 
 
 @checked_arguments
@@ -112,7 +112,7 @@ class AbsMeanCalibration:
         counted = jnp.full(magnitudes.shape, True) if self.count_zeros else magnitudes != 0.0
         count = jnp.sum(counted, axis=tuple(axes), keepdims=True, dtype=jnp.float32)
         mean = (total / nonzero(count)) ** (1.0 / self.p)
-        return _rounded(divide(nonzero(mean * self.clipping_scale), numerics.bound), self.po2_scale)
+        return _rounded(by_reciprocal(nonzero(mean * self.clipping_scale), numerics.bound), self.po2_scale)
 
 
 @checked_arguments
@@ -165,9 +165,9 @@ class SnrCalibration:
         x = x.astype(jnp.float32)
         bound = nonzero(_largest_magnitude(x, axes))
         scales = jnp.stack(
-            [_rounded(divide(bound * c, numerics.bound), self.po2_scale) for c in self.clipping_scales]
+            [_rounded(by_reciprocal(bound * c, numerics.bound), self.po2_scale) for c in self.clipping_scales]
         )
-        again = numerics.encode(divide(x, scales)).astype(jnp.float32) * scales
+        again = numerics.encode(by_reciprocal(x, scales)).astype(jnp.float32) * scales
         # The signal is the same for all: the least noise has the highest ratio.
         noise = jnp.sum((x - again) ** 2, axis=tuple(axis + 1 for axis in axes), keepdims=True)
         best = jnp.argmin(noise, axis=0, keepdims=True)

@@ -13,8 +13,9 @@ from jqinject.core.arguments import checked_arguments
 from jqinject.dot.calibration import AbsMaxCalibration, Calibration
 from jqinject.dot.kernels import settled
 from jqinject.dot.noise import Noise
-from jqinject.dot.numerics import Numerics
+from jqinject.dot.numerics import Float8Numerics, Numerics
 from jqinject.ops.float_grid import float_steps
+from jqinject.ops.power import by_reciprocal
 
 CalibrationAxes = Literal["contracting", "remaining", "tensor"] | tuple[int, ...]
 DequantMode = Literal["output", "this_input", "other_input"]
@@ -115,13 +116,17 @@ class OperandQuantizer:
             if key is None:
                 raise missing_key()
             noise = self.noise(x.shape, key)
-        return settled(self.numerics.encode(float_steps(x.astype(jnp.float32), scale), noise))
+        return settled(self.numerics.encode(self._steps(x, scale), noise))
 
     def passes_gradient(self, x: jax.Array, scale: jax.Array | None) -> jax.Array | None:
         """Where the gradient of the operand passes through the rounding; None for everywhere."""
         if self.numerics is None or scale is None:
             return None
-        return self.numerics.passes_gradient(float_steps(x.astype(jnp.float32), scale))
+        return self.numerics.passes_gradient(self._steps(x, scale))
+
+    def _steps(self, x: jax.Array, scale: jax.Array) -> jax.Array:
+        x = x.astype(jnp.float32)
+        return float_steps(x, scale) if isinstance(self.numerics, Float8Numerics) else by_reciprocal(x, scale)
 
 
 def _check_choice(name: str, given: str, known: tuple[str, ...]) -> None:

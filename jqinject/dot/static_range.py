@@ -13,7 +13,7 @@ from jqinject.dot.contraction import Operand
 from jqinject.dot.general import QuantizedDotGeneral
 from jqinject.dot.operand import ScaledOperand
 from jqinject.inject import ExtendedInjector
-from jqinject.ops.power import divide
+from jqinject.ops.power import by_reciprocal
 
 
 def range_of(config: Any) -> Any:
@@ -52,6 +52,6 @@ def scaled(lhs: Operand, static: CalibratedQuant, general: QuantizedDotGeneral) 
     """The left operand, which comes as an array, with the scale of its static range."""
     numerics = general.fwd.lhs_quantizer.numerics
     assert not isinstance(lhs, tuple) and numerics is not None, "checked when the op was made"
-    scale = divide(static.clipping_range(lhs).high, numerics.bound)
+    scale = by_reciprocal(static.clipping_range(lhs).high, numerics.bound)
     scale = jnp.where(scale < LEAST_SCALE, 1.0, scale).reshape((1,) * lhs.ndim)
     return ScaledOperand(lhs, jax.lax.stop_gradient(scale))

@@ -1,7 +1,7 @@
 """Letting components complete what a checkpoint holds for them: variables that depend on each other."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import jax.numpy as jnp
 
@@ -51,7 +51,8 @@ def _stacked(value: Any, target: Found | None) -> Any:
 def _components(model: Any) -> list[tuple[Path, CompletesState]]:
     found: dict[int, tuple[Path, CompletesState]] = {}
     for path, node in walk(model):
-        if isinstance(node, CompletesState):
-            found.setdefault(id(node), (path, node))
+        # Of its class, not of the instance: `nnx.Rngs` has a stream under any name.
+        if issubclass(type(node), CompletesState):
+            found.setdefault(id(node), (path, cast(CompletesState, node)))
     # Inner components first, so that an outer one sees what they made of their part.
     return sorted(found.values(), key=lambda item: -len(item[0]))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
-
-from flax import nnx
+from typing import Any, cast
 
 from jqinject.core import StaticRange
 from jqinject.core.uncalibrated import CURE, UNSEEN
@@ -17,10 +15,15 @@ SHOWN = 8
 def static_ranges(model: Any) -> dict[str, StaticRange]:
     """What may hold static ranges, outermost, by its first path: quantizers, quantized ops, components on their own."""
     found: dict[int, tuple[str, StaticRange]] = {}
-    for path, node in walk(model, within=lambda node: not isinstance(node, StaticRange)):
-        if isinstance(node, nnx.Module) and isinstance(node, StaticRange):
-            found.setdefault(id(node), (dotted(path), node))
+    for path, node in walk(model, within=lambda node: not _is_static_range(node)):
+        if _is_static_range(node):
+            found.setdefault(id(node), (dotted(path), cast(StaticRange, node)))
     return dict(found.values())
+
+
+def _is_static_range(node: Any) -> bool:
+    # Of its class, not of the instance: `nnx.Rngs` has a stream under any name.
+    return issubclass(type(node), StaticRange)
 
 
 def uncalibrated(model: Any) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ class QuantConvLayer(QuantWeightLayer):
     in_features: int
     _channels_last: ClassVar[bool] = True
 
-    def _expected_features(self) -> Mapping[int, int]:
+    def _expected_features(self, ndim: int) -> Mapping[int, int]:
         return {-1: self.in_features}
 
     @property

@@ -154,7 +154,7 @@ def make_proxy(
         )
     binding = given if isinstance(given, Binding) else Binding(given)
     if channel_shape is not None and _is_per_channel(binding.let(**overrides), layer):
-        binding = binding.let(**{CHANNEL_SHAPE: channel_shape})
+        offered = {**(offered or {}), CHANNEL_SHAPE: channel_shape}
     named = binding.let(**overrides) if overrides else binding
     proxy_class = named.resolve("proxy_class") if named.declares("proxy_class") else slot.proxy_class
     _check_kind(where, slot, proxy_class, binding.base.__name__)

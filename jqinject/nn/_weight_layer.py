@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
+import numpy as np
 from flax import nnx
 
 from jqinject.dot import contraction_output
@@ -178,7 +179,7 @@ class QuantWeightLayer(WeightAxes):
         """The weight's scale in the shape of the bias; None where both have channels along one axis alone."""
         return None
 
-    def _expected_features(self) -> Mapping[int, int]:
+    def _expected_features(self, ndim: int) -> Mapping[int, int]:
         """The size of each axis of the input that is contracted with the weight, as far as it is known."""
         return {}
 
@@ -196,7 +197,9 @@ class QuantWeightLayer(WeightAxes):
             ValueError: the input has other features than the layer; a QuantTensor is to be returned, and input or
                 weight are not quantized.
         """
-        check_features(self, inputs, self._expected_features(), channels_last=self._channels_last)
+        check_features(
+            self, inputs, self._expected_features(np.ndim(inputs)), channels_last=self._channels_last
+        )
         x = inputs if self.input_quant is None else self.input_quant(inputs)
         weight = self.quant_weight(x)
         bias = self.quant_bias(x, weight)

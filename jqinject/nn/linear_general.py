@@ -115,8 +115,13 @@ class QuantLinearGeneral(QuantDotLayer, nnx.LinearGeneral):
         numbers = (axes, self.summed_axes()), (batch, tuple(range(len(batch))))
         return Placed(Dimensions.of(ndim, self.weight_ndim, numbers))
 
-    def _expected_features(self) -> Mapping[int, int]:
-        return dict(zip(self.axis, self.weight_shape[len(self.batch_axis) :], strict=False))
+    def _expected_features(self, ndim: int) -> Mapping[int, int]:
+        if any(not -ndim <= axis < ndim for axis in self.axis):
+            return dict(zip(self.axis, self.in_features, strict=True))  # an axis is missing, which is told
+        axes = sorted(
+            self.axis, key=lambda axis: axis % ndim
+        )  # as Flax does, whatever order they are given in
+        return dict(zip(axes, self.in_features, strict=True))
 
     def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         return nnx.LinearGeneral.__call__(stand_in, inputs, out_sharding=out_sharding)

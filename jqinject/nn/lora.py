@@ -91,7 +91,7 @@ class QuantLoRALinear(QuantDotLayer, nnx.LoRALinear):
         """Features are the last axis of input and output."""
         return {"input_quant": (self.in_features,), "output_quant": (self.out_features,)}
 
-    def _expected_features(self) -> Mapping[int, int]:
+    def _expected_features(self, ndim: int) -> Mapping[int, int]:
         return {-1: self.weight_shape[0]}
 
     def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:

@@ -36,6 +36,7 @@ from jqinject.ops.groups import spread_groups as spread_groups
 from jqinject.ops.int_range import max_int as max_int
 from jqinject.ops.int_range import min_int as min_int
 from jqinject.ops.low_bits import as_bits as as_bits
+from jqinject.ops.power import by_reciprocal as by_reciprocal
 from jqinject.ops.power import divide as divide
 from jqinject.ops.power import exp2 as exp2
 from jqinject.ops.power import log2 as log2

@@ -99,9 +99,7 @@ def test_there_are_as_many_parts_as_the_dtypes_need(left, right, parts):
         dims = Dimensions(2, 2, (1,), (0,), (), ())
         return affine_dot_general(Affine(x, one), Affine(w, one), dims, jnp.float32)
 
-    text = str(jax.make_jaxpr(contract)(x, w))
-    on_one_platform = text[text.index("platform_index") :] if "platform_index" in text else text
-    assert on_one_platform.count("dot_general[") == 2 * parts  # for CPUs, and for everything else
+    assert str(jax.make_jaxpr(contract)(x, w)).count("= one_device[") == parts
 
 
 # --- convolutions

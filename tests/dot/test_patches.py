@@ -1,5 +1,6 @@
 """A convolution as a product of patches, against XLA's own convolution."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -36,7 +37,7 @@ def test_it_is_the_convolution(space, stride, padding, dilation, order):
     convolution = Convolution.of(
         x.shape, w.shape, (stride,) * space, pads, None, (dilation,) * space, numbers, dtype=jnp.float32
     )
-    found = convolution._window(bordered=False)
+    found = convolution._window()
     patches, kernel = found.matrices(x, w)
     product = np.asarray(patches, np.int64) @ np.asarray(kernel, np.int64).T
     expected = jax.lax.conv_general_dilated(
@@ -50,7 +51,7 @@ def test_a_window_that_does_not_fit_sees_nothing():
     convolution = Convolution.of(
         x.shape, w.shape, (1,), "VALID", None, None, spec(LAST, 1), dtype=jnp.float32
     )
-    patches, _ = convolution._window(bordered=False).matrices(x, w)
+    patches, _ = convolution._window().matrices(x, w)
     assert patches.shape == (2, 0, 20)
 
 
@@ -68,7 +69,7 @@ def test_what_is_no_plain_product_has_no_window(options):
     convolution = Convolution.of(
         (2, 8, 4), (3, 4 // groups, 6), (1,), dimension_numbers=spec(LAST, 1), dtype=jnp.float32, **given
     )
-    assert convolution._window(bordered=False) is None
+    assert convolution._window() is None
 
 
 def test_an_input_that_has_its_border_already_needs_none():
@@ -81,4 +82,6 @@ def test_an_input_that_has_its_border_already_needs_none():
         dimension_numbers=spec(LAST, 1),
         dtype=jnp.float32,
     )
-    assert convolution._window(bordered=True).padding == ((0, 0),)
+    assert convolution._window() is None
+    bordered = dataclasses.replace(convolution, padding=((0, 0),), lhs_dilation=(1,))
+    assert bordered._window().padding == ((0, 0),)

@@ -67,7 +67,10 @@ WRONG = {
         _changed(kernle=ZEROS),
         r"one\.kernle: the model has no such variable; did you mean 'one\.kernel'\?",
     ),
-    "too deep": (_changed(kernel={"mu": ZEROS}), r"one\.kernel\.mu: the model has no such variable"),
+    "too deep": (
+        _changed(kernel={"mu": ZEROS}),
+        r"one\.kernel: is a mapping with 'mu', the model needs one array",
+    ),
     "too shallow": ({"one": ZEROS, "two": good()["two"]}, r"one: the model has no such variable"),
     "absent layer": ({"one": good()["one"]}, r"two\.kernel: is missing"),
     "statistic of another shape": (_deep("value", np.zeros(2, np.float32)), r"value: has shape \(2,\)"),

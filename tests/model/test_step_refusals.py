@@ -32,7 +32,7 @@ from tests.model._fp8 import X, assert_same, histories, linear, loss, run, stati
         ({"amax_history_length": 2.5}, TypeError, "must be an int, got 2.5"),
         ({"amax_compute_algo": "mean"}, ValueError, "one of 'max', 'most_recent', got 'mean'"),
         ({"amax_history_lenght": 3}, TypeError, "did you mean 'amax_history_length'"),
-        ({"margin": float("nan")}, ValueError, "margin must be finite"),
+        ({"margin": float("nan")}, ValueError, "margin must be a number, got nan"),
         ({"scaling_init": 0.0}, ValueError, "scaling_init must be positive"),
     ],
     ids=lambda given: next(iter(given)) if isinstance(given, dict) else None,

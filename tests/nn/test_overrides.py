@@ -24,7 +24,7 @@ class Spoken(Int8WeightPerChannelFloat):
     """Names that go unread in a class body are declarations, as of the ready-made quantizers."""
 
     scaling_const = 0.1
-    axis_name = None
+    remark = None
 
 
 class Reading(WeightQuantProxy):
@@ -43,7 +43,7 @@ UNREAD = {
     "groups": (lambda: linear(weight_group_size=16), "scaling_per_output_type = 'group'"),
     "percentile": (lambda: linear(weight_high_percentile_q="x"), "scaling_stats_op = 'percentile'"),
     "init": (lambda: linear(weight_scaling_init=math.nan), "weight_scaling_impl_type="),
-    "declared, but not read": (lambda: linear(Spoken, weight_axis_name="batch"), "'axis_name'"),
+    "declared, but not read": (lambda: linear(Spoken, weight_remark="batch"), "'remark'"),
     "no quantization": (lambda: linear(weight_quant_type="fp", weight_bit_width=4), "quant_type = 'int'"),
     "rounding of a cast": (
         lambda: linear(Fp8e4m3WeightPerTensorDelayed, weight_float_to_int_impl_type="floor"),

@@ -29,7 +29,7 @@ from jqinject.ops.float_format import FloatFormat
 from jqinject.ops.float_grid import float_steps, from_float_steps, to_float_grid
 from jqinject.ops.groups import check_divides, checked_group_size, fitting_size, split_groups
 from jqinject.ops.mapped import Names, names_of, places_over, sum_over
-from jqinject.ops.power import divide
+from jqinject.ops.power import by_reciprocal, divide
 
 LEAST_SCALE = float(np.sqrt(np.finfo(np.float32).tiny))
 
@@ -56,7 +56,7 @@ def scale_and_zero_point(found: ClippingRange, bit_width: int) -> tuple[jax.Arra
     """
     lowest = -(2 ** (bit_width - 1))
     if found.low is None:
-        return _not_tiny(divide(found.high, -lowest - 0.5)), None
+        return _not_tiny(by_reciprocal(found.high, -lowest - 0.5)), None
     scale = _not_tiny(divide(found.high - found.low, 2**bit_width - 1))
     zero_point = jnp.clip(jnp.round(lowest - divide(found.low, scale)), lowest, -lowest - 1)
     return scale, zero_point
@@ -265,7 +265,9 @@ class CalibratedQuant(nnx.Module):
         scale = self._restricted(scale)
         offset = known_zero() if zero_point is None else zero_point
         edge = 2.0 ** (self.bit_width - 1)
-        integers = jnp.clip(jnp.round(divide(x32, scale) + offset), -edge, edge - 1)
+        # Without a zero point the extreme lies on a tie, and goes where Qwix's does.
+        steps = by_reciprocal(x32, scale) if zero_point is None else divide(x32, scale) + offset
+        integers = jnp.clip(jnp.round(steps), -edge, edge - 1)
         value = self._straight_through(x32, found, (integers - offset) * scale)
         return QuantResult(value.astype(x.dtype), scale, offset, self.bit_width)
 

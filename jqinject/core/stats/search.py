@@ -167,7 +167,8 @@ class SearchedStat(nnx.Module):
         floats = [tensor.astype(jnp.float32) for tensor in tensors]
         if len(floats) == 1:
             stat, viewed = in_place(self.init_op, self.view, floats[0])
-            init = stat(viewed)
+            shape = jax.eval_shape(lambda x: self.init_op(self.view(x)), floats[0]).shape
+            init = stat(viewed).reshape(shape)
         else:
             init = self.init_op(
                 jnp.concatenate([self.view(tensor) for tensor in floats], self.reduce_dim or 0)

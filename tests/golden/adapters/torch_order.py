@@ -17,6 +17,7 @@ import numpy as np
 
 from jqinject.core.stats import percentiles
 from jqinject.ops import stats as ops
+from jqinject.ops.over import Over
 
 
 def quickselect(values: np.ndarray, k: int) -> int:
@@ -58,9 +59,9 @@ def ties_as_torch() -> Iterator[None]:
     """While this lasts, percentiles over whole tensors give their gradient to the element that torch would choose."""
     ours = percentiles._kth
 
-    def kth(x: jax.Array, k: int, axis: int | None) -> ops.Selected:
-        found = ours(x, k, axis)
-        if axis is not None:
+    def kth(x: jax.Array, k: int, over: Over) -> ops.Selected:
+        found = ours(x, k, over)
+        if over.keeps:
             return found
 
         def place(array: jax.Array) -> np.ndarray:
