@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from jqinject import Rule, calibrate, freeze, quantize
 from jqinject.core import CalibratedQuant, SimpleMovingAverage
 from jqinject.dot import AbsMaxCalibration
 from jqinject.inject import value
+from jqinject.model import NothingFrozenWarning
 from jqinject.nn._weight_layer import QuantWeightLayer
 from jqinject.quant import NF4WeightPerChannelFloat, NF4WeightPerGroupFloat, NF4WeightPerTensorFloat
 from jqinject.quant.calibrated import CalibratedAct, CalibratedGroupWeight, CalibratedWeight
@@ -292,7 +294,9 @@ def _average_of(layer: Any) -> SimpleMovingAverage | None:
 
 def _served(inputs: Arrays, model: Any, x: jax.Array) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    freeze(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NothingFrozenWarning)  # a rule may take no layer
+        freeze(model)
     for name in vars(model):
         layer = getattr(model, name)
         if isinstance(layer, nnx.Linear | nnx.Conv | nnx.Einsum) and not isinstance(layer, QuantWeightLayer):
