@@ -5,7 +5,7 @@
 | `bool`             | everything but True and False: also 0, 1, None and "False"             |
 | `int`              | floats, booleans                                                       |
 | `float`            | nan, inf (but as a bound of a clamp), booleans, texts                  |
-| `tuple[int, ...]`  | what is no sequence of ints                                            |
+| `tuple[int, ...]`  | anything but a sequence of ints                                        |
 | a component's kind | what cannot be called, and classes, which would have to be constructed |
 
 `... | None` allows None. What is declared elsewhere as `Any` is checked by the constructor itself.

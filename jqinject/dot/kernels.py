@@ -82,7 +82,10 @@ class _Divisible:
 
         if all(jnp.iinfo(x.dtype).bits >= 8 for x in (lhs, rhs)):
             return product(lhs, rhs)
-        in_bytes = lambda a, b: product(_at_least_a_byte(a), _at_least_a_byte(b))  # noqa: E731
+
+        def in_bytes(a: jax.Array, b: jax.Array) -> jax.Array:
+            return product(_at_least_a_byte(a), _at_least_a_byte(b))
+
         return jax.lax.platform_dependent(lhs, rhs, cpu=in_bytes, default=product)
 
 

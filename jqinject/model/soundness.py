@@ -24,7 +24,7 @@ class StoresScale(Protocol):
 
 
 def never_right(model: Any, entries: Mapping[Path, Any], by_path: Mapping[Path, Found]) -> list[str]:
-    """Why entries can not be what a quantizer stored: counters below 0, scales below 0, nan and inf.
+    """Why entries cannot be what a quantizer stored: counters or scales below 0, nan and inf.
 
     Args:
         model: the model that is loaded into.

@@ -6,8 +6,8 @@ own threads. It is compiled when the package is installed and there is a C compi
 way.
 
 `status()` says whether it is used, `with use(False): ...` or `JQINJECT_NATIVE=0` switches it off, and
-`JQINJECT_NATIVE=path` names another library. A program that is to run elsewhere (`jax.export`) is traced under
-`use(False)`, as those of `jqinject.export` are.
+`JQINJECT_NATIVE=path` names another library. Programs that XLA divides over devices, and those of `jax.export`, have
+no kernel in them: that is decided when they are lowered.
 """
 
 from jqinject.native.library import use as use

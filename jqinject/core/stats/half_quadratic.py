@@ -188,7 +188,7 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
 
     Raises:
         TypeError: `hqo_iters_scale` is no int.
-        ValueError: a number that must be positive is not; an `axis_name`; (at the call) no quantizer is at work.
+        ValueError: a number that must be positive is not; an `axis_name`; (when called) no quantizer is at work.
 
     Source: HQQ (Badri and Shaji, 2023), as in Brevitas. Differs from Brevitas: the tensor is quantized in the shape it
     has, so that convolutions work per channel; a loss of nan ends the search.
@@ -270,7 +270,7 @@ class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
 
     Raises:
         TypeError: `hqo_iters_zp` is no int.
-        ValueError: a number that must be positive is not; an `axis_name`; (at the call) no quantizer is at work.
+        ValueError: a number that must be positive is not; an `axis_name`; (when called) no quantizer is at work.
 
     Source: HQQ (Badri and Shaji, 2023), as in Brevitas. Differs from Brevitas: the tensor is quantized in the shape it
     has, so that convolutions work per channel; a loss of nan ends the search; groups that do not fill the axis are

@@ -22,7 +22,7 @@ def reduced_axes(view: View, reduce_dim: Axes, shape: tuple[int, ...]) -> tuple[
         shape: of the tensor.
 
     Returns:
-        The axes, in the order of the view; None where it does more than put axes together, or leaves the others in
+        The axes, in the order of the view; None if it does more than put axes together, or leaves the others in
         another order.
 
     Example:

@@ -141,7 +141,7 @@ def quantizer(name: str, overrides: Mapping[str, Any] | None = None) -> Any:
     Declared, not given as keywords: one that the quantizer does not read as it is wired is then no error, as in the
     reference.
     """
-    if not hasattr(jqinject.quant, name):
+    if name not in vars(jqinject.quant):
         raise CannotDrive(f"jqinject.quant has no {name}")
     base = getattr(jqinject.quant, name)
     unknown = sorted(set(overrides or {}) - OVERRIDES)
