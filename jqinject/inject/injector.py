@@ -133,7 +133,7 @@ def _make(bases: tuple[InjectorMeta, ...], made_by: tuple[Any, ...], own: Mappin
     """A class made by a call. Where it says it lives is where its first base does."""
     first = bases[0]
     place = {"__module__": first.__module__, "__qualname__": first.__qualname__, "__doc__": first.__doc__}
-    metaclass = max((type(base) for base in bases), key=lambda found: len(found.__mro__))
+    metaclass = max((type(base) for base in bases), key=lambda found: len(type.mro(found)))
     cls = metaclass(first.__name__, bases, {**place, **own})
     type.__setattr__(cls, "__made_by__", made_by)
     return cls
