@@ -318,8 +318,8 @@ class QuantProxyFromInjector(nnx.Module):
 
     def _asks_for_layers(self) -> bool:
         """Whether anything in the wiring asks for a layer, or for its parameters."""
-        handed = {"module": (), "tracked_parameter_list": ()}
-        return not reach_of(self.binding.injector, **handed).names.isdisjoint(handed)
+        read = reach_of(self.binding.injector, module=(), tracked_parameter_list=()).names
+        return not read.isdisjoint(("module", "tracked_parameter_list"))
 
     def _facts_of(self, layers: tuple[Any, ...]) -> QuantFacts:
         return facts_of(self.binding, layers)

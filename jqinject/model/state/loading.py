@@ -33,10 +33,10 @@ def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
 
     In this order: weights and other Variables; re-assembly of every quantizer that depends on the weights that were
     loaded; quantizer Variables that the state holds, which thus win over re-assembly. So a float checkpoint fits a
-    quantized model, and a quantized checkpoint comes back bit for bit. Everything is checked before anything is written.
+    quantized model, and a quantized checkpoint comes back bit for bit. Everything is checked before it is written.
 
-    Quantizers of activations and gradients depend on weights only where their injector asks for `module`. Else what they
-    learned and collected stays; `jqinject.reassemble(model)` starts it afresh.
+    Quantizers of activations and gradients depend on weights only where their injector asks for `module`. Else what
+    they learned and collected stays; `jqinject.reassemble(model)` starts it afresh.
 
     Source: Brevitas's `load_state_dict`. Differs from Brevitas: no flag is needed for a float checkpoint; nothing is
     written when anything is wrong; Variables stay the same objects, so optimizers stay valid; ranges of activations
@@ -76,7 +76,8 @@ def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
     _refuse(_ill_formed(given, by_path))
     entries = completed(model, given, by_path)
     _refuse([*_unknown(entries, by_path), *_absent(entries, targets, missing), *_misfits(entries, by_path)])
-    _refuse(_contradictions(entries, by_path) or never_right(model, entries, by_path))
+    said = {path: value for path, value in entries.items() if path in given}
+    _refuse(_contradictions(entries, by_path) or never_right(model, said, by_path))
     return _all_or_nothing(model, targets, lambda: _load(model, entries, by_path, targets))
 
 
