@@ -45,6 +45,15 @@ from jqinject.quant.solver import WeightQuantSolver
 CHANNEL_AXIS_OF_VIEW = 1  # views put the channels first and everything else in axis 1
 
 
+def _refuse_mapped(axis_name: Any) -> None:
+    if axis_name is not None:
+        raise ValueError(
+            "weight normalization takes the norms of a whole weight when the layer is made, outside of mapped "
+            f"axes, got axis_name={axis_name!r}.\n  cure: leave axis_name out; a sharded weight in jit, without "
+            "shard_map and pmap, has the norms of the whole"
+        )
+
+
 class DecoupledWeightQuant(WeightQuantSolver):
     """Narrow signed integers by `DecoupledRescalingIntQuant`."""
 
@@ -127,7 +136,6 @@ class WeightNormPerChannelFloatDecoupled(DecoupledWeightQuant):
     of each output channel; s starts at max |w| / (2**(b-1) - 1) and is learned as its log2."""
 
     per_channel_pre_norm = PerChannelPreNorm
-    normalize_stats_impl = L2Norm(stats_reduce_dim=CHANNEL_AXIS_OF_VIEW)
     tensor_clamp_impl = TensorClamp
     force_parameter = True
     scaling_impl = ParameterScaling
@@ -143,7 +151,13 @@ class WeightNormPerChannelFloatDecoupled(DecoupledWeightQuant):
     pre_scaling_min_val = 1e-10
 
     @value
-    def scaling_init(scaling_init_impl: Any, bit_width):
+    def normalize_stats_impl(axis_name: Any = None):
+        _refuse_mapped(axis_name)
+        return L2Norm(stats_reduce_dim=CHANNEL_AXIS_OF_VIEW)
+
+    @value
+    def scaling_init(scaling_init_impl: Any, bit_width, axis_name: Any = None):
+        _refuse_mapped(axis_name)
         return scaling_init_impl(None) / (2.0 ** (bit_width - 1) - 1)
 
     @value
@@ -158,9 +172,13 @@ class AccumulatorAwareWeightQuant(WeightNormPerChannelFloatDecoupled):
     proxy_class = DecoupledWeightQuantWithInputProxyFromInjector
     tensor_quant = DecoupledRescalingIntQuantWithInput
     per_channel_pre_norm = AccumulatorAwarePerChannelPreNorm
-    normalize_stats_impl = L1Norm(stats_reduce_dim=CHANNEL_AXIS_OF_VIEW)
     float_to_int_impl = RoundToZeroSte
     accumulator_bit_width = 32
+
+    @value
+    def normalize_stats_impl(axis_name: Any = None):
+        _refuse_mapped(axis_name)
+        return L1Norm(stats_reduce_dim=CHANNEL_AXIS_OF_VIEW)
 
     @value
     def accumulator_bit_width_impl(accumulator_bit_width: Any):

@@ -19,8 +19,10 @@ from jqinject.core.state.listening import check_heard
 from jqinject.core.state.variables import GradSlot, GradStat, QuantStat, float_array
 from jqinject.core.stats.extremes import AbsMax
 from jqinject.core.stats.layout import laid_out
+from jqinject.core.stats.two_phase import TwoPhaseStat
 from jqinject.core.view import OverTensorView
 from jqinject.ops.devices.explicit_axes import sharded_as
+from jqinject.ops.devices.mapped import names_at_hand
 from jqinject.ops.observe import AMAX, SCALE, SEEN, SLOT_SIZE, fork, gathered, over_axis, report
 from jqinject.ops.power import divide
 
@@ -41,12 +43,19 @@ class AmaxRule:
     shape: tuple[int, ...]
     margin: float
 
-    def amax(self, x: jax.Array) -> jax.Array:
-        """The magnitude of `x`, float32, of the scale's shape; no gradient."""
+    def amax(self, x: jax.Array, evaluates: bool = False) -> jax.Array:
+        """The magnitude of `x`, float32, of the scale's shape; no gradient.
+
+        Args:
+            x: the tensor.
+            evaluates: whether this is evaluation, where mapped axes that do not surround the call are left out.
+        """
         if x.size == 0:
             return jnp.zeros(self.shape, jnp.float32)
         numbers = jnp.asarray(jax.lax.stop_gradient(x)).astype(jnp.float32)
-        stat, viewed = laid_out(self.stats, self.view, numbers)
+        own = self.stats
+        stats = own.at_hand() if evaluates and isinstance(own, TwoPhaseStat) else own
+        stat, viewed = laid_out(stats, self.view, numbers)
         return jax.lax.stop_gradient(check.statistic_shape(stat(viewed), self.shape, "amax"))
 
     def scale(self, amax: jax.Array, held: jax.Array, threshold: Any) -> jax.Array:
@@ -132,7 +141,10 @@ class AmaxScaling(nnx.Module):
             threshold: the largest number that a scaled element can be.
         """
         held = jax.lax.stop_gradient(self.scale.get_value())
-        amax = gathered(over_axis(sharded_as(self.rule.amax(x), held), self.axis_name, held), held)
+        names = names_at_hand(self.axis_name, self.use_running_average)
+        amax = gathered(
+            over_axis(sharded_as(self.rule.amax(x, self.use_running_average), held), names, held), held
+        )
         known = self.known_scale(threshold)
         scale = known if self.from_history else self.rule.scale(amax, known, threshold)
         if not self.use_running_average and x.size:

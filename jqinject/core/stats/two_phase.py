@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 import jax
 import jax.numpy as jnp
 
-from jqinject.ops.devices.mapped import names_of
+from jqinject.ops.devices.mapped import names_at_hand, names_of
 from jqinject.ops.devices.over import Axes, Over
 
 
@@ -51,6 +51,12 @@ class TwoPhaseStat(ABC):
     def along(self, axes: Axes) -> TwoPhaseStat:
         """The statistic over other axes."""
         return replace(cast(Any, self), stats_reduce_dim=axes)
+
+    def at_hand(self) -> TwoPhaseStat:
+        """The statistic in evaluation, where a mapped axis that does not surround the call is none."""
+        if self.axis_name is None:
+            return self
+        return replace(cast(Any, self), axis_name=names_at_hand(self.axis_name, evaluates=True) or None)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The statistic of `x`, float32."""

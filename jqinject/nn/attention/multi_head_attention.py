@@ -13,6 +13,7 @@ from jqinject.nn.attention import kv_cache
 from jqinject.nn.attention.attention_base import IN_ATTENTION, AttentionCall, attention, is_on, through
 from jqinject.nn.attention.projections import hold_projections, stack_along
 from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
+from jqinject.nn.base.input_shape import check_features
 from jqinject.nn.base.parameter_view import StandIn
 from jqinject.nn.base.slots import hold_proxies, split_keywords
 from jqinject.proxy import link_if_proxy
@@ -236,6 +237,10 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
 
     def _quantized_inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
         """The inputs as packed projections take them, each quantized once; which of them are None stays."""
+        check_features(self, q, {-1: self.in_features})
+        for other in (k, v):
+            if other is not None:
+                check_features(self, other, {-1: self.in_kv_features}, argument="in_kv_features")
         if self.in_proj_input_quant is None:
             return q, k, v
         quantized = self.in_proj_input_quant(q)

@@ -158,6 +158,9 @@ def make_proxy(
     named = binding.let(**overrides) if overrides else binding
     proxy_class = named.resolve("proxy_class") if named.declares("proxy_class") else slot.proxy_class
     _check_kind(where, slot, proxy_class, binding.base.__name__)
+    if issubclass(proxy_class, ActQuantProxy) and proxy_class.depends_on_input:
+        # Nothing is kept that devices have to agree on, and there is no evaluation apart from training.
+        offered = {name: offer for name, offer in (offered or {}).items() if name != "axis_name"}
     called = (
         f"{type(layer).__name__}({slot.prefix}...)" if slot.prefix else f"{type(layer).__name__}(...)",
         slot.prefix,
@@ -175,6 +178,7 @@ def hold_proxies(
     rngs: nnx.Rngs | None,
     stack: tuple[int, ...],
     channel_shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    offered: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Make the proxies of a layer, or share those that were given, and let the layer hold them.
 
@@ -186,6 +190,7 @@ def hold_proxies(
         rngs: for quantizers that draw random numbers.
         stack: sizes of the leading axes that the layer is stacked along.
         channel_shapes: slot of activations -> the shape of a scale for each channel, as far as the layer knows it.
+        offered: names that the layer declares, for injectors that ask for them and have not been given them.
 
     Raises:
         TypeError: a quantizer for a slot that the layer does not have, or what `make_proxy` refuses.
@@ -201,6 +206,7 @@ def hold_proxies(
             rngs,
             stack,
             channel_shapes.get(slot.name),
+            offered,
         )
         for slot in slots
     }
