@@ -19,7 +19,7 @@ def test_no_ready_made_quantizer_is_a_tower():
 
 @pytest.mark.parametrize("name", sorted(SOLVERS))
 def test_a_solver_is_one_table(name):
-    """A row for each name; that of gradients changes two rows of the activations'.
+    """A row for each name; the solver of gradients changes two rows of the other for activations."""
     above = [base for base in SOLVERS[name].__mro__[1:-3] if base is not solver.ActQuantSolver]
     assert above == []
     assert name == "GradQuantSolver" or len(SOLVERS[name].__declared__) > 25

@@ -48,11 +48,6 @@ from jqinject.quant.fragments.minifloats import FpFNUZMixin as FpFNUZMixin
 from jqinject.quant.fragments.minifloats import FpOCPMixin as FpOCPMixin
 from jqinject.quant.fragments.minifloats import ScaledFloatActBase as ScaledFloatActBase
 from jqinject.quant.fragments.minifloats import ScaledFloatWeightBase as ScaledFloatWeightBase
-from jqinject.quant.fragments.proxies import DynamicActProxyMixin as DynamicActProxyMixin
-from jqinject.quant.fragments.proxies import GroupwiseActFloatProxyMixin as GroupwiseActFloatProxyMixin
-from jqinject.quant.fragments.proxies import GroupwiseActProxyMixin as GroupwiseActProxyMixin
-from jqinject.quant.fragments.proxies import GroupwiseWeightFloatProxyMixin as GroupwiseWeightFloatProxyMixin
-from jqinject.quant.fragments.proxies import GroupwiseWeightProxyMixin as GroupwiseWeightProxyMixin
 from jqinject.quant.fragments.scales import BatchQuantStatsScaling1d as BatchQuantStatsScaling1d
 from jqinject.quant.fragments.scales import BatchQuantStatsScaling2d as BatchQuantStatsScaling2d
 from jqinject.quant.fragments.scales import DynamicPerGroup as DynamicPerGroup

@@ -106,6 +106,7 @@ class FloatBase(ExtendedInjector):
     """Minifloats of declared widths, all of whose codes are numbers; without a scale."""
 
     tensor_quant = FloatQuant
+    scaling_per_output_type = ScalingPerOutputType.TENSOR
     signed = True
     float_to_int_impl_type = FloatToIntImplType.ROUND
     scaling_min_val = 1e-10

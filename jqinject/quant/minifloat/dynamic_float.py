@@ -23,7 +23,6 @@ class DynamicFloatAct(ScaledFloatActBase):
     """Minifloats with scale = max |x| / largest number of the tensor at hand."""
 
     scaling_impl = RuntimeDynamicStatsScaling
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
     proxy_class = DynamicActFloatQuantProxyFromInjector
 
 

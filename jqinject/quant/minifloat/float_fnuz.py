@@ -19,25 +19,17 @@ from jqinject.quant.fragments import (
 class FpFNUZWeight(FpFNUZMixin, FloatWeightBase):
     """FNUZ weights, without a scale; declare the format."""
 
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
-
 
 class FpFNUZAct(FpFNUZMixin, FloatActBase):
     """FNUZ activations, without a scale; declare the format."""
-
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
 
 
 class FpFNUZWeightPerTensorFloat(FpFNUZMixin, ScaledFloatWeightBase):
     """FNUZ weights, one scale = max |w| / largest number; declare the format."""
 
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
-
 
 class FpFNUZActPerTensorFloat(FpFNUZMixin, ScaledFloatActBase):
     """FNUZ activations, a learned scale that starts from max |x| / largest number; declare the format."""
-
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
 
 
 class FpFNUZWeightPerChannelFloat(FpFNUZMixin, ScaledFloatWeightBase):
@@ -95,8 +87,6 @@ class Fp8e5m2FNUZWeightPerChannelFloat(FpFNUZWeightPerChannelFloat, Fp8e5m2Mixin
 class FpFNUZWeightPerTensorFloatMSE(FpFNUZMixin, MSESymmetricScale, ScaledFloatWeightBase):
     """FNUZ weights, one learned scale that starts from the least squared error; declare the format."""
 
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
-
 
 class FpFNUZWeightPerChannelFloatMSE(FpFNUZMixin, MSESymmetricScale, ScaledFloatWeightBase):
     """FNUZ weights, learned scales of output channels that start from the least squared error; declare the format."""
@@ -106,8 +96,6 @@ class FpFNUZWeightPerChannelFloatMSE(FpFNUZMixin, MSESymmetricScale, ScaledFloat
 
 class FpFNUZActPerTensorFloatMSE(FpFNUZMixin, MSESymmetricScale, ScaledFloatActBase):
     """FNUZ activations, a learned scale that starts from the least squared error; declare the format."""
-
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
 
 
 class FpFNUZActPerChannelFloat2dMSE(FpFNUZMixin, MSESymmetricScale, ScaledFloatActBase):

@@ -24,25 +24,17 @@ from jqinject.quant.fragments import (
 class FpOCPWeight(FpOCPMixin, FloatWeightBase):
     """OCP weights, without a scale; declare the format."""
 
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
-
 
 class FpOCPAct(FpOCPMixin, FloatActBase):
     """OCP activations, without a scale; declare the format."""
-
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
 
 
 class FpOCPWeightPerTensorFloat(FpOCPMixin, ScaledFloatWeightBase):
     """OCP weights, one scale = max |w| / largest number; declare the format."""
 
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
-
 
 class FpOCPActPerTensorFloat(FpOCPMixin, ScaledFloatActBase):
     """OCP activations, a learned scale that starts from max |x| / largest number; declare the format."""
-
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
 
 
 class FpOCPWeightPerChannelFloat(FpOCPMixin, ScaledFloatWeightBase):
@@ -160,8 +152,6 @@ class Fp4e2m1OCPWeightPerChannelFloat(FpOCPWeightPerChannelFloat, Fp4e2m1Mixin):
 class FpOCPWeightPerTensorFloatMSE(FpOCPMixin, MSESymmetricScale, ScaledFloatWeightBase):
     """OCP weights, one learned scale that starts from the least squared error; declare the format."""
 
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
-
 
 class FpOCPWeightPerChannelFloatMSE(FpOCPMixin, MSESymmetricScale, ScaledFloatWeightBase):
     """OCP weights, learned scales of output channels that start from the least squared error; declare the format."""
@@ -171,8 +161,6 @@ class FpOCPWeightPerChannelFloatMSE(FpOCPMixin, MSESymmetricScale, ScaledFloatWe
 
 class FpOCPActPerTensorFloatMSE(FpOCPMixin, MSESymmetricScale, ScaledFloatActBase):
     """OCP activations, a learned scale that starts from the least squared error; declare the format."""
-
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
 
 
 class FpOCPActPerChannelFloat2dMSE(FpOCPMixin, MSESymmetricScale, ScaledFloatActBase):

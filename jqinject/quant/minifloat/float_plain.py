@@ -18,49 +18,33 @@ from jqinject.quant.fragments import (
 class Fp8e4m3Weight(Fp8e4m3Mixin, FloatWeightBase):
     """e4m3 weights, without a scale."""
 
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
-
 
 class Fp8e5m2Weight(Fp8e5m2Mixin, FloatWeightBase):
     """e5m2 weights, without a scale."""
-
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
 
 
 class Fp8e4m3Act(Fp8e4m3Mixin, FloatActBase):
     """e4m3 activations, without a scale."""
 
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
-
 
 class Fp8e5m2Act(Fp8e5m2Mixin, FloatActBase):
     """e5m2 activations, without a scale."""
-
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
 
 
 class Fp8e4m3WeightPerTensorFloat(Fp8e4m3Mixin, ScaledFloatWeightBase):
     """e4m3 weights, one scale = max |w| / 480."""
 
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
-
 
 class Fp8e5m2WeightPerTensorFloat(Fp8e5m2Mixin, ScaledFloatWeightBase):
     """e5m2 weights, one scale = max |w| / 114688."""
-
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
 
 
 class Fp8e4m3ActPerTensorFloat(Fp8e4m3Mixin, ScaledFloatActBase):
     """e4m3 activations, a learned scale that starts from max |x| / 480."""
 
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
-
 
 class Fp8e5m2ActPerTensorFloat(Fp8e5m2Mixin, ScaledFloatActBase):
     """e5m2 activations, a learned scale that starts from max |x| / 114688."""
-
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
 
 
 class Fp8e4m3WeightPerChannelFloat(Fp8e4m3Mixin, ScaledFloatWeightBase):
@@ -90,13 +74,9 @@ class Fp8e5m2ActPerChannelFloat2d(Fp8e5m2Mixin, ScaledFloatActBase):
 class Fp8e4m3WeightPerTensorFloatMSE(Fp8e4m3Mixin, MSESymmetricScale, ScaledFloatWeightBase):
     """e4m3 weights, one learned scale that starts from the least squared error."""
 
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
-
 
 class Fp8e5m2WeightPerTensorFloatMSE(Fp8e5m2Mixin, MSESymmetricScale, ScaledFloatWeightBase):
     """e5m2 weights, one learned scale that starts from the least squared error."""
-
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
 
 
 class Fp8e4m3WeightPerChannelFloatMSE(Fp8e4m3Mixin, MSESymmetricScale, ScaledFloatWeightBase):
@@ -114,13 +94,9 @@ class Fp8e5m2WeightPerChannelFloatMSE(Fp8e5m2Mixin, MSESymmetricScale, ScaledFlo
 class Fp8e4m3ActPerTensorFloatMSE(Fp8e4m3Mixin, MSESymmetricScale, ScaledFloatActBase):
     """e4m3 activations, a learned scale that starts from the least squared error."""
 
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
-
 
 class Fp8e5m2ActPerTensorFloatMSE(Fp8e5m2Mixin, MSESymmetricScale, ScaledFloatActBase):
     """e5m2 activations, a learned scale that starts from the least squared error."""
-
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
 
 
 class Fp8e4m3ActPerChannelFloat2dMSE(Fp8e4m3Mixin, MSESymmetricScale, ScaledFloatActBase):

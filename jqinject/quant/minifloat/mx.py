@@ -50,9 +50,6 @@ class MXMixin(ExtendedInjector):
     midmax_mantissa_bit_bias = value(midmax_mantissa_bias)
 
 
-MXWeightMixin = MXMixin  # as Brevitas calls it
-
-
 class MXActMixin(MXMixin):
     """MX of activations: groups lie along the features, of which fewer than 32 are one group; their scales are those of
     the tensor at hand."""

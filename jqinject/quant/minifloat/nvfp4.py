@@ -17,7 +17,6 @@ class Fp8e4m3Scales(FpOCPMixin, Fp8e4m3Mixin, ScaledFloatActBase):
     """How scales are quantized: e4m3, one float32 scale = largest / 448 for all of them."""
 
     scaling_impl = RuntimeDynamicStatsScaling
-    scaling_per_output_type = ScalingPerOutputType.TENSOR
     restrict_value_float_to_int_impl = this.tensor_quant
     restrict_scale_impl = QuantRestrictValue
 
