@@ -15,11 +15,11 @@ USERS_FILE = '''
 import jax.numpy as jnp
 from flax import nnx
 
-import jqinject
 from jqinject import ExtendedInjector, this, value
 from jqinject.core import BinaryQuant, ClampedBinaryQuant, ParameterScaling
 from jqinject.inject import choices
 from jqinject.nn import QuantLinear
+from jqinject.proxy import WeightQuantProxyFromInjector
 from jqinject.quant import (
     Int8ActPerTensorFloat,
     Int8WeightPerChannelFloat,
@@ -41,7 +41,7 @@ def quantizer_of(is_clamped):
 
 
 class Mine(ExtendedInjector):
-    proxy_class = jqinject.proxy.WeightQuantProxyFromInjector
+    proxy_class = WeightQuantProxyFromInjector
     tensor_quant = quantizer_of
     scaling_impl = ParameterScaling
     signed = True
