@@ -13,7 +13,7 @@ from jqinject.model.frozen_ops import op_slot
 from jqinject.model.quantizing.counterparts import LAYER_NAMES, counterpart_of, slots_for
 from jqinject.model.quantizing.rules import Rule, checked_rules, matches_path
 from jqinject.model.static_ranges import uncalibrated
-from jqinject.model.walk import dotted, walk
+from jqinject.model.walk import ModelIndex, dotted
 from jqinject.program import known_operations
 
 
@@ -69,12 +69,14 @@ class RulesReport:
         return "\n".join(lines)
 
 
-def plan_layers(model: Any, rules: tuple[Rule, ...]) -> tuple[tuple[LayerRule, ...], dict[int, LayerRule]]:
+def plan_layers(
+    index: ModelIndex, rules: tuple[Rule, ...]
+) -> tuple[tuple[LayerRule, ...], dict[int, LayerRule]]:
     """The rule of every layer, by path; and by the identity of the module, shared layers once."""
     entries: list[LayerRule] = []
     by_module: dict[int, LayerRule] = {}
     inside: set[tuple[str, ...]] = set()
-    for path, module in walk(model):
+    for path, module in index.places:
         counterpart = counterpart_of(module) if isinstance(module, nnx.Module) else None
         if (
             counterpart is None
@@ -84,17 +86,17 @@ def plan_layers(model: Any, rules: tuple[Rule, ...]) -> tuple[tuple[LayerRule, .
             continue
         inside.add(path)  # a layer of ours holds what is within it
         kind = type(module).__name__
-        index = next(
+        number = next(
             (i for i, r in enumerate(rules) if r.matches(".".join(path)) and (r.op is None or kind in r.op)),
             None,
         )
         slots: tuple[str, ...] = ()
-        if index is not None:
-            takes = slots_for(module, counterpart, named=rules[index].op is not None)
-            slots = tuple(slot for slot, _ in rules[index].quantizers if slot in takes)
-            if rules[index].configures and op_slot(module) is not None:
+        if number is not None:
+            takes = slots_for(module, counterpart, named=rules[number].op is not None)
+            slots = tuple(slot for slot, _ in rules[number].quantizers if slot in takes)
+            if rules[number].configures and op_slot(module) is not None:
                 slots = ("contraction",)
-        by_module[id(module)] = LayerRule(dotted(path), kind, index, slots)
+        by_module[id(module)] = LayerRule(dotted(path), kind, number, slots)
         entries.append(by_module[id(module)])
     return tuple(entries), by_module
 
@@ -148,9 +150,10 @@ def rules_report(model: Any, rules: Rule | Iterable[Rule], *inputs: Any, **kwarg
         raise TypeError(f"rules_report takes an NNX module, got {type(model).__name__}")
     given = checked_rules(rules)
     check_operations(given)
-    entries, plan = plan_layers(model, given)
+    index = ModelIndex(model)
+    entries, plan = plan_layers(index, given)
     sites, used = sites_of(model, given, inputs, kwargs) if inputs or kwargs else ({}, set())
-    unseen = (*uncalibrated(model), *planned_ranges(model, given, plan, sites.values()))
+    unseen = (*uncalibrated(index), *planned_ranges(index, given, plan, sites.values()))
     return RulesReport(given, entries, tuple(sites), idle_rules(given, entries, used), unseen)
 
 

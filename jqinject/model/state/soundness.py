@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core import FloatRestrictValue, IntRestrictValue, QuantParam, QuantStat
-from jqinject.model.walk import Found, Path, dotted, walk
+from jqinject.model.walk import ModelIndex, Path, dotted
 
 # What components store of scales and zero points, in their own words.
 OF_SCALES = ("value", "buffer", "running_stats")
@@ -23,18 +23,17 @@ class StoresScale(Protocol):
     restrict_scaling_impl: Any
 
 
-def never_right(model: Any, entries: Mapping[Path, Any], by_path: Mapping[Path, Found]) -> list[str]:
+def never_right(index: ModelIndex, entries: Mapping[Path, Any]) -> list[str]:
     """Why entries cannot be what a quantizer stored: counters or scales below 0, nan and inf.
 
     Args:
-        model: the model that is loaded into.
+        index: of the model that is loaded into.
         entries: path -> array, of the shapes and dtypes that the model needs.
-        by_path: the model's Variables.
     """
-    scales = set(_scales(model))
+    scales = set(_scales(index))
     found = []
     for path, value in entries.items():
-        variable = by_path[path].variable
+        variable = index.by_path[path].variable
         if not isinstance(variable, QuantParam | QuantStat):
             continue
         # Other statistics may be nan as long as they have seen nothing.
@@ -56,9 +55,9 @@ def not_finite(entries: Mapping[Path, Any]) -> list[Path]:
     return [path for path, value in entries.items() if not _is_finite(value)]
 
 
-def _scales(model: Any) -> Iterator[Path]:
+def _scales(index: ModelIndex) -> Iterator[Path]:
     """Where scales are stored as they are: not by their logarithm, and not with a sign of their own."""
-    for path, node in walk(model):
+    for path, node in index.places:
         if isinstance(node, StoresScale) and isinstance(
             node.restrict_scaling_impl, FloatRestrictValue | IntRestrictValue
         ):
