@@ -8,13 +8,14 @@ from jqinject.model.inspect.histograms import Histogram as Histogram
 from jqinject.model.inspect.histories import History as History
 from jqinject.model.inspect.layer_numbers import Histograms as Histograms
 from jqinject.model.inspect.layer_numbers import LayerNumbers as LayerNumbers
+from jqinject.model.inspect.layer_numbers import LayerReport as LayerReport
 from jqinject.model.inspect.layer_numbers import Saturation as Saturation
 from jqinject.model.inspect.layer_report import ContractionReport as ContractionReport
-from jqinject.model.inspect.layer_report import LayerReport as LayerReport
 from jqinject.model.ptq.batch_norm_statistics import calibrate_batch_norm as calibrate_batch_norm
 from jqinject.model.ptq.bias_correction import correct_biases as correct_biases
 from jqinject.model.ptq.calibration import CalibrationReport as CalibrationReport
 from jqinject.model.ptq.calibration import calibrate as calibrate
+from jqinject.model.ptq.fold_batch_norm import fold_batch_norm as fold_batch_norm
 from jqinject.model.ptq.fold_batch_norm import merge_batch_norm as merge_batch_norm
 from jqinject.model.ptq.learned_rounding import RoundingReport as RoundingReport
 from jqinject.model.ptq.learned_rounding import learn_rounding as learn_rounding

@@ -13,15 +13,15 @@ from flax import nnx
 from jqinject.model.frozen_ops import op_slot
 from jqinject.model.quantizing.counterparts import counterpart_of
 from jqinject.model.quantizing.layer_reuse import Alike
-from jqinject.model.quantizing.rule_policy import OURS, RulePolicy, policy_for, proxy_at, sites_of
-from jqinject.model.quantizing.rules import Rule, checked_rules
-from jqinject.model.quantizing.rules_report import (
+from jqinject.model.quantizing.plan import (
     LayerRule,
     check_operations,
     idle_rules,
     nearest_pattern,
     plan_layers,
 )
+from jqinject.model.quantizing.rule_policy import OURS, RulePolicy, policy_for, proxy_at, sites_of
+from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.walk import ModelIndex, dotted
 from jqinject.program import HELD, OpQuantizers, QuantizedProgram, change_class, quantized_class
 
@@ -227,7 +227,7 @@ def quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | No
         name, op = op_slot(layer) or ("", None)
         assert op is not None, "planned because it has one"
         # The function that is there is static; a module in its place is data.
-        setattr(layer, name, nnx.data(op(rule.contraction, rngs=rngs)))
+        setattr(layer, name, nnx.data(op(rule.scheme, rngs=rngs)))
         return
     counterpart = counterpart_of(layer)
     assert counterpart is not None, "planned because it has one"

@@ -10,6 +10,7 @@ from flax import nnx
 
 from jqinject.dot import kernel_axes_of
 from jqinject.dot.geometry.equation import Equation
+from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import Placed, QuantDotLayer
 from jqinject.nn.base.slots import split_keywords
 from jqinject.nn.frozen.payload_contraction import PayloadEinsum
@@ -57,6 +58,8 @@ class QuantEinsum(QuantDotLayer, nnx.Einsum):
         ((1, 3, 2, 4), (1, 2, 4))
     """
 
+    takes_batch_norm = False
+
     contraction_name = "einsum_op"
     contraction_needs = {
         "int": "an input and a weight in integers of at most 8 bits, known before the program runs, and an equation "
@@ -78,7 +81,7 @@ class QuantEinsum(QuantDotLayer, nnx.Einsum):
         return_quant_tensor: bool = False,
         act_quant: Any = None,
         grad_quant: Any = None,
-        contraction: str = "auto",
+        contraction: ContractionKind = "auto",
         rngs: nnx.Rngs,
         **more: Any,
     ) -> None:

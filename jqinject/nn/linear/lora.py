@@ -6,6 +6,7 @@ from typing import Any, final
 import jax
 from flax import nnx
 
+from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import QuantDotLayer
 from jqinject.nn.base.slots import split_keywords
 from jqinject.quant import Int8WeightPerTensorFloat
@@ -51,6 +52,8 @@ class QuantLoRALinear(QuantDotLayer, nnx.LoRALinear):
         ((3, 4), 4, (8, 2))
     """
 
+    takes_batch_norm = False
+
     returns_accumulator = False
     contraction_needs = {
         "int": "an input and a weight in integers of at most 8 bits, known before the program runs",
@@ -70,7 +73,7 @@ class QuantLoRALinear(QuantDotLayer, nnx.LoRALinear):
         return_quant_tensor: bool = False,
         act_quant: Any = None,
         grad_quant: Any = None,
-        contraction: str = "auto",
+        contraction: ContractionKind = "auto",
         rngs: nnx.Rngs,
         **more: Any,
     ) -> None:
