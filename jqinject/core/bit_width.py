@@ -48,7 +48,7 @@ class BitWidthConst:
 
 
 @checked_arguments
-class BitWidthStatefulConst(Component):
+class BitWidthStatefulConst(nnx.Module):
     """A bit width that is not trained, but is kept in checkpoints: a float32 scalar.
 
     Args:
@@ -143,7 +143,7 @@ class BitWidthParameter(nnx.Module):
 
 
 @checked_arguments
-class RemoveBitwidthParameter(Component):
+class RemoveBitwidthParameter(nnx.Module):
     """A learned number of bits to take off: `1 / (non_zero_epsilon + |coeff|)`.
 
     The variable is `bit_width_coeff`.
