@@ -3,6 +3,8 @@
 A solver is part of them, as of Brevitas's: a quantizer only adds a bit width.
 """
 
+from typing import Any
+
 from flax import nnx
 
 from jqinject.core.bit_width import BitWidthConst
