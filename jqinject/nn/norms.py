@@ -28,8 +28,8 @@ class QuantBatchNorm(QuantNormLayer, nnx.BatchNorm):
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
         rngs: for the parameters, and for quantizers that draw random numbers.
         more: the other keywords of `nnx.BatchNorm` (`axis`, `momentum`, `epsilon`, ...), and overrides:
-            `output_...`, `input_...`, `grad_...`. With `axis_name` the statistics of the quantizers are taken over the
-            mapped axis too, unless `output_axis_name=...` and its like say otherwise.
+            `output_...`, `input_...`, `grad_...`. With `axis_name` the statistics that the quantizers keep are
+            taken over the mapped axis too, unless `output_axis_name=...` and its like say otherwise.
 
     Raises:
         TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.

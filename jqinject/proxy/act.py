@@ -13,14 +13,9 @@ from jqinject.quant_tensor import QuantTensor, as_array
 
 
 class ActQuantProxy(QuantProxyFromInjector):
-    """Abstract: the proxy of what flows, perhaps through several layers.
-
-    Attributes:
-        depends_on_input: whether scales come from the tensor at hand alone.
-    """
+    """Abstract: the proxy of what flows, perhaps through several layers."""
 
     sample_shape: ClassVar[tuple[int, ...]] = ()
-    depends_on_input: ClassVar[bool] = False
     quantizes_activations = True
 
     def __call__(self, x: jax.Array | QuantTensor) -> jax.Array | QuantTensor:
@@ -131,7 +126,6 @@ class DynamicActQuantProxyFromInjector(ActQuantProxy):
         (2, 1)
     """
 
-    depends_on_input = True
     sample_shape = (1,)  # a statistic of rows needs an axis
 
     def _attribute(self, name: str, force_eval: bool) -> Any:

@@ -77,7 +77,6 @@ class DynamicActFloatQuantProxyFromInjector(ActFloatQuantProxy):
         (Array([448.,  16.], dtype=float32), 3)
     """
 
-    depends_on_input = True
     sample_shape = (1,)  # a statistic of rows needs an axis
 
     def _attribute(self, name: str, force_eval: bool) -> Any:

@@ -82,7 +82,6 @@ class GroupwiseActQuantProxyFromInjector(Groupwise, ActQuantProxy):
         Array([0.0078125, 0.0078125, 0.5      , 0.5      ], dtype=float32)
     """
 
-    depends_on_input = True
     sample_shape = (1,)  # groups need an axis
 
     def _attribute(self, name: str, force_eval: bool) -> Any:

@@ -34,7 +34,5 @@ class GroupwiseActFloatQuantProxyFromInjector(Groupwise, ActFloatQuantProxy):
         (32, 5, ('01', '11', '10'))
     """
 
-    depends_on_input = True
-
     def _attribute(self, name: str, force_eval: bool) -> Any:
         return of_dynamic_minifloats(self, name)

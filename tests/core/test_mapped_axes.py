@@ -112,9 +112,7 @@ def test_a_search_in_a_stated_order_refuses_a_mapped_axis():
         q.Int8ActPerTensorFloat,
         q.Int8ActPerTensorAbsMax,
         q.Int8ActPerTensorMinMax,
-        q.Int8ActDynamicPerTensor,
         q.Fp8e4m3ActPerTensorDelayed,
-        q.Fp8e4m3ActPerTensorCurrent,
     ],
 )
 def test_a_batch_norms_axis_is_that_of_its_quantizers_in_training_alone(quantizer):
@@ -151,6 +149,16 @@ def test_a_batch_norms_quantizer_may_have_another_axis():
     assert norm.output_quant.binding.resolve("axis_name") is None
     norm = QuantBatchNorm(4, axis_name="data", rngs=nnx.Rngs(0))
     assert norm.output_quant.binding.resolve("axis_name") == "data"
+
+
+@pytest.mark.parametrize(
+    "quantizer",
+    [q.Int8ActDynamicPerTensor, q.Int8DynamicActPerRowFloat, q.Fp8e4m3ActPerTensorCurrent, q.MXInt8Act],
+)
+def test_a_batch_norms_axis_is_not_that_of_quantizers_that_keep_nothing(quantizer):
+    norm = QuantBatchNorm(12, output_quant=quantizer, axis_name="data", rngs=nnx.Rngs(0))
+    norm.eval()
+    assert norm(X).shape == X.shape
 
 
 @pytest.mark.parametrize(

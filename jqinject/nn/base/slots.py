@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -158,16 +159,16 @@ def make_proxy(
     named = binding.let(**overrides) if overrides else binding
     proxy_class = named.resolve("proxy_class") if named.declares("proxy_class") else slot.proxy_class
     _check_kind(where, slot, proxy_class, binding.base.__name__)
-    if issubclass(proxy_class, ActQuantProxy) and proxy_class.depends_on_input:
-        # Nothing is kept that devices have to agree on, and there is no evaluation apart from training.
-        offered = {name: offer for name, offer in (offered or {}).items() if name != "axis_name"}
     called = (
         f"{type(layer).__name__}({slot.prefix}...)" if slot.prefix else f"{type(layer).__name__}(...)",
         slot.prefix,
     )
-    return proxy_class(
-        binding, layer, overrides=overrides, offered=offered, rngs=rngs, where=called, stack=stack
-    )
+    make = partial(proxy_class, binding, layer, overrides=overrides, rngs=rngs, where=called, stack=stack)
+    proxy = make(offered=offered)
+    if "axis_name" in (offered or {}) and proxy.quantizes_activations and proxy.has_range() is None:
+        # Nothing is kept that devices have to agree on, and no mode says where the tensor is whole.
+        return make(offered={name: offer for name, offer in (offered or {}).items() if name != "axis_name"})
+    return proxy
 
 
 def hold_proxies(
