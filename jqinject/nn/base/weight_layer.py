@@ -10,9 +10,10 @@ from flax import nnx
 
 from jqinject.dot import contraction_output
 from jqinject.nn.base.batch_norm_folding import merge_bn
+from jqinject.nn.base.hold_proxies import hold_proxies
 from jqinject.nn.base.input_shape import check_features
 from jqinject.nn.base.parameter_view import StandIn
-from jqinject.nn.base.slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT, Slot, hold_proxies
+from jqinject.nn.base.slots import GRAD, INPUT, OUTPUT
 from jqinject.nn.base.weight_axes import WeightAxes
 from jqinject.nn.base.weight_input import check_input_for_weight, input_format
 from jqinject.nn.frozen.payload_contraction import Float8Contraction, describe
@@ -34,15 +35,12 @@ class QuantWeightLayer(WeightAxes):
         contraction: in which numbers input and weight are contracted.
     """
 
-    weight_quant: Any = None
-    bias_quant: Any = None
-    input_quant: Any = None
-    output_quant: Any = None
-    grad_quant: Any = None
+    input_quant: Any = INPUT
+    output_quant: Any = OUTPUT
+    grad_quant: Any = GRAD
     contraction: str = "auto"
     return_quant_tensor: bool
     bias: Any
-    slots: ClassVar[tuple[Slot, ...]] = (WEIGHT, BIAS, INPUT, OUTPUT, GRAD)
     contraction_name: ClassVar[str] = "dot_general"
     _channels_last: ClassVar[bool] = False
     contraction_needs: ClassVar[Mapping[str, str]]
@@ -67,7 +65,8 @@ class QuantWeightLayer(WeightAxes):
         quantizers = {name: quantizer for name, quantizer in given.items() if name != "contraction"}
         contraction = given.get("contraction", "auto")
         self._check_contraction(contraction)
-        hold_proxies(self, self.slots, quantizers, overrides, rngs, stack_of((self,)), self.channel_shapes())
+        stack, shapes = stack_of((self,)), self.channel_shapes()
+        hold_proxies(self, quantizers, overrides, rngs, stack=stack, channel_shapes=shapes)
         if contraction != "auto":
             self.contraction = contraction
         check_input_for_weight(self)

@@ -7,7 +7,7 @@ import jax
 from flax import nnx
 
 from jqinject.nn.base.dot_layer import QuantDotLayer
-from jqinject.nn.base.slots import split_keywords
+from jqinject.nn.base.keywords import split_keywords
 from jqinject.quant import Int8WeightPerTensorFloat
 
 lax_dot_general = jax.lax.dot_general
