@@ -13,7 +13,9 @@ from jqinject.core import FloatRestrictValue, IntRestrictValue, QuantParam, Quan
 from jqinject.model.walk import Found, Path, dotted, walk
 
 # What components store of scales and zero points, in their own words.
-OF_SCALES = ("value", "buffer", "running_stats")
+LEARNED = "value"
+COLLECTED = ("buffer", "running_stats")
+OF_SCALES = (LEARNED, *COLLECTED)
 
 
 @runtime_checkable
@@ -24,7 +26,9 @@ class StoresScale(Protocol):
 
 
 def never_right(model: Any, entries: Mapping[Path, Any], by_path: Mapping[Path, Found]) -> list[str]:
-    """Why entries cannot be what a quantizer stored: counters or scales below 0, nan and inf.
+    """Why entries cannot be what a quantizer stored: counters or statistics below 0, nan and inf.
+
+    A learned scale that is read by its magnitude may be below 0: an optimizer may have moved it there.
 
     Args:
         model: the model that is loaded into.
@@ -56,14 +60,31 @@ def not_finite(entries: Mapping[Path, Any]) -> list[Path]:
     return [path for path, value in entries.items() if not _is_finite(value)]
 
 
+def read_by_magnitude(model: Any, entries: Mapping[Path, Any], by_path: Mapping[Path, Found]) -> list[Path]:
+    """The entries that are learned scales below 0, of which the forward pass reads the magnitude."""
+    learned = {
+        (*path, LEARNED)
+        for path, node in walk(model)
+        if isinstance(node, StoresScale) and isinstance(node.restrict_scaling_impl, FloatRestrictValue)
+    }
+    return [
+        path
+        for path, value in entries.items()
+        if path in learned and isinstance(by_path[path].variable, QuantParam) and _least(value) < 0
+    ]
+
+
 def _scales(model: Any) -> Iterator[Path]:
-    """Where scales are stored as they are: not by their logarithm, and not with a sign of their own."""
+    """Where what is stored of a scale has no sign: statistics, and whole numbers; unless it is a logarithm."""
     for path, node in walk(model):
-        if isinstance(node, StoresScale) and isinstance(
-            node.restrict_scaling_impl, FloatRestrictValue | IntRestrictValue
-        ):
-            yield from ((*path, name) for name in OF_SCALES)
+        if not isinstance(node, StoresScale):
+            continue
+        whole = isinstance(node.restrict_scaling_impl, IntRestrictValue)
+        if whole or isinstance(node.restrict_scaling_impl, FloatRestrictValue):
+            yield from ((*path, name) for name in COLLECTED)
             yield (*path, "runtime_stats", "running_stats")
+        if whole:
+            yield (*path, LEARNED)
 
 
 def _is_finite(value: Any) -> bool:

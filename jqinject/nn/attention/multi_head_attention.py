@@ -22,8 +22,8 @@ from jqinject.nn.attention.attention_base import (
     is_on,
     through,
 )
-from jqinject.nn.attention.dot_product_attention import checked_contraction
 from jqinject.nn.attention.projections import IN_PROJ_INPUT, hold_projections, stack_along
+from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
 from jqinject.nn.base.hold_proxies import hold_proxies
 from jqinject.nn.base.keywords import split_keywords
 from jqinject.nn.base.parameter_view import StandIn
@@ -98,7 +98,7 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
     attn_output_weights_quant: Any = ATTN_OUTPUT_WEIGHTS
     v_quant: Any = V
     packed_in_proj: bool = False
-    contraction: str = "auto"
+    contraction: ContractionKind = "auto"
     cached_key_scale: nnx.Cache[Any] | None = None
     cached_key_zero_point: nnx.Cache[Any] | None = None
     cached_value_scale: nnx.Cache[Any] | None = None
@@ -128,7 +128,7 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
         packed_in_proj: bool = False,
         attention_fn: Callable[..., jax.Array] = nnx.dot_product_attention,
         return_quant_tensor: bool = False,
-        contraction: str = "auto",
+        contraction: ContractionKind = "auto",
         rngs: nnx.Rngs,
         **more: Any,
     ) -> None:
@@ -157,7 +157,7 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
         overrides: dict[str, Any],
         packed: bool,
         return_quant_tensor: bool,
-        contraction: str,
+        contraction: ContractionKind,
         rngs: nnx.Rngs | None,
     ) -> None:
         """Make the proxies; to be called when the parameters are there."""

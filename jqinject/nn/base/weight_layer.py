@@ -10,6 +10,7 @@ from flax import nnx
 
 from jqinject.dot import contraction_output
 from jqinject.nn.base.batch_norm_folding import merge_bn
+from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
 from jqinject.nn.base.hold_proxies import hold_proxies
 from jqinject.nn.base.input_shape import check_features
 from jqinject.nn.base.parameter_view import StandIn
@@ -19,8 +20,6 @@ from jqinject.nn.base.weight_input import check_input_for_weight, input_format
 from jqinject.nn.frozen.payload_contraction import Float8Contraction, describe
 from jqinject.proxy import InputFormat, stack_of
 from jqinject.quant_tensor import QuantTensor, as_array
-
-CONTRACTIONS = ("auto", "float", "int", "fp8")
 
 
 class QuantWeightLayer(WeightAxes):
@@ -38,7 +37,7 @@ class QuantWeightLayer(WeightAxes):
     input_quant: Any = INPUT
     output_quant: Any = OUTPUT
     grad_quant: Any = GRAD
-    contraction: str = "auto"
+    contraction: ContractionKind = "auto"
     return_quant_tensor: bool
     bias: Any
     contraction_name: ClassVar[str] = "dot_general"
@@ -64,7 +63,7 @@ class QuantWeightLayer(WeightAxes):
         """
         quantizers = {name: quantizer for name, quantizer in given.items() if name != "contraction"}
         contraction = given.get("contraction", "auto")
-        self._check_contraction(contraction)
+        checked_contraction(type(self).__name__, contraction)
         stack, shapes = stack_of((self,)), self.channel_shapes()
         hold_proxies(self, quantizers, overrides, rngs, stack=stack, channel_shapes=shapes)
         if contraction != "auto":
@@ -89,13 +88,6 @@ class QuantWeightLayer(WeightAxes):
     def input_format(self) -> InputFormat | None:
         """Of the quantized input, as far as the layer knows it beforehand: that of its `input_quant`."""
         return input_format(self)
-
-    def _check_contraction(self, contraction: str) -> None:
-        if contraction not in CONTRACTIONS:
-            known = ", ".join(map(repr, CONTRACTIONS))
-            raise ValueError(
-                f"{type(self).__name__}: contraction must be one of {known}, got {contraction!r}"
-            )
 
     @abstractmethod
     def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
