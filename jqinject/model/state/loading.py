@@ -21,7 +21,7 @@ from jqinject.model.state.checkpoint_entries import (
 from jqinject.model.state.reassembly import reassemble_held
 from jqinject.model.state.reports import LoadReport
 from jqinject.model.state.soundness import never_right, not_finite, read_by_magnitude
-from jqinject.model.walk import Found, Holders, Path, PlainArray, dotted, proxies_of, variables_of
+from jqinject.model.walk import Found, Holders, ModelIndex, Path, PlainArray, dotted
 from jqinject.proxy import write
 from jqinject.quant_tensor import is_concrete
 
@@ -69,16 +69,17 @@ def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
         loaded 2 variables
         re-assembled 1 quantizer
     """
-    targets = variables_of(model)
-    _refuse_abstract(targets)
-    by_path = {path: found for found in targets for path in found.paths}
+    index = ModelIndex(model)
+    by_path = index.by_path
+    _refuse_abstract(index.variables)
     given = unwrapped(flat_entries(state), set(by_path))
     _refuse(_ill_formed(given, by_path))
-    entries = completed(model, given, by_path)
-    _refuse([*_unknown(entries, by_path), *_absent(entries, targets, missing), *_misfits(entries, by_path)])
+    entries = completed(index, given)
+    absent = _absent(entries, index.variables, missing)
+    _refuse([*_unknown(entries, by_path), *absent, *_misfits(entries, by_path)])
     said = {path: value for path, value in entries.items() if path in given}
-    _refuse(_contradictions(entries, by_path) or never_right(model, said, by_path))
-    return _all_or_nothing(model, targets, lambda: _load(model, entries, by_path, targets))
+    _refuse(_contradictions(entries, by_path) or never_right(index, said))
+    return _all_or_nothing(index, lambda: _load(model, entries, index))
 
 
 def _refuse(problems: list[str]) -> None:
@@ -92,9 +93,8 @@ def _refuse(problems: list[str]) -> None:
     )
 
 
-def _load(
-    model: Any, entries: Mapping[Path, Any], by_path: Mapping[Path, Found], targets: list[Found]
-) -> LoadReport:
+def _load(model: Any, entries: Mapping[Path, Any], index: ModelIndex) -> LoadReport:
+    by_path = index.by_path
     chosen = {by_path[path].path: value for path, value in entries.items()}
     cast = {
         dotted(path): f"{value.dtype} -> {by_path[path].variable.dtype}"
@@ -104,11 +104,12 @@ def _load(
     weights = {path: value for path, value in chosen.items() if not by_path[path].in_quantizer}
     for path, value in weights.items():
         write(by_path[path].variable, value)
-    beside = _of_changed_layers(model, [by_path[path].variable for path in weights])
+    beside = _of_changed_layers(index, [by_path[path].variable for path in weights])
     told = reassemble_held(held for held in beside if held.proxy.depends_on_layers())
     kept = tuple(dotted(held.paths[0]) for held in beside if not held.proxy.depends_on_layers())
     # Re-assembly may have put other Variables in the place of the old ones.
-    now = {path: found for found in variables_of(model) for path in found.paths} if told.replaced else by_path
+    after = ModelIndex(model) if told.replaced else index
+    now = after.by_path
     for path, value in chosen.items():
         if by_path[path].in_quantizer:
             why = (
@@ -121,7 +122,9 @@ def _load(
                     f"load_state: after re-assembly from the loaded weights {dotted(path)} {why}; nothing was changed"
                 )
             write(now[path].variable, value)
-    gone = tuple(dotted(found.path) for found in targets if not any(path in entries for path in found.paths))
+    gone = tuple(
+        dotted(found.path) for found in index.variables if not any(path in entries for path in found.paths)
+    )
     return LoadReport(
         **vars(told),
         loaded=tuple(dotted(path) for path in chosen),
@@ -129,16 +132,16 @@ def _load(
         cast=cast,
         not_finite=tuple(dotted(path) for path in not_finite(weights)),
         kept=kept,
-        below_zero=tuple(dotted(path) for path in read_by_magnitude(model, entries, by_path)),
+        below_zero=tuple(dotted(path) for path in read_by_magnitude(after, entries)),
     )
 
 
-def _of_changed_layers(model: Any, changed: list[Any]) -> list[Holders]:
+def _of_changed_layers(index: ModelIndex, changed: list[Any]) -> list[Holders]:
     """The proxies held by a layer that holds one of the Variables itself."""
     written = {id(variable) for variable in changed}
     return [
         held
-        for held in proxies_of(model)
+        for held in index.proxies
         if any(id(child) in written for layer in held.layers for child in vars(layer).values())
     ]
 
@@ -226,10 +229,10 @@ def _refuse_abstract(targets: list[Found]) -> None:
             )
 
 
-def _all_or_nothing(model: Any, targets: list[Found], load: Callable[[], LoadReport]) -> LoadReport:
+def _all_or_nothing(index: ModelIndex, load: Callable[[], LoadReport]) -> LoadReport:
     """Run `load`; if it raises, put everything back."""
-    values = [(found.variable, found.variable.get_value()) for found in targets]
-    quantizers = [(held.proxy, dict(vars(held.proxy))) for held in proxies_of(model)]
+    values = [(found.variable, found.variable.get_value()) for found in index.variables]
+    quantizers = [(held.proxy, dict(vars(held.proxy))) for held in index.proxies]
     try:
         return load()
     except Exception:
