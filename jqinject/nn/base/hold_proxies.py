@@ -8,7 +8,6 @@ from typing import Any
 from flax import nnx
 
 from jqinject.inject import Binding, ExtendedInjector
-from jqinject.inject.enum import ScalingPerOutputType
 from jqinject.nn.base.keywords import split_overrides
 from jqinject.nn.base.slots import ACT, Slot, slots_of
 from jqinject.proxy import (
@@ -19,6 +18,7 @@ from jqinject.proxy import (
     TruncQuantProxyFromInjector,
     WeightQuantProxy,
 )
+from jqinject.quant.enums import ScalingPerOutputType
 
 READY_KINDS = (
     WeightQuantProxy,
