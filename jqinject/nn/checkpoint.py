@@ -10,6 +10,7 @@ from jqinject.nn.base.hold_proxies import hold_proxies
 from jqinject.nn.base.slots import ACT, GRAD
 from jqinject.ops import FloatFormat
 from jqinject.ops.saved import saved_codes, saved_floats, saved_integers
+from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import (
     FloatQuantTensor,
     GroupwiseQuantTensor,
@@ -65,9 +66,9 @@ class QuantCheckpoint(nnx.Module):
 
     def __init__(
         self,
-        act_quant: Any,
+        act_quant: QuantizerLike,
         *,
-        grad_quant: Any = None,
+        grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
     ) -> None:

@@ -11,6 +11,7 @@ from flax import nnx
 
 from jqinject.nn.base.hold_proxies import hold_proxies
 from jqinject.nn.base.slots import INPUT, OUTPUT
+from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import IntQuantTensor, as_array, avg_pool, max_pool
 
 
@@ -106,8 +107,8 @@ class QuantMaxPool(QuantPoolLayer):
         strides: Sequence[int] | None = None,
         padding: Any = "VALID",
         *,
-        input_quant: Any = None,
-        output_quant: Any = None,
+        input_quant: QuantizerLike = None,
+        output_quant: QuantizerLike = None,
         return_quant_tensor: bool = True,
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
@@ -154,8 +155,8 @@ class QuantAvgPool(QuantPoolLayer):
         padding: Any = "VALID",
         count_include_pad: bool = True,
         *,
-        input_quant: Any = None,
-        output_quant: Any = None,
+        input_quant: QuantizerLike = None,
+        output_quant: QuantizerLike = None,
         return_quant_tensor: bool = True,
         rngs: nnx.Rngs | None = None,
         **overrides: Any,

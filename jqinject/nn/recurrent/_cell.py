@@ -15,6 +15,7 @@ from jqinject.nn.base.slots import BIAS, WEIGHT, Slot, slots_of
 from jqinject.nn.linear.linear import QuantLinear
 from jqinject.program import change_class
 from jqinject.proxy import ActQuantProxyFromInjector, BiasQuantProxyFromInjector
+from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import IntQuantTensor, as_array
 
 IO, GATE_ACC, SIGMOID, TANH, CELL_STATE = (
@@ -131,7 +132,7 @@ class QuantRecurrentCell(nnx.Module):
     def _quantize_layer(
         self,
         name: str,
-        weight_quant: Any,
+        weight_quant: QuantizerLike,
         weight_overrides: Mapping[str, Any],
         given: Given,
         overrides: Mapping[str, dict[str, Any]],
