@@ -7,14 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.processes import on_host
-
-from .bit_width import BitWidth
-from .concrete import brief, hidden, is_concrete
-from .validity import integer_bounds, pre_round_integers
+from jqinject.ops.devices.processes import on_host
+from jqinject.quant_tensor.bit_widths import BitWidth
+from jqinject.quant_tensor.concrete import brief, hidden, is_concrete
+from jqinject.quant_tensor.validity import integer_bounds, pre_round_integers
 
 if TYPE_CHECKING:
-    from .int_quant_tensor import IntQuantTensor
+    from jqinject.quant_tensor.int_quant_tensor import IntQuantTensor
 
 FIELDS = ("value", "scale", "zero_point", "bit_width", "signed", "training")
 

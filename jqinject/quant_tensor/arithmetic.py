@@ -11,12 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.ops.power import exp2
-
-from .bit_width import same_kind, sum_bit_width
-from .concrete import brief, known_different, known_nonzero
+from jqinject.quant_tensor.bit_widths import same_kind, sum_bit_width
+from jqinject.quant_tensor.concrete import brief, known_different, known_nonzero
 
 if TYPE_CHECKING:
-    from .int_quant_tensor import IntQuantTensor
+    from jqinject.quant_tensor.int_quant_tensor import IntQuantTensor
 
 
 def check_same_scale(a: "IntQuantTensor", b: "IntQuantTensor", operation: str) -> None:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 if TYPE_CHECKING:
-    from .int_quant_tensor import IntQuantTensor
+    from jqinject.quant_tensor.int_quant_tensor import IntQuantTensor
 
 _Shape = tuple[int, ...]
 

@@ -22,7 +22,7 @@ from jqinject.core import CalibratedQuant, SimpleMovingAverage
 from jqinject.dot import AbsMaxCalibration
 from jqinject.inject import value
 from jqinject.model import NothingFrozenWarning
-from jqinject.nn._weight_layer import QuantWeightLayer
+from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant import NF4WeightPerChannelFloat, NF4WeightPerGroupFloat, NF4WeightPerTensorFloat
 from jqinject.quant.calibrated import CalibratedAct, CalibratedGroupWeight, CalibratedWeight
 from tests.golden._config import meaning, reading
