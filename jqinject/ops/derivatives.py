@@ -9,11 +9,11 @@ import jax
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
-def first_order(x: jax.Array, what: str) -> jax.Array:
+def first_order(x: Any, what: str) -> Any:
     """`x`, which must not be differentiated: for what only a second derivative would differentiate.
 
     Args:
-        x: any array.
+        x: any array, or a pytree of arrays.
         what: the text of the error, and its cure.
 
     Raises:

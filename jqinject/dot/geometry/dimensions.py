@@ -135,7 +135,7 @@ def scale_in_output(
         out_ndim: axes of the output.
     """
     if scale.size == 1:
-        return scale.reshape(())
+        return scale.reshape(()) if scale.ndim else scale
     sizes = (*(1,) * (ndim - scale.ndim), *scale.shape)
     varying = [axis for axis, size in enumerate(sizes) if size != 1]
     if any(axis not in places for axis in varying):
@@ -146,6 +146,11 @@ def scale_in_output(
         shape[places[axis]] = sizes[axis]
     dense = scale.reshape(tuple(sizes[axis] for axis in varying))
     return dense.transpose([varying.index(axis) for axis in order]).reshape(shape)
+
+
+def varies_only_along(scale: jax.Array, ndim: int, places: Mapping[int, int]) -> bool:
+    """Whether `scale_in_output` can lay a scale out."""
+    return all(size == 1 or axis + ndim - scale.ndim in places for axis, size in enumerate(scale.shape))
 
 
 def scale_in_other(scale: jax.Array, dims: Dimensions) -> jax.Array:

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
+from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.geometry.sharding import sharding_before
-from jqinject.dot.kernels.float8_dot import float8_dot_general
+from jqinject.dot.kernels.float8_dot import float8_dot_general, has_output_scales
 from jqinject.dot.kernels.integer import Affine, affine_dot_general
 from jqinject.dot.kernels.kernel_table import settled
 from jqinject.ops.derivatives import backward_only, first_order
@@ -56,10 +56,8 @@ def contraction_kind(lhs: Any, rhs: Any, dims: Dimensions, asked: str = "auto") 
     if isinstance(lhs, IntQuantTensor) and isinstance(rhs, IntQuantTensor):
         found = "int" if has_integers(lhs) and has_integers(rhs) else "float"
     elif isinstance(lhs, FloatQuantTensor) and isinstance(rhs, FloatQuantTensor):
-        left = scale_in_output(lhs.scale, lhs.ndim, dims.lhs_places, dims.out_ndim)
-        right = scale_in_output(rhs.scale, rhs.ndim, dims.rhs_places, dims.out_ndim)
         contracted = lhs.is_contractible and rhs.is_contractible
-        found = "fp8" if contracted and left is not None and right is not None else "float"
+        found = "fp8" if contracted and has_output_scales(lhs, rhs, dims) else "float"
     if asked not in ("auto", found):
         raise ValueError(
             f"contraction={asked!r} needs {_NEEDS[asked]}; got {describe(lhs)} and {describe(rhs)}.\n"

@@ -50,8 +50,8 @@ class Float8Contraction:
     ) -> jax.Array:
         """The contraction; `precision` is that of the format."""
         y, self.token = float8_dot_general(
-            self.x.set(value=lhs),
-            self.weight.set(value=rhs),
+            self.x.with_value(lhs),
+            self.weight.with_value(rhs),
             dimension_numbers,
             grad_dtype=self.grad_dtype,
             preferred_element_type=preferred_element_type,

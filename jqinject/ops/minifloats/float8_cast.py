@@ -69,6 +69,11 @@ def to_float8(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
         >>> to_float8(jnp.array([0.3, 1000.0]), jnp.float32(0.5), jnp.float8_e4m3fn)
         Array([0.625, 448], dtype=float8_e4m3fn)
     """
+    return _payload(x, scale, dtype)[0]
+
+
+def _payload(x: jax.Array, scale: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """The payload, and where `x` is finite."""
     x = jnp.asarray(jax.lax.stop_gradient(x))  # of a Python float under `grad`, a Python float is left
     # To bfloat16 explicitly: what is cast to it and back, a compiler may leave as it was.
     rounded = _to_bfloat16 if x.dtype == jnp.bfloat16 else jnp.asarray
@@ -79,7 +84,8 @@ def to_float8(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
     divisor = sharded_as(jnp.broadcast_to(rounded(scale), numbers.shape), numbers)
     quotient = rounded(jax.lax.div(numbers, jax.lax.select(finite, divisor, numbers)))
     steps = jax.lax.clamp(-largest, quotient, largest)  # nan for all that is not finite
-    return (jax.lax.select(finite, steps, numbers) if np.dtype(dtype) == _WITH_INF else steps).astype(dtype)
+    steps = jax.lax.select(finite, steps, numbers) if np.dtype(dtype) == _WITH_INF else steps
+    return steps.astype(dtype), finite
 
 
 def to_float8_again(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
@@ -111,7 +117,9 @@ def from_float8(payload: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
     return from_float_steps(payload.astype(jnp.float32), scale, dtype)
 
 
-def quantize_float8(x: jax.Array, scale: jax.Array, q_dtype: Any, dq_dtype: Any) -> tuple[jax.Array, jax.Array]:
+def quantize_float8(
+    x: jax.Array, scale: jax.Array, q_dtype: Any, dq_dtype: Any
+) -> tuple[jax.Array, jax.Array]:
     """To an 8-bit float and back, straight through: the gradient of `x` is that of the value everywhere.
 
     Args:
@@ -127,13 +135,12 @@ def quantize_float8(x: jax.Array, scale: jax.Array, q_dtype: Any, dq_dtype: Any)
         >>> quantize_float8(jnp.float32(500), jnp.float32(1), jnp.float8_e4m3fn, jnp.float32)
         (Array(448., dtype=float32), Array(448, dtype=float8_e4m3fn))
     """
-    payload = to_float8(x, scale, q_dtype)
-    steps = payload.astype(jnp.float32)
-    product = steps * scale
+    payload, finite = _payload(x, scale, q_dtype)
+    product = payload.astype(jnp.float32) * scale
     largest = float(jnp.finfo(dq_dtype).max)
     value = jax.lax.clamp(-largest, product, largest)  # as `from_float8`: of a finite number, a finite one
     if np.dtype(q_dtype) == _WITH_INF:
-        value = jax.lax.select(jax.lax.is_finite(steps), value, product)
+        value = jax.lax.select(finite, value, product)
     return with_gradient_of(_cast(x, dq_dtype), value.astype(dq_dtype)), payload
 
 
