@@ -184,7 +184,7 @@ class FloatQuantTensor(QuantTensor):
         return self._format.dtype in CONTRACTED
 
     def payload(self) -> jax.Array:
-        """The numbers in `q_dtype`: those kept, or `value / scale`, exact for a value that lies on the grid; no gradient.
+        """The numbers in `q_dtype`: those kept, or `value / scale`, exact for a value on the grid; no gradient.
 
         Codes, as `codes` gives them, where JAX has no dtype that is this format.
         """
@@ -295,8 +295,8 @@ class FloatQuantTensor(QuantTensor):
         for name in changes:
             if name not in FIELDS:
                 raise TypeError(f"FloatQuantTensor has no field {name!r}; it has {', '.join(FIELDS)}")
-        fields = [changes.get(name, getattr(self, name)) for name in FIELDS]
-        return type(self)(*fields, self._payload if changes.keys() <= {"training"} else None)
+        fields = {name: changes.get(name, getattr(self, name)) for name in FIELDS}
+        return type(self)(**fields, payload=self._payload if changes.keys() <= {"training"} else None)
 
     def with_value(self, value: jax.Array) -> Self:
         """The same minifloats beside another array that stands for them: the value cast, as gradients go to it."""
