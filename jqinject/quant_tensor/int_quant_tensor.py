@@ -265,8 +265,12 @@ class IntQuantTensor(QuantTensor):
 
     __radd__ = __add__
     __rmul__ = __mul__
-    __neg__ = arithmetic.negate
-    __abs__ = arithmetic.absolute
+
+    def __neg__(self) -> "IntQuantTensor":
+        return arithmetic.negate(self)
+
+    def __abs__(self) -> "IntQuantTensor":
+        return arithmetic.absolute(self)
 
     def __repr__(self) -> str:
         return describe(self)

@@ -10,7 +10,8 @@ from flax import nnx
 
 from jqinject.core import CodebookQuant, Float8Quant, FloatQuant
 from jqinject.model.frozen_ops import quantized_op
-from jqinject.model.inspect.layer_report import ContractionReport, LayerReport
+from jqinject.model.inspect.layer_numbers import LayerReport
+from jqinject.model.inspect.layer_report import ContractionReport
 from jqinject.model.inspect.measured_report import check_numbers, measure
 from jqinject.model.inspect.program_contractions import Contraction, program_of
 from jqinject.model.static_ranges import uncalibrated

@@ -8,36 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jqinject.model.inspect.layer_numbers import LayerNumbers, plain
+from jqinject.model.inspect.layer_numbers import LayerReport, plain
 from jqinject.model.inspect.report_page import page
 from jqinject.model.inspect.report_table import as_rich, as_text
-
-
-@dataclass(frozen=True)
-class LayerReport:
-    """What one layer does.
-
-    Attributes:
-        path: where it is in the model.
-        layer: its class.
-        contraction: "int", "fp8" or "float", as it stands in the compiled program; "none" where it has none there.
-        program: dtypes of the operands and of the output, in XLA's words.
-        weight_bytes: of its weight, with scales and zero points.
-        note: why numbers are contracted as floats though they are quantized, or why they are not quantized.
-        operations: multiply-accumulates of its contractions for these inputs, all calls together; 0 where it is not
-            called. Those of a loop count as often as it runs, once where nobody knows how often that is; of branches
-            those with the most count.
-        numbers: what quantization does to it; None of a report without numbers, and of a layer that is not quantized.
-    """
-
-    path: str
-    layer: str
-    contraction: str
-    program: str
-    weight_bytes: int
-    note: str = ""
-    operations: int = 0
-    numbers: LayerNumbers | None = None
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING
 
 from jqinject.model.inspect.histories import History
-from jqinject.model.inspect.report_table import RIGHT, head, notes, rows
+from jqinject.model.inspect.layer_numbers import LayerReport
+from jqinject.model.inspect.report_table import RIGHT, Rows, head, notes, rows
 from jqinject.model.inspect.svg_charts import histogram_chart, line_chart
-
-if TYPE_CHECKING:
-    from jqinject.model.inspect.layer_report import ContractionReport, LayerReport
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8886; --bar: #4878a8; --out: #d0553a; --clip: #d0553a; }
@@ -45,7 +42,7 @@ last row has the ratio of the model's output with all layers quantized.</dd>
 ALONG = {"steps": ("oldest", "newest"), "elements": ("first", "last")}
 
 
-def page(report: ContractionReport) -> str:
+def page(report: Rows) -> str:
     """The whole page."""
     measured = report.output_sqnr_db is not None
     sections = "".join(_section(entry) for entry in report.layers)
@@ -58,7 +55,7 @@ def page(report: ContractionReport) -> str:
     )
 
 
-def _table(report: ContractionReport) -> str:
+def _table(report: Rows) -> str:
     names = head(report)
     header = "".join(_cell("th", name, name) for name in names)
     body = "\n".join(

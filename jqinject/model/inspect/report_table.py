@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from jqinject.model.inspect.layer_report import ContractionReport, LayerReport
+from jqinject.model.inspect.layer_numbers import LayerReport
 
 COLUMNS = ("layer", "class", "contracts", "program", "bytes", "operations")
 MEASURED = ("alone dB", "here dB", "weight dB", "clipped w/in/out", "only quantized", "only float")
@@ -14,13 +13,42 @@ MEASURED = ("alone dB", "here dB", "weight dB", "clipped w/in/out", "only quanti
 RIGHT = frozenset({"bytes", "operations", *MEASURED})
 
 
-def head(report: ContractionReport) -> tuple[str, ...]:
+class Rows(Protocol):
+    """What a table shows: see `ContractionReport`."""
+
+    @property
+    def layers(self) -> tuple[LayerReport, ...]:
+        """An entry for each layer."""
+        ...
+
+    @property
+    def output_sqnr_db(self) -> float | None:
+        """The ratio of the model's output; None without numbers."""
+        ...
+
+    @property
+    def uncalibrated(self) -> tuple[str, ...]:
+        """Paths of static ranges that never saw data."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all the layers."""
+        ...
+
+    @property
+    def operations(self) -> int:
+        """Of all the layers."""
+        ...
+
+
+def head(report: Rows) -> tuple[str, ...]:
     """The columns: those of numbers only where there are numbers."""
     measured = MEASURED if report.output_sqnr_db is not None else ()
     return (*COLUMNS, *measured, "note")
 
 
-def rows(report: ContractionReport) -> list[tuple[str, ...]]:
+def rows(report: Rows) -> list[tuple[str, ...]]:
     """A row for each layer, and one of totals."""
     found = [(*_cells(entry), *_measured(report, entry), entry.note) for entry in report.layers]
     # The ratio of the model's output stands in the column of a layer's output in the quantized model.
@@ -31,7 +59,7 @@ def rows(report: ContractionReport) -> list[tuple[str, ...]]:
     return [*found, totals]
 
 
-def as_text(report: ContractionReport) -> str:
+def as_text(report: Rows) -> str:
     """The table in plain text."""
     names = head(report)
     table = [names, *rows(report)]
@@ -46,7 +74,7 @@ def as_text(report: ContractionReport) -> str:
     return "\n".join([*(line.rstrip() for line in lines), *notes(report)])
 
 
-def as_rich(report: ContractionReport) -> Any:
+def as_rich(report: Rows) -> Any:
     """The table for `rich`, which asks for it: where nobody does, it need not be installed."""
     from rich.table import Table
     from rich.text import Text
@@ -61,7 +89,7 @@ def as_rich(report: ContractionReport) -> Any:
     return table
 
 
-def notes(report: ContractionReport) -> tuple[str, ...]:
+def notes(report: Rows) -> tuple[str, ...]:
     """What is said beneath the table."""
     unseen = report.uncalibrated
     return (f"static ranges that never saw data: {', '.join(unseen)}",) if unseen else ()
@@ -84,7 +112,7 @@ def _cells(entry: LayerReport) -> tuple[str, ...]:
     return entry.path, entry.layer, entry.contraction, entry.program, *counts
 
 
-def _measured(report: ContractionReport, entry: LayerReport) -> tuple[str, ...]:
+def _measured(report: Rows, entry: LayerReport) -> tuple[str, ...]:
     if report.output_sqnr_db is None:
         return ()
     numbers = entry.numbers

@@ -8,10 +8,10 @@ from typing import Any
 from flax import nnx
 
 from jqinject.core import StaticRange
+from jqinject.model.quantizing.plan import LayerRule
 from jqinject.model.quantizing.quantize_model import quantize_layer
 from jqinject.model.quantizing.rule_policy import proxy_at
 from jqinject.model.quantizing.rules import Rule
-from jqinject.model.quantizing.rules_report import LayerRule
 from jqinject.model.static_ranges import static_ranges
 from jqinject.model.walk import modules_of
 from jqinject.program import HELD, Site

@@ -13,15 +13,15 @@ from flax import nnx
 from jqinject.model.frozen_ops import op_slot
 from jqinject.model.quantizing.counterparts import counterpart_of
 from jqinject.model.quantizing.layer_reuse import Alike
-from jqinject.model.quantizing.rule_policy import OURS, RulePolicy, policy_for, proxy_at, sites_of
-from jqinject.model.quantizing.rules import Rule, checked_rules
-from jqinject.model.quantizing.rules_report import (
+from jqinject.model.quantizing.plan import (
     LayerRule,
     check_operations,
     idle_rules,
     nearest_pattern,
     plan_layers,
 )
+from jqinject.model.quantizing.rule_policy import OURS, RulePolicy, policy_for, proxy_at, sites_of
+from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.walk import dotted, is_abstract, modules_of, walk
 from jqinject.program import HELD, OpQuantizers, QuantizedProgram, change_class, quantized_class
 

@@ -15,10 +15,13 @@ class WeightAxes(ReassembledOnAssignment):
 
     Attributes:
         frozen: the low-bit numbers that take the place of the weight, once it is frozen.
+        weight_name: what NNX calls the weight.
+        takes_batch_norm: whether a batch normalization that follows can be folded into weight and bias.
     """
 
     frozen: FrozenWeight | None = None
     weight_name: ClassVar[str] = "kernel"
+    takes_batch_norm: ClassVar[bool] = True
 
     @property
     def weight(self) -> nnx.Variable[Any]:

@@ -9,6 +9,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.dot import contraction_output
+from jqinject.nn.base.batch_norm_folding import merge_bn
 from jqinject.nn.base.input_shape import check_features
 from jqinject.nn.base.parameter_view import StandIn
 from jqinject.nn.base.slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT, Slot, hold_proxies
@@ -111,8 +112,6 @@ class QuantWeightLayer(WeightAxes):
             TypeError: no batch normalization, or a layer that can take none.
             ValueError: channels differ, or the layer is frozen or quantizes its output. Nothing is changed then.
         """
-        from jqinject.nn.batch_norm_folding import merge_bn  # which knows layers by their classes
-
         merge_bn(self, norm)
 
     # --- forward

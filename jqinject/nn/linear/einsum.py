@@ -57,6 +57,8 @@ class QuantEinsum(QuantDotLayer, nnx.Einsum):
         ((1, 3, 2, 4), (1, 2, 4))
     """
 
+    takes_batch_norm = False
+
     contraction_name = "einsum_op"
     contraction_needs = {
         "int": "an input and a weight in integers of at most 8 bits, known before the program runs, and an equation "

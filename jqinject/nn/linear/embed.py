@@ -60,6 +60,7 @@ class QuantEmbed(QuantWeightLayer, nnx.Embed):
     slots = (WEIGHT, OUTPUT, GRAD)
     bias = None
     weight_name = "embedding"
+    takes_batch_norm = False
     contraction_needs = {
         "int": "a contraction of integers, which a lookup is not",
         "fp8": "a contraction of 8-bit floats, which a lookup is not",

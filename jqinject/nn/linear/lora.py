@@ -51,6 +51,8 @@ class QuantLoRALinear(QuantDotLayer, nnx.LoRALinear):
         ((3, 4), 4, (8, 2))
     """
 
+    takes_batch_norm = False
+
     returns_accumulator = False
     contraction_needs = {
         "int": "an input and a weight in integers of at most 8 bits, known before the program runs",

@@ -9,13 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.nn.base.norm_layer import QuantNormLayer
-from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.nn.linear.einsum import QuantEinsum
-from jqinject.nn.linear.embed import QuantEmbed
-from jqinject.nn.linear.lora import QuantLoRALinear
+from jqinject.nn.base.weight_axes import WeightAxes
 
 FLOAT_LAYERS = (nnx.Linear, nnx.Conv, nnx.ConvTranspose)
-NOT_MERGED = (QuantEmbed, QuantEinsum, QuantLoRALinear, nnx.LoRALinear)
 
 
 def factors_of(norm: nnx.BatchNorm) -> tuple[jax.Array, jax.Array]:
@@ -82,13 +78,13 @@ def merge_bn(layer: Any, norm: nnx.BatchNorm) -> None:
     if layer.bias is None:
         made = nnx.Param(summand.astype(old.dtype))
         layer.bias = nnx.data(made)
-        if not isinstance(layer, QuantWeightLayer) or "use_bias" in vars(layer):
+        if not _is_ours(layer) or "use_bias" in vars(layer):
             layer.use_bias = True
     else:
         bias = layer.bias.get_value()
         merged = bias.astype(jnp.float32) * factor.reshape(bias.shape) + summand.reshape(bias.shape)
         layer.bias.set_value(merged.astype(bias.dtype))
-    if isinstance(layer, QuantWeightLayer):
+    if _is_ours(layer):
         for proxy in (layer.weight_quant, layer.bias_quant):
             if proxy is not None:
                 proxy.init_tensor_quant()
@@ -132,14 +128,23 @@ class MergedBatchNorm(QuantNormLayer):
         return self._quantized(x, lambda x: x)
 
 
+def _is_ours(layer: Any) -> bool:
+    return isinstance(layer, WeightAxes)
+
+
+def _is_flaxs(layer: Any) -> bool:
+    return isinstance(layer, FLOAT_LAYERS) and not isinstance(layer, nnx.LoRALinear)
+
+
 def _weight_of(layer: Any) -> tuple[nnx.Variable[Any], int]:
     """The weight of a layer and the axis of its output channels."""
-    if isinstance(layer, NOT_MERGED) or not isinstance(layer, (QuantWeightLayer, *FLOAT_LAYERS)):
+    ours = _is_ours(layer)
+    if not (layer.takes_batch_norm if ours else _is_flaxs(layer)):
         raise TypeError(
             f"a batch norm can be merged into a layer that contracts its input with a weight (QuantLinear, QuantConv, "
             f"QuantConvTranspose, ...), not into a {type(layer).__name__}"
         )
-    if not isinstance(layer, QuantWeightLayer):
+    if not ours:
         transposed = isinstance(layer, nnx.ConvTranspose) and layer.transpose_kernel
         return layer.kernel, -2 if transposed else -1
     if layer.frozen is not None:
@@ -158,7 +163,7 @@ def _weight_of(layer: Any) -> tuple[nnx.Variable[Any], int]:
 def _check_fits(layer: Any, weight: nnx.Variable[Any], channel: int, norm: nnx.BatchNorm) -> None:
     name = type(layer).__name__
     own, its = weight.get_value().shape[channel], norm.num_features
-    rank = layer.weight_ndim if isinstance(layer, QuantWeightLayer) else weight.get_value().ndim
+    rank = layer.weight_ndim if _is_ours(layer) else weight.get_value().ndim
     if weight.get_value().ndim != rank:
         raise ValueError(f"a stack of {name}s can not take a batch norm: merge before stacking")
     if own != its or norm.axis not in (-1, getattr(layer, "axis", -1)):
@@ -166,7 +171,7 @@ def _check_fits(layer: Any, weight: nnx.Variable[Any], channel: int, norm: nnx.B
             f"this {name} has {own} output channels along its last axis, and the batch norm {its} along axis "
             f"{norm.axis}"
         )
-    if not isinstance(layer, QuantWeightLayer):
+    if not _is_ours(layer):
         return
     if layer.output_quant is not None and layer.output_quant.is_quant_enabled:
         raise ValueError(
