@@ -166,6 +166,11 @@ class IntQuantTensor(QuantTensor):
     training: bool = property(attrgetter("_training"), doc="Whether it was made in training mode.")  # type: ignore[assignment]
 
     @property
+    def payload(self) -> jax.Array | None:
+        """The integers, where they are kept; `int` makes them where they are not."""
+        return self._payload
+
+    @property
     def _array(self) -> jax.Array:
         """An array of the shape of the value."""
         return (

@@ -29,12 +29,13 @@ NO_SECOND_DERIVATIVE = (
 
 @dataclass(frozen=True)
 class _Spec:
-    """What is static in one contraction."""
+    """What is static in one contraction; `stored` is the dtype of the values of a right operand without gradient."""
 
     dims: Dimensions
     dtype: np.dtype
     accumulator_dtype: Any
     out_sharding: Any
+    stored: np.dtype | None = None
 
 
 def contraction_kind(lhs: Any, rhs: Any, dims: Dimensions, asked: str = "auto") -> str:
@@ -135,7 +136,7 @@ def contract_tensors(
 
 def contract_integers(
     lhs: jax.Array,
-    rhs: jax.Array,
+    rhs: Any,
     left: Affine,
     right: Affine,
     dims: Dimensions,
@@ -147,27 +148,34 @@ def contract_integers(
     """The contraction of integers, with the gradients of the contraction of the values that they stand for.
 
     Args:
-        lhs, rhs: the values, which receive the gradients and are not looked at forward.
+        lhs, rhs: the values, which receive the gradients and are not looked at forward; in the place of `rhs` the dtype
+            of its values, where `right` is stored and has no gradient.
         left, right: their integers.
         dims, dtype, accumulator_dtype, out_sharding: as for `affine_dot_general`.
     """
+    values = rhs if isinstance(rhs, jax.Array) else None
+    stored = np.dtype(rhs) if values is None else None
     with backward_only("a contraction of integers"):
-        return _integers(_Spec(dims, np.dtype(dtype), accumulator_dtype, out_sharding), lhs, rhs, left, right)
+        spec = _Spec(dims, np.dtype(dtype), accumulator_dtype, out_sharding, stored)
+        return _integers(spec, lhs, values, left, right)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _integers(spec: _Spec, lhs: jax.Array, rhs: jax.Array, left: Affine, right: Affine) -> jax.Array:
+def _integers(spec: _Spec, lhs: jax.Array, rhs: jax.Array | None, left: Affine, right: Affine) -> jax.Array:
     return affine_dot_general(left, right, spec.dims, spec.dtype, spec.accumulator_dtype, spec.out_sharding)
 
 
-def _fwd(spec: _Spec, lhs: jax.Array, rhs: jax.Array, left: Affine, right: Affine) -> Any:
-    lhs, rhs = first_order(lhs, NO_SECOND_DERIVATIVE), first_order(rhs, NO_SECOND_DERIVATIVE)
-    return _integers(spec, lhs, rhs, left, right), (lhs, rhs)
+def _fwd(spec: _Spec, lhs: jax.Array, rhs: jax.Array | None, left: Affine, right: Affine) -> Any:
+    lhs, rhs = first_order((lhs, rhs), NO_SECOND_DERIVATIVE)
+    return _integers(spec, lhs, rhs, left, right), (lhs, right if rhs is None else rhs)
 
 
-def _bwd(spec: _Spec, kept: tuple[jax.Array, jax.Array], g: jax.Array) -> Any:
+def _bwd(spec: _Spec, kept: tuple[jax.Array, Any], g: jax.Array) -> Any:
     lhs, rhs = kept
     g = first_order(g, NO_SECOND_DERIVATIVE)
+    if isinstance(rhs, Affine):
+        floats = rhs.dequantized().astype(spec.stored)
+        return _gradient(g, floats, spec.dims.gradient_of_lhs(), lhs), None, None, None
     of_lhs = _gradient(g, rhs, spec.dims.gradient_of_lhs(), lhs)
     of_rhs = _gradient(g, lhs, spec.dims.gradient_of_rhs(), rhs)
     return of_lhs, of_rhs, None, None

@@ -96,18 +96,20 @@ class QuantDotLayer(QuantWeightLayer):
         return Float8Contraction(x, weight, None if self.grad_quant is None else self.grad_quant.q_dtype)
 
     def _integer_contraction(self, x: Any, weight: Any) -> Any:
-        integers = weight_integers(self.frozen, self.weight_quant, weight)
-        if integers is None or not isinstance(x, IntQuantTensor | GroupwiseIntQuantTensor):
+        if not isinstance(x, IntQuantTensor | GroupwiseIntQuantTensor):
             return None
+        frozen = self.frozen
+        integers = weight_integers(frozen, None if frozen is not None else self.weight_quant, weight)
         placed = self._placed(x.shape)
-        if placed is None or not has_integers(x):
+        if integers is None or placed is None or not has_integers(x):
             return None
-        groups = weight_groups(self.frozen, weight)
+        groups = weight_groups(frozen, weight)
+        stored = None if frozen is None else frozen.value_dtype
         if groups is not None or isinstance(x, GroupwiseIntQuantTensor):
-            found = grouped_contraction(x, integers, groups, placed.dims)
+            found = grouped_contraction(x, integers, groups, placed.dims, stored)
             few = found is not None and found.of_input.size < LEAST_GROUP
             return None if few and self.contraction != "int" else found
-        return IntegerContraction(x, self._with_sums_of(integers, placed.dims))
+        return IntegerContraction(x, self._with_sums_of(integers, placed.dims), stored)
 
     def _with_sums_of(self, integers: Affine, dims: Dimensions) -> Affine:
         """Known sums count only where they are those of the axes that are summed over here."""

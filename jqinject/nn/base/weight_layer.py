@@ -200,10 +200,12 @@ class QuantWeightLayer(WeightAxes):
         x = inputs if self.input_quant is None else self.input_quant(inputs)
         weight = self.quant_weight(x)
         bias = self.quant_bias(x, weight)
-        parameters = {self.weight_name: as_array(weight), "bias": None if bias is None else as_array(bias)}
         contraction = self._payload_contraction(x, weight)
-        if contraction is not None:
-            parameters |= self._injected(contraction)
+        parameters = {} if contraction is None else self._injected(contraction)
+        # Of a stored weight whose integers are contracted, the parent's forward sees shape and dtype alone.
+        unseen = contraction is not None and contraction.stored is not None
+        kernel = jax.lax.full(weight.shape, 0, weight.dtype) if unseen else as_array(weight)
+        parameters |= {self.weight_name: kernel, "bias": None if bias is None else as_array(bias)}
         y = self._parent_forward(StandIn(self, parameters), as_array(x), out_sharding)
         if self.grad_quant is not None:
             y = self.grad_quant(y, None if contraction is None else contraction.token)
