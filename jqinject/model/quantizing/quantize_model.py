@@ -223,7 +223,7 @@ def quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | No
         name, op = op_slot(layer) or ("", None)
         assert op is not None, "planned because it has one"
         # The function that is there is static; a module in its place is data.
-        setattr(layer, name, nnx.data(op(rule.contraction, rngs=rngs)))
+        setattr(layer, name, nnx.data(op(rule.scheme, rngs=rngs)))
         return
     counterpart = counterpart_of(layer)
     assert counterpart is not None, "planned because it has one"
