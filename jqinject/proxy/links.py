@@ -48,7 +48,9 @@ class LinkedProxy:
     def __get__(self, layer: Any, owner: type | None = None) -> Any:
         held = None if layer is None else layer.__dict__.get(self.name)
         if isinstance(held, nnx.Module):
-            link(held, layer)
+            known = _LAYERS.get(held)
+            if not known or known[0]() is not layer:
+                link(held, layer)
             if self.parameters is not None:
                 _PARAMETERS[held] = self.parameters(layer)
         return held

@@ -26,7 +26,7 @@ from jqinject.quant_tensor.bit_widths import BitWidth
 from jqinject.quant_tensor.concrete import is_concrete
 from jqinject.quant_tensor.validity import checked_integers, dequantized, holds_integers, pre_round_integers
 
-_SLOTS = tuple("_" + name for name in (*FIELDS, "payload"))
+_SLOTS = tuple("_" + name for name in (*FIELDS, "payload", "shaped"))
 
 
 @final
@@ -73,10 +73,20 @@ class IntQuantTensor(QuantTensor):
         Array(0.5, dtype=float32)
     """
 
-    __slots__ = ("_bit_width", "_payload", "_scale", "_signed", "_training", "_value", "_zero_point")
+    __slots__ = (
+        "_bit_width",
+        "_payload",
+        "_scale",
+        "_shaped",
+        "_signed",
+        "_training",
+        "_value",
+        "_zero_point",
+    )
 
-    _value: jax.Array | np.dtype
+    _value: jax.Array | np.dtype  # the dtype, of a value that is made when it is read
     _payload: jax.Array | None
+    _shaped: jax.Array  # the value, or the payload that it is made from
 
     def __init__(
         self,
@@ -99,7 +109,8 @@ class IntQuantTensor(QuantTensor):
         self._hold((value, scale, zero_point, bit_width, signed, training), payload)
 
     def _hold(self, fields: tuple[Any, ...], payload: jax.Array | None) -> None:
-        for slot, content in zip(_SLOTS, (*fields, payload), strict=True):
+        shaped = payload if isinstance(fields[0], np.dtype) else fields[0]
+        for slot, content in zip(_SLOTS, (*fields, payload, shaped), strict=True):
             object.__setattr__(self, slot, content)
 
     @classmethod
@@ -171,26 +182,19 @@ class IntQuantTensor(QuantTensor):
         return self._payload
 
     @property
-    def _array(self) -> jax.Array:
-        """An array of the shape of the value."""
-        return (
-            self._payload if isinstance(self._value, np.dtype) and self._payload is not None else self.value
-        )
-
-    @property
     def shape(self) -> tuple[int, ...]:
         """Shape of `value`."""
-        return self._array.shape
+        return self._shaped.shape
 
     @property
     def ndim(self) -> int:
         """Number of axes of `value`."""
-        return self._array.ndim
+        return self._shaped.ndim
 
     @property
     def size(self) -> int:
         """Number of elements of `value`."""
-        return self._array.size
+        return self._shaped.size
 
     @property
     def dtype(self) -> np.dtype:

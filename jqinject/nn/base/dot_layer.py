@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import jax
@@ -39,12 +40,12 @@ class Placed:
     dims: Dimensions
     order: tuple[int, ...] | None = None
 
-    @property
+    @cached_property
     def of_input(self) -> dict[int, int]:
         """Axis of the input -> axis of the output."""
         return {axis: self._place(place) for axis, place in self.dims.lhs_places.items()}
 
-    @property
+    @cached_property
     def of_weight(self) -> dict[int, int]:
         """Axis of the weight -> axis of the output."""
         return {axis: self._place(place) for axis, place in self.dims.rhs_places.items()}
@@ -64,6 +65,12 @@ class Placed:
         return tuple(shape)
 
 
+@lru_cache(maxsize=64)
+def _last_with_first(ndim: int) -> Placed:
+    """The last axis of an input of `ndim` axes with the first of a matrix."""
+    return Placed(Dimensions.of(ndim, 2, (((ndim - 1,), (0,)), ((), ()))))
+
+
 class QuantDotLayer(QuantWeightLayer):
     """Abstract: a layer that contracts its input with its weight, and can do so in integers and 8-bit floats.
 
@@ -81,9 +88,7 @@ class QuantDotLayer(QuantWeightLayer):
 
     def _placed(self, shape: tuple[int, ...]) -> Placed | None:
         """The contraction with an input of a shape; None where it is no single `dot_general`."""
-        if not shape:
-            return None
-        return Placed(Dimensions.of(len(shape), 2, (((len(shape) - 1,), (0,)), ((), ()))))
+        return _last_with_first(len(shape)) if shape else None
 
     # --- payloads
 

@@ -222,16 +222,14 @@ class QuantWeightLayer(WeightAxes):
         # Training contracts the floats, which costs less than integers that are made anew at every step.
         if found is None and (self.contraction == "int" or self.frozen is not None):
             found = self._integer_contraction(x, weight)
-        if (found is None and self.contraction != "auto") or self._is_other_kind(found):
+        other = self.contraction == "int" and isinstance(found, Float8Contraction)
+        if other or (found is None and self.contraction != "auto"):
             needed = self.contraction_needs[self.contraction]
             raise ValueError(
                 f"{type(self).__name__}(contraction={self.contraction!r}) needs {needed}; got {describe(x)} and "
                 f"{describe(weight)}.\n  cure: quantizers of that kind for input and weight, or contraction='auto'"
             )
         return found
-
-    def _is_other_kind(self, found: Any) -> bool:
-        return found is not None and self.contraction == "int" and isinstance(found, Float8Contraction)
 
     def _contracts_as_flax(self) -> bool:
         """Whether the function that contracts is Flax's default, not the user's."""
