@@ -10,7 +10,7 @@ from jqinject.core.construction.assign import assign
 from jqinject.nn.base.slots import ACT, GRAD, make_proxy, share, split_overrides
 from jqinject.ops import FloatFormat
 from jqinject.ops.saved import saved_codes, saved_floats, saved_integers
-from jqinject.proxy import LinkedProxy
+from jqinject.proxy import link_if_proxy
 from jqinject.quant_tensor import (
     FloatQuantTensor,
     GroupwiseQuantTensor,
@@ -61,8 +61,8 @@ class QuantCheckpoint(nnx.Module):
         (4,)
     """
 
-    act_quant: Any = LinkedProxy()
-    grad_quant: Any = LinkedProxy()
+    act_quant: Any
+    grad_quant: Any = None
 
     def __init__(
         self,
@@ -83,6 +83,12 @@ class QuantCheckpoint(nnx.Module):
         assign(self, **{name: proxy for name, proxy in proxies.items() if proxy is not None})
         for quantizer in given.values():
             share(self, quantizer)
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name.endswith("_quant"):
+            link_if_proxy(self, value)
+        return value
 
     def __call__(self, x: Any) -> jax.Array:
         """Quantize, and keep the payload.

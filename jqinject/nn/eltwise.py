@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.nn.base.slots import INPUT, OUTPUT, hold_proxies
-from jqinject.proxy import LinkedProxy, QuantProxyFromInjector
+from jqinject.proxy import QuantProxyFromInjector, link_if_proxy
 from jqinject.quant import Int8ActPerTensorFloat
 from jqinject.quant_tensor import QuantTensor, as_array, concatenate
 
@@ -22,8 +22,8 @@ class QuantMergeLayer(nnx.Module):
         return_quant_tensor: whether the output is a QuantTensor.
     """
 
-    input_quant: Any = LinkedProxy()
-    output_quant: Any = LinkedProxy()
+    input_quant: Any = None
+    output_quant: Any = None
     return_quant_tensor: bool
 
     def _init_quantizers(
@@ -57,6 +57,12 @@ class QuantMergeLayer(nnx.Module):
         hold_proxies(self, (slot,), {slot.name: given[slot.name]}, overrides, rngs, ())
         if getattr(self, slot.name) is not None:
             setattr(self, other.name, getattr(self, slot.name))
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name.endswith("_quant"):
+            link_if_proxy(self, value)
+        return value
 
     def _quantized(self, x: Any) -> Any:
         return _through(self.input_quant, x if isinstance(x, QuantTensor) else jnp.asarray(x))

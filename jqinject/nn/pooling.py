@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.nn.base.slots import INPUT, OUTPUT, hold_proxies
-from jqinject.proxy import LinkedProxy
+from jqinject.proxy import link_if_proxy
 from jqinject.quant_tensor import IntQuantTensor, as_array, avg_pool, max_pool
 
 
@@ -22,8 +22,8 @@ class QuantPoolLayer(nnx.Module):
         return_quant_tensor: whether what comes out as a QuantTensor stays one.
     """
 
-    input_quant: Any = LinkedProxy()
-    output_quant: Any = LinkedProxy()
+    input_quant: Any = None
+    output_quant: Any = None
     return_quant_tensor: bool
 
     def _init_pool(
@@ -50,6 +50,12 @@ class QuantPoolLayer(nnx.Module):
             )
         self.return_quant_tensor = return_quant_tensor
         hold_proxies(self, (INPUT, OUTPUT), given, overrides, rngs, ())
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name.endswith("_quant"):
+            link_if_proxy(self, value)
+        return value
 
     @abstractmethod
     def _pool(self, x: Any) -> Any:

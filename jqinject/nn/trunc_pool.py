@@ -8,7 +8,7 @@ from flax import nnx
 
 from jqinject.core.construction.assign import assign
 from jqinject.nn.base.slots import TRUNC, make_proxy, share, split_overrides
-from jqinject.proxy import LinkedProxy
+from jqinject.proxy import link_if_proxy
 from jqinject.quant import RoundTo8bit
 from jqinject.quant_tensor import IntQuantTensor, adaptive_avg_pool, as_array, avg_pool
 
@@ -23,7 +23,7 @@ class QuantTruncLayer(nnx.Module):
         return_quant_tensor: whether the output is a QuantTensor.
     """
 
-    trunc_quant: Any = LinkedProxy()
+    trunc_quant: Any = None
     return_quant_tensor: bool
 
     def _init_quantizers(
@@ -39,6 +39,12 @@ class QuantTruncLayer(nnx.Module):
         if proxy is not None:
             assign(self, trunc_quant=proxy)
         share(self, trunc_quant)
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name.endswith("_quant"):
+            link_if_proxy(self, value)
+        return value
 
     @abstractmethod
     def _mean(self, x: Any) -> Any:

@@ -2,11 +2,10 @@
 
 A proxy keeps no layer: as a child it would be a cycle, as static metadata it would retrace and lead clones back to the
 original. The truth is the model. What stands here is a weak index of it, filled where a layer is seen to hold a proxy:
-when a layer is built, when its proxy is read from it (`LinkedProxy`), and when a model is walked.
+when a layer is built, when its proxy is read from it (`link_if_proxy`), and when a model is walked.
 """
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from flax import nnx
@@ -17,51 +16,28 @@ _PARAMETERS: weakref.WeakKeyDictionary[nnx.Module, Any] = weakref.WeakKeyDiction
 
 def link(proxy: nnx.Module, layer: Any) -> None:
     """Note that `layer` holds `proxy`; does nothing if that is known."""
-    known = _LAYERS.get(proxy)
-    if known is None:
-        _LAYERS[proxy] = known = []
-    for reference in known:
-        if reference() is layer:
-            return
-    known.append(weakref.ref(layer))
+    known = _LAYERS.setdefault(proxy, [])
+    if not any(reference() is layer for reference in known):
+        known.append(weakref.ref(layer))
 
 
-class LinkedProxy:
-    """A layer's place for a proxy: when it is read, the proxy is noted to be held by that layer; None until it is set.
+def link_if_proxy(layer: Any, held: Any, parameters: Any = None) -> None:
+    """Note that `layer` holds `held`, where that is a proxy: layers call it when one of their attributes is read.
 
     So `clone.weight_quant.scale()` and `clone.weight_quant.init_tensor_quant()` are about the clone: a copy is linked
-    when its proxy is first read through it, also inside a transform. The proxy itself is in the layer's `vars`, as
-    every attribute of a module.
+    when its proxy is first read through it, also inside a transform.
 
     Args:
-        parameters: from the layer, what the proxy may be asked about after the layer is gone, as in
+        layer: the layer that is read.
+        held: the attribute.
+        parameters: what the proxy may be asked about after the layer is gone, as in
             `QuantLinear(...).weight_quant.scale()`; it must not refer to the layer or the proxy, or both would live
-            forever. None for nothing.
+            forever.
     """
-
-    def __init__(self, parameters: Callable[[Any], Any] | None = None) -> None:
-        self.parameters = parameters
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, layer: Any, owner: type | None = None) -> Any:
-        held = None if layer is None else layer.__dict__.get(self.name)
-        if isinstance(held, nnx.Module):
-            known = _LAYERS.get(held)
-            if not known or known[0]() is not layer:
-                link(held, layer)
-            if self.parameters is not None:
-                _PARAMETERS[held] = self.parameters(layer)
-        return held
-
-    def __set__(self, layer: Any, held: Any) -> None:
-        layer.__dict__[self.name] = held
-
-    def __delete__(self, layer: Any) -> None:
-        if self.name not in layer.__dict__:
-            raise AttributeError(f"{type(layer).__name__} holds no {self.name}")
-        del layer.__dict__[self.name]
+    if isinstance(held, nnx.Module):
+        link(held, layer)
+        if parameters is not None:
+            _PARAMETERS[held] = parameters
 
 
 def parameters_of(proxy: nnx.Module) -> Any:

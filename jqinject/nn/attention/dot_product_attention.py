@@ -19,7 +19,7 @@ from jqinject.nn.attention.attention_base import (
 )
 from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
 from jqinject.nn.base.slots import hold_proxies
-from jqinject.proxy import LinkedProxy
+from jqinject.proxy import link_if_proxy
 from jqinject.quant_tensor import as_array
 
 SDPA_OUTPUT = act_slot("sdpa_output_")
@@ -122,12 +122,12 @@ class QuantScaledDotProductAttention(nnx.Module):
         ((1, 5, 2, 8), 4)
     """
 
-    q_scaled_quant: Any = LinkedProxy()
-    k_transposed_quant: Any = LinkedProxy()
-    softmax_input_quant: Any = LinkedProxy()
-    attn_output_weights_quant: Any = LinkedProxy()
-    v_quant: Any = LinkedProxy()
-    sdpa_output_quant: Any = LinkedProxy()
+    q_scaled_quant: Any = None
+    k_transposed_quant: Any = None
+    softmax_input_quant: Any = None
+    attn_output_weights_quant: Any = None
+    v_quant: Any = None
+    sdpa_output_quant: Any = None
 
     def __init__(
         self,
@@ -165,6 +165,12 @@ class QuantScaledDotProductAttention(nnx.Module):
                 "QuantScaledDotProductAttention(return_quant_tensor=True) needs sdpa_output_quant to have a scale to "
                 "return.\n  cure: give it sdpa_output_quant=..."
             )
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name.endswith("_quant"):
+            link_if_proxy(self, value)
+        return value
 
     def __call__(
         self,

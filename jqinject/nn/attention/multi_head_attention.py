@@ -15,7 +15,7 @@ from jqinject.nn.attention.projections import hold_projections, stack_along
 from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
 from jqinject.nn.base.parameter_view import StandIn
 from jqinject.nn.base.slots import hold_proxies, split_keywords
-from jqinject.proxy import LinkedProxy
+from jqinject.proxy import link_if_proxy
 
 CACHED = {"k_transposed_quant": "cached_key", "v_quant": "cached_value"}
 
@@ -80,12 +80,12 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
         ((1, 1, 8), dtype('int8'))
     """
 
-    in_proj_input_quant: Any = LinkedProxy()
-    q_scaled_quant: Any = LinkedProxy()
-    k_transposed_quant: Any = LinkedProxy()
-    softmax_input_quant: Any = LinkedProxy()
-    attn_output_weights_quant: Any = LinkedProxy()
-    v_quant: Any = LinkedProxy()
+    in_proj_input_quant: Any = None
+    q_scaled_quant: Any = None
+    k_transposed_quant: Any = None
+    softmax_input_quant: Any = None
+    attn_output_weights_quant: Any = None
+    v_quant: Any = None
     packed_in_proj: bool = False
     contraction: ContractionKind = "auto"
     cached_key_scale: nnx.Cache[Any] | None = None
@@ -185,6 +185,12 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
                 "computes attention by itself.\n"
                 "  cure: attention_fn=QuantScaledDotProductAttention(...), which takes them, or leave them out"
             )
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name.endswith("_quant"):
+            link_if_proxy(self, value)
+        return value
 
     # --- forward
 

@@ -8,7 +8,7 @@ from flax import nnx
 
 from jqinject.core.construction.assign import assign
 from jqinject.nn.base.slots import ACT, GRAD, INPUT, Slot, make_proxy, share, split_overrides
-from jqinject.proxy import LinkedProxy
+from jqinject.proxy import link_if_proxy
 from jqinject.quant_tensor import as_array
 
 
@@ -21,9 +21,9 @@ class QuantActLayer(nnx.Module):
         keeps_scale: whether the function leaves a QuantTensor its scale, so that it needs no quantizer to return one.
     """
 
-    act_quant: Any = LinkedProxy()
-    input_quant: Any = LinkedProxy()
-    grad_quant: Any = LinkedProxy()
+    act_quant: Any = None
+    input_quant: Any = None
+    grad_quant: Any = None
     return_quant_tensor: bool
     keeps_scale: ClassVar[bool] = False
 
@@ -52,6 +52,12 @@ class QuantActLayer(nnx.Module):
         assign(self, return_quant_tensor=return_quant_tensor, **held)
         for slot in slots:
             share(self, given[slot.name])
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name.endswith("_quant"):
+            link_if_proxy(self, value)
+        return value
 
     @abstractmethod
     def _activation(self, x: Any) -> Any:

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NamedTuple
 from flax import nnx
 
 from jqinject.nn.base.weight_input import input_format
-from jqinject.proxy import InputFormat, LinkedProxy
+from jqinject.proxy import InputFormat, link_if_proxy
 
 
 class LayerParameters(NamedTuple):
@@ -25,17 +25,23 @@ class LayerParameters(NamedTuple):
         return input_format(self)
 
 
-def _parameters(layer: Any) -> LayerParameters:
-    held = vars(layer)
-    return LayerParameters(held.get(layer.weight_name), held.get("bias"), held.get("input_quant"))
-
-
 class ReassembledOnAssignment(nnx.Module):
     """Abstract: a proxy knows the layer that it is read from, and a new weight or bias assembles it again."""
 
-    weight_quant: Any = LinkedProxy(_parameters)
-    bias_quant: Any = LinkedProxy(_parameters)
+    weight_quant: Any = None
+    bias_quant: Any = None
     weight_name: ClassVar[str]
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name.endswith("_quant"):
+            of_parameter = name in ("weight_quant", "bias_quant")
+            link_if_proxy(self, value, self._parameters() if of_parameter and value is not None else None)
+        return value
+
+    def _parameters(self) -> LayerParameters:
+        held = vars(self)
+        return LayerParameters(held.get(self.weight_name), held.get("bias"), held.get("input_quant"))
 
     def __setattr__(self, name: str, value: Any) -> None:
         name = self.weight_name if name == "weight" else name

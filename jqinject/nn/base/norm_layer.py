@@ -7,7 +7,7 @@ import jax
 from flax import nnx
 
 from jqinject.nn.base.slots import GRAD, INPUT, OUTPUT, Slot, hold_proxies
-from jqinject.proxy import LinkedProxy
+from jqinject.proxy import link_if_proxy
 from jqinject.quant_tensor import as_array
 
 
@@ -20,9 +20,9 @@ class QuantNormLayer(nnx.Module):
     """
 
     slots: ClassVar[tuple[Slot, ...]] = (INPUT, OUTPUT, GRAD)
-    input_quant: Any = LinkedProxy()
-    output_quant: Any = LinkedProxy()
-    grad_quant: Any = LinkedProxy()
+    input_quant: Any = None
+    output_quant: Any = None
+    grad_quant: Any = None
     return_quant_tensor: bool
     num_features: int
 
@@ -65,6 +65,12 @@ class QuantNormLayer(nnx.Module):
         """The sizes of the leading axes that parameters have in a stack of layers; the last axis is the features'."""
         held = [v for v in vars(self).values() if isinstance(v, nnx.Variable)]
         return held[0].shape[:-1] if held else ()
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name.endswith("_quant"):
+            link_if_proxy(self, value)
+        return value
 
     def _quantized(self, x: Any, norm: Callable[[jax.Array], jax.Array]) -> Any:
         """The norm of the quantized input, with a quantized output.

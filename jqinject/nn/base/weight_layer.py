@@ -17,7 +17,7 @@ from jqinject.nn.base.slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT, Slot, hold
 from jqinject.nn.base.weight_axes import WeightAxes
 from jqinject.nn.base.weight_input import check_input_for_weight, input_format
 from jqinject.nn.frozen.payload_contraction import Float8Contraction, describe
-from jqinject.proxy import InputFormat, LinkedProxy, stack_of
+from jqinject.proxy import InputFormat, stack_of
 from jqinject.quant_tensor import QuantTensor, as_array
 
 
@@ -33,9 +33,11 @@ class QuantWeightLayer(WeightAxes):
         contraction: in which numbers input and weight are contracted.
     """
 
-    input_quant: Any = LinkedProxy()
-    output_quant: Any = LinkedProxy()
-    grad_quant: Any = LinkedProxy()
+    weight_quant: Any = None
+    bias_quant: Any = None
+    input_quant: Any = None
+    output_quant: Any = None
+    grad_quant: Any = None
     contraction: ContractionKind = "auto"
     return_quant_tensor: bool
     bias: Any

@@ -12,7 +12,7 @@ from jqinject.nn.base.parameter_view import StandIn
 from jqinject.nn.base.slots import BIAS, WEIGHT, Slot, make_proxy, share, split_overrides
 from jqinject.nn.linear.linear import QuantLinear
 from jqinject.program import change_class
-from jqinject.proxy import ActQuantProxyFromInjector, BiasQuantProxyFromInjector, LinkedProxy
+from jqinject.proxy import ActQuantProxyFromInjector, BiasQuantProxyFromInjector, link_if_proxy
 from jqinject.quant_tensor import IntQuantTensor, as_array
 
 IO, GATE_ACC, SIGMOID, TANH, CELL_STATE = (
@@ -68,7 +68,7 @@ class QuantRecurrentCell(nnx.Module):
 
     gates: ClassVar[Mapping[str, str]]
     act_quantizers: ClassVar[Mapping[str, Slot]]
-    io_quant: Any = LinkedProxy()
+    io_quant: Any = None
     in_features: int
     hidden_features: int
 
@@ -143,6 +143,12 @@ class QuantRecurrentCell(nnx.Module):
         }
         change_class(layer, QuantLinear)
         layer._init_quantizers(quantizers, prefixed, False, rngs)
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name.endswith("_quant"):
+            link_if_proxy(self, value)
+        return value
 
     # --- one step, in parts: what does not depend on the hidden state is made once for a whole sequence
 

@@ -19,7 +19,6 @@ from jqinject.nn.recurrent._cell import (
     quantized,
     value_of,
 )
-from jqinject.proxy import LinkedProxy
 from jqinject.quant_tensor import as_array
 
 FORGET = ("forget_acc_quant", "forget_sigmoid_quant")
@@ -42,16 +41,16 @@ class QuantLSTMStep(QuantRecurrentCell):
         "hidden_state_tanh_quant": TANH,
     }
     coupled_input_forget_gates: bool = False
-    cell_state_quant: Any = LinkedProxy()
-    input_acc_quant: Any = LinkedProxy()
-    forget_acc_quant: Any = LinkedProxy()
-    cell_acc_quant: Any = LinkedProxy()
-    output_acc_quant: Any = LinkedProxy()
-    input_sigmoid_quant: Any = LinkedProxy()
-    forget_sigmoid_quant: Any = LinkedProxy()
-    cell_tanh_quant: Any = LinkedProxy()
-    output_sigmoid_quant: Any = LinkedProxy()
-    hidden_state_tanh_quant: Any = LinkedProxy()
+    cell_state_quant: Any = None
+    input_acc_quant: Any = None
+    forget_acc_quant: Any = None
+    cell_acc_quant: Any = None
+    output_acc_quant: Any = None
+    input_sigmoid_quant: Any = None
+    forget_sigmoid_quant: Any = None
+    cell_tanh_quant: Any = None
+    output_sigmoid_quant: Any = None
+    hidden_state_tanh_quant: Any = None
     gate_fn: Activation
     activation_fn: Activation
 

@@ -24,7 +24,6 @@ from jqinject.nn.recurrent._cell import (
     tanh,
     value_of,
 )
-from jqinject.proxy import LinkedProxy
 from jqinject.quant_tensor import as_array
 
 
@@ -67,7 +66,7 @@ class QuantSimpleCell(QuantRecurrentCell, nnx.SimpleCell):
 
     gates = {"dense_i": "dense_h"}
     act_quantizers: ClassVar = {"io_quant": IO, "gate_acc_quant": GATE_ACC}
-    gate_acc_quant: Any = LinkedProxy()
+    gate_acc_quant: Any = None
 
     def __init__(
         self,
@@ -165,13 +164,13 @@ class QuantGRUCell(QuantRecurrentCell, nnx.GRUCell):
         "update_sigmoid_quant": SIGMOID,
         "new_tanh_quant": TANH,
     }
-    reset_acc_quant: Any = LinkedProxy()
-    update_acc_quant: Any = LinkedProxy()
-    hidden_acc_quant: Any = LinkedProxy()
-    new_acc_quant: Any = LinkedProxy()
-    reset_sigmoid_quant: Any = LinkedProxy()
-    update_sigmoid_quant: Any = LinkedProxy()
-    new_tanh_quant: Any = LinkedProxy()
+    reset_acc_quant: Any = None
+    update_acc_quant: Any = None
+    hidden_acc_quant: Any = None
+    new_acc_quant: Any = None
+    reset_sigmoid_quant: Any = None
+    update_sigmoid_quant: Any = None
+    new_tanh_quant: Any = None
 
     def __init__(
         self,
