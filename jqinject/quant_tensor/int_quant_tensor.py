@@ -248,10 +248,10 @@ class IntQuantTensor(QuantTensor):
         return bool(valid) if is_concrete(valid) else valid
 
     def int(self, float_datatype: bool = False) -> jax.Array:
-        """The integers: those that a quantizer kept, or round(value / scale + zero_point).
+        """The integers: round(value / scale + zero_point).
 
-        Under tracing validity cannot be checked, and a learned bit width does not choose the dtype: int32
-        then.
+        Under tracing validity cannot be checked: they are those that the quantizer kept, where it did. A learned bit
+        width does not choose the dtype then: int32.
 
         Args:
             float_datatype: keep the integers in float32, with the straight-through gradient of the rounding.
@@ -265,7 +265,10 @@ class IntQuantTensor(QuantTensor):
         """
         narrow = is_concrete(self.bit_width) and float(self.bit_width) <= 8
         dtype = (jnp.int8 if self.signed else jnp.uint8) if narrow else jnp.int32
-        if self._payload is not None and not float_datatype:
+        known = self._payload is not None and (
+            isinstance(self._value, np.dtype) or not is_concrete(self._value)
+        )
+        if known and self._payload is not None and not float_datatype:
             return self._payload.astype(dtype)
         if is_concrete(*self._grid, self.bit_width):
             integers, exist = checked_integers(*self._grid, self.bit_width, self.signed, dtype)

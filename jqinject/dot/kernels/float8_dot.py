@@ -12,7 +12,7 @@ import numpy as np
 
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output, varies_only_along
 from jqinject.dot.geometry.sharding import sharding_before
-from jqinject.ops.derivatives import backward_only, first_order
+from jqinject.ops.derivatives import explain_forward_mode, first_order
 from jqinject.ops.devices.explicit_axes import sharded_beside
 from jqinject.ops.minifloats.float8_cast import from_float8, to_float8_again
 from jqinject.ops.minifloats.low_bits import LowBits, as_bits
@@ -111,8 +111,11 @@ def float8_dot_general(
             f"sum can undo it (scales {lhs.scale.shape}, {rhs.scale.shape}; dimension numbers {dimension_numbers})."
             "\n  cure: quantize per tensor, or per output channel; or contract the values: contraction='float'"
         )
-    with backward_only("a contraction of 8-bit floats"):
+    try:
         return _dot(spec, lhs.value, rhs.value, lhs.payload(), rhs.payload(), lhs.scale, rhs.scale)
+    except TypeError as error:
+        explain_forward_mode(error, "a contraction of 8-bit floats")
+        raise
 
 
 def has_output_scales(lhs: FloatQuantTensor, rhs: FloatQuantTensor, dims: Dimensions) -> bool:

@@ -50,6 +50,12 @@ class Affine(NamedTuple):
         zero = jnp.zeros((), jnp.float32) if self.zero_point is None else self.zero_point
         return Affine(payload, self.scale, zero - 128.0)
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of the scale, and of the zero point where there is one."""
+        zero = self.zero_point
+        return (self.scale.shape,) if zero is None else (self.scale.shape, zero.shape)
+
     def dequantized(self) -> jax.Array:
         """The numbers, float32."""
         steps = self.payload.astype(jnp.float32)
@@ -86,8 +92,9 @@ def affine_dot_general(
     Raises:
         ValueError: an accumulator of fewer bits than int32 could overflow.
     """
-    lhs, rhs = lhs.signed(), rhs.signed()
-    grouped = _grouped(dims, _shapes(lhs), _shapes(rhs))
+    lhs = lhs.signed() if lhs.payload.dtype == jnp.uint8 else lhs
+    rhs = rhs.signed() if rhs.payload.dtype == jnp.uint8 else rhs
+    grouped = _grouped(dims, lhs.shapes, rhs.shapes)
     if not grouped:
         return _whole(lhs, rhs, dims, accumulator_dtype, out_sharding).astype(dtype)
     y = _whole(lhs, rhs, _along(dims, grouped), accumulator_dtype, None)
@@ -97,8 +104,7 @@ def affine_dot_general(
 def _whole(
     lhs: Affine, rhs: Affine, dims: Dimensions, accumulator_dtype: Any, out_sharding: Any
 ) -> jax.Array:
-    shape = lhs.payload.shape
-    lengths = tuple([shape[axis] for axis in dims.lhs_contract])
+    lengths = tuple(map(lhs.payload.shape.__getitem__, dims.lhs_contract))
     dtypes = (lhs.payload.dtype, lhs.zero_point is not None), (rhs.payload.dtype, rhs.zero_point is not None)
     accumulator, longest = _accumulation(lengths, *dtypes, accumulator_dtype)
     if math.prod(lengths) <= longest:
@@ -163,11 +169,6 @@ def _exact(lhs: Affine, rhs: Affine, dims: Dimensions, accumulator: np.dtype, ou
 
 def _nearest(zero_point: jax.Array) -> jax.Array:
     return jax.lax.round(zero_point, jax.lax.RoundingMethod.TO_NEAREST_EVEN)
-
-
-def _shapes(operand: Affine) -> tuple[tuple[int, ...], ...]:
-    zero = operand.zero_point
-    return (operand.scale.shape,) if zero is None else (operand.scale.shape, zero.shape)
 
 
 @lru_cache(maxsize=1024)

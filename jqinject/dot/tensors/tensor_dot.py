@@ -15,7 +15,7 @@ from jqinject.dot.geometry.sharding import sharding_before
 from jqinject.dot.kernels.float8_dot import float8_dot_general, has_output_scales
 from jqinject.dot.kernels.integer import Affine, affine_dot_general
 from jqinject.dot.kernels.kernel_table import settled
-from jqinject.ops.derivatives import backward_only, first_order
+from jqinject.ops.derivatives import explain_forward_mode, first_order
 from jqinject.ops.devices.processes import on_host
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, as_array, is_concrete
 
@@ -155,9 +155,12 @@ def contract_integers(
     """
     values = rhs if isinstance(rhs, jax.Array) else None
     stored = np.dtype(rhs) if values is None else None
-    with backward_only("a contraction of integers"):
-        spec = _Spec(dims, np.dtype(dtype), accumulator_dtype, out_sharding, stored)
+    spec = _Spec(dims, np.dtype(dtype), accumulator_dtype, out_sharding, stored)
+    try:
         return _integers(spec, lhs, values, left, right)
+    except TypeError as error:
+        explain_forward_mode(error, "a contraction of integers")
+        raise
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

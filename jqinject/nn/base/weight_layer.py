@@ -192,7 +192,7 @@ class QuantWeightLayer(WeightAxes):
             self, inputs, self._expected_features(np.ndim(inputs)), channels_last=self._channels_last
         )
         x = inputs if self.input_quant is None else self.input_quant(inputs)
-        weight = self.quant_weight(x)
+        weight = self._quantized_weight(x)
         bias = self.quant_bias(x, weight)
         contraction = self._payload_contraction(x, weight)
         parameters = {} if contraction is None else self._injected(contraction)

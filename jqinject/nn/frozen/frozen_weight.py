@@ -156,7 +156,7 @@ class FrozenWeight(nnx.Module):
     @property
     def is_contractible(self) -> bool:
         """Whether it has integers that backends contract."""
-        return self.has_integers and self.bit_width <= 8 and self.whole_zero_point
+        return self.format is None and self.bit_width <= 8 and self.whole_zero_point
 
 
 def _narrow(weight: IntQuantTensor) -> jax.Array:
