@@ -3,7 +3,7 @@
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from flax import nnx
@@ -354,3 +354,7 @@ class QuantProxyFromInjector(nnx.Module):
     def _seen(self, packed: Any, x: Any) -> Any:
         """A quantized tensor, or where the proxy only observes, the tensor itself with its scale."""
         return packed.set(value=as_array(x)) if self.observing else packed
+
+
+# What layers take for a quantizer: an injector (or a binding of one), a proxy to share, None for no quantization.
+QuantizerLike: TypeAlias = type[ExtendedInjector] | Binding | QuantProxyFromInjector | None
