@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 import jax
 import jax.numpy as jnp
 
-from jqinject.ops.devices.mapped import names_at_hand, names_of
+from jqinject.ops.devices.mapped import names_of
 from jqinject.ops.devices.over import Axes, Over
 
 
@@ -52,16 +52,14 @@ class TwoPhaseStat(ABC):
         """The statistic over other axes."""
         return replace(cast(Any, self), stats_reduce_dim=axes)
 
-    def at_hand(self) -> TwoPhaseStat:
-        """The statistic in evaluation, where a mapped axis that does not surround the call is none."""
-        if self.axis_name is None:
-            return self
-        return replace(cast(Any, self), axis_name=names_at_hand(self.axis_name, evaluates=True) or None)
-
     def __call__(self, x: jax.Array) -> jax.Array:
         """The statistic of `x`, float32."""
         x = _something(x, self.stats_reduce_dim)
         return self.attach(x, self.measure(jax.lax.stop_gradient(x)))
+
+    def detached(self, x: jax.Array) -> jax.Array:
+        """The statistic of an `x` that has no gradient: what the gradient would need is left out where it can be."""
+        return self(x)
 
     def gated(self, x: jax.Array, active: jax.Array) -> jax.Array:
         """The statistic of `x` where `active`, else a number without meaning, at no cost."""

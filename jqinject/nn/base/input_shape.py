@@ -38,7 +38,6 @@ def check_features(
     """
     shape = tuple(np.shape(inputs) if isinstance(inputs, list | tuple | int | float) else inputs.shape)
     kind = type(layer).__name__
-    found = tuple(shape[axis] for axis in expected if -len(shape) <= axis < len(shape))
     for axis, size in expected.items():
         if not -len(shape) <= axis < len(shape):
             raise WrongFeaturesError(
@@ -46,6 +45,7 @@ def check_features(
             )
         if shape[axis] != size:
             where = "last axis" if axis in (-1, len(shape) - 1) else f"axis {axis}"
+            found = tuple(shape[each] for each in expected if -len(shape) <= each < len(shape))
             contracted = f"{found} and {tuple(expected.values())}"
             by = f"the layer's {argument}" + (
                 f" (contracted: {contracted})" if argument in CONTRACTED else ""
