@@ -15,11 +15,11 @@ from jqinject.ops import stats as ops
 from jqinject.ops.over import Axes, Over, Tensors, each
 
 
-def _max(x: jax.Array, over: Over) -> ops.Selected | ops.Extreme:
+def _max(x: Tensors, over: Over) -> ops.Selected | ops.Extreme:
     return ops.measure(x, over.max(x), over)
 
 
-def _min(x: jax.Array, over: Over) -> ops.Selected | ops.Extreme:
+def _min(x: Tensors, over: Over) -> ops.Selected | ops.Extreme:
     return ops.measure(x, over.min(x), over)
 
 

@@ -20,12 +20,10 @@ from jqinject.core._protocols import BitWidth, IntScalingImpl, Stat, View
 from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign, set_given
 from jqinject.core.stats.in_place import reduced
+from jqinject.core.stats.ordered_sum import ordered_sum
 from jqinject.core.stats.search import SearchedStat, Trial
 from jqinject.core.variables import QuantStat, float_array
-from jqinject.ops.cascade import cascade_sum
 from jqinject.ops.clamp import signed_clamp_min_ste
-from jqinject.ops.explicit_axes import whole
-from jqinject.ops.one_device import on_one_device
 from jqinject.ops.over import Over, Tensors, each
 from jqinject.ops.power import divide
 from jqinject.ops.stats import kth_smallest
@@ -86,47 +84,6 @@ def masked_median(x: Tensors, mask: Tensors, over: Over) -> jax.Array:
     sorted_last = each(lambda x, counts: jnp.where(counts, x, jnp.inf), x, valid)
     middle = kth_smallest(sorted_last, jnp.maximum(count - 1, 0) // 2 + 1, over)
     return jnp.where(count > 0, middle, jnp.nan)
-
-
-@dataclass(frozen=True)
-class _SumInOrder:
-    """The sum of some tensors in a stated order: of kernels, output channels first, then inputs.
-
-    Attributes:
-        view: how tensors are laid out to be added.
-        reduce_dim: the axis that is added up, None for all.
-        permute_dims: brings the channels first.
-    """
-
-    view: View
-    reduce_dim: int | None
-    permute_dims: tuple[int, ...] | None
-
-    def __call__(self, *tensors: jax.Array) -> jax.Array:
-        if self.reduce_dim is None:
-            return cascade_sum(jnp.concatenate([self._channels_first(whole(x)).reshape(-1) for x in tensors]))
-        joined = jnp.concatenate([self.view(whole(x)) for x in tensors], self.reduce_dim)
-        rows = jnp.moveaxis(joined, self.reduce_dim, -1)
-        return jax.vmap(cascade_sum)(rows.reshape((-1, rows.shape[-1]))).reshape(rows.shape[:-1])
-
-    def _channels_first(self, x: jax.Array) -> jax.Array:
-        last = x.ndim - 1
-        if self.permute_dims is None or last < 1 or self.permute_dims[0] != last:
-            return x
-        return jnp.transpose(x, (last, last - 1, *range(last - 1)))
-
-
-@dataclass(frozen=True)
-class _SumInPlace:
-    """The sum that `_SumInOrder` makes, of tensors where they lie."""
-
-    view: View
-    reduce_dim: int | None
-
-    def __call__(self, *tensors: jax.Array) -> jax.Array:
-        axes, laid = reduced(self.view, self.reduce_dim, tensors)
-        total = Over(axes).sum(laid)
-        return total if axes is None else jnp.squeeze(total, axes)
 
 
 def _refuse_mapped(axis_name: Any, where: str) -> None:
@@ -194,9 +151,7 @@ class HalfQuadraticOptimizer(SearchedStat):
         return shrink_lp(error, beta, self.rounds.lp_norm)
 
     def _added(self, reduce_dim: int | None, *tensors: jax.Array) -> jax.Array:
-        """The sum of tensors: in a stated order on one device, in place where XLA divides them over several."""
-        in_order = _SumInOrder(self.view, reduce_dim, self.permute_dims)
-        return on_one_device(in_order, _SumInPlace(self.view, reduce_dim), *tensors)
+        return ordered_sum(tensors, self.view, reduce_dim, self.permute_dims)
 
 
 @checked_arguments

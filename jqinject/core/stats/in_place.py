@@ -64,7 +64,7 @@ def reduced(view: View, reduce_dim: Axes, x: Tensors) -> tuple[Axes, Tensors]:
     return (found.pop(), x) if alike else (reduce_dim, each(view, x))
 
 
-def in_place(stat: Stat, view: View, x: Tensors, join: int = 0) -> tuple[Any, Tensors]:
+def in_place(stat: Stat, view: View, x: Tensors, join: int = 0) -> tuple[Any, Any]:
     """A statistic and what to call it with for `stat(view(x))`, up to its shape; see `laid_out`.
 
     Several tensors are reduced one by one by a statistic that can combine them, and joined for any other.

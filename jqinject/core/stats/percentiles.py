@@ -16,7 +16,7 @@ from jqinject.ops import stats as ops
 from jqinject.ops.over import Axes, Over, Tensors, each
 
 
-def _kth(x: jax.Array, k: int, over: Over) -> ops.Selected:
+def _kth(x: Tensors, k: int, over: Over) -> ops.Selected:
     return ops.locate(x, ops.kth_smallest(x, k, over), over)
 
 
