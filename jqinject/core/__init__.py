@@ -3,7 +3,6 @@
 from jqinject.core._protocols import PackableResult as PackableResult
 from jqinject.core._protocols import QuantResult as QuantResult
 from jqinject.core._protocols import StaticRange as StaticRange
-from jqinject.core.amax_history import AmaxHistory as AmaxHistory
 from jqinject.core.bit_width import BitWidthConst as BitWidthConst
 from jqinject.core.bit_width import BitWidthParameter as BitWidthParameter
 from jqinject.core.bit_width import BitWidthStatefulConst as BitWidthStatefulConst
@@ -26,6 +25,9 @@ from jqinject.core.clamp import ScalarClampSte as ScalarClampSte
 from jqinject.core.clamp import ScalarSignedClampMinSte as ScalarSignedClampMinSte
 from jqinject.core.clamp import TensorClamp as TensorClamp
 from jqinject.core.clamp import TensorClampSte as TensorClampSte
+from jqinject.core.construction.static_functions import Abs as Abs
+from jqinject.core.construction.static_functions import LogTwo as LogTwo
+from jqinject.core.construction.static_functions import PowerOfTwo as PowerOfTwo
 from jqinject.core.delay import DelayWrapper as DelayWrapper
 from jqinject.core.float_clamp import FloatClamp as FloatClamp
 from jqinject.core.float_width import ComputeExponentBias as ComputeExponentBias
@@ -34,9 +36,6 @@ from jqinject.core.float_width import ExponentWidthConst as ExponentWidthConst
 from jqinject.core.float_width import MantissaWidthConst as MantissaWidthConst
 from jqinject.core.float_width import StaticExponentBias as StaticExponentBias
 from jqinject.core.float_width import StaticMaxMantissa as StaticMaxMantissa
-from jqinject.core.functions import Abs as Abs
-from jqinject.core.functions import LogTwo as LogTwo
-from jqinject.core.functions import PowerOfTwo as PowerOfTwo
 from jqinject.core.learned_round import LearnedRoundHardSigmoid as LearnedRoundHardSigmoid
 from jqinject.core.learned_round import LearnedRoundIdentity as LearnedRoundIdentity
 from jqinject.core.learned_round import LearnedRoundSigmoid as LearnedRoundSigmoid
@@ -98,6 +97,14 @@ from jqinject.core.scaling import SingleArgStatelessBuffer as SingleArgStateless
 from jqinject.core.scaling import StatsFromParameterScaling as StatsFromParameterScaling
 from jqinject.core.scaling import TruncMsbScaling as TruncMsbScaling
 from jqinject.core.scaling import TruncScalingWrapper as TruncScalingWrapper
+from jqinject.core.state.amax_history import AmaxHistory as AmaxHistory
+from jqinject.core.state.uncalibrated import UncalibratedWarning as UncalibratedWarning
+from jqinject.core.state.uncalibrated import warn_if_uncalibrated as warn_if_uncalibrated
+from jqinject.core.state.variables import Frozen as Frozen
+from jqinject.core.state.variables import GradSlot as GradSlot
+from jqinject.core.state.variables import GradStat as GradStat
+from jqinject.core.state.variables import QuantParam as QuantParam
+from jqinject.core.state.variables import QuantStat as QuantStat
 from jqinject.core.stats import MSE as MSE
 from jqinject.core.stats import AbsAve as AbsAve
 from jqinject.core.stats import AbsMax as AbsMax
@@ -120,13 +127,6 @@ from jqinject.core.stats import SignedAbsMax as SignedAbsMax
 from jqinject.core.stats import TwoPhaseStat as TwoPhaseStat
 from jqinject.core.stats import given as given
 from jqinject.core.stats import searching as searching
-from jqinject.core.uncalibrated import UncalibratedWarning as UncalibratedWarning
-from jqinject.core.uncalibrated import warn_if_uncalibrated as warn_if_uncalibrated
-from jqinject.core.variables import Frozen as Frozen
-from jqinject.core.variables import GradSlot as GradSlot
-from jqinject.core.variables import GradStat as GradStat
-from jqinject.core.variables import QuantParam as QuantParam
-from jqinject.core.variables import QuantStat as QuantStat
 from jqinject.core.view import DynamicOverSubChannelBlockView as DynamicOverSubChannelBlockView
 from jqinject.core.view import OverBatchOverOutputChannelView as OverBatchOverOutputChannelView
 from jqinject.core.view import OverBatchOverTensorView as OverBatchOverTensorView

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core.arguments import checked_arguments
-from jqinject.core.variables import QuantStat, int_array
+from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.state.variables import QuantStat, int_array
 
 
 @checked_arguments

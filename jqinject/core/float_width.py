@@ -8,10 +8,10 @@ from typing import Any
 from flax import nnx
 
 from jqinject.core._protocols import BitWidth, Rounding
-from jqinject.core.arguments import checked_arguments
-from jqinject.core.assign import assign
-from jqinject.ops.float_format import MOST_EXPONENT_BITS, MOST_MANTISSA_BITS
-from jqinject.ops.float_range import checked_width, max_mantissa
+from jqinject.core.construction.assign import assign
+from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.ops.minifloats.float_format import MOST_EXPONENT_BITS, MOST_MANTISSA_BITS
+from jqinject.ops.minifloats.float_range import checked_width, max_mantissa
 from jqinject.ops.power import exp2
 
 

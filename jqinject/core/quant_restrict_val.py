@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core._protocols import TensorQuant
-from jqinject.core.assign import assign
+from jqinject.core.construction.assign import assign
 from jqinject.core.quant.float_quant import FloatQuantResult
-from jqinject.ops.float_format import FloatFormat, LearnedFloatFormat
+from jqinject.ops.minifloats.float_format import FloatFormat, LearnedFloatFormat
 from jqinject.ops.power import exp2
 
 

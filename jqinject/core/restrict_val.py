@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core._protocols import Rounding
-from jqinject.core.arguments import checked_arguments
+from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.rounding import RoundSte
 from jqinject.ops.power import exp2, log2
 from jqinject.ops.ste import abs_binary_sign_grad

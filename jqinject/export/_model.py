@@ -15,7 +15,7 @@ from flax import nnx
 from jqinject.model.freezing import settle_ranges
 from jqinject.model.static_ranges import check_calibrated
 from jqinject.model.walk import modules_of
-from jqinject.ops.processes import on_host, spans_processes
+from jqinject.ops.devices.processes import on_host, spans_processes
 from jqinject.quant_tensor import QuantTensor, as_array
 
 

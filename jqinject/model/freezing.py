@@ -14,8 +14,8 @@ from jqinject.core import SimpleMovingAverage
 from jqinject.model.frozen_ops import freeze_op, quantized_op, unfreeze_op
 from jqinject.model.static_ranges import check_calibrated
 from jqinject.model.walk import modules_of
-from jqinject.nn._weight_layer import QuantWeightLayer
-from jqinject.nn.freezing import check_unfreezes, freeze_layer, freezes, numbers_of, unfreeze_layer
+from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.nn.frozen.freeze_layer import check_unfreezes, freeze_layer, freezes, numbers_of, unfreeze_layer
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import is_concrete
 

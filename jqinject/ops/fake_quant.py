@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
+from jqinject.ops.broadcast import spread
 from jqinject.ops.power import divide
-from jqinject.ops.spread import spread
 
 LARGEST = float(jnp.finfo(jnp.float32).max)
 ToInteger = Callable[[jax.Array], jax.Array]

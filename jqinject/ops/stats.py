@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jqinject.ops.explicit_axes import sharded_as
-from jqinject.ops.mapped import Names, max_over, sum_over
+from jqinject.ops.devices.explicit_axes import sharded_as
+from jqinject.ops.devices.mapped import Names, max_over, sum_over
+from jqinject.ops.devices.over import Over, Tensors, each, parts_of
 from jqinject.ops.one_program import one_program
-from jqinject.ops.over import Over, Tensors, each, parts_of
 
 
 class Selected(NamedTuple):

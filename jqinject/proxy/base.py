@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import AmaxHistory, AmaxScaling
-from jqinject.core.assign import assign
+from jqinject.core.construction.assign import assign
 from jqinject.inject import Binding, DependencyError, ExtendedInjector
 from jqinject.proxy.assembly import (
     build_stacked,
@@ -20,9 +20,9 @@ from jqinject.proxy.assembly import (
     scale_dtype_of,
     stack_of,
 )
-from jqinject.proxy.facts import QuantFacts, facts_of
 from jqinject.proxy.given import Given
 from jqinject.proxy.links import link, linked_layers, parameters_of, relink
+from jqinject.proxy.metadata import QuantFacts, facts_of
 from jqinject.proxy.naming import checked_quantizer, naming, packable
 from jqinject.proxy.ranges import ranges_in
 from jqinject.proxy.sharing import QuantizerReplacedWarning, refuse_tree_mode

@@ -6,7 +6,7 @@ import jax
 from flax import nnx
 
 from jqinject.proxy.base import QuantProxyFromInjector
-from jqinject.proxy.facts import QuantFacts
+from jqinject.proxy.metadata import QuantFacts
 from jqinject.proxy.ranges import check_range
 from jqinject.quant_tensor import IntQuantTensor, as_array
 

@@ -224,7 +224,7 @@ def test_fully_quantized_reuses_the_forward_pass():
 
 @pytest.mark.parametrize("config", [None, 3, jqinject.ExtendedInjector, dict])
 def test_no_configuration(config):
-    from jqinject.dot.functions import assembled
+    from jqinject.dot.tensors.jax_functions import assembled
 
     with pytest.raises(TypeError, match="config must be an injector that assembles a `dot_general`"):
         assembled(config)

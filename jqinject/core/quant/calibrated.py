@@ -10,11 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import _check
-from jqinject.core._collect import all_counted
 from jqinject.core._protocols import QuantResult, Restrict
-from jqinject.core.arguments import checked_arguments
-from jqinject.core.assign import assign, set_given
 from jqinject.core.calibration import (
     AbsMaxRange,
     ClippingRange,
@@ -22,13 +18,17 @@ from jqinject.core.calibration import (
     RangeMethod,
     SimpleMovingAverage,
 )
+from jqinject.core.construction import check
+from jqinject.core.construction.assign import assign, set_given
+from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.quant.float_quant import FloatQuantResult
-from jqinject.core.variables import known_zero
-from jqinject.ops.float8 import FLOAT8_DTYPES, to_float8
-from jqinject.ops.float_format import FloatFormat
-from jqinject.ops.float_grid import float_steps, from_float_steps, to_float_grid
+from jqinject.core.state.collect import all_counted
+from jqinject.core.state.variables import known_zero
+from jqinject.ops.devices.mapped import Names, names_of, places_over, sum_over
 from jqinject.ops.groups import check_divides, checked_group_size, fitting_size, split_groups
-from jqinject.ops.mapped import Names, names_of, places_over, sum_over
+from jqinject.ops.minifloats.float8_cast import FLOAT8_DTYPES, to_float8
+from jqinject.ops.minifloats.float_format import FloatFormat
+from jqinject.ops.minifloats.float_grid import float_steps, from_float_steps, to_float_grid
 from jqinject.ops.power import by_reciprocal, divide
 
 LEAST_SCALE = float(np.sqrt(np.finfo(np.float32).tiny))
@@ -140,7 +140,7 @@ class CalibratedQuant(nnx.Module):
         group_padding: bool = False,
         axis_name: Any = None,
     ) -> None:
-        bits = _check.bit_width(bit_width, "CalibratedQuant", least=2)
+        bits = check.bit_width(bit_width, "CalibratedQuant", least=2)
         if bits > 16:
             raise ValueError(f"CalibratedQuant: bit_width must be at most 16, got {bits}")
         if averaging_impl is not None and (tuple(channelwise_axes) or group_size is not None):
@@ -256,7 +256,7 @@ class CalibratedQuant(nnx.Module):
 
     def __call__(self, x: jax.Array) -> QuantResult | FloatQuantResult:
         """`x` quantized; scale and zero point float32."""
-        x = self._in_groups(_check.float_input(x, "CalibratedQuant"))
+        x = self._in_groups(check.float_input(x, "CalibratedQuant"))
         x32 = x.astype(jnp.float32)
         found = self._range(x32, update=not self.use_running_average)
         if self.q_dtype is not None:

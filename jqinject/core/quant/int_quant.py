@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core import _check
 from jqinject.core._protocols import (
     BitWidth,
     Clamp,
@@ -21,14 +20,15 @@ from jqinject.core._protocols import (
     View,
     ZeroPoint,
 )
-from jqinject.core.arguments import checked_arguments
-from jqinject.core.assign import assign, set_given
 from jqinject.core.clamp import Identity, TensorClamp, TensorClampSte
+from jqinject.core.construction import check
+from jqinject.core.construction.assign import assign, set_given
+from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.delay import DelayWrapper, delay_of
 from jqinject.core.rounding import CeilSte, DPURoundSte, FloorSte, RoundSte, RoundToZeroSte
 from jqinject.core.scaling.runtime import ParameterFromRuntimeStatsScaling
+from jqinject.core.state.variables import known_zero
 from jqinject.core.stats.search import SearchedStat, given, in_trial, searching
-from jqinject.core.variables import known_zero
 from jqinject.core.zero_point.learned import ParameterFromRuntimeZeroPoint
 from jqinject.ops import fake_quantize, int_range
 from jqinject.ops.power import divide
@@ -141,7 +141,7 @@ class IntQuant(nnx.Module):
 
     def __call__(self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array) -> jax.Array:
         """`x` quantized and back in float, in the dtype of `x` and the layout of `input_view_impl`."""
-        x = self.input_view_impl(_check.float_input(x, "IntQuant"))
+        x = self.input_view_impl(check.float_input(x, "IntQuant"))
         to_integer = self._elementwise(bit_width)
         if to_integer is None:
             y = (self.steps_to_int(scale, zero_point, bit_width, x) - zero_point) * scale
@@ -220,7 +220,7 @@ class RescalingIntQuant(nnx.Module):
 
     def __call__(self, x: jax.Array) -> QuantResult:
         """`x` quantized; scale and zero point float32."""
-        x = _check.float_input(x, "RescalingIntQuant")
+        x = check.float_input(x, "RescalingIntQuant")
         x32 = x.astype(jnp.float32)
         bit_width = self.bit_width_impl()
         threshold = self.int_scaling_impl(bit_width)
@@ -294,7 +294,7 @@ class PrescaledRestrictIntQuant(nnx.Module):
 
     def __call__(self, x: jax.Array, scale: jax.Array) -> QuantResult:
         """`x` quantized by `scale`; zero point float32."""
-        x = _check.float_input(x, "PrescaledRestrictIntQuant")
+        x = check.float_input(x, "PrescaledRestrictIntQuant")
         scale = jnp.asarray(scale).astype(jnp.float32)
         bit_width = self.bit_width_impl()
         zero_point = known_zero()

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core._protocols import BitWidth
-from jqinject.core.arguments import checked_arguments
-from jqinject.core.assign import assign
+from jqinject.core.construction.assign import assign
+from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.ops.power import exp2, log2
 from jqinject.ops.ste import ceil_ste
 

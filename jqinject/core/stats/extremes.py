@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jqinject.core.arguments import checked_arguments
+from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.stats.two_phase import TwoPhaseStat, finish
 from jqinject.ops import stats as ops
-from jqinject.ops.over import Axes, Over, Tensors, each
+from jqinject.ops.devices.over import Axes, Over, Tensors, each
 
 
 def _max(x: Tensors, over: Over) -> ops.Selected | ops.Extreme:

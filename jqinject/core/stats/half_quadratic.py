@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import _check
 from jqinject.core._protocols import BitWidth, IntScalingImpl, Stat, View
-from jqinject.core.arguments import checked_arguments
-from jqinject.core.assign import assign, set_given
+from jqinject.core.construction import check
+from jqinject.core.construction.assign import assign, set_given
+from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.state.variables import QuantStat, float_array
+from jqinject.core.stats.divisible_sum import divisible_sum
 from jqinject.core.stats.in_place import reduced
-from jqinject.core.stats.ordered_sum import ordered_sum
 from jqinject.core.stats.search import SearchedStat, Trial
-from jqinject.core.variables import QuantStat, float_array
 from jqinject.ops.clamp import signed_clamp_min_ste
-from jqinject.ops.over import Over, Tensors, each
+from jqinject.ops.devices.over import Over, Tensors, each
 from jqinject.ops.power import divide
 from jqinject.ops.stats import kth_smallest
 
@@ -105,7 +105,7 @@ class HalfQuadraticOptimizer(SearchedStat):
         for name, number in (("beta", beta), ("kappa", kappa), ("lp_norm", lp_norm)):
             if not float(number) > 0:
                 raise ValueError(f"{where}: hqo_{name}_{suffix} must be above 0, got {number!r}")
-        count = _check.at_least(iters, 1, where, f"hqo_iters_{suffix}")
+        count = check.at_least(iters, 1, where, f"hqo_iters_{suffix}")
         assign(self, rounds=_Rounds(float(beta), float(kappa), float(lp_norm), count))
 
     @abstractmethod
@@ -151,7 +151,7 @@ class HalfQuadraticOptimizer(SearchedStat):
         return shrink_lp(error, beta, self.rounds.lp_norm)
 
     def _added(self, reduce_dim: int | None, *tensors: jax.Array) -> jax.Array:
-        return ordered_sum(tensors, self.view, reduce_dim, self.permute_dims)
+        return divisible_sum(tensors, self.view, reduce_dim, self.permute_dims)
 
 
 @checked_arguments
@@ -211,7 +211,7 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
         )
         set_given(
             self,
-            scaling_min_val=_check.minimum(scaling_min_val, where, "scaling_min_val"),
+            scaling_min_val=check.minimum(scaling_min_val, where, "scaling_min_val"),
             permute_dims=None if permute_dims is None else tuple(permute_dims),
         )
         self._set_rounds(hqo_beta_scale, hqo_kappa_scale, hqo_lp_norm_scale, hqo_iters_scale, where, "scale")

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import _check
-from jqinject.core.arguments import checked_arguments
+from jqinject.core.construction import check
+from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.stats.extremes import not_above_zero
 from jqinject.core.stats.two_phase import TwoPhaseStat, finish
 from jqinject.ops import stats as ops
-from jqinject.ops.over import Axes, Over, Tensors, each
+from jqinject.ops.devices.over import Axes, Over, Tensors, each
 
 
 def _kth(x: Tensors, k: int, over: Over) -> ops.Selected:
@@ -48,7 +48,7 @@ class AbsPercentile(TwoPhaseStat):
     axis_name: Any = None
 
     def __post_init__(self) -> None:
-        _check.percentile(self.high_percentile_q, "AbsPercentile", "high_percentile_q")
+        check.percentile(self.high_percentile_q, "AbsPercentile", "high_percentile_q")
 
     def measure(self, x: Tensors) -> Any:
         """The element of that rank."""
@@ -88,7 +88,7 @@ class NegativePercentileOrZero(TwoPhaseStat):
     axis_name: Any = None
 
     def __post_init__(self) -> None:
-        _check.percentile(self.low_percentile_q, "NegativePercentileOrZero", "low_percentile_q")
+        check.percentile(self.low_percentile_q, "NegativePercentileOrZero", "low_percentile_q")
 
     def measure(self, x: Tensors) -> Any:
         """The element of that rank."""
@@ -131,8 +131,8 @@ class PercentileInterval(TwoPhaseStat):
     axis_name: Any = None
 
     def __post_init__(self) -> None:
-        low = _check.percentile(self.low_percentile_q, "PercentileInterval", "low_percentile_q")
-        high = _check.percentile(self.high_percentile_q, "PercentileInterval", "high_percentile_q")
+        low = check.percentile(self.low_percentile_q, "PercentileInterval", "low_percentile_q")
+        high = check.percentile(self.high_percentile_q, "PercentileInterval", "high_percentile_q")
         if low > high:
             raise ValueError(f"PercentileInterval: low_percentile_q={low} is above high_percentile_q={high}.")
 

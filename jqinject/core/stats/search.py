@@ -26,8 +26,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core._protocols import Stat, View
+from jqinject.core.state.variables import QuantStat, float_array
 from jqinject.core.stats.in_place import in_place
-from jqinject.core.variables import QuantStat, float_array
 from jqinject.core.view import OverSubChannelBlockView
 
 Trial = Callable[[jax.Array, jax.Array], Any]

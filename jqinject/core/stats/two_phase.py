@@ -9,8 +9,8 @@ from typing import Any, ClassVar, cast
 import jax
 import jax.numpy as jnp
 
-from jqinject.ops.mapped import names_of
-from jqinject.ops.over import Axes, Over, Tensors
+from jqinject.ops.devices.mapped import names_of
+from jqinject.ops.devices.over import Axes, Over, Tensors
 
 
 class TwoPhaseStat(ABC):

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core._protocols import IntQuantizer
-from jqinject.core.arguments import checked_arguments
-from jqinject.core.variables import known_zero
+from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.state.variables import known_zero
 from jqinject.ops.power import divide
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from jqinject.core.stats import percentiles
 from jqinject.ops import stats as ops
-from jqinject.ops.over import Over
+from jqinject.ops.devices.over import Over
 
 
 def quickselect(values: np.ndarray, k: int) -> int:
