@@ -59,7 +59,11 @@ class MXMixin(ExtendedInjector):
 
 
 class MXWeightMixin(MXMixin):
-    """MX of weights: groups lie along the inputs, in a convolution the input channels; fewer than 32 are one group."""
+    """MX of weights: groups lie along the inputs, in a convolution the input channels; fewer than 32 are one group.
+
+    A group never runs over two axes. So the kernel of a convolution of 3 input channels has a scale for every 3 numbers:
+    in 4 bits with a byte for the scale that is 0.83 byte a number, where groups of 32 take 0.53.
+    """
 
 
 class MXActMixin(MXMixin):
