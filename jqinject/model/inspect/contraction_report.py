@@ -15,6 +15,7 @@ from jqinject.model.inspect.layer_report import ContractionReport
 from jqinject.model.inspect.measured_report import check_numbers, measure
 from jqinject.model.inspect.program_contractions import Contraction, program_of
 from jqinject.model.static_ranges import uncalibrated
+from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops import Codebook
 from jqinject.ops.devices.explicit_axes import is_split
@@ -84,7 +85,7 @@ def report(model: nnx.Module, *inputs: Any, numbers: bool = False) -> Contractio
         )
         for name in layers
     }
-    unseen = uncalibrated(model)
+    unseen = uncalibrated(ModelIndex(model))
     if not numbers:
         return ContractionReport(tuple(entries.values()), uncalibrated=unseen)
     measured = measure(copy, inputs)
@@ -193,7 +194,9 @@ def _crossing(layer: Any) -> str:
     joined_by_xla = size % shard == 0 and length % size == 0 and not is_split(weight)
     if shard == length or shard % size == 0 or joined_by_xla:
         return ""
-    return f"groups of {size} cross its shards of {shard} along axis {axis}: the weight is gathered for each use"
+    return (
+        f"groups of {size} cross its shards of {shard} along axis {axis}: the weight is gathered for each use"
+    )
 
 
 def _float_format(layer: QuantWeightLayer) -> AnyFloatFormat | Codebook | None:
