@@ -165,3 +165,11 @@ def test_frozen_on_explicit_axes(weight, act, spec):
         y = frozen(out_sharding=spec)(jax.device_put(x, P("fsdp", None)), out_sharding=P("fsdp", "tp"))
         assert y.sharding.spec == P("fsdp", "tp")
     np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.parametrize("size", [48, 64, 128])
+def test_a_report_names_groups_that_cross_shards(size, mesh):
+    layer = QuantLinear(ROWS, COLUMNS, weight_quant=q.MXInt8Weight, weight_group_size=size, rngs=nnx.Rngs(0))
+    layer.kernel.set_value(jax.device_put(layer.kernel[...], NamedSharding(mesh, P("model", None))))
+    said = "groups of 48 cross its shards of 64 along axis 0: the weight is gathered for each use"
+    assert (said in jq.report(layer, X).layers[0].note) == (size == 48)
