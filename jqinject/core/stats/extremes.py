@@ -61,6 +61,10 @@ class AbsMax(TwoPhaseStat):
     keepdim: bool = False
     axis_name: Any = None
 
+    def detached(self, x: Tensors) -> jax.Array:
+        """The largest magnitude alone."""
+        return finish(self.over.max(each(jnp.abs, x)), self.stats_reduce_dim, self.keepdim)
+
     def measure(self, x: Tensors) -> Any:
         """The largest magnitude and where it is."""
         return _max(each(jnp.abs, x), self.over)
