@@ -138,8 +138,8 @@ def before_transpose(out_sharding: Any, permutation: Sequence[int]) -> Any:
         permutation: of the transposition, as `jnp.transpose` takes it.
 
     Example:
-        >>> before_transpose(PartitionSpec("data", None, "model"), (1, 2, 0))
-        PartitionSpec('model', 'data', None)
+        >>> tuple(before_transpose(PartitionSpec("data", None, "model"), (1, 2, 0)))
+        ('model', 'data', None)
     """
     if out_sharding is None:
         return None
