@@ -15,7 +15,7 @@ from jqinject.core.arguments import checked_arguments
 from jqinject.ops.mapped import Names
 from jqinject.ops.over import Over
 from jqinject.ops.power import divide
-from jqinject.ops.stats import kth_smallest, largest, locate, select
+from jqinject.ops.stats import ends, largest, ranked
 
 Axes = Sequence[int]
 
@@ -49,6 +49,10 @@ def _factor(value: float, where: str) -> float:
     return float(value)
 
 
+def _times(factor: float, end: jax.Array) -> jax.Array:
+    return end if factor == 1 else factor * end
+
+
 @checked_arguments
 @dataclass(frozen=True)
 class AbsMaxRange:
@@ -74,7 +78,7 @@ class AbsMaxRange:
 
     def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
         """See the class."""
-        return ClippingRange(self.factor * largest(jnp.abs(x), axes, names))
+        return ClippingRange(_times(self.factor, largest(jnp.abs(x), axes, names)))
 
 
 @checked_arguments
@@ -131,9 +135,8 @@ class MinMaxRange:
 
     def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
         """See the class."""
-        return ClippingRange(
-            self.factor * largest(x, axes, names), 0.0 - self.factor * largest(-x, axes, names)
-        )
+        high, low = ends(x, axes, names)
+        return ClippingRange(_times(self.factor, high), _times(self.factor, low))
 
 
 @checked_arguments
@@ -203,13 +206,9 @@ class AbsPercentileRange:
         low, high = (min(max(int(side(place)), 0), last) for side in (np.floor, np.ceil))
         weight = np.float32(place - np.floor(place))
         size = jnp.abs(x)
-        ends = [self._ranked(size, rank + 1, over) for rank in (low, high)]
+        ends = [ranked(size, rank + 1, over) for rank in (low, high)]
         found = ends[0] * (1 - weight) + ends[1] * weight
         return ClippingRange(jnp.where(jnp.isnan(over.max(jax.lax.stop_gradient(size))), jnp.nan, found))
-
-    def _ranked(self, x: jax.Array, rank: int, over: Over) -> jax.Array:
-        fixed = jax.lax.stop_gradient(x)
-        return select(x, locate(fixed, kth_smallest(fixed, rank, over), over), over)
 
 
 @checked_arguments

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -24,12 +25,16 @@ from jqinject.core.calibration import (
 )
 from jqinject.core.quant.float_quant import FloatQuantResult
 from jqinject.core.variables import known_zero
+from jqinject.ops.choose import choose
+from jqinject.ops.clip import within_range
+from jqinject.ops.fake_quant import Steps
 from jqinject.ops.float8 import FLOAT8_DTYPES, to_float8
 from jqinject.ops.float_format import FloatFormat
 from jqinject.ops.float_grid import float_steps, from_float_steps, to_float_grid
 from jqinject.ops.groups import check_divides, checked_group_size, fitting_size, split_groups
 from jqinject.ops.mapped import Names, names_of, places_over, sum_over
 from jqinject.ops.power import by_reciprocal, divide
+from jqinject.ops.ste import nearest
 
 LEAST_SCALE = float(np.sqrt(np.finfo(np.float32).tiny))
 
@@ -58,12 +63,12 @@ def scale_and_zero_point(found: ClippingRange, bit_width: int) -> tuple[jax.Arra
     if found.low is None:
         return _not_tiny(by_reciprocal(found.high, -lowest - 0.5)), None
     scale = _not_tiny(divide(found.high - found.low, 2**bit_width - 1))
-    zero_point = jnp.clip(jnp.round(lowest - divide(found.low, scale)), lowest, -lowest - 1)
-    return scale, zero_point
+    zero_point = nearest(lowest - divide(found.low, scale))
+    return scale, jax.lax.clamp(float(lowest), zero_point, float(-lowest - 1))
 
 
 def _not_tiny(scale: jax.Array) -> jax.Array:
-    return jnp.where(scale < LEAST_SCALE, 1.0, scale)
+    return choose(scale < LEAST_SCALE, 1.0, scale)
 
 
 @checked_arguments
@@ -245,6 +250,8 @@ class CalibratedQuant(nnx.Module):
         found = self._found(x, _others(x.ndim, self.batch_axes), () if self.batch_axes else names)
 
         def mean(ends: jax.Array) -> jax.Array:
+            if ends.size == 1 and not names:
+                return ends
             total = sum_over(jnp.sum(ends, keepdims=True), names)
             return total / (ends.size * places_over(names))
 
@@ -264,11 +271,11 @@ class CalibratedQuant(nnx.Module):
         scale, zero_point = scale_and_zero_point(found, self.bit_width)
         scale = self._restricted(scale)
         offset = known_zero() if zero_point is None else zero_point
-        edge = 2.0 ** (self.bit_width - 1)
         # Without a zero point the extreme lies on a tie, and goes where Qwix's does.
-        steps = by_reciprocal(x32, scale) if zero_point is None else divide(x32, scale) + offset
-        integers = jnp.clip(jnp.round(steps), -edge, edge - 1)
-        value = self._straight_through(x32, found, (integers - offset) * scale)
+        how = Steps(centered=zero_point is None, by_reciprocal=zero_point is None)
+        edge = 2 ** (self.bit_width - 1)
+        quantize = partial(_quantized, how, float(-edge), float(edge - 1))
+        value = self._straight_through(quantize, x32, found, scale, offset)
         return QuantResult(value.astype(x.dtype), scale, offset, self.bit_width)
 
     def _minifloats(self, x: jax.Array, x32: jax.Array, found: ClippingRange) -> FloatQuantResult:
@@ -280,30 +287,37 @@ class CalibratedQuant(nnx.Module):
         assert self.q_dtype is not None
         form = FloatFormat.of_dtype(self.q_dtype)
         scale = self._restricted(_not_tiny(divide(found.high, form.max_value)))
-        if self.q_dtype in FLOAT8_DTYPES:
-            rounded = to_float8(x32, scale, self.q_dtype).astype(jnp.float32)
-        else:
-            steps = to_float_grid(float_steps(x32, scale), form.mantissa_bit_width, form.bias, jnp.round)
-            rounded = jnp.clip(steps, -form.max_value, form.max_value)
-        value = self._straight_through(
-            x32, found, from_float_steps(rounded, scale, x.dtype).astype(jnp.float32)
-        )
+        quantize = partial(_minifloats, form, x.dtype)
+        value = self._straight_through(quantize, x32, found, scale)
         return FloatQuantResult(value.astype(x.dtype), scale, form)
 
     def _restricted(self, scale: jax.Array) -> jax.Array:
         restrict = self.restrict_scaling_impl
         return scale if restrict is None else restrict(restrict.restrict_init_tensor(scale))
 
-    def _straight_through(self, x: jax.Array, found: ClippingRange, value: jax.Array) -> jax.Array:
-        """`value`, with the gradient of clipping `x` to the range."""
-        clipped = _inside(x, found) if self.scale_stop_grad else jnp.clip(x, found.lowest, found.high)
-        return jax.lax.stop_gradient(value) + (clipped - jax.lax.stop_gradient(clipped))
+    def _straight_through(
+        self, quantize: Callable[..., jax.Array], x: jax.Array, found: ClippingRange, *others: jax.Array
+    ) -> jax.Array:
+        """`quantize(x, *others)`, with the gradient of clipping `x` to the range."""
+        return within_range(quantize, x, found.high, found.low, *others, to_range=not self.scale_stop_grad)
 
 
-def _inside(x: jax.Array, found: ClippingRange) -> jax.Array:
-    """`x` clipped to the range, its ends included, without a gradient to them."""
-    high, low = jax.lax.stop_gradient((found.high, found.lowest))
-    return jnp.where((low <= x) & (x <= high), x, jax.lax.stop_gradient(x))
+def _quantized(
+    how: Steps, low: float, high: float, x: jax.Array, scale: jax.Array, zero_point: jax.Array
+) -> jax.Array:
+    """To integers and back."""
+    integers = how.integers(x, scale, zero_point, jnp.float32(low), jnp.float32(high))
+    return how.floats(integers, scale, zero_point)
+
+
+def _minifloats(form: FloatFormat, dtype: np.dtype, x: jax.Array, scale: jax.Array) -> jax.Array:
+    """To minifloats and back."""
+    if form.dtype in FLOAT8_DTYPES:
+        rounded = to_float8(x, scale, form.dtype).astype(jnp.float32)
+    else:
+        steps = to_float_grid(float_steps(x, scale), form.mantissa_bit_width, form.bias, nearest)
+        rounded = jax.lax.clamp(-form.max_value, steps, form.max_value)
+    return from_float_steps(rounded, scale, dtype).astype(jnp.float32)
 
 
 def _minifloat_dtype(dtype: Any) -> np.dtype:

@@ -13,11 +13,7 @@ from jqinject.core.arguments import checked_arguments
 from jqinject.core.stats.extremes import not_above_zero
 from jqinject.core.stats.two_phase import TwoPhaseStat, finish
 from jqinject.ops import stats as ops
-from jqinject.ops.over import Axes, Over
-
-
-def _kth(x: jax.Array, k: int, over: Over) -> ops.Selected:
-    return ops.locate(x, ops.kth_smallest(x, k, over), over)
+from jqinject.ops.over import Axes
 
 
 @checked_arguments
@@ -52,12 +48,19 @@ class AbsPercentile(TwoPhaseStat):
     def measure(self, x: jax.Array) -> Any:
         """The element of that rank."""
         k = ops.rank_high(self.high_percentile_q, self.over.count(x))
-        return _kth(jnp.abs(x), k, self.over)
+        return ops.kth_smallest(jnp.abs(x), k, self.over)
 
-    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+    def locate(self, x: jax.Array, measured: Any) -> Any:
+        """Where it is."""
+        return ops.locate(jnp.abs(x), measured, self.over)
+
+    def change(self, dx: jax.Array, x: jax.Array, measured: Any, located: Any) -> Any:
+        """How it changes."""
+        return ops.picked(ops.change_of_magnitude(x, dx), located, self.over)
+
+    def statistic(self, measured: Any) -> jax.Array:
         """The element of that rank."""
-        stat = ops.select(ops.magnitude(x), measured, self.over)
-        return finish(stat, self.stats_reduce_dim, self.keepdim)
+        return finish(measured, self.stats_reduce_dim, self.keepdim)
 
 
 @checked_arguments
@@ -91,12 +94,19 @@ class NegativePercentileOrZero(TwoPhaseStat):
     def measure(self, x: jax.Array) -> Any:
         """The element of that rank."""
         k = ops.rank_low(self.low_percentile_q, self.over.count(x))
-        return _kth(x, k, self.over)
+        return ops.kth_smallest(x, k, self.over)
 
-    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+    def locate(self, x: jax.Array, measured: Any) -> Any:
+        """Where it is."""
+        return ops.locate(x, measured, self.over)
+
+    def change(self, dx: jax.Array, x: jax.Array, measured: Any, located: Any) -> Any:
+        """How it changes."""
+        return ops.picked(dx, located, self.over)
+
+    def statistic(self, measured: Any) -> jax.Array:
         """The element of that rank, or 0."""
-        stat = not_above_zero(ops.select(x, measured, self.over))
-        return finish(stat, self.stats_reduce_dim, self.keepdim)
+        return finish(not_above_zero(measured), self.stats_reduce_dim, self.keepdim)
 
 
 @checked_arguments
@@ -136,10 +146,18 @@ class PercentileInterval(TwoPhaseStat):
     def measure(self, x: jax.Array) -> Any:
         """The elements of both ranks."""
         n = self.over.count(x)
-        low = _kth(x, ops.rank_low(self.low_percentile_q, n), self.over)
-        return low, _kth(x, ops.rank_high(self.high_percentile_q, n), self.over)
+        ranks = ops.rank_low(self.low_percentile_q, n), ops.rank_high(self.high_percentile_q, n)
+        return tuple(ops.kth_smallest(x, k, self.over) for k in ranks)
 
-    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+    def locate(self, x: jax.Array, measured: Any) -> Any:
+        """Where they are."""
+        return tuple(ops.locate(x, part, self.over) for part in measured)
+
+    def change(self, dx: jax.Array, x: jax.Array, measured: Any, located: Any) -> Any:
+        """How they change."""
+        return tuple(ops.picked(dx, part, self.over) for part in located)
+
+    def statistic(self, measured: Any) -> jax.Array:
         """The width."""
-        low, high = (ops.select(x, part, self.over) for part in measured)
+        low, high = measured
         return finish(ops.magnitude(high - not_above_zero(low)), self.stats_reduce_dim, self.keepdim)
