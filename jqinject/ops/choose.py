@@ -1,4 +1,4 @@
-"""Element by element one of two arrays, as a single operation of the program."""
+"""Everyday functions of arrays that leave no more operations in a program than they need."""
 
 from __future__ import annotations
 
@@ -35,3 +35,13 @@ def _filled(x: ArrayLike, shape: tuple[int, ...], dtype: jnp.dtype | type, like:
     if isinstance(x, jax.Array) and x.shape == shape:
         return x
     return sharded_as(jnp.broadcast_to(jnp.asarray(x, dtype), shape), like)
+
+
+def shaped(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """`x.reshape(shape)`; `x` itself where it has that shape.
+
+    Example:
+        >>> shaped(jnp.float32(2), (1, 1))
+        Array([[2.]], dtype=float32)
+    """
+    return x if x.shape == shape else x.reshape(shape)

@@ -45,7 +45,7 @@ def _change(to_range: bool, x: jax.Array, ends: Any, dx: Any, dends: Any) -> jax
         inside = (low <= x) & (x <= high)
         return jnp.zeros_like(x) if dx is None else choose(inside, dx, 0.0)
     above, below = _share_above(x, low), _share_above(high, x)
-    parts = [] if dx is None else [above * below * dx]
+    parts: list[jax.Array] = [] if dx is None else [above * below * dx]
     dhigh, dlow = dends if len(ends) == 2 else (dends[0], None if dends[0] is None else -dends[0])
     if dlow is not None:
         parts.append((1.0 - above) * below * spread(dlow, x.shape))

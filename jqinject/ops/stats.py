@@ -149,7 +149,7 @@ def _change_of_end(over: Over, x: jax.Array, dx: jax.Array, end: jax.Array) -> j
     return shared(dx, x, end, ties(x, end, over), over) * half
 
 
-def largest(x: jax.Array, axes: Sequence[int], names: Names = ()) -> jax.Array:
+def largest(x: jax.Array, axes: Sequence[int] | None, names: Names = ()) -> jax.Array:
     """`max(x, 0)` over some axes, kept with size 1; elements that tie share the gradient equally.
 
     A compiler may compute `x` once for the maximum and once more, rounded otherwise, for the gradient. The derivative
@@ -157,7 +157,7 @@ def largest(x: jax.Array, axes: Sequence[int], names: Names = ()) -> jax.Array:
 
     Args:
         x: the tensor; of the rest of an empty one 0 is the largest.
-        axes: to reduce.
+        axes: to reduce; None for all, of which none is kept.
         names: of mapped axes that the tensor is spread over.
 
     Example:
@@ -165,18 +165,18 @@ def largest(x: jax.Array, axes: Sequence[int], names: Names = ()) -> jax.Array:
         >>> jax.value_and_grad(lambda x: largest(x, (0,))[0])(x)
         (Array(3., dtype=float32), Array([0. , 0.5, 0.5], dtype=float32))
     """
-    over = Over(tuple(axes), names)
+    over = Over(None if axes is None else tuple(axes), names)
     return _largest(over, _something(x, over))
 
 
-def ends(x: jax.Array, axes: Sequence[int], names: Names = ()) -> tuple[jax.Array, jax.Array]:
+def ends(x: jax.Array, axes: Sequence[int] | None, names: Names = ()) -> tuple[jax.Array, jax.Array]:
     """`max(x, 0)` and `min(x, 0)`, as `largest`.
 
     Example:
         >>> ends(jnp.array([1.0, 3.0]), (0,))
         (Array([3.], dtype=float32), Array([0.], dtype=float32))
     """
-    over = Over(tuple(axes), names)
+    over = Over(None if axes is None else tuple(axes), names)
     return _ends(over, _something(x, over))
 
 

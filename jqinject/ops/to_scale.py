@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
+from jqinject.ops.choose import choose
 from jqinject.ops.power import quotient
 
 
@@ -34,7 +35,7 @@ def _to_scale_jvp(
     known = jnp.float32(steps) if steps is not None else divisor
     changes = []
     if not isinstance(dx, SymbolicZero):
-        changes.append(jax.lax.select(x >= 0, dx, -dx) if of_magnitude else dx)
+        changes.append(dx * choose(x >= 0, jnp.ones_like(x), -1.0) if of_magnitude else dx)
     if not isinstance(ddivisor, SymbolicZero):
         changes.append(-scale * ddivisor)
     if not changes:

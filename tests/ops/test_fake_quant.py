@@ -1,5 +1,7 @@
 """`fake_quantize` against autodiff of the composition it stands for."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +11,8 @@ from jqinject.ops import fake_quantize, floor_ste, round_ste, spread, tensor_cla
 from jqinject.ops.fake_quant import Steps
 
 KINDS = {
-    "masked": (-7, 7, Steps()),
-    "straight": (0, 15, Steps(jnp.floor, straight=True)),
+    "masked": (-7.0, 7.0, Steps()),
+    "straight": (0.0, 15.0, Steps(jnp.floor, straight=True)),
 }
 
 
@@ -41,8 +43,8 @@ def arguments(scale_shape):
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_the_composition_in_value_and_in_every_gradient(scale_shape, kind):
     given, cotangent = arguments(scale_shape)
-    y, pull = jax.vjp(lambda *a: fake_quantize(*a, *KINDS[kind]), *given)
-    expected, expected_pull = jax.vjp(lambda *a: composed(*a, COMPOSED[kind]), *given)
+    y, pull = jax.vjp(lambda x, scale, zero_point: fake_quantize(x, scale, zero_point, *KINDS[kind]), *given)
+    expected, expected_pull = jax.vjp(lambda x, s, z: composed(x, s, z, COMPOSED[kind]), *given)
     np.testing.assert_array_equal(y, expected)
     for gradient, wanted in zip(pull(cotangent), expected_pull(cotangent), strict=True):
         assert gradient.shape == wanted.shape
@@ -78,7 +80,7 @@ def test_bounds_that_are_learned_get_their_gradient(shape, kind):
         return (clamp(rounded(x / scale + zero_point), low, high) - zero_point) * scale
 
     given = x, scale, zero_point, *bounds
-    y, pull = jax.vjp(lambda *a: fake_quantize(*a, how), *given)
+    y, pull = jax.vjp(partial(fake_quantize, how=how), *given)
     expected, expected_pull = jax.vjp(by_parts, *given)
     np.testing.assert_array_equal(y, expected)
     for gradient, wanted in zip(pull(cotangent), expected_pull(cotangent), strict=True):

@@ -16,7 +16,7 @@ from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign, set_given
 from jqinject.core.calibration.ranges import ClippingRange
 from jqinject.core.variables import QuantStat, float_array, int_array
-from jqinject.ops.choose import choose
+from jqinject.ops.choose import choose, shaped
 
 Ends = tuple[jax.Array, ...]
 
@@ -130,7 +130,7 @@ class SimpleMovingAverage(nnx.Module):
         """
         held = self._sums()
         count, sums = self.count.get_value(), tuple(v.get_value() for v in held)
-        ends = tuple(end.reshape(count.shape) for end in (batch.high, batch.lowest))
+        ends = tuple(shaped(end, count.shape) for end in (batch.high, batch.lowest))
         if update:
             how = _How(self.restart, self.momentum)
             found, count, sums, _ = _averaged(how, ends, count, sums)
@@ -139,7 +139,7 @@ class SimpleMovingAverage(nnx.Module):
                 variable.set_value(value)
         else:
             found = _mean(ends, count, sums)
-        high, low = (mean.reshape(batch.high.shape) for mean in found)
+        high, low = (shaped(mean, batch.high.shape) for mean in found)
         return ClippingRange(high, None if batch.low is None else low)
 
     def mean(self, like: ClippingRange) -> ClippingRange:

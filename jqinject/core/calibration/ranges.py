@@ -76,7 +76,7 @@ class AbsMaxRange:
     def __post_init__(self) -> None:
         _factor(self.factor, "AbsMaxRange")
 
-    def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
+    def __call__(self, x: jax.Array, axes: Axes | None, names: Names = ()) -> ClippingRange:
         """See the class."""
         return ClippingRange(_times(self.factor, largest(jnp.abs(x), axes, names)))
 
@@ -133,10 +133,14 @@ class MinMaxRange:
     def __post_init__(self) -> None:
         _factor(self.factor, "MinMaxRange")
 
-    def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
+    def __call__(self, x: jax.Array, axes: Axes | None, names: Names = ()) -> ClippingRange:
         """See the class."""
         high, low = ends(x, axes, names)
         return ClippingRange(_times(self.factor, high), _times(self.factor, low))
+
+
+OF_NO_AXES = (AbsMaxRange, MinMaxRange)
+"""Methods that take None for the axes: the ends of the whole tensor, as scalars."""
 
 
 @checked_arguments

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from jqinject.core._protocols import QuantResult, Restrict
 from jqinject.core.arguments import checked_arguments
 from jqinject.core.assign import assign, set_given
 from jqinject.core.calibration import (
+    OF_NO_AXES,
     AbsMaxRange,
     ClippingRange,
     FixedRange,
@@ -25,7 +26,7 @@ from jqinject.core.calibration import (
 )
 from jqinject.core.quant.float_quant import FloatQuantResult
 from jqinject.core.variables import known_zero
-from jqinject.ops.choose import choose
+from jqinject.ops.choose import choose, shaped
 from jqinject.ops.clip import within_range
 from jqinject.ops.fake_quant import Steps
 from jqinject.ops.float8 import FLOAT8_DTYPES, to_float8
@@ -33,9 +34,10 @@ from jqinject.ops.float_format import FloatFormat
 from jqinject.ops.float_grid import float_steps, from_float_steps, to_float_grid
 from jqinject.ops.groups import check_divides, checked_group_size, fitting_size, split_groups
 from jqinject.ops.mapped import Names, names_of, places_over, sum_over
-from jqinject.ops.power import by_reciprocal, divide
+from jqinject.ops.power import by_reciprocal, divide, quotient
 from jqinject.ops.ste import nearest
 
+Ends = TypeVar("Ends", ClippingRange, jax.Array)
 LEAST_SCALE = float(np.sqrt(np.finfo(np.float32).tiny))
 
 
@@ -62,9 +64,26 @@ def scale_and_zero_point(found: ClippingRange, bit_width: int) -> tuple[jax.Arra
     lowest = -(2 ** (bit_width - 1))
     if found.low is None:
         return _not_tiny(by_reciprocal(found.high, -lowest - 0.5)), None
-    scale = _not_tiny(divide(found.high - found.low, 2**bit_width - 1))
-    zero_point = nearest(lowest - divide(found.low, scale))
-    return scale, jax.lax.clamp(float(lowest), zero_point, float(-lowest - 1))
+    return _of_two_ends(bit_width, found.high, found.low)[:2]
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _of_two_ends(bit_width: int, high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Scale, zero point, and whether the scale was too small."""
+    lowest = -(2.0 ** (bit_width - 1))
+    scale = quotient(high - low, jnp.float32(2**bit_width - 1))
+    tiny = scale < LEAST_SCALE
+    scale = choose(tiny, 1.0, scale)
+    # A quotient of two arrays of one shape, and no quotient under it: there is nothing to rewrite.
+    return scale, jax.lax.clamp(lowest, nearest(lowest - low / scale), -lowest - 1), tiny
+
+
+@_of_two_ends.defjvp
+def _(bit_width: int, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    found = _of_two_ends(bit_width, *primals)
+    _, zero_point, tiny = found
+    change = choose(tiny, 0.0, (tangents[0] - tangents[1]) / jnp.float32(2**bit_width - 1))
+    return found, (change, jnp.zeros_like(zero_point), np.zeros(tiny.shape, jax.dtypes.float0))
 
 
 def _not_tiny(scale: jax.Array) -> jax.Array:
@@ -207,7 +226,8 @@ class CalibratedQuant(nnx.Module):
         Args:
             x: float array.
         """
-        return self._range(self._in_groups(x.astype(jnp.float32)), update=not self.use_running_average)
+        x = self._in_groups(x.astype(jnp.float32))
+        return self._kept(self._range(x, update=not self.use_running_average), x.ndim)
 
     def _in_groups(self, x: jax.Array) -> jax.Array:
         if self.group_size is None:
@@ -222,9 +242,16 @@ class CalibratedQuant(nnx.Module):
         Args:
             ndim: how many axes, each of size 1, its ends are to have.
         """
-        return self._range(jnp.zeros((1,) * ndim, jnp.float32), update=False)
+        return self._kept(self._range(jnp.zeros((1,) * ndim, jnp.float32), update=False), ndim)
+
+    def _kept(self, found: Ends, ndim: int) -> Ends:
+        """Numbers that are one for the tensor as arrays of its number of axes."""
+        if self.averaging_impl is None:
+            return found
+        return jax.tree.map(lambda end: shaped(end, (1,) * ndim), found)
 
     def _range(self, x: jax.Array, update: bool) -> ClippingRange:
+        """The range of a tensor; where it is averaged, of no axes."""
         if self.averaging_impl is None:
             return self._found(x, self._axes_that_share(x.ndim), names_of(self.axis_name))
         if self.averaging_impl.settled and not update:
@@ -246,20 +273,23 @@ class CalibratedQuant(nnx.Module):
     def _of_batch(self, x: jax.Array) -> ClippingRange:
         """The range of a batch, one for the tensor."""
         names = names_of(self.axis_name)
+        if not self.batch_axes:
+            whole = type(self.calibration_impl) in OF_NO_AXES
+            axes = None if whole else tuple(range(x.ndim))
+            found = self._found(x, axes, names)
+            return jax.tree.map(lambda end: shaped(end, ()), found)
         # Where every example has a range, an example lies on one device.
-        found = self._found(x, _others(x.ndim, self.batch_axes), () if self.batch_axes else names)
+        found = self._found(x, _others(x.ndim, self.batch_axes), ())
 
         def mean(ends: jax.Array) -> jax.Array:
-            if ends.size == 1 and not names:
-                return ends
-            total = sum_over(jnp.sum(ends, keepdims=True), names)
-            return total / (ends.size * places_over(names))
+            return sum_over(jnp.sum(ends), names) / (ends.size * places_over(names))
 
-        return ClippingRange(mean(found.high), None if found.low is None else mean(found.low))
+        return jax.tree.map(mean, found)
 
-    def _found(self, x: jax.Array, axes: tuple[int, ...], names: Names) -> ClippingRange:
+    def _found(self, x: jax.Array, axes: tuple[int, ...] | None, names: Names) -> ClippingRange:
         # A range method of the user's own need not know of mapped axes.
-        return self.calibration_impl(x, axes, names) if names else self.calibration_impl(x, axes)
+        method: Callable[..., ClippingRange] = self.calibration_impl
+        return method(x, axes, names) if names else method(x, axes)
 
     def __call__(self, x: jax.Array) -> QuantResult | FloatQuantResult:
         """`x` quantized; scale and zero point float32."""
@@ -276,6 +306,9 @@ class CalibratedQuant(nnx.Module):
         edge = 2 ** (self.bit_width - 1)
         quantize = partial(_quantized, how, float(-edge), float(edge - 1))
         value = self._straight_through(quantize, x32, found, scale, offset)
+        scale = self._kept(scale, x.ndim)
+        if zero_point is not None:
+            offset = self._kept(offset, x.ndim)
         return QuantResult(value.astype(x.dtype), scale, offset, self.bit_width)
 
     def _minifloats(self, x: jax.Array, x32: jax.Array, found: ClippingRange) -> FloatQuantResult:
@@ -289,7 +322,7 @@ class CalibratedQuant(nnx.Module):
         scale = self._restricted(_not_tiny(divide(found.high, form.max_value)))
         quantize = partial(_minifloats, form, x.dtype)
         value = self._straight_through(quantize, x32, found, scale)
-        return FloatQuantResult(value.astype(x.dtype), scale, form)
+        return FloatQuantResult(value.astype(x.dtype), self._kept(scale, x.ndim), form)
 
     def _restricted(self, scale: jax.Array) -> jax.Array:
         restrict = self.restrict_scaling_impl
