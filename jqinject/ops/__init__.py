@@ -40,7 +40,6 @@ from jqinject.ops.power import by_reciprocal as by_reciprocal
 from jqinject.ops.power import divide as divide
 from jqinject.ops.power import exp2 as exp2
 from jqinject.ops.power import log2 as log2
-from jqinject.ops.spread import spread as spread
 from jqinject.ops.ste import abs_binary_sign_grad as abs_binary_sign_grad
 from jqinject.ops.ste import binary_sign_ste as binary_sign_ste
 from jqinject.ops.ste import ceil_ste as ceil_ste

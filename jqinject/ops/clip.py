@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from jqinject.ops.choose import choose
-from jqinject.ops.spread import spread
 
 Compute = Callable[..., jax.Array]
 
@@ -44,19 +43,17 @@ def _change(to_range: bool, x: jax.Array, ends: Any, dx: Any, dends: Any) -> jax
     if not to_range:
         inside = (low <= x) & (x <= high)
         return jnp.zeros_like(x) if dx is None else choose(inside, dx, 0.0)
-    above, below = _share_above(x, low), _share_above(high, x)
-    parts: list[jax.Array] = [] if dx is None else [above * below * dx]
+    # As the derivatives of `jnp.maximum` and `jnp.minimum`: one half each where `x` equals an end.
+    above = 0.5 + 0.5 * jax.lax.sign(x - low)
+    below = 0.5 + 0.5 * jax.lax.sign(high - x)
+    inside = above * below
+    parts: list[jax.Array] = [] if dx is None else [inside * dx]
     dhigh, dlow = dends if len(ends) == 2 else (dends[0], None if dends[0] is None else -dends[0])
     if dlow is not None:
-        parts.append((1.0 - above) * below * spread(dlow, x.shape))
+        parts.append((below - inside) * dlow)
     if dhigh is not None:
-        parts.append((1.0 - below) * spread(dhigh, x.shape))
+        parts.append((1.0 - below) * dhigh)
     return sum(parts[1:], parts[0]) if parts else jnp.zeros_like(x)
-
-
-def _share_above(x: jax.Array, bound: jax.Array) -> jax.Array:
-    """1 where `x` is above the bound, 1/2 where it equals it, else 0; as the derivative of `jnp.maximum`."""
-    return 0.5 * ((x > bound).astype(jnp.float32) + (x >= bound).astype(jnp.float32))
 
 
 _within.defjvp(_within_jvp, symbolic_zeros=True)

@@ -20,7 +20,6 @@ from jax.typing import ArrayLike
 from jqinject.ops.choose import choose
 from jqinject.ops.clamp import bounded
 from jqinject.ops.power import quotient
-from jqinject.ops.spread import spread
 from jqinject.ops.ste import nearest
 
 LARGEST = float(jnp.finfo(jnp.float32).max)
@@ -89,7 +88,7 @@ def _change(how: Steps, primals: Any, tangents: Any) -> jax.Array:
             slope = centered - jax.lax.clamp(-LARGEST, steps, LARGEST)
         else:
             slope = choose(inside, centered - steps, centered)
-        parts.append(slope * spread(along_scale, slope.shape))
+        parts.append(slope * along_scale)
     if inside is not None:  # beyond a bound y = (bound - zero_point) * scale
         if along_zero_point is not None:
             parts.append(choose(inside, 0.0, -scale * along_zero_point))

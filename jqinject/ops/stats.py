@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -90,17 +91,17 @@ def ties(x: jax.Array, value: jax.Array, over: Over) -> jax.Array:
     return over.sum((x == value).astype(jnp.float32))
 
 
-def shared(dx: jax.Array, x: jax.Array, value: jax.Array, count: jax.Array, over: Over) -> jax.Array:
-    """How the extreme `value` of `x` changes, elements that tie sharing alike.
+def shared(dx: jax.Array, hits: jax.Array, count: jax.Array, over: Over, weight: Any = 1.0) -> jax.Array:
+    """How an extreme changes, the elements that tie sharing alike.
 
     Args:
-        dx: how `x` changes.
-        x: the tensor.
-        value: its largest (or smallest) element.
-        count: what `ties` returned.
+        dx: how the tensor changes.
+        hits: which of its elements are the extreme.
+        count: how many they are.
         over: what was reduced.
+        weight: a factor of the change.
     """
-    return over.sum(choose(x == value, dx, 0.0)) * (1.0 / jnp.maximum(count, 1.0))
+    return over.sum(choose(hits, dx, 0.0)) * (weight / jnp.maximum(count, 1.0))
 
 
 def locate_extreme(x: jax.Array, value: jax.Array, over: Over) -> jax.Array:
@@ -116,7 +117,7 @@ def change_of_extreme(
     """How the largest (or smallest) element of `x` changes: along axes the first of equal elements counts, over the
     whole tensor they share.
     """
-    return picked(dx, found, over) if over.keeps else shared(dx, x, value, found, over)
+    return picked(dx, found, over) if over.keeps else shared(dx, x == value, found, over)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -145,8 +146,9 @@ def _(over, primals, tangents):
 
 def _change_of_end(over: Over, x: jax.Array, dx: jax.Array, end: jax.Array) -> jax.Array:
     """How an end of a range changes; at 0, half of it (as that of `jnp.maximum`)."""
+    hits = x == end
     half = choose(end == 0, 0.5, jnp.ones_like(end))
-    return shared(dx, x, end, ties(x, end, over), over) * half
+    return shared(dx, hits, over.sum(hits.astype(jnp.float32)), over, half)
 
 
 def largest(x: jax.Array, axes: Sequence[int] | None, names: Names = ()) -> jax.Array:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jqinject.ops import fake_quantize, floor_ste, round_ste, spread, tensor_clamp, tensor_clamp_ste
+from jqinject.ops import fake_quantize, floor_ste, round_ste, tensor_clamp, tensor_clamp_ste
 from jqinject.ops.fake_quant import Steps
 
 KINDS = {
@@ -102,29 +102,3 @@ def test_nan_and_infinity_are_not_hidden():
     x = jnp.array([jnp.nan, jnp.inf, -jnp.inf, 0.5])
     y = fake_quantize(x, jnp.float32(0.5), jnp.float32(0), -7, 7)
     assert jnp.isnan(y[0]) and y[1] == 3.5 and y[2] == -3.5 and y[3] == 0.5
-
-
-@pytest.mark.parametrize(
-    ("given", "shape"),
-    [
-        ((), (3, 4)),
-        ((1,), (5,)),
-        ((), ()),
-        ((1, 4), (3, 4)),
-        ((3, 1), (3, 4)),
-        ((2, 1, 4), (2, 3, 4)),
-        ((4,), (0, 4)),
-    ],
-)
-def test_spread_is_broadcast_to_both_ways(given, shape):
-    x = jnp.arange(1.0, 1.0 + np.prod(given, dtype=int)).reshape(given)
-    cotangent = jnp.arange(float(np.prod(shape, dtype=int))).reshape(shape)
-    y, pull = jax.vjp(lambda x: spread(x, shape), x)
-    wanted, wanted_pull = jax.vjp(lambda x: jnp.broadcast_to(x, shape), x)
-    np.testing.assert_array_equal(y, wanted)
-    np.testing.assert_allclose(pull(cotangent)[0], wanted_pull(cotangent)[0], rtol=1e-6)
-
-
-def test_spread_refuses_what_does_not_broadcast():
-    with pytest.raises(ValueError, match=r"shape \(3,\) does not broadcast to \(2,\)"):
-        spread(jnp.ones(3), (2,))

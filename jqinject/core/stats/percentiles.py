@@ -13,7 +13,12 @@ from jqinject.core.arguments import checked_arguments
 from jqinject.core.stats.extremes import not_above_zero
 from jqinject.core.stats.two_phase import TwoPhaseStat, finish
 from jqinject.ops import stats as ops
-from jqinject.ops.over import Axes
+from jqinject.ops.over import Axes, Over
+
+
+def _place(x: jax.Array, value: jax.Array, k: int, over: Over) -> jax.Array:
+    """Where the k-th smallest element is: the first of those that are equal."""
+    return ops.locate(x, value, over)
 
 
 @checked_arguments
@@ -47,12 +52,14 @@ class AbsPercentile(TwoPhaseStat):
 
     def measure(self, x: jax.Array) -> Any:
         """The element of that rank."""
-        k = ops.rank_high(self.high_percentile_q, self.over.count(x))
-        return ops.kth_smallest(jnp.abs(x), k, self.over)
+        return ops.kth_smallest(jnp.abs(x), self._rank(x), self.over)
 
     def locate(self, x: jax.Array, measured: Any) -> Any:
         """Where it is."""
-        return ops.locate(jnp.abs(x), measured, self.over)
+        return _place(jnp.abs(x), measured, self._rank(x), self.over)
+
+    def _rank(self, x: jax.Array) -> int:
+        return ops.rank_high(self.high_percentile_q, self.over.count(x))
 
     def change(self, dx: jax.Array, x: jax.Array, measured: Any, located: Any) -> Any:
         """How it changes."""
@@ -93,12 +100,14 @@ class NegativePercentileOrZero(TwoPhaseStat):
 
     def measure(self, x: jax.Array) -> Any:
         """The element of that rank."""
-        k = ops.rank_low(self.low_percentile_q, self.over.count(x))
-        return ops.kth_smallest(x, k, self.over)
+        return ops.kth_smallest(x, self._rank(x), self.over)
 
     def locate(self, x: jax.Array, measured: Any) -> Any:
         """Where it is."""
-        return ops.locate(x, measured, self.over)
+        return _place(x, measured, self._rank(x), self.over)
+
+    def _rank(self, x: jax.Array) -> int:
+        return ops.rank_low(self.low_percentile_q, self.over.count(x))
 
     def change(self, dx: jax.Array, x: jax.Array, measured: Any, located: Any) -> Any:
         """How it changes."""
@@ -145,13 +154,16 @@ class PercentileInterval(TwoPhaseStat):
 
     def measure(self, x: jax.Array) -> Any:
         """The elements of both ranks."""
-        n = self.over.count(x)
-        ranks = ops.rank_low(self.low_percentile_q, n), ops.rank_high(self.high_percentile_q, n)
-        return tuple(ops.kth_smallest(x, k, self.over) for k in ranks)
+        return tuple(ops.kth_smallest(x, k, self.over) for k in self._ranks(x))
 
     def locate(self, x: jax.Array, measured: Any) -> Any:
         """Where they are."""
-        return tuple(ops.locate(x, part, self.over) for part in measured)
+        ends = zip(measured, self._ranks(x), strict=True)
+        return tuple(_place(x, end, k, self.over) for end, k in ends)
+
+    def _ranks(self, x: jax.Array) -> tuple[int, int]:
+        n = self.over.count(x)
+        return ops.rank_low(self.low_percentile_q, n), ops.rank_high(self.high_percentile_q, n)
 
     def change(self, dx: jax.Array, x: jax.Array, measured: Any, located: Any) -> Any:
         """How they change."""
