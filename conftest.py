@@ -1,4 +1,8 @@
-"""What holds for every test and doctest: eight CPU devices, strict dtypes, quick compilation without a cache.
+"""What holds for every test and doctest: eight CPU devices, strict dtypes, quick compilation without a cache; and how
+much of it runs.
+
+`python -m pytest` alone runs every test, and of long tables rows spread over them, on every core. With files,
+directories or `--tables=whole` named, every row runs.
 
 The environment is set before JAX is imported, and only where it is not set already, so that
 `JAX_PLATFORMS=cuda python -m pytest` runs the suite on another backend. This file lies beside `tests/` and
@@ -7,6 +11,9 @@ The environment is set before JAX is imported, and only where it is not set alre
 
 import gc
 import os
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
 
 # What is compiled stays: looking through it for garbage takes time and finds nothing.
 gc.set_threshold(100_000, 50, 100)
@@ -17,6 +24,7 @@ if _DEVICE_COUNT not in os.environ.get("XLA_FLAGS", ""):
 os.environ.setdefault("MPLBACKEND", "agg")
 
 import jax
+import pytest
 from hypothesis import settings
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -28,3 +36,77 @@ jax.config.update("jax_disable_most_optimizations", True)
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+ROWS = 4  # of a table that a bare run takes at least
+ONE_OF = 16  # rows of a long table
+MUCH = 2 * 2**30
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--tables`."""
+    parser.addoption(
+        "--tables",
+        choices=("whole", "sampled"),
+        help="rows of parametrized tests: all, or a few spread over each table (what a run of everything takes)",
+    )
+
+
+def _is_everything(config: pytest.Config) -> bool:
+    """Whether nothing was named, so that what runs is the whole suite."""
+    return config.args_source == pytest.Config.ArgsSource.TESTPATHS
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """One process for what was named: starting others would take longer. None leaves it to xdist."""
+    return None if _is_everything(config) else 0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Decide which rows of tables run."""
+    # Decided once, before workers are started, which are given files whatever was asked for.
+    if config.option.tables is None:
+        config.option.tables = "sampled" if _is_everything(config) else "whole"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the rows that do not run."""
+    if config.option.tables == "whole":
+        return
+    tables: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        tables[item.nodeid.partition("[")[0]].append(item)
+    kept = {item.nodeid for rows in tables.values() for item in _spread(rows)}
+    left_out = [item for item in items if item.nodeid not in kept]
+    items[:] = [item for item in items if item.nodeid in kept]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+
+
+def _spread(rows: list[Any]) -> list[Any]:
+    """Rows at even distances, the first and the last among them."""
+    wanted = max(ROWS, len(rows) // ONE_OF)
+    if len(rows) <= wanted:
+        return rows
+    return [rows[place * (len(rows) - 1) // (wanted - 1)] for place in range(wanted)]
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say that rows were left out."""
+    if config.option.tables == "sampled":
+        terminalreporter.write_line("of long tables some rows ran; python -m pytest --tables=whole runs all")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_are_dropped() -> Any:
+    """Compiled programs are kept for the next tests, until a process holds much memory."""
+    yield
+    if _resident_bytes() > MUCH:
+        jax.clear_caches()
+        gc.collect()
+
+
+def _resident_bytes() -> int:
+    """What this process holds in memory; 0 where the system does not tell as Linux does."""
+    pages = Path("/proc/self/statm")
+    return int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if pages.exists() else 0

@@ -91,7 +91,7 @@ def products(width: int, depth: int) -> Call:
     import jax
     import jax.numpy as jnp
 
-    from jqinject.dot.kernels import MATRICES, integer_contraction
+    from jqinject.dot.kernels.kernel_table import MATRICES, integer_contraction
 
     keys = jax.random.split(jax.random.key(0), depth)
     weights = [jax.random.randint(key, (width, width), -128, 128, jnp.int8) for key in keys]

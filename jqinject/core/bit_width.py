@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core import _check
 from jqinject.core._protocols import Restrict
-from jqinject.core.arguments import checked_arguments
-from jqinject.core.assign import set_given
+from jqinject.core.construction import check
+from jqinject.core.construction.assign import set_given
+from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.core.restrict_val import IntRestrictValue
-from jqinject.core.variables import QuantParam, QuantStat, float_array
+from jqinject.core.state.variables import QuantParam, QuantStat, float_array
 from jqinject.ops import tensor_clamp_ste
 from jqinject.ops.ste import abs_binary_sign_grad
 
@@ -39,7 +40,7 @@ class BitWidthConst:
     bit_width: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bit_width", _check.bit_width(self.bit_width, "BitWidthConst"))
+        object.__setattr__(self, "bit_width", check.bit_width(self.bit_width, "BitWidthConst"))
 
     def __call__(self) -> int:
         """The bit width."""
@@ -59,7 +60,7 @@ class BitWidthStatefulConst(nnx.Module):
     """
 
     def __init__(self, bit_width: int) -> None:
-        width = _check.bit_width(bit_width, "BitWidthStatefulConst")
+        width = check.bit_width(bit_width, "BitWidthStatefulConst")
         self.bit_width = QuantStat(float_array(width))
 
     def __call__(self) -> jax.Array:
@@ -100,8 +101,8 @@ class BitWidthParameter(nnx.Module):
         restrict_bit_width_impl: Restrict | None = None,
         override_pretrained_bit_width: bool = False,
     ) -> None:
-        least = _check.bit_width(min_bit_width, "BitWidthParameter (min_bit_width)")
-        width = _check.bit_width(bit_width, "BitWidthParameter")
+        least = check.bit_width(min_bit_width, "BitWidthParameter (min_bit_width)")
+        width = check.bit_width(bit_width, "BitWidthParameter")
         if width < least:
             raise ValueError(
                 f"BitWidthParameter: bit_width={width} is less than min_bit_width={least}. Start with "
@@ -200,7 +201,7 @@ class _BitsToRemove(Protocol):
 
 
 @checked_arguments
-class MsbClampBitWidth(nnx.Module):
+class MsbClampBitWidth(Component):
     """A bit width that goes by another: `clamp(|b - bits to remove|, min, max)`, the clamping straight-through.
 
     Args:
@@ -220,13 +221,13 @@ class MsbClampBitWidth(nnx.Module):
         max_overall_bit_width: int,
     ) -> None:
         self.bit_width_to_remove_impl = bit_width_to_remove_impl
-        self.min_overall_bit_width = _check.bit_width(
+        self.min_overall_bit_width = check.bit_width(
             min_overall_bit_width, "MsbClampBitWidth (min_overall_bit_width)"
         )
-        self.max_overall_bit_width = _check.bit_width(
+        self.max_overall_bit_width = check.bit_width(
             max_overall_bit_width, "MsbClampBitWidth (max_overall_bit_width)"
         )
-        _check.ordered(
+        check.ordered(
             self.min_overall_bit_width,
             self.max_overall_bit_width,
             "MsbClampBitWidth",

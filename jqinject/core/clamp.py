@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import jax
 from jax.typing import ArrayLike
 
-from jqinject.core import _check
-from jqinject.core.arguments import checked_arguments
+from jqinject.core.construction import check
+from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.ops import clamp
 
 
@@ -104,7 +104,7 @@ class ScalarClamp:
     max_val: float
 
     def __post_init__(self) -> None:
-        _check.ordered(self.min_val, self.max_val, "ScalarClamp", ("min_val", "max_val"))
+        check.ordered(self.min_val, self.max_val, "ScalarClamp", ("min_val", "max_val"))
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp `x`."""
@@ -125,7 +125,7 @@ class ScalarClampSte:
     max_val: float
 
     def __post_init__(self) -> None:
-        _check.ordered(self.min_val, self.max_val, "ScalarClampSte", ("min_val", "max_val"))
+        check.ordered(self.min_val, self.max_val, "ScalarClampSte", ("min_val", "max_val"))
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp `x`."""

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core._protocols import Clamp
-from jqinject.core.arguments import checked_arguments
 from jqinject.core.clamp import TensorClamp
-from jqinject.ops.float_range import check_codes, max_float
+from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.ops.minifloats.float_range import check_codes, max_float
 
 
 def largest_float(exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any, end: float | None) -> Any:

@@ -20,10 +20,10 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core._protocols import View
-from jqinject.core.arguments import checked_arguments
-from jqinject.core.assign import set_given
 from jqinject.core.clamp import Identity
-from jqinject.core.variables import QuantParam
+from jqinject.core.construction.assign import set_given
+from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.state.variables import QuantParam
 from jqinject.ops import ste
 
 

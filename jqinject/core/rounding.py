@@ -8,7 +8,7 @@ import jax
 from flax import nnx
 from jax.typing import ArrayLike
 
-from jqinject.core.arguments import checked_arguments
+from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.ops import ste
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from jqinject.core.arguments import checked_arguments
-from jqinject.ops.explicit_axes import merge_axes
+from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.ops.devices.explicit_axes import merge_axes
 from jqinject.ops.groups import check_divides, checked_group_size, fitting_size, split_groups
 
 

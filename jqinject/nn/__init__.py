@@ -5,23 +5,27 @@ from jqinject.nn.activations import QuantIdentity as QuantIdentity
 from jqinject.nn.activations import QuantReLU as QuantReLU
 from jqinject.nn.activations import QuantSigmoid as QuantSigmoid
 from jqinject.nn.activations import QuantTanh as QuantTanh
-from jqinject.nn.attention import QuantScaledDotProductAttention as QuantScaledDotProductAttention
-from jqinject.nn.attention import ScaledDotProductAttention as ScaledDotProductAttention
-from jqinject.nn.batch_norm_merging import MergedBatchNorm as MergedBatchNorm
-from jqinject.nn.batch_norm_merging import merge_bn as merge_bn
+from jqinject.nn.attention.dot_product_attention import (
+    QuantScaledDotProductAttention as QuantScaledDotProductAttention,
+)
+from jqinject.nn.attention.dot_product_attention import ScaledDotProductAttention as ScaledDotProductAttention
+from jqinject.nn.attention.multi_head_attention import QuantMultiHeadAttention as QuantMultiHeadAttention
+from jqinject.nn.attention.torch_attention import attention_from_torch as attention_from_torch
+from jqinject.nn.base.batch_norm_folding import MergedBatchNorm as MergedBatchNorm
+from jqinject.nn.base.batch_norm_folding import merge_bn as merge_bn
+from jqinject.nn.base.contraction_kind import ContractionKind as ContractionKind
 from jqinject.nn.checkpoint import QuantCheckpoint as QuantCheckpoint
-from jqinject.nn.conv import QuantConv as QuantConv
-from jqinject.nn.conv_transpose import QuantConvTranspose as QuantConvTranspose
-from jqinject.nn.einsum import QuantEinsum as QuantEinsum
-from jqinject.nn.embed import QuantEmbed as QuantEmbed
+from jqinject.nn.conv.conv import QuantConv as QuantConv
+from jqinject.nn.conv.conv_transpose import QuantConvTranspose as QuantConvTranspose
+from jqinject.nn.eltwise import QuantCat as QuantCat
+from jqinject.nn.eltwise import QuantConcat as QuantConcat
+from jqinject.nn.eltwise import QuantEltwiseAdd as QuantEltwiseAdd
 from jqinject.nn.hard_swish import QuantHardSwish as QuantHardSwish
-from jqinject.nn.linear import QuantLinear as QuantLinear
-from jqinject.nn.linear_general import QuantLinearGeneral as QuantLinearGeneral
-from jqinject.nn.lora import QuantLoRALinear as QuantLoRALinear
-from jqinject.nn.merging import QuantCat as QuantCat
-from jqinject.nn.merging import QuantConcat as QuantConcat
-from jqinject.nn.merging import QuantEltwiseAdd as QuantEltwiseAdd
-from jqinject.nn.multi_head_attention import QuantMultiHeadAttention as QuantMultiHeadAttention
+from jqinject.nn.linear.einsum import QuantEinsum as QuantEinsum
+from jqinject.nn.linear.embed import QuantEmbed as QuantEmbed
+from jqinject.nn.linear.linear import QuantLinear as QuantLinear
+from jqinject.nn.linear.linear_general import QuantLinearGeneral as QuantLinearGeneral
+from jqinject.nn.linear.lora import QuantLoRALinear as QuantLoRALinear
 from jqinject.nn.norms import QuantBatchNorm as QuantBatchNorm
 from jqinject.nn.norms import QuantGroupNorm as QuantGroupNorm
 from jqinject.nn.norms import QuantLayerNorm as QuantLayerNorm
@@ -36,7 +40,6 @@ from jqinject.nn.recurrent import QuantRNN as QuantRNN
 from jqinject.nn.recurrent import QuantSimpleCell as QuantSimpleCell
 from jqinject.nn.recurrent import recurrent_state_from_torch as recurrent_state_from_torch
 from jqinject.nn.scale_bias import QuantScaleBias as QuantScaleBias
-from jqinject.nn.torch_attention import attention_from_torch as attention_from_torch
 from jqinject.nn.trunc_pool import TruncAdaptiveAvgPool2d as TruncAdaptiveAvgPool2d
 from jqinject.nn.trunc_pool import TruncAvgPool as TruncAvgPool
 from jqinject.nn.trunc_pool import TruncAvgPool2d as TruncAvgPool2d

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.inject import Binding, ExtendedInjector
-from jqinject.nn._act_layer import QuantActLayer
+from jqinject.nn.base.act_layer import QuantActLayer
 from jqinject.ops import tensor_clamp
 from jqinject.quant import (
     Int8ActPerTensorFloat,

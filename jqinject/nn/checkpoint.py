@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core.assign import assign
-from jqinject.nn._slots import ACT, GRAD, make_proxy, share, split_overrides
+from jqinject.core.construction.assign import assign
+from jqinject.nn.base.slots import ACT, GRAD, make_proxy, share, split_overrides
 from jqinject.ops import FloatFormat
 from jqinject.ops.saved import saved_codes, saved_floats, saved_integers
 from jqinject.proxy import link_if_proxy

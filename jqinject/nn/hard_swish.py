@@ -5,7 +5,7 @@ from typing import Any, final
 import jax
 from flax import nnx
 
-from jqinject.nn._act_layer import QuantActLayer
+from jqinject.nn.base.act_layer import QuantActLayer
 from jqinject.quant import Uint8ActPerTensorFloat
 from jqinject.quant_tensor import as_array
 

@@ -9,7 +9,7 @@ from typing import Any, final
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.nn._slots import INPUT, OUTPUT, hold_proxies
+from jqinject.nn.base.slots import INPUT, OUTPUT, hold_proxies
 from jqinject.proxy import link_if_proxy
 from jqinject.quant_tensor import IntQuantTensor, as_array, avg_pool, max_pool
 

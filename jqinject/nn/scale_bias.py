@@ -9,8 +9,8 @@ from flax.nnx.nn.dtypes import promote_dtype
 from flax.typing import Dtype
 
 from jqinject.dot import without_zero_points
-from jqinject.nn._weight_layer import QuantWeightLayer
-from jqinject.nn.batch_norm_merging import factors_of
+from jqinject.nn.base.batch_norm_folding import factors_of
+from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat
 from jqinject.quant_tensor import IntQuantTensor, QuantTensor, as_array, reshape
 

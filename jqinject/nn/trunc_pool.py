@@ -6,8 +6,8 @@ from typing import Any, final
 
 from flax import nnx
 
-from jqinject.core.assign import assign
-from jqinject.nn._slots import TRUNC, make_proxy, share, split_overrides
+from jqinject.core.construction.assign import assign
+from jqinject.nn.base.slots import TRUNC, make_proxy, share, split_overrides
 from jqinject.proxy import link_if_proxy
 from jqinject.quant import RoundTo8bit
 from jqinject.quant_tensor import IntQuantTensor, adaptive_avg_pool, as_array, avg_pool

@@ -11,10 +11,10 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import CalibratedQuant, scale_and_zero_point
-from jqinject.core.assign import assign
+from jqinject.core.construction.assign import assign
 from jqinject.model import Rule
 from jqinject.odml.composite import FakeQuantMarker
-from jqinject.odml.policy import OdmlPolicy, Range, is_dynamic
+from jqinject.odml.device_policy import OdmlPolicy, Range, is_dynamic
 from jqinject.odml.qat import OdmlQat, check_inputs
 from jqinject.program import (
     HELD,

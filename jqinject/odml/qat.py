@@ -8,9 +8,9 @@ from typing import Any
 from flax import nnx
 
 from jqinject.model import Rule
-from jqinject.model.rules import checked_rules
-from jqinject.odml.policy import OdmlPolicy, Range, overrides_of
-from jqinject.odml.quantizers import Int8Act, Int8Weight
+from jqinject.model.quantizing.rules import checked_rules
+from jqinject.odml.device_policy import OdmlPolicy, Range, overrides_of
+from jqinject.odml.device_quantizers import Int8Act, Int8Weight
 from jqinject.program import (
     HELD,
     OpQuantizers,

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jqinject.ops.explicit_axes import sharded_as
+from jqinject.ops.devices.explicit_axes import sharded_as
 
 
 def choose(which: jax.Array, x: ArrayLike, y: ArrayLike) -> jax.Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jqinject.ops.explicit_axes import merge_axes, whole
+from jqinject.ops.devices.explicit_axes import merge_axes, whole
 
 
 def fitting_size(group_size: int, length: int) -> int:

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.first_order import backward_only
-from jqinject.ops.float8 import fake_float8
-from jqinject.ops.mapped import max_over, names_of, varying_axes
+from jqinject.ops.derivatives import backward_only
+from jqinject.ops.devices.mapped import max_over, names_of, varying_axes
+from jqinject.ops.minifloats.float8_cast import fake_float8
 
 AMAX, SEEN, SCALE = 0, 1, 2
 """What the last axis of a slot reports: the largest magnitude, 1 for "there was one", the scale that was used."""

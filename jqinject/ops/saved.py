@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from jqinject.ops.float_format import FloatFormat
-from jqinject.ops.float_grid import from_float_codes
-from jqinject.ops.low_bits import as_bits
+from jqinject.ops.minifloats.float_format import FloatFormat
+from jqinject.ops.minifloats.float_grid import from_float_codes
+from jqinject.ops.minifloats.low_bits import as_bits
 from jqinject.ops.packing import container_bits, pack, unpack
 
 PAYLOAD = "jqinject.payload"

@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.ops.choose import choose
-from jqinject.ops.mapped import Names
+from jqinject.ops.devices.mapped import Names
+from jqinject.ops.devices.over import Over
 from jqinject.ops.one_program import one_program
-from jqinject.ops.over import Over
 
 
 @jax.custom_jvp

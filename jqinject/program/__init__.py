@@ -15,4 +15,4 @@ from jqinject.program.policy import Site as Site
 from jqinject.program.policy import other_axes as other_axes
 from jqinject.program.quantizers import Quantizers as Quantizers
 from jqinject.program.scopes import change_class as change_class
-from jqinject.program.tracked import Tracked as Tracked
+from jqinject.program.tracked_value import Tracked as Tracked

@@ -7,7 +7,7 @@ from typing import Any
 
 from jqinject.program.operations import Operation
 from jqinject.program.policy import Choice, other_axes
-from jqinject.program.tracked import Origin, Tracked, shape_of
+from jqinject.program.tracked_value import Origin, Tracked, shape_of
 
 Axes = tuple[int, ...]
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jqinject.program.contractions import contraction
 from jqinject.program.operations import LOGISTIC_RANGE, OPERATIONS, Kind, Operation
 from jqinject.program.policy import Choice
-from jqinject.program.tracked import Masked, Origin, Tracked, joined, plain, shape_of
+from jqinject.program.tracked_value import Masked, Origin, Tracked, joined, plain, shape_of
 
 Evaluate = Callable[[list[Any]], list[Any]]
 

@@ -17,7 +17,7 @@ from jqinject.program.operations import FUNCTIONS, Operation, operation_of
 from jqinject.program.policy import Choice, Policy, Site, site_of
 from jqinject.program.quantizers import Finder, Quantizers
 from jqinject.program.scopes import BEGIN, END, path_in
-from jqinject.program.tracked import Origin, Tracked, plain, shape_of
+from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
 
 Step = Callable[[Any, list[Any]], tuple[list[Any], Any]]
 Body = Callable[[Any, list[Tracked]], list[Tracked]]

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jqinject.core.assign import assign
+from jqinject.core.construction.assign import assign
 from jqinject.program.interpreter import Interpreter
 from jqinject.program.policy import Policy, Site
 from jqinject.program.quantizers import Finder, HeldQuantizers, Quantizers

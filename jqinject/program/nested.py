@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from jqinject.program.tracked import Origin, Tracked, plain
+from jqinject.program.tracked_value import Origin, Tracked, plain
 
 
 def name_of_function(eqn: Any) -> str | None:

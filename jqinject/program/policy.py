@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from jqinject.program.operations import Operation
-from jqinject.program.tracked import Tracked
+from jqinject.program.tracked_value import Tracked
 
 
 @dataclass(frozen=True)

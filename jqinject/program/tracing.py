@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.program.scopes import linen_scopes, mark, unmark
-from jqinject.program.tracked import Origin, Tracked
+from jqinject.program.tracked_value import Origin, Tracked
 
 Path = tuple[Any, ...]
 

@@ -21,7 +21,7 @@ from jqinject.core import (
     ZeroZeroPoint,
 )
 from jqinject.ops import FLOAT8_DTYPES, FloatFormat
-from jqinject.ops.processes import placed_as
+from jqinject.ops.devices.processes import placed_as
 from jqinject.quant_tensor import is_concrete
 
 WITHOUT_ZERO_POINT = (

@@ -3,14 +3,14 @@
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from flax import nnx
 
 from jqinject.core import AmaxHistory, AmaxScaling
-from jqinject.core.assign import assign
-from jqinject.inject import Binding, DependencyError, ExtendedInjector
+from jqinject.core.construction.assign import assign
+from jqinject.inject import Binding, DependencyError, ExtendedInjector, reach_of
 from jqinject.proxy.assembly import (
     build_stacked,
     copy_mode,
@@ -20,9 +20,9 @@ from jqinject.proxy.assembly import (
     scale_dtype_of,
     stack_of,
 )
-from jqinject.proxy.facts import QuantFacts, facts_of
 from jqinject.proxy.given import Given
 from jqinject.proxy.links import link, linked_layers, parameters_of, relink
+from jqinject.proxy.metadata import QuantFacts, facts_of
 from jqinject.proxy.naming import checked_quantizer, naming, packable
 from jqinject.proxy.ranges import ranges_in
 from jqinject.proxy.sharing import QuantizerReplacedWarning, refuse_tree_mode
@@ -160,6 +160,10 @@ class QuantProxyFromInjector(nnx.Module):
         return not self.binding.declares("quantize_zero_point") or bool(
             self.binding.resolve("quantize_zero_point")
         )
+
+    def depends_on_layers(self) -> bool:
+        """Whether the quantizer is made from its layers, so that it has to be made again when their weights change."""
+        return True
 
     # --- the range, where it is collected from what flows (`core.StaticRange`)
 
@@ -312,6 +316,11 @@ class QuantProxyFromInjector(nnx.Module):
             )
         return facts
 
+    def _asks_for_layers(self) -> bool:
+        """Whether anything in the wiring asks for a layer, or for its parameters."""
+        read = reach_of(self.binding.injector, module=(), tracked_parameter_list=()).names
+        return not read.isdisjoint(("module", "tracked_parameter_list"))
+
     def _facts_of(self, layers: tuple[Any, ...]) -> QuantFacts:
         return facts_of(self.binding, layers)
 
@@ -343,3 +352,7 @@ class QuantProxyFromInjector(nnx.Module):
     def _seen(self, packed: Any, x: Any) -> Any:
         """A quantized tensor, or where the proxy only observes, the tensor itself with its scale."""
         return packed.set(value=as_array(x)) if self.observing else packed
+
+
+# What layers take for a quantizer: an injector (or a binding of one), a proxy to share, None for no quantization.
+QuantizerLike: TypeAlias = type[ExtendedInjector] | Binding | QuantProxyFromInjector | None

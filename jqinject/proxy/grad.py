@@ -83,6 +83,10 @@ class GradQuantProxyFromInjector(QuantProxyFromInjector):
             "jqinject.quant, such as Fp8e5m2GradPerTensorDelayed"
         )
 
+    def depends_on_layers(self) -> bool:
+        """Only where the injector asks for `module`: none of the ready-made ones does."""
+        return self._asks_for_layers()
+
     def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
         return []
 

@@ -3,7 +3,7 @@
 from typing import Any, final
 
 from jqinject.proxy.act_float import ActFloatQuantProxy, of_dynamic_minifloats
-from jqinject.proxy.groupwise import Groupwise, GroupwiseWeight
+from jqinject.proxy.group_proxies import Groupwise, GroupwiseWeight
 from jqinject.proxy.weight_float import WeightFloatQuantProxy
 
 

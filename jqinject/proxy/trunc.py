@@ -6,7 +6,7 @@ import jax
 from flax import nnx
 
 from jqinject.proxy.base import QuantProxyFromInjector
-from jqinject.proxy.facts import QuantFacts
+from jqinject.proxy.metadata import QuantFacts
 from jqinject.proxy.ranges import check_range
 from jqinject.quant_tensor import IntQuantTensor, as_array
 
@@ -83,6 +83,10 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
     def _read_facts(self, layers: tuple[Any, ...], quantizer: Any) -> QuantFacts:
         # The sign is that of what comes in.
         return self._facts_of(layers)
+
+    def depends_on_layers(self) -> bool:
+        """Only where the injector asks for `module`: none of the ready-made ones does."""
+        return self._asks_for_layers()
 
     def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
         return []

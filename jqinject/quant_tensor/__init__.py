@@ -1,36 +1,42 @@
 """The value that flows between quantized layers: a float array that knows its integers."""
 
-from ._in_groups import in_groups as in_groups
-from .base import QuantTensor as QuantTensor
-from .base import as_array as as_array
-from .bit_width import BitWidth as BitWidth
-from .bit_width import ceil_log2 as ceil_log2
-from .bit_width import larger as larger
-from .bit_width import product_sum_bit_width as product_sum_bit_width
-from .bit_width import sum_bit_width as sum_bit_width
-from .codebook_quant_tensor import CodebookQuantTensor as CodebookQuantTensor
-from .concatenate import concatenate as concatenate
-from .concrete import is_concrete as is_concrete
-from .concrete import known_different as known_different
-from .concrete import known_nonzero as known_nonzero
-from .float_quant_tensor import FloatQuantTensor as FloatQuantTensor
-from .groupwise import Groups as Groups
-from .groupwise import GroupwiseQuantTensor as GroupwiseQuantTensor
-from .groupwise_codebook_quant_tensor import GroupwiseCodebookQuantTensor as GroupwiseCodebookQuantTensor
-from .groupwise_float_quant_tensor import GroupwiseFloatQuantTensor as GroupwiseFloatQuantTensor
-from .groupwise_int_quant_tensor import GroupwiseIntQuantTensor as GroupwiseIntQuantTensor
-from .int_quant_tensor import IntQuantTensor as IntQuantTensor
-from .pooling import adaptive_avg_pool as adaptive_avg_pool
-from .pooling import avg_pool as avg_pool
-from .pooling import max_pool as max_pool
-from .pooling import relu as relu
-from .shaping import expand_dims as expand_dims
-from .shaping import pad as pad
-from .shaping import repeat as repeat
-from .shaping import reshape as reshape
-from .shaping import squeeze as squeeze
-from .shaping import swapaxes as swapaxes
-from .shaping import transpose as transpose
-from .validity import holds_integers as holds_integers
-from .validity import integer_bounds as integer_bounds
-from .validity import pre_round_integers as pre_round_integers
+from jqinject.quant_tensor._in_groups import in_groups as in_groups
+from jqinject.quant_tensor.base import QuantTensor as QuantTensor
+from jqinject.quant_tensor.base import as_array as as_array
+from jqinject.quant_tensor.bit_widths import BitWidth as BitWidth
+from jqinject.quant_tensor.bit_widths import ceil_log2 as ceil_log2
+from jqinject.quant_tensor.bit_widths import larger as larger
+from jqinject.quant_tensor.bit_widths import product_sum_bit_width as product_sum_bit_width
+from jqinject.quant_tensor.bit_widths import sum_bit_width as sum_bit_width
+from jqinject.quant_tensor.codebook_quant_tensor import CodebookQuantTensor as CodebookQuantTensor
+from jqinject.quant_tensor.concatenate import concatenate as concatenate
+from jqinject.quant_tensor.concrete import is_concrete as is_concrete
+from jqinject.quant_tensor.concrete import known_different as known_different
+from jqinject.quant_tensor.concrete import known_nonzero as known_nonzero
+from jqinject.quant_tensor.float_quant_tensor import FloatQuantTensor as FloatQuantTensor
+from jqinject.quant_tensor.groupwise_codebook_quant_tensor import (
+    GroupwiseCodebookQuantTensor as GroupwiseCodebookQuantTensor,
+)
+from jqinject.quant_tensor.groupwise_float_quant_tensor import (
+    GroupwiseFloatQuantTensor as GroupwiseFloatQuantTensor,
+)
+from jqinject.quant_tensor.groupwise_int_quant_tensor import (
+    GroupwiseIntQuantTensor as GroupwiseIntQuantTensor,
+)
+from jqinject.quant_tensor.groupwise_quant_tensor import Groups as Groups
+from jqinject.quant_tensor.groupwise_quant_tensor import GroupwiseQuantTensor as GroupwiseQuantTensor
+from jqinject.quant_tensor.int_quant_tensor import IntQuantTensor as IntQuantTensor
+from jqinject.quant_tensor.pooling_functions import adaptive_avg_pool as adaptive_avg_pool
+from jqinject.quant_tensor.pooling_functions import avg_pool as avg_pool
+from jqinject.quant_tensor.pooling_functions import max_pool as max_pool
+from jqinject.quant_tensor.pooling_functions import relu as relu
+from jqinject.quant_tensor.shaping import expand_dims as expand_dims
+from jqinject.quant_tensor.shaping import pad as pad
+from jqinject.quant_tensor.shaping import repeat as repeat
+from jqinject.quant_tensor.shaping import reshape as reshape
+from jqinject.quant_tensor.shaping import squeeze as squeeze
+from jqinject.quant_tensor.shaping import swapaxes as swapaxes
+from jqinject.quant_tensor.shaping import transpose as transpose
+from jqinject.quant_tensor.validity import holds_integers as holds_integers
+from jqinject.quant_tensor.validity import integer_bounds as integer_bounds
+from jqinject.quant_tensor.validity import pre_round_integers as pre_round_integers

@@ -1,25 +1,22 @@
 """The fields of an `IntQuantTensor`: how they are normalised, checked and shown."""
 
 import difflib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.processes import on_host
-
-from .bit_width import BitWidth
-from .concrete import brief, hidden, is_concrete
-from .validity import integer_bounds, pre_round_integers
-
-if TYPE_CHECKING:
-    from .int_quant_tensor import IntQuantTensor
+from jqinject.ops.devices.processes import on_host
+from jqinject.quant_tensor._integer_fields import OnIntegers
+from jqinject.quant_tensor.bit_widths import BitWidth
+from jqinject.quant_tensor.concrete import brief, hidden, is_concrete
+from jqinject.quant_tensor.validity import integer_bounds, pre_round_integers
 
 FIELDS = ("value", "scale", "zero_point", "bit_width", "signed", "training")
 
 
-def changed_fields(tensor: "IntQuantTensor", changes: dict[str, Any]) -> dict[str, Any]:
+def changed_fields(tensor: OnIntegers, changes: dict[str, Any]) -> dict[str, Any]:
     """All fields of `tensor`, some replaced; TypeError for a name that is none."""
     for name in changes:
         if name not in FIELDS:
@@ -29,7 +26,7 @@ def changed_fields(tensor: "IntQuantTensor", changes: dict[str, Any]) -> dict[st
     return {field: changes.get(field, getattr(tensor, field)) for field in FIELDS}
 
 
-def flatten_with_keys(tensor: "IntQuantTensor") -> tuple[list[tuple[Any, Any]], tuple[Any, bool, bool]]:
+def flatten_with_keys(tensor: OnIntegers) -> tuple[list[tuple[Any, Any]], tuple[Any, bool, bool]]:
     """Children with their names, and the static fields; the bit width is None there where it is a child."""
     static_bits = tensor.bit_width if isinstance(tensor.bit_width, int) else None
     names = FIELDS[:4] if static_bits is None else FIELDS[:3]
@@ -90,7 +87,7 @@ def format_name(bit_width: BitWidth, signed: bool) -> str:
     return f"{bits} {'signed' if signed else 'unsigned'}"
 
 
-def describe(tensor: "IntQuantTensor") -> str:
+def describe(tensor: OnIntegers) -> str:
     """The repr: format, shape, metadata, values. Works for traced tensors and for pytree prefixes too."""
     fields = (tensor.value, tensor.scale, tensor.zero_point)
     if not all(isinstance(field, jax.Array | np.ndarray) for field in fields):
@@ -111,7 +108,7 @@ def _values(value: jax.Array) -> str:
     )
 
 
-def why_invalid(tensor: "IntQuantTensor") -> str:
+def why_invalid(tensor: OnIntegers) -> str:
     """The error text of a concrete tensor whose value is not on its grid."""
     exact = on_host(pre_round_integers(tensor.value, tensor.scale, tensor.zero_point))
     lower, upper = integer_bounds(tensor.bit_width, tensor.signed)

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.ops.float8 import FLOAT8_DTYPES
-from jqinject.ops.float_format import FloatFormat, LearnedFloatFormat
+from jqinject.ops.minifloats.float8_cast import FLOAT8_DTYPES
+from jqinject.ops.minifloats.float_format import FloatFormat, LearnedFloatFormat
 
 CONTRACTED = tuple(np.dtype(dtype) for dtype in FLOAT8_DTYPES)
 AnyFloatFormat = FloatFormat | LearnedFloatFormat

@@ -5,21 +5,18 @@ both tensors were made in evaluation mode and their scales are concrete; in trai
 the result (whose scale is their mean) need not be valid.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jqinject.ops.power import exp2
-
-from .bit_width import same_kind, sum_bit_width
-from .concrete import brief, known_different, known_nonzero
-
-if TYPE_CHECKING:
-    from .int_quant_tensor import IntQuantTensor
+from jqinject.quant_tensor._integer_fields import Tensor
+from jqinject.quant_tensor.bit_widths import same_kind, sum_bit_width
+from jqinject.quant_tensor.concrete import brief, known_different, known_nonzero
 
 
-def check_same_scale(a: "IntQuantTensor", b: "IntQuantTensor", operation: str) -> None:
+def check_same_scale(a: Tensor, b: Tensor, operation: str) -> None:
     """Raise ValueError if `a` and `b`, both made in evaluation mode, are known to have different scales."""
     if not (a.training or b.training) and known_different(a.scale, b.scale):
         raise ValueError(
@@ -29,7 +26,7 @@ def check_same_scale(a: "IntQuantTensor", b: "IntQuantTensor", operation: str) -
         )
 
 
-def add(a: "IntQuantTensor", b: "IntQuantTensor") -> "IntQuantTensor":
+def add(a: Tensor, b: Tensor) -> Tensor:
     """a + b: same scale, zero points add, bits = ceil(log2((max_a + max_b) - (min_a + min_b))), signed if
     either is.
 
@@ -50,14 +47,14 @@ def add(a: "IntQuantTensor", b: "IntQuantTensor") -> "IntQuantTensor":
     )
 
 
-def shift(a: "IntQuantTensor", offset: Any) -> "IntQuantTensor":
+def shift(a: Tensor, offset: Any) -> Tensor:
     """a + offset for a plain number or array: the integers stay, the zero point moves by -offset / scale."""
     step = jnp.asarray(offset, a.dtype) if not isinstance(offset, jax.Array) else offset
     value = a.value + step
     return a.set(value=value, zero_point=a.zero_point - step.astype(a.scale.dtype) / a.scale)
 
 
-def negate(a: "IntQuantTensor") -> "IntQuantTensor":
+def negate(a: Tensor) -> Tensor:
     """-a: integers and zero point change sign; an unsigned tensor becomes signed and one bit wider.
 
     A signed tensor keeps its width, so one that uses its least integer -2^(b-1) has no valid negative.
@@ -73,7 +70,7 @@ def negate(a: "IntQuantTensor") -> "IntQuantTensor":
     )
 
 
-def absolute(a: "IntQuantTensor") -> "IntQuantTensor":
+def absolute(a: Tensor) -> Tensor:
     """|a|: a signed tensor becomes unsigned and one bit narrower; an unsigned one stays as it is.
 
     A tensor that uses its least integer -2^(b-1) has no valid absolute value of that width.
@@ -107,7 +104,7 @@ def _minus_one(bit_width: Any) -> Any:
     return max(1, bit_width - 1) if isinstance(bit_width, int) else bit_width - 1
 
 
-def _zero_product(a: "IntQuantTensor", b: "IntQuantTensor", operation: str) -> jax.Array:
+def _zero_product(a: Tensor, b: Tensor, operation: str) -> jax.Array:
     """The zero point of a product: zero, and both operands' have to be."""
     if known_nonzero(a.zero_point) or known_nonzero(b.zero_point):
         raise ValueError(
@@ -120,7 +117,7 @@ def _zero_product(a: "IntQuantTensor", b: "IntQuantTensor", operation: str) -> j
     return jnp.zeros_like(a.zero_point * b.zero_point)
 
 
-def multiply(a: "IntQuantTensor", b: "IntQuantTensor") -> "IntQuantTensor":
+def multiply(a: Tensor, b: Tensor) -> Tensor:
     """a * b: scales multiply, bits add, signed if either is.
 
     Raises:
@@ -138,7 +135,7 @@ def multiply(a: "IntQuantTensor", b: "IntQuantTensor") -> "IntQuantTensor":
     )
 
 
-def divide(a: "IntQuantTensor", b: "IntQuantTensor") -> "IntQuantTensor":
+def divide(a: Tensor, b: Tensor) -> Tensor:
     """a / b with scale scale_a / (scale_b * 2^(bits_b - signed_b)), bits added; in general not valid.
 
     Raises:

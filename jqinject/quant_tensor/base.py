@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .array_methods import ArrayMethods
+from jqinject.quant_tensor.array_methods import ArrayMethods
 
 
 class QuantTensor(ArrayMethods):

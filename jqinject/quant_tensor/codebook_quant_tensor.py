@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.codebook import Codebook
-
-from ._fields import float_value, metadata
-from .base import QuantTensor, as_array
-from .concrete import brief, hidden, is_concrete
+from jqinject.ops.minifloats.nearest_code import Codebook
+from jqinject.quant_tensor._fields import float_value, metadata
+from jqinject.quant_tensor.base import QuantTensor, as_array
+from jqinject.quant_tensor.concrete import brief, hidden, is_concrete
 
 FIELDS = ("value", "scale", "codebook", "training")
 

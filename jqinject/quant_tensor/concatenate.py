@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .base import as_array
-from .concrete import brief, known_different
-from .int_quant_tensor import IntQuantTensor
-from .shaping import full_rank
+from jqinject.quant_tensor.base import as_array
+from jqinject.quant_tensor.concrete import brief, known_different
+from jqinject.quant_tensor.int_quant_tensor import IntQuantTensor
+from jqinject.quant_tensor.shaping import full_rank
 
 
 def concatenate(tensors: Sequence[Any], axis: int = 0) -> Any:

@@ -7,14 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.float8 import from_float8, to_float8
-from jqinject.ops.float_format import FloatFormat, LearnedFloatFormat
-from jqinject.ops.float_grid import from_float_codes, from_float_steps, to_float_codes, to_float_grid
-
-from ._fields import float_value, metadata
-from ._float_fields import CONTRACTED, AnyFloatFormat, float_format
-from .base import QuantTensor, as_array
-from .concrete import brief, hidden, is_concrete
+from jqinject.ops.minifloats.float8_cast import from_float8, to_float8
+from jqinject.ops.minifloats.float_format import FloatFormat, LearnedFloatFormat
+from jqinject.ops.minifloats.float_grid import (
+    from_float_codes,
+    from_float_steps,
+    to_float_codes,
+    to_float_grid,
+)
+from jqinject.quant_tensor._fields import float_value, metadata
+from jqinject.quant_tensor._float_fields import CONTRACTED, AnyFloatFormat, float_format
+from jqinject.quant_tensor.base import QuantTensor, as_array
+from jqinject.quant_tensor.concrete import brief, hidden, is_concrete
 
 FIELDS = ("value", "scale", "format", "training")
 

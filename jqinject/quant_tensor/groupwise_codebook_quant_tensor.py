@@ -5,11 +5,10 @@ from typing import Any, final
 
 import jax
 
-from jqinject.ops.codebook import Codebook
-
-from .base import as_array
-from .codebook_quant_tensor import CodebookQuantTensor
-from .groupwise import Groups, GroupwiseQuantTensor, flatten_groups
+from jqinject.ops.minifloats.nearest_code import Codebook
+from jqinject.quant_tensor.base import as_array
+from jqinject.quant_tensor.codebook_quant_tensor import CodebookQuantTensor
+from jqinject.quant_tensor.groupwise_quant_tensor import Groups, GroupwiseQuantTensor, flatten_groups
 
 
 @final

@@ -6,9 +6,9 @@ from typing import Any, final
 import jax
 import numpy as np
 
-from .base import as_array
-from .float_quant_tensor import AnyFloatFormat, FloatQuantTensor
-from .groupwise import Groups, GroupwiseQuantTensor, flatten_groups
+from jqinject.quant_tensor.base import as_array
+from jqinject.quant_tensor.float_quant_tensor import AnyFloatFormat, FloatQuantTensor
+from jqinject.quant_tensor.groupwise_quant_tensor import Groups, GroupwiseQuantTensor, flatten_groups
 
 
 @final

@@ -5,10 +5,10 @@ from typing import Any, final
 
 import jax
 
-from .base import as_array
-from .bit_width import BitWidth
-from .groupwise import Groups, GroupwiseQuantTensor, flatten_groups
-from .int_quant_tensor import IntQuantTensor
+from jqinject.quant_tensor.base import as_array
+from jqinject.quant_tensor.bit_widths import BitWidth
+from jqinject.quant_tensor.groupwise_quant_tensor import Groups, GroupwiseQuantTensor, flatten_groups
+from jqinject.quant_tensor.int_quant_tensor import IntQuantTensor
 
 
 @final

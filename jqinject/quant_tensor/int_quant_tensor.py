@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.ops.ste import round_ste
-
-from . import arithmetic, shaping
-from ._fields import (
+from jqinject.quant_tensor import arithmetic, shaping
+from jqinject.quant_tensor._fields import (
     FIELDS,
     changed_fields,
     checked_bit_width,
@@ -20,10 +19,10 @@ from ._fields import (
     metadata,
     why_invalid,
 )
-from .base import QuantTensor, as_array
-from .bit_width import BitWidth
-from .concrete import is_concrete
-from .validity import checked_integers, holds_integers, pre_round_integers
+from jqinject.quant_tensor.base import QuantTensor, as_array
+from jqinject.quant_tensor.bit_widths import BitWidth
+from jqinject.quant_tensor.concrete import is_concrete
+from jqinject.quant_tensor.validity import checked_integers, holds_integers, pre_round_integers
 
 
 @final
@@ -266,8 +265,12 @@ class IntQuantTensor(QuantTensor):
 
     __radd__ = __add__
     __rmul__ = __mul__
-    __neg__ = arithmetic.negate
-    __abs__ = arithmetic.absolute
+
+    def __neg__(self) -> "IntQuantTensor":
+        return arithmetic.negate(self)
+
+    def __abs__(self) -> "IntQuantTensor":
+        return arithmetic.absolute(self)
 
     def __repr__(self) -> str:
         return describe(self)

@@ -10,21 +10,18 @@ gives a tensor that is not valid.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-if TYPE_CHECKING:
-    from .int_quant_tensor import IntQuantTensor
+from jqinject.quant_tensor._integer_fields import Tensor
 
 _Shape = tuple[int, ...]
 
 
-def map_metadata(
-    x: "IntQuantTensor", value: jax.Array, move: Callable[[jax.Array], jax.Array]
-) -> "IntQuantTensor":
+def map_metadata(x: Tensor, value: jax.Array, move: Callable[[jax.Array], jax.Array]) -> Tensor:
     """`x` with a new value, and `move` applied to scale and zero point if they vary.
 
     `move` gets the metadata with as many axes as the old value has, of size 1 where it does not vary.
@@ -51,7 +48,7 @@ def full_rank(metadata: jax.Array, ndim: int) -> jax.Array:
     return metadata.reshape((1,) * (ndim - metadata.ndim) + metadata.shape)
 
 
-def reshape(x: "IntQuantTensor", shape: int | Sequence[int]) -> "IntQuantTensor":
+def reshape(x: Tensor, shape: int | Sequence[int]) -> Tensor:
     """The elements of `x` in another shape; scale and zero point follow.
 
     Args:
@@ -102,7 +99,7 @@ def _matching_blocks(old: _Shape, new: _Shape) -> list[tuple[range, range]]:
     return blocks
 
 
-def transpose(x: "IntQuantTensor", axes: Sequence[int] | None = None) -> "IntQuantTensor":
+def transpose(x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
     """Axes permuted (reversed by default); scale and zero point follow.
 
     Example:
@@ -115,23 +112,23 @@ def transpose(x: "IntQuantTensor", axes: Sequence[int] | None = None) -> "IntQua
     return map_metadata(x, jnp.transpose(x.value, axes), lambda metadata: jnp.transpose(metadata, axes))
 
 
-def swapaxes(x: "IntQuantTensor", axis1: int, axis2: int) -> "IntQuantTensor":
+def swapaxes(x: Tensor, axis1: int, axis2: int) -> Tensor:
     """Two axes exchanged; scale and zero point follow."""
     return map_metadata(x, jnp.swapaxes(x.value, axis1, axis2), lambda m: jnp.swapaxes(m, axis1, axis2))
 
 
-def squeeze(x: "IntQuantTensor", axis: int | Sequence[int] | None = None) -> "IntQuantTensor":
+def squeeze(x: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
     """Axes of size 1 removed (all of them by default); scale and zero point follow."""
     axes = tuple(i for i, n in enumerate(x.shape) if n == 1) if axis is None else axis
     return map_metadata(x, jnp.squeeze(x.value, axes), lambda metadata: jnp.squeeze(metadata, axes))
 
 
-def expand_dims(x: "IntQuantTensor", axis: int | Sequence[int]) -> "IntQuantTensor":
+def expand_dims(x: Tensor, axis: int | Sequence[int]) -> Tensor:
     """Axes of size 1 put in; scale and zero point follow."""
     return map_metadata(x, jnp.expand_dims(x.value, axis), lambda metadata: jnp.expand_dims(metadata, axis))
 
 
-def repeat(x: "IntQuantTensor", repeats: int, axis: int) -> "IntQuantTensor":
+def repeat(x: Tensor, repeats: int, axis: int) -> Tensor:
     """Every entry along `axis` repeated, as nearest-neighbour upsampling does; scale and zero point follow.
 
     Example:
@@ -148,7 +145,7 @@ def repeat(x: "IntQuantTensor", repeats: int, axis: int) -> "IntQuantTensor":
     return map_metadata(x, along(x.value), lambda m: along(m) if m.shape[axis] > 1 else m)
 
 
-def pad(x: "IntQuantTensor", pad_width: Any) -> "IntQuantTensor":
+def pad(x: Tensor, pad_width: Any) -> Tensor:
     """`x` with zeros around it: 0.0 is on every grid, as the zero point is an integer.
 
     Args:
@@ -167,7 +164,7 @@ def pad(x: "IntQuantTensor", pad_width: Any) -> "IntQuantTensor":
     return map_metadata(x, jnp.pad(x.value, widths), extend)
 
 
-def index(x: "IntQuantTensor", key: Any) -> "IntQuantTensor":
+def index(x: Tensor, key: Any) -> Tensor:
     """x[key] with any index that `jax.numpy` takes; scale and zero point follow.
 
     Slices, integers, None and Ellipsis keep axes on which nothing varies at size 1. An index by arrays

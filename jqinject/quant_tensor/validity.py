@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.ops.int_range import max_int, min_int
-
-from .bit_width import BitWidth
+from jqinject.quant_tensor.bit_widths import BitWidth
 
 # How far value / scale + zero_point may lie from an integer: rounding errors of the float arithmetic that led
 # here.

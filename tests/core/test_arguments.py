@@ -9,12 +9,12 @@ import pytest
 from flax import nnx
 
 import jqinject.core
-import jqinject.dot.calibration
-import jqinject.dot.contraction
-import jqinject.dot.noise
-import jqinject.dot.numerics
-import jqinject.dot.operand
-import jqinject.dot.tiles
+import jqinject.dot.geometry.tiles
+import jqinject.dot.schemes.contraction
+import jqinject.dot.schemes.noise
+import jqinject.dot.schemes.numerics
+import jqinject.dot.schemes.operand
+import jqinject.dot.schemes.operand_ranges
 from jqinject import core
 from jqinject.core import stats, view, zero_point
 
@@ -23,12 +23,12 @@ ROOMS = (
     stats,
     view,
     zero_point,
-    jqinject.dot.calibration,
-    jqinject.dot.contraction,
-    jqinject.dot.noise,
-    jqinject.dot.numerics,
-    jqinject.dot.operand,
-    jqinject.dot.tiles,
+    jqinject.dot.schemes.operand_ranges,
+    jqinject.dot.schemes.contraction,
+    jqinject.dot.schemes.noise,
+    jqinject.dot.schemes.numerics,
+    jqinject.dot.schemes.operand,
+    jqinject.dot.geometry.tiles,
 )
 ONE = core.ConstScaling(1.0)
 INT = core.IntQuant(False, True)
@@ -214,16 +214,19 @@ OUT_OF_RANGE = {
     "epsilon": (lambda: core.MeanSigmaStd(3.0, None, 0.0), "std_dev_epsilon must be above 0, got 0.0"),
     "largest float": (lambda: core.FloatScaling(-448.0), "max_available_float must be above 0, got -448.0"),
     "clipping scale": (
-        lambda: jqinject.dot.calibration.AbsMaxCalibration(clipping_scale=0.0),
+        lambda: jqinject.dot.schemes.operand_ranges.AbsMaxCalibration(clipping_scale=0.0),
         "clipping_scale must be above 0, got 0.0",
     ),
     "clipping scales": (
-        lambda: jqinject.dot.calibration.SnrCalibration(clipping_scales=(1.0, -0.5)),
+        lambda: jqinject.dot.schemes.operand_ranges.SnrCalibration(clipping_scales=(1.0, -0.5)),
         "clipping_scales must be above 0",
     ),
-    "exponent of a mean": (lambda: jqinject.dot.calibration.AbsMeanCalibration(p=0.0), "p must be above 0"),
+    "exponent of a mean": (
+        lambda: jqinject.dot.schemes.operand_ranges.AbsMeanCalibration(p=0.0),
+        "p must be above 0",
+    ),
     "bound of a calibration": (
-        lambda: jqinject.dot.calibration.ConstantCalibration(math.inf),
+        lambda: jqinject.dot.schemes.operand_ranges.ConstantCalibration(math.inf),
         "bound must be a finite number, got inf",
     ),
 }

@@ -29,7 +29,7 @@ from jqinject.core import (
 from jqinject.core.stats.half_quadratic import masked_median, shrink_lp
 from jqinject.core.stats.line_search import fibonacci_search, grid_search
 from jqinject.nn import QuantIdentity
-from jqinject.ops.cascade import cascade_sum
+from jqinject.ops.ordered_sum import cascade_sum
 
 W = np.random.default_rng(0).normal(size=(6, 40)).astype(np.float32)
 W[0, 0] = 9.0  # an outlier that a search clips

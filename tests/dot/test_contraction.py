@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jqinject.dot import Contraction, Float8Numerics, IntNumerics, LocalAqt, OperandQuantizer
-from jqinject.dot.dimensions import Dimensions
+from jqinject.dot.geometry.dimensions import Dimensions
 
 INT8, INT4 = OperandQuantizer(IntNumerics(8)), OperandQuantizer(IntNumerics(4))
 FLOAT, FP8 = OperandQuantizer(), OperandQuantizer(Float8Numerics(jnp.float8_e4m3fn))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jqinject.dot.convolution import Convolution
+from jqinject.dot.kernels.convolution import Convolution
 
 LAST, FIRST = "channels last", "channels first"
 

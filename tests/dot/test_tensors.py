@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jqinject.dot import Affine, affine_dot_general, conv_general_dilated, dot_general, einsum
-from jqinject.dot.dimensions import Dimensions
+from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
 
 MATMUL = (((1,), (0,)), ((), ()))

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 import jqinject as jq
 from jqinject import Rule
 from jqinject import quant as q
-from jqinject.ops.processes import on_host
+from jqinject.ops.devices.processes import on_host
 
 STATIC = Rule(weight_quant=q.Int8WeightPerChannelFloat, input_quant=q.Int8ActPerTensorFloat)
 SPLITS = ("rows", "columns")

@@ -12,7 +12,7 @@ import jqinject
 import jqinject.quant as q
 from jqinject import native
 from jqinject.dot import QDotGeneral, QEinsum, config_v4
-from jqinject.dot.kernels import XLA_CONVOLVES
+from jqinject.dot.kernels.kernel_table import XLA_CONVOLVES
 from jqinject.export import stablehlo
 from jqinject.native.library import FUNCTION
 from jqinject.nn import QuantConv, QuantEinsum, QuantLinear, QuantLinearGeneral, QuantMultiHeadAttention

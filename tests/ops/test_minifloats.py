@@ -10,8 +10,8 @@ import pytest
 
 from jqinject import ops
 from jqinject.ops import FloatFormat, LearnedFloatFormat, max_available_float
-from jqinject.ops.float_format import DTYPE_FORMATS
-from jqinject.ops.float_grid import exponent_of
+from jqinject.ops.minifloats.float_format import DTYPE_FORMATS
+from jqinject.ops.minifloats.float_grid import exponent_of
 
 # Compiled, each at once.
 from_float_codes = jax.jit(ops.from_float_codes, static_argnums=1)

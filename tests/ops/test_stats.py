@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis.extra import numpy as hnp
 
 from jqinject.ops import stats
-from jqinject.ops.over import Over
+from jqinject.ops.devices.over import Over
 
 
 @given(hnp.arrays(np.float32, st.integers(1, 40), elements=st.floats(width=32, allow_nan=False)), st.data())

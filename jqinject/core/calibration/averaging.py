@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.custom_derivatives import SymbolicZero
 
-from jqinject.core import _check
-from jqinject.core._collect import no_change
-from jqinject.core.arguments import checked_arguments
-from jqinject.core.assign import assign, set_given
 from jqinject.core.calibration.ranges import ClippingRange
-from jqinject.core.variables import QuantStat, float_array, int_array
+from jqinject.core.construction import check
+from jqinject.core.construction.assign import assign, set_given
+from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.state.collect import no_change
+from jqinject.core.state.variables import QuantStat, float_array, int_array
 from jqinject.ops.choose import choose, shaped
 
 Ends = tuple[jax.Array, ...]
@@ -115,7 +115,7 @@ class SimpleMovingAverage(nnx.Module):
     def __init__(self, restart: bool = False, momentum: float | None = None) -> None:
         assign(self, count=QuantStat(int_array(0)))
         assign(self, sum_of_max=QuantStat(float_array(0.0)), sum_of_min=QuantStat(float_array(0.0)))
-        momentum = _check.momentum(momentum, "SimpleMovingAverage", "momentum")
+        momentum = check.momentum(momentum, "SimpleMovingAverage", "momentum")
         set_given(self, restart=restart, momentum=momentum)
 
     def __call__(self, batch: ClippingRange, update: bool) -> ClippingRange:

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core.arguments import checked_arguments
-from jqinject.ops.mapped import Names
-from jqinject.ops.over import Over
+from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.ops.devices.mapped import Names
+from jqinject.ops.devices.over import Over
 from jqinject.ops.power import divide
 from jqinject.ops.stats import ends, largest, ranked
 

@@ -20,4 +20,4 @@ from jqinject.core.quant.int_quant import IntQuant as IntQuant
 from jqinject.core.quant.int_quant import PrescaledRestrictIntQuant as PrescaledRestrictIntQuant
 from jqinject.core.quant.int_quant import RescalingIntQuant as RescalingIntQuant
 from jqinject.core.quant.ternary import TernaryQuant as TernaryQuant
-from jqinject.core.quant.trunc import TruncIntQuant as TruncIntQuant
+from jqinject.core.quant.trunc_int_quant import TruncIntQuant as TruncIntQuant

@@ -9,13 +9,8 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
-from jqinject.core import _check
-from jqinject.core._collect import all_counted
 from jqinject.core._protocols import QuantResult, Restrict
-from jqinject.core.arguments import checked_arguments
-from jqinject.core.assign import assign, set_given
 from jqinject.core.calibration import (
     OF_NO_AXES,
     AbsMaxRange,
@@ -24,16 +19,21 @@ from jqinject.core.calibration import (
     RangeMethod,
     SimpleMovingAverage,
 )
+from jqinject.core.construction import check
+from jqinject.core.construction.assign import assign, set_given
+from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.core.quant.float_quant import FloatQuantResult
-from jqinject.core.variables import known_zero
+from jqinject.core.state.collect import all_counted
+from jqinject.core.state.variables import known_zero
 from jqinject.ops.choose import choose, shaped
 from jqinject.ops.clip import within_range
+from jqinject.ops.devices.mapped import Names, names_of, places_over, sum_over
 from jqinject.ops.fake_quant import Steps
-from jqinject.ops.float8 import FLOAT8_DTYPES, to_float8
-from jqinject.ops.float_format import FloatFormat
-from jqinject.ops.float_grid import float_steps, from_float_steps, to_float_grid
 from jqinject.ops.groups import check_divides, checked_group_size, fitting_size, split_groups
-from jqinject.ops.mapped import Names, names_of, places_over, sum_over
+from jqinject.ops.minifloats.float8_cast import FLOAT8_DTYPES, to_float8
+from jqinject.ops.minifloats.float_format import FloatFormat
+from jqinject.ops.minifloats.float_grid import float_steps, from_float_steps, to_float_grid
 from jqinject.ops.power import by_reciprocal, divide, quotient
 from jqinject.ops.ste import nearest
 
@@ -91,7 +91,7 @@ def _not_tiny(scale: jax.Array) -> jax.Array:
 
 
 @checked_arguments
-class CalibratedQuant(nnx.Module):
+class CalibratedQuant(Component):
     """To integers (or 8-bit floats) and back, within a calibrated clipping range.
 
     Static: `range = averaging_impl(mean over batch_axes of calibration_impl(x))`, one for the tensor, moved in training
@@ -164,7 +164,7 @@ class CalibratedQuant(nnx.Module):
         group_padding: bool = False,
         axis_name: Any = None,
     ) -> None:
-        bits = _check.bit_width(bit_width, "CalibratedQuant", least=2)
+        bits = check.bit_width(bit_width, "CalibratedQuant", least=2)
         if bits > 16:
             raise ValueError(f"CalibratedQuant: bit_width must be at most 16, got {bits}")
         if averaging_impl is not None and (tuple(channelwise_axes) or group_size is not None):
@@ -293,7 +293,7 @@ class CalibratedQuant(nnx.Module):
 
     def __call__(self, x: jax.Array) -> QuantResult | FloatQuantResult:
         """`x` quantized; scale and zero point float32."""
-        x = self._in_groups(_check.float_input(x, "CalibratedQuant"))
+        x = self._in_groups(check.float_input(x, "CalibratedQuant"))
         x32 = x.astype(jnp.float32)
         found = self._range(x32, update=not self.use_running_average)
         if self.q_dtype is not None:

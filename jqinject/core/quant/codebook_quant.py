@@ -8,16 +8,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from jqinject.core import _check
 from jqinject.core._protocols import Clamp, Scaling, View
-from jqinject.core.arguments import checked_arguments
-from jqinject.core.assign import assign, set_given
 from jqinject.core.clamp import Identity, TensorClamp
+from jqinject.core.construction import check
+from jqinject.core.construction.assign import assign, set_given
+from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
+from jqinject.core.state.variables import known_zero
 from jqinject.core.stats.search import given, searching
-from jqinject.core.variables import known_zero
-from jqinject.ops.codebook import Codebook
+from jqinject.ops.minifloats.nearest_code import Codebook
 from jqinject.ops.power import divide
 from jqinject.quant_tensor import CodebookQuantTensor
 
@@ -60,7 +60,7 @@ class CodebookQuantResult:
 
 
 @checked_arguments
-class CodebookQuant(nnx.Module):
+class CodebookQuant(Component):
     """To the nearest number of a table and back: `y = table[argmin |x / s - table|] * s`.
 
     `s = scaling_impl(x, largest magnitude of the table)`. The arithmetic is float32; of two numbers as near, the lower
@@ -102,7 +102,7 @@ class CodebookQuant(nnx.Module):
 
     def __call__(self, x: jax.Array) -> CodebookQuantResult:
         """`x` quantized; scale float32."""
-        x = _check.float_input(x, "CodebookQuant")
+        x = check.float_input(x, "CodebookQuant")
         with searching(self):
             scale = self.scaling_impl(x.astype(jnp.float32), self.codebook.largest)
         return CodebookQuantResult(self.quantize(x, scale).astype(x.dtype), scale, self.codebook)

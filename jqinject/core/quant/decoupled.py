@@ -6,9 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from jqinject.core import _check
 from jqinject.core._protocols import (
     BitWidth,
     Clamp,
@@ -19,8 +17,10 @@ from jqinject.core._protocols import (
     View,
     ZeroPoint,
 )
-from jqinject.core.arguments import checked_arguments
-from jqinject.core.assign import assign, set_given
+from jqinject.core.construction import check
+from jqinject.core.construction.assign import assign, set_given
+from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.core.delay import DelayWrapper, delay_of
 from jqinject.core.quant.int_quant import IntQuant
 from jqinject.ops.power import divide
@@ -49,7 +49,7 @@ class DecoupledQuantResult(NamedTuple):
 
 
 @checked_arguments
-class DecoupledIntQuant(nnx.Module):
+class DecoupledIntQuant(Component):
     """To integers by one scale and back by another: `y = (clamp(round(x / p + v), min_int(b), max_int(b)) - z) * s`.
 
     `p` and `v` are scale and zero point before rounding, `s` and `z` those after, `b` the bit width, all given at the
@@ -126,11 +126,11 @@ class DecoupledIntQuant(nnx.Module):
         x: jax.Array,
     ) -> jax.Array:
         """`x` quantized and back in float, in the dtype of `x`."""
-        x = _check.float_input(x, "DecoupledIntQuant")
+        x = check.float_input(x, "DecoupledIntQuant")
         return self.from_int(self.to_int(pre_scale, pre_zero_point, bit_width, x), scale, zero_point, x)
 
 
-class DecoupledQuantizer(nnx.Module):
+class DecoupledQuantizer(Component):
     """Abstract: the components of a decoupled quantizer, and what they make of a tensor."""
 
     decoupled_int_quant: DecoupledIntQuant
@@ -208,6 +208,6 @@ class DecoupledRescalingIntQuant(DecoupledQuantizer):
 
     def __call__(self, x: jax.Array) -> DecoupledQuantResult:
         """`x` quantized; scales and zero points float32."""
-        x = _check.float_input(x, "DecoupledRescalingIntQuant")
+        x = check.float_input(x, "DecoupledRescalingIntQuant")
         x32 = x.astype(jnp.float32)
         return self.quantized(x, x32, self.pre_scaling_impl(x32), lambda q: q)

@@ -8,12 +8,12 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
-from jqinject.core import _check
 from jqinject.core._protocols import BitWidth, IntScalingImpl, Scaling, ZeroPoint
-from jqinject.core.arguments import checked_arguments
+from jqinject.core.construction import check
+from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.quant.decoupled import DecoupledIntQuant, DecoupledQuantizer, DecoupledQuantResult
 from jqinject.core.scaling import InputAwarePreScaling
-from jqinject.core.variables import QuantStat
+from jqinject.core.state.variables import QuantStat
 
 
 @checked_arguments
@@ -81,7 +81,7 @@ class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
         self, x: jax.Array, input_bit_width: Any = None, input_is_signed: bool | None = None
     ) -> DecoupledQuantResult:
         """`x` quantized for an input of `input_bit_width` bits; without them, for that of the last training step."""
-        x = _check.float_input(x, "DecoupledRescalingIntQuantWithInput")
+        x = check.float_input(x, "DecoupledRescalingIntQuantWithInput")
         x32 = x.astype(jnp.float32)
         if input_bit_width is not None and input_is_signed is not None:
             self._keep(input_bit_width, input_is_signed)

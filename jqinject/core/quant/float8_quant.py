@@ -9,17 +9,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
-from jqinject.core import _check
 from jqinject.core._protocols import Scaling, View
-from jqinject.core.arguments import checked_arguments
-from jqinject.core.assign import assign, set_given
 from jqinject.core.clamp import Identity
+from jqinject.core.construction import check
+from jqinject.core.construction.assign import assign, set_given
+from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.core.scaling.amax import AmaxScaling
-from jqinject.core.variables import known_zero
-from jqinject.ops.float8 import fake_float8, float8_dtype, float8_max
-from jqinject.ops.float_format import FloatFormat
+from jqinject.core.state.variables import known_zero
+from jqinject.ops.minifloats.float8_cast import fake_float8, float8_dtype, float8_max
+from jqinject.ops.minifloats.float_format import FloatFormat
 from jqinject.ops.observe import SLOT_SIZE, GradientRule, quantize_gradient
 from jqinject.quant_tensor import FloatQuantTensor
 
@@ -62,7 +62,7 @@ class Float8QuantResult:
 
 
 @checked_arguments
-class Float8Quant(nnx.Module):
+class Float8Quant(Component):
     """To an 8-bit float and back: `y = q_dtype(clip(x / s, -max, max)) * s`, `s = scaling_impl(x, max)`.
 
     `max` is the largest number of `q_dtype`. The quotient is taken in bfloat16 where `x` is, else in float32. The
@@ -116,7 +116,7 @@ class Float8Quant(nnx.Module):
 
     def __call__(self, x: jax.Array) -> Float8QuantResult:
         """`x` quantized; scale float32."""
-        x = self.input_view_impl(_check.float_input(x, "Float8Quant"))
+        x = self.input_view_impl(check.float_input(x, "Float8Quant"))
         scale = self.scaling_impl(x.astype(jnp.float32), float8_max(self.q_dtype))
         return self._quantized(x, scale)
 
@@ -134,7 +134,7 @@ class Float8Quant(nnx.Module):
         Raises:
             TypeError: `y` is no float array, so it has no gradient; or the scale is no `AmaxScaling`'s.
         """
-        y = _check.float_input(y, "a gradient quantizer")
+        y = check.float_input(y, "a gradient quantizer")
         scaling = self.scaling_impl
         if not isinstance(scaling, AmaxScaling) or scaling.slot is None:
             raise TypeError(

@@ -8,20 +8,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from jqinject.core import _check
 from jqinject.core._protocols import BitWidth, FloatClampImpl, FloatScalingImpl, Rounding, Scaling, View
-from jqinject.core.arguments import checked_arguments
-from jqinject.core.assign import assign, set_given
 from jqinject.core.clamp import Identity
+from jqinject.core.construction import check
+from jqinject.core.construction.assign import assign, set_given
+from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.core.float_width import ComputeMaxMantissa
 from jqinject.core.rounding import RoundSte
 from jqinject.core.scaling.constant import ConstScaling
+from jqinject.core.state.variables import known_zero
 from jqinject.core.stats.search import given, searching
-from jqinject.core.variables import known_zero
-from jqinject.ops.float_format import FloatFormat, LearnedFloatFormat
-from jqinject.ops.float_grid import float_steps, from_float_steps, to_float_grid
+from jqinject.ops.minifloats.float_format import FloatFormat, LearnedFloatFormat
+from jqinject.ops.minifloats.float_grid import float_steps, from_float_steps, to_float_grid
 from jqinject.quant_tensor import FloatQuantTensor
 
 AnyFloatFormat = FloatFormat | LearnedFloatFormat
@@ -68,7 +68,7 @@ class FloatQuantResult:
 
 
 @checked_arguments
-class FloatQuant(nnx.Module):
+class FloatQuant(Component):
     """To a minifloat and back: `y = clamp(u * round(x / s / u)) * s`.
 
     `u = 2**(max(floor(log2 |x / s|), 1 - bias) - m)` is how far apart the numbers lie at `x / s`. The arithmetic is
@@ -169,7 +169,7 @@ class FloatQuant(nnx.Module):
 
     def __call__(self, x: jax.Array) -> FloatQuantResult:
         """`x` quantized; scale float32."""
-        x = _check.float_input(x, "FloatQuant")
+        x = check.float_input(x, "FloatQuant")
         form = self.format
         with searching(self):
             scale = self.scaling_impl(x.astype(jnp.float32), self.scaling_threshold(form))

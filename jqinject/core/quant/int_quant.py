@@ -8,9 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from jqinject.core import _check
 from jqinject.core._protocols import (
     BitWidth,
     Clamp,
@@ -22,14 +20,16 @@ from jqinject.core._protocols import (
     View,
     ZeroPoint,
 )
-from jqinject.core.arguments import checked_arguments
-from jqinject.core.assign import assign, set_given
 from jqinject.core.clamp import Identity, TensorClamp, TensorClampSte
+from jqinject.core.construction import check
+from jqinject.core.construction.assign import assign, set_given
+from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.core.delay import DelayWrapper, delay_of
 from jqinject.core.rounding import CeilSte, DPURoundSte, FloorSte, RoundSte, RoundToZeroSte
 from jqinject.core.scaling.runtime import ParameterFromRuntimeStatsScaling
+from jqinject.core.state.variables import is_known_zero, known_zero
 from jqinject.core.stats.search import SearchedStat, given, in_trial, searching
-from jqinject.core.variables import is_known_zero, known_zero
 from jqinject.core.zero_point.learned import ParameterFromRuntimeZeroPoint
 from jqinject.ops import fake_quantize, int_range, ste
 from jqinject.ops.fake_quant import Steps
@@ -56,7 +56,7 @@ CLAMPS_STRAIGHT = {TensorClamp: False, TensorClampSte: True}
 
 
 @checked_arguments
-class IntQuant(nnx.Module):
+class IntQuant(Component):
     """To integers and back: `y = (clamp(round(x / s + z), min_int(b), max_int(b)) - z) * s`.
 
     `s` is the scale, `z` the zero point, `b` the bit width, all given at the call. The arithmetic is float32
@@ -136,7 +136,7 @@ class IntQuant(nnx.Module):
 
     def __call__(self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array) -> jax.Array:
         """`x` quantized and back in float, in the dtype of `x` and the layout of `input_view_impl`."""
-        x = self.input_view_impl(_check.float_input(x, "IntQuant"))
+        x = self.input_view_impl(check.float_input(x, "IntQuant"))
         how = self._elementwise(zero_point)
         if how is None:
             y = (self.steps_to_int(scale, zero_point, bit_width, x) - zero_point) * scale
@@ -156,7 +156,7 @@ class IntQuant(nnx.Module):
 
 
 @checked_arguments
-class RescalingIntQuant(nnx.Module):
+class RescalingIntQuant(Component):
     """Integer quantization whose scale, zero point and bit width come from components.
 
     `b = bit_width_impl()`, `s = scaling_impl(x, int_scaling_impl(b))`, `z = zero_point_impl(x, s, b)`,
@@ -213,7 +213,7 @@ class RescalingIntQuant(nnx.Module):
 
     def __call__(self, x: jax.Array) -> QuantResult:
         """`x` quantized; scale and zero point float32."""
-        x = _check.float_input(x, "RescalingIntQuant")
+        x = check.float_input(x, "RescalingIntQuant")
         x32 = x.astype(jnp.float32)
         bit_width = self.bit_width_impl()
         threshold = self.int_scaling_impl(bit_width)
@@ -261,7 +261,7 @@ class RescalingIntQuant(nnx.Module):
 
 
 @checked_arguments
-class PrescaledRestrictIntQuant(nnx.Module):
+class PrescaledRestrictIntQuant(Component):
     """Integer quantization by a scale given at the call, zero point 0: biases, whose scale is input times
     weight scale.
 
@@ -287,7 +287,7 @@ class PrescaledRestrictIntQuant(nnx.Module):
 
     def __call__(self, x: jax.Array, scale: jax.Array) -> QuantResult:
         """`x` quantized by `scale`; zero point float32."""
-        x = _check.float_input(x, "PrescaledRestrictIntQuant")
+        x = check.float_input(x, "PrescaledRestrictIntQuant")
         scale = jnp.asarray(scale).astype(jnp.float32)
         bit_width = self.bit_width_impl()
         zero_point = known_zero()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 from flax import nnx
 
-from jqinject.core.variables import QuantParam, float_array
+from jqinject.core.state.variables import QuantParam, float_array
 
 
 class AffineRescaling(nnx.Module):

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core import _check
 from jqinject.core._protocols import Restrict, Scaling, Stat, View
+from jqinject.core.construction import check
 from jqinject.core.scaling._restricted import clamp_scale
+from jqinject.core.state.variables import QuantParam
 from jqinject.core.stats.layout import laid_out
-from jqinject.core.variables import QuantParam
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class NormParameter(nnx.Module):
     ) -> None:
         where = type(self).__name__
         weight = _only(list(tracked_parameter_list), where)
-        shape = _check.shape(pre_scaling_shape or (), where, "pre_scaling_shape")
-        self.settings = NormSettings(shape, _check.minimum(pre_scaling_min_val, where, "pre_scaling_min_val"))
+        shape = check.shape(pre_scaling_shape or (), where, "pre_scaling_shape")
+        self.settings = NormSettings(shape, check.minimum(pre_scaling_min_val, where, "pre_scaling_min_val"))
         self.scaling_impl = scaling_impl
         self.stats = normalize_stats_impl
         self.view = view
@@ -72,7 +72,7 @@ class NormParameter(nnx.Module):
         """The norm of weights, of `pre_scaling_shape`."""
         stat, viewed = laid_out(self.stats, self.view, weights)
         where = type(self).__name__
-        return _check.statistic_shape(stat(viewed), self.settings.shape, where, "pre_scaling_shape")
+        return check.statistic_shape(stat(viewed), self.settings.shape, where, "pre_scaling_shape")
 
     def learned_norm(self) -> jax.Array:
         """g."""

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core._protocols import BitWidth, Restrict, Scaling, Stat, View
-from jqinject.core.arguments import checked_arguments
+from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.scaling._norm import NormParameter
 from jqinject.core.scaling._restricted import clamp_scale
 from jqinject.ops.accumulator import (

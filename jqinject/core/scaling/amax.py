@@ -11,16 +11,16 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core import _check
 from jqinject.core._protocols import Stat, View
-from jqinject.core.amax_history import AmaxHistory
-from jqinject.core.arguments import checked_arguments
-from jqinject.core.listening import check_heard
+from jqinject.core.construction import check
+from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.state.amax_history import AmaxHistory
+from jqinject.core.state.listening import check_heard
+from jqinject.core.state.variables import GradSlot, GradStat, QuantStat, float_array
 from jqinject.core.stats.extremes import AbsMax
 from jqinject.core.stats.layout import laid_out
-from jqinject.core.variables import GradSlot, GradStat, QuantStat, float_array
 from jqinject.core.view import OverTensorView
-from jqinject.ops.explicit_axes import sharded_as
+from jqinject.ops.devices.explicit_axes import sharded_as
 from jqinject.ops.observe import AMAX, SCALE, SEEN, SLOT_SIZE, fork, gathered, over_axis, report
 from jqinject.ops.power import divide
 
@@ -47,7 +47,7 @@ class AmaxRule:
             return jnp.zeros(self.shape, jnp.float32)
         numbers = jnp.asarray(jax.lax.stop_gradient(x)).astype(jnp.float32)
         stat, viewed = laid_out(self.stats, self.view, numbers)
-        return jax.lax.stop_gradient(_check.statistic_shape(stat(viewed), self.shape, "amax"))
+        return jax.lax.stop_gradient(check.statistic_shape(stat(viewed), self.shape, "amax"))
 
     def scale(self, amax: jax.Array, held: jax.Array, threshold: Any) -> jax.Array:
         """`amax * 2 ** margin / threshold`; `held` where that is not a positive finite number."""
@@ -87,7 +87,7 @@ class AmaxScaling(nnx.Module):
         axis_name: Any = None,
     ) -> None:
         where = type(self).__name__
-        shape = _check.shape(scaling_shape, where, "scaling_shape")
+        shape = check.shape(scaling_shape, where, "scaling_shape")
         if not math.isfinite(margin):
             raise ValueError(f"{where}: margin must be finite, got {margin!r}")
         if not (math.isfinite(scaling_init) and scaling_init > 0):

@@ -11,13 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import _check
 from jqinject.core._protocols import Restrict
-from jqinject.core.arguments import checked_arguments
-from jqinject.core.assign import set_given
+from jqinject.core.construction import check
+from jqinject.core.construction.assign import set_given
+from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.core.restrict_val import FloatRestrictValue, SignedFloatRestrictValue
 from jqinject.core.scaling._restricted import clamp_scale, scale_of_stored
-from jqinject.core.variables import QuantParam
+from jqinject.core.state.variables import QuantParam
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,12 @@ def _restricted(init: np.ndarray, restrict: Restrict, where: str) -> np.ndarray:
     """An initial value in the learned domain, in Python's own arithmetic."""
     stored = [restrict.restrict_init_float(float(number)) for number in init.reshape(-1)]
     signed = isinstance(restrict, SignedFloatRestrictValue)
-    _check.positive(np.abs(init) if signed else init, where, "scaling_init")
+    check.positive(np.abs(init) if signed else init, where, "scaling_init")
     return np.asarray(stored, dtype=np.float32).reshape(init.shape)
 
 
 @checked_arguments
-class ConstScaling(nnx.Module):
+class ConstScaling(Component):
     """A constant scale: `s = restrict(scaling_init) / threshold`.
 
     It is static: not in the state, not in checkpoints.
@@ -74,7 +75,7 @@ class ConstScaling(nnx.Module):
         restrict_scale_threshold_impl: Restrict | None = None,
         scaling_min_val: float | None = None,
     ) -> None:
-        init = _check.initial_value(scaling_init, None, "ConstScaling", "scaling_init", "scaling_shape")
+        init = check.initial_value(scaling_init, None, "ConstScaling", "scaling_init", "scaling_shape")
         stored = _restricted(init, restrict_scaling_impl or FloatRestrictValue(), "ConstScaling")
         self.constant = _Constant(stored.tobytes(), stored.shape)
         set_given(
@@ -82,7 +83,7 @@ class ConstScaling(nnx.Module):
             restrict_scaling_impl=restrict_scaling_impl,
             restrict_threshold_impl=restrict_threshold_impl,
             restrict_scale_threshold_impl=restrict_scale_threshold_impl,
-            scaling_min_val=_check.minimum(scaling_min_val, "ConstScaling", "scaling_min_val"),
+            scaling_min_val=check.minimum(scaling_min_val, "ConstScaling", "scaling_min_val"),
         )
 
     def __call__(self, x: jax.Array | None = None, threshold: Any = None) -> jax.Array:
@@ -136,22 +137,22 @@ class ParameterScaling(nnx.Module):
         scaling_min_val: float | None = None,
     ) -> None:
         where = "ParameterScaling"
-        shape = None if scaling_shape is None else _check.shape(scaling_shape, where, "scaling_shape")
+        shape = None if scaling_shape is None else check.shape(scaling_shape, where, "scaling_shape")
         restrict = restrict_scaling_impl or FloatRestrictValue()
         if isinstance(
             scaling_init, jax.core.Tracer
         ):  # made while a layer is traced, from its weight for instance
-            traced = _check.traced_initial_value(scaling_init, shape, where, "scaling_init", "scaling_shape")
+            traced = check.traced_initial_value(scaling_init, shape, where, "scaling_init", "scaling_shape")
             self.value = QuantParam(restrict.restrict_init_tensor(traced))
         else:
-            init = _check.initial_value(scaling_init, shape, where, "scaling_init", "scaling_shape")
+            init = check.initial_value(scaling_init, shape, where, "scaling_init", "scaling_shape")
             self.value = QuantParam(jnp.asarray(_restricted(init, restrict, where)))
         set_given(
             self,
             restrict_scaling_impl=restrict_scaling_impl,
             restrict_threshold_impl=restrict_threshold_impl,
             restrict_scale_threshold_impl=restrict_scale_threshold_impl,
-            scaling_min_val=_check.minimum(scaling_min_val, where, "scaling_min_val"),
+            scaling_min_val=check.minimum(scaling_min_val, where, "scaling_min_val"),
         )
 
     def __call__(self, x: jax.Array | None = None, threshold: Any = None) -> jax.Array:

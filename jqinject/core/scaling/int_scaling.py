@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from jqinject.core import _check
-from jqinject.core.arguments import checked_arguments
+from jqinject.core.construction import check
+from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.ops.int_range import max_int, min_int
 
 
@@ -103,7 +103,7 @@ class SingleArgStatelessBuffer:
     value: float
 
     def __post_init__(self) -> None:
-        _check.positive(self.value, "SingleArgStatelessBuffer", "value")
+        check.positive(self.value, "SingleArgStatelessBuffer", "value")
 
     def __call__(self, bit_width: Any = None) -> float:
         """The constant."""

@@ -8,8 +8,20 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core import _check
-from jqinject.core._collect import (
+from jqinject.core._protocols import Restrict, Stat, View
+from jqinject.core.construction import check
+from jqinject.core.construction.assign import assign, set_given
+from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.restrict_val import FloatRestrictValue
+from jqinject.core.scaling._affine import AffineRescaling, affine_rescaling
+from jqinject.core.scaling._restricted import (
+    clamp_scale,
+    clamp_statistic,
+    divides_only,
+    scale_of_statistic,
+    scale_of_stored,
+)
+from jqinject.core.state.collect import (
     DEFAULT_MOMENTUM,
     Collection,
     all_counted,
@@ -21,20 +33,8 @@ from jqinject.core._collect import (
     settle_collection,
     update_running,
 )
-from jqinject.core._protocols import Restrict, Stat, View
-from jqinject.core.arguments import checked_arguments
-from jqinject.core.assign import assign, set_given
-from jqinject.core.restrict_val import FloatRestrictValue
-from jqinject.core.scaling._affine import AffineRescaling, affine_rescaling
-from jqinject.core.scaling._restricted import (
-    clamp_scale,
-    clamp_statistic,
-    divides_only,
-    scale_of_statistic,
-    scale_of_stored,
-)
+from jqinject.core.state.variables import QuantParam, QuantStat, float_array, int_array
 from jqinject.core.stats.layout import gated_statistic, laid_out
-from jqinject.core.variables import QuantParam, QuantStat, float_array, int_array
 from jqinject.core.view import OverBatchOverTensorView
 from jqinject.ops.choose import choose
 from jqinject.ops.power import divide
@@ -99,7 +99,7 @@ class RuntimeStatsScaling(nnx.Module):
         scaling_min_val: float | None = None,
     ) -> None:
         where = "RuntimeStatsScaling"
-        shape = _check.shape(scaling_shape, where, "scaling_shape")
+        shape = check.shape(scaling_shape, where, "scaling_shape")
         self.collection = Collection.of(0, scaling_stats_momentum, shape, where, "scaling_stats_momentum")
         self.stats = scaling_stats_impl
         self.running_stats = QuantStat(float_array(1.0, shape))
@@ -114,7 +114,7 @@ class RuntimeStatsScaling(nnx.Module):
             affine_rescaling=affine_rescaling(
                 shape, scaling_affine_rescaling_init, scaling_affine_shifting_init, where, "scaling"
             ),
-            scaling_min_val=_check.minimum(scaling_min_val, where, "scaling_min_val"),
+            scaling_min_val=check.minimum(scaling_min_val, where, "scaling_min_val"),
         )
 
     def __call__(self, x: jax.Array, threshold: Any = None) -> jax.Array:
@@ -128,7 +128,7 @@ class RuntimeStatsScaling(nnx.Module):
 
     def _batch_statistic(self, x: jax.Array) -> jax.Array:
         stat_impl, viewed = laid_out(self.stats, self.view, x.astype(jnp.float32))
-        stat = _check.statistic_shape(stat_impl(viewed), self.collection.shape, "RuntimeStatsScaling")
+        stat = check.statistic_shape(stat_impl(viewed), self.collection.shape, "RuntimeStatsScaling")
         counted = update_running(self.running_stats, self.counter, stat, self.collection)
         self.counter.set_value(counted)
         return stat
@@ -239,8 +239,8 @@ class ParameterFromRuntimeStatsScaling(nnx.Module):
         scaling_min_val: float | None = None,
     ) -> None:
         where = "ParameterFromRuntimeStatsScaling"
-        shape = _check.shape(scaling_shape, where, "scaling_shape")
-        steps = _check.positive_steps(collect_stats_steps, where)
+        shape = check.shape(scaling_shape, where, "scaling_shape")
+        steps = check.positive_steps(collect_stats_steps, where)
         assign(
             self,
             collection=Collection.of(steps, scaling_stats_momentum, shape, where, "scaling_stats_momentum"),
@@ -256,7 +256,7 @@ class ParameterFromRuntimeStatsScaling(nnx.Module):
             restrict_scaling_impl=restrict_scaling_impl,
             restrict_threshold_impl=restrict_threshold_impl,
             restrict_scale_threshold_impl=restrict_scale_threshold_impl,
-            scaling_min_val=_check.minimum(scaling_min_val, where, "scaling_min_val"),
+            scaling_min_val=check.minimum(scaling_min_val, where, "scaling_min_val"),
         )
 
     def __call__(self, x: jax.Array, threshold: Any = None) -> jax.Array:
@@ -267,7 +267,7 @@ class ParameterFromRuntimeStatsScaling(nnx.Module):
             return scale_of_stored(self, collected_value(*state, self.collection, to_stored), threshold)
         collecting = self.counter.get_value() < self.collection.limit
         stat = gated_statistic(*laid_out(self.stats, self.view, x.astype(jnp.float32)), collecting)
-        stat = _check.statistic_shape(stat, self.collection.shape, "ParameterFromRuntimeStatsScaling")
+        stat = check.statistic_shape(stat, self.collection.shape, "ParameterFromRuntimeStatsScaling")
         stat = clamp_statistic(stat, self.scaling_min_val, self.stats)
         stored = collect(*state, stat, collecting, self.collection, to_stored)
         if divides_only(self, self.stats):

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jqinject.core.arguments import checked_arguments
+from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.stats.two_phase import TwoPhaseStat, finish
 from jqinject.ops import stats as ops
 from jqinject.ops.choose import choose
-from jqinject.ops.over import Axes
+from jqinject.ops.devices.over import Axes
 
 
 def not_above_zero(x: jax.Array) -> jax.Array:

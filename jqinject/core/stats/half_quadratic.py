@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import _check
 from jqinject.core._protocols import BitWidth, IntScalingImpl, Stat, View
-from jqinject.core.arguments import checked_arguments
-from jqinject.core.assign import assign, set_given
+from jqinject.core.construction import check
+from jqinject.core.construction.assign import assign, set_given
+from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.state.variables import QuantStat, float_array
 from jqinject.core.stats.search import SearchedStat, Trial
-from jqinject.core.variables import QuantStat, float_array
-from jqinject.ops.cascade import cascade_sum
 from jqinject.ops.clamp import signed_clamp_min_ste
-from jqinject.ops.explicit_axes import merge_axes, whole
+from jqinject.ops.devices.explicit_axes import merge_axes, whole
+from jqinject.ops.ordered_sum import cascade_sum
 from jqinject.ops.power import divide
 
 
@@ -109,7 +109,7 @@ class HalfQuadraticOptimizer(SearchedStat):
         for name, number in (("beta", beta), ("kappa", kappa), ("lp_norm", lp_norm)):
             if not float(number) > 0:
                 raise ValueError(f"{where}: hqo_{name}_{suffix} must be above 0, got {number!r}")
-        count = _check.at_least(iters, 1, where, f"hqo_iters_{suffix}")
+        count = check.at_least(iters, 1, where, f"hqo_iters_{suffix}")
         assign(self, rounds=_Rounds(float(beta), float(kappa), float(lp_norm), count))
 
     @abstractmethod
@@ -227,7 +227,7 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
         set_given(
             self,
             keepdim=bool(keepdim),
-            scaling_min_val=_check.minimum(scaling_min_val, where, "scaling_min_val"),
+            scaling_min_val=check.minimum(scaling_min_val, where, "scaling_min_val"),
             permute_dims=None if permute_dims is None else tuple(permute_dims),
         )
         self._set_rounds(hqo_beta_scale, hqo_kappa_scale, hqo_lp_norm_scale, hqo_iters_scale, where, "scale")

@@ -10,7 +10,7 @@ from jqinject.core._protocols import Stat, View
 from jqinject.core.stats.means import MeanLearnedSigmaStd
 from jqinject.core.stats.two_phase import TwoPhaseStat
 from jqinject.core.view import MergingView
-from jqinject.ops.over import Axes
+from jqinject.ops.devices.over import Axes
 
 
 def reduced_axes(view: View, reduce_dim: Axes, shape: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core import _check
-from jqinject.core.arguments import checked_arguments
+from jqinject.core.construction import check
+from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.state.variables import QuantParam, float_array
 from jqinject.core.stats.extremes import require_axis, safe_sqrt
 from jqinject.core.stats.two_phase import TwoPhaseStat, finish
-from jqinject.core.variables import QuantParam, float_array
 from jqinject.ops import stats as ops
-from jqinject.ops.over import Axes
+from jqinject.ops.devices.over import Axes
 
 
 @checked_arguments
@@ -127,7 +127,7 @@ class MeanLearnedSigmaStd(nnx.Module):
         std_dev_epsilon: float = 1e-8,
         axis_name: Any = None,
     ) -> None:
-        shape = _check.shape(stats_output_shape, "MeanLearnedSigmaStd", "stats_output_shape")
+        shape = check.shape(stats_output_shape, "MeanLearnedSigmaStd", "stats_output_shape")
         self.value = QuantParam(float_array(sigma, shape))
         self.stats_reduce_dim = stats_reduce_dim
         self.std_dev_epsilon = std_dev_epsilon

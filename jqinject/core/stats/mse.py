@@ -9,15 +9,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import _check
 from jqinject.core._protocols import Stat, View
-from jqinject.core.arguments import checked_arguments
-from jqinject.core.assign import assign
+from jqinject.core.construction import check
+from jqinject.core.construction.assign import assign
+from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.stats.in_place import reduced_axes
 from jqinject.core.stats.line_search import LINE_SEARCHES, Found
 from jqinject.core.stats.search import SearchedStat, Trial
-from jqinject.ops.mapped import names_of
-from jqinject.ops.over import Over
+from jqinject.ops.devices.mapped import names_of
+from jqinject.ops.devices.over import Over
 
 
 @checked_arguments
@@ -36,7 +36,7 @@ class MSEUniformStepBase:
     mse_iters: int
 
     def __post_init__(self) -> None:
-        _check.at_least(self.mse_iters, 1, "MSEUniformStepBase", "mse_iters")
+        check.at_least(self.mse_iters, 1, "MSEUniformStepBase", "mse_iters")
 
     def __call__(self, init: jax.Array) -> jax.Array:
         """`init / mse_iters`."""
@@ -106,7 +106,7 @@ class MSE(SearchedStat):
             init_op=mse_init_op,
             view=inner_stats_input_view_shape_impl,
             reduce_dim=stats_reduce_dim,
-            iters=_check.at_least(mse_iters, least, "MSE", "mse_iters"),
+            iters=check.at_least(mse_iters, least, "MSE", "mse_iters"),
             base_op=mse_base_op or MSEUniformStepBase(mse_iters),
             method=mse_search_method,
             bipolar=bool(bipolar_search),

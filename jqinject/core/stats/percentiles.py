@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import _check
-from jqinject.core.arguments import checked_arguments
+from jqinject.core.construction import check
+from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.stats.extremes import not_above_zero
 from jqinject.core.stats.two_phase import TwoPhaseStat, finish
 from jqinject.ops import stats as ops
-from jqinject.ops.over import Axes, Over
+from jqinject.ops.devices.over import Axes, Over
 
 
 def _place(x: jax.Array, value: jax.Array, k: int, over: Over) -> jax.Array:
@@ -48,7 +48,7 @@ class AbsPercentile(TwoPhaseStat):
     axis_name: Any = None
 
     def __post_init__(self) -> None:
-        _check.percentile(self.high_percentile_q, "AbsPercentile", "high_percentile_q")
+        check.percentile(self.high_percentile_q, "AbsPercentile", "high_percentile_q")
 
     def measure(self, x: jax.Array) -> Any:
         """The element of that rank."""
@@ -96,7 +96,7 @@ class NegativePercentileOrZero(TwoPhaseStat):
     axis_name: Any = None
 
     def __post_init__(self) -> None:
-        _check.percentile(self.low_percentile_q, "NegativePercentileOrZero", "low_percentile_q")
+        check.percentile(self.low_percentile_q, "NegativePercentileOrZero", "low_percentile_q")
 
     def measure(self, x: jax.Array) -> Any:
         """The element of that rank."""
@@ -147,8 +147,8 @@ class PercentileInterval(TwoPhaseStat):
     axis_name: Any = None
 
     def __post_init__(self) -> None:
-        low = _check.percentile(self.low_percentile_q, "PercentileInterval", "low_percentile_q")
-        high = _check.percentile(self.high_percentile_q, "PercentileInterval", "high_percentile_q")
+        low = check.percentile(self.low_percentile_q, "PercentileInterval", "low_percentile_q")
+        high = check.percentile(self.high_percentile_q, "PercentileInterval", "high_percentile_q")
         if low > high:
             raise ValueError(f"PercentileInterval: low_percentile_q={low} is above high_percentile_q={high}.")
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core._protocols import Stat, View
+from jqinject.core.state.variables import QuantStat
 from jqinject.core.stats.layout import laid_out
 from jqinject.core.stats.search import SearchedStat
-from jqinject.core.variables import QuantStat
 
 
 def track(

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, cast
 import jax
 import jax.numpy as jnp
 
-from jqinject.ops.mapped import names_of
-from jqinject.ops.over import Axes, Over
+from jqinject.ops.devices.mapped import names_of
+from jqinject.ops.devices.over import Axes, Over
 
 
 class TwoPhaseStat(ABC):

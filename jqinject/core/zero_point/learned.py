@@ -8,8 +8,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core import _check
-from jqinject.core._collect import (
+from jqinject.core._protocols import IntQuantizer, Stat, View
+from jqinject.core.construction import check
+from jqinject.core.construction.assign import set_given
+from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.state.collect import (
     DEFAULT_MOMENTUM,
     Collection,
     all_counted,
@@ -19,11 +22,8 @@ from jqinject.core._collect import (
     end_calibration,
     finish_collection,
 )
-from jqinject.core._protocols import IntQuantizer, Stat, View
-from jqinject.core.arguments import checked_arguments
-from jqinject.core.assign import set_given
+from jqinject.core.state.variables import QuantParam, QuantStat, float_array, int_array
 from jqinject.core.stats.layout import gated_statistic, laid_out
-from jqinject.core.variables import QuantParam, QuantStat, float_array, int_array
 from jqinject.core.zero_point.shift import shift
 from jqinject.ops.choose import choose
 from jqinject.ops.ste import abs_binary_sign_grad
@@ -63,8 +63,8 @@ class ParameterZeroPoint(nnx.Module):
         zero_point_shape: tuple[int, ...] | None = None,
     ) -> None:
         where, name = "ParameterZeroPoint", "zero_point_shape"
-        shape = None if zero_point_shape is None else _check.shape(zero_point_shape, where, name)
-        init = _check.initial_value(zero_point_init, shape, where, "zero_point_init", name)
+        shape = None if zero_point_shape is None else check.shape(zero_point_shape, where, name)
+        init = check.initial_value(zero_point_init, shape, where, "zero_point_init", name)
         self.value = QuantParam(jnp.asarray(init))
         self.int_quant = int_quant
         set_given(self, quantize=bool(quantize_zero_point))
@@ -122,8 +122,8 @@ class ParameterFromRuntimeZeroPoint(nnx.Module):
         zero_point_stats_momentum: float | None = DEFAULT_MOMENTUM,
     ) -> None:
         where = "ParameterFromRuntimeZeroPoint"
-        shape = _check.shape(zero_point_shape, where, "zero_point_shape")
-        steps = _check.positive_steps(collect_stats_steps, where)
+        shape = check.shape(zero_point_shape, where, "zero_point_shape")
+        steps = check.positive_steps(collect_stats_steps, where)
         self.collection = Collection.of(
             steps, zero_point_stats_momentum, shape, where, "zero_point_stats_momentum"
         )
@@ -145,7 +145,7 @@ class ParameterFromRuntimeZeroPoint(nnx.Module):
             collecting = self.counter.get_value() < self.collection.limit
             stat = gated_statistic(*laid_out(self.stats, self.view, x.astype(jnp.float32)), collecting)
             where = "ParameterFromRuntimeZeroPoint"
-            stat = _check.statistic_shape(stat, self.collection.shape, where, "zero_point_shape")
+            stat = check.statistic_shape(stat, self.collection.shape, where, "zero_point_shape")
             z = choose(collecting, stat, collect(*state, stat, collecting, self.collection, _identity))
         return shift(abs_binary_sign_grad(z), scale, bit_width, self.int_quant, self.quantize)
 

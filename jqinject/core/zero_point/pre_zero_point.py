@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import _check
 from jqinject.core._protocols import View
-from jqinject.core.arguments import checked_arguments
+from jqinject.core.construction import check
+from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.stats.in_place import reduced_axes
-from jqinject.ops.mapped import names_of
-from jqinject.ops.over import Over
+from jqinject.ops.devices.mapped import names_of
+from jqinject.ops.devices.over import Over
 from jqinject.ops.power import divide
 
 
@@ -50,7 +50,7 @@ class PreZeroCenterZeroPoint:
         over = Over(self.stats_reduce_dim if axes is None else axes, names_of(self.axis_name))
         mean = over.sum(viewed) / max(over.count(viewed), 1)
         where, shape = "PreZeroCenterZeroPoint", self.pre_zero_point_shape or ()
-        return -_check.statistic_shape(mean, shape, where, "pre_zero_point_shape")
+        return -check.statistic_shape(mean, shape, where, "pre_zero_point_shape")
 
     def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any = None) -> jax.Array:
         """The zero point, float32, in steps of `scale`."""

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 from flax import nnx
 
-from jqinject.nn._slots import BIAS, WEIGHT, Slot, make_proxy, share, split_overrides
-from jqinject.nn._stand_in import StandIn
-from jqinject.nn.linear import QuantLinear
+from jqinject.nn.base.parameter_view import StandIn
+from jqinject.nn.base.slots import BIAS, WEIGHT, Slot, make_proxy, share, split_overrides
+from jqinject.nn.linear.linear import QuantLinear
 from jqinject.program import change_class
 from jqinject.proxy import ActQuantProxyFromInjector, BiasQuantProxyFromInjector, link_if_proxy
 from jqinject.quant_tensor import IntQuantTensor, as_array

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.nn._slots import split_keywords
+from jqinject.nn.base.slots import split_keywords
 from jqinject.nn.recurrent._cell import (
     GATE_ACC,
     IO,

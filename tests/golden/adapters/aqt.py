@@ -9,7 +9,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 import jqinject.dot as d
-from jqinject.dot.numerics import FLOAT8_NAMES as FLOAT8
+from jqinject.dot.schemes.numerics import FLOAT8_NAMES as FLOAT8
 from tests.golden._config import CannotDrive, Settings, meaning, reading
 from tests.golden.adapters import aqt_config, aqt_flax, aqt_stochastic
 

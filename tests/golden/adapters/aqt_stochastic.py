@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jqinject.dot as d
-from jqinject.dot.noise import NOISES
+from jqinject.dot.schemes.noise import NOISES
 from tests.golden._config import reading
 
 Case = dict[str, Any]

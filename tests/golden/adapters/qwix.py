@@ -15,7 +15,7 @@ import numpy as np
 
 import jqinject.dot as d
 from jqinject.core import CalibratedQuant, CodebookQuant
-from jqinject.dot.dimensions import Dimensions
+from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.ops import NF4
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
 from tests.golden._config import Settings, meaning, reading

@@ -22,9 +22,9 @@ from jqinject.core import CalibratedQuant, SimpleMovingAverage
 from jqinject.dot import AbsMaxCalibration
 from jqinject.inject import value
 from jqinject.model import NothingFrozenWarning
-from jqinject.nn._weight_layer import QuantWeightLayer
+from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant import NF4WeightPerChannelFloat, NF4WeightPerGroupFloat, NF4WeightPerTensorFloat
-from jqinject.quant.calibrated import CalibratedAct, CalibratedGroupWeight, CalibratedWeight
+from jqinject.quant.integer.calibrated_int import CalibratedAct, CalibratedGroupWeight, CalibratedWeight
 from tests.golden._config import meaning, reading
 from tests.golden.adapters.qwix import ABOVE, BELOW, FLOATS, Nudged, injector_of
 from tests.golden.adapters.qwix_arrays import path_of, range_of
@@ -202,7 +202,7 @@ def training(case: Case, inputs: Arrays) -> Iterator[dict[str, Any]]:
             if isinstance(layer, nnx.Conv):
                 rules.append(Rule(str(path), **quantizers_of(rule, nudges, x.ndim, window=True)))
             else:
-                rules.append(Rule(str(path), contraction=contraction_of(rule, nudges, of_gradients)))
+                rules.append(Rule(str(path), scheme=contraction_of(rule, nudges, of_gradients)))
         yield _steps(inputs, quantize(plain, rules) if rules else plain)
 
 

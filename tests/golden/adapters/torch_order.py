@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core.stats import percentiles
-from jqinject.ops.over import Over
+from jqinject.ops.devices.over import Over
 
 
 def quickselect(values: np.ndarray, k: int) -> int:

@@ -1,0 +1,1 @@
+"""How components are constructed: checked arguments, attributes set at once."""

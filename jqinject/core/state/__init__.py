@@ -1,0 +1,1 @@
+"""The state of quantizers: variables, histories, ranges that are collected."""

@@ -1,0 +1,138 @@
+"""The largest magnitudes of the last steps."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jqinject.core.construction import check
+from jqinject.core.construction.assign import assign
+from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.state.collect import has_numbers
+from jqinject.core.state.variables import GradStat, QuantStat, float_array
+from jqinject.ops.devices.processes import on_host
+
+AMAX_COMPUTE_ALGOS = ("max", "most_recent")
+
+
+@checked_arguments
+class AmaxHistory(nnx.Module):
+    """The amax (`max |x|`) of each of the last `amax_history_length` steps.
+
+    Element 0 is the newest; the one before it is the last element, and so backwards to the oldest, element 1. (The
+    layout is Flax's: roll by -1, then write element 0.)
+
+    Delayed scaling makes the scale of a step from it, so that the scale is known before the tensor is. A step of zeros
+    enters as 0. An amax that is inf or nan never enters: such a step leaves the history as it was.
+
+    State: `amax_history`, float32, `(amax_history_length, *amax_shape)`, zeros at first; a `QuantStat`, or a `GradStat`
+    for a gradient's.
+
+    Args:
+        amax_history_length: the steps remembered.
+        amax_compute_algo: what `amax()` is: "max" of the history, or the "most_recent" of it.
+        amax_shape: shape of one amax: `()` per tensor, the scale's shape per channel.
+        amax_of_gradient: whether it is a gradient's.
+
+    Raises:
+        TypeError: `amax_history_length` is no integer.
+        ValueError: it is below 1, or `amax_compute_algo` is neither of the two.
+
+    Source: Flax's `fp8_ops`; the names are TransformerEngine's and Flax's. Differs from both: an inf or nan stays out.
+
+    Example:
+        >>> history = AmaxHistory(amax_history_length=3)
+        >>> for amax in (5.0, float("inf"), 2.0):
+        ...     history.push(jnp.float32(amax))
+        >>> history.amax_history.get_value(), history.amax(), history.newest
+        (Array([2., 0., 5.], dtype=float32), Array(5., dtype=float32), Array(2., dtype=float32))
+    """
+
+    amax_history: QuantStat | GradStat
+    amax_shape: tuple[int, ...]
+    amax_compute_algo: str = "max"
+
+    def __init__(
+        self,
+        amax_history_length: int = 1024,
+        amax_compute_algo: str = "max",
+        amax_shape: tuple[int, ...] = (),
+        amax_of_gradient: bool = False,
+    ) -> None:
+        length = _history_length(amax_history_length)
+        algo = str(amax_compute_algo).lower()
+        if algo not in AMAX_COMPUTE_ALGOS:
+            raise ValueError(
+                f"AmaxHistory: amax_compute_algo must be one of {', '.join(map(repr, AMAX_COMPUTE_ALGOS))}, "
+                f"got {amax_compute_algo!r}"
+            )
+        shape = check.shape(amax_shape, "AmaxHistory", "amax_shape")
+        kind = GradStat if amax_of_gradient else QuantStat
+        assign(self, amax_history=kind(float_array(0.0, (length, *shape))), amax_shape=shape)
+        if algo != self.amax_compute_algo:
+            assign(self, amax_compute_algo=algo)
+
+    # A stack of layers (built under `nnx.vmap`) has further axes in front, so axes are counted from the back.
+
+    @property
+    def _step_axis(self) -> int:
+        return -1 - len(self.amax_shape)
+
+    @property
+    def newest(self) -> jax.Array:
+        """The amax of the last step, float32, `amax_shape`."""
+        return jax.lax.index_in_dim(self.amax_history.get_value(), 0, self._step_axis, keepdims=False)
+
+    def amax(self) -> jax.Array:
+        """The amax that a scale is made from, float32; 0 before the first step."""
+        if self.amax_compute_algo == "most_recent":
+            return self.newest
+        return jnp.max(self.amax_history.get_value(), axis=self._step_axis)
+
+    @property
+    def has_amax(self) -> bool:
+        """Whether some amax above 0 is remembered (by every layer of a stack); True where it cannot be known."""
+        held = self.amax_history.get_value()
+        if not has_numbers(held):
+            return True
+        steps = tuple(range(held.ndim + self._step_axis, held.ndim))
+        return bool(np.all(np.any(on_host(held) > 0, axis=steps)))
+
+    def clear(self) -> None:
+        """Forget all steps."""
+        self.amax_history.set_value(jnp.zeros_like(self.amax_history.get_value()))
+
+    def push(self, amax: jax.Array, happened: Any = True) -> None:
+        """End a step: the oldest amax leaves, this one enters.
+
+        Args:
+            amax: the step's amax, of `amax_shape`; per channel, the channels enter together or not at all.
+            happened: whether there was such a step; a bool, or for a stack of layers one a layer.
+        """
+        held = self.amax_history.get_value()
+        amax = jax.lax.stop_gradient(amax).astype(jnp.float32)
+        axis = held.ndim + self._step_axis
+        kept = jax.lax.slice_in_dim(jnp.roll(held, -1, axis), 1, None, axis=axis)
+        rolled = jnp.concatenate([jnp.expand_dims(amax, axis), kept], axis)
+        channels = tuple(range(axis, amax.ndim))
+        enters = jnp.logical_and(happened, jnp.all(jnp.isfinite(amax), axis=channels))
+        enters = enters.reshape(*enters.shape, *(1,) * (held.ndim - enters.ndim))
+        self.amax_history.set_value(jnp.where(enters, rolled, held))
+
+
+def _history_length(length: Any) -> int:
+    try:
+        steps = operator.index(length)
+    except TypeError:
+        raise TypeError(f"AmaxHistory: amax_history_length must be an int, got {length!r}") from None
+    if isinstance(length, bool) or steps < 1:
+        raise ValueError(
+            f"AmaxHistory: amax_history_length must be at least 1, got {length!r}. For a scale from the tensor itself, "
+            "without a history, use CurrentScaling (the ...Current quantizers)."
+        )
+    return steps

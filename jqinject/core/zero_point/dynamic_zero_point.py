@@ -1,0 +1,118 @@
+"""Zero points of the tensor at hand, made anew at every call."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.core._protocols import IntQuantizer, Stat, View
+from jqinject.core.clamp import Identity
+from jqinject.core.construction.assign import assign, set_given
+from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
+from jqinject.core.scaling.dynamic_scaling import Broadcastable, broadcastable
+from jqinject.core.zero_point.shift import shift
+from jqinject.ops.ste import abs_binary_sign_grad
+
+
+@checked_arguments
+class RuntimeDynamicStatsZeroPoint(Component):
+    """The zero point of the tensor at hand: `z = |stat(view(x))|`, in steps. No state.
+
+    Args:
+        zero_point_stats_impl: the statistic, `NegativeMinOrZero` for instance.
+        int_quant: gives the integer range, rounding and clamping.
+        quantize_zero_point: make it an integer of the range.
+        zero_point_stats_input_view_shape_impl: the view the statistic is taken of; None takes the tensor as it is.
+        dynamic_scaling_broadcastable_fn: as for `RuntimeDynamicStatsScaling`.
+
+    Example:
+        >>> from jqinject.core import IntQuant, NegativeMinOrZero
+        >>> int_quant = IntQuant(narrow_range=False, signed=False)
+        >>> impl = RuntimeDynamicStatsZeroPoint(NegativeMinOrZero(), int_quant, True)
+        >>> float(impl(jnp.array([-1.0, 2.0]), jnp.float32(0.25), 4))
+        4.0
+    """
+
+    stats: Stat
+    int_quant: IntQuantizer
+    quantize: bool
+    view: View = Identity()
+    broadcastable: Broadcastable | None = None
+
+    def __init__(
+        self,
+        zero_point_stats_impl: Stat,
+        int_quant: IntQuantizer,
+        quantize_zero_point: bool,
+        zero_point_stats_input_view_shape_impl: View | None = None,
+        dynamic_scaling_broadcastable_fn: Broadcastable | None = None,
+    ) -> None:
+        assign(self, stats=zero_point_stats_impl, int_quant=int_quant, quantize=bool(quantize_zero_point))
+        set_given(
+            self,
+            view=zero_point_stats_input_view_shape_impl,
+            broadcastable=dynamic_scaling_broadcastable_fn,
+        )
+
+    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any) -> jax.Array:
+        """The zero point of `x`, float32."""
+        stat = broadcastable(self.stats(self.view(x.astype(jnp.float32))), x.shape, self.broadcastable)
+        return shift(abs_binary_sign_grad(stat), scale, bit_width, self.int_quant, self.quantize)
+
+
+class GroupwiseIntQuantizer(IntQuantizer, Protocol):
+    """An `int_quant` that quantizes what is in groups already."""
+
+    def steps_to_int(
+        self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array
+    ) -> jax.Array: ...
+
+
+@checked_arguments
+class RuntimeDynamicGroupZeroPoint(Component):
+    """A zero point for each group of the tensor at hand: `z = -stat(groups(x))`, in steps. No state.
+
+    Args:
+        input_view_impl: the view that cuts the tensor into groups.
+        zero_point_stats_impl: the statistic of a group, which keeps the axis of its elements with size 1.
+        int_quant: gives the integer range, rounding and clamping.
+        quantize_zero_point: make it an integer of the range.
+
+    Example:
+        >>> from jqinject.core import DynamicOverSubChannelBlockView, IntQuant, NegativeMinOrZero
+        >>> groups = DynamicOverSubChannelBlockView(2, -1)
+        >>> impl = RuntimeDynamicGroupZeroPoint(
+        ...     groups, NegativeMinOrZero(stats_reduce_dim=-1, keepdim=True), IntQuant(False, False, groups), True)
+        >>> impl(jnp.array([-1.0, 2.0, 3.0, 4.0]), jnp.full((2, 1), 0.25), 4).tolist()
+        [[4.0], [0.0]]
+    """
+
+    input_view_impl: View
+    stats: Stat
+    int_quant: GroupwiseIntQuantizer
+    quantize: bool
+
+    def __init__(
+        self,
+        input_view_impl: View,
+        zero_point_stats_impl: Stat,
+        int_quant: GroupwiseIntQuantizer,
+        quantize_zero_point: bool,
+    ) -> None:
+        assign(
+            self,
+            input_view_impl=input_view_impl,
+            stats=zero_point_stats_impl,
+            int_quant=int_quant,
+            quantize=bool(quantize_zero_point),
+        )
+
+    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any) -> jax.Array:
+        """The zero points of `x`, float32, in the grouped shape with 1 along the elements of a group."""
+        stat = self.stats(self.input_view_impl(x.astype(jnp.float32)))
+        # `to_int` would cut `stat` into groups, which it is in already.
+        to_int = self.int_quant.steps_to_int
+        return shift(-stat, scale, bit_width, self.int_quant, self.quantize, to_int)

@@ -1,0 +1,1 @@
+"""Which axis goes where: dimension numbers, equations, patches, tiles."""

@@ -1,0 +1,162 @@
+"""Einsum equations of two operands, as a `dot_general` with what goes before and after it.
+
+The operands keep their order, whatever the equation: the configuration of the left one stays with the left one.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.dot.geometry.dimensions import Dimensions
+
+
+@dataclass(frozen=True)
+class Equation:
+    """A two-operand einsum, its ellipsis spelled out.
+
+    Attributes:
+        lhs, rhs: labels of the operands' axes.
+        out: labels of the output's axes.
+    """
+
+    lhs: str
+    rhs: str
+    out: str
+
+    @classmethod
+    def parse(cls, equation: str, lhs_shape: Sequence[int], rhs_shape: Sequence[int]) -> Equation:
+        """From a string as `jnp.einsum` takes it, `...` and a missing output included.
+
+        Raises:
+            TypeError: it is no string.
+            ValueError: it has other than two operands, names axes that are not there, or lengths disagree.
+        """
+        if not isinstance(equation, str):
+            raise TypeError(f"an einsum equation must be a string such as 'bd,df->bf', got {equation!r}")
+        inputs, arrow, out = equation.replace(" ", "").partition("->")
+        operands = inputs.split(",")
+        if len(operands) != 2:
+            raise ValueError(
+                f"a quantized einsum contracts two operands, got {len(operands)} in {equation!r}.\n  cure: several "
+                "einsums, so that it is clear what is quantized between them"
+            )
+        (lhs, of_lhs), (rhs, of_rhs) = (
+            _spelled(labels, len(shape), equation)
+            for labels, shape in zip(operands, (lhs_shape, rhs_shape), strict=True)
+        )
+        rest = max(of_lhs, of_rhs, key=len)
+        if arrow:
+            out = out.replace("...", rest)
+        else:
+            once = sorted(label for label in set(lhs + rhs) - set(rest) if (lhs + rhs).count(label) == 1)
+            out = rest + "".join(once)
+        found = cls(lhs, rhs, out)
+        found._check(equation, tuple(lhs_shape), tuple(rhs_shape))
+        return found
+
+    def _check(self, equation: str, lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...]) -> None:
+        lengths: dict[str, int] = {}
+        for labels, shape in ((self.lhs, lhs_shape), (self.rhs, rhs_shape)):
+            if len(labels) != len(shape):
+                raise ValueError(
+                    f"{equation!r}: an operand of shape {shape} does not have {len(labels)} axes"
+                )
+            for label, length in zip(labels, shape, strict=True):
+                known = lengths.setdefault(label, length)
+                if known != length and 1 not in (known, length):
+                    raise ValueError(
+                        f"{equation!r}: axis {label!r} is {known} long in one place and {length} in another (shapes "
+                        f"{lhs_shape} and {rhs_shape})"
+                    )
+                lengths[label] = max(known, length)
+        unknown = set(self.out) - set(lengths)
+        if unknown or len(set(self.out)) != len(self.out):
+            raise ValueError(
+                f"{equation!r}: the output names {sorted(unknown) or 'an axis twice'}, which no operand has"
+                if unknown
+                else f"{equation!r}: the output names an axis twice"
+            )
+
+    def is_plain(self, lhs_shape: Sequence[int], rhs_shape: Sequence[int]) -> bool:
+        """Whether it is one `dot_general` of operands as they are: `prepared` would change nothing."""
+        left, right = set(self.lhs), set(self.rhs)
+        lengths = dict(zip(self.lhs, lhs_shape, strict=True))
+        return (
+            len(left) == len(self.lhs)
+            and len(right) == len(self.rhs)
+            and left ^ right <= set(self.out)
+            and all(lengths.get(label, n) == n for label, n in zip(self.rhs, rhs_shape, strict=True))
+        )
+
+    def prepared(self, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array, Equation]:
+        """Operands without repeated labels, axes of length 1 that are to be broadcast, or labels to be summed alone."""
+        lengths = dict(zip(self.lhs, lhs.shape, strict=True))
+        for label, length in zip(self.rhs, rhs.shape, strict=True):
+            lengths[label] = max(length, lengths.get(label, 1))
+        lhs, left = _diagonal(lhs, self.lhs)
+        rhs, right = _diagonal(rhs, self.rhs)
+        # An axis of length 1 that is to be as long as the other operand's is left to the other operand.
+        lhs, left = _without(lhs, left, lambda label, length: length == 1 != lengths[label])
+        rhs, right = _without(rhs, right, lambda label, length: length == 1 != lengths[label])
+        alone = (set(left) ^ set(right)) - set(self.out)
+        lhs, left = _without(lhs, left, lambda label, length: label in alone)
+        rhs, right = _without(rhs, right, lambda label, length: label in alone)
+        return lhs, rhs, Equation(left, right, self.out)
+
+    def dimensions(self) -> Dimensions:
+        """Of a prepared equation: what both have and the output has not is summed over, what all have goes along."""
+        shared = [label for label in self.lhs if label in self.rhs]
+        summed = [label for label in shared if label not in self.out]
+        batch = [label for label in self.out if label in shared]
+        return Dimensions(
+            len(self.lhs),
+            len(self.rhs),
+            tuple(map(self.lhs.index, summed)),
+            tuple(map(self.rhs.index, summed)),
+            tuple(map(self.lhs.index, batch)),
+            tuple(map(self.rhs.index, batch)),
+        )
+
+    def permutation(self) -> tuple[int, ...]:
+        """What brings the output of the `dot_general` into the equation's order."""
+        dims = self.dimensions()
+        made = [
+            *(self.lhs[axis] for axis in (*dims.lhs_batch, *dims.lhs_free)),
+            *(self.rhs[axis] for axis in dims.rhs_free),
+        ]
+        return tuple(made.index(label) for label in self.out)
+
+
+def _spelled(labels: str, ndim: int, equation: str) -> tuple[str, str]:
+    """The labels with an ellipsis replaced by labels that are not in use, and those: the last axis takes the first."""
+    if "..." not in labels:
+        return labels, ""
+    free = [label for label in string.ascii_uppercase + string.ascii_lowercase if label not in equation]
+    hidden = ndim - len(labels.replace("...", ""))
+    if hidden < 0:
+        raise ValueError(f"{equation!r}: an operand of {ndim} axes has no room for the axes that are named")
+    rest = "".join(reversed(free[:hidden]))
+    return labels.replace("...", rest), rest
+
+
+def _diagonal(x: jax.Array, labels: str) -> tuple[jax.Array, str]:
+    """An operand whose labels are all different."""
+    for label in dict.fromkeys(labels):
+        while labels.count(label) > 1:
+            first, second = labels.index(label), labels.rindex(label)
+            x = jnp.diagonal(x, axis1=first, axis2=second)
+            labels = labels[:first] + labels[first + 1 : second] + labels[second + 1 :] + label
+    return x, labels
+
+
+def _without(x: jax.Array, labels: str, gone: Callable[[str, int], bool]) -> tuple[jax.Array, str]:
+    """An operand with some axes summed."""
+    axes = [axis for axis, label in enumerate(labels) if gone(label, x.shape[axis])]
+    if not axes:  # a QuantTensor stays one
+        return x, labels
+    return x.sum(tuple(axes)), "".join(label for axis, label in enumerate(labels) if axis not in axes)

@@ -1,0 +1,1 @@
+"""How low-bit numbers are multiplied and summed, without a derivative."""

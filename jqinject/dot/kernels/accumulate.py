@@ -1,0 +1,97 @@
+"""Accumulators: in which dtype products are summed, and whether it holds the sum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+
+def integer_accumulator(dtype: Any, terms: int, lhs_largest: int, rhs_largest: int) -> np.dtype:
+    """The dtype in which `terms` products of integers are summed: `dtype`, or int32 for None.
+
+    `bits = ceil(log2(terms * lhs_largest * rhs_largest + 1)) + 1` are needed. Longer sums than int32 holds are cut into
+    parts, of up to `longest_sum` products.
+
+    Args:
+        dtype: a signed integer dtype, or None.
+        terms: the products summed into one output.
+        lhs_largest, rhs_largest: the largest magnitudes of the operands.
+
+    Raises:
+        TypeError: `dtype` is no signed integer.
+        ValueError: it holds fewer bits than are needed, and fewer than int32.
+
+    Differs from AQT: None means int32. There the sum of two int8 operands is kept in int8, and wraps around.
+
+    Example:
+        >>> integer_accumulator(None, 1024, 127, 127)
+        dtype('int32')
+        >>> integer_accumulator(jnp.int16, 1024, 127, 127)
+        Traceback (most recent call last):
+        ...
+        ValueError: an accumulator of int16 can overflow: 1024 products of up to 127 * 127 need 25 bits...
+    """
+    found = checked_accumulator(dtype)
+    needed = (terms * lhs_largest * rhs_largest).bit_length() + 1
+    held = jnp.iinfo(found).bits
+    if needed > held and (held < 32 or lhs_largest * rhs_largest > jnp.iinfo(found).max):
+        raise ValueError(
+            f"an accumulator of {found.name} can overflow: {terms} products of up to {lhs_largest} * {rhs_largest} "
+            f"need {needed} bits.\n  cure: " + _cure(held)
+        )
+    return found
+
+
+def checked_accumulator(dtype: Any) -> np.dtype:
+    """A dtype in which integers are summed; int32 for None.
+
+    Raises:
+        TypeError: it is not a signed integer dtype.
+
+    Example:
+        >>> checked_accumulator(jnp.float32)
+        Traceback (most recent call last):
+        TypeError: accumulator_dtype: integers are summed in a signed integer dtype such as jnp.int32, got float32
+    """
+    try:
+        found = np.dtype(jnp.int32 if dtype is None else dtype)
+    except TypeError:
+        found = None
+    if found is None or not jnp.issubdtype(found, jnp.signedinteger):
+        shown = f"{dtype!r:.80}" if found is None else found.name
+        raise TypeError(
+            f"accumulator_dtype: integers are summed in a signed integer dtype such as jnp.int32, got {shown}"
+        )
+    return found
+
+
+def _cure(held: int) -> str:
+    return "accumulator_dtype=jnp.int32" if held < 32 else "fewer bits an operand"
+
+
+def largest_magnitude(dtype: Any, zero_point: Any = None) -> int:
+    """Of `q - zero_point`, for integers q of a dtype and a zero point among them; None for none.
+
+    Example:
+        >>> largest_magnitude(jnp.int8), largest_magnitude(jnp.int8, 3.0), largest_magnitude(jnp.int4)
+        (128, 255, 8)
+    """
+    info = jnp.iinfo(dtype)
+    least, largest = int(info.min), int(info.max)
+    return max(-least, largest) if zero_point is None else largest - least
+
+
+def longest_sum(accumulator: np.dtype, lhs_largest: int, rhs_largest: int) -> int:
+    """How many products an accumulator holds the sum of, whatever they are.
+
+    Args:
+        accumulator: a signed integer dtype.
+        lhs_largest, rhs_largest: the largest magnitudes of the operands.
+
+    Example:
+        >>> longest_sum(np.dtype("int32"), 255, 128), longest_sum(np.dtype("int32"), 8, 128)
+        (65793, 2097151)
+    """
+    return int(jnp.iinfo(accumulator).max) // max(lhs_largest * rhs_largest, 1)

@@ -1,0 +1,292 @@
+"""One convolution of low-bit numbers, without a derivative."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.dot.geometry.parts import Block, in_parts, part
+from jqinject.dot.geometry.patches import Window
+from jqinject.dot.kernels.accumulate import integer_accumulator, largest_magnitude, longest_sum
+from jqinject.dot.kernels.integer import Affine
+from jqinject.dot.kernels.kernel_table import integer_convolution
+from jqinject.dot.schemes.contraction import Contraction, Unscaled
+from jqinject.dot.schemes.numerics import is_integer
+from jqinject.dot.schemes.operand import OperandQuantizer, QuantizedOperand
+from jqinject.ops.devices.explicit_axes import sharded_beside
+
+UNQUANTIZED = Contraction()
+Spec = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """What is static in one convolution: the arguments of `lax.conv_general_dilated`, complete.
+
+    Attributes:
+        specs: of the left operand, the right operand and the output: (batch, feature, *space) in their axes.
+        padding: before and after each spatial axis.
+        lhs_dilation: of each spatial axis.
+        options: the others, by name.
+        dtype: of the output.
+        contraction: the quantizers of arrays.
+    """
+
+    specs: tuple[Spec, Spec, Spec]
+    padding: tuple[tuple[int, int], ...]
+    lhs_dilation: tuple[int, ...]
+    options: tuple[tuple[str, Any], ...]
+    dtype: np.dtype
+    contraction: Contraction = UNQUANTIZED
+
+    @classmethod
+    def of(
+        cls,
+        lhs_shape: tuple[int, ...],
+        rhs_shape: tuple[int, ...],
+        window_strides: Sequence[int],
+        padding: Any,
+        lhs_dilation: Sequence[int] | None = None,
+        rhs_dilation: Sequence[int] | None = None,
+        dimension_numbers: Any = None,
+        feature_group_count: int = 1,
+        batch_group_count: int = 1,
+        *,
+        dtype: Any,
+        contraction: Contraction = UNQUANTIZED,
+    ) -> Convolution:
+        """From the arguments of `lax.conv_general_dilated`."""
+        numbers = jax.lax.conv_dimension_numbers(lhs_shape, rhs_shape, dimension_numbers)
+        space = len(lhs_shape) - 2
+        strides = tuple(window_strides)
+        rhs_dilation = (1,) * space if rhs_dilation is None else tuple(rhs_dilation)
+        if isinstance(padding, str):
+            seen = [lhs_shape[axis] for axis in numbers.lhs_spec[2:]]
+            window = [
+                (rhs_shape[axis] - 1) * dilation + 1
+                for axis, dilation in zip(numbers.rhs_spec[2:], rhs_dilation, strict=True)
+            ]
+            padding = jax.lax.padtype_to_pads(seen, window, strides, padding)
+        options = {
+            "window_strides": strides,
+            "rhs_dilation": rhs_dilation,
+            "feature_group_count": feature_group_count,
+            "batch_group_count": batch_group_count,
+        }
+        return cls(
+            (tuple(numbers.lhs_spec), tuple(numbers.rhs_spec), tuple(numbers.out_spec)),
+            tuple((int(before), int(after)) for before, after in padding),
+            (1,) * space if lhs_dilation is None else tuple(lhs_dilation),
+            tuple(options.items()),
+            np.dtype(dtype),
+            contraction,
+        )
+
+    @property
+    def channel_axis(self) -> int:
+        """The axis of the right operand that becomes the output's features."""
+        return self.specs[1][0]
+
+    def numbers(self, lhs: jax.Array, rhs: jax.Array, dtype: Any) -> jax.Array:
+        """The convolution of arrays as they are, summed in `dtype`.
+
+        Args:
+            lhs, rhs: arrays of one dtype.
+            dtype: of the output.
+        """
+        return jax.lax.conv_general_dilated(
+            lhs,
+            rhs,
+            padding=self.padding,
+            lhs_dilation=self.lhs_dilation,
+            dimension_numbers=jax.lax.ConvDimensionNumbers(*self.specs),
+            preferred_element_type=dtype,
+            **dict(self.options),
+        )
+
+    def operands(
+        self, lhs: Unscaled, rhs: Unscaled, key: jax.Array | None = None
+    ) -> tuple[QuantizedOperand, QuantizedOperand]:
+        """Both operands in their formats: a scale for each example, and one for each output feature."""
+        keys = (None, None) if key is None else tuple(jax.random.split(key))
+        quantizers = self.contraction.lhs_quantizer, self.contraction.rhs_quantizer
+        left = _quantized(quantizers[0], lhs, self.specs[0][0], keys[0])
+        return left, _quantized(quantizers[1], rhs, self.channel_axis, keys[1])
+
+    def of_payloads(self, lhs: QuantizedOperand, rhs: QuantizedOperand) -> jax.Array:
+        """The convolution of operands in their formats, in `dtype`."""
+        if is_integer(lhs.payload) and is_integer(rhs.payload):
+            y = self._summed(lhs.payload, rhs.payload)
+        else:
+            floats = lhs.payload.astype(jnp.float32), rhs.payload.astype(jnp.float32)
+            y = self.numbers(*floats, jnp.float32)
+        for scale in (self._of_lhs(lhs.scale), self._of_rhs(rhs.scale)):
+            if scale is not None:
+                y = y.astype(jnp.float32) * sharded_beside(scale, y)
+        return y.astype(self.dtype)
+
+    def of_integers(self, lhs: Affine, rhs: Affine) -> jax.Array:
+        """The convolution of integers, in `dtype`; `lhs` may have one zero point, `rhs` one for each output feature.
+
+        Where the window reaches over the border it finds zeros, which in `lhs` are written as its zero point.
+        """
+        lhs, rhs = lhs.signed(), rhs.signed()
+        zero = None if lhs.zero_point is None else jnp.round(lhs.zero_point.reshape(())).astype(jnp.int32)
+        y = self._summed(lhs.payload, rhs.payload, zero, rhs.zero_point, rhs.sums)
+        for scale in (self._of_lhs(lhs.scale), self._of_rhs(rhs.scale)):
+            y = y.astype(jnp.float32) * sharded_beside(scale, y)
+        return y.astype(self.dtype)
+
+    def _summed(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        lhs_zero: jax.Array | None = None,
+        rhs_zero: jax.Array | None = None,
+        rhs_sums: jax.Array | None = None,
+    ) -> jax.Array:
+        """`sum (q_l - z_l) (q_r - z_r)`: int32, or in parts where that does not hold it, then float32."""
+        axes = tuple(axis for axis in range(rhs.ndim) if axis != self.channel_axis)
+        lengths = [rhs.shape[axis] for axis in axes]
+        spans = largest_magnitude(lhs.dtype, lhs_zero), largest_magnitude(rhs.dtype, rhs_zero)
+        accumulator = integer_accumulator(self.contraction.accumulator_dtype, math.prod(lengths), *spans)
+        whole = self
+        if lhs_zero is not None:
+            lhs = self._with_border(lhs, lhs_zero)
+            space = len(self.padding)
+            whole = replace(self, padding=((0, 0),) * space, lhs_dilation=(1,) * space)
+
+        def contract(block: Block) -> jax.Array:
+            right = part(rhs, axes, block)
+            sums = rhs_sums if right is rhs else None
+            conv, left = whole._of_block(lhs, rhs.shape, dict(zip(axes, block, strict=True)))
+            return conv._exact(left, right, accumulator, lhs_zero, rhs_zero, sums)
+
+        return in_parts(lengths, longest_sum(accumulator, *spans), contract)
+
+    def _of_block(
+        self, lhs: jax.Array, rhs_shape: tuple[int, ...], block: dict[int, tuple[int, int]]
+    ) -> tuple[Convolution, jax.Array]:
+        """What convolves a part of the right operand, and with what part of the left one."""
+        lhs_spec, rhs_spec, _ = self.specs
+        options = dict(self.options)
+        groups = options["feature_group_count"]
+        feature, inputs = lhs_spec[1], rhs_spec[1]
+        if block[inputs] != (0, rhs_shape[inputs]):
+            apart = lhs.reshape(*lhs.shape[:feature], groups, rhs_shape[inputs], *lhs.shape[feature + 1 :])
+            apart = part(apart, (feature + 1,), (block[inputs],))
+            lhs = apart.reshape(*lhs.shape[:feature], -1, *lhs.shape[feature + 1 :])
+        padding = [
+            (before - block[axis][0] * step, after - (rhs_shape[axis] - block[axis][1]) * step)
+            for (before, after), axis, step in zip(
+                self.padding, rhs_spec[2:], options["rhs_dilation"], strict=True
+            )
+        ]
+        return replace(self, padding=tuple(padding)), lhs
+
+    def _exact(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        accumulator: np.dtype,
+        lhs_zero: jax.Array | None,
+        rhs_zero: jax.Array | None,
+        rhs_sums: jax.Array | None,
+    ) -> jax.Array:
+        """The sum in an accumulator that holds it; the left operand has its border where it has a zero point."""
+        y = self._integers(lhs, rhs, accumulator)
+        if lhs_zero is not None:
+            if rhs_sums is None:
+                axes = tuple(axis for axis in range(rhs.ndim) if axis != self.channel_axis)
+                rhs_sums = jnp.sum(rhs, axis=axes, keepdims=True, dtype=accumulator)
+            y = y - lhs_zero.astype(accumulator) * sharded_beside(self._of_rhs(rhs_sums), y)
+        if rhs_zero is None:
+            return y
+        groups = dict(self.options)["feature_group_count"] * dict(self.options)["batch_group_count"]
+        ones = jnp.ones(
+            [groups if n == self.channel_axis else size for n, size in enumerate(rhs.shape)], jnp.int8
+        )
+        seen = self._integers(lhs, ones, accumulator)
+        if lhs_zero is not None:
+            seen = seen - math.prod(ones.shape) // groups * lhs_zero.astype(accumulator)
+        seen = jnp.repeat(seen, rhs.shape[self.channel_axis] // groups, axis=self.specs[2][1])
+        return y - sharded_beside(self._of_rhs(jnp.round(rhs_zero).astype(accumulator)), y) * seen
+
+    def _integers(self, lhs: jax.Array, rhs: jax.Array, accumulator: np.dtype) -> jax.Array:
+        plain = _ByXla(self, accumulator)
+        lhs, rhs = lhs.astype(jnp.int8), rhs.astype(jnp.int8)
+        return integer_convolution(lhs, rhs, accumulator, plain, self._window())
+
+    def _window(self) -> Window | None:
+        """How the window moves; None with groups and with a dilated input, which are no plain product."""
+        options = dict(self.options)
+        grouped = options["feature_group_count"] != 1 or options["batch_group_count"] != 1
+        dilated = any(step != 1 for step in self.lhs_dilation)
+        if grouped or dilated or any(edge < 0 for edges in self.padding for edge in edges):
+            return None
+        return Window(self.specs, self.padding, options["window_strides"], options["rhs_dilation"])
+
+    def _with_border(self, payload: jax.Array, zero: jax.Array) -> jax.Array:
+        config = [(0, 0, 0)] * payload.ndim
+        for axis, (before, after), dilation in zip(
+            self.specs[0][2:], self.padding, self.lhs_dilation, strict=True
+        ):
+            config[axis] = (before, after, dilation - 1)
+        return jax.lax.pad(payload, zero.astype(payload.dtype), config)
+
+    def _of_lhs(self, scale: jax.Array | None) -> Any:
+        """The left operand's scale, which may differ between examples, laid out like the output."""
+        return _moved(scale, len(self.specs[0]), self.specs[0][0], self.specs[2][0], "lhs", "example")
+
+    def _of_rhs(self, scale: jax.Array | None) -> Any:
+        ndim, place = len(self.specs[1]), self.specs[2][1]
+        return _moved(scale, ndim, self.channel_axis, place, "rhs", "output feature")
+
+
+@dataclass(frozen=True)
+class _ByXla:
+    """The convolution of integers by XLA, equal by value."""
+
+    convolution: Convolution
+    accumulator: np.dtype
+
+    def __call__(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        return self.convolution.numbers(lhs, rhs, self.accumulator)
+
+
+def _quantized(
+    quantizer: OperandQuantizer, x: Unscaled, axis: int, key: jax.Array | None
+) -> QuantizedOperand:
+    if isinstance(x, QuantizedOperand):
+        return x
+    if not isinstance(quantizer.calibration_axes, str):
+        return quantizer.quantize(x, quantizer.calibration_axes, key)
+    per_tensor = quantizer.calibration_axes == "tensor"
+    return quantizer.quantize(x, [a for a in range(x.ndim) if per_tensor or a != axis], key)
+
+
+def _moved(
+    scale: jax.Array | None, ndim: int, axis: int, place: int, side: str, what: str
+) -> jax.Array | None:
+    if scale is None or scale.size == 1:
+        return scale if scale is None else scale.reshape(())
+    if not varies_only_along(scale, ndim, axis):
+        raise ValueError(
+            f"the scale of {side} has shape {scale.shape}, but a convolution can only undo one scale, or one for each "
+            f"{what} (axis {axis}).\n  cure: quantize {side} so, or contraction='float'"
+        )
+    laid = [1] * ndim
+    laid[place] = scale.size
+    return scale.reshape(laid)
+
+
+def varies_only_along(x: jax.Array, ndim: int, axis: int) -> bool:
+    """Whether something that broadcasts to `ndim` axes has size 1 on all of them but one."""
+    shape = (*(1,) * (ndim - x.ndim), *x.shape)
+    return all(size == 1 or at == axis for at, size in enumerate(shape))

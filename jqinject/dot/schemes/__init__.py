@@ -1,0 +1,1 @@
+"""Contractions whose operands have quantizers, forward and backward."""

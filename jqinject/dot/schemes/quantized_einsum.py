@@ -1,0 +1,58 @@
+"""`einsum` of two operands, by a quantized `dot_general`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jqinject.dot.geometry.equation import Equation
+
+
+def einsum_by(
+    dot_general: Callable[..., jax.Array], equation: str, lhs: jax.Array, rhs: jax.Array
+) -> jax.Array:
+    """The einsum of two arrays as one call of `dot_general`, the operands in their order.
+
+    Diagonals are taken and labels of one operand alone are summed before it, the output's axes are put in order after
+    it.
+
+    Args:
+        dot_general: called `dot_general(lhs, rhs, dimension_numbers)`.
+        equation: as for `jnp.einsum`: explicit or implicit output, ellipsis, repeated labels.
+        lhs, rhs: arrays.
+
+    Raises:
+        TypeError: the equation is no string.
+        ValueError: it has other than two operands, or does not fit them.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> einsum_by(jax.lax.dot_general, "df,bd->bf", jnp.ones((3, 2)), jnp.ones((4, 3))).shape
+        (4, 2)
+    """
+    parsed = Equation.parse(equation, lhs.shape, rhs.shape)
+    lhs, rhs, simple = parsed.prepared(lhs, rhs)
+    y: Any = dot_general(lhs, rhs, simple.dimensions().numbers)
+    return y.transpose(simple.permutation())
+
+
+def kernel_axes_of(equation: str, kernel_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes of the right operand that an equation sums over: those that the output does not have.
+
+    Args:
+        equation: of two operands, with an output.
+        kernel_shape: of the right operand.
+
+    Example:
+        >>> kernel_axes_of("...d,dnh->...nh", (8, 2, 4))
+        (0,)
+    """
+    inputs, _, out = equation.replace(" ", "").partition("->")
+    labels = inputs.split(",")[1]
+    if "..." in labels:  # an ellipsis goes into the output
+        hidden = len(kernel_shape) - len(labels.replace("...", ""))
+        before = labels.index("...")
+        labels = labels[:before] + "." * hidden + labels[before + 3 :]
+    return tuple(axis for axis, label in enumerate(labels) if label != "." and label not in out)

@@ -1,0 +1,1 @@
+"""Contractions of quantized tensors."""

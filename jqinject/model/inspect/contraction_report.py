@@ -1,0 +1,189 @@
+"""`report`: what each layer of a model really contracts, what its weight takes, and what quantization does to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jqinject.core import CodebookQuant, Float8Quant, FloatQuant
+from jqinject.model.frozen_ops import quantized_op
+from jqinject.model.inspect.layer_numbers import LayerReport
+from jqinject.model.inspect.layer_report import ContractionReport
+from jqinject.model.inspect.measured_report import check_numbers, measure
+from jqinject.model.inspect.program_contractions import Contraction, program_of
+from jqinject.model.static_ranges import uncalibrated
+from jqinject.model.walk import ModelIndex
+from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.ops import Codebook
+from jqinject.program import HELD
+from jqinject.quant_tensor.float_quant_tensor import CONTRACTED, AnyFloatFormat
+
+LAYERS = (QuantWeightLayer, nnx.Linear, nnx.LinearGeneral, nnx.Einsum, nnx.Conv, nnx.ConvTranspose)
+
+
+def report(model: nnx.Module, *inputs: Any, numbers: bool = False) -> ContractionReport:
+    """Say which contraction each layer really runs, what it takes, where it is not quantized, and what that costs.
+
+    The model is traced in evaluation mode and compiled for this machine, and the program is read: what a configuration
+    asks for and a backend does not have shows as "float". A CPU, for one, contracts 8-bit floats as floats.
+
+    With `numbers` a copy of the model is run as well, in evaluation mode: in float, quantized, and twice for each
+    quantized layer. All that its layers make is kept for the time, so a small batch is best.
+
+    Args:
+        model: an NNX module; it is not changed.
+        inputs: what it is called with: arrays, or `jax.ShapeDtypeStruct`s.
+        numbers: measure what quantization does to each layer, and to the model; needs arrays.
+
+    Returns:
+        An entry for every layer of ours and of Flax's with a weight; with `numbers` also for every other layer of ours
+        that quantizes. Static ranges of activations that never saw data are listed by path.
+
+    Raises:
+        TypeError: `model` is no NNX module; `numbers` of inputs or weights that are none.
+        ValueError: `numbers` of a frozen model whose float weights are gone.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject import calibrate, freeze
+        >>> from jqinject.nn import QuantLinear
+        >>> from jqinject.quant import Int8ActPerTensorFloat
+        >>> layer = QuantLinear(16, 8, input_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0))
+        >>> _ = calibrate(layer, [jnp.ones((4, 16))], progress=False)
+        >>> measured = report(layer, jnp.ones((4, 16)), numbers=True)
+        >>> measured.layers[0].numbers.saturation.weight, measured.most_sensitive(1)[0].layer
+        (0.0, 'QuantLinear')
+        >>> found = report(freeze(layer), jnp.ones((4, 16)))
+        >>> found.layers[0].contraction, found.layers[0].program, found.layers[0].operations
+        ('int', 's8 x s8 -> s32', 512)
+    """
+    if not isinstance(model, nnx.Module):
+        raise TypeError(f"report takes an NNX module, got {type(model).__name__}")
+    if numbers:
+        check_numbers(model, inputs)
+    copy = nnx.clone(model)
+    copy.eval()
+    modules = {".".join(map(str, path)): node for path, node in nnx.iter_modules(copy)}
+    layers = {name: node for name, node in modules.items() if isinstance(node, LAYERS)}
+    program = program_of(copy, inputs, tuple(layers))
+    by_layer: dict[str, list[Contraction]] = {name: [] for name in layers}
+    for found in program.contractions:
+        by_layer[found.layer].append(found)
+    quantized_sites = tuple(vars(model).get(HELD) or ())
+    entries = {
+        name: _entry(
+            name,
+            layers[name],
+            by_layer[name],
+            program.operations[name],
+            any(site.startswith(f"{name}.") for site in quantized_sites),
+        )
+        for name in layers
+    }
+    unseen = uncalibrated(ModelIndex(model))
+    if not numbers:
+        return ContractionReport(tuple(entries.values()), uncalibrated=unseen)
+    measured = measure(copy, inputs)
+    both = (
+        replace(entries.get(name) or _without_weight(name, node), numbers=measured.layers.get(name))
+        for name, node in modules.items()
+        if name in entries or name in measured.layers
+    )
+    return ContractionReport(tuple(both), measured.output_sqnr_db, unseen)
+
+
+def _without_weight(name: str, layer: Any) -> LayerReport:
+    return LayerReport(path=name, layer=type(layer).__name__, contraction="none", program="", weight_bytes=0)
+
+
+def _entry(name: str, layer: Any, found: list[Contraction], operations: int, in_program: bool) -> LayerReport:
+    kinds = sorted({contraction.kind for contraction in found})
+    return LayerReport(
+        path=name,
+        layer=type(layer).__name__,
+        contraction=" and ".join(kinds) or "none",
+        program=", ".join(dict.fromkeys(map(str, found))),
+        weight_bytes=_weight_bytes(layer),
+        note=_note(layer, kinds, in_program),
+        operations=operations,
+    )
+
+
+def _weight_bytes(layer: Any) -> int:
+    held: list[Any] = [vars(layer).get(name) for name in ("kernel", "embedding", "frozen")]
+    op = quantized_op(layer)
+    if op is not None:
+        held.append(op.module.rhs_freezer)
+    arrays = [x for part in held if part is not None for x in jax.tree.leaves(part)]
+    return sum(x.size * x.dtype.itemsize for x in arrays)
+
+
+def _note(layer: Any, kinds: list[str], in_program: bool) -> str:
+    if not kinds:
+        if isinstance(layer, nnx.Embed):
+            return "looks up rows"
+        return "was not called, or the compiler could do without"
+    if "float" not in kinds:
+        return ""
+    if isinstance(layer, QuantWeightLayer):
+        return _note_of_ours(layer)
+    op = quantized_op(layer)
+    if op is None:
+        return "fake-quantized by the program around it: see op_quant" if in_program else "is not quantized"
+    numerics = op.module.general.fwd
+    missing = [
+        side
+        for side, quantizer in (("input", numerics.lhs_quantizer), ("weight", numerics.rhs_quantizer))
+        if quantizer.numerics is None
+    ]
+    if missing:
+        return f"the {' and the '.join(missing)} has no bits in the configuration"
+    return _NO_UNITS
+
+
+_NO_UNITS = "this backend has no such product and takes floats"
+
+
+def _note_of_ours(layer: QuantWeightLayer) -> str:
+    quantized = layer.frozen is not None or (
+        layer.weight_quant is not None and layer.weight_quant.is_quant_enabled
+    )
+    if not quantized:
+        return "the weight is not quantized"
+    if layer.input_quant is None or not layer.input_quant.is_quant_enabled:
+        return "the input is not quantized by this layer: give it input_quant=..."
+    if layer.contraction == "float":
+        return "contraction='float'"
+    form = _float_format(layer)
+    if isinstance(form, Codebook):
+        return "no backend contracts indices into a table: runs dequantized"
+    if form is not None and _has_groups(layer):
+        return f"{form} with a scale for each group: runs dequantized"
+    if form is not None:
+        known = form.dtype in CONTRACTED
+        return f"no 8-bit floats: {_NO_UNITS}" if known else f"no backend contracts {form}: runs dequantized"
+    if _has_groups(layer) and layer.contraction == "auto":
+        return "a scale for each group: contracted dequantized, or group by group as integers with contraction='int'"
+    if layer.frozen is None and layer.contraction == "auto":
+        return "quantized in float until it is frozen (or with contraction='int')"
+    return "input or weight has no integers of at most 8 bits, or a scale varies along what is summed"
+
+
+def _has_groups(layer: QuantWeightLayer) -> bool:
+    """Whether the layer's weight has a scale for each group."""
+    if layer.frozen is not None:
+        return layer.frozen.groups is not None
+    return layer.weight_quant.facts.group_size is not None
+
+
+def _float_format(layer: QuantWeightLayer) -> AnyFloatFormat | Codebook | None:
+    """The minifloats of the layer's weight, or its table; None where it has neither."""
+    if layer.frozen is not None:
+        return layer.frozen.format
+    quantizer = layer.weight_quant.tensor_quant
+    if isinstance(quantizer, CodebookQuant):
+        return quantizer.codebook
+    return quantizer.format if isinstance(quantizer, Float8Quant | FloatQuant) else None

@@ -1,0 +1,68 @@
+"""What quantizers remember: amaxes step by step, scales and running statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jqinject.core import AmaxHistory, GradStat, QuantParam, QuantStat
+from jqinject.ops.devices.processes import on_host
+from jqinject.proxy import QuantProxyFromInjector
+
+# What a step under way has seen, not what is remembered.
+PASSING = ("pending",)
+
+
+@dataclass(frozen=True)
+class History:
+    """Numbers that a quantizer keeps.
+
+    Attributes:
+        slot: the quantizer, as in "input_quant".
+        name: where in it they are.
+        along: "steps" (the oldest first, the newest last) or "elements" (channels; those of stacked layers behind one
+            another).
+        values: the numbers. Of an amax per channel it is the largest of the step.
+    """
+
+    slot: str
+    name: str
+    along: str
+    values: tuple[float, ...]
+
+
+def histories(layer: Any) -> tuple[History, ...]:
+    """Of all the quantizers that a layer holds."""
+    return tuple(
+        found
+        for slot, proxy in vars(layer).items()
+        if isinstance(proxy, QuantProxyFromInjector) and isinstance(proxy.tensor_quant, nnx.Module)
+        for found in _of_quantizer(slot, proxy.tensor_quant)
+    )
+
+
+def _of_quantizer(slot: str, quantizer: nnx.Module) -> Iterator[History]:
+    within_history: set[int] = set()
+    for path, node in nnx.iter_graph(quantizer, graph=True):
+        if isinstance(node, AmaxHistory):
+            within_history.add(id(node.amax_history))
+            yield History(slot, ".".join(map(str, path)), "steps", _steps(node))
+    for path, node in nnx.iter_graph(quantizer, graph=True):
+        kept = isinstance(node, QuantParam | QuantStat | GradStat) and id(node) not in within_history
+        if kept and path[-1] not in PASSING and jnp.issubdtype(node.dtype, jnp.floating) and node.size:
+            numbers = on_host(node.get_value()).astype(np.float64).reshape(-1)
+            yield History(slot, ".".join(map(str, path)), "elements", tuple(numbers.tolist()))
+
+
+def _steps(history: AmaxHistory) -> tuple[float, ...]:
+    """The largest amax of each step, oldest first, without the zeros that stand for steps that have not been yet."""
+    held = on_host(history.amax_history.get_value()).astype(np.float64)
+    axis = held.ndim - 1 - len(history.amax_shape)
+    steps = np.moveaxis(held, axis, 0).reshape(held.shape[axis], -1)
+    largest = np.roll(steps.max(axis=1, initial=0.0), -1)  # element 0 is the newest, element 1 the oldest
+    return tuple(np.trim_zeros(largest, "f").tolist())

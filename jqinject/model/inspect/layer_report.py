@@ -1,0 +1,112 @@
+"""What `report` returns: an entry for each layer, as a table, as plain data and as a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jqinject.model.inspect.layer_numbers import LayerReport, plain
+from jqinject.model.inspect.report_page import page
+from jqinject.model.inspect.report_table import as_rich, as_text
+
+
+@dataclass(frozen=True)
+class ContractionReport:
+    """What every layer does, by path.
+
+    `str()` of it is a table, and so is what `rich.print` makes of it.
+
+    Attributes:
+        layers: an entry for each.
+        output_sqnr_db: signal-to-quantization-noise ratio of the model's output (all its floating-point arrays
+            together), in decibels; None without numbers.
+        uncalibrated: paths of the quantizers of activations whose static range never saw data.
+
+    Example:
+        >>> import jax
+        >>> from flax import nnx
+        >>> from jqinject import report
+        >>> from jqinject.nn import QuantLinear
+        >>> x = jax.random.normal(jax.random.key(0), (32, 16))
+        >>> found = report(QuantLinear(16, 8, weight_bit_width=2, rngs=nnx.Rngs(0)), x, numbers=True)
+        >>> 0 < found.output_sqnr_db < 12, found.as_dict()["layers"][0]["operations"]
+        (True, 4096)
+    """
+
+    layers: tuple[LayerReport, ...]
+    output_sqnr_db: float | None = None
+    uncalibrated: tuple[str, ...] = ()
+
+    def __getitem__(self, path: str) -> LayerReport:
+        return {entry.path: entry for entry in self.layers}[path]
+
+    def __iter__(self) -> Iterator[LayerReport]:
+        return iter(self.layers)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all the layers."""
+        return sum(entry.weight_bytes for entry in self.layers)
+
+    @property
+    def operations(self) -> int:
+        """Of all the layers."""
+        return sum(entry.operations for entry in self.layers)
+
+    def most_sensitive(self, n: int = 5) -> tuple[LayerReport, ...]:
+        """The layers whose quantization costs the model's output most: those to give more bits first.
+
+        Args:
+            n: how many, at most.
+
+        Returns:
+            Those with the lowest `numbers.only_quantized`, the lowest first; where it is the same, those that leave the
+            better output when only they are float.
+
+        Raises:
+            ValueError: the report has no numbers.
+        """
+        if self.output_sqnr_db is None:
+            raise ValueError(
+                "most_sensitive needs numbers, and this report has none.\n  cure: report(model, ..., numbers=True)"
+            )
+        ranked = [
+            (_worst_if_nan(numbers.only_quantized), -(numbers.only_float or 0.0), position)
+            for position, numbers in enumerate(entry.numbers for entry in self.layers)
+            if numbers is not None and numbers.only_quantized is not None
+        ]
+        return tuple(self.layers[position] for _, _, position in sorted(ranked)[:n])
+
+    def as_dict(self) -> dict[str, Any]:
+        """The whole report as dicts, lists, strings, numbers and None, as JSON has them.
+
+        An infinite ratio is the string "inf" or "-inf", one that is not a number "nan".
+        """
+        return {**plain(self), "weight_bytes": self.weight_bytes, "operations": self.operations}
+
+    def html(self, path: str | Path | None = None) -> str:
+        """The report as one page that needs nothing else: table, histograms, histories.
+
+        Args:
+            path: file to write it to; None writes nothing.
+
+        Returns:
+            The page.
+        """
+        text = page(self)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def __str__(self) -> str:
+        return as_text(self)
+
+    def __rich__(self) -> Any:
+        return as_rich(self)
+
+
+def _worst_if_nan(ratio: float) -> float:
+    return -math.inf if math.isnan(ratio) else ratio

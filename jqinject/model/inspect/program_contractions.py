@@ -1,0 +1,130 @@
+"""Which contractions a program has, and for which layer: read from the compiled program's text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import jax
+from flax import nnx
+
+from jqinject.model.inspect.operation_counts import operations_by
+from jqinject.model.running.intercept import Around, intercept
+
+# A number, not the path: a path may hold what has a meaning in XLA's text.
+MARK = "jqinject_layer({})"
+MARKED = re.compile(r"jqinject_layer\((\d+)\)")
+PARTS = re.compile(r"jqinject_parts\((\d+)\)")
+DEFINITION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\w+)\[", re.MULTILINE)
+CONTRACTION = re.compile(
+    r"^\s*(?:ROOT )?%?[\w.\-]+ = \(?(?P<out>\w+)\[[^=]*?"
+    r"(?P<op>\bdot|\bconvolution|\bcustom-call)\((?P<operands>[^)]*)\)(?P<rest>.*)$",
+    re.MULTILINE,
+)
+OPERAND = re.compile(r"%?([\w.\-]+)\s*$")
+INTEGERS = re.compile(r"[su]\d+")
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """One contraction of a compiled program.
+
+    Attributes:
+        layer: path of the layer it belongs to.
+        operands: dtypes of its operands, in XLA's words.
+        output: dtype of its output.
+        parts: how many parts of a sum it is one of: more products than the output holds are summed in parts.
+    """
+
+    layer: str
+    operands: tuple[str, ...]
+    output: str
+    parts: int = 1
+
+    @property
+    def kind(self) -> str:
+        """ "int", "fp8" or "float"."""
+        if self.operands and all(INTEGERS.fullmatch(dtype) for dtype in self.operands):
+            return "int"
+        return "fp8" if self.operands and all(dtype.startswith("f8") for dtype in self.operands) else "float"
+
+    def __str__(self) -> str:
+        summed = f"{' x '.join(self.operands)} -> {self.output}"
+        return summed if self.parts == 1 else f"{summed} in {self.parts} parts"
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a model does when it is called.
+
+    Attributes:
+        contractions: of the compiled program.
+        operations: path of a layer -> multiply-accumulates of its contractions.
+    """
+
+    contractions: tuple[Contraction, ...]
+    operations: dict[str, int]
+
+
+def program_of(model: nnx.Module, inputs: tuple[Any, ...], layers: Sequence[str]) -> Program:
+    """Trace `model(*inputs)`, compile it for this machine, and read what belongs to some layers.
+
+    Args:
+        model: an NNX module; a copy of it is traced.
+        inputs: arrays, or anything else with a shape and a dtype.
+        layers: paths of layers of the model.
+    """
+    graphdef, state = nnx.split(model, graph=True)
+    numbers = {name: number for number, name in enumerate(layers)}
+
+    def run(state: Any, *inputs: Any) -> Any:
+        copy = nnx.merge(graphdef, state)
+        for path, node in nnx.iter_modules(copy):
+            name = ".".join(map(str, path))
+            if name in numbers:
+                intercept(node, _UnderName(MARK.format(numbers[name])))
+        return copy(*inputs)
+
+    traced = jax.jit(run).trace(state, *inputs)
+    counted = operations_by(traced.jaxpr.jaxpr, MARKED)
+    text = traced.lower().compile().as_text()
+    return Program(
+        tuple(_read(text or "", layers)), {name: counted[str(number)] for name, number in numbers.items()}
+    )
+
+
+@final
+class _UnderName(Around):
+    """Lets a layer be called under a name that the program's text keeps."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with jax.named_scope(self.name):
+            return call(*args, **kwargs)
+
+
+def _read(text: str, layers: Sequence[str]) -> Iterator[Contraction]:
+    dtypes = dict(DEFINITION.findall(text))
+    for found in CONTRACTION.finditer(text):
+        numbers = MARKED.findall(found["rest"])
+        target = re.search(r'custom_call_target="([^"]*)"', found["rest"])
+        if not numbers or (found["op"] == "custom-call" and not _multiplies(target)):
+            continue
+        names = [OPERAND.search(operand) for operand in _split(found["operands"])]
+        operands = tuple(dtypes.get(name[1], "?") for name in names[:2] if name)
+        parts = PARTS.search(found["rest"])
+        yield Contraction(layers[int(numbers[-1])], operands, found["out"], int(parts[1]) if parts else 1)
+
+
+def _split(operands: str) -> list[str]:
+    """The operands, whose types may have commas in brackets."""
+    return re.sub(r"[\[{][^\]}]*[\]}]", "", operands).split(",")
+
+
+def _multiplies(target: re.Match[str] | None) -> bool:
+    """Whether a custom call is a library's product of matrices or convolution."""
+    return target is not None and re.search(r"matmul|gemm|dot|conv", target[1], re.IGNORECASE) is not None

@@ -1,0 +1,129 @@
+"""The table of a report: its cells, and the two ways to print it in a terminal."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+from jqinject.model.inspect.layer_numbers import LayerReport
+
+COLUMNS = ("layer", "class", "contracts", "program", "bytes", "operations")
+MEASURED = ("alone dB", "here dB", "weight dB", "clipped w/in/out", "only quantized", "only float")
+# Numbers stand at the right of their column.
+RIGHT = frozenset({"bytes", "operations", *MEASURED})
+
+
+class Rows(Protocol):
+    """What a table shows: see `ContractionReport`."""
+
+    @property
+    def layers(self) -> tuple[LayerReport, ...]:
+        """An entry for each layer."""
+        ...
+
+    @property
+    def output_sqnr_db(self) -> float | None:
+        """The ratio of the model's output; None without numbers."""
+        ...
+
+    @property
+    def uncalibrated(self) -> tuple[str, ...]:
+        """Paths of static ranges that never saw data."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all the layers."""
+        ...
+
+    @property
+    def operations(self) -> int:
+        """Of all the layers."""
+        ...
+
+
+def head(report: Rows) -> tuple[str, ...]:
+    """The columns: those of numbers only where there are numbers."""
+    measured = MEASURED if report.output_sqnr_db is not None else ()
+    return (*COLUMNS, *measured, "note")
+
+
+def rows(report: Rows) -> list[tuple[str, ...]]:
+    """A row for each layer, and one of totals."""
+    found = [(*_cells(entry), *_measured(report, entry), entry.note) for entry in report.layers]
+    # The ratio of the model's output stands in the column of a layer's output in the quantized model.
+    measured = (
+        ("", decibels(report.output_sqnr_db), "", "", "", "") if report.output_sqnr_db is not None else ()
+    )
+    totals = ("", "", "", "", f"{report.weight_bytes:,}", f"{report.operations:,}", *measured, "")
+    return [*found, totals]
+
+
+def as_text(report: Rows) -> str:
+    """The table in plain text."""
+    names = head(report)
+    table = [names, *rows(report)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(names))]
+    lines = (
+        "  ".join(
+            cell.rjust(width) if name in RIGHT else cell.ljust(width)
+            for name, cell, width in zip(names, row, widths, strict=True)
+        )
+        for row in table
+    )
+    return "\n".join([*(line.rstrip() for line in lines), *notes(report)])
+
+
+def as_rich(report: Rows) -> Any:
+    """The table for `rich`, which asks for it: where nobody does, it need not be installed."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        caption=Text("\n".join(notes(report))) if report.uncalibrated else None, caption_justify="left"
+    )
+    for name in head(report):
+        table.add_column(name, justify="right" if name in RIGHT else "left", overflow="fold")
+    for row in rows(report):
+        table.add_row(*map(Text, row))
+    return table
+
+
+def notes(report: Rows) -> tuple[str, ...]:
+    """What is said beneath the table."""
+    unseen = report.uncalibrated
+    return (f"static ranges that never saw data: {', '.join(unseen)}",) if unseen else ()
+
+
+def decibels(ratio: float | None) -> str:
+    """A ratio in a cell."""
+    if ratio is None:
+        return "-"
+    return f"{ratio:.1f}" if math.isfinite(ratio) else str(ratio)
+
+
+def share(part: float | None) -> str:
+    """A share in a cell: percent."""
+    return "-" if part is None else f"{part:.2%}"
+
+
+def _cells(entry: LayerReport) -> tuple[str, ...]:
+    counts = (f"{entry.weight_bytes:,}", f"{entry.operations:,}")
+    return entry.path, entry.layer, entry.contraction, entry.program, *counts
+
+
+def _measured(report: Rows, entry: LayerReport) -> tuple[str, ...]:
+    if report.output_sqnr_db is None:
+        return ()
+    numbers = entry.numbers
+    if numbers is None:
+        return ("-",) * len(MEASURED)
+    saturation = numbers.saturation
+    return (
+        decibels(numbers.isolated_sqnr_db),
+        decibels(numbers.accumulated_sqnr_db),
+        decibels(numbers.weight_sqnr_db),
+        " ".join(map(share, (saturation.weight, saturation.input, saturation.output))),
+        decibels(numbers.only_quantized),
+        decibels(numbers.only_float),
+    )

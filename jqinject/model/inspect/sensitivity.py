@@ -1,0 +1,206 @@
+"""Running a model with some of its layers quantized and others not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jqinject.model.running.intercept import Around, intercept
+from jqinject.model.running.recorder import Listener, Tape, facts
+from jqinject.model.running.switching import PARTS, QuantizedLayer, changed
+from jqinject.model.walk import ModelIndex
+from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.ops.devices.processes import on_host
+from jqinject.proxy import QuantProxyFromInjector
+from jqinject.quant_tensor import QuantTensor, as_array
+
+
+class Rehearsal:
+    """A model and what it is called with, to be run again and again. The model itself stays as it is.
+
+    Args:
+        model: in evaluation mode.
+        inputs: arrays.
+        layers: path -> quantized layer.
+    """
+
+    def __init__(
+        self, model: nnx.Module, inputs: tuple[Any, ...], layers: Mapping[str, QuantizedLayer]
+    ) -> None:
+        self._graphdef, self._state = nnx.split(model, graph=True)
+        leaves, self._tree = jax.tree.flatten(inputs)
+        self._arrays = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)}
+        self._leaves = leaves
+        self.layers = layers
+        mixed = self._compiled(True)
+        self._mixed = {True: mixed, False: self._compiled(False) if _has_others(model, layers) else mixed}
+
+    def floating(self, tape: Tape) -> list[np.ndarray]:
+        """Run with every quantizer off.
+
+        Args:
+            tape: takes, as "float", for each call the layer's output, and the output quantized for the same input.
+
+        Returns:
+            The model's outputs, float64.
+        """
+        return self._recorded(tape, others=False, around=lambda layer: _Floating(layer, tape))
+
+    def quantized(self, tape: Tape) -> list[np.ndarray]:
+        """Run as it is.
+
+        Args:
+            tape: takes, as "quantized", for each call the layer's output; for each part what its quantizer did.
+
+        Returns:
+            The model's outputs, float64.
+        """
+        return self._recorded(tape, others=True, around=lambda layer: _Quantized(layer, tape))
+
+    def mixed(self, on: Mapping[str, bool], *, others: bool) -> list[np.ndarray]:
+        """Run with some layers quantized.
+
+        Args:
+            on: path -> whether the layer is quantized; compiled once for all choices.
+            others: whether quantizers that are in no layer of ours are on.
+
+        Returns:
+            The model's outputs, float64.
+        """
+        return _numbers(
+            self._mixed[others](self._state, self._arrays, np.array([on[path] for path in self.layers]))
+        )
+
+    def _recorded(
+        self, tape: Tape, *, others: bool, around: Callable[[QuantizedLayer], Around]
+    ) -> list[np.ndarray]:
+        arounds = {path: around(layer) for path, layer in self.layers.items()}
+        run = jax.jit(lambda state, arrays: self._call(state, arrays, arounds, others))
+        outputs = _numbers(run(self._state, self._arrays))
+        tape.finish(self._state, self._arrays)
+        return outputs
+
+    def _compiled(self, others: bool) -> Callable[[Any, Any, np.ndarray], Any]:
+        def run(state: Any, arrays: Any, on: jax.Array) -> Any:
+            arounds = {path: _Mixed(layer, on[i]) for i, (path, layer) in enumerate(self.layers.items())}
+            return self._call(state, arrays, arounds, others)
+
+        return jax.jit(run)
+
+    def _call(
+        self, state: Any, arrays: Mapping[int, jax.Array], arounds: Mapping[str, Around], others: bool
+    ) -> list[Any]:
+        copy = nnx.merge(self._graphdef, state)
+        for path, node in list(nnx.iter_modules(copy)):
+            around = arounds.get(".".join(map(str, path)))
+            if around is not None:
+                intercept(node, around)
+            if isinstance(node, QuantProxyFromInjector) and not others:
+                node.disable_quant = True
+        return _arrays(
+            copy(*jax.tree.unflatten(self._tree, [arrays.get(i, x) for i, x in enumerate(self._leaves)]))
+        )
+
+
+def _arrays(outputs: Any) -> list[Any]:
+    """The floating-point arrays that a model returns; all its arrays where none is."""
+    leaves = jax.tree.leaves(outputs, is_leaf=lambda leaf: isinstance(leaf, QuantTensor))
+    arrays = [jnp.asarray(as_array(leaf)) for leaf in leaves]
+    floats = [array for array in arrays if jnp.issubdtype(array.dtype, jnp.floating)]
+    return floats or arrays
+
+
+@final
+class _Floating(Around):
+    """The layer in float; on the side, quantized for the same input."""
+
+    def __init__(self, layer: QuantizedLayer, tape: Tape) -> None:
+        self.layer, self.tape = layer, tape
+
+    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        y, quantized = _both(self.layer, layer, call, args, kwargs)
+        self.tape.note(self.layer.path, "float", y, as_array(quantized))
+        return _dressed(y, quantized)
+
+
+@final
+class _Quantized(Around):
+    """The layer as it is, listened to."""
+
+    def __init__(self, layer: QuantizedLayer, tape: Tape) -> None:
+        self.layer, self.tape = layer, tape
+
+    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        y = self.layer.quantized(layer, lambda: self._heard(layer, lambda: call(*args, **kwargs)))
+        self.tape.note(self.layer.path, "quantized", as_array(y))
+        return y
+
+    def _heard(self, layer: Any, call: Callable[[], Any]) -> Any:
+        held, path = vars(layer), self.layer.path
+        self._note_frozen(layer)
+        proxies = ((slot, part, held.get(slot)) for slot, part in PARTS.items())
+        listeners = [
+            (held, slot, Listener(proxy, self.tape, path, part))
+            for slot, part, proxy in proxies
+            if proxy is not None
+        ]
+        with changed(listeners):
+            return call()
+
+    def _note_frozen(self, layer: Any) -> None:
+        """A frozen weight does not come through its quantizer."""
+        if not isinstance(layer, QuantWeightLayer) or layer.frozen is None:
+            return
+        weight = layer.frozen.quant_tensor()
+        self.tape.note(self.layer.path, "weight", *facts(layer.weight_quant, layer.weight[...], weight))
+
+
+@final
+class _Mixed(Around):
+    """The layer quantized or in float, as a traced bool says."""
+
+    def __init__(self, layer: QuantizedLayer, on: jax.Array) -> None:
+        self.layer, self.on = layer, on
+
+    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        y, quantized = _both(self.layer, layer, call, args, kwargs)
+        value = as_array(quantized)
+        return _dressed(jnp.where(self.on, value, y.astype(value.dtype)), quantized)
+
+
+def _has_others(model: nnx.Module, layers: Mapping[str, QuantizedLayer]) -> bool:
+    """Whether quantizers stand elsewhere than in quantized layers of ours."""
+    known = {id(node) for path, node in nnx.iter_modules(model) if ".".join(map(str, path)) in layers}
+    inside = {id(h.proxy) for h in ModelIndex(model).proxies if all(id(layer) in known for layer in h.layers)}
+    proxies = (node for _, node in nnx.iter_modules(model) if isinstance(node, QuantProxyFromInjector))
+    return any(id(proxy) not in inside for proxy in proxies)
+
+
+def _both(
+    switched: QuantizedLayer,
+    layer: Any,
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[jax.Array, Any]:
+    """What the layer makes in float, and quantized."""
+
+    def run() -> Any:
+        return call(*args, **kwargs)
+
+    x = args[0] if args else next(iter(kwargs.values()))
+    return switched.floating(layer, run, x), switched.quantized(layer, run, alone=True)
+
+
+def _dressed(value: jax.Array, quantized: Any) -> Any:
+    """Numbers as what the quantized layer returns: whoever expects a QuantTensor finds one, with its scale."""
+    return quantized.set(value=value) if isinstance(quantized, QuantTensor) else value
+
+
+def _numbers(outputs: list[Any]) -> list[np.ndarray]:
+    return [on_host(leaf).astype(np.float64) for leaf in outputs]

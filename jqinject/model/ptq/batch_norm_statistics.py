@@ -1,0 +1,80 @@
+"""Statistics of batch normalizations, taken again under quantization."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jqinject.model.ptq.calibration import checked_batch
+from jqinject.model.running.progress import with_progress
+from jqinject.model.walk import dotted
+
+
+def calibrate_batch_norm(
+    model: nnx.Module, batches: Iterable[Any], *, progress: bool = True
+) -> tuple[str, ...]:
+    """Take the mean and variance of every batch normalization again, from what reaches it now.
+
+    Quantized weights move the distributions that a float model's statistics describe. Each statistic becomes the mean
+    of those of all batches; everything else runs in evaluation mode and stays as it is.
+
+    Args:
+        model: an NNX module with `nnx.BatchNorm`s (or `QuantBatchNorm`s).
+        batches: what the model is called with, as for `calibrate`.
+        progress: show a progress bar, where `rich` is installed.
+
+    Returns:
+        Paths of the batch normalizations.
+
+    Raises:
+        ValueError: no batch normalization; no batch; a batch with nan or inf. Nothing is changed then.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> norm = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
+        >>> calibrate_batch_norm(norm, [jnp.full((4, 2), 1.0), jnp.full((4, 2), 3.0)], progress=False)
+        ('the model itself',)
+        >>> norm.mean[...]
+        Array([2., 2.], dtype=float32)
+    """
+    norms = _norms(model)
+    if not norms:
+        raise ValueError(
+            f"{type(model).__name__} has no nnx.BatchNorm, so there are no statistics to take again"
+        )
+    copy = nnx.clone(model, graph=True)
+    copy.eval()
+    for norm in _norms(copy).values():
+        norm.use_running_average = False
+        norm.momentum = 0.0  # what is held after a call is then that batch's own
+    total: Any = None
+    count = 0
+    for index, batch in enumerate(with_progress(batches, "batch statistics", shown=progress)):
+        args, kwargs = checked_batch(batch, index)
+        seen = _statistics_of(copy, args, kwargs)
+        total = seen if total is None else jax.tree.map(lambda a, b: a + b, total, seen)
+        count += 1
+    if count == 0:
+        raise ValueError(
+            "calibrate_batch_norm got no batch.\n  cure: an iterable that is not used up, of arrays"
+        )
+    for path, norm in norms.items():
+        for name, value in total[path].items():
+            getattr(norm, name).set_value(value / count)
+    return tuple(norms)
+
+
+def _norms(model: nnx.Module) -> dict[str, nnx.BatchNorm]:
+    found = nnx.iter_modules(model, graph=True)
+    return {dotted(tuple(map(str, path))): node for path, node in found if isinstance(node, nnx.BatchNorm)}
+
+
+@nnx.jit
+def _statistics_of(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, dict[str, jax.Array]]:
+    model(*args, **kwargs)
+    return {path: {"mean": n.mean.get_value(), "var": n.var.get_value()} for path, n in _norms(model).items()}

@@ -1,0 +1,141 @@
+"""Bias correction: the shift that quantization gives to the mean of a layer's output, taken back in its bias."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jqinject.model.ptq.calibration import Batch, checked_batch
+from jqinject.model.running.intercept import Around, intercept
+from jqinject.model.running.progress import with_progress
+from jqinject.model.running.recorder import Tape
+from jqinject.model.walk import dotted
+from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.proxy import QuantProxyFromInjector, stack_of
+from jqinject.quant_tensor import as_array
+
+Means = dict[str, np.ndarray]
+MEAN = "mean output"
+
+
+def correct_biases(model: nnx.Module, batches: Iterable[Any], *, progress: bool = True) -> tuple[str, ...]:
+    """Add to each bias what quantization has taken from the mean of its layer's output.
+
+        bias += mean(output of the float model) - mean(output of the quantized model), channel by channel
+
+    Layers are corrected in the order in which they run, each after those before it. Everything runs in evaluation mode.
+
+    Args:
+        model: a quantized NNX module, calibrated and not frozen.
+        batches: what the model is called with, as for `calibrate`; they are kept in memory.
+        progress: show a progress bar, where `rich` is installed.
+
+    Returns:
+        Paths of the layers whose bias was corrected: layers of ours with a bias and a quantized weight that are not
+        stacked.
+
+    Raises:
+        ValueError: no such layer; no batch; a batch with nan or inf. Nothing is changed then.
+
+    Source: Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019; Brevitas's
+    `bias_correction_mode`.
+
+    Example:
+        >>> from jqinject.nn import QuantLinear
+        >>> layer = QuantLinear(4, 2, weight_bit_width=2, rngs=nnx.Rngs(0))
+        >>> x = jnp.ones((3, 4))
+        >>> correct_biases(layer, [x], progress=False)
+        ('the model itself',)
+        >>> bool(jnp.allclose(layer(x)[0], (x @ layer.kernel[...])[0], atol=1e-6))
+        True
+    """
+    held = [checked_batch(batch, index) for index, batch in enumerate(batches)]
+    if not held:
+        raise ValueError("correct_biases got no batch.\n  cure: an iterable that is not used up, of arrays")
+    floating, quantized = nnx.clone(model, graph=True), nnx.clone(model, graph=True)
+    for copy in (floating, quantized):
+        copy.eval()
+    for _, node in nnx.iter_modules(floating, graph=True):
+        if isinstance(node, QuantProxyFromInjector):
+            node.observing = True
+    wanted = _MeanOutputs(floating, held)()
+    if not wanted:
+        raise ValueError(
+            f"{type(model).__name__} ran no layer of ours with a bias and a quantized weight.\n"
+            "  cure: quantize it first: jqinject.quantize(model, Rule(weight_quant=...))"
+        )
+    copies, layers = _layers(quantized), _layers(model)
+    now = _MeanOutputs(quantized, held)
+    for path in with_progress(tuple(wanted), "biases", shown=progress):
+        bias = copies[path].bias
+        shift = jnp.asarray((wanted[path] - now()[path]).astype(np.float32))
+        bias.set_value((bias.get_value().astype(jnp.float32) + shift).astype(bias.dtype))
+    for path in wanted:
+        layers[path].bias.set_value(copies[path].bias.get_value())
+    return tuple(wanted)
+
+
+def _layers(model: nnx.Module) -> dict[str, QuantWeightLayer]:
+    found = {}
+    for path, node in nnx.iter_modules(model, graph=True):
+        if isinstance(node, QuantWeightLayer) and _has_both(node) and not stack_of((node,)):
+            found[dotted(tuple(map(str, path)))] = node
+    return found
+
+
+def _has_both(layer: QuantWeightLayer) -> bool:
+    return layer.weight_quant is not None and vars(layer).get("bias") is not None
+
+
+class _MeanOutputs:
+    """The mean output of every layer of a model, over batches; compiled once.
+
+    Args:
+        model: in evaluation mode.
+        batches: what it is called with.
+    """
+
+    def __init__(self, model: nnx.Module, batches: list[Batch]) -> None:
+        self._model = model
+        self._batches = batches
+        self._tape = Tape()
+        graphdef, _ = nnx.split(model, graph=True)
+
+        def run(state: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            copy = nnx.merge(graphdef, state)
+            for path, layer in _layers(copy).items():
+                intercept(layer, _Recording(path, self._tape))
+            copy(*args, **kwargs)
+
+        self._run = jax.jit(run)
+
+    def __call__(self) -> Means:
+        """With the parameters as they are now; in the order in which the layers run."""
+        self._tape.clear()
+        _, state = nnx.split(self._model, graph=True)
+        for args, kwargs in self._batches:
+            self._run(state, args, kwargs)
+        self._tape.finish(state, self._batches)
+        paths = self._tape.layers(MEAN)
+        return {path: np.mean([mean for (mean,) in self._tape.of(path, MEAN)], axis=0) for path in paths}
+
+
+class _Recording(Around):
+    """Takes down the mean output of a layer, channel by channel."""
+
+    def __init__(self, path: str, tape: Tape) -> None:
+        self._path = path
+        self._tape = tape
+
+    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """See `Around`."""
+        y = call(*args, **kwargs)
+        out = as_array(y).astype(jnp.float32)
+        leading = tuple(range(out.ndim - layer.bias.ndim))
+        self._tape.note(self._path, MEAN, jnp.mean(out, axis=leading))
+        return y

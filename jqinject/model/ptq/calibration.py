@@ -1,0 +1,231 @@
+"""`calibrate`: static ranges of activations, from batches of data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jqinject.core import QuantParam, QuantStat, StaticRange
+from jqinject.model.running.compiled_call import compiled_call
+from jqinject.model.running.progress import with_progress
+from jqinject.model.static_ranges import listed, static_ranges
+from jqinject.model.walk import ModelIndex
+from jqinject.ops.devices.processes import on_host
+from jqinject.proxy import ActQuantProxy, QuantProxyFromInjector
+
+Batch = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class CalibrationReport:
+    """What `calibrate` collected.
+
+    Attributes:
+        batches: how many there were.
+        quantizers: paths of the quantizers that saw data.
+        missed: paths of those with static ranges that no batch reached; they are as they were.
+    """
+
+    batches: int
+    quantizers: tuple[str, ...]
+    missed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        said = f"calibrated {len(self.quantizers)} quantizers with {self.batches} batches"
+        return f"{said}; no batch reached {listed(self.missed)}" if self.missed else said
+
+
+def calibrate(
+    model: nnx.Module,
+    batches: Iterable[Any],
+    *,
+    quantized: bool = False,
+    progress: bool = True,
+) -> CalibrationReport:
+    """Collect the ranges of activations from batches of data, without training.
+
+    The range of a quantizer is the mean of those of all batches: `range = sum_i range_i / n`. How the range of one
+    batch is found (`calibration_impl`, `scaling_stats_op`), each quantizer declares; so does one that averages
+    otherwise (`scaling_stats_momentum`, `zero_point_stats_momentum`, `momentum` of a `SimpleMovingAverage`,
+    `amax_history_length`).
+
+    The range is that of these batches alone: what was collected, trained or calibrated before is replaced. A scale or
+    zero point that is learned after some training steps (`collect_stats_steps`) takes all batches, however many, and
+    is learned from the next training step on.
+
+    Else the model runs in evaluation mode and nothing changes: no weight, no statistic of a batch normalization, no
+    random stream. After it the model is in evaluation mode.
+
+    Args:
+        model: a quantized NNX module: of our layers, from `quantize`, or from `OdmlQat`.
+        batches: what the model is called with: arrays, tuples of positional arguments or dicts of keywords.
+        quantized: whether activations and weights are quantized while ranges are collected, as a device will run them;
+            by default the ranges are those of the float model. Flax's layers with a `QDotGeneral` or its kin contract
+            in low bits either way.
+        progress: show a progress bar, where `rich` is installed.
+
+    Returns:
+        A report.
+
+    Raises:
+        TypeError: `model` is no NNX module; `batches` is a single batch, or none.
+        ValueError: no batch; a batch with nan or inf; no quantizer with statistics; an abstract model. Nothing is
+            changed then.
+
+    Source: Brevitas's `calibration_mode`; Qwix's quantization statistics. Differs from Brevitas: scales that are never
+    learned (`scaling_impl_type = "stats"`) take the mean too (there: the moving average of training); a second
+    calibration replaces the first.
+
+    Example:
+        >>> from jqinject.nn import QuantLinear
+        >>> from jqinject.quant import Int8ActPerTensorMinMax
+        >>> layer = QuantLinear(4, 2, input_quant=Int8ActPerTensorMinMax, rngs=nnx.Rngs(0))
+        >>> print(calibrate(layer, [jnp.ones((3, 4)), -jnp.ones((3, 4))], progress=False))
+        calibrated 1 quantizers with 2 batches
+        >>> layer.input_quant.tensor_quant.averaging_impl.sum_of_max[...]
+        Array(1., dtype=float32)
+    """
+    if not isinstance(model, nnx.Module):
+        raise TypeError(f"calibrate takes an NNX module, got {type(model).__name__}")
+    _check_batches(batches)
+    index = ModelIndex(model)
+    ours = _observers(index)
+    if not ours:
+        raise ValueError(
+            f"{type(model).__name__} has no activation quantizer with statistics that is on, so there is nothing to "
+            "calibrate.\n"
+            "  cure: give it input_quant=... or output_quant=... with a static range (Int8ActPerTensorMinMax); weights "
+            "and dynamic ranges need no calibration"
+        )
+    if index.is_abstract:
+        raise ValueError(
+            f"calibrate runs the model, and {type(model).__name__} is abstract.\n"
+            "  cure: quantize a model that was built for real, and load its weights"
+        )
+    copy = nnx.clone(model, graph=True)
+    observers = _prepare(copy, quantized)
+    step = compiled_call(_run)
+    count = 0
+    for index, batch in enumerate(with_progress(batches, "calibrating", shown=progress)):
+        args, kwargs = checked_batch(batch, index)
+        try:
+            step(copy, args, kwargs)
+        except Exception as error:
+            error.add_note(f"while the model was called with batch {index}; nothing was changed")
+            raise
+        count += 1
+    if count == 0:
+        raise ValueError(
+            "calibrate got no batch.\n  cure: give it an iterable that is not used up, of arrays"
+        )
+    for observer in observers.values():
+        observer.end_calibration()
+    reached, missed = _take_over(ours, observers)
+    model.eval()
+    return CalibrationReport(count, reached, missed)
+
+
+def _observers(index: ModelIndex) -> dict[str, StaticRange]:
+    """What collects statistics of activations in a model, by path: static ranges, and components of the user's."""
+    return {
+        path: holder
+        for path, holder in static_ranges(index).items()
+        if holder.has_range() is not None or _has_statistics(holder)
+    }
+
+
+def _has_statistics(holder: StaticRange) -> bool:
+    if not (isinstance(holder, ActQuantProxy) and holder.is_quant_enabled):
+        return False
+    leaves = (
+        nnx.iter_graph(holder.tensor_quant, graph=True) if isinstance(holder.tensor_quant, nnx.Module) else ()
+    )
+    return any(isinstance(leaf, QuantStat) for _, leaf in leaves)
+
+
+def _prepare(copy: nnx.Module, quantized: bool) -> dict[str, StaticRange]:
+    copy.eval()
+    index = ModelIndex(copy)
+    for node in index.modules:
+        if isinstance(node, QuantProxyFromInjector) and not quantized:
+            node.observing = True
+    observers = _observers(index)
+    for observer in observers.values():
+        observer.begin_calibration()
+    return observers
+
+
+def _check_batches(batches: Any) -> None:
+    """Refuse a single batch: its rows would be taken for batches."""
+    single = isinstance(batches, jax.Array | np.ndarray | Mapping)
+    if single or not isinstance(batches, Iterable):
+        raise TypeError(
+            f"calibrate takes an iterable of batches, got {type(batches).__name__}.\n"
+            "  cure: [x] for a single batch; list(x) where every x[i] is one"
+        )
+
+
+def _run(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    model(*args, **kwargs)
+
+
+def checked_batch(batch: Any, index: int) -> Batch:
+    """How a model is called with a batch that may be used for statistics.
+
+    Raises:
+        ValueError: there is nan or inf in it.
+    """
+    args, kwargs = batch_arguments(batch)
+    for path, leaf in jax.tree.leaves_with_path((args, kwargs)):
+        if not _is_finite(leaf):
+            raise ValueError(
+                f"batch {index} has nan or inf in {jax.tree_util.keystr(path[1:]) or 'its array'}, of shape "
+                f"{leaf.shape}: a range made from it would be of no use.\n  cure: leave such samples out"
+            )
+    return args, kwargs
+
+
+def _is_finite(leaf: Any) -> bool:
+    if not (isinstance(leaf, jax.Array | np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.floating)):
+        return True
+    if isinstance(leaf, jax.Array):  # where it lies: no process holds all of one that spans several
+        return bool(jnp.isfinite(leaf).all())
+    return bool(np.isfinite(leaf.astype(np.float32)).all())
+
+
+def batch_arguments(batch: Any) -> Batch:
+    """How a model is called with a batch: an array, a tuple of positional arguments, a dict of keywords."""
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    return (tuple(batch), {}) if isinstance(batch, tuple | list) else ((batch,), {})
+
+
+def _take_over(
+    ours: dict[str, StaticRange], theirs: dict[str, StaticRange]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Write the statistics that were collected into the model.
+
+    Returns:
+        Paths of what saw data, and of what did not.
+    """
+    reached, missed = [], []
+    for path, holder in ours.items():
+        has_range = theirs[path].has_range()
+        if has_range is False:
+            missed.append(path)
+            continue
+        new = nnx.to_flat_state(nnx.state(theirs[path], (QuantStat, QuantParam)))
+        held = dict(nnx.to_flat_state(nnx.state(holder, (QuantStat, QuantParam))))
+        changed = False
+        for name, variable in new:
+            changed |= not np.array_equal(on_host(held[name].get_value()), on_host(variable.get_value()))
+            held[name].set_value(variable.get_value())
+        if has_range or changed:
+            reached.append(path)
+    return tuple(reached), tuple(missed)

@@ -1,0 +1,191 @@
+"""`fold_batch_norm`: batch normalizations of a whole model, folded into the layers before them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jqinject.model.running.intercept import Around, intercept
+from jqinject.model.walk import dotted
+from jqinject.nn import QuantBatchNorm
+from jqinject.nn.base.batch_norm_folding import FLOAT_LAYERS, MergedBatchNorm, check_merges, merge_bn
+from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.ops.devices.processes import on_host
+from jqinject.proxy import QuantProxyFromInjector
+from jqinject.quant_tensor import QuantTensor, as_array
+
+Pairs = tuple[tuple[str, str], ...]
+
+
+def fold_batch_norm(
+    model: nnx.Module, *inputs: Any, pairs: Iterable[tuple[str, str]] | None = None, **keywords: Any
+) -> Pairs:
+    """Fold batch normalizations into the weights and biases of the layers before them, in place.
+
+    Each one that gets what a layer returns is folded into that layer (see `jqinject.nn.merge_bn`), and leaves in its
+    place a `MergedBatchNorm`, which lets its input through (with the output quantizer that a `QuantBatchNorm` has). In
+    evaluation mode the model computes what it did before, up to quantization of the new weights; this is checked on the
+    inputs with all quantizers off.
+
+    Args:
+        model: an NNX module, of Flax's layers or ours.
+        inputs, keywords: what the model is called with, to see which layer comes before which normalization, and to
+            compare.
+        pairs: paths (layer, normalization), as ("conv", "norm"); None finds them.
+
+    Returns:
+        The pairs that were merged.
+
+    Raises:
+        TypeError: `model` is no NNX module; a path that leads to something else.
+        ValueError: nothing to merge; a layer that is called more than once, that is shared, or whose output is used
+            beside the normalization too. Nothing is changed then.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> model = nnx.Sequential(
+        ...     nnx.Conv(1, 4, (3, 3), rngs=nnx.Rngs(0)), nnx.BatchNorm(4, rngs=nnx.Rngs(0)), nnx.relu)
+        >>> fold_batch_norm(model, jnp.ones((1, 8, 8, 1)))
+        (('layers.0', 'layers.1'),)
+        >>> type(model.layers[1]).__name__
+        'MergedBatchNorm'
+    """
+    if not isinstance(model, nnx.Module):
+        raise TypeError(f"fold_batch_norm takes an NNX module, got {type(model).__name__}")
+
+    def call(model: Any) -> Any:
+        return model(*inputs, **keywords)
+
+    calls = _watched(model, call)
+    chosen = tuple(pairs) if pairs is not None else calls.pairs()
+    if not chosen:
+        raise ValueError(
+            f"{type(model).__name__} has no batch norm that gets what a layer returns, so there is nothing to merge"
+        )
+    calls.check(chosen)
+    rehearsed = nnx.clone(model, graph=True)
+    _fold(rehearsed, chosen)
+    _compare(_floating(model, call), _floating(rehearsed, call), chosen)
+    _fold(model, chosen)
+    return chosen
+
+
+merge_batch_norm = fold_batch_norm
+"""`fold_batch_norm` by the name that Brevitas has for it."""
+
+
+class _Calls:
+    """What was called with what: the layers that a normalization may be merged into, and normalizations."""
+
+    def __init__(self) -> None:
+        self.count: dict[str, int] = {}
+        self.made: list[tuple[Any, str]] = []
+        self.found: dict[str, str] = {}
+
+    def pairs(self) -> Pairs:
+        """(layer, normalization) of each normalization that got what a layer returned."""
+        return tuple((layer, norm) for norm, layer in self.found.items())
+
+    def check(self, pairs: Pairs) -> None:
+        """Refuse layers and normalizations that do more than follow each other once."""
+        for layer, norm in pairs:
+            for path in (layer, norm):
+                if self.count.get(path, 0) > 1:
+                    raise ValueError(
+                        f"{path} is called {self.count[path]} times, so {norm} cannot be merged into {layer}: it "
+                        "would change the other calls too.\n  cure: leave it out, pairs=[...]"
+                    )
+        layers = [layer for layer, _ in pairs]
+        for layer in layers:
+            if layers.count(layer) > 1:
+                raise ValueError(f"{layer} is followed by several batch norms, and can take one")
+
+
+class _Watched(Around):
+    """Notes the calls of one layer or normalization."""
+
+    def __init__(self, path: str, calls: _Calls) -> None:
+        self.path, self.calls = path, calls
+
+    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        seen = self.calls
+        seen.count[self.path] = seen.count.get(self.path, 0) + 1
+        y = call(*args, **kwargs)
+        if isinstance(layer, nnx.BatchNorm):
+            x = as_array(args[0] if args else kwargs["x"])
+            before = [path for output, path in seen.made if output is x]
+            if before:
+                seen.found[self.path] = before[-1]
+        else:
+            seen.made.append(
+                (as_array(y), self.path)
+            )  # kept, so that no other array takes its place in memory
+        return y
+
+
+def _watched(model: nnx.Module, call: Callable[[Any], Any]) -> _Calls:
+    """Call a copy of the model and see what follows what."""
+    copy = nnx.clone(model, graph=True)
+    copy.eval()
+    calls = _Calls()
+    for path, node in list(nnx.iter_modules(copy, graph=True)):
+        if isinstance(
+            node, QuantProxyFromInjector
+        ):  # ranges of the inputs at hand: there need not be others yet
+            node.set_attributes(use_running_average=False, raise_if_not_found=False)
+        if isinstance(node, QuantWeightLayer | nnx.BatchNorm) or type(node) in FLOAT_LAYERS:
+            intercept(node, _Watched(dotted(tuple(map(str, path))), calls))
+    call(copy)
+    return calls
+
+
+def _fold(model: nnx.Module, pairs: Pairs) -> None:
+    modules: dict[str, Any] = {
+        dotted(tuple(map(str, path))): node for path, node in nnx.iter_modules(model, graph=True)
+    }
+    for layer, norm in pairs:
+        for path in (layer, norm):
+            if path not in modules:
+                raise ValueError(
+                    f"{type(model).__name__} has no module at {path!r}; known: {sorted(modules)}"
+                )
+        check_merges(modules[layer], modules[norm])
+    for layer, norm in pairs:
+        merge_bn(modules[layer], modules[norm])
+        owner, _, name = norm.rpartition(".")
+        holder: Any = modules[owner] if owner else model
+        merged = MergedBatchNorm(modules[norm])
+        if isinstance(holder, nnx.List):
+            holder[int(name)] = merged
+        elif isinstance(holder, nnx.Dict):
+            holder[name] = merged
+        else:
+            setattr(holder, name, merged)
+
+
+def _floating(model: nnx.Module, call: Callable[[Any], Any]) -> list[np.ndarray]:
+    """What the model computes in evaluation mode with all quantizers off."""
+    copy = nnx.clone(model, graph=True)
+    copy.eval()
+    for _, node in nnx.iter_modules(copy, graph=True):
+        if isinstance(node, QuantProxyFromInjector):
+            node.disable_quant = True
+        if isinstance(node, QuantWeightLayer | QuantBatchNorm | MergedBatchNorm):
+            node.return_quant_tensor = False
+    outputs = jax.tree.leaves(call(copy), is_leaf=lambda leaf: isinstance(leaf, QuantTensor))
+    return [on_host(as_array(output)).astype(np.float64) for output in outputs]
+
+
+def _compare(before: list[np.ndarray], after: list[np.ndarray], pairs: Pairs) -> None:
+    for one, other in zip(before, after, strict=True):
+        size = max(float(np.max(np.abs(one), initial=0.0)), 1.0)
+        if float(np.max(np.abs(one - other), initial=0.0)) > 0.02 * size:
+            layers = ", ".join(layer for layer, _ in pairs)
+            raise ValueError(
+                f"with batch norms merged into {layers} the model computes something else: what one of these returns "
+                "is used beside its batch norm too.\n  cure: leave that one out, pairs=[...]"
+            )

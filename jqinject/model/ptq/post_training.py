@@ -1,0 +1,140 @@
+"""`post_training_quantize`: a float model for serving, in one step and without training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, TypeVar, overload
+
+from flax import nnx
+
+from jqinject.model.freezing import freeze as freeze_model
+from jqinject.model.inspect.contraction_report import report as measured_report
+from jqinject.model.inspect.layer_report import ContractionReport
+from jqinject.model.ptq.bias_correction import correct_biases
+from jqinject.model.ptq.calibration import calibrate, checked_batch
+from jqinject.model.quantizing.quantize_model import quantize
+from jqinject.model.quantizing.rules import Rule
+from jqinject.quant import Int8ActDynamicPerRow, Int8ActPerTensorMinMax, Int8WeightPerChannelFloat
+
+Model = TypeVar("Model", bound=nnx.Module)
+Activations = Literal["float", "dynamic", "static"]
+ACTIVATIONS = {"float": None, "dynamic": Int8ActDynamicPerRow, "static": Int8ActPerTensorMinMax}
+
+
+@overload
+def post_training_quantize(
+    model: Model,
+    activations: Activations = "float",
+    *,
+    batches: Iterable[Any] | None = None,
+    weight_quant: Any = Int8WeightPerChannelFloat,
+    act_quant: Any = None,
+    keep_float: str | None = None,
+    bias_correction: bool = False,
+    freeze: bool = True,
+    report: Literal[False] = False,
+    progress: bool = True,
+) -> Model: ...
+
+
+@overload
+def post_training_quantize(
+    model: Model,
+    activations: Activations = "float",
+    *,
+    batches: Iterable[Any] | None = None,
+    weight_quant: Any = Int8WeightPerChannelFloat,
+    act_quant: Any = None,
+    keep_float: str | None = None,
+    bias_correction: bool = False,
+    freeze: bool = True,
+    report: Literal[True],
+    progress: bool = True,
+) -> tuple[Model, ContractionReport]: ...
+
+
+def post_training_quantize(
+    model: Model,
+    activations: Activations = "float",
+    *,
+    batches: Iterable[Any] | None = None,
+    weight_quant: Any = Int8WeightPerChannelFloat,
+    act_quant: Any = None,
+    keep_float: str | None = None,
+    bias_correction: bool = False,
+    freeze: bool = True,
+    report: bool = False,
+    progress: bool = True,
+) -> Model | tuple[Model, ContractionReport]:
+    """Quantize, calibrate and freeze a float model.
+
+    | activations | what is quantized |
+    |---|---|
+    | "float" | weights only |
+    | "dynamic" | the inputs of layers too, each row in its own range, found at run time |
+    | "static" | the inputs of layers too, in ranges collected from `batches` |
+
+    The steps are `quantize`, `calibrate`, `correct_biases` and `freeze`; call them for anything else.
+
+    Args:
+        model: a float NNX module; it is not changed.
+        activations: "float", "dynamic" or "static".
+        batches: what the model is called with, as for `calibrate`; for static ranges and bias correction.
+        weight_quant: quantizer of weights.
+        act_quant: quantizer of the inputs of layers; None for 8 bits of the kind that `activations` says.
+        keep_float: regular expression of the paths of layers that stay float.
+        bias_correction: whether to correct biases.
+        freeze: whether to freeze the model. One that is not frozen can be asked for its sensitivity
+            (`jqinject.report(model, x, numbers=True)`), and frozen later (`jqinject.freeze`).
+        report: return a report with numbers too, of the model before it is frozen, on the first of the batches.
+        progress: show progress bars, where `rich` is installed.
+
+    Returns:
+        The model, frozen unless `freeze=False`; with `report`, a pair of the model and the report.
+
+    Raises:
+        ValueError: an unknown kind of activations; no batches where they are needed; see `quantize` and `calibrate`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> model = nnx.Sequential(nnx.Linear(64, 64, rngs=nnx.Rngs(0)), nnx.relu, nnx.Linear(64, 8, rngs=nnx.Rngs(1)))
+        >>> served = post_training_quantize(model, "dynamic")
+        >>> served.layers[0].frozen.freezer.value.dtype, served(jnp.ones((2, 64))).shape
+        (dtype('int8'), (2, 8))
+        >>> _, found = post_training_quantize(model, "dynamic", batches=[jnp.ones((2, 64))], report=True)
+        >>> sorted(layer.path for layer in found.most_sensitive())
+        ['layers.0', 'layers.2']
+    """
+    if activations not in ACTIVATIONS:
+        raise ValueError(
+            f"activations must be one of {', '.join(map(repr, ACTIVATIONS))}; got {activations!r}"
+        )
+    held = None if batches is None else list(batches)
+    from_data = {"static ranges": activations == "static", "biases": bias_correction, "a report": report}
+    needed = [what for what, on in from_data.items() if on]
+    if needed and not held:
+        raise ValueError(
+            f"{' and '.join(needed)} are made from data, and batches is {'empty' if held == [] else 'None'}.\n"
+            "  cure: batches=[x, ...], what the model is called with; or activations='dynamic', which needs none"
+        )
+    inputs = None if activations == "float" else act_quant or ACTIVATIONS[activations]
+    rules = [Rule(weight_quant=weight_quant, input_quant=inputs)]
+    quantized = quantize(model, rules if keep_float is None else [Rule(keep_float), *rules])
+    if activations == "static":
+        calibrate(quantized, held or (), progress=progress)
+    quantized.eval()
+    if bias_correction:
+        correct_biases(quantized, held or (), progress=progress)
+    found = _report(quantized, held or ()) if report else None
+    served = freeze_model(quantized) if freeze else quantized
+    return served if found is None else (served, found)
+
+
+def _report(model: nnx.Module, batches: Sequence[Any]) -> ContractionReport:
+    args, kwargs = checked_batch(batches[0], 0)
+    if kwargs:
+        raise ValueError(
+            f"report=True runs the model with a batch of positional arguments, got the keywords {', '.join(kwargs)}.\n"
+            "  cure: batches of arrays or tuples"
+        )
+    return measured_report(model, *args, numbers=True)

@@ -1,0 +1,1 @@
+"""Rules, and the float model that becomes a quantized one by them."""

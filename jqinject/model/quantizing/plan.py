@@ -1,0 +1,108 @@
+"""Which rule is for which layer of a model: the plan of `quantize`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from flax import nnx
+
+from jqinject.inject.errors import did_you_mean
+from jqinject.model.frozen_ops import op_slot
+from jqinject.model.quantizing.counterparts import LAYER_NAMES, counterpart_of, slots_for
+from jqinject.model.quantizing.rules import Rule, matches_path
+from jqinject.model.walk import ModelIndex, dotted
+from jqinject.program import known_operations
+
+
+@dataclass(frozen=True)
+class LayerRule:
+    """The rule of one layer.
+
+    Attributes:
+        path: where the layer is.
+        layer: its class.
+        rule: index of the rule; None where none matches.
+        slots: the quantizers that it gets; empty where it stays float.
+    """
+
+    path: str
+    layer: str
+    rule: int | None
+    slots: tuple[str, ...]
+
+
+def plan_layers(
+    index: ModelIndex, rules: tuple[Rule, ...]
+) -> tuple[tuple[LayerRule, ...], dict[int, LayerRule]]:
+    """The rule of every layer, by path; and by the identity of the module, shared layers once."""
+    entries: list[LayerRule] = []
+    by_module: dict[int, LayerRule] = {}
+    inside: set[tuple[str, ...]] = set()
+    for path, module in index.places:
+        counterpart = counterpart_of(module) if isinstance(module, nnx.Module) else None
+        if (
+            counterpart is None
+            or id(module) in by_module
+            or any(path[:depth] in inside for depth in range(len(path)))
+        ):
+            continue
+        inside.add(path)  # a layer of ours holds what is within it
+        kind = type(module).__name__
+        number = next(
+            (i for i, r in enumerate(rules) if r.matches(".".join(path)) and (r.op is None or kind in r.op)),
+            None,
+        )
+        slots: tuple[str, ...] = ()
+        if number is not None:
+            takes = slots_for(module, counterpart, named=rules[number].op is not None)
+            slots = tuple(slot for slot, _ in rules[number].quantizers if slot in takes)
+            if rules[number].configures and op_slot(module) is not None:
+                slots = ("contraction",)
+        by_module[id(module)] = LayerRule(dotted(path), kind, number, slots)
+        entries.append(by_module[id(module)])
+    return tuple(entries), by_module
+
+
+def check_operations(rules: Iterable[Rule]) -> None:
+    """Refuse names that are neither operations nor layers.
+
+    Raises:
+        ValueError: such a name; says the nearest.
+    """
+    known = (*known_operations(), *LAYER_NAMES)
+    for rule in rules:
+        for name in rule.op or ():
+            if name not in known:
+                hint = did_you_mean(name, known)
+                raise ValueError(
+                    f"{rule}: {name!r} is neither an operation nor a layer{': ' + hint if hint else '.'}\n"
+                    f"  operations: {', '.join(known_operations())}\n  layers: {', '.join(LAYER_NAMES)}"
+                )
+
+
+def idle_rules(rules: tuple[Rule, ...], entries: Iterable[LayerRule], used: set[int]) -> tuple[int, ...]:
+    """The rules that take nothing."""
+    taken = used | {entry.rule for entry in entries if entry.rule is not None}
+    return tuple(index for index in range(len(rules)) if index not in taken)
+
+
+def nearest_pattern(rule: Rule, paths: Iterable[str]) -> str:
+    """For a rule whose path matches no layer: that it must match a whole path, and the nearest pattern that does.
+
+    Example:
+        >>> print(nearest_pattern(Rule("up"), ["layers.0.up", "layers.0.down"]))
+        : its path must match the whole of a layer's path, and 'up' only matches a part of 'layers.0.up'; write '.*up'
+    """
+    known = [] if rule.op is not None else list(paths)
+    if any(rule.matches(path) for path in known):
+        return ""
+    written = rule.path
+    whole = ": its path must match the whole of a layer's path, and "
+    for pattern in (f".*{written}", f"{written}.*", f".*{written}.*"):
+        found = next((path for path in known if matches_path(pattern, path)), None)
+        if found is not None:
+            return f"{whole}{written!r} only matches a part of {found!r}; write {pattern!r}"
+    slashes = "/" in written
+    hint = did_you_mean(written, [path.replace(".", "/") if slashes else path for path in known])
+    return f"{whole}{written!r} matches none{'; ' + hint if hint else ''}" if known else ""

@@ -1,0 +1,240 @@
+"""`quantize`: a float model becomes a quantized one, by rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jqinject.model.frozen_ops import op_slot
+from jqinject.model.quantizing.counterparts import counterpart_of
+from jqinject.model.quantizing.layer_reuse import Alike
+from jqinject.model.quantizing.plan import (
+    LayerRule,
+    check_operations,
+    idle_rules,
+    nearest_pattern,
+    plan_layers,
+)
+from jqinject.model.quantizing.rule_policy import OURS, RulePolicy, policy_for, proxy_at, sites_of
+from jqinject.model.quantizing.rules import Rule, checked_rules
+from jqinject.model.walk import ModelIndex, dotted
+from jqinject.program import HELD, OpQuantizers, QuantizedProgram, change_class, quantized_class
+
+Model = TypeVar("Model", bound=nnx.Module)
+
+
+@runtime_checkable
+class Provider(Protocol):
+    """Rules that know how to quantize by themselves: `jqinject.odml.OdmlQat`."""
+
+    def quantize(self, model: Any, *inputs: Any, **kwargs: Any) -> Any: ...
+
+
+def quantize(
+    model: Model,
+    rules: Rule | Iterable[Rule] | Provider,
+    *,
+    inputs: Iterable[Any] | Mapping[str, Any] | None = None,
+    allow_idle: bool = False,
+    rngs: nnx.Rngs | None = None,
+) -> Model:
+    """Make a quantized model from a float one: Flax's layers become ours where a rule says so.
+
+    A layer is of Flax's own class (`Linear`, `LinearGeneral`, `Einsum`, `Conv`, `ConvTranspose`, `Embed`, `LoRALinear`,
+    `BatchNorm`, `LayerNorm`, `RMSNorm`, `GroupNorm`); attention and recurrent cells hold such layers. Weights, their
+    paths, metadata and sharding, random streams and shared layers stay as they are; arrays are not copied. An embedding
+    takes the quantizers of weight, output and gradient, a normalization those of output and gradient, and of the input
+    where a rule names its class. Of a shared layer the first path counts. Stacked layers (built under `nnx.vmap`) get
+    stacked quantizers.
+
+    Rules with the name of an operation (`op="add"`) quantize what layers do not hold: the model's call is traced and
+    run as a program, with the quantizers in `model.op_quant`. So are the layers of Linen models (`nnx.bridge.ToNNX`).
+
+    The quantizers are in training mode. The result loads a float checkpoint with `jqinject.load_state`.
+
+    Args:
+        model: a float NNX module, concrete or abstract (`nnx.eval_shape`); it is not changed.
+        rules: the first that matches a layer wins; or `jqinject.odml.OdmlQat(...)`.
+        inputs: what the model is called with, arrays or `jax.ShapeDtypeStruct`s (a dict: keywords); needed for rules
+            about operations.
+        allow_idle: let rules take nothing.
+        rngs: for quantizers that draw random numbers.
+
+    Returns:
+        A new model, of the class of `model` or one derived from it.
+
+    Raises:
+        TypeError: `model` is no NNX module; `rules` are no rules; a quantizer that does not fit its slot; `inputs` are
+            none.
+        ValueError: no layer that could be quantized, or none that is; a rule that takes nothing; no inputs for rules
+            about operations; a model that is quantized already.
+
+    Source: Qwix's `quantize_model`. Differs from Qwix: layers change their class instead of functions being patched.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.quant import Int8ActPerTensorFloat, Int8WeightPerChannelFloat
+        >>> model = nnx.Sequential(nnx.Linear(4, 8, rngs=nnx.Rngs(0)), nnx.relu, nnx.Linear(8, 2, rngs=nnx.Rngs(1)))
+        >>> everywhere = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActPerTensorFloat)
+        >>> quantized = quantize(model, everywhere)
+        >>> type(quantized.layers[0]).__name__, quantized(jnp.ones((3, 4))).shape
+        ('QuantLinear', (3, 2))
+    """
+    if not isinstance(model, nnx.Module):
+        raise TypeError(
+            f"quantize takes an NNX module, got {type(model).__name__}.\n"
+            "  cure: a Linen module goes through nnx.bridge.ToNNX(module, rngs=...).lazy_init(x)"
+        )
+    args, kwargs = _call(inputs)
+    if isinstance(rules, Provider) and not isinstance(rules, type):
+        return rules.quantize(model, *args, **kwargs)
+    given = checked_rules(cast("Rule | Iterable[Rule]", rules))
+    check_operations(given)
+    model = nnx.clone(model, graph=True)
+    index = ModelIndex(model)
+    policy = policy_for(index, given)
+    entries, plan = plan_layers(index, given)
+    _check(index, model, given, entries, policy, args, kwargs, allow_idle)
+
+    def quantized(model: Any, index: ModelIndex, plan: Mapping[int, LayerRule]) -> Any:
+        _quantize_layers(index.modules, given, plan, rngs)
+        if policy is not None:
+            _quantize_between(model, policy, args, kwargs, rngs)
+        return model
+
+    def traced(model: Any) -> Any:
+        index = ModelIndex(model)
+        return quantized(model, index, plan_layers(index, given)[1])
+
+    return nnx.eval_shape(traced, model) if index.is_abstract else quantized(model, index, plan)
+
+
+def _call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if inputs is None:
+        return (), {}
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, tuple | list):
+        return tuple(inputs), {}
+    if isinstance(inputs, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
+        return (inputs,), {}
+    raise TypeError(
+        f"inputs are what the model is called with, got {type(inputs).__name__}.\n"
+        "  cure: inputs=x, an array; inputs=(x, y), several; inputs={'x': x}, by keyword"
+    )
+
+
+def _check(
+    index: ModelIndex,
+    model: nnx.Module,
+    rules: tuple[Rule, ...],
+    entries: tuple[LayerRule, ...],
+    policy: RulePolicy | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    allow_idle: bool,
+) -> None:
+    """Refuse rules that do not fit the model, before anything is made."""
+    needs_inputs = policy is not None
+    _refuse_quantized(index, model, bool(entries), needs_inputs)
+    if not entries and not needs_inputs:
+        raise ValueError(
+            f"{type(model).__name__} has no layer that could be quantized: none of Flax's own classes.\n"
+            "  cure: a rule for operations, Rule(op='dot_general', ...), and inputs=..., reach what layers do not hold"
+        )
+    if needs_inputs and not (args or kwargs):
+        raise ValueError(
+            "these rules are about operations, which are found by tracing the model.\n"
+            "  cure: quantize(model, rules, inputs=(x,)), with arrays or jax.ShapeDtypeStructs"
+        )
+    used = sites_of(model, rules, args, kwargs)[1] if needs_inputs else set()
+    idle = idle_rules(rules, entries, used)
+    if idle and not allow_idle:
+        near = {index: nearest_pattern(rules[index], [entry.path for entry in entries]) for index in idle}
+        shown = "\n".join(f"    {rules[index]}{near[index]}" for index in idle)
+        paths = ", ".join(entry.path for entry in entries[:8]) + (", ..." if len(entries) > 8 else "")
+        raise ValueError(
+            f"rules that take nothing (the first rule that matches wins):\n{shown}\n  layers here: {paths or 'none'}\n"
+            "  cure: mend the path or the order, or allow_idle=True; jqinject.rules_report(model, rules) shows the plan"
+        )
+    if not (used or allow_idle or any(entry.slots for entry in entries)):
+        shown = "\n".join(f"    {rule}" for rule in rules)
+        raise ValueError(
+            f"these rules quantize nothing: what they match stays float.\n{shown}\n"
+            "  cure: weight_quant=..., input_quant=..., of a kind that the layers take; or allow_idle=True"
+        )
+
+
+def _refuse_quantized(index: ModelIndex, model: nnx.Module, has_layers: bool, needs_inputs: bool) -> None:
+    """Refuse a model that has been here before; layers first and operations later, by other rules, are well."""
+    if isinstance(model, QuantizedProgram) and (
+        needs_inputs or not isinstance(model.op_quant.policy, RulePolicy)
+    ):
+        raise ValueError(
+            f"{type(model).__name__} is quantized already: it holds quantizers between its operations, in {HELD}.\n"
+            "  cure: quantize the float model, with all rules at once"
+        )
+    if has_layers or needs_inputs:
+        return
+    ours = [dotted(path) for path, node in index.places if isinstance(node, OURS)]
+    if ours:
+        shown = ", ".join(ours[:8]) + (", ..." if len(ours) > 8 else "")
+        raise ValueError(
+            f"{type(model).__name__} is quantized already, in {shown}; it has no float layer left.\n"
+            "  cure: quantize the float model; the weights of this one go into it by jqinject.load_state"
+        )
+
+
+def _quantize_layers(
+    layers: list[Any], rules: tuple[Rule, ...], plan: Mapping[int, LayerRule], rngs: nnx.Rngs | None
+) -> None:
+    alike = Alike()
+    for layer in layers:
+        entry = plan.get(id(layer))
+        if entry is not None and entry.rule is not None and entry.slots:
+            quantize = partial(quantize_layer, rule=rules[entry.rule], entry=entry, rngs=rngs)
+            try:
+                # Random numbers are drawn for each layer anew, and a proxy is shared, not copied.
+                apart = rngs is not None or rules[entry.rule].shares
+                if apart or not alike.quantized(layer, (entry.rule, entry.slots), quantize):
+                    quantize(layer)
+            except Exception as error:
+                error.add_note(f"while quantizing {entry.path}")
+                raise
+
+
+def _quantize_between(
+    model: Any,
+    policy: RulePolicy,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    rngs: nnx.Rngs | None,
+) -> None:
+    sites, _ = sites_of(model, policy.rules, args, kwargs)
+    held = {name: proxy_at(site, rngs) for name, site in sites.items()}
+    change_class(model, quantized_class(getattr(type(model), "program_class", type(model))))
+    setattr(model, HELD, OpQuantizers(policy, held))
+
+
+def quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | None) -> None:
+    """Make a layer of ours of one of Flax's, in place, with the quantizers of a rule."""
+    if rule.configures:
+        name, op = op_slot(layer) or ("", None)
+        assert op is not None, "planned because it has one"
+        # The function that is there is static; a module in its place is data.
+        setattr(layer, name, nnx.data(op(rule.scheme, rngs=rngs)))
+        return
+    counterpart = counterpart_of(layer)
+    assert counterpart is not None, "planned because it has one"
+    prefixes = tuple(slot.removesuffix("quant") for slot in entry.slots)
+    overrides = {name: value for name, value in rule.overrides if name.startswith(prefixes)}
+    given: dict[str, Any] = {slot: rule.quantizer(slot) for slot in entry.slots}
+    if rule.contraction != "auto":
+        given["contraction"] = rule.contraction
+    change_class(layer, counterpart.layer)
+    layer._init_quantizers(given, overrides, False, rngs)

@@ -1,0 +1,188 @@
+"""`Rule`: which layers and operations of a model are quantized, and by what."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flax import nnx
+
+from jqinject.inject.errors import did_you_mean
+from jqinject.nn import ContractionKind
+
+SLOTS = ("weight_quant", "bias_quant", "input_quant", "output_quant", "grad_quant")
+PREFIXES = ("weight_", "bias_", "input_", "output_", "grad_")
+KEYWORDS = (*SLOTS, "op", "contraction", "scheme")
+
+
+@dataclass(frozen=True, init=False)
+class Rule:
+    """Quantizers for the layers, or the operations, whose path matches.
+
+    A rule without `op` is for layers: the layer at a matching path gets these quantizers. With `op` it is for the
+    operations that layers do not hold (adding, concatenating, a softmax) in modules whose path matches, or for layers
+    of the named classes only. A slot that is None stays float; a rule with nothing but a path keeps what it matches
+    float. Of several rules the first that matches wins.
+
+    Args:
+        path: regular expression that must match a whole path, written with dots (`encoder.layers.0.fc`) or slashes.
+        op: name or names of operations (`add`, `concatenate`, `dot_general`, `softmax`, ...) or of Flax's layer classes
+            (`Conv`); None for all layers.
+        weight_quant, bias_quant, input_quant, output_quant, grad_quant: injectors, or None. Of an operation,
+            `input_quant` is for its inputs that are not quantized yet, `output_quant` for its output.
+        contraction: "auto", "int", "fp8" or "float", as for `QuantLinear`. A scheme given here is taken for `scheme`:
+            an older spelling, deprecated.
+        scheme: a scheme of contractions such as `jqinject.dot.config_v4()`, by which Flax's own layers contract,
+            forward and backward. It quantizes all operands, so no quantizer is given beside it.
+        overrides: names that a quantizer declares anew, with the prefix of its slot: `weight_bit_width=4`.
+
+    Raises:
+        TypeError: `path` is not a string; an unknown keyword; an override of a quantizer that is not given.
+        ValueError: `path` is not a regular expression; quantizers or a contraction beside a scheme.
+
+    Source: Qwix's `QuantizationRule`. Differs from Qwix: quantizers are injectors, and `input_quant` and `output_quant`
+    are told apart.
+
+    Example:
+        >>> from jqinject.quant import Int8WeightPerChannelFloat
+        >>> rule = Rule(r"blocks\\..*", weight_quant=Int8WeightPerChannelFloat, weight_bit_width=4)
+        >>> rule.matches("blocks.0.fc"), rule.matches("head")
+        (True, False)
+    """
+
+    path: str
+    op: tuple[str, ...] | None
+    quantizers: tuple[tuple[str, Any], ...]
+    contraction: ContractionKind
+    scheme: Any
+    overrides: tuple[tuple[str, Any], ...]
+    pattern: re.Pattern[str] = field(compare=False, repr=False)
+
+    def __init__(
+        self,
+        path: str = ".*",
+        *,
+        op: str | Iterable[str] | None = None,
+        weight_quant: Any = None,
+        bias_quant: Any = None,
+        input_quant: Any = None,
+        output_quant: Any = None,
+        grad_quant: Any = None,
+        contraction: ContractionKind | Any = "auto",
+        scheme: Any = None,
+        **overrides: Any,
+    ) -> None:
+        given = (weight_quant, bias_quant, input_quant, output_quant, grad_quant)
+        names = (op,) if isinstance(op, str) else op
+        if scheme is None and not isinstance(contraction, str):
+            contraction, scheme = "auto", contraction
+        if scheme is not None and (contraction != "auto" or any(q is not None for q in given)):
+            raise ValueError(
+                "Rule: a scheme quantizes weights, inputs and gradients by itself, and says how they are contracted.\n"
+                "  cure: a rule with scheme=... alone, or with quantizers and a contraction alone"
+            )
+        self._set(
+            path=path,
+            op=None if names is None else tuple(names),
+            quantizers=tuple((s, q) for s, q in zip(SLOTS, given, strict=True) if q is not None),
+            contraction=contraction,
+            scheme=scheme,
+            overrides=tuple(_checked_overrides(overrides, given).items()),
+            pattern=_compiled(path),
+        )
+
+    def _set(self, **fields: Any) -> None:
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    def matches(self, path: str) -> bool:
+        """Whether a path, written with dots, matches as a whole."""
+        return matches_path(self.pattern, path)
+
+    def quantizer(self, slot: str) -> Any:
+        """The injector of a slot, or None."""
+        return dict(self.quantizers).get(slot)
+
+    @property
+    def keeps_float(self) -> bool:
+        """Whether what it matches stays as it is."""
+        return not self.quantizers and not self.configures
+
+    @property
+    def shares(self) -> bool:
+        """Whether the layers that it matches share a proxy."""
+        return any(isinstance(quantizer, nnx.Module) for _, quantizer in self.quantizers)
+
+    @property
+    def configures(self) -> bool:
+        """Whether Flax's own layers contract as the rule says."""
+        return self.scheme is not None
+
+    def __str__(self) -> str:
+        named = [f"{slot}={getattr(q, '__name__', q)}" for slot, q in self.quantizers]
+        named += [f"{name}={value}" for name, value in self.overrides]
+        named += ["scheme=..."] if self.configures else []
+        ops = [] if self.op is None else [f"op={', '.join(self.op)}"]
+        return f"Rule({', '.join([repr(self.path), *ops, *named])})"
+
+
+def checked_rules(rules: Any) -> tuple[Rule, ...]:
+    """Rules as a tuple.
+
+    Raises:
+        TypeError: something else than rules.
+        ValueError: no rule at all.
+    """
+    if isinstance(rules, Rule) or not isinstance(rules, Iterable) or isinstance(rules, Mapping | str | type):
+        found: tuple[Any, ...] = (rules,)
+    else:
+        found = tuple(rules)
+    for rule in found:
+        if not isinstance(rule, Rule):
+            raise TypeError(
+                f"rules are jqinject.Rule objects, got {type(rule).__name__} {rule!r:.80}.\n"
+                "  cure: jqinject.Rule(weight_quant=...), a list of such, or jqinject.odml.OdmlQat()"
+            )
+    if not found:
+        raise ValueError(
+            "no rule was given.\n  cure: [jqinject.Rule(weight_quant=...)], which matches every layer"
+        )
+    return found
+
+
+def matches_path(pattern: str | re.Pattern[str], path: str) -> bool:
+    """Whether a regular expression matches a path as a whole, written with dots or with slashes."""
+    return bool(re.fullmatch(pattern, path) or re.fullmatch(pattern, path.replace(".", "/")))
+
+
+def _compiled(path: Any) -> re.Pattern[str]:
+    if not isinstance(path, str):
+        raise TypeError(
+            f"Rule: path is a regular expression in a string, got {type(path).__name__} {path!r:.80}"
+        )
+    try:
+        return re.compile(path)
+    except re.error as error:
+        raise ValueError(
+            f"Rule: {path!r} is no regular expression: {error}.\n  cure: '.*' is anything, r'\\.' a dot"
+        ) from None
+
+
+def _checked_overrides(overrides: Mapping[str, Any], given: tuple[Any, ...]) -> Mapping[str, Any]:
+    for name in overrides:
+        if not name.startswith(PREFIXES):
+            start = name.partition("_")[0]
+            hint = did_you_mean(name, KEYWORDS) or did_you_mean(f"{start}_", PREFIXES)
+            raise TypeError(
+                f"Rule got an unexpected keyword {name!r}{': ' + hint if hint else '.'}\n  It knows "
+                f"{', '.join(KEYWORDS)}, and what quantizers declare, with the prefix of their slot: weight_bit_width=4"
+            )
+        slot = next(s for s, prefix in zip(SLOTS, PREFIXES, strict=True) if name.startswith(prefix))
+        if given[SLOTS.index(slot)] is None:
+            raise TypeError(
+                f"Rule: {name!r} changes a quantizer that is not there, as {slot} is None.\n"
+                f"  cure: {slot}=... in the same rule"
+            )
+    return overrides

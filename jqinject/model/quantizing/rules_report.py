@@ -1,0 +1,87 @@
+"""The plan of `quantize` on its own: which layer every rule takes, and what has to see data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from flax import nnx
+
+from jqinject.model.quantizing.plan import LayerRule, check_operations, idle_rules, plan_layers
+from jqinject.model.quantizing.planned_ranges import planned_ranges
+from jqinject.model.quantizing.rule_policy import sites_of
+from jqinject.model.quantizing.rules import Rule, checked_rules
+from jqinject.model.static_ranges import uncalibrated
+from jqinject.model.walk import ModelIndex
+
+
+@dataclass(frozen=True)
+class RulesReport:
+    """Which layer every rule takes, and which rules take none.
+
+    `str()` of it is a table.
+
+    Attributes:
+        rules: the rules.
+        layers: an entry for every layer that could be quantized, by path.
+        sites: names of the places between layers that are quantized; empty where no inputs were given.
+        idle: indices of the rules that take nothing.
+        uncalibrated: paths of the quantizers of activations whose static range is to see data first (`calibrate`, or
+            training).
+    """
+
+    rules: tuple[Rule, ...]
+    layers: tuple[LayerRule, ...]
+    sites: tuple[str, ...] = ()
+    idle: tuple[int, ...] = ()
+    uncalibrated: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        rows = [("layer", "class", "rule", "quantizers")]
+        for entry in self.layers:
+            number = "-" if entry.rule is None else str(entry.rule)
+            rows.append((entry.path, entry.layer, number, ", ".join(entry.slots) or "stays float"))
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines += [f"between layers: {name}" for name in self.sites]
+        lines += [f"rule {index}: {rule}" for index, rule in enumerate(self.rules)]
+        lines += [f"rule {index} takes nothing" for index in self.idle]
+        lines += [f"to be calibrated: {path}" for path in self.uncalibrated]
+        return "\n".join(lines)
+
+
+def rules_report(model: Any, rules: Rule | Iterable[Rule], *inputs: Any, **kwargs: Any) -> RulesReport:
+    """Which layer of a model every rule takes, and which rules take none; nothing is changed.
+
+    Args:
+        model: a float NNX module, concrete or abstract.
+        rules: as for `quantize`.
+        inputs: what the model is called with, where rules are for operations between layers.
+        kwargs: by keyword.
+
+    Returns:
+        The plan, and which of its static ranges have to see data before they are served.
+
+    Raises:
+        TypeError: `model` is no NNX module; `rules` are no rules; a quantizer that does not fit its slot.
+        ValueError: a rule names an operation that there is not.
+
+    Example:
+        >>> from jqinject.quant import Int8WeightPerChannelFloat
+        >>> model = nnx.Sequential(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), nnx.Linear(4, 2, rngs=nnx.Rngs(0)))
+        >>> print(rules_report(model, Rule(".*0", weight_quant=Int8WeightPerChannelFloat)))
+        layer     class   rule  quantizers
+        layers.0  Linear  0     weight_quant
+        layers.1  Linear  -     stays float
+        rule 0: Rule('.*0', weight_quant=Int8WeightPerChannelFloat)
+    """
+    if not isinstance(model, nnx.Module):
+        raise TypeError(f"rules_report takes an NNX module, got {type(model).__name__}")
+    given = checked_rules(rules)
+    check_operations(given)
+    index = ModelIndex(model)
+    entries, plan = plan_layers(index, given)
+    sites, used = sites_of(model, given, inputs, kwargs) if inputs or kwargs else ({}, set())
+    unseen = (*uncalibrated(index), *planned_ranges(index, given, plan, sites.values()))
+    return RulesReport(given, entries, tuple(sites), idle_rules(given, entries, used), unseen)

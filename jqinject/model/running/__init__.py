@@ -1,0 +1,1 @@
+"""Running a model under observation: intercepted calls, recorded arrays, switched quantizers."""

@@ -1,0 +1,109 @@
+"""What single layers of a model are given and return, over batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jqinject.model.ptq.calibration import Batch
+from jqinject.model.running.compiled_call import compiled_call
+from jqinject.model.running.intercept import Around, intercept
+from jqinject.model.running.recorder import Tape
+from jqinject.quant_tensor import as_array
+
+GIVEN, RETURNED = "given", "returned"
+Layers = Callable[[nnx.Module], dict[str, Any]]
+
+
+class Record(NamedTuple):
+    """One call of a layer.
+
+    Attributes:
+        given: its arguments, (positional, by keyword).
+        returned: what it returned, as an array.
+    """
+
+    given: Any
+    returned: np.ndarray
+
+
+class LayerRecords:
+    """Runs a model on batches and takes down the calls of one of its layers; compiled once for all layers.
+
+    Args:
+        model: in the mode it is to run in; it is read at each run, never changed.
+        layers: finds the layers of a model, by path.
+        batches: what the model is called with.
+    """
+
+    def __init__(self, model: nnx.Module, layers: Layers, batches: list[Batch]) -> None:
+        self._model = model
+        self._batches = batches
+        self._tape = Tape()
+        self._around = {path: _Recording(path, self._tape, i) for i, path in enumerate(layers(model))}
+
+        def run(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            copy = nnx.clone(model, graph=True)
+            for path, layer in layers(copy).items():
+                self._around[path].chosen = args[0]
+                intercept(layer, self._around[path])
+            copy(*args[1:], **kwargs)
+
+        self._run = compiled_call(run)
+
+    def order(self) -> list[str]:
+        """The layers that run, in the order in which they do."""
+        self._play(-1)
+        return self._tape.layers(RETURNED)
+
+    def of(self, path: str) -> list[Record]:
+        """Every call of a layer, with the parameters as they are now."""
+        around = self._around[path]
+        self._play(around.index)
+        found = zip(self._tape.of(path, GIVEN), self._tape.of(path, RETURNED), strict=True)
+        records = [Record(around.rebuilt(given), np.asarray(y, np.float32)) for given, (y,) in found]
+        self._tape.clear()
+        return records
+
+    def _play(self, chosen: int) -> None:
+        self._tape.clear()
+        for args, kwargs in self._batches:
+            self._run(self._model, (jnp.int32(chosen), *args), kwargs)
+        self._tape.finish(nnx.state(self._model), self._batches)
+
+
+class _Recording(Around):
+    """Takes down what a layer is given and returns, where it is the chosen one."""
+
+    def __init__(self, path: str, tape: Tape, index: int) -> None:
+        self._path = path
+        self._tape = tape
+        self.index = index
+        self.chosen: Any = None
+        self._structure: Any = None
+        self._dtypes: list[Any] = []
+
+    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """See `Around`."""
+        y = call(*args, **kwargs)
+        leaves, self._structure = jax.tree.flatten((args, kwargs))
+        arrays = [jnp.asarray(leaf) for leaf in leaves]
+        self._dtypes = [array.dtype for array in arrays]
+        out = as_array(y).astype(jnp.float32)
+
+        def note() -> None:
+            self._tape.note(self._path, GIVEN, *arrays)
+            self._tape.note(self._path, RETURNED, out)
+
+        jax.lax.cond(self.chosen == self.index, note, lambda: None)
+        return y
+
+    def rebuilt(self, leaves: tuple[np.ndarray, ...]) -> Any:
+        """The arguments of a call, from the arrays in them."""
+        typed = [jnp.asarray(leaf, dtype) for leaf, dtype in zip(leaves, self._dtypes, strict=True)]
+        return jax.tree.unflatten(self._structure, typed)

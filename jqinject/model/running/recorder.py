@@ -1,0 +1,111 @@
+"""Writing down what arrays a compiled model sees on its way, inside loops and maps too."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.core import BinaryQuant, ClampedBinaryQuant, TernaryQuant
+from jqinject.ops import max_int, min_int
+from jqinject.ops.devices.processes import from_holder, spans_processes
+from jqinject.quant_tensor import (
+    CodebookQuantTensor,
+    FloatQuantTensor,
+    GroupwiseCodebookQuantTensor,
+    GroupwiseFloatQuantTensor,
+    as_array,
+)
+
+Arrays = tuple[np.ndarray, ...]
+ONE_STEP = (BinaryQuant, ClampedBinaryQuant, TernaryQuant)
+
+
+class Tape:
+    """Arrays by layer and by what they are, in the order of the calls."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str], list[tuple[int, Arrays]]] = defaultdict(list)
+        self._traced: Counter[tuple[str, str]] = Counter()
+
+    def note(self, layer: str, what: str, *arrays: Any) -> None:
+        """Keep arrays when the program that is being traced runs; in a loop those of every iteration."""
+        key = (layer, what)
+        # The order is that of the trace: a compiled program may call back in another.
+        order = self._traced[key]
+        self._traced[key] += 1
+        jax.debug.callback(partial(self._keep, key, order), *map(jnp.asarray, arrays))
+
+    def _keep(self, key: tuple[str, str], order: int, *arrays: Any) -> None:
+        self._kept[key].append((order, tuple(map(np.asarray, arrays))))
+
+    def finish(self, *given: Any) -> None:
+        """Wait for the programs that have been started; then every process holds all that they noted.
+
+        Args:
+            given: pytrees of the arrays that the programs were run on.
+        """
+        jax.effects_barrier()
+        if spans_processes(given):
+            # Of a program that is divided over processes, one of them is called back, with whole arrays.
+            self._kept = defaultdict(list, from_holder(dict(self._kept), bool(self._kept)))
+
+    def of(self, layer: str, what: str) -> list[Arrays]:
+        """What has been kept, float64, once the program has run."""
+        kept = sorted(self._kept[layer, what], key=lambda entry: entry[0])
+        return [tuple(array.astype(np.float64) for array in arrays) for _, arrays in kept]
+
+    def calls(self, layer: str, what: str) -> int:
+        """How often something has been kept."""
+        return len(self._kept[layer, what])
+
+    def layers(self, what: str) -> list[str]:
+        """The layers that have noted something, in the order in which they were traced."""
+        return [layer for layer, noted in self._traced if noted == what]
+
+    def clear(self) -> None:
+        """Let go of all arrays: NNX's caches may hold on to the tape."""
+        self._kept.clear()
+
+
+class Listener:
+    """A proxy that notes what it is given and what it makes of it; in all else the proxy itself."""
+
+    def __init__(self, proxy: Any, tape: Tape, layer: str, part: str) -> None:
+        self._proxy = proxy
+        self._note = partial(tape.note, layer, part)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._proxy, name)
+
+    def __call__(self, x: Any) -> Any:
+        """As the proxy."""
+        made = self._proxy(x)
+        if self._proxy.is_quant_enabled:
+            self._note(*facts(self._proxy, as_array(x), made))
+        return made
+
+
+def facts(proxy: Any, x: jax.Array, made: Any) -> tuple[Any, ...]:
+    """The fields of `Clipped`: numbers, what a quantizer made of them, and its range.
+
+    Args:
+        proxy: the quantizer's; None where there is none any more.
+        x: the numbers.
+        made: the same quantized, a QuantTensor.
+    """
+    if isinstance(made, FloatQuantTensor | GroupwiseFloatQuantTensor):
+        high = made.format.max_value
+        low = -high if made.signed else 0.0
+    elif isinstance(made, CodebookQuantTensor | GroupwiseCodebookQuantTensor):
+        low, high = made.codebook.values[0], made.codebook.values[-1]
+    elif proxy is not None and isinstance(proxy.tensor_quant, ONE_STEP):
+        low, high = -1, 1
+    else:
+        grid = (made.signed, proxy is not None and bool(proxy.is_narrow_range), made.bit_width)
+        low, high = min_int(*grid), max_int(*grid)
+    return x, made.value, made.scale, made.zero_point, low, high

@@ -1,0 +1,142 @@
+"""Which layers of a model are quantized, and running one of them with its quantizers on or off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.dot import QuantMode
+from jqinject.model.frozen_ops import quantized_op
+from jqinject.nn import QuantCheckpoint
+from jqinject.nn.base.act_layer import QuantActLayer
+from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.quant_tensor import as_array
+
+Call = Callable[[], Any]
+
+# slot of a layer: the part of the layer that it quantizes
+PARTS = {"weight_quant": "weight", "input_quant": "input", "output_quant": "output", "act_quant": "output"}
+SLOTS = (*PARTS, "bias_quant", "grad_quant")
+PLAIN_OPS = {
+    "dot_general": jax.lax.dot_general,
+    "einsum_op": jnp.einsum,
+    "conv_general_dilated": jax.lax.conv_general_dilated,
+}
+_MISSING = object()
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedLayer:
+    """A layer whose quantizers can be switched, by what does not change where the layer is copied.
+
+    Attributes:
+        path: where it is in the model.
+        disabled: slot -> whether the user has switched its quantizer off.
+        quantizes_input: whether it quantizes its input itself.
+    """
+
+    path: str
+    disabled: Mapping[str, bool]
+    quantizes_input: bool
+
+    def quantized(self, layer: Any, call: Call, *, alone: bool = False) -> Any:
+        """Call a layer with its quantizers as the user has set them.
+
+        Args:
+            layer: the layer.
+            call: calls it.
+            alone: what comes in may be floats though they say that they are integers: they are contracted as floats.
+        """
+        changes = _proxies(layer, self.disabled)
+        if alone and not self.quantizes_input and isinstance(layer, QuantWeightLayer):
+            changes.append((vars(layer), "contraction", "float"))
+        with changed(changes):
+            return call()
+
+    def floating(self, layer: Any, call: Call, x: Any) -> jax.Array:
+        """Call a layer with its quantizers off.
+
+        Args:
+            layer: the layer.
+            call: calls it on `x`.
+            x: what it is called with.
+        """
+        if isinstance(layer, QuantCheckpoint):  # it refuses to run without its quantizer
+            return as_array(x)
+        changes = _proxies(layer, dict.fromkeys(self.disabled, True))
+        held = vars(layer)
+        if isinstance(layer, QuantWeightLayer | QuantActLayer):
+            changes.append((held, "return_quant_tensor", False))
+        if isinstance(layer, QuantWeightLayer):
+            changes.append((held, "contraction", "float"))
+            if layer.frozen is not None:
+                changes.append((held, "frozen", None))
+        op = quantized_op(layer)
+        if op is not None:
+            changes.append((held, op.name, PLAIN_OPS[op.name]))
+        with changed(changes):
+            return as_array(call())
+
+
+def quantized_layers(model: nnx.Module) -> dict[str, Any]:
+    """The layers of a model that quantize something on the way forward: path -> layer."""
+    found = ((".".join(map(str, path)), node) for path, node in nnx.iter_modules(model))
+    return {path: node for path, node in found if _quantizes(node)}
+
+
+def switchable(path: str, layer: Any) -> QuantizedLayer:
+    """A quantized layer as it is now."""
+    held = vars(layer)
+    disabled = {slot: held[slot].disable_quant for slot in SLOTS if held.get(slot) is not None}
+    return QuantizedLayer(path, disabled, _enabled(held.get("input_quant")))
+
+
+def _quantizes(node: Any) -> bool:
+    if quantized_op(node) is not None:
+        return True
+    if not isinstance(node, QuantWeightLayer | QuantActLayer | QuantCheckpoint):
+        return False
+    frozen = isinstance(node, QuantWeightLayer) and node.frozen is not None
+    return frozen or any(_enabled(vars(node).get(slot)) for slot in SLOTS if slot != "grad_quant")
+
+
+def _enabled(proxy: Any) -> bool:
+    return proxy is not None and proxy.is_quant_enabled
+
+
+def has_float(layer: Any) -> bool:
+    """Whether the float numbers of a quantized layer are there: not of a frozen weight without its master."""
+    if isinstance(layer, QuantWeightLayer):
+        return vars(layer).get(layer.weight_name) is not None
+    op = quantized_op(layer)
+    return op is None or op.module.rhs_quant_mode is not QuantMode.SERVE or layer.kernel.size > 0
+
+
+def _proxies(layer: Any, disabled: Mapping[str, bool]) -> list[tuple[dict[str, Any], str, Any]]:
+    return [(vars(vars(layer)[slot]), "disable_quant", off) for slot, off in disabled.items()]
+
+
+@contextmanager
+def changed(changes: list[tuple[dict[str, Any], str, Any]]) -> Iterator[None]:
+    """Attributes that are others for a while.
+
+    Put in place past NNX, which refuses a change where a layer is reached through the closure of a transformation. They
+    are back before NNX looks at the layer again.
+    """
+    before = [(held, name, held.get(name, _MISSING)) for held, name, _ in changes]
+    try:
+        for held, name, value in changes:
+            held[name] = value
+        yield
+    finally:
+        for held, name, value in reversed(before):
+            if value is _MISSING:
+                held.pop(name, None)
+            else:
+                held[name] = value

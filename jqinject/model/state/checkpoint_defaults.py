@@ -1,0 +1,56 @@
+"""Letting components complete what a checkpoint holds for them: variables that depend on each other."""
+
+from typing import Any, Protocol, cast, runtime_checkable
+
+import jax.numpy as jnp
+
+from jqinject.model.walk import Found, ModelIndex, Path
+
+
+@runtime_checkable
+class CompletesState(Protocol):
+    """A component whose variables depend on each other: a loaded scale, say, means that calibration is over."""
+
+    def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]: ...
+
+
+def completed(index: ModelIndex, entries: dict[Path, Any]) -> dict[Path, Any]:
+    """The entries, those of each component completed by itself.
+
+    Args:
+        index: of the model that is loaded into.
+        entries: path -> array.
+
+    Returns:
+        The entries to check and write.
+    """
+    result = dict(entries)
+    for path, component in _components(index):
+        own = {p: result[p] for p in result if p[: len(path)] == path and len(p) > len(path)}
+        if not own:
+            continue
+        named = {".".join(p[len(path) :]): value for p, value in own.items()}
+        finished = component.complete_state(named)
+        for p in own:
+            del result[p]
+        for name, value in finished.items():
+            added = (*path, *name.split("."))
+            result[added] = value if name in named else _stacked(value, index.by_path.get(added))
+    return result
+
+
+def _stacked(value: Any, target: Found | None) -> Any:
+    """What a component adds for one layer, for every layer of a stack."""
+    array = jnp.asarray(value)
+    shape = array.shape if target is None else target.variable.get_value().shape
+    return jnp.broadcast_to(array, shape) if shape[len(shape) - array.ndim :] == array.shape else array
+
+
+def _components(index: ModelIndex) -> list[tuple[Path, CompletesState]]:
+    found: dict[int, tuple[Path, CompletesState]] = {}
+    for path, node in index.places:
+        # Of its class, not of the instance: `nnx.Rngs` has a stream under any name.
+        if issubclass(type(node), CompletesState):
+            found.setdefault(id(node), (path, cast(CompletesState, node)))
+    # Inner components first, so that an outer one sees what they made of their part.
+    return sorted(found.values(), key=lambda item: -len(item[0]))

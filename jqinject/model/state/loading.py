@@ -1,0 +1,243 @@
+"""The one door through which weights come in."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jqinject.inject.errors import did_you_mean
+from jqinject.model.state.checkpoint_defaults import completed
+from jqinject.model.state.checkpoint_entries import (
+    LIST,
+    flat_entries,
+    in_pieces,
+    nested_path,
+    problem_of,
+    unwrapped,
+)
+from jqinject.model.state.reassembly import reassemble_held
+from jqinject.model.state.reports import LoadReport
+from jqinject.model.state.soundness import never_right, not_finite, read_by_magnitude
+from jqinject.model.walk import Found, Holders, ModelIndex, Path, PlainArray, dotted
+from jqinject.proxy import write
+from jqinject.quant_tensor import is_concrete
+
+SHOWN = 50
+
+
+def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
+    """Load weights into a model and assemble its quantizers again from them.
+
+    In this order: weights and other Variables; re-assembly of every quantizer that depends on the weights that were
+    loaded; quantizer Variables that the state holds, which thus win over re-assembly. So a float checkpoint fits a
+    quantized model, and a quantized checkpoint comes back bit for bit. Everything is checked before it is written.
+
+    Quantizers of activations and gradients depend on weights only where their injector asks for `module`. Else what
+    they learned and collected stays; `jqinject.reassemble(model)` starts it afresh.
+
+    Source: Brevitas's `load_state_dict`. Differs from Brevitas: no flag is needed for a float checkpoint; nothing is
+    written when anything is wrong; Variables stay the same objects, so optimizers stay valid; ranges of activations
+    stay (there, every quantizer is made anew).
+
+    Args:
+        model: a module.
+        state: an `nnx.State`, a nested dict of arrays (also as Orbax restores it), or another module. A shared Variable
+            may stand under any of its paths.
+        missing: an NNX filter for Variables that the state need not hold, as in `missing=nnx.BatchStat`; `...` for all.
+            Quantizer Variables (also of components that were put together by hand) and arrays that are no Variables
+            (the mask of a convolution) may always be missing.
+
+    Returns:
+        A report: what was loaded, cast, missing, re-assembled and kept, and which weights hold nan or inf.
+
+    Raises:
+        ValueError: names every unknown path, missing path, wrong shape and wrong dtype (a float of another width is
+            cast); a quantizer's statistic, scale or counter that can never be right (nan, inf; below 0, but a
+            learned scale, whose magnitude counts); flat keys, and
+            an array in pieces. Nothing has been changed then.
+        TypeError: `state` is none of the three kinds.
+
+    Example:
+        >>> from jqinject.nn import QuantLinear
+        >>> from jqinject.quant import Int8WeightPerChannelFloat
+        >>> floats = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
+        >>> quantized = QuantLinear(8, 4, weight_quant=Int8WeightPerChannelFloat, rngs=nnx.Rngs(1))
+        >>> print(load_state(quantized, nnx.state(floats)))
+        loaded 2 variables
+        re-assembled 1 quantizer
+    """
+    index = ModelIndex(model)
+    by_path = index.by_path
+    _refuse_abstract(index.variables)
+    given = unwrapped(flat_entries(state), set(by_path))
+    _refuse(_ill_formed(given, by_path))
+    entries = completed(index, given)
+    absent = _absent(entries, index.variables, missing)
+    _refuse([*_unknown(entries, by_path), *absent, *_misfits(entries, by_path)])
+    said = {path: value for path, value in entries.items() if path in given}
+    _refuse(_contradictions(entries, by_path) or never_right(index, said))
+    return _all_or_nothing(index, lambda: _load(model, entries, index))
+
+
+def _refuse(problems: list[str]) -> None:
+    if not problems:
+        return
+    shown = [f"  {problem}" for problem in problems[:SHOWN]]
+    more = [f"  ... and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
+    raise ValueError(
+        f"load_state: the state does not fit the model, nothing was changed ({len(problems)} "
+        f"problem{'s' if len(problems) > 1 else ''}):\n" + "\n".join([*shown, *more])
+    )
+
+
+def _load(model: Any, entries: Mapping[Path, Any], index: ModelIndex) -> LoadReport:
+    by_path = index.by_path
+    chosen = {by_path[path].path: value for path, value in entries.items()}
+    cast = {
+        dotted(path): f"{value.dtype} -> {by_path[path].variable.dtype}"
+        for path, value in chosen.items()
+        if getattr(value, "dtype", by_path[path].variable.dtype) != by_path[path].variable.dtype
+    }
+    weights = {path: value for path, value in chosen.items() if not by_path[path].in_quantizer}
+    for path, value in weights.items():
+        write(by_path[path].variable, value)
+    beside = _of_changed_layers(index, [by_path[path].variable for path in weights])
+    told = reassemble_held(held for held in beside if held.proxy.depends_on_layers())
+    kept = tuple(dotted(held.paths[0]) for held in beside if not held.proxy.depends_on_layers())
+    # Re-assembly may have put other Variables in the place of the old ones.
+    after = ModelIndex(model) if told.replaced else index
+    now = after.by_path
+    for path, value in chosen.items():
+        if by_path[path].in_quantizer:
+            why = (
+                problem_of(value, now[path].variable.get_value())
+                if path in now
+                else "does not exist any more"
+            )
+            if why:
+                raise ValueError(
+                    f"load_state: after re-assembly from the loaded weights {dotted(path)} {why}; nothing was changed"
+                )
+            write(now[path].variable, value)
+    gone = tuple(
+        dotted(found.path) for found in index.variables if not any(path in entries for path in found.paths)
+    )
+    return LoadReport(
+        **vars(told),
+        loaded=tuple(dotted(path) for path in chosen),
+        missing=_but_of(gone, (*told.reassembled, *kept)),
+        cast=cast,
+        not_finite=tuple(dotted(path) for path in not_finite(weights)),
+        kept=kept,
+        below_zero=tuple(dotted(path) for path in read_by_magnitude(after, entries)),
+    )
+
+
+def _of_changed_layers(index: ModelIndex, changed: list[Any]) -> list[Holders]:
+    """The proxies held by a layer that holds one of the Variables itself."""
+    written = {id(variable) for variable in changed}
+    return [
+        held
+        for held in index.proxies
+        if any(id(child) in written for layer in held.layers for child in vars(layer).values())
+    ]
+
+
+def _but_of(gone: tuple[str, ...], proxies: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(path for path in gone if not any(path.startswith(f"{proxy}.") for proxy in proxies))
+
+
+def _ill_formed(entries: Mapping[Path, Any], by_path: Mapping[Path, Found]) -> list[str]:
+    """What is wrong with the form of a state, where its parts would be known in another."""
+    pieces = in_pieces(entries, set(by_path))
+    shapes = {path: tuple(by_path[path].variable.get_value().shape) for path in pieces}
+    told = [
+        f"{dotted(path)}: is {what}, the model needs one array of shape {shapes[path]}"
+        for path, what in pieces.items()
+    ]
+    nested = {path: nested_path(path) for path in entries if path not in by_path}
+    flat = {path: inner for path, inner in nested.items() if inner != path and inner in by_path}
+    for path, inner in flat.items():
+        shown = "".join(f"{{{name!r}: " for name in inner) + "..." + "}" * len(inner)
+        told.append(f"{dotted(path)}: keys have to be nested: {shown}, got {', '.join(map(repr, path))}")
+    if flat:
+        told[-1] += (
+            "\n  cure: flax.traverse_util.unflatten_dict(state, sep='.') makes a nested dict of one with flat keys "
+            "(sep='/' likewise; without sep where keys are tuples)"
+        )
+    elif any(what == LIST for what in pieces.values()):
+        told[-1] += "\n  cure: numpy.asarray(...) of each list"
+    return told
+
+
+def _unknown(entries: Mapping[Path, Any], by_path: Mapping[Path, Found]) -> list[str]:
+    names = [dotted(path) for path in by_path]
+    told = []
+    for path in entries:
+        if path not in by_path:
+            hint = did_you_mean(dotted(path), names)
+            told.append(f"{dotted(path)}: the model has no such variable" + (f"; {hint}" if hint else ""))
+    return told
+
+
+def _absent(entries: Mapping[Path, Any], targets: list[Found], missing: Any) -> list[str]:
+    may_be_missing: Callable[[Any, Any], bool] = nnx.filterlib.to_predicate(missing)
+    return [
+        f"{dotted(found.path)}: is missing from the state ({_cure_of(found.variable)})"
+        for found in targets
+        if not (found.in_quantizer or isinstance(found.variable, PlainArray))
+        and not any(path in entries for path in found.paths)
+        and not may_be_missing(found.path, found.variable)
+    ]
+
+
+def _cure_of(variable: Any) -> str:
+    for kind, name in ((nnx.RngState, "a random stream"), (nnx.BatchStat, "a running statistic")):
+        if isinstance(variable, kind):
+            return f"missing=nnx.{kind.__name__} lets {name} stay as it is"
+    return "missing=... names what may be"
+
+
+def _misfits(entries: Mapping[Path, Any], by_path: Mapping[Path, Found]) -> list[str]:
+    known = ((path, value) for path, value in entries.items() if path in by_path)
+    reasons = ((path, problem_of(value, by_path[path].variable.get_value())) for path, value in known)
+    return [f"{dotted(path)}: {reason}" for path, reason in reasons if reason]
+
+
+def _contradictions(entries: Mapping[Path, Any], by_path: Mapping[Path, Found]) -> list[str]:
+    """Shared Variables that the state holds under several paths with different numbers."""
+    told = []
+    for path, value in entries.items():
+        first = next(other for other in by_path[path].paths if other in entries)
+        if first != path and value is not entries[first] and not jnp.array_equal(value, entries[first]):
+            told.append(
+                f"{dotted(path)}: is the same variable as {dotted(first)}, which the state gives other numbers"
+            )
+    return told
+
+
+def _refuse_abstract(targets: list[Found]) -> None:
+    for found in targets:
+        held = found.variable.get_value()
+        if not isinstance(held, jax.Array | np.ndarray) or not is_concrete(held):
+            raise ValueError(
+                f"load_state writes into real arrays, and {dotted(found.path)} holds {type(held).__name__}.\n"
+                "  cure: call it outside of jit and eval_shape, on a model that was built for real"
+            )
+
+
+def _all_or_nothing(index: ModelIndex, load: Callable[[], LoadReport]) -> LoadReport:
+    """Run `load`; if it raises, put everything back."""
+    values = [(found.variable, found.variable.get_value()) for found in index.variables]
+    quantizers = [(held.proxy, dict(vars(held.proxy))) for held in index.proxies]
+    try:
+        return load()
+    except Exception:
+        for variable, value in values:
+            variable.set_value(value)
+        for proxy, attributes in quantizers:
+            vars(proxy).update(attributes)
+        raise

@@ -1,0 +1,72 @@
+"""What was done to a model, to be read by people and programs."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class ReassemblyReport:
+    """What re-assembly did.
+
+    Attributes:
+        reassembled: paths of the proxies that were assembled again.
+        replaced: those of them whose quantizer is another object now, because its structure, shapes or dtypes changed:
+            optimizers, `nnx.view`s and `nnx.cached_partial`s made before have to be made again.
+    """
+
+    reassembled: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> list[str]:
+        told = [f"re-assembled {_count(self.reassembled, 'quantizer')}"]
+        if self.replaced:
+            told.append(
+                f"replaced {_count(self.replaced, 'quantizer')} (structure or shapes changed; make optimizers, views "
+                f"and cached_partials again): {', '.join(self.replaced)}"
+            )
+        return told
+
+
+@dataclass(frozen=True)
+class LoadReport(ReassemblyReport):
+    """What `load_state` did.
+
+    Attributes:
+        loaded: paths that were written from the state.
+        missing: paths that the state does not hold, but those of quantizers that were re-assembled or kept.
+        cast: path -> "dtype -> dtype" of floats of another width.
+        not_finite: paths of loaded weights that hold nan or inf.
+        kept: paths of quantizers of activations and gradients beside the loaded weights. They do not depend on weights,
+            and keep what they learned and collected where the state holds nothing for them.
+        below_zero: paths of learned scales below 0, which count by their magnitude.
+    """
+
+    loaded: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    cast: dict[str, str] = field(default_factory=dict)
+    not_finite: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    below_zero: tuple[str, ...] = ()
+
+    def _lines(self) -> list[str]:
+        told = [f"loaded {_count(self.loaded, 'variable')}"]
+        if self.missing:
+            told.append(f"not in the state: {', '.join(self.missing)}")
+        if self.cast:
+            told.append("cast: " + ", ".join(f"{path} ({how})" for path, how in self.cast.items()))
+        if self.not_finite:
+            told.append(f"nan or inf in: {', '.join(self.not_finite)}")
+        if self.below_zero:
+            told.append(f"scales below 0, read by their magnitude: {', '.join(self.below_zero)}")
+        told += super()._lines()
+        if self.kept:
+            told.append(
+                f"kept {_count(self.kept, 'quantizer')} that no weight decides: {', '.join(self.kept)}"
+            )
+        return told
+
+
+def _count(items: tuple[str, ...], what: str) -> str:
+    return f"{len(items)} {what}{'' if len(items) == 1 else 's'}"

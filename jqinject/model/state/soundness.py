@@ -1,0 +1,95 @@
+"""Numbers that a checkpoint may hold and that a quantizer can do nothing with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.core import FloatRestrictValue, IntRestrictValue, QuantParam, QuantStat
+from jqinject.model.walk import ModelIndex, Path, dotted
+
+# What components store of scales and zero points, in their own words.
+LEARNED = "value"
+COLLECTED = ("buffer", "running_stats")
+OF_SCALES = (LEARNED, *COLLECTED)
+
+
+@runtime_checkable
+class StoresScale(Protocol):
+    """A component of scales, which says how those that it stores are read."""
+
+    restrict_scaling_impl: Any
+
+
+def never_right(index: ModelIndex, entries: Mapping[Path, Any]) -> list[str]:
+    """Why entries cannot be what a quantizer stored: counters or statistics below 0, nan and inf.
+
+    A learned scale that is read by its magnitude may be below 0: an optimizer may have moved it there.
+
+    Args:
+        index: of the model that is loaded into.
+        entries: path -> array, of the shapes and dtypes that the model needs.
+    """
+    scales = set(_scales(index))
+    found = []
+    for path, value in entries.items():
+        variable = index.by_path[path].variable
+        if not isinstance(variable, QuantParam | QuantStat):
+            continue
+        # Other statistics may be nan as long as they have seen nothing.
+        if not _is_finite(value) and (isinstance(variable, QuantParam) or path[-1] in OF_SCALES):
+            found.append(f"{dotted(path)}: holds nan or inf, which no quantizer stores")
+        elif jnp.issubdtype(variable.dtype, jnp.integer) and _least(value) < 0:
+            found.append(f"{dotted(path)}: is a counter, and counts from 0: got {_least(value):.0f}")
+        elif path in scales and _least(value) < 0:
+            found.append(f"{dotted(path)}: is a scale, and no scale is below 0: got {_least(value):.6g}")
+        elif path[-1] == "amax_history" and not _least(value) >= 0:
+            found.append(
+                f"{dotted(path)}: is a record of magnitudes, none of which is below 0: got {_least(value):.6g}"
+            )
+    return found
+
+
+def not_finite(entries: Mapping[Path, Any]) -> list[Path]:
+    """The entries that hold nan or inf."""
+    return [path for path, value in entries.items() if not _is_finite(value)]
+
+
+def read_by_magnitude(index: ModelIndex, entries: Mapping[Path, Any]) -> list[Path]:
+    """The entries that are learned scales below 0, of which the forward pass reads the magnitude."""
+    learned = {
+        (*path, LEARNED)
+        for path, node in index.places
+        if isinstance(node, StoresScale) and isinstance(node.restrict_scaling_impl, FloatRestrictValue)
+    }
+    return [
+        path
+        for path, value in entries.items()
+        if path in learned and isinstance(index.by_path[path].variable, QuantParam) and _least(value) < 0
+    ]
+
+
+def _scales(index: ModelIndex) -> Iterator[Path]:
+    """Where what is stored of a scale has no sign: statistics, and whole numbers; unless it is a logarithm."""
+    for path, node in index.places:
+        if not isinstance(node, StoresScale):
+            continue
+        whole = isinstance(node.restrict_scaling_impl, IntRestrictValue)
+        if whole or isinstance(node.restrict_scaling_impl, FloatRestrictValue):
+            yield from ((*path, name) for name in COLLECTED)
+            yield (*path, "runtime_stats", "running_stats")
+        if whole:
+            yield (*path, LEARNED)
+
+
+def _is_finite(value: Any) -> bool:
+    array = value if isinstance(value, jax.Array) else np.asarray(value)
+    return not jnp.issubdtype(array.dtype, jnp.inexact) or bool(jnp.isfinite(array).all())
+
+
+def _least(value: Any) -> float:
+    return float(jnp.min(jnp.asarray(value))) if np.size(value) else 0.0

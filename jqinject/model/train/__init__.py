@@ -1,0 +1,1 @@
+"""Training: gradients with backward statistics, steps, losses of bit widths."""

@@ -1,0 +1,241 @@
+"""`grad` and `value_and_grad` that let gradient quantizers report what they saw."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flax import nnx
+
+from jqinject.core import AmaxScaling, GradSlot
+from jqinject.core.state.listening import reports_expected
+from jqinject.model.train.steps import (
+    abandon_steps,
+    adding_by_maximum,
+    amax_scalings,
+    close_steps,
+    deliver,
+    open_steps,
+    set_slots,
+    without_slots,
+)
+
+ArgNum = int | nnx.DiffState
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The keywords of `nnx.value_and_grad` that are handed on."""
+
+    has_aux: bool
+    holomorphic: bool
+    allow_int: bool
+    reduce_axes: Sequence[Hashable]
+    graph: bool | None
+    graph_updates: bool | None
+
+
+def value_and_grad(
+    f: Callable[..., Any] | None = None,
+    *,
+    argnums: ArgNum | Sequence[ArgNum] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[Hashable] = (),
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Callable[..., Any]:
+    """`nnx.value_and_grad`, and the statistics of 8-bit float quantizers are right after it.
+
+    One call is one step: forward amaxes are collected by maximum over all uses in it (layers that share a quantizer,
+    the steps of a scan, micro-batches inside `f`); backward ones come out of the backward pass as cotangents of the
+    quantizers' slots, by maximum too; then every history rolls once. Between `begin_step` and `end_step` calls only
+    collect. The scale used in a step is known before the step, so that a step cut into micro-batches is the same step.
+
+    The model has to be a positional argument, differentiated or not. A module that `nnx.scan` or `nnx.vmap` only
+    broadcasts (`in_axes=None`) loses in NNX what its forward pass writes; carry it through a scan (`nnx.Carry`), as any
+    module with statistics. Plain `nnx.grad` corrupts nothing: the statistics
+    of gradients then simply stay, and forward ones advance at every use.
+
+    Args:
+        f: a function of models and arrays that returns a scalar, or `(scalar, aux)` with `has_aux`; without it, a
+            decorator is returned.
+        argnums, has_aux, holomorphic, allow_int, reduce_axes, graph, graph_updates: as for `nnx.value_and_grad`.
+
+    Returns:
+        A function that returns the value and the gradients of the parameters, as that of `nnx.value_and_grad` does.
+
+    Raises:
+        ValueError: (when called) a gradient quantizer in training mode is not reached by the arguments, or statistics
+            were filtered away. The models are as before then.
+        TypeError: (when called) a model with gradient quantizers is a keyword argument.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.nn import QuantIdentity
+        >>> from jqinject.quant import Fp8e4m3ActPerTensorCurrent, Fp8e4m3GradPerTensorCurrent
+        >>> identity = QuantIdentity(Fp8e4m3ActPerTensorCurrent, grad_quant=Fp8e4m3GradPerTensorCurrent)
+        >>> value_and_grad(lambda x, m: m(x))(jnp.float32(5.0), identity)
+        (Array(5., dtype=float32), Array(1., dtype=float32))
+        >>> float(identity.act_quant.amax_history.newest), float(identity.grad_quant.amax_history.newest)
+        (5.0, 1.0)
+    """
+    options = _Options(has_aux, holomorphic, allow_int, reduce_axes, graph, graph_updates)
+    if f is None:
+        return lambda f: _reporting(f, argnums, options)
+    return _reporting(f, argnums, options)
+
+
+def grad(
+    f: Callable[..., Any] | None = None,
+    *,
+    argnums: ArgNum | Sequence[ArgNum] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[Hashable] = (),
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Callable[..., Any]:
+    """`nnx.grad`, and the statistics of 8-bit float quantizers are right after it. See `value_and_grad`.
+
+    Args:
+        f: as for `value_and_grad`.
+        argnums, has_aux, holomorphic, allow_int, reduce_axes, graph, graph_updates: as for `nnx.grad`.
+
+    Returns:
+        A function that returns the gradients of the parameters, or `(gradients, aux)` with `has_aux`.
+
+    Raises:
+        ValueError, TypeError: as for `value_and_grad`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.nn import QuantLinear
+        >>> from jqinject.quant import Fp8e5m2GradPerTensorDelayed
+        >>> fc = QuantLinear(2, 1, grad_quant=Fp8e5m2GradPerTensorDelayed, rngs=nnx.Rngs(0))
+        >>> grad(lambda fc, x: fc(x).sum() * 3)(fc, jnp.ones((4, 2)))["bias"].get_value()
+        Array([12.], dtype=float32)
+        >>> float(fc.grad_quant.amax_history.newest)
+        3.0
+    """
+    options = _Options(has_aux, holomorphic, allow_int, reduce_axes, graph, graph_updates)
+    if f is None:
+        return lambda f: _without_value(_reporting(f, argnums, options), has_aux)
+    return _without_value(_reporting(f, argnums, options), has_aux)
+
+
+def _without_value(with_value: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+    @functools.wraps(with_value)
+    def gradients_alone(*args: Any, **kwargs: Any) -> Any:
+        value, gradients = with_value(*args, **kwargs)
+        return (gradients, value[1]) if has_aux else gradients
+
+    return gradients_alone
+
+
+def _reporting(
+    f: Callable[..., Any], argnums: ArgNum | Sequence[ArgNum], options: _Options
+) -> Callable[..., Any]:
+    wanted = tuple(argnums) if isinstance(argnums, Sequence) else (argnums,)
+
+    @functools.wraps(f)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        _refuse_keywords(f, kwargs)
+        per_argument = [amax_scalings([arg]) for arg in args]
+        found = list({id(scaling): scaling for held in per_argument for scaling in held}.values())
+        with_slots = [
+            number
+            for number, held in enumerate(per_argument)
+            if any(scaling.slot is not None for scaling in held)
+        ]
+        if with_slots:
+            _require_graph_mode(options)
+        asked, extra = _differentiated(wanted, with_slots, len(args))
+        own = [scaling for scaling in found if not scaling.in_step]
+        open_before = [scaling for scaling in found if scaling.in_step]
+        open_steps(own)
+        set_slots(open_before, adding=False)  # nnx.grad differentiates floats
+        try:
+            transformed = nnx.value_and_grad(_listening(f), argnums=(*asked, *extra), **vars(options))
+            value, gradients = transformed(*args, **kwargs)
+            numbers = [_number(which) for which in (*asked, *extra)]
+            reporting = [place for place, number in enumerate(numbers) if number in with_slots]
+            deliver([args[numbers[place]] for place in reporting], [gradients[place] for place in reporting])
+        except BaseException:
+            abandon_steps(own)
+            set_slots(open_before, adding=True)
+            raise
+        close_steps(own)
+        set_slots(open_before, adding=True)
+        kept = tuple(
+            without_slots(of) if _number(which) in with_slots else of
+            for which, of in zip(asked, gradients, strict=False)
+        )
+        return value, kept if isinstance(argnums, Sequence) else kept[0]
+
+    return run
+
+
+def _listening(f: Callable[..., Any]) -> Callable[..., Any]:
+    """`f` with slots that add by maximum while it runs."""
+
+    @functools.wraps(f)
+    def listened(*args: Any, **kwargs: Any) -> Any:
+        heard: list[AmaxScaling] = [s for s in amax_scalings(list(args)) if s.slot is not None]
+        for scaling in heard:
+            assert scaling.slot is not None
+            scaling.slot.set_value(adding_by_maximum(scaling.slot.get_value()))
+        try:
+            with reports_expected():
+                return f(*args, **kwargs)
+        finally:
+            set_slots(heard, adding=False)
+
+    return listened
+
+
+def _number(which: ArgNum) -> int:
+    return which if isinstance(which, int) else which.argnum
+
+
+def _differentiated(
+    wanted: Sequence[ArgNum], with_slots: Sequence[int], count: int
+) -> tuple[tuple[ArgNum, ...], tuple[ArgNum, ...]]:
+    """What the user wants differentiated, with slots added, and the arguments that are so for their slots alone."""
+    asked: list[ArgNum] = []
+    for which in wanted:
+        number = _number(which) % count if count else _number(which)
+        if number not in with_slots:
+            asked.append(which)
+            continue
+        of_user = nnx.Param if isinstance(which, int) else which.filter
+        asked.append(nnx.DiffState(number, nnx.Any(of_user, GradSlot)))
+    taken = {_number(which) for which in asked}
+    extra = tuple(nnx.DiffState(number, GradSlot) for number in with_slots if number not in taken)
+    return tuple(asked), extra
+
+
+def _require_graph_mode(options: _Options) -> None:
+    graph = nnx.set_graph_mode.current_value() if options.graph is None else options.graph
+    updates = (
+        nnx.set_graph_updates.current_value() if options.graph_updates is None else options.graph_updates
+    )
+    if not (graph and updates):
+        raise ValueError(
+            "value_and_grad: gradient quantizers report through NNX's graph mode with graph updates, which is off.\n"
+            "  cure: pass graph=True, graph_updates=True; or in tree mode use nnx.vjp between "
+            "jqinject.begin_step(model) and jqinject.end_step(model, gradients=...)"
+        )
+
+
+def _refuse_keywords(f: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+    for name, given in kwargs.items():
+        if any(scaling.slot is not None for scaling in amax_scalings([given])):
+            raise TypeError(
+                f"value_and_grad({getattr(f, '__name__', 'f')}): {name} has gradient quantizers and is a keyword "
+                "argument, which is not differentiated.\n  cure: pass it as a positional argument"
+            )

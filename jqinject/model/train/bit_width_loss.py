@@ -1,0 +1,191 @@
+"""Losses of learned bit widths: the mean bit width of a model, weighted by what the bits cost.
+
+Add one to a training loss, with a factor, and bits are given up where they matter least:
+
+    loss = WeightBitWidthWeightedBySize()
+
+    def loss_fn(model, x, y):
+        return cross_entropy(model(x), y) + 0.05 * loss(model)
+
+They are functions of the model alone, or of the model and what it is called with: nothing is collected on the side, and
+nothing has to be reset. Where the model is called for them, its state stays as it is; under `jax.jit` nothing of that
+call remains but the bit widths.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.core import BitWidthParameter
+from jqinject.model.running.intercept import Around, intercept
+from jqinject.nn import QuantConv, QuantLinear
+from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.proxy import ActQuantProxy, QuantProxyFromInjector, WeightQuantProxy
+from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
+
+MEGA = 1e7  # Brevitas's unit of operations
+Weighted = tuple[Any, float]
+
+
+def _mean(costs: list[Weighted], what: str, cure: str) -> jax.Array:
+    total = sum(size for _, size in costs)
+    if not total:
+        raise ValueError(f"there are no {what} to penalize.\n  cure: {cure}")
+    weighted = [jnp.float32(size) * jnp.asarray(bits, jnp.float32) for bits, size in costs]
+    return jnp.sum(jnp.stack(weighted)) / jnp.float32(total)
+
+
+def _learns_bits(proxy: QuantProxyFromInjector) -> bool:
+    nodes = nnx.iter_modules(proxy, graph=True)
+    return proxy.is_quant_enabled and any(isinstance(node, BitWidthParameter) for _, node in nodes)
+
+
+@dataclass(frozen=True)
+class WeightBitWidthWeightedBySize:
+    """The mean bit width of the weights whose width is learned, each counted by its number of elements.
+
+    `sum(size * bit_width) / sum(size)` over the layers; a quantizer that layers share counts once for each.
+
+    Source: Brevitas's `loss.WeightBitWidthWeightedBySize` and, for floats, `loss.WeightFloatBitWidthWeightedBySize`.
+
+    Example:
+        >>> from jqinject.nn import QuantLinear
+        >>> layer = QuantLinear(4, 2, weight_bit_width_impl_type="parameter", rngs=nnx.Rngs(0))
+        >>> float(WeightBitWidthWeightedBySize()(layer))
+        8.0
+    """
+
+    def __call__(self, model: nnx.Module) -> jax.Array:
+        """The mean bit width of a model, a differentiable float32 scalar.
+
+        Raises:
+            ValueError: no weight has a learned bit width.
+        """
+        costs = [
+            (layer.quant_weight().bit_width, float(math.prod(layer.weight_shape)))
+            for layer in _weight_layers(model)
+        ]
+        cure = "weight_bit_width_impl_type='parameter' on the layers whose bits are to be learned"
+        return _mean(costs, "weights with a learned bit width", cure)
+
+
+def _weight_layers(model: nnx.Module) -> Iterator[QuantWeightLayer]:
+    for _, node in nnx.iter_modules(model, graph=True):
+        if isinstance(node, QuantWeightLayer) and node.frozen is None:
+            proxy = node.weight_quant
+            if isinstance(proxy, WeightQuantProxy) and _learns_bits(proxy):
+                yield node
+
+
+@dataclass(frozen=True)
+class ActivationBitWidthWeightedBySize:
+    """The mean bit width of the activations whose width is learned, each counted by its elements for one example.
+
+    The model is run on a batch, since an activation's size is known no sooner. Every use of a quantizer counts.
+
+    Source: Brevitas's `loss.ActivationBitWidthWeightedBySize` and, for floats,
+    `loss.ActivationFloatBitWidthWeightedBySize`. Layers that run within `nnx.scan` or `nnx.vmap` are not seen.
+
+    Example:
+        >>> from jqinject.nn import QuantIdentity
+        >>> from jqinject.quant import Int8ActPerTensorFloat
+        >>> identity = QuantIdentity(act_quant=Int8ActPerTensorFloat, bit_width_impl_type="parameter")
+        >>> float(ActivationBitWidthWeightedBySize()(identity, jnp.ones((3, 4))))
+        8.0
+    """
+
+    def __call__(self, model: nnx.Module, *args: Any, **kwargs: Any) -> jax.Array:
+        """The mean bit width, a differentiable float32 scalar.
+
+        Args:
+            model: the model.
+            args: what it is called with.
+            kwargs: likewise.
+
+        Raises:
+            ValueError: no activation that was quantized has a learned bit width.
+        """
+
+        def wanted(node: Any) -> bool:
+            return isinstance(node, ActQuantProxy) and _learns_bits(node)
+
+        seen = _watch(model, wanted, args, kwargs)
+        costs = [(result.bit_width, _per_example(result)) for _, result in seen]
+        cure = "bit_width_impl_type='parameter' on the quantizers whose bits are to be learned"
+        return _mean(costs, "activations with a learned bit width", cure)
+
+
+@dataclass(frozen=True)
+class QuantLayerOutputBitWidthWeightedByOps:
+    """The mean bit width of the outputs of layers that return a QuantTensor, each counted by its operations.
+
+    Operations are multiplications and additions for one example, `2 * size of the output * inputs of one output`.
+
+    Args:
+        layer_types: classes of layers that count.
+
+    Source: Brevitas's `loss.QuantLayerOutputBitWidthWeightedByOps`.
+    """
+
+    layer_types: tuple[type, ...] = (QuantLinear, QuantConv)
+
+    def __call__(self, model: nnx.Module, *args: Any, **kwargs: Any) -> jax.Array:
+        """The mean bit width of outputs, a differentiable float32 scalar.
+
+        Args:
+            model: the model.
+            args: what it is called with.
+            kwargs: likewise.
+
+        Raises:
+            ValueError: no layer returned a QuantTensor.
+        """
+        seen = _watch(model, lambda node: isinstance(node, self.layer_types), args, kwargs)
+        costs = [
+            (result.bit_width, _per_example(result) * _operations(layer) / MEGA)
+            for layer, result in seen
+            if isinstance(result, IntQuantTensor | FloatQuantTensor)
+        ]
+        cure = "return_quant_tensor=True on layers with quantized input and weight"
+        return _mean(costs, "outputs of layers that are QuantTensors", cure)
+
+
+def _operations(layer: Any) -> float:
+    """Multiplications and additions for one number of the output."""
+    return 2.0 * math.prod(layer.weight_shape) / layer.out_channels
+
+
+def _per_example(result: Any) -> float:
+    return float(math.prod(result.value.shape[1:]))
+
+
+class _Noting(Around):
+    """Keeps what a module returns while the model is called."""
+
+    def __init__(self, seen: list[tuple[Any, Any]]) -> None:
+        self._seen = seen
+
+    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """See `Around`."""
+        y = call(*args, **kwargs)
+        self._seen.append((layer, y))
+        return y
+
+
+def _watch(
+    model: nnx.Module, wanted: Callable[[Any], bool], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[tuple[Any, Any]]:
+    """What the modules that are wanted return when a copy of the model is called: (module, result), call by call."""
+    copy = nnx.clone(model, graph=True)
+    seen: list[tuple[Any, Any]] = []
+    for node in [node for _, node in nnx.iter_modules(copy, graph=True) if wanted(node)]:
+        intercept(node, _Noting(seen))
+    copy(*args, **kwargs)
+    return seen

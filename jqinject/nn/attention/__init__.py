@@ -1,0 +1,1 @@
+"""Attention, and its cache of keys and values."""

@@ -1,0 +1,246 @@
+"""Scaled dot-product attention as a layer: float, and between quantizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, final
+
+import jax
+from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
+
+from jqinject.nn.attention.attention_base import (
+    IN_ATTENTION,
+    AttentionCall,
+    act_slot,
+    attention,
+    is_on,
+    through,
+)
+from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
+from jqinject.nn.base.slots import hold_proxies
+from jqinject.proxy import link_if_proxy
+from jqinject.quant_tensor import as_array
+
+SDPA_OUTPUT = act_slot("sdpa_output_")
+Process = Callable[..., jax.Array]
+
+
+def identity(x: Any) -> Any:
+    """`x` as it is."""
+    return x
+
+
+@final
+class ScaledDotProductAttention(nnx.Module):
+    """`nnx.dot_product_attention` as a layer: `softmax(q k^T / sqrt(d)) v`.
+
+    It can be the `attention_fn` of `nnx.MultiHeadAttention`, and is the float twin of
+    `QuantScaledDotProductAttention`.
+
+    Args:
+        pre_process_q, pre_process_k, pre_process_v: applied to queries, keys and values first: functions, or modules
+            such as rotary embeddings. Where the call is given `input_positions`, that of queries and keys get them too.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> x = jnp.ones((1, 3, 2, 4))  # (batch, length, heads, features)
+        >>> ScaledDotProductAttention()(x, x, x).shape
+        (1, 3, 2, 4)
+    """
+
+    def __init__(
+        self,
+        pre_process_q: Process = identity,
+        pre_process_k: Process = identity,
+        pre_process_v: Process = identity,
+    ) -> None:
+        self.pre_process_q = pre_process_q
+        self.pre_process_k = pre_process_k
+        self.pre_process_v = pre_process_v
+
+    def __call__(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        *,
+        input_positions: jax.Array | None = None,
+        **options: Any,
+    ) -> jax.Array:
+        """Attention.
+
+        Args:
+            query: (*batch, queries, heads, features).
+            key, value: (*batch, keys, kv_heads, features); `kv_heads` divides `heads`.
+            input_positions: for the functions that are applied first.
+            options: the keywords of `nnx.dot_product_attention`.
+
+        Returns:
+            (*batch, queries, heads, features).
+        """
+        query, key, value = pre_processed(self, query, key, value, input_positions)
+        return nnx.dot_product_attention(query, key, value, **options)
+
+
+@final
+class QuantScaledDotProductAttention(nnx.Module):
+    """Scaled dot-product attention with quantizers of all it contracts.
+
+    `out_q(w_q(softmax(s_q(q_q(q / sqrt(d)) k_q(k)^T))) v_q(v))`, with the quantizers named below. In evaluation,
+    integers of at most 8 bits are contracted as integers; training contracts what they stand for. It can be the
+    `attention_fn` of `nnx.MultiHeadAttention`, whose signature it has. With every quantizer None, the default, it is
+    `nnx.dot_product_attention` to the bit.
+
+    Args:
+        pre_process_q, pre_process_k, pre_process_v: as for `ScaledDotProductAttention`.
+        softmax_input_quant: quantizer of the products, with their bias and before the mask.
+        attn_output_weights_quant: quantizer of the weights, after dropout.
+        q_scaled_quant: quantizer of the scaled queries.
+        k_transposed_quant: quantizer of the keys.
+        v_quant: quantizer of the values.
+        sdpa_output_quant: quantizer of the output.
+        return_quant_tensor: return a QuantTensor, with the scale of `sdpa_output_quant`.
+        contraction: "auto"; or "float", "int" or "fp8" to insist.
+        rngs: for quantizers that draw random numbers.
+        overrides: names that quantizers declare anew, with their prefix: `q_scaled_bit_width=4`, `v_...`.
+
+    Raises:
+        TypeError: an argument that is no quantizer of activations, or an override that would do nothing.
+        ValueError: `return_quant_tensor` without `sdpa_output_quant`; a `contraction` that there is not.
+
+    Source: Brevitas. Differs from Brevitas: no slot has a quantizer by default; operands are laid out as in Flax,
+    lengths before heads; a mask hides products from the softmax, not from the range of `softmax_input_quant`; `dropout`
+    is off in evaluation.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jqinject.quant import Int8ActPerTensorFloat
+        >>> sdpa = QuantScaledDotProductAttention(v_quant=Int8ActPerTensorFloat, v_bit_width=4)
+        >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 8))
+        >>> sdpa(q, k, v, is_causal=True).shape, sdpa.v_quant.bit_width()
+        ((1, 5, 2, 8), 4)
+    """
+
+    q_scaled_quant: Any = None
+    k_transposed_quant: Any = None
+    softmax_input_quant: Any = None
+    attn_output_weights_quant: Any = None
+    v_quant: Any = None
+    sdpa_output_quant: Any = None
+
+    def __init__(
+        self,
+        pre_process_q: Process = identity,
+        pre_process_k: Process = identity,
+        pre_process_v: Process = identity,
+        *,
+        softmax_input_quant: Any = None,
+        attn_output_weights_quant: Any = None,
+        q_scaled_quant: Any = None,
+        k_transposed_quant: Any = None,
+        v_quant: Any = None,
+        sdpa_output_quant: Any = None,
+        return_quant_tensor: bool = False,
+        contraction: ContractionKind = "auto",
+        rngs: nnx.Rngs | None = None,
+        **overrides: Any,
+    ) -> None:
+        self.pre_process_q = pre_process_q
+        self.pre_process_k = pre_process_k
+        self.pre_process_v = pre_process_v
+        self.contraction: ContractionKind = checked_contraction("QuantScaledDotProductAttention", contraction)
+        self.return_quant_tensor = return_quant_tensor
+        given = {
+            "softmax_input_quant": softmax_input_quant,
+            "attn_output_weights_quant": attn_output_weights_quant,
+            "q_scaled_quant": q_scaled_quant,
+            "k_transposed_quant": k_transposed_quant,
+            "v_quant": v_quant,
+            "sdpa_output_quant": sdpa_output_quant,
+        }
+        hold_proxies(self, (*IN_ATTENTION, SDPA_OUTPUT), given, overrides, rngs, ())
+        if return_quant_tensor and not is_on(self.sdpa_output_quant):
+            raise ValueError(
+                "QuantScaledDotProductAttention(return_quant_tensor=True) needs sdpa_output_quant to have a scale to "
+                "return.\n  cure: give it sdpa_output_quant=..."
+            )
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name.endswith("_quant"):
+            link_if_proxy(self, value)
+        return value
+
+    def __call__(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        bias: jax.Array | None = None,
+        mask: jax.Array | None = None,
+        broadcast_dropout: bool = True,
+        dropout_rng: jax.Array | None = None,
+        dropout_rate: float = 0.0,
+        deterministic: bool = False,
+        dtype: Any = None,
+        precision: Any = None,
+        module: nnx.Module | None = None,
+        promote_dtype: Any = default_promote_dtype,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        input_positions: jax.Array | None = None,
+    ) -> Any:
+        """Attention; arguments as for `nnx.dot_product_attention`.
+
+        Args:
+            query: (*batch, queries, heads, features).
+            key, value: (*batch, keys, kv_heads, features); `kv_heads` divides `heads` (grouped-query attention).
+            bias: added to the products of queries and keys.
+            mask: where weights may be other than 0; broadcasts to (*batch, heads, queries, keys).
+            broadcast_dropout, dropout_rng, dropout_rate, deterministic: dropout of the weights.
+            dtype: of the computation; None promotes.
+            precision: of contractions of floats.
+            module: sows the quantized weights as `attention_weights`.
+            promote_dtype: how operands are promoted.
+            is_causal: whether a query sees only keys up to its own position.
+            scale: what queries are multiplied by; None for 1 / sqrt(features).
+            input_positions: for the functions that are applied first.
+
+        Returns:
+            (*batch, queries, heads, features); a QuantTensor with `return_quant_tensor`.
+        """
+        operands = (as_array(query), as_array(key), as_array(value))
+        query, key, value = pre_processed(self, *operands, input_positions)
+        options = {
+            "bias": bias,
+            "mask": mask,
+            "broadcast_dropout": broadcast_dropout,
+            "dropout_rng": dropout_rng,
+            "dropout_rate": dropout_rate,
+            "deterministic": deterministic,
+            "precision": precision,
+            "module": module,
+            "is_causal": is_causal,
+        }
+        if scale is None and not any(is_on(getattr(self, slot.name)) for slot in IN_ATTENTION):
+            out: Any = nnx.dot_product_attention(
+                query, key, value, dtype=dtype, promote_dtype=promote_dtype, **options
+            )
+        else:
+            query, key, value = promote_dtype((query, key, value), dtype=dtype)
+            call = AttentionCall(**options, scale=scale, contraction=self.contraction)
+            proxies = {slot.name: getattr(self, slot.name) for slot in IN_ATTENTION}
+            key, value = through(self.k_transposed_quant, key), through(self.v_quant, value)
+            out = attention(query, key, value, proxies, call)
+        out = through(self.sdpa_output_quant, out)
+        return out if self.return_quant_tensor else as_array(out)
+
+
+def pre_processed(
+    layer: Any, query: jax.Array, key: jax.Array, value: jax.Array, positions: jax.Array | None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Queries, keys and values after the layer's own functions."""
+    where = () if positions is None else (positions,)
+    return layer.pre_process_q(query, *where), layer.pre_process_k(key, *where), layer.pre_process_v(value)

@@ -1,0 +1,195 @@
+"""The cache of keys and values in low bits: payload, scales and zero points of every position.
+
+What is stored is what attention contracts: a key or value as its quantizer made it at its own step. A float quantity
+(no quantizer, or one whose numbers have no payload of at most 8 bits) is stored as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.dot import has_integers
+from jqinject.ops.minifloats.float_format import FloatFormat
+from jqinject.ops.packing import container_bits, pack, unpack
+from jqinject.quant_tensor import (
+    CodebookQuantTensor,
+    FloatQuantTensor,
+    GroupwiseQuantTensor,
+    IntQuantTensor,
+    as_array,
+)
+
+OPERAND_AXES = 3  # positions, heads and features, behind the axes of the batch
+FIELDS = ("payload", "scale", "zero_point")
+Fields = dict[str, jax.Array]
+
+
+def attribute(name: str, field: str) -> str:
+    """What the layer calls a field of the cache: `cached_key`, `cached_key_scale`."""
+    return name if field == "payload" else f"{name}_{field}"
+
+
+def encoded(x: Any, has_zero_point: bool) -> Fields:
+    """The arrays that a cache stores of a key or value.
+
+    Args:
+        x: (*batch, positions, heads, features), array or QuantTensor.
+        has_zero_point: whether its zero point may be another than 0.
+
+    Returns:
+        `payload`, and where there are, `scale` and `zero_point`, each with all the axes of `x` and with its positions;
+        with two axes for one where there are groups. A payload of at most 4 bits has several numbers in a byte, along
+        the last axis.
+
+    Raises:
+        ValueError: groups of several positions, which are not known at one of them.
+    """
+    whole = _ungrouped(x)
+    payload = _payload(whole)
+    if payload is None:
+        return {"payload": as_array(x)}
+    at = x.ndim - OPERAND_AXES
+    made = {"payload": payload, "scale": _each(whole.scale, whole, at)}
+    return made | ({"zero_point": _each(whole.zero_point, whole, at)} if has_zero_point else {})
+
+
+def decoded(fields: Fields, like: Any) -> Any:
+    """What `encoded` made the arrays of.
+
+    Args:
+        fields: arrays of any number of positions.
+        like: a key or value of the same quantizer, for format and dtype.
+    """
+    payload, scale = fields["payload"], fields.get("scale")
+    if scale is None:
+        return payload
+    one = _ungrouped(like)
+    known = {"training": one.training, "dtype": one.dtype}
+    if isinstance(one, FloatQuantTensor):
+        form = one.known_format("a cache")
+        codes = payload if _is_float8(form) else _unpacked(payload, form.bit_width, one.shape[-1], False)
+        whole: Any = FloatQuantTensor.from_payload(codes, scale, format=form, **known)
+    elif isinstance(one, CodebookQuantTensor):
+        codes = _unpacked(payload, one.bit_width, one.shape[-1], False)
+        whole = CodebookQuantTensor.from_codes(codes, scale, one.codebook, **known)
+    else:
+        bits = int(one.bit_width)
+        integers = _unpacked(payload, bits, one.shape[-1], one.signed)
+        zero = fields.get("zero_point", 0.0)
+        whole = IntQuantTensor.from_int(integers, scale, zero, bits, signed=one.signed, **known)
+    if not isinstance(like, GroupwiseQuantTensor):
+        return whole
+    return type(like).of(whole, like.group_size, like.groups.dim, like.groups.length)
+
+
+def empty(one: Any, has_zero_point: bool, length: int) -> Fields:
+    """The cache before the first position.
+
+    Args:
+        one: a quantized key or value of one position, abstract (from `nnx.eval_shape`).
+        has_zero_point: as for `encoded`.
+        length: how many positions it is to have.
+    """
+    at = one.ndim - OPERAND_AXES
+    stored = jax.eval_shape(lambda x: encoded(x, has_zero_point), one)
+
+    def filled(name: str, field: Any) -> jax.Array:
+        shape = (*field.shape[:at], length, *field.shape[at + 1 :])
+        # A scale of 1 lets what is not written yet be zeros.
+        return jnp.full(shape, 1 if name == "scale" else 0, field.dtype)
+
+    return {name: filled(name, field) for name, field in stored.items()}
+
+
+def check(name: str, stored: Mapping[str, nnx.Variable[Any] | None], new: Fields, at: int) -> None:
+    """Refuse a position that the cache was not made for.
+
+    Args:
+        name: of the cache.
+        stored: its Variables by field, None for none.
+        new: the fields of the position.
+        at: the axis of positions.
+
+    Raises:
+        ValueError: other fields, dtypes or shapes than the cache has, but for one position.
+    """
+    held = {field: variable for field, variable in stored.items() if variable is not None}
+    one = {field: (*v.shape[:at], 1, *v.shape[at + 1 :]) for field, v in held.items()}
+    fits = held.keys() == new.keys() and all(
+        held[field].dtype == array.dtype and one[field] == array.shape for field, array in new.items()
+    )
+    if not fits:
+        made = {field: (v.dtype.name, one[field]) for field, v in held.items()}
+        got = {field: (array.dtype.name, array.shape) for field, array in new.items()}
+        raise ValueError(
+            f"QuantMultiHeadAttention: {name} takes one position at a time, {made}; got {got}.\n"
+            "  cure: inputs of length 1 and of the batch that init_cache was given; init_cache again where quantizers "
+            "or the dtype (init_cache(shape, dtype)) are others now"
+        )
+
+
+def put(stored: nnx.Variable[Any], new: jax.Array, index: jax.Array, at: int) -> jax.Array:
+    """A stored array with one position replaced.
+
+    Args:
+        stored: the cache's Variable, which is changed.
+        new: of one position.
+        index: int32 scalar, which position.
+        at: the axis of positions.
+
+    Returns:
+        What is stored now.
+    """
+    start = [jnp.zeros((), index.dtype)] * new.ndim
+    start[at] = index
+    stored[...] = jax.lax.dynamic_update_slice(stored[...], new, start)
+    return stored[...]
+
+
+def _ungrouped(x: Any) -> Any:
+    """The tensor with two axes for the one that is cut into groups."""
+    if not isinstance(x, GroupwiseQuantTensor):
+        return x
+    if x.groups.dim <= -OPERAND_AXES:
+        raise ValueError(
+            "QuantMultiHeadAttention: a group of several positions can not be quantized position by position.\n"
+            "  cure: groups along the features (group_dim = -1) or the heads (group_dim = -2)"
+        )
+    return x.grouped
+
+
+def _payload(x: Any) -> jax.Array | None:
+    """The low-bit numbers, several in a byte where they fit; None where there are none of at most 8 bits."""
+    if isinstance(x, IntQuantTensor) and has_integers(x):
+        bits = container_bits(int(x.bit_width))
+        return x.int() if bits == 8 else pack(x.int(), bits)
+    if isinstance(x, FloatQuantTensor) and isinstance(x.format, FloatFormat) and x.format.bit_width <= 8:
+        if _is_float8(x.format):
+            return x.payload()
+        return pack(x.codes(), container_bits(x.format.bit_width))
+    if isinstance(x, CodebookQuantTensor):
+        return pack(x.codes(), container_bits(x.bit_width))
+    return None
+
+
+def _is_float8(form: FloatFormat) -> bool:
+    return form.bit_width == 8 and jnp.issubdtype(form.payload_dtype, jnp.floating)
+
+
+def _unpacked(payload: jax.Array, bits: int, features: int, signed: bool) -> jax.Array:
+    if container_bits(bits) == 8:
+        return payload
+    return unpack(payload, container_bits(bits), (*payload.shape[:-1], features), signed)
+
+
+def _each(metadata: jax.Array, x: Any, at: int) -> jax.Array:
+    """A scale or zero point with as many axes as `x`, and one entry for each of its positions."""
+    full = metadata.reshape((1,) * (x.ndim - metadata.ndim) + metadata.shape)
+    positions = [*full.shape]
+    positions[at] = x.shape[at]
+    return jnp.broadcast_to(full, positions)

@@ -1,0 +1,308 @@
+"""Quantized multi-head attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.nn.attention import kv_cache
+from jqinject.nn.attention.attention_base import IN_ATTENTION, AttentionCall, attention, is_on, through
+from jqinject.nn.attention.projections import hold_projections, stack_along
+from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
+from jqinject.nn.base.parameter_view import StandIn
+from jqinject.nn.base.slots import hold_proxies, split_keywords
+from jqinject.proxy import link_if_proxy
+
+CACHED = {"k_transposed_quant": "cached_key", "v_quant": "cached_value"}
+
+
+@final
+class QuantMultiHeadAttention(nnx.MultiHeadAttention):
+    """`nnx.MultiHeadAttention` with quantizers of its projections and of all that attention contracts.
+
+    Parameters, their paths and shapes are those of `nnx.MultiHeadAttention`, so that float checkpoints load. Quantizer
+    arguments are injectors, proxies to share, or None, the default, for none; further keywords override what a
+    quantizer declares, by its prefix: `in_proj_weight_bit_width=4`, `v_bit_width=4`. With every quantizer None the
+    layer is `nnx.MultiHeadAttention` to the bit. In evaluation, integers of at most 8 bits are contracted as integers.
+
+    Decoding (`decode=True`, after `init_cache`) keeps keys and values as `k_transposed_quant` and `v_quant` make them:
+    in integers (or 8-bit floats) with their scales, a quarter of their bytes in float32 for 8 bits, an eighth for 4. A
+    position is quantized once, when it is new, as the whole sequence would be: with quantizers that look at no other
+    position (a constant scale, or `Int8ActDynamicPerRow`: one for each head and position) decoding is the full forward.
+
+    Args:
+        num_heads, in_features, qkv_features, out_features, num_kv_heads, in_kv_features: as for
+            `nnx.MultiHeadAttention`.
+        in_proj_input_quant, in_proj_weight_quant, in_proj_bias_quant: quantizers of the projections of queries, keys
+            and values.
+        softmax_input_quant: quantizer of the products of queries and keys, before the mask.
+        attn_output_weights_quant: quantizer of the weights, after dropout; None beside an `attention_fn` of your own,
+            as are the next three.
+        q_scaled_quant: quantizer of the scaled queries.
+        k_transposed_quant, v_quant: quantizers of keys and values, and so of their cache.
+        out_proj_input_quant, out_proj_weight_quant, out_proj_bias_quant, out_proj_output_quant: quantizers of the
+            output projection.
+        packed_in_proj: project queries, keys and values as by one matrix: one input quantizer (`in_proj_input_quant`
+            of this layer), and one scale for the three weights where a quantizer has one for a tensor, which needs
+            NNX's graph mode. If False, or with an `in_kv_features` of its own, each projection has its own quantizers.
+        attention_fn: as for `nnx.MultiHeadAttention`. One of your own, such as a `QuantScaledDotProductAttention`, is
+            used as it is, without quantizers of this layer within attention.
+        return_quant_tensor: return a QuantTensor, as `QuantLinearGeneral` does.
+        contraction: "auto"; or "float", "int" or "fp8" to insist, of projections and of attention.
+        rngs: for the parameters, and for quantizers that draw random numbers.
+        more: the other keywords of `nnx.MultiHeadAttention` (`dropout_rate`, `decode`, `normalize_qk`, ...),
+            `in_proj_grad_quant`, `out_proj_grad_quant`, and overrides.
+
+    Raises:
+        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
+        ValueError: quantizers within attention beside an `attention_fn` of your own; `return_quant_tensor` without
+            anything to take a scale from; packed projections in NNX's tree mode.
+        DependencyError: a quantizer that can not be put together; the text shows the path.
+
+    Source: Brevitas's `QuantMultiheadAttention`. Differs from Brevitas: no slot has a quantizer by default; projections
+    are not packed by default, as Flax has three; packed ones take keys and values other than the queries too, quantized
+    by the same quantizer; a mask hides products from the softmax, not from the range of `softmax_input_quant`.
+
+    Example:
+        >>> from jqinject.quant import Int8ActDynamicPerRow
+        >>> mha = QuantMultiHeadAttention(
+        ...     2, 8, decode=False, k_transposed_quant=Int8ActDynamicPerRow, v_quant=Int8ActDynamicPerRow,
+        ...     rngs=nnx.Rngs(0))
+        >>> mha(jnp.ones((1, 3, 8))).shape, mha.query.kernel.shape
+        ((1, 3, 8), (8, 2, 4))
+        >>> mha.init_cache((1, 16, 8))
+        >>> mha.eval()
+        >>> mha(jnp.ones((1, 1, 8)), decode=True).shape, mha.cached_key.dtype
+        ((1, 1, 8), dtype('int8'))
+    """
+
+    in_proj_input_quant: Any = None
+    q_scaled_quant: Any = None
+    k_transposed_quant: Any = None
+    softmax_input_quant: Any = None
+    attn_output_weights_quant: Any = None
+    v_quant: Any = None
+    packed_in_proj: bool = False
+    contraction: ContractionKind = "auto"
+    cached_key_scale: nnx.Cache[Any] | None = None
+    cached_key_zero_point: nnx.Cache[Any] | None = None
+    cached_value_scale: nnx.Cache[Any] | None = None
+    cached_value_zero_point: nnx.Cache[Any] | None = None
+
+    def __init__(
+        self,
+        num_heads: int,
+        in_features: int,
+        qkv_features: int | None = None,
+        out_features: int | None = None,
+        num_kv_heads: int | None = None,
+        in_kv_features: int | None = None,
+        *,
+        in_proj_input_quant: Any = None,
+        in_proj_weight_quant: Any = None,
+        in_proj_bias_quant: Any = None,
+        softmax_input_quant: Any = None,
+        attn_output_weights_quant: Any = None,
+        q_scaled_quant: Any = None,
+        k_transposed_quant: Any = None,
+        v_quant: Any = None,
+        out_proj_input_quant: Any = None,
+        out_proj_weight_quant: Any = None,
+        out_proj_bias_quant: Any = None,
+        out_proj_output_quant: Any = None,
+        packed_in_proj: bool = False,
+        attention_fn: Callable[..., jax.Array] = nnx.dot_product_attention,
+        return_quant_tensor: bool = False,
+        contraction: ContractionKind = "auto",
+        rngs: nnx.Rngs,
+        **more: Any,
+    ) -> None:
+        flax, overrides = split_keywords(nnx.MultiHeadAttention, more)
+        sizes = (num_heads, in_features, qkv_features, out_features, num_kv_heads, in_kv_features)
+        nnx.MultiHeadAttention.__init__(self, *sizes, attention_fn=attention_fn, rngs=rngs, **flax)
+        given = {
+            "in_proj_input_quant": in_proj_input_quant,
+            "in_proj_weight_quant": in_proj_weight_quant,
+            "in_proj_bias_quant": in_proj_bias_quant,
+            "softmax_input_quant": softmax_input_quant,
+            "attn_output_weights_quant": attn_output_weights_quant,
+            "q_scaled_quant": q_scaled_quant,
+            "k_transposed_quant": k_transposed_quant,
+            "v_quant": v_quant,
+            "out_proj_input_quant": out_proj_input_quant,
+            "out_proj_weight_quant": out_proj_weight_quant,
+            "out_proj_bias_quant": out_proj_bias_quant,
+            "out_proj_output_quant": out_proj_output_quant,
+        }
+        self._init_quantizers(given, overrides, packed_in_proj, return_quant_tensor, contraction, rngs)
+
+    def _init_quantizers(
+        self,
+        given: dict[str, Any],
+        overrides: dict[str, Any],
+        packed: bool,
+        return_quant_tensor: bool,
+        contraction: ContractionKind,
+        rngs: nnx.Rngs | None,
+    ) -> None:
+        """Make the proxies; to be called when the parameters are there."""
+        self.contraction = checked_contraction("QuantMultiHeadAttention", contraction)
+        self.packed_in_proj = packed and self.in_kv_features == self.in_features
+        if self.packed_in_proj and not nnx.set_graph_mode.current_value():
+            raise ValueError(
+                "QuantMultiHeadAttention(packed_in_proj=True) shares quantizers between projections, and NNX's tree "
+                "mode knows no shared objects.\n  cure: packed_in_proj=False, or graph mode"
+            )
+        of_projections = {}
+        for name in [*overrides]:
+            if name in ("in_proj_grad_quant", "out_proj_grad_quant"):
+                given[name] = overrides.pop(name)
+            elif name.startswith(("in_proj_", "out_proj_")):
+                of_projections[name] = overrides.pop(name)
+        within = {n: given.pop(n) for n in list(given) if "_proj_" not in n}
+        self._check_attention_fn(within)
+        hold_projections(
+            self,
+            given,
+            of_projections,
+            packed=self.packed_in_proj,
+            return_quant_tensor=return_quant_tensor,
+            contraction=contraction,
+            rngs=rngs,
+        )
+        hold_proxies(self, IN_ATTENTION, within, overrides, rngs, stack_along(self))
+
+    def _check_attention_fn(self, within: dict[str, Any]) -> None:
+        """Refuse quantizers within attention beside an attention function that has no place for them."""
+        idle = [name for name, quantizer in within.items() if quantizer is not None]
+        if idle and self.attention_fn is not nnx.dot_product_attention:
+            raise ValueError(
+                f"QuantMultiHeadAttention: {', '.join(idle)} can not be put into an attention_fn of your own, which "
+                "computes attention by itself.\n"
+                "  cure: attention_fn=QuantScaledDotProductAttention(...), which takes them, or leave them out"
+            )
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name.endswith("_quant"):
+            link_if_proxy(self, value)
+        return value
+
+    # --- forward
+
+    def __call__(
+        self,
+        inputs_q: Any,
+        inputs_k: Any = None,
+        inputs_v: Any = None,
+        *,
+        decode: bool | None = None,
+        is_causal: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Attention of `inputs_q` to `inputs_k` and `inputs_v`.
+
+        Args:
+            inputs_q: (*batch, length, in_features), array or QuantTensor.
+            inputs_k: (*batch, keys, in_kv_features); None for `inputs_q`.
+            inputs_v: likewise; None for `inputs_k`.
+            decode: whether this is one more position of what the cache holds; None for what the layer was given.
+            is_causal: whether a query sees only keys up to its own position; when decoding it does.
+            options: the other keywords of `nnx.MultiHeadAttention`: `mask`, `deterministic`, `rngs`, `sow_weights` (the
+                weights as they multiply the values, quantized), `out_sharding`, `qkv_sharding`, and those of the
+                installed Flax.
+
+        Returns:
+            (*batch, length, out_features); a QuantTensor with `return_quant_tensor`.
+
+        Raises:
+            ValueError: inputs that do not fit; decoding without a cache, or more than one position.
+        """
+        inputs = self._quantized_inputs(inputs_q, inputs_k, inputs_v)
+        if not any(is_on(getattr(self, slot.name)) for slot in IN_ATTENTION):
+            return super().__call__(*inputs, decode=decode, is_causal=is_causal, **options)
+        decodes = self.decode if decode is None else decode
+
+        def attend(query: Any, key: Any, value: Any, **call: Any) -> jax.Array:
+            return self._attend(query, key, value, bool(decodes), call)
+
+        inner = None if decodes is None else False
+        stand_in = StandIn(self, {"attention_fn": attend, "decode": inner})
+        return nnx.MultiHeadAttention.__call__(stand_in, *inputs, is_causal=is_causal, **options)  # pyright: ignore
+
+    def _quantized_inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+        """The inputs as packed projections take them, each quantized once; which of them are None stays."""
+        if self.in_proj_input_quant is None:
+            return q, k, v
+        quantized = self.in_proj_input_quant(q)
+        of_k = quantized if k is q else k if k is None else self.in_proj_input_quant(k)
+        if v is None:
+            return quantized, of_k, None
+        of_v = quantized if v is q else of_k if v is k else self.in_proj_input_quant(v)
+        return quantized, of_k, of_v
+
+    def _attend(self, query: Any, key: Any, value: Any, decodes: bool, given: dict[str, Any]) -> jax.Array:
+        if given.pop("input_positions", None) is not None:
+            raise TypeError(
+                "QuantMultiHeadAttention: input_positions are for an attention_fn of your own.\n"
+                "  cure: attention_fn=QuantScaledDotProductAttention(pre_process_q=..., pre_process_k=...)"
+            )
+        dtype = given.pop("dtype")
+        query, key, value = self.qkv_promote_dtype((query, key, value), dtype=dtype)
+        key, value = through(self.k_transposed_quant, key), through(self.v_quant, value)
+        if decodes:
+            key, value, given["mask"] = self._through_cache(key, value, given["mask"])
+            given["is_causal"] = False
+        proxies = {slot.name: getattr(self, slot.name) for slot in IN_ATTENTION}
+        return attention(query, key, value, proxies, AttentionCall(**given, contraction=self.contraction))
+
+    # --- cache
+
+    def init_cache(self, input_shape: Sequence[int], dtype: Any = jnp.float32) -> None:
+        """Make an empty cache, before the first position is decoded.
+
+        Args:
+            input_shape: (*batch, positions, in_features): of the whole sequence.
+            dtype: of keys and values where they are floats.
+        """
+        if not any(is_on(getattr(self, name)) for name in CACHED):
+            super().init_cache(input_shape, dtype)
+            return
+        *batch, length, _ = input_shape
+        one = jnp.zeros((*batch, 1, self.num_kv_heads, self.head_dim), dtype)
+        for proxy_name, name in CACHED.items():
+            proxy = getattr(self, proxy_name)
+            made = nnx.eval_shape(through, None if proxy is None else nnx.clone(proxy), one)
+            fields = kv_cache.empty(made, _has_zero_point(proxy), length)
+            for field in kv_cache.FIELDS:
+                held = nnx.Cache(fields[field]) if field in fields else None
+                setattr(self, kv_cache.attribute(name, field), nnx.data(held))
+        self.cache_index = nnx.Cache(jnp.array(0, jnp.int32))
+
+    def _through_cache(self, key: Any, value: Any, mask: Any) -> tuple[Any, Any, Any]:
+        """One more position into the cache, and what is in it now, with the mask of what is."""
+        if self.cached_key is None or self.cached_value is None or self.cache_index is None:
+            raise ValueError(
+                "QuantMultiHeadAttention: decoding needs a cache.\n  cure: layer.init_cache(input_shape) first"
+            )
+        index = self.cache_index[...]
+        found = []
+        for (proxy_name, name), new in zip(CACHED.items(), (key, value), strict=True):
+            fields = kv_cache.encoded(new, _has_zero_point(getattr(self, proxy_name)))
+            stored = {f: getattr(self, kv_cache.attribute(name, f)) for f in kv_cache.FIELDS}
+            at = new.ndim - kv_cache.OPERAND_AXES
+            kv_cache.check(name, stored, fields, at)
+            now = {f: kv_cache.put(stored[f], array, index, at) for f, array in fields.items()}
+            found.append(kv_cache.decoded(now, new))
+        self.cache_index[...] = index + 1
+        *batch, length, _, _ = found[0].shape
+        written = jnp.broadcast_to(jnp.arange(length) <= index, (*batch, 1, 1, length))
+        return found[0], found[1], nnx.combine_masks(mask, written)
+
+
+def _has_zero_point(proxy: Any) -> bool:
+    return is_on(proxy) and proxy.has_zero_point

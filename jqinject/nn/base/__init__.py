@@ -1,0 +1,1 @@
+"""What quantized layers share."""

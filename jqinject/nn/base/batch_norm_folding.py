@@ -1,0 +1,188 @@
+"""Merging a batch normalization into the layer before it."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.nn.base.norm_layer import QuantNormLayer
+from jqinject.nn.base.weight_axes import WeightAxes
+
+FLOAT_LAYERS = (nnx.Linear, nnx.Conv, nnx.ConvTranspose)
+
+
+def factors_of(norm: nnx.BatchNorm) -> tuple[jax.Array, jax.Array]:
+    """The factor and the summand of each channel that a batch normalization applies in evaluation mode, float32.
+
+    factor = scale / sqrt(var + epsilon), summand = bias - mean * factor.
+
+    Args:
+        norm: `nnx.BatchNorm`, or `QuantBatchNorm`.
+
+    Raises:
+        TypeError: `norm` is no batch normalization.
+    """
+    if not isinstance(norm, nnx.BatchNorm):
+        raise TypeError(f"expected an nnx.BatchNorm or a QuantBatchNorm, got {type(norm).__name__}")
+    mean, var = (v.get_value().astype(jnp.float32) for v in (norm.mean, norm.var))
+    factor = 1.0 / jnp.sqrt(var + norm.epsilon)
+    if norm.scale is not None:
+        factor = factor * norm.scale.get_value().astype(jnp.float32)
+    summand = -mean * factor
+    if norm.bias is not None:
+        summand = summand + norm.bias.get_value().astype(jnp.float32)
+    return factor, summand
+
+
+def merge_bn(layer: Any, norm: nnx.BatchNorm) -> None:
+    """Put a batch normalization that follows a layer into the layer's weight and bias.
+
+    weight = weight * factor and bias = bias * factor + summand, by channel, with the factor and the summand that the
+    normalization applies in evaluation mode. Quantizers of weight and bias are assembled again from the new values. The
+    normalization itself stays as it is: what calls the two has to leave it out from then on
+    (`jqinject.merge_batch_norm` sees to that).
+
+    Args:
+        layer: one of ours that contracts its input with a weight of one channel axis (`QuantLinear`, `QuantConv`,
+            `QuantConvTranspose`, `QuantLinearGeneral`, `QuantScaleBias`), or Flax's `Linear`, `Conv`, `ConvTranspose`.
+        norm: `nnx.BatchNorm` or `QuantBatchNorm` over the layer's channels.
+
+    Raises:
+        TypeError: a layer or a normalization of another kind.
+        ValueError: their channels differ; the layer is frozen, quantizes its output, or shares a quantizer with layers
+            that are not known. Nothing is changed then.
+
+    Source: Brevitas's `merge_bn`. Differs from Brevitas: what does not fit is refused before anything is changed.
+
+    Example:
+        >>> from jqinject.nn import QuantLinear
+        >>> layer = QuantLinear(3, 2, weight_quant=None, rngs=nnx.Rngs(0))
+        >>> norm = nnx.BatchNorm(2, use_running_average=True, rngs=nnx.Rngs(0))
+        >>> norm.var[...] = jnp.array([4.0, 0.25])
+        >>> expected = norm(layer(jnp.ones((1, 3))))
+        >>> merge_bn(layer, norm)
+        >>> jnp.allclose(layer(jnp.ones((1, 3))), expected)
+        Array(True, dtype=bool)
+    """
+    check_merges(layer, norm)
+    factor, summand = factors_of(norm)
+    weight, channel = _weight_of(layer)
+    shape = [1] * weight.get_value().ndim
+    shape[channel] = norm.num_features
+    old = weight.get_value()
+    by_channel = factor.reshape(shape)
+    weight.set_value((old.astype(jnp.float32) * by_channel).astype(old.dtype))
+    if layer.bias is None:
+        made = nnx.Param(summand.astype(old.dtype))
+        layer.bias = nnx.data(made)
+        if not _is_ours(layer) or "use_bias" in vars(layer):
+            layer.use_bias = True
+    else:
+        bias = layer.bias.get_value()
+        merged = bias.astype(jnp.float32) * factor.reshape(bias.shape) + summand.reshape(bias.shape)
+        layer.bias.set_value(merged.astype(bias.dtype))
+    if _is_ours(layer):
+        for proxy in (layer.weight_quant, layer.bias_quant):
+            if proxy is not None:
+                proxy.init_tensor_quant()
+
+
+def check_merges(layer: Any, norm: nnx.BatchNorm) -> None:
+    """Raise where `merge_bn` would."""
+    factors_of(norm)
+    weight, channel = _weight_of(layer)
+    _check_fits(layer, weight, channel, norm)
+
+
+@final
+class MergedBatchNorm(QuantNormLayer):
+    """What stands in the place of a batch normalization that was merged: y = output_quant(x).
+
+    Args:
+        norm: the normalization; its quantizers of output and gradient go on here.
+
+    Example:
+        >>> MergedBatchNorm(nnx.BatchNorm(2, rngs=nnx.Rngs(0)))(jnp.ones((1, 2)))
+        Array([[1., 1.]], dtype=float32)
+    """
+
+    def __init__(self, norm: nnx.BatchNorm) -> None:
+        self.return_quant_tensor = getattr(norm, "return_quant_tensor", False)
+        for name in ("output_quant", "grad_quant"):
+            proxy = getattr(norm, name, None)
+            if proxy is not None:
+                setattr(self, name, proxy)
+
+    def __call__(self, x: Any, use_running_average: bool | None = None, *, mask: Any = None) -> Any:
+        """The input, quantized as the output of the normalization was.
+
+        Args:
+            x: float array or QuantTensor.
+            use_running_average, mask: as for `nnx.BatchNorm`; they change nothing.
+        """
+        if self.output_quant is None and self.grad_quant is None:
+            return x
+        return self._quantized(x, lambda x: x)
+
+
+def _is_ours(layer: Any) -> bool:
+    return isinstance(layer, WeightAxes)
+
+
+def _is_flaxs(layer: Any) -> bool:
+    return isinstance(layer, FLOAT_LAYERS) and not isinstance(layer, nnx.LoRALinear)
+
+
+def _weight_of(layer: Any) -> tuple[nnx.Variable[Any], int]:
+    """The weight of a layer and the axis of its output channels."""
+    ours = _is_ours(layer)
+    if not (layer.takes_batch_norm if ours else _is_flaxs(layer)):
+        raise TypeError(
+            f"a batch norm can be merged into a layer that contracts its input with a weight (QuantLinear, QuantConv, "
+            f"QuantConvTranspose, ...), not into a {type(layer).__name__}"
+        )
+    if not ours:
+        transposed = isinstance(layer, nnx.ConvTranspose) and layer.transpose_kernel
+        return layer.kernel, -2 if transposed else -1
+    if layer.frozen is not None:
+        raise ValueError(
+            f"the weight of this {type(layer).__name__} is frozen.\n  cure: merge batch norms before jqinject.freeze"
+        )
+    channel = layer.output_channel_dim
+    if not isinstance(channel, int):
+        raise ValueError(
+            f"the weight of this {type(layer).__name__} has output channels along the axes {channel}, and a batch norm "
+            "along one"
+        )
+    return layer.weight, channel - layer.weight_ndim
+
+
+def _check_fits(layer: Any, weight: nnx.Variable[Any], channel: int, norm: nnx.BatchNorm) -> None:
+    name = type(layer).__name__
+    own, its = weight.get_value().shape[channel], norm.num_features
+    rank = layer.weight_ndim if _is_ours(layer) else weight.get_value().ndim
+    if weight.get_value().ndim != rank:
+        raise ValueError(f"a stack of {name}s can not take a batch norm: merge before stacking")
+    if own != its or norm.axis not in (-1, getattr(layer, "axis", -1)):
+        raise ValueError(
+            f"this {name} has {own} output channels along its last axis, and the batch norm {its} along axis "
+            f"{norm.axis}"
+        )
+    if not _is_ours(layer):
+        return
+    if layer.output_quant is not None and layer.output_quant.is_quant_enabled:
+        raise ValueError(
+            f"this {name} quantizes its output before the batch norm, which would come after it once merged.\n"
+            "  cure: give the output quantizer to the batch norm: QuantBatchNorm(..., output_quant=...)"
+        )
+    if isinstance(norm, nnx.BatchNorm) and getattr(norm, "input_quant", None) is not None:
+        raise ValueError(
+            "this batch norm quantizes its input, which is the output of the layer that it is to be merged into.\n"
+            "  cure: a batch norm without input_quant"
+        )
+    for proxy in (layer.weight_quant, layer.bias_quant):
+        if proxy is not None:
+            proxy.check_layers_known(layer)

@@ -1,0 +1,165 @@
+"""What layers share whose forward is one contraction, as `lax.dot_general` computes it."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.dot import Affine, contraction_output, has_integers
+from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
+from jqinject.dot.tensors.tensor_dot import contraction_kind
+from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.nn.frozen.group_contraction import LEAST_GROUP, grouped_contraction
+from jqinject.nn.frozen.payload_contraction import (
+    Float8Contraction,
+    IntegerContraction,
+    weight_groups,
+    weight_integers,
+)
+from jqinject.quant_tensor import (
+    FloatQuantTensor,
+    GroupwiseIntQuantTensor,
+    IntQuantTensor,
+    QuantTensor,
+    as_array,
+)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A contraction of input and weight, and where its axes are in the layer's output.
+
+    Attributes:
+        dims: of the contraction.
+        order: its result's axes in the order of the output; None as they are.
+    """
+
+    dims: Dimensions
+    order: tuple[int, ...] | None = None
+
+    @property
+    def of_input(self) -> dict[int, int]:
+        """Axis of the input -> axis of the output."""
+        return {axis: self._place(place) for axis, place in self.dims.lhs_places.items()}
+
+    @property
+    def of_weight(self) -> dict[int, int]:
+        """Axis of the weight -> axis of the output."""
+        return {axis: self._place(place) for axis, place in self.dims.rhs_places.items()}
+
+    def _place(self, place: int) -> int:
+        return place if self.order is None else self.order.index(place)
+
+    def weight_scale(self, weight: IntQuantTensor) -> jax.Array | None:
+        """The weight's scale as it multiplies the output; None if it varies along what is summed over."""
+        return scale_in_output(weight.scale, weight.ndim, self.of_weight, self.dims.out_ndim)
+
+    def shape_of_bias(self, weight_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Of the output, with 1 along the axes that the weight does not have: as a bias is added."""
+        shape = [1] * self.dims.out_ndim
+        for axis, place in self.of_weight.items():
+            shape[place] = weight_shape[axis]
+        return tuple(shape)
+
+
+class QuantDotLayer(QuantWeightLayer):
+    """Abstract: a layer that contracts its input with its weight, and can do so in integers and 8-bit floats.
+
+    As it stands, for a weight (in, out) and the last axis of the input; other layers override `_placed`.
+    """
+
+    @property
+    def weight_ndim(self) -> int:
+        """A matrix has two axes."""
+        return 2
+
+    def summed_axes(self) -> tuple[int, ...]:
+        """The input features."""
+        return (0,)
+
+    def _placed(self, shape: tuple[int, ...]) -> Placed | None:
+        """The contraction with an input of a shape; None where it is no single `dot_general`."""
+        if not shape:
+            return None
+        return Placed(Dimensions.of(len(shape), 2, (((len(shape) - 1,), (0,)), ((), ()))))
+
+    # --- payloads
+
+    def _float8_contraction(self, x: Any, weight: Any) -> Any:
+        if not (isinstance(x, FloatQuantTensor) and isinstance(weight, FloatQuantTensor)):
+            return None
+        placed = self._placed(x.shape)
+        if placed is None or contraction_kind(x, weight, placed.dims) != "fp8":
+            return None
+        return Float8Contraction(x, weight, None if self.grad_quant is None else self.grad_quant.q_dtype)
+
+    def _integer_contraction(self, x: Any, weight: Any) -> Any:
+        integers = weight_integers(self.frozen, self.weight_quant, weight)
+        if integers is None or not isinstance(x, IntQuantTensor | GroupwiseIntQuantTensor):
+            return None
+        placed = self._placed(x.shape)
+        if placed is None or not has_integers(x):
+            return None
+        groups = weight_groups(self.frozen, weight)
+        if groups is not None or isinstance(x, GroupwiseIntQuantTensor):
+            found = grouped_contraction(x, integers, groups, placed.dims)
+            few = found is not None and found.of_input.size < LEAST_GROUP
+            return None if few and self.contraction != "int" else found
+        return IntegerContraction(x, self._with_sums_of(integers, placed.dims))
+
+    def _with_sums_of(self, integers: Affine, dims: Dimensions) -> Affine:
+        """Known sums count only where they are those of the axes that are summed over here."""
+        known = self.frozen is not None and set(self.frozen.freezer.summed) == set(dims.rhs_contract)
+        return integers if known else integers._replace(sums=None)
+
+    # --- scales of bias and output
+
+    def _scales_on_weight(self, quant_input: Any, quant_weight: Any) -> tuple[Any, Any]:
+        # Along a batch axis of both operands, which is not summed over, each index of the weight has one input scale.
+        x, weight = quant_input, quant_weight
+        if not (isinstance(x, IntQuantTensor) and isinstance(weight, IntQuantTensor)) or x.scale.size == 1:
+            return x, weight
+        placed = self._placed(x.shape)
+        if placed is None:
+            return x, weight
+        partners = dict(zip(placed.dims.lhs_batch, placed.dims.rhs_batch, strict=True))
+        scale = scale_in_output(x.scale, x.ndim, partners, weight.ndim)
+        if scale is None:
+            return x, weight
+        return x.set(scale=jnp.ones(())), weight.set(scale=weight.scale * scale)
+
+    def _weight_scale_beside_bias(self, quant_input: Any, quant_weight: Any) -> jax.Array | None:
+        if not (isinstance(quant_input, IntQuantTensor) and isinstance(quant_weight, IntQuantTensor)):
+            return None
+        if quant_weight.scale.size == 1:
+            return None
+        placed = self._placed(quant_input.shape)
+        laid = None if placed is None else placed.weight_scale(quant_weight)
+        if placed is None or laid is None:
+            raise ValueError(
+                f"{type(self).__name__}: the bias takes its scale from the weight, whose scales of shape "
+                f"{quant_weight.scale.shape} are not those of the output.\n  cure: one scale for the weight, or a bias "
+                "quantizer with a scale of its own (Int8BiasPerTensorFloatInternalScaling)"
+            )
+        return jnp.broadcast_to(laid, placed.shape_of_bias(self.weight_shape)).reshape(self.bias.shape)
+
+    def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: Any) -> Any:
+        placed = self._placed(x.shape)
+        if placed is None:
+            return y
+        if bias is not None:
+            whole = bias if isinstance(bias, IntQuantTensor) else as_array(bias)
+            bias = whole.reshape(placed.shape_of_bias(self.weight_shape))
+        return contraction_output(
+            y,
+            x,
+            weight,
+            terms=math.prod(x.shape[axis] for axis in placed.dims.lhs_contract),
+            lhs_places=placed.of_input,
+            rhs_places=placed.of_weight,
+            bias=bias,
+            bias_on_grid=self._bias_on_grid(bias, weight),
+            zero_points=self._zero_points(),
+        )

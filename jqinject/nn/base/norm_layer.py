@@ -1,0 +1,87 @@
+"""What quantized normalizations share: Flax's own arithmetic in float, between an input and an output quantizer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+from flax import nnx
+
+from jqinject.nn.base.slots import GRAD, INPUT, OUTPUT, Slot, hold_proxies
+from jqinject.proxy import link_if_proxy
+from jqinject.quant_tensor import as_array
+
+
+class QuantNormLayer(nnx.Module):
+    """Abstract: y = output_quant(norm(input_quant(x))), the norm computed in float.
+
+    Attributes:
+        input_quant, output_quant, grad_quant: proxies, or None.
+        return_quant_tensor: whether the output is a QuantTensor.
+    """
+
+    slots: ClassVar[tuple[Slot, ...]] = (INPUT, OUTPUT, GRAD)
+    input_quant: Any = None
+    output_quant: Any = None
+    grad_quant: Any = None
+    return_quant_tensor: bool
+    num_features: int
+
+    def _init_quantizers(
+        self,
+        given: Mapping[str, Any],
+        overrides: Mapping[str, Any],
+        return_quant_tensor: bool,
+        rngs: nnx.Rngs | None,
+    ) -> None:
+        """Make the proxies; to be called when the parameters are there, also on a Flax layer whose class was changed.
+
+        Args:
+            given: what the user gave for each slot, None where it is missing; `act_quant` is another name of
+                `input_quant`.
+            overrides: the user's further keywords.
+            return_quant_tensor: whether to return QuantTensors.
+            rngs: for quantizers that draw random numbers.
+        """
+        hold_proxies(self, self.slots, given, overrides, rngs, self._stack(), self._channel_shapes())
+        self.return_quant_tensor = return_quant_tensor
+        if return_quant_tensor and (self.output_quant is None or not self.output_quant.is_quant_enabled):
+            raise ValueError(
+                f"{type(self).__name__}(return_quant_tensor=True) needs output_quant to have a scale to return.\n"
+                "  cure: give it output_quant=..."
+            )
+
+    def _channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Slot -> the shape of a scale for each channel, where features are an axis that counts from the end."""
+        axes = self.axis if isinstance(self, nnx.BatchNorm) else -1
+        if isinstance(self, nnx.LayerNorm | nnx.RMSNorm):
+            axes = self.feature_axes
+        axis = axes[0] if isinstance(axes, Sequence) and len(axes) == 1 else axes
+        if not isinstance(axis, int) or axis >= 0:
+            return {}
+        count = self.num_groups * self.group_size if isinstance(self, nnx.GroupNorm) else self.num_features
+        return dict.fromkeys(("input_quant", "output_quant"), (count, *(1,) * (-axis - 1)))
+
+    def _stack(self) -> tuple[int, ...]:
+        """The sizes of the leading axes that parameters have in a stack of layers; the last axis is the features'."""
+        held = [v for v in vars(self).values() if isinstance(v, nnx.Variable)]
+        return held[0].shape[:-1] if held else ()
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name.endswith("_quant"):
+            link_if_proxy(self, value)
+        return value
+
+    def _quantized(self, x: Any, norm: Callable[[jax.Array], jax.Array]) -> Any:
+        """The norm of the quantized input, with a quantized output.
+
+        Args:
+            x: float array or QuantTensor.
+            norm: the forward of the Flax layer.
+        """
+        x = x if self.input_quant is None else self.input_quant(x)
+        y: Any = norm(as_array(x))
+        if self.grad_quant is not None:
+            y = self.grad_quant(y)
+        y = y if self.output_quant is None else self.output_quant(y)
+        return y if self.return_quant_tensor else as_array(y)

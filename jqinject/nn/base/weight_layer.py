@@ -1,0 +1,298 @@
+"""What layers with a weight share: quantizers for weight, bias, input and output around their parent's own forward."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jqinject.dot import contraction_output
+from jqinject.nn.base.batch_norm_folding import merge_bn
+from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
+from jqinject.nn.base.input_shape import check_features
+from jqinject.nn.base.parameter_view import StandIn
+from jqinject.nn.base.slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT, Slot, hold_proxies
+from jqinject.nn.base.weight_axes import WeightAxes
+from jqinject.nn.base.weight_input import check_input_for_weight, input_format
+from jqinject.nn.frozen.payload_contraction import Float8Contraction, describe
+from jqinject.proxy import InputFormat, stack_of
+from jqinject.quant_tensor import QuantTensor, as_array
+
+
+class QuantWeightLayer(WeightAxes):
+    """Abstract: a Flax layer whose weight, bias, input, output and output gradient may each have a quantizer.
+
+    The parent's forward is run as it is on the quantized numbers, so that with no quantizer the output is the parent's
+    to the bit.
+
+    Attributes:
+        weight_quant, bias_quant, input_quant, output_quant, grad_quant: proxies, or None.
+        return_quant_tensor: whether the output is a QuantTensor.
+        contraction: in which numbers input and weight are contracted.
+    """
+
+    weight_quant: Any = None
+    bias_quant: Any = None
+    input_quant: Any = None
+    output_quant: Any = None
+    grad_quant: Any = None
+    contraction: ContractionKind = "auto"
+    return_quant_tensor: bool
+    bias: Any
+    slots: ClassVar[tuple[Slot, ...]] = (WEIGHT, BIAS, INPUT, OUTPUT, GRAD)
+    contraction_name: ClassVar[str] = "dot_general"
+    _channels_last: ClassVar[bool] = False
+    contraction_needs: ClassVar[Mapping[str, str]]
+    returns_accumulator: ClassVar[bool] = True
+
+    def _init_quantizers(
+        self,
+        given: Mapping[str, Any],
+        overrides: Mapping[str, Any],
+        return_quant_tensor: bool,
+        rngs: nnx.Rngs,
+    ) -> None:
+        """Make the proxies; to be called when the weights are there, also on a layer of Flax whose class was changed.
+
+        Args:
+            given: what the user gave for each slot, None where it is missing; `act_quant` is another name of
+                `input_quant`, and `contraction` is "auto" where it is missing.
+            overrides: the user's further keywords.
+            return_quant_tensor: whether to return QuantTensors.
+            rngs: for quantizers that draw random numbers.
+        """
+        quantizers = {name: quantizer for name, quantizer in given.items() if name != "contraction"}
+        contraction = given.get("contraction", "auto")
+        checked_contraction(type(self).__name__, contraction)
+        hold_proxies(self, self.slots, quantizers, overrides, rngs, stack_of((self,)), self.channel_shapes())
+        if contraction != "auto":
+            self.contraction = contraction
+        check_input_for_weight(self)
+        self.return_quant_tensor = return_quant_tensor
+        if return_quant_tensor:
+            self._check_scale_to_return()
+
+    def _check_scale_to_return(self) -> None:
+        if _on(self.output_quant) or (self.returns_accumulator and _on(self.weight_quant)):
+            return
+        needed, cure = "output_quant", "output_quant=..."
+        if self.returns_accumulator:
+            needed = f"a quantized input and weight, or {needed},"
+            cure = f"weight_quant=... and input_quant=..., or {cure}"
+        raise ValueError(
+            f"{type(self).__name__}(return_quant_tensor=True) needs {needed} to have a scale to return.\n"
+            f"  cure: give it {cure}"
+        )
+
+    def input_format(self) -> InputFormat | None:
+        """Of the quantized input, as far as the layer knows it beforehand: that of its `input_quant`."""
+        return input_format(self)
+
+    @abstractmethod
+    def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
+        """The forward of the Flax layer this one derives from, on other parameters."""
+
+    def merge_bn_in(self, norm: nnx.BatchNorm) -> None:
+        """Put a batch normalization that follows this layer into its weight and bias: `jqinject.nn.merge_bn`.
+
+        Args:
+            norm: `nnx.BatchNorm` or `QuantBatchNorm` over the layer's channels; it stays as it is.
+
+        Raises:
+            TypeError: no batch normalization, or a layer that can take none.
+            ValueError: channels differ, or the layer is frozen or quantizes its output. Nothing is changed then.
+        """
+        merge_bn(self, norm)
+
+    # --- forward
+
+    def quant_weight(
+        self, quant_input: Any = None, subtensor_slice_list: Sequence[tuple[int, int] | None] | None = None
+    ) -> Any:
+        """The weight as the layer contracts it.
+
+        Args:
+            quant_input: the quantized input, for a weight quantizer that goes by it; None takes what is known of it.
+            subtensor_slice_list: for a part of the weight, (start, stop) along every axis, None for all of an axis; the
+                scales are those of the whole weight.
+
+        Returns:
+            A QuantTensor, or the array where the weight is not quantized.
+
+        Raises:
+            TypeError: the weight quantizer goes by the input, and that is not quantized to integers.
+            ValueError: nothing is known of the input, or it is too wide for the accumulator.
+        """
+        weight = self._quantized_weight(quant_input)
+        if subtensor_slice_list is None:
+            return weight
+        return weight[tuple(slice(None) if part is None else slice(*part) for part in subtensor_slice_list)]
+
+    def _quantized_weight(self, quant_input: Any) -> Any:
+        if self.frozen is not None:
+            return self.frozen.quant_tensor()
+        weight = self.weight[...]
+        if self.weight_quant is None:
+            return weight
+        if not self.weight_quant.requires_quant_input:
+            return self.weight_quant(weight)
+        return self.weight_quant(weight, self.input_format() if quant_input is None else quant_input)
+
+    def quant_bias(self, quant_input: Any = None, quant_weight: Any = None) -> Any:
+        """The bias as the layer adds it.
+
+        Args:
+            quant_input: the quantized input, where the scale of the bias comes from it.
+            quant_weight: the quantized weight; None quantizes it now.
+
+        Returns:
+            An `IntQuantTensor`, the array where it is not quantized, None where there is none.
+
+        Raises:
+            ValueError: the bias takes its scale from an input that is not quantized.
+        """
+        if self.bias is None:
+            return None
+        bias = self.bias[...]
+        if self.bias_quant is None:
+            return bias
+        weight = self.quant_weight(quant_input) if quant_weight is None else quant_weight
+        x, weight = self._scales_on_weight(quant_input, weight)
+        return self.bias_quant(bias, x, weight, self._weight_scale_beside_bias(x, weight))
+
+    def _scales_on_weight(self, quant_input: Any, quant_weight: Any) -> tuple[Any, Any]:
+        """Operands with the scales of the same products: the input's are the weight's, where each output has one."""
+        return quant_input, quant_weight
+
+    def _weight_scale_beside_bias(self, quant_input: Any, quant_weight: Any) -> jax.Array | None:
+        """The weight's scale in the shape of the bias; None where both have channels along one axis alone."""
+        return None
+
+    def _expected_features(self, ndim: int) -> Mapping[int, int]:
+        """The size of each axis of the input that is contracted with the weight, as far as it is known."""
+        return {}
+
+    def __call__(self, inputs: Any, out_sharding: Any = None) -> Any:
+        """The parent's forward on quantized input, weight and bias, then the output quantizer.
+
+        Args:
+            inputs: float array or QuantTensor, shaped as for the parent.
+            out_sharding: as for the parent.
+
+        Returns:
+            An array, or a QuantTensor with `return_quant_tensor`.
+
+        Raises:
+            ValueError: the input has other features than the layer; a QuantTensor is to be returned, and input or
+                weight are not quantized.
+        """
+        check_features(
+            self, inputs, self._expected_features(np.ndim(inputs)), channels_last=self._channels_last
+        )
+        x = inputs if self.input_quant is None else self.input_quant(inputs)
+        weight = self.quant_weight(x)
+        bias = self.quant_bias(x, weight)
+        parameters = {self.weight_name: as_array(weight), "bias": None if bias is None else as_array(bias)}
+        contraction = self._payload_contraction(x, weight)
+        if contraction is not None:
+            parameters |= self._injected(contraction)
+        y = self._parent_forward(StandIn(self, parameters), as_array(x), out_sharding)
+        if self.grad_quant is not None:
+            y = self.grad_quant(y, None if contraction is None else contraction.token)
+        if _on(self.output_quant):
+            y = self.output_quant(y)
+            return y if self.return_quant_tensor else as_array(y)
+        return self._with_metadata(y, x, weight, bias) if self.return_quant_tensor else y
+
+    def _injected(self, contraction: Any) -> dict[str, Any]:
+        """The attributes that make the parent's forward contract so."""
+        return {self.contraction_name: contraction}
+
+    def _payload_contraction(self, x: Any, weight: Any) -> Any:
+        """What contracts the payloads in the place of the parent's own function; None to contract floats.
+
+        Raises:
+            ValueError: `contraction` is "int" or "fp8", and the layer or its operands can not.
+        """
+        if self.contraction == "float" or (self.contraction == "auto" and not self._contracts_as_flax()):
+            return None
+        found = self._float8_contraction(x, weight)
+        # Training contracts the floats, which costs less than integers that are made anew at every step.
+        if found is None and (self.contraction == "int" or self.frozen is not None):
+            found = self._integer_contraction(x, weight)
+        if (found is None and self.contraction != "auto") or self._is_other_kind(found):
+            needed = self.contraction_needs[self.contraction]
+            raise ValueError(
+                f"{type(self).__name__}(contraction={self.contraction!r}) needs {needed}; got {describe(x)} and "
+                f"{describe(weight)}.\n  cure: quantizers of that kind for input and weight, or contraction='auto'"
+            )
+        return found
+
+    def _is_other_kind(self, found: Any) -> bool:
+        return found is not None and self.contraction == "int" and isinstance(found, Float8Contraction)
+
+    def _contracts_as_flax(self) -> bool:
+        """Whether the function that contracts is Flax's default, not the user's."""
+        return True
+
+    def _float8_contraction(self, x: Any, weight: Any) -> Any:
+        """What contracts 8-bit floats; None where the layer or its operands have none."""
+        return None
+
+    def _integer_contraction(self, x: Any, weight: Any) -> Any:
+        """What contracts integers; None where the layer or its operands have none that can be contracted."""
+        return None
+
+    def _bias_on_grid(self, bias: Any, weight: Any) -> bool | jax.Array | None:
+        """Whether the bias counts in steps of the accumulator, as far as the layer knows beforehand."""
+        on_grid = isinstance(bias, QuantTensor) and self.bias_quant.requires_input_scale
+        return True if on_grid else None
+
+    def _with_metadata(self, y: jax.Array, x: Any, weight: Any, bias: Any) -> Any:
+        if not (isinstance(x, QuantTensor) and isinstance(weight, QuantTensor)):
+            missing = "weight" if isinstance(x, QuantTensor) else "input"
+            raise ValueError(
+                f"{type(self).__name__}(return_quant_tensor=True): the {missing} is not quantized, so the output has "
+                f"no scale.\n  cure: give the layer {missing}_quant=..."
+                + (", or feed it a QuantTensor" if missing == "input" else "")
+            )
+        if not self._has_whole_zero_points():
+            return y
+        return self._accumulator(y, *self._scales_on_weight(x, weight), bias)
+
+    def _has_whole_zero_points(self) -> bool:
+        """Whether products of the quantized numbers are whole, as far as the layer's quantizers say it."""
+        if _on(self.input_quant) and not self.input_quant.has_whole_zero_points:
+            return False
+        if self.frozen is not None:
+            return self.frozen.whole_zero_point
+        return not _on(self.weight_quant) or self.weight_quant.has_whole_zero_points
+
+    def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: Any) -> Any:
+        """The output with the scale that the sums have; an array where they have none."""
+        channel = self.output_channel_dim
+        assert isinstance(channel, int), "layers with several channel axes lay them out themselves"
+        return contraction_output(
+            y,
+            x,
+            weight,
+            terms=self._terms(),
+            rhs_channel_axis=channel,
+            lhs_free_axes=self._free_input_axes(x.ndim),
+            bias=bias,
+            bias_on_grid=self._bias_on_grid(bias, weight),
+            zero_points=self._zero_points(),
+        )
+
+    def _zero_points(self) -> tuple[bool | None, bool | None]:
+        """Whether zero points of input and weight may differ from 0, as far as the layer's quantizers say it."""
+        of_input = self.input_quant.has_zero_point if _on(self.input_quant) else None
+        if self.frozen is not None:
+            return of_input, self.frozen.zero_point is not None
+        return of_input, self.weight_quant.has_zero_point if _on(self.weight_quant) else None
+
+
+def _on(proxy: Any) -> bool:
+    return proxy is not None and proxy.is_quant_enabled

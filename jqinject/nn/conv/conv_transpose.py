@@ -1,0 +1,124 @@
+"""The quantized transposed convolution."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, final
+
+import jax
+from flax import nnx
+
+from jqinject.nn.base.slots import split_keywords
+from jqinject.nn.conv.conv_layer import QuantConvLayer
+from jqinject.quant import Int8WeightPerTensorFloat
+
+
+@final
+class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
+    """`nnx.ConvTranspose` with quantizers: y = conv_transpose(x_q, W_q) + b_q, channels last.
+
+    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None for none. Further keywords
+    override what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer.
+    With every quantizer None the layer is `nnx.ConvTranspose` to the bit. The dequantized floats are convolved, those
+    of a frozen weight too.
+
+    Source: Brevitas's `QuantConvTranspose1d`, `QuantConvTranspose2d`, `QuantConvTranspose3d`; differs from Brevitas:
+    the arguments of the float layer are Flax's, an override that does nothing is an error, the accumulator's bits are
+    enough for every sum, and sums without a scale are returned as an array (there an error).
+
+    Args:
+        in_features: input channels.
+        out_features: output channels.
+        kernel_size: the window.
+        strides: as for `nnx.ConvTranspose`.
+        weight_quant: quantizer of the kernel, shape (*kernel_size, in_features, out_features), or with
+            `transpose_kernel=True` (*kernel_size, out_features, in_features); channels are the axis of `out_features`.
+            By default `Int8WeightPerTensorFloat`, as in Brevitas; None keeps the kernel float.
+        bias_quant: quantizer of the bias.
+        input_quant: quantizer of the input; `act_quant` is another name of it.
+        output_quant: quantizer of the output.
+        return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`; an
+            array where sums have no scale of their own (scales along a summed axis, groups, minifloats).
+        grad_quant: quantizer of the gradient that flows into the output, on its way back.
+        rngs: for the parameters, and for quantizers that draw random numbers.
+        more: the other keywords of `nnx.ConvTranspose` (`padding`, `transpose_kernel`, ...), and overrides:
+            `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
+
+    Raises:
+        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
+        ValueError: `return_quant_tensor` without anything to take a scale from; a quantizer that does not say `signed`.
+        DependencyError: a quantizer that can not be put together; the text shows the path.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.quant import Int8WeightPerChannelFloat
+        >>> up = QuantConvTranspose(3, 8, (2, 2), strides=2, weight_quant=Int8WeightPerChannelFloat, rngs=nnx.Rngs(0))
+        >>> up(jnp.ones((2, 5, 5, 3))).shape, up.quant_weight().scale.shape
+        ((2, 10, 10, 8), (1, 1, 1, 8))
+    """
+
+    contraction_needs = {
+        "int": "a contraction of integers, which transposed convolutions do not have",
+        "fp8": "a contraction of 8-bit floats, which transposed convolutions do not have",
+    }
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        kernel_size: int | Sequence[int],
+        strides: int | Sequence[int] | None = None,
+        *,
+        weight_quant: Any = Int8WeightPerTensorFloat,
+        bias_quant: Any = None,
+        input_quant: Any = None,
+        output_quant: Any = None,
+        return_quant_tensor: bool = False,
+        act_quant: Any = None,
+        grad_quant: Any = None,
+        rngs: nnx.Rngs,
+        **more: Any,
+    ) -> None:
+        flax, overrides = split_keywords(nnx.ConvTranspose, more)
+        nnx.ConvTranspose.__init__(self, in_features, out_features, kernel_size, strides, rngs=rngs, **flax)
+        given = {
+            "weight_quant": weight_quant,
+            "bias_quant": bias_quant,
+            "input_quant": input_quant,
+            "output_quant": output_quant,
+            "act_quant": act_quant,
+            "grad_quant": grad_quant,
+        }
+        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Features are the last axis of input and output."""
+        return {"input_quant": (self.in_features,), "output_quant": (self.out_features,)}
+
+    @property
+    def output_channel_dim(self) -> int:
+        """The axis of the output channels: the last but one where the kernel is transposed, else the last."""
+        return self.weight_ndim - (2 if self.transpose_kernel else 1)
+
+    def _terms(self) -> int:
+        """The products that one element of the output sums, or what Brevitas counts where that is more.
+
+        They are the input channels times the places of the window that meet in one output: those a stride apart.
+        Brevitas counts output channels, and adds the places along the axes; where that is enough, widths agree.
+        """
+        window = self.weight_shape[-self.weight_ndim : -2]
+        strides, dilations = (_each(given, len(window)) for given in (self.strides, self.kernel_dilation))
+        places = (
+            math.ceil(size / (stride // math.gcd(stride, dilation)))
+            for size, stride, dilation in zip(window, strides, dilations, strict=True)
+        )
+        added = sum(math.ceil(size / stride) for size, stride in zip(window, strides, strict=True))
+        return max(self.in_features * math.prod(places), self.out_features * added)
+
+    def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
+        y = nnx.ConvTranspose.__call__(stand_in, inputs)
+        return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
+
+
+def _each(given: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
+    """One number for each axis of the window."""
+    return (given or 1,) * rank if isinstance(given, int | None) else tuple(given)

@@ -1,0 +1,200 @@
+"""Layers that bring several tensors together on one grid: sums and concatenations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.nn.base.slots import INPUT, OUTPUT, hold_proxies
+from jqinject.proxy import QuantProxyFromInjector, link_if_proxy
+from jqinject.quant import Int8ActPerTensorFloat
+from jqinject.quant_tensor import QuantTensor, as_array, concatenate
+
+
+class QuantMergeLayer(nnx.Module):
+    """Abstract: y = output_quant(merge(input_quant(a), input_quant(b), ...)), with one quantizer for all inputs.
+
+    Attributes:
+        input_quant, output_quant: proxies, or None; the same one where they are tied.
+        return_quant_tensor: whether the output is a QuantTensor.
+    """
+
+    input_quant: Any = None
+    output_quant: Any = None
+    return_quant_tensor: bool
+
+    def _init_quantizers(
+        self,
+        input_quant: Any,
+        output_quant: Any,
+        tied: bool,
+        return_quant_tensor: bool,
+        rngs: nnx.Rngs | None,
+        overrides: dict[str, Any],
+    ) -> None:
+        self.return_quant_tensor = return_quant_tensor
+        given = {"input_quant": input_quant, "output_quant": output_quant}
+        if not tied:
+            hold_proxies(self, (INPUT, OUTPUT), given, overrides, rngs, ())
+            return
+        if not nnx.set_graph_mode.current_value():
+            raise ValueError(
+                f"{type(self).__name__}(tie_input_output_quant=True) shares a quantizer, and NNX's tree mode knows no "
+                "shared objects.\n  cure: graph mode, or tie_input_output_quant=False"
+            )
+        slot = OUTPUT if input_quant is None else INPUT
+        other = INPUT if slot is OUTPUT else OUTPUT
+        idle = [name for name in overrides if name.startswith(other.prefix)]
+        if idle or given[other.name] not in (None, given[slot.name]):
+            raise ValueError(
+                f"{type(self).__name__}(tie_input_output_quant=True) has one quantizer for inputs and output, got two"
+                + (f" ({', '.join(idle)})" if idle else "")
+                + f".\n  cure: {other.name}=None, and overrides that start with {slot.prefix}"
+            )
+        hold_proxies(self, (slot,), {slot.name: given[slot.name]}, overrides, rngs, ())
+        if getattr(self, slot.name) is not None:
+            setattr(self, other.name, getattr(self, slot.name))
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name.endswith("_quant"):
+            link_if_proxy(self, value)
+        return value
+
+    def _quantized(self, x: Any) -> Any:
+        return _through(self.input_quant, x if isinstance(x, QuantTensor) else jnp.asarray(x))
+
+    def _output(self, y: Any) -> Any:
+        y = _through(self.output_quant, y)
+        if not self.return_quant_tensor:
+            return as_array(y)
+        if not isinstance(y, QuantTensor):
+            raise ValueError(
+                f"{type(self).__name__}(return_quant_tensor=True): neither inputs nor output are quantized, so the "
+                "output has no scale.\n  cure: input_quant=... or output_quant=..., or feed it QuantTensors"
+            )
+        return y
+
+
+@final
+class QuantEltwiseAdd(QuantMergeLayer):
+    """A residual sum: y = output_quant(input_quant(a) + input_quant(b)).
+
+    Both operands have one quantizer, so that in evaluation their integers count in the same steps and add as integers.
+    Without it, QuantTensors add by their own rule: scales have to be the same, bits grow by one.
+
+    Args:
+        input_quant: quantizer of both operands: an injector, a proxy to share, or None.
+        output_quant: quantizer of the sum.
+        tie_input_output_quant: one quantizer for operands and sum: that of the two which is given.
+        return_quant_tensor: return a QuantTensor.
+        rngs: for quantizers that draw random numbers.
+        overrides: names that quantizers declare anew: `input_bit_width=4`, `output_...`.
+
+    Raises:
+        TypeError: an argument that is no quantizer of activations, or an override that would do nothing.
+        ValueError: tied, and two quantizers are given, or in NNX's tree mode.
+
+    Source: Brevitas, where tying fails.
+
+    Example:
+        >>> add = QuantEltwiseAdd(return_quant_tensor=True)
+        >>> y = add(jnp.array([0.5, -1.0]), jnp.array([0.25, 1.0]))
+        >>> y.value.round(1), y.bit_width
+        (Array([ 0.7, -0. ], dtype=float32), 8)
+    """
+
+    def __init__(
+        self,
+        input_quant: Any = Int8ActPerTensorFloat,
+        output_quant: Any = Int8ActPerTensorFloat,
+        *,
+        tie_input_output_quant: bool = False,
+        return_quant_tensor: bool = False,
+        rngs: nnx.Rngs | None = None,
+        **overrides: Any,
+    ) -> None:
+        self._init_quantizers(
+            input_quant, output_quant, tie_input_output_quant, return_quant_tensor, rngs, overrides
+        )
+
+    def __call__(self, input: Any, other: Any) -> Any:
+        """The sum.
+
+        Args:
+            input, other: float arrays or QuantTensors that broadcast against each other.
+
+        Returns:
+            An array, or a QuantTensor with `return_quant_tensor`.
+
+        Raises:
+            ValueError: QuantTensors of different scales and no `input_quant`, in evaluation; a QuantTensor is to be
+                returned, and nothing is quantized.
+        """
+        return self._output(self._quantized(input) + self._quantized(other))
+
+
+@final
+class QuantConcat(QuantMergeLayer):
+    """Tensors joined along an axis, on one grid: y = output_quant(concatenate([input_quant(x) for x in tensors])).
+
+    Args:
+        input_quant: quantizer of every tensor: an injector, a proxy to share, or None, where tensors have to be arrays
+            or QuantTensors on one grid.
+        output_quant: quantizer of the result.
+        tie_input_output_quant: one quantizer for both: that of the two which is given.
+        return_quant_tensor: return a QuantTensor.
+        rngs: for quantizers that draw random numbers.
+        overrides: names that quantizers declare anew: `input_bit_width=4`, `output_...`.
+
+    Raises:
+        TypeError: an argument that is no quantizer of activations, or an override that would do nothing.
+        ValueError: tied, and two quantizers are given, or in NNX's tree mode.
+
+    Source: Brevitas's `QuantCat`, where tying fails; the axis is the last by default, that of Flax's channels.
+
+    Example:
+        >>> join = QuantConcat(return_quant_tensor=True, input_bit_width=4, output_quant=None)
+        >>> join([jnp.array([0.5, -1.0]), jnp.array([1.0])]).int()
+        Array([ 4, -8,  7], dtype=int8)
+    """
+
+    def __init__(
+        self,
+        input_quant: Any = Int8ActPerTensorFloat,
+        output_quant: Any = Int8ActPerTensorFloat,
+        *,
+        tie_input_output_quant: bool = False,
+        return_quant_tensor: bool = False,
+        rngs: nnx.Rngs | None = None,
+        **overrides: Any,
+    ) -> None:
+        self._init_quantizers(
+            input_quant, output_quant, tie_input_output_quant, return_quant_tensor, rngs, overrides
+        )
+
+    def __call__(self, tensors: Sequence[Any], axis: int = -1) -> Any:
+        """The tensors joined.
+
+        Args:
+            tensors: float arrays or QuantTensors, at least one, of the same shape but along the axis.
+            axis: the axis to join along.
+
+        Returns:
+            An array, or a QuantTensor with `return_quant_tensor`.
+
+        Raises:
+            ValueError: no tensors; QuantTensors on different grids and no `input_quant`; a QuantTensor is to be
+                returned, and nothing is quantized.
+        """
+        return self._output(concatenate([self._quantized(x) for x in tensors], axis))
+
+
+QuantCat = QuantConcat  # Brevitas's name
+
+
+def _through(proxy: QuantProxyFromInjector | None, x: Any) -> Any:
+    return x if proxy is None else proxy(x)

@@ -1,0 +1,1 @@
+"""Layers that serve low-bit numbers in the place of their weights."""

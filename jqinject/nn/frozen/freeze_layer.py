@@ -1,0 +1,154 @@
+"""Freezing one layer: its quantized weight gives way to low-bit numbers, and comes back."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.nn.frozen.frozen_groups import ScaleForms
+from jqinject.nn.frozen.frozen_weight import FrozenWeight
+from jqinject.proxy import build_stacked, stack_of
+from jqinject.quant_tensor import GroupwiseQuantTensor, IntQuantTensor, is_concrete
+
+
+def freezes(layer: QuantWeightLayer) -> bool:
+    """Whether a layer has a quantized weight that is not frozen."""
+    quantized = layer.weight_quant is not None and layer.weight_quant.is_quant_enabled
+    return layer.frozen is None and quantized
+
+
+def numbers_of(layer: QuantWeightLayer) -> Any:
+    """The low-bit numbers of a layer that `freezes`, to be handed to `freeze_layer`; None of a stack of layers.
+
+    They are computed while the caller goes on: asked for one layer ahead, nobody waits for them.
+    """
+    return None if stack_of((layer,)) else _numbers(layer)
+
+
+def freeze_layer(layer: QuantWeightLayer, *, keep_master: bool = False, numbers: Any = None) -> bool:
+    """Put the low-bit numbers of the weight in the place of the weight, its quantizer and that of the gradient.
+
+    Args:
+        layer: a layer, or a stack of layers.
+        keep_master: keep those too, so that `unfreeze_layer` can bring them back.
+        numbers: what `numbers_of` returned for the layer.
+
+    Returns:
+        Whether there was a quantized weight to freeze.
+    """
+    if not freezes(layer):
+        return False
+    stack = stack_of((layer,))
+    if stack and layer.weight_quant.requires_quant_input and layer.input_quant is None:
+        layer.weight_quant.kept_input()  # raises where it is not known, which is not seen inside of `vmap`
+    layer.frozen = (
+        build_stacked(lambda layers, _: _eager_numbers(layers[0]), (layer,), stack)
+        if stack
+        else _checked(layer, _numbers(layer) if numbers is None else numbers)
+    )
+    if not keep_master:
+        for name in (layer.weight_name, "weight_quant", "grad_quant"):
+            if vars(layer).get(name) is not None:
+                delattr(layer, name)
+    return True
+
+
+def unfreeze_layer(layer: QuantWeightLayer) -> bool:
+    """Take the weight itself again.
+
+    Returns:
+        Whether the layer was frozen.
+
+    Raises:
+        ValueError: the weight was not kept.
+    """
+    check_unfreezes(layer)
+    if layer.frozen is None:
+        return False
+    del layer.frozen
+    return True
+
+
+def check_unfreezes(layer: QuantWeightLayer) -> None:
+    """Raise where `unfreeze_layer` would.
+
+    Raises:
+        ValueError: the weight was not kept.
+    """
+    if layer.frozen is not None and vars(layer).get(layer.weight_name) is None:
+        raise ValueError(
+            f"{type(layer).__name__}: the float weight is gone.\n  cure: freeze(model, keep_masters=True), or load a "
+            "float checkpoint into a model that was not frozen"
+        )
+
+
+def _numbers(layer: QuantWeightLayer) -> tuple[Any, Any]:
+    graphdef, state = nnx.split(layer.weight_quant, graph=True)
+    metadata = tuple(sorted(layer.weight.get_metadata().items()))
+    weight, summed, axes = layer.weight[...], layer.summed_axes(), layer.axes_of_sums()
+    found, valid = _compiled_numbers(state, weight, _known_input(layer), graphdef, summed, metadata, axes)
+    return nnx.merge(*found) if isinstance(found, tuple) else found, valid
+
+
+@partial(jax.jit, static_argnums=(3, 4, 5, 6))
+def _compiled_numbers(
+    state: Any,
+    weight: jax.Array,
+    known_input: Any,
+    graphdef: Any,
+    summed: tuple[int, ...],
+    metadata: tuple[tuple[str, Any], ...],
+    axes_of_sums: tuple[int, ...] | None,
+) -> tuple[Any, Any]:
+    """What is stored, and whether it is what the quantizer made; compiled once for all layers that are alike.
+
+    Of the weight's size there are no arrays but these. With a learned bit width, which decides on their dtype, the
+    quantized weight comes out as it is.
+    """
+    proxy = nnx.merge(graphdef, state)
+    quantized = _quantized(proxy, weight, known_input)
+    integers = quantized.grouped if isinstance(quantized, GroupwiseQuantTensor) else quantized
+    is_integer = isinstance(integers, IntQuantTensor)
+    if is_integer and not is_concrete(integers.bit_width):
+        return quantized, True
+    frozen = _frozen(proxy, quantized, summed, dict(metadata), axes_of_sums)
+    return nnx.split(frozen, graph=True), integers.is_valid if is_integer else True
+
+
+def _checked(layer: QuantWeightLayer, numbers: tuple[Any, Any]) -> FrozenWeight:
+    """The numbers, in whose place an error comes where they are not the quantizer's own."""
+    found, valid = numbers
+    usable = isinstance(found, FrozenWeight) and (not is_concrete(valid) or bool(valid))
+    return found if usable else _eager_numbers(layer)
+
+
+def _eager_numbers(layer: QuantWeightLayer) -> FrozenWeight:
+    proxy, metadata = layer.weight_quant, layer.weight.get_metadata()
+    quantized = _quantized(proxy, layer.weight[...], _known_input(layer))
+    return _frozen(proxy, quantized, layer.summed_axes(), metadata, layer.axes_of_sums())
+
+
+def _quantized(proxy: Any, weight: jax.Array, known_input: Any) -> Any:
+    return proxy(weight) if known_input is None else proxy(weight, known_input)
+
+
+def _frozen(
+    proxy: Any,
+    quantized: Any,
+    summed: tuple[int, ...],
+    metadata: Mapping[str, Any],
+    axes_of_sums: tuple[int, ...] | None,
+) -> FrozenWeight:
+    forms = ScaleForms(proxy.scale_dtype, proxy.has_whole_zero_points)
+    return FrozenWeight(quantized, summed, metadata, proxy.has_zero_point, axes_of_sums, forms)
+
+
+def _known_input(layer: QuantWeightLayer) -> Any:
+    """The format of the input, where the weight is quantized for it; None where it is not."""
+    if not layer.weight_quant.requires_quant_input:
+        return None
+    own = layer.input_format()
+    return layer.weight_quant.kept_input() if own is None else own

@@ -1,0 +1,1 @@
+"""Dense layers, einsum, embedding."""

@@ -1,0 +1,167 @@
+"""The quantized einsum layer."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.dot import kernel_axes_of
+from jqinject.dot.geometry.equation import Equation
+from jqinject.nn.base.contraction_kind import ContractionKind
+from jqinject.nn.base.dot_layer import Placed, QuantDotLayer
+from jqinject.nn.base.slots import split_keywords
+from jqinject.nn.frozen.payload_contraction import PayloadEinsum
+from jqinject.quant import Int8WeightPerTensorFloat
+
+
+@final
+class QuantEinsum(QuantDotLayer, nnx.Einsum):
+    """`nnx.Einsum` with quantizers: y = einsum(x_q, W_q) + b_q.
+
+    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None for none. Further keywords
+    override what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer.
+    With every quantizer None the layer is `nnx.Einsum` to the bit. Frozen, it contracts integers where its input is
+    quantized to at most 8 bits and the equation is a plain contraction: one that repeats a label in an operand,
+    broadcasts an axis of length 1, or sums an axis of one operand alone contracts the dequantized floats.
+
+    Args:
+        einsum_str: the equation: input, kernel -> output.
+        kernel_shape: of the kernel.
+        bias_shape: of the bias; None for no bias.
+        weight_quant: quantizer of the kernel. Channels are counted along all its axes that the output has: with a scale
+            for each channel, the scale has the kernel's shape with 1 along the axes that are summed over. By default
+            `Int8WeightPerTensorFloat`; None keeps the kernel float.
+        bias_quant: quantizer of the bias.
+        input_quant: quantizer of the input; `act_quant` is another name of it.
+        output_quant: quantizer of the output.
+        return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`; an
+            array where sums have no scale of their own (scales along a summed axis, groups, minifloats).
+        grad_quant: quantizer of the gradient that flows into the output, on its way back.
+        contraction: as for `QuantLinear`.
+        rngs: for the parameters, and for quantizers that draw random numbers.
+        more: the other keywords of `nnx.Einsum` (`dtype`, `kernel_init`, ...), and overrides: `weight_...`,
+            `bias_...`, `input_...`, `output_...`, `grad_...`.
+
+    Raises:
+        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
+        ValueError: `return_quant_tensor` without anything to take a scale from; a quantizer that does not say `signed`.
+        DependencyError: a quantizer that can not be put together; the text shows the path.
+
+    Example:
+        >>> from jqinject.quant import Int8WeightPerChannelFloat
+        >>> heads = QuantEinsum(
+        ...     "btd,dnh->btnh", (8, 2, 4), weight_quant=Int8WeightPerChannelFloat, rngs=nnx.Rngs(0))
+        >>> heads(jnp.ones((1, 3, 8))).shape, heads.quant_weight().scale.shape
+        ((1, 3, 2, 4), (1, 2, 4))
+    """
+
+    takes_batch_norm = False
+
+    contraction_name = "einsum_op"
+    contraction_needs = {
+        "int": "an input and a weight in integers of at most 8 bits, known before the program runs, and an equation "
+        "that is a plain contraction",
+        "fp8": "an input and a weight in 8-bit floats, with scales that do not vary along what is summed over, and an "
+        "equation that is a plain contraction",
+    }
+
+    def __init__(
+        self,
+        einsum_str: str,
+        kernel_shape: Sequence[int],
+        bias_shape: Sequence[int] | None = None,
+        *,
+        weight_quant: Any = Int8WeightPerTensorFloat,
+        bias_quant: Any = None,
+        input_quant: Any = None,
+        output_quant: Any = None,
+        return_quant_tensor: bool = False,
+        act_quant: Any = None,
+        grad_quant: Any = None,
+        contraction: ContractionKind = "auto",
+        rngs: nnx.Rngs,
+        **more: Any,
+    ) -> None:
+        flax, overrides = split_keywords(nnx.Einsum, more)
+        nnx.Einsum.__init__(self, einsum_str, tuple(kernel_shape), bias_shape, rngs=rngs, **flax)
+        given = {
+            "weight_quant": weight_quant,
+            "bias_quant": bias_quant,
+            "input_quant": input_quant,
+            "output_quant": output_quant,
+            "act_quant": act_quant,
+            "grad_quant": grad_quant,
+            "contraction": contraction,
+        }
+        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+
+    def __call__(self, inputs: Any, einsum_str: str | None = None, out_sharding: Any = None) -> Any:
+        """The parent's forward on quantized input, weight and bias, then the output quantizer.
+
+        Args:
+            inputs: float array or QuantTensor.
+            einsum_str: an equation for this call in the place of the layer's. What shares a scale in the kernel is
+                decided by the layer's own.
+            out_sharding: as for the parent.
+
+        Returns:
+            An array, or a QuantTensor with `return_quant_tensor` (an array where sums have no scale, as in an equation
+            that is no plain contraction).
+
+        Raises:
+            ValueError: a QuantTensor is to be returned, and input or weight are not quantized; an equation that does
+                not fit.
+        """
+        if einsum_str is None or einsum_str.replace(" ", "") == self.einsum_str:
+            return super().__call__(inputs, out_sharding)
+        twin = copy.copy(self)  # the same Variables and quantizers, another equation
+        twin.einsum_str = einsum_str.replace(" ", "")
+        return twin(inputs, out_sharding=out_sharding)
+
+    @property
+    def weight_ndim(self) -> int:
+        """The axes of `kernel_shape`."""
+        return len(self.kernel_shape)
+
+    @property
+    def output_channel_dim(self) -> int | tuple[int, ...]:
+        """The axes of the kernel that the output has."""
+        channels = tuple(axis for axis in range(self.weight_ndim) if axis not in self.summed_axes())
+        return channels[0] if len(channels) == 1 else channels
+
+    def summed_axes(self) -> tuple[int, ...]:
+        """The axes of the kernel that the output does not have."""
+        return kernel_axes_of(self.einsum_str, tuple(self.kernel_shape))
+
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Channels are the axes of input and output that the kernel has too."""
+        operands, _, output = self.einsum_str.partition("->")
+        of_input, of_kernel = operands.split(",")
+        if "." in of_kernel or not output:
+            return {}
+        sizes = dict(zip(of_kernel, self.kernel_shape, strict=True))
+        found = {}
+        for slot, labels in (("input_quant", of_input), ("output_quant", output)):
+            behind = labels.rpartition(".")[2]
+            first = next((at for at, label in enumerate(behind) if label in sizes), None)
+            if first is not None:
+                found[slot] = tuple(sizes.get(label, 1) for label in behind[first:])
+        return found
+
+    def _placed(self, shape: tuple[int, ...]) -> Placed | None:
+        equation = Equation.parse(self.einsum_str, shape, self.kernel_shape)
+        if not equation.is_plain(shape, tuple(self.kernel_shape)):
+            return None
+        return Placed(equation.dimensions(), equation.permutation())
+
+    def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
+        return nnx.Einsum.__call__(stand_in, inputs, out_sharding=out_sharding)
+
+    def _contracts_as_flax(self) -> bool:
+        return self.einsum_op is jnp.einsum
+
+    def _injected(self, contraction: Any) -> dict[str, Any]:
+        return {"einsum_op": PayloadEinsum(contraction)}

@@ -1,0 +1,141 @@
+"""The quantized embedding."""
+
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.nn.base.parameter_view import StandIn
+from jqinject.nn.base.slots import GRAD, OUTPUT, WEIGHT, split_keywords
+from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.quant import Int8WeightPerTensorFloat
+from jqinject.quant_tensor import (
+    CodebookQuantTensor,
+    FloatQuantTensor,
+    GroupwiseQuantTensor,
+    IntQuantTensor,
+    as_array,
+    in_groups,
+)
+
+
+@final
+class QuantEmbed(QuantWeightLayer, nnx.Embed):
+    """`nnx.Embed` with a quantized table: y = E_q[inputs].
+
+    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None for none. Further keywords
+    override what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer.
+    With every quantizer None the layer is `nnx.Embed` to the bit.
+
+    Source: Brevitas's `QuantEmbedding`; differs from Brevitas: the arguments of the float layer are Flax's, there is an
+    output quantizer, and an override that does nothing is an error.
+
+    Args:
+        num_embeddings: rows of the table.
+        features: columns of the table.
+        weight_quant: quantizer of the table; channels are its rows. By default `Int8WeightPerTensorFloat`, as in
+            Brevitas; None keeps the table float.
+        output_quant: quantizer of the rows that were looked up.
+        return_quant_tensor: return a QuantTensor, with the scale of the table or of `output_quant`.
+        grad_quant: quantizer of the gradient that flows into the output, on its way back.
+        rngs: for the parameters, and for quantizers that draw random numbers.
+        more: the other keywords of `nnx.Embed` (`dtype`, `embedding_init`, ...), and overrides: `weight_...`,
+            `output_...`, `grad_...`.
+
+    Raises:
+        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
+        ValueError: `return_quant_tensor` without anything to take a scale from; a quantizer that does not say `signed`.
+        DependencyError: a quantizer that can not be put together; the text shows the path.
+
+    Example:
+        >>> from jqinject.quant import Int8WeightPerChannelFloat
+        >>> embed = QuantEmbed(
+        ...     10, 4, weight_quant=Int8WeightPerChannelFloat, return_quant_tensor=True, rngs=nnx.Rngs(0))
+        >>> rows = embed(jnp.array([[3, 3, 9]]))
+        >>> rows.shape, rows.scale.shape, rows.int().dtype
+        ((1, 3, 4), (1, 3, 1), dtype('int8'))
+    """
+
+    slots = (WEIGHT, OUTPUT, GRAD)
+    bias = None
+    weight_name = "embedding"
+    takes_batch_norm = False
+    contraction_needs = {
+        "int": "a contraction of integers, which a lookup is not",
+        "fp8": "a contraction of 8-bit floats, which a lookup is not",
+    }
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        features: int,
+        *,
+        weight_quant: Any = Int8WeightPerTensorFloat,
+        output_quant: Any = None,
+        return_quant_tensor: bool = False,
+        grad_quant: Any = None,
+        rngs: nnx.Rngs,
+        **more: Any,
+    ) -> None:
+        flax, overrides = split_keywords(nnx.Embed, more)
+        nnx.Embed.__init__(self, num_embeddings, features, rngs=rngs, **flax)
+        given = {"weight_quant": weight_quant, "output_quant": output_quant, "grad_quant": grad_quant}
+        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+
+    @property
+    def weight_ndim(self) -> int:
+        """A table has rows and columns."""
+        return 2
+
+    @property
+    def output_channel_dim(self) -> int:
+        """The rows."""
+        return 0
+
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Features are the last axis of the output."""
+        return {"output_quant": (self.features,)}
+
+    def attend(self, query: Any, out_sharding: Any = None) -> jax.Array:
+        """The products of a query with every row of the quantized table; `output_quant` is not for these.
+
+        Args:
+            query: float array or QuantTensor, (..., features).
+            out_sharding: as for the parent.
+
+        Returns:
+            An array, (..., num_embeddings).
+        """
+        table: Any = StandIn(self, {"embedding": as_array(self.quant_weight())})
+        return nnx.Embed.attend(table, as_array(query), out_sharding=out_sharding)
+
+    def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
+        return nnx.Embed.__call__(stand_in, inputs, out_sharding=out_sharding)
+
+    def _with_metadata(self, y: jax.Array, x: Any, weight: Any, bias: Any) -> Any:
+        if isinstance(weight, GroupwiseQuantTensor):
+            return _rows_in_groups(y, weight, x)
+        if not isinstance(weight, IntQuantTensor | FloatQuantTensor | CodebookQuantTensor):
+            raise ValueError(
+                "QuantEmbed(return_quant_tensor=True): the table is not quantized, so the output has no scale.\n"
+                "  cure: give the layer weight_quant=..."
+            )
+
+        def looked_up(found: jax.Array) -> jax.Array:
+            by_row = found.ndim == 2 and found.shape[0] > 1
+            return jnp.take(found, x, axis=0) if by_row else found
+
+        moved = {"value": y, "scale": looked_up(weight.scale)}
+        if isinstance(weight, IntQuantTensor):
+            moved["zero_point"] = looked_up(weight.zero_point)
+        return weight.set(**moved)
+
+
+def _rows_in_groups(y: jax.Array, table: GroupwiseQuantTensor, x: jax.Array) -> GroupwiseQuantTensor:
+    """The rows of a table with a scale for each group of columns."""
+    grouped = table.grouped
+    found = {"value": table.groups.split(y), "scale": jnp.take(grouped.scale, x, axis=0)}
+    if grouped.zero_point.ndim:
+        found["zero_point"] = jnp.take(grouped.zero_point, x, axis=0)
+    return in_groups(grouped.set(**found), table.group_size, -1, table.shape[-1])

@@ -1,0 +1,134 @@
+"""The quantized dense layer."""
+
+from collections.abc import Mapping
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
+from flax.nnx.nn.linear import default_bias_init, default_kernel_init
+from flax.typing import Dtype, Initializer, PrecisionLike
+
+from jqinject.nn.base.contraction_kind import ContractionKind
+from jqinject.nn.base.dot_layer import QuantDotLayer
+from jqinject.quant import Int8WeightPerTensorFloat
+
+lax_dot_general = jax.lax.dot_general
+
+
+@final
+class QuantLinear(QuantDotLayer, nnx.Linear):
+    """`nnx.Linear` with quantizers: y = x_q @ W_q + b_q.
+
+    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None for none. Further keywords
+    override what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer.
+    With every quantizer None the layer is `nnx.Linear` to the bit.
+
+    Source: Brevitas's `QuantLinear`; differs from Brevitas: the arguments of the float layer are Flax's, an
+    override that does nothing is an error, and sums without a scale are returned as an array (there an error).
+
+    Args:
+        in_features: size of the last axis of the input.
+        out_features: size of the last axis of the output.
+        use_bias, dtype, param_dtype, precision, kernel_init, bias_init, dot_general, promote_dtype,
+            preferred_element_type, rngs, kernel_metadata, bias_metadata: as for `nnx.Linear`.
+        weight_quant: quantizer of the kernel, shape (in_features, out_features); channels are its last axis.
+            By default `Int8WeightPerTensorFloat`, as in Brevitas; None keeps the kernel float.
+        bias_quant: quantizer of the bias.
+        input_quant: quantizer of the input; `act_quant` is another name of it.
+        output_quant: quantizer of the output.
+        return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`; an
+            array where sums have no scale of their own (scales along a summed axis, groups, minifloats).
+        grad_quant: quantizer of the gradient that flows into the output, on its way back.
+        contraction: "auto" contracts the payloads of an 8-bit float input and weight, the integers of a frozen weight,
+            and floats otherwise; "int" and "fp8" insist on the payloads; "float" contracts the dequantized floats in
+            any case. 8-bit floats are faster where the machine has units for them, a CPU gains nothing.
+        overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
+
+    Raises:
+        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
+        ValueError: `return_quant_tensor` without anything to take a scale from; a quantizer that does not say `signed`.
+        DependencyError: a quantizer that can not be put together; the text shows the path.
+
+    Example:
+        >>> from jqinject.quant import Int8ActPerTensorFloat, Int8WeightPerChannelFloat
+        >>> fc = QuantLinear(
+        ...     8, 4, weight_quant=Int8WeightPerChannelFloat, weight_bit_width=4,
+        ...     input_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0))
+        >>> fc(jnp.ones((2, 8))).shape, fc.quant_weight().bit_width
+        ((2, 4), 4)
+    """
+
+    contraction_needs = {
+        "int": "an input and a weight in integers of at most 8 bits, known before the program runs",
+        "fp8": "an input and a weight in 8-bit floats, with scales that do not vary along the input features",
+    }
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        use_bias: bool = True,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        precision: PrecisionLike = None,
+        kernel_init: Initializer = default_kernel_init,
+        bias_init: Initializer = default_bias_init,
+        dot_general: Any = lax_dot_general,
+        promote_dtype: Any = default_promote_dtype,
+        preferred_element_type: Dtype | None = None,
+        rngs: nnx.Rngs,
+        kernel_metadata: Mapping[str, Any] = {},
+        bias_metadata: Mapping[str, Any] = {},
+        weight_quant: Any = Int8WeightPerTensorFloat,
+        bias_quant: Any = None,
+        input_quant: Any = None,
+        output_quant: Any = None,
+        return_quant_tensor: bool = False,
+        act_quant: Any = None,
+        grad_quant: Any = None,
+        contraction: ContractionKind = "auto",
+        **overrides: Any,
+    ) -> None:
+        nnx.Linear.__init__(
+            self,
+            in_features,
+            out_features,
+            use_bias=use_bias,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            precision=precision,
+            kernel_init=kernel_init,
+            bias_init=bias_init,
+            dot_general=dot_general,
+            promote_dtype=promote_dtype,
+            preferred_element_type=preferred_element_type,
+            rngs=rngs,
+            kernel_metadata=kernel_metadata,
+            bias_metadata=bias_metadata,
+        )
+        given = {
+            "weight_quant": weight_quant,
+            "bias_quant": bias_quant,
+            "input_quant": input_quant,
+            "output_quant": output_quant,
+            "act_quant": act_quant,
+            "grad_quant": grad_quant,
+            "contraction": contraction,
+        }
+        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Features are the last axis of input and output."""
+        return {"input_quant": (self.in_features,), "output_quant": (self.out_features,)}
+
+    def _expected_features(self, ndim: int) -> Mapping[int, int]:
+        return {-1: self.weight_shape[0]}
+
+    def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
+        return nnx.Linear.__call__(stand_in, inputs, out_sharding=out_sharding)
+
+    def _contracts_as_flax(self) -> bool:
+        return self.dot_general is lax_dot_general

@@ -1,0 +1,134 @@
+"""The quantized dense layer over any axes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import jax
+from flax import nnx
+
+from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.nn.base.contraction_kind import ContractionKind
+from jqinject.nn.base.dot_layer import Placed, QuantDotLayer
+from jqinject.nn.base.slots import split_keywords
+from jqinject.quant import Int8WeightPerTensorFloat
+
+
+@final
+class QuantLinearGeneral(QuantDotLayer, nnx.LinearGeneral):
+    """`nnx.LinearGeneral` with quantizers: y = sum over `axis` of x_q W_q, plus b_q.
+
+    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None for none. Further keywords
+    override what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer.
+    With every quantizer None the layer is `nnx.LinearGeneral` to the bit. Frozen, it contracts integers where its
+    input is quantized to at most 8 bits.
+
+    Args:
+        in_features: sizes of the axes of the input that are summed over.
+        out_features: sizes of the output's last axes.
+        weight_quant: quantizer of the kernel, shape (*batch, *in_features, *out_features). Channels are counted along
+            all its axes but those of the input features: with a scale for each channel, the scale has the kernel's
+            shape with 1 along `in_features`. By default `Int8WeightPerTensorFloat`, as in Brevitas; None keeps the
+            kernel float.
+        bias_quant: quantizer of the bias, shape (*batch, *out_features).
+        input_quant: quantizer of the input; `act_quant` is another name of it.
+        output_quant: quantizer of the output.
+        return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`; an
+            array where sums have no scale of their own (scales along a summed axis, groups, minifloats).
+        grad_quant: quantizer of the gradient that flows into the output, on its way back.
+        contraction: as for `QuantLinear`.
+        rngs: for the parameters, and for quantizers that draw random numbers.
+        more: the other keywords of `nnx.LinearGeneral` (`axis`, `batch_axis`, `use_bias`, ...), and overrides:
+            `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
+
+    Raises:
+        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
+        ValueError: `return_quant_tensor` without anything to take a scale from; a quantizer that does not say `signed`.
+        DependencyError: a quantizer that can not be put together; the text shows the path.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.quant import Int8WeightPerChannelFloat
+        >>> heads = QuantLinearGeneral(8, (2, 4), weight_quant=Int8WeightPerChannelFloat, rngs=nnx.Rngs(0))
+        >>> heads(jnp.ones((3, 8))).shape, heads.quant_weight().scale.shape
+        ((3, 2, 4), (1, 2, 4))
+    """
+
+    contraction_needs = {
+        "int": "an input and a weight in integers of at most 8 bits, known before the program runs",
+        "fp8": "an input and a weight in 8-bit floats, with scales that do not vary along the input features",
+    }
+
+    def __init__(
+        self,
+        in_features: int | Sequence[int],
+        out_features: int | Sequence[int],
+        *,
+        weight_quant: Any = Int8WeightPerTensorFloat,
+        bias_quant: Any = None,
+        input_quant: Any = None,
+        output_quant: Any = None,
+        return_quant_tensor: bool = False,
+        act_quant: Any = None,
+        grad_quant: Any = None,
+        contraction: ContractionKind = "auto",
+        rngs: nnx.Rngs,
+        **more: Any,
+    ) -> None:
+        flax, overrides = split_keywords(nnx.LinearGeneral, more)
+        nnx.LinearGeneral.__init__(self, in_features, out_features, rngs=rngs, **flax)
+        given = {
+            "weight_quant": weight_quant,
+            "bias_quant": bias_quant,
+            "input_quant": input_quant,
+            "output_quant": output_quant,
+            "act_quant": act_quant,
+            "grad_quant": grad_quant,
+            "contraction": contraction,
+        }
+        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+
+    @property
+    def weight_ndim(self) -> int:
+        """A kernel has the batch axes, and one each for input and output features."""
+        return len(self.batch_axis) + len(self.in_features) + len(self.out_features)
+
+    @property
+    def output_channel_dim(self) -> int | tuple[int, ...]:
+        """The axes of the kernel that are not summed over."""
+        channels = tuple(axis for axis in range(self.weight_ndim) if axis not in self.summed_axes())
+        return channels[0] if len(channels) == 1 else channels
+
+    def summed_axes(self) -> tuple[int, ...]:
+        """The input features."""
+        return tuple(range(len(self.batch_axis), len(self.batch_axis) + len(self.in_features)))
+
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Output features are the last axes; input features too, unless `axis` says otherwise."""
+        found = {} if self.batch_axis else {"output_quant": tuple(self.out_features)}
+        last = tuple(range(-len(self.in_features), 0))
+        return found | ({"input_quant": tuple(self.in_features)} if tuple(sorted(self.axis)) == last else {})
+
+    def _placed(self, shape: tuple[int, ...]) -> Placed:
+        ndim = len(shape)
+        # Flax goes by the order of the axes, not by that in which they are given.
+        axes = tuple(sorted(axis % ndim for axis in self.axis))
+        batch = tuple(sorted(axis % ndim for axis in self.batch_axis))
+        numbers = (axes, self.summed_axes()), (batch, tuple(range(len(batch))))
+        return Placed(Dimensions.of(ndim, self.weight_ndim, numbers))
+
+    def _expected_features(self, ndim: int) -> Mapping[int, int]:
+        if any(not -ndim <= axis < ndim for axis in self.axis):
+            return dict(zip(self.axis, self.in_features, strict=True))  # an axis is missing, which is told
+        axes = sorted(
+            self.axis, key=lambda axis: axis % ndim
+        )  # as Flax does, whatever order they are given in
+        return dict(zip(axes, self.in_features, strict=True))
+
+    def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
+        return nnx.LinearGeneral.__call__(stand_in, inputs, out_sharding=out_sharding)
+
+    def _contracts_as_flax(self) -> bool:
+        return self.dot_general is None and self.dot_general_cls is None
+
+    def _injected(self, contraction: Any) -> dict[str, Any]:
+        return {"dot_general": contraction, "dot_general_cls": None}

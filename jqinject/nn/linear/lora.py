@@ -1,0 +1,104 @@
+"""The quantized dense layer with a low-rank update in float."""
+
+from collections.abc import Mapping
+from typing import Any, final
+
+import jax
+from flax import nnx
+
+from jqinject.nn.base.contraction_kind import ContractionKind
+from jqinject.nn.base.dot_layer import QuantDotLayer
+from jqinject.nn.base.slots import split_keywords
+from jqinject.quant import Int8WeightPerTensorFloat
+
+lax_dot_general = jax.lax.dot_general
+
+
+@final
+class QuantLoRALinear(QuantDotLayer, nnx.LoRALinear):
+    """`nnx.LoRALinear` on a quantized kernel: y = x_q @ W_q + b_q + x_q @ A @ B, with A and B in float.
+
+    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None for none. Further keywords
+    override what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer.
+    With every quantizer None the layer is `nnx.LoRALinear` to the bit. `jqinject.freeze` stores the kernel in low bits
+    and leaves A and B, which can then be trained on.
+
+    Args:
+        in_features: size of the last axis of the input.
+        out_features: size of the last axis of the output.
+        lora_rank: columns of A, rows of B.
+        weight_quant: quantizer of the kernel, shape (in_features, out_features); channels are its last axis.
+            By default `Int8WeightPerTensorFloat`, as in Brevitas; None keeps the kernel float.
+        bias_quant: quantizer of the bias.
+        input_quant: quantizer of the input; `act_quant` is another name of it.
+        output_quant: quantizer of the output.
+        return_quant_tensor: return an `IntQuantTensor` with the scale of `output_quant`, which it needs, as the sum of
+            the two products has no scale.
+        grad_quant: quantizer of the gradient that flows into the output, on its way back.
+        contraction: as for `QuantLinear`, of input and kernel.
+        rngs: for the parameters, and for quantizers that draw random numbers.
+        more: the other keywords of `nnx.LoRALinear` and `nnx.Linear`, and overrides: `weight_...`, `bias_...`,
+            `input_...`, `output_...`, `grad_...`.
+
+    Raises:
+        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
+        ValueError: `return_quant_tensor` without `output_quant`; a quantizer that does not say `signed`.
+        DependencyError: a quantizer that can not be put together; the text shows the path.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> layer = QuantLoRALinear(8, 4, lora_rank=2, weight_bit_width=4, rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((3, 8))).shape, layer.quant_weight().bit_width, layer.lora.lora_a.shape
+        ((3, 4), 4, (8, 2))
+    """
+
+    takes_batch_norm = False
+
+    returns_accumulator = False
+    contraction_needs = {
+        "int": "an input and a weight in integers of at most 8 bits, known before the program runs",
+        "fp8": "an input and a weight in 8-bit floats, with scales that do not vary along the input features",
+    }
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        lora_rank: int,
+        weight_quant: Any = Int8WeightPerTensorFloat,
+        bias_quant: Any = None,
+        input_quant: Any = None,
+        output_quant: Any = None,
+        return_quant_tensor: bool = False,
+        act_quant: Any = None,
+        grad_quant: Any = None,
+        contraction: ContractionKind = "auto",
+        rngs: nnx.Rngs,
+        **more: Any,
+    ) -> None:
+        flax, overrides = split_keywords(nnx.LoRALinear, more)
+        nnx.LoRALinear.__init__(self, in_features, out_features, lora_rank=lora_rank, rngs=rngs, **flax)
+        given = {
+            "weight_quant": weight_quant,
+            "bias_quant": bias_quant,
+            "input_quant": input_quant,
+            "output_quant": output_quant,
+            "act_quant": act_quant,
+            "grad_quant": grad_quant,
+            "contraction": contraction,
+        }
+        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+
+    def channel_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Features are the last axis of input and output."""
+        return {"input_quant": (self.in_features,), "output_quant": (self.out_features,)}
+
+    def _expected_features(self, ndim: int) -> Mapping[int, int]:
+        return {-1: self.weight_shape[0]}
+
+    def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
+        return nnx.Linear.__call__(stand_in, inputs, out_sharding=out_sharding) + self.lora(inputs)
+
+    def _contracts_as_flax(self) -> bool:
+        return self.dot_general is lax_dot_general

@@ -1,0 +1,1 @@
+"""Meshes, mapped axes, processes."""

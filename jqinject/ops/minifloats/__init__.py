@@ -1,0 +1,1 @@
+"""Minifloats and tables of numbers: formats, grids, codes."""

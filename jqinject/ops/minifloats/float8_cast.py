@@ -1,0 +1,110 @@
+"""8-bit floats: what they hold, and how an array is put into them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.ops.minifloats.float_grid import from_float_steps
+from jqinject.ops.power import divide
+from jqinject.ops.ste import with_gradient_of
+
+FLOAT8_DTYPES: tuple[Any, ...] = (
+    jnp.float8_e4m3fn,
+    jnp.float8_e5m2,
+    jnp.float8_e4m3fnuz,
+    jnp.float8_e5m2fnuz,
+)
+
+
+def float8_dtype(dtype: Any, where: str, name: str = "q_dtype") -> np.dtype:
+    """One of the four 8-bit float dtypes.
+
+    Raises:
+        TypeError: for any other dtype; names the four.
+    """
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or found not in [np.dtype(known) for known in FLOAT8_DTYPES]:
+        names = ", ".join(f"jnp.{np.dtype(known).name}" for known in FLOAT8_DTYPES)
+        raise TypeError(f"{where}: {name} must be an 8-bit float dtype, one of {names}; got {dtype!r}")
+    return found
+
+
+def float8_max(dtype: Any) -> float:
+    """The largest finite number of an 8-bit float dtype.
+
+    Example:
+        >>> float8_max(jnp.float8_e4m3fn), float8_max(jnp.float8_e5m2), float8_max(jnp.float8_e4m3fnuz)
+        (448.0, 57344.0, 240.0)
+    """
+    return float(jnp.finfo(dtype).max)
+
+
+def to_float8(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
+    """`clip(x / scale, -max, max)` in an 8-bit float dtype, rounded to nearest, ties to even.
+
+    The quotient is taken in bfloat16 where `x` is bfloat16 (as in Flax, with the scale rounded to it), else in float32.
+
+    A finite number that is too large saturates. What is not finite is not hidden: nan stays nan, and an
+    infinity becomes inf in `float8_e5m2` and nan in the others, which have no inf.
+
+    Args:
+        x: float array.
+        scale: float per step, positive, broadcasts to `x`.
+        dtype: the 8-bit float dtype.
+
+    Returns:
+        The payload: an array of the shape of `x`; no gradient.
+
+    Differs from Flax's `fp8_ops.quantize`: there an infinity saturates.
+
+    Example:
+        >>> to_float8(jnp.array([0.3, 1000.0]), jnp.float32(0.5), jnp.float8_e4m3fn)
+        Array([0.625, 448], dtype=float8_e4m3fn)
+    """
+    x = jnp.asarray(jax.lax.stop_gradient(x))  # of a Python float under `grad`, a Python float is left
+    # To bfloat16 explicitly: what is cast to it and back, a compiler may leave as it was.
+    rounded = _to_bfloat16 if x.dtype == jnp.bfloat16 else jnp.asarray
+    largest = float8_max(dtype)
+    x = x.astype(jnp.float32)
+    steps = jnp.clip(rounded(divide(x, rounded(scale))), -largest, largest)
+    return jnp.where(jnp.isinf(x), x, steps).astype(dtype)
+
+
+def _to_bfloat16(x: jax.Array) -> jax.Array:
+    return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+
+
+def from_float8(payload: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
+    """`payload * scale`, computed in float32; a finite number stays finite in `dtype`.
+
+    Example:
+        >>> from_float8(jnp.array([2.0], jnp.float8_e5m2), jnp.float32(0.5), jnp.bfloat16)
+        Array([1], dtype=bfloat16)
+    """
+    return from_float_steps(payload.astype(jnp.float32), scale, dtype)
+
+
+def fake_float8(x: jax.Array, scale: jax.Array, q_dtype: Any, dq_dtype: Any) -> jax.Array:
+    """To an 8-bit float and back, straight through: the gradient of `x` is that of the result everywhere.
+
+    Args:
+        x: float array.
+        scale: float per step, positive, broadcasts to `x`; no gradient.
+        q_dtype: the 8-bit float dtype.
+        dq_dtype: dtype of the result.
+
+    Example:
+        >>> quantize = lambda v: fake_float8(v, jnp.float32(1), jnp.float8_e4m3fn, jnp.float32)
+        >>> jax.value_and_grad(quantize)(jnp.float32(500))
+        (Array(448., dtype=float32), Array(1., dtype=float32))
+    """
+    scale = jax.lax.stop_gradient(scale)
+    value = from_float8(to_float8(x, scale, q_dtype), scale, dq_dtype)
+    return with_gradient_of(jax.lax.convert_element_type(x, dq_dtype), value)

@@ -1,0 +1,267 @@
+"""What a minifloat format is: how many bits, which bias, which codes are no numbers, and how large it gets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.ops.minifloats.float_range import (
+    check_codes,
+    checked_width,
+    max_available_float,
+    max_float,
+    max_mantissa,
+)
+
+MOST_EXPONENT_BITS = 8
+MOST_MANTISSA_BITS = 22  # the implicit bit and the rounding one need their places in float32
+
+
+@dataclass(frozen=True)
+class FloatFormat:
+    """A minifloat format: static, equal by value.
+
+    A number is `(-1)**sign * mantissa * 2**(field - bias)` with the mantissa in [1, 2), or for the exponent field 0
+    `(-1)**sign * fraction * 2**(1 - bias)` with the fraction in [0, 1).
+
+    Attributes:
+        exponent_bit_width: 1 to 8.
+        mantissa_bit_width: 0 to 22, without the implicit 1.
+        exponent_bias: what is subtracted from the exponent field; None means `2**(e - 1) - 1`.
+        signed: whether there is a sign bit.
+        saturating: whether what is too large becomes the largest number; else inf, or nan where there is no inf.
+        inf_values: mantissas, in binary, that mean inf together with the largest exponent; None for no inf.
+        nan_values: likewise for nan.
+        max_available_float: numbers end here; None where all codes are numbers.
+
+    Raises:
+        TypeError: a width is no int.
+        ValueError: a width out of range; numbers that float32 does not hold; codes that no format has.
+
+    Example:
+        >>> FloatFormat(4, 3).max_value, FloatFormat(4, 3, nan_values=("111",), max_available_float=448.0).dtype
+        (480.0, dtype(float8_e4m3fn))
+        >>> FloatFormat.of_dtype("float4_e2m1fn").max_value
+        6.0
+    """
+
+    exponent_bit_width: int
+    mantissa_bit_width: int
+    exponent_bias: int | None = None
+    signed: bool = True
+    saturating: bool = True
+    inf_values: tuple[str, ...] | None = None
+    nan_values: tuple[str, ...] | None = None
+    max_available_float: float | None = None
+
+    def __post_init__(self) -> None:
+        checked_width("exponent_bit_width", self.exponent_bit_width, 1, MOST_EXPONENT_BITS)
+        checked_width("mantissa_bit_width", self.mantissa_bit_width, 0, MOST_MANTISSA_BITS)
+        if self.exponent_bias is None:
+            object.__setattr__(self, "exponent_bias", 2 ** (self.exponent_bit_width - 1) - 1)
+        check_codes(self.mantissa_bit_width, self.inf_values, self.nan_values, self.saturating)
+        least = 1 - self.bias - self.mantissa_bit_width
+        if least < -126 or self.max_value > float(np.finfo(np.float32).max):
+            raise ValueError(
+                f"a minifloat of {self.exponent_bit_width} bits of exponent, {self.mantissa_bit_width} of mantissa and "
+                f"bias {self.exponent_bias} has numbers that float32, in which it is computed, does not hold.\n"
+                "  cure: fewer bits of exponent, another exponent_bias, or max_available_float"
+            )
+
+    @property
+    def bias(self) -> int:
+        """The exponent bias."""
+        assert self.exponent_bias is not None, "set at construction"
+        return self.exponent_bias
+
+    @property
+    def bit_width(self) -> int:
+        """Bits of one number."""
+        return int(self.signed) + self.exponent_bit_width + self.mantissa_bit_width
+
+    @property
+    def max_value(self) -> float:
+        """The largest number."""
+        codes = 2**self.exponent_bit_width - 1 - self.bias
+        all_codes = math.inf if codes > 127 else math.ldexp(2.0 - 2.0**-self.mantissa_bit_width, codes)
+        return all_codes if self.max_available_float is None else min(all_codes, self.max_available_float)
+
+    @property
+    def min_value(self) -> float:
+        """The least number: `-max_value`, or 0 without a sign."""
+        return -self.max_value if self.signed else 0.0
+
+    @property
+    def smallest_subnormal(self) -> float:
+        """The least number above 0."""
+        return 2.0 ** (1 - self.bias - self.mantissa_bit_width)
+
+    @property
+    def dtype(self) -> np.dtype | None:
+        """The JAX dtype that is exactly this format, or None."""
+        for dtype, known in DTYPE_FORMATS.items():
+            same = _numbers_of(self) == _numbers_of(known)
+            overflow = self.saturating or (self.inf_values is None) == (known.inf_values is None)
+            if same and overflow:
+                return dtype
+        return None
+
+    @property
+    def payload_dtype(self) -> np.dtype:
+        """The dtype its numbers are stored in: its own where backends convert to it, else that of its codes."""
+        dtype = self.dtype
+        return self.code_dtype if dtype is None or dtype in NOT_CONVERTED else dtype
+
+    @property
+    def code_dtype(self) -> np.dtype:
+        """The narrowest unsigned integers that hold its codes one by one: uint8, uint16 or uint32."""
+        return np.dtype(next(f"uint{bits}" for bits in (8, 16, 32) if self.bit_width <= bits))
+
+    @property
+    def is_ocp(self) -> bool:
+        """Whether it is one of OCP's 8-bit formats, e4m3 or e5m2, with their codes for inf and nan."""
+        return self.signed and _widths_and_codes(self) in _OCP
+
+    @property
+    def is_fnuz(self) -> bool:
+        """Whether it is e4m3 or e5m2 with a bias one higher, and no codes for inf and nan but that of negative 0."""
+        return self.signed and _widths_and_codes(self) in _FNUZ
+
+    def __str__(self) -> str:
+        if self.dtype is not None:
+            return self.dtype.name
+        sign = "" if self.signed else "unsigned "
+        return f"{sign}e{self.exponent_bit_width}m{self.mantissa_bit_width} up to {self.max_value:g}"
+
+    @classmethod
+    def of_dtype(cls, dtype: Any) -> FloatFormat:
+        """The format of one of JAX's narrow float dtypes.
+
+        Raises:
+            TypeError: for any other dtype.
+        """
+        found = DTYPE_FORMATS.get(np.dtype(dtype))
+        if found is None:
+            names = ", ".join(known.name for known in DTYPE_FORMATS)
+            raise TypeError(f"{np.dtype(dtype).name} is no minifloat; JAX has {names}")
+        return found
+
+
+def _numbers_of(form: FloatFormat) -> tuple[Any, ...]:
+    return (form.exponent_bit_width, form.mantissa_bit_width, form.bias, form.signed, form.max_value)
+
+
+def _widths_and_codes(form: FloatFormat) -> tuple[Any, ...]:
+    nan = None if form.nan_values is None else frozenset(form.nan_values)
+    return (form.exponent_bit_width, form.mantissa_bit_width, form.bias, form.inf_values, nan)
+
+
+_OCP = (
+    (4, 3, 7, None, frozenset({"111"})),
+    (5, 2, 15, ("00",), frozenset({"01", "10", "11"})),
+)
+_FNUZ = ((4, 3, 8, None, None), (5, 2, 16, None, None))
+
+
+def _ieee(exponent: int, mantissa: int) -> FloatFormat:
+    """With inf and nan in all of the largest exponent."""
+    codes = tuple(format(code, f"0{mantissa}b") for code in range(2**mantissa))
+    largest = max_available_float(exponent, mantissa, 2 ** (exponent - 1) - 1, codes[1:], codes[:1])
+    return FloatFormat(
+        exponent,
+        mantissa,
+        saturating=False,
+        inf_values=codes[:1],
+        nan_values=codes[1:],
+        max_available_float=largest,
+    )
+
+
+DTYPE_FORMATS: Mapping[np.dtype, FloatFormat] = {
+    np.dtype(jnp.float8_e4m3fn): FloatFormat(
+        4, 3, saturating=False, nan_values=("111",), max_available_float=448.0
+    ),
+    np.dtype(jnp.float8_e5m2): _ieee(5, 2),
+    np.dtype(jnp.float8_e4m3fnuz): FloatFormat(4, 3, 8),
+    np.dtype(jnp.float8_e5m2fnuz): FloatFormat(5, 2, 16),
+    np.dtype(jnp.float8_e4m3b11fnuz): FloatFormat(4, 3, 11),
+    np.dtype(jnp.float8_e4m3): _ieee(4, 3),
+    np.dtype(jnp.float8_e3m4): _ieee(3, 4),
+    np.dtype("float6_e3m2fn"): FloatFormat(3, 2),
+    np.dtype("float6_e2m3fn"): FloatFormat(2, 3),
+    np.dtype(jnp.float4_e2m1fn): FloatFormat(2, 1),
+}
+# Dtypes that JAX knows by name and compiles no conversion for.
+NOT_CONVERTED = (np.dtype("float6_e3m2fn"), np.dtype("float6_e2m3fn"))
+
+
+def _static(default: Any) -> Any:
+    return field(default=default, metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LearnedFloatFormat:
+    """A format whose widths are learned: arrays, differentiable; a pytree.
+
+    Attributes:
+        exponent_bit_width: float32 scalar or a number.
+        mantissa_bit_width: likewise.
+        exponent_bias: likewise.
+        signed, saturating, inf_values, nan_values, max_available_float: as of `FloatFormat`.
+    """
+
+    exponent_bit_width: Any
+    mantissa_bit_width: Any
+    exponent_bias: Any
+    signed: bool = _static(True)
+    saturating: bool = _static(True)
+    inf_values: tuple[str, ...] | None = _static(None)
+    nan_values: tuple[str, ...] | None = _static(None)
+    max_available_float: float | None = _static(None)
+
+    dtype = None
+
+    @property
+    def bias(self) -> Any:
+        """The exponent bias."""
+        return self.exponent_bias
+
+    @property
+    def bit_width(self) -> Any:
+        """Bits of one number."""
+        return self.exponent_bit_width + self.mantissa_bit_width + int(self.signed)
+
+    @property
+    def max_value(self) -> Any:
+        """The largest number."""
+        widths = (self.exponent_bit_width, max_mantissa(self.mantissa_bit_width), self.exponent_bias)
+        largest = max_float(*widths)
+        if self.max_available_float is None:
+            return largest
+        return jnp.minimum(largest, self.max_available_float)
+
+    def __str__(self) -> str:
+        return "a minifloat of learned widths"
+
+    def known(self) -> FloatFormat:
+        """The format that it is now, where it is not traced.
+
+        Raises:
+            ValueError: widths that are no whole numbers.
+        """
+        widths = [float(width) for width in (self.exponent_bit_width, self.mantissa_bit_width, self.bias)]
+        if not all(width.is_integer() for width in widths):
+            raise ValueError(
+                f"a minifloat with widths {widths[0]:g} and {widths[1]:g} and bias {widths[2]:g} has no codes: they "
+                "have to be whole numbers"
+            )
+        exponent, mantissa, bias = (int(width) for width in widths)
+        codes = (self.signed, self.saturating, self.inf_values, self.nan_values, self.max_available_float)
+        return FloatFormat(exponent, mantissa, bias, *codes)

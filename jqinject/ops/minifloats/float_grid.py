@@ -1,0 +1,239 @@
+"""Numbers onto the grid of a minifloat, and into its codes and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.ops.minifloats.float_format import FloatFormat
+from jqinject.ops.power import divide, exp2
+from jqinject.ops.ste import with_gradient_of
+
+_TINY = float(jnp.finfo(jnp.float32).tiny)
+_LARGEST = float(jnp.finfo(jnp.float32).max)
+
+
+@jax.custom_jvp
+def _exponent(magnitude: jax.Array) -> jax.Array:
+    return ((jax.lax.bitcast_convert_type(magnitude, jnp.int32) >> 23) - 127).astype(jnp.float32)
+
+
+@_exponent.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    return _exponent(*primals), tangents[0] / (primals[0] * math.log(2.0))
+
+
+def exponent_of(x: jax.Array) -> jax.Array:
+    """`floor(log2 |x|)`, exact, at least -126; the gradient is that of `log2 |x|`.
+
+    Example:
+        >>> exponent_of(jnp.array([8.0, 7.999999, -0.3, 0.0]))
+        Array([   3.,    2.,   -2., -126.], dtype=float32)
+    """
+    magnitude = jnp.abs(x)
+    return _exponent(jnp.where(magnitude > _TINY, magnitude, _TINY))
+
+
+def float_step(x: jax.Array, mantissa_bit_width: Any, exponent_bias: Any) -> jax.Array:
+    """How far apart the numbers of a minifloat lie at `x`: `2**(max(floor(log2 |x|), 1 - bias) - m)`.
+
+    Args:
+        x: float32 array, finite.
+        mantissa_bit_width: m, a number or a float32 array.
+        exponent_bias: likewise.
+
+    Returns:
+        A float32 array, exact powers of two where the widths are whole numbers.
+
+    Example:
+        >>> float_step(jnp.array([17.0, 15.0, 1.0, 0.0]), 3, 7).tolist()
+        [2.0, 1.0, 0.125, 0.001953125]
+    """
+    exponent = exponent_of(x) - mantissa_bit_width
+    least = jnp.asarray(1.0 - exponent_bias - mantissa_bit_width, jnp.float32)
+    return exp2(jnp.where(exponent < least, least, exponent))
+
+
+def to_float_grid(
+    x: jax.Array, mantissa_bit_width: Any, exponent_bias: Any, rounding: Callable[[jax.Array], jax.Array]
+) -> jax.Array:
+    """The nearest numbers of a minifloat without an end: `u * rounding(x / u)`, `u = float_step(x)`.
+
+    With straight-through rounding the derivative is `y / x` where `x` is normal (the step grows with `x`) and 1 where
+    it is subnormal, as in Brevitas. What is not finite stays as it is, and what is finite stays finite: where the
+    nearest number is 2**128, it becomes the largest of float32, for a clamp to cut off.
+
+    Args:
+        x: float32 array.
+        mantissa_bit_width: a number or a float32 array.
+        exponent_bias: likewise.
+        rounding: to whole numbers.
+
+    Returns:
+        A float32 array of the shape of `x`.
+
+    Source: Brevitas, `core.quant.float`.
+
+    Example:
+        >>> to_float_grid(jnp.array([17.1, 0.3, -1e3]), 3, 7, jnp.round).tolist()
+        [18.0, 0.3125, -1024.0]
+    """
+    finite = jnp.isfinite(x)
+    known = jnp.where(finite, x, 0.0)
+    step = float_step(known, mantissa_bit_width, exponent_bias)
+    rounded = rounding(divide(known, step)) * step
+    return jnp.where(finite, with_gradient_of(rounded, jnp.clip(rounded, -_LARGEST, _LARGEST)), x)
+
+
+@jax.custom_jvp
+def _float_steps(x: jax.Array, scale: jax.Array) -> jax.Array:
+    steps = divide(x, scale)
+    return jnp.where(jnp.isfinite(x), jnp.clip(steps, -_LARGEST, _LARGEST), steps)
+
+
+@_float_steps.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    (_, scale), (dx, dscale) = primals, tangents
+    steps = _float_steps(*primals)
+    return steps, (dx - steps * dscale) / scale
+
+
+def float_steps(x: jax.Array, scale: jax.Array) -> jax.Array:
+    """`x / scale` for a minifloat, in which a finite number stays finite: one that is too large saturates, an infinity
+    does not.
+
+    Args:
+        x: a float32 array.
+        scale: float32, broadcasts with `x`, not 0.
+
+    Returns:
+        The quotient, float32.
+
+    Example:
+        >>> float_steps(jnp.array([3e38, jnp.inf]), jnp.float32(1e-3)).tolist()
+        [3.4028234663852886e+38, inf]
+    """
+    return _float_steps(x, scale)
+
+
+def from_float_steps(steps: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
+    """`steps * scale`, computed in float32, in which a finite number stays finite.
+
+    Where a format's largest number times its scale, or what a number was rounded up to, is more than `dtype` holds, it
+    becomes the largest number of `dtype`.
+
+    Args:
+        steps: numbers of a minifloat, float32.
+        scale: float32, broadcasts with `steps`.
+        dtype: of the result.
+
+    Example:
+        >>> from_float_steps(jnp.array([65536.0, jnp.inf]), jnp.float32(1), jnp.float16).tolist()
+        [65504.0, inf]
+    """
+    value = steps * scale
+    largest = float(jnp.finfo(dtype).max)
+    inside = jnp.where(jnp.isfinite(steps) & jnp.isfinite(scale), jnp.clip(value, -largest, largest), value)
+    return with_gradient_of(value, inside).astype(dtype)
+
+
+def to_float_codes(x: jax.Array, form: FloatFormat) -> jax.Array:
+    """The codes of numbers of a minifloat: sign, exponent field and mantissa as one unsigned integer.
+
+    nan takes its code where the format has one, else that of negative 0, as in the FNUZ formats; inf likewise takes its
+    own code, else that of nan. A number that is not on the grid is rounded, and saturates.
+
+    Args:
+        x: float array; no gradient.
+        form: the format.
+
+    Returns:
+        Unsigned integers of the narrowest dtype.
+
+    Example:
+        >>> to_float_codes(jnp.array([0.0, 1.0, -6.0, 0.5]), FloatFormat(2, 1))
+        Array([ 0,  2, 15,  1], dtype=uint8)
+    """
+    x = jax.lax.stop_gradient(x).astype(jnp.float32)
+    mantissa, bias = form.mantissa_bit_width, form.bias
+    rounded = to_float_grid(jnp.where(jnp.isfinite(x), x, 0.0), mantissa, bias, jnp.round)
+    magnitude = jnp.abs(jnp.clip(rounded, form.min_value, form.max_value))
+    step = float_step(magnitude, mantissa, bias)
+    # Subnormal numbers count from 0; the implicit bit of normal ones carries into the exponent field.
+    field = (exponent_of(step) + (mantissa + bias - 1)).astype(jnp.uint32)
+    codes = (magnitude / step).astype(jnp.uint32) + (field << mantissa)
+    special = special_codes(form)
+    negative = (magnitude > 0) & (x < 0) | (jnp.isneginf(x) & (special.inf is not None))
+    codes = jnp.where(jnp.isinf(x), jnp.uint32(special.nan if special.inf is None else special.inf), codes)
+    codes = jnp.where(negative & form.signed, codes | jnp.uint32(_sign_bit(form)), codes)
+    return jnp.where(jnp.isnan(x), jnp.uint32(special.nan), codes).astype(form.code_dtype)
+
+
+def from_float_codes(codes: jax.Array, form: FloatFormat) -> jax.Array:
+    """The numbers that codes stand for, float32; the inverse of `to_float_codes`.
+
+    Args:
+        codes: unsigned integers.
+        form: the format.
+
+    Example:
+        >>> from_float_codes(jnp.array([0, 2, 15, 1], jnp.uint8), FloatFormat(2, 1))
+        Array([ 0. ,  1. , -6. ,  0.5], dtype=float32)
+    """
+    wide = codes.astype(jnp.uint32)
+    mantissa, bias = form.mantissa_bit_width, form.bias
+    magnitude = wide & jnp.uint32(_sign_bit(form) - 1)
+    field = magnitude >> mantissa
+    fraction = (magnitude & jnp.uint32(2**mantissa - 1)).astype(jnp.float32)
+    normal = field > 0
+    steps = jnp.where(normal, fraction + 2.0**mantissa, fraction)
+    exponent = jnp.maximum(field, 1).astype(jnp.float32) - (bias + mantissa)
+    value = steps * exp2(exponent)
+    negative = (wide & jnp.uint32(_sign_bit(form))) > 0 if form.signed else jnp.zeros(wide.shape, bool)
+    special = special_codes(form)
+    if special.inf is not None:
+        value = jnp.where(magnitude == special.inf, jnp.inf, value)
+    value = jnp.where(negative, -value, value)
+    return jnp.where(_means_nan(wide, magnitude, special, form), jnp.nan, value)
+
+
+class SpecialCodes(NamedTuple):
+    """The codes, without a sign, that are no numbers.
+
+    Attributes:
+        nan: what nan is stored as; that of negative 0 where the format has no other.
+        inf: what inf is stored as; None for as nan.
+        least: the least magnitude above the numbers.
+    """
+
+    nan: int
+    inf: int | None
+    least: int
+
+
+def special_codes(form: FloatFormat) -> SpecialCodes:
+    """The codes of a format that are no numbers."""
+    top = (2**form.exponent_bit_width - 1) << form.mantissa_bit_width
+    mantissa, exponent = math.frexp(form.max_value)
+    largest = (exponent - 1 + form.bias << form.mantissa_bit_width) + int(
+        (2 * mantissa - 1) * 2**form.mantissa_bit_width
+    )
+    # A code that a number has already stands for the number.
+    infs = [top + int(code, 2) for code in form.inf_values or () if top + int(code, 2) > largest]
+    nans = [top + int(code, 2) for code in form.nan_values or () if top + int(code, 2) > largest]
+    return SpecialCodes(nans[0] if nans else _sign_bit(form), infs[0] if infs else None, largest + 1)
+
+
+def _means_nan(wide: jax.Array, magnitude: jax.Array, special: SpecialCodes, form: FloatFormat) -> jax.Array:
+    if special.nan == _sign_bit(form):
+        return (wide == special.nan) if form.signed else jnp.zeros(wide.shape, bool)
+    above = magnitude >= special.least
+    return above if special.inf is None else above & (magnitude != special.inf)
+
+
+def _sign_bit(form: FloatFormat) -> int:
+    return 1 << (form.exponent_bit_width + form.mantissa_bit_width)
