@@ -19,6 +19,7 @@ from jqinject.core.calibration import (
     RangeMethod,
     SimpleMovingAverage,
 )
+from jqinject.core.calibration.range_to_scale import not_tiny, scale_and_zero_point
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
@@ -26,7 +27,7 @@ from jqinject.core.construction.component import Component
 from jqinject.core.quant.float_quant import FloatQuantResult
 from jqinject.core.state.collect import all_counted
 from jqinject.core.state.variables import known_zero
-from jqinject.ops.choose import choose, shaped
+from jqinject.ops.choose import shaped
 from jqinject.ops.clip import within_range
 from jqinject.ops.devices.mapped import Names, names_of, places_over, sum_over
 from jqinject.ops.fake_quant import Steps
@@ -34,60 +35,10 @@ from jqinject.ops.groups import check_divides, checked_group_size, fitting_size,
 from jqinject.ops.minifloats.float8_cast import FLOAT8_DTYPES, to_float8
 from jqinject.ops.minifloats.float_format import FloatFormat
 from jqinject.ops.minifloats.float_grid import float_steps, from_float_steps, to_float_grid
-from jqinject.ops.power import by_reciprocal, divide, quotient
+from jqinject.ops.power import divide
 from jqinject.ops.ste import nearest
 
 Ends = TypeVar("Ends", ClippingRange, jax.Array)
-LEAST_SCALE = float(np.sqrt(np.finfo(np.float32).tiny))
-
-
-def scale_and_zero_point(found: ClippingRange, bit_width: int) -> tuple[jax.Array, jax.Array | None]:
-    """Float per integer step of a range, and the integer that stands for 0.
-
-    A symmetric range has `scale = high / (2^(b-1) - 1/2)` and no zero point. With two ends,
-    `scale = (high - low) / (2^b - 1)` and `zero_point = round(-2^(b-1) - low / scale)`. A scale below 1.1e-19, as that
-    of zeros, is 1.
-
-    Args:
-        found: the range, float32.
-        bit_width: of signed integers.
-
-    Returns:
-        Scale and zero point (None where the range is symmetric), float32, shaped as the range's ends.
-
-    Source: Qwix.
-
-    Example:
-        >>> scale_and_zero_point(ClippingRange(jnp.float32(3.0), jnp.float32(-1.0)), 2)
-        (Array(1.3333334, dtype=float32), Array(-1., dtype=float32))
-    """
-    lowest = -(2 ** (bit_width - 1))
-    if found.low is None:
-        return _not_tiny(by_reciprocal(found.high, -lowest - 0.5)), None
-    return _of_two_ends(bit_width, found.high, found.low)[:2]
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _of_two_ends(bit_width: int, high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Scale, zero point, and whether the scale was too small."""
-    lowest = -(2.0 ** (bit_width - 1))
-    scale = quotient(high - low, jnp.float32(2**bit_width - 1))
-    tiny = scale < LEAST_SCALE
-    scale = choose(tiny, 1.0, scale)
-    # A quotient of two arrays of one shape, and no quotient under it: there is nothing to rewrite.
-    return scale, jax.lax.clamp(lowest, nearest(lowest - low / scale), -lowest - 1), tiny
-
-
-@_of_two_ends.defjvp
-def _(bit_width: int, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    found = _of_two_ends(bit_width, *primals)
-    _, zero_point, tiny = found
-    change = choose(tiny, 0.0, (tangents[0] - tangents[1]) / jnp.float32(2**bit_width - 1))
-    return found, (change, jnp.zeros_like(zero_point), np.zeros(tiny.shape, jax.dtypes.float0))
-
-
-def _not_tiny(scale: jax.Array) -> jax.Array:
-    return choose(scale < LEAST_SCALE, 1.0, scale)
 
 
 @checked_arguments
@@ -319,7 +270,7 @@ class CalibratedQuant(Component):
             )
         assert self.q_dtype is not None
         form = FloatFormat.of_dtype(self.q_dtype)
-        scale = self._restricted(_not_tiny(divide(found.high, form.max_value)))
+        scale = self._restricted(not_tiny(divide(found.high, form.max_value)))
         quantize = partial(_minifloats, form, x.dtype)
         value = self._straight_through(quantize, x32, found, scale)
         return FloatQuantResult(value.astype(x.dtype), self._kept(scale, x.ndim), form)
