@@ -86,7 +86,7 @@ def kind_of(quantizer: type[ExtendedInjector]) -> str:
                 return kind
     raise ValueError(
         f"{quantizer.__name__} does not say what it quantizes.\n"
-        "  cure: derive it from WeightQuantSolver, ActQuantSolver, BiasQuantSolver or GradQuantSolver, last"
+        "  cure: derive it from WeightQuantSolver, ActQuantSolver, BiasQuantSolver or GradQuantSolver"
     )
 
 

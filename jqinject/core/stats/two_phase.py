@@ -71,6 +71,10 @@ class TwoPhaseStat(ABC):
         """The statistic of `x`, float32."""
         return self.statistic(self.measured(x))
 
+    def detached(self, x: jax.Array) -> jax.Array:
+        """The statistic of an `x` that has no gradient."""
+        return self.statistic(self.measure(_something(x, self.stats_reduce_dim)))
+
     def gated(self, x: jax.Array, active: jax.Array) -> jax.Array:
         """The statistic of `x` where `active`, else a number without meaning, at no cost."""
         return self.statistic(_gated(self, _something(x, self.stats_reduce_dim), active))
