@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jqinject.core.state.record import RecordPart, flat_parts
 from jqinject.program.scopes import linen_scopes, mark, unmark
 from jqinject.program.tracked_value import Origin, Tracked
 
@@ -101,7 +102,7 @@ def trace(
             out = call(copy, *args, **kwargs)
         unmark(copy)
         vars(copy).update(put_aside)
-        found["state"] = nnx.to_flat_state(nnx.state(copies, graph=True))
+        found["state"] = list(flat_parts(nnx.state(copies, graph=True)))
         found["tree"] = jax.tree.structure(out)
         return jax.tree.leaves(out), [_value(leaf) for _, leaf in found["state"]]
 
@@ -113,7 +114,7 @@ def trace(
 
 
 def _value(leaf: Any) -> Any:
-    return leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
+    return leaf.get_value() if isinstance(leaf, nnx.Variable | RecordPart) else leaf
 
 
 def _has_linen(model: Any) -> bool:

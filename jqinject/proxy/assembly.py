@@ -20,6 +20,7 @@ from jqinject.core import (
     TernaryQuant,
     ZeroZeroPoint,
 )
+from jqinject.core.state.record import RecordPart, state_parts
 from jqinject.ops import FLOAT8_DTYPES, FloatFormat
 from jqinject.ops.devices.processes import placed_as
 from jqinject.quant_tensor import is_concrete
@@ -34,7 +35,7 @@ WITHOUT_ZERO_POINT = (
     PrescaledRestrictIntQuant,
 )
 Build = Callable[[tuple[Any, ...], nnx.Rngs | None], nnx.Module | Any]
-Variables = dict[tuple[Any, ...], nnx.Variable[Any]]
+Variables = dict[tuple[Any, ...], nnx.Variable[Any] | RecordPart]
 
 
 def has_zero_point(quantizer: Any) -> bool:
@@ -224,9 +225,10 @@ def write(variable: Any, value: Any) -> None:
 
 def _variables(module: nnx.Module) -> Variables:
     return {
-        tuple(path): leaf
+        (*path, *below): part
         for path, leaf in nnx.iter_graph(module, graph=True)
         if isinstance(leaf, nnx.Variable)
+        for below, part in state_parts(leaf)
     }
 
 
@@ -236,7 +238,7 @@ def _arrays(module: nnx.Module) -> dict[tuple[Any, ...], Any]:
     return {tuple(path): leaf for path, leaf in found if isinstance(leaf, jax.Array | np.ndarray)}
 
 
-def _fits(mine: nnx.Variable[Any], fresh: nnx.Variable[Any]) -> bool:
+def _fits(mine: nnx.Variable[Any] | RecordPart, fresh: nnx.Variable[Any] | RecordPart) -> bool:
     a, b = mine.get_value(), fresh.get_value()
     if not (isinstance(a, jax.Array) and isinstance(b, jax.Array)):
         return False
