@@ -180,6 +180,10 @@ copyreg.pickle(ComponentMeta, _reduce_class)  # type: ignore[arg-type]
 
 
 def _holds_state(part: Any) -> bool:
+    if part is None or isinstance(part, bool | int | float | str):
+        return False
+    if isinstance(part, Component):
+        return isinstance(part, nnx.Pytree)
     if nnx.is_data(part) or isinstance(part, dataclasses.Field):
         return True
     return isinstance(part, list | tuple | dict) and any(
