@@ -11,6 +11,7 @@ from jqinject.nn.base.slots import ACT, GRAD, make_proxy, share, split_overrides
 from jqinject.ops import FloatFormat
 from jqinject.ops.saved import saved_codes, saved_floats, saved_integers
 from jqinject.proxy import link_if_proxy
+from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import (
     FloatQuantTensor,
     GroupwiseQuantTensor,
@@ -66,9 +67,9 @@ class QuantCheckpoint(nnx.Module):
 
     def __init__(
         self,
-        act_quant: Any,
+        act_quant: QuantizerLike,
         *,
-        grad_quant: Any = None,
+        grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
     ) -> None:

@@ -10,7 +10,7 @@ from flax import nnx
 
 from jqinject.nn.base.slots import INPUT, OUTPUT, hold_proxies
 from jqinject.proxy import QuantProxyFromInjector, link_if_proxy
-from jqinject.quant import Int8ActPerTensorFloat
+from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import QuantTensor, as_array, concatenate
 
 
@@ -28,8 +28,8 @@ class QuantMergeLayer(nnx.Module):
 
     def _init_quantizers(
         self,
-        input_quant: Any,
-        output_quant: Any,
+        input_quant: QuantizerLike,
+        output_quant: QuantizerLike,
         tied: bool,
         return_quant_tensor: bool,
         rngs: nnx.Rngs | None,
@@ -109,8 +109,8 @@ class QuantEltwiseAdd(QuantMergeLayer):
 
     def __init__(
         self,
-        input_quant: Any = Int8ActPerTensorFloat,
-        output_quant: Any = Int8ActPerTensorFloat,
+        input_quant: QuantizerLike = Int8ActPerTensorFloat,
+        output_quant: QuantizerLike = Int8ActPerTensorFloat,
         *,
         tie_input_output_quant: bool = False,
         return_quant_tensor: bool = False,
@@ -164,8 +164,8 @@ class QuantConcat(QuantMergeLayer):
 
     def __init__(
         self,
-        input_quant: Any = Int8ActPerTensorFloat,
-        output_quant: Any = Int8ActPerTensorFloat,
+        input_quant: QuantizerLike = Int8ActPerTensorFloat,
+        output_quant: QuantizerLike = Int8ActPerTensorFloat,
         *,
         tie_input_output_quant: bool = False,
         return_quant_tensor: bool = False,

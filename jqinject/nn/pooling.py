@@ -11,6 +11,7 @@ from flax import nnx
 
 from jqinject.nn.base.slots import INPUT, OUTPUT, hold_proxies
 from jqinject.proxy import link_if_proxy
+from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import IntQuantTensor, as_array, avg_pool, max_pool
 
 
@@ -112,8 +113,8 @@ class QuantMaxPool(QuantPoolLayer):
         strides: Sequence[int] | None = None,
         padding: Any = "VALID",
         *,
-        input_quant: Any = None,
-        output_quant: Any = None,
+        input_quant: QuantizerLike = None,
+        output_quant: QuantizerLike = None,
         return_quant_tensor: bool = True,
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
@@ -160,8 +161,8 @@ class QuantAvgPool(QuantPoolLayer):
         padding: Any = "VALID",
         count_include_pad: bool = True,
         *,
-        input_quant: Any = None,
-        output_quant: Any = None,
+        input_quant: QuantizerLike = None,
+        output_quant: QuantizerLike = None,
         return_quant_tensor: bool = True,
         rngs: nnx.Rngs | None = None,
         **overrides: Any,

@@ -9,7 +9,7 @@ from flax import nnx
 from jqinject.core.construction.assign import assign
 from jqinject.nn.base.slots import TRUNC, make_proxy, share, split_overrides
 from jqinject.proxy import link_if_proxy
-from jqinject.quant import RoundTo8bit
+from jqinject.quant import QuantizerLike, RoundTo8bit
 from jqinject.quant_tensor import IntQuantTensor, adaptive_avg_pool, as_array, avg_pool
 
 _Padding = str | Sequence[tuple[int, int]]
@@ -28,7 +28,7 @@ class QuantTruncLayer(nnx.Module):
 
     def _init_quantizers(
         self,
-        trunc_quant: Any,
+        trunc_quant: QuantizerLike,
         overrides: Mapping[str, Any],
         return_quant_tensor: bool,
         rngs: nnx.Rngs | None,
@@ -113,7 +113,7 @@ class TruncAvgPool(QuantTruncLayer):
         strides: Sequence[int] | None = None,
         padding: _Padding = "VALID",
         *,
-        trunc_quant: Any = RoundTo8bit,
+        trunc_quant: QuantizerLike = RoundTo8bit,
         return_quant_tensor: bool = True,
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
@@ -160,7 +160,7 @@ class TruncAvgPool2d(QuantTruncLayer):
         strides: int | Sequence[int] | None = None,
         padding: _Padding = "VALID",
         *,
-        trunc_quant: Any = RoundTo8bit,
+        trunc_quant: QuantizerLike = RoundTo8bit,
         return_quant_tensor: bool = True,
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
@@ -202,7 +202,7 @@ class TruncAdaptiveAvgPool2d(QuantTruncLayer):
         self,
         output_size: int | Sequence[int],
         *,
-        trunc_quant: Any = RoundTo8bit,
+        trunc_quant: QuantizerLike = RoundTo8bit,
         return_quant_tensor: bool = True,
         rngs: nnx.Rngs | None = None,
         **overrides: Any,

@@ -11,6 +11,7 @@ from jqinject.proxy.act_float import (
 from jqinject.proxy.assembly import build_stacked as build_stacked
 from jqinject.proxy.assembly import stack_of as stack_of
 from jqinject.proxy.assembly import write as write
+from jqinject.proxy.base import QuantizerLike as QuantizerLike
 from jqinject.proxy.base import QuantProxyFromInjector as QuantProxyFromInjector
 from jqinject.proxy.bias import BiasQuantProxyFromInjector as BiasQuantProxyFromInjector
 from jqinject.proxy.grad import GradQuantProxyFromInjector as GradQuantProxyFromInjector

@@ -3,12 +3,12 @@
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from flax import nnx
 
-from jqinject.core import AmaxHistory, AmaxScaling
+from jqinject.core import AmaxHistory, AmaxScaling, QuantResult
 from jqinject.core.construction.assign import assign
 from jqinject.inject import Binding, DependencyError, ExtendedInjector, reach_of
 from jqinject.proxy.assembly import (
@@ -23,7 +23,7 @@ from jqinject.proxy.assembly import (
 from jqinject.proxy.given import Given
 from jqinject.proxy.links import link, linked_layers, parameters_of, relink
 from jqinject.proxy.metadata import QuantFacts, facts_of
-from jqinject.proxy.naming import checked_quantizer, naming, packable
+from jqinject.proxy.naming import checked_quantizer, note_quantizer, packable
 from jqinject.proxy.ranges import ranges_in
 from jqinject.proxy.sharing import QuantizerReplacedWarning, refuse_tree_mode
 from jqinject.quant_tensor import as_array
@@ -157,9 +157,7 @@ class QuantProxyFromInjector(nnx.Module):
     @property
     def has_whole_zero_points(self) -> bool:
         """Whether zero points are integers: they are unless the injector says `quantize_zero_point = False`."""
-        return not self.binding.declares("quantize_zero_point") or bool(
-            self.binding.resolve("quantize_zero_point")
-        )
+        return self.facts.whole_zero_points
 
     def depends_on_layers(self) -> bool:
         """Whether the quantizer is made from its layers, so that it has to be made again when their weights change."""
@@ -340,15 +338,23 @@ class QuantProxyFromInjector(nnx.Module):
 
     def _pack(self, result: Any) -> Any:
         """The quantizer's result as the QuantTensor of its kind; four values of a user's own make an integer one."""
-        assert self.is_signed is not None, "checked when the quantizer is assembled"
-        found = packable(result, self.tensor_quant)
-        return found.quant_tensor(signed=self.is_signed, training=self.training)
+        signed = self.facts.signed
+        assert signed is not None, "checked when the quantizer is assembled"
+        found = result if isinstance(result, QuantResult) else packable(result, self.tensor_quant)
+        return found.quant_tensor(signed=signed, training=not self.use_running_average)
 
     def _quantized(self, x: Any, *more: Any) -> Any:
         """A tensor through the quantizer, as a QuantTensor, or where the proxy only observes, itself with its scale."""
-        with naming(self):
+        try:
             return self._seen(self._pack(self.tensor_quant(x, *more)), x)
+        except Exception as error:
+            note_quantizer(error, self)
+            raise
 
     def _seen(self, packed: Any, x: Any) -> Any:
         """A quantized tensor, or where the proxy only observes, the tensor itself with its scale."""
         return packed.set(value=as_array(x)) if self.observing else packed
+
+
+# What layers take for a quantizer: an injector (or a binding of one), a proxy to share, None for no quantization.
+QuantizerLike: TypeAlias = type[ExtendedInjector] | Binding | QuantProxyFromInjector | None

@@ -18,7 +18,7 @@ from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.scaling.amax import AmaxScaling
 from jqinject.core.state.variables import known_zero
-from jqinject.ops.minifloats.float8_cast import fake_float8, float8_dtype, float8_max
+from jqinject.ops.minifloats.float8_cast import float8_dtype, float8_max, quantize_float8
 from jqinject.ops.minifloats.float_format import FloatFormat
 from jqinject.ops.observe import SLOT_SIZE, GradientRule, quantize_gradient
 from jqinject.quant_tensor import FloatQuantTensor
@@ -32,11 +32,13 @@ class Float8QuantResult:
         value: the quantized tensor in float, shape of the input.
         scale: float per step of the payload, float32.
         q_dtype: dtype of the payload.
+        payload: what `value` comes from, in `q_dtype`.
     """
 
     value: jax.Array
     scale: jax.Array
     q_dtype: np.dtype
+    payload: jax.Array | None = None
 
     @property
     def zero_point(self) -> jax.Array:
@@ -58,7 +60,7 @@ class Float8QuantResult:
             signed: floats have a sign; not looked at.
             training: whether it was quantized in training mode.
         """
-        return FloatQuantTensor(self.value, self.scale, self.q_dtype, training)
+        return FloatQuantTensor(self.value, self.scale, self.q_dtype, training, self.payload)
 
 
 @checked_arguments
@@ -121,8 +123,9 @@ class Float8Quant(Component):
         return self._quantized(x, scale)
 
     def _quantized(self, x: jax.Array, scale: jax.Array) -> Float8QuantResult:
-        value = fake_float8(x, scale, self.q_dtype, self.dq_dtype or x.dtype)
-        return Float8QuantResult(value, jax.lax.stop_gradient(scale), self.q_dtype)
+        scale = jax.lax.stop_gradient(scale)
+        value, payload = quantize_float8(x, scale, self.q_dtype, self.dq_dtype or x.dtype)
+        return Float8QuantResult(value, scale, self.q_dtype, payload)
 
     def on_gradient(self, y: jax.Array, token: jax.Array | None = None) -> jax.Array:
         """`y` as it is, with a gradient that is quantized on its way back. See `ops.observe.quantize_gradient`.

@@ -60,6 +60,10 @@ class AbsMax(TwoPhaseStat):
     keepdim: bool = False
     axis_name: Any = None
 
+    def detached(self, x: jax.Array) -> jax.Array:
+        """The largest magnitude alone."""
+        return finish(self.over.max(jnp.abs(x)), self.stats_reduce_dim, self.keepdim)
+
     def measure(self, x: jax.Array) -> Any:
         """The largest magnitude and where it is."""
         return _max(jnp.abs(x), self.over)

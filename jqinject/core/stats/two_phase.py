@@ -57,6 +57,10 @@ class TwoPhaseStat(ABC):
         x = _something(x, self.stats_reduce_dim)
         return self.attach(x, self.measure(jax.lax.stop_gradient(x)))
 
+    def detached(self, x: jax.Array) -> jax.Array:
+        """The statistic of an `x` that has no gradient: what the gradient would need is left out where it can be."""
+        return self(x)
+
     def gated(self, x: jax.Array, active: jax.Array) -> jax.Array:
         """The statistic of `x` where `active`, else a number without meaning, at no cost."""
         x = _something(x, self.stats_reduce_dim)

@@ -10,7 +10,6 @@ from flax import nnx
 
 from jqinject.core.state.record import flat_parts
 from jqinject.inject import reach_of
-from jqinject.inject.enum import LearnedRoundImplType, as_enum
 from jqinject.model.ptq.calibration import checked_batch
 from jqinject.model.ptq.round_training import Recipe, RoundingErrors, learn_layer, rounding_of
 from jqinject.model.running.layer_records import LayerRecords, Record
@@ -18,6 +17,7 @@ from jqinject.model.running.progress import with_progress
 from jqinject.model.walk import dotted
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.proxy import QuantProxyFromInjector, WeightQuantProxy, stack_of
+from jqinject.quant.enums import LearnedRoundImplType, as_enum
 
 
 @dataclass(frozen=True)

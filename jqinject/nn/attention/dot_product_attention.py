@@ -20,6 +20,7 @@ from jqinject.nn.attention.attention_base import (
 from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
 from jqinject.nn.base.slots import hold_proxies
 from jqinject.proxy import link_if_proxy
+from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import as_array
 
 SDPA_OUTPUT = act_slot("sdpa_output_")
@@ -135,12 +136,12 @@ class QuantScaledDotProductAttention(nnx.Module):
         pre_process_k: Process = identity,
         pre_process_v: Process = identity,
         *,
-        softmax_input_quant: Any = None,
-        attn_output_weights_quant: Any = None,
-        q_scaled_quant: Any = None,
-        k_transposed_quant: Any = None,
-        v_quant: Any = None,
-        sdpa_output_quant: Any = None,
+        softmax_input_quant: QuantizerLike = None,
+        attn_output_weights_quant: QuantizerLike = None,
+        q_scaled_quant: QuantizerLike = None,
+        k_transposed_quant: QuantizerLike = None,
+        v_quant: QuantizerLike = None,
+        sdpa_output_quant: QuantizerLike = None,
         return_quant_tensor: bool = False,
         contraction: ContractionKind = "auto",
         rngs: nnx.Rngs | None = None,

@@ -16,6 +16,7 @@ from jqinject.nn.base.contraction_kind import ContractionKind, checked_contracti
 from jqinject.nn.base.parameter_view import StandIn
 from jqinject.nn.base.slots import hold_proxies, split_keywords
 from jqinject.proxy import link_if_proxy
+from jqinject.quant import QuantizerLike
 
 CACHED = {"k_transposed_quant": "cached_key", "v_quant": "cached_value"}
 
@@ -102,18 +103,18 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
         num_kv_heads: int | None = None,
         in_kv_features: int | None = None,
         *,
-        in_proj_input_quant: Any = None,
-        in_proj_weight_quant: Any = None,
-        in_proj_bias_quant: Any = None,
-        softmax_input_quant: Any = None,
-        attn_output_weights_quant: Any = None,
-        q_scaled_quant: Any = None,
-        k_transposed_quant: Any = None,
-        v_quant: Any = None,
-        out_proj_input_quant: Any = None,
-        out_proj_weight_quant: Any = None,
-        out_proj_bias_quant: Any = None,
-        out_proj_output_quant: Any = None,
+        in_proj_input_quant: QuantizerLike = None,
+        in_proj_weight_quant: QuantizerLike = None,
+        in_proj_bias_quant: QuantizerLike = None,
+        softmax_input_quant: QuantizerLike = None,
+        attn_output_weights_quant: QuantizerLike = None,
+        q_scaled_quant: QuantizerLike = None,
+        k_transposed_quant: QuantizerLike = None,
+        v_quant: QuantizerLike = None,
+        out_proj_input_quant: QuantizerLike = None,
+        out_proj_weight_quant: QuantizerLike = None,
+        out_proj_bias_quant: QuantizerLike = None,
+        out_proj_output_quant: QuantizerLike = None,
         packed_in_proj: bool = False,
         attention_fn: Callable[..., jax.Array] = nnx.dot_product_attention,
         return_quant_tensor: bool = False,

@@ -9,7 +9,6 @@ from typing import Any
 from flax import nnx
 
 from jqinject.inject import Binding, ExtendedInjector
-from jqinject.inject.enum import ScalingPerOutputType
 from jqinject.inject.errors import did_you_mean
 from jqinject.proxy import (
     ActQuantProxy,
@@ -21,6 +20,7 @@ from jqinject.proxy import (
     WeightQuantProxy,
     WeightQuantProxyFromInjector,
 )
+from jqinject.quant.enums import ScalingPerOutputType
 
 READY_KINDS = (
     WeightQuantProxy,

@@ -192,12 +192,14 @@ class QuantWeightLayer(WeightAxes):
             self, inputs, self._expected_features(np.ndim(inputs)), channels_last=self._channels_last
         )
         x = inputs if self.input_quant is None else self.input_quant(inputs)
-        weight = self.quant_weight(x)
+        weight = self._quantized_weight(x)
         bias = self.quant_bias(x, weight)
-        parameters = {self.weight_name: as_array(weight), "bias": None if bias is None else as_array(bias)}
         contraction = self._payload_contraction(x, weight)
-        if contraction is not None:
-            parameters |= self._injected(contraction)
+        parameters = {} if contraction is None else self._injected(contraction)
+        # Of a stored weight whose integers are contracted, the parent's forward sees shape and dtype alone.
+        unseen = contraction is not None and contraction.stored is not None
+        kernel = jax.lax.full(weight.shape, 0, weight.dtype) if unseen else as_array(weight)
+        parameters |= {self.weight_name: kernel, "bias": None if bias is None else as_array(bias)}
         y = self._parent_forward(StandIn(self, parameters), as_array(x), out_sharding)
         if self.grad_quant is not None:
             y = self.grad_quant(y, None if contraction is None else contraction.token)
@@ -222,16 +224,14 @@ class QuantWeightLayer(WeightAxes):
         # Training contracts the floats, which costs less than integers that are made anew at every step.
         if found is None and (self.contraction == "int" or self.frozen is not None):
             found = self._integer_contraction(x, weight)
-        if (found is None and self.contraction != "auto") or self._is_other_kind(found):
+        other = self.contraction == "int" and isinstance(found, Float8Contraction)
+        if other or (found is None and self.contraction != "auto"):
             needed = self.contraction_needs[self.contraction]
             raise ValueError(
                 f"{type(self).__name__}(contraction={self.contraction!r}) needs {needed}; got {describe(x)} and "
                 f"{describe(weight)}.\n  cure: quantizers of that kind for input and weight, or contraction='auto'"
             )
         return found
-
-    def _is_other_kind(self, found: Any) -> bool:
-        return found is not None and self.contraction == "int" and isinstance(found, Float8Contraction)
 
     def _contracts_as_flax(self) -> bool:
         """Whether the function that contracts is Flax's default, not the user's."""

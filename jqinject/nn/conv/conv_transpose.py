@@ -9,7 +9,7 @@ from flax import nnx
 
 from jqinject.nn.base.slots import split_keywords
 from jqinject.nn.conv.conv_layer import QuantConvLayer
-from jqinject.quant import Int8WeightPerTensorFloat
+from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 
 
 @final
@@ -68,13 +68,13 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
         kernel_size: int | Sequence[int],
         strides: int | Sequence[int] | None = None,
         *,
-        weight_quant: Any = Int8WeightPerTensorFloat,
-        bias_quant: Any = None,
-        input_quant: Any = None,
-        output_quant: Any = None,
+        weight_quant: QuantizerLike = Int8WeightPerTensorFloat,
+        bias_quant: QuantizerLike = None,
+        input_quant: QuantizerLike = None,
+        output_quant: QuantizerLike = None,
         return_quant_tensor: bool = False,
-        act_quant: Any = None,
-        grad_quant: Any = None,
+        act_quant: QuantizerLike = None,
+        grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs,
         **more: Any,
     ) -> None:

@@ -38,6 +38,7 @@ class Float8Contraction:
         self.weight = weight
         self.grad_dtype = grad_dtype
         self.token: jax.Array | None = None
+        self.stored = None
 
     def __call__(
         self,
@@ -50,8 +51,8 @@ class Float8Contraction:
     ) -> jax.Array:
         """The contraction; `precision` is that of the format."""
         y, self.token = float8_dot_general(
-            self.x.set(value=lhs),
-            self.weight.set(value=rhs),
+            self.x.with_value(lhs),
+            self.weight.with_value(rhs),
             dimension_numbers,
             grad_dtype=self.grad_dtype,
             preferred_element_type=preferred_element_type,
@@ -66,13 +67,16 @@ class IntegerContraction:
     Args:
         x: the input.
         weight: the integers of the kernel.
+        stored: the dtype of the values of a frozen kernel, which are not looked at then; None for a kernel whose values
+            receive a gradient.
     """
 
     token = None
 
-    def __init__(self, x: IntQuantTensor, weight: Affine) -> None:
+    def __init__(self, x: IntQuantTensor, weight: Affine, stored: Any = None) -> None:
         self.x = x
         self.weight = weight
+        self.stored = stored
 
     def __call__(
         self,
@@ -86,7 +90,7 @@ class IntegerContraction:
         """The contraction; gradients go to the arrays."""
         return contract_integers(
             lhs,
-            rhs,
+            rhs if self.stored is None else self.stored,
             affine_of(self.x),
             self.weight,
             Dimensions.of(lhs.ndim, rhs.ndim, dimension_numbers),
@@ -130,6 +134,7 @@ class IntegerConvolution:
     """
 
     token = None
+    stored = None
 
     def __init__(self, x: IntQuantTensor, weight: Affine) -> None:
         self.x = x
@@ -172,7 +177,7 @@ def weight_integers(frozen: FrozenWeight | None, proxy: Any, weight: Any) -> Aff
         weight: the quantized weight.
     """
     if frozen is not None:
-        return frozen.affine() if frozen.is_contractible else None
+        return frozen.affine(weight) if frozen.is_contractible else None
     if proxy is not None and not proxy.has_whole_zero_points:
         return None
     whole = weight.grouped if isinstance(weight, GroupwiseQuantTensor) else weight

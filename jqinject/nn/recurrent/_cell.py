@@ -13,6 +13,7 @@ from jqinject.nn.base.slots import BIAS, WEIGHT, Slot, make_proxy, share, split_
 from jqinject.nn.linear.linear import QuantLinear
 from jqinject.program import change_class
 from jqinject.proxy import ActQuantProxyFromInjector, BiasQuantProxyFromInjector, link_if_proxy
+from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import IntQuantTensor, as_array
 
 IO, GATE_ACC, SIGMOID, TANH, CELL_STATE = (
@@ -126,7 +127,7 @@ class QuantRecurrentCell(nnx.Module):
     def _quantize_layer(
         self,
         name: str,
-        weight_quant: Any,
+        weight_quant: QuantizerLike,
         weight_overrides: Mapping[str, Any],
         given: Given,
         overrides: Mapping[str, dict[str, Any]],

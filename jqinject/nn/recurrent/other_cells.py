@@ -24,6 +24,7 @@ from jqinject.nn.recurrent._cell import (
     tanh,
     value_of,
 )
+from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import as_array
 
 
@@ -73,10 +74,10 @@ class QuantSimpleCell(QuantRecurrentCell, nnx.SimpleCell):
         in_features: int,
         hidden_features: int,
         *,
-        weight_quant: Any = None,
-        bias_quant: Any = None,
-        io_quant: Any = None,
-        gate_acc_quant: Any = None,
+        weight_quant: QuantizerLike = None,
+        bias_quant: QuantizerLike = None,
+        io_quant: QuantizerLike = None,
+        gate_acc_quant: QuantizerLike = None,
         use_bias: bool = True,
         bias_of_hidden: bool = False,
         input_layers: Mapping[str, Any] = {},
@@ -177,12 +178,12 @@ class QuantGRUCell(QuantRecurrentCell, nnx.GRUCell):
         in_features: int,
         hidden_features: int,
         *,
-        weight_quant: Any = None,
-        bias_quant: Any = None,
-        io_quant: Any = None,
-        gate_acc_quant: Any = None,
-        sigmoid_quant: Any = None,
-        tanh_quant: Any = None,
+        weight_quant: QuantizerLike = None,
+        bias_quant: QuantizerLike = None,
+        io_quant: QuantizerLike = None,
+        gate_acc_quant: QuantizerLike = None,
+        sigmoid_quant: QuantizerLike = None,
+        tanh_quant: QuantizerLike = None,
         shared_intra_layer_gate_acc_quant: bool = False,
         rngs: nnx.Rngs,
         **more: Any,
