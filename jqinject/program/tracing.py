@@ -102,7 +102,7 @@ def trace(
             out = call(copy, *args, **kwargs)
         unmark(copy)
         vars(copy).update(put_aside)
-        found["state"] = list(flat_parts(nnx.state(copies, graph=True)))
+        found["state"] = flat_parts(nnx.state(copies, graph=True))
         found["tree"] = jax.tree.structure(out)
         return jax.tree.leaves(out), [_value(leaf) for _, leaf in found["state"]]
 

@@ -96,10 +96,10 @@ def kind_of(variable: Any) -> type:
     return type(variable.record if isinstance(variable, RecordPart) else variable)
 
 
-def flat_parts(state: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def flat_parts(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
     """What is read and written of an `nnx.State`, by path: its Variables, of records the parts, and its arrays."""
+    found: list[tuple[tuple[Any, ...], Any]] = []
     for path, leaf in nnx.to_flat_state(state):
-        if isinstance(leaf, nnx.Variable):
-            yield from (((*path, *below), part) for below, part in state_parts(leaf))
-        else:
-            yield tuple(path), leaf
+        below = state_parts(leaf) if isinstance(leaf, nnx.Variable) else [((), leaf)]
+        found.extend(((*path, *name), part) for name, part in below)
+    return found
