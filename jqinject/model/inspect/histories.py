@@ -54,7 +54,7 @@ def _of_quantizer(slot: str, quantizer: nnx.Module) -> Iterator[History]:
             yield History(
                 slot, ".".join(map(str, (*path, "amax_history"))), "steps", _steps(node.amax_history)
             )
-        elif isinstance(node, AmaxHistory):
+        elif isinstance(node, AmaxHistory) and isinstance(node, nnx.Module):
             yield History(slot, ".".join(map(str, path)), "steps", _steps(node))
     for path, node in nodes:
         for name, part in _numbers(path, node):
