@@ -17,7 +17,7 @@ from jqinject.core.construction.assign import set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.restrict_val import FloatRestrictValue, SignedFloatRestrictValue
-from jqinject.core.scaling._restricted import apply_threshold, clamp_scale
+from jqinject.core.scaling._restricted import clamp_scale, scale_of_stored
 from jqinject.core.state.variables import QuantParam
 
 
@@ -89,13 +89,7 @@ class ConstScaling(Component):
     def __call__(self, x: jax.Array | None = None, threshold: Any = None) -> jax.Array:
         """The scale, float32. `x` is not looked at."""
         stored = jnp.asarray(self.constant.array())
-        value = clamp_scale(self.restrict_scaling_impl(stored), self.scaling_min_val)
-        return apply_threshold(
-            value,
-            threshold,
-            self.restrict_threshold_impl or self.restrict_scaling_impl,
-            self.restrict_scale_threshold_impl,
-        )
+        return scale_of_stored(self, stored, threshold)
 
 
 @checked_arguments
@@ -163,13 +157,7 @@ class ParameterScaling(nnx.Module):
 
     def __call__(self, x: jax.Array | None = None, threshold: Any = None) -> jax.Array:
         """The scale, float32. `x` is not looked at."""
-        value = clamp_scale(self.restrict_scaling_impl(self.value.get_value()), self.scaling_min_val)
-        return apply_threshold(
-            value,
-            threshold,
-            self.restrict_threshold_impl or self.restrict_scaling_impl,
-            self.restrict_scale_threshold_impl,
-        )
+        return scale_of_stored(self, self.value.get_value(), threshold)
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
         """What a checkpoint's entries for this component mean: running statistics become the value.

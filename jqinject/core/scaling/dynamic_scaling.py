@@ -15,7 +15,7 @@ from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.restrict_val import FloatRestrictValue
-from jqinject.core.scaling._restricted import apply_threshold, clamp_scale
+from jqinject.core.scaling._restricted import scale_of_statistic
 from jqinject.ops.groups import checked_group_size
 
 Broadcastable = Callable[[jax.Array, tuple[int, ...]], jax.Array]
@@ -77,12 +77,7 @@ class RuntimeDynamicStatsScaling(Component):
     def __call__(self, x: jax.Array, threshold: Any = None) -> jax.Array:
         """The scale of `x`, float32."""
         stat = self.stats(self.view(x.astype(jnp.float32)))
-        restrict = self.restrict_scaling_impl
-        value = restrict(restrict.restrict_init_tensor(clamp_scale(stat, self.scaling_min_val)))
-        value = clamp_scale(value, self.scaling_min_val)
-        scale = apply_threshold(
-            value, threshold, self.restrict_threshold_impl or restrict, self.restrict_scale_threshold_impl
-        )
+        scale = scale_of_statistic(self, stat, threshold, self.stats)
         return broadcastable(scale, x.shape, self.broadcastable)
 
 
@@ -150,12 +145,7 @@ class RuntimeDynamicGroupStatsScaling(Component):
     def __call__(self, x: jax.Array, threshold: Any = None) -> jax.Array:
         """The scales of `x`, float32, in the grouped shape with 1 along the elements of a group."""
         stat = self.stats(self.input_view_impl(x.astype(jnp.float32)))
-        restrict = self.restrict_scaling_impl
-        value = restrict(restrict.restrict_init_tensor(clamp_scale(stat, self.scaling_min_val)))
-        value = clamp_scale(value, self.scaling_min_val)
-        return apply_threshold(
-            value, threshold, self.restrict_threshold_impl or restrict, self.restrict_scale_threshold_impl
-        )
+        return scale_of_statistic(self, stat, threshold, self.stats)
 
 
 def broadcastable(stat: jax.Array, shape: tuple[int, ...], given: Broadcastable | None) -> jax.Array:

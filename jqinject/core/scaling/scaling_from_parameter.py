@@ -16,7 +16,11 @@ from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.restrict_val import FloatRestrictValue
 from jqinject.core.scaling._affine import AffineRescaling, affine_rescaling
-from jqinject.core.scaling._restricted import apply_threshold, clamp_scale
+from jqinject.core.scaling._restricted import (
+    clamp_scale,
+    scale_of_statistic,
+    scale_of_stored,
+)
 from jqinject.core.state.initialize_once import complete_filled, fill_once
 from jqinject.core.state.variables import QuantParam, QuantStat, float_array, int_array
 from jqinject.core.stats.tracked import track, tracked_statistic
@@ -123,14 +127,15 @@ class StatsFromParameterScaling(Component):
             x, self.tracked_parameters, self.stats, self.view, self.source.concat_dim, where
         )
         stat = check.statistic_shape(stat, self.source.shape, where)
-        restrict = self.restrict_scaling_impl
-        value = restrict.restrict_init_tensor(clamp_scale(stat, self.source.min_val))
-        if self.affine_rescaling is not None:
-            value = self.affine_rescaling(value)
-        value = clamp_scale(restrict(value), self.source.min_val)
-        return apply_threshold(
-            value, threshold, self.restrict_threshold_impl or restrict, self.restrict_scale_threshold_impl
-        )
+        if self.affine_rescaling is None:
+            return scale_of_statistic(self, stat, threshold, self.stats)
+        stored = self.restrict_scaling_impl.restrict_init_tensor(clamp_scale(stat, self.scaling_min_val))
+        return scale_of_stored(self, self.affine_rescaling(stored), threshold)
+
+    @property
+    def scaling_min_val(self) -> float | None:
+        """The least value before the division."""
+        return self.source.min_val
 
 
 @checked_arguments
@@ -214,12 +219,13 @@ class ParameterFromStatsFromParameterScaling(nnx.Module):
 
     def __call__(self, x: jax.Array | None, threshold: Any = None) -> jax.Array:
         """The scale of `x`, float32."""
-        restrict = self.restrict_scaling_impl
         stored = fill_once(self.value, self.init_done, lambda: self._initial(x), not self.use_running_average)
-        value = clamp_scale(restrict(stored), self.source.min_val)
-        return apply_threshold(
-            value, threshold, self.restrict_threshold_impl or restrict, self.restrict_scale_threshold_impl
-        )
+        return scale_of_stored(self, stored, threshold)
+
+    @property
+    def scaling_min_val(self) -> float | None:
+        """The least value before the division."""
+        return self.source.min_val
 
     def _initial(self, x: jax.Array | None) -> jax.Array:
         where = "ParameterFromStatsFromParameterScaling"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jqinject.core.state.variables import QuantParam, float_array
 from jqinject.core.stats.extremes import require_axis, safe_sqrt
 from jqinject.core.stats.two_phase import TwoPhaseStat, finish
 from jqinject.ops import stats as ops
-from jqinject.ops.devices.over import Axes, Over
+from jqinject.ops.devices.over import Axes
 
 
 @checked_arguments
@@ -41,36 +41,13 @@ class AbsAve(TwoPhaseStat):
         """The mean magnitude."""
         return self.over.sum(jnp.abs(x)) / self.over.count(x)
 
-    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+    def change(self, dx: jax.Array, x: jax.Array, measured: Any, located: Any) -> Any:
+        """How it changes."""
+        return self.over.sum(ops.change_of_magnitude(x, dx) * jnp.float32(1 / self.over.count(x)))
+
+    def statistic(self, measured: Any) -> jax.Array:
         """The mean magnitude."""
-        weights = jnp.float32(1 / self.over.count(x))
-        stat = ops.attach_gradient(ops.magnitude(x), measured, weights, self.over.names)
-        return finish(stat, self.stats_reduce_dim, False)
-
-
-def _measure_spread(x: jax.Array, over: Over, epsilon: float) -> tuple[jax.Array, jax.Array]:
-    """Mean of |x|, and `sqrt(unbiased variance + epsilon)`; the variance of one number is 0."""
-    magnitude = jnp.abs(x)
-    n = over.count(x)
-    mean = over.sum(magnitude) / n
-    # A power of two that keeps the squares of large numbers, and of what rounding leaves of them, finite.
-    unit = jnp.where(over.max(magnitude) > 2.0**48, 2.0**80, 1.0)
-    squares = over.sum(jnp.square((magnitude - mean) / unit))
-    return mean, unit * jnp.sqrt(squares / max(n - 1, 1) + epsilon / unit / unit)
-
-
-def _attach_spread(
-    x: jax.Array, measured: tuple[jax.Array, jax.Array], over: Over
-) -> tuple[jax.Array, jax.Array]:
-    mean, deviation = measured
-    magnitude = ops.magnitude(x)
-    n = over.count(x)
-    divisor = jnp.where(deviation > 0, deviation, 1.0) * max(n - 1, 1)
-    slope = (jax.lax.stop_gradient(magnitude) - mean) / divisor
-    return (
-        ops.attach_gradient(magnitude, mean, jnp.float32(1 / n), over.names),
-        ops.attach_gradient(magnitude, deviation, slope, over.names),
-    )
+        return finish(measured, self.stats_reduce_dim, False)
 
 
 @checked_arguments
@@ -91,18 +68,34 @@ class MeanSigmaStd(TwoPhaseStat):
         Array(1.0002, dtype=float32)
     """
 
+    signed: ClassVar[bool] = True  # by a negative sigma
     sigma: float
     stats_reduce_dim: Axes = None
     std_dev_epsilon: float = 1e-8
     axis_name: Any = None
 
     def measure(self, x: jax.Array) -> Any:
-        """Mean and deviation."""
-        return _measure_spread(x, self.over, self.std_dev_epsilon)
+        """Mean of |x|, and `sqrt(unbiased variance + epsilon)`; the variance of one number is 0."""
+        over, magnitude = self.over, jnp.abs(x)
+        n = over.count(x)
+        mean = over.sum(magnitude) / n
+        # A power of two that keeps the squares of large numbers, and of what rounding leaves of them, finite.
+        unit = jnp.where(over.max(magnitude) > 2.0**48, 2.0**80, 1.0)
+        squares = over.sum(jnp.square((magnitude - mean) / unit))
+        return mean, unit * jnp.sqrt(squares / max(n - 1, 1) + self.std_dev_epsilon / unit / unit)
 
-    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+    def change(self, dx: jax.Array, x: jax.Array, measured: Any, located: Any) -> Any:
+        """How both change."""
+        mean, deviation = jax.lax.stop_gradient(measured)
+        n = self.over.count(x)
+        divisor = jnp.where(deviation > 0, deviation, 1.0) * max(n - 1, 1)
+        slope = (jnp.abs(jax.lax.stop_gradient(x)) - mean) / divisor
+        dx = ops.change_of_magnitude(x, dx)
+        return self.over.sum(dx * jnp.float32(1 / n)), self.over.sum(slope * dx)
+
+    def statistic(self, measured: Any) -> jax.Array:
         """The statistic."""
-        mean, deviation = _attach_spread(x, measured, self.over)
+        mean, deviation = measured
         return finish(mean + self.sigma * deviation, self.stats_reduce_dim, False)
 
 
@@ -152,10 +145,7 @@ class MeanLearnedSigmaStd(nnx.Module):
     def _of(self, x: jax.Array, fixed: MeanSigmaStd) -> jax.Array:
         if x.size == 0:
             return fixed(x)
-        x = x.astype(jnp.float32)
-        measured = fixed.measure(jax.lax.stop_gradient(x))
-        spread = _attach_spread(x, measured, fixed.over)
-        mean, deviation = (finish(part, fixed.stats_reduce_dim, False) for part in spread)
+        mean, deviation = (finish(part, fixed.stats_reduce_dim, False) for part in fixed.measured(x))
         return mean + self.value.get_value().reshape(deviation.shape if deviation.ndim else ()) * deviation
 
 
@@ -186,9 +176,13 @@ class L1Norm(TwoPhaseStat):
         """The norm."""
         return self.over.sum(jnp.abs(x))
 
-    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+    def change(self, dx: jax.Array, x: jax.Array, measured: Any, located: Any) -> Any:
+        """How it changes."""
+        return self.over.sum(ops.change_of_magnitude(x, dx))
+
+    def statistic(self, measured: Any) -> jax.Array:
         """The norm."""
-        return ops.attach_gradient(ops.magnitude(x), measured, jnp.float32(1), self.over.names)
+        return measured
 
 
 @checked_arguments
@@ -219,7 +213,11 @@ class L2Norm(TwoPhaseStat):
         """The norm."""
         return safe_sqrt(self.over.sum(jnp.square(x)))
 
-    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+    def change(self, dx: jax.Array, x: jax.Array, measured: Any, located: Any) -> Any:
+        """How it changes."""
+        norm, x = jax.lax.stop_gradient((measured, x))
+        return self.over.sum(x / jnp.where(norm > 0, norm, 1.0) * dx)
+
+    def statistic(self, measured: Any) -> jax.Array:
         """The norm."""
-        slope = jax.lax.stop_gradient(x) / jnp.where(measured > 0, measured, 1.0)
-        return ops.attach_gradient(x, measured, slope, self.over.names)
+        return measured

@@ -54,9 +54,12 @@ class Over(NamedTuple):
 
     def positions(self, x: jax.Array) -> jax.Array:
         """The number of each element, counted along the axes in their order; int32."""
-        found = jnp.zeros((), jnp.int32)
-        for axis in self.of(x.ndim):
+        axes = self.of(x.ndim)
+        if not axes:
+            return jnp.zeros(x.shape, jnp.int32)
+        found = jax.lax.broadcasted_iota(jnp.int32, x.shape, axes[0])
+        for axis in axes[1:]:
             found = found * x.shape[axis] + jax.lax.broadcasted_iota(jnp.int32, x.shape, axis)
         if self.names:
             found = found + place_over(self.names) * math.prod(x.shape[axis] for axis in self.of(x.ndim))
-        return sharded_as(jnp.broadcast_to(found, x.shape), x)
+        return sharded_as(found, x)
