@@ -93,7 +93,8 @@ def affine_of(x: IntQuantTensor) -> Affine:
     """The integers of a tensor of at most 8 bits; a zero point that is known to be 0 is left out."""
     zero = x.zero_point
     known = is_concrete(zero) and not np.any(on_host(zero))
-    return Affine(settled(x.int()), x.scale, None if known else zero)
+    integers = x.int() if x.payload is None else x.payload
+    return Affine(settled(integers), x.scale, None if known else zero)
 
 
 def contract_tensors(
