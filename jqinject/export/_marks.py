@@ -18,10 +18,10 @@ from jqinject.core import CalibratedQuant, FloatClamp, FloatQuant, IntQuant, Res
 from jqinject.core.clamp import Identity, TensorClamp, TensorClampSte
 from jqinject.core.delay import DelayWrapper
 from jqinject.core.rounding import RoundSte, StochasticRoundSte
-from jqinject.model.running.intercept import Around, intercept
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.frozen.frozen_weight import FrozenWeight
 from jqinject.ops import FloatFormat
+from jqinject.program import Around, intercept
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, as_array
 

@@ -39,6 +39,7 @@ class QuantIdentity(QuantActLayer):
         Array([-8,  3], dtype=int8)
     """
 
+    input_quant = None
     keeps_scale = True
 
     def __init__(

@@ -5,8 +5,8 @@ from typing import Any, final
 import jax
 from flax import nnx
 
+from jqinject.nn.base.keywords import split_keywords
 from jqinject.nn.base.norm_layer import QuantNormLayer
-from jqinject.nn.base.slots import split_keywords
 from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
 
 

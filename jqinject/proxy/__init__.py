@@ -27,7 +27,8 @@ from jqinject.proxy.groupwise_float import (
 from jqinject.proxy.groupwise_float import (
     GroupwiseWeightFloatQuantProxyFromInjector as GroupwiseWeightFloatQuantProxyFromInjector,
 )
-from jqinject.proxy.links import link_if_proxy as link_if_proxy
+from jqinject.proxy.links import LINKS as LINKS
+from jqinject.proxy.links import complete as complete
 from jqinject.proxy.links import linked_layers as linked_layers
 from jqinject.proxy.links import relink as relink
 from jqinject.proxy.ranges import check_range as check_range

@@ -10,16 +10,20 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
 
 from jqinject.nn.attention.attention_base import (
+    ATTN_OUTPUT_WEIGHTS,
     IN_ATTENTION,
+    K_TRANSPOSED,
+    Q_SCALED,
+    SOFTMAX_INPUT,
     AttentionCall,
+    V,
     act_slot,
     attention,
     is_on,
     through,
 )
 from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
-from jqinject.nn.base.slots import hold_proxies
-from jqinject.proxy import link_if_proxy
+from jqinject.nn.base.hold_proxies import hold_proxies
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import as_array
 
@@ -123,12 +127,12 @@ class QuantScaledDotProductAttention(nnx.Module):
         ((1, 5, 2, 8), 4)
     """
 
-    q_scaled_quant: Any = None
-    k_transposed_quant: Any = None
-    softmax_input_quant: Any = None
-    attn_output_weights_quant: Any = None
-    v_quant: Any = None
-    sdpa_output_quant: Any = None
+    q_scaled_quant: Any = Q_SCALED
+    k_transposed_quant: Any = K_TRANSPOSED
+    softmax_input_quant: Any = SOFTMAX_INPUT
+    attn_output_weights_quant: Any = ATTN_OUTPUT_WEIGHTS
+    v_quant: Any = V
+    sdpa_output_quant: Any = SDPA_OUTPUT
 
     def __init__(
         self,
@@ -160,18 +164,12 @@ class QuantScaledDotProductAttention(nnx.Module):
             "v_quant": v_quant,
             "sdpa_output_quant": sdpa_output_quant,
         }
-        hold_proxies(self, (*IN_ATTENTION, SDPA_OUTPUT), given, overrides, rngs, ())
+        hold_proxies(self, given, overrides, rngs)
         if return_quant_tensor and not is_on(self.sdpa_output_quant):
             raise ValueError(
                 "QuantScaledDotProductAttention(return_quant_tensor=True) needs sdpa_output_quant to have a scale to "
                 "return.\n  cure: give it sdpa_output_quant=..."
             )
-
-    def __getattribute__(self, name: str) -> Any:
-        value = super().__getattribute__(name)
-        if name.endswith("_quant"):
-            link_if_proxy(self, value)
-        return value
 
     def __call__(
         self,

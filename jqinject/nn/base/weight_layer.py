@@ -11,9 +11,10 @@ from flax import nnx
 from jqinject.dot import contraction_output
 from jqinject.nn.base.batch_norm_folding import merge_bn
 from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
+from jqinject.nn.base.hold_proxies import hold_proxies
 from jqinject.nn.base.input_shape import check_features
 from jqinject.nn.base.parameter_view import StandIn
-from jqinject.nn.base.slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT, Slot, hold_proxies
+from jqinject.nn.base.slots import GRAD, INPUT, OUTPUT
 from jqinject.nn.base.weight_axes import WeightAxes
 from jqinject.nn.base.weight_input import check_input_for_weight, input_format
 from jqinject.nn.frozen.payload_contraction import Float8Contraction, describe
@@ -33,15 +34,12 @@ class QuantWeightLayer(WeightAxes):
         contraction: in which numbers input and weight are contracted.
     """
 
-    weight_quant: Any = None
-    bias_quant: Any = None
-    input_quant: Any = None
-    output_quant: Any = None
-    grad_quant: Any = None
+    input_quant: Any = INPUT
+    output_quant: Any = OUTPUT
+    grad_quant: Any = GRAD
     contraction: ContractionKind = "auto"
     return_quant_tensor: bool
     bias: Any
-    slots: ClassVar[tuple[Slot, ...]] = (WEIGHT, BIAS, INPUT, OUTPUT, GRAD)
     contraction_name: ClassVar[str] = "dot_general"
     _channels_last: ClassVar[bool] = False
     contraction_needs: ClassVar[Mapping[str, str]]
@@ -66,7 +64,8 @@ class QuantWeightLayer(WeightAxes):
         quantizers = {name: quantizer for name, quantizer in given.items() if name != "contraction"}
         contraction = given.get("contraction", "auto")
         checked_contraction(type(self).__name__, contraction)
-        hold_proxies(self, self.slots, quantizers, overrides, rngs, stack_of((self,)), self.channel_shapes())
+        stack, shapes = stack_of((self,)), self.channel_shapes()
+        hold_proxies(self, quantizers, overrides, rngs, stack=stack, channel_shapes=shapes)
         if contraction != "auto":
             self.contraction = contraction
         check_input_for_weight(self)

@@ -7,7 +7,7 @@ from typing import Any, final
 import jax
 from flax import nnx
 
-from jqinject.nn.base.slots import split_keywords
+from jqinject.nn.base.keywords import split_keywords
 from jqinject.nn.conv.conv_layer import QuantConvLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 

@@ -12,7 +12,7 @@ from jqinject.dot import kernel_axes_of
 from jqinject.dot.geometry.equation import Equation
 from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import Placed, QuantDotLayer
-from jqinject.nn.base.slots import split_keywords
+from jqinject.nn.base.keywords import split_keywords
 from jqinject.nn.frozen.payload_contraction import PayloadEinsum
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 

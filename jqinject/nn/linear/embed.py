@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jqinject.nn.base.keywords import split_keywords
 from jqinject.nn.base.parameter_view import StandIn
-from jqinject.nn.base.slots import GRAD, OUTPUT, WEIGHT, split_keywords
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import (
@@ -57,7 +57,8 @@ class QuantEmbed(QuantWeightLayer, nnx.Embed):
         ((1, 3, 4), (1, 3, 1), dtype('int8'))
     """
 
-    slots = (WEIGHT, OUTPUT, GRAD)
+    bias_quant = None
+    input_quant = None
     bias = None
     weight_name = "embedding"
     takes_batch_norm = False

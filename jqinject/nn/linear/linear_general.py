@@ -9,7 +9,7 @@ from flax import nnx
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import Placed, QuantDotLayer
-from jqinject.nn.base.slots import split_keywords
+from jqinject.nn.base.keywords import split_keywords
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 
 

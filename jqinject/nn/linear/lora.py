@@ -8,7 +8,7 @@ from flax import nnx
 
 from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import QuantDotLayer
-from jqinject.nn.base.slots import split_keywords
+from jqinject.nn.base.keywords import split_keywords
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 
 lax_dot_general = jax.lax.dot_general

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.nn.base.slots import split_keywords
+from jqinject.nn.base.keywords import split_keywords
 from jqinject.nn.recurrent._cell import Given, Parameters, Quantizers, Result, set_bias, sigmoid, tanh
 from jqinject.nn.recurrent._lstm_step import QuantLSTMStep
 from jqinject.quant import QuantizerLike
