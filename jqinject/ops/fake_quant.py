@@ -160,5 +160,5 @@ def fake_quantize(
         >>> jax.grad(lambda s: fake_quantize(x, s, zero_point, -7, 7).sum())(scale)
         Array(0.08000004, dtype=float32)
     """
-    bounds = (jnp.asarray(bound, jnp.float32) for bound in (low, high))
-    return _fake_quantize(how, x, scale, zero_point, *bounds)
+    low, high = jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32)
+    return _fake_quantize(how, x, scale, zero_point, low, high)

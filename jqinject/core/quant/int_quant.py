@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -55,6 +56,13 @@ ELEMENTWISE: dict[type, Callable[[jax.Array], jax.Array]] = {
 }
 """What rounding components compute that are elementwise and keep no state; the others run as they are."""
 CLAMPS_STRAIGHT = {TensorClamp: False, TensorClampSte: True}
+
+
+@lru_cache(maxsize=256)
+def _bounds(grid: IntGrid, bit_width: int) -> tuple[Any, Any]:
+    """The smallest and the largest integer."""
+    rest = grid.signed, grid.narrow_range, bit_width
+    return int_range.min_int(*rest), int_range.max_int(*rest)
 
 
 @checked_arguments
@@ -124,6 +132,9 @@ class IntQuant(Component):
         """Largest integer of `bit_width` bits. See `jqinject.ops.max_int`."""
         return int_range.max_int(self.signed, self.narrow_range, bit_width)
 
+    def _bounds_of(self, bit_width: Any) -> tuple[Any, Any]:
+        return self.min_int(bit_width), self.max_int(bit_width)
+
     def to_int(self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array) -> jax.Array:
         """The integers of `x`, as float32, differentiable."""
         return self.steps_to_int(scale, zero_point, bit_width, self.input_view_impl(x))
@@ -159,7 +170,7 @@ class IntQuant(Component):
             y = (integers - zero_point) * scale
             kept = None if payload is None else jax.lax.stop_gradient(integers).astype(payload)
         else:
-            bounds = self.min_int(bit_width), self.max_int(bit_width)
+            bounds = _bounds(self.grid, bit_width) if type(bit_width) is int else self._bounds_of(bit_width)
             y = fake_quantize(x.astype(jnp.float32), scale, zero_point, *bounds, how)
             y, kept = (y, None) if payload is None else y
         y = y.astype(x.dtype)
