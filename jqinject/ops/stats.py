@@ -6,7 +6,8 @@ A statistic that is needed during calibration only is computed under `jax.lax.co
 derivative itself (`picked`, `shared`) is elementwise: the compiler fuses it with its neighbours.
 
 What is reduced is an `Over`: axes of the tensor, and names of axes of `shard_map`, `pmap` or `vmap` that it is spread
-over. A tensor is never laid out anew for it: a reshape would gather one that is sharded.
+over. A tensor is never laid out anew for it: a reshape would gather one that is sharded, and so would joining several
+that share a statistic, which come as a tuple.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 
 from jqinject.ops.choose import choose
 from jqinject.ops.devices.mapped import Names
-from jqinject.ops.devices.over import Over
+from jqinject.ops.devices.over import Over, Tensors, each
 from jqinject.ops.one_program import one_program
 
 
@@ -50,17 +51,17 @@ def _(primals, tangents):
     return magnitude(x), change_of_magnitude(x, tangent)
 
 
-def change_of_magnitude(x: jax.Array, dx: jax.Array) -> jax.Array:
+def change_of_magnitude(x: Tensors, dx: Tensors) -> Any:
     """How `magnitude(x)` changes where `x` changes by `dx`."""
-    return jax.lax.sign(x) * dx
+    return each(lambda x, dx: jax.lax.sign(x) * dx, x, dx)
 
 
 @one_program("over")
-def locate(x: jax.Array, value: jax.Array, over: Over) -> jax.Array:
+def locate(x: Tensors, value: jax.Array, over: Over) -> jax.Array:
     """Where the element `value` of `x` is: the position where it first occurs; a nan is found at the first nan.
 
     Args:
-        x: the tensor.
+        x: the tensor, or several.
         value: an element of it; a scalar over the whole tensor, else with size 1 in the axes.
         over: what is searched.
 
@@ -71,27 +72,30 @@ def locate(x: jax.Array, value: jax.Array, over: Over) -> jax.Array:
         >>> locate(jnp.array([1.0, 5.0, 5.0]), jnp.float32(5), Over())
         Array(1, dtype=int32)
     """
-    hits = (x == value) | (x != x)
-    return over.min(choose(hits, over.positions(x), jnp.iinfo(jnp.int32).max))
+
+    def found(x: jax.Array, positions: jax.Array) -> jax.Array:
+        return choose((x == value) | (x != x), positions, jnp.iinfo(jnp.int32).max)
+
+    return over.min(each(found, x, over.positions(x)))
 
 
-def picked(dx: jax.Array, position: jax.Array, over: Over) -> jax.Array:
+def picked(dx: Tensors, position: jax.Array, over: Over) -> jax.Array:
     """How the element at a position changes where the tensor changes by `dx`.
 
     Args:
-        dx: of the shape of the tensor.
+        dx: of the shape of the tensor, or of each of several.
         position: what `locate` returned.
         over: what was searched.
     """
-    return over.sum(choose(over.positions(dx) == position, dx, 0.0))
+    return over.sum(each(lambda dx, place: choose(place == position, dx, 0.0), dx, over.positions(dx)))
 
 
-def ties(x: jax.Array, value: jax.Array, over: Over) -> jax.Array:
+def ties(x: Tensors, value: jax.Array, over: Over) -> jax.Array:
     """How many elements of `x` equal `value`, float32."""
-    return over.sum((x == value).astype(jnp.float32))
+    return over.sum(each(lambda x: (x == value).astype(jnp.float32), x))
 
 
-def shared(dx: jax.Array, hits: jax.Array, count: jax.Array, over: Over, weight: Any = 1.0) -> jax.Array:
+def shared(dx: Tensors, hits: Tensors, count: jax.Array, over: Over, weight: Any = 1.0) -> jax.Array:
     """How an extreme changes, the elements that tie sharing alike.
 
     Args:
@@ -101,23 +105,23 @@ def shared(dx: jax.Array, hits: jax.Array, count: jax.Array, over: Over, weight:
         over: what was reduced.
         weight: a factor of the change.
     """
-    return over.sum(choose(hits, dx, 0.0)) * (weight / jnp.maximum(count, 1.0))
+    return over.sum(each(lambda hit, dx: choose(hit, dx, 0.0), hits, dx)) * (weight / jnp.maximum(count, 1.0))
 
 
-def locate_extreme(x: jax.Array, value: jax.Array, over: Over) -> jax.Array:
+def locate_extreme(x: Tensors, value: jax.Array, over: Over) -> jax.Array:
     """What `change_of_extreme` has to know: along axes the position of the first of equal elements, over the whole
     tensor how many they are.
     """
     return locate(x, value, over) if over.keeps else ties(x, value, over)
 
 
-def change_of_extreme(
-    dx: jax.Array, x: jax.Array, value: jax.Array, found: jax.Array, over: Over
-) -> jax.Array:
+def change_of_extreme(dx: Tensors, x: Tensors, value: jax.Array, found: jax.Array, over: Over) -> jax.Array:
     """How the largest (or smallest) element of `x` changes: along axes the first of equal elements counts, over the
     whole tensor they share.
     """
-    return picked(dx, found, over) if over.keeps else shared(dx, x == value, found, over)
+    if over.keeps:
+        return picked(dx, found, over)
+    return shared(dx, each(lambda x: x == value, x), found, over)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -210,15 +214,15 @@ def rank_low(percentile: float, size: int) -> int:
     return min(max(math.ceil(0.01 * percentile * size), 1), max(size, 1))
 
 
-def kth_smallest(x: jax.Array, k: int, over: Over) -> jax.Array:
+def kth_smallest(x: Tensors, k: int | jax.Array, over: Over) -> jax.Array:
     """The k-th smallest element (1-based), without interpolation.
 
     A maximum or minimum at the ends; else by bisection on the bits, 32 passes over the tensor whatever the rank (a sort
     of a million elements takes tens of times as long). Of a tensor that is spread over devices only counts travel.
 
     Args:
-        x: float32 tensor.
-        k: rank, 1 to n, n the number of elements.
+        x: float32 tensor, or several.
+        k: rank, 1 to n, n the number of elements; or an array of them, of the shape of the result.
         over: what is reduced.
 
     Returns:
@@ -228,9 +232,9 @@ def kth_smallest(x: jax.Array, k: int, over: Over) -> jax.Array:
         >>> kth_smallest(jnp.array([4.0, 1.0, 3.0, 2.0]), 3, Over())
         Array(3., dtype=float32)
     """
-    if k == over.count(x):
+    if isinstance(k, int) and k == over.count(x):
         return over.max(x)
-    if k == 1:
+    if isinstance(k, int) and k == 1:
         return over.min(x)
     return _bisect(x, k, over)
 
@@ -253,15 +257,19 @@ def _(k, over, primals, tangents):
     return value, picked(dx, locate(x, value, over), over)
 
 
-def _bisect(x: jax.Array, k: int, over: Over) -> jax.Array:
+def _bisect(x: Tensors, k: int | jax.Array, over: Over) -> jax.Array:
     """The k-th smallest, bit by bit: unsigned integers in the order of the floats, nan last."""
-    bits = jax.lax.bitcast_convert_type(jnp.where(jnp.isnan(x), jnp.float32(jnp.nan), x), jnp.uint32)
     top = jnp.uint32(1 << 31)
-    keys = jnp.where(bits >= top, ~bits, bits | top)
+
+    def key_of(x: jax.Array) -> jax.Array:
+        bits = jax.lax.bitcast_convert_type(jnp.where(jnp.isnan(x), jnp.float32(jnp.nan), x), jnp.uint32)
+        return jnp.where(bits >= top, ~bits, bits | top)
+
+    keys = each(key_of, x)
 
     def next_bit(i: jax.Array, found: jax.Array) -> jax.Array:
         candidate = found | (top >> i.astype(jnp.uint32))
-        below = over.sum((keys < candidate).astype(jnp.int32))
+        below = over.sum(each(lambda keys: (keys < candidate).astype(jnp.int32), keys))
         return jnp.where(below < k, candidate, found)
 
     key = jax.lax.fori_loop(0, 32, next_bit, jnp.zeros_like(over.min(keys)))

@@ -13,7 +13,7 @@ from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.stats.two_phase import TwoPhaseStat, finish
 from jqinject.ops import stats as ops
 from jqinject.ops.choose import choose
-from jqinject.ops.devices.over import Axes
+from jqinject.ops.devices.over import Axes, Tensors, each
 
 
 def not_above_zero(x: jax.Array) -> jax.Array:
@@ -33,19 +33,21 @@ def require_axis(stats_reduce_dim: Axes, where: str) -> None:
 class _LargestMagnitude(TwoPhaseStat):
     """Of statistics that go by `max |x|`."""
 
-    def measure(self, x: jax.Array) -> Any:
+    def measure(self, x: Tensors) -> Any:
         """The largest magnitude."""
-        return self.over.max(jnp.abs(x))
+        return self.over.max(each(jnp.abs, x))
 
-    def locate(self, x: jax.Array, measured: Any) -> Any:
+    def locate(self, x: Tensors, measured: Any) -> Any:
         """Where it is."""
-        return ops.locate_extreme(jnp.abs(x), measured, self.over)
+        return ops.locate_extreme(each(jnp.abs, x), measured, self.over)
 
-    def change(self, dx: jax.Array, x: jax.Array, measured: Any, located: Any) -> Any:
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
         """How it changes."""
         dx = ops.change_of_magnitude(x, dx)
         # Over axes its position says all.
-        return ops.change_of_extreme(dx, x if self.over.keeps else jnp.abs(x), measured, located, self.over)
+        return ops.change_of_extreme(
+            dx, x if self.over.keeps else each(jnp.abs, x), measured, located, self.over
+        )
 
 
 @checked_arguments
@@ -67,6 +69,7 @@ class AbsMax(_LargestMagnitude):
         Array([3. , 0.5], dtype=float32)
     """
 
+    takes_several: ClassVar[bool] = True
     stats_reduce_dim: Axes = None
     keepdim: bool = False
     axis_name: Any = None
@@ -94,25 +97,26 @@ class SignedAbsMax(TwoPhaseStat):
         Array(-3., dtype=float32)
     """
 
+    takes_several: ClassVar[bool] = True
     signed: ClassVar[bool] = True
     stats_reduce_dim: Axes = None
     keepdim: bool = False
     axis_name: Any = None
 
-    def measure(self, x: jax.Array) -> Any:
+    def measure(self, x: Tensors) -> Any:
         """The largest magnitude, and minus the sign of the first element that has it."""
-        magnitude = jnp.abs(x)
+        magnitude = each(jnp.abs, x)
         found = self.over.max(magnitude)
         lowest = self.over.min(x)
         first = ops.locate(magnitude, found, self.over) == ops.locate(x, lowest, self.over)
         negative = (lowest == -found) & first
         return found, jnp.where(found == 0, 0.0, jnp.where(negative, 1.0, -1.0))
 
-    def locate(self, x: jax.Array, measured: Any) -> Any:
+    def locate(self, x: Tensors, measured: Any) -> Any:
         """Where it is."""
-        return ops.locate(jnp.abs(x), measured[0], self.over)
+        return ops.locate(each(jnp.abs, x), measured[0], self.over)
 
-    def change(self, dx: jax.Array, x: jax.Array, measured: Any, located: Any) -> Any:
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
         """How it changes; its sign stays."""
         found = ops.picked(ops.change_of_magnitude(x, dx), located, self.over)
         return found, jnp.zeros_like(measured[1])
@@ -138,19 +142,20 @@ class AbsMinMax(TwoPhaseStat):
         (Array(4., dtype=float32), Array(3., dtype=float32))
     """
 
+    takes_several: ClassVar[bool] = True
     stats_reduce_dim: Axes = None
     keepdim: bool = False
     axis_name: Any = None
 
-    def measure(self, x: jax.Array) -> Any:
+    def measure(self, x: Tensors) -> Any:
         """Largest and smallest element."""
         return self.over.max(x), self.over.min(x)
 
-    def locate(self, x: jax.Array, measured: Any) -> Any:
+    def locate(self, x: Tensors, measured: Any) -> Any:
         """Where they are."""
         return tuple(ops.locate_extreme(x, end, self.over) for end in measured)
 
-    def change(self, dx: jax.Array, x: jax.Array, measured: Any, located: Any) -> Any:
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
         """How they change."""
         ends = zip(measured, located, strict=True)
         return tuple(ops.change_of_extreme(dx, x, end, found, self.over) for end, found in ends)
@@ -176,20 +181,21 @@ class NegativeMinOrZero(TwoPhaseStat):
         (Array(-1., dtype=float32), Array(0., dtype=float32))
     """
 
+    takes_several: ClassVar[bool] = True
     signed: ClassVar[bool] = True
     stats_reduce_dim: Axes = None
     keepdim: bool = False
     axis_name: Any = None
 
-    def measure(self, x: jax.Array) -> Any:
+    def measure(self, x: Tensors) -> Any:
         """The smallest element."""
         return self.over.min(x)
 
-    def locate(self, x: jax.Array, measured: Any) -> Any:
+    def locate(self, x: Tensors, measured: Any) -> Any:
         """Where it is."""
         return ops.locate_extreme(x, measured, self.over)
 
-    def change(self, dx: jax.Array, x: jax.Array, measured: Any, located: Any) -> Any:
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
         """How it changes."""
         return ops.change_of_extreme(dx, x, measured, located, self.over)
 
@@ -215,6 +221,7 @@ class AbsMaxAve(_LargestMagnitude):
         Array(1.75, dtype=float32)
     """
 
+    takes_several: ClassVar[bool] = True
     stats_reduce_dim: Axes
     axis_name: Any = None
 
@@ -243,6 +250,7 @@ class AbsMaxL2(_LargestMagnitude):
         Array(3., dtype=float32)
     """
 
+    takes_several: ClassVar[bool] = True
     stats_reduce_dim: Axes
     axis_name: Any = None
 

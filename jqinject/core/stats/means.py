@@ -17,7 +17,7 @@ from jqinject.core.state.variables import QuantParam, float_array
 from jqinject.core.stats.extremes import require_axis, safe_sqrt
 from jqinject.core.stats.two_phase import TwoPhaseStat, finish
 from jqinject.ops import stats as ops
-from jqinject.ops.devices.over import Axes
+from jqinject.ops.devices.over import Axes, Tensors, each, parts_of
 
 
 @checked_arguments
@@ -34,16 +34,18 @@ class AbsAve(TwoPhaseStat):
         Array(2., dtype=float32)
     """
 
+    takes_several: ClassVar[bool] = True
     stats_reduce_dim: Axes = None
     axis_name: Any = None
 
-    def measure(self, x: jax.Array) -> Any:
+    def measure(self, x: Tensors) -> Any:
         """The mean magnitude."""
-        return self.over.sum(jnp.abs(x)) / self.over.count(x)
+        return self.over.sum(each(jnp.abs, x)) / self.over.count(x)
 
-    def change(self, dx: jax.Array, x: jax.Array, measured: Any, located: Any) -> Any:
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
         """How it changes."""
-        return self.over.sum(ops.change_of_magnitude(x, dx) * jnp.float32(1 / self.over.count(x)))
+        weight = jnp.float32(1 / self.over.count(x))
+        return self.over.sum(each(lambda dx: dx * weight, ops.change_of_magnitude(x, dx)))
 
     def statistic(self, measured: Any) -> jax.Array:
         """The mean magnitude."""
@@ -68,30 +70,35 @@ class MeanSigmaStd(TwoPhaseStat):
         Array(1.0002, dtype=float32)
     """
 
+    takes_several: ClassVar[bool] = True
     signed: ClassVar[bool] = True  # by a negative sigma
     sigma: float
     stats_reduce_dim: Axes = None
     std_dev_epsilon: float = 1e-8
     axis_name: Any = None
 
-    def measure(self, x: jax.Array) -> Any:
+    def measure(self, x: Tensors) -> Any:
         """Mean of |x|, and `sqrt(unbiased variance + epsilon)`; the variance of one number is 0."""
-        over, magnitude = self.over, jnp.abs(x)
+        over, magnitude = self.over, each(jnp.abs, x)
         n = over.count(x)
         mean = over.sum(magnitude) / n
         # A power of two that keeps the squares of large numbers, and of what rounding leaves of them, finite.
         unit = jnp.where(over.max(magnitude) > 2.0**48, 2.0**80, 1.0)
-        squares = over.sum(jnp.square((magnitude - mean) / unit))
+        squares = over.sum(each(lambda x: jnp.square((x - mean) / unit), magnitude))
         return mean, unit * jnp.sqrt(squares / max(n - 1, 1) + self.std_dev_epsilon / unit / unit)
 
-    def change(self, dx: jax.Array, x: jax.Array, measured: Any, located: Any) -> Any:
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
         """How both change."""
         mean, deviation = jax.lax.stop_gradient(measured)
         n = self.over.count(x)
         divisor = jnp.where(deviation > 0, deviation, 1.0) * max(n - 1, 1)
-        slope = (jnp.abs(jax.lax.stop_gradient(x)) - mean) / divisor
         dx = ops.change_of_magnitude(x, dx)
-        return self.over.sum(dx * jnp.float32(1 / n)), self.over.sum(slope * dx)
+
+        def along_deviation(dx: jax.Array, x: jax.Array) -> jax.Array:
+            return (jnp.abs(jax.lax.stop_gradient(x)) - mean) / divisor * dx
+
+        along_mean = each(lambda dx: dx * jnp.float32(1 / n), dx)
+        return self.over.sum(along_mean), self.over.sum(each(along_deviation, dx, x))
 
     def statistic(self, measured: Any) -> jax.Array:
         """The statistic."""
@@ -116,6 +123,7 @@ class MeanLearnedSigmaStd(nnx.Module):
         (Array(1.0002, dtype=float32), Array(2., dtype=float32))
     """
 
+    takes_several = True
     signed = False
     axis_name: Any = None
 
@@ -134,16 +142,16 @@ class MeanLearnedSigmaStd(nnx.Module):
         if axis_name is not None:
             self.axis_name = axis_name
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Tensors) -> jax.Array:
         """The statistic of `x`."""
         return self.along(self.stats_reduce_dim)(x)
 
-    def along(self, axes: Axes) -> Callable[[jax.Array], jax.Array]:
+    def along(self, axes: Axes) -> Callable[[Tensors], jax.Array]:
         """The statistic over other axes."""
         return partial(self._of, fixed=MeanSigmaStd(0.0, axes, self.std_dev_epsilon, self.axis_name))
 
-    def _of(self, x: jax.Array, fixed: MeanSigmaStd) -> jax.Array:
-        if x.size == 0:
+    def _of(self, x: Tensors, fixed: MeanSigmaStd) -> jax.Array:
+        if not any(part.size for part in parts_of(x)):
             return fixed(x)
         mean, deviation = (finish(part, fixed.stats_reduce_dim, False) for part in fixed.measured(x))
         return mean + self.value.get_value().reshape(deviation.shape if deviation.ndim else ()) * deviation
@@ -166,17 +174,18 @@ class L1Norm(TwoPhaseStat):
         Array([[4.]], dtype=float32)
     """
 
+    takes_several: ClassVar[bool] = True
     stats_reduce_dim: Axes = None
     axis_name: Any = None
 
     def __post_init__(self) -> None:
         require_axis(self.stats_reduce_dim, "L1Norm")
 
-    def measure(self, x: jax.Array) -> Any:
+    def measure(self, x: Tensors) -> Any:
         """The norm."""
-        return self.over.sum(jnp.abs(x))
+        return self.over.sum(each(jnp.abs, x))
 
-    def change(self, dx: jax.Array, x: jax.Array, measured: Any, located: Any) -> Any:
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
         """How it changes."""
         return self.over.sum(ops.change_of_magnitude(x, dx))
 
@@ -203,20 +212,22 @@ class L2Norm(TwoPhaseStat):
         Array([[5.]], dtype=float32)
     """
 
+    takes_several: ClassVar[bool] = True
     stats_reduce_dim: Axes = None
     axis_name: Any = None
 
     def __post_init__(self) -> None:
         require_axis(self.stats_reduce_dim, "L2Norm")
 
-    def measure(self, x: jax.Array) -> Any:
+    def measure(self, x: Tensors) -> Any:
         """The norm."""
-        return safe_sqrt(self.over.sum(jnp.square(x)))
+        return safe_sqrt(self.over.sum(each(jnp.square, x)))
 
-    def change(self, dx: jax.Array, x: jax.Array, measured: Any, located: Any) -> Any:
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
         """How it changes."""
         norm, x = jax.lax.stop_gradient((measured, x))
-        return self.over.sum(x / jnp.where(norm > 0, norm, 1.0) * dx)
+        divisor = jnp.where(norm > 0, norm, 1.0)
+        return self.over.sum(each(lambda x, dx: x / divisor * dx, x, dx))
 
     def statistic(self, measured: Any) -> jax.Array:
         """The norm."""

@@ -13,10 +13,10 @@ from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.stats.extremes import not_above_zero
 from jqinject.core.stats.two_phase import TwoPhaseStat, finish
 from jqinject.ops import stats as ops
-from jqinject.ops.devices.over import Axes, Over
+from jqinject.ops.devices.over import Axes, Over, Tensors, each
 
 
-def _place(x: jax.Array, value: jax.Array, k: int, over: Over) -> jax.Array:
+def _place(x: Tensors, value: jax.Array, k: int, over: Over) -> jax.Array:
     """Where the k-th smallest element is: the first of those that are equal."""
     return ops.locate(x, value, over)
 
@@ -42,6 +42,7 @@ class AbsPercentile(TwoPhaseStat):
         Array(2., dtype=float32)
     """
 
+    takes_several: ClassVar[bool] = True
     high_percentile_q: float
     stats_reduce_dim: Axes = None
     keepdim: bool = False
@@ -50,18 +51,18 @@ class AbsPercentile(TwoPhaseStat):
     def __post_init__(self) -> None:
         check.percentile(self.high_percentile_q, "AbsPercentile", "high_percentile_q")
 
-    def measure(self, x: jax.Array) -> Any:
+    def measure(self, x: Tensors) -> Any:
         """The element of that rank."""
-        return ops.kth_smallest(jnp.abs(x), self._rank(x), self.over)
+        return ops.kth_smallest(each(jnp.abs, x), self._rank(x), self.over)
 
-    def locate(self, x: jax.Array, measured: Any) -> Any:
+    def locate(self, x: Tensors, measured: Any) -> Any:
         """Where it is."""
-        return _place(jnp.abs(x), measured, self._rank(x), self.over)
+        return _place(each(jnp.abs, x), measured, self._rank(x), self.over)
 
-    def _rank(self, x: jax.Array) -> int:
+    def _rank(self, x: Tensors) -> int:
         return ops.rank_high(self.high_percentile_q, self.over.count(x))
 
-    def change(self, dx: jax.Array, x: jax.Array, measured: Any, located: Any) -> Any:
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
         """How it changes."""
         return ops.picked(ops.change_of_magnitude(x, dx), located, self.over)
 
@@ -89,6 +90,7 @@ class NegativePercentileOrZero(TwoPhaseStat):
         Array(-1., dtype=float32)
     """
 
+    takes_several: ClassVar[bool] = True
     signed: ClassVar[bool] = True
     low_percentile_q: float
     stats_reduce_dim: Axes = None
@@ -98,18 +100,18 @@ class NegativePercentileOrZero(TwoPhaseStat):
     def __post_init__(self) -> None:
         check.percentile(self.low_percentile_q, "NegativePercentileOrZero", "low_percentile_q")
 
-    def measure(self, x: jax.Array) -> Any:
+    def measure(self, x: Tensors) -> Any:
         """The element of that rank."""
         return ops.kth_smallest(x, self._rank(x), self.over)
 
-    def locate(self, x: jax.Array, measured: Any) -> Any:
+    def locate(self, x: Tensors, measured: Any) -> Any:
         """Where it is."""
         return _place(x, measured, self._rank(x), self.over)
 
-    def _rank(self, x: jax.Array) -> int:
+    def _rank(self, x: Tensors) -> int:
         return ops.rank_low(self.low_percentile_q, self.over.count(x))
 
-    def change(self, dx: jax.Array, x: jax.Array, measured: Any, located: Any) -> Any:
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
         """How it changes."""
         return ops.picked(dx, located, self.over)
 
@@ -140,6 +142,7 @@ class PercentileInterval(TwoPhaseStat):
         Array(5., dtype=float32)
     """
 
+    takes_several: ClassVar[bool] = True
     low_percentile_q: float
     high_percentile_q: float
     stats_reduce_dim: Axes = None
@@ -152,20 +155,20 @@ class PercentileInterval(TwoPhaseStat):
         if low > high:
             raise ValueError(f"PercentileInterval: low_percentile_q={low} is above high_percentile_q={high}.")
 
-    def measure(self, x: jax.Array) -> Any:
+    def measure(self, x: Tensors) -> Any:
         """The elements of both ranks."""
         return tuple(ops.kth_smallest(x, k, self.over) for k in self._ranks(x))
 
-    def locate(self, x: jax.Array, measured: Any) -> Any:
+    def locate(self, x: Tensors, measured: Any) -> Any:
         """Where they are."""
         ends = zip(measured, self._ranks(x), strict=True)
         return tuple(_place(x, end, k, self.over) for end, k in ends)
 
-    def _ranks(self, x: jax.Array) -> tuple[int, int]:
+    def _ranks(self, x: Tensors) -> tuple[int, int]:
         n = self.over.count(x)
         return ops.rank_low(self.low_percentile_q, n), ops.rank_high(self.high_percentile_q, n)
 
-    def change(self, dx: jax.Array, x: jax.Array, measured: Any, located: Any) -> Any:
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
         """How they change."""
         return tuple(ops.picked(dx, part, self.over) for part in located)
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.ops.devices.mapped import names_of
-from jqinject.ops.devices.over import Axes, Over
+from jqinject.ops.devices.over import Axes, Over, Tensors
 
 
 class TwoPhaseStat(ABC):
@@ -28,12 +28,15 @@ class TwoPhaseStat(ABC):
     Attributes:
         signed: whether the statistic can be negative; power-of-two and logarithmic scales refuse one that
             can.
+        takes_several: whether a tuple of tensors is taken too, for one statistic of all their elements; without, the
+            tensors of layers that share a quantizer are joined first.
         stats_reduce_dim: the axis that is reduced, a tuple of axes, or None for the whole tensor.
         axis_name: a mapped axis (of `shard_map`, `pmap` or `vmap`) that the tensor is spread over, or a tuple of them;
             the statistic is then that of the whole tensor. Without, every place has a statistic of its own.
     """
 
     signed: ClassVar[bool] = False
+    takes_several: ClassVar[bool] = False
     stats_reduce_dim: Axes
     axis_name: Any = None
 
@@ -43,19 +46,19 @@ class TwoPhaseStat(ABC):
         return Over(self.stats_reduce_dim, names_of(self.axis_name))
 
     @abstractmethod
-    def measure(self, x: jax.Array) -> Any:
+    def measure(self, x: Any) -> Any:
         """The reduction: float32 tensor -> a few small float arrays (a pytree)."""
 
     @abstractmethod
     def statistic(self, measured: Any) -> jax.Array:
         """The statistic as a differentiable function of what was measured; finite where that is all zeros."""
 
-    def locate(self, x: jax.Array, measured: Any) -> Any:
+    def locate(self, x: Any, measured: Any) -> Any:
         """What `change` needs besides: a few small arrays."""
         return ()
 
     @abstractmethod
-    def change(self, dx: jax.Array, x: jax.Array, measured: Any, located: Any) -> Any:
+    def change(self, dx: Any, x: Any, measured: Any, located: Any) -> Any:
         """How what was measured changes where `x` changes by `dx`: linear in `dx`, of the form of `measured`."""
 
     def along(self, axes: Axes) -> TwoPhaseStat:
@@ -63,25 +66,25 @@ class TwoPhaseStat(ABC):
         kept = {"keepdim": True} if any(f.name == "keepdim" for f in fields(cast(Any, self))) else {}
         return replace(cast(Any, self), stats_reduce_dim=axes, **kept)
 
-    def measured(self, x: jax.Array) -> Any:
+    def measured(self, x: Tensors) -> Any:
         """What `measure` finds, as a differentiable function of `x`."""
-        return _measured(self, _something(x, self.stats_reduce_dim))
+        return _measured(self, not_empty(x, self.stats_reduce_dim))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Tensors) -> jax.Array:
         """The statistic of `x`, float32."""
         return self.statistic(self.measured(x))
 
     def detached(self, x: jax.Array) -> jax.Array:
         """The statistic of an `x` that has no gradient."""
-        return self.statistic(self.measure(_something(x, self.stats_reduce_dim)))
+        return self.statistic(self.measure(not_empty(x, self.stats_reduce_dim)))
 
     def gated(self, x: jax.Array, active: jax.Array) -> jax.Array:
         """The statistic of `x` where `active`, else a number without meaning, at no cost."""
-        return self.statistic(_gated(self, _something(x, self.stats_reduce_dim), active))
+        return self.statistic(_gated(self, not_empty(x, self.stats_reduce_dim), active))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _measured(stat: TwoPhaseStat, x: jax.Array) -> Any:
+def _measured(stat: TwoPhaseStat, x: Tensors) -> Any:
     return stat.measure(x)
 
 
@@ -115,7 +118,11 @@ def finish(stat: jax.Array, axis: Axes, keepdim: bool) -> jax.Array:
     return stat if axis is None or keepdim else jnp.squeeze(stat, axis)
 
 
-def _something(x: jax.Array, axis: Axes) -> jax.Array:
+def not_empty(x: Any, axis: Axes) -> Any:
+    """Tensors as float32, with a zero along the axes where a statistic would be of no element."""
+    if isinstance(x, tuple):
+        filled = tuple(part for part in x if part.size) or x[:1]
+        return tuple(not_empty(part, axis) for part in filled)
     x = jnp.asarray(x).astype(jnp.float32)
     if axis is None:
         return x if x.size else jnp.zeros((1,), jnp.float32)

@@ -19,6 +19,7 @@ from jqinject.dot.schemes.quantized_einsum import einsum_by
 from jqinject.dot.schemes.static_range import checked_range, range_of, scaled
 from jqinject.dot.tensors.freezer import Freezer, QuantMode
 from jqinject.dot.tensors.jax_functions import assembled
+from jqinject.ops.devices.explicit_axes import asked, laid_as
 
 Axes = tuple[int, ...]
 Quantize = Callable[[Any, Any], tuple[QuantizedOperand, QuantizedOperand]]
@@ -216,7 +217,7 @@ class QEinsum(QuantizedOp):
     ) -> jax.Array:
         """The einsum; arguments as for `jnp.einsum`."""
 
-        def contract(a: jax.Array, b: jax.Array, numbers: Any) -> jax.Array:
+        def contract(a: jax.Array, b: jax.Array, numbers: Any, **options: Any) -> jax.Array:
             dtype = preferred_element_type or jax.numpy.promote_types(lhs.dtype, rhs.dtype)
             left, right = self._operands(
                 a,
@@ -224,10 +225,9 @@ class QEinsum(QuantizedOp):
                 lambda u, v: self.general.forward_operands(u, v, numbers),
                 _summed(a, b, numbers),
             )
-            return self.general(left, right, numbers, precision, dtype, key=self._key())
+            return self.general(left, right, numbers, precision, dtype, key=self._key(), **options)
 
-        y = einsum_by(contract, equation, *self._seen(lhs, rhs))
-        return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
+        return einsum_by(contract, equation, *self._seen(lhs, rhs), out_sharding)
 
 
 class QConvGeneralDilated(QuantizedOp):
@@ -279,13 +279,13 @@ class QConvGeneralDilated(QuantizedOp):
             batch_group_count,
             dtype=preferred_element_type or jax.numpy.promote_types(lhs.dtype, rhs.dtype),
             contraction=self.general.fwd,
+            out_sharding=asked(out_sharding, lhs, rhs),
         )
         left, right = self._operands(lhs, rhs, convolution.operands)
         assert not (isinstance(left, ScaledOperand) or isinstance(right, ScaledOperand)), (
             "refused when it was made"
         )
-        y = quantized_conv(convolution, left, right, self._key())
-        return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
+        return laid_as(quantized_conv(convolution, left, right, self._key()), out_sharding)
 
 
 def _summed(lhs: Any, rhs: Any, dimension_numbers: Any) -> tuple[Axes, Axes]:

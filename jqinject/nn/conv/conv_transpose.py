@@ -9,6 +9,7 @@ from flax import nnx
 
 from jqinject.nn.base.keywords import split_keywords
 from jqinject.nn.conv.conv_layer import QuantConvLayer
+from jqinject.ops.devices.explicit_axes import laid_as
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 
 
@@ -115,8 +116,7 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
         return max(self.in_features * math.prod(places), self.out_features * added)
 
     def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
-        y = nnx.ConvTranspose.__call__(stand_in, inputs)
-        return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
+        return laid_as(nnx.ConvTranspose.__call__(stand_in, inputs), out_sharding)
 
 
 def _each(given: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:

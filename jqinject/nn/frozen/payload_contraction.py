@@ -15,6 +15,7 @@ from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.schemes.quantized_einsum import einsum_by
 from jqinject.nn.frozen.frozen_weight import FrozenWeight
+from jqinject.ops.devices.explicit_axes import asked, laid_as
 from jqinject.quant_tensor import (
     CodebookQuantTensor,
     FloatQuantTensor,
@@ -121,8 +122,7 @@ class PayloadEinsum:
     ) -> jax.Array:
         """The einsum; gradients go to the arrays."""
         contraction = partial(self.contraction, preferred_element_type=preferred_element_type)
-        y = einsum_by(contraction, equation, lhs, rhs)
-        return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
+        return einsum_by(contraction, equation, lhs, rhs, out_sharding)
 
 
 class IntegerConvolution:
@@ -154,9 +154,9 @@ class IntegerConvolution:
     ) -> jax.Array:
         """The convolution; gradients go to the arrays."""
         dtype = preferred_element_type or lhs.dtype
+        options["out_sharding"] = asked(out_sharding, lhs, rhs)
         convolution = Convolution.of(lhs.shape, rhs.shape, window_strides, padding, dtype=dtype, **options)
-        y = integer_conv(convolution, lhs, rhs, self._integers(lhs), self.weight)
-        return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
+        return laid_as(integer_conv(convolution, lhs, rhs, self._integers(lhs), self.weight), out_sharding)
 
     def _integers(self, lhs: jax.Array) -> Affine:
         """The input's integers, in the shape that the layer gave it: other batch axes, or a border added."""
