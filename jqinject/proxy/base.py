@@ -10,14 +10,13 @@ from flax import nnx
 
 from jqinject.core import AmaxHistory, AmaxScaling, KeepsPayload, QuantResult
 from jqinject.core.construction.assign import assign
+from jqinject.core.facts import has_zero_point, scale_dtype
 from jqinject.inject import Binding, DependencyError, ExtendedInjector, reach_of
 from jqinject.proxy.assembly import (
     build_stacked,
     copy_mode,
-    has_zero_point,
     replace_by_difference,
     same_parameters,
-    scale_dtype_of,
     stack_of,
 )
 from jqinject.proxy.given import Given
@@ -142,7 +141,7 @@ class QuantProxyFromInjector(nnx.Module):
     @property
     def has_zero_point(self) -> bool:
         """Whether its numbers may have a zero point other than 0."""
-        return has_zero_point(self.tensor_quant)
+        return self.facts.has_zero_point
 
     @property
     def requires_quant_input(self) -> bool:
@@ -152,7 +151,7 @@ class QuantProxyFromInjector(nnx.Module):
     @property
     def scale_dtype(self) -> np.dtype | None:
         """The 8-bit dtype that is known to hold every scale (times one for all, unless they are powers of two)."""
-        return scale_dtype_of(self.tensor_quant)
+        return scale_dtype(self.tensor_quant)
 
     @property
     def has_whole_zero_points(self) -> bool:
@@ -306,7 +305,7 @@ class QuantProxyFromInjector(nnx.Module):
         return known[0]
 
     def _read_facts(self, layers: tuple[Any, ...], quantizer: Any) -> QuantFacts:
-        facts = self._facts_of(layers)
+        facts = self._facts_of(layers)._replace(has_zero_point=has_zero_point(quantizer))
         if quantizer is not None and facts.signed is None:
             raise ValueError(
                 f"{self.binding.base.__name__} does not say whether its integers have a sign.\n"

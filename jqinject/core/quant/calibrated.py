@@ -242,6 +242,11 @@ class CalibratedQuant(Component):
         method: Callable[..., ClippingRange] = self.calibration_impl
         return method(x, axes, names) if names else method(x, axes)
 
+    @property
+    def is_nearest(self) -> bool:
+        """Whether it does what QuantizeLinear does: integers, without groups."""
+        return self.q_dtype is None and self.group_size is None
+
     def __call__(self, x: jax.Array) -> QuantResult | FloatQuantResult:
         """`x` quantized; scale and zero point float32."""
         return self._quantized(x, keep=False)

@@ -16,6 +16,7 @@ from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
+from jqinject.core.facts import scale_dtype
 from jqinject.core.scaling.amax import AmaxScaling
 from jqinject.core.state.variables import known_zero
 from jqinject.ops.minifloats.float8_cast import float8_dtype, float8_max, quantize_float8
@@ -90,6 +91,7 @@ class Float8Quant(Component):
         (Array([448.,  16.], dtype=float32), 1.0, 8)
     """
 
+    has_zero_point = False
     scaling_impl: Scaling
     q_dtype: np.dtype
     input_view_impl: View = Identity()
@@ -115,6 +117,11 @@ class Float8Quant(Component):
     def format(self) -> FloatFormat:
         """What the numbers of `q_dtype` are."""
         return FloatFormat.of_dtype(self.q_dtype)
+
+    @property
+    def scale_dtype(self) -> np.dtype | None:
+        """That of the scaling's scales."""
+        return scale_dtype(self.scaling_impl)
 
     def __call__(self, x: jax.Array) -> Float8QuantResult:
         """`x` quantized; scale float32."""

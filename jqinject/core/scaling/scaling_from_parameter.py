@@ -17,6 +17,7 @@ from jqinject.core.construction.component import Component
 from jqinject.core.restrict_val import FloatRestrictValue
 from jqinject.core.scaling._affine import AffineRescaling, affine_rescaling
 from jqinject.core.scaling._restricted import (
+    RestrictedScaling,
     clamp_scale,
     scale_of_statistic,
     scale_of_stored,
@@ -36,7 +37,7 @@ class _Source:
 
 
 @checked_arguments
-class StatsFromParameterScaling(Component):
+class StatsFromParameterScaling(RestrictedScaling, Component):
     """A scale computed anew from the tensor at every call, differentiable: `s = restrict(stat(view(x))) /
     threshold`.
 
@@ -139,7 +140,7 @@ class StatsFromParameterScaling(Component):
 
 
 @checked_arguments
-class ParameterFromStatsFromParameterScaling(nnx.Module):
+class ParameterFromStatsFromParameterScaling(RestrictedScaling, nnx.Module):
     """A learned scale that starts from a statistic of the tensor: `s = restrict(value) / threshold`.
 
     The parameter `value` is filled at the first call in training mode (`init_done` becomes 1); no statistic

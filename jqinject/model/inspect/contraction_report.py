@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jqinject.core import CodebookQuant, Float8Quant, FloatQuant
+from jqinject.core.facts import number_format
 from jqinject.model.frozen_ops import quantized_op
 from jqinject.model.inspect.layer_numbers import LayerReport
 from jqinject.model.inspect.layer_report import ContractionReport
@@ -203,7 +203,4 @@ def _float_format(layer: QuantWeightLayer) -> AnyFloatFormat | Codebook | None:
     """The minifloats of the layer's weight, or its table; None where it has neither."""
     if layer.frozen is not None:
         return layer.frozen.format
-    quantizer = layer.weight_quant.tensor_quant
-    if isinstance(quantizer, CodebookQuant):
-        return quantizer.codebook
-    return quantizer.format if isinstance(quantizer, Float8Quant | FloatQuant) else None
+    return number_format(layer.weight_quant.tensor_quant)
