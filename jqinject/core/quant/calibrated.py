@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import jax
@@ -206,7 +206,8 @@ class CalibratedQuant(Component):
         if self.averaging_impl is None:
             return self._found(x, self._axes_that_share(x.ndim), names_of(self.axis_name))
         if self.averaging_impl.settled and not update:
-            return self.averaging_impl.mean(jax.eval_shape(self._of_batch, x))
+            known = isinstance(self.calibration_impl, Hashable)
+            return self.averaging_impl.mean((_form if known else _found_form)(self.calibration_impl, x.ndim))
         return self.averaging_impl(self._of_batch(x), update)
 
     def _axes_that_share(self, ndim: int) -> tuple[int, ...]:
@@ -298,6 +299,16 @@ class CalibratedQuant(Component):
     ) -> Any:
         """`quantize(x, *others)`, with the gradient of clipping `x` to the range."""
         return within_range(quantize, x, found.high, found.low, *others, to_range=not self.scale_stop_grad)
+
+
+def _found_form(method: RangeMethod, ndim: int) -> ClippingRange:
+    """The range that a method finds of a tensor of `ndim` axes, one for the tensor: abstract."""
+    one = jax.ShapeDtypeStruct((1,) * ndim, jnp.float32)
+    found = jax.eval_shape(lambda x: method(x, tuple(range(ndim))), one)
+    return jax.tree.map(lambda _: jax.ShapeDtypeStruct((), jnp.float32), found)
+
+
+_form = lru_cache(maxsize=256)(_found_form)
 
 
 def _quantized(
