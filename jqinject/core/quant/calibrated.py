@@ -29,7 +29,7 @@ from jqinject.core.state.collect import all_counted
 from jqinject.core.state.variables import known_zero
 from jqinject.ops.choose import shaped
 from jqinject.ops.clip import within_range
-from jqinject.ops.devices.mapped import Names, names_of, places_over, sum_over
+from jqinject.ops.devices.mapped import Names, names_at_hand, places_over, sum_over
 from jqinject.ops.fake_quant import Steps
 from jqinject.ops.groups import check_divides, checked_group_size, fitting_size, split_groups
 from jqinject.ops.minifloats.float8_cast import FLOAT8_DTYPES, to_float8
@@ -204,7 +204,7 @@ class CalibratedQuant(Component):
     def _range(self, x: jax.Array, update: bool) -> ClippingRange:
         """The range of a tensor; where it is averaged, of no axes."""
         if self.averaging_impl is None:
-            return self._found(x, self._axes_that_share(x.ndim), names_of(self.axis_name))
+            return self._found(x, self._axes_that_share(x.ndim), self._names())
         if self.averaging_impl.settled and not update:
             known = isinstance(self.calibration_impl, Hashable)
             return self.averaging_impl.mean((_form if known else _found_form)(self.calibration_impl, x.ndim))
@@ -222,9 +222,12 @@ class CalibratedQuant(Component):
         _check_apart(cut, channels)
         return _others(ndim, (cut, *(axis + (axis > cut) for axis in channels)))
 
+    def _names(self) -> Names:
+        return names_at_hand(self.axis_name, self.use_running_average)
+
     def _of_batch(self, x: jax.Array) -> ClippingRange:
         """The range of a batch, one for the tensor."""
-        names = names_of(self.axis_name)
+        names = self._names()
         if not self.batch_axes:
             whole = type(self.calibration_impl) in OF_NO_AXES
             axes = None if whole else tuple(range(x.ndim))
