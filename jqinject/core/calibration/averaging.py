@@ -15,6 +15,7 @@ from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.state.collect import no_change
+from jqinject.core.state.record import Part, RecordPart
 from jqinject.core.state.variables import QuantStat, float_array, int_array
 from jqinject.ops.choose import choose, shaped
 
@@ -83,7 +84,7 @@ class SimpleMovingAverage(nnx.Module):
     A batch with an end that is inf or nan, or too large for the sum, stays out. Before the first batch, in evaluation,
     the range is that of the tensor at hand.
 
-    State: `count`, int32; `sum_of_max` and `sum_of_min`, the sums of the upper and lower ends, float32 scalars.
+    State: one `record` of `count`, int32, `sum_of_max` and `sum_of_min`, the sums of the upper and lower ends, float32.
 
     Attributes:
         settled: whether evaluation goes by the mean alone: nothing is computed of the tensor at hand. `freeze` sets it.
@@ -105,16 +106,15 @@ class SimpleMovingAverage(nnx.Module):
         (Array(2., dtype=float32), Array(2, dtype=int32))
     """
 
-    count: QuantStat
-    sum_of_max: QuantStat
-    sum_of_min: QuantStat
+    record: QuantStat
+    count, sum_of_max, sum_of_min = Part(), Part(), Part()
     restart: bool = False
     momentum: float | None = None
     settled: bool = False
 
     def __init__(self, restart: bool = False, momentum: float | None = None) -> None:
-        assign(self, count=QuantStat(int_array(0)))
-        assign(self, sum_of_max=QuantStat(float_array(0.0)), sum_of_min=QuantStat(float_array(0.0)))
+        ends = {name: float_array(0.0) for name in ("sum_of_max", "sum_of_min")}
+        assign(self, record=QuantStat({"count": int_array(0), **ends}))
         momentum = check.momentum(momentum, "SimpleMovingAverage", "momentum")
         set_given(self, restart=restart, momentum=momentum)
 
@@ -154,5 +154,5 @@ class SimpleMovingAverage(nnx.Module):
         for variable in (self.count, *self._sums()):
             variable.set_value(jnp.zeros_like(variable.get_value()))
 
-    def _sums(self) -> tuple[QuantStat, ...]:
+    def _sums(self) -> tuple[RecordPart, ...]:
         return self.sum_of_max, self.sum_of_min

@@ -36,7 +36,7 @@ class QuantParam(nnx.Param[jax.Array]):
     """
 
 
-class QuantStat(nnx.Variable[jax.Array]):
+class QuantStat(nnx.Variable[Any]):
     """A running statistic or counter of a quantizer: changed by the forward pass in training mode, never
     trained.
 
@@ -46,7 +46,7 @@ class QuantStat(nnx.Variable[jax.Array]):
     """
 
 
-class GradStat(nnx.Variable[jax.Array]):
+class GradStat(nnx.Variable[Any]):
     """A statistic of a gradient: changed once per step by `jqinject.value_and_grad`, never by a forward pass.
 
     Example:
