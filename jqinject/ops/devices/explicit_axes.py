@@ -95,6 +95,8 @@ def sharded_beside(x: jax.Array, like: jax.Array) -> jax.Array:
         Array([[1., 1.]], dtype=float32)
     """
     own, other = jax.typeof(x).sharding, jax.typeof(like).sharding
+    if own.mesh.empty and other.mesh.empty:
+        return x
     specs = other.spec[like.ndim - x.ndim :]
     wanted = PartitionSpec(*(axis if size != 1 else None for size, axis in zip(x.shape, specs, strict=True)))
     return x if own.spec == wanted else reshard(x, NamedSharding(other.mesh, wanted))
