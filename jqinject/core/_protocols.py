@@ -197,7 +197,6 @@ class TensorQuant(Protocol):
     def __call__(self, x: jax.Array, /) -> QuantResult: ...
 
 
-@runtime_checkable
 class SaysZeroPoint(Protocol):
     """A quantizer, or a `zero_point_impl`, that knows whether its zero point may be another than 0.
 
@@ -208,7 +207,6 @@ class SaysZeroPoint(Protocol):
     def has_zero_point(self) -> bool: ...
 
 
-@runtime_checkable
 class SaysScaleDtype(Protocol):
     """A quantizer, a scaling or a restriction that knows an 8-bit dtype which holds each of its scales exactly.
 
@@ -220,7 +218,6 @@ class SaysScaleDtype(Protocol):
     def scale_dtype(self) -> np.dtype | None: ...
 
 
-@runtime_checkable
 class SaysLearned(Protocol):
     """A `bit_width_impl` that knows whether its bit width is learned, so that a loss may penalize it."""
 
@@ -228,7 +225,6 @@ class SaysLearned(Protocol):
     def is_learned(self) -> bool: ...
 
 
-@runtime_checkable
 class SaysSign(Protocol):
     """A restriction that knows whether it leaves a value below 0 as it is; others make it positive."""
 
@@ -236,7 +232,6 @@ class SaysSign(Protocol):
     def keeps_sign(self) -> bool: ...
 
 
-@runtime_checkable
 class SaysFormat(Protocol):
     """A quantizer that knows its numbers where they are no integers: a minifloat's format, or a table."""
 
@@ -244,7 +239,6 @@ class SaysFormat(Protocol):
     def format(self) -> Any: ...
 
 
-@runtime_checkable
 class SaysNearest(Protocol):
     """A quantizer that knows whether it does what QuantizeLinear does, in evaluation: round to nearest (ties to even),
     then clamp to the ends of its format, and nothing else. A rounding says the first, a clamp the second."""

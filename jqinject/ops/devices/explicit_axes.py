@@ -112,6 +112,8 @@ def asked(out_sharding: Any, *operands: jax.Array) -> Any:
     Example:
         >>> asked(PartitionSpec("data"), jnp.zeros(3))
     """
+    if out_sharding is None:
+        return None
     meshes = [jax.typeof(x).sharding.mesh for x in operands]
     return out_sharding if any(mesh.explicit_axes for mesh in meshes if not mesh.empty) else None
 
