@@ -59,14 +59,44 @@ class QuantResult(NamedTuple):
         Returns:
             An `IntQuantTensor`.
         """
-        return IntQuantTensor(
-            value=self.value,
-            scale=self.scale,
-            zero_point=self.zero_point,
-            bit_width=self.bit_width,
-            signed=signed,
-            training=training,
-        )
+        return IntQuantTensor(*self, signed, training)
+
+
+class ResultWithPayload(QuantResult):
+    """A `QuantResult` that keeps the integers which its value comes from.
+
+    Attributes:
+        payload: the integers, in the narrowest dtype of bytes; None for none.
+    """
+
+    payload: jax.Array | None = None
+
+    @classmethod
+    def of(
+        cls,
+        value: jax.Array,
+        scale: jax.Array,
+        zero_point: jax.Array,
+        bit_width: Any,
+        payload: jax.Array | None,
+    ) -> ResultWithPayload:
+        """The result of these."""
+        result = cls(value, scale, zero_point, bit_width)
+        result.payload = payload
+        return result
+
+    def quant_tensor(self, *, signed: bool, training: bool) -> IntQuantTensor:
+        """As of `QuantResult`; the tensor keeps the integers too."""
+        return IntQuantTensor(*self, signed, training, self.payload)
+
+
+@runtime_checkable
+class KeepsPayload(Protocol):
+    """A quantizer that can keep what it rounded, for whoever contracts it."""
+
+    def keeping_payload(self, x: jax.Array, /) -> Any:
+        """As a call; the result has the payload beside the value."""
+        ...
 
 
 @runtime_checkable
