@@ -15,6 +15,7 @@ from jqinject.proxy import (
     ActQuantProxy,
     ActQuantProxyFromInjector,
     BiasQuantProxyFromInjector,
+    GradQuantProxy,
     GradQuantProxyFromInjector,
     QuantProxyFromInjector,
     TruncQuantProxyFromInjector,
@@ -26,7 +27,7 @@ READY_KINDS = (
     WeightQuantProxy,
     BiasQuantProxyFromInjector,
     ActQuantProxy,
-    GradQuantProxyFromInjector,
+    GradQuantProxy,
     TruncQuantProxyFromInjector,
 )
 

@@ -1,6 +1,8 @@
 """The solver of gradients."""
 
-from jqinject.proxy import GradQuantProxyFromInjector
+from jqinject.inject import value
+from jqinject.inject.enum import ScalingPerOutputType
+from jqinject.proxy import GradQuantProxyFromInjector, GroupwiseGradQuantProxyFromInjector
 from jqinject.quant.solver.act import ActQuantSolver
 
 
@@ -10,5 +12,9 @@ class GradQuantSolver(ActQuantSolver):
     List it last among the bases of a quantizer, so that whatever the others declare wins.
     """
 
-    proxy_class = GradQuantProxyFromInjector
     amax_of_gradient = True
+
+    @value
+    def proxy_class(scaling_per_output):
+        per_group = scaling_per_output == ScalingPerOutputType.GROUP
+        return GroupwiseGradQuantProxyFromInjector if per_group else GradQuantProxyFromInjector

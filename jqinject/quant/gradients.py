@@ -1,0 +1,117 @@
+"""Gradients as integers and minifloats: per tensor, per row, in groups. `float8` has 8-bit floats scaled by amaxes.
+
+For `grad_quant=` of a layer, and `dgrad_grad` and `wgrad_grad` of a `jqinject.dot.Scheme`. The scale is that of the
+gradient at hand (`Dynamic`, MX), or follows recorded amaxes (`Delayed`). Rounded to nearest, what is small against the
+scale vanishes; `Stochastic` rounds up with a probability equal to the fraction, so that a sum of many is right on
+average.
+"""
+
+from jqinject.core.scaling import FloatScaling, RuntimeDynamicStatsScaling
+from jqinject.inject import ExtendedInjector
+from jqinject.inject.enum import FloatToIntImplType, StatsOp
+from jqinject.quant.dynamic import DynamicPerRow
+from jqinject.quant.float8 import DelayedAmaxScaling
+from jqinject.quant.float_base import (
+    FloatBase,
+    Fp4e2m1Mixin,
+    Fp6e2m3Mixin,
+    Fp6e3m2Mixin,
+    Fp8e4m3Mixin,
+    Fp8e5m2Mixin,
+)
+from jqinject.quant.float_ocp import FpOCPMixin
+from jqinject.quant.fragments import IntQuant, MaxStatsScaling, NarrowIntQuant, PerTensorFloatScaling8bit
+from jqinject.quant.mx import MXActMixin
+from jqinject.quant.solver import GradQuantSolver
+
+
+class DynamicMaxScaling(ExtendedInjector):
+    """scale = max |g| / largest number, of the gradient at hand."""
+
+    scaling_impl = RuntimeDynamicStatsScaling
+    scaling_stats_op = StatsOp.MAX
+    scaling_min_val = 1e-30
+
+
+class StochasticRounding(ExtendedInjector):
+    """Rounded up with a probability equal to the fraction, else down; to nearest in evaluation mode."""
+
+    float_to_int_impl_type = FloatToIntImplType.STOCHASTIC_ROUND
+
+
+class FloatGradBase(FpOCPMixin, FloatBase):
+    """OCP's minifloats, scale = magnitude / largest number."""
+
+    float_scaling_impl = FloatScaling
+
+
+class Int8GradPerTensorDynamic(NarrowIntQuant, DynamicMaxScaling, PerTensorFloatScaling8bit, GradQuantSolver):
+    """8-bit narrow signed gradients, scale = max |g| / 127 of the gradient at hand.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jqinject.nn import QuantIdentity
+        >>> identity = QuantIdentity(None, grad_quant=Int8GradPerTensorDynamic)
+        >>> weights = jnp.array([127.0, 0.4, -2.6])
+        >>> jax.grad(lambda x: (identity(x) * weights).sum())(jnp.ones(3))
+        Array([127.,   0.,  -3.], dtype=float32)
+    """
+
+
+class Int8GradPerTensorStochastic(StochasticRounding, Int8GradPerTensorDynamic):
+    """8-bit narrow signed gradients, scale = max |g| / 127 of the gradient at hand, rounded stochastically."""
+
+
+class Int8GradPerRowDynamic(DynamicPerRow, Int8GradPerTensorDynamic):
+    """8-bit narrow signed gradients, scale = max |g| / 127 of each row: the last axis, in a `Scheme` all that is
+    summed over."""
+
+
+class Int8GradPerRowStochastic(StochasticRounding, Int8GradPerRowDynamic):
+    """8-bit narrow signed gradients, scale = max |g| / 127 of each row, rounded stochastically."""
+
+
+class Int8GradPerTensorDelayed(
+    NarrowIntQuant, DelayedAmaxScaling, PerTensorFloatScaling8bit, GradQuantSolver
+):
+    """8-bit narrow signed gradients, scale = the largest of the last 1024 steps' amaxes / 127."""
+
+
+class Fp8e5m2OCPGradPerTensorDynamic(
+    Fp8e5m2Mixin, FloatGradBase, DynamicMaxScaling, PerTensorFloatScaling8bit, GradQuantSolver
+):
+    """e5m2 gradients, scale = max |g| / 57344 of the gradient at hand."""
+
+
+class Fp8e5m2OCPGradPerTensorStochastic(StochasticRounding, Fp8e5m2OCPGradPerTensorDynamic):
+    """e5m2 gradients, scale = max |g| / 57344 of the gradient at hand, rounded stochastically."""
+
+
+class MXInt8Grad(MXActMixin, IntQuant, MaxStatsScaling, GradQuantSolver):
+    """8-bit signed gradients, a power of two for each group of 32 along the last axis."""
+
+    bit_width = 8
+
+
+class MXFloat8e4m3Grad(MXActMixin, Fp8e4m3Mixin, FloatGradBase, MaxStatsScaling, GradQuantSolver):
+    """e4m3 gradients, a power of two for each group of 32 along the last axis."""
+
+
+class MXFloat8e5m2Grad(Fp8e5m2Mixin, MXFloat8e4m3Grad):
+    """e5m2 gradients, a power of two for each group of 32 along the last axis."""
+
+
+class MXFloat6e3m2Grad(Fp6e3m2Mixin, MXFloat8e4m3Grad):
+    """e3m2 gradients (6 bits), a power of two for each group of 32 along the last axis."""
+
+
+class MXFloat6e2m3Grad(Fp6e2m3Mixin, MXFloat8e4m3Grad):
+    """e2m3 gradients (6 bits), a power of two for each group of 32 along the last axis."""
+
+
+class MXFloat4e2m1Grad(Fp4e2m1Mixin, MXFloat8e4m3Grad):
+    """e2m1 gradients (4 bits), a power of two for each group of 32 along the last axis."""
+
+
+class MXFloat4e2m1GradStochastic(StochasticRounding, MXFloat4e2m1Grad):
+    """e2m1 gradients (4 bits), a power of two for each group of 32 along the last axis, rounded stochastically."""
