@@ -29,6 +29,7 @@ from jqinject.model import calibrate as calibrate
 from jqinject.model import calibrate_batch_norm as calibrate_batch_norm
 from jqinject.model import correct_biases as correct_biases
 from jqinject.model import end_step as end_step
+from jqinject.model import fold_batch_norm as fold_batch_norm
 from jqinject.model import freeze as freeze
 from jqinject.model import grad as grad
 from jqinject.model import learn_rounding as learn_rounding
@@ -46,3 +47,37 @@ from jqinject.quant_tensor import FloatQuantTensor as FloatQuantTensor
 from jqinject.quant_tensor import IntQuantTensor as IntQuantTensor
 
 __version__ = "0.1.0"
+
+# Without ExtendedInjector: `help` cannot read classes whose metaclass comes from `dependencies`, and would fail on all.
+__all__ = [
+    "DependencyError",
+    "FloatQuantTensor",
+    "IntQuantTensor",
+    "Rule",
+    "UncalibratedWarning",
+    "begin_step",
+    "calibrate",
+    "calibrate_batch_norm",
+    "checkpoint_policies",
+    "correct_biases",
+    "end_step",
+    "explain",
+    "export",
+    "fold_batch_norm",
+    "freeze",
+    "grad",
+    "learn_rounding",
+    "load_state",
+    "merge_batch_norm",
+    "odml",
+    "post_training_quantize",
+    "quantization_status_manager",
+    "quantize",
+    "reassemble",
+    "report",
+    "rules_report",
+    "this",
+    "unfreeze",
+    "value",
+    "value_and_grad",
+]

@@ -25,6 +25,8 @@ from jqinject.core.clamp import ScalarClampSte as ScalarClampSte
 from jqinject.core.clamp import ScalarSignedClampMinSte as ScalarSignedClampMinSte
 from jqinject.core.clamp import TensorClamp as TensorClamp
 from jqinject.core.clamp import TensorClampSte as TensorClampSte
+from jqinject.core.construction.component import Component as Component
+from jqinject.core.construction.component import components_in as components_in
 from jqinject.core.construction.static_functions import Abs as Abs
 from jqinject.core.construction.static_functions import LogTwo as LogTwo
 from jqinject.core.construction.static_functions import PowerOfTwo as PowerOfTwo

@@ -12,9 +12,10 @@ zero point and the bit width. It is put together from components, each of which 
     int_quant(s, z, b, x)                -> y           y = (clamp(round(x / s + z), min(b), max(b)) - z) * s
         float_to_int_impl, tensor_clamp_impl                how to round, how to clamp
 
-Components without state are frozen dataclasses (equal by value); those with state are `nnx.Module`s. Anything
-that fits a protocol can take its place: a class of the user's, built by hand or wired by name. A class of
-your own without state should be a frozen dataclass, so that two layers built alike compile once.
+Components without state are values, equal by their parts: frozen dataclasses, or `Component`s that hold no Variables.
+Those with state are `nnx.Module`s, as is a `Component` that holds some (`construction/component.py`). Anything that
+fits a protocol can take its place: a class of the user's, built by hand or wired by name. A class of your own without
+state should be a frozen dataclass, so that two layers built alike compile once.
 
 Everything between is float32; `QuantResult.value` has the dtype of `x`. `value = (integer - zero_point) *
 scale`.

@@ -13,6 +13,7 @@ from jqinject.core._protocols import Restrict
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.core.restrict_val import IntRestrictValue
 from jqinject.core.state.variables import QuantParam, QuantStat, float_array
 from jqinject.ops import tensor_clamp_ste
@@ -200,7 +201,7 @@ class _BitsToRemove(Protocol):
 
 
 @checked_arguments
-class MsbClampBitWidth(nnx.Module):
+class MsbClampBitWidth(Component):
     """A bit width that goes by another: `clamp(|b - bits to remove|, min, max)`, the clamping straight-through.
 
     Args:

@@ -6,14 +6,14 @@ import operator
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.core.state.variables import QuantStat, int_array
 
 
 @checked_arguments
-class DelayWrapper(nnx.Module):
+class DelayWrapper(Component):
     """Returns `x` in the first `quant_delay_steps` calls, `y` after.
 
     Every call counts, in training and in evaluation. State: `countdown`, the calls left; none when there is

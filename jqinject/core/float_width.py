@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from flax import nnx
-
 from jqinject.core._protocols import BitWidth, Rounding
 from jqinject.core.construction.assign import assign
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.ops.minifloats.float_format import MOST_EXPONENT_BITS, MOST_MANTISSA_BITS
 from jqinject.ops.minifloats.float_range import checked_width, max_mantissa
 from jqinject.ops.power import exp2
@@ -144,7 +143,7 @@ class StaticExponentBias:
 
 
 @checked_arguments
-class ComputeExponentBias(nnx.Module):
+class ComputeExponentBias(Component):
     """The bias that goes with the number of exponent bits e as it is: `2**(e - 1) - 1`.
 
     Args:

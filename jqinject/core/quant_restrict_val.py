@@ -6,16 +6,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from jqinject.core._protocols import TensorQuant
 from jqinject.core.construction.assign import assign
+from jqinject.core.construction.component import Component
 from jqinject.core.quant.float_quant import FloatQuantResult
 from jqinject.ops.minifloats.float_format import FloatFormat, LearnedFloatFormat
 from jqinject.ops.power import exp2
 
 
-class QuantRestrictValue(nnx.Module):
+class QuantRestrictValue(Component):
     """Values that another quantizer makes of them: the scales of groups in 8-bit floats, for instance.
 
     As `restrict_scaling_impl` it is applied to the integer threshold too, which is one number: where the quantizer has

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from jqinject.core._protocols import Rounding
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.core.rounding import RoundSte
 from jqinject.ops.power import exp2, log2
 from jqinject.ops.ste import abs_binary_sign_grad
@@ -112,7 +112,7 @@ class LogFloatRestrictValue:
 
 
 @checked_arguments
-class PowerOfTwoRestrictValue(nnx.Module):
+class PowerOfTwoRestrictValue(Component):
     """Powers of two, learned as the exponent; the exponent is rounded with a straight-through gradient.
 
     Args:
@@ -141,7 +141,7 @@ class PowerOfTwoRestrictValue(nnx.Module):
 
 
 @checked_arguments
-class IntRestrictValue(nnx.Module):
+class IntRestrictValue(Component):
     """Whole numbers, with a straight-through gradient.
 
     Args:

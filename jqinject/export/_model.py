@@ -14,7 +14,7 @@ from flax import nnx
 
 from jqinject.model.freezing import settle_ranges
 from jqinject.model.static_ranges import check_calibrated
-from jqinject.model.walk import modules_of
+from jqinject.model.walk import ModelIndex
 from jqinject.ops.devices.processes import on_host, spans_processes
 from jqinject.quant_tensor import QuantTensor, as_array
 
@@ -37,11 +37,11 @@ def serving_copy(model: Any, name: str, allow_uncalibrated: bool) -> Any:
             f"  cure: {name}(model, input), the model first"
         )
     if not allow_uncalibrated:
-        check_calibrated(model, name)
+        check_calibrated(ModelIndex(model), name)
     copy = nnx.clone(model, graph=True)
     copy.eval()
     _bring_home(copy)
-    settle_ranges(modules_of(copy))
+    settle_ranges(ModelIndex(copy).modules)
     return copy
 
 

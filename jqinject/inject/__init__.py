@@ -14,4 +14,5 @@ from jqinject.inject.names import requested_names as requested_names
 from jqinject.inject.overrides import check_overrides as check_overrides
 from jqinject.inject.overrides import overrides_given as overrides_given
 from jqinject.inject.resolver import resolve as resolve
+from jqinject.inject.schemes import Scheme as Scheme
 from jqinject.inject.tree import Node as Node

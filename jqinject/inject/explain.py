@@ -1,5 +1,6 @@
 """`explain`: the wiring of an injector as a tree, with who decided what; a miss is shown, not raised."""
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jqinject.inject.arguments import Arguments
@@ -8,6 +9,7 @@ from jqinject.inject.errors import did_you_mean, lines
 from jqinject.inject.injector import InjectorMeta
 from jqinject.inject.library import DependencyError
 from jqinject.inject.links import PARENT, show, steps_of
+from jqinject.inject.names import asked_at
 from jqinject.inject.resolver import Resolution, Scope, rewired, scope_of
 from jqinject.inject.show import brief
 from jqinject.inject.specs import Spec
@@ -76,6 +78,58 @@ class Reach(NamedTuple):
     works: bool
 
 
+class Part(NamedTuple):
+    """One injector of a wiring: the outermost one, or one nested in it.
+
+    Attributes:
+        scope: its names during one access.
+        entries: the names that are read from outside of it.
+        names: all its names that are read.
+        path: what leads to it from the outermost injector, as in `("forward", "lhs")`.
+    """
+
+    scope: Scope
+    entries: frozenset[str]
+    names: frozenset[str]
+    path: tuple[str, ...]
+
+    def reach(self, injector: Any) -> Reach:
+        """What would be read of another injector in its place."""
+        scope = Scope(injector, self.scope.given, self.scope.outer, self.scope.title)
+        explainer = _Explainer(scope)
+        nodes = [explainer.node(scope, name, []) for name in sorted(self.entries)]
+        return _reach(explainer, scope, nodes)
+
+
+def parts_of(injector: Any, names: Iterable[str]) -> list[Part]:
+    """The injectors that the wiring of some names reads from, the outermost one first.
+
+    >>> from jqinject.inject import ExtendedInjector, this
+    >>> class Inner(ExtendedInjector):
+    ...     bits, unread = 8, 1
+    >>> class Outer(ExtendedInjector):
+    ...     inner = Inner
+    ...     bits = this.inner.bits
+    >>> [(part.path, sorted(part.names)) for part in parts_of(Outer, ["bits"])]
+    [((), ['bits', 'inner']), (('inner',), ['bits'])]
+    """
+    root = scope_of(injector, {})
+    explainer = _Explainer(root)
+    entries = [name for name in names if name in root.specs]
+    for name in entries:
+        explainer.node(root, name, [])
+    explainer.entries.setdefault(root, set()).update(entries)
+    return _inside(explainer, root, ())
+
+
+def _inside(explainer: "_Explainer", scope: Scope, path: tuple[str, ...]) -> list[Part]:
+    entries, read = explainer.entries.get(scope, ()), explainer.read.get(scope, ())
+    found = [Part(scope, frozenset(entries), frozenset(read), path)]
+    for name, inner in scope.inner.items():
+        found += _inside(explainer, inner, (*path, name))
+    return found
+
+
 def reach_of(injector: Any, name: str = "tensor_quant", **given: Any) -> Reach:
     """The names of an injector that the wiring of one of them reads; components are not built.
 
@@ -95,10 +149,13 @@ def reach_of(injector: Any, name: str = "tensor_quant", **given: Any) -> Reach:
     """
     root = scope_of(injector, given)
     explainer = _Explainer(root)
-    errors = explainer.node(root, name, []).errors()
+    return _reach(explainer, root, [explainer.node(root, name, [])])
+
+
+def _reach(explainer: "_Explainer", scope: Scope, nodes: list[Node]) -> Reach:
+    errors = [error for node in nodes for error in node.errors()]
     missing = tuple(dict.fromkeys(node.name for node in errors if node.kind == "missing"))
-    names = frozenset(asked for scope, asked in explainer.nodes if scope == id(root))
-    return Reach(names, missing, not errors or bool(missing))
+    return Reach(frozenset(explainer.read.get(scope, ())), missing, not errors or bool(missing))
 
 
 def _injector(subject: Any) -> InjectorMeta:
@@ -128,10 +185,13 @@ class _Explainer:
     """One explanation: nodes by scope and name, so that the tree shares what the wiring shares."""
 
     def __init__(self, root: Scope) -> None:
-        self.resolution = Resolution(root)
         self.nodes: dict[tuple[int, str], Node] = {}
+        self.read: dict[Scope, set[str]] = {root: set()}  # also what links only pass through
+        self.resolution = Resolution(root, self.read[root])
+        self.entries: dict[Scope, set[str]] = {}  # what links read of nested injectors
 
     def node(self, scope: Scope, name: str, path: Path) -> Node:
+        self.read.setdefault(scope, set()).add(name)
         if (scope, name) in path:
             circle = [step for _, step in path[path.index((scope, name)) :]]
             return Node(name, "circle", error=" -> ".join([*circle, name]))
@@ -154,10 +214,18 @@ class _Explainer:
         if spec.kind == "PLAIN":
             return Node(name, "value", spec.target, origin)
         if spec.kind == "NESTED":
+            self._handed_out(scope, spec.target)
             return Node(name, "injector", spec.target, origin)
         if spec.kind == "FUNCTION":
             return self._computed(scope, name, spec, origin, path)
         return self._wired(scope, name, spec, origin, path, ())
+
+    def _handed_out(self, scope: Scope, injector: Any) -> None:
+        """An injector that is handed out may be read from at any time: all that it points to counts as read."""
+        around, depth = scope, 1
+        while around is not None:
+            self.read.setdefault(around, set()).update(asked_at(injector, depth))
+            around, depth = around.outer, depth + 1
 
     def _wired(self, scope: Scope, name: str, spec: Spec, origin: Origin, path: Path, via: Nodes) -> Node:
         if spec.kind == "LINK":
@@ -204,7 +272,10 @@ class _Explainer:
             rest.pop(0)
         symbol = rest.pop(0)[1]
         while rest and symbol in where.specs and where.specs[symbol].kind == "NESTED":
+            self.read.setdefault(where, set()).add(symbol)
             where, symbol = where.nested(symbol), rest.pop(0)[1]
+            if not rest or where.specs.get(symbol, spec).kind != "NESTED":
+                self.entries.setdefault(where, set()).add(symbol)
         target = self.node(where, symbol, path)
         broken = [node.name for node in _broken((target,))]
         if broken or not rest:

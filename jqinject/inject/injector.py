@@ -133,7 +133,8 @@ def _make(bases: tuple[InjectorMeta, ...], made_by: tuple[Any, ...], own: Mappin
     """A class made by a call. Where it says it lives is where its first base does."""
     first = bases[0]
     place = {"__module__": first.__module__, "__qualname__": first.__qualname__, "__doc__": first.__doc__}
-    cls = InjectorMeta(first.__name__, bases, {**place, **own})
+    metaclass = max((type(base) for base in bases), key=lambda found: len(type.mro(found)))
+    cls = metaclass(first.__name__, bases, {**place, **own})
     type.__setattr__(cls, "__made_by__", made_by)
     return cls
 
@@ -169,7 +170,7 @@ def nest(cls: InjectorMeta, outer: InjectorMeta, given: dict[str, Any]) -> Any:
     return nested
 
 
-def _reduce(cls: InjectorMeta) -> Any:
+def reduced(cls: Any) -> Any:
     """Pickle by reference; what was made by a call is made by the same call again."""
     made = cls.__made_by__
     if not made:
@@ -194,7 +195,7 @@ def _declared_in(injector: InjectorMeta, name: str) -> Any:
     return spec.declared if spec else None
 
 
-copyreg.pickle(InjectorMeta, _reduce)  # type: ignore[arg-type]
+copyreg.pickle(InjectorMeta, reduced)  # type: ignore[arg-type]
 
 
 class ExtendedInjector(Injector, metaclass=InjectorMeta):

@@ -1,15 +1,16 @@
 """The check that an override changes something: it is known, and the wiring that it is part of reads it."""
 
 import enum
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from functools import partial
 from itertools import combinations, product
 from typing import Any
 
 from jqinject.inject.arguments import arguments_of_class
 from jqinject.inject.errors import did_you_mean, lines
-from jqinject.inject.explain import reach_of
+from jqinject.inject.explain import Part, Reach, parts_of, reach_of
 from jqinject.inject.functions import ValueFunction
-from jqinject.inject.names import arguments_asked, asked_at
+from jqinject.inject.names import arguments_asked, asked_at, requested_names
 from jqinject.inject.show import brief
 from jqinject.inject.specs import Spec
 
@@ -71,16 +72,63 @@ def check_overrides(
     Raises:
         TypeError: naming every such override, with the nearest known name, or with the choices under which it is read.
     """
-    names = list(overrides)
     at_hand = known if read is None else known | read
-    requested = asked_at(injector, depth=0) | _declared_beside(injector, set(names)) | at_hand
+    requested = asked_at(injector, depth=0) | _declared_beside(injector, set(overrides)) | at_hand
     first = where or f"{injector.__name__}.let(...)"
-    texts = [_unknown(injector, name, requested, first, prefix) for name in names if name not in requested]
+    texts = [
+        _unknown(injector, name, requested, first, prefix) for name in overrides if name not in requested
+    ]
     if read is not None:
-        idle = [name for name in names if name in requested and name not in at_hand]
-        texts += [_unread(injector, name, given or {}, first, prefix) for name in idle]
+        reach = partial(reach_of, **(given or {}))
+        idle = [name for name in overrides if name in requested and name not in at_hand]
+        texts += [_unread(injector, name, reach, first, prefix) for name in idle]
     if texts:
         raise TypeError("\n".join(texts))
+
+
+def check_lets(injector: Any, names: Iterable[str]) -> None:
+    """Refuse names that `let` declared, of an injector or one nested in it, and that the wiring does not read.
+
+    A later `let` may take the place of what an earlier one declared: a name has to be read as of its own.
+
+    >>> from jqinject.inject import ExtendedInjector, this
+    >>> class Operand(ExtendedInjector):
+    ...     bits = 8
+    >>> class Product(ExtendedInjector):
+    ...     lhs = Operand
+    ...     bits = this.lhs.bits
+    >>> check_lets(Product.let(lhs=Operand.let(bit=4)), ["bits"])
+    Traceback (most recent call last):
+    TypeError: Product.lhs.let(...): 'bit' would do nothing, as nothing in 'Operand' declares or asks for 'bit'
+      did you mean 'bits'?
+
+    Args:
+        injector: the injector.
+        names: what is read of it.
+
+    Raises:
+        TypeError: naming every such name, with the nearest known one, or with the choices under which it is read.
+    """
+    texts = [
+        text for part in parts_of(injector, names) if part.entries for text in _idle_lets(injector, part)
+    ]
+    if texts:
+        raise TypeError("\n".join(texts))
+
+
+def _idle_lets(injector: Any, part: Part) -> Iterator[str]:
+    first = ".".join((injector.__name__, *part.path)) + ".let(...)"
+    read = set(part.names)
+    for made in _top_lets(part.scope.injector):  # the last one first
+        names: Mapping[str, Any] = made.__made_by__[2]
+        if not names.keys() <= read:
+            read |= part.reach(made).names
+        requested = asked_at(made, depth=0) | _declared_beside(made, set(names)) | read
+        for name in names:
+            if name not in requested:
+                yield _unknown(made, name, requested, first, "")
+            elif name not in read:
+                yield _unread(made, name, part.reach, first, "")
 
 
 def _declared_beside(injector: Any, overrides: set[str]) -> set[str]:
@@ -102,15 +150,27 @@ def _top_lets(injector: Any) -> list[Any]:
 
 
 def _unknown(injector: Any, name: str, requested: Set[str], first: str, prefix: str) -> str:
+    inner = _nested_in(injector, name)
     return lines(
         f"{first}: {prefix + name!r} would do nothing, as nothing in {injector.__name__!r} declares or asks for "
         f"{name!r}",
-        did_you_mean(name, requested - {name}, prefix),
+        f"it is a name of {' and '.join(inner[:2])}, nested in it: declare it there" if inner else "",
+        "" if inner else did_you_mean(name, requested - {name}, prefix),
     )
 
 
-def _unread(injector: Any, name: str, given: Mapping[str, Any], first: str, prefix: str) -> str:
-    found = _conditions(injector, name, given)
+def _nested_in(injector: Any, name: str) -> list[str]:
+    """The paths of nested injectors that know a name."""
+    found: list[str] = []
+    for inner, spec in injector.__dependencies__.items():
+        if spec.kind == "NESTED":
+            found += [inner] if name in requested_names(spec.target) else []
+            found += [f"{inner}.{path}" for path in _nested_in(spec.target, name)]
+    return found
+
+
+def _unread(injector: Any, name: str, reach: Callable[[Any], Reach], first: str, prefix: str) -> str:
+    found = _conditions(injector, name, reach)
     said = f"{name!r} is read when {_listed(found)}" if found else _who_asks(injector, name)
     cure = f"leave {prefix + name} out"
     if found:
@@ -125,15 +185,15 @@ def _unread(injector: Any, name: str, given: Mapping[str, Any], first: str, pref
     )
 
 
-def _conditions(injector: Any, name: str, given: Mapping[str, Any]) -> list[Condition]:
+def _conditions(injector: Any, name: str, reach: Callable[[Any], Reach]) -> list[Condition]:
     """The choices, one or two at a time, with which the wiring would read a name; if any does, without more names."""
     options = _options(injector)
     for count in (1, 2):
         found: list[Condition] = []
         for choices in _combined(options, count):
-            reach = reach_of(injector.let(**dict(choices)), **given)
-            if reach.works and name in reach.names:
-                found.append((choices, reach.missing))
+            reached = reach(injector.let(**dict(choices)))
+            if reached.works and name in reached.names:
+                found.append((choices, reached.missing))
         if found:
             return [condition for condition in found if not condition[1]] or found
     return []

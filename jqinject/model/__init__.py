@@ -15,6 +15,7 @@ from jqinject.model.ptq.batch_norm_statistics import calibrate_batch_norm as cal
 from jqinject.model.ptq.bias_correction import correct_biases as correct_biases
 from jqinject.model.ptq.calibration import CalibrationReport as CalibrationReport
 from jqinject.model.ptq.calibration import calibrate as calibrate
+from jqinject.model.ptq.fold_batch_norm import fold_batch_norm as fold_batch_norm
 from jqinject.model.ptq.fold_batch_norm import merge_batch_norm as merge_batch_norm
 from jqinject.model.ptq.learned_rounding import RoundingReport as RoundingReport
 from jqinject.model.ptq.learned_rounding import learn_rounding as learn_rounding

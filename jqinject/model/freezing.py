@@ -13,7 +13,7 @@ from flax import nnx
 from jqinject.core import SimpleMovingAverage
 from jqinject.model.frozen_ops import freeze_op, quantized_op, unfreeze_op
 from jqinject.model.static_ranges import check_calibrated
-from jqinject.model.walk import modules_of
+from jqinject.model.walk import ModelIndex, dotted
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.frozen.freeze_layer import check_unfreezes, freeze_layer, freezes, numbers_of, unfreeze_layer
 from jqinject.proxy import QuantProxyFromInjector
@@ -68,15 +68,16 @@ def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool
         {'frozen/freezer/scale': 'float32', 'frozen/freezer/value': 'int8', 'frozen/sums': 'int32'}
     """
     _check_model(model, "freeze")
+    index = ModelIndex(model)
     if not allow_uncalibrated:
-        check_calibrated(model, "freeze")
-    layers = modules_of(model)
+        check_calibrated(index, "freeze")
+    layers = index.modules
     for layer in layers:
         op = None if isinstance(layer, QuantWeightLayer) else quantized_op(layer)
         if op is not None:
             op.module.general.check_freezes()
     ours = [layer for layer in layers if isinstance(layer, QuantWeightLayer) and freezes(layer)]
-    _check_finite(model, ours)
+    _check_finite(index, ours)
     if not any(map(_is_quantized, layers)):
         warnings.warn(
             f"freeze: {type(model).__name__} has no quantizer, so nothing was frozen: it stays a float model.\n"
@@ -119,20 +120,16 @@ def _is_quantized(module: Any) -> bool:
     return quantized_op(module) is not None
 
 
-def _check_finite(model: nnx.Module, layers: list[Any]) -> None:
+def _check_finite(index: ModelIndex, layers: list[Any]) -> None:
     """Refuse weights with nan or inf, of which there are no integers, before any weight is replaced."""
     weights = [layer.weight[...] for layer in layers]
     known = [isinstance(weight, jax.Array | np.ndarray) and is_concrete(weight) for weight in weights]
     finite = [_all_finite(weight) if k else True for weight, k in zip(weights, known, strict=True)]
     wrong = {id(layer) for layer, ok in zip(layers, finite, strict=True) if is_concrete(ok) and not ok}
     if wrong:
-        paths = (
-            ".".join(map(str, path))
-            for path, module in nnx.iter_modules(model, graph=True)
-            if id(module) in wrong
-        )
+        paths = {id(module): dotted(path) for path, module in reversed(index.places) if id(module) in wrong}
         raise ValueError(
-            f"freeze: the weights of {', '.join(path or 'the model itself' for path in paths)} have nan or inf.\n"
+            f"freeze: the weights of {', '.join(reversed(paths.values()))} have nan or inf.\n"
             "  cure: load weights that are finite; in training, skip updates whose gradient is not "
             "(optax.apply_if_finite)"
         )
@@ -169,7 +166,7 @@ def unfreeze(model: Model) -> Model:
         (4, 2)
     """
     _check_model(model, "unfreeze")
-    layers = modules_of(model)
+    layers = ModelIndex(model).modules
     for layer in layers:
         if isinstance(layer, QuantWeightLayer):
             check_unfreezes(layer)
@@ -180,7 +177,7 @@ def unfreeze(model: Model) -> Model:
             unfreeze_layer(layer)
         else:
             unfreeze_op(layer)
-    for module in modules_of(model):
+    for module in ModelIndex(model).modules:
         if isinstance(module, SimpleMovingAverage):
             module.settled = False
     model.train()

@@ -7,18 +7,14 @@ from typing import Any, cast
 
 from jqinject.core import StaticRange
 from jqinject.core.state.uncalibrated import CURE, UNSEEN
-from jqinject.model.walk import dotted, walk
+from jqinject.model.walk import ModelIndex, dotted
 
 SHOWN = 8
 
 
-def static_ranges(model: Any) -> dict[str, StaticRange]:
+def static_ranges(index: ModelIndex) -> dict[str, StaticRange]:
     """What may hold static ranges, outermost, by its first path: quantizers, quantized ops, components on their own."""
-    found: dict[int, tuple[str, StaticRange]] = {}
-    for path, node in walk(model, within=lambda node: not _is_static_range(node)):
-        if _is_static_range(node):
-            found.setdefault(id(node), (dotted(path), cast(StaticRange, node)))
-    return dict(found.values())
+    return {dotted(path): cast(StaticRange, node) for path, node in index.outermost(_is_static_range)}
 
 
 def _is_static_range(node: Any) -> bool:
@@ -26,23 +22,23 @@ def _is_static_range(node: Any) -> bool:
     return issubclass(type(node), StaticRange)
 
 
-def uncalibrated(model: Any) -> tuple[str, ...]:
+def uncalibrated(index: ModelIndex) -> tuple[str, ...]:
     """Paths of the quantizers of activations whose range never saw data; of abstract and traced state that is not
     known."""
-    return tuple(path for path, held in static_ranges(model).items() if held.has_range() is False)
+    return tuple(path for path, held in static_ranges(index).items() if held.has_range() is False)
 
 
-def check_calibrated(model: Any, name: str) -> None:
+def check_calibrated(index: ModelIndex, name: str) -> None:
     """Refuse ranges that never saw data.
 
     Args:
-        model: an NNX module.
+        index: of an NNX module.
         name: of the function that asks, for the error text.
 
     Raises:
         ValueError: there are some; it names them.
     """
-    paths = uncalibrated(model)
+    paths = uncalibrated(index)
     if paths:
         raise ValueError(
             f"{name}: {listed(paths)}: of each, {UNSEEN}.\n  cure: {CURE}; or {name}(..., allow_uncalibrated=True)"

@@ -1,7 +1,8 @@
-"""Finding what is where in a model: every Variable under every path, and every proxy with the layers that hold it."""
+"""What is where in a model: every Variable under every path, and every proxy with the layers that hold it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -78,109 +79,125 @@ class Holders:
     paths: list[Path] = field(default_factory=list)
 
 
-def walk(
-    root: Any, path: Path = (), above: tuple[int, ...] = (), within: Callable[[Any], bool] | None = None
-) -> Iterator[tuple[Path, Any]]:
-    """Every module, Variable and array under every path, parents first; a shared one comes once for each path.
+def walk(root: Any) -> Iterator[tuple[Path, Any]]:
+    """Every module, Variable and array under every path, parents first; a shared one comes once for each path."""
+    ahead: list[tuple[Path, Any, tuple[int, ...]]] = [((), root, ())]
+    while ahead:
+        path, node, above = ahead.pop()
+        if isinstance(node, nnx.Variable | PlainArray):
+            yield path, node
+        elif id(node) not in above:
+            if isinstance(node, nnx.Pytree):
+                yield path, node
+            here = (*above, id(node))
+            below = [((*path, str(name)), child, here) for name, child in _children(node)]
+            ahead.extend(reversed(below))
+
+
+def _children(node: Any) -> list[tuple[Any, Any]]:
+    """What a module or container holds, by name; arrays as `PlainArray`s."""
+    if isinstance(node, nnx.Pytree):
+        named: Any = [(n, c) for n, c in vars(node).items() if not n.startswith("_pytree__")]
+        holder: Any = vars(node)
+    elif isinstance(node, Mapping):
+        named, holder = list(node.items()), node
+    elif isinstance(node, list | tuple):
+        named, holder = list(enumerate(node)), node
+    else:
+        return []
+    return [
+        (name, PlainArray(holder, name) if isinstance(child, jax.Array | np.ndarray) else child)
+        for name, child in named
+        if isinstance(child, nnx.Pytree | nnx.Variable | Mapping | list | tuple)
+        or (isinstance(child, jax.Array | np.ndarray) and not isinstance(node, tuple))
+    ]
+
+
+class ModelIndex:
+    """What is where in a model, found in one walk, for all the steps of one operation.
+
+    It is of the model as it was when it was made: steps that put other modules or Variables in need another.
 
     Args:
-        root: where to begin.
-        path: its path.
-        above: the identities of what it is within.
-        within: says of a module whether to look into it; None looks into all.
+        model: an NNX module, or a container of some.
+
+    Attributes:
+        places: every module, Variable and array under every path, parents first.
     """
-    if isinstance(root, nnx.Variable):
-        yield path, root
-        return
-    if id(root) in above:
-        return
-    if isinstance(root, nnx.Pytree):
-        yield path, root
-        if within is not None and not within(root):
-            return
-        children: Any = ((n, c) for n, c in vars(root).items() if not n.startswith("_pytree__"))
-    elif isinstance(root, Mapping):
-        children = root.items()
-    elif isinstance(root, list | tuple):
-        children = enumerate(root)
-    else:
-        return
-    for name, child in children:
-        if isinstance(child, jax.Array | np.ndarray):
-            if not isinstance(root, tuple):
-                yield (
-                    (*path, str(name)),
-                    PlainArray(vars(root) if isinstance(root, nnx.Pytree) else root, name),
-                )
-        else:
-            yield from walk(child, (*path, str(name)), (*above, id(root)), within)
 
+    def __init__(self, model: Any) -> None:
+        self.places = tuple(walk(model))
 
-def modules_of(root: Any) -> list[Any]:
-    """Every module of a model once, parents first: what `nnx.iter_modules` finds, in a fraction of its time."""
-    return [member for member in _members(root) if isinstance(member, nnx.Module)]
+    @cached_property
+    def modules(self) -> list[Any]:
+        """The modules, each once, parents first."""
+        found = {id(node): node for _, node in self.places if isinstance(node, nnx.Module)}
+        return list(found.values())
 
+    @cached_property
+    def is_abstract(self) -> bool:
+        """Whether a Variable has a shape and no numbers."""
+        held = (node.get_raw_value() for _, node in self.places if isinstance(node, nnx.Variable))
+        return any(
+            isinstance(leaf, jax.ShapeDtypeStruct) for value in held for leaf in jax.tree.leaves(value)
+        )
 
-def is_abstract(root: Any) -> bool:
-    """Whether a Variable of a model has a shape and no numbers."""
-    held = (member.get_raw_value() for member in _members(root) if isinstance(member, nnx.Variable))
-    return any(isinstance(leaf, jax.ShapeDtypeStruct) for value in held for leaf in jax.tree.leaves(value))
+    def outermost(self, accepted: Callable[[Any], bool]) -> list[tuple[Path, Any]]:
+        """The modules that are accepted, and not within another one that is; shared ones under their first path.
 
+        Args:
+            accepted: says of a module whether it is wanted.
+        """
+        found: dict[int, tuple[Path, Any]] = {}
+        outer: Path | None = None  # what is within a module comes right after it
+        for path, node in self.places:
+            if outer is not None and path[: len(outer)] != outer:
+                outer = None
+            if outer is None and isinstance(node, nnx.Pytree) and accepted(node):
+                outer = path
+                found.setdefault(id(node), (path, node))
+        return list(found.values())
 
-def _members(root: Any) -> Iterator[Any]:
-    """Every NNX node and Variable, and every container, once."""
-    seen: set[int] = set()
-    has_children: dict[type, bool] = {}
-    ahead = [root]
-    while ahead:
-        node = ahead.pop()
-        kind = type(node)
-        if kind not in has_children:
-            has_children[kind] = issubclass(
-                kind, nnx.Pytree | nnx.Variable | list | tuple | dict
-            ) or not jax.tree_util.all_leaves([node])
-        if not has_children[kind] or id(node) in seen:
-            continue
-        seen.add(id(node))
-        yield node
-        if issubclass(kind, nnx.Pytree):
-            ahead.extend(reversed(vars(node).values()))
-        elif not issubclass(kind, nnx.Variable):
-            ahead.extend(reversed(jax.tree.leaves(node, is_leaf=lambda x, here=node: x is not here)))
+    @cached_property
+    def variables(self) -> list[Found]:
+        """The Variables and arrays, each once, with all its paths."""
+        found: dict[Any, Found] = {}
+        proxy: Path | None = None  # what is in a proxy comes right after it
+        for path, node in self.places:
+            if proxy is not None and path[: len(proxy)] != proxy:
+                proxy = None
+            if proxy is None and isinstance(node, QuantProxyFromInjector):
+                proxy = path
+            inside = proxy is not None or TRACKED in path
+            if isinstance(node, nnx.Variable | PlainArray):
+                entry = found.setdefault(node if isinstance(node, PlainArray) else id(node), Found(node))
+                if entry.in_quantizer and not (inside or isinstance(node, QUANTIZER_KINDS)):
+                    entry.in_quantizer = False
+                    entry.paths.insert(0, path)
+                else:
+                    entry.paths.append(path)
+        return list(found.values())
 
+    @cached_property
+    def by_path(self) -> dict[Path, Found]:
+        """The Variables and arrays by each of their paths."""
+        return {path: found for found in self.variables for path in found.paths}
 
-def variables_of(model: Any) -> list[Found]:
-    """The Variables and arrays of a model, each once, with all its paths."""
-    proxies = {path for path, node in walk(model) if isinstance(node, QuantProxyFromInjector)}
-    found: dict[Any, Found] = {}
-    for path, node in walk(model):
-        if isinstance(node, nnx.Variable | PlainArray):
-            entry = found.setdefault(node if isinstance(node, PlainArray) else id(node), Found(node))
-            inside = isinstance(node, QUANTIZER_KINDS) or any(
-                path[:depth] in proxies or path[depth] == TRACKED for depth in range(len(path))
-            )
-            if entry.in_quantizer and not inside:
-                entry.in_quantizer = False
-                entry.paths.insert(0, path)
-            else:
-                entry.paths.append(path)
-    return list(found.values())
-
-
-def proxies_of(model: Any) -> list[Holders]:
-    """The proxies of a model, each once, with the layers that hold it."""
-    found: dict[int, Holders] = {}
-    between = {path for path, node in walk(model) if isinstance(node, OpQuantizers)}
-    for path, node in walk(model):
-        # Quantizers between operations depend on no layer's weight.
-        if not isinstance(node, nnx.Variable | PlainArray) and path[:1] not in between:
-            for name, child in vars(node).items():
-                if isinstance(child, QuantProxyFromInjector):
-                    entry = found.setdefault(id(child), Holders(child))
-                    entry.paths.append((*path, name))
-                    if not any(layer is node for layer in entry.layers):
-                        entry.layers.append(node)
-    return list(found.values())
+    @cached_property
+    def proxies(self) -> list[Holders]:
+        """The proxies, each once, with the layers that hold it."""
+        found: dict[int, Holders] = {}
+        between = {path for path, node in self.places if isinstance(node, OpQuantizers)}
+        for path, node in self.places:
+            # Quantizers between operations depend on no layer's weight.
+            if isinstance(node, nnx.Pytree) and path[:1] not in between:
+                for name, child in vars(node).items():
+                    if isinstance(child, QuantProxyFromInjector):
+                        entry = found.setdefault(id(child), Holders(child))
+                        entry.paths.append((*path, name))
+                        if not any(layer is node for layer in entry.layers):
+                            entry.layers.append(node)
+        return list(found.values())
 
 
 def dotted(path: Path) -> str:

@@ -80,6 +80,10 @@ class ActQuantProxy(QuantProxyFromInjector):
     def _attribute(self, name: str, force_eval: bool) -> Any:
         return getattr(self.sample(force_eval), name) if self.is_quant_enabled else None
 
+    def depends_on_layers(self) -> bool:
+        """Only where the injector asks for `module`: none of the ready-made ones does."""
+        return self._asks_for_layers()
+
     def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
         return []
 

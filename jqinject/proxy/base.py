@@ -10,7 +10,7 @@ from flax import nnx
 
 from jqinject.core import AmaxHistory, AmaxScaling
 from jqinject.core.construction.assign import assign
-from jqinject.inject import Binding, DependencyError, ExtendedInjector
+from jqinject.inject import Binding, DependencyError, ExtendedInjector, reach_of
 from jqinject.proxy.assembly import (
     build_stacked,
     copy_mode,
@@ -163,6 +163,10 @@ class QuantProxyFromInjector(nnx.Module):
             self.binding.resolve("quantize_zero_point")
         )
 
+    def depends_on_layers(self) -> bool:
+        """Whether the quantizer is made from its layers, so that it has to be made again when their weights change."""
+        return True
+
     # --- the range, where it is collected from what flows (`core.StaticRange`)
 
     def has_range(self) -> bool | None:
@@ -313,6 +317,11 @@ class QuantProxyFromInjector(nnx.Module):
                 "  cure: declare `signed = True` (weights, most activations) or `signed = False` (after a ReLU)"
             )
         return facts
+
+    def _asks_for_layers(self) -> bool:
+        """Whether anything in the wiring asks for a layer, or for its parameters."""
+        read = reach_of(self.binding.injector, module=(), tracked_parameter_list=()).names
+        return not read.isdisjoint(("module", "tracked_parameter_list"))
 
     def _facts_of(self, layers: tuple[Any, ...]) -> QuantFacts:
         return facts_of(self.binding, layers)

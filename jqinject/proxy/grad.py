@@ -96,6 +96,10 @@ class GradQuantProxy(QuantProxyFromInjector):
             )
         return super()._read_facts(layers, quantizer)
 
+    def depends_on_layers(self) -> bool:
+        """Only where the injector asks for `module`: none of the ready-made ones does."""
+        return self._asks_for_layers()
+
     def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
         return []
 

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from flax import nnx
-
-from jqinject.core import PackableResult, QuantResult
+from jqinject.core import PackableResult, QuantResult, components_in
 from jqinject.proxy.ranges import name_of
 
 _LIBRARY = __name__.partition(".")[0]
@@ -77,13 +75,8 @@ def _own_parts(quantizer: Any) -> str:
     found: dict[str, None] = {}
     if quantizer is not None and not is_ours(type(quantizer)):
         found[f"tensor_quant = {type(quantizer).__name__}"] = None
-    modules = (
-        [node for _, node in nnx.iter_modules(quantizer, graph=True)]
-        if isinstance(quantizer, nnx.Module)
-        else []
-    )
-    for module in modules:
-        for name, part in vars(module).items():
+    for component in components_in(quantizer):
+        for name, part in vars(component).items():
             if callable(part) and not isinstance(part, type) and not _foreign(type(part)):
                 found[f"{name} = {type(part).__name__}"] = None
     return f", with your {', '.join(found)}" if found else ""

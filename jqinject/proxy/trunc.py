@@ -86,6 +86,10 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
         # The sign is that of what comes in.
         return self._facts_of(layers)
 
+    def depends_on_layers(self) -> bool:
+        """Only where the injector asks for `module`: none of the ready-made ones does."""
+        return self._asks_for_layers()
+
     def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
         return []
 

@@ -252,3 +252,87 @@ def test_axes_of_ones_own():
     assert left.scale.shape == (1, 3, 4)
     with pytest.raises(ValueError, match="varies along an axis that is summed over"):
         mine(x, jnp.ones((4, 5)), numbers)
+
+
+@pytest.mark.parametrize(
+    ("declared", "told"),
+    [
+        (lambda: config_v4().let(fwd_bit=4), "'fwd_bit' would do nothing.*\n  did you mean 'fwd_bits'"),
+        (lambda: config_v4().let(axis_name="b"), "nothing in 'ConfigV4' declares or asks for 'axis_name'"),
+        (
+            lambda: config_v4(use_dummy_static_bound=True).let(clipping_scale=0.5),
+            "'clipping_scale' is read when use_dummy_static_bound = False",
+        ),
+        (lambda: config_v4().let(preserve_zero=False), "it is a name of forward.lhs and forward.rhs"),
+        (
+            lambda: ConfigV4.let(forward=ConfigV4.forward.let(tile=4)),
+            r"ConfigV4.forward.let\(...\): 'tile' would do nothing",
+        ),
+        (
+            lambda: ConfigV4.let(
+                forward=ConfigV4.forward.let(lhs=ConfigV4.forward.lhs.let(preserve_zeros=1))
+            ),
+            r"ConfigV4.forward.lhs.let\(...\): 'preserve_zeros' would do nothing.*\n  did you mean 'preserve_zero'",
+        ),
+        (lambda: ConfigV4.let(fwd_bits=4, fwd_lhs_bits=8, fwd_rhs_bits=8), "never reads 'fwd_bits'"),
+    ],
+)
+def test_a_name_that_nothing_reads(declared, told):
+    from jqinject.dot import QDotGeneral
+
+    x = jnp.ones((2, 2))
+    for use in (
+        lambda: declared().dot_general,
+        lambda: QDotGeneral(declared()),
+        lambda: dot_general(x, x, MATMUL, config=declared()),
+    ):
+        with pytest.raises(TypeError, match=told):
+            use()
+
+
+def test_a_name_of_one_contraction_or_operand_that_nothing_reads():
+    with pytest.raises(TypeError, match=r"OperandInjector.let\(...\): 'bitz'.*\n  did you mean 'bits'"):
+        _ = OperandInjector.let(bitz=4).quantizer
+    with pytest.raises(TypeError, match="'clip_gradient' is asked for by Float8Numerics or IntNumerics"):
+        _ = OperandInjector.let(bits=None, clip_gradient=True).quantizer
+    with pytest.raises(TypeError, match=r"ContractionInjector.let\(...\): 'accumulator'.*\n  did you mean"):
+        _ = ContractionInjector.let(accumulator=jnp.int32).contraction
+
+
+def test_a_later_name_may_take_the_place_of_an_earlier_one():
+    narrow = config_v4(fwd_bits=4, rng_type=None).let(
+        fwd_lhs_bits=8, fwd_rhs_bits=8, vjp_lhs_rng_type="custom-1"
+    )
+    assert narrow.dot_general.fwd.rhs_quantizer.numerics.bits == 8
+    lhs = ConfigV4.forward.lhs.let(preserve_zero=False)
+    finer = config_v4().let(forward=ConfigV4.forward.let(lhs=lhs))
+    assert not finer.dot_general.fwd.lhs_quantizer.numerics.preserve_zero
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.uint8, "int99", bool])
+def test_an_accumulator_that_sums_no_integers(dtype):
+    x = jnp.ones((2, 2))
+    told = "accumulator_dtype: integers are summed in a signed integer dtype"
+    for build in (
+        lambda: config_v4(fwd_accumulator_dtype=dtype).dot_general,
+        lambda: config_v4(drhs_accumulator_dtype=dtype).dot_general,
+        lambda: ContractionInjector.let(accumulator_dtype=dtype).contraction,
+        lambda: dot_general(x, x, MATMUL, accumulator_dtype=dtype),
+    ):
+        with pytest.raises(TypeError, match=told):
+            build()
+
+
+def test_arguments_of_another_kind():
+    for declared in (config_v4(fwd_bits=4.0), config_v4(drhs_bits=[8])):
+        with pytest.raises(TypeError, match="bits must be an int, one of 'e4m3', 'e5m2'"):
+            _ = declared.dot_general
+    with pytest.raises(TypeError, match="use_dummy_static_bound must be True or False, got 'no'"):
+        _ = config_v4(use_dummy_static_bound="no").dot_general
+    with pytest.raises(TypeError, match="local_aqt must be of type LocalAqt, got 4"):
+        _ = config_v4(dlhs_local_aqt=4).dot_general
+    with pytest.raises(TypeError, match="fwd must be a Contraction, got 4"):
+        QuantizedDotGeneral(fwd=4)  # pyright: ignore[reportArgumentType]
+    x = jnp.ones((2, 2))
+    with pytest.raises(TypeError, match="accumulator_dtype= would do nothing beside config="):
+        dot_general(x, x, MATMUL, config=config_v4(), accumulator_dtype=jnp.int32)

@@ -6,10 +6,17 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import jqinject
 from jqinject import UncalibratedWarning, load_state
 from jqinject.core import QuantStat
+from jqinject.inject import value
 from jqinject.nn import QuantConv, QuantIdentity, QuantLinear
-from jqinject.quant import Int8ActPerTensorFloat, Int8WeightPerChannelFloat, Int32Bias
+from jqinject.quant import (
+    Fp8e5m2GradPerTensorDelayed,
+    Int8ActPerTensorFloat,
+    Int8WeightPerChannelFloat,
+    Int32Bias,
+)
 
 X = jax.random.normal(jax.random.key(3), (5, 4))
 
@@ -58,7 +65,8 @@ def test_every_kind_of_state(kind):
     layer, source = linear(), floats()
     report = load_state(layer, kind(source))
     assert (set(report.loaded), report.missing, report.replaced) == ({"kernel", "bias"}, (), ())
-    assert set(report.reassembled) == {"weight_quant", "bias_quant", "input_quant"}
+    assert set(report.reassembled) == {"weight_quant", "bias_quant"}
+    assert report.kept == ("input_quant",)
     np.testing.assert_array_equal(layer.kernel[...], source.kernel[...])
     np.testing.assert_array_equal(layer.bias[...], source.bias[...])
     widest = np.abs(np.asarray(source.kernel[...])).max(axis=0, keepdims=True)
@@ -94,6 +102,44 @@ def test_a_scale_without_a_counter_means_that_collection_is_over(wrap):
     for _ in range(4):
         layer(100 * X)
     assert float(layer.input_quant.scale()) == pytest.approx(0.01)
+
+
+def test_a_float_checkpoint_keeps_the_ranges_of_activations():
+    layer = QuantLinear(
+        4, 3, weight_quant=Int8WeightPerChannelFloat, input_quant=Act, output_quant=Act,
+        grad_quant=Fp8e5m2GradPerTensorDelayed, rngs=nnx.Rngs(0),
+    )  # fmt: skip
+    jqinject.calibrate(layer, [X, 3 * X])
+    before = numbers(layer)
+    report = load_state(layer, floats())
+    after = numbers(layer)
+    kept = [path for path in before if path[0] in ("input_quant", "output_quant", "grad_quant")]
+    assert any("scaling_impl" in path for path in kept)
+    assert_same({path: before[path] for path in kept}, {path: after[path] for path in kept})
+    assert set(report.kept) == {"input_quant", "output_quant", "grad_quant"}
+    assert report.reassembled == ("weight_quant",) and report.missing == ()
+    assert "kept 3 quantizers that no weight decides" in str(report)
+    widest = np.abs(np.asarray(floats().kernel[...])).max(axis=0, keepdims=True)
+    np.testing.assert_allclose(layer.weight_quant.scale(), widest / 127, rtol=1e-6)
+    assert "input_quant" in jqinject.reassemble(layer).reassembled
+    assert not layer.input_quant.has_range()
+
+
+class FromTheWeight(Int8ActPerTensorFloat):
+    """A scale of the input that is made from the weight."""
+
+    scaling_impl_type = "parameter"
+
+    @value
+    def scaling_init(module):
+        return float(abs(module.kernel[...]).max())
+
+
+def test_a_quantizer_of_activations_that_asks_for_its_layer_is_made_again():
+    layer = QuantLinear(8, 4, input_quant=FromTheWeight, rngs=nnx.Rngs(0))
+    report = load_state(layer, {"kernel": jnp.full((8, 4), 12.8), "bias": jnp.zeros(4)})
+    assert set(report.reassembled) == {"weight_quant", "input_quant"} and report.kept == ()
+    assert float(layer.input_quant.scale()) == pytest.approx(0.1)
 
 
 def test_statistics_alone():

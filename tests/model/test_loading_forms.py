@@ -101,7 +101,6 @@ NEVER = {
     "nan": ("value", np.float32(np.nan), "value: holds nan or inf"),
     "inf": ("value", np.float32(np.inf), "value: holds nan or inf"),
     "nan in a buffer": ("buffer", np.float32(np.nan), "buffer: holds nan or inf"),
-    "negative": ("value", np.float32(-0.5), "value: is a scale, and no scale is below 0: got -0.5"),
     "negative buffer": ("buffer", np.float32(-2), "buffer: is a scale, and no scale is below 0"),
     "counter": ("counter", np.int32(-3), "counter: is a counter, and counts from 0: got -3"),
 }
@@ -113,6 +112,21 @@ def test_a_quantizer_refuses_what_can_not_be_right(case):
     model = Model()
     assert f"layer.input_quant.tensor_quant.scaling_impl.{said}" in _refused(
         model, _state(model, (*SCALING, name), value)
+    )
+
+
+def test_a_learned_scale_below_zero_counts_by_its_magnitude():
+    model, other = Model(), Model()
+    x = jnp.linspace(-2.0, 2.0, 8).reshape(4, 2)
+    for learned, sign in ((model, -1), (other, 1)):
+        report = jqinject.load_state(learned, _state(learned, SCALING, {"value": np.float32(sign * 0.5)}))
+        where = (".".join(("layer", "input_quant", "tensor_quant", "scaling_impl", "value")),)
+        assert report.below_zero == (where if sign < 0 else ())
+        learned.eval()
+    assert model.layer.input_quant.tensor_quant.scaling_impl.value[...] == -0.5
+    np.testing.assert_array_equal(model.layer(x), other.layer(x))
+    assert "scales below 0, read by their magnitude: layer.input_quant" in str(
+        jqinject.load_state(model, model)
     )
 
 
@@ -174,4 +188,5 @@ def test_a_scale_by_itself_needs_no_weights():
     scale = ByHand().scale
     jqinject.load_state(scale, {"value": np.float32(4)})
     assert (scale.init_done[...], scale(jnp.ones(3))) == (1, 4)
-    assert "value: is a scale" in _refused(scale, {"value": np.float32(-4)})
+    report = jqinject.load_state(scale, {"value": np.float32(-4)})
+    assert (report.below_zero, scale(jnp.ones(3))) == (("value",), 4)

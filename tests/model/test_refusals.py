@@ -194,7 +194,8 @@ def test_the_report_in_words():
         "loaded 1 variable",
         "not in the state: bias",
         "cast: kernel (float16 -> float32)",
-        "re-assembled 2 quantizers",
+        "re-assembled 1 quantizer",
+        "kept 1 quantizer that no weight decides: input_quant",
     ]
     assert str(jqinject.reassemble(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))) == "re-assembled 0 quantizers"
 

@@ -16,6 +16,7 @@ from jqinject.core import AbsMaxRange, CalibratedQuant, FixedRange, SimpleMoving
 from jqinject.dot import QDotGeneral, config_v4
 from jqinject.model import NothingFrozenWarning
 from jqinject.model.static_ranges import uncalibrated
+from jqinject.model.walk import ModelIndex
 from jqinject.nn import QuantIdentity, QuantLinear, TruncAvgPool
 from jqinject.quant_tensor import IntQuantTensor
 
@@ -177,7 +178,7 @@ def test_every_layer_of_a_stack_has_to_see_data() -> None:
     counter = stack.input_quant.tensor_quant.scaling_impl.counter
     for counts, missing in (([0, 0], ("input_quant",)), ([1, 0], ("input_quant",)), ([1, 1], ())):
         counter[...] = jnp.array(counts)
-        assert uncalibrated(stack) == missing
+        assert uncalibrated(ModelIndex(stack)) == missing
 
 
 def test_contractions_and_accumulators_too() -> None:
@@ -190,7 +191,7 @@ def test_contractions_and_accumulators_too() -> None:
         layer(X)
     sums = IntQuantTensor.from_int(jnp.arange(4).reshape(1, 4, 1), 1.0, 0.0, 16, signed=True)
     pool = TruncAvgPool((2,), trunc_quant=q.ShiftRoundSaturateTo8bit)
-    assert uncalibrated(pool) == ("trunc_quant",)
+    assert uncalibrated(ModelIndex(pool)) == ("trunc_quant",)
     assert jqinject.calibrate(pool, [(sums,)], progress=False).quantizers == ("trunc_quant",)
     pool(sums)
 

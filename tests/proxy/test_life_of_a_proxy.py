@@ -13,7 +13,7 @@ from flax import nnx
 
 import jqinject
 from jqinject import ExtendedInjector, value
-from jqinject.core import BinaryQuant, ParameterScaling
+from jqinject.core import BinaryQuant, ParameterScaling, components_in
 from jqinject.nn import QuantIdentity, QuantLinear
 from jqinject.proxy import QuantizerReplacedWarning
 from jqinject.quant import (
@@ -233,7 +233,7 @@ def test_a_model_is_freed_with_its_quantizers():
 
 def test_quantizers_are_children_and_layers_are_not():
     layer = linear(0, Int8WeightPerChannelFloat, bias_quant=Int32Bias, input_quant=Int8ActPerTensorFloat)
-    for _, module in nnx.iter_modules(layer.weight_quant):
-        assert not any(child is layer for child in vars(module).values())
+    for component in components_in(layer.weight_quant):
+        assert not any(child is layer for child in vars(component).values())
     paths = {path[0] for path, _ in nnx.to_flat_state(nnx.state(layer))}
     assert paths == {"kernel", "bias", "input_quant"}

@@ -11,8 +11,10 @@ from typing import Any
 
 from flax import nnx
 
+from jqinject.core.construction.component import Component
 
-def assign(module: nnx.Module, **attributes: Any) -> None:
+
+def assign(module: nnx.Module | Component, **attributes: Any) -> None:
     """Set attributes of a module whose `__init__` is running.
 
     Args:
@@ -31,7 +33,7 @@ def assign(module: nnx.Module, **attributes: Any) -> None:
     vars(module).update(attributes)
 
 
-def set_given(module: nnx.Module, **attributes: Any) -> None:
+def set_given(module: nnx.Module | Component, **attributes: Any) -> None:
     """Set, as `assign`, the attributes that are given (not None) and differ from the default that the class holds.
 
     Args:

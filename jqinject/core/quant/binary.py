@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from jqinject.core._protocols import Clamp, QuantResult, Scaling
 from jqinject.core.clamp import TensorClamp
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.core.delay import DelayWrapper, delay_of
 from jqinject.core.state.variables import known_zero
 from jqinject.ops.ste import binary_sign_ste
@@ -22,7 +22,7 @@ def _require_signed(signed: bool, where: str) -> None:
 
 
 @checked_arguments
-class BinaryQuant(nnx.Module):
+class BinaryQuant(Component):
     """`y = sign(x) * s`, `sign(0) = +1`, gradient straight through: weights.
 
     Differs from Brevitas: nan stays nan (there: -scale).
@@ -61,7 +61,7 @@ class BinaryQuant(nnx.Module):
 
 
 @checked_arguments
-class ClampedBinaryQuant(nnx.Module):
+class ClampedBinaryQuant(Component):
     """`y = sign(clamp(x, -s, s)) * s`: no gradient reaches `x` outside -s .. s: activations.
 
     Differs from Brevitas: nan stays nan (there: -scale).

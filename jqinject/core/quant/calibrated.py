@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from jqinject.core._protocols import QuantResult, Restrict
 from jqinject.core.calibration import (
@@ -21,6 +20,7 @@ from jqinject.core.calibration import (
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.core.quant.float_quant import FloatQuantResult
 from jqinject.core.state.collect import all_counted
 from jqinject.core.state.variables import known_zero
@@ -67,7 +67,7 @@ def _not_tiny(scale: jax.Array) -> jax.Array:
 
 
 @checked_arguments
-class CalibratedQuant(nnx.Module):
+class CalibratedQuant(Component):
     """To integers (or 8-bit floats) and back, within a calibrated clipping range.
 
     Static: `range = averaging_impl(mean over batch_axes of calibration_impl(x))`, one for the tensor, moved in training

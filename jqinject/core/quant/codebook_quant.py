@@ -8,13 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from jqinject.core._protocols import Clamp, Scaling, View
 from jqinject.core.clamp import Identity, TensorClamp
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.core.state.variables import known_zero
 from jqinject.core.stats.search import given, searching
 from jqinject.ops.minifloats.nearest_code import Codebook
@@ -60,7 +60,7 @@ class CodebookQuantResult:
 
 
 @checked_arguments
-class CodebookQuant(nnx.Module):
+class CodebookQuant(Component):
     """To the nearest number of a table and back: `y = table[argmin |x / s - table|] * s`.
 
     `s = scaling_impl(x, largest magnitude of the table)`. The arithmetic is float32; of two numbers as near, the lower

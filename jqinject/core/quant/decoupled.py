@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from jqinject.core._protocols import (
     BitWidth,
@@ -21,6 +20,7 @@ from jqinject.core._protocols import (
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.core.delay import DelayWrapper, delay_of
 from jqinject.core.quant.int_quant import IntQuant
 from jqinject.ops.power import divide
@@ -49,7 +49,7 @@ class DecoupledQuantResult(NamedTuple):
 
 
 @checked_arguments
-class DecoupledIntQuant(nnx.Module):
+class DecoupledIntQuant(Component):
     """To integers by one scale and back by another: `y = (clamp(round(x / p + v), min_int(b), max_int(b)) - z) * s`.
 
     `p` and `v` are scale and zero point before rounding, `s` and `z` those after, `b` the bit width, all given at the
@@ -130,7 +130,7 @@ class DecoupledIntQuant(nnx.Module):
         return self.from_int(self.to_int(pre_scale, pre_zero_point, bit_width, x), scale, zero_point, x)
 
 
-class DecoupledQuantizer(nnx.Module):
+class DecoupledQuantizer(Component):
     """Abstract: the components of a decoupled quantizer, and what they make of a tensor."""
 
     decoupled_int_quant: DecoupledIntQuant

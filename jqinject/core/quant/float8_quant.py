@@ -9,13 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from jqinject.core._protocols import Scaling, View
 from jqinject.core.clamp import Identity
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.core.scaling.amax import AmaxScaling
 from jqinject.core.state.variables import known_zero
 from jqinject.ops.minifloats.float8_cast import fake_float8, float8_dtype, float8_max
@@ -62,7 +62,7 @@ class Float8QuantResult:
 
 
 @checked_arguments
-class Float8Quant(nnx.Module):
+class Float8Quant(Component):
     """To an 8-bit float and back: `y = q_dtype(clip(x / s, -max, max)) * s`, `s = scaling_impl(x, max)`.
 
     `max` is the largest number of `q_dtype`. The quotient is taken in bfloat16 where `x` is, else in float32. The

@@ -8,13 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from jqinject.core._protocols import BitWidth, FloatClampImpl, FloatScalingImpl, Rounding, Scaling, View
 from jqinject.core.clamp import Identity
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.core.float_width import ComputeMaxMantissa
 from jqinject.core.rounding import RoundSte
 from jqinject.core.scaling.constant import ConstScaling
@@ -68,7 +68,7 @@ class FloatQuantResult:
 
 
 @checked_arguments
-class FloatQuant(nnx.Module):
+class FloatQuant(Component):
     """To a minifloat and back: `y = clamp(u * round(x / s / u)) * s`.
 
     `u = 2**(max(floor(log2 |x / s|), 1 - bias) - m)` is how far apart the numbers lie at `x / s`. The arithmetic is

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from jqinject.core._protocols import (
     BitWidth,
@@ -24,6 +23,7 @@ from jqinject.core.clamp import Identity, TensorClamp, TensorClampSte
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.core.delay import DelayWrapper, delay_of
 from jqinject.core.rounding import CeilSte, DPURoundSte, FloorSte, RoundSte, RoundToZeroSte
 from jqinject.core.scaling.runtime import ParameterFromRuntimeStatsScaling
@@ -61,7 +61,7 @@ class _RoundAndClamp:
 
 
 @checked_arguments
-class IntQuant(nnx.Module):
+class IntQuant(Component):
     """To integers and back: `y = (clamp(round(x / s + z), min_int(b), max_int(b)) - z) * s`.
 
     `s` is the scale, `z` the zero point, `b` the bit width, all given at the call. The arithmetic is float32
@@ -163,7 +163,7 @@ class IntQuant(nnx.Module):
 
 
 @checked_arguments
-class RescalingIntQuant(nnx.Module):
+class RescalingIntQuant(Component):
     """Integer quantization whose scale, zero point and bit width come from components.
 
     `b = bit_width_impl()`, `s = scaling_impl(x, int_scaling_impl(b))`, `z = zero_point_impl(x, s, b)`,
@@ -268,7 +268,7 @@ class RescalingIntQuant(nnx.Module):
 
 
 @checked_arguments
-class PrescaledRestrictIntQuant(nnx.Module):
+class PrescaledRestrictIntQuant(Component):
     """Integer quantization by a scale given at the call, zero point 0: biases, whose scale is input times
     weight scale.
 

@@ -6,19 +6,19 @@ import math
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from jqinject.core._protocols import QuantResult, Scaling
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.core.delay import DelayWrapper, delay_of
 from jqinject.core.state.variables import known_zero
 from jqinject.ops.ste import ternary_sign_ste
 
 
 @checked_arguments
-class TernaryQuant(nnx.Module):
+class TernaryQuant(Component):
     """`y = sign(x) * s` where `|x| > threshold * s`, else 0; the gradient passes where `y` is not 0.
 
     Args:

@@ -6,13 +6,13 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from jqinject.core._protocols import BitWidth, Clamp, QuantResult, Rounding
 from jqinject.core.clamp import TensorClamp
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.core.delay import DelayWrapper, delay_of
 from jqinject.core.scaling.trunc_scaling import TruncMsbScaling
 from jqinject.ops import int_range, round_ste
@@ -28,7 +28,7 @@ class TruncScaling(Protocol):
 
 
 @checked_arguments
-class TruncIntQuant(nnx.Module):
+class TruncIntQuant(Component):
     """Integers of one bit width as integers of another: `q = round(x / s + z)`, `q' = clamp(round'(q / t))`.
 
     `t = trunc_scaling_impl(q, b_in, b_out, signed)`, the result's scale is `s * t` and its zero point `z / t`. Scale,

@@ -15,6 +15,7 @@ from jqinject.core._protocols import Restrict
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.core.restrict_val import FloatRestrictValue, SignedFloatRestrictValue
 from jqinject.core.scaling._restricted import apply_threshold, clamp_scale
 from jqinject.core.state.variables import QuantParam
@@ -40,7 +41,7 @@ def _restricted(init: np.ndarray, restrict: Restrict, where: str) -> np.ndarray:
 
 
 @checked_arguments
-class ConstScaling(nnx.Module):
+class ConstScaling(Component):
     """A constant scale: `s = restrict(scaling_init) / threshold`.
 
     It is static: not in the state, not in checkpoints.

@@ -7,13 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from jqinject.core._protocols import Restrict, Stat, View
 from jqinject.core.clamp import Identity
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.core.restrict_val import FloatRestrictValue
 from jqinject.core.scaling._restricted import apply_threshold, clamp_scale
 from jqinject.ops.groups import checked_group_size
@@ -22,7 +22,7 @@ Broadcastable = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 
 
 @checked_arguments
-class RuntimeDynamicStatsScaling(nnx.Module):
+class RuntimeDynamicStatsScaling(Component):
     """The statistic of the tensor at hand: `s = restrict(stat(view(x))) / threshold`. No state.
 
     Args:
@@ -87,7 +87,7 @@ class RuntimeDynamicStatsScaling(nnx.Module):
 
 
 @checked_arguments
-class RuntimeDynamicGroupStatsScaling(nnx.Module):
+class RuntimeDynamicGroupStatsScaling(Component):
     """A scale for each group of the tensor at hand: `s = restrict(stat(groups(x))) / threshold`. No state.
 
     Args:

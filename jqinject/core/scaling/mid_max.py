@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from jqinject.core._protocols import BitWidth
 from jqinject.core.construction.assign import assign
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.ops.power import exp2, log2
 from jqinject.ops.ste import ceil_ste
 
@@ -37,7 +37,7 @@ def midmax_mantissa_bias(
 
 
 @checked_arguments
-class RoundMidMaxSte(nnx.Module):
+class RoundMidMaxSte(Component):
     """`ceil(x - log2(2 - 2^(bias - m - 1)))`, straight-through: rounds an exponent up only where it has to.
 
     Up to half a step above the largest number, rounding takes a magnitude down to it; only beyond does the scale have

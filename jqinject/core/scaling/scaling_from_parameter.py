@@ -13,6 +13,7 @@ from jqinject.core._protocols import Restrict, Stat, View
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.core.restrict_val import FloatRestrictValue
 from jqinject.core.scaling._affine import AffineRescaling, affine_rescaling
 from jqinject.core.scaling._restricted import apply_threshold, clamp_scale
@@ -31,7 +32,7 @@ class _Source:
 
 
 @checked_arguments
-class StatsFromParameterScaling(nnx.Module):
+class StatsFromParameterScaling(Component):
     """A scale computed anew from the tensor at every call, differentiable: `s = restrict(stat(view(x))) /
     threshold`.
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from jqinject.core._protocols import Clamp, IntScalingImpl, Scaling
 from jqinject.core.clamp import TensorClamp
 from jqinject.core.construction.assign import set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.ops.power import exp2
 
 
@@ -38,7 +38,7 @@ class TruncMsbScaling:
 
 
 @checked_arguments
-class TruncScalingWrapper(nnx.Module):
+class TruncScalingWrapper(Component):
     """Any scale of the integers, as a divisor: `clamp(scaling_impl(q, trunc_int_scaling_impl(b_out, signed)), 1,
     2**(b_in - b_out))`; what lies outside of the bits that are left saturates.
 

@@ -215,7 +215,8 @@ def complete_collection(
         known["counter"] = int_array(collection.steps + 1)
     if "value" in known and "buffer" not in known:
         stored = jnp.asarray(known["value"]).astype(jnp.float32)
-        known["buffer"] = jnp.where(known["counter"] > collection.steps, stored, from_stored(stored))
+        read = from_stored(stored)  # a learned scale may have a sign, a statistic has none
+        known["buffer"] = jnp.where(known["counter"] > collection.steps, to_stored(read), read)
     if "buffer" in known and "value" not in known:
         known["value"] = float_array(initial, collection.shape)
     return known

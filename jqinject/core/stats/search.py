@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core._protocols import Stat, View
+from jqinject.core.construction.component import Component
 from jqinject.core.state.variables import QuantStat, float_array
 from jqinject.core.stats.in_place import in_place
 from jqinject.core.view import OverSubChannelBlockView
@@ -92,7 +93,7 @@ def in_trial() -> bool:
     return isinstance(_WORK.get(), _Given)
 
 
-class SearchedStat(nnx.Module):
+class SearchedStat(Component):
     """A statistic that is found by trying it; without gradient.
 
     It sees tensors as they are and lays them out by a view of its own, so that the losses of candidates can be taken of

@@ -6,19 +6,19 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from jqinject.core._protocols import IntQuantizer, Stat, View
 from jqinject.core.clamp import Identity
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.core.scaling.dynamic_scaling import Broadcastable, broadcastable
 from jqinject.core.zero_point.shift import shift
 from jqinject.ops.ste import abs_binary_sign_grad
 
 
 @checked_arguments
-class RuntimeDynamicStatsZeroPoint(nnx.Module):
+class RuntimeDynamicStatsZeroPoint(Component):
     """The zero point of the tensor at hand: `z = |stat(view(x))|`, in steps. No state.
 
     Args:
@@ -72,7 +72,7 @@ class GroupwiseIntQuantizer(IntQuantizer, Protocol):
 
 
 @checked_arguments
-class RuntimeDynamicGroupZeroPoint(nnx.Module):
+class RuntimeDynamicGroupZeroPoint(Component):
     """A zero point for each group of the tensor at hand: `z = -stat(groups(x))`, in steps. No state.
 
     Args:

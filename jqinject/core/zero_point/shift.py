@@ -8,10 +8,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from jqinject.core._protocols import IntQuantizer
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.core.state.variables import known_zero
 from jqinject.ops.power import divide
 
@@ -59,7 +59,7 @@ def shift(
 
 
 @checked_arguments
-class ScaleShiftQuantZeroPoint(nnx.Module):
+class ScaleShiftQuantZeroPoint(Component):
     """A zero point whose distance in floats is quantized by itself: `quantized(z) / scale + min_int`.
 
     Source: Brevitas's `_ScaleShiftQuantZeroPoint`.

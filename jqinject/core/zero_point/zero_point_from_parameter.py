@@ -14,6 +14,7 @@ from jqinject.core._protocols import IntQuantizer, Stat, View
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.core.scaling._affine import AffineRescaling, affine_rescaling
 from jqinject.core.state.initialize_once import complete_filled, fill_once
 from jqinject.core.state.variables import QuantParam, QuantStat, float_array, int_array
@@ -35,7 +36,7 @@ class _Source:
 
 
 @checked_arguments
-class StatsFromParameterZeroPoint(nnx.Module):
+class StatsFromParameterZeroPoint(Component):
     """A zero point computed anew from the tensor at every call: `z = -stat(view(x))`.
 
     Args:

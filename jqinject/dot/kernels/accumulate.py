@@ -33,15 +33,36 @@ def integer_accumulator(dtype: Any, terms: int, lhs_largest: int, rhs_largest: i
         ...
         ValueError: an accumulator of int16 can overflow: 1024 products of up to 127 * 127 need 25 bits...
     """
-    found = np.dtype(jnp.int32 if dtype is None else dtype)
-    if not jnp.issubdtype(found, jnp.signedinteger):
-        raise TypeError(f"integers are summed in a signed integer dtype such as jnp.int32, got {found.name}")
+    found = checked_accumulator(dtype)
     needed = (terms * lhs_largest * rhs_largest).bit_length() + 1
     held = jnp.iinfo(found).bits
     if needed > held and (held < 32 or lhs_largest * rhs_largest > jnp.iinfo(found).max):
         raise ValueError(
             f"an accumulator of {found.name} can overflow: {terms} products of up to {lhs_largest} * {rhs_largest} "
             f"need {needed} bits.\n  cure: " + _cure(held)
+        )
+    return found
+
+
+def checked_accumulator(dtype: Any) -> np.dtype:
+    """A dtype in which integers are summed; int32 for None.
+
+    Raises:
+        TypeError: it is not a signed integer dtype.
+
+    Example:
+        >>> checked_accumulator(jnp.float32)
+        Traceback (most recent call last):
+        TypeError: accumulator_dtype: integers are summed in a signed integer dtype such as jnp.int32, got float32
+    """
+    try:
+        found = np.dtype(jnp.int32 if dtype is None else dtype)
+    except TypeError:
+        found = None
+    if found is None or not jnp.issubdtype(found, jnp.signedinteger):
+        shown = f"{dtype!r:.80}" if found is None else found.name
+        raise TypeError(
+            f"accumulator_dtype: integers are summed in a signed integer dtype such as jnp.int32, got {shown}"
         )
     return found
 

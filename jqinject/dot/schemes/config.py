@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.schemes.injectors import ContractionInjector, DotGeneralInjector, OperandInjector
 from jqinject.dot.schemes.operand_ranges import AbsMaxCalibration, ConstantCalibration
-from jqinject.inject import this, value
+from jqinject.inject import choices, this
 
 Bits = int | str | None
 
@@ -96,9 +96,13 @@ class ConfigV4(DotGeneralInjector):
     dlhs_accumulator_dtype = jnp.int32
     drhs_accumulator_dtype = None
 
-    @value
+    @choices(ConstantCalibration, AbsMaxCalibration)
     def calibration(use_dummy_static_bound: Any) -> Any:
         """Of every operand: its largest magnitude, or a bound of 1."""
+        if not isinstance(use_dummy_static_bound, bool):
+            raise TypeError(
+                f"use_dummy_static_bound must be True or False, got {use_dummy_static_bound!r:.80}"
+            )
         return ConstantCalibration if use_dummy_static_bound else AbsMaxCalibration
 
     forward = _Forward
@@ -141,6 +145,7 @@ def config_v4(
 
     Raises:
         ValueError: fewer than 2 bits, when it is assembled.
+        TypeError: a name declared by `let` that nothing reads, when it is assembled.
 
     Differs from AQT and FJFormer: an accumulator of None for two integer operands means int32 (there, sums wrap around
     in int8), and int32 does not have to be taken back where `fwd_bits=None`.

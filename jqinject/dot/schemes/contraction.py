@@ -12,7 +12,12 @@ import jax.numpy as jnp
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_other, scale_in_output
 from jqinject.dot.geometry.parts import Block, in_parts, part
 from jqinject.dot.geometry.tiles import LocalAqt, split_contraction
-from jqinject.dot.kernels.accumulate import integer_accumulator, largest_magnitude, longest_sum
+from jqinject.dot.kernels.accumulate import (
+    checked_accumulator,
+    integer_accumulator,
+    largest_magnitude,
+    longest_sum,
+)
 from jqinject.dot.kernels.kernel_table import integer_contraction
 from jqinject.dot.schemes.numerics import IntNumerics, is_float8, is_integer
 from jqinject.dot.schemes.operand import OperandQuantizer, QuantizedOperand, ScaledOperand
@@ -34,6 +39,9 @@ class Contraction:
         local_aqt: cut a summed axis into pieces with scales of their own, which are summed after they are multiplied
             by them; None for one piece.
 
+    Raises:
+        TypeError: `accumulator_dtype` is not a signed integer dtype; an argument of another kind.
+
     Source: AQT's `DotGeneralRaw`.
     """
 
@@ -41,6 +49,13 @@ class Contraction:
     rhs_quantizer: OperandQuantizer = OperandQuantizer()
     accumulator_dtype: Any = None
     local_aqt: LocalAqt | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("lhs_quantizer", "rhs_quantizer"):
+            _check_kind(name, getattr(self, name), OperandQuantizer)
+        checked_accumulator(self.accumulator_dtype)
+        if self.local_aqt is not None:
+            _check_kind("local_aqt", self.local_aqt, LocalAqt)
 
     @property
     def needs_key(self) -> bool:
@@ -170,6 +185,11 @@ class Contraction:
             )
         lhs, rhs = _common_floats(lhs, rhs)
         return jax.lax.dot_general(lhs, rhs, dims.numbers, out_sharding=out_sharding)
+
+
+def _check_kind(name: str, given: Any, kind: type) -> None:
+    if not isinstance(given, kind):
+        raise TypeError(f"Contraction: {name} must be of type {kind.__name__}, got {given!r:.80}")
 
 
 def _quantized(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from jqinject.dot.schemes.contraction import Contraction
 from jqinject.dot.schemes.noise import NOISES
 from jqinject.dot.schemes.numerics import FLOAT8_NAMES, Float8Numerics, IntNumerics
 from jqinject.dot.schemes.operand import OperandQuantizer
 from jqinject.dot.schemes.operand_ranges import AbsMaxCalibration
 from jqinject.dot.schemes.quantized_dot import QuantizedDotGeneral
-from jqinject.inject import ExtendedInjector, this, value
+from jqinject.inject import Scheme, choices, this, value
 
 
-class OperandInjector(ExtendedInjector):
+class OperandInjector(Scheme, assembles=("quantizer",)):
     """One operand of one contraction.
 
     | name | |
@@ -32,19 +34,26 @@ class OperandInjector(ExtendedInjector):
     rng_type = None
     noise_sharing_axes = ()
 
-    @value
+    @choices(IntNumerics, Float8Numerics)
     def numerics(bits: Any) -> Any:
         """The format's class, wired by name; None for no quantization."""
         if bits is None:
             return None
-        return IntNumerics if isinstance(bits, int) else Float8Numerics
+        if isinstance(bits, int):
+            return IntNumerics
+        if isinstance(bits, str | np.dtype) or isinstance(getattr(bits, "dtype", None), np.dtype):
+            return Float8Numerics
+        names = ", ".join(map(repr, FLOAT8_NAMES))
+        raise TypeError(
+            f"bits must be an int, one of {names}, an 8-bit float dtype, or None; got {bits!r:.80}"
+        )
 
     @value
     def dtype(bits: Any) -> Any:
         """Dtype of 8-bit floats."""
         return FLOAT8_NAMES.get(bits, bits) if isinstance(bits, str) else bits
 
-    @value
+    @choices(*NOISES.values())
     def noise(rng_type: Any) -> Any:
         """The noise's class."""
         if rng_type is None:
@@ -56,7 +65,7 @@ class OperandInjector(ExtendedInjector):
         return NOISES[rng_type]
 
 
-class ContractionInjector(ExtendedInjector):
+class ContractionInjector(Scheme, assembles=("contraction",)):
     """One contraction: two operands, `lhs` and `rhs`, an `accumulator_dtype` and `local_aqt`."""
 
     contraction = Contraction
@@ -68,8 +77,12 @@ class ContractionInjector(ExtendedInjector):
     local_aqt = None
 
 
-class DotGeneralInjector(ExtendedInjector):
-    """Three contractions: `forward`, and `backward_lhs` and `backward_rhs` for the gradients of the two operands."""
+class DotGeneralInjector(Scheme, assembles=("dot_general", "lhs_range")):
+    """Three contractions: `forward`, and `backward_lhs` and `backward_rhs` for the gradients of the two operands.
+
+    Names that `let` declares, of the three or of their operands too, and that are not read are refused when
+    `dot_general` is assembled.
+    """
 
     dot_general = QuantizedDotGeneral
     forward = ContractionInjector

@@ -50,6 +50,11 @@ class QuantizedDotGeneral:
     dlhs: Contraction = Contraction()
     drhs: Contraction = Contraction()
 
+    def __post_init__(self) -> None:
+        for name in ("fwd", "dlhs", "drhs"):
+            if not isinstance(found := getattr(self, name), Contraction):
+                raise TypeError(f"QuantizedDotGeneral: {name} must be a Contraction, got {found!r:.80}")
+
     @property
     def needs_key(self) -> bool:
         """Whether a training step draws random numbers."""

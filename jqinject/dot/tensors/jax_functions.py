@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from jqinject.dot.geometry.dimensions import checked_dimensions
+from jqinject.dot.kernels.accumulate import checked_accumulator
 from jqinject.dot.schemes.quantized_dot import QuantizedDotGeneral
 from jqinject.dot.schemes.quantized_einsum import einsum_by
 from jqinject.dot.tensors.tensor_dot import contract_tensors, output_dtype
@@ -67,7 +68,8 @@ def dot_general(
         An array. Gradients pass straight through to the values of the operands.
 
     Raises:
-        TypeError: `config` with a QuantTensor, or no configuration.
+        TypeError: `config` with a QuantTensor, or with `contraction` or `accumulator_dtype`, which it says itself;
+            no configuration; an accumulator that is not a signed integer.
         ValueError: dimension numbers that do not fit, `contraction` that the operands can't have, an accumulator that
             could overflow.
 
@@ -80,10 +82,12 @@ def dot_general(
     """
     if config is not None:
         refuse_tensors(lhs, rhs)
+        _refuse_beside_config(contraction=contraction, accumulator_dtype=accumulator_dtype)
         general = assembled(config)
         return general(
             lhs, rhs, dimension_numbers, precision, preferred_element_type, key=key, out_sharding=out_sharding
         )
+    checked_accumulator(accumulator_dtype)
     dims = checked_dimensions(lhs.shape, rhs.shape, dimension_numbers)
     dtype = output_dtype(lhs, rhs, preferred_element_type)
     return contract_tensors(lhs, rhs, dims, dtype, contraction, accumulator_dtype, out_sharding)
@@ -127,6 +131,16 @@ def einsum(
         "key": key,
     }
     return einsum_by(lambda a, b, numbers: dot_general(a, b, numbers, **keywords), equation, lhs, rhs)
+
+
+def _refuse_beside_config(contraction: str, accumulator_dtype: Any) -> None:
+    if contraction == "auto" and accumulator_dtype is None:
+        return
+    given = f"contraction={contraction!r}" if accumulator_dtype is None else "accumulator_dtype="
+    raise TypeError(
+        f"{given} would do nothing beside config=, which says it itself.\n"
+        "  cure: config_v4(fwd_accumulator_dtype=..., fwd_bits=...)"
+    )
 
 
 def refuse_tensors(lhs: Any, rhs: Any) -> None:

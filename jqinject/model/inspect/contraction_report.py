@@ -15,6 +15,7 @@ from jqinject.model.inspect.layer_report import ContractionReport
 from jqinject.model.inspect.measured_report import check_numbers, measure
 from jqinject.model.inspect.program_contractions import Contraction, program_of
 from jqinject.model.static_ranges import uncalibrated
+from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops import Codebook
 from jqinject.program import HELD
@@ -82,7 +83,7 @@ def report(model: nnx.Module, *inputs: Any, numbers: bool = False) -> Contractio
         )
         for name in layers
     }
-    unseen = uncalibrated(model)
+    unseen = uncalibrated(ModelIndex(model))
     if not numbers:
         return ContractionReport(tuple(entries.values()), uncalibrated=unseen)
     measured = measure(copy, inputs)

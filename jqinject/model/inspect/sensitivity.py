@@ -13,7 +13,7 @@ from flax import nnx
 from jqinject.model.running.intercept import Around, intercept
 from jqinject.model.running.recorder import Listener, Tape, facts
 from jqinject.model.running.switching import PARTS, QuantizedLayer, changed
-from jqinject.model.walk import proxies_of
+from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.devices.processes import on_host
 from jqinject.proxy import QuantProxyFromInjector
@@ -176,7 +176,7 @@ class _Mixed(Around):
 def _has_others(model: nnx.Module, layers: Mapping[str, QuantizedLayer]) -> bool:
     """Whether quantizers stand elsewhere than in quantized layers of ours."""
     known = {id(node) for path, node in nnx.iter_modules(model) if ".".join(map(str, path)) in layers}
-    inside = {id(h.proxy) for h in proxies_of(model) if all(id(layer) in known for layer in h.layers)}
+    inside = {id(h.proxy) for h in ModelIndex(model).proxies if all(id(layer) in known for layer in h.layers)}
     proxies = (node for _, node in nnx.iter_modules(model) if isinstance(node, QuantProxyFromInjector))
     return any(id(proxy) not in inside for proxy in proxies)
 

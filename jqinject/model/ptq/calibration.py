@@ -15,6 +15,7 @@ from jqinject.core import QuantParam, QuantStat, StaticRange
 from jqinject.model.running.compiled_call import compiled_call
 from jqinject.model.running.progress import with_progress
 from jqinject.model.static_ranges import listed, static_ranges
+from jqinject.model.walk import ModelIndex
 from jqinject.ops.devices.processes import on_host
 from jqinject.proxy import ActQuantProxy, QuantProxyFromInjector
 
@@ -93,14 +94,16 @@ def calibrate(
     if not isinstance(model, nnx.Module):
         raise TypeError(f"calibrate takes an NNX module, got {type(model).__name__}")
     _check_batches(batches)
-    if not _observers(model):
+    index = ModelIndex(model)
+    ours = _observers(index)
+    if not ours:
         raise ValueError(
             f"{type(model).__name__} has no activation quantizer with statistics that is on, so there is nothing to "
             "calibrate.\n"
             "  cure: give it input_quant=... or output_quant=... with a static range (Int8ActPerTensorMinMax); weights "
             "and dynamic ranges need no calibration"
         )
-    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(nnx.state(model, graph=True))):
+    if index.is_abstract:
         raise ValueError(
             f"calibrate runs the model, and {type(model).__name__} is abstract.\n"
             "  cure: quantize a model that was built for real, and load its weights"
@@ -123,16 +126,16 @@ def calibrate(
         )
     for observer in observers.values():
         observer.end_calibration()
-    reached, missed = _take_over(_observers(model), observers)
+    reached, missed = _take_over(ours, observers)
     model.eval()
     return CalibrationReport(count, reached, missed)
 
 
-def _observers(model: nnx.Module) -> dict[str, StaticRange]:
+def _observers(index: ModelIndex) -> dict[str, StaticRange]:
     """What collects statistics of activations in a model, by path: static ranges, and components of the user's."""
     return {
         path: holder
-        for path, holder in static_ranges(model).items()
+        for path, holder in static_ranges(index).items()
         if holder.has_range() is not None or _has_statistics(holder)
     }
 
@@ -148,10 +151,11 @@ def _has_statistics(holder: StaticRange) -> bool:
 
 def _prepare(copy: nnx.Module, quantized: bool) -> dict[str, StaticRange]:
     copy.eval()
-    for _, node in nnx.iter_modules(copy, graph=True):
+    index = ModelIndex(copy)
+    for node in index.modules:
         if isinstance(node, QuantProxyFromInjector) and not quantized:
             node.observing = True
-    observers = _observers(copy)
+    observers = _observers(index)
     for observer in observers.values():
         observer.begin_calibration()
     return observers

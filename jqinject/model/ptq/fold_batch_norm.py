@@ -1,4 +1,4 @@
-"""`merge_batch_norm`: batch normalizations of a whole model, merged into the layers before them."""
+"""`fold_batch_norm`: batch normalizations of a whole model, folded into the layers before them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from jqinject.quant_tensor import QuantTensor, as_array
 Pairs = tuple[tuple[str, str], ...]
 
 
-def merge_batch_norm(
+def fold_batch_norm(
     model: nnx.Module, *inputs: Any, pairs: Iterable[tuple[str, str]] | None = None, **keywords: Any
 ) -> Pairs:
-    """Merge batch normalizations into the weights and biases of the layers before them, in place.
+    """Fold batch normalizations into the weights and biases of the layers before them, in place.
 
-    Each one that gets what a layer returns is merged into that layer (see `jqinject.nn.merge_bn`), and leaves in its
+    Each one that gets what a layer returns is folded into that layer (see `jqinject.nn.merge_bn`), and leaves in its
     place a `MergedBatchNorm`, which lets its input through (with the output quantizer that a `QuantBatchNorm` has). In
     evaluation mode the model computes what it did before, up to quantization of the new weights; this is checked on the
     inputs with all quantizers off.
@@ -49,13 +49,13 @@ def merge_batch_norm(
         >>> import jax.numpy as jnp
         >>> model = nnx.Sequential(
         ...     nnx.Conv(1, 4, (3, 3), rngs=nnx.Rngs(0)), nnx.BatchNorm(4, rngs=nnx.Rngs(0)), nnx.relu)
-        >>> merge_batch_norm(model, jnp.ones((1, 8, 8, 1)))
+        >>> fold_batch_norm(model, jnp.ones((1, 8, 8, 1)))
         (('layers.0', 'layers.1'),)
         >>> type(model.layers[1]).__name__
         'MergedBatchNorm'
     """
     if not isinstance(model, nnx.Module):
-        raise TypeError(f"merge_batch_norm takes an NNX module, got {type(model).__name__}")
+        raise TypeError(f"fold_batch_norm takes an NNX module, got {type(model).__name__}")
 
     def call(model: Any) -> Any:
         return model(*inputs, **keywords)
@@ -68,10 +68,14 @@ def merge_batch_norm(
         )
     calls.check(chosen)
     rehearsed = nnx.clone(model, graph=True)
-    _merge(rehearsed, chosen)
+    _fold(rehearsed, chosen)
     _compare(_floating(model, call), _floating(rehearsed, call), chosen)
-    _merge(model, chosen)
+    _fold(model, chosen)
     return chosen
+
+
+merge_batch_norm = fold_batch_norm
+"""`fold_batch_norm` by the name that Brevitas has for it."""
 
 
 class _Calls:
@@ -92,7 +96,7 @@ class _Calls:
             for path in (layer, norm):
                 if self.count.get(path, 0) > 1:
                     raise ValueError(
-                        f"{path} is called {self.count[path]} times, so {norm} can not be merged into {layer}: it "
+                        f"{path} is called {self.count[path]} times, so {norm} cannot be merged into {layer}: it "
                         "would change the other calls too.\n  cure: leave it out, pairs=[...]"
                     )
         layers = [layer for layer, _ in pairs]
@@ -139,7 +143,7 @@ def _watched(model: nnx.Module, call: Callable[[Any], Any]) -> _Calls:
     return calls
 
 
-def _merge(model: nnx.Module, pairs: Pairs) -> None:
+def _fold(model: nnx.Module, pairs: Pairs) -> None:
     modules: dict[str, Any] = {
         dotted(tuple(map(str, path))): node for path, node in nnx.iter_modules(model, graph=True)
     }

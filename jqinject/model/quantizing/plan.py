@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from flax import nnx
 
@@ -12,7 +11,7 @@ from jqinject.inject.errors import did_you_mean
 from jqinject.model.frozen_ops import op_slot
 from jqinject.model.quantizing.counterparts import LAYER_NAMES, counterpart_of, slots_for
 from jqinject.model.quantizing.rules import Rule, matches_path
-from jqinject.model.walk import dotted, walk
+from jqinject.model.walk import ModelIndex, dotted
 from jqinject.program import known_operations
 
 
@@ -33,12 +32,14 @@ class LayerRule:
     slots: tuple[str, ...]
 
 
-def plan_layers(model: Any, rules: tuple[Rule, ...]) -> tuple[tuple[LayerRule, ...], dict[int, LayerRule]]:
+def plan_layers(
+    index: ModelIndex, rules: tuple[Rule, ...]
+) -> tuple[tuple[LayerRule, ...], dict[int, LayerRule]]:
     """The rule of every layer, by path; and by the identity of the module, shared layers once."""
     entries: list[LayerRule] = []
     by_module: dict[int, LayerRule] = {}
     inside: set[tuple[str, ...]] = set()
-    for path, module in walk(model):
+    for path, module in index.places:
         counterpart = counterpart_of(module) if isinstance(module, nnx.Module) else None
         if (
             counterpart is None
@@ -48,17 +49,17 @@ def plan_layers(model: Any, rules: tuple[Rule, ...]) -> tuple[tuple[LayerRule, .
             continue
         inside.add(path)  # a layer of ours holds what is within it
         kind = type(module).__name__
-        index = next(
+        number = next(
             (i for i, r in enumerate(rules) if r.matches(".".join(path)) and (r.op is None or kind in r.op)),
             None,
         )
         slots: tuple[str, ...] = ()
-        if index is not None:
-            takes = slots_for(module, counterpart, named=rules[index].op is not None)
-            slots = tuple(slot for slot, _ in rules[index].quantizers if slot in takes)
-            if rules[index].configures and op_slot(module) is not None:
+        if number is not None:
+            takes = slots_for(module, counterpart, named=rules[number].op is not None)
+            slots = tuple(slot for slot, _ in rules[number].quantizers if slot in takes)
+            if rules[number].configures and op_slot(module) is not None:
                 slots = ("contraction",)
-        by_module[id(module)] = LayerRule(dotted(path), kind, index, slots)
+        by_module[id(module)] = LayerRule(dotted(path), kind, number, slots)
         entries.append(by_module[id(module)])
     return tuple(entries), by_module
 

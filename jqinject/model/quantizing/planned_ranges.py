@@ -13,32 +13,33 @@ from jqinject.model.quantizing.quantize_model import quantize_layer
 from jqinject.model.quantizing.rule_policy import proxy_at
 from jqinject.model.quantizing.rules import Rule
 from jqinject.model.static_ranges import static_ranges
-from jqinject.model.walk import modules_of
+from jqinject.model.walk import ModelIndex
 from jqinject.program import HELD, Site
 
 
 def planned_ranges(
-    model: Any, rules: tuple[Rule, ...], plan: Mapping[int, LayerRule], sites: Iterable[Site]
+    index: ModelIndex, rules: tuple[Rule, ...], plan: Mapping[int, LayerRule], sites: Iterable[Site]
 ) -> Iterator[str]:
     """Paths of the static ranges that rules would make, none of which saw data; nothing is changed.
 
     One layer of each class is quantized for each rule, abstractly.
 
     Args:
-        model: a float model.
+        index: of a float model.
         rules: the rules.
         plan: identity of a layer -> its rule.
         sites: the places between layers that are quantized.
     """
+    root = index.places[0][1]
     known: dict[Any, tuple[str, ...]] = {}
-    for layer in modules_of(model):
+    for layer in index.modules:
         entry = plan.get(id(layer))
         if entry is None or entry.rule is None or not entry.slots:
             continue
         alike = (entry.rule, entry.layer, entry.slots)
         if alike not in known:
             known[alike] = _ranges_of(layer, rules[entry.rule], entry)
-        yield from (name if layer is model else f"{entry.path}.{name}" for name in known[alike])
+        yield from (f"{entry.path}.{name}" if layer is not root else name for name in known[alike])
     for site in sites:
         if proxy_at(site, nnx.Rngs(0)).has_range() is not None:
             yield f"{HELD}.held.{site.name}"
@@ -53,7 +54,11 @@ def _ranges_of(layer: Any, rule: Rule, entry: LayerRule) -> tuple[str, ...]:
 
     def quantized(layer: Any) -> tuple[()]:
         quantize_layer(layer, rule, entry, nnx.Rngs(0))
-        found.extend(path for path, holder in static_ranges(layer).items() if holder.has_range() is not None)
+        found.extend(
+            path
+            for path, holder in static_ranges(ModelIndex(layer)).items()
+            if holder.has_range() is not None
+        )
         return ()
 
     nnx.eval_shape(quantized, nnx.clone(layer, graph=True))

@@ -22,7 +22,7 @@ from jqinject.model.quantizing.plan import (
 )
 from jqinject.model.quantizing.rule_policy import OURS, RulePolicy, policy_for, proxy_at, sites_of
 from jqinject.model.quantizing.rules import Rule, checked_rules
-from jqinject.model.walk import dotted, is_abstract, modules_of, walk
+from jqinject.model.walk import ModelIndex, dotted
 from jqinject.program import HELD, OpQuantizers, QuantizedProgram, change_class, quantized_class
 
 Model = TypeVar("Model", bound=nnx.Module)
@@ -96,19 +96,22 @@ def quantize(
     given = checked_rules(cast("Rule | Iterable[Rule]", rules))
     check_operations(given)
     model = nnx.clone(model, graph=True)
-    policy = policy_for(model, given)
-    entries, plan = plan_layers(model, given)
-    _check(model, given, entries, policy, args, kwargs, allow_idle)
+    index = ModelIndex(model)
+    policy = policy_for(index, given)
+    entries, plan = plan_layers(index, given)
+    _check(index, model, given, entries, policy, args, kwargs, allow_idle)
 
-    def quantized(model: Any, plan: Mapping[int, LayerRule]) -> Any:
-        _quantize_layers(model, given, plan, rngs)
+    def quantized(model: Any, index: ModelIndex, plan: Mapping[int, LayerRule]) -> Any:
+        _quantize_layers(index.modules, given, plan, rngs)
         if policy is not None:
             _quantize_between(model, policy, args, kwargs, rngs)
         return model
 
-    if is_abstract(model):
-        return nnx.eval_shape(lambda traced: quantized(traced, plan_layers(traced, given)[1]), model)
-    return quantized(model, plan)
+    def traced(model: Any) -> Any:
+        index = ModelIndex(model)
+        return quantized(model, index, plan_layers(index, given)[1])
+
+    return nnx.eval_shape(traced, model) if index.is_abstract else quantized(model, index, plan)
 
 
 def _call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -127,6 +130,7 @@ def _call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _check(
+    index: ModelIndex,
     model: nnx.Module,
     rules: tuple[Rule, ...],
     entries: tuple[LayerRule, ...],
@@ -137,7 +141,7 @@ def _check(
 ) -> None:
     """Refuse rules that do not fit the model, before anything is made."""
     needs_inputs = policy is not None
-    _refuse_quantized(model, bool(entries), needs_inputs)
+    _refuse_quantized(index, model, bool(entries), needs_inputs)
     if not entries and not needs_inputs:
         raise ValueError(
             f"{type(model).__name__} has no layer that could be quantized: none of Flax's own classes.\n"
@@ -166,7 +170,7 @@ def _check(
         )
 
 
-def _refuse_quantized(model: nnx.Module, has_layers: bool, needs_inputs: bool) -> None:
+def _refuse_quantized(index: ModelIndex, model: nnx.Module, has_layers: bool, needs_inputs: bool) -> None:
     """Refuse a model that has been here before; layers first and operations later, by other rules, are well."""
     if isinstance(model, QuantizedProgram) and (
         needs_inputs or not isinstance(model.op_quant.policy, RulePolicy)
@@ -177,7 +181,7 @@ def _refuse_quantized(model: nnx.Module, has_layers: bool, needs_inputs: bool) -
         )
     if has_layers or needs_inputs:
         return
-    ours = [dotted(path) for path, node in walk(model) if isinstance(node, OURS)]
+    ours = [dotted(path) for path, node in index.places if isinstance(node, OURS)]
     if ours:
         shown = ", ".join(ours[:8]) + (", ..." if len(ours) > 8 else "")
         raise ValueError(
@@ -187,10 +191,10 @@ def _refuse_quantized(model: nnx.Module, has_layers: bool, needs_inputs: bool) -
 
 
 def _quantize_layers(
-    model: Any, rules: tuple[Rule, ...], plan: Mapping[int, LayerRule], rngs: nnx.Rngs | None
+    layers: list[Any], rules: tuple[Rule, ...], plan: Mapping[int, LayerRule], rngs: nnx.Rngs | None
 ) -> None:
     alike = Alike()
-    for layer in modules_of(model):
+    for layer in layers:
         entry = plan.get(id(layer))
         if entry is not None and entry.rule is not None and entry.slots:
             quantize = partial(quantize_layer, rule=rules[entry.rule], entry=entry, rngs=rngs)
@@ -223,7 +227,7 @@ def quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | No
         name, op = op_slot(layer) or ("", None)
         assert op is not None, "planned because it has one"
         # The function that is there is static; a module in its place is data.
-        setattr(layer, name, nnx.data(op(rule.contraction, rngs=rngs)))
+        setattr(layer, name, nnx.data(op(rule.scheme, rngs=rngs)))
         return
     counterpart = counterpart_of(layer)
     assert counterpart is not None, "planned because it has one"

@@ -10,7 +10,7 @@ from flax import nnx
 from jqinject.inject import Binding, ExtendedInjector
 from jqinject.model.quantizing.counterparts import COUNTERPARTS
 from jqinject.model.quantizing.rules import Rule
-from jqinject.model.walk import modules_of
+from jqinject.model.walk import ModelIndex
 from jqinject.nn.attention.dot_product_attention import QuantScaledDotProductAttention
 from jqinject.nn.attention.multi_head_attention import QuantMultiHeadAttention
 from jqinject.nn.base.act_layer import QuantActLayer
@@ -113,9 +113,9 @@ class _Watching(RulePolicy):
         return index
 
 
-def policy_for(model: Any, rules: tuple[Rule, ...]) -> RulePolicy | None:
+def policy_for(index: ModelIndex, rules: tuple[Rule, ...]) -> RulePolicy | None:
     """The policy for what layers do not hold; None where no rule is for it."""
-    linen = any(isinstance(node, nnx.bridge.ToNNX) for node in modules_of(model))
+    linen = any(isinstance(node, nnx.bridge.ToNNX) for node in index.modules)
     layers = {kind.__name__ for kind in COUNTERPARTS}
     for_operations = [rule for rule in rules if rule.op is not None and not set(rule.op) <= layers]
     return RulePolicy(rules, linen) if for_operations or linen else None
@@ -125,7 +125,7 @@ def sites_of(
     model: Any, rules: tuple[Rule, ...], inputs: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[dict[str, Site], set[int]]:
     """The places between layers that the rules quantize, and which rules do."""
-    policy = policy_for(model, rules)
+    policy = policy_for(ModelIndex(model), rules)
     if policy is None:
         return {}, set()
     watching = _Watching(policy.rules, policy.linen)

@@ -10,10 +10,11 @@ from typing import Any
 from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
+from jqinject.nn import ContractionKind
 
 SLOTS = ("weight_quant", "bias_quant", "input_quant", "output_quant", "grad_quant")
 PREFIXES = ("weight_", "bias_", "input_", "output_", "grad_")
-KEYWORDS = (*SLOTS, "op", "contraction")
+KEYWORDS = (*SLOTS, "op", "contraction", "scheme")
 
 
 @dataclass(frozen=True, init=False)
@@ -31,14 +32,15 @@ class Rule:
             (`Conv`); None for all layers.
         weight_quant, bias_quant, input_quant, output_quant, grad_quant: injectors, or None. Of an operation,
             `input_quant` is for its inputs that are not quantized yet, `output_quant` for its output.
-        contraction: "auto", "int", "fp8" or "float", as for `QuantLinear`; or a configuration such as
-            `jqinject.dot.config_v4()`, with which Flax's own layers then contract, forward and backward (no other
-            quantizer is given then).
+        contraction: "auto", "int", "fp8" or "float", as for `QuantLinear`. A scheme given here is taken for `scheme`:
+            an older spelling, deprecated.
+        scheme: a scheme of contractions such as `jqinject.dot.config_v4()`, by which Flax's own layers contract,
+            forward and backward. It quantizes all operands, so no quantizer is given beside it.
         overrides: names that a quantizer declares anew, with the prefix of its slot: `weight_bit_width=4`.
 
     Raises:
-        TypeError: `path` is no string; an unknown keyword; an override of a quantizer that is not given.
-        ValueError: `path` is no regular expression; quantizers beside a configuration of contractions.
+        TypeError: `path` is not a string; an unknown keyword; an override of a quantizer that is not given.
+        ValueError: `path` is not a regular expression; quantizers or a contraction beside a scheme.
 
     Source: Qwix's `QuantizationRule`. Differs from Qwix: quantizers are injectors, and `input_quant` and `output_quant`
     are told apart.
@@ -53,7 +55,8 @@ class Rule:
     path: str
     op: tuple[str, ...] | None
     quantizers: tuple[tuple[str, Any], ...]
-    contraction: Any
+    contraction: ContractionKind
+    scheme: Any
     overrides: tuple[tuple[str, Any], ...]
     pattern: re.Pattern[str] = field(compare=False, repr=False)
 
@@ -67,21 +70,25 @@ class Rule:
         input_quant: Any = None,
         output_quant: Any = None,
         grad_quant: Any = None,
-        contraction: Any = "auto",
+        contraction: ContractionKind | Any = "auto",
+        scheme: Any = None,
         **overrides: Any,
     ) -> None:
         given = (weight_quant, bias_quant, input_quant, output_quant, grad_quant)
         names = (op,) if isinstance(op, str) else op
-        if not isinstance(contraction, str) and any(q is not None for q in given):
+        if scheme is None and not isinstance(contraction, str):
+            contraction, scheme = "auto", contraction
+        if scheme is not None and (contraction != "auto" or any(q is not None for q in given)):
             raise ValueError(
-                "Rule: a configuration of contractions quantizes weights, inputs and gradients by itself.\n"
-                "  cure: a rule with contraction=config alone, or with quantizers alone"
+                "Rule: a scheme quantizes weights, inputs and gradients by itself, and says how they are contracted.\n"
+                "  cure: a rule with scheme=... alone, or with quantizers and a contraction alone"
             )
         self._set(
             path=path,
             op=None if names is None else tuple(names),
             quantizers=tuple((s, q) for s, q in zip(SLOTS, given, strict=True) if q is not None),
             contraction=contraction,
+            scheme=scheme,
             overrides=tuple(_checked_overrides(overrides, given).items()),
             pattern=_compiled(path),
         )
@@ -111,12 +118,12 @@ class Rule:
     @property
     def configures(self) -> bool:
         """Whether Flax's own layers contract as the rule says."""
-        return not isinstance(self.contraction, str)
+        return self.scheme is not None
 
     def __str__(self) -> str:
         named = [f"{slot}={getattr(q, '__name__', q)}" for slot, q in self.quantizers]
         named += [f"{name}={value}" for name, value in self.overrides]
-        named += ["contraction=..."] if self.configures else []
+        named += ["scheme=..."] if self.configures else []
         ops = [] if self.op is None else [f"op={', '.join(self.op)}"]
         return f"Rule({', '.join([repr(self.path), *ops, *named])})"
 

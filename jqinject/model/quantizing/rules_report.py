@@ -13,6 +13,7 @@ from jqinject.model.quantizing.planned_ranges import planned_ranges
 from jqinject.model.quantizing.rule_policy import sites_of
 from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.static_ranges import uncalibrated
+from jqinject.model.walk import ModelIndex
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ def rules_report(model: Any, rules: Rule | Iterable[Rule], *inputs: Any, **kwarg
         raise TypeError(f"rules_report takes an NNX module, got {type(model).__name__}")
     given = checked_rules(rules)
     check_operations(given)
-    entries, plan = plan_layers(model, given)
+    index = ModelIndex(model)
+    entries, plan = plan_layers(index, given)
     sites, used = sites_of(model, given, inputs, kwargs) if inputs or kwargs else ({}, set())
-    unseen = (*uncalibrated(model), *planned_ranges(model, given, plan, sites.values()))
+    unseen = (*uncalibrated(index), *planned_ranges(index, given, plan, sites.values()))
     return RulesReport(given, entries, tuple(sites), idle_rules(given, entries, used), unseen)

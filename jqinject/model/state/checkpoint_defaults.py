@@ -1,11 +1,10 @@
 """Letting components complete what a checkpoint holds for them: variables that depend on each other."""
 
-from collections.abc import Mapping
 from typing import Any, Protocol, cast, runtime_checkable
 
 import jax.numpy as jnp
 
-from jqinject.model.walk import Found, Path, walk
+from jqinject.model.walk import Found, ModelIndex, Path
 
 
 @runtime_checkable
@@ -15,19 +14,18 @@ class CompletesState(Protocol):
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]: ...
 
 
-def completed(model: Any, entries: dict[Path, Any], by_path: Mapping[Path, Found]) -> dict[Path, Any]:
+def completed(index: ModelIndex, entries: dict[Path, Any]) -> dict[Path, Any]:
     """The entries, those of each component completed by itself.
 
     Args:
-        model: the model that is loaded into.
+        index: of the model that is loaded into.
         entries: path -> array.
-        by_path: the model's Variables.
 
     Returns:
         The entries to check and write.
     """
     result = dict(entries)
-    for path, component in _components(model):
+    for path, component in _components(index):
         own = {p: result[p] for p in result if p[: len(path)] == path and len(p) > len(path)}
         if not own:
             continue
@@ -37,7 +35,7 @@ def completed(model: Any, entries: dict[Path, Any], by_path: Mapping[Path, Found
             del result[p]
         for name, value in finished.items():
             added = (*path, *name.split("."))
-            result[added] = value if name in named else _stacked(value, by_path.get(added))
+            result[added] = value if name in named else _stacked(value, index.by_path.get(added))
     return result
 
 
@@ -48,9 +46,9 @@ def _stacked(value: Any, target: Found | None) -> Any:
     return jnp.broadcast_to(array, shape) if shape[len(shape) - array.ndim :] == array.shape else array
 
 
-def _components(model: Any) -> list[tuple[Path, CompletesState]]:
+def _components(index: ModelIndex) -> list[tuple[Path, CompletesState]]:
     found: dict[int, tuple[Path, CompletesState]] = {}
-    for path, node in walk(model):
+    for path, node in index.places:
         # Of its class, not of the instance: `nnx.Rngs` has a stream under any name.
         if issubclass(type(node), CompletesState):
             found.setdefault(id(node), (path, cast(CompletesState, node)))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.model.walk import Path, variables_of
+from jqinject.model.walk import ModelIndex, Path
 from jqinject.quant_tensor import is_concrete
 
 LIST = "a list of numbers"
@@ -24,7 +24,7 @@ def flat_entries(state: Any) -> dict[Path, Any]:
         TypeError: it is none of these.
     """
     if isinstance(state, nnx.Module):
-        return {found.path: found.variable.get_value() for found in variables_of(state)}
+        return {found.path: found.variable.get_value() for found in ModelIndex(state).variables}
     if not isinstance(state, Mapping):
         raise TypeError(
             "load_state takes an nnx.State, a nested dict of arrays or a module, "

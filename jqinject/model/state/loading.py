@@ -20,8 +20,8 @@ from jqinject.model.state.checkpoint_entries import (
 )
 from jqinject.model.state.reassembly import reassemble_held
 from jqinject.model.state.reports import LoadReport
-from jqinject.model.state.soundness import never_right, not_finite
-from jqinject.model.walk import Found, Holders, Path, PlainArray, dotted, proxies_of, variables_of
+from jqinject.model.state.soundness import never_right, not_finite, read_by_magnitude
+from jqinject.model.walk import Found, Holders, ModelIndex, Path, PlainArray, dotted
 from jqinject.proxy import write
 from jqinject.quant_tensor import is_concrete
 
@@ -31,12 +31,16 @@ SHOWN = 50
 def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
     """Load weights into a model and assemble its quantizers again from them.
 
-    In this order: weights and other Variables; re-assembly of every quantizer of the layers whose weights were loaded;
-    quantizer Variables that the state holds, which thus win over re-assembly. So a float checkpoint fits a quantized
-    model, and a quantized checkpoint comes back bit for bit. Everything is checked before anything is written.
+    In this order: weights and other Variables; re-assembly of every quantizer that depends on the weights that were
+    loaded; quantizer Variables that the state holds, which thus win over re-assembly. So a float checkpoint fits a
+    quantized model, and a quantized checkpoint comes back bit for bit. Everything is checked before it is written.
+
+    Quantizers of activations and gradients depend on weights only where their injector asks for `module`. Else what
+    they learned and collected stays; `jqinject.reassemble(model)` starts it afresh.
 
     Source: Brevitas's `load_state_dict`. Differs from Brevitas: no flag is needed for a float checkpoint; nothing is
-    written when anything is wrong; Variables stay the same objects, so optimizers stay valid.
+    written when anything is wrong; Variables stay the same objects, so optimizers stay valid; ranges of activations
+    stay (there, every quantizer is made anew).
 
     Args:
         model: a module.
@@ -47,11 +51,12 @@ def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
             (the mask of a convolution) may always be missing.
 
     Returns:
-        A report: what was loaded, cast, missing, re-assembled, and which weights hold nan or inf.
+        A report: what was loaded, cast, missing, re-assembled and kept, and which weights hold nan or inf.
 
     Raises:
         ValueError: names every unknown path, missing path, wrong shape and wrong dtype (a float of another width is
-            cast); a quantizer's statistic, scale or counter that can never be right (nan, inf, below 0); flat keys, and
+            cast); a quantizer's statistic, scale or counter that can never be right (nan, inf; below 0, but a
+            learned scale, whose magnitude counts); flat keys, and
             an array in pieces. Nothing has been changed then.
         TypeError: `state` is none of the three kinds.
 
@@ -64,15 +69,17 @@ def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
         loaded 2 variables
         re-assembled 1 quantizer
     """
-    targets = variables_of(model)
-    _refuse_abstract(targets)
-    by_path = {path: found for found in targets for path in found.paths}
+    index = ModelIndex(model)
+    by_path = index.by_path
+    _refuse_abstract(index.variables)
     given = unwrapped(flat_entries(state), set(by_path))
     _refuse(_ill_formed(given, by_path))
-    entries = completed(model, given, by_path)
-    _refuse([*_unknown(entries, by_path), *_absent(entries, targets, missing), *_misfits(entries, by_path)])
-    _refuse(_contradictions(entries, by_path) or never_right(model, entries, by_path))
-    return _all_or_nothing(model, targets, lambda: _load(model, entries, by_path, targets))
+    entries = completed(index, given)
+    absent = _absent(entries, index.variables, missing)
+    _refuse([*_unknown(entries, by_path), *absent, *_misfits(entries, by_path)])
+    said = {path: value for path, value in entries.items() if path in given}
+    _refuse(_contradictions(entries, by_path) or never_right(index, said))
+    return _all_or_nothing(index, lambda: _load(model, entries, index))
 
 
 def _refuse(problems: list[str]) -> None:
@@ -86,9 +93,8 @@ def _refuse(problems: list[str]) -> None:
     )
 
 
-def _load(
-    model: Any, entries: Mapping[Path, Any], by_path: Mapping[Path, Found], targets: list[Found]
-) -> LoadReport:
+def _load(model: Any, entries: Mapping[Path, Any], index: ModelIndex) -> LoadReport:
+    by_path = index.by_path
     chosen = {by_path[path].path: value for path, value in entries.items()}
     cast = {
         dotted(path): f"{value.dtype} -> {by_path[path].variable.dtype}"
@@ -98,9 +104,12 @@ def _load(
     weights = {path: value for path, value in chosen.items() if not by_path[path].in_quantizer}
     for path, value in weights.items():
         write(by_path[path].variable, value)
-    told = reassemble_held(_of_changed_layers(model, [by_path[path].variable for path in weights]))
+    beside = _of_changed_layers(index, [by_path[path].variable for path in weights])
+    told = reassemble_held(held for held in beside if held.proxy.depends_on_layers())
+    kept = tuple(dotted(held.paths[0]) for held in beside if not held.proxy.depends_on_layers())
     # Re-assembly may have put other Variables in the place of the old ones.
-    now = {path: found for found in variables_of(model) for path in found.paths} if told.replaced else by_path
+    after = ModelIndex(model) if told.replaced else index
+    now = after.by_path
     for path, value in chosen.items():
         if by_path[path].in_quantizer:
             why = (
@@ -113,28 +122,32 @@ def _load(
                     f"load_state: after re-assembly from the loaded weights {dotted(path)} {why}; nothing was changed"
                 )
             write(now[path].variable, value)
-    gone = tuple(dotted(found.path) for found in targets if not any(path in entries for path in found.paths))
+    gone = tuple(
+        dotted(found.path) for found in index.variables if not any(path in entries for path in found.paths)
+    )
     return LoadReport(
         **vars(told),
         loaded=tuple(dotted(path) for path in chosen),
-        missing=_but_reassembled(gone, told),
+        missing=_but_of(gone, (*told.reassembled, *kept)),
         cast=cast,
         not_finite=tuple(dotted(path) for path in not_finite(weights)),
+        kept=kept,
+        below_zero=tuple(dotted(path) for path in read_by_magnitude(after, entries)),
     )
 
 
-def _of_changed_layers(model: Any, changed: list[Any]) -> list[Holders]:
+def _of_changed_layers(index: ModelIndex, changed: list[Any]) -> list[Holders]:
     """The proxies held by a layer that holds one of the Variables itself."""
     written = {id(variable) for variable in changed}
     return [
         held
-        for held in proxies_of(model)
+        for held in index.proxies
         if any(id(child) in written for layer in held.layers for child in vars(layer).values())
     ]
 
 
-def _but_reassembled(gone: tuple[str, ...], told: Any) -> tuple[str, ...]:
-    return tuple(path for path in gone if not any(path.startswith(f"{proxy}.") for proxy in told.reassembled))
+def _but_of(gone: tuple[str, ...], proxies: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(path for path in gone if not any(path.startswith(f"{proxy}.") for proxy in proxies))
 
 
 def _ill_formed(entries: Mapping[Path, Any], by_path: Mapping[Path, Found]) -> list[str]:
@@ -216,10 +229,10 @@ def _refuse_abstract(targets: list[Found]) -> None:
             )
 
 
-def _all_or_nothing(model: Any, targets: list[Found], load: Callable[[], LoadReport]) -> LoadReport:
+def _all_or_nothing(index: ModelIndex, load: Callable[[], LoadReport]) -> LoadReport:
     """Run `load`; if it raises, put everything back."""
-    values = [(found.variable, found.variable.get_value()) for found in targets]
-    quantizers = [(held.proxy, dict(vars(held.proxy))) for held in proxies_of(model)]
+    values = [(found.variable, found.variable.get_value()) for found in index.variables]
+    quantizers = [(held.proxy, dict(vars(held.proxy))) for held in index.proxies]
     try:
         return load()
     except Exception:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from jqinject.model.state.reports import ReassemblyReport
-from jqinject.model.walk import Holders, dotted, proxies_of
+from jqinject.model.walk import Holders, ModelIndex, dotted
 
 
 def reassemble(model: Any) -> ReassemblyReport:
@@ -29,7 +29,7 @@ def reassemble(model: Any) -> ReassemblyReport:
         >>> reassemble(fc).reassembled
         ('weight_quant',)
     """
-    return reassemble_held(proxies_of(model))
+    return reassemble_held(ModelIndex(model).proxies)
 
 
 def reassemble_held(held: Iterable[Holders]) -> ReassemblyReport:

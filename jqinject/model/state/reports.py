@@ -35,15 +35,20 @@ class LoadReport(ReassemblyReport):
 
     Attributes:
         loaded: paths that were written from the state.
-        missing: paths that the state does not hold; quantizer variables among them were re-assembled.
+        missing: paths that the state does not hold, but those of quantizers that were re-assembled or kept.
         cast: path -> "dtype -> dtype" of floats of another width.
         not_finite: paths of loaded weights that hold nan or inf.
+        kept: paths of quantizers of activations and gradients beside the loaded weights. They do not depend on weights,
+            and keep what they learned and collected where the state holds nothing for them.
+        below_zero: paths of learned scales below 0, which count by their magnitude.
     """
 
     loaded: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     cast: dict[str, str] = field(default_factory=dict)
     not_finite: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    below_zero: tuple[str, ...] = ()
 
     def _lines(self) -> list[str]:
         told = [f"loaded {_count(self.loaded, 'variable')}"]
@@ -53,7 +58,14 @@ class LoadReport(ReassemblyReport):
             told.append("cast: " + ", ".join(f"{path} ({how})" for path, how in self.cast.items()))
         if self.not_finite:
             told.append(f"nan or inf in: {', '.join(self.not_finite)}")
-        return [*told, *super()._lines()]
+        if self.below_zero:
+            told.append(f"scales below 0, read by their magnitude: {', '.join(self.below_zero)}")
+        told += super()._lines()
+        if self.kept:
+            told.append(
+                f"kept {_count(self.kept, 'quantizer')} that no weight decides: {', '.join(self.kept)}"
+            )
+        return told
 
 
 def _count(items: tuple[str, ...], what: str) -> str:

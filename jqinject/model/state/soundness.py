@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core import FloatRestrictValue, IntRestrictValue, QuantParam, QuantStat
-from jqinject.model.walk import Found, Path, dotted, walk
+from jqinject.model.walk import ModelIndex, Path, dotted
 
 # What components store of scales and zero points, in their own words.
-OF_SCALES = ("value", "buffer", "running_stats")
+LEARNED = "value"
+COLLECTED = ("buffer", "running_stats")
+OF_SCALES = (LEARNED, *COLLECTED)
 
 
 @runtime_checkable
@@ -23,18 +25,19 @@ class StoresScale(Protocol):
     restrict_scaling_impl: Any
 
 
-def never_right(model: Any, entries: Mapping[Path, Any], by_path: Mapping[Path, Found]) -> list[str]:
-    """Why entries cannot be what a quantizer stored: counters or scales below 0, nan and inf.
+def never_right(index: ModelIndex, entries: Mapping[Path, Any]) -> list[str]:
+    """Why entries cannot be what a quantizer stored: counters or statistics below 0, nan and inf.
+
+    A learned scale that is read by its magnitude may be below 0: an optimizer may have moved it there.
 
     Args:
-        model: the model that is loaded into.
+        index: of the model that is loaded into.
         entries: path -> array, of the shapes and dtypes that the model needs.
-        by_path: the model's Variables.
     """
-    scales = set(_scales(model))
+    scales = set(_scales(index))
     found = []
     for path, value in entries.items():
-        variable = by_path[path].variable
+        variable = index.by_path[path].variable
         if not isinstance(variable, QuantParam | QuantStat):
             continue
         # Other statistics may be nan as long as they have seen nothing.
@@ -56,14 +59,31 @@ def not_finite(entries: Mapping[Path, Any]) -> list[Path]:
     return [path for path, value in entries.items() if not _is_finite(value)]
 
 
-def _scales(model: Any) -> Iterator[Path]:
-    """Where scales are stored as they are: not by their logarithm, and not with a sign of their own."""
-    for path, node in walk(model):
-        if isinstance(node, StoresScale) and isinstance(
-            node.restrict_scaling_impl, FloatRestrictValue | IntRestrictValue
-        ):
-            yield from ((*path, name) for name in OF_SCALES)
+def read_by_magnitude(index: ModelIndex, entries: Mapping[Path, Any]) -> list[Path]:
+    """The entries that are learned scales below 0, of which the forward pass reads the magnitude."""
+    learned = {
+        (*path, LEARNED)
+        for path, node in index.places
+        if isinstance(node, StoresScale) and isinstance(node.restrict_scaling_impl, FloatRestrictValue)
+    }
+    return [
+        path
+        for path, value in entries.items()
+        if path in learned and isinstance(index.by_path[path].variable, QuantParam) and _least(value) < 0
+    ]
+
+
+def _scales(index: ModelIndex) -> Iterator[Path]:
+    """Where what is stored of a scale has no sign: statistics, and whole numbers; unless it is a logarithm."""
+    for path, node in index.places:
+        if not isinstance(node, StoresScale):
+            continue
+        whole = isinstance(node.restrict_scaling_impl, IntRestrictValue)
+        if whole or isinstance(node.restrict_scaling_impl, FloatRestrictValue):
+            yield from ((*path, name) for name in COLLECTED)
             yield (*path, "runtime_stats", "running_stats")
+        if whole:
+            yield (*path, LEARNED)
 
 
 def _is_finite(value: Any) -> bool:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.dot import einsum, has_integers
+from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.slots import Slot
 from jqinject.proxy import ActQuantProxyFromInjector
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, as_array
@@ -50,7 +51,7 @@ class AttentionCall(NamedTuple):
     precision: Any = None
     module: Any = None
     scale: float | None = None
-    contraction: str = "auto"
+    contraction: ContractionKind = "auto"
 
 
 def is_on(proxy: Any) -> bool:

@@ -17,8 +17,8 @@ from jqinject.nn.attention.attention_base import (
     is_on,
     through,
 )
+from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
 from jqinject.nn.base.slots import hold_proxies
-from jqinject.nn.base.weight_layer import CONTRACTIONS
 from jqinject.proxy import link_if_proxy
 from jqinject.quant_tensor import as_array
 
@@ -142,14 +142,14 @@ class QuantScaledDotProductAttention(nnx.Module):
         v_quant: Any = None,
         sdpa_output_quant: Any = None,
         return_quant_tensor: bool = False,
-        contraction: str = "auto",
+        contraction: ContractionKind = "auto",
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
     ) -> None:
         self.pre_process_q = pre_process_q
         self.pre_process_k = pre_process_k
         self.pre_process_v = pre_process_v
-        self.contraction = checked_contraction("QuantScaledDotProductAttention", contraction)
+        self.contraction: ContractionKind = checked_contraction("QuantScaledDotProductAttention", contraction)
         self.return_quant_tensor = return_quant_tensor
         given = {
             "softmax_input_quant": softmax_input_quant,
@@ -236,18 +236,6 @@ class QuantScaledDotProductAttention(nnx.Module):
             out = attention(query, key, value, proxies, call)
         out = through(self.sdpa_output_quant, out)
         return out if self.return_quant_tensor else as_array(out)
-
-
-def checked_contraction(layer: str, contraction: str) -> str:
-    """The argument, where there is such a contraction.
-
-    Raises:
-        ValueError: there is not.
-    """
-    if contraction not in CONTRACTIONS:
-        known = ", ".join(map(repr, CONTRACTIONS))
-        raise ValueError(f"{layer}: contraction must be one of {known}, got {contraction!r}")
-    return contraction
 
 
 def pre_processed(

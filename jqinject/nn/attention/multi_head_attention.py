@@ -11,8 +11,8 @@ from flax import nnx
 
 from jqinject.nn.attention import kv_cache
 from jqinject.nn.attention.attention_base import IN_ATTENTION, AttentionCall, attention, is_on, through
-from jqinject.nn.attention.dot_product_attention import checked_contraction
 from jqinject.nn.attention.projections import hold_projections, stack_along
+from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
 from jqinject.nn.base.parameter_view import StandIn
 from jqinject.nn.base.slots import hold_proxies, split_keywords
 from jqinject.proxy import link_if_proxy
@@ -87,7 +87,7 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
     attn_output_weights_quant: Any = None
     v_quant: Any = None
     packed_in_proj: bool = False
-    contraction: str = "auto"
+    contraction: ContractionKind = "auto"
     cached_key_scale: nnx.Cache[Any] | None = None
     cached_key_zero_point: nnx.Cache[Any] | None = None
     cached_value_scale: nnx.Cache[Any] | None = None
@@ -117,7 +117,7 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
         packed_in_proj: bool = False,
         attention_fn: Callable[..., jax.Array] = nnx.dot_product_attention,
         return_quant_tensor: bool = False,
-        contraction: str = "auto",
+        contraction: ContractionKind = "auto",
         rngs: nnx.Rngs,
         **more: Any,
     ) -> None:
@@ -146,7 +146,7 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
         overrides: dict[str, Any],
         packed: bool,
         return_quant_tensor: bool,
-        contraction: str,
+        contraction: ContractionKind,
         rngs: nnx.Rngs | None,
     ) -> None:
         """Make the proxies; to be called when the parameters are there."""

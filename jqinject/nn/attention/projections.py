@@ -8,6 +8,7 @@ from typing import Any
 from flax import nnx
 
 from jqinject.nn.attention.attention_base import act_slot
+from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.slots import hold_proxies
 from jqinject.nn.linear.linear_general import QuantLinearGeneral
 from jqinject.program import change_class
@@ -26,7 +27,7 @@ def hold_projections(
     *,
     packed: bool,
     return_quant_tensor: bool,
-    contraction: str,
+    contraction: ContractionKind,
     rngs: nnx.Rngs | None,
 ) -> None:
     """Make the projections of a `nnx.MultiHeadAttention` quantized layers; their parameters stay what they are.

@@ -10,6 +10,7 @@ from flax import nnx
 
 from jqinject.dot import contraction_output
 from jqinject.nn.base.batch_norm_folding import merge_bn
+from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
 from jqinject.nn.base.input_shape import check_features
 from jqinject.nn.base.parameter_view import StandIn
 from jqinject.nn.base.slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT, Slot, hold_proxies
@@ -18,8 +19,6 @@ from jqinject.nn.base.weight_input import check_input_for_weight, input_format
 from jqinject.nn.frozen.payload_contraction import Float8Contraction, describe
 from jqinject.proxy import InputFormat, stack_of
 from jqinject.quant_tensor import QuantTensor, as_array
-
-CONTRACTIONS = ("auto", "float", "int", "fp8")
 
 
 class QuantWeightLayer(WeightAxes):
@@ -39,7 +38,7 @@ class QuantWeightLayer(WeightAxes):
     input_quant: Any = None
     output_quant: Any = None
     grad_quant: Any = None
-    contraction: str = "auto"
+    contraction: ContractionKind = "auto"
     return_quant_tensor: bool
     bias: Any
     slots: ClassVar[tuple[Slot, ...]] = (WEIGHT, BIAS, INPUT, OUTPUT, GRAD)
@@ -66,7 +65,7 @@ class QuantWeightLayer(WeightAxes):
         """
         quantizers = {name: quantizer for name, quantizer in given.items() if name != "contraction"}
         contraction = given.get("contraction", "auto")
-        self._check_contraction(contraction)
+        checked_contraction(type(self).__name__, contraction)
         hold_proxies(self, self.slots, quantizers, overrides, rngs, stack_of((self,)), self.channel_shapes())
         if contraction != "auto":
             self.contraction = contraction
@@ -90,13 +89,6 @@ class QuantWeightLayer(WeightAxes):
     def input_format(self) -> InputFormat | None:
         """Of the quantized input, as far as the layer knows it beforehand: that of its `input_quant`."""
         return input_format(self)
-
-    def _check_contraction(self, contraction: str) -> None:
-        if contraction not in CONTRACTIONS:
-            known = ", ".join(map(repr, CONTRACTIONS))
-            raise ValueError(
-                f"{type(self).__name__}: contraction must be one of {known}, got {contraction!r}"
-            )
 
     @abstractmethod
     def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:

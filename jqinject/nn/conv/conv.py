@@ -11,6 +11,7 @@ from flax.nnx.nn.linear import default_bias_init, default_kernel_init
 from flax.typing import Dtype, Initializer, PaddingLike, PrecisionLike
 
 from jqinject.dot import has_integers
+from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.conv.conv_layer import QuantConvLayer
 from jqinject.nn.frozen.payload_contraction import IntegerConvolution, weight_groups, weight_integers
 from jqinject.quant import Int8WeightPerTensorFloat
@@ -101,7 +102,7 @@ class QuantConv(QuantConvLayer, nnx.Conv):
         return_quant_tensor: bool = False,
         act_quant: Any = None,
         grad_quant: Any = None,
-        contraction: str = "auto",
+        contraction: ContractionKind = "auto",
         **overrides: Any,
     ) -> None:
         nnx.Conv.__init__(

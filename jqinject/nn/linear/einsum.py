@@ -10,6 +10,7 @@ from flax import nnx
 
 from jqinject.dot import kernel_axes_of
 from jqinject.dot.geometry.equation import Equation
+from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import Placed, QuantDotLayer
 from jqinject.nn.base.slots import split_keywords
 from jqinject.nn.frozen.payload_contraction import PayloadEinsum
@@ -80,7 +81,7 @@ class QuantEinsum(QuantDotLayer, nnx.Einsum):
         return_quant_tensor: bool = False,
         act_quant: Any = None,
         grad_quant: Any = None,
-        contraction: str = "auto",
+        contraction: ContractionKind = "auto",
         rngs: nnx.Rngs,
         **more: Any,
     ) -> None:

@@ -10,6 +10,7 @@ from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
 from flax.nnx.nn.linear import default_bias_init, default_kernel_init
 from flax.typing import Dtype, Initializer, PrecisionLike
 
+from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import QuantDotLayer
 from jqinject.quant import Int8WeightPerTensorFloat
 
@@ -88,7 +89,7 @@ class QuantLinear(QuantDotLayer, nnx.Linear):
         return_quant_tensor: bool = False,
         act_quant: Any = None,
         grad_quant: Any = None,
-        contraction: str = "auto",
+        contraction: ContractionKind = "auto",
         **overrides: Any,
     ) -> None:
         nnx.Linear.__init__(

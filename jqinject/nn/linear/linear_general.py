@@ -7,6 +7,7 @@ import jax
 from flax import nnx
 
 from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import Placed, QuantDotLayer
 from jqinject.nn.base.slots import split_keywords
 from jqinject.quant import Int8WeightPerTensorFloat
@@ -69,7 +70,7 @@ class QuantLinearGeneral(QuantDotLayer, nnx.LinearGeneral):
         return_quant_tensor: bool = False,
         act_quant: Any = None,
         grad_quant: Any = None,
-        contraction: str = "auto",
+        contraction: ContractionKind = "auto",
         rngs: nnx.Rngs,
         **more: Any,
     ) -> None:

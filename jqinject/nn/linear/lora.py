@@ -6,6 +6,7 @@ from typing import Any, final
 import jax
 from flax import nnx
 
+from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import QuantDotLayer
 from jqinject.nn.base.slots import split_keywords
 from jqinject.quant import Int8WeightPerTensorFloat
@@ -72,7 +73,7 @@ class QuantLoRALinear(QuantDotLayer, nnx.LoRALinear):
         return_quant_tensor: bool = False,
         act_quant: Any = None,
         grad_quant: Any = None,
-        contraction: str = "auto",
+        contraction: ContractionKind = "auto",
         rngs: nnx.Rngs,
         **more: Any,
     ) -> None:

@@ -202,7 +202,7 @@ def training(case: Case, inputs: Arrays) -> Iterator[dict[str, Any]]:
             if isinstance(layer, nnx.Conv):
                 rules.append(Rule(str(path), **quantizers_of(rule, nudges, x.ndim, window=True)))
             else:
-                rules.append(Rule(str(path), contraction=contraction_of(rule, nudges, of_gradients)))
+                rules.append(Rule(str(path), scheme=contraction_of(rule, nudges, of_gradients)))
         yield _steps(inputs, quantize(plain, rules) if rules else plain)
 
 

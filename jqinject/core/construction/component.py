@@ -1,0 +1,210 @@
+"""Components: values while they hold no Variables, NNX modules once they do.
+
+A component is made of parts. If none of them is, or holds, a Variable, an array or an NNX module, the component is a
+*value*: frozen, compared and hashed by its parts, and static in every module that holds it. NNX then does not walk it
+at each call of a compiled function, and layers built alike share one trace. Otherwise the same class makes an
+`nnx.Module`, a node of the graph. Both are instances of the class.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import jax
+from flax import nnx
+
+_SEALED = (
+    "_parts"  # the attribute in which a value keeps what it is compared by; its presence makes it frozen
+)
+_HASH = "_hash"
+
+
+class ComponentMeta(type(nnx.Module)):
+    """Decides, for each instance, whether it is a value or an NNX module."""
+
+    def __call__(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        """Construct an instance: an NNX module if it holds what changes, else a value."""
+        construct_module: Any = type(nnx.Module).__call__
+        if issubclass(cls, nnx.Pytree):
+            plain = vars(cls).get("_plain")
+            return construct_module(cls, *args, **kwargs) if plain is None else plain(*args, **kwargs)
+        made = object.__new__(cls)
+        made.__init__(*args, **kwargs)
+        if any(_holds_state(part) for part in vars(made).values()):
+            return construct_module(node_class(cls), vars(made))
+        made._seal()
+        return made
+
+    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> None:
+        super().__init__(name, bases, namespace, **kwargs)
+        if not issubclass(cls, nnx.Pytree):
+            jax.tree_util.register_static(cls)
+
+
+class Component(metaclass=ComponentMeta):
+    """Base of the components that may or may not have state.
+
+    Write `__init__` and `__call__` as for an `nnx.Module`. After construction an instance without state is frozen: make
+    another instead of changing it. One with state is an `nnx.Module`, and is changed like any.
+
+    Example:
+        >>> class Scaled(Component):
+        ...     def __init__(self, factor):
+        ...         self.factor = factor
+        >>> Scaled(2.0) == Scaled(2.0), isinstance(Scaled(2.0), nnx.Module)
+        (True, False)
+        >>> learned = Scaled(nnx.Param(jax.numpy.ones(())))
+        >>> isinstance(learned, Scaled), isinstance(learned, nnx.Module)
+        (True, True)
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute."""
+        raise NotImplementedError(f"{type(self).__name__} does not define __call__")
+
+    def _seal(self) -> None:
+        parts = sorted(vars(self).items())
+        vars(self)[_SEALED] = (type(self), tuple((name, type(part), part) for name, part in parts))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if _SEALED in vars(self):
+            self._refuse(f"{name} = {value!r}")
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if _SEALED in vars(self):
+            self._refuse(f"del {name}")
+        super().__delattr__(name)
+
+    def _refuse(self, change: str) -> NoReturn:
+        raise AttributeError(
+            f"{type(self).__name__} holds no Variables, so it is a value, which layers built alike have in common: it "
+            f"can not be changed, got {change}.\n  cure: make another one, {type(self).__name__}(...), and assemble "
+            "the quantizer with it"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if type(self) is not type(other):
+            return NotImplemented
+        return bool(vars(self)[_SEALED] == vars(other)[_SEALED])
+
+    def __hash__(self) -> int:
+        held = vars(self)
+        if _HASH not in held:
+            held[_HASH] = hash(held[_SEALED])
+        return held[_HASH]
+
+    def __copy__(self) -> Component:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Component:
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(parts_of(self))  # hashes of texts differ between processes
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._seal()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={part!r}' for name, part in parts_of(self))})"
+
+    def train(self, **attributes: Any) -> None:
+        """Training mode: nothing to switch in a value."""
+
+    def eval(self, **attributes: Any) -> None:
+        """Evaluation mode: nothing to switch in a value."""
+
+
+_OF_MODULES = (
+    *("__setattr__", "__delattr__", "__deepcopy__", "__getstate__", "__setstate__", "__repr__"),
+    *("train", "eval"),
+)
+
+
+def node_class(cls: type[Component]) -> type[Component]:
+    """The class of those instances of a component's class that are NNX modules.
+
+    Args:
+        cls: the component's class.
+
+    Returns:
+        A subclass of it and of `nnx.Module`, made once.
+    """
+    found = vars(cls).get("_node")
+    if found is not None:
+        return found
+
+    def __init__(self: Any, attributes: dict[str, Any]) -> None:
+        for name, part in attributes.items():
+            if isinstance(part, dataclasses.Field):  # nnx.data(...), nnx.static(...)
+                setattr(self, name, part)
+            else:
+                vars(self)[name] = part
+
+    namespace = {name: getattr(nnx.Module, name) for name in _OF_MODULES}
+    namespace |= {"__eq__": object.__eq__, "__hash__": object.__hash__, "__copy__": _copied}
+    namespace |= {"__init__": __init__, "_plain": cls, "__doc__": cls.__doc__}
+    namespace |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    made = type(cls)(cls.__name__, (cls, nnx.Module), namespace)
+    type.__setattr__(cls, "_node", made)
+    return made
+
+
+def _copied(self: Any) -> Any:
+    made = object.__new__(type(self))
+    vars(made).update(vars(self))
+    return made
+
+
+def _reduce_class(cls: ComponentMeta) -> Any:
+    plain = vars(cls).get("_plain")
+    return cls.__qualname__ if plain is None else (node_class, (plain,))
+
+
+copyreg.pickle(ComponentMeta, _reduce_class)  # type: ignore[arg-type]
+
+
+def _holds_state(part: Any) -> bool:
+    if nnx.is_data(part) or isinstance(part, dataclasses.Field):
+        return True
+    return isinstance(part, list | tuple | dict) and any(
+        map(nnx.is_data, jax.tree.leaves(part, is_leaf=nnx.is_data))
+    )
+
+
+def parts_of(component: Component) -> list[tuple[str, Any]]:
+    """The attributes of a component that is a value, by name."""
+    return [(name, part) for name, part in vars(component).items() if name not in (_SEALED, _HASH)]
+
+
+def components_in(root: Any) -> Iterator[Any]:
+    """Every NNX module and every component that is a value below a component, itself included, each once.
+
+    What `nnx.iter_modules` finds, and what it does not see: it knows modules only.
+
+    Args:
+        root: a component, a module, or anything else, in which there are none.
+    """
+    seen: set[int] = set()
+    ahead = [root]
+    while ahead:
+        node = ahead.pop()
+        if isinstance(node, list | tuple | dict):
+            ahead.extend(reversed(list(node.values() if isinstance(node, dict) else node)))
+        elif isinstance(node, Component | nnx.Pytree) and id(node) not in seen:
+            seen.add(id(node))
+            if not isinstance(node, nnx.List | nnx.Dict):
+                yield node
+            names = (
+                name
+                for name in vars(node)
+                if name not in (_SEALED, _HASH) and not name.startswith("_pytree__")
+            )
+            ahead.extend(reversed([vars(node)[name] for name in names]))

@@ -1,0 +1,56 @@
+"""`Scheme`: injectors that are read as they are, without a proxy that checks what was declared anew."""
+
+import copyreg
+from typing import Any
+from weakref import WeakSet
+
+from jqinject.inject.injector import ExtendedInjector, InjectorMeta, reduced
+from jqinject.inject.overrides import check_lets
+
+_CHECKED: "WeakSet[SchemeMeta]" = WeakSet()  # classes never change, so once is enough
+
+
+class SchemeMeta(InjectorMeta):
+    """The metaclass of schemes: reading what a scheme assembles checks what `let` declared."""
+
+    __assembles__: tuple[str, ...] = ()
+
+    def __new__(
+        mcs,
+        class_name: str,
+        bases: tuple[type, ...],
+        namespace: dict[str, Any],
+        assembles: tuple[str, ...] = (),
+    ) -> "SchemeMeta":
+        cls: Any = super().__new__(mcs, class_name, bases, namespace)
+        if assembles:
+            type.__setattr__(cls, "__assembles__", assembles)
+        return cls
+
+    def __init__(cls, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args)
+
+    def __getattr__(cls, attrname: str) -> Any:
+        found = super().__getattr__(attrname)
+        if attrname in cls.__assembles__ and cls not in _CHECKED:
+            check_lets(cls, cls.__assembles__)
+            _CHECKED.add(cls)
+        return found
+
+
+copyreg.pickle(SchemeMeta, reduced)  # type: ignore[arg-type]
+
+
+class Scheme(ExtendedInjector, metaclass=SchemeMeta):
+    """An injector whose overrides are checked when what it assembles is read.
+
+    `class Mine(Scheme, assembles=("product",))`: reading `product`, of it or of what derives from it, refuses names
+    that `let` declared, there or in a nested injector, and that the wiring of `product` does not read.
+
+    >>> class Product(Scheme, assembles=("product",)):
+    ...     product = 6
+    >>> Product.let(produkt=7).product
+    Traceback (most recent call last):
+    TypeError: Product.let(...): 'produkt' would do nothing, as nothing in 'Product' declares or asks for 'produkt'
+      did you mean 'product'?
+    """
