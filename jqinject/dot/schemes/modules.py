@@ -234,6 +234,7 @@ def by_scheme(
     op: QuantizedOp, lhs: jax.Array, rhs: jax.Array, numbers: Any, dtype: Any, out_sharding: Any = None
 ) -> jax.Array:
     """The contraction of two arrays by the scheme of an op."""
+    lhs, rhs = op._seen(lhs, rhs)
     dims = checked_dimensions(tuple(lhs.shape), tuple(rhs.shape), numbers)
     labels = Labelling.of(dims)
     right = op._served(Laid(rhs, labels.rhs), summed_labels(labels.lhs, labels.rhs, labels.out))

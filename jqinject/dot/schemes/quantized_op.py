@@ -87,19 +87,62 @@ class QuantizedOp(nnx.Module):
                 rhs = right
         return lhs, rhs
 
+    @property
+    def quantizes(self) -> tuple[bool, bool]:
+        """Whether the left and the right operand have a quantizer in the forward product."""
+        if self.scheme is not None:
+            return self.scheme.quantizes
+        fwd = self.general.fwd
+        return fwd.lhs_quantizer.numerics is not None, fwd.rhs_quantizer.numerics is not None
+
+    def check_freezes(self) -> None:
+        """Raise where the right operand can not be stored for serving.
+
+        Raises:
+            ValueError: the forward contraction is cut into pieces.
+        """
+        if self.general is not None:
+            self.general.check_freezes()
+
+    def quantized_rhs(self, rhs: jax.Array, summed: Axes) -> QuantizedOperand:
+        """The right operand as it is stored for serving.
+
+        Args:
+            rhs: the operand.
+            summed: the axes that the contraction sums over.
+
+        Raises:
+            ValueError: a scheme quantizes it in a form that is not stored here.
+        """
+        if self.scheme is not None:
+            labels = tuple(("rhs", axis) for axis in range(rhs.ndim))
+            return self.scheme.stored(Laid(rhs, labels), tuple(labels[axis] for axis in summed))
+        quantizer = self.general.fwd.rhs_quantizer
+        every = tuple(range(rhs.ndim))
+        others = tuple(axis for axis in every if axis not in summed)
+        named = {"contracting": summed, "remaining": others, "tensor": every}
+        given = quantizer.calibration_axes
+        return quantizer.quantize(rhs, named[given] if isinstance(given, str) else given)
+
     def has_range(self) -> bool | None:
         """Whether the static range of the left operand saw data; None without one. See `core.StaticRange`."""
+        if self.scheme is not None:
+            return self.scheme.has_range()
         if self.lhs_range is None or self.lhs_quant_mode is QuantMode.SERVE:
             return None
         return self.lhs_range.has_range()
 
     def begin_calibration(self) -> None:
         """From now on collect the range of the left operand anew."""
+        if self.scheme is not None:
+            self.scheme.begin_calibration()
         if self.lhs_range is not None:
             self.lhs_range.begin_calibration()
 
     def end_calibration(self) -> None:
-        """Nothing: the range is the average."""
+        """Take what was collected as the range; of a configuration the range is the average."""
+        if self.scheme is not None:
+            self.scheme.end_calibration()
 
     def fresh(self) -> QuantizedOp:
         """Another one like it, with nothing stored and random numbers of its own."""

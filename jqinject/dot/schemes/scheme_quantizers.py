@@ -104,6 +104,34 @@ class SchemeQuantizers(nnx.Module):
             return None, None
         return for_backward(self._held(name, binding, g, summed).quant)
 
+    @property
+    def quantizes(self) -> tuple[bool, bool]:
+        """Whether the operands of the forward product have quantizers."""
+        left, right = (isinstance(self.scheme[name], Binding) for name in ("fprop_lhs", "fprop_rhs"))
+        return left, right
+
+    def has_range(self) -> bool | None:
+        """Whether every quantizer that collects a range saw data; None if none does."""
+        found = [held.quant.has_range() for held in self._kept()]
+        known = [saw for saw in found if saw is not None]
+        return all(known) if known else None
+
+    def begin_calibration(self) -> None:
+        """From now on collect ranges anew."""
+        for held in self._kept():
+            if held.quant.has_range() is not None:
+                held.quant.begin_calibration()
+
+    def end_calibration(self) -> None:
+        """Take what was collected as the ranges."""
+        for held in self._kept():
+            if held.quant.has_range() is not None:
+                held.quant.end_calibration()
+
+    def _kept(self) -> list[HeldOperand]:
+        """The operands whose quantizers keep state, as far as they were put together."""
+        return [held for held in (getattr(self, name) for name in OPERANDS) if held is not None]
+
     def set_view(self, use_running_average: bool | None = None, deterministic: bool | None = None) -> None:
         """Switch between training and evaluation.
 
