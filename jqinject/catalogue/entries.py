@@ -15,8 +15,7 @@ from jqinject.catalogue.examples import kind_of, wiring_of
 from jqinject.inject import ExtendedInjector, Node
 from jqinject.inject.errors import did_you_mean
 from jqinject.ops import NF4
-from jqinject.quant.float_fnuz import FpFNUZMixin
-from jqinject.quant.float_ocp import FpOCPMixin
+from jqinject.quant.fragments import FpFNUZMixin, FpOCPMixin
 
 FILTERS = ("kind", "format", "granularity", "scaling")
 # Components by what a reader looks for; a class derived from one counts as it. Methods count before scalings.

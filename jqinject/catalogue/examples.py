@@ -13,9 +13,7 @@ from flax import nnx
 from jqinject.inject import Binding, ExtendedInjector, Node, explain
 from jqinject.nn import QuantIdentity, QuantLinear, TruncAvgPool
 from jqinject.quant import Int8ActPerTensorFloat, IntBias
-from jqinject.quant.decoupled_fragments import AccumulatorAwareWeightQuant
-from jqinject.quant.float_base import FloatBase
-from jqinject.quant.fragments import ParamMinMaxInitScaling
+from jqinject.quant.fragments import AccumulatorAwareWeightQuant, FloatBase, ParamMinMaxInitScaling
 from jqinject.quant.solver import (
     ActQuantSolver,
     BiasQuantSolver,
@@ -88,7 +86,7 @@ def kind_of(quantizer: type[ExtendedInjector]) -> str:
                 return kind
     raise ValueError(
         f"{quantizer.__name__} does not say what it quantizes.\n"
-        "  cure: derive it from WeightQuantSolver, ActQuantSolver, BiasQuantSolver or GradQuantSolver, last"
+        "  cure: derive it from WeightQuantSolver, ActQuantSolver, BiasQuantSolver or GradQuantSolver"
     )
 
 

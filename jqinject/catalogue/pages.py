@@ -84,11 +84,20 @@ def index_page(known: Iterable[Entry]) -> str:
     )
 
 
+GROUPS_RUN = (
+    "Groups run along one axis and not over several: of a weight along the inputs, in a convolution along the input "
+    "channels at one place of the window; of an activation along the features. An axis that is shorter than a group is "
+    "one group: the kernel of a convolution of 3 input channels has a scale for every 3 numbers."
+)
+
+
 def section(entry: Entry, example: Example, curve: str, cases: Iterable[str]) -> str:
     """The section of one quantizer."""
     parts = [f"## {entry.name}", "", summary_of(entry.quantizer), ""]
     facts = ", ".join(f"{name}: {getattr(entry, name)}" for name in FILTERS[1:])
     parts += [facts + _shown(example.overrides), ""]
+    if entry.granularity == "group":
+        parts += [GROUPS_RUN, ""]
     if curve:
         parts += [f"![transfer curve]({curve})", ""]
     parts += ["Formulas:", "", *formulas(example), "", "Wiring:", "", "```text", wiring(example), "```", ""]

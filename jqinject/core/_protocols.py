@@ -17,6 +17,9 @@ Those with state are `nnx.Module`s, as is a `Component` that holds some (`constr
 fits a protocol can take its place: a class of the user's, built by hand or wired by name. A class of your own without
 state should be a frozen dataclass, so that two layers built alike compile once.
 
+What a class alone would not tell, a component says of itself: the facts at the end of this page. They never change
+from call to call; one that is not said counts as unknown (`jqinject.core.facts`).
+
 Everything between is float32; `QuantResult.value` has the dtype of `x`. `value = (integer - zero_point) *
 scale`.
 """
@@ -26,6 +29,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
+import numpy as np
 
 from jqinject.quant_tensor import IntQuantTensor
 
@@ -188,6 +192,46 @@ class StaticRange(Protocol):
 
 @runtime_checkable
 class TensorQuant(Protocol):
-    """`tensor_quant`: the assembled quantizer."""
+    """`tensor_quant`: the assembled quantizer. It may say every fact below."""
 
     def __call__(self, x: jax.Array, /) -> QuantResult: ...
+
+
+@runtime_checkable
+class SaysZeroPoint(Protocol):
+    """A quantizer, or a `zero_point_impl`, that knows whether its zero point may be another than 0.
+
+    A contraction of integers leaves out the correction for a zero point that is 0, a frozen weight its storage.
+    """
+
+    @property
+    def has_zero_point(self) -> bool: ...
+
+
+@runtime_checkable
+class SaysScaleDtype(Protocol):
+    """A quantizer, a scaling or a restriction that knows an 8-bit dtype which holds each of its scales exactly.
+
+    Frozen weights store scales so: `float8_e8m0fnu` for powers of two; that of minifloats up to one factor for all.
+    None means that there is none.
+    """
+
+    @property
+    def scale_dtype(self) -> np.dtype | None: ...
+
+
+@runtime_checkable
+class SaysFormat(Protocol):
+    """A quantizer that knows its numbers where they are no integers: a minifloat's format, or a table."""
+
+    @property
+    def format(self) -> Any: ...
+
+
+@runtime_checkable
+class SaysNearest(Protocol):
+    """A quantizer that knows whether it does what QuantizeLinear does, in evaluation: round to nearest (ties to even),
+    then clamp to the ends of its format, and nothing else. A rounding says the first, a clamp the second."""
+
+    @property
+    def is_nearest(self) -> bool: ...

@@ -36,6 +36,8 @@ class TensorClamp:
         Array([-2. ,  0.5,  2. ], dtype=float32)
     """
 
+    is_nearest = True
+
     def __call__(self, x: ArrayLike, min_val: ArrayLike, max_val: ArrayLike) -> jax.Array:
         """Clamp `x` to `min_val` .. `max_val`."""
         return clamp.tensor_clamp(x, min_val, max_val)
@@ -44,6 +46,8 @@ class TensorClamp:
 @dataclass(frozen=True)
 class TensorClampSte:
     """Clamp; the gradient goes straight through to `x`. See `jqinject.ops.tensor_clamp_ste`."""
+
+    is_nearest = True
 
     def __call__(self, x: ArrayLike, min_val: ArrayLike, max_val: ArrayLike) -> jax.Array:
         """Clamp `x` to `min_val` .. `max_val`."""

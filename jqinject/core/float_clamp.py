@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jqinject.core._protocols import Clamp
 from jqinject.core.clamp import TensorClamp
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.facts import is_nearest
 from jqinject.ops.minifloats.float_range import check_codes, max_float
 
 
@@ -61,6 +62,11 @@ class FloatClamp:
             if codes is not None:
                 object.__setattr__(self, name, tuple(codes))
         check_codes(None, self.inf_values, self.nan_values, self.saturating)
+
+    @property
+    def is_nearest(self) -> bool:
+        """Whether it clamps to the largest number, and does nothing else."""
+        return self.saturating and (self.tensor_clamp_impl is None or is_nearest(self.tensor_clamp_impl))
 
     def __call__(
         self, x: jax.Array, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any

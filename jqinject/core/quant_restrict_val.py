@@ -6,11 +6,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jqinject.core._protocols import TensorQuant
 from jqinject.core.construction.assign import assign
 from jqinject.core.construction.component import Component
+from jqinject.core.facts import number_format
 from jqinject.core.quant.float_quant import FloatQuantResult
+from jqinject.ops import FLOAT8_DTYPES
 from jqinject.ops.minifloats.float_format import FloatFormat, LearnedFloatFormat
 from jqinject.ops.power import exp2
 
@@ -39,6 +42,12 @@ class QuantRestrictValue(Component):
 
     def __init__(self, restrict_value_float_to_int_impl: TensorQuant) -> None:
         assign(self, quantizer=restrict_value_float_to_int_impl)
+
+    @property
+    def scale_dtype(self) -> np.dtype | None:
+        """That of the quantizer's minifloats, where they have 8 bits."""
+        form = number_format(self.quantizer)
+        return form.dtype if isinstance(form, FloatFormat) and form.dtype in FLOAT8_DTYPES else None
 
     def restrict_init_float(self, x: float) -> float:
         """`x`."""

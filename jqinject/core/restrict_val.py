@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jqinject.core._protocols import Rounding
 from jqinject.core.construction.checked_arguments import checked_arguments
@@ -123,6 +124,8 @@ class PowerOfTwoRestrictValue(Component):
         >>> float(restrict(restrict.restrict_init_float(6.0)))
         8.0
     """
+
+    scale_dtype = np.dtype(jnp.float8_e8m0fnu)
 
     def __init__(self, restrict_value_float_to_int_impl: Rounding | None = None) -> None:
         self.float_to_int_impl = restrict_value_float_to_int_impl or RoundSte()

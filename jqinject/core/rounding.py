@@ -21,6 +21,8 @@ class RoundSte:
         Array(2., dtype=float32, weak_type=True)
     """
 
+    is_nearest = True
+
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Round `x`."""
         return ste.round_ste(x)
@@ -83,6 +85,8 @@ class StochasticRoundSte(nnx.Module):
         >>> abs(float(rounding(jnp.full((10_000,), 0.3)).mean()) - 0.3) < 0.02
         True
     """
+
+    is_nearest = True
 
     def __init__(self, rngs: nnx.Rngs | None = None, *, seed: int = 0, deterministic: bool = False) -> None:
         source = (nnx.Rngs(seed) if rngs is None else rngs)["stochastic_round"]

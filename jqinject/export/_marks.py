@@ -14,14 +14,12 @@ from flax import nnx
 from jax.extend.core import Primitive
 from jax.interpreters import batching
 
-from jqinject.core import CalibratedQuant, FloatClamp, FloatQuant, IntQuant, RescalingIntQuant
-from jqinject.core.clamp import Identity, TensorClamp, TensorClampSte
 from jqinject.core.delay import DelayWrapper
-from jqinject.core.rounding import RoundSte, StochasticRoundSte
-from jqinject.model.running.intercept import Around, intercept
+from jqinject.core.facts import is_nearest
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.frozen.frozen_weight import FrozenWeight
 from jqinject.ops import FloatFormat
+from jqinject.program import Around, intercept
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, as_array
 
@@ -58,7 +56,7 @@ class _MarkedCall(Around):
     def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """See `Around`."""
         result = call(*args, **kwargs)
-        return _marked(args[0], result, bool(layer.is_narrow_range), _is_nearest(layer.tensor_quant))
+        return _marked(args[0], result, bool(layer.is_narrow_range), is_nearest(layer.tensor_quant))
 
 
 class _MarkedWeight(Around):
@@ -88,27 +86,3 @@ def _is_delayed(proxy: Any) -> bool:
     nodes = (node for _, node in nnx.iter_modules(proxy))
     waiting = (n.countdown for n in nodes if isinstance(n, DelayWrapper) and n.countdown is not None)
     return any(bool(jnp.any(countdown[...] > 0)) for countdown in waiting)
-
-
-def _is_nearest(quantizer: Any) -> bool:
-    """Whether it rounds to nearest and clamps, and does nothing else, as QuantizeLinear does."""
-    if isinstance(quantizer, CalibratedQuant):
-        return quantizer.q_dtype is None and quantizer.group_size is None
-    if isinstance(quantizer, FloatQuant):
-        clamp = quantizer.float_clamp_impl
-        return (
-            isinstance(quantizer.float_to_int_impl, RoundSte | StochasticRoundSte)
-            and isinstance(clamp, FloatClamp)
-            and clamp.saturating
-            and isinstance(clamp.tensor_clamp_impl, TensorClamp | TensorClampSte | None)
-            and isinstance(quantizer.input_view_impl, Identity)
-        )
-    if not isinstance(quantizer, RescalingIntQuant) or not isinstance(quantizer.int_quant, IntQuant):
-        return False
-    inner = quantizer.int_quant
-    return (
-        isinstance(inner.float_to_int_impl, RoundSte | StochasticRoundSte)
-        and isinstance(inner.tensor_clamp_impl, TensorClamp | TensorClampSte)
-        and isinstance(inner.input_view_impl, Identity)
-        and (inner.delay is None or inner.delay.countdown is None)
-    )

@@ -28,7 +28,7 @@ class HasBinding(Protocol):
 
 
 def explain(injector: Any, /, module: Any = None, name: str = "tensor_quant", **given: Any) -> Node:
-    """The wiring of a name as a tree: component, argument, value, and which class in the MRO decided it.
+    """The wiring of a name as a tree: component, argument, value, and which class decided it.
 
     >>> from jqinject.inject import ExtendedInjector, explain
     >>> class Scaling:
@@ -175,8 +175,8 @@ def origin_of(scope: Scope, name: str) -> Origin:
     """Who decided a name: a class in the MRO, `"given"` or `"override by let"`."""
     if name in scope.given:
         return "given"
-    for base in scope.injector.__mro__:
-        if name in base.__dict__.get("__declared__", ()):
+    for base in scope.injector.__deciders__:
+        if name in base.__declared__:
             return "override by let" if base.__made_by__ else base
     return "default"
 

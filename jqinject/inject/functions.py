@@ -23,11 +23,16 @@ class ValueFunction(Value):
     ...     @value
     ...     def levels(bit_width):
     ...         return 2 ** bit_width
-    >>> Q.levels, Q.let(bit_width=8).levels
-    (16, 256)
+    ...     largest = value(lambda levels: levels - 1)
+    >>> Q.levels, Q.let(bit_width=8).largest
+    (16, 255)
+
+    Type checkers take the first argument of a function in a class body for the instance. They accept the form of
+    `largest`; a function that is defined outside the class, `levels = value(levels_of)`; and `@value` above
+    `@staticmethod`.
 
     Args:
-        function: a plain function without `*args` and `**kwargs`.
+        function: a plain function, or a static method, without `*args` and `**kwargs`.
 
     Raises:
         DependencyError: for a class, a method (an argument named `self`) or arbitrary arguments.
@@ -37,6 +42,7 @@ class ValueFunction(Value):
     choices: tuple[type, ...] = ()
 
     def __init__(self, function: Callable[..., Any]) -> None:
+        function = function.__func__ if isinstance(function, staticmethod) else function
         if inspect.isclass(function) or not callable(function):
             raise DependencyError(
                 f"@value decorates a function, got {function!r}. A class needs no decorator: write name = "

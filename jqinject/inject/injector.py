@@ -29,7 +29,13 @@ _PYTHONS_OWN = frozenset(
         "__orig_bases__",
     )
 )
-_NOTHING_DECLARED = {"__dependencies__": {}, "__declared__": {}, "__made_by__": (), "__around__": ()}
+_NOTHING_DECLARED = {
+    "__dependencies__": {},
+    "__declared__": {},
+    "__defaults__": False,
+    "__made_by__": (),
+    "__around__": (),
+}
 
 _HIDDEN = {*_NOTHING_DECLARED, "__wrapped__", "_subs_tree"}
 
@@ -39,10 +45,13 @@ class InjectorMeta(InjectorType):
 
     __dependencies__: Mapping[str, Spec]
     __declared__: Mapping[str, Spec]
+    __defaults__: bool
     __made_by__: tuple[Any, ...]
     __around__: tuple["InjectorMeta", Mapping[str, Any]] | tuple[()]
 
-    def __new__(mcs, class_name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> "InjectorMeta":
+    def __new__(
+        mcs, class_name: str, bases: tuple[type, ...], namespace: dict[str, Any], *, defaults: bool = False
+    ) -> "InjectorMeta":
         if bases == (Injector,):  # ExtendedInjector itself: an ordinary class body
             return type.__new__(mcs, class_name, bases, {**namespace, **_NOTHING_DECLARED})
         _check_bases(class_name, bases)
@@ -50,9 +59,19 @@ class InjectorMeta(InjectorType):
         own = {name: namespace[name] for name in namespace if name not in _PYTHONS_OWN}
         _check_names(class_name, own)
         declared = {name: spec_of(name, dependency) for name, dependency in own.items()}
-        cls = type.__new__(mcs, class_name, bases, {**kept, **_NOTHING_DECLARED, "__declared__": declared})
-        type.__setattr__(cls, "__dependencies__", _merged(cls))
+        facts = {**_NOTHING_DECLARED, "__declared__": declared, "__defaults__": defaults}
+        cls = type.__new__(mcs, class_name, bases, {**kept, **facts})
+        merged = {
+            name: spec for base in reversed(cls.__deciders__) for name, spec in base.__declared__.items()
+        }
+        type.__setattr__(cls, "__dependencies__", merged)
         return cls
+
+    @property
+    def __deciders__(cls) -> list["InjectorMeta"]:
+        """The injectors that this one is made of: the first that declares a name decides it."""
+        injectors = [base for base in cls.__mro__ if isinstance(base, InjectorMeta)]
+        return sorted(injectors, key=lambda base: base.__defaults__)
 
     def __getattr__(cls, attrname: str) -> Any:
         if attrname.startswith("__") and attrname.endswith("__"):
@@ -119,14 +138,6 @@ def _check_names(class_name: str, names: Iterable[str]) -> None:
                 f"{class_name!r} declares {name!r}: magic methods are not allowed, as an injector has no "
                 "instances. Write a component class and declare it under a name."
             )
-
-
-def _merged(cls: type) -> dict[str, Spec]:
-    """All names of an injector: along the real MRO, the first class that declares a name decides."""
-    merged: dict[str, Spec] = {}
-    for base in reversed(cls.__mro__):
-        merged.update(base.__dict__.get("__declared__", {}))
-    return merged
 
 
 def _make(bases: tuple[InjectorMeta, ...], made_by: tuple[Any, ...], own: Mapping[str, Any]) -> Any:
@@ -206,6 +217,8 @@ class ExtendedInjector(Injector, metaclass=InjectorMeta):
     `jqinject.inject.specs` for the table). Reading an attribute resolves it: a component is a new instance at
     every access, while within one access a name is built once and all its consumers share it. Inheritance
     follows the real MRO, `A & B` combines, `let(name=...)` overrides, and nothing ever changes an injector.
+    What a class with `defaults=True` declares counts only where no other class of an injector declares the
+    name, so that it may stand anywhere among the bases.
 
     >>> from jqinject.inject import ExtendedInjector, value
     >>> class Scaling:
@@ -219,6 +232,11 @@ class ExtendedInjector(Injector, metaclass=InjectorMeta):
     ...     signed = False
     >>> Int8.scaling.levels, UInt4.scaling.levels, Int8.let(bit_width=2).scaling.levels
     (128, 16, 2)
+    >>> class Defaults(ExtendedInjector, defaults=True):
+    ...     bit_width, narrow_range = 8, True
+    >>> class Int2(Defaults, Int8.let(bit_width=2)): ...
+    >>> Int2.bit_width, Int2.narrow_range
+    (2, True)
     >>> Int8.scaling is Int8.scaling, "signed" in Int8, Int8.let(bit_width=2).bit_width, Int8.bit_width
     (False, False, 2, 8)
 

@@ -95,7 +95,7 @@ def check_declarations(injector: Any, *, known: Set[str] = frozenset()) -> None:
     Raises:
         TypeError: naming every such declaration with the known name that it resembles.
     """
-    doubtful = {name: cls for cls in injector.__mro__ if _is_users(cls) for name in cls.__declared__}
+    doubtful = {name: cls for cls in injector.__deciders__ if _is_users(cls) for name in cls.__declared__}
     doubtful = {
         name: cls for name, cls in doubtful.items() if name not in known and _stands_once(name, injector)
     }
@@ -120,15 +120,14 @@ def check_declarations(injector: Any, *, known: Set[str] = frozenset()) -> None:
 
 
 def _is_users(cls: Any) -> bool:
-    declared = cls.__dict__.get("__declared__")
-    return bool(declared) and (bool(cls.__made_by__) or cls.__module__.partition(".")[0] != _LIBRARY)
+    return bool(cls.__declared__) and (bool(cls.__made_by__) or cls.__module__.partition(".")[0] != _LIBRARY)
 
 
 def _declared_behind(injector: Any, cls: Any) -> set[str]:
     """The names that the classes after `cls` declare, which it may override."""
-    behind = injector.__mro__[injector.__mro__.index(cls) + 1 :]
-    return {name for other in behind for name in other.__dict__.get("__declared__", ())}
+    deciders = injector.__deciders__
+    return {name for other in deciders[deciders.index(cls) + 1 :] for name in other.__declared__}
 
 
 def _stands_once(name: str, injector: Any) -> bool:
-    return sum(name in cls.__dict__.get("__declared__", ()) for cls in injector.__mro__) == 1
+    return sum(name in cls.__declared__ for cls in injector.__deciders__) == 1

@@ -134,7 +134,7 @@ def _idle_lets(injector: Any, part: Part) -> Iterator[str]:
 def _declared_beside(injector: Any, overrides: set[str]) -> set[str]:
     """The names that class statements declare, or `let` beside the overrides."""
     lets = _top_lets(injector)
-    bodies = [cls for cls in injector.__mro__ if "__declared__" in cls.__dict__ and cls not in lets]
+    bodies = [cls for cls in injector.__deciders__ if cls not in lets]
     return {name for cls in bodies for name in cls.__declared__} | (
         set(overrides_given(injector)) - overrides
     )
@@ -208,8 +208,8 @@ def _combined(options: Mapping[str, list[Any]], count: int) -> Iterator[Choices]
 def _options(injector: Any) -> dict[str, list[Any]]:
     """The declared choices between a few values (enums, booleans), with the values that each does not have now."""
     found: dict[str, list[Any]] = {}
-    for cls in injector.__mro__:
-        for name, spec in cls.__dict__.get("__declared__", {}).items():
+    for cls in injector.__deciders__:
+        for name, spec in cls.__declared__.items():
             if name in found or spec.kind != "PLAIN":
                 continue
             present = injector.__dependencies__[name].target

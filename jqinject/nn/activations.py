@@ -12,6 +12,7 @@ from jqinject.ops import tensor_clamp
 from jqinject.quant import (
     Int8ActPerTensorFloat,
     Int8ActPerTensorFloatMinMaxInit,
+    QuantizerLike,
     Uint8ActPerTensorFloat,
 )
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor, as_array, relu
@@ -38,14 +39,15 @@ class QuantIdentity(QuantActLayer):
         Array([-8,  3], dtype=int8)
     """
 
+    input_quant = None
     keeps_scale = True
 
     def __init__(
         self,
-        act_quant: Any = Int8ActPerTensorFloat,
+        act_quant: QuantizerLike = Int8ActPerTensorFloat,
         *,
         return_quant_tensor: bool = False,
-        grad_quant: Any = None,
+        grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
     ) -> None:
@@ -83,11 +85,11 @@ class QuantReLU(QuantActLayer):
 
     def __init__(
         self,
-        act_quant: Any = Uint8ActPerTensorFloat,
-        input_quant: Any = None,
+        act_quant: QuantizerLike = Uint8ActPerTensorFloat,
+        input_quant: QuantizerLike = None,
         *,
         return_quant_tensor: bool = False,
-        grad_quant: Any = None,
+        grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
     ) -> None:
@@ -122,11 +124,11 @@ class QuantSigmoid(QuantActLayer):
 
     def __init__(
         self,
-        act_quant: Any = Uint8ActPerTensorFloat,
-        input_quant: Any = None,
+        act_quant: QuantizerLike = Uint8ActPerTensorFloat,
+        input_quant: QuantizerLike = None,
         *,
         return_quant_tensor: bool = False,
-        grad_quant: Any = None,
+        grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
     ) -> None:
@@ -161,11 +163,11 @@ class QuantTanh(QuantActLayer):
 
     def __init__(
         self,
-        act_quant: Any = Int8ActPerTensorFloat,
-        input_quant: Any = None,
+        act_quant: QuantizerLike = Int8ActPerTensorFloat,
+        input_quant: QuantizerLike = None,
         *,
         return_quant_tensor: bool = False,
-        grad_quant: Any = None,
+        grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
     ) -> None:
@@ -207,13 +209,13 @@ class QuantHardTanh(QuantActLayer):
 
     def __init__(
         self,
-        act_quant: Any = Int8ActPerTensorFloatMinMaxInit,
-        input_quant: Any = None,
+        act_quant: QuantizerLike = Int8ActPerTensorFloatMinMaxInit,
+        input_quant: QuantizerLike = None,
         *,
         min_val: float | None = None,
         max_val: float | None = None,
         return_quant_tensor: bool = False,
-        grad_quant: Any = None,
+        grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
     ) -> None:

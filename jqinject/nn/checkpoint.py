@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core.construction.assign import assign
-from jqinject.nn.base.slots import ACT, GRAD, make_proxy, share, split_overrides
+from jqinject.nn.base.hold_proxies import hold_proxies
+from jqinject.nn.base.slots import ACT, GRAD
 from jqinject.ops import FloatFormat
 from jqinject.ops.saved import saved_codes, saved_floats, saved_integers
-from jqinject.proxy import link_if_proxy
+from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import (
     FloatQuantTensor,
     GroupwiseQuantTensor,
@@ -61,14 +61,14 @@ class QuantCheckpoint(nnx.Module):
         (4,)
     """
 
-    act_quant: Any
-    grad_quant: Any = None
+    act_quant: Any = ACT
+    grad_quant: Any = GRAD
 
     def __init__(
         self,
-        act_quant: Any,
+        act_quant: QuantizerLike,
         *,
-        grad_quant: Any = None,
+        grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
     ) -> None:
@@ -77,18 +77,7 @@ class QuantCheckpoint(nnx.Module):
                 "QuantCheckpoint needs an act_quant: without one there is nothing that would be kept small.\n"
                 "  cure: QuantCheckpoint(Fp8e4m3ActPerTensorCurrent), or leave the layer out"
             )
-        given = {"act_quant": act_quant, "grad_quant": grad_quant}
-        by_slot = split_overrides(self, (ACT, GRAD), overrides)
-        proxies = {s.name: make_proxy(self, s, given[s.name], by_slot[s.name], rngs) for s in (ACT, GRAD)}
-        assign(self, **{name: proxy for name, proxy in proxies.items() if proxy is not None})
-        for quantizer in given.values():
-            share(self, quantizer)
-
-    def __getattribute__(self, name: str) -> Any:
-        value = super().__getattribute__(name)
-        if name.endswith("_quant"):
-            link_if_proxy(self, value)
-        return value
+        hold_proxies(self, {"act_quant": act_quant, "grad_quant": grad_quant}, overrides, rngs)
 
     def __call__(self, x: Any) -> jax.Array:
         """Quantize, and keep the payload.

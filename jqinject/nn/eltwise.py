@@ -8,9 +8,10 @@ from typing import Any, final
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.nn.base.slots import INPUT, OUTPUT, hold_proxies
-from jqinject.proxy import QuantProxyFromInjector, link_if_proxy
-from jqinject.quant import Int8ActPerTensorFloat
+from jqinject.nn.base.hold_proxies import hold_proxies
+from jqinject.nn.base.slots import INPUT, OUTPUT
+from jqinject.proxy import QuantProxyFromInjector
+from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import QuantTensor, as_array, concatenate
 
 
@@ -22,14 +23,14 @@ class QuantMergeLayer(nnx.Module):
         return_quant_tensor: whether the output is a QuantTensor.
     """
 
-    input_quant: Any = None
-    output_quant: Any = None
+    input_quant: Any = INPUT
+    output_quant: Any = OUTPUT
     return_quant_tensor: bool
 
     def _init_quantizers(
         self,
-        input_quant: Any,
-        output_quant: Any,
+        input_quant: QuantizerLike,
+        output_quant: QuantizerLike,
         tied: bool,
         return_quant_tensor: bool,
         rngs: nnx.Rngs | None,
@@ -38,7 +39,7 @@ class QuantMergeLayer(nnx.Module):
         self.return_quant_tensor = return_quant_tensor
         given = {"input_quant": input_quant, "output_quant": output_quant}
         if not tied:
-            hold_proxies(self, (INPUT, OUTPUT), given, overrides, rngs, ())
+            hold_proxies(self, given, overrides, rngs)
             return
         if not nnx.set_graph_mode.current_value():
             raise ValueError(
@@ -54,15 +55,9 @@ class QuantMergeLayer(nnx.Module):
                 + (f" ({', '.join(idle)})" if idle else "")
                 + f".\n  cure: {other.name}=None, and overrides that start with {slot.prefix}"
             )
-        hold_proxies(self, (slot,), {slot.name: given[slot.name]}, overrides, rngs, ())
+        hold_proxies(self, {slot.name: given[slot.name]}, overrides, rngs, slots=(slot,))
         if getattr(self, slot.name) is not None:
             setattr(self, other.name, getattr(self, slot.name))
-
-    def __getattribute__(self, name: str) -> Any:
-        value = super().__getattribute__(name)
-        if name.endswith("_quant"):
-            link_if_proxy(self, value)
-        return value
 
     def _quantized(self, x: Any) -> Any:
         return _through(self.input_quant, x if isinstance(x, QuantTensor) else jnp.asarray(x))
@@ -109,8 +104,8 @@ class QuantEltwiseAdd(QuantMergeLayer):
 
     def __init__(
         self,
-        input_quant: Any = Int8ActPerTensorFloat,
-        output_quant: Any = Int8ActPerTensorFloat,
+        input_quant: QuantizerLike = Int8ActPerTensorFloat,
+        output_quant: QuantizerLike = Int8ActPerTensorFloat,
         *,
         tie_input_output_quant: bool = False,
         return_quant_tensor: bool = False,
@@ -164,8 +159,8 @@ class QuantConcat(QuantMergeLayer):
 
     def __init__(
         self,
-        input_quant: Any = Int8ActPerTensorFloat,
-        output_quant: Any = Int8ActPerTensorFloat,
+        input_quant: QuantizerLike = Int8ActPerTensorFloat,
+        output_quant: QuantizerLike = Int8ActPerTensorFloat,
         *,
         tie_input_output_quant: bool = False,
         return_quant_tensor: bool = False,

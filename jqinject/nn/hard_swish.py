@@ -6,7 +6,7 @@ import jax
 from flax import nnx
 
 from jqinject.nn.base.act_layer import QuantActLayer
-from jqinject.quant import Uint8ActPerTensorFloat
+from jqinject.quant import QuantizerLike, Uint8ActPerTensorFloat
 from jqinject.quant_tensor import as_array
 
 
@@ -35,11 +35,11 @@ class QuantHardSwish(QuantActLayer):
 
     def __init__(
         self,
-        act_quant: Any = Uint8ActPerTensorFloat,
-        input_quant: Any = None,
+        act_quant: QuantizerLike = Uint8ActPerTensorFloat,
+        input_quant: QuantizerLike = None,
         *,
         return_quant_tensor: bool = False,
-        grad_quant: Any = None,
+        grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
     ) -> None:

@@ -5,9 +5,9 @@ from typing import Any, final
 import jax
 from flax import nnx
 
+from jqinject.nn.base.keywords import split_keywords
 from jqinject.nn.base.norm_layer import QuantNormLayer
-from jqinject.nn.base.slots import split_keywords
-from jqinject.quant import Int8ActPerTensorFloat
+from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
 
 
 @final
@@ -44,11 +44,11 @@ class QuantBatchNorm(QuantNormLayer, nnx.BatchNorm):
         self,
         num_features: int,
         *,
-        output_quant: Any = Int8ActPerTensorFloat,
-        input_quant: Any = None,
+        output_quant: QuantizerLike = Int8ActPerTensorFloat,
+        input_quant: QuantizerLike = None,
         return_quant_tensor: bool = False,
-        act_quant: Any = None,
-        grad_quant: Any = None,
+        act_quant: QuantizerLike = None,
+        grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs,
         **more: Any,
     ) -> None:
@@ -110,11 +110,11 @@ class QuantLayerNorm(QuantNormLayer, nnx.LayerNorm):
         self,
         num_features: int,
         *,
-        output_quant: Any = Int8ActPerTensorFloat,
-        input_quant: Any = None,
+        output_quant: QuantizerLike = Int8ActPerTensorFloat,
+        input_quant: QuantizerLike = None,
         return_quant_tensor: bool = False,
-        act_quant: Any = None,
-        grad_quant: Any = None,
+        act_quant: QuantizerLike = None,
+        grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs,
         **more: Any,
     ) -> None:
@@ -174,11 +174,11 @@ class QuantRMSNorm(QuantNormLayer, nnx.RMSNorm):
         self,
         num_features: int,
         *,
-        output_quant: Any = Int8ActPerTensorFloat,
-        input_quant: Any = None,
+        output_quant: QuantizerLike = Int8ActPerTensorFloat,
+        input_quant: QuantizerLike = None,
         return_quant_tensor: bool = False,
-        act_quant: Any = None,
-        grad_quant: Any = None,
+        act_quant: QuantizerLike = None,
+        grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs,
         **more: Any,
     ) -> None:
@@ -242,11 +242,11 @@ class QuantGroupNorm(QuantNormLayer, nnx.GroupNorm):
         num_groups: int | None = 32,
         group_size: int | None = None,
         *,
-        output_quant: Any = Int8ActPerTensorFloat,
-        input_quant: Any = None,
+        output_quant: QuantizerLike = Int8ActPerTensorFloat,
+        input_quant: QuantizerLike = None,
         return_quant_tensor: bool = False,
-        act_quant: Any = None,
-        grad_quant: Any = None,
+        act_quant: QuantizerLike = None,
+        grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs,
         **more: Any,
     ) -> None:

@@ -9,8 +9,9 @@ from typing import Any, final
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.nn.base.slots import INPUT, OUTPUT, hold_proxies
-from jqinject.proxy import link_if_proxy
+from jqinject.nn.base.hold_proxies import hold_proxies
+from jqinject.nn.base.slots import INPUT, OUTPUT
+from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import IntQuantTensor, as_array, avg_pool, max_pool
 
 
@@ -22,8 +23,8 @@ class QuantPoolLayer(nnx.Module):
         return_quant_tensor: whether what comes out as a QuantTensor stays one.
     """
 
-    input_quant: Any = None
-    output_quant: Any = None
+    input_quant: Any = INPUT
+    output_quant: Any = OUTPUT
     return_quant_tensor: bool
 
     def _init_pool(
@@ -49,13 +50,7 @@ class QuantPoolLayer(nnx.Module):
                 "each for every spatial axis"
             )
         self.return_quant_tensor = return_quant_tensor
-        hold_proxies(self, (INPUT, OUTPUT), given, overrides, rngs, ())
-
-    def __getattribute__(self, name: str) -> Any:
-        value = super().__getattribute__(name)
-        if name.endswith("_quant"):
-            link_if_proxy(self, value)
-        return value
+        hold_proxies(self, given, overrides, rngs)
 
     @abstractmethod
     def _pool(self, x: Any) -> Any:
@@ -112,8 +107,8 @@ class QuantMaxPool(QuantPoolLayer):
         strides: Sequence[int] | None = None,
         padding: Any = "VALID",
         *,
-        input_quant: Any = None,
-        output_quant: Any = None,
+        input_quant: QuantizerLike = None,
+        output_quant: QuantizerLike = None,
         return_quant_tensor: bool = True,
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
@@ -160,8 +155,8 @@ class QuantAvgPool(QuantPoolLayer):
         padding: Any = "VALID",
         count_include_pad: bool = True,
         *,
-        input_quant: Any = None,
-        output_quant: Any = None,
+        input_quant: QuantizerLike = None,
+        output_quant: QuantizerLike = None,
         return_quant_tensor: bool = True,
         rngs: nnx.Rngs | None = None,
         **overrides: Any,

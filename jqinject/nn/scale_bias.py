@@ -11,7 +11,7 @@ from flax.typing import Dtype
 from jqinject.dot import without_zero_points
 from jqinject.nn.base.batch_norm_folding import factors_of
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.quant import Int8WeightPerTensorFloat
+from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import IntQuantTensor, QuantTensor, as_array, reshape
 
 
@@ -67,13 +67,13 @@ class QuantScaleBias(QuantWeightLayer):
         axis: int = -1,
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
-        weight_quant: Any = Int8WeightPerTensorFloat,
-        bias_quant: Any = None,
-        input_quant: Any = None,
-        output_quant: Any = None,
+        weight_quant: QuantizerLike = Int8WeightPerTensorFloat,
+        bias_quant: QuantizerLike = None,
+        input_quant: QuantizerLike = None,
+        output_quant: QuantizerLike = None,
         return_quant_tensor: bool = False,
-        act_quant: Any = None,
-        grad_quant: Any = None,
+        act_quant: QuantizerLike = None,
+        grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
     ) -> None:

@@ -7,9 +7,9 @@ from typing import Any, final
 from flax import nnx
 
 from jqinject.core.construction.assign import assign
-from jqinject.nn.base.slots import TRUNC, make_proxy, share, split_overrides
-from jqinject.proxy import link_if_proxy
-from jqinject.quant import RoundTo8bit
+from jqinject.nn.base.hold_proxies import hold_proxies
+from jqinject.nn.base.slots import TRUNC
+from jqinject.quant import QuantizerLike, RoundTo8bit
 from jqinject.quant_tensor import IntQuantTensor, adaptive_avg_pool, as_array, avg_pool
 
 _Padding = str | Sequence[tuple[int, int]]
@@ -23,28 +23,18 @@ class QuantTruncLayer(nnx.Module):
         return_quant_tensor: whether the output is a QuantTensor.
     """
 
-    trunc_quant: Any = None
+    trunc_quant: Any = TRUNC
     return_quant_tensor: bool
 
     def _init_quantizers(
         self,
-        trunc_quant: Any,
+        trunc_quant: QuantizerLike,
         overrides: Mapping[str, Any],
         return_quant_tensor: bool,
         rngs: nnx.Rngs | None,
     ) -> None:
-        named = split_overrides(self, (TRUNC,), overrides)[TRUNC.name]
-        proxy = make_proxy(self, TRUNC, trunc_quant, named, rngs)
         assign(self, return_quant_tensor=return_quant_tensor)
-        if proxy is not None:
-            assign(self, trunc_quant=proxy)
-        share(self, trunc_quant)
-
-    def __getattribute__(self, name: str) -> Any:
-        value = super().__getattribute__(name)
-        if name.endswith("_quant"):
-            link_if_proxy(self, value)
-        return value
+        hold_proxies(self, {"trunc_quant": trunc_quant}, overrides, rngs)
 
     @abstractmethod
     def _mean(self, x: Any) -> Any:
@@ -113,7 +103,7 @@ class TruncAvgPool(QuantTruncLayer):
         strides: Sequence[int] | None = None,
         padding: _Padding = "VALID",
         *,
-        trunc_quant: Any = RoundTo8bit,
+        trunc_quant: QuantizerLike = RoundTo8bit,
         return_quant_tensor: bool = True,
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
@@ -160,7 +150,7 @@ class TruncAvgPool2d(QuantTruncLayer):
         strides: int | Sequence[int] | None = None,
         padding: _Padding = "VALID",
         *,
-        trunc_quant: Any = RoundTo8bit,
+        trunc_quant: QuantizerLike = RoundTo8bit,
         return_quant_tensor: bool = True,
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
@@ -202,7 +192,7 @@ class TruncAdaptiveAvgPool2d(QuantTruncLayer):
         self,
         output_size: int | Sequence[int],
         *,
-        trunc_quant: Any = RoundTo8bit,
+        trunc_quant: QuantizerLike = RoundTo8bit,
         return_quant_tensor: bool = True,
         rngs: nnx.Rngs | None = None,
         **overrides: Any,

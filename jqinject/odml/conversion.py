@@ -158,8 +158,7 @@ class OdmlConversion:
         evaluated = nnx.clone(model, graph=True)
         evaluated.eval()
         find_sites(evaluated, policy, inputs, kwargs, collector)
-        kind = type(model).program_class  # pyright: ignore[reportAttributeAccessIssue]
-        change_class(evaluated, quantized_class(kind, ConvertedProgram))
+        change_class(evaluated, quantized_class(type(model), ConvertedProgram))
         delattr(evaluated, HELD)
         setattr(evaluated, HELD, ConvertedSites(policy, collector.markers))
         return evaluated

@@ -1,7 +1,7 @@
 """The quantizers that devices have: signed 8-bit integers, weights without zero point."""
 
 from jqinject.core import AbsMaxRange, MinMaxRange
-from jqinject.quant.calibrated import CalibratedAct
+from jqinject.quant.integer.calibrated_int import CalibratedAct
 
 
 class _OfDevices(CalibratedAct):

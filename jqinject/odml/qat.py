@@ -93,8 +93,7 @@ class OdmlQat:
         model = nnx.clone(model, graph=True)
         sites = find_sites(model, self.policy, inputs, kwargs)
         held = {name: _proxy(site) for name, site in sites.items()}
-        kind = getattr(type(model), "program_class", type(model))
-        change_class(model, quantized_class(kind))
+        change_class(model, quantized_class(type(model)))
         setattr(model, HELD, OpQuantizers(self.policy, held))
         return model
 

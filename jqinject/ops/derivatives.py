@@ -9,11 +9,11 @@ import jax
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
-def first_order(x: jax.Array, what: str) -> jax.Array:
+def first_order(x: Any, what: str) -> Any:
     """`x`, which must not be differentiated: for what only a second derivative would differentiate.
 
     Args:
-        x: any array.
+        x: any array, or a pytree of arrays.
         what: the text of the error, and its cure.
 
     Raises:
@@ -59,8 +59,18 @@ def backward_only(what: str) -> Iterator[None]:
     try:
         yield
     except TypeError as error:
-        if "forward-mode" not in str(error):
-            raise
+        explain_forward_mode(error, what)
+        raise
+
+
+def explain_forward_mode(error: TypeError, what: str) -> None:
+    """As `backward_only`, of an error that was caught.
+
+    Args:
+        error: what JAX raised; one of forward mode becomes an error that names `what`, another is left alone.
+        what: what is differentiated, in words.
+    """
+    if "forward-mode" in str(error):
         raise TypeError(
             f"forward-mode differentiation (jax.jvp, jacfwd, hessian) is not defined for {what}: its derivative "
             "is defined on the way back only, by reverse mode (jax.grad, jax.vjp, jacrev, nnx.grad, "

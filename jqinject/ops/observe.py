@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 
 from jqinject.ops.derivatives import backward_only
 from jqinject.ops.devices.mapped import max_over, names_of, varying_axes
@@ -55,38 +56,39 @@ def _gathered_vmap(axis_size: int, in_batched: list[bool], seen: jax.Array, hold
 
 
 @jax.custom_batching.custom_vmap
-def _mapped_with(x: jax.Array, holder: jax.Array) -> jax.Array:
+def mapped_with(x: jax.Array, *holders: jax.Array) -> jax.Array:
+    """`x`; under `vmap` mapped over wherever one of `holders` is, so that every place has a cotangent of its own.
+
+    Args:
+        x: an array; not differentiated, see `mapped_beside`.
+        holders: others.
+    """
     return x
 
 
-@_mapped_with.def_vmap
-def _mapped_with_rule(axis_size: int, in_batched: list[bool], x: jax.Array, holder: jax.Array) -> Any:
-    x_mapped, holder_mapped = in_batched
-    if holder_mapped:
-        spread = x if x_mapped else jnp.broadcast_to(x, (axis_size, *x.shape))
-        return _mapped_with(spread, holder), True
-    return _mapped_with(x, holder), x_mapped
+@mapped_with.def_vmap
+def _mapped_with_rule(axis_size: int, in_batched: list[bool], x: jax.Array, *holders: jax.Array) -> Any:
+    x_mapped, *holders_mapped = in_batched
+    if x_mapped or not any(holders_mapped):
+        return mapped_with(x, *holders), x_mapped
+    return mapped_with(jnp.broadcast_to(x, (axis_size, *x.shape)), *holders), True
 
 
 @jax.custom_jvp
-def mapped_with(x: jax.Array, holder: jax.Array) -> jax.Array:
-    """`x`; under `vmap` mapped over wherever `holder` is, so that every place has a cotangent of its own.
-
-    Args:
-        x: an array.
-        holder: another.
-    """
-    return _mapped_with(x, holder)
+def mapped_beside(x: jax.Array, holder: jax.Array) -> jax.Array:
+    """`mapped_with` of an array with a gradient."""
+    return mapped_with(x, holder)
 
 
-@mapped_with.defjvp
-def _mapped_with_jvp(primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]) -> Any:
-    return mapped_with(*primals), tangents[0]
+@mapped_beside.defjvp
+def _mapped_beside_jvp(primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]) -> Any:
+    return mapped_beside(*primals), tangents[0]
 
 
 def report(amax: jax.Array, scale: jax.Array) -> jax.Array:
     """What there is to report of a tensor: `(amax, 1, scale)` along a new last axis."""
-    return jnp.stack([amax, jnp.ones_like(amax), jnp.broadcast_to(scale, amax.shape)], axis=-1)
+    one = jnp.broadcast_to(np.float32(1), amax.shape)
+    return jnp.stack([amax, one, jnp.broadcast_to(scale, amax.shape)], axis=-1)
 
 
 def over_axis(seen: jax.Array, axis_name: Any, holder: jax.Array) -> jax.Array:
@@ -115,12 +117,15 @@ def fork(slot: jax.Array) -> tuple[jax.Array, jax.Array]:
     return slot, slot
 
 
-def _fork_bwd(_: None, cotangents: tuple[jax.Array, jax.Array]) -> tuple[jax.Array]:
-    mine, rest = (jax.lax.convert_element_type(c, jnp.float32) for c in cotangents)
-    return (jax.lax.convert_element_type(jnp.maximum(mine, rest), cotangents[0].dtype),)
+def _fork_bwd(_: None, cotangents: tuple[Any, Any]) -> tuple[Any]:
+    used = [cotangent for cotangent in cotangents if not isinstance(cotangent, SymbolicZero)]
+    if len(used) < 2:  # there are no uses after
+        return (used[0] if used else None,)
+    mine, rest = (jax.lax.convert_element_type(c, jnp.float32) for c in used)
+    return (jax.lax.convert_element_type(jnp.maximum(mine, rest), used[0].dtype),)
 
 
-fork.defvjp(lambda slot: ((slot, slot), None), _fork_bwd)
+fork.defvjp(lambda slot: ((slot.value, slot.value), None), _fork_bwd, symbolic_zeros=True)
 
 
 class ScaleRule(Protocol):
@@ -157,16 +162,16 @@ def _quantize_gradient(
 
 
 def _fwd(rule: GradientRule, y: jax.Array, token: jax.Array, held: jax.Array, slot: jax.Array) -> Any:
-    return mapped_with(y, slot), (held, slot)
+    return mapped_beside(y, slot), (held, slot)
 
 
 def _bwd(rule: GradientRule, kept: tuple[jax.Array, jax.Array], g: jax.Array) -> Any:
     held, slot = kept
-    amax = gathered(over_axis(rule.scale_rule.amax(g), rule.axis_name, held), slot)
+    measured = rule.scale_rule.amax(jax.lax.stop_gradient(g))
+    amax = gathered(over_axis(measured, rule.axis_name, held), slot)
     scale = held if rule.from_history else rule.scale_rule.scale(amax, held, rule.threshold)
-    seen = report(amax, scale)
     quantized = fake_float8(g, scale, rule.q_dtype, g.dtype)
-    return quantized, scale, jnp.zeros_like(held), jax.lax.convert_element_type(seen, slot.dtype)
+    return quantized, scale, None, jax.lax.convert_element_type(report(amax, scale), slot.dtype)
 
 
 _quantize_gradient.defvjp(_fwd, _bwd)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from jqinject.ops.devices.explicit_axes import sharded_beside
 from jqinject.ops.one_program import one_program
 
 _LN2 = math.log(2.0)
@@ -126,7 +127,10 @@ def divide(x: ArrayLike, divisor: ArrayLike) -> jax.Array:
         >>> jax.grad(divide, argnums=1)(jnp.float32(0), jnp.float32(1e-30))
         Array(-0., dtype=float32)
     """
-    return _divide(_float32(x), _float32(divisor))
+    dividend, divisor = _float32(x), _float32(divisor)
+    if divisor.ndim <= dividend.ndim:
+        divisor = sharded_beside(divisor, dividend)
+    return _divide(dividend, divisor)
 
 
 def by_reciprocal(x: jax.Array, divisor: ArrayLike) -> jax.Array:

@@ -8,22 +8,23 @@ the
 result its derivative: elementwise weights that the compiler fuses with its neighbours.
 
 What is reduced is an `Over`: axes of the tensor, and names of axes of `shard_map`, `pmap` or `vmap` that it is spread
-over. A tensor is never laid out anew for it: a reshape would gather one that is sharded.
+over. A tensor is never laid out anew for it: a reshape would gather one that is sharded, and so would joining several
+that share a statistic, which come as a tuple.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
-from typing import NamedTuple
+from functools import partial, reduce
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jqinject.ops.devices.explicit_axes import sharded_as
 from jqinject.ops.devices.mapped import Names, max_over, sum_over
-from jqinject.ops.devices.over import Over
+from jqinject.ops.devices.over import Over, Tensors, each, parts_of
 from jqinject.ops.one_program import one_program
 
 
@@ -42,33 +43,40 @@ class Extreme(NamedTuple):
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _attach(names: Names, x: jax.Array, value: jax.Array, weights: jax.Array) -> jax.Array:
+def _attach(names: Names, x: Tensors, value: jax.Array, weights: Any) -> jax.Array:
     del names, x, weights
     return value
 
 
 @_attach.defjvp
 def _(names, primals, tangents):
-    x, value, weights = primals
-    axes = tuple(i for i in range(x.ndim) if value.ndim != x.ndim or value.shape[i] != x.shape[i])
+    _, value, weights = primals
+    slopes = [
+        _slope(value, *each_part) for each_part in zip(parts_of(weights), parts_of(tangents[0]), strict=True)
+    ]
+    return _attach(names, *primals), sum_over(reduce(jnp.add, slopes), names).reshape(value.shape)
+
+
+def _slope(value: jax.Array, weights: jax.Array, tangent: jax.Array) -> jax.Array:
+    same = value.ndim == tangent.ndim
+    axes = tuple(i for i in range(tangent.ndim) if not same or value.shape[i] != tangent.shape[i])
     # An element without weight gets no gradient, not even 0 times nan.
-    weighed = weights * tangents[0]
+    weighed = weights * tangent
     has_weight = sharded_as(jnp.broadcast_to(weights != 0, weighed.shape), weighed)
     weighed = jnp.where(has_weight, weighed, jnp.zeros_like(weighed))
-    slope = sum_over(jnp.sum(weighed, axis=axes, keepdims=value.ndim == x.ndim), names)
-    return _attach(names, *primals), slope.reshape(value.shape)
+    return jnp.sum(weighed, axis=axes, keepdims=same)
 
 
-def attach_gradient(x: jax.Array, value: jax.Array, weights: jax.Array, names: Names = ()) -> jax.Array:
+def attach_gradient(x: Tensors, value: jax.Array, weights: Any, names: Names = ()) -> jax.Array:
     """The number `value` with the derivative `weights` with respect to `x`.
 
     `d value = sum(weights * dx)` over the axes in which `value` has size 1, or over all axes when `value` is
     a scalar.
 
     Args:
-        x: the tensor that receives the gradient.
+        x: the tensor that receives the gradient, or several.
         value: a scalar, or an array of the rank of `x` with 1 in every reduced axis; gets no gradient.
-        weights: array that broadcasts with `x`; gets no gradient.
+        weights: array that broadcasts with `x`, of several tensors one for all or one for each; gets no gradient.
         names: of mapped axes that `x` is spread over: the sum is over them too.
 
     Returns:
@@ -79,6 +87,8 @@ def attach_gradient(x: jax.Array, value: jax.Array, weights: jax.Array, names: N
         >>> jax.grad(lambda x: attach_gradient(x, jnp.float32(3), jnp.array([0.0, -1.0])))(x)
         Array([ 0., -1.], dtype=float32)
     """
+    if isinstance(x, tuple) and not isinstance(weights, tuple):
+        weights = (weights,) * len(x)
     return _attach(names, x, value, weights)
 
 
@@ -108,11 +118,11 @@ def _(primals, tangents):
 
 
 @one_program("over")
-def locate(x: jax.Array, value: jax.Array, over: Over) -> Selected:
+def locate(x: Tensors, value: jax.Array, over: Over) -> Selected:
     """Where `value` first occurs in `x`; a nan is found at the first nan.
 
     Args:
-        x: the tensor.
+        x: the tensor, or several.
         value: an element of it; a scalar over the whole tensor, else with size 1 in the axes.
         over: what is searched.
 
@@ -123,11 +133,14 @@ def locate(x: jax.Array, value: jax.Array, over: Over) -> Selected:
         >>> locate(jnp.array([1.0, 5.0, 5.0]), jnp.float32(5), Over()).position
         Array(1, dtype=int32)
     """
-    hits = (x == value) | (x != x)
-    return Selected(value, over.min(jnp.where(hits, over.positions(x), jnp.iinfo(jnp.int32).max)))
+
+    def found(x: jax.Array, positions: jax.Array) -> jax.Array:
+        return jnp.where((x == value) | (x != x), positions, jnp.iinfo(jnp.int32).max)
+
+    return Selected(value, over.min(each(found, x, over.positions(x))))
 
 
-def select(x: jax.Array, selected: Selected, over: Over) -> jax.Array:
+def select(x: Tensors, selected: Selected, over: Over) -> jax.Array:
     """The selected element, as a function of `x`: the whole gradient goes to that element.
 
     Args:
@@ -138,18 +151,18 @@ def select(x: jax.Array, selected: Selected, over: Over) -> jax.Array:
     Returns:
         `selected.value`, differentiable.
     """
-    weights = (over.positions(x) == selected.position).astype(x.dtype)
+    weights = each(lambda x, place: (place == selected.position).astype(x.dtype), x, over.positions(x))
     return attach_gradient(x, selected.value, weights, over.names)
 
 
-def extreme(x: jax.Array, value: jax.Array, names: Names = ()) -> Extreme:
-    """`value`, the largest (or smallest) element of the tensor `x`, and how many elements equal it."""
-    return Extreme(value, sum_over(jnp.sum((x == value).astype(jnp.float32)), names))
+def extreme(x: Tensors, value: jax.Array, names: Names = ()) -> Extreme:
+    """`value`, the largest (or smallest) element of `x`, and how many elements equal it."""
+    return Extreme(value, Over(None, names).sum(each(lambda x: (x == value).astype(jnp.float32), x)))
 
 
-def share(x: jax.Array, measured: Extreme, names: Names = ()) -> jax.Array:
+def share(x: Tensors, measured: Extreme, names: Names = ()) -> jax.Array:
     """The extreme element as a function of `x`: elements that tie share the gradient equally."""
-    weights = (x == measured.value).astype(x.dtype) / jnp.maximum(measured.ties, 1)
+    weights = each(lambda x: (x == measured.value).astype(x.dtype) / jnp.maximum(measured.ties, 1), x)
     return attach_gradient(x, measured.value, weights, names)
 
 
@@ -176,14 +189,14 @@ def largest(x: jax.Array, axes: Sequence[int], names: Names = ()) -> jax.Array:
     return jnp.maximum(attach_gradient(x, value, equal / jnp.maximum(ties, 1), names), 0.0)
 
 
-def measure(x: jax.Array, value: jax.Array, over: Over) -> Selected | Extreme:
+def measure(x: Tensors, value: jax.Array, over: Over) -> Selected | Extreme:
     """What `attach` needs to know of the extreme `value` of `x`: along axes the first of equal elements is selected,
     over the whole tensor they share.
     """
     return locate(x, value, over) if over.keeps else extreme(x, value, over.names)
 
 
-def attach(x: jax.Array, measured: Selected | Extreme, over: Over) -> jax.Array:
+def attach(x: Tensors, measured: Selected | Extreme, over: Over) -> jax.Array:
     """The measured element as a differentiable function of `x`."""
     if isinstance(measured, Extreme):
         return share(x, measured, over.names)
@@ -210,15 +223,15 @@ def rank_low(percentile: float, size: int) -> int:
     return min(max(math.ceil(0.01 * percentile * size), 1), max(size, 1))
 
 
-def kth_smallest(x: jax.Array, k: int, over: Over) -> jax.Array:
+def kth_smallest(x: Tensors, k: int | jax.Array, over: Over) -> jax.Array:
     """The k-th smallest element (1-based), without interpolation.
 
     A maximum or minimum at the ends; else by bisection on the bits, 32 passes over the tensor whatever the rank (a sort
     of a million elements takes tens of times as long). Of a tensor that is spread over devices only counts travel.
 
     Args:
-        x: float32 tensor.
-        k: rank, 1 to n, n the number of elements.
+        x: float32 tensor, or several.
+        k: rank, 1 to n, n the number of elements; or an array of them, of the shape of the result.
         over: what is reduced.
 
     Returns:
@@ -228,22 +241,26 @@ def kth_smallest(x: jax.Array, k: int, over: Over) -> jax.Array:
         >>> kth_smallest(jnp.array([4.0, 1.0, 3.0, 2.0]), 3, Over())
         Array(3., dtype=float32)
     """
-    if k == over.count(x):
+    if isinstance(k, int) and k == over.count(x):
         return over.max(x)
-    if k == 1:
+    if isinstance(k, int) and k == 1:
         return over.min(x)
     return _bisect(x, k, over)
 
 
-def _bisect(x: jax.Array, k: int, over: Over) -> jax.Array:
+def _bisect(x: Tensors, k: int | jax.Array, over: Over) -> jax.Array:
     """The k-th smallest, bit by bit: unsigned integers in the order of the floats, nan last."""
-    bits = jax.lax.bitcast_convert_type(jnp.where(jnp.isnan(x), jnp.float32(jnp.nan), x), jnp.uint32)
     top = jnp.uint32(1 << 31)
-    keys = jnp.where(bits >= top, ~bits, bits | top)
+
+    def key_of(x: jax.Array) -> jax.Array:
+        bits = jax.lax.bitcast_convert_type(jnp.where(jnp.isnan(x), jnp.float32(jnp.nan), x), jnp.uint32)
+        return jnp.where(bits >= top, ~bits, bits | top)
+
+    keys = each(key_of, x)
 
     def next_bit(i: jax.Array, found: jax.Array) -> jax.Array:
         candidate = found | (top >> i.astype(jnp.uint32))
-        below = over.sum((keys < candidate).astype(jnp.int32))
+        below = over.sum(each(lambda keys: (keys < candidate).astype(jnp.int32), keys))
         return jnp.where(below < k, candidate, found)
 
     key = jax.lax.fori_loop(0, 32, next_bit, jnp.zeros_like(over.min(keys)))

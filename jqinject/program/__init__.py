@@ -1,5 +1,8 @@
 """Quantizers between the operations of a model: its program is read, and run with quantizers put in."""
 
+from jqinject.program.class_swap import change_class as change_class
+from jqinject.program.intercept import Around as Around
+from jqinject.program.intercept import intercept as intercept
 from jqinject.program.model import HELD as HELD
 from jqinject.program.model import OpQuantizers as OpQuantizers
 from jqinject.program.model import QuantizedProgram as QuantizedProgram
@@ -14,5 +17,4 @@ from jqinject.program.policy import Policy as Policy
 from jqinject.program.policy import Site as Site
 from jqinject.program.policy import other_axes as other_axes
 from jqinject.program.quantizers import Quantizers as Quantizers
-from jqinject.program.scopes import change_class as change_class
 from jqinject.program.tracked_value import Tracked as Tracked

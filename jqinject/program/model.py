@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
-import functools
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core.construction.assign import assign
+from jqinject.program.class_swap import ClassMixin, derived_class
 from jqinject.program.interpreter import Interpreter
 from jqinject.program.policy import Policy, Site
 from jqinject.program.quantizers import Finder, HeldQuantizers, Quantizers
@@ -45,53 +44,39 @@ class OpQuantizers(nnx.Module):
         return len(self.held)
 
 
-class QuantizedProgram:
+class QuantizedProgram(ClassMixin):
     """What is added to the class of a model: its call is run with quantizers between its operations.
 
     Attributes:
         op_quant: the quantizers.
     """
 
-    __slots__ = ()  # an instance can only take a class of the same layout
-    program_class: type
+    __slots__ = ()
     op_quant: OpQuantizers
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the model's own call."""
         held = self.op_quant
-        return run(self, self.program_class.__call__, held.policy, self.quantizers(), args, kwargs)
+        return run(self, self.base_class.__call__, held.policy, self.quantizers(), args, kwargs)
 
     def quantizers(self) -> Quantizers:
         """What quantizes at the sites."""
         return HeldQuantizers(self.op_quant.held)
 
 
-class _ProgramClass(type(nnx.Module)):
-    """The metaclass of classes that `quantized_class` makes: pickled by the class that they were made from."""
-
-    program_class: type
-    program_mixin: type
-
-
-def quantized_class(kind: type, program: type = QuantizedProgram) -> type:
+def quantized_class(kind: type, program: type[QuantizedProgram] = QuantizedProgram) -> type:
     """The class of models of class `kind` whose call is run as a program; the same one every time.
 
     Args:
-        kind: a class of modules.
+        kind: a class of modules, or one that this function has made.
         program: `QuantizedProgram`, or a class derived from it.
     """
-    return _class_of(kind, program)
+    return derived_class(program_class_of(kind), program)
 
 
-@functools.cache
-def _class_of(kind: type, program: type) -> type:
-    # The model's own class comes first: an instance can only take a class of the same layout.
-    added = {"program_class": kind, "program_mixin": program, "__call__": program.__call__}
-    added |= {name: getattr(kind, name) for name in ("__doc__", "__module__", "__qualname__")}
-    return _ProgramClass(kind.__name__, (kind, program), added)
-
-
-copyreg.pickle(_ProgramClass, lambda kind: (quantized_class, (kind.program_class, kind.program_mixin)))
+def program_class_of(kind: type) -> type:
+    """The class of which `quantized_class` made `kind`; `kind` itself if it did not."""
+    return kind.base_class if issubclass(kind, QuantizedProgram) else kind
 
 
 def run(model: Any, call: Any, policy: Policy, quantizers: Quantizers, args: Any, kwargs: Any) -> Any:
@@ -138,7 +123,7 @@ def find_sites(
         quantizers: called at the sites, with weights as they are in the model and tracers for everything else; None
             for nothing.
     """
-    kind = getattr(type(model), "program_class", type(model))
+    kind = program_class_of(type(model))
     try:
         program = trace(model, kind.__call__, Arguments(args, kwargs), policy.opaque, HELD)
     except Exception as error:

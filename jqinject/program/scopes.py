@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,11 +13,12 @@ import jax.numpy as jnp
 from flax import linen, nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from jqinject.program.intercept import Around, intercept, release
+
 SCOPE = "jqinject_module({})"
 SCOPED = re.compile(r"jqinject_module\(([^)]*)\)")
 BEGIN, END = "jqinject_begin", "jqinject_end"
 RAISED_IN = "raised in the module at"
-MARK = "_jqinject_mark"
 
 # Modules that are one operation, whatever they are made of.
 NNX_REGIONS: tuple[tuple[type, str], ...] = (
@@ -57,48 +58,35 @@ def region_of(module: Any, opaque: tuple[type, ...]) -> str | None:
     return next((name for kind, name in regions if isinstance(module, kind)), None)
 
 
-def mark(model: Any, opaque: tuple[type, ...]) -> None:
-    """Let every module of a private copy of a model leave marks when it is called.
+@dataclass(frozen=True)
+class _Scope(Around):
+    """Calls leave marks: the path of the module, and the operation that it is as a whole, or None."""
 
-    The instances get a subclass of their class; `unmark` gives them their own back.
+    path: str
+    region: str | None
+
+    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """See `Around`."""
+        return in_scope(self.path, self.region, call, args, kwargs)
+
+
+@contextlib.contextmanager
+def scopes(model: Any, opaque: tuple[type, ...]) -> Iterator[None]:
+    """Let every module of a private copy of a model leave marks when it is called.
 
     Args:
         model: a copy that nobody else has.
         opaque: classes of modules that are not looked into.
     """
-    for path, module in list(nnx.iter_modules(model, graph=True)):
+    modules = list(nnx.iter_modules(model, graph=True))
+    for path, module in modules:
         if path and "__call__" in dir(type(module)):
-            setattr(module, MARK, (".".join(map(str, path)), region_of(module, opaque)))
-            change_class(module, _marked(type(module)))
-
-
-def unmark(model: Any) -> None:
-    """Undo `mark`."""
+            intercept(module, _Scope(".".join(map(str, path)), region_of(module, opaque)))
+    has_linen = any(isinstance(module, nnx.bridge.ToNNX) for _, module in modules)
+    with linen_scopes(opaque) if has_linen else contextlib.nullcontext():
+        yield
     for _, module in list(nnx.iter_modules(model, graph=True)):
-        if issubclass(type(module), _Marked):
-            change_class(module, vars(type(module))["marked_class"])
-            delattr(module, MARK)
-
-
-def change_class(module: Any, kind: type) -> None:
-    """Let a module be of another class; NNX's own setter would take the class for an attribute."""
-    object.__setattr__(module, "__class__", kind)
-
-
-class _Marked:
-    __slots__ = ()  # an instance can only take a class of the same layout
-
-
-# NNX registers every class of modules for good: there is one a kind, and the path is the instance's.
-@functools.cache
-def _marked(kind: Any) -> Any:
-    call = kind.__call__
-
-    def named(self: Any, *args: Any, **kwargs: Any) -> Any:
-        path, region = getattr(self, MARK)
-        return in_scope(path, region, functools.partial(call, self), args, kwargs)
-
-    return type(kind)(kind.__name__, (kind, _Marked), {"__call__": named, "marked_class": kind})
+        release(module, _Scope)
 
 
 def in_scope(path: str, region: str | None, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -135,11 +123,11 @@ def _is_float(x: Any) -> bool:
 def linen_scopes(opaque: tuple[type, ...]) -> Iterator[None]:
     """Let Linen modules, wrapped by `nnx.bridge.ToNNX`, leave the same marks."""
 
-    def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    def named(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         if context.method_name != "__call__" or not context.module.path:
             return call(*args, **kwargs)
         path = "+" + ".".join(context.module.path)
         return in_scope(path, region_of(context.module, opaque), call, args, kwargs)
 
-    with linen.intercept_methods(intercept):
+    with linen.intercept_methods(named):
         yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jqinject.program.scopes import linen_scopes, mark, unmark
+from jqinject.program.scopes import scopes
 from jqinject.program.tracked_value import Origin, Tracked
 
 Path = tuple[Any, ...]
@@ -95,11 +94,9 @@ def trace(
         copy, modules = copies[0], copies[1:]
         # The forward does not see them: a bridge to Linen takes every attribute for its own.
         put_aside = {skip: vars(copy).pop(skip)} if skip in vars(copy) else {}
-        mark(copy, opaque)
         args, kwargs = arguments.filled(arrays, modules)
-        with linen_scopes(opaque) if _has_linen(copy) else contextlib.nullcontext():
+        with scopes(copy, opaque):
             out = call(copy, *args, **kwargs)
-        unmark(copy)
         vars(copy).update(put_aside)
         found["state"] = nnx.to_flat_state(nnx.state(copies, graph=True))
         found["tree"] = jax.tree.structure(out)
@@ -114,10 +111,6 @@ def trace(
 
 def _value(leaf: Any) -> Any:
     return leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
-
-
-def _has_linen(model: Any) -> bool:
-    return any(isinstance(node, nnx.bridge.ToNNX) for _, node in nnx.iter_modules(model, graph=True))
 
 
 def _state_input(path: tuple[Any, ...], leaf: Any, variables: dict[Path, Any]) -> Tracked:

@@ -11,6 +11,7 @@ from jqinject.proxy.act_float import (
 from jqinject.proxy.assembly import build_stacked as build_stacked
 from jqinject.proxy.assembly import stack_of as stack_of
 from jqinject.proxy.assembly import write as write
+from jqinject.proxy.base import QuantizerLike as QuantizerLike
 from jqinject.proxy.base import QuantProxyFromInjector as QuantProxyFromInjector
 from jqinject.proxy.bias import BiasQuantProxyFromInjector as BiasQuantProxyFromInjector
 from jqinject.proxy.grad import GradQuantProxy as GradQuantProxy
@@ -30,7 +31,8 @@ from jqinject.proxy.groupwise_float import (
 from jqinject.proxy.groupwise_float import (
     GroupwiseWeightFloatQuantProxyFromInjector as GroupwiseWeightFloatQuantProxyFromInjector,
 )
-from jqinject.proxy.links import link_if_proxy as link_if_proxy
+from jqinject.proxy.links import LINKS as LINKS
+from jqinject.proxy.links import complete as complete
 from jqinject.proxy.links import linked_layers as linked_layers
 from jqinject.proxy.links import relink as relink
 from jqinject.proxy.ranges import check_range as check_range

@@ -8,59 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import (
-    BinaryQuant,
-    ClampedBinaryQuant,
-    CodebookQuant,
-    Float8Quant,
-    FloatQuant,
-    PowerOfTwoRestrictValue,
-    PrescaledRestrictIntQuant,
-    QuantRestrictValue,
-    TernaryQuant,
-    ZeroZeroPoint,
-)
-from jqinject.ops import FLOAT8_DTYPES, FloatFormat
 from jqinject.ops.devices.processes import placed_as
 from jqinject.quant_tensor import is_concrete
 
-WITHOUT_ZERO_POINT = (
-    BinaryQuant,
-    ClampedBinaryQuant,
-    TernaryQuant,
-    Float8Quant,
-    FloatQuant,
-    CodebookQuant,
-    PrescaledRestrictIntQuant,
-)
 Build = Callable[[tuple[Any, ...], nnx.Rngs | None], nnx.Module | Any]
 Variables = dict[tuple[Any, ...], nnx.Variable[Any]]
-
-
-def has_zero_point(quantizer: Any) -> bool:
-    """Whether the numbers of a quantizer may have a zero point other than 0."""
-    zero_point = getattr(quantizer, "zero_point_impl", None)
-    if zero_point is not None:
-        return not isinstance(zero_point, ZeroZeroPoint)
-    return not isinstance(quantizer, WITHOUT_ZERO_POINT)
-
-
-def scale_dtype_of(quantizer: Any) -> np.dtype | None:
-    """The 8-bit dtype that every scale of a quantizer is known to have, up to one factor for all.
-
-    `float8_e8m0fnu` where scales are powers of two (without a factor); that of the minifloats which scales are
-    restricted to; else None.
-    """
-    scaling = getattr(quantizer, "scaling_impl", None)
-    restrict = getattr(scaling, "restrict_scaling_impl", None)
-    threshold = getattr(scaling, "restrict_threshold_impl", None) or restrict
-    after = getattr(scaling, "restrict_scale_threshold_impl", None)
-    if isinstance(after, QuantRestrictValue) and isinstance(after.quantizer, FloatQuant):
-        form = after.quantizer.format
-        return form.dtype if isinstance(form, FloatFormat) and form.dtype in FLOAT8_DTYPES else None
-    powers = all(isinstance(found, PowerOfTwoRestrictValue) for found in (restrict, threshold))
-    powers = powers and (after is None or isinstance(after, PowerOfTwoRestrictValue))
-    return np.dtype(jnp.float8_e8m0fnu) if powers else None
 
 
 def stack_of(layers: Sequence[Any]) -> tuple[int, ...]:

@@ -3,27 +3,26 @@
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from flax import nnx
 
-from jqinject.core import AmaxHistory, AmaxScaling
+from jqinject.core import AmaxHistory, AmaxScaling, QuantResult
 from jqinject.core.construction.assign import assign
+from jqinject.core.facts import has_zero_point, scale_dtype
 from jqinject.inject import Binding, DependencyError, ExtendedInjector, reach_of
 from jqinject.proxy.assembly import (
     build_stacked,
     copy_mode,
-    has_zero_point,
     replace_by_difference,
     same_parameters,
-    scale_dtype_of,
     stack_of,
 )
 from jqinject.proxy.given import Given
 from jqinject.proxy.links import link, linked_layers, parameters_of, relink
 from jqinject.proxy.metadata import QuantFacts, facts_of
-from jqinject.proxy.naming import checked_quantizer, naming, packable
+from jqinject.proxy.naming import checked_quantizer, note_quantizer, packable
 from jqinject.proxy.ranges import ranges_in
 from jqinject.proxy.sharing import QuantizerReplacedWarning, refuse_tree_mode
 from jqinject.quant_tensor import as_array
@@ -144,7 +143,7 @@ class QuantProxyFromInjector(nnx.Module):
     @property
     def has_zero_point(self) -> bool:
         """Whether its numbers may have a zero point other than 0."""
-        return has_zero_point(self.tensor_quant)
+        return self.facts.has_zero_point
 
     @property
     def requires_quant_input(self) -> bool:
@@ -154,14 +153,12 @@ class QuantProxyFromInjector(nnx.Module):
     @property
     def scale_dtype(self) -> np.dtype | None:
         """The 8-bit dtype that is known to hold every scale (times one for all, unless they are powers of two)."""
-        return scale_dtype_of(self.tensor_quant)
+        return scale_dtype(self.tensor_quant)
 
     @property
     def has_whole_zero_points(self) -> bool:
         """Whether zero points are integers: they are unless the injector says `quantize_zero_point = False`."""
-        return not self.binding.declares("quantize_zero_point") or bool(
-            self.binding.resolve("quantize_zero_point")
-        )
+        return self.facts.whole_zero_points
 
     def depends_on_layers(self) -> bool:
         """Whether the quantizer is made from its layers, so that it has to be made again when their weights change."""
@@ -310,7 +307,7 @@ class QuantProxyFromInjector(nnx.Module):
         return known[0]
 
     def _read_facts(self, layers: tuple[Any, ...], quantizer: Any) -> QuantFacts:
-        facts = self._facts_of(layers)
+        facts = self._facts_of(layers)._replace(has_zero_point=has_zero_point(quantizer))
         if quantizer is not None and facts.signed is None:
             raise ValueError(
                 f"{self.binding.base.__name__} does not say whether its integers have a sign.\n"
@@ -342,14 +339,18 @@ class QuantProxyFromInjector(nnx.Module):
 
     def _pack(self, result: Any) -> Any:
         """The quantizer's result as the QuantTensor of its kind; four values of a user's own make an integer one."""
-        assert self.is_signed is not None, "checked when the quantizer is assembled"
-        found = packable(result, self.tensor_quant)
-        return found.quant_tensor(signed=self.is_signed, training=self.training)
+        signed = self.facts.signed
+        assert signed is not None, "checked when the quantizer is assembled"
+        found = result if isinstance(result, QuantResult) else packable(result, self.tensor_quant)
+        return found.quant_tensor(signed=signed, training=not self.use_running_average)
 
     def _quantized(self, x: Any, *more: Any) -> Any:
         """A tensor through the quantizer, as a QuantTensor, or where the proxy only observes, itself with its scale."""
-        with naming(self):
+        try:
             return self._seen(self._pack(self.tensor_quant(x, *more)), x)
+        except Exception as error:
+            note_quantizer(error, self)
+            raise
 
     def quantize_gradient(self, g: Any) -> Any:
         """A gradient on its way back, as a QuantTensor; the array where quantization is off."""
@@ -358,3 +359,7 @@ class QuantProxyFromInjector(nnx.Module):
     def _seen(self, packed: Any, x: Any) -> Any:
         """A quantized tensor, or where the proxy only observes, the tensor itself with its scale."""
         return packed.set(value=as_array(x)) if self.observing else packed
+
+
+# What layers take for a quantizer: an injector (or a binding of one), a proxy to share, None for no quantization.
+QuantizerLike: TypeAlias = type[ExtendedInjector] | Binding | QuantProxyFromInjector | None

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.proxy.base import QuantProxyFromInjector
-from jqinject.proxy.naming import naming
+from jqinject.proxy.naming import note_quantizer
 from jqinject.quant_tensor import GroupwiseQuantTensor, IntQuantTensor, QuantTensor
 
 
@@ -39,9 +39,7 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
     @property
     def requires_input_scale(self) -> bool:
         """Whether the scale comes in with the input."""
-        return bool(
-            self.binding.declares("requires_input_scale") and self.binding.resolve("requires_input_scale")
-        )
+        return self.facts.requires_input_scale
 
     def __call__(
         self,
@@ -70,8 +68,11 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
             return x
         if not self.requires_input_scale:
             return self._quantized(x)
-        with naming(self):
+        try:
             scale = self._accumulator_scale(input, weight, weight_scale)
+        except Exception as error:
+            note_quantizer(error, self)
+            raise
         return self._quantized(x, scale)
 
     def scale(self) -> jax.Array | None:
@@ -103,7 +104,7 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
 
     def _accumulator_scale(self, input: Any, weight: Any, laid_out: jax.Array | None) -> jax.Array:
         name = self.binding.base.__name__
-        if any(isinstance(x, GroupwiseQuantTensor) for x in (input, weight)):
+        if isinstance(input, GroupwiseQuantTensor) or isinstance(weight, GroupwiseQuantTensor):
             raise ValueError(
                 f"{name} takes its scale from input and weight, and one of them has a scale for each group, so that "
                 "their sums have none.\n  cure: a bias quantizer with a scale of its own "
@@ -122,8 +123,9 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
                 f"{name} needs an input with one scale, got scales of shape {input.scale.shape}.\n"
                 "  cure: quantize the input per tensor, or use Int8BiasPerTensorFloatInternalScaling"
             )
-        flat = weight.scale if weight.scale.ndim == 0 else weight.scale.reshape(-1)
-        return (flat if laid_out is None else laid_out) * input.scale.reshape(())
+        of_input, of_weight = input.scale, weight.scale if laid_out is None else laid_out
+        of_weight = of_weight.reshape(-1) if of_weight.ndim > 1 else of_weight
+        return of_weight * (of_input.reshape(()) if of_input.ndim else of_input)
 
     def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
         return [layer.bias for layer in layers if layer.bias is not None]

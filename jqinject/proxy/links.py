@@ -1,8 +1,15 @@
 """Which layers a proxy serves, kept outside of both.
 
 A proxy keeps no layer: as a child it would be a cycle, as static metadata it would retrace and lead clones back to the
-original. The truth is the model. What stands here is a weak index of it, filled where a layer is seen to hold a proxy:
-when a layer is built, when its proxy is read from it (`link_if_proxy`), and when a model is walked.
+original. The truth is the model: the layers that hold the proxy. What stands here is a weak index of it, filled
+
+* by who hands a proxy to a layer: when a layer is built, and when it takes over a shared proxy (`link`);
+* by walks of a model, which see all layers in their order (`relink`);
+* by the first read through a layer of a copy (`complete`, called by the layer's slots). NNX makes copies, by `clone`,
+  `merge`, pickling or a transformation, without a word to the layer, so that the first read is the first sight of one.
+
+A read only completes what is missing: a proxy of which as many layers are known as it serves is never linked anew, so
+reading it changes nothing.
 """
 
 import weakref
@@ -10,44 +17,73 @@ from typing import Any
 
 from flax import nnx
 
-_LAYERS: weakref.WeakKeyDictionary[nnx.Module, list[weakref.ref[Any]]] = weakref.WeakKeyDictionary()
-_PARAMETERS: weakref.WeakKeyDictionary[nnx.Module, Any] = weakref.WeakKeyDictionary()
+
+class Links:
+    """What is known of the layers of one proxy.
+
+    Attributes:
+        layers: weak references to them, one at least, in the order in which they were seen.
+        parameters: what the proxy may be asked about when the first of them is gone, as in
+            `QuantLinear(...).weight_quant.scale()`; it must not refer to layer or proxy, or both would live forever.
+    """
+
+    __slots__ = ("layers", "parameters")
+
+    def __init__(self, *layers: Any) -> None:
+        self.layers = [weakref.ref(layer) for layer in layers]
+        self.parameters: Any = None
+
+    def knows(self, layer: Any) -> bool:
+        """Whether `layer` is one of them."""
+        return any(reference() is layer for reference in self.layers)
+
+
+LINKS: weakref.WeakKeyDictionary[nnx.Module, Links] = weakref.WeakKeyDictionary()
 
 
 def link(proxy: nnx.Module, layer: Any) -> None:
     """Note that `layer` holds `proxy`; does nothing if that is known."""
-    known = _LAYERS.setdefault(proxy, [])
-    if not any(reference() is layer for reference in known):
-        known.append(weakref.ref(layer))
+    links = LINKS.get(proxy)
+    if links is None:
+        LINKS[proxy] = Links(layer)
+    elif not links.knows(layer):
+        links.layers.append(weakref.ref(layer))
 
 
-def link_if_proxy(layer: Any, held: Any, parameters: Any = None) -> None:
-    """Note that `layer` holds `held`, where that is a proxy: layers call it when one of their attributes is read.
+def complete(proxy: Any, layer: Any) -> Links:
+    """Note that `layer` holds `proxy`, as a read has shown, unless all the layers that the proxy serves are known.
 
-    So `clone.weight_quant.scale()` and `clone.weight_quant.init_tensor_quant()` are about the clone: a copy is linked
-    when its proxy is first read through it, also inside a transform.
+    So `clone.weight_quant.scale()` and `clone.weight_quant.init_tensor_quant()` are about the clone, also inside a
+    transformation, and no read can change which layer a proxy is about.
 
     Args:
-        layer: the layer that is read.
-        held: the attribute.
-        parameters: what the proxy may be asked about after the layer is gone, as in
-            `QuantLinear(...).weight_quant.scale()`; it must not refer to the layer or the proxy, or both would live
-            forever.
+        proxy: what was read.
+        layer: the layer that holds it.
+
+    Returns:
+        What is known now.
     """
-    if isinstance(held, nnx.Module):
-        link(held, layer)
-        if parameters is not None:
-            _PARAMETERS[held] = parameters
+    links = LINKS.get(proxy)
+    if links is not None and links.knows(layer) and links.layers[0]() is not None:
+        return links
+    known = linked_layers(proxy)
+    if len(known) < proxy.served_layers and not _within((layer,), known):
+        known = (*known, layer)
+    if links is None or [reference() for reference in links.layers] != [*known]:
+        links = LINKS[proxy] = Links(*known)
+    return links
 
 
 def parameters_of(proxy: nnx.Module) -> Any:
-    """The parameters of the layer through which `proxy` was read last; None if it was not."""
-    return _PARAMETERS.get(proxy)
+    """The parameters of the first layer of `proxy`, as they were when it was read last; None if it was not."""
+    links = LINKS.get(proxy)
+    return None if links is None else links.parameters
 
 
 def linked_layers(proxy: nnx.Module) -> tuple[Any, ...]:
     """The living layers known to hold `proxy`, in the order in which they were seen."""
-    living = [reference() for reference in _LAYERS.get(proxy, ())]
+    links = LINKS.get(proxy)
+    living = () if links is None else (reference() for reference in links.layers)
     return tuple(layer for layer in living if layer is not None and holds(layer, proxy))
 
 
@@ -61,7 +97,8 @@ def relink(proxy: nnx.Module, layers: tuple[Any, ...]) -> tuple[Any, ...]:
     """
     known = linked_layers(proxy)
     holders = layers if _within(known, layers) else (*known, *(n for n in layers if not _within((n,), known)))
-    _LAYERS[proxy] = [weakref.ref(layer) for layer in holders]
+    if holders:
+        LINKS[proxy] = Links(*holders)
     return holders
 
 

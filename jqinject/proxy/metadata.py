@@ -16,6 +16,9 @@ class QuantFacts(NamedTuple):
         rounding_mode: the name of the rounding.
         group_size: elements that share a scale; None where there are no groups.
         group_dim: the axis that is cut into groups.
+        has_zero_point: whether their zero point may be another than 0, as the quantizer says.
+        requires_input_scale: of a bias: whether its scale comes in with the input.
+        whole_zero_points: whether zero points are integers.
     """
 
     signed: bool | None
@@ -23,6 +26,9 @@ class QuantFacts(NamedTuple):
     rounding_mode: str | None
     group_size: int | None = None
     group_dim: int | None = None
+    has_zero_point: bool = True
+    requires_input_scale: bool = False
+    whole_zero_points: bool = True
 
 
 def facts_of(binding: Binding, layers: tuple[Any, ...]) -> QuantFacts:
@@ -40,6 +46,8 @@ def facts_of(binding: Binding, layers: tuple[Any, ...]) -> QuantFacts:
         if binding.declares("narrow_range")
         else None,
         rounding_mode=None if rounding is None else str(rounding).upper(),
+        requires_input_scale=bool(fact("requires_input_scale")),
+        whole_zero_points=not binding.declares("quantize_zero_point") or bool(fact("quantize_zero_point")),
     )
 
 

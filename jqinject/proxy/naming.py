@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from jqinject.core import PackableResult, QuantResult, components_in
@@ -58,16 +56,11 @@ def packable(result: Any, quantizer: Any) -> PackableResult:
     )
 
 
-@contextmanager
-def naming(proxy: Any) -> Iterator[None]:
-    """Add to errors that are raised meanwhile which quantizer was at work."""
-    try:
-        yield
-    except Exception as error:
-        note = f"in {name_of(proxy)}{_own_parts(proxy.tensor_quant)}"
-        if note not in getattr(error, "__notes__", ()):
-            error.add_note(note)
-        raise
+def note_quantizer(error: Exception, proxy: Any) -> None:
+    """Add to an error which quantizer was at work."""
+    note = f"in {name_of(proxy)}{_own_parts(proxy.tensor_quant)}"
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
 
 
 def _own_parts(quantizer: Any) -> str:

@@ -3,10 +3,9 @@
 from jqinject.core.clamp import TensorClamp
 from jqinject.core.quant import CodebookQuant
 from jqinject.inject import ExtendedInjector
-from jqinject.inject.enum import RestrictValueType, ScalingPerOutputType
 from jqinject.ops import NF4
+from jqinject.quant.enums import RestrictValueType, ScalingPerOutputType
 from jqinject.quant.fragments import MaxStatsScaling
-from jqinject.quant.groupwise import GroupwiseWeightProxyMixin
 from jqinject.quant.solver import WeightQuantSolver
 
 
@@ -43,7 +42,7 @@ class NF4WeightPerChannelFloat(NF4WeightPerTensorFloat):
     scaling_per_output_type = ScalingPerOutputType.CHANNEL
 
 
-class NF4WeightPerGroupFloat(GroupwiseWeightProxyMixin, NF4WeightPerChannelFloat):
+class NF4WeightPerGroupFloat(NF4WeightPerChannelFloat):
     """NormalFloat4 weights, scale = max |w| of each group of 64 inputs of every channel, recomputed at every forward.
 
     Source: the block size of Dettmers et al., 2023, "QLoRA: Efficient Finetuning of Quantized LLMs".

@@ -2,26 +2,29 @@
 
 For `grad_quant=` of a layer, and `dgrad_grad` and `wgrad_grad` of a `jqinject.dot.Scheme`. The scale is that of the
 gradient at hand (`Dynamic`, MX), or follows recorded amaxes (`Delayed`). Rounded to nearest, what is small against the
-scale vanishes; `Stochastic` rounds up with a probability equal to the fraction, so that a sum of many is right on
-average.
+scale vanishes; `Stochastic` rounds up with a probability equal to the fraction (to nearest in evaluation mode), so that a sum
+of many is right on average.
 """
 
 from jqinject.core.scaling import FloatScaling, RuntimeDynamicStatsScaling
 from jqinject.inject import ExtendedInjector
-from jqinject.inject.enum import FloatToIntImplType, StatsOp
-from jqinject.quant.dynamic import DynamicPerRow
-from jqinject.quant.float8 import DelayedAmaxScaling
-from jqinject.quant.float_base import (
+from jqinject.quant.enums import FloatToIntImplType, RestrictValueType, StatsOp
+from jqinject.quant.fragments import (
+    DynamicPerRow,
     FloatBase,
     Fp4e2m1Mixin,
     Fp6e2m3Mixin,
     Fp6e3m2Mixin,
     Fp8e4m3Mixin,
     Fp8e5m2Mixin,
+    FpOCPMixin,
+    IntQuant,
+    MaxStatsScaling,
+    NarrowIntQuant,
+    PerTensorFloatScaling8bit,
 )
-from jqinject.quant.float_ocp import FpOCPMixin
-from jqinject.quant.fragments import IntQuant, MaxStatsScaling, NarrowIntQuant, PerTensorFloatScaling8bit
-from jqinject.quant.mx import MXActMixin
+from jqinject.quant.minifloat.float8 import DelayedAmaxScaling
+from jqinject.quant.minifloat.mx import MXActMixin
 from jqinject.quant.solver import GradQuantSolver
 
 
@@ -31,18 +34,6 @@ class DynamicMaxScaling(ExtendedInjector):
     scaling_impl = RuntimeDynamicStatsScaling
     scaling_stats_op = StatsOp.MAX
     scaling_min_val = 1e-30
-
-
-class StochasticRounding(ExtendedInjector):
-    """Rounded up with a probability equal to the fraction, else down; to nearest in evaluation mode."""
-
-    float_to_int_impl_type = FloatToIntImplType.STOCHASTIC_ROUND
-
-
-class FloatGradBase(FpOCPMixin, FloatBase):
-    """OCP's minifloats, scale = magnitude / largest number."""
-
-    float_scaling_impl = FloatScaling
 
 
 class Int8GradPerTensorDynamic(NarrowIntQuant, DynamicMaxScaling, PerTensorFloatScaling8bit, GradQuantSolver):
@@ -58,17 +49,23 @@ class Int8GradPerTensorDynamic(NarrowIntQuant, DynamicMaxScaling, PerTensorFloat
     """
 
 
-class Int8GradPerTensorStochastic(StochasticRounding, Int8GradPerTensorDynamic):
+class Int8GradPerTensorStochastic(Int8GradPerTensorDynamic):
     """8-bit narrow signed gradients, scale = max |g| / 127 of the gradient at hand, rounded stochastically."""
 
+    float_to_int_impl_type = FloatToIntImplType.STOCHASTIC_ROUND
 
-class Int8GradPerRowDynamic(DynamicPerRow, Int8GradPerTensorDynamic):
+
+class Int8GradPerRowDynamic(
+    DynamicPerRow, NarrowIntQuant, DynamicMaxScaling, PerTensorFloatScaling8bit, GradQuantSolver
+):
     """8-bit narrow signed gradients, scale = max |g| / 127 of each row: the last axis, in a `Scheme` all that is
     summed over."""
 
 
-class Int8GradPerRowStochastic(StochasticRounding, Int8GradPerRowDynamic):
+class Int8GradPerRowStochastic(Int8GradPerRowDynamic):
     """8-bit narrow signed gradients, scale = max |g| / 127 of each row, rounded stochastically."""
+
+    float_to_int_impl_type = FloatToIntImplType.STOCHASTIC_ROUND
 
 
 class Int8GradPerTensorDelayed(
@@ -77,14 +74,17 @@ class Int8GradPerTensorDelayed(
     """8-bit narrow signed gradients, scale = the largest of the last 1024 steps' amaxes / 127."""
 
 
-class Fp8e5m2OCPGradPerTensorDynamic(
-    Fp8e5m2Mixin, FloatGradBase, DynamicMaxScaling, PerTensorFloatScaling8bit, GradQuantSolver
-):
+class Fp8e5m2OCPGradPerTensorDynamic(Fp8e5m2Mixin, FpOCPMixin, FloatBase, DynamicMaxScaling, GradQuantSolver):
     """e5m2 gradients, scale = max |g| / 57344 of the gradient at hand."""
 
+    restrict_scaling_type = RestrictValueType.FP
+    float_scaling_impl = FloatScaling
 
-class Fp8e5m2OCPGradPerTensorStochastic(StochasticRounding, Fp8e5m2OCPGradPerTensorDynamic):
+
+class Fp8e5m2OCPGradPerTensorStochastic(Fp8e5m2OCPGradPerTensorDynamic):
     """e5m2 gradients, scale = max |g| / 57344 of the gradient at hand, rounded stochastically."""
+
+    float_to_int_impl_type = FloatToIntImplType.STOCHASTIC_ROUND
 
 
 class MXInt8Grad(MXActMixin, IntQuant, MaxStatsScaling, GradQuantSolver):
@@ -93,25 +93,33 @@ class MXInt8Grad(MXActMixin, IntQuant, MaxStatsScaling, GradQuantSolver):
     bit_width = 8
 
 
-class MXFloat8e4m3Grad(MXActMixin, Fp8e4m3Mixin, FloatGradBase, MaxStatsScaling, GradQuantSolver):
+class MXFloatGradBase(MXActMixin, FpOCPMixin, FloatBase, MaxStatsScaling, GradQuantSolver):
+    """OCP's minifloats, a power of two for each group of 32 along the last axis."""
+
+    float_scaling_impl = FloatScaling
+
+
+class MXFloat8e4m3Grad(Fp8e4m3Mixin, MXFloatGradBase):
     """e4m3 gradients, a power of two for each group of 32 along the last axis."""
 
 
-class MXFloat8e5m2Grad(Fp8e5m2Mixin, MXFloat8e4m3Grad):
+class MXFloat8e5m2Grad(Fp8e5m2Mixin, MXFloatGradBase):
     """e5m2 gradients, a power of two for each group of 32 along the last axis."""
 
 
-class MXFloat6e3m2Grad(Fp6e3m2Mixin, MXFloat8e4m3Grad):
+class MXFloat6e3m2Grad(Fp6e3m2Mixin, MXFloatGradBase):
     """e3m2 gradients (6 bits), a power of two for each group of 32 along the last axis."""
 
 
-class MXFloat6e2m3Grad(Fp6e2m3Mixin, MXFloat8e4m3Grad):
+class MXFloat6e2m3Grad(Fp6e2m3Mixin, MXFloatGradBase):
     """e2m3 gradients (6 bits), a power of two for each group of 32 along the last axis."""
 
 
-class MXFloat4e2m1Grad(Fp4e2m1Mixin, MXFloat8e4m3Grad):
+class MXFloat4e2m1Grad(Fp4e2m1Mixin, MXFloatGradBase):
     """e2m1 gradients (4 bits), a power of two for each group of 32 along the last axis."""
 
 
-class MXFloat4e2m1GradStochastic(StochasticRounding, MXFloat4e2m1Grad):
+class MXFloat4e2m1GradStochastic(MXFloat4e2m1Grad):
     """e2m1 gradients (4 bits), a power of two for each group of 32 along the last axis, rounded stochastically."""
+
+    float_to_int_impl_type = FloatToIntImplType.STOCHASTIC_ROUND

@@ -1,6 +1,6 @@
 """No quantization, as a quantizer: a layer given one of these computes in float."""
 
-from jqinject.inject.enum import QuantType
+from jqinject.quant.enums import QuantType
 from jqinject.quant.solver import ActQuantSolver, BiasQuantSolver, TruncQuantSolver, WeightQuantSolver
 
 

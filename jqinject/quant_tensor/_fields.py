@@ -1,6 +1,7 @@
 """The fields of an `IntQuantTensor`: how they are normalised, checked and shown."""
 
 import difflib
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -55,8 +56,9 @@ def float_value(value: Any, kind: str = "IntQuantTensor") -> jax.Array:
 
 def metadata(x: Any, shape: tuple[int, ...], name: str) -> jax.Array:
     """Scale or zero point as a float32 array that broadcasts against a value of this shape."""
-    array = jnp.asarray(x, jnp.float32)
-    if not broadcasts_to(array.shape, shape):
+    known = isinstance(x, jax.Array) and x.dtype == jnp.float32 and not x.aval.weak_type
+    array = x if known else jnp.asarray(x, jnp.float32)
+    if array.ndim and not broadcasts_to(array.shape, shape):
         raise ValueError(
             f"{name} of shape {array.shape} does not broadcast against the value of shape {shape}. Expected "
             "shape () for a whole tensor, or size 1 on every axis but those it varies over, for example "
@@ -66,6 +68,7 @@ def metadata(x: Any, shape: tuple[int, ...], name: str) -> jax.Array:
     return array
 
 
+@lru_cache(maxsize=1024)
 def broadcasts_to(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
     """Whether an array of `shape` broadcasts against `target` without enlarging it."""
     offset = len(target) - len(shape)

@@ -10,7 +10,7 @@ from jqinject.ops.devices.processes import lies_here, on_host
 
 def is_concrete(*arrays: Any) -> bool:
     """Whether every one of `arrays` holds numbers (Python ints count), rather than a tracer."""
-    return not any(isinstance(array, Tracer) for array in arrays)
+    return True not in [isinstance(array, Tracer) for array in arrays]
 
 
 def known_different(a: Any, b: Any) -> bool:

@@ -37,6 +37,9 @@ class FloatQuantTensor(QuantTensor):
         format: a `FloatFormat`, or given as the JAX dtype that has it, such as `jnp.float8_e4m3fn`.
         training: whether it was made in training mode.
 
+    A tensor that a quantizer has just made also keeps its payload, for `payload` and for contractions. It is no child
+    of the pytree: what crosses a transformation makes it from value and scale.
+
     Raises:
         TypeError: `value` is no float array, or `format` is neither a format nor a narrow float dtype.
         ValueError: the scale does not broadcast against the value.
@@ -51,14 +54,17 @@ class FloatQuantTensor(QuantTensor):
         Array([1., 8.], dtype=float32)
     """
 
-    __slots__ = ("_format", "_scale", "_training", "_value")
+    __slots__ = ("_format", "_payload", "_scale", "_training", "_value")
 
     _value: jax.Array
     _scale: jax.Array
     _format: AnyFloatFormat
     _training: bool
+    _payload: jax.Array | None
 
-    def __init__(self, value: Any, scale: Any, format: Any, training: bool = False) -> None:
+    def __init__(
+        self, value: Any, scale: Any, format: Any, training: bool = False, payload: jax.Array | None = None
+    ) -> None:
         # None or an axis number as value makes a prefix of the pytree, for `in_axes`: all stored as it comes.
         if value is not None and not isinstance(value, int):
             value = float_value(as_array(value), "FloatQuantTensor")
@@ -66,6 +72,7 @@ class FloatQuantTensor(QuantTensor):
         fields = (value, scale, float_format(format, "FloatQuantTensor"), training)
         for name, field in zip(FIELDS, fields, strict=True):
             object.__setattr__(self, "_" + name, field)
+        object.__setattr__(self, "_payload", payload)
 
     @classmethod
     def from_payload(
@@ -98,7 +105,8 @@ class FloatQuantTensor(QuantTensor):
             known = float_format(form, "FloatQuantTensor.from_payload")
             assert isinstance(known, FloatFormat), "a learned format has no codes"
             payload = from_float_codes(payload, known)
-        return cls(from_float8(payload, scale, dtype), scale, form, training)
+        kept = payload if payload.dtype in CONTRACTED and format is None else None
+        return cls(from_float8(payload, scale, dtype), scale, form, training, kept)
 
     @property
     def value(self) -> jax.Array:
@@ -176,10 +184,12 @@ class FloatQuantTensor(QuantTensor):
         return self._format.dtype in CONTRACTED
 
     def payload(self) -> jax.Array:
-        """The numbers in `q_dtype`: `value / scale`, exact for a value that lies on the grid; no gradient.
+        """The numbers in `q_dtype`: those kept, or `value / scale`, exact for a value on the grid; no gradient.
 
         Codes, as `codes` gives them, where JAX has no dtype that is this format.
         """
+        if self._payload is not None:
+            return self._payload
         dtype = self.q_dtype
         return (
             self.codes() if jnp.issubdtype(dtype, jnp.integer) else to_float8(self.value, self.scale, dtype)
@@ -285,7 +295,12 @@ class FloatQuantTensor(QuantTensor):
         for name in changes:
             if name not in FIELDS:
                 raise TypeError(f"FloatQuantTensor has no field {name!r}; it has {', '.join(FIELDS)}")
-        return type(self)(**{name: changes.get(name, getattr(self, name)) for name in FIELDS})
+        fields = {name: changes.get(name, getattr(self, name)) for name in FIELDS}
+        return type(self)(**fields, payload=self._payload if changes.keys() <= {"training"} else None)
+
+    def with_value(self, value: jax.Array) -> Self:
+        """The same minifloats beside another array that stands for them: the value cast, as gradients go to it."""
+        return type(self)(value, self.scale, self.format, self.training, self._payload)
 
     def __neg__(self) -> Any:
         return self.set(value=-self.value) if self.signed else -self.value
@@ -325,6 +340,7 @@ class FloatQuantTensor(QuantTensor):
         tensor = object.__new__(FloatQuantTensor)
         for name, field in zip(FIELDS, fields, strict=True):
             object.__setattr__(tensor, "_" + name, field)
+        object.__setattr__(tensor, "_payload", None)
         return tensor
 
 

@@ -2,10 +2,12 @@
 JAX."""
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any, Self, final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jqinject.ops.ste import round_ste
 from jqinject.quant_tensor import arithmetic, shaping
@@ -22,7 +24,9 @@ from jqinject.quant_tensor._fields import (
 from jqinject.quant_tensor.base import QuantTensor, as_array
 from jqinject.quant_tensor.bit_widths import BitWidth
 from jqinject.quant_tensor.concrete import is_concrete
-from jqinject.quant_tensor.validity import checked_integers, holds_integers, pre_round_integers
+from jqinject.quant_tensor.validity import checked_integers, dequantized, holds_integers, pre_round_integers
+
+_SLOTS = tuple("_" + name for name in (*FIELDS, "payload", "shaped"))
 
 
 @final
@@ -51,6 +55,9 @@ class IntQuantTensor(QuantTensor):
         signed: whether the integers are signed.
         training: whether it was made in training mode, where scales of two operands may differ.
 
+    A tensor that a quantizer has just made also keeps its integers, for `int` and for contractions. They are no child
+    of the pytree: what crosses a transformation makes them from the value.
+
     Raises:
         TypeError: `value` is no float array (use `from_int` for integers).
         ValueError: scale or zero point do not broadcast against the value, or a bit width is below 1.
@@ -66,27 +73,45 @@ class IntQuantTensor(QuantTensor):
         Array(0.5, dtype=float32)
     """
 
-    __slots__ = ("_bit_width", "_scale", "_signed", "_training", "_value", "_zero_point")
+    __slots__ = (
+        "_bit_width",
+        "_payload",
+        "_scale",
+        "_shaped",
+        "_signed",
+        "_training",
+        "_value",
+        "_zero_point",
+    )
 
-    _value: jax.Array
-    _scale: jax.Array
-    _zero_point: jax.Array
-    _bit_width: BitWidth
-    _signed: bool
-    _training: bool
+    _value: jax.Array | np.dtype  # the dtype, of a value that is made when it is read
+    _payload: jax.Array | None
+    _shaped: jax.Array  # the value, or the payload that it is made from
 
     def __init__(
-        self, value: Any, scale: Any, zero_point: Any, bit_width: Any, signed: bool, training: bool
+        self,
+        value: Any,
+        scale: Any,
+        zero_point: Any,
+        bit_width: Any,
+        signed: bool,
+        training: bool,
+        payload: jax.Array | None = None,
     ) -> None:
         # None or an axis number as value makes a prefix of the pytree, for `in_axes`: all stored as it comes.
         if value is not None and not isinstance(value, int):
-            value = float_value(as_array(value))
+            if not (isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)):
+                value = float_value(as_array(value))
             scale = metadata(scale, value.shape, "scale")
             zero_point = metadata(zero_point, value.shape, "zero_point")
-            bit_width = checked_bit_width(bit_width)
-        fields = (value, scale, zero_point, bit_width, signed, training)
-        for field, content in zip(FIELDS, fields, strict=True):
-            object.__setattr__(self, "_" + field, content)
+            if type(bit_width) is not int or bit_width < 1:
+                bit_width = checked_bit_width(bit_width)
+        self._hold((value, scale, zero_point, bit_width, signed, training), payload)
+
+    def _hold(self, fields: tuple[Any, ...], payload: jax.Array | None) -> None:
+        shaped = payload if isinstance(fields[0], np.dtype) else fields[0]
+        for slot, content in zip(_SLOTS, (*fields, payload, shaped), strict=True):
+            object.__setattr__(self, slot, content)
 
     @classmethod
     def from_int(
@@ -107,38 +132,74 @@ class IntQuantTensor(QuantTensor):
             Array([-0.5,  1. ], dtype=float32)
         """
         scale, zero_point = jnp.asarray(scale, jnp.float32), jnp.asarray(zero_point, jnp.float32)
-        value = (jnp.asarray(integers).astype(jnp.float32) - zero_point) * scale
-        return cls(value.astype(dtype), scale, zero_point, bit_width, signed, training)
+        value = dequantized(jnp.asarray(integers), scale, zero_point, dtype)
+        return cls(value, scale, zero_point, bit_width, signed, training)
+
+    @classmethod
+    def stored(
+        cls,
+        payload: jax.Array,
+        scale: jax.Array,
+        zero_point: jax.Array,
+        bit_width: int,
+        signed: bool,
+        dtype: Any,
+    ) -> "IntQuantTensor":
+        """As `from_int`, of integers that are known to fit, dequantized whenever the value is read and not before.
+
+        Args:
+            payload: the integers, of any integer dtype.
+            scale, zero_point: float32 arrays that broadcast against them.
+            bit_width: bits of an integer.
+            signed: whether the integers are signed.
+            dtype: of the value.
+        """
+        tensor = object.__new__(cls)
+        tensor._hold((np.dtype(dtype), scale, zero_point, bit_width, signed, False), payload)
+        return tensor
 
     @property
     def value(self) -> jax.Array:
         """The dequantized float array."""
-        return self._value
+        value = self._value
+        if isinstance(value, np.dtype):
+            assert self._payload is not None, "what is dequantized when it is read"
+            return dequantized(self._payload, self.scale, self.zero_point, value)
+        return value
+
+    # In C, without a frame: they are read at every call of every layer.
+    scale: jax.Array = property(attrgetter("_scale"), doc="Float per integer step.")  # type: ignore[assignment]
+    zero_point: jax.Array = property(attrgetter("_zero_point"), doc="The integer that stands for 0.0.")  # type: ignore[assignment]
+    bit_width: BitWidth = property(
+        attrgetter("_bit_width"), doc="Bits: a Python int, or an array if learned."
+    )  # type: ignore[assignment]
+    signed: bool = property(attrgetter("_signed"), doc="Whether the integers are signed.")  # type: ignore[assignment]
+    training: bool = property(attrgetter("_training"), doc="Whether it was made in training mode.")  # type: ignore[assignment]
 
     @property
-    def scale(self) -> jax.Array:
-        """Float per integer step."""
-        return self._scale
+    def payload(self) -> jax.Array | None:
+        """The integers, where they are kept; `int` makes them where they are not."""
+        return self._payload
 
     @property
-    def zero_point(self) -> jax.Array:
-        """The integer that stands for 0.0."""
-        return self._zero_point
+    def shape(self) -> tuple[int, ...]:
+        """Shape of `value`."""
+        return self._shaped.shape
 
     @property
-    def bit_width(self) -> BitWidth:
-        """Bits of one integer: a Python int, or an array where it is learned."""
-        return self._bit_width
+    def ndim(self) -> int:
+        """Number of axes of `value`."""
+        return self._shaped.ndim
 
     @property
-    def signed(self) -> bool:
-        """Whether the integers are signed."""
-        return self._signed
+    def size(self) -> int:
+        """Number of elements of `value`."""
+        return self._shaped.size
 
     @property
-    def training(self) -> bool:
-        """Whether it was made in training mode."""
-        return self._training
+    def dtype(self) -> np.dtype:
+        """The float dtype of `value`."""
+        return self._value if isinstance(self._value, np.dtype) else self._value.dtype
 
     def set(self, **changes: Any) -> Self:
         """A copy with some fields replaced.
@@ -154,7 +215,8 @@ class IntQuantTensor(QuantTensor):
             >>> x.set(training=False).training
             False
         """
-        return type(self)(**changed_fields(self, changes))
+        kept = self._payload if changes.keys() <= {"training"} else None
+        return type(self)(**changed_fields(self, changes), payload=kept)
 
     def axes(
         self, value: Any = None, scale: Any = None, zero_point: Any = None, bit_width: Any = None
@@ -188,8 +250,8 @@ class IntQuantTensor(QuantTensor):
     def int(self, float_datatype: bool = False) -> jax.Array:
         """The integers: round(value / scale + zero_point).
 
-        Under tracing validity cannot be checked, and a learned bit width does not choose the dtype: int32
-        then.
+        Under tracing validity cannot be checked: they are those that the quantizer kept, where it did. A learned bit
+        width does not choose the dtype then: int32.
 
         Args:
             float_datatype: keep the integers in float32, with the straight-through gradient of the rounding.
@@ -203,6 +265,11 @@ class IntQuantTensor(QuantTensor):
         """
         narrow = is_concrete(self.bit_width) and float(self.bit_width) <= 8
         dtype = (jnp.int8 if self.signed else jnp.uint8) if narrow else jnp.int32
+        known = self._payload is not None and (
+            isinstance(self._value, np.dtype) or not is_concrete(self._value)
+        )
+        if known and self._payload is not None and not float_datatype:
+            return self._payload.astype(dtype)
         if is_concrete(*self._grid, self.bit_width):
             integers, exist = checked_integers(*self._grid, self.bit_width, self.signed, dtype)
             if not exist:
@@ -282,8 +349,7 @@ class IntQuantTensor(QuantTensor):
     def _of(*fields: Any) -> "IntQuantTensor":
         """A tensor of these fields as they are: leaves of a transformation need not be arrays."""
         tensor = object.__new__(IntQuantTensor)
-        for field, content in zip(FIELDS, fields, strict=True):
-            object.__setattr__(tensor, "_" + field, content)
+        tensor._hold(fields, None)
         return tensor
 
 

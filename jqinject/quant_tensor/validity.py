@@ -21,6 +21,11 @@ def pre_round_integers(value: jax.Array, scale: jax.Array, zero_point: jax.Array
     return value.astype(work) / scale.astype(work) + zero_point.astype(work)
 
 
+def dequantized(integers: jax.Array, scale: jax.Array, zero_point: jax.Array, dtype: Any) -> jax.Array:
+    """(integers - zero_point) * scale, computed in float32."""
+    return ((integers.astype(jnp.float32) - zero_point) * scale).astype(dtype)
+
+
 def integer_bounds(bit_width: BitWidth, signed: bool) -> tuple[jax.Array, jax.Array]:
     """The least and the largest integer of the format, as float32.
 

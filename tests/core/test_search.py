@@ -29,6 +29,7 @@ from jqinject.core import (
 from jqinject.core.stats.half_quadratic import masked_median, shrink_lp
 from jqinject.core.stats.line_search import fibonacci_search, grid_search
 from jqinject.nn import QuantIdentity
+from jqinject.ops.devices.over import Over
 from jqinject.ops.ordered_sum import cascade_sum
 
 W = np.random.default_rng(0).normal(size=(6, 40)).astype(np.float32)
@@ -201,8 +202,8 @@ def test_half_quadratic_scales_are_those_of_the_loop_written_out(bits):
 def test_the_median_leaves_out_what_is_masked():
     x = jnp.array([[3.0, 1.0, 2.0, 9.0], [5.0, 7.0, 0.0, 0.0]])
     mask = jnp.array([[True, True, True, True], [True, True, False, False]])
-    np.testing.assert_array_equal(masked_median(x, mask, 1, False), [2.0, 5.0])
-    assert np.isnan(masked_median(x, jnp.zeros_like(mask), 1, True)).all()
+    np.testing.assert_array_equal(masked_median(x, mask, Over(1)), [[2.0], [5.0]])
+    assert np.isnan(masked_median(x, jnp.zeros_like(mask), Over(1))).all()
 
 
 def test_shrinking_takes_away_less_from_larger_errors():

@@ -29,6 +29,9 @@ WEIGHTS = [
     q.Int8WeightPerTensorFloat,  # the largest of the whole
     q.Int8WeightPerChannelFloat,
     q.Int8WeightPerTensorFloatMSE,  # a search
+    q.Int8WeightPerTensorFloatHQO,  # one whose errors are added in a stated order
+    q.Int8WeightPerChannelFloatHQO,  # with medians
+    q.ShiftedUint8WeightPerGroupFloatHQO,  # of zero points of groups
     q.Fp8e4m3WeightPerChannelDelayed,  # a history
     q.NF4WeightPerChannelFloat,  # a table
     q.MXInt8Weight,  # groups
@@ -41,10 +44,20 @@ def mesh():
     return jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
 
+class Sum(nnx.Module):
+    """Two layers side by side."""
+
+    def __init__(self, *layers):
+        self.layers = nnx.List(layers)
+
+    def __call__(self, x):
+        return sum(layer(x) for layer in self.layers)
+
+
 def placed(module, mesh, spec):
     """The state of a layer on a mesh: what has the shape of the weight, or of the weight transposed, is divided."""
     specs = {(ROWS, COLUMNS): spec, (COLUMNS, ROWS): P(*tuple(spec)[::-1])}
-    graphdef, state = nnx.split(module)
+    graphdef, state = nnx.split(module, graph=True)
 
     def put(variable):
         value = variable.get_value()
@@ -75,6 +88,34 @@ def test_training_gathers_no_weight(weight, spec, mesh):
     floating = gathers(nnx.Linear(ROWS, COLUMNS, rngs=nnx.Rngs(0)), mesh, spec, gradient=True)
     layer = QuantLinear(ROWS, COLUMNS, weight_quant=weight, rngs=nnx.Rngs(0))
     assert gathers(layer, mesh, spec, gradient=True) <= floating
+
+
+class Percentile(q.Int8WeightPerTensorFloat):
+    scaling_stats_op = "percentile"
+    high_percentile_q = 99.0
+
+
+@pytest.mark.parametrize("spec", SHARDINGS.values(), ids=SHARDINGS)
+@pytest.mark.parametrize(
+    "weight",
+    [
+        q.Int8WeightPerTensorFloat,
+        q.Int8WeightPerChannelFloat,
+        q.Int8WeightPerTensorFloatHQO,
+        q.ShiftedUint8WeightPerChannelFloat,
+        q.MXInt8Weight,
+        Percentile,
+    ],
+    ids=lambda weight: weight.__name__,
+)
+def test_layers_that_share_a_quantizer_are_not_joined(weight, spec, mesh):
+    def floats(seed):
+        return nnx.Linear(ROWS, COLUMNS, rngs=nnx.Rngs(seed))
+
+    first = QuantLinear(ROWS, COLUMNS, weight_quant=weight, rngs=nnx.Rngs(0))
+    second = QuantLinear(ROWS, COLUMNS, weight_quant=first.weight_quant, rngs=nnx.Rngs(1))
+    floating = gathers(Sum(floats(0), floats(1)), mesh, spec, gradient=True)
+    assert gathers(Sum(first, second), mesh, spec, gradient=True) <= floating
 
 
 @pytest.mark.parametrize("spec", SHARDINGS.values(), ids=SHARDINGS)
@@ -124,3 +165,11 @@ def test_frozen_on_explicit_axes(weight, act, spec):
         y = frozen(out_sharding=spec)(jax.device_put(x, P("fsdp", None)), out_sharding=P("fsdp", "tp"))
         assert y.sharding.spec == P("fsdp", "tp")
     np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.parametrize("size", [48, 64, 128])
+def test_a_report_names_groups_that_cross_shards(size, mesh):
+    layer = QuantLinear(ROWS, COLUMNS, weight_quant=q.MXInt8Weight, weight_group_size=size, rngs=nnx.Rngs(0))
+    layer.kernel.set_value(jax.device_put(layer.kernel[...], NamedSharding(mesh, P("model", None))))
+    said = "groups of 48 cross its shards of 64 along axis 0: the weight is gathered for each use"
+    assert (said in jq.report(layer, X).layers[0].note) == (size == 48)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jqinject.inject import Binding, ExtendedInjector, this, value
-from jqinject.inject.enum import QuantType, RestrictValueType
+from jqinject.quant.enums import QuantType, RestrictValueType
 
 
 def shown(given):

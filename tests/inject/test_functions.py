@@ -118,6 +118,18 @@ def test_the_decorator_keeps_name_and_documentation():
     assert hash(made) == hash(value(levels))
 
 
+def test_a_static_method_is_the_function_in_it():
+    class Static(ExtendedInjector):
+        bit_width = 4
+
+        @value
+        @staticmethod
+        def levels(bit_width):
+            return 2**bit_width
+
+    assert Static.levels == 16
+
+
 def test_an_exception_keeps_its_type_and_gets_the_path():
     class Needs:
         def __init__(self, broken): ...

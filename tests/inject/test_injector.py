@@ -7,7 +7,7 @@ import dependencies
 import pytest
 
 import jqinject
-from jqinject.inject import DependencyError, ExtendedInjector, declared_names, this, value
+from jqinject.inject import DependencyError, ExtendedInjector, declared_names, explain, this, value
 
 
 class Scaling:
@@ -192,12 +192,34 @@ def test_a_function_of_the_body_may_use_the_class_cell():
     assert Q.name == "Q"
 
 
+def test_defaults_give_way_to_every_other_class_wherever_they_stand():
+    class Defaults(ExtendedInjector, defaults=True):
+        bit_width, signed, narrow_range = 8, True, False
+
+    class MoreDefaults(Defaults, defaults=True):
+        signed = False
+
+    class Four(ExtendedInjector):
+        bit_width = 4
+
+    for bases in ((Defaults, Four), (Four, Defaults)):
+
+        class Q(*bases):
+            narrow_range = True
+
+        assert (Q.bit_width, Q.signed, Q.narrow_range) == (4, True, True)
+        assert (explain(Q, name="bit_width").origin, explain(Q, name="signed").origin) == (Four, Defaults)
+    assert (MoreDefaults & Four).bit_width == 4
+    assert (MoreDefaults.signed, MoreDefaults.bit_width) == (False, 8)
+    assert MoreDefaults.let(bit_width=2).bit_width == 2
+
+
 ALONE = """
 import sys, types
 package = types.ModuleType("jqinject")  # without the package's own __init__
 package.__path__ = sys.argv[1:]
 sys.modules["jqinject"] = package
-import jqinject.inject, jqinject.inject.enum
+import jqinject.inject
 print(sorted({name.split(".")[0] for name in sys.modules} & {"jax", "jaxlib", "flax", "ml_dtypes"}))
 """
 

@@ -8,9 +8,9 @@ from flax import nnx
 
 import jqinject
 from jqinject import Rule, value
-from jqinject.inject.enum import ScalingImplType
 from jqinject.nn import QuantLinear
 from jqinject.quant import Int8ActPerTensorFloat, Int8WeightPerChannelFloat, Int8WeightPerTensorFloat
+from jqinject.quant.enums import ScalingImplType
 
 X = jax.random.normal(jax.random.key(0), (4, 8))
 

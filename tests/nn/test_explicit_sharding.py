@@ -8,12 +8,14 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import jqinject
 import jqinject.quant as q
-from jqinject.nn import QuantIdentity, QuantLinear
+from jqinject.nn import QuantConv, QuantEinsum, QuantIdentity, QuantLinear
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="the mesh has 8 devices")
 
 X = jax.random.normal(jax.random.key(0), (8, 4, 32))
+IMAGES = jax.random.normal(jax.random.key(0), (8, 4, 4, 32))
 
 
 @pytest.fixture
@@ -48,6 +50,7 @@ def assert_alike(found, expected, rtol):
         q.NF4WeightPerChannelFloat,  # a table
         q.NVFP4Weight,  # groups that shards do not fill
         q.Int8WeightPerChannelFloatHQO,  # sums in a stated order
+        q.ShiftedUint8WeightPerGroupFloatHQO,  # a zero point that is searched
     ],
 )
 def test_sharded_weights(weight, spec, mesh):
@@ -75,3 +78,42 @@ def test_sharded_activations(act, spec, mesh):
     found = step(QuantIdentity(act), x)
     assert found[1][1].sharding.spec == P(*spec)
     assert_alike(found, alone(lambda: QuantIdentity(act), X), rtol=2e-6)
+
+
+@pytest.mark.parametrize("spec", [(None, None, None, "model"), (None, None, "model", None)], ids=str)
+@pytest.mark.parametrize("act", [q.Int8ActPerTensorFloat, q.ShiftedUint8ActPerTensorFloat], ids=str)
+def test_convolutions_of_integers_take_out_sharding(act, spec, mesh):
+    x = IMAGES
+    out = P("data", None, None, spec[3])
+
+    def outputs(x, metadata, **kwargs):
+        layer = QuantConv(32, 16, (3, 3), input_quant=act, kernel_metadata=metadata, rngs=nnx.Rngs(0))
+        layer(x, **kwargs)
+        loss = nnx.grad(lambda layer: jnp.mean(layer(x, **kwargs) ** 2))(layer)
+        layer.eval()
+        return jqinject.freeze(layer)(x, **kwargs), loss["kernel"].get_value()
+
+    with jax.set_mesh(jax.make_mesh((), (), axis_types=())):
+        expected = outputs(x, {})
+    x = jax.device_put(x, NamedSharding(mesh, P("data", None, None, spec[2])))
+    found = outputs(x, {"out_sharding": spec}, out_sharding=out)
+    assert found[0].sharding.spec == out
+    assert_alike(found, expected, rtol=2e-5)
+
+
+def test_an_einsum_of_integers_takes_out_sharding(mesh):
+    def output(x, metadata, **kwargs):
+        layer = QuantEinsum(
+            "bte,ehd->bthd", (32, 4, 8), input_quant=q.Int8ActPerTensorFloat, kernel_metadata=metadata,
+            rngs=nnx.Rngs(0))  # fmt: skip
+        layer(x, **kwargs)
+        layer.eval()
+        return jqinject.freeze(layer)(x, **kwargs)
+
+    with jax.set_mesh(jax.make_mesh((), (), axis_types=())):
+        expected = output(X, {})
+    x = jax.device_put(X, NamedSharding(mesh, P("data", None, "model")))
+    out = P("data", None, None, None)
+    found = output(x, {"out_sharding": ("model", None, None)}, out_sharding=out)
+    assert found.sharding.spec == out
+    assert_alike(found, expected, rtol=2e-5)

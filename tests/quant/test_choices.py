@@ -7,15 +7,6 @@ import pytest
 from flax import nnx
 
 from jqinject import DependencyError, core, explain
-from jqinject.inject.enum import (
-    BitWidthImplType,
-    FloatToIntImplType,
-    QuantType,
-    RestrictValueType,
-    ScalingImplType,
-    ScalingPerOutputType,
-    StatsOp,
-)
 from jqinject.nn import QuantIdentity, QuantLinear
 from jqinject.quant import (
     Int8ActPerTensorFloat,
@@ -24,6 +15,15 @@ from jqinject.quant import (
     Int8WeightPerTensorFloat,
     Int32Bias,
     ShiftedUint8WeightPerTensorFloat,
+)
+from jqinject.quant.enums import (
+    BitWidthImplType,
+    FloatToIntImplType,
+    QuantType,
+    RestrictValueType,
+    ScalingImplType,
+    ScalingPerOutputType,
+    StatsOp,
 )
 
 X = jax.random.normal(jax.random.key(0), (5, 4))

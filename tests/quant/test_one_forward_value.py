@@ -14,7 +14,7 @@ from jqinject.dot import config_v4
 from jqinject.dot.tensors.jax_functions import assembled
 from jqinject.nn import QuantIdentity, QuantLinear
 from jqinject.quant import Int8ActPerTensorFloat
-from jqinject.quant.decoupled_fragments import AccumulatorAwareWeightQuant
+from jqinject.quant.fragments import AccumulatorAwareWeightQuant
 from jqinject.quant_tensor import as_array
 
 # One of each formula of scales and grids; the others are in the exhaustive table.

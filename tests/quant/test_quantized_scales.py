@@ -8,10 +8,10 @@ from flax import nnx
 import jqinject
 from jqinject.core import FloatRestrictValue, QuantRestrictValue, RescalingIntQuant, ScaleShiftQuantZeroPoint
 from jqinject.inject import this, value
-from jqinject.inject.enum import ScalingPerOutputType
 from jqinject.nn import QuantConv, QuantEmbed, QuantLinear
 from jqinject.proxy import GroupwiseWeightQuantProxyFromInjector
 from jqinject.quant import Int8WeightPerTensorFloat, ShiftedUint8WeightPerTensorFloat
+from jqinject.quant.enums import ScalingPerOutputType
 from jqinject.quant_tensor import as_array
 
 SCALE_BITS, ZERO_POINT_BITS = 5, 6

@@ -29,7 +29,7 @@ from jqinject.nn import (
     TruncAvgPool,
 )
 from jqinject.quant import Int8ActPerTensorFloat
-from jqinject.quant.decoupled_fragments import AccumulatorAwareWeightQuant
+from jqinject.quant.fragments import AccumulatorAwareWeightQuant
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, GroupwiseQuantTensor
 
 NEEDS = {

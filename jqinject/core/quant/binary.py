@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jqinject.core._protocols import Clamp, QuantResult, Scaling
 from jqinject.core.clamp import TensorClamp
@@ -12,6 +13,7 @@ from jqinject.core.construction.assign import set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.delay import DelayWrapper, delay_of
+from jqinject.core.facts import scale_dtype
 from jqinject.core.state.variables import known_zero
 from jqinject.ops.ste import binary_sign_ste
 
@@ -42,12 +44,18 @@ class BinaryQuant(Component):
         Array([ 0.5, -0.5,  0.5], dtype=float32)
     """
 
+    has_zero_point = False
     delay: DelayWrapper | None = None
 
     def __init__(self, scaling_impl: Scaling, signed: bool = True, quant_delay_steps: int | None = 0) -> None:
         _require_signed(signed, "BinaryQuant")
         self.scaling_impl = scaling_impl
         set_given(self, delay=delay_of(quant_delay_steps, "BinaryQuant"))
+
+    @property
+    def scale_dtype(self) -> np.dtype | None:
+        """That of the scaling's scales."""
+        return scale_dtype(self.scaling_impl)
 
     def __call__(self, x: jax.Array) -> QuantResult:
         """`x` quantized; zero point 0, bit width 1."""
@@ -83,6 +91,7 @@ class ClampedBinaryQuant(Component):
         Array([0.5, 0. , 0. ], dtype=float32)
     """
 
+    has_zero_point = False
     delay: DelayWrapper | None = None
 
     def __init__(
@@ -96,6 +105,11 @@ class ClampedBinaryQuant(Component):
         self.scaling_impl = scaling_impl
         self.tensor_clamp_impl = tensor_clamp_impl or TensorClamp()
         set_given(self, delay=delay_of(quant_delay_steps, "ClampedBinaryQuant"))
+
+    @property
+    def scale_dtype(self) -> np.dtype | None:
+        """That of the scaling's scales."""
+        return scale_dtype(self.scaling_impl)
 
     def __call__(self, x: jax.Array) -> QuantResult:
         """`x` quantized; zero point 0, bit width 1."""

@@ -254,6 +254,11 @@ class CalibratedQuant(Component):
         # A range method of the user's own need not know of mapped axes.
         return self.calibration_impl(x, axes, names) if names else self.calibration_impl(x, axes)
 
+    @property
+    def is_nearest(self) -> bool:
+        """Whether it does what QuantizeLinear does: integers, without groups."""
+        return self.q_dtype is None and self.group_size is None
+
     def __call__(self, x: jax.Array) -> QuantResult | FloatQuantResult:
         """`x` quantized; scale and zero point float32."""
         x = self._in_groups(check.float_input(x, "CalibratedQuant"))

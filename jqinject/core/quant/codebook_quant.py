@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jqinject.core._protocols import Clamp, Scaling, View
 from jqinject.core.clamp import Identity, TensorClamp
@@ -15,6 +16,7 @@ from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
+from jqinject.core.facts import scale_dtype
 from jqinject.core.state.variables import known_zero
 from jqinject.core.stats.search import given, searching
 from jqinject.ops.minifloats.nearest_code import Codebook
@@ -84,6 +86,7 @@ class CodebookQuant(Component):
         Array([ 0.5, -2. ], dtype=float32)
     """
 
+    has_zero_point = False
     scaling_impl: Scaling
     codebook: Codebook
     input_view_impl: View = Identity()
@@ -99,6 +102,16 @@ class CodebookQuant(Component):
         table = codebook if isinstance(codebook, Codebook) else Codebook(tuple(codebook))
         assign(self, scaling_impl=scaling_impl, codebook=table)
         set_given(self, input_view_impl=input_view_impl, tensor_clamp_impl=tensor_clamp_impl)
+
+    @property
+    def format(self) -> Codebook:
+        """The table."""
+        return self.codebook
+
+    @property
+    def scale_dtype(self) -> np.dtype | None:
+        """That of the scaling's scales."""
+        return scale_dtype(self.scaling_impl)
 
     def __call__(self, x: jax.Array) -> CodebookQuantResult:
         """`x` quantized; scale float32."""

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jqinject.core._protocols import (
     BitWidth,
@@ -22,6 +23,7 @@ from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.delay import DelayWrapper, delay_of
+from jqinject.core.facts import has_zero_point, scale_dtype
 from jqinject.core.quant.int_quant import IntQuant
 from jqinject.ops.power import divide
 from jqinject.quant_tensor import IntQuantTensor
@@ -161,6 +163,16 @@ class DecoupledQuantizer(Component):
             zero_point_impl=zero_point_impl,
             bit_width_impl=bit_width_impl,
         )
+
+    @property
+    def has_zero_point(self) -> bool:
+        """That of `zero_point_impl`."""
+        return has_zero_point(self.zero_point_impl)
+
+    @property
+    def scale_dtype(self) -> np.dtype | None:
+        """That of the scaling's scales."""
+        return scale_dtype(self.scaling_impl)
 
     def quantized(
         self, x: jax.Array, x32: jax.Array, pre_threshold: jax.Array, within: Any

@@ -16,9 +16,10 @@ from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
+from jqinject.core.facts import scale_dtype
 from jqinject.core.scaling.amax import AmaxScaling
 from jqinject.core.state.variables import known_zero
-from jqinject.ops.minifloats.float8_cast import fake_float8, float8_dtype, float8_max
+from jqinject.ops.minifloats.float8_cast import float8_dtype, float8_max, quantize_float8
 from jqinject.ops.minifloats.float_format import FloatFormat
 from jqinject.ops.observe import SLOT_SIZE, GradientRule, quantize_gradient
 from jqinject.quant_tensor import FloatQuantTensor
@@ -32,11 +33,13 @@ class Float8QuantResult:
         value: the quantized tensor in float, shape of the input.
         scale: float per step of the payload, float32.
         q_dtype: dtype of the payload.
+        payload: what `value` comes from, in `q_dtype`.
     """
 
     value: jax.Array
     scale: jax.Array
     q_dtype: np.dtype
+    payload: jax.Array | None = None
 
     @property
     def zero_point(self) -> jax.Array:
@@ -58,7 +61,7 @@ class Float8QuantResult:
             signed: floats have a sign; not looked at.
             training: whether it was quantized in training mode.
         """
-        return FloatQuantTensor(self.value, self.scale, self.q_dtype, training)
+        return FloatQuantTensor(self.value, self.scale, self.q_dtype, training, self.payload)
 
 
 @checked_arguments
@@ -88,6 +91,7 @@ class Float8Quant(Component):
         (Array([448.,  16.], dtype=float32), 1.0, 8)
     """
 
+    has_zero_point = False
     scaling_impl: Scaling
     q_dtype: np.dtype
     input_view_impl: View = Identity()
@@ -114,6 +118,11 @@ class Float8Quant(Component):
         """What the numbers of `q_dtype` are."""
         return FloatFormat.of_dtype(self.q_dtype)
 
+    @property
+    def scale_dtype(self) -> np.dtype | None:
+        """That of the scaling's scales."""
+        return scale_dtype(self.scaling_impl)
+
     def __call__(self, x: jax.Array) -> Float8QuantResult:
         """`x` quantized; scale float32."""
         x = self.input_view_impl(check.float_input(x, "Float8Quant"))
@@ -121,8 +130,9 @@ class Float8Quant(Component):
         return self._quantized(x, scale)
 
     def _quantized(self, x: jax.Array, scale: jax.Array) -> Float8QuantResult:
-        value = fake_float8(x, scale, self.q_dtype, self.dq_dtype or x.dtype)
-        return Float8QuantResult(value, jax.lax.stop_gradient(scale), self.q_dtype)
+        scale = jax.lax.stop_gradient(scale)
+        value, payload = quantize_float8(x, scale, self.q_dtype, self.dq_dtype or x.dtype)
+        return Float8QuantResult(value, scale, self.q_dtype, payload)
 
     def on_gradient(self, y: jax.Array, token: jax.Array | None = None) -> jax.Array:
         """`y` as it is, with a gradient that is quantized on its way back. See `ops.observe.quantize_gradient`.

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jqinject.core._protocols import BitWidth, FloatClampImpl, FloatScalingImpl, Rounding, Scaling, View
 from jqinject.core.clamp import Identity
@@ -15,6 +16,7 @@ from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
+from jqinject.core.facts import is_nearest, scale_dtype
 from jqinject.core.float_width import ComputeMaxMantissa
 from jqinject.core.rounding import RoundSte
 from jqinject.core.scaling.constant import ConstScaling
@@ -107,6 +109,7 @@ class FloatQuant(Component):
         (Array([ 0.5, -1.5,  3. ,  6. ], dtype=float32), 4, 'float4_e2m1fn')
     """
 
+    has_zero_point = False
     signed: bool
     exponent_bit_width_impl: BitWidth
     mantissa_bit_width_impl: BitWidth
@@ -166,6 +169,17 @@ class FloatQuant(Component):
         if isinstance(exponent, int) and isinstance(mantissa, int) and isinstance(bias, int):
             return FloatFormat(exponent, mantissa, bias, *codes)
         return LearnedFloatFormat(exponent, mantissa, bias, *codes)
+
+    @property
+    def scale_dtype(self) -> np.dtype | None:
+        """That of the scaling's scales."""
+        return scale_dtype(self.scaling_impl)
+
+    @property
+    def is_nearest(self) -> bool:
+        """Whether rounding and clamping are QuantizeLinear's, and the layout is that of the input."""
+        as_it_is = isinstance(self.input_view_impl, Identity)
+        return as_it_is and is_nearest(self.float_to_int_impl, self.float_clamp_impl)
 
     def __call__(self, x: jax.Array) -> FloatQuantResult:
         """`x` quantized; scale float32."""

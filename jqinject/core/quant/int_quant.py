@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jqinject.core._protocols import (
     BitWidth,
@@ -25,6 +26,7 @@ from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.delay import DelayWrapper, delay_of
+from jqinject.core.facts import has_zero_point, is_nearest, scale_dtype
 from jqinject.core.rounding import CeilSte, DPURoundSte, FloorSte, RoundSte, RoundToZeroSte
 from jqinject.core.scaling.runtime import ParameterFromRuntimeStatsScaling
 from jqinject.core.state.variables import known_zero
@@ -118,6 +120,13 @@ class IntQuant(Component):
     def narrow_range(self) -> bool:
         """Whether one value of the range is left out."""
         return self.grid.narrow_range
+
+    @property
+    def is_nearest(self) -> bool:
+        """Whether rounding and clamping are QuantizeLinear's, and the layout is that of the input."""
+        as_it_is = isinstance(self.input_view_impl, Identity)
+        waits = self.delay is not None and self.delay.countdown is not None
+        return as_it_is and not waits and is_nearest(self.float_to_int_impl, self.tensor_clamp_impl)
 
     def min_int(self, bit_width: Any) -> Any:
         """Smallest integer of `bit_width` bits. See `jqinject.ops.min_int`."""
@@ -218,6 +227,21 @@ class RescalingIntQuant(Component):
             bit_width_impl=bit_width_impl,
         )
 
+    @property
+    def has_zero_point(self) -> bool:
+        """That of `zero_point_impl`."""
+        return has_zero_point(self.zero_point_impl)
+
+    @property
+    def scale_dtype(self) -> np.dtype | None:
+        """That of the scaling's scales."""
+        return scale_dtype(self.scaling_impl)
+
+    @property
+    def is_nearest(self) -> bool:
+        """That of `int_quant`."""
+        return is_nearest(self.int_quant)
+
     def __call__(self, x: jax.Array) -> QuantResult:
         """`x` quantized; scale and zero point float32."""
         x = check.float_input(x, "RescalingIntQuant")
@@ -286,6 +310,7 @@ class PrescaledRestrictIntQuant(Component):
         Array([ 0.25, -0.25], dtype=float32)
     """
 
+    has_zero_point = False
     int_quant: IntQuantizer
     bit_width_impl: BitWidth
 

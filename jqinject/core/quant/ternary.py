@@ -6,6 +6,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jqinject.core._protocols import QuantResult, Scaling
 from jqinject.core.construction import check
@@ -13,6 +14,7 @@ from jqinject.core.construction.assign import set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.delay import DelayWrapper, delay_of
+from jqinject.core.facts import scale_dtype
 from jqinject.core.state.variables import known_zero
 from jqinject.ops.ste import ternary_sign_ste
 
@@ -36,6 +38,7 @@ class TernaryQuant(Component):
         Array([ 0., -1.,  1.], dtype=float32)
     """
 
+    has_zero_point = False
     delay: DelayWrapper | None = None
 
     def __init__(self, scaling_impl: Scaling, threshold: float, quant_delay_steps: int | None = None) -> None:
@@ -46,6 +49,11 @@ class TernaryQuant(Component):
         self.scaling_impl = scaling_impl
         self.threshold = float(threshold)
         set_given(self, delay=delay_of(quant_delay_steps, "TernaryQuant"))
+
+    @property
+    def scale_dtype(self) -> np.dtype | None:
+        """That of the scaling's scales."""
+        return scale_dtype(self.scaling_impl)
 
     def __call__(self, x: jax.Array) -> QuantResult:
         """`x` quantized; zero point 0, bit width 2."""

@@ -9,6 +9,7 @@ from typing import Any, final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jqinject.core._protocols import Stat, View
@@ -16,13 +17,16 @@ from jqinject.core.construction import check
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.state.amax_history import AmaxHistory
 from jqinject.core.state.listening import check_heard
-from jqinject.core.state.variables import GradSlot, GradStat, QuantStat, float_array
+from jqinject.core.state.variables import GradSlot, GradStat, QuantStat, float_array, known_zeros
 from jqinject.core.stats.extremes import AbsMax
 from jqinject.core.stats.layout import laid_out
+from jqinject.core.stats.two_phase import TwoPhaseStat
 from jqinject.core.view import OverTensorView
 from jqinject.ops.devices.explicit_axes import sharded_as
 from jqinject.ops.observe import AMAX, SCALE, SEEN, SLOT_SIZE, fork, gathered, over_axis, report
 from jqinject.ops.power import divide
+
+_TINY = float(jnp.finfo(jnp.float32).tiny)
 
 
 @dataclass(frozen=True)
@@ -42,18 +46,30 @@ class AmaxRule:
     margin: float
 
     def amax(self, x: jax.Array) -> jax.Array:
-        """The magnitude of `x`, float32, of the scale's shape; no gradient."""
+        """The magnitude of `x`, float32, of the scale's shape.
+
+        Args:
+            x: a tensor without gradient (`stop_gradient`).
+        """
         if x.size == 0:
             return jnp.zeros(self.shape, jnp.float32)
-        numbers = jnp.asarray(jax.lax.stop_gradient(x)).astype(jnp.float32)
-        stat, viewed = laid_out(self.stats, self.view, numbers)
-        return jax.lax.stop_gradient(check.statistic_shape(stat(viewed), self.shape, "amax"))
+        stat, viewed = laid_out(self.stats, self.view, jnp.asarray(x).astype(jnp.float32))
+        amax = stat.detached(viewed) if isinstance(stat, TwoPhaseStat) else stat(viewed)
+        return check.statistic_shape(amax, self.shape, "amax")
 
     def scale(self, amax: jax.Array, held: jax.Array, threshold: Any) -> jax.Array:
         """`amax * 2 ** margin / threshold`; `held` where that is not a positive finite number."""
-        scale = divide(amax * (2.0**self.margin), threshold)
-        usable = jnp.logical_and(jnp.isfinite(scale), scale >= jnp.finfo(jnp.float32).tiny)
-        return jnp.where(usable, scale, held)
+        amax = amax * (2.0**self.margin) if self.margin else amax
+        if (
+            isinstance(threshold, float) and threshold >= 1
+        ):  # a finite amax has a finite quotient, all others nan
+            divisor = sharded_as(jnp.broadcast_to(np.float32(threshold), amax.shape), amax)
+            scale = amax / jax.lax.select(jax.lax.is_finite(amax), divisor, amax)
+            usable = scale >= _TINY
+        else:
+            scale = divide(amax, threshold)
+            usable = jnp.logical_and(jnp.isfinite(scale), scale >= _TINY)
+        return jax.lax.select(usable, scale, sharded_as(jnp.broadcast_to(held, scale.shape), scale))
 
 
 @checked_arguments
@@ -125,23 +141,25 @@ class AmaxScaling(nnx.Module):
         return self.rule.scale(self.amax_history.amax(), held, threshold) if self.from_history else held
 
     def __call__(self, x: jax.Array, threshold: Any = 1.0) -> jax.Array:
-        """The scale, float32, without gradient; records the amax in training mode.
+        """The scale, float32, without a gradient of `x`; records the amax in training mode.
 
         Args:
             x: the tensor; an empty one is not recorded.
             threshold: the largest number that a scaled element can be.
         """
-        held = jax.lax.stop_gradient(self.scale.get_value())
-        amax = gathered(over_axis(sharded_as(self.rule.amax(x), held), self.axis_name, held), held)
         known = self.known_scale(threshold)
+        recorded = not self.use_running_average and x.size > 0
+        if self.from_history and not recorded:
+            return known
+        held = self.scale.get_value()
+        measured = sharded_as(self.rule.amax(jax.lax.stop_gradient(x)), held)
+        amax = gathered(over_axis(measured, self.axis_name, held), held)
         scale = known if self.from_history else self.rule.scale(amax, known, threshold)
-        if not self.use_running_average and x.size:
-            seen = report(amax, scale)
-            if self.in_step:
-                self.collect(seen)
-            else:
-                self._enter(seen)
-        return jax.lax.stop_gradient(scale)
+        if recorded and self.in_step:
+            self.collect(report(amax, scale))
+        elif recorded:
+            self._enter(amax, scale)
+        return scale
 
     # --- calibration
 
@@ -162,29 +180,34 @@ class AmaxScaling(nnx.Module):
     def begin_step(self) -> None:
         """From now on collect; forget what an unfinished step has left."""
         self.in_step = True
-        self.pending.set_value(jnp.zeros_like(self.pending.get_value()))
+        self.pending.set_value(known_zeros(self.pending.get_value()))
 
     def collect(self, seen: jax.Array) -> None:
         """Note what a call or a backward pass has seen: (amax, 1, scale) along the last axis; by maximum."""
-        self.pending.set_value(jnp.maximum(self.pending.get_value(), jax.lax.stop_gradient(seen)))
+        self.pending.set_value(jnp.maximum(self.pending.get_value(), seen))
 
     def end_step(self) -> None:
         """Enter what the step has seen into the history, if it has seen anything."""
         seen = self.pending.get_value()
-        self.pending.set_value(jnp.zeros_like(seen))
+        self.pending.set_value(known_zeros(seen))
         self.in_step = False
         if not self.use_running_average:
-            self._enter(seen)
+            parts = [part.squeeze(-1) for part in jax.lax.split(seen, (1,) * SLOT_SIZE, seen.ndim - 1)]
+            self._enter(parts[AMAX], parts[SCALE], parts[SEEN] > 0)
 
     def abandon_step(self) -> None:
         """End a step that failed: nothing enters."""
         self.in_step = False
 
-    def _enter(self, seen: jax.Array) -> None:
-        amax, counted, scale = seen[..., AMAX], seen[..., SEEN] > 0, seen[..., SCALE]
-        self.scale.set_value(jnp.where(counted, scale, self.scale.get_value()))
+    def _enter(self, amax: jax.Array, scale: jax.Array, counted: jax.Array | None = None) -> None:
+        """A step of this amax and scale; with `counted`, where there was one."""
+        if counted is None:
+            self.scale.set_value(jnp.broadcast_to(scale, amax.shape))
+            self.amax_history.push(amax)
+            return
+        self.scale.set_value(jax.lax.select(counted, scale, self.scale.get_value()))
         channels = tuple(range(amax.ndim - len(self.rule.shape), amax.ndim))
-        self.amax_history.push(amax, jnp.all(counted, axis=channels))
+        self.amax_history.push(amax, jnp.all(counted, axis=channels) if channels else counted)
 
     def claim_slot(self) -> jax.Array:
         """The slot for one use of a gradient quantizer."""

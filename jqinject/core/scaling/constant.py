@@ -17,7 +17,11 @@ from jqinject.core.construction.assign import set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.restrict_val import FloatRestrictValue, SignedFloatRestrictValue
-from jqinject.core.scaling._restricted import apply_threshold, clamp_scale
+from jqinject.core.scaling._restricted import (
+    RestrictedScaling,
+    apply_threshold,
+    clamp_scale,
+)
 from jqinject.core.state.variables import QuantParam
 
 
@@ -41,7 +45,7 @@ def _restricted(init: np.ndarray, restrict: Restrict, where: str) -> np.ndarray:
 
 
 @checked_arguments
-class ConstScaling(Component):
+class ConstScaling(RestrictedScaling, Component):
     """A constant scale: `s = restrict(scaling_init) / threshold`.
 
     It is static: not in the state, not in checkpoints.
@@ -99,7 +103,7 @@ class ConstScaling(Component):
 
 
 @checked_arguments
-class ParameterScaling(nnx.Module):
+class ParameterScaling(RestrictedScaling, nnx.Module):
     """A learned scale: `s = restrict(value) / threshold`, the parameter `value` starting at `scaling_init`.
 
     The parameter is kept in the domain of the restriction: `log2(scaling_init)` for logarithmic and

@@ -15,14 +15,18 @@ from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.restrict_val import FloatRestrictValue
-from jqinject.core.scaling._restricted import apply_threshold, clamp_scale
+from jqinject.core.scaling._restricted import (
+    RestrictedScaling,
+    apply_threshold,
+    clamp_scale,
+)
 from jqinject.ops.groups import checked_group_size
 
 Broadcastable = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 
 
 @checked_arguments
-class RuntimeDynamicStatsScaling(Component):
+class RuntimeDynamicStatsScaling(RestrictedScaling, Component):
     """The statistic of the tensor at hand: `s = restrict(stat(view(x))) / threshold`. No state.
 
     Args:
@@ -87,7 +91,7 @@ class RuntimeDynamicStatsScaling(Component):
 
 
 @checked_arguments
-class RuntimeDynamicGroupStatsScaling(Component):
+class RuntimeDynamicGroupStatsScaling(RestrictedScaling, Component):
     """A scale for each group of the tensor at hand: `s = restrict(stat(groups(x))) / threshold`. No state.
 
     Args:

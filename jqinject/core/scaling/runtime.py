@@ -14,7 +14,11 @@ from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.restrict_val import FloatRestrictValue
 from jqinject.core.scaling._affine import AffineRescaling, affine_rescaling
-from jqinject.core.scaling._restricted import apply_threshold, clamp_scale
+from jqinject.core.scaling._restricted import (
+    RestrictedScaling,
+    apply_threshold,
+    clamp_scale,
+)
 from jqinject.core.state.collect import (
     DEFAULT_MOMENTUM,
     Collection,
@@ -34,7 +38,7 @@ from jqinject.ops.power import divide
 
 
 @checked_arguments
-class RuntimeStatsScaling(nnx.Module):
+class RuntimeStatsScaling(RestrictedScaling, nnx.Module):
     """The statistic of the batch in training, its running mean in evaluation: `s = restrict(stat) /
     threshold`.
 
@@ -170,7 +174,7 @@ class RuntimeStatsScaling(nnx.Module):
 
 
 @checked_arguments
-class ParameterFromRuntimeStatsScaling(nnx.Module):
+class ParameterFromRuntimeStatsScaling(RestrictedScaling, nnx.Module):
     """A scale that is collected from statistics first, and learned after.
 
     | training call | scale                                           | state                               |

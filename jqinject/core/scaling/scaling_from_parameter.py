@@ -16,7 +16,11 @@ from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.restrict_val import FloatRestrictValue
 from jqinject.core.scaling._affine import AffineRescaling, affine_rescaling
-from jqinject.core.scaling._restricted import apply_threshold, clamp_scale
+from jqinject.core.scaling._restricted import (
+    RestrictedScaling,
+    apply_threshold,
+    clamp_scale,
+)
 from jqinject.core.state.initialize_once import complete_filled, fill_once
 from jqinject.core.state.variables import QuantParam, QuantStat, float_array, int_array
 from jqinject.core.stats.tracked import track, tracked_statistic
@@ -32,7 +36,7 @@ class _Source:
 
 
 @checked_arguments
-class StatsFromParameterScaling(Component):
+class StatsFromParameterScaling(RestrictedScaling, Component):
     """A scale computed anew from the tensor at every call, differentiable: `s = restrict(stat(view(x))) /
     threshold`.
 
@@ -134,7 +138,7 @@ class StatsFromParameterScaling(Component):
 
 
 @checked_arguments
-class ParameterFromStatsFromParameterScaling(nnx.Module):
+class ParameterFromStatsFromParameterScaling(RestrictedScaling, nnx.Module):
     """A learned scale that starts from a statistic of the tensor: `s = restrict(value) / threshold`.
 
     The parameter `value` is filled at the first call in training mode (`init_done` becomes 1); no statistic

@@ -115,14 +115,22 @@ class AmaxHistory(nnx.Module):
             happened: whether there was such a step; a bool, or for a stack of layers one a layer.
         """
         held = self.amax_history.get_value()
-        amax = jax.lax.stop_gradient(amax).astype(jnp.float32)
+        amax = jnp.asarray(amax).astype(jnp.float32)
         axis = held.ndim + self._step_axis
-        kept = jax.lax.slice_in_dim(jnp.roll(held, -1, axis), 1, None, axis=axis)
-        rolled = jnp.concatenate([jnp.expand_dims(amax, axis), kept], axis)
         channels = tuple(range(axis, amax.ndim))
-        enters = jnp.logical_and(happened, jnp.all(jnp.isfinite(amax), axis=channels))
-        enters = enters.reshape(*enters.shape, *(1,) * (held.ndim - enters.ndim))
-        self.amax_history.set_value(jnp.where(enters, rolled, held))
+        finite = jax.lax.is_finite(amax)
+        enters = jnp.all(finite, axis=channels) if channels else finite
+        enters = enters if happened is True else jnp.logical_and(happened, enters)
+        # Rolled by -1, with the newest written over the first.
+        length = held.shape[axis]
+        kept = [(start, stop) for start, stop in ((2, length), (0, 1)) if start < stop and length > 1]
+        older = [jax.lax.slice_in_dim(held, start, stop, axis=axis) for start, stop in kept]
+        rolled = jax.lax.concatenate([jnp.expand_dims(amax, axis), *older], axis)
+        if enters.ndim:  # a stack of layers
+            enters = jnp.broadcast_to(
+                enters.reshape(*enters.shape, *(1,) * (held.ndim - enters.ndim)), held.shape
+            )
+        self.amax_history.set_value(jax.lax.select(enters, rolled, held))
 
 
 def _history_length(length: Any) -> int:

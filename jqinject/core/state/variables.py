@@ -22,6 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jqinject.ops.devices.explicit_axes import sharded_as
+from jqinject.ops.devices.mapped import varying_with
+
 
 class QuantParam(nnx.Param[jax.Array]):
     """A learned quantizer parameter: trained like a weight.
@@ -85,6 +88,22 @@ def int_array(value: int) -> jax.Array:
         Array(3, dtype=int32)
     """
     return jnp.asarray(np.array(value, dtype=np.int32))
+
+
+def known_zeros(like: jax.Array, dtype: Any = None) -> jax.Array:
+    """Zeros that are part of a program, instead of being made by it; laid out over devices as another array.
+
+    Args:
+        like: an array.
+        dtype: None for its own.
+
+    Example:
+        >>> known_zeros(jnp.ones(2))
+        Array([0., 0.], dtype=float32)
+    """
+    with jax.ensure_compile_time_eval():
+        zeros = jnp.zeros(like.shape, dtype or like.dtype)
+    return varying_with(sharded_as(zeros, like), like)
 
 
 def known_zero() -> jax.Array:

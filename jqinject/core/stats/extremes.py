@@ -12,14 +12,14 @@ import jax.numpy as jnp
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.stats.two_phase import TwoPhaseStat, finish
 from jqinject.ops import stats as ops
-from jqinject.ops.devices.over import Axes, Over
+from jqinject.ops.devices.over import Axes, Over, Tensors, each
 
 
-def _max(x: jax.Array, over: Over) -> ops.Selected | ops.Extreme:
+def _max(x: Tensors, over: Over) -> ops.Selected | ops.Extreme:
     return ops.measure(x, over.max(x), over)
 
 
-def _min(x: jax.Array, over: Over) -> ops.Selected | ops.Extreme:
+def _min(x: Tensors, over: Over) -> ops.Selected | ops.Extreme:
     return ops.measure(x, over.min(x), over)
 
 
@@ -56,17 +56,22 @@ class AbsMax(TwoPhaseStat):
         Array([3. , 0.5], dtype=float32)
     """
 
+    takes_several: ClassVar[bool] = True
     stats_reduce_dim: Axes = None
     keepdim: bool = False
     axis_name: Any = None
 
-    def measure(self, x: jax.Array) -> Any:
-        """The largest magnitude and where it is."""
-        return _max(jnp.abs(x), self.over)
+    def detached(self, x: Tensors) -> jax.Array:
+        """The largest magnitude alone."""
+        return finish(self.over.max(each(jnp.abs, x)), self.stats_reduce_dim, self.keepdim)
 
-    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+    def measure(self, x: Tensors) -> Any:
+        """The largest magnitude and where it is."""
+        return _max(each(jnp.abs, x), self.over)
+
+    def attach(self, x: Tensors, measured: Any) -> jax.Array:
         """The largest magnitude."""
-        stat = ops.attach(ops.magnitude(x), measured, self.over)
+        stat = ops.attach(each(ops.magnitude, x), measured, self.over)
         return finish(stat, self.stats_reduce_dim, self.keepdim)
 
 
@@ -88,24 +93,25 @@ class SignedAbsMax(TwoPhaseStat):
         Array(-3., dtype=float32)
     """
 
+    takes_several: ClassVar[bool] = True
     signed: ClassVar[bool] = True
     stats_reduce_dim: Axes = None
     keepdim: bool = False
     axis_name: Any = None
 
-    def measure(self, x: jax.Array) -> Any:
+    def measure(self, x: Tensors) -> Any:
         """The largest magnitude, where it is, and the sign there."""
-        magnitude = jnp.abs(x)
+        magnitude = each(jnp.abs, x)
         found = ops.locate(magnitude, self.over.max(magnitude), self.over)
         lowest = self.over.min(x)
         first = ops.locate(x, lowest, self.over)
         negative = (lowest == -found.value) & (first.position == found.position)
         return found, jnp.where(found.value == 0, 0.0, jnp.where(negative, 1.0, -1.0))
 
-    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+    def attach(self, x: Tensors, measured: Any) -> jax.Array:
         """The signed largest magnitude."""
         found, sign = measured
-        stat = sign * ops.select(ops.magnitude(x), found, self.over)
+        stat = sign * ops.select(each(ops.magnitude, x), found, self.over)
         return finish(stat, self.stats_reduce_dim, self.keepdim)
 
 
@@ -124,15 +130,16 @@ class AbsMinMax(TwoPhaseStat):
         (Array(4., dtype=float32), Array(3., dtype=float32))
     """
 
+    takes_several: ClassVar[bool] = True
     stats_reduce_dim: Axes = None
     keepdim: bool = False
     axis_name: Any = None
 
-    def measure(self, x: jax.Array) -> Any:
+    def measure(self, x: Tensors) -> Any:
         """Largest and smallest element."""
         return _max(x, self.over), _min(x, self.over)
 
-    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+    def attach(self, x: Tensors, measured: Any) -> jax.Array:
         """The width."""
         largest, smallest = (ops.attach(x, part, self.over) for part in measured)
         return finish(ops.magnitude(largest - not_above_zero(smallest)), self.stats_reduce_dim, self.keepdim)
@@ -153,16 +160,17 @@ class NegativeMinOrZero(TwoPhaseStat):
         (Array(-1., dtype=float32), Array(0., dtype=float32))
     """
 
+    takes_several: ClassVar[bool] = True
     signed: ClassVar[bool] = True
     stats_reduce_dim: Axes = None
     keepdim: bool = False
     axis_name: Any = None
 
-    def measure(self, x: jax.Array) -> Any:
+    def measure(self, x: Tensors) -> Any:
         """The smallest element."""
         return _min(x, self.over)
 
-    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+    def attach(self, x: Tensors, measured: Any) -> jax.Array:
         """The smallest element, or 0."""
         smallest = not_above_zero(ops.attach(x, measured, self.over))
         return finish(smallest, self.stats_reduce_dim, self.keepdim)
@@ -185,19 +193,20 @@ class AbsMaxAve(TwoPhaseStat):
         Array(1.75, dtype=float32)
     """
 
+    takes_several: ClassVar[bool] = True
     stats_reduce_dim: Axes
     axis_name: Any = None
 
     def __post_init__(self) -> None:
         require_axis(self.stats_reduce_dim, "AbsMaxAve")
 
-    def measure(self, x: jax.Array) -> Any:
+    def measure(self, x: Tensors) -> Any:
         """The largest magnitude of each channel."""
-        return _max(jnp.abs(x), self.over)
+        return _max(each(jnp.abs, x), self.over)
 
-    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+    def attach(self, x: Tensors, measured: Any) -> jax.Array:
         """Their mean."""
-        largest = ops.attach(ops.magnitude(x), measured, self.over)
+        largest = ops.attach(each(ops.magnitude, x), measured, self.over)
         return jnp.sum(largest) / max(largest.size, 1)
 
 
@@ -218,19 +227,20 @@ class AbsMaxL2(TwoPhaseStat):
         Array(3., dtype=float32)
     """
 
+    takes_several: ClassVar[bool] = True
     stats_reduce_dim: Axes
     axis_name: Any = None
 
     def __post_init__(self) -> None:
         require_axis(self.stats_reduce_dim, "AbsMaxL2")
 
-    def measure(self, x: jax.Array) -> Any:
+    def measure(self, x: Tensors) -> Any:
         """The largest magnitude of each channel."""
-        return _max(jnp.abs(x), self.over)
+        return _max(each(jnp.abs, x), self.over)
 
-    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+    def attach(self, x: Tensors, measured: Any) -> jax.Array:
         """Their norm."""
-        largest = ops.attach(ops.magnitude(x), measured, self.over)
+        largest = ops.attach(each(ops.magnitude, x), measured, self.over)
         return safe_sqrt(jnp.sum(largest * largest)) / math.sqrt(max(largest.size, 1))
 
 

@@ -20,11 +20,13 @@ from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.state.variables import QuantStat, float_array
+from jqinject.core.stats.divisible_sum import divisible_sum
+from jqinject.core.stats.in_place import reduced
 from jqinject.core.stats.search import SearchedStat, Trial
 from jqinject.ops.clamp import signed_clamp_min_ste
-from jqinject.ops.devices.explicit_axes import merge_axes, whole
-from jqinject.ops.ordered_sum import cascade_sum
+from jqinject.ops.devices.over import Over, Tensors, each
 from jqinject.ops.power import divide
+from jqinject.ops.stats import kth_smallest
 
 
 @dataclass(frozen=True)
@@ -63,30 +65,25 @@ def shrink_lp(x: jax.Array, beta: jax.Array, lp_norm: float) -> jax.Array:
     return jnp.sign(x) * jnp.maximum(size - taken / beta, 0.0)
 
 
-def masked_median(x: jax.Array, mask: jax.Array, axis: int | None, keepdim: bool) -> jax.Array:
+def masked_median(x: Tensors, mask: Tensors, over: Over) -> jax.Array:
     """The lower median of the elements where `mask`; nan where there are none.
 
     Args:
-        x: numbers, float32.
+        x: numbers, float32, of a tensor or of several.
         mask: which of them count.
-        axis: the axis to reduce, None for all.
-        keepdim: keep the reduced axis with size 1.
+        over: what is reduced.
 
     Example:
-        >>> masked_median(jnp.array([4.0, 1.0, 9.0, 2.0]), jnp.array([True, True, False, True]), None, False)
+        >>> masked_median(jnp.array([4.0, 1.0, 9.0, 2.0]), jnp.array([True, True, False, True]), Over())
         Array(2., dtype=float32)
     """
-    valid = mask & ~jnp.isnan(x)
-    if axis is None:
-        x, valid, axis, keepdim = merge_axes(x, 0, x.ndim), merge_axes(valid, 0, x.ndim), 0, False
-    ordered = jnp.sort(jnp.where(valid, x, jnp.inf), axis)
-    count = jnp.sum(valid, axis, keepdims=True)
-    if x.shape[axis] == 0:
-        median = jnp.full(count.shape, jnp.nan, jnp.float32)
-    else:
-        middle = jnp.take_along_axis(ordered, jnp.maximum(count - 1, 0) // 2, axis)
-        median = jnp.where(count > 0, middle, jnp.nan)
-    return median if keepdim else jnp.squeeze(median, axis)
+    valid = each(lambda x, counts: counts & ~jnp.isnan(x), x, mask)
+    count = over.sum(each(lambda counts: counts.astype(jnp.int32), valid))
+    if over.count(x) == 0:
+        return jnp.full(count.shape, jnp.nan, jnp.float32)
+    sorted_last = each(lambda x, counts: jnp.where(counts, x, jnp.inf), x, valid)
+    middle = kth_smallest(sorted_last, jnp.maximum(count - 1, 0) // 2 + 1, over)
+    return jnp.where(count > 0, middle, jnp.nan)
 
 
 def _refuse_mapped(axis_name: Any, where: str) -> None:
@@ -101,7 +98,6 @@ class HalfQuadraticOptimizer(SearchedStat):
     """The loop that both searches have; `next_candidate` is what differs."""
 
     rounds: _Rounds
-    keepdim: bool = False
     annealed: QuantStat | None = None
     permute_dims: tuple[int, ...] | None = None
 
@@ -120,7 +116,6 @@ class HalfQuadraticOptimizer(SearchedStat):
 
     def search(self, trial: Trial, tensors: Sequence[jax.Array]) -> jax.Array:
         """The best candidate."""
-        tensors = [whole(tensor) for tensor in tensors]  # errors are added in a stated order
         init = self._start(tensors)
         count = max(sum(tensor.size for tensor in tensors), 1)
 
@@ -130,7 +125,7 @@ class HalfQuadraticOptimizer(SearchedStat):
         def one_round(state: _State) -> _State:
             results = [trial(tensor, state.candidate) for tensor in tensors]
             errors = [jnp.abs(result.value - tensor) for result, tensor in zip(results, tensors, strict=True)]
-            loss = sum((cascade_sum(self._in_order(error)) for error in errors), jnp.float32(0)) / count
+            loss = sum((self._added(None, error) for error in errors), jnp.float32(0)) / count
             improved = loss < state.loss
             following = self.next_candidate(state.candidate, state.beta, tensors, results)
             return _State(
@@ -155,16 +150,8 @@ class HalfQuadraticOptimizer(SearchedStat):
     def _sparse(self, error: jax.Array, beta: jax.Array) -> jax.Array:
         return shrink_lp(error, beta, self.rounds.lp_norm)
 
-    def _in_order(self, error: jax.Array) -> jax.Array:
-        """Errors in the order in which they are added: of a kernel, output channels first, then inputs."""
-        last = error.ndim - 1
-        if self.permute_dims is None or last < 1 or self.permute_dims[0] != last:
-            return error
-        return jnp.transpose(error, (last, last - 1, *range(last - 1)))
-
-    def _joined(self, arrays: Sequence[jax.Array]) -> jax.Array:
-        views = [self.view(array) for array in arrays]
-        return views[0] if len(views) == 1 else jnp.concatenate(views, self.reduce_dim or 0)
+    def _added(self, reduce_dim: int | None, *tensors: jax.Array) -> jax.Array:
+        return divisible_sum(tensors, self.view, reduce_dim, self.permute_dims)
 
 
 @checked_arguments
@@ -174,7 +161,6 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
     Args:
         hqo_init_op_scale: the statistic that the search starts from.
         inner_stats_input_view_shape_impl: how `x` is laid out.
-        keepdim: keep the axis that is reduced.
         scaling_min_val: the least scale.
         stats_reduce_dim: the axis of the view that shares a scale, None for all.
         permute_dims: brings the channels first, as for the view: the order in which errors are added.
@@ -204,7 +190,6 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
         inner_stats_input_view_shape_impl: View,
         int_scaling_impl: IntScalingImpl,
         bit_width_impl: BitWidth,
-        keepdim: bool = False,
         scaling_min_val: float | None = None,
         stats_reduce_dim: int | None = None,
         permute_dims: Sequence[int] | None = None,
@@ -226,7 +211,6 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
         )
         set_given(
             self,
-            keepdim=bool(keepdim),
             scaling_min_val=check.minimum(scaling_min_val, where, "scaling_min_val"),
             permute_dims=None if permute_dims is None else tuple(permute_dims),
         )
@@ -240,10 +224,11 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
         for x, result in zip(tensors, results, strict=True):
             rests.append(x - self._sparse(x - result.value, beta))
             integers.append(jnp.round(result.value / result.scale) - result.zero_point)
-        rest, integer = self._joined(rests), self._joined(integers)
-        counts = (rest != 0) & (integer != 0)
-        ratio = rest / jnp.where(integer != 0, integer, 1.0)
-        found = masked_median(ratio, counts, self.reduce_dim, self.keepdim)
+        axes, rest = reduced(self.view, self.reduce_dim, tuple(rests))
+        _, integer = reduced(self.view, self.reduce_dim, tuple(integers))
+        counts = each(lambda rest, integer: (rest != 0) & (integer != 0), rest, integer)
+        ratio = each(lambda rest, integer: rest / jnp.where(integer != 0, integer, 1.0), rest, integer)
+        found = masked_median(ratio, counts, Over(axes)).reshape(candidate.shape)
         if self.scaling_min_val:
             found = signed_clamp_min_ste(found, self.scaling_min_val)
         found = found * self.int_scaling_impl(self.bit_width_impl())
@@ -257,7 +242,6 @@ class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
     Args:
         hqo_init_op_zp: the statistic that the search starts from.
         inner_stats_input_view_shape_impl: how `x` is laid out.
-        keepdim: keep the axis that is reduced.
         stats_reduce_dim: the axis of the view that shares a zero point, None for all.
         permute_dims: brings the channels first, as for the view: the order in which errors are added.
         hqo_beta_zp: how little is shrunk at first.
@@ -281,7 +265,6 @@ class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
         self,
         hqo_init_op_zp: Stat,
         inner_stats_input_view_shape_impl: View,
-        keepdim: bool = False,
         stats_reduce_dim: int | None = None,
         permute_dims: Sequence[int] | None = None,
         hqo_beta_zp: float = 1.0,
@@ -301,7 +284,6 @@ class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
         )
         set_given(
             self,
-            keepdim=bool(keepdim),
             permute_dims=None if permute_dims is None else tuple(permute_dims),
         )
         self._set_rounds(hqo_beta_zp, hqo_kappa_zp, hqo_lp_norm_zp, hqo_iters_zp, where, "zp")
@@ -318,10 +300,6 @@ class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
             scale = jnp.broadcast_to(result.scale, result.value.shape)
             integers = divide(result.value, scale) + result.zero_point
             left.append(x - self._sparse(x - result.value, beta) - integers * scale)
-        joined = self._joined(left if self.reduce_dim is not None else [self._in_order(y) for y in left])
-        if self.reduce_dim is None:
-            return cascade_sum(joined) / max(joined.size, 1)
-        rows = jnp.moveaxis(joined, self.reduce_dim, -1)
-        sums = jax.vmap(cascade_sum)(rows.reshape((-1, rows.shape[-1]))).reshape(rows.shape[:-1])
-        means = sums / max(rows.shape[-1], 1)
-        return jnp.expand_dims(means, self.reduce_dim) if self.keepdim else means
+        axes, laid = reduced(self.view, self.reduce_dim, tuple(left))
+        means = self._added(self.reduce_dim, *left) / max(Over(axes).count(laid), 1)
+        return means.reshape(candidate.shape)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import is_dataclass
+from typing import Any
 
-import jax
+import jax.numpy as jnp
 
 from jqinject.core._protocols import Stat, View
 from jqinject.core.stats.means import MeanLearnedSigmaStd
 from jqinject.core.stats.two_phase import TwoPhaseStat
 from jqinject.core.view import MergingView
-from jqinject.ops.devices.over import Axes
+from jqinject.ops.devices.over import Axes, Tensors, each, parts_of
 
 
 def reduced_axes(view: View, reduce_dim: Axes, shape: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -42,16 +43,42 @@ def reduced_axes(view: View, reduce_dim: Axes, shape: tuple[int, ...]) -> tuple[
     return reduced if kept == sorted(kept) else None
 
 
-def in_place(stat: Stat, view: View, x: jax.Array) -> tuple[Stat, jax.Array]:
-    """A statistic and a tensor with `stat(view(x))` as result, up to its shape; see `laid_out`.
+def reduced(view: View, reduce_dim: Axes, x: Tensors) -> tuple[Axes, Tensors]:
+    """What to reduce for a statistic of views: the axes, and the tensors themselves where that is possible.
+
+    Args:
+        view: the view.
+        reduce_dim: an axis of it; None for all.
+        x: the tensor, or several with one statistic.
+
+    Returns:
+        The axes to reduce, None for all, and tensors; else `reduce_dim` and views.
+    """
+    parts = parts_of(x)
+    found = {reduced_axes(view, reduce_dim, part.shape) for part in parts}
+    if None in found:
+        return reduce_dim, each(view, x)
+    if reduce_dim is None:
+        return None, x
+    alike = len(found) == 1 and len({part.ndim for part in parts}) == 1
+    return (found.pop(), x) if alike else (reduce_dim, each(view, x))
+
+
+def in_place(stat: Stat, view: View, x: Tensors, join: int = 0) -> tuple[Any, Any]:
+    """A statistic and what to call it with for `stat(view(x))`, up to its shape; see `laid_out`.
+
+    Several tensors are reduced one by one by a statistic that can combine them, and joined for any other.
 
     Args:
         stat: the statistic.
         view: the view.
-        x: the tensor, float32.
+        x: the tensor, float32, or several.
+        join: the axis along which views of several are side by side.
     """
+    ours = isinstance(stat, TwoPhaseStat | MeanLearnedSigmaStd)
+    if isinstance(x, tuple) and not (ours and stat.takes_several and stat.stats_reduce_dim in (None, join)):
+        return stat, jnp.concatenate(each(view, x), axis=join)
     if isinstance(stat, MeanLearnedSigmaStd) or (isinstance(stat, TwoPhaseStat) and is_dataclass(stat)):
-        axes = reduced_axes(view, stat.stats_reduce_dim, x.shape)
-        if axes is not None:
-            return (stat if stat.stats_reduce_dim is None else stat.along(axes)), x
-    return stat, view(x)
+        axes, tensors = reduced(view, stat.stats_reduce_dim, x)
+        return (stat if axes == stat.stats_reduce_dim else stat.along(axes)), tensors
+    return stat, each(view, x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,9 @@ from jqinject.core.construction import check
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.state.variables import QuantParam, float_array
 from jqinject.core.stats.extremes import require_axis, safe_sqrt
-from jqinject.core.stats.two_phase import TwoPhaseStat, finish
+from jqinject.core.stats.two_phase import TwoPhaseStat, finish, not_empty
 from jqinject.ops import stats as ops
-from jqinject.ops.devices.over import Axes, Over
+from jqinject.ops.devices.over import Axes, Over, Tensors, each, parts_of
 
 
 @checked_arguments
@@ -34,39 +34,40 @@ class AbsAve(TwoPhaseStat):
         Array(2., dtype=float32)
     """
 
+    takes_several: ClassVar[bool] = True
     stats_reduce_dim: Axes = None
     axis_name: Any = None
 
-    def measure(self, x: jax.Array) -> Any:
+    def measure(self, x: Tensors) -> Any:
         """The mean magnitude."""
-        return self.over.sum(jnp.abs(x)) / self.over.count(x)
+        return self.over.sum(each(jnp.abs, x)) / self.over.count(x)
 
-    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+    def attach(self, x: Tensors, measured: Any) -> jax.Array:
         """The mean magnitude."""
         weights = jnp.float32(1 / self.over.count(x))
-        stat = ops.attach_gradient(ops.magnitude(x), measured, weights, self.over.names)
+        stat = ops.attach_gradient(each(ops.magnitude, x), measured, weights, self.over.names)
         return finish(stat, self.stats_reduce_dim, False)
 
 
-def _measure_spread(x: jax.Array, over: Over, epsilon: float) -> tuple[jax.Array, jax.Array]:
+def _measure_spread(x: Tensors, over: Over, epsilon: float) -> tuple[jax.Array, jax.Array]:
     """Mean of |x|, and `sqrt(unbiased variance + epsilon)`; the variance of one number is 0."""
-    magnitude = jnp.abs(x)
+    magnitude = each(jnp.abs, x)
     n = over.count(x)
     mean = over.sum(magnitude) / n
     # A power of two that keeps the squares of large numbers, and of what rounding leaves of them, finite.
     unit = jnp.where(over.max(magnitude) > 2.0**48, 2.0**80, 1.0)
-    squares = over.sum(jnp.square((magnitude - mean) / unit))
+    squares = over.sum(each(lambda x: jnp.square((x - mean) / unit), magnitude))
     return mean, unit * jnp.sqrt(squares / max(n - 1, 1) + epsilon / unit / unit)
 
 
 def _attach_spread(
-    x: jax.Array, measured: tuple[jax.Array, jax.Array], over: Over
+    x: Tensors, measured: tuple[jax.Array, jax.Array], over: Over
 ) -> tuple[jax.Array, jax.Array]:
     mean, deviation = measured
-    magnitude = ops.magnitude(x)
+    magnitude = each(ops.magnitude, x)
     n = over.count(x)
     divisor = jnp.where(deviation > 0, deviation, 1.0) * max(n - 1, 1)
-    slope = (jax.lax.stop_gradient(magnitude) - mean) / divisor
+    slope = each(lambda x: (jax.lax.stop_gradient(x) - mean) / divisor, magnitude)
     return (
         ops.attach_gradient(magnitude, mean, jnp.float32(1 / n), over.names),
         ops.attach_gradient(magnitude, deviation, slope, over.names),
@@ -91,16 +92,17 @@ class MeanSigmaStd(TwoPhaseStat):
         Array(1.0002, dtype=float32)
     """
 
+    takes_several: ClassVar[bool] = True
     sigma: float
     stats_reduce_dim: Axes = None
     std_dev_epsilon: float = 1e-8
     axis_name: Any = None
 
-    def measure(self, x: jax.Array) -> Any:
+    def measure(self, x: Tensors) -> Any:
         """Mean and deviation."""
         return _measure_spread(x, self.over, self.std_dev_epsilon)
 
-    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+    def attach(self, x: Tensors, measured: Any) -> jax.Array:
         """The statistic."""
         mean, deviation = _attach_spread(x, measured, self.over)
         return finish(mean + self.sigma * deviation, self.stats_reduce_dim, False)
@@ -123,6 +125,7 @@ class MeanLearnedSigmaStd(nnx.Module):
         (Array(1.0002, dtype=float32), Array(2., dtype=float32))
     """
 
+    takes_several = True
     signed = False
     axis_name: Any = None
 
@@ -141,18 +144,18 @@ class MeanLearnedSigmaStd(nnx.Module):
         if axis_name is not None:
             self.axis_name = axis_name
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Tensors) -> jax.Array:
         """The statistic of `x`."""
         return self.along(self.stats_reduce_dim)(x)
 
-    def along(self, axes: Axes) -> Callable[[jax.Array], jax.Array]:
+    def along(self, axes: Axes) -> Callable[[Tensors], jax.Array]:
         """The statistic over other axes."""
         return partial(self._of, fixed=MeanSigmaStd(0.0, axes, self.std_dev_epsilon, self.axis_name))
 
-    def _of(self, x: jax.Array, fixed: MeanSigmaStd) -> jax.Array:
-        if x.size == 0:
+    def _of(self, x: Tensors, fixed: MeanSigmaStd) -> jax.Array:
+        if not any(part.size for part in parts_of(x)):
             return fixed(x)
-        x = x.astype(jnp.float32)
+        x = not_empty(x, fixed.stats_reduce_dim)
         measured = fixed.measure(jax.lax.stop_gradient(x))
         spread = _attach_spread(x, measured, fixed.over)
         mean, deviation = (finish(part, fixed.stats_reduce_dim, False) for part in spread)
@@ -176,19 +179,20 @@ class L1Norm(TwoPhaseStat):
         Array([[4.]], dtype=float32)
     """
 
+    takes_several: ClassVar[bool] = True
     stats_reduce_dim: Axes = None
     axis_name: Any = None
 
     def __post_init__(self) -> None:
         require_axis(self.stats_reduce_dim, "L1Norm")
 
-    def measure(self, x: jax.Array) -> Any:
+    def measure(self, x: Tensors) -> Any:
         """The norm."""
-        return self.over.sum(jnp.abs(x))
+        return self.over.sum(each(jnp.abs, x))
 
-    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+    def attach(self, x: Tensors, measured: Any) -> jax.Array:
         """The norm."""
-        return ops.attach_gradient(ops.magnitude(x), measured, jnp.float32(1), self.over.names)
+        return ops.attach_gradient(each(ops.magnitude, x), measured, jnp.float32(1), self.over.names)
 
 
 @checked_arguments
@@ -209,17 +213,19 @@ class L2Norm(TwoPhaseStat):
         Array([[5.]], dtype=float32)
     """
 
+    takes_several: ClassVar[bool] = True
     stats_reduce_dim: Axes = None
     axis_name: Any = None
 
     def __post_init__(self) -> None:
         require_axis(self.stats_reduce_dim, "L2Norm")
 
-    def measure(self, x: jax.Array) -> Any:
+    def measure(self, x: Tensors) -> Any:
         """The norm."""
-        return safe_sqrt(self.over.sum(jnp.square(x)))
+        return safe_sqrt(self.over.sum(each(jnp.square, x)))
 
-    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+    def attach(self, x: Tensors, measured: Any) -> jax.Array:
         """The norm."""
-        slope = jax.lax.stop_gradient(x) / jnp.where(measured > 0, measured, 1.0)
+        divisor = jnp.where(measured > 0, measured, 1.0)
+        slope = each(lambda x: jax.lax.stop_gradient(x) / divisor, x)
         return ops.attach_gradient(x, measured, slope, self.over.names)

@@ -13,10 +13,10 @@ from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.stats.extremes import not_above_zero
 from jqinject.core.stats.two_phase import TwoPhaseStat, finish
 from jqinject.ops import stats as ops
-from jqinject.ops.devices.over import Axes, Over
+from jqinject.ops.devices.over import Axes, Over, Tensors, each
 
 
-def _kth(x: jax.Array, k: int, over: Over) -> ops.Selected:
+def _kth(x: Tensors, k: int, over: Over) -> ops.Selected:
     return ops.locate(x, ops.kth_smallest(x, k, over), over)
 
 
@@ -41,6 +41,7 @@ class AbsPercentile(TwoPhaseStat):
         Array(2., dtype=float32)
     """
 
+    takes_several: ClassVar[bool] = True
     high_percentile_q: float
     stats_reduce_dim: Axes = None
     keepdim: bool = False
@@ -49,14 +50,14 @@ class AbsPercentile(TwoPhaseStat):
     def __post_init__(self) -> None:
         check.percentile(self.high_percentile_q, "AbsPercentile", "high_percentile_q")
 
-    def measure(self, x: jax.Array) -> Any:
+    def measure(self, x: Tensors) -> Any:
         """The element of that rank."""
         k = ops.rank_high(self.high_percentile_q, self.over.count(x))
-        return _kth(jnp.abs(x), k, self.over)
+        return _kth(each(jnp.abs, x), k, self.over)
 
-    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+    def attach(self, x: Tensors, measured: Any) -> jax.Array:
         """The element of that rank."""
-        stat = ops.select(ops.magnitude(x), measured, self.over)
+        stat = ops.select(each(ops.magnitude, x), measured, self.over)
         return finish(stat, self.stats_reduce_dim, self.keepdim)
 
 
@@ -79,6 +80,7 @@ class NegativePercentileOrZero(TwoPhaseStat):
         Array(-1., dtype=float32)
     """
 
+    takes_several: ClassVar[bool] = True
     signed: ClassVar[bool] = True
     low_percentile_q: float
     stats_reduce_dim: Axes = None
@@ -88,12 +90,12 @@ class NegativePercentileOrZero(TwoPhaseStat):
     def __post_init__(self) -> None:
         check.percentile(self.low_percentile_q, "NegativePercentileOrZero", "low_percentile_q")
 
-    def measure(self, x: jax.Array) -> Any:
+    def measure(self, x: Tensors) -> Any:
         """The element of that rank."""
         k = ops.rank_low(self.low_percentile_q, self.over.count(x))
         return _kth(x, k, self.over)
 
-    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+    def attach(self, x: Tensors, measured: Any) -> jax.Array:
         """The element of that rank, or 0."""
         stat = not_above_zero(ops.select(x, measured, self.over))
         return finish(stat, self.stats_reduce_dim, self.keepdim)
@@ -121,6 +123,7 @@ class PercentileInterval(TwoPhaseStat):
         Array(5., dtype=float32)
     """
 
+    takes_several: ClassVar[bool] = True
     low_percentile_q: float
     high_percentile_q: float
     stats_reduce_dim: Axes = None
@@ -133,13 +136,13 @@ class PercentileInterval(TwoPhaseStat):
         if low > high:
             raise ValueError(f"PercentileInterval: low_percentile_q={low} is above high_percentile_q={high}.")
 
-    def measure(self, x: jax.Array) -> Any:
+    def measure(self, x: Tensors) -> Any:
         """The elements of both ranks."""
         n = self.over.count(x)
         low = _kth(x, ops.rank_low(self.low_percentile_q, n), self.over)
         return low, _kth(x, ops.rank_high(self.high_percentile_q, n), self.over)
 
-    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+    def attach(self, x: Tensors, measured: Any) -> jax.Array:
         """The width."""
         low, high = (ops.select(x, part, self.over) for part in measured)
         return finish(ops.magnitude(high - not_above_zero(low)), self.stats_reduce_dim, self.keepdim)

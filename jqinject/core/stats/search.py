@@ -166,14 +166,10 @@ class SearchedStat(Component):
     def _start(self, tensors: Sequence[jax.Array]) -> jax.Array:
         """Where the search starts; outside of it, the last result where one is remembered."""
         floats = [tensor.astype(jnp.float32) for tensor in tensors]
-        if len(floats) == 1:
-            stat, viewed = in_place(self.init_op, self.view, floats[0])
-            shape = jax.eval_shape(lambda x: self.init_op(self.view(x)), floats[0]).shape
-            init = stat(viewed).reshape(shape)
-        else:
-            init = self.init_op(
-                jnp.concatenate([self.view(tensor) for tensor in floats], self.reduce_dim or 0)
-            )
+        several = tuple(floats) if len(floats) > 1 else floats[0]
+        stat, viewed = in_place(self.init_op, self.view, several, self.reduce_dim or 0)
+        shape = jax.eval_shape(lambda x: self.init_op(self.view(x)), floats[0]).shape
+        init = stat(viewed).reshape(shape)
         if self.memory is None or not in_trial():
             return init
         last = self.memory.get_value().reshape(init.shape)

@@ -11,6 +11,7 @@ from flax import nnx
 
 from jqinject.core._protocols import Stat, View
 from jqinject.core.state.variables import QuantStat
+from jqinject.core.stats.in_place import in_place
 from jqinject.core.stats.layout import laid_out
 from jqinject.core.stats.search import SearchedStat
 
@@ -65,8 +66,9 @@ def tracked_statistic(
         return stat(viewed)
     if isinstance(stat, SearchedStat):
         return stat.of([variable.get_value().astype(jnp.float32) for variable in reversed(tracked)])
-    views = [view(variable.get_value().astype(jnp.float32)) for variable in reversed(tracked)]
-    if len({v.shape[:concat_dim] + v.shape[concat_dim + 1 :] for v in views}) > 1:
+    tensors = tuple(variable.get_value().astype(jnp.float32) for variable in reversed(tracked))
+    views = [jax.eval_shape(view, tensor) for tensor in tensors]
+    if len({v.shape[:concat_dim] + v.shape[concat_dim:][1:] for v in views}) > 1:
         shapes = [tuple(variable.get_value().shape) for variable in tracked]
         raise ValueError(
             f"{where}: parameters of shapes {shapes} share one quantizer, but their views "
@@ -74,4 +76,5 @@ def tracked_statistic(
             "that share a scale "
             "per channel need the same number of output channels; use a scale per tensor, or two quantizers."
         )
-    return stat(jnp.concatenate(views, axis=concat_dim))
+    stat, viewed = in_place(stat, view, tensors, concat_dim)
+    return stat(viewed)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.ops.devices.mapped import names_of
-from jqinject.ops.devices.over import Axes, Over
+from jqinject.ops.devices.over import Axes, Over, Tensors
 
 
 class TwoPhaseStat(ABC):
@@ -26,12 +26,15 @@ class TwoPhaseStat(ABC):
     Attributes:
         signed: whether the statistic can be negative; power-of-two and logarithmic scales refuse one that
             can.
+        takes_several: whether a tuple of tensors is taken too, for one statistic of all their elements; without, the
+            tensors of layers that share a quantizer are joined first.
         stats_reduce_dim: the axis that is reduced, a tuple of axes, or None for the whole tensor.
         axis_name: a mapped axis (of `shard_map`, `pmap` or `vmap`) that the tensor is spread over, or a tuple of them;
             the statistic is then that of the whole tensor. Without, every place has a statistic of its own.
     """
 
     signed: ClassVar[bool] = False
+    takes_several: ClassVar[bool] = False
     stats_reduce_dim: Axes
     axis_name: Any = None
 
@@ -41,25 +44,29 @@ class TwoPhaseStat(ABC):
         return Over(self.stats_reduce_dim, names_of(self.axis_name))
 
     @abstractmethod
-    def measure(self, x: jax.Array) -> Any:
+    def measure(self, x: Any) -> Any:
         """The reduction: float32 tensor -> a few small arrays (a pytree)."""
 
     @abstractmethod
-    def attach(self, x: jax.Array, measured: Any) -> jax.Array:
+    def attach(self, x: Any, measured: Any) -> jax.Array:
         """The statistic as a differentiable function of `x`; finite for a `measured` that is all zeros."""
 
     def along(self, axes: Axes) -> TwoPhaseStat:
         """The statistic over other axes."""
         return replace(cast(Any, self), stats_reduce_dim=axes)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Tensors) -> jax.Array:
         """The statistic of `x`, float32."""
-        x = _something(x, self.stats_reduce_dim)
+        x = not_empty(x, self.stats_reduce_dim)
         return self.attach(x, self.measure(jax.lax.stop_gradient(x)))
+
+    def detached(self, x: jax.Array) -> jax.Array:
+        """The statistic of an `x` that has no gradient: what the gradient would need is left out where it can be."""
+        return self(x)
 
     def gated(self, x: jax.Array, active: jax.Array) -> jax.Array:
         """The statistic of `x` where `active`, else a number without meaning, at no cost."""
-        x = _something(x, self.stats_reduce_dim)
+        x = not_empty(x, self.stats_reduce_dim)
         detached = jax.lax.stop_gradient(x)
         shapes = jax.eval_shape(self.measure, detached)
         measured = jax.lax.cond(active, self.measure, lambda _: _zeros(shapes), detached)
@@ -71,7 +78,11 @@ def finish(stat: jax.Array, axis: Axes, keepdim: bool) -> jax.Array:
     return stat if axis is None or keepdim else jnp.squeeze(stat, axis)
 
 
-def _something(x: jax.Array, axis: Axes) -> jax.Array:
+def not_empty(x: Any, axis: Axes) -> Any:
+    """Tensors as float32, with a zero along the axes where a statistic would be of no element."""
+    if isinstance(x, tuple):
+        filled = tuple(part for part in x if part.size) or x[:1]
+        return tuple(not_empty(part, axis) for part in filled)
     x = jnp.asarray(x).astype(jnp.float32)
     if axis is None:
         return x if x.size else jnp.zeros((1,), jnp.float32)

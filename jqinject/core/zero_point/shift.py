@@ -25,6 +25,8 @@ class ZeroZeroPoint:
         0.0
     """
 
+    has_zero_point = False
+
     def __call__(self, x: Any = None, scale: Any = None, bit_width: Any = None) -> jax.Array:
         """A float32 zero."""
         return known_zero()

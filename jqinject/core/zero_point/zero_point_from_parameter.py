@@ -21,6 +21,7 @@ from jqinject.core.state.variables import QuantParam, QuantStat, float_array, in
 from jqinject.core.stats.search import in_trial
 from jqinject.core.stats.tracked import track, tracked_statistic
 from jqinject.core.zero_point.shift import shift
+from jqinject.ops.devices.explicit_axes import sharded_as
 from jqinject.ops.ste import abs_binary_sign_grad
 
 ScaleShift = Callable[[jax.Array, jax.Array, Any], jax.Array]
@@ -172,7 +173,7 @@ class ParameterFromStatsFromParameterZeroPoint(nnx.Module):
         stored = fill_once(self.value, self.init_done, lambda: self._initial(x), not self.use_running_average)
         z = abs_binary_sign_grad(stored)
         if in_trial():  # before it is learned, a candidate counts with its sign and without the affine map
-            z = jnp.where(self.init_done.get_value() > 0, z, -self._statistic(x))
+            z = jnp.where(self.init_done.get_value() > 0, z, sharded_as(-self._statistic(x), z))
         return shift(z, scale, bit_width, self.int_quant, self.source.quantize)
 
     def _initial(self, x: jax.Array) -> jax.Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import jax
@@ -30,41 +31,35 @@ class Dimensions:
     def of(cls, lhs_ndim: int, rhs_ndim: int, dimension_numbers: Any) -> Dimensions:
         """From `lax.dot_general`'s `((lhs_contract, rhs_contract), (lhs_batch, rhs_batch))`."""
         (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
-        return cls(
-            lhs_ndim,
-            rhs_ndim,
-            tuple(axis % lhs_ndim for axis in lhs_contract),
-            tuple(axis % rhs_ndim for axis in rhs_contract),
-            tuple(axis % lhs_ndim for axis in lhs_batch),
-            tuple(axis % rhs_ndim for axis in rhs_batch),
-        )
+        axes = tuple(lhs_contract), tuple(rhs_contract), tuple(lhs_batch), tuple(rhs_batch)
+        return _counted_from_front(lhs_ndim, rhs_ndim, *axes)
 
     @property
     def numbers(self) -> Any:
         """As `lax.dot_general` takes them."""
         return (self.lhs_contract, self.rhs_contract), (self.lhs_batch, self.rhs_batch)
 
-    @property
+    @cached_property
     def lhs_free(self) -> tuple[int, ...]:
         """Axes of the left operand that the output has from it alone."""
         return _without(self.lhs_ndim, self.lhs_contract, self.lhs_batch)
 
-    @property
+    @cached_property
     def rhs_free(self) -> tuple[int, ...]:
         """Axes of the right operand that the output has from it alone."""
         return _without(self.rhs_ndim, self.rhs_contract, self.rhs_batch)
 
-    @property
+    @cached_property
     def out_ndim(self) -> int:
         """Axes of the output: batch, then free ones of the left, then of the right operand."""
         return len(self.lhs_batch) + len(self.lhs_free) + len(self.rhs_free)
 
-    @property
+    @cached_property
     def lhs_places(self) -> dict[int, int]:
         """Axis of the left operand -> axis of the output."""
         return {axis: place for place, axis in enumerate((*self.lhs_batch, *self.lhs_free))}
 
-    @property
+    @cached_property
     def rhs_places(self) -> dict[int, int]:
         """Axis of the right operand -> axis of the output."""
         after = len(self.lhs_batch) + len(self.lhs_free)
@@ -118,6 +113,14 @@ class Dimensions:
         return dims, tuple(made.index(axis) for axis in range(self.rhs_ndim))
 
 
+@lru_cache(maxsize=1024)
+def _counted_from_front(lhs_ndim: int, rhs_ndim: int, *axes: tuple[int, ...]) -> Dimensions:
+    """The same instance for the same axes: what follows from them is found once."""
+    ndims = lhs_ndim, rhs_ndim, lhs_ndim, rhs_ndim
+    counted = (tuple(axis % ndim for axis in each) for each, ndim in zip(axes, ndims, strict=True))
+    return Dimensions(lhs_ndim, rhs_ndim, *counted)
+
+
 def _without(ndim: int, *taken: Sequence[int]) -> tuple[int, ...]:
     gone = {axis for axes in taken for axis in axes}
     return tuple(axis for axis in range(ndim) if axis not in gone)
@@ -135,17 +138,37 @@ def scale_in_output(
         out_ndim: axes of the output.
     """
     if scale.size == 1:
-        return scale.reshape(())
-    sizes = (*(1,) * (ndim - scale.ndim), *scale.shape)
-    varying = [axis for axis, size in enumerate(sizes) if size != 1]
-    if any(axis not in places for axis in varying):
+        return scale.reshape(()) if scale.ndim else scale
+    laid = _layout(scale.shape, ndim, tuple(places.items()), out_ndim)
+    if laid is None:
         return None
-    order = sorted(varying, key=lambda axis: places[axis])
-    shape = [1] * out_ndim
+    dense, order, shape = laid
+    if order != tuple(range(len(order))):
+        scale = scale.reshape(dense).transpose(order)
+    return scale.reshape(shape) if scale.shape != shape else scale
+
+
+@lru_cache(maxsize=1024)
+def _layout(
+    shape: tuple[int, ...], ndim: int, places: tuple[tuple[int, int], ...], out_ndim: int
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
+    """Of a scale: its shape without ones, how that is transposed, and its shape in the output."""
+    place = dict(places)
+    sizes = (*(1,) * (ndim - len(shape)), *shape)
+    varying = [axis for axis, size in enumerate(sizes) if size != 1]
+    if any(axis not in place for axis in varying):
+        return None
+    order = sorted(varying, key=lambda axis: place[axis])
+    laid = [1] * out_ndim
     for axis in varying:
-        shape[places[axis]] = sizes[axis]
-    dense = scale.reshape(tuple(sizes[axis] for axis in varying))
-    return dense.transpose([varying.index(axis) for axis in order]).reshape(shape)
+        laid[place[axis]] = sizes[axis]
+    dense = tuple(sizes[axis] for axis in varying)
+    return dense, tuple(varying.index(axis) for axis in order), tuple(laid)
+
+
+def varies_only_along(scale: jax.Array, ndim: int, places: Mapping[int, int]) -> bool:
+    """Whether `scale_in_output` can lay a scale out."""
+    return all(size == 1 or axis + ndim - scale.ndim in places for axis, size in enumerate(scale.shape))
 
 
 def scale_in_other(scale: jax.Array, dims: Dimensions) -> jax.Array:

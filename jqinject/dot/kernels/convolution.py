@@ -19,7 +19,7 @@ from jqinject.dot.kernels.kernel_table import integer_convolution
 from jqinject.dot.schemes.contraction import Contraction, Unscaled
 from jqinject.dot.schemes.numerics import is_integer
 from jqinject.dot.schemes.operand import OperandQuantizer, QuantizedOperand
-from jqinject.ops.devices.explicit_axes import sharded_beside
+from jqinject.ops.devices.explicit_axes import sharded_as, sharded_beside
 
 UNQUANTIZED = Contraction()
 Spec = tuple[int, ...]
@@ -36,6 +36,7 @@ class Convolution:
         options: the others, by name.
         dtype: of the output.
         contraction: the quantizers of arrays.
+        out_sharding: of the output, on a mesh with explicit axes; else None.
     """
 
     specs: tuple[Spec, Spec, Spec]
@@ -44,6 +45,7 @@ class Convolution:
     options: tuple[tuple[str, Any], ...]
     dtype: np.dtype
     contraction: Contraction = UNQUANTIZED
+    out_sharding: Any = None
 
     @classmethod
     def of(
@@ -60,6 +62,7 @@ class Convolution:
         *,
         dtype: Any,
         contraction: Contraction = UNQUANTIZED,
+        out_sharding: Any = None,
     ) -> Convolution:
         """From the arguments of `lax.conv_general_dilated`."""
         numbers = jax.lax.conv_dimension_numbers(lhs_shape, rhs_shape, dimension_numbers)
@@ -86,6 +89,7 @@ class Convolution:
             tuple(options.items()),
             np.dtype(dtype),
             contraction,
+            out_sharding,
         )
 
     @property
@@ -107,6 +111,7 @@ class Convolution:
             lhs_dilation=self.lhs_dilation,
             dimension_numbers=jax.lax.ConvDimensionNumbers(*self.specs),
             preferred_element_type=dtype,
+            out_sharding=self.out_sharding,
             **dict(self.options),
         )
 
@@ -212,10 +217,11 @@ class Convolution:
         ones = jnp.ones(
             [groups if n == self.channel_axis else size for n, size in enumerate(rhs.shape)], jnp.int8
         )
-        seen = self._integers(lhs, ones, accumulator)
+        seen = replace(self, out_sharding=None)._integers(lhs, ones, accumulator)
         if lhs_zero is not None:
             seen = seen - math.prod(ones.shape) // groups * lhs_zero.astype(accumulator)
-        seen = jnp.repeat(seen, rhs.shape[self.channel_axis] // groups, axis=self.specs[2][1])
+        repeated = jnp.repeat(seen, rhs.shape[self.channel_axis] // groups, axis=self.specs[2][1])
+        seen = sharded_as(repeated, y)
         return y - sharded_beside(self._of_rhs(jnp.round(rhs_zero).astype(accumulator)), y) * seen
 
     def _integers(self, lhs: jax.Array, rhs: jax.Array, accumulator: np.dtype) -> jax.Array:

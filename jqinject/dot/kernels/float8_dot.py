@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
+from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output, varies_only_along
 from jqinject.dot.geometry.sharding import sharding_before
-from jqinject.ops.derivatives import backward_only, first_order
+from jqinject.ops.derivatives import explain_forward_mode, first_order
 from jqinject.ops.devices.explicit_axes import sharded_beside
-from jqinject.ops.minifloats.float8_cast import from_float8, to_float8
+from jqinject.ops.minifloats.float8_cast import from_float8, to_float8_again
 from jqinject.ops.minifloats.low_bits import LowBits, as_bits
 from jqinject.ops.observe import mapped_with, summed_like
 from jqinject.quant_tensor import FloatQuantTensor
@@ -31,7 +31,7 @@ class Float8Spec:
 
     Attributes:
         dims: its dimensions.
-        lhs_dtype, rhs_dtype: dtypes of the payloads.
+        lhs_dtype, rhs_dtype: dtypes of the values.
         grad_dtype: dtype of the gradient's payload in the backward pass; None for a gradient that is not quantized.
         out_dtype: dtype of the output.
         out_sharding: as for `lax.dot_general`.
@@ -99,20 +99,30 @@ def float8_dot_general(
             )
     spec = Float8Spec(
         Dimensions.of(lhs.ndim, rhs.ndim, dimension_numbers),
-        lhs.q_dtype,
-        rhs.q_dtype,
+        np.dtype(lhs.dtype),
+        np.dtype(rhs.dtype),
         None if grad_dtype is None else np.dtype(grad_dtype),
         np.dtype(preferred_element_type or lhs.dtype),
         out_sharding,
     )
-    if any(scale is None for scale in _scales_in_output(spec, lhs.scale, rhs.scale)):
+    if not has_output_scales(lhs, rhs, spec.dims):
         raise ValueError(
             "float8_dot_general: a scale varies along an axis that is summed over, so no multiplication after the "
             f"sum can undo it (scales {lhs.scale.shape}, {rhs.scale.shape}; dimension numbers {dimension_numbers})."
             "\n  cure: quantize per tensor, or per output channel; or contract the values: contraction='float'"
         )
-    with backward_only("a contraction of 8-bit floats"):
-        return _dot(spec, lhs.value, rhs.value, lhs.scale, rhs.scale)
+    try:
+        return _dot(spec, lhs.value, rhs.value, lhs.payload(), rhs.payload(), lhs.scale, rhs.scale)
+    except TypeError as error:
+        explain_forward_mode(error, "a contraction of 8-bit floats")
+        raise
+
+
+def has_output_scales(lhs: FloatQuantTensor, rhs: FloatQuantTensor, dims: Dimensions) -> bool:
+    """Whether the scales of two 8-bit float tensors can be multiplied in after the sum."""
+    return varies_only_along(lhs.scale, lhs.ndim, dims.lhs_places) and varies_only_along(
+        rhs.scale, rhs.ndim, dims.rhs_places
+    )
 
 
 def contracts_in_float8(lhs: Any, rhs: Any) -> bool:
@@ -122,17 +132,7 @@ def contracts_in_float8(lhs: Any, rhs: Any) -> bool:
     if not (lhs.is_contractible and rhs.is_contractible):
         return False
     dims = Dimensions.of(lhs.ndim, rhs.ndim, (((lhs.ndim - 1,), (0,)), ((), ())))
-    left = scale_in_output(lhs.scale, lhs.ndim, dims.lhs_places, dims.out_ndim)
-    right = scale_in_output(rhs.scale, rhs.ndim, dims.rhs_places, dims.out_ndim)
-    return left is not None and right is not None
-
-
-def _scales_in_output(
-    spec: Float8Spec, lhs_scale: jax.Array, rhs_scale: jax.Array
-) -> tuple[jax.Array | None, jax.Array | None]:
-    dims = spec.dims
-    left = scale_in_output(lhs_scale, dims.lhs_ndim, dims.lhs_places, dims.out_ndim)
-    return left, scale_in_output(rhs_scale, dims.rhs_ndim, dims.rhs_places, dims.out_ndim)
+    return has_output_scales(lhs, rhs, dims)
 
 
 def _contract(a: jax.Array, b: jax.Array, dims: Dimensions, out_sharding: Any = None) -> jax.Array:
@@ -143,39 +143,44 @@ def _contract(a: jax.Array, b: jax.Array, dims: Dimensions, out_sharding: Any = 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _dot(
-    spec: Float8Spec, lhs: jax.Array, rhs: jax.Array, lhs_scale: jax.Array, rhs_scale: jax.Array
+    spec: Float8Spec, lhs: jax.Array, rhs: jax.Array, *payloads_and_scales: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    return _fwd(spec, lhs, rhs, lhs_scale, rhs_scale)[0]
+    """The payloads contracted; `lhs` and `rhs`, the values, receive the gradients and are not looked at."""
+    return _forward(spec, *payloads_and_scales)
 
 
-def _fwd(spec: Float8Spec, lhs: jax.Array, rhs: jax.Array, lhs_scale: jax.Array, rhs_scale: jax.Array) -> Any:
-    # This forward pass is only differentiated by a second derivative.
-    lhs, rhs = first_order(lhs, NO_SECOND_DERIVATIVE), first_order(rhs, NO_SECOND_DERIVATIVE)
-    left = to_float8(lhs, lhs_scale, spec.lhs_dtype)
-    right = to_float8(rhs, rhs_scale, spec.rhs_dtype)
-    of_left, of_right = _scales_in_output(spec, lhs_scale, rhs_scale)
+def _forward(
+    spec: Float8Spec, left: jax.Array, right: jax.Array, lhs_scale: jax.Array, rhs_scale: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    dims = spec.dims
+    of_left = scale_in_output(lhs_scale, dims.lhs_ndim, dims.lhs_places, dims.out_ndim)
+    of_right = scale_in_output(rhs_scale, dims.rhs_ndim, dims.rhs_places, dims.out_ndim)
     assert of_left is not None and of_right is not None, "checked by float8_dot_general"
-    y = _contract(left, right, spec.dims, spec.out_sharding)
+    y = _contract(left, right, dims, spec.out_sharding)
     y = (y * (sharded_beside(of_left, y) * sharded_beside(of_right, y))).astype(spec.out_dtype)
-    # Empty arrays carry the dtypes of the operands to the backward pass.
-    dtypes = (jnp.zeros((0,), lhs.dtype), jnp.zeros((0,), rhs.dtype))
-    token = mapped_with(mapped_with(jnp.zeros((), jnp.float32), left), right)
-    return (y, token), as_bits((left, right, lhs_scale, rhs_scale, dtypes))
+    token = jnp.asarray(np.float32(0))
+    return y, token if spec.grad_dtype is None else mapped_with(token, left, right)
+
+
+def _fwd(spec: Float8Spec, lhs: jax.Array, rhs: jax.Array, *payloads_and_scales: jax.Array) -> Any:
+    # This forward pass is only differentiated by a second derivative.
+    left, right, *scales = payloads_and_scales
+    left, right, *_ = first_order((left, right, lhs, rhs), NO_SECOND_DERIVATIVE)
+    return _forward(spec, left, right, *scales), as_bits((left, right, *scales))
 
 
 def _bwd(spec: Float8Spec, kept: LowBits, cotangents: tuple[jax.Array, jax.Array]) -> Any:
-    left, right, lhs_scale, rhs_scale, dtypes = kept.floats()
+    left, right, lhs_scale, rhs_scale = kept.floats()
     g, g_scale = first_order(cotangents[0], NO_SECOND_DERIVATIVE), cotangents[1]
     quantized = spec.grad_dtype is not None
-    gradient = (to_float8(g, g_scale, spec.grad_dtype), g_scale) if quantized else (g, None)
+    gradient = (to_float8_again(g, g_scale, spec.grad_dtype), g_scale) if quantized else (g, None)
     of_lhs = _gradient(gradient, (right, rhs_scale), spec.dims.gradient_of_lhs(), left)
     of_rhs = _gradient(gradient, (left, lhs_scale), spec.dims.gradient_of_rhs(), right)
-    return (
-        summed_like(of_lhs, left).astype(dtypes[0].dtype),
-        summed_like(of_rhs, right).astype(dtypes[1].dtype),
-        jnp.zeros_like(lhs_scale),
-        jnp.zeros_like(rhs_scale),
+    of_values = (
+        summed_like(of_lhs, left).astype(spec.lhs_dtype),
+        summed_like(of_rhs, right).astype(spec.rhs_dtype),
     )
+    return (*of_values, None, None, None, None)
 
 
 def _gradient(
@@ -193,7 +198,9 @@ def _gradient(
     sharding = sharding_before(permutation, like)
     (g, g_scale), (payload, scale) = gradient, operand
     if g_scale is not None and scale.size == 1:
-        made = _contract(g, payload, dims, sharding) * (g_scale * scale.reshape(()))
+        made = _contract(g, payload, dims, sharding) * (
+            g_scale * (scale.reshape(()) if scale.ndim else scale)
+        )
     else:
         floats = g.astype(jnp.float32) if g_scale is None else from_float8(g, g_scale, jnp.float32)
         made = _contract(floats, from_float8(payload, scale, jnp.float32), dims, sharding)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -49,6 +50,17 @@ class Affine(NamedTuple):
         zero = jnp.zeros((), jnp.float32) if self.zero_point is None else self.zero_point
         return Affine(payload, self.scale, zero - 128.0)
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of the scale, and of the zero point where there is one."""
+        zero = self.zero_point
+        return (self.scale.shape,) if zero is None else (self.scale.shape, zero.shape)
+
+    def dequantized(self) -> jax.Array:
+        """The numbers, float32."""
+        steps = self.payload.astype(jnp.float32)
+        return (steps if self.zero_point is None else steps - self.zero_point) * self.scale
+
     def part(self, axes: tuple[int, ...], block: Block) -> Affine:
         """What lies in a block along some axes, over which neither scale nor zero point varies."""
         payload = part(self.payload, axes, block)
@@ -80,12 +92,9 @@ def affine_dot_general(
     Raises:
         ValueError: an accumulator of fewer bits than int32 could overflow.
     """
-    lhs, rhs = lhs.signed(), rhs.signed()
-    grouped = [
-        pair
-        for pair, axes in enumerate(zip(dims.lhs_contract, dims.rhs_contract, strict=True))
-        if _varies(lhs, axes[0], dims.lhs_ndim) or _varies(rhs, axes[1], dims.rhs_ndim)
-    ]
+    lhs = lhs.signed() if lhs.payload.dtype == jnp.uint8 else lhs
+    rhs = rhs.signed() if rhs.payload.dtype == jnp.uint8 else rhs
+    grouped = _grouped(dims, lhs.shapes, rhs.shapes)
     if not grouped:
         return _whole(lhs, rhs, dims, accumulator_dtype, out_sharding).astype(dtype)
     y = _whole(lhs, rhs, _along(dims, grouped), accumulator_dtype, None)
@@ -95,61 +104,89 @@ def affine_dot_general(
 def _whole(
     lhs: Affine, rhs: Affine, dims: Dimensions, accumulator_dtype: Any, out_sharding: Any
 ) -> jax.Array:
-    lengths = [lhs.payload.shape[axis] for axis in dims.lhs_contract]
-    spans = (
-        largest_magnitude(lhs.payload.dtype, lhs.zero_point),
-        largest_magnitude(rhs.payload.dtype, rhs.zero_point),
-    )
+    lengths = tuple(map(lhs.payload.shape.__getitem__, dims.lhs_contract))
+    dtypes = (lhs.payload.dtype, lhs.zero_point is not None), (rhs.payload.dtype, rhs.zero_point is not None)
+    accumulator, longest = _accumulation(lengths, *dtypes, accumulator_dtype)
+    if math.prod(lengths) <= longest:
+        y = _exact(lhs, rhs, dims, accumulator, out_sharding)
+    else:
+
+        def contract(block: Block) -> jax.Array:
+            left, right = lhs.part(dims.lhs_contract, block), rhs.part(dims.rhs_contract, block)
+            return _exact(left, right, dims, accumulator, out_sharding)
+
+        y = in_parts(lengths, longest, contract)
+    of_lhs = _laid(lhs.scale, dims.lhs_ndim, dims.lhs_places, dims.out_ndim, y)
+    of_rhs = _laid(rhs.scale, dims.rhs_ndim, dims.rhs_places, dims.out_ndim, y)
+    return y.astype(jnp.float32) * (of_lhs * of_rhs)
+
+
+@lru_cache(maxsize=1024)
+def _accumulation(
+    lengths: tuple[int, ...], lhs: tuple[Any, bool], rhs: tuple[Any, bool], accumulator_dtype: Any
+) -> tuple[np.dtype, int]:
+    """The dtype of the sums, and how many products it holds.
+
+    Args:
+        lengths: of the axes that are summed over.
+        lhs, rhs: dtype of an operand, and whether it has a zero point.
+        accumulator_dtype: None means int32.
+    """
+    spans = [largest_magnitude(dtype, 0 if has_zero_point else None) for dtype, has_zero_point in (lhs, rhs)]
     accumulator = integer_accumulator(accumulator_dtype, math.prod(lengths), *spans)
-
-    def contract(block: Block) -> jax.Array:
-        left, right = lhs.part(dims.lhs_contract, block), rhs.part(dims.rhs_contract, block)
-        return _exact(left, right, dims, accumulator, out_sharding)
-
-    y = in_parts(lengths, longest_sum(accumulator, *spans), contract)
-    scales = [
-        sharded_beside(_laid(operand.scale, ndim, places, dims.out_ndim), y)
-        for operand, ndim, places in (
-            (lhs, dims.lhs_ndim, dims.lhs_places),
-            (rhs, dims.rhs_ndim, dims.rhs_places),
-        )
-    ]
-    return y.astype(jnp.float32) * (scales[0] * scales[1])
+    return accumulator, longest_sum(accumulator, *spans)
 
 
 def _exact(lhs: Affine, rhs: Affine, dims: Dimensions, accumulator: np.dtype, out_sharding: Any) -> jax.Array:
     """`sum (q_l - z_l) (q_r - z_r)` in an accumulator that holds it."""
-    terms = math.prod(lhs.payload.shape[axis] for axis in dims.lhs_contract)
     y = integer_contraction(lhs.payload, rhs.payload, dims, accumulator, out_sharding)
+    if lhs.zero_point is None and rhs.zero_point is None:
+        return y
 
-    def laid(x: jax.Array, ndim: int, places: dict[int, int]) -> jax.Array:
-        return sharded_beside(_laid(x, ndim, places, dims.out_ndim), y)
+    def laid(x: jax.Array, of: Affine) -> jax.Array:
+        places = dims.lhs_places if of is lhs else dims.rhs_places
+        return _laid(x, of.payload.ndim, places, dims.out_ndim, y)
 
-    def offset(operand: Affine, places: dict[int, int]) -> jax.Array | None:
-        if operand.zero_point is None:
-            return None
-        return jnp.round(laid(operand.zero_point, operand.payload.ndim, places)).astype(accumulator)
+    def offset(operand: Affine) -> jax.Array | None:
+        zero = operand.zero_point
+        return None if zero is None else laid(_nearest(zero), operand).astype(accumulator)
 
-    def summed(operand: Affine, axes: tuple[int, ...], places: dict[int, int]) -> jax.Array:
+    def summed(operand: Affine, axes: tuple[int, ...]) -> jax.Array:
         sums = operand.sums
         if sums is None:
             sums = jnp.sum(operand.payload, axis=axes, keepdims=True, dtype=accumulator)
-        return laid(sums, operand.payload.ndim, places)
+        return laid(sums, operand)
 
-    left, right = offset(lhs, dims.lhs_places), offset(rhs, dims.rhs_places)
+    left, right = offset(lhs), offset(rhs)
     if left is not None:
-        y = y - left * summed(rhs, dims.rhs_contract, dims.rhs_places)
+        y = y - left * summed(rhs, dims.rhs_contract)
     if right is not None:
-        y = y - right * summed(lhs, dims.lhs_contract, dims.lhs_places)
+        y = y - right * summed(lhs, dims.lhs_contract)
     if left is not None and right is not None:
-        y = y + terms * left * right
+        y = y + math.prod(lhs.payload.shape[axis] for axis in dims.lhs_contract) * left * right
     return y
 
 
-def _varies(operand: Affine, axis: int, ndim: int) -> bool:
+def _nearest(zero_point: jax.Array) -> jax.Array:
+    return jax.lax.round(zero_point, jax.lax.RoundingMethod.TO_NEAREST_EVEN)
+
+
+@lru_cache(maxsize=1024)
+def _grouped(
+    dims: Dimensions, lhs: tuple[tuple[int, ...], ...], rhs: tuple[tuple[int, ...], ...]
+) -> list[int]:
+    """The pairs of summed axes along which a scale or zero point varies, from the shapes of these."""
+    return [
+        pair
+        for pair, axes in enumerate(zip(dims.lhs_contract, dims.rhs_contract, strict=True))
+        if _varies(lhs, axes[0], dims.lhs_ndim) or _varies(rhs, axes[1], dims.rhs_ndim)
+    ]
+
+
+def _varies(shapes: tuple[tuple[int, ...], ...], axis: int, ndim: int) -> bool:
     return any(
-        x is not None and x.ndim > axis - ndim + x.ndim >= 0 and x.shape[axis - ndim + x.ndim] != 1
-        for x in (operand.scale, operand.zero_point)
+        len(shape) > axis - ndim + len(shape) >= 0 and shape[axis - ndim + len(shape)] != 1
+        for shape in shapes
     )
 
 
@@ -165,7 +202,8 @@ def _along(dims: Dimensions, pairs: list[int]) -> Dimensions:
     )
 
 
-def _laid(x: jax.Array, ndim: int, places: dict[int, int], out_ndim: int) -> jax.Array:
+def _laid(x: jax.Array, ndim: int, places: dict[int, int], out_ndim: int, y: jax.Array) -> jax.Array:
+    """What an operand has one of for each index of some axes, laid out beside the output."""
     laid = scale_in_output(x, ndim, places, out_ndim)
     assert laid is not None, "axes that are summed over go along in front where something varies along them"
-    return laid
+    return sharded_beside(laid, y) if laid.ndim else laid

@@ -17,6 +17,7 @@ from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.dot.schemes.scheme_conv import kernel_of, scheme_conv
 from jqinject.dot.schemes.scheme_dot import ExplainedScheme, explain_scheme, scheme_dot_general
 from jqinject.dot.tensors.laid_operand import Laid
+from jqinject.ops.devices.explicit_axes import asked, laid_as
 
 Axes = tuple[int, ...]
 
@@ -153,20 +154,19 @@ class QEinsum(QuantizedOp):
     ) -> jax.Array:
         """The einsum; arguments as for `jnp.einsum`."""
 
-        def contract(a: jax.Array, b: jax.Array, numbers: Any) -> jax.Array:
+        def contract(a: jax.Array, b: jax.Array, numbers: Any, **options: Any) -> jax.Array:
             dtype = preferred_element_type or jax.numpy.promote_types(lhs.dtype, rhs.dtype)
             if self.scheme is not None:
-                return by_scheme(self, a, b, numbers, dtype)
+                return by_scheme(self, a, b, numbers, dtype, **options)
             left, right = self._operands(
                 a,
                 b,
                 lambda u, v: self.general.forward_operands(u, v, numbers),
                 _summed(a, b, numbers),
             )
-            return self.general(left, right, numbers, precision, dtype, key=self._key())
+            return self.general(left, right, numbers, precision, dtype, key=self._key(), **options)
 
-        y = einsum_by(contract, equation, *self._seen(lhs, rhs))
-        return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
+        return einsum_by(contract, equation, *self._seen(lhs, rhs), out_sharding)
 
 
 class QConvGeneralDilated(QuantizedOp):
@@ -217,17 +217,17 @@ class QConvGeneralDilated(QuantizedOp):
             feature_group_count,
             batch_group_count,
             dtype=preferred_element_type or jax.numpy.promote_types(lhs.dtype, rhs.dtype),
+            out_sharding=asked(out_sharding, lhs, rhs),
             **({} if self.general is None else {"contraction": self.general.fwd}),
         )
         if self.scheme is not None:
             y = scheme_conv(self.scheme, convolution, lhs, self._served(*kernel_of(convolution, rhs)))
-            return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
+            return laid_as(y, out_sharding)
         left, right = self._operands(lhs, rhs, convolution.operands)
         assert not (isinstance(left, ScaledOperand) or isinstance(right, ScaledOperand)), (
             "refused when it was made"
         )
-        y = quantized_conv(convolution, left, right, self._key())
-        return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
+        return laid_as(quantized_conv(convolution, left, right, self._key()), out_sharding)
 
 
 def by_scheme(

@@ -8,10 +8,15 @@ from typing import Any
 import jax
 
 from jqinject.dot.geometry.equation import Equation
+from jqinject.ops.devices.explicit_axes import asked, before_transpose, laid_as
 
 
 def einsum_by(
-    dot_general: Callable[..., jax.Array], equation: str, lhs: jax.Array, rhs: jax.Array
+    dot_general: Callable[..., jax.Array],
+    equation: str,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    out_sharding: Any = None,
 ) -> jax.Array:
     """The einsum of two arrays as one call of `dot_general`, the operands in their order.
 
@@ -19,9 +24,11 @@ def einsum_by(
     it.
 
     Args:
-        dot_general: called `dot_general(lhs, rhs, dimension_numbers)`.
+        dot_general: called `dot_general(lhs, rhs, dimension_numbers)`; with `out_sharding` on a mesh with explicit
+            axes.
         equation: as for `jnp.einsum`: explicit or implicit output, ellipsis, repeated labels.
         lhs, rhs: arrays.
+        out_sharding: of the result, as for `jnp.einsum`.
 
     Raises:
         TypeError: the equation is no string.
@@ -34,8 +41,10 @@ def einsum_by(
     """
     parsed = Equation.parse(equation, lhs.shape, rhs.shape)
     lhs, rhs, simple = parsed.prepared(lhs, rhs)
-    y: Any = dot_general(lhs, rhs, simple.dimensions().numbers)
-    return y.transpose(simple.permutation())
+    sharding = before_transpose(asked(out_sharding, lhs, rhs), simple.permutation())
+    options = {} if sharding is None else {"out_sharding": sharding}
+    y: Any = dot_general(lhs, rhs, simple.dimensions().numbers, **options)
+    return laid_as(y.transpose(simple.permutation()), out_sharding)
 
 
 def kernel_axes_of(equation: str, kernel_shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -111,9 +112,8 @@ class Freezer(nnx.Module):
         if self._packs:
             signed = jnp.issubdtype(self.dtype, jnp.signedinteger)
             stored = unpack(stored, self._bits, self._stored_shape, signed).astype(self.dtype)
-        order = self._order
-        back = tuple(order.index(axis) for axis in range(len(order)))
-        return QuantizedOperand(stored.transpose(back), self.scale[...])
+        back = _orders(len(self.shape), self.summed)[1]
+        return QuantizedOperand(jax.lax.transpose(stored, back), self.scale[...])
 
     def placeholder(self, dtype: Any) -> jax.Array:
         """Zeros of the shape of what is stored.
@@ -136,8 +136,7 @@ class Freezer(nnx.Module):
     @property
     def _order(self) -> tuple[int, ...]:
         """Axes as they are stored: those that are summed over last."""
-        kept = (axis for axis in range(len(self.shape)) if axis not in self.summed)
-        return (*kept, *self.summed)
+        return _orders(len(self.shape), self.summed)[0]
 
     @property
     def _stored_shape(self) -> tuple[int, ...]:
@@ -160,6 +159,13 @@ class Freezer(nnx.Module):
         )
         self.value = Frozen(self._stored(payload), **metadata)
         self.scale = Frozen(scale, **of_scale)
+
+
+@lru_cache(maxsize=1024)
+def _orders(ndim: int, summed: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The axes as they are stored, those that are summed over last; and the permutation back."""
+    order = (*(axis for axis in range(ndim) if axis not in summed), *summed)
+    return order, tuple(order.index(axis) for axis in range(ndim))
 
 
 def nothing_stored() -> ValueError:

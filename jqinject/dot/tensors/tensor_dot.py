@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
+from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.geometry.sharding import sharding_before
-from jqinject.dot.kernels.float8_dot import float8_dot_general
+from jqinject.dot.kernels.float8_dot import float8_dot_general, has_output_scales
 from jqinject.dot.kernels.integer import Affine, affine_dot_general
 from jqinject.dot.kernels.kernel_table import settled
-from jqinject.ops.derivatives import backward_only, first_order
+from jqinject.ops.derivatives import explain_forward_mode, first_order
 from jqinject.ops.devices.processes import on_host
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, as_array, is_concrete
 
@@ -29,12 +29,13 @@ NO_SECOND_DERIVATIVE = (
 
 @dataclass(frozen=True)
 class _Spec:
-    """What is static in one contraction."""
+    """What is static in one contraction; `stored` is the dtype of the values of a right operand without gradient."""
 
     dims: Dimensions
     dtype: np.dtype
     accumulator_dtype: Any
     out_sharding: Any
+    stored: np.dtype | None = None
 
 
 def contraction_kind(lhs: Any, rhs: Any, dims: Dimensions, asked: str = "auto") -> str:
@@ -56,10 +57,8 @@ def contraction_kind(lhs: Any, rhs: Any, dims: Dimensions, asked: str = "auto") 
     if isinstance(lhs, IntQuantTensor) and isinstance(rhs, IntQuantTensor):
         found = "int" if has_integers(lhs) and has_integers(rhs) else "float"
     elif isinstance(lhs, FloatQuantTensor) and isinstance(rhs, FloatQuantTensor):
-        left = scale_in_output(lhs.scale, lhs.ndim, dims.lhs_places, dims.out_ndim)
-        right = scale_in_output(rhs.scale, rhs.ndim, dims.rhs_places, dims.out_ndim)
         contracted = lhs.is_contractible and rhs.is_contractible
-        found = "fp8" if contracted and left is not None and right is not None else "float"
+        found = "fp8" if contracted and has_output_scales(lhs, rhs, dims) else "float"
     if asked not in ("auto", found):
         raise ValueError(
             f"contraction={asked!r} needs {_NEEDS[asked]}; got {describe(lhs)} and {describe(rhs)}.\n"
@@ -137,7 +136,7 @@ def contract_tensors(
 
 def contract_integers(
     lhs: jax.Array,
-    rhs: jax.Array,
+    rhs: Any,
     left: Affine,
     right: Affine,
     dims: Dimensions,
@@ -149,27 +148,37 @@ def contract_integers(
     """The contraction of integers, with the gradients of the contraction of the values that they stand for.
 
     Args:
-        lhs, rhs: the values, which receive the gradients and are not looked at forward.
+        lhs, rhs: the values, which receive the gradients and are not looked at forward; in the place of `rhs` the dtype
+            of its values, where `right` is stored and has no gradient.
         left, right: their integers.
         dims, dtype, accumulator_dtype, out_sharding: as for `affine_dot_general`.
     """
-    with backward_only("a contraction of integers"):
-        return _integers(_Spec(dims, np.dtype(dtype), accumulator_dtype, out_sharding), lhs, rhs, left, right)
+    values = rhs if isinstance(rhs, jax.Array) else None
+    stored = np.dtype(rhs) if values is None else None
+    spec = _Spec(dims, np.dtype(dtype), accumulator_dtype, out_sharding, stored)
+    try:
+        return _integers(spec, lhs, values, left, right)
+    except TypeError as error:
+        explain_forward_mode(error, "a contraction of integers")
+        raise
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _integers(spec: _Spec, lhs: jax.Array, rhs: jax.Array, left: Affine, right: Affine) -> jax.Array:
+def _integers(spec: _Spec, lhs: jax.Array, rhs: jax.Array | None, left: Affine, right: Affine) -> jax.Array:
     return affine_dot_general(left, right, spec.dims, spec.dtype, spec.accumulator_dtype, spec.out_sharding)
 
 
-def _fwd(spec: _Spec, lhs: jax.Array, rhs: jax.Array, left: Affine, right: Affine) -> Any:
-    lhs, rhs = first_order(lhs, NO_SECOND_DERIVATIVE), first_order(rhs, NO_SECOND_DERIVATIVE)
-    return _integers(spec, lhs, rhs, left, right), (lhs, rhs)
+def _fwd(spec: _Spec, lhs: jax.Array, rhs: jax.Array | None, left: Affine, right: Affine) -> Any:
+    lhs, rhs = first_order((lhs, rhs), NO_SECOND_DERIVATIVE)
+    return _integers(spec, lhs, rhs, left, right), (lhs, right if rhs is None else rhs)
 
 
-def _bwd(spec: _Spec, kept: tuple[jax.Array, jax.Array], g: jax.Array) -> Any:
+def _bwd(spec: _Spec, kept: tuple[jax.Array, Any], g: jax.Array) -> Any:
     lhs, rhs = kept
     g = first_order(g, NO_SECOND_DERIVATIVE)
+    if isinstance(rhs, Affine):
+        floats = rhs.dequantized().astype(spec.stored)
+        return _gradient(g, floats, spec.dims.gradient_of_lhs(), lhs), None, None, None
     of_lhs = _gradient(g, rhs, spec.dims.gradient_of_lhs(), lhs)
     of_rhs = _gradient(g, lhs, spec.dims.gradient_of_rhs(), rhs)
     return of_lhs, of_rhs, None, None

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jqinject.core import CodebookQuant, Float8Quant, FloatQuant
+from jqinject.core.facts import number_format
 from jqinject.model.frozen_ops import quantized_op
 from jqinject.model.inspect.layer_numbers import LayerReport
 from jqinject.model.inspect.layer_report import ContractionReport
@@ -18,6 +18,8 @@ from jqinject.model.static_ranges import uncalibrated
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops import Codebook
+from jqinject.ops.devices.explicit_axes import is_split
+from jqinject.ops.groups import fitting_size
 from jqinject.program import HELD
 from jqinject.quant_tensor.float_quant_tensor import CONTRACTED, AnyFloatFormat
 
@@ -107,7 +109,7 @@ def _entry(name: str, layer: Any, found: list[Contraction], operations: int, in_
         contraction=" and ".join(kinds) or "none",
         program=", ".join(dict.fromkeys(map(str, found))),
         weight_bytes=_weight_bytes(layer),
-        note=_note(layer, kinds, in_program),
+        note="; ".join(filter(None, (_note(layer, kinds, in_program), _crossing(layer)))),
         operations=operations,
     )
 
@@ -176,11 +178,26 @@ def _has_groups(layer: QuantWeightLayer) -> bool:
     return layer.weight_quant.facts.group_size is not None
 
 
+def _crossing(layer: Any) -> str:
+    """What is said of a weight whose groups cross the borders of its shards; empty of any other."""
+    if not isinstance(layer, QuantWeightLayer) or layer.frozen is not None or layer.weight_quant is None:
+        return ""
+    size, axis = layer.weight_quant.facts.group_size, layer.weight_quant.facts.group_dim
+    weight = layer.weight[...]
+    if size is None or axis is None or not isinstance(weight, jax.Array):
+        return ""
+    length, shard = weight.shape[axis], weight.sharding.shard_shape(weight.shape)[axis]
+    size = fitting_size(size, length)
+    joined_by_xla = size % shard == 0 and length % size == 0 and not is_split(weight)
+    if shard == length or shard % size == 0 or joined_by_xla:
+        return ""
+    return (
+        f"groups of {size} cross its shards of {shard} along axis {axis}: the weight is gathered for each use"
+    )
+
+
 def _float_format(layer: QuantWeightLayer) -> AnyFloatFormat | Codebook | None:
     """The minifloats of the layer's weight, or its table; None where it has neither."""
     if layer.frozen is not None:
         return layer.frozen.format
-    quantizer = layer.weight_quant.tensor_quant
-    if isinstance(quantizer, CodebookQuant):
-        return quantizer.codebook
-    return quantizer.format if isinstance(quantizer, Float8Quant | FloatQuant) else None
+    return number_format(layer.weight_quant.tensor_quant)

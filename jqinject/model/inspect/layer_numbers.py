@@ -87,7 +87,8 @@ class LayerReport:
         contraction: "int", "fp8" or "float", as it stands in the compiled program; "none" where it has none there.
         program: dtypes of the operands and of the output, in XLA's words.
         weight_bytes: of its weight, with scales and zero points.
-        note: why numbers are contracted as floats though they are quantized, or why they are not quantized.
+        note: why numbers are contracted as floats though they are quantized, or why they are not quantized; whether the
+            weight's groups cross its shards.
         operations: multiply-accumulates of its contractions for these inputs, all calls together; 0 where it is not
             called. Those of a loop count as often as it runs, once where nobody knows how often that is; of branches
             those with the most count.

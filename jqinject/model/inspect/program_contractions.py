@@ -11,7 +11,7 @@ import jax
 from flax import nnx
 
 from jqinject.model.inspect.operation_counts import operations_by
-from jqinject.model.running.intercept import Around, intercept
+from jqinject.program import Around, intercept
 
 # A number, not the path: a path may hold what has a meaning in XLA's text.
 MARK = "jqinject_layer({})"

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.model.running.intercept import Around, intercept
 from jqinject.model.running.recorder import Listener, Tape, facts
 from jqinject.model.running.switching import PARTS, QuantizedLayer, changed
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.devices.processes import on_host
+from jqinject.program import Around, intercept
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import QuantTensor, as_array
 

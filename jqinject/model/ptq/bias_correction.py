@@ -11,11 +11,11 @@ import numpy as np
 from flax import nnx
 
 from jqinject.model.ptq.calibration import Batch, checked_batch
-from jqinject.model.running.intercept import Around, intercept
 from jqinject.model.running.progress import with_progress
 from jqinject.model.running.recorder import Tape
 from jqinject.model.walk import dotted
 from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.program import Around, intercept
 from jqinject.proxy import QuantProxyFromInjector, stack_of
 from jqinject.quant_tensor import as_array
 

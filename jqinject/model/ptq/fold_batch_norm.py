@@ -9,12 +9,12 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jqinject.model.running.intercept import Around, intercept
 from jqinject.model.walk import dotted
 from jqinject.nn import QuantBatchNorm
 from jqinject.nn.base.batch_norm_folding import FLOAT_LAYERS, MergedBatchNorm, check_merges, merge_bn
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.devices.processes import on_host
+from jqinject.program import Around, intercept
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import QuantTensor, as_array
 

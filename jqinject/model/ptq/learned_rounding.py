@@ -9,7 +9,6 @@ from typing import Any
 from flax import nnx
 
 from jqinject.inject import reach_of
-from jqinject.inject.enum import LearnedRoundImplType, as_enum
 from jqinject.model.ptq.calibration import checked_batch
 from jqinject.model.ptq.round_training import Recipe, RoundingErrors, learn_layer, rounding_of
 from jqinject.model.running.layer_records import LayerRecords, Record
@@ -17,6 +16,7 @@ from jqinject.model.running.progress import with_progress
 from jqinject.model.walk import dotted
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.proxy import QuantProxyFromInjector, WeightQuantProxy, stack_of
+from jqinject.quant.enums import LearnedRoundImplType, as_enum
 
 
 @dataclass(frozen=True)

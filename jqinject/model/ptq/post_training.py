@@ -14,7 +14,12 @@ from jqinject.model.ptq.bias_correction import correct_biases
 from jqinject.model.ptq.calibration import calibrate, checked_batch
 from jqinject.model.quantizing.quantize_model import quantize
 from jqinject.model.quantizing.rules import Rule
-from jqinject.quant import Int8ActDynamicPerRow, Int8ActPerTensorMinMax, Int8WeightPerChannelFloat
+from jqinject.quant import (
+    Int8ActDynamicPerRow,
+    Int8ActPerTensorMinMax,
+    Int8WeightPerChannelFloat,
+    QuantizerLike,
+)
 
 Model = TypeVar("Model", bound=nnx.Module)
 Activations = Literal["float", "dynamic", "static"]
@@ -27,8 +32,8 @@ def post_training_quantize(
     activations: Activations = "float",
     *,
     batches: Iterable[Any] | None = None,
-    weight_quant: Any = Int8WeightPerChannelFloat,
-    act_quant: Any = None,
+    weight_quant: QuantizerLike = Int8WeightPerChannelFloat,
+    act_quant: QuantizerLike = None,
     keep_float: str | None = None,
     bias_correction: bool = False,
     freeze: bool = True,
@@ -43,8 +48,8 @@ def post_training_quantize(
     activations: Activations = "float",
     *,
     batches: Iterable[Any] | None = None,
-    weight_quant: Any = Int8WeightPerChannelFloat,
-    act_quant: Any = None,
+    weight_quant: QuantizerLike = Int8WeightPerChannelFloat,
+    act_quant: QuantizerLike = None,
     keep_float: str | None = None,
     bias_correction: bool = False,
     freeze: bool = True,
@@ -58,8 +63,8 @@ def post_training_quantize(
     activations: Activations = "float",
     *,
     batches: Iterable[Any] | None = None,
-    weight_quant: Any = Int8WeightPerChannelFloat,
-    act_quant: Any = None,
+    weight_quant: QuantizerLike = Int8WeightPerChannelFloat,
+    act_quant: QuantizerLike = None,
     keep_float: str | None = None,
     bias_correction: bool = False,
     freeze: bool = True,

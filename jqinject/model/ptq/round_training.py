@@ -12,9 +12,9 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import LearnedRoundSte
-from jqinject.inject.enum import LearnedRoundImplType
 from jqinject.model.running.layer_records import Record
 from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.quant.enums import LearnedRoundImplType
 from jqinject.quant_tensor import as_array
 
 

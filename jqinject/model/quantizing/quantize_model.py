@@ -217,7 +217,7 @@ def _quantize_between(
 ) -> None:
     sites, _ = sites_of(model, policy.rules, args, kwargs)
     held = {name: proxy_at(site, rngs) for name, site in sites.items()}
-    change_class(model, quantized_class(getattr(type(model), "program_class", type(model))))
+    change_class(model, quantized_class(type(model)))
     setattr(model, HELD, OpQuantizers(policy, held))
 
 

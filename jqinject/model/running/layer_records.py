@@ -12,8 +12,8 @@ from flax import nnx
 
 from jqinject.model.ptq.calibration import Batch
 from jqinject.model.running.compiled_call import compiled_call
-from jqinject.model.running.intercept import Around, intercept
 from jqinject.model.running.recorder import Tape
+from jqinject.program import Around, intercept
 from jqinject.quant_tensor import as_array
 
 GIVEN, RETURNED = "given", "returned"

@@ -24,9 +24,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core import BitWidthParameter
-from jqinject.model.running.intercept import Around, intercept
 from jqinject.nn import QuantConv, QuantLinear
 from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.program import Around, intercept
 from jqinject.proxy import ActQuantProxy, QuantProxyFromInjector, WeightQuantProxy
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
 

@@ -11,6 +11,7 @@ from flax import nnx
 from flax.linen import fp8_ops
 
 from jqinject.core import AmaxScaling, GradSlot
+from jqinject.core.state.variables import known_zeros
 from jqinject.model.walk import dotted, walk
 from jqinject.proxy import GradQuantProxy
 
@@ -158,7 +159,7 @@ def set_slots(scalings: Iterable[AmaxScaling], *, adding: bool) -> None:
     """Empty the slots, and make them add by maximum or leave them plain float32."""
     for scaling in scalings:
         if scaling.slot is not None:
-            zeros = jnp.zeros(scaling.slot.get_value().shape, jnp.float32)
+            zeros = known_zeros(scaling.slot.get_value(), jnp.float32)
             scaling.slot.set_value(adding_by_maximum(zeros) if adding else zeros)
 
 

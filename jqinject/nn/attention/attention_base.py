@@ -21,10 +21,10 @@ def act_slot(prefix: str) -> Slot:
     return Slot(f"{prefix}quant", prefix, ActQuantProxyFromInjector, "activations")
 
 
+Q_SCALED, K_TRANSPOSED, V = act_slot("q_scaled_"), act_slot("k_transposed_"), act_slot("v_")
+SOFTMAX_INPUT, ATTN_OUTPUT_WEIGHTS = act_slot("softmax_input_"), act_slot("attn_output_weights_")
 # In the order in which attention computes.
-IN_ATTENTION = tuple(
-    map(act_slot, ("q_scaled_", "k_transposed_", "softmax_input_", "attn_output_weights_", "v_"))
-)
+IN_ATTENTION = (Q_SCALED, K_TRANSPOSED, SOFTMAX_INPUT, ATTN_OUTPUT_WEIGHTS, V)
 
 
 class AttentionCall(NamedTuple):

@@ -10,16 +10,21 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
 
 from jqinject.nn.attention.attention_base import (
+    ATTN_OUTPUT_WEIGHTS,
     IN_ATTENTION,
+    K_TRANSPOSED,
+    Q_SCALED,
+    SOFTMAX_INPUT,
     AttentionCall,
+    V,
     act_slot,
     attention,
     is_on,
     through,
 )
 from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
-from jqinject.nn.base.slots import hold_proxies
-from jqinject.proxy import link_if_proxy
+from jqinject.nn.base.hold_proxies import hold_proxies
+from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import as_array
 
 SDPA_OUTPUT = act_slot("sdpa_output_")
@@ -122,12 +127,12 @@ class QuantScaledDotProductAttention(nnx.Module):
         ((1, 5, 2, 8), 4)
     """
 
-    q_scaled_quant: Any = None
-    k_transposed_quant: Any = None
-    softmax_input_quant: Any = None
-    attn_output_weights_quant: Any = None
-    v_quant: Any = None
-    sdpa_output_quant: Any = None
+    q_scaled_quant: Any = Q_SCALED
+    k_transposed_quant: Any = K_TRANSPOSED
+    softmax_input_quant: Any = SOFTMAX_INPUT
+    attn_output_weights_quant: Any = ATTN_OUTPUT_WEIGHTS
+    v_quant: Any = V
+    sdpa_output_quant: Any = SDPA_OUTPUT
 
     def __init__(
         self,
@@ -135,12 +140,12 @@ class QuantScaledDotProductAttention(nnx.Module):
         pre_process_k: Process = identity,
         pre_process_v: Process = identity,
         *,
-        softmax_input_quant: Any = None,
-        attn_output_weights_quant: Any = None,
-        q_scaled_quant: Any = None,
-        k_transposed_quant: Any = None,
-        v_quant: Any = None,
-        sdpa_output_quant: Any = None,
+        softmax_input_quant: QuantizerLike = None,
+        attn_output_weights_quant: QuantizerLike = None,
+        q_scaled_quant: QuantizerLike = None,
+        k_transposed_quant: QuantizerLike = None,
+        v_quant: QuantizerLike = None,
+        sdpa_output_quant: QuantizerLike = None,
         return_quant_tensor: bool = False,
         contraction: ContractionKind = "auto",
         rngs: nnx.Rngs | None = None,
@@ -159,18 +164,12 @@ class QuantScaledDotProductAttention(nnx.Module):
             "v_quant": v_quant,
             "sdpa_output_quant": sdpa_output_quant,
         }
-        hold_proxies(self, (*IN_ATTENTION, SDPA_OUTPUT), given, overrides, rngs, ())
+        hold_proxies(self, given, overrides, rngs)
         if return_quant_tensor and not is_on(self.sdpa_output_quant):
             raise ValueError(
                 "QuantScaledDotProductAttention(return_quant_tensor=True) needs sdpa_output_quant to have a scale to "
                 "return.\n  cure: give it sdpa_output_quant=..."
             )
-
-    def __getattribute__(self, name: str) -> Any:
-        value = super().__getattribute__(name)
-        if name.endswith("_quant"):
-            link_if_proxy(self, value)
-        return value
 
     def __call__(
         self,

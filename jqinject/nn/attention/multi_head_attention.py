@@ -10,12 +10,24 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.nn.attention import kv_cache
-from jqinject.nn.attention.attention_base import IN_ATTENTION, AttentionCall, attention, is_on, through
-from jqinject.nn.attention.projections import hold_projections, stack_along
+from jqinject.nn.attention.attention_base import (
+    ATTN_OUTPUT_WEIGHTS,
+    IN_ATTENTION,
+    K_TRANSPOSED,
+    Q_SCALED,
+    SOFTMAX_INPUT,
+    AttentionCall,
+    V,
+    attention,
+    is_on,
+    through,
+)
+from jqinject.nn.attention.projections import IN_PROJ_INPUT, hold_projections, stack_along
 from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
+from jqinject.nn.base.hold_proxies import hold_proxies
+from jqinject.nn.base.keywords import split_keywords
 from jqinject.nn.base.parameter_view import StandIn
-from jqinject.nn.base.slots import hold_proxies, split_keywords
-from jqinject.proxy import link_if_proxy
+from jqinject.quant import QuantizerLike
 
 CACHED = {"k_transposed_quant": "cached_key", "v_quant": "cached_value"}
 
@@ -80,12 +92,12 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
         ((1, 1, 8), dtype('int8'))
     """
 
-    in_proj_input_quant: Any = None
-    q_scaled_quant: Any = None
-    k_transposed_quant: Any = None
-    softmax_input_quant: Any = None
-    attn_output_weights_quant: Any = None
-    v_quant: Any = None
+    in_proj_input_quant: Any = IN_PROJ_INPUT
+    q_scaled_quant: Any = Q_SCALED
+    k_transposed_quant: Any = K_TRANSPOSED
+    softmax_input_quant: Any = SOFTMAX_INPUT
+    attn_output_weights_quant: Any = ATTN_OUTPUT_WEIGHTS
+    v_quant: Any = V
     packed_in_proj: bool = False
     contraction: ContractionKind = "auto"
     cached_key_scale: nnx.Cache[Any] | None = None
@@ -102,18 +114,18 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
         num_kv_heads: int | None = None,
         in_kv_features: int | None = None,
         *,
-        in_proj_input_quant: Any = None,
-        in_proj_weight_quant: Any = None,
-        in_proj_bias_quant: Any = None,
-        softmax_input_quant: Any = None,
-        attn_output_weights_quant: Any = None,
-        q_scaled_quant: Any = None,
-        k_transposed_quant: Any = None,
-        v_quant: Any = None,
-        out_proj_input_quant: Any = None,
-        out_proj_weight_quant: Any = None,
-        out_proj_bias_quant: Any = None,
-        out_proj_output_quant: Any = None,
+        in_proj_input_quant: QuantizerLike = None,
+        in_proj_weight_quant: QuantizerLike = None,
+        in_proj_bias_quant: QuantizerLike = None,
+        softmax_input_quant: QuantizerLike = None,
+        attn_output_weights_quant: QuantizerLike = None,
+        q_scaled_quant: QuantizerLike = None,
+        k_transposed_quant: QuantizerLike = None,
+        v_quant: QuantizerLike = None,
+        out_proj_input_quant: QuantizerLike = None,
+        out_proj_weight_quant: QuantizerLike = None,
+        out_proj_bias_quant: QuantizerLike = None,
+        out_proj_output_quant: QuantizerLike = None,
         packed_in_proj: bool = False,
         attention_fn: Callable[..., jax.Array] = nnx.dot_product_attention,
         return_quant_tensor: bool = False,
@@ -174,7 +186,7 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
             contraction=contraction,
             rngs=rngs,
         )
-        hold_proxies(self, IN_ATTENTION, within, overrides, rngs, stack_along(self))
+        hold_proxies(self, within, overrides, rngs, slots=IN_ATTENTION, stack=stack_along(self))
 
     def _check_attention_fn(self, within: dict[str, Any]) -> None:
         """Refuse quantizers within attention beside an attention function that has no place for them."""
@@ -185,12 +197,6 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
                 "computes attention by itself.\n"
                 "  cure: attention_fn=QuantScaledDotProductAttention(...), which takes them, or leave them out"
             )
-
-    def __getattribute__(self, name: str) -> Any:
-        value = super().__getattribute__(name)
-        if name.endswith("_quant"):
-            link_if_proxy(self, value)
-        return value
 
     # --- forward
 

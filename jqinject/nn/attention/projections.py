@@ -9,7 +9,7 @@ from flax import nnx
 
 from jqinject.nn.attention.attention_base import act_slot
 from jqinject.nn.base.contraction_kind import ContractionKind
-from jqinject.nn.base.slots import hold_proxies
+from jqinject.nn.base.hold_proxies import hold_proxies
 from jqinject.nn.linear.linear_general import QuantLinearGeneral
 from jqinject.program import change_class
 
@@ -54,8 +54,9 @@ def hold_projections(
         prefixed = {IN_PROJ + name: v for name, v in of_input.items()}
         channels = {IN_PROJ_INPUT.name: (attention.in_features,)}
         input_quant = {IN_PROJ_INPUT.name: of_in.pop("input_quant", None)}
+        stack, slots = stack_along(attention), (IN_PROJ_INPUT,)
         hold_proxies(
-            attention, (IN_PROJ_INPUT,), input_quant, prefixed, rngs, stack_along(attention), channels
+            attention, input_quant, prefixed, rngs, slots=slots, stack=stack, channel_shapes=channels
         )
     try:
         _quantize(attention.query, of_in | common, in_overrides, False, rngs)

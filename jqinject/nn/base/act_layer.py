@@ -7,8 +7,8 @@ import jax
 from flax import nnx
 
 from jqinject.core.construction.assign import assign
-from jqinject.nn.base.slots import ACT, GRAD, INPUT, Slot, make_proxy, share, split_overrides
-from jqinject.proxy import link_if_proxy
+from jqinject.nn.base.hold_proxies import hold_proxies
+from jqinject.nn.base.slots import ACT, GRAD, INPUT
 from jqinject.quant_tensor import as_array
 
 
@@ -21,9 +21,9 @@ class QuantActLayer(nnx.Module):
         keeps_scale: whether the function leaves a QuantTensor its scale, so that it needs no quantizer to return one.
     """
 
-    act_quant: Any = None
-    input_quant: Any = None
-    grad_quant: Any = None
+    act_quant: Any = ACT
+    input_quant: Any = INPUT
+    grad_quant: Any = GRAD
     return_quant_tensor: bool
     keeps_scale: ClassVar[bool] = False
 
@@ -35,29 +35,13 @@ class QuantActLayer(nnx.Module):
         rngs: nnx.Rngs | None,
         offered: dict[str, Any] | None = None,
     ) -> None:
-        slots: tuple[Slot, ...] = tuple(slot for slot in (ACT, INPUT, GRAD) if slot.name in given)
-        by_slot = split_overrides(self, slots, overrides)
-        proxies = {
-            s.name: make_proxy(
-                self, s, given[s.name], by_slot[s.name], rngs, offered=offered if s is ACT else None
-            )
-            for s in slots
-        }
-        if return_quant_tensor and proxies["act_quant"] is None and not self.keeps_scale:
+        if return_quant_tensor and given["act_quant"] is None and not self.keeps_scale:
             raise ValueError(
                 f"{type(self).__name__}(return_quant_tensor=True) needs a quantizer to have a scale to return.\n"
                 "  cure: give it act_quant=..."
             )
-        held = {name: proxy for name, proxy in proxies.items() if proxy is not None}
-        assign(self, return_quant_tensor=return_quant_tensor, **held)
-        for slot in slots:
-            share(self, given[slot.name])
-
-    def __getattribute__(self, name: str) -> Any:
-        value = super().__getattribute__(name)
-        if name.endswith("_quant"):
-            link_if_proxy(self, value)
-        return value
+        assign(self, return_quant_tensor=return_quant_tensor)
+        hold_proxies(self, given, overrides, rngs, offered=offered)
 
     @abstractmethod
     def _activation(self, x: Any) -> Any:

@@ -1,47 +1,18 @@
-"""What happens when an attribute of a layer with quantizers is read or assigned."""
+"""What happens when a parameter of a layer with quantizers is assigned."""
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from flax import nnx
 
-from jqinject.nn.base.weight_input import input_format
-from jqinject.proxy import InputFormat, link_if_proxy
-
-
-class LayerParameters(NamedTuple):
-    """What a weight's or bias's proxy may be asked about: it stays when the layer is gone.
-
-    Attributes:
-        weight, bias: Variables, or None.
-        input_quant: the proxy of the input, or None.
-    """
-
-    weight: Any
-    bias: Any
-    input_quant: Any
-
-    def input_format(self) -> InputFormat | None:
-        """Of the quantized input, as far as `input_quant` says it."""
-        return input_format(self)
+from jqinject.nn.base.slots import BIAS, WEIGHT
 
 
 class ReassembledOnAssignment(nnx.Module):
-    """Abstract: a proxy knows the layer that it is read from, and a new weight or bias assembles it again."""
+    """Abstract: a new weight or bias assembles its quantizer again."""
 
-    weight_quant: Any = None
-    bias_quant: Any = None
+    weight_quant: Any = WEIGHT
+    bias_quant: Any = BIAS
     weight_name: ClassVar[str]
-
-    def __getattribute__(self, name: str) -> Any:
-        value = super().__getattribute__(name)
-        if name.endswith("_quant"):
-            of_parameter = name in ("weight_quant", "bias_quant")
-            link_if_proxy(self, value, self._parameters() if of_parameter and value is not None else None)
-        return value
-
-    def _parameters(self) -> LayerParameters:
-        held = vars(self)
-        return LayerParameters(held.get(self.weight_name), held.get("bias"), held.get("input_quant"))
 
     def __setattr__(self, name: str, value: Any) -> None:
         name = self.weight_name if name == "weight" else name

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import jax
@@ -39,12 +40,12 @@ class Placed:
     dims: Dimensions
     order: tuple[int, ...] | None = None
 
-    @property
+    @cached_property
     def of_input(self) -> dict[int, int]:
         """Axis of the input -> axis of the output."""
         return {axis: self._place(place) for axis, place in self.dims.lhs_places.items()}
 
-    @property
+    @cached_property
     def of_weight(self) -> dict[int, int]:
         """Axis of the weight -> axis of the output."""
         return {axis: self._place(place) for axis, place in self.dims.rhs_places.items()}
@@ -64,6 +65,12 @@ class Placed:
         return tuple(shape)
 
 
+@lru_cache(maxsize=64)
+def _last_with_first(ndim: int) -> Placed:
+    """The last axis of an input of `ndim` axes with the first of a matrix."""
+    return Placed(Dimensions.of(ndim, 2, (((ndim - 1,), (0,)), ((), ()))))
+
+
 class QuantDotLayer(QuantWeightLayer):
     """Abstract: a layer that contracts its input with its weight, and can do so in integers and 8-bit floats.
 
@@ -81,9 +88,7 @@ class QuantDotLayer(QuantWeightLayer):
 
     def _placed(self, shape: tuple[int, ...]) -> Placed | None:
         """The contraction with an input of a shape; None where it is no single `dot_general`."""
-        if not shape:
-            return None
-        return Placed(Dimensions.of(len(shape), 2, (((len(shape) - 1,), (0,)), ((), ()))))
+        return _last_with_first(len(shape)) if shape else None
 
     # --- payloads
 
@@ -96,18 +101,20 @@ class QuantDotLayer(QuantWeightLayer):
         return Float8Contraction(x, weight, None if self.grad_quant is None else self.grad_quant.q_dtype)
 
     def _integer_contraction(self, x: Any, weight: Any) -> Any:
-        integers = weight_integers(self.frozen, self.weight_quant, weight)
-        if integers is None or not isinstance(x, IntQuantTensor | GroupwiseIntQuantTensor):
+        if not isinstance(x, IntQuantTensor | GroupwiseIntQuantTensor):
             return None
+        frozen = self.frozen
+        integers = weight_integers(frozen, None if frozen is not None else self.weight_quant, weight)
         placed = self._placed(x.shape)
-        if placed is None or not has_integers(x):
+        if integers is None or placed is None or not has_integers(x):
             return None
-        groups = weight_groups(self.frozen, weight)
+        groups = weight_groups(frozen, weight)
+        stored = None if frozen is None else frozen.value_dtype
         if groups is not None or isinstance(x, GroupwiseIntQuantTensor):
-            found = grouped_contraction(x, integers, groups, placed.dims)
+            found = grouped_contraction(x, integers, groups, placed.dims, stored)
             few = found is not None and found.of_input.size < LEAST_GROUP
             return None if few and self.contraction != "int" else found
-        return IntegerContraction(x, self._with_sums_of(integers, placed.dims))
+        return IntegerContraction(x, self._with_sums_of(integers, placed.dims), stored)
 
     def _with_sums_of(self, integers: Affine, dims: Dimensions) -> Affine:
         """Known sums count only where they are those of the axes that are summed over here."""

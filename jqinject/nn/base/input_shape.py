@@ -28,7 +28,6 @@ def check_features(
     """
     shape = np.shape(inputs) if isinstance(inputs, list | tuple | int | float) else inputs.shape
     kind = type(layer).__name__
-    found = tuple(shape[axis] for axis in expected if -len(shape) <= axis < len(shape))
     for axis, size in expected.items():
         if not -len(shape) <= axis < len(shape):
             raise WrongFeaturesError(
@@ -36,7 +35,8 @@ def check_features(
             )
         if shape[axis] != size:
             where = "last axis" if axis in (-1, len(shape) - 1) else f"axis {axis}"
-            contracted = f"{found} and {tuple(expected.values())}"
+            found = [shape[each] for each in expected if -len(shape) <= each < len(shape)]
+            contracted = f"{tuple(found)} and {tuple(expected.values())}"
             raise WrongFeaturesError(
                 f"{kind} got an input of shape {shape}, whose {where} is {shape[axis]}; expected {size}, the layer's "
                 f"in_features (contracted: {contracted}).\n  cure: {_cure(shape, axis, size, kind, channels_last)}"

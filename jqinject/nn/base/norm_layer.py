@@ -1,13 +1,13 @@
 """What quantized normalizations share: Flax's own arithmetic in float, between an input and an output quantizer."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 from flax import nnx
 
-from jqinject.nn.base.slots import GRAD, INPUT, OUTPUT, Slot, hold_proxies
-from jqinject.proxy import link_if_proxy
+from jqinject.nn.base.hold_proxies import hold_proxies
+from jqinject.nn.base.slots import GRAD, INPUT, OUTPUT
 from jqinject.quant_tensor import as_array
 
 
@@ -19,10 +19,9 @@ class QuantNormLayer(nnx.Module):
         return_quant_tensor: whether the output is a QuantTensor.
     """
 
-    slots: ClassVar[tuple[Slot, ...]] = (INPUT, OUTPUT, GRAD)
-    input_quant: Any = None
-    output_quant: Any = None
-    grad_quant: Any = None
+    input_quant: Any = INPUT
+    output_quant: Any = OUTPUT
+    grad_quant: Any = GRAD
     return_quant_tensor: bool
     num_features: int
 
@@ -42,7 +41,8 @@ class QuantNormLayer(nnx.Module):
             return_quant_tensor: whether to return QuantTensors.
             rngs: for quantizers that draw random numbers.
         """
-        hold_proxies(self, self.slots, given, overrides, rngs, self._stack(), self._channel_shapes())
+        stack, shapes = self._stack(), self._channel_shapes()
+        hold_proxies(self, given, overrides, rngs, stack=stack, channel_shapes=shapes)
         self.return_quant_tensor = return_quant_tensor
         if return_quant_tensor and (self.output_quant is None or not self.output_quant.is_quant_enabled):
             raise ValueError(
@@ -65,12 +65,6 @@ class QuantNormLayer(nnx.Module):
         """The sizes of the leading axes that parameters have in a stack of layers; the last axis is the features'."""
         held = [v for v in vars(self).values() if isinstance(v, nnx.Variable)]
         return held[0].shape[:-1] if held else ()
-
-    def __getattribute__(self, name: str) -> Any:
-        value = super().__getattribute__(name)
-        if name.endswith("_quant"):
-            link_if_proxy(self, value)
-        return value
 
     def _quantized(self, x: Any, norm: Callable[[jax.Array], jax.Array]) -> Any:
         """The norm of the quantized input, with a quantized output.

@@ -13,8 +13,7 @@ class StandIn:
     """
 
     def __init__(self, layer: Any, parameters: Mapping[str, Any]) -> None:
-        self._layer = layer
-        self.__dict__.update(parameters)
+        self.__dict__.update(vars(layer), _layer=layer, **parameters)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._layer, name)

@@ -1,56 +1,90 @@
-"""From what a user gives for a quantizer to the proxy that a layer holds."""
+"""The places for quantizers on a layer, as attributes that know their layer.
 
-import inspect
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+A layer class declares its slots as class attributes, `weight_quant: Any = WEIGHT`: the declaration says what the
+attribute, the keyword and the prefix of overrides are called, and which proxies fit. Next: `hold_proxies`, which fills
+the slots of a layer from what a user gives.
+"""
+
+import functools
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flax import nnx
 
-from jqinject.inject import Binding, ExtendedInjector
-from jqinject.inject.enum import ScalingPerOutputType
-from jqinject.inject.errors import did_you_mean
+from jqinject.nn.base.weight_input import LayerParameters
 from jqinject.proxy import (
-    ActQuantProxy,
+    LINKS,
     ActQuantProxyFromInjector,
     BiasQuantProxyFromInjector,
-    GradQuantProxy,
     GradQuantProxyFromInjector,
     QuantProxyFromInjector,
     TruncQuantProxyFromInjector,
-    WeightQuantProxy,
     WeightQuantProxyFromInjector,
-)
-
-READY_KINDS = (
-    WeightQuantProxy,
-    BiasQuantProxyFromInjector,
-    ActQuantProxy,
-    GradQuantProxy,
-    TruncQuantProxyFromInjector,
+    complete,
 )
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One place for a quantizer on a layer.
+    """One place for a quantizer on a layer, and the attribute that holds its proxy.
+
+    The proxy stands in `vars(layer)`, where NNX looks for children; read through the slot, it knows its layer. Where
+    there is none the attribute is None. A subclass without the slot declares `input_quant = None`.
+
+    A read of a proxy all of whose layers are known changes nothing. It links the layer otherwise, as a copy that NNX
+    made has to be seen once (`jqinject.proxy.links`).
 
     Attributes:
-        name: the attribute and keyword, as in `weight_quant`.
+        name: the attribute, as in `weight_quant`.
         prefix: what overrides for it start with, as in `weight_`; empty for an activation layer's own quantizer.
         proxy_class: the proxy of injectors that name none.
         what: what it quantizes, in words.
+        of_parameter: whether that is the weight or bias, which the proxy may be asked about after its layer is gone.
+        keyword: the argument of the layer; empty if it is called as the attribute.
     """
 
     name: str
     prefix: str
     proxy_class: type[QuantProxyFromInjector]
     what: str
+    of_parameter: bool = False
+    keyword: str = ""
+
+    def __get__(self, layer: Any, owner: type | None = None) -> Any:
+        if layer is None:
+            return self
+        attributes = vars(layer)
+        held = attributes.get(self.name)
+        if isinstance(held, nnx.Module):
+            links = LINKS.get(held)
+            if links is None or links.layers[0]() is not layer:
+                links = complete(held, layer)
+            if self.of_parameter and links.layers[0]() is layer:
+                links.parameters = LayerParameters(
+                    attributes.get(layer.weight_name), attributes.get("bias"), attributes.get("input_quant")
+                )
+        return held
+
+    def __set__(self, layer: Any, proxy: Any) -> None:
+        vars(layer)[self.name] = proxy
+
+    def __delete__(self, layer: Any) -> None:
+        if self.name not in vars(layer):
+            raise AttributeError(f"{type(layer).__name__} holds no {self.name}")
+        del vars(layer)[self.name]
+
+    def of(self, name: str) -> "Slot":
+        """Another slot that is filled from the same argument."""
+        return replace(self, name=name, keyword=self.argument)
+
+    @property
+    def argument(self) -> str:
+        """The argument of the layer."""
+        return self.keyword or self.name
 
 
-WEIGHT = Slot("weight_quant", "weight_", WeightQuantProxyFromInjector, "weights")
-BIAS = Slot("bias_quant", "bias_", BiasQuantProxyFromInjector, "biases")
+WEIGHT = Slot("weight_quant", "weight_", WeightQuantProxyFromInjector, "weights", of_parameter=True)
+BIAS = Slot("bias_quant", "bias_", BiasQuantProxyFromInjector, "biases", of_parameter=True)
 INPUT = Slot("input_quant", "input_", ActQuantProxyFromInjector, "activations")
 OUTPUT = Slot("output_quant", "output_", ActQuantProxyFromInjector, "activations")
 GRAD = Slot("grad_quant", "grad_", GradQuantProxyFromInjector, "gradients")
@@ -58,229 +92,10 @@ TRUNC = Slot("trunc_quant", "", TruncQuantProxyFromInjector, "accumulators")
 ACT = Slot("act_quant", "", ActQuantProxyFromInjector, "activations")
 
 
-CHANNEL_SHAPE = "activation_channel_shape"
-
-
-def arguments_of(layer: type) -> tuple[str, ...]:
-    """The names that a class takes as arguments, those that it passes on to its bases included."""
-    found: dict[str, None] = {}
-    for cls in layer.__mro__:
-        if "__init__" in vars(cls):
-            parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
-            found |= dict.fromkeys(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
-            if all(p.kind is not p.VAR_KEYWORD for p in parameters):
-                break
-    return tuple(found)
-
-
-def split_keywords(parent: type, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keywords that a Flax layer takes, and the others.
-
-    Args:
-        parent: the class of the Flax layer.
-        given: the keywords.
-    """
-    known = arguments_of(parent)
-    own = {name: value for name, value in given.items() if name in known}
-    return own, {name: value for name, value in given.items() if name not in known}
-
-
-def split_overrides(
-    layer: Any, slots: Iterable[Slot], overrides: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """Overrides by slot, without their prefixes.
-
-    Raises:
-        TypeError: a keyword that starts with no prefix of the layer; names the nearest argument.
-    """
-    ordered = sorted(slots, key=lambda slot: -len(slot.prefix))
-    found: dict[str, dict[str, Any]] = {slot.name: {} for slot in ordered}
-    for keyword, given in overrides.items():
-        for slot in ordered:
-            if keyword.startswith(slot.prefix):
-                found[slot.name][keyword.removeprefix(slot.prefix)] = given
-                break
-        else:
-            known = [*arguments_of(type(layer)), *(slot.name for slot in ordered)]
-            prefixes = ", ".join(slot.prefix for slot in ordered)
-            hint = did_you_mean(keyword, known)
-            raise TypeError(
-                f"{type(layer).__name__} takes no argument {keyword!r}: overrides of quantizers start with one of "
-                f"{prefixes}" + (f"\n  {hint}" if hint else "")
-            )
-    return found
-
-
-def make_proxy(
-    layer: Any,
-    slot: Slot,
-    given: Any,
-    overrides: Mapping[str, Any],
-    rngs: nnx.Rngs | None,
-    stack: tuple[int, ...] = (),
-    channel_shape: tuple[int, ...] | None = None,
-    offered: Mapping[str, Any] | None = None,
-) -> Any:
-    """The proxy for what was given: a new one for an injector, the same one for a proxy, None for None.
-
-    A proxy that is to be shared comes back as it is; `share` makes it serve the layer, once the layer holds it.
-
-    Args:
-        layer: the layer, which has its weights.
-        slot: the place for the quantizer.
-        given: an injector, a binding, a proxy or None.
-        overrides: names declared anew.
-        rngs: for quantizers that draw random numbers.
-        stack: sizes of the leading axes that the layer is stacked along.
-        channel_shape: the shape of a scale for each channel of what flows through the slot, where the layer knows it.
-        offered: names that the layer declares, for an injector that asks for them and has not been given them.
-
-    Raises:
-        TypeError: what was given is no quantizer, or one of another kind; or overrides have nothing to act on.
-        ValueError: a proxy to share has a scale for each of other channels.
-    """
-    where = f"{type(layer).__name__}({slot.name}=...)"
-    if given is None or isinstance(given, QuantProxyFromInjector):
-        _refuse_overrides(where, slot, given, overrides)
-        if given is not None:
-            _check_kind(where, slot, type(given), "a proxy")
-            _check_channels(where, given, channel_shape)
-        return given
-    if not isinstance(given, Binding) and not (
-        inspect.isclass(given) and issubclass(given, ExtendedInjector)
-    ):
-        raise TypeError(
-            f"{where} takes an injector (a class that derives from ExtendedInjector), a proxy to share "
-            f"(other_layer.{slot.name}) or None, got {_shown(given)}"
-        )
-    binding = given if isinstance(given, Binding) else Binding(given)
-    if channel_shape is not None and _is_per_channel(binding.let(**overrides), layer):
-        offered = {**(offered or {}), CHANNEL_SHAPE: channel_shape}
-    named = binding.let(**overrides) if overrides else binding
-    proxy_class = named.resolve("proxy_class") if named.declares("proxy_class") else slot.proxy_class
-    _check_kind(where, slot, proxy_class, binding.base.__name__)
-    called = (
-        f"{type(layer).__name__}({slot.prefix}...)" if slot.prefix else f"{type(layer).__name__}(...)",
-        slot.prefix,
-    )
-    return proxy_class(
-        binding, layer, overrides=overrides, offered=offered, rngs=rngs, where=called, stack=stack
-    )
-
-
-def hold_proxies(
-    layer: Any,
-    slots: Sequence[Slot],
-    given: Mapping[str, Any],
-    overrides: Mapping[str, Any],
-    rngs: nnx.Rngs | None,
-    stack: tuple[int, ...],
-    channel_shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
-) -> None:
-    """Make the proxies of a layer, or share those that were given, and let the layer hold them.
-
-    Args:
-        layer: a layer under construction, or a layer of Flax that was just declared to be one of ours.
-        slots: its places for quantizers.
-        given: what the user gave for each slot; `act_quant` is another name of `input_quant`.
-        overrides: the user's further keywords.
-        rngs: for quantizers that draw random numbers.
-        stack: sizes of the leading axes that the layer is stacked along.
-        channel_shapes: slot of activations -> the shape of a scale for each channel, as far as the layer knows it.
-
-    Raises:
-        TypeError: a quantizer for a slot that the layer does not have, or what `make_proxy` refuses.
-    """
-    chosen = _by_slot(type(layer).__name__, slots, given)
-    by_slot = split_overrides(layer, slots, overrides)
-    proxies = {
-        slot: make_proxy(
-            layer,
-            slot,
-            chosen[slot.name],
-            by_slot[slot.name],
-            rngs,
-            stack,
-            channel_shapes.get(slot.name),
-        )
-        for slot in slots
-    }
-    for slot, proxy in proxies.items():
-        if proxy is not None:
-            # Not `assign`: a layer that was one of Flax's has its attributes registered already.
-            setattr(layer, slot.name, proxy)
-    for slot in slots:
-        share(layer, chosen[slot.name])
-
-
-def _by_slot(layer: str, slots: Sequence[Slot], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given for each slot, under its first name."""
-    chosen = {name: value for name, value in given.items() if value is not None}
-    act_quant = chosen.pop("act_quant", None)
-    if act_quant is not None:
-        if "input_quant" in chosen:
-            raise TypeError(
-                f"{layer}: act_quant and input_quant are two names of one argument; give one of them"
-            )
-        chosen["input_quant"] = act_quant
-    names = [slot.name for slot in slots]
-    for name in chosen:
-        if name not in names:
-            raise TypeError(f"{layer} has no {name}: it takes {', '.join(names)}")
-    return {name: chosen.get(name) for name in names}
-
-
-def share(layer: Any, given: Any) -> None:
-    """Make a proxy that was given serve one more layer, which holds it now."""
-    if isinstance(given, QuantProxyFromInjector):
-        given.add_tracked_module(layer)
-
-
-def _check_kind(where: str, slot: Slot, proxy_class: Any, name: str) -> None:
-    if not (inspect.isclass(proxy_class) and issubclass(proxy_class, QuantProxyFromInjector)):
-        raise TypeError(f"{where}: proxy_class has to be a class of proxies, got {_shown(proxy_class)}")
-    kind = next((ready for ready in READY_KINDS if issubclass(proxy_class, ready)), None)
-    if kind is not None and not issubclass(slot.proxy_class, kind):
-        raise TypeError(
-            f"{where} quantizes {slot.what}, and {name} is not for these: its proxy is a {proxy_class.__name__}, "
-            f"expected a {slot.proxy_class.__name__}"
-        )
-
-
-def _is_per_channel(binding: Binding, layer: Any) -> bool:
-    per_output = "scaling_per_output"
-    return (
-        binding.declares(per_output)
-        and binding.resolve(per_output, module=layer) == ScalingPerOutputType.CHANNEL
-    )
-
-
-def _check_channels(where: str, proxy: QuantProxyFromInjector, channel_shape: tuple[int, ...] | None) -> None:
-    held = proxy.binding.overrides.get(CHANNEL_SHAPE)
-    if None not in (held, channel_shape) and held != channel_shape:
-        raise ValueError(
-            f"{where}: the proxy has scales of shape {held}, one for each channel of the layer it was made for, and "
-            f"here they would be {channel_shape}.\n  cure: an injector, for a quantizer of its own"
-        )
-
-
-def _refuse_overrides(where: str, slot: Slot, given: Any, overrides: Mapping[str, Any]) -> None:
-    if overrides:
-        names = ", ".join(repr(slot.prefix + name) for name in overrides)
-        why = (
-            "there is no quantizer"
-            if given is None
-            else "the quantizer is shared with another layer as it is"
-        )
-        cure = (
-            f"give an injector: {slot.name}=..."
-            if given is None
-            else f"give an injector of its own, {slot.name}=..., or override where the proxy is first made"
-        )
-        raise TypeError(f"{where}: {names} would do nothing, as {why}.\n  cure: {cure}")
-
-
-def _shown(given: Any) -> str:
-    return (
-        f"the class {given.__name__}" if inspect.isclass(given) else f"{type(given).__name__} {given!r:.80}"
-    )
+@functools.cache
+def slots_of(layer: type) -> tuple[Slot, ...]:
+    """The slots that a class of layers declares, those of its bases first, each in the order of its declaration."""
+    bodies = (vars(cls) for cls in reversed(layer.__mro__))
+    names = dict.fromkeys(name for body in bodies for name in body if isinstance(body[name], Slot))
+    declared = (getattr(layer, name) for name in names)
+    return tuple(slot for slot in declared if isinstance(slot, Slot))

@@ -1,12 +1,28 @@
 """What a weight quantizer may have to know of the layer's input."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
-from jqinject.nn.base.slots import INPUT
 from jqinject.proxy import InputFormat
 from jqinject.quant_tensor import IntQuantTensor
+
+
+class LayerParameters(NamedTuple):
+    """What a weight's or bias's proxy may be asked about: it stays when the layer is gone.
+
+    Attributes:
+        weight, bias: Variables, or None.
+        input_quant: the proxy of the input, or None.
+    """
+
+    weight: Any
+    bias: Any
+    input_quant: Any
+
+    def input_format(self) -> InputFormat | None:
+        """Of the quantized input, as far as `input_quant` says it."""
+        return input_format(self)
 
 
 def check_input_for_weight(layer: Any) -> None:
@@ -22,7 +38,7 @@ def check_input_for_weight(layer: Any) -> None:
     weight_quant, input_quant = layer.weight_quant, layer.input_quant
     if weight_quant is None or not weight_quant.is_quant_enabled or not weight_quant.requires_quant_input:
         return
-    if INPUT not in layer.slots:
+    if type(layer).input_quant is None:
         raise ValueError(
             f"{type(layer).__name__}: {weight_quant.binding.base.__name__} quantizes the weight for the integers that "
             "it is multiplied with, and this layer has no quantized input.\n  cure: another weight quantizer, such as "

@@ -11,9 +11,10 @@ from flax import nnx
 from jqinject.dot import contraction_output
 from jqinject.nn.base.batch_norm_folding import merge_bn
 from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
+from jqinject.nn.base.hold_proxies import hold_proxies
 from jqinject.nn.base.input_shape import check_features
 from jqinject.nn.base.parameter_view import StandIn
-from jqinject.nn.base.slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT, Slot, hold_proxies
+from jqinject.nn.base.slots import GRAD, INPUT, OUTPUT
 from jqinject.nn.base.weight_axes import WeightAxes
 from jqinject.nn.base.weight_input import check_input_for_weight, input_format
 from jqinject.nn.frozen.payload_contraction import Float8Contraction, describe
@@ -33,15 +34,12 @@ class QuantWeightLayer(WeightAxes):
         contraction: in which numbers input and weight are contracted.
     """
 
-    weight_quant: Any = None
-    bias_quant: Any = None
-    input_quant: Any = None
-    output_quant: Any = None
-    grad_quant: Any = None
+    input_quant: Any = INPUT
+    output_quant: Any = OUTPUT
+    grad_quant: Any = GRAD
     contraction: ContractionKind = "auto"
     return_quant_tensor: bool
     bias: Any
-    slots: ClassVar[tuple[Slot, ...]] = (WEIGHT, BIAS, INPUT, OUTPUT, GRAD)
     contraction_name: ClassVar[str] = "dot_general"
     _channels_last: ClassVar[bool] = False
     contraction_needs: ClassVar[Mapping[str, str]]
@@ -66,7 +64,8 @@ class QuantWeightLayer(WeightAxes):
         quantizers = {name: quantizer for name, quantizer in given.items() if name != "contraction"}
         contraction = given.get("contraction", "auto")
         checked_contraction(type(self).__name__, contraction)
-        hold_proxies(self, self.slots, quantizers, overrides, rngs, stack_of((self,)), self.channel_shapes())
+        stack, shapes = stack_of((self,)), self.channel_shapes()
+        hold_proxies(self, quantizers, overrides, rngs, stack=stack, channel_shapes=shapes)
         if contraction != "auto":
             self.contraction = contraction
         check_input_for_weight(self)
@@ -192,12 +191,14 @@ class QuantWeightLayer(WeightAxes):
             self, inputs, self._expected_features(np.ndim(inputs)), channels_last=self._channels_last
         )
         x = inputs if self.input_quant is None else self.input_quant(inputs)
-        weight = self.quant_weight(x)
+        weight = self._quantized_weight(x)
         bias = self.quant_bias(x, weight)
-        parameters = {self.weight_name: as_array(weight), "bias": None if bias is None else as_array(bias)}
         contraction = self._payload_contraction(x, weight)
-        if contraction is not None:
-            parameters |= self._injected(contraction)
+        parameters = {} if contraction is None else self._injected(contraction)
+        # Of a stored weight whose integers are contracted, the parent's forward sees shape and dtype alone.
+        unseen = contraction is not None and contraction.stored is not None
+        kernel = jax.lax.full(weight.shape, 0, weight.dtype) if unseen else as_array(weight)
+        parameters |= {self.weight_name: kernel, "bias": None if bias is None else as_array(bias)}
         y = self._parent_forward(StandIn(self, parameters), as_array(x), out_sharding)
         if self.grad_quant is not None:
             y = self.grad_quant(y, None if contraction is None else contraction.token)
@@ -222,16 +223,14 @@ class QuantWeightLayer(WeightAxes):
         # Training contracts the floats, which costs less than integers that are made anew at every step.
         if found is None and (self.contraction == "int" or self.frozen is not None):
             found = self._integer_contraction(x, weight)
-        if (found is None and self.contraction != "auto") or self._is_other_kind(found):
+        other = self.contraction == "int" and isinstance(found, Float8Contraction)
+        if other or (found is None and self.contraction != "auto"):
             needed = self.contraction_needs[self.contraction]
             raise ValueError(
                 f"{type(self).__name__}(contraction={self.contraction!r}) needs {needed}; got {describe(x)} and "
                 f"{describe(weight)}.\n  cure: quantizers of that kind for input and weight, or contraction='auto'"
             )
         return found
-
-    def _is_other_kind(self, found: Any) -> bool:
-        return found is not None and self.contraction == "int" and isinstance(found, Float8Contraction)
 
     def _contracts_as_flax(self) -> bool:
         """Whether the function that contracts is Flax's default, not the user's."""

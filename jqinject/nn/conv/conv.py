@@ -14,7 +14,7 @@ from jqinject.dot import has_integers
 from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.conv.conv_layer import QuantConvLayer
 from jqinject.nn.frozen.payload_contraction import IntegerConvolution, weight_groups, weight_integers
-from jqinject.quant import Int8WeightPerTensorFloat
+from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import IntQuantTensor
 
 lax_conv_general_dilated = jax.lax.conv_general_dilated
@@ -95,13 +95,13 @@ class QuantConv(QuantConvLayer, nnx.Conv):
         rngs: nnx.Rngs,
         kernel_metadata: Mapping[str, Any] = {},
         bias_metadata: Mapping[str, Any] = {},
-        weight_quant: Any = Int8WeightPerTensorFloat,
-        bias_quant: Any = None,
-        input_quant: Any = None,
-        output_quant: Any = None,
+        weight_quant: QuantizerLike = Int8WeightPerTensorFloat,
+        bias_quant: QuantizerLike = None,
+        input_quant: QuantizerLike = None,
+        output_quant: QuantizerLike = None,
         return_quant_tensor: bool = False,
-        act_quant: Any = None,
-        grad_quant: Any = None,
+        act_quant: QuantizerLike = None,
+        grad_quant: QuantizerLike = None,
         contraction: ContractionKind = "auto",
         **overrides: Any,
     ) -> None:

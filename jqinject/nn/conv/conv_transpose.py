@@ -7,9 +7,10 @@ from typing import Any, final
 import jax
 from flax import nnx
 
-from jqinject.nn.base.slots import split_keywords
+from jqinject.nn.base.keywords import split_keywords
 from jqinject.nn.conv.conv_layer import QuantConvLayer
-from jqinject.quant import Int8WeightPerTensorFloat
+from jqinject.ops.devices.explicit_axes import laid_as
+from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 
 
 @final
@@ -68,13 +69,13 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
         kernel_size: int | Sequence[int],
         strides: int | Sequence[int] | None = None,
         *,
-        weight_quant: Any = Int8WeightPerTensorFloat,
-        bias_quant: Any = None,
-        input_quant: Any = None,
-        output_quant: Any = None,
+        weight_quant: QuantizerLike = Int8WeightPerTensorFloat,
+        bias_quant: QuantizerLike = None,
+        input_quant: QuantizerLike = None,
+        output_quant: QuantizerLike = None,
         return_quant_tensor: bool = False,
-        act_quant: Any = None,
-        grad_quant: Any = None,
+        act_quant: QuantizerLike = None,
+        grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs,
         **more: Any,
     ) -> None:
@@ -115,8 +116,7 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
         return max(self.in_features * math.prod(places), self.out_features * added)
 
     def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
-        y = nnx.ConvTranspose.__call__(stand_in, inputs)
-        return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
+        return laid_as(nnx.ConvTranspose.__call__(stand_in, inputs), out_sharding)
 
 
 def _each(given: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:

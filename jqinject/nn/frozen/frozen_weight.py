@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import Frozen
+from jqinject.core.state.variables import known_zero
 from jqinject.dot import Affine, Freezer, QuantizedOperand
 from jqinject.nn.frozen.frozen_groups import ScaleForms, wide_axes, wide_metadata
 from jqinject.ops import Codebook, FloatFormat
@@ -105,11 +106,15 @@ class FrozenWeight(nnx.Module):
         self.freezer = Freezer(metadata=metadata)
         self.freezer.set(QuantizedOperand(payload, scale), summed)
 
-    def affine(self) -> Affine:
-        """The integers, for a contraction; with two axes for one where there are groups."""
-        payload, scale = self._stored()
+    def affine(self, weight: Any) -> Affine:
+        """The integers, for a contraction; with two axes for one where there are groups.
+
+        Args:
+            weight: what `quant_tensor` returned.
+        """
+        whole = weight if self.groups is None else weight.grouped
         sums = None if self.sums is None else self.sums[...]
-        return Affine(payload, scale, self._zero_point(), sums)
+        return Affine(whole.payload, whole.scale, None if self.zero_point is None else whole.zero_point, sums)
 
     def _stored(self) -> tuple[jax.Array, jax.Array]:
         operand = self.freezer.get()
@@ -117,11 +122,8 @@ class FrozenWeight(nnx.Module):
         scale = operand.scale.astype(jnp.float32)
         return operand.payload, scale if self.scale_factor is None else scale * self.scale_factor[...]
 
-    def _zero_point(self) -> jax.Array | None:
-        return None if self.zero_point is None else self.zero_point[...].astype(jnp.float32)
-
     def quant_tensor(self) -> Any:
-        """The weight as a QuantTensor, dequantized."""
+        """The weight as a QuantTensor; of integers, dequantized when its value is read."""
         payload, scale = self._stored()
         if isinstance(self.format, Codebook):
             return self._seen(
@@ -131,16 +133,9 @@ class FrozenWeight(nnx.Module):
             return self._seen(
                 FloatQuantTensor.from_payload(payload, scale, format=self.format, dtype=self.value_dtype)
             )
-        zero = self._zero_point()
-        weight = IntQuantTensor.from_int(
-            payload,
-            scale,
-            0.0 if zero is None else zero,
-            self.bit_width,
-            signed=self.signed,
-            dtype=self.value_dtype,
-        )
-        return self._seen(weight)
+        zero = known_zero() if self.zero_point is None else self.zero_point[...].astype(jnp.float32)
+        weight = IntQuantTensor.stored(payload, scale, zero, self.bit_width, self.signed, self.value_dtype)
+        return weight if self.groups is None else self._seen(weight)
 
     def _seen(self, weight: Any) -> Any:
         groups = self.groups
@@ -161,7 +156,7 @@ class FrozenWeight(nnx.Module):
     @property
     def is_contractible(self) -> bool:
         """Whether it has integers that backends contract."""
-        return self.has_integers and self.bit_width <= 8 and self.whole_zero_point
+        return self.format is None and self.bit_width <= 8 and self.whole_zero_point
 
 
 def _narrow(weight: IntQuantTensor) -> jax.Array:

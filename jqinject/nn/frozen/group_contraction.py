@@ -26,15 +26,19 @@ class GroupedIntegerContraction:
         weight: those of the kernel.
         of_input: how the axis of the input is cut.
         of_weight: how the axis of the kernel is cut.
+        stored: as for `IntegerContraction`.
     """
 
     token = None
 
-    def __init__(self, x: Affine, weight: Affine, of_input: Groups, of_weight: Groups) -> None:
+    def __init__(
+        self, x: Affine, weight: Affine, of_input: Groups, of_weight: Groups, stored: Any = None
+    ) -> None:
         self.x = x
         self.weight = weight
         self.of_input = of_input
         self.of_weight = of_weight
+        self.stored = stored
 
     def __call__(
         self,
@@ -49,7 +53,7 @@ class GroupedIntegerContraction:
         dims = Dimensions.of(lhs.ndim, rhs.ndim, dimension_numbers)
         return contract_integers(
             self.of_input.split(lhs),
-            self.of_weight.split(rhs),
+            self.of_weight.split(rhs) if self.stored is None else self.stored,
             self.x,
             self.weight,
             wide_dimensions(dims, self.of_input.dim % lhs.ndim, self.of_weight.dim % rhs.ndim),
@@ -59,7 +63,7 @@ class GroupedIntegerContraction:
 
 
 def grouped_contraction(
-    x: Any, weight: Affine, of_weight: Groups | None, dims: Dimensions
+    x: Any, weight: Affine, of_weight: Groups | None, dims: Dimensions, stored: Any = None
 ) -> GroupedIntegerContraction | None:
     """What contracts an input with a kernel, one of which has scales for groups; None where their integers do not fit.
 
@@ -68,6 +72,7 @@ def grouped_contraction(
         weight: the integers of the kernel, with two axes for one where it has groups.
         of_weight: the groups of the kernel, None where it has none.
         dims: of the contraction, without groups.
+        stored: as for `IntegerContraction`.
     """
     own = x.groups if isinstance(x, GroupwiseIntQuantTensor) else None
     pairs = dict(zip(dims.rhs_contract, dims.lhs_contract, strict=True))
@@ -87,7 +92,7 @@ def grouped_contraction(
     right = Groups(size, back[axis] - dims.rhs_ndim, length)
     if of_weight is None:
         weight = _cut(weight, right)
-    return None if left is None else GroupedIntegerContraction(left, weight, of_input, right)
+    return None if left is None else GroupedIntegerContraction(left, weight, of_input, right, stored)
 
 
 def wide_dimensions(dims: Dimensions, left: int, right: int) -> Dimensions:

@@ -15,6 +15,7 @@ from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.schemes.quantized_einsum import einsum_by
 from jqinject.nn.frozen.frozen_weight import FrozenWeight
+from jqinject.ops.devices.explicit_axes import asked, laid_as
 from jqinject.quant_tensor import (
     CodebookQuantTensor,
     FloatQuantTensor,
@@ -38,6 +39,7 @@ class Float8Contraction:
         self.weight = weight
         self.grad_dtype = grad_dtype
         self.token: jax.Array | None = None
+        self.stored = None
 
     def __call__(
         self,
@@ -50,8 +52,8 @@ class Float8Contraction:
     ) -> jax.Array:
         """The contraction; `precision` is that of the format."""
         y, self.token = float8_dot_general(
-            self.x.set(value=lhs),
-            self.weight.set(value=rhs),
+            self.x.with_value(lhs),
+            self.weight.with_value(rhs),
             dimension_numbers,
             grad_dtype=self.grad_dtype,
             preferred_element_type=preferred_element_type,
@@ -66,13 +68,16 @@ class IntegerContraction:
     Args:
         x: the input.
         weight: the integers of the kernel.
+        stored: the dtype of the values of a frozen kernel, which are not looked at then; None for a kernel whose values
+            receive a gradient.
     """
 
     token = None
 
-    def __init__(self, x: IntQuantTensor, weight: Affine) -> None:
+    def __init__(self, x: IntQuantTensor, weight: Affine, stored: Any = None) -> None:
         self.x = x
         self.weight = weight
+        self.stored = stored
 
     def __call__(
         self,
@@ -86,7 +91,7 @@ class IntegerContraction:
         """The contraction; gradients go to the arrays."""
         return contract_integers(
             lhs,
-            rhs,
+            rhs if self.stored is None else self.stored,
             affine_of(self.x),
             self.weight,
             Dimensions.of(lhs.ndim, rhs.ndim, dimension_numbers),
@@ -117,8 +122,7 @@ class PayloadEinsum:
     ) -> jax.Array:
         """The einsum; gradients go to the arrays."""
         contraction = partial(self.contraction, preferred_element_type=preferred_element_type)
-        y = einsum_by(contraction, equation, lhs, rhs)
-        return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
+        return einsum_by(contraction, equation, lhs, rhs, out_sharding)
 
 
 class IntegerConvolution:
@@ -130,6 +134,7 @@ class IntegerConvolution:
     """
 
     token = None
+    stored = None
 
     def __init__(self, x: IntQuantTensor, weight: Affine) -> None:
         self.x = x
@@ -149,9 +154,9 @@ class IntegerConvolution:
     ) -> jax.Array:
         """The convolution; gradients go to the arrays."""
         dtype = preferred_element_type or lhs.dtype
+        options["out_sharding"] = asked(out_sharding, lhs, rhs)
         convolution = Convolution.of(lhs.shape, rhs.shape, window_strides, padding, dtype=dtype, **options)
-        y = integer_conv(convolution, lhs, rhs, self._integers(lhs), self.weight)
-        return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
+        return laid_as(integer_conv(convolution, lhs, rhs, self._integers(lhs), self.weight), out_sharding)
 
     def _integers(self, lhs: jax.Array) -> Affine:
         """The input's integers, in the shape that the layer gave it: other batch axes, or a border added."""
@@ -172,7 +177,7 @@ def weight_integers(frozen: FrozenWeight | None, proxy: Any, weight: Any) -> Aff
         weight: the quantized weight.
     """
     if frozen is not None:
-        return frozen.affine() if frozen.is_contractible else None
+        return frozen.affine(weight) if frozen.is_contractible else None
     if proxy is not None and not proxy.has_whole_zero_points:
         return None
     whole = weight.grouped if isinstance(weight, GroupwiseQuantTensor) else weight

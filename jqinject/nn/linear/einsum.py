@@ -12,9 +12,9 @@ from jqinject.dot import kernel_axes_of
 from jqinject.dot.geometry.equation import Equation
 from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import Placed, QuantDotLayer
-from jqinject.nn.base.slots import split_keywords
+from jqinject.nn.base.keywords import split_keywords
 from jqinject.nn.frozen.payload_contraction import PayloadEinsum
-from jqinject.quant import Int8WeightPerTensorFloat
+from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 
 
 @final
@@ -74,13 +74,13 @@ class QuantEinsum(QuantDotLayer, nnx.Einsum):
         kernel_shape: Sequence[int],
         bias_shape: Sequence[int] | None = None,
         *,
-        weight_quant: Any = Int8WeightPerTensorFloat,
-        bias_quant: Any = None,
-        input_quant: Any = None,
-        output_quant: Any = None,
+        weight_quant: QuantizerLike = Int8WeightPerTensorFloat,
+        bias_quant: QuantizerLike = None,
+        input_quant: QuantizerLike = None,
+        output_quant: QuantizerLike = None,
         return_quant_tensor: bool = False,
-        act_quant: Any = None,
-        grad_quant: Any = None,
+        act_quant: QuantizerLike = None,
+        grad_quant: QuantizerLike = None,
         contraction: ContractionKind = "auto",
         rngs: nnx.Rngs,
         **more: Any,

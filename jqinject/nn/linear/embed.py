@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jqinject.nn.base.keywords import split_keywords
 from jqinject.nn.base.parameter_view import StandIn
-from jqinject.nn.base.slots import GRAD, OUTPUT, WEIGHT, split_keywords
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.quant import Int8WeightPerTensorFloat
+from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import (
     CodebookQuantTensor,
     FloatQuantTensor,
@@ -57,7 +57,8 @@ class QuantEmbed(QuantWeightLayer, nnx.Embed):
         ((1, 3, 4), (1, 3, 1), dtype('int8'))
     """
 
-    slots = (WEIGHT, OUTPUT, GRAD)
+    bias_quant = None
+    input_quant = None
     bias = None
     weight_name = "embedding"
     takes_batch_norm = False
@@ -71,10 +72,10 @@ class QuantEmbed(QuantWeightLayer, nnx.Embed):
         num_embeddings: int,
         features: int,
         *,
-        weight_quant: Any = Int8WeightPerTensorFloat,
-        output_quant: Any = None,
+        weight_quant: QuantizerLike = Int8WeightPerTensorFloat,
+        output_quant: QuantizerLike = None,
         return_quant_tensor: bool = False,
-        grad_quant: Any = None,
+        grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs,
         **more: Any,
     ) -> None:

@@ -12,7 +12,7 @@ from flax.typing import Dtype, Initializer, PrecisionLike
 
 from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import QuantDotLayer
-from jqinject.quant import Int8WeightPerTensorFloat
+from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 
 lax_dot_general = jax.lax.dot_general
 
@@ -82,13 +82,13 @@ class QuantLinear(QuantDotLayer, nnx.Linear):
         rngs: nnx.Rngs,
         kernel_metadata: Mapping[str, Any] = {},
         bias_metadata: Mapping[str, Any] = {},
-        weight_quant: Any = Int8WeightPerTensorFloat,
-        bias_quant: Any = None,
-        input_quant: Any = None,
-        output_quant: Any = None,
+        weight_quant: QuantizerLike = Int8WeightPerTensorFloat,
+        bias_quant: QuantizerLike = None,
+        input_quant: QuantizerLike = None,
+        output_quant: QuantizerLike = None,
         return_quant_tensor: bool = False,
-        act_quant: Any = None,
-        grad_quant: Any = None,
+        act_quant: QuantizerLike = None,
+        grad_quant: QuantizerLike = None,
         contraction: ContractionKind = "auto",
         **overrides: Any,
     ) -> None:

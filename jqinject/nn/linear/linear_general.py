@@ -9,8 +9,8 @@ from flax import nnx
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import Placed, QuantDotLayer
-from jqinject.nn.base.slots import split_keywords
-from jqinject.quant import Int8WeightPerTensorFloat
+from jqinject.nn.base.keywords import split_keywords
+from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 
 
 @final
@@ -63,13 +63,13 @@ class QuantLinearGeneral(QuantDotLayer, nnx.LinearGeneral):
         in_features: int | Sequence[int],
         out_features: int | Sequence[int],
         *,
-        weight_quant: Any = Int8WeightPerTensorFloat,
-        bias_quant: Any = None,
-        input_quant: Any = None,
-        output_quant: Any = None,
+        weight_quant: QuantizerLike = Int8WeightPerTensorFloat,
+        bias_quant: QuantizerLike = None,
+        input_quant: QuantizerLike = None,
+        output_quant: QuantizerLike = None,
         return_quant_tensor: bool = False,
-        act_quant: Any = None,
-        grad_quant: Any = None,
+        act_quant: QuantizerLike = None,
+        grad_quant: QuantizerLike = None,
         contraction: ContractionKind = "auto",
         rngs: nnx.Rngs,
         **more: Any,

@@ -8,8 +8,8 @@ from flax import nnx
 
 from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import QuantDotLayer
-from jqinject.nn.base.slots import split_keywords
-from jqinject.quant import Int8WeightPerTensorFloat
+from jqinject.nn.base.keywords import split_keywords
+from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 
 lax_dot_general = jax.lax.dot_general
 
@@ -66,13 +66,13 @@ class QuantLoRALinear(QuantDotLayer, nnx.LoRALinear):
         out_features: int,
         *,
         lora_rank: int,
-        weight_quant: Any = Int8WeightPerTensorFloat,
-        bias_quant: Any = None,
-        input_quant: Any = None,
-        output_quant: Any = None,
+        weight_quant: QuantizerLike = Int8WeightPerTensorFloat,
+        bias_quant: QuantizerLike = None,
+        input_quant: QuantizerLike = None,
+        output_quant: QuantizerLike = None,
         return_quant_tensor: bool = False,
-        act_quant: Any = None,
-        grad_quant: Any = None,
+        act_quant: QuantizerLike = None,
+        grad_quant: QuantizerLike = None,
         contraction: ContractionKind = "auto",
         rngs: nnx.Rngs,
         **more: Any,

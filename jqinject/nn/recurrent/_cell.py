@@ -8,11 +8,14 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 from flax import nnx
 
+from jqinject.nn.base.hold_proxies import make_proxy, share
+from jqinject.nn.base.keywords import split_overrides
 from jqinject.nn.base.parameter_view import StandIn
-from jqinject.nn.base.slots import BIAS, WEIGHT, Slot, make_proxy, share, split_overrides
+from jqinject.nn.base.slots import BIAS, WEIGHT, Slot, slots_of
 from jqinject.nn.linear.linear import QuantLinear
 from jqinject.program import change_class
-from jqinject.proxy import ActQuantProxyFromInjector, BiasQuantProxyFromInjector, link_if_proxy
+from jqinject.proxy import ActQuantProxyFromInjector, BiasQuantProxyFromInjector
+from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import IntQuantTensor, as_array
 
 IO, GATE_ACC, SIGMOID, TANH, CELL_STATE = (
@@ -59,41 +62,44 @@ class Given:
 class QuantRecurrentCell(nnx.Module):
     """Abstract: a recurrent cell of Flax with quantizers.
 
-    A class says in `gates` which layers make each gate's sum, and in `act_quantizers` where activations are quantized.
+    A class says in `gates` which layers make each gate's sum, and by its slots where activations are quantized.
 
     Attributes:
         gates: layer of the input -> layer of the hidden state, in the order in which they share weight quantizers.
-        act_quantizers: attribute -> the argument that it is made from.
     """
 
     gates: ClassVar[Mapping[str, str]]
-    act_quantizers: ClassVar[Mapping[str, Slot]]
-    io_quant: Any = None
+    io_quant: Any = IO
     in_features: int
     hidden_features: int
 
+    @property
+    def act_quantizers(self) -> Mapping[str, Slot]:
+        """Where activations are quantized: attribute -> its slot, which says which argument it is made from."""
+        return {slot.name: slot for slot in slots_of(type(self))}
+
     def _init_quantizers(self, given: Given, rngs: nnx.Rngs) -> None:
         """Make the quantizers, once the layers are there."""
-        slots = (WEIGHT, BIAS, *dict.fromkeys(self.act_quantizers.values()))
+        slots = (WEIGHT, BIAS, *self.act_quantizers.values())
         by_slot = split_overrides(self, slots, given.overrides)
         self._quantize_layers(given, by_slot, rngs)
-        first: dict[Slot, Any] = {}
+        of_sums: Any = None
         for name, slot in self._held_quantizers().items():
-            quantizer = given.quantizers[slot.name]
-            if slot is GATE_ACC and given.shares_accumulators and slot in first:
-                proxy = first[slot]
+            quantizer, declared = given.quantizers[slot.argument], by_slot[slot.argument]
+            is_sum = slot.argument == GATE_ACC.name and given.shares_accumulators
+            if is_sum and of_sums is not None:
+                proxy = of_sums
             else:
-                proxy = make_proxy(
-                    self, slot, quantizer, by_slot[slot.name], rngs, channel_shape=self._channel_shape(slot)
-                )
-            first.setdefault(slot, proxy)
+                shape = self._channel_shape(slot)
+                proxy = make_proxy(self, slot, quantizer, declared, rngs, channel_shape=shape)
+            of_sums = proxy if is_sum else of_sums
             if proxy is not None:
                 setattr(self, name, proxy)
                 share(self, quantizer)
 
     def _channel_shape(self, slot: Slot) -> tuple[int, ...] | None:
         """Of a scale for each channel: there are as many as hidden features, in the input too or it is not known."""
-        known = slot is not IO or self.in_features == self.hidden_features
+        known = slot != IO or self.in_features == self.hidden_features
         return (self.hidden_features,) if known else None
 
     def _held_quantizers(self) -> Mapping[str, Slot]:
@@ -126,7 +132,7 @@ class QuantRecurrentCell(nnx.Module):
     def _quantize_layer(
         self,
         name: str,
-        weight_quant: Any,
+        weight_quant: QuantizerLike,
         weight_overrides: Mapping[str, Any],
         given: Given,
         overrides: Mapping[str, dict[str, Any]],
@@ -143,12 +149,6 @@ class QuantRecurrentCell(nnx.Module):
         }
         change_class(layer, QuantLinear)
         layer._init_quantizers(quantizers, prefixed, False, rngs)
-
-    def __getattribute__(self, name: str) -> Any:
-        value = super().__getattribute__(name)
-        if name.endswith("_quant"):
-            link_if_proxy(self, value)
-        return value
 
     # --- one step, in parts: what does not depend on the hidden state is made once for a whole sequence
 

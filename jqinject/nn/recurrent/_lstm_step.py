@@ -1,6 +1,6 @@
 """One step of a long short-term memory on quantized numbers."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jqinject.nn.recurrent._cell import (
     CELL_STATE,
     GATE_ACC,
-    IO,
     SIGMOID,
     TANH,
     Activation,
@@ -27,30 +26,17 @@ FORGET = ("forget_acc_quant", "forget_sigmoid_quant")
 class QuantLSTMStep(QuantRecurrentCell):
     """Abstract: the arithmetic that cells of long short-term memories share, once the sums of their gates are made."""
 
-    act_quantizers: ClassVar = {
-        "io_quant": IO,
-        "cell_state_quant": CELL_STATE,
-        "input_acc_quant": GATE_ACC,
-        "forget_acc_quant": GATE_ACC,
-        "cell_acc_quant": GATE_ACC,
-        "output_acc_quant": GATE_ACC,
-        "input_sigmoid_quant": SIGMOID,
-        "forget_sigmoid_quant": SIGMOID,
-        "cell_tanh_quant": TANH,
-        "output_sigmoid_quant": SIGMOID,
-        "hidden_state_tanh_quant": TANH,
-    }
+    cell_state_quant: Any = CELL_STATE
+    input_acc_quant: Any = GATE_ACC.of("input_acc_quant")
+    forget_acc_quant: Any = GATE_ACC.of("forget_acc_quant")
+    cell_acc_quant: Any = GATE_ACC.of("cell_acc_quant")
+    output_acc_quant: Any = GATE_ACC.of("output_acc_quant")
+    input_sigmoid_quant: Any = SIGMOID.of("input_sigmoid_quant")
+    forget_sigmoid_quant: Any = SIGMOID.of("forget_sigmoid_quant")
+    cell_tanh_quant: Any = TANH.of("cell_tanh_quant")
+    output_sigmoid_quant: Any = SIGMOID.of("output_sigmoid_quant")
+    hidden_state_tanh_quant: Any = TANH.of("hidden_state_tanh_quant")
     coupled_input_forget_gates: bool = False
-    cell_state_quant: Any = None
-    input_acc_quant: Any = None
-    forget_acc_quant: Any = None
-    cell_acc_quant: Any = None
-    output_acc_quant: Any = None
-    input_sigmoid_quant: Any = None
-    forget_sigmoid_quant: Any = None
-    cell_tanh_quant: Any = None
-    output_sigmoid_quant: Any = None
-    hidden_state_tanh_quant: Any = None
     gate_fn: Activation
     activation_fn: Activation
 

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.nn.base.slots import split_keywords
+from jqinject.nn.base.keywords import split_keywords
 from jqinject.nn.recurrent._cell import Given, Parameters, Quantizers, Result, set_bias, sigmoid, tanh
 from jqinject.nn.recurrent._lstm_step import QuantLSTMStep
+from jqinject.quant import QuantizerLike
 
 
 @final
@@ -73,13 +74,13 @@ class QuantLSTMCell(QuantLSTMStep, nnx.LSTMCell):
         in_features: int,
         hidden_features: int,
         *,
-        weight_quant: Any = None,
-        bias_quant: Any = None,
-        io_quant: Any = None,
-        gate_acc_quant: Any = None,
-        sigmoid_quant: Any = None,
-        tanh_quant: Any = None,
-        cell_state_quant: Any = None,
+        weight_quant: QuantizerLike = None,
+        bias_quant: QuantizerLike = None,
+        io_quant: QuantizerLike = None,
+        gate_acc_quant: QuantizerLike = None,
+        sigmoid_quant: QuantizerLike = None,
+        tanh_quant: QuantizerLike = None,
+        cell_state_quant: QuantizerLike = None,
         use_bias: bool = True,
         coupled_input_forget_gates: bool = False,
         shared_intra_layer_weight_quant: bool = False,
@@ -173,13 +174,13 @@ class QuantOptimizedLSTMCell(QuantLSTMStep, nnx.OptimizedLSTMCell):
         in_features: int,
         hidden_features: int,
         *,
-        weight_quant: Any = None,
-        bias_quant: Any = None,
-        io_quant: Any = None,
-        gate_acc_quant: Any = None,
-        sigmoid_quant: Any = None,
-        tanh_quant: Any = None,
-        cell_state_quant: Any = None,
+        weight_quant: QuantizerLike = None,
+        bias_quant: QuantizerLike = None,
+        io_quant: QuantizerLike = None,
+        gate_acc_quant: QuantizerLike = None,
+        sigmoid_quant: QuantizerLike = None,
+        tanh_quant: QuantizerLike = None,
+        cell_state_quant: QuantizerLike = None,
         shared_intra_layer_gate_acc_quant: bool = False,
         rngs: nnx.Rngs,
         **more: Any,

@@ -1,16 +1,15 @@
 """Quantized cells with a hidden state alone, for `nnx.RNN`."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.nn.base.slots import split_keywords
+from jqinject.nn.base.keywords import split_keywords
 from jqinject.nn.recurrent._cell import (
     GATE_ACC,
-    IO,
     SIGMOID,
     TANH,
     Given,
@@ -24,6 +23,7 @@ from jqinject.nn.recurrent._cell import (
     tanh,
     value_of,
 )
+from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import as_array
 
 
@@ -65,18 +65,17 @@ class QuantSimpleCell(QuantRecurrentCell, nnx.SimpleCell):
     """
 
     gates = {"dense_i": "dense_h"}
-    act_quantizers: ClassVar = {"io_quant": IO, "gate_acc_quant": GATE_ACC}
-    gate_acc_quant: Any = None
+    gate_acc_quant: Any = GATE_ACC
 
     def __init__(
         self,
         in_features: int,
         hidden_features: int,
         *,
-        weight_quant: Any = None,
-        bias_quant: Any = None,
-        io_quant: Any = None,
-        gate_acc_quant: Any = None,
+        weight_quant: QuantizerLike = None,
+        bias_quant: QuantizerLike = None,
+        io_quant: QuantizerLike = None,
+        gate_acc_quant: QuantizerLike = None,
         use_bias: bool = True,
         bias_of_hidden: bool = False,
         input_layers: Mapping[str, Any] = {},
@@ -154,35 +153,25 @@ class QuantGRUCell(QuantRecurrentCell, nnx.GRUCell):
     """
 
     gates = {"dense_i": "dense_h"}
-    act_quantizers: ClassVar = {
-        "io_quant": IO,
-        "reset_acc_quant": GATE_ACC,
-        "update_acc_quant": GATE_ACC,
-        "hidden_acc_quant": GATE_ACC,
-        "new_acc_quant": GATE_ACC,
-        "reset_sigmoid_quant": SIGMOID,
-        "update_sigmoid_quant": SIGMOID,
-        "new_tanh_quant": TANH,
-    }
-    reset_acc_quant: Any = None
-    update_acc_quant: Any = None
-    hidden_acc_quant: Any = None
-    new_acc_quant: Any = None
-    reset_sigmoid_quant: Any = None
-    update_sigmoid_quant: Any = None
-    new_tanh_quant: Any = None
+    reset_acc_quant: Any = GATE_ACC.of("reset_acc_quant")
+    update_acc_quant: Any = GATE_ACC.of("update_acc_quant")
+    hidden_acc_quant: Any = GATE_ACC.of("hidden_acc_quant")
+    new_acc_quant: Any = GATE_ACC.of("new_acc_quant")
+    reset_sigmoid_quant: Any = SIGMOID.of("reset_sigmoid_quant")
+    update_sigmoid_quant: Any = SIGMOID.of("update_sigmoid_quant")
+    new_tanh_quant: Any = TANH.of("new_tanh_quant")
 
     def __init__(
         self,
         in_features: int,
         hidden_features: int,
         *,
-        weight_quant: Any = None,
-        bias_quant: Any = None,
-        io_quant: Any = None,
-        gate_acc_quant: Any = None,
-        sigmoid_quant: Any = None,
-        tanh_quant: Any = None,
+        weight_quant: QuantizerLike = None,
+        bias_quant: QuantizerLike = None,
+        io_quant: QuantizerLike = None,
+        gate_acc_quant: QuantizerLike = None,
+        sigmoid_quant: QuantizerLike = None,
+        tanh_quant: QuantizerLike = None,
         shared_intra_layer_gate_acc_quant: bool = False,
         rngs: nnx.Rngs,
         **more: Any,

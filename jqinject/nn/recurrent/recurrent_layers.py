@@ -10,6 +10,7 @@ from jqinject.nn.recurrent._cell import relu, tanh
 from jqinject.nn.recurrent._stack import QuantRecurrentStack, returned
 from jqinject.nn.recurrent.lstm_cells import QuantLSTMCell
 from jqinject.nn.recurrent.other_cells import QuantSimpleCell
+from jqinject.quant import QuantizerLike
 
 # Which layer of the forward cell a layer of the backward cell takes. The input gate takes the kernel of the forget gate
 # and the other way round, as in Brevitas, whose models would give other numbers else.
@@ -81,13 +82,13 @@ class QuantLSTM(QuantRecurrentStack):
         batch_first: bool = False,
         bidirectional: bool = False,
         *,
-        weight_quant: Any = None,
-        bias_quant: Any = None,
-        io_quant: Any = None,
-        gate_acc_quant: Any = None,
-        sigmoid_quant: Any = None,
-        tanh_quant: Any = None,
-        cell_state_quant: Any = None,
+        weight_quant: QuantizerLike = None,
+        bias_quant: QuantizerLike = None,
+        io_quant: QuantizerLike = None,
+        gate_acc_quant: QuantizerLike = None,
+        sigmoid_quant: QuantizerLike = None,
+        tanh_quant: QuantizerLike = None,
+        cell_state_quant: QuantizerLike = None,
         coupled_input_forget_gates: bool = False,
         cat_output_cell_states: bool = True,
         shared_input_hidden_weights: bool = False,
@@ -228,10 +229,10 @@ class QuantRNN(QuantRecurrentStack):
         batch_first: bool = False,
         bidirectional: bool = False,
         *,
-        weight_quant: Any = None,
-        bias_quant: Any = None,
-        io_quant: Any = None,
-        gate_acc_quant: Any = None,
+        weight_quant: QuantizerLike = None,
+        bias_quant: QuantizerLike = None,
+        io_quant: QuantizerLike = None,
+        gate_acc_quant: QuantizerLike = None,
         shared_input_hidden_weights: bool = False,
         return_quant_tensor: bool = False,
         rngs: nnx.Rngs,

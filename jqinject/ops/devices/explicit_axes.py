@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -96,6 +98,57 @@ def sharded_beside(x: jax.Array, like: jax.Array) -> jax.Array:
     specs = other.spec[like.ndim - x.ndim :]
     wanted = PartitionSpec(*(axis if size != 1 else None for size, axis in zip(x.shape, specs, strict=True)))
     return x if own.spec == wanted else reshard(x, NamedSharding(other.mesh, wanted))
+
+
+def asked(out_sharding: Any, *operands: jax.Array) -> Any:
+    """The `out_sharding` that an operation is to be given: on a mesh with explicit axes; else None.
+
+    Args:
+        out_sharding: a `PartitionSpec`, a `NamedSharding` or None, as the caller of a layer gives it.
+        operands: of the operation.
+
+    Example:
+        >>> asked(PartitionSpec("data"), jnp.zeros(3))
+    """
+    meshes = [jax.typeof(x).sharding.mesh for x in operands]
+    return out_sharding if any(mesh.explicit_axes for mesh in meshes if not mesh.empty) else None
+
+
+def laid_as(x: jax.Array, out_sharding: Any) -> jax.Array:
+    """`x` with a sharding: moved along explicit axes, constrained along automatic ones; None changes nothing.
+
+    Args:
+        x: an array.
+        out_sharding: a `PartitionSpec`, a `NamedSharding` or None.
+
+    Example:
+        >>> laid_as(jnp.ones(2), None)
+        Array([1., 1.], dtype=float32)
+    """
+    if out_sharding is None:
+        return x
+    return (reshard if asked(out_sharding, x) else jax.lax.with_sharding_constraint)(x, out_sharding)
+
+
+def before_transpose(out_sharding: Any, permutation: Sequence[int]) -> Any:
+    """The sharding that what becomes `out_sharding` by a transposition has before; of None, None.
+
+    Args:
+        out_sharding: a `PartitionSpec`, a `NamedSharding` or None.
+        permutation: of the transposition, as `jnp.transpose` takes it.
+
+    Example:
+        >>> tuple(before_transpose(PartitionSpec("data", None, "model"), (1, 2, 0)))
+        ('model', 'data', None)
+    """
+    if out_sharding is None:
+        return None
+    spec = out_sharding.spec if isinstance(out_sharding, NamedSharding) else out_sharding
+    axes: list[Any] = [None] * len(permutation)
+    for entry, place in zip(spec, permutation, strict=False):
+        axes[place] = entry
+    found = PartitionSpec(*axes)
+    return NamedSharding(out_sharding.mesh, found) if isinstance(out_sharding, NamedSharding) else found
 
 
 def taken(table: jax.Array, indices: jax.Array) -> jax.Array:

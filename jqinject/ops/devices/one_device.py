@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -32,8 +32,20 @@ def on_one_device(alone: Compute, otherwise: Compute, *arrays: jax.Array) -> jax
         >>> float(on_one_device(jnp.abs, jnp.abs, jnp.float32(-1)))
         1.0
     """
-    program = jax.make_jaxpr(otherwise)(*arrays)
+    program = _program(otherwise, jax.sharding.get_abstract_mesh(), *map(jax.typeof, arrays))
     return ONE_DEVICE.bind(*arrays, alone=alone, otherwise=otherwise, program=program)
+
+
+@lru_cache(maxsize=1024)
+def _program(otherwise: Compute, mesh: Any, *types: Any) -> Any:
+    """The program of a function for arrays of these types, on this mesh: traced once."""
+    return jax.make_jaxpr(otherwise)(*types)
+
+
+@lru_cache(maxsize=1024)
+def _shared(compute: Compute) -> Compute:
+    """One function of the lowered program for all calls of equal functions on arrays of the same types."""
+    return jax.jit(compute)
 
 
 @dataclass(frozen=True)
@@ -69,7 +81,7 @@ def _lowered(
     ctx: mlir.LoweringRuleContext, *arrays: Any, alone: Compute, otherwise: Compute, program: Any
 ) -> Any:
     if _runs_alone(ctx.module_context):
-        return mlir.lower_fun(alone, multiple_results=False)(ctx, *arrays)
+        return mlir.lower_fun(_shared(alone), multiple_results=False)(ctx, *arrays)
     return mlir.lower_fun(jaxpr_as_fun(program), multiple_results=True)(ctx, *arrays)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import reduce
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +14,27 @@ from jqinject.ops.devices.explicit_axes import sharded_as
 from jqinject.ops.devices.mapped import Names, max_over, min_over, place_over, places_over, sum_over
 
 Axes = int | tuple[int, ...] | None
+Tensors = jax.Array | tuple[jax.Array, ...]
+"""A tensor, or several that share a statistic: that of all their elements, the first tensor's first."""
+
+
+def each(function: Callable[..., Any], x: Tensors, *others: Any) -> Any:
+    """A function of each of some tensors.
+
+    Example:
+        >>> each(jnp.abs, (jnp.float32(-1), jnp.float32(2)))
+        (Array(1., dtype=float32), Array(2., dtype=float32))
+    """
+    return jax.tree.map(function, x, *others)
+
+
+def parts_of(x: Tensors) -> tuple[jax.Array, ...]:
+    """Tensors that share a statistic, also where it is one."""
+    return x if isinstance(x, tuple) else (x,)
 
 
 class Over(NamedTuple):
-    """What a statistic reduces.
+    """What a statistic reduces: a tensor in place, or several without joining them.
 
     Attributes:
         axes: an axis, a tuple of axes in the order in which elements are counted, or None for the whole tensor.
@@ -36,27 +55,44 @@ class Over(NamedTuple):
         """Whether reduced axes are kept with size 1: not of the whole tensor."""
         return self.axes is not None
 
-    def count(self, x: jax.Array) -> int:
+    def count(self, x: Tensors) -> int:
         """How many elements one statistic is of."""
-        return math.prod(x.shape[axis] for axis in self.of(x.ndim)) * places_over(self.names)
+        return sum(map(self._here, parts_of(x))) * places_over(self.names)
 
-    def max(self, x: jax.Array) -> jax.Array:
+    def max(self, x: Tensors) -> jax.Array:
         """The largest element."""
-        return max_over(jnp.max(x, axis=self.of(x.ndim), keepdims=self.keeps), self.names)
+        return max_over(reduce(jnp.maximum, self._reduced(jnp.max, x)), self.names)
 
-    def min(self, x: jax.Array) -> jax.Array:
+    def min(self, x: Tensors) -> jax.Array:
         """The smallest element."""
-        return min_over(jnp.min(x, axis=self.of(x.ndim), keepdims=self.keeps), self.names)
+        return min_over(reduce(jnp.minimum, self._reduced(jnp.min, x)), self.names)
 
-    def sum(self, x: jax.Array) -> jax.Array:
+    def sum(self, x: Tensors) -> jax.Array:
         """The sum."""
-        return sum_over(jnp.sum(x, axis=self.of(x.ndim), keepdims=self.keeps), self.names)
+        return sum_over(reduce(jnp.add, self._reduced(jnp.sum, x)), self.names)
 
-    def positions(self, x: jax.Array) -> jax.Array:
-        """The number of each element, counted along the axes in their order; int32."""
+    def positions(self, x: Tensors) -> Any:
+        """The number of each element, counted along the axes in their order; int32, one array for each tensor."""
+        parts = parts_of(x)
+        before = [sum(map(self._here, parts[:place])) for place in range(len(parts))]
+        found = tuple(
+            self._numbered(part, start, sum(map(self._here, parts)))
+            for part, start in zip(parts, before, strict=True)
+        )
+        return found if isinstance(x, tuple) else found[0]
+
+    def _here(self, x: jax.Array) -> int:
+        return math.prod(x.shape[axis] for axis in self.of(x.ndim))
+
+    def _reduced(self, reduction: Any, x: Tensors) -> list[jax.Array]:
+        return [reduction(part, axis=self.of(part.ndim), keepdims=self.keeps) for part in parts_of(x)]
+
+    def _numbered(self, x: jax.Array, start: int, count: int) -> jax.Array:
         found = jnp.zeros((), jnp.int32)
         for axis in self.of(x.ndim):
             found = found * x.shape[axis] + jax.lax.broadcasted_iota(jnp.int32, x.shape, axis)
+        if start:
+            found = found + start
         if self.names:
-            found = found + place_over(self.names) * math.prod(x.shape[axis] for axis in self.of(x.ndim))
+            found = found + place_over(self.names) * count
         return sharded_as(jnp.broadcast_to(found, x.shape), x)

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jqinject.ops.devices.explicit_axes import sharded_as
 from jqinject.ops.minifloats.float_grid import from_float_steps
-from jqinject.ops.power import divide
 from jqinject.ops.ste import with_gradient_of
 
 FLOAT8_DTYPES: tuple[Any, ...] = (
@@ -18,6 +18,7 @@ FLOAT8_DTYPES: tuple[Any, ...] = (
     jnp.float8_e4m3fnuz,
     jnp.float8_e5m2fnuz,
 )
+_WITH_INF = np.dtype(jnp.float8_e5m2)
 
 
 def float8_dtype(dtype: Any, where: str, name: str = "q_dtype") -> np.dtype:
@@ -68,13 +69,38 @@ def to_float8(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
         >>> to_float8(jnp.array([0.3, 1000.0]), jnp.float32(0.5), jnp.float8_e4m3fn)
         Array([0.625, 448], dtype=float8_e4m3fn)
     """
+    return _payload(x, scale, dtype)[0]
+
+
+def _payload(x: jax.Array, scale: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """The payload, and where `x` is finite."""
     x = jnp.asarray(jax.lax.stop_gradient(x))  # of a Python float under `grad`, a Python float is left
     # To bfloat16 explicitly: what is cast to it and back, a compiler may leave as it was.
     rounded = _to_bfloat16 if x.dtype == jnp.bfloat16 else jnp.asarray
     largest = float8_max(dtype)
-    x = x.astype(jnp.float32)
-    steps = jnp.clip(rounded(divide(x, rounded(scale))), -largest, largest)
-    return jnp.where(jnp.isinf(x), x, steps).astype(dtype)
+    numbers = x.astype(jnp.float32)
+    finite = jax.lax.is_finite(numbers)
+    # Chosen element by element, so that no compiler multiplies by the reciprocal instead (see `power.divide`).
+    divisor = sharded_as(jnp.broadcast_to(rounded(scale), numbers.shape), numbers)
+    quotient = rounded(jax.lax.div(numbers, jax.lax.select(finite, divisor, numbers)))
+    steps = jax.lax.clamp(-largest, quotient, largest)  # nan for all that is not finite
+    steps = jax.lax.select(finite, steps, numbers) if np.dtype(dtype) == _WITH_INF else steps
+    return steps.astype(dtype), finite
+
+
+def to_float8_again(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
+    """The payload of an array that came from one by `from_float8`: `x / scale`, with nothing to saturate.
+
+    Args:
+        x: float array, up to its rounding `payload * scale`.
+        scale: float per step, positive, broadcasts to `x`.
+        dtype: the 8-bit float dtype.
+
+    Example:
+        >>> to_float8_again(jnp.array([0.3125, 224.0]), jnp.float32(0.5), jnp.float8_e4m3fn)
+        Array([0.625, 448], dtype=float8_e4m3fn)
+    """
+    return (x.astype(jnp.float32) / scale).astype(dtype)
 
 
 def _to_bfloat16(x: jax.Array) -> jax.Array:
@@ -91,20 +117,43 @@ def from_float8(payload: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
     return from_float_steps(payload.astype(jnp.float32), scale, dtype)
 
 
-def fake_float8(x: jax.Array, scale: jax.Array, q_dtype: Any, dq_dtype: Any) -> jax.Array:
-    """To an 8-bit float and back, straight through: the gradient of `x` is that of the result everywhere.
+def quantize_float8(
+    x: jax.Array, scale: jax.Array, q_dtype: Any, dq_dtype: Any
+) -> tuple[jax.Array, jax.Array]:
+    """To an 8-bit float and back, straight through: the gradient of `x` is that of the value everywhere.
 
     Args:
         x: float array.
         scale: float per step, positive, broadcasts to `x`; no gradient.
         q_dtype: the 8-bit float dtype.
-        dq_dtype: dtype of the result.
+        dq_dtype: dtype of the value.
+
+    Returns:
+        (the value, the payload that it comes from, which has no gradient).
+
+    Example:
+        >>> quantize_float8(jnp.float32(500), jnp.float32(1), jnp.float8_e4m3fn, jnp.float32)
+        (Array(448., dtype=float32), Array(448, dtype=float8_e4m3fn))
+    """
+    payload, finite = _payload(x, scale, q_dtype)
+    product = payload.astype(jnp.float32) * scale
+    largest = float(jnp.finfo(dq_dtype).max)
+    value = jax.lax.clamp(-largest, product, largest)  # as `from_float8`: of a finite number, a finite one
+    if np.dtype(q_dtype) == _WITH_INF:
+        value = jax.lax.select(finite, value, product)
+    return with_gradient_of(_cast(x, dq_dtype), value.astype(dq_dtype)), payload
+
+
+def _cast(x: jax.Array, dtype: Any) -> jax.Array:
+    return jnp.asarray(x).astype(dtype)
+
+
+def fake_float8(x: jax.Array, scale: jax.Array, q_dtype: Any, dq_dtype: Any) -> jax.Array:
+    """The value of `quantize_float8`.
 
     Example:
         >>> quantize = lambda v: fake_float8(v, jnp.float32(1), jnp.float8_e4m3fn, jnp.float32)
         >>> jax.value_and_grad(quantize)(jnp.float32(500))
         (Array(448., dtype=float32), Array(1., dtype=float32))
     """
-    scale = jax.lax.stop_gradient(scale)
-    value = from_float8(to_float8(x, scale, q_dtype), scale, dq_dtype)
-    return with_gradient_of(jax.lax.convert_element_type(x, dq_dtype), value)
+    return quantize_float8(x, scale, q_dtype, dq_dtype)[0]

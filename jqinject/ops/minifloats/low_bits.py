@@ -71,4 +71,4 @@ def as_bits(tree: Any) -> LowBits:
 
 
 def _bits(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    return jax.lax.bitcast_convert_type(jax.lax.stop_gradient(x), jnp.dtype(f"uint{jnp.finfo(dtype).bits}"))
+    return jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{jnp.finfo(dtype).bits}"))

@@ -38,6 +38,13 @@ def group_dim_of(layer: Any) -> int:
     return others[-1]
 
 
+def shape_of_bias(layer: Any) -> tuple[int, ...]:
+    """The shape of a layer's bias; without one, that of its output channels."""
+    if layer.bias is None:
+        return as_tuple(channels_of(layer, layer.output_channel_dim))
+    return tuple(layer.bias.shape)
+
+
 def agreed(module: Any, fact: Callable[[Any], Any], name: str) -> Any:
     """A fact about a layer; layers that share a quantizer have to agree on it.
 

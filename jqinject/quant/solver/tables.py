@@ -38,7 +38,7 @@ from jqinject.core.stats import (
     PercentileInterval,
     SignedAbsMax,
 )
-from jqinject.inject.enum import (
+from jqinject.quant.enums import (
     BitWidthImplType,
     FloatToIntImplType,
     LearnedRoundImplType,

@@ -24,7 +24,7 @@ from jqinject.inject import value
 from jqinject.model import NothingFrozenWarning
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant import NF4WeightPerChannelFloat, NF4WeightPerGroupFloat, NF4WeightPerTensorFloat
-from jqinject.quant.calibrated import CalibratedAct, CalibratedGroupWeight, CalibratedWeight
+from jqinject.quant.integer.calibrated_int import CalibratedAct, CalibratedGroupWeight, CalibratedWeight
 from tests.golden._config import meaning, reading
 from tests.golden.adapters.qwix import ABOVE, BELOW, FLOATS, Nudged, injector_of
 from tests.golden.adapters.qwix_arrays import path_of, range_of

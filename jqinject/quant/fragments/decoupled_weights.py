@@ -1,0 +1,173 @@
+"""Weight quantizers that round by one scale and rescale by another.
+
+A solver is part of them, as of Brevitas's: a quantizer only adds a bit width.
+"""
+
+from flax import nnx
+
+from jqinject.core.bit_width import BitWidthConst
+from jqinject.core.clamp import TensorClamp, TensorClampSte
+from jqinject.core.quant import (
+    DecoupledIntQuant,
+    DecoupledRescalingIntQuant,
+    DecoupledRescalingIntQuantWithInput,
+)
+from jqinject.core.restrict_val import LogFloatRestrictValue
+from jqinject.core.rounding import RoundSte, RoundToZeroSte
+from jqinject.core.scaling import (
+    AccumulatorAwareParameterPreScaling,
+    AccumulatorAwareZeroCenterParameterPreScaling,
+    ParameterPreScalingWeightNorm,
+    ParameterScaling,
+    SingleArgStatelessBuffer,
+    StatsFromParameterScaling,
+)
+from jqinject.core.stats import AbsMax, AbsMaxL2, L1Norm, L2Norm
+from jqinject.core.view import OverOutputChannelView
+from jqinject.core.zero_point import PreZeroCenterZeroPoint, ZeroZeroPoint
+from jqinject.inject import ExtendedInjector, this, value
+from jqinject.proxy import (
+    DecoupledWeightQuantProxyFromInjector,
+    DecoupledWeightQuantWithInputProxyFromInjector,
+)
+from jqinject.quant.enums import (
+    BitWidthImplType,
+    QuantType,
+    RestrictValueType,
+    ScalingImplType,
+    ScalingPerOutputType,
+    StatsOp,
+)
+from jqinject.quant.solver import WeightQuantSolver
+
+CHANNEL_AXIS_OF_VIEW = 1  # views put the channels first and everything else in axis 1
+
+
+class DecoupledWeightQuant(WeightQuantSolver):
+    """Narrow signed integers by `DecoupledRescalingIntQuant`."""
+
+    proxy_class = DecoupledWeightQuantProxyFromInjector
+    tensor_quant = DecoupledRescalingIntQuant
+    decoupled_int_quant = DecoupledIntQuant
+    quant_type = QuantType.INT
+    bit_width_impl_type = BitWidthImplType.CONST
+    float_to_int_impl = RoundSte
+    zero_point_impl = ZeroZeroPoint
+    pre_zero_point_impl = ZeroZeroPoint
+    restrict_scaling_type = RestrictValueType.FP
+    scaling_impl_type = ScalingImplType.PARAMETER_FROM_STATS
+    scaling_stats_op = StatsOp.MAX
+    narrow_range = True
+    signed = True
+
+
+class WeightPerTensorFloatDecoupledL2Param(DecoupledWeightQuant):
+    """One scale: before rounding the l2-norm of the channel maxima over sqrt(channels), after it a learned one that
+    starts there."""
+
+    tensor_clamp_impl = TensorClampSte
+    pre_scaling_impl = StatsFromParameterScaling
+    scaling_stats_impl = AbsMaxL2
+    scaling_stats_input_view_shape_impl = OverOutputChannelView
+    scaling_stats_input_concat_dim = 0
+    stats_reduce_dim = CHANNEL_AXIS_OF_VIEW
+    scaling_per_output_type = ScalingPerOutputType.TENSOR
+
+
+class WeightPerChannelFloatDecoupled(DecoupledWeightQuant):
+    """A scale for each output channel: before rounding max |w|, after it a learned one that starts there."""
+
+    tensor_clamp_impl = TensorClampSte
+    pre_scaling_impl = StatsFromParameterScaling
+    scaling_stats_impl = AbsMax
+    scaling_per_output_type = ScalingPerOutputType.CHANNEL
+
+
+@value
+def own_copy(scale_after_rounding):
+    """A parameter of its own that starts at the same value, as in Brevitas."""
+    is_module = isinstance(scale_after_rounding, nnx.Module)
+    return nnx.clone(scale_after_rounding, graph=True) if is_module else scale_after_rounding
+
+
+class PerChannelPreNorm(ExtendedInjector):
+    """The scale before rounding from the l2-norm of each channel. Nested in `WeightNormPerChannelFloatDecoupled`."""
+
+    pre_scaling_impl = ParameterPreScalingWeightNorm
+    scaling_stats_input_view_shape_impl = OverOutputChannelView
+    scale_after_rounding = (this << 1).scaling_impl
+    normalize_stats_impl = (this << 1).normalize_stats_impl
+    tracked_parameter_list = (this << 1).tracked_parameter_list
+    pre_scaling_shape = (this << 1).pre_scaling_shape
+    permute_dims = (this << 1).permute_dims
+    channel_axes = (this << 1).channel_axes
+
+    scaling_impl = own_copy
+
+
+class AccumulatorAwarePerChannelPreNorm(PerChannelPreNorm):
+    """The same, bounded by the accumulator."""
+
+    pre_scaling_impl = AccumulatorAwareParameterPreScaling
+    accumulator_bit_width_impl = (this << 1).accumulator_bit_width_impl
+    restrict_pre_scaling_impl = (this << 1).restrict_pre_scaling_impl
+
+
+class AccumulatorAwareZeroCenterPerChannelPreNorm(AccumulatorAwarePerChannelPreNorm):
+    """The same, for weights that are centered on 0 first."""
+
+    pre_scaling_impl = AccumulatorAwareZeroCenterParameterPreScaling
+    pre_zero_point_impl = PreZeroCenterZeroPoint
+    pre_zero_point_shape = this.pre_scaling_shape
+    pre_zero_point_stats_input_view_shape_impl = this.scaling_stats_input_view_shape_impl
+    stats_reduce_dim = CHANNEL_AXIS_OF_VIEW
+
+
+class WeightNormPerChannelFloatDecoupled(DecoupledWeightQuant):
+    """Weight normalization: `y = clamp(round((g / s) * w / norm(w))) * s`, with a learned norm g and a learned scale s
+    of each output channel; s starts at max |w| / (2**(b-1) - 1) and is learned as its log2."""
+
+    per_channel_pre_norm = PerChannelPreNorm
+    normalize_stats_impl = L2Norm(stats_reduce_dim=CHANNEL_AXIS_OF_VIEW)
+    tensor_clamp_impl = TensorClamp
+    force_parameter = True
+    scaling_impl = ParameterScaling
+    scaling_impl_type = ScalingImplType.PARAMETER
+    scaling_init_impl = StatsFromParameterScaling
+    restrict_scaling_impl = LogFloatRestrictValue
+    restrict_pre_scaling_impl = LogFloatRestrictValue
+    scaling_stats_impl = AbsMax
+    scaling_per_output_type = ScalingPerOutputType.CHANNEL
+    pre_scaling_shape = this.scaling_per_output_channel_shape
+    int_scaling_impl = SingleArgStatelessBuffer(1.0)
+    scaling_min_val = 1e-10
+    pre_scaling_min_val = 1e-10
+
+    scaling_init = value(
+        lambda scaling_init_impl, bit_width: scaling_init_impl(None) / (2.0 ** (bit_width - 1) - 1)
+    )
+
+    pre_scaling_impl = this.per_channel_pre_norm.pre_scaling_impl
+
+
+class AccumulatorAwareWeightQuant(WeightNormPerChannelFloatDecoupled):
+    """A2Q: weight normalization by the l1-norm, bounded so that no accumulator of `accumulator_bit_width` bits can
+    overflow, whatever the input. The layer's input has to be quantized; a bias is not counted."""
+
+    proxy_class = DecoupledWeightQuantWithInputProxyFromInjector
+    tensor_quant = DecoupledRescalingIntQuantWithInput
+    per_channel_pre_norm = AccumulatorAwarePerChannelPreNorm
+    normalize_stats_impl = L1Norm(stats_reduce_dim=CHANNEL_AXIS_OF_VIEW)
+    float_to_int_impl = RoundToZeroSte
+    accumulator_bit_width = 32
+
+    accumulator_bit_width_impl = value(lambda accumulator_bit_width: BitWidthConst(accumulator_bit_width))
+
+
+class AccumulatorAwareZeroCenterWeightQuant(AccumulatorAwareWeightQuant):
+    """A2Q+: the same for weights that are centered on 0 before rounding, which allows about twice the l1-norm where
+    the input has no sign."""
+
+    per_channel_pre_norm = AccumulatorAwareZeroCenterPerChannelPreNorm
+
+    pre_zero_point_impl = this.per_channel_pre_norm.pre_zero_point_impl

@@ -1,0 +1,228 @@
+"""How a tensor is laid out: which axes hold channels, which one is cut into groups, and what statistics reduce.
+
+Views put the channels first and everything else in axis 1.
+"""
+
+from jqinject.core.clamp import Identity
+from jqinject.core.view import (
+    DynamicOverSubChannelBlockView,
+    OverOutputChannelView,
+    OverSubChannelBlockView,
+    OverTensorView,
+)
+from jqinject.inject import choices, this, value
+from jqinject.ops.groups import check_divides, checked_group_size, elements_axis, fitting_size, grouped_shape
+from jqinject.quant.enums import ScalingPerOutputType, StatsOp
+from jqinject.quant.solver.layers import agreed, as_tuple, channels_of, group_dim_of, shape_of_bias
+
+CHANNEL_REDUCE_DIM = 1
+
+
+@value
+def stats_reduce_dim(scaling_stats_op, scaling_per_output):
+    """The axis that statistics reduce; None for all of them."""
+    if scaling_per_output == ScalingPerOutputType.GROUP:
+        return this.group_elements_axis
+    per_channel = scaling_per_output == ScalingPerOutputType.CHANNEL or scaling_stats_op == StatsOp.MAX_AVE
+    return CHANNEL_REDUCE_DIM if per_channel else None
+
+
+@value
+def keepdim(scaling_per_output):
+    """Whether statistics keep the axis that they reduce."""
+    return scaling_per_output == ScalingPerOutputType.GROUP
+
+
+@choices(OverOutputChannelView, OverTensorView)
+def scaling_stats_input_view_shape_impl(scaling_stats_op, scaling_per_output):
+    """How a tensor is laid out for statistics."""
+    if scaling_per_output == ScalingPerOutputType.GROUP:
+        return this.input_view_impl
+    per_channel = scaling_per_output == ScalingPerOutputType.CHANNEL or scaling_stats_op == StatsOp.MAX_AVE
+    return OverOutputChannelView if per_channel else OverTensorView
+
+
+@value
+def declared_permute_dims(scaling_stats_permute_dims=None):
+    """`permute_dims`: what the view permutes, as declared."""
+    return scaling_stats_permute_dims
+
+
+# Weights: facts of the layer.
+
+
+@value
+def weight_ndims(module):
+    """How many axes the weight has."""
+    return agreed(module, lambda layer: len(layer.weight_shape), "number of weight axes")
+
+
+@value
+def output_channel_dim(module):
+    """The weight's axis, or axes, of output channels."""
+    return agreed(module, lambda layer: layer.output_channel_dim, "output_channel_dim")
+
+
+@value
+def output_channel_axes(module):
+    """The weight's axes of output channels, as a tuple."""
+    return as_tuple(agreed(module, lambda layer: layer.output_channel_dim, "output_channel_dim"))
+
+
+@value
+def out_channels(module, output_channel_dim):
+    """How many output channels the weight has, along each axis that counts them."""
+    return agreed(module, lambda layer: channels_of(layer, output_channel_dim), "out_channels")
+
+
+@value
+def weight_channel_axes(output_channel_dim):
+    """How many axes count output channels."""
+    return len(as_tuple(output_channel_dim))
+
+
+@value
+def weight_permute_dims(module, output_channel_dim):
+    """What puts the channels of a weight first; None where they are."""
+    ndim = agreed(module, lambda layer: len(layer.weight_shape), "number of weight axes")
+    axes = list(range(ndim))
+    channels = sorted(axes[axis] for axis in as_tuple(output_channel_dim))
+    if channels == axes[: len(channels)]:
+        return None
+    if len(channels) > 1:
+        return (*channels, *(axis for axis in axes if axis not in channels))
+    axes[0], axes[channels[0]] = channels[0], 0
+    return tuple(axes)
+
+
+@value
+def weight_channel_shape(scaling_per_output):
+    """For scales of groups that are quantized in turn: they have an axis more than the weight, whose channels are
+    those of the scale's shape."""
+    return this.scaling_shape if scaling_per_output == ScalingPerOutputType.CHANNEL else None
+
+
+@value
+def weight_per_output_channel_shape(weight_ndims, output_channel_dim, out_channels):
+    """The shape of a per-channel scale of weights: 1 but along the axes that channels are counted by."""
+    shape = [1] * weight_ndims
+    for axis, size in zip(as_tuple(output_channel_dim), as_tuple(out_channels), strict=True):
+        shape[axis] = size
+    return tuple(shape)
+
+
+@value
+def weight_concat_dim(scaling_per_output):
+    """The axis along which statistics join the weights of layers that share a quantizer."""
+    if scaling_per_output == ScalingPerOutputType.GROUP:
+        return this.group_elements_axis
+    return 1 if scaling_per_output == ScalingPerOutputType.CHANNEL else 0
+
+
+# Groups.
+
+
+@choices(Identity, OverSubChannelBlockView)
+def weight_input_view_impl(scaling_per_output):
+    """`input_view_impl` of weights: per group, the axis of the inputs is cut into groups."""
+    return OverSubChannelBlockView if scaling_per_output == ScalingPerOutputType.GROUP else Identity
+
+
+@choices(Identity, DynamicOverSubChannelBlockView)
+def act_input_view_impl(scaling_per_output):
+    """`input_view_impl` of activations: per group, the features are cut into groups."""
+    return DynamicOverSubChannelBlockView if scaling_per_output == ScalingPerOutputType.GROUP else Identity
+
+
+@value
+def weight_group_dim(module):
+    """The axis of a weight that is cut into groups."""
+    return agreed(module, group_dim_of, "group_dim")
+
+
+@value
+def no_group_dim():
+    """`group_dim` of biases, which have none."""
+    raise ValueError(
+        "a bias has no groups.\n  cure: scaling_per_output_type = 'tensor' or 'channel' for a bias quantizer"
+    )
+
+
+@value
+def group_elements_axis(group_dim):
+    """The axis along the elements of a group, after the cut."""
+    return elements_axis(group_dim)
+
+
+@value
+def expanded_groupwise_shape(module, group_dim, scaling_per_output=None, group_size=None, group_padding=True):
+    """The shape of a weight cut into groups: the axis of the inputs becomes (groups, elements)."""
+    if group_size is None:
+        return this.group_size if scaling_per_output == ScalingPerOutputType.GROUP else None
+    shape = agreed(module, lambda layer: tuple(layer.weight_shape), "weight shape")
+    size = checked_group_size(group_size, "a group-wise weight quantizer")
+    if not group_padding:
+        check_divides(shape[group_dim], size, "a group-wise weight quantizer")
+    return grouped_shape(shape, fitting_size(size, shape[group_dim]), group_dim)
+
+
+@value
+def reshaped_groupwise_shape(expanded_groupwise_shape, group_elements_axis):
+    """The shape of a weight whose groups are joined again, padding included."""
+    shape = list(expanded_groupwise_shape)
+    size = shape.pop(group_elements_axis)
+    shape[group_elements_axis - (group_elements_axis >= 0)] *= size
+    return tuple(shape)
+
+
+@value
+def scaling_per_group_shape(expanded_groupwise_shape, group_elements_axis):
+    """The shape of the scales of a weight's groups: 1 along the elements of each."""
+    shape = list(expanded_groupwise_shape)
+    shape[group_elements_axis] = 1
+    return tuple(shape)
+
+
+# Activations: a layer that knows how many channels flow through a slot of its says so; else the user declares it.
+
+
+@value
+def per_channel_broadcastable_shape(activation_channel_shape=None):
+    """The shape of a per-channel scale of activations."""
+    if activation_channel_shape is None:
+        raise ValueError(
+            "a scale for each channel needs to know the channels, and this layer does not know how many flow "
+            "here.\n  cure: per_channel_broadcastable_shape = (4,) for 4 channels along the last axis, (4, 1, 1) "
+            "along the third from the end"
+        )
+    return activation_channel_shape
+
+
+@value
+def act_channel_shape(scaling_per_output, scaling_stats_permute_dims=None):
+    """The shape by which a view finds the channels of activations, unless it is told by a permutation."""
+    per_channel = scaling_per_output == ScalingPerOutputType.CHANNEL
+    if per_channel and scaling_stats_permute_dims is None:
+        return this.per_channel_broadcastable_shape
+    return None
+
+
+@value
+def act_per_output_channel_shape():
+    """`scaling_per_output_channel_shape` of activations: another name of it."""
+    return this.per_channel_broadcastable_shape
+
+
+# Biases have channels alone, along one axis or several: they are viewed as they are.
+
+
+@value
+def bias_per_output_channel_shape(module):
+    """The shape of a per-channel scale of biases: one for each element."""
+    return agreed(module, shape_of_bias, "out_channels")
+
+
+@value
+def bias_channel_axes(module):
+    """How many axes a bias has."""
+    return len(agreed(module, shape_of_bias, "out_channels"))

@@ -1,0 +1,134 @@
+"""What components say of themselves: the library's, and those of a user's own that follow the protocols."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jqinject
+from jqinject import ExtendedInjector
+from jqinject.core import (
+    ConstScaling,
+    FloatRestrictValue,
+    IntQuant,
+    PowerOfTwoRestrictValue,
+    QuantResult,
+    RoundSte,
+    ZeroZeroPoint,
+)
+from jqinject.core.facts import has_zero_point, is_nearest, number_format, scale_dtype
+from jqinject.nn import QuantIdentity, QuantLinear
+from jqinject.ops import FloatFormat
+from jqinject.quant import (
+    Int8ActPerTensorFloat,
+    Int8WeightPerTensorFloat,
+    NF4WeightPerTensorFloat,
+    NVFP4Weight,
+    ShiftedUint8WeightPerTensorFloat,
+)
+
+POWERS = np.dtype(jnp.float8_e8m0fnu)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Signed 4 bits with a constant scale, which says what it is."""
+
+    scale_dtype = POWERS
+    format = None
+    is_nearest = True
+    has_zero_point = False
+
+    def __call__(self, x):
+        scale = jnp.float32(0.25)
+        y = jnp.clip(jnp.round(x / scale), -8, 7) * scale
+        return QuantResult(y.astype(x.dtype), scale, jnp.zeros((), jnp.float32), 4)
+
+
+@dataclass(frozen=True)
+class Silent:
+    """The same, which says nothing."""
+
+    def __call__(self, x):
+        return Fixed()(x)
+
+
+class Own(ExtendedInjector):
+    tensor_quant = Fixed
+    signed = True
+
+
+class OwnSilent(Own):
+    tensor_quant = Silent
+
+
+def linear(weight_quant, **given):
+    return QuantLinear(8, 4, weight_quant=weight_quant, **given, rngs=nnx.Rngs(0))
+
+
+def test_a_quantizer_of_the_users_own_is_believed():
+    said, silent = linear(Own).weight_quant, linear(OwnSilent).weight_quant
+    assert (said.has_zero_point, said.scale_dtype) == (False, POWERS)
+    assert (silent.has_zero_point, silent.scale_dtype) == (True, None)
+    assert is_nearest(said.tensor_quant) and not is_nearest(silent.tensor_quant)
+    x = jax.random.normal(jax.random.key(0), (3, 8))
+    widths = {}
+    for name, quantizer in {"said": Own, "silent": OwnSilent}.items():
+        layer = linear(quantizer, input_quant=Int8ActPerTensorFloat, return_quant_tensor=True)
+        layer(x)
+        layer.eval()
+        expected = layer(x)
+        widths[name] = expected.bit_width
+        frozen = jqinject.freeze(nnx.clone(layer))
+        assert (frozen.frozen.zero_point is None) == (name == "said")
+        np.testing.assert_allclose(frozen(x).value, expected.value, rtol=1e-5, atol=1e-5)
+    # A zero point that may be anything costs the accumulator one bit of the weight.
+    assert widths["said"] + 1 == widths["silent"]
+
+
+def test_components_of_the_users_own_are_believed():
+    @dataclass(frozen=True)
+    class Half:
+        has_zero_point = False
+        is_nearest = True
+
+        def __call__(self, x, *more):
+            return jnp.zeros((), jnp.float32) if more else jnp.round(x)
+
+    layer = linear(ShiftedUint8WeightPerTensorFloat, weight_zero_point_impl=Half)
+    assert not layer.weight_quant.has_zero_point
+    assert is_nearest(IntQuant(True, True, float_to_int_impl=Half()))
+    assert not is_nearest(IntQuant(True, True, float_to_int_impl=lambda x: x))
+
+
+@pytest.mark.parametrize(
+    ("injector", "zero_point", "dtype", "form"),
+    [
+        (Int8WeightPerTensorFloat, False, None, type(None)),
+        (ShiftedUint8WeightPerTensorFloat, True, None, type(None)),
+        (NVFP4Weight, False, np.dtype(jnp.float8_e4m3fn), FloatFormat),
+        (NF4WeightPerTensorFloat, False, None, object),
+    ],
+)
+def test_ready_made_quantizers(injector, zero_point, dtype, form):
+    proxy = QuantLinear(16, 4, weight_quant=injector, rngs=nnx.Rngs(0)).weight_quant
+    quantizer = proxy.tensor_quant
+    assert has_zero_point(quantizer) is proxy.has_zero_point is zero_point
+    assert scale_dtype(quantizer) == proxy.scale_dtype == dtype
+    assert isinstance(number_format(quantizer), form)
+
+
+def test_what_is_not_said_is_unknown():
+    assert has_zero_point(None) and scale_dtype(None) is None and number_format(None) is None
+    assert not is_nearest(None) and is_nearest(RoundSte()) and not has_zero_point(ZeroZeroPoint())
+    assert QuantIdentity(None).act_quant is None
+
+
+def test_the_dtype_of_scales_follows_their_restrictions():
+    powers, floats = PowerOfTwoRestrictValue(), FloatRestrictValue()
+    assert scale_dtype(ConstScaling(0.5, powers)) == POWERS
+    assert scale_dtype(ConstScaling(0.5, powers, restrict_threshold_impl=floats)) is None
+    assert scale_dtype(ConstScaling(0.5, floats, restrict_scale_threshold_impl=powers)) is None
