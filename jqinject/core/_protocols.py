@@ -221,6 +221,22 @@ class SaysScaleDtype(Protocol):
 
 
 @runtime_checkable
+class SaysLearned(Protocol):
+    """A `bit_width_impl` that knows whether its bit width is learned, so that a loss may penalize it."""
+
+    @property
+    def is_learned(self) -> bool: ...
+
+
+@runtime_checkable
+class SaysSign(Protocol):
+    """A restriction that knows whether it leaves a value below 0 as it is; others make it positive."""
+
+    @property
+    def keeps_sign(self) -> bool: ...
+
+
+@runtime_checkable
 class SaysFormat(Protocol):
     """A quantizer that knows its numbers where they are no integers: a minifloat's format, or a table."""
 

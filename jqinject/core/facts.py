@@ -9,7 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.core._protocols import SaysFormat, SaysNearest, SaysScaleDtype, SaysZeroPoint
+from jqinject.core._protocols import (
+    SaysFormat,
+    SaysLearned,
+    SaysNearest,
+    SaysScaleDtype,
+    SaysSign,
+    SaysZeroPoint,
+)
 
 
 def has_zero_point(component: Any) -> bool:
@@ -26,6 +33,16 @@ def has_zero_point(component: Any) -> bool:
 def scale_dtype(component: Any) -> np.dtype | None:
     """The 8-bit dtype that holds every scale of a quantizer, a scaling or a restriction; None where it is not said."""
     return component.scale_dtype if isinstance(component, SaysScaleDtype) else None
+
+
+def is_learned(component: Any) -> bool:
+    """Whether a component is a bit width that is learned; False where it is not said."""
+    return isinstance(component, SaysLearned) and component.is_learned
+
+
+def keeps_sign(component: Any) -> bool:
+    """Whether a restriction leaves values below 0 as they are; False where it is not said."""
+    return isinstance(component, SaysSign) and component.keeps_sign
 
 
 def number_format(component: Any) -> Any:

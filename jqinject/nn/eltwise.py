@@ -82,8 +82,9 @@ class QuantEltwiseAdd(QuantMergeLayer):
     Without it, QuantTensors add by their own rule: scales have to be the same, bits grow by one.
 
     Args:
-        input_quant: quantizer of both operands: an injector, a proxy to share, or None.
-        output_quant: quantizer of the sum.
+        input_quant: quantizer of both operands: an injector, a proxy to share, or None. By default
+            `Int8ActPerTensorFloat`, as in Brevitas; None leaves them as they come.
+        output_quant: quantizer of the sum; likewise.
         tie_input_output_quant: one quantizer for operands and sum: that of the two which is given.
         return_quant_tensor: return a QuantTensor.
         rngs: for quantizers that draw random numbers.
@@ -139,7 +140,7 @@ class QuantConcat(QuantMergeLayer):
     Args:
         input_quant: quantizer of every tensor: an injector, a proxy to share, or None, where tensors have to be arrays
             or QuantTensors on one grid.
-        output_quant: quantizer of the result.
+        output_quant: quantizer of the result. Both are `Int8ActPerTensorFloat` by default, as in Brevitas.
         tie_input_output_quant: one quantizer for both: that of the two which is given.
         return_quant_tensor: return a QuantTensor.
         rngs: for quantizers that draw random numbers.

@@ -21,13 +21,15 @@ class QuantBatchNorm(QuantNormLayer, nnx.BatchNorm):
 
     Args:
         num_features: size of the features' axis.
-        output_quant: quantizer of the output.
+        output_quant: quantizer of the output. By default `Int8ActPerTensorFloat`, which is what the layer is for; None
+            leaves the output float.
         input_quant: quantizer of the input; `act_quant` is another name of it.
         return_quant_tensor: return a QuantTensor with the scale of `output_quant`.
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
         rngs: for the parameters, and for quantizers that draw random numbers.
         more: the other keywords of `nnx.BatchNorm` (`axis`, `momentum`, `epsilon`, ...), and overrides:
-            `output_...`, `input_...`, `grad_...`.
+            `output_...`, `input_...`, `grad_...`. With `axis_name` the statistics that the quantizers keep are
+            taken over the mapped axis too, unless `output_axis_name=...` and its like say otherwise.
 
     Raises:
         TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
@@ -87,7 +89,8 @@ class QuantLayerNorm(QuantNormLayer, nnx.LayerNorm):
 
     Args:
         num_features: size of the features' axis.
-        output_quant: quantizer of the output.
+        output_quant: quantizer of the output. By default `Int8ActPerTensorFloat`, which is what the layer is for; None
+            leaves the output float.
         input_quant: quantizer of the input; `act_quant` is another name of it.
         return_quant_tensor: return a QuantTensor with the scale of `output_quant`.
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
@@ -151,7 +154,8 @@ class QuantRMSNorm(QuantNormLayer, nnx.RMSNorm):
 
     Args:
         num_features: size of the features' axis.
-        output_quant: quantizer of the output.
+        output_quant: quantizer of the output. By default `Int8ActPerTensorFloat`, which is what the layer is for; None
+            leaves the output float.
         input_quant: quantizer of the input; `act_quant` is another name of it.
         return_quant_tensor: return a QuantTensor with the scale of `output_quant`.
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
@@ -217,7 +221,8 @@ class QuantGroupNorm(QuantNormLayer, nnx.GroupNorm):
         num_features: size of the features' axis.
         num_groups: how many groups of features; None with `group_size`.
         group_size: features of a group.
-        output_quant: quantizer of the output.
+        output_quant: quantizer of the output. By default `Int8ActPerTensorFloat`, which is what the layer is for; None
+            leaves the output float.
         input_quant: quantizer of the input; `act_quant` is another name of it.
         return_quant_tensor: return a QuantTensor with the scale of `output_quant`.
         grad_quant: quantizer of the gradient that flows into the output, on its way back.

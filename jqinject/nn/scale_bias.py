@@ -10,6 +10,7 @@ from flax.typing import Dtype
 
 from jqinject.dot import without_zero_points
 from jqinject.nn.base.batch_norm_folding import factors_of
+from jqinject.nn.base.input_shape import check_features
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import IntQuantTensor, QuantTensor, as_array, reshape
@@ -134,6 +135,9 @@ class QuantScaleBias(QuantWeightLayer):
             return {}
         shape = (self.num_features, *(1,) * (-self.axis - 1))
         return {"input_quant": shape, "output_quant": shape}
+
+    def _check_features(self, inputs: Any) -> None:
+        check_features(self, inputs, {self.axis: self.num_features}, argument="num_features")
 
     def _laid(self, ndim: int) -> tuple[int, ...]:
         shape = [1] * ndim

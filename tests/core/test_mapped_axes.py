@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 import jqinject.quant as q
 from jqinject import core
 from jqinject.core.calibration import AbsMaxRange, AbsPercentileRange, MinMaxRange, MSERange, RMSRange
-from jqinject.nn import QuantIdentity
+from jqinject.nn import QuantBatchNorm, QuantIdentity, QuantLinear
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 4, reason="the axis has 4 places")
 
@@ -104,3 +104,74 @@ def test_a_search_in_a_stated_order_refuses_a_mapped_axis():
         ValueError, match="adds errors in a stated order, on one device, got axis_name='data'"
     ):
         QuantIdentity(q.ShiftedUint8ActPerTensorFloatHQO, axis_name="data")
+
+
+@pytest.mark.parametrize(
+    "quantizer",
+    [
+        q.Int8ActPerTensorFloat,
+        q.Int8ActPerTensorAbsMax,
+        q.Int8ActPerTensorMinMax,
+        q.Fp8e4m3ActPerTensorDelayed,
+    ],
+)
+def test_a_batch_norms_axis_is_that_of_its_quantizers_in_training_alone(quantizer):
+    def trained(axis_name, x):
+        norm = QuantBatchNorm(12, output_quant=quantizer, axis_name=axis_name, rngs=nnx.Rngs(0))
+        graphdef, state = nnx.split(norm)
+
+        def step(state, x):
+            model = nnx.merge(graphdef, state)
+            y = model(x)
+            return nnx.state(model), y
+
+        if axis_name is None:
+            state, y = step(state, x)
+            return nnx.merge(graphdef, state), y
+        parts = x.reshape(4, 2, 12)
+        state, y = jax.vmap(step, in_axes=(None, 0), axis_name=axis_name)(state, parts)
+        same = jax.tree.map(lambda leaf: bool((leaf == leaf[0]).all()), nnx.to_pure_dict(state))
+        assert all(jax.tree.leaves(same))
+        return nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[0], state)), y.reshape(8, 12)
+
+    whole, y = trained(None, X)
+    divided, found = trained("data", X)
+    np.testing.assert_allclose(found, y, rtol=1e-5, atol=1e-5)
+    for model in (whole, divided):
+        model.eval()
+    # Outside of the mapped axis the tensor is whole: nothing is missed.
+    np.testing.assert_allclose(divided(X), whole(X), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(nnx.jit(lambda m, x: m(x))(divided, X), whole(X), rtol=1e-5, atol=1e-5)
+
+
+def test_a_batch_norms_quantizer_may_have_another_axis():
+    norm = QuantBatchNorm(4, axis_name="data", output_axis_name=None, rngs=nnx.Rngs(0))
+    assert norm.output_quant.binding.resolve("axis_name") is None
+    norm = QuantBatchNorm(4, axis_name="data", rngs=nnx.Rngs(0))
+    assert norm.output_quant.binding.resolve("axis_name") == "data"
+
+
+@pytest.mark.parametrize(
+    "quantizer",
+    [q.Int8ActDynamicPerTensor, q.Int8DynamicActPerRowFloat, q.Fp8e4m3ActPerTensorCurrent, q.MXInt8Act],
+)
+def test_a_batch_norms_axis_is_not_that_of_quantizers_that_keep_nothing(quantizer):
+    norm = QuantBatchNorm(12, output_quant=quantizer, axis_name="data", rngs=nnx.Rngs(0))
+    norm.eval()
+    assert norm(X).shape == X.shape
+
+
+@pytest.mark.parametrize(
+    "quantizer",
+    [
+        q.Int8WeightNormL2PerChannelFixedPoint,
+        q.Int8AccumulatorAwareWeightQuant,
+        q.Int8AccumulatorAwareZeroCenterWeightQuant,
+    ],
+)
+def test_weight_normalization_refuses_a_mapped_axis(quantizer):
+    with pytest.raises(ValueError, match="weight normalization takes the norms of a whole weight"):
+        QuantLinear(
+            8, 4, weight_quant=quantizer, weight_axis_name="data", input_quant=q.Int8ActPerTensorFloat,
+            rngs=nnx.Rngs(0),
+        )  # fmt: skip

@@ -6,7 +6,26 @@ import pytest
 from flax import nnx
 
 from jqinject.core import QuantResult
-from jqinject.nn import QuantConv, QuantConvTranspose, QuantLinear, QuantLinearGeneral
+from jqinject.nn import (
+    QuantBatchNorm,
+    QuantConv,
+    QuantConvTranspose,
+    QuantEinsum,
+    QuantEmbed,
+    QuantGroupNorm,
+    QuantGRUCell,
+    QuantLayerNorm,
+    QuantLinear,
+    QuantLinearGeneral,
+    QuantLSTM,
+    QuantLSTMCell,
+    QuantMultiHeadAttention,
+    QuantOptimizedLSTMCell,
+    QuantRMSNorm,
+    QuantRNN,
+    QuantScaleBias,
+    QuantSimpleCell,
+)
 from jqinject.quant import (
     Fp8e4m3ActPerTensorCurrent,
     Fp8e4m3WeightPerTensorCurrent,
@@ -87,7 +106,61 @@ FEATURES = {
 }
 
 
-@pytest.mark.parametrize(("make", "shape", "text"), FEATURES.values(), ids=FEATURES.keys())
+OTHERS = {
+    "einsum": (
+        lambda: QuantEinsum("btd,dnh->btnh", (8, 2, 4), rngs=nnx.Rngs(0)),
+        (2, 5, 7),
+        r"QuantEinsum got .* whose last axis is 7; expected 8, the layer's kernel_shape",
+    ),
+    "einsum, transposed": (
+        lambda: QuantEinsum("...d,dh->...h", (8, 4), input_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0)),
+        (8, 7),
+        r"QuantEinsum got(?s:.)*axis 0 has 8; jnp.moveaxis\(x, 0, -1\)",
+    ),
+    "einsum of another rank": (
+        lambda: QuantEinsum("btd,dnh->btnh", (8, 2, 4), rngs=nnx.Rngs(0)),
+        (5, 8),
+        r"QuantEinsum\('btd,dnh->btnh'\) got an input of shape \(5, 8\); expected 3 axes, 'btd'",
+    ),
+    "embedding of floats": (
+        lambda: QuantEmbed(10, 4, rngs=nnx.Rngs(0)),
+        (3,),
+        "QuantEmbed takes indices of rows, integers from 0 to 9, got an array of float32",
+    ),
+    "scale and bias": (
+        lambda: QuantScaleBias(8),
+        (2, 7),
+        r"QuantScaleBias got .* expected 8, the layer's num_features",
+    ),
+    "LSTM": (
+        lambda: QuantLSTM(8, 4, rngs=nnx.Rngs(0)),
+        (3, 2, 7),
+        r"QuantLSTM got an input of shape \(3, 2, 7\), whose last axis is 7; expected 8, the layer's input_size",
+    ),
+    "RNN": (lambda: QuantRNN(8, 4, rngs=nnx.Rngs(0)), (3, 2, 7), "QuantRNN got .* expected 8"),
+    "attention": (
+        lambda: QuantMultiHeadAttention(
+            2, 8, decode=False, in_proj_input_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0)
+        ),
+        (2, 5, 7),
+        "QuantMultiHeadAttention got .* expected 8, the layer's in_features",
+    ),
+    **{
+        norm.__name__: (
+            lambda norm=norm: norm(
+                8, **({"num_groups": 2} if norm is QuantGroupNorm else {}), rngs=nnx.Rngs(0)
+            ),
+            (2, 7),
+            f"{norm.__name__} got an input of .* expected 8, the layer's num_features",
+        )
+        for norm in (QuantBatchNorm, QuantLayerNorm, QuantRMSNorm, QuantGroupNorm)
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "text"), (FEATURES | OTHERS).values(), ids=(FEATURES | OTHERS).keys()
+)
 def test_wrong_features_are_told_before_anything_has_moved(make, shape, text):
     layer = make()
     before = jax.tree.leaves(nnx.state(layer))
@@ -95,6 +168,39 @@ def test_wrong_features_are_told_before_anything_has_moved(make, shape, text):
         layer(jnp.ones(shape))
     after = jax.tree.leaves(nnx.state(layer))
     assert all(a is b or bool(jnp.all(a == b)) for a, b in zip(before, after, strict=True))
+
+
+CELLS = [QuantLSTMCell, QuantOptimizedLSTMCell, QuantGRUCell, QuantSimpleCell]
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_wrong_features_of_a_cell_and_of_its_carry(kind):
+    cell = kind(8, 4, rngs=nnx.Rngs(0))
+    carry = cell.initialize_carry((2, 8), nnx.Rngs(0))
+    with pytest.raises(
+        ValueError, match=rf"{kind.__name__} got an input .* expected 8, the layer's in_features"
+    ):
+        cell(carry, jnp.ones((2, 7)))
+    wrong = jax.tree.map(lambda _: jnp.ones((2, 5)), carry)
+    with pytest.raises(
+        ValueError, match=rf"{kind.__name__} got a carry .* expected 4, the layer's hidden_features"
+    ):
+        cell(wrong, jnp.ones((2, 8)))
+
+
+@pytest.mark.parametrize("weight_quant", [None, Int8WeightPerChannelFloat])
+def test_wrong_features_of_a_query_and_of_keys(weight_quant):
+    embed = QuantEmbed(10, 4, weight_quant=weight_quant, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"QuantEmbed got a query of .* expected 4, the layer's features"):
+        embed.attend(X)
+    attention = QuantMultiHeadAttention(2, 8, in_kv_features=6, decode=False, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="expected 6, the layer's in_kv_features"):
+        attention(jnp.ones((2, 5, 8)), jnp.ones((2, 5, 8)))
+
+
+def test_einsum_broadcasts_axes_of_length_1():
+    layer = QuantEinsum("bd,bdh->bh", (1, 8, 4), rngs=nnx.Rngs(0))
+    assert layer(X).shape == (2, 4)
 
 
 OWN = {

@@ -24,7 +24,7 @@ from jqinject.core.construction.component import Component
 from jqinject.core.quant.float_quant import FloatQuantResult
 from jqinject.core.state.collect import all_counted
 from jqinject.core.state.variables import known_zero
-from jqinject.ops.devices.mapped import Names, names_of, places_over, sum_over
+from jqinject.ops.devices.mapped import Names, names_at_hand, places_over, sum_over
 from jqinject.ops.groups import check_divides, checked_group_size, fitting_size, split_groups
 from jqinject.ops.minifloats.float8_cast import FLOAT8_DTYPES, to_float8
 from jqinject.ops.minifloats.float_format import FloatFormat
@@ -221,7 +221,7 @@ class CalibratedQuant(Component):
 
     def _range(self, x: jax.Array, update: bool) -> ClippingRange:
         if self.averaging_impl is None:
-            return self._found(x, self._axes_that_share(x.ndim), names_of(self.axis_name))
+            return self._found(x, self._axes_that_share(x.ndim), self._names())
         if self.averaging_impl.settled and not update:
             return self.averaging_impl.mean(jax.eval_shape(self._of_batch, x))
         return self.averaging_impl(self._of_batch(x), update)
@@ -238,9 +238,12 @@ class CalibratedQuant(Component):
         _check_apart(cut, channels)
         return _others(ndim, (cut, *(axis + (axis > cut) for axis in channels)))
 
+    def _names(self) -> Names:
+        return names_at_hand(self.axis_name, self.use_running_average)
+
     def _of_batch(self, x: jax.Array) -> ClippingRange:
         """The range of a batch, one for the tensor."""
-        names = names_of(self.axis_name)
+        names = self._names()
         # Where every example has a range, an example lies on one device.
         found = self._found(x, _others(x.ndim, self.batch_axes), () if self.batch_axes else names)
 

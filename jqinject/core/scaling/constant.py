@@ -16,7 +16,8 @@ from jqinject.core.construction import check
 from jqinject.core.construction.assign import set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
-from jqinject.core.restrict_val import FloatRestrictValue, SignedFloatRestrictValue
+from jqinject.core.facts import keeps_sign
+from jqinject.core.restrict_val import FloatRestrictValue
 from jqinject.core.scaling._restricted import (
     RestrictedScaling,
     apply_threshold,
@@ -39,8 +40,7 @@ class _Constant:
 def _restricted(init: np.ndarray, restrict: Restrict, where: str) -> np.ndarray:
     """An initial value in the learned domain, in Python's own arithmetic."""
     stored = [restrict.restrict_init_float(float(number)) for number in init.reshape(-1)]
-    signed = isinstance(restrict, SignedFloatRestrictValue)
-    check.positive(np.abs(init) if signed else init, where, "scaling_init")
+    check.positive(np.abs(init) if keeps_sign(restrict) else init, where, "scaling_init")
     return np.asarray(stored, dtype=np.float32).reshape(init.shape)
 
 

@@ -11,6 +11,7 @@ from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
 from jqinject.nn import ContractionKind
+from jqinject.quant import QuantizerLike
 
 SLOTS = ("weight_quant", "bias_quant", "input_quant", "output_quant", "grad_quant")
 PREFIXES = ("weight_", "bias_", "input_", "output_", "grad_")
@@ -65,11 +66,11 @@ class Rule:
         path: str = ".*",
         *,
         op: str | Iterable[str] | None = None,
-        weight_quant: Any = None,
-        bias_quant: Any = None,
-        input_quant: Any = None,
-        output_quant: Any = None,
-        grad_quant: Any = None,
+        weight_quant: QuantizerLike = None,
+        bias_quant: QuantizerLike = None,
+        input_quant: QuantizerLike = None,
+        output_quant: QuantizerLike = None,
+        grad_quant: QuantizerLike = None,
         contraction: ContractionKind | Any = "auto",
         scheme: Any = None,
         **overrides: Any,

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core import BitWidthParameter
+from jqinject.core.facts import is_learned
 from jqinject.nn import QuantConv, QuantLinear
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import Around, intercept
@@ -44,7 +44,7 @@ def _mean(costs: list[Weighted], what: str, cure: str) -> jax.Array:
 
 def _learns_bits(proxy: QuantProxyFromInjector) -> bool:
     nodes = nnx.iter_modules(proxy, graph=True)
-    return proxy.is_quant_enabled and any(isinstance(node, BitWidthParameter) for _, node in nodes)
+    return proxy.is_quant_enabled and any(is_learned(node) for _, node in nodes)
 
 
 @dataclass(frozen=True)

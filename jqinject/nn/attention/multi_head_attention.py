@@ -25,6 +25,7 @@ from jqinject.nn.attention.attention_base import (
 from jqinject.nn.attention.projections import IN_PROJ_INPUT, hold_projections, stack_along
 from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
 from jqinject.nn.base.hold_proxies import hold_proxies
+from jqinject.nn.base.input_shape import check_features
 from jqinject.nn.base.keywords import split_keywords
 from jqinject.nn.base.parameter_view import StandIn
 from jqinject.quant import QuantizerLike
@@ -242,6 +243,10 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
 
     def _quantized_inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
         """The inputs as packed projections take them, each quantized once; which of them are None stays."""
+        check_features(self, q, {-1: self.in_features})
+        for other in (k, v):
+            if other is not None:
+                check_features(self, other, {-1: self.in_kv_features}, argument="in_kv_features")
         if self.in_proj_input_quant is None:
             return q, k, v
         quantized = self.in_proj_input_quant(q)

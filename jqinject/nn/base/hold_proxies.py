@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -82,9 +83,12 @@ def make_proxy(
         f"{type(layer).__name__}({slot.prefix}...)" if slot.prefix else f"{type(layer).__name__}(...)",
         slot.prefix,
     )
-    return proxy_class(
-        binding, layer, overrides=overrides, offered=offered, rngs=rngs, where=called, stack=stack
-    )
+    make = partial(proxy_class, binding, layer, overrides=overrides, rngs=rngs, where=called, stack=stack)
+    proxy = make(offered=offered)
+    if "axis_name" in (offered or {}) and proxy.quantizes_activations and proxy.has_range() is None:
+        # Nothing is kept that devices have to agree on, and no mode says where the tensor is whole.
+        return make(offered={name: offer for name, offer in (offered or {}).items() if name != "axis_name"})
+    return proxy
 
 
 def hold_proxies(
@@ -108,7 +112,7 @@ def hold_proxies(
         slots: its places for quantizers; None for all that its class declares.
         stack: sizes of the leading axes that the layer is stacked along.
         channel_shapes: slot of activations -> the shape of a scale for each channel, as far as the layer knows it.
-        offered: names that an activation layer declares for its own quantizer; see `make_proxy`.
+        offered: names that a layer declares, an activation layer for its own quantizer alone; see `make_proxy`.
 
     Raises:
         TypeError: a quantizer for a slot that the layer does not have, or what `make_proxy` refuses.
@@ -125,7 +129,7 @@ def hold_proxies(
             rngs,
             stack,
             channel_shapes.get(slot.name),
-            offered if slot is ACT else None,
+            offered if slot is ACT or ACT not in slots else None,
         )
         for slot in slots
     }

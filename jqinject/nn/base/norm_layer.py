@@ -7,6 +7,7 @@ import jax
 from flax import nnx
 
 from jqinject.nn.base.hold_proxies import hold_proxies
+from jqinject.nn.base.input_shape import check_features
 from jqinject.nn.base.slots import GRAD, INPUT, OUTPUT
 from jqinject.quant_tensor import as_array
 
@@ -42,7 +43,9 @@ class QuantNormLayer(nnx.Module):
             rngs: for quantizers that draw random numbers.
         """
         stack, shapes = self._stack(), self._channel_shapes()
-        hold_proxies(self, given, overrides, rngs, stack=stack, channel_shapes=shapes)
+        axis_name = self.axis_name if isinstance(self, nnx.BatchNorm) else None
+        offered = {} if axis_name is None else {"axis_name": axis_name}
+        hold_proxies(self, given, overrides, rngs, stack=stack, channel_shapes=shapes, offered=offered)
         self.return_quant_tensor = return_quant_tensor
         if return_quant_tensor and (self.output_quant is None or not self.output_quant.is_quant_enabled):
             raise ValueError(
@@ -52,14 +55,19 @@ class QuantNormLayer(nnx.Module):
 
     def _channel_shapes(self) -> dict[str, tuple[int, ...]]:
         """Slot -> the shape of a scale for each channel, where features are an axis that counts from the end."""
+        axis, count = self._features()
+        if axis is None or axis >= 0:
+            return {}
+        return dict.fromkeys(("input_quant", "output_quant"), (count, *(1,) * (-axis - 1)))
+
+    def _features(self) -> tuple[int | None, int]:
+        """The axis of the features, None where there are several, and how many they are."""
         axes = self.axis if isinstance(self, nnx.BatchNorm) else -1
         if isinstance(self, nnx.LayerNorm | nnx.RMSNorm):
             axes = self.feature_axes
         axis = axes[0] if isinstance(axes, Sequence) and len(axes) == 1 else axes
-        if not isinstance(axis, int) or axis >= 0:
-            return {}
         count = self.num_groups * self.group_size if isinstance(self, nnx.GroupNorm) else self.num_features
-        return dict.fromkeys(("input_quant", "output_quant"), (count, *(1,) * (-axis - 1)))
+        return axis if isinstance(axis, int) else None, count
 
     def _stack(self) -> tuple[int, ...]:
         """The sizes of the leading axes that parameters have in a stack of layers; the last axis is the features'."""
@@ -73,6 +81,9 @@ class QuantNormLayer(nnx.Module):
             x: float array or QuantTensor.
             norm: the forward of the Flax layer.
         """
+        axis, count = self._features()
+        if axis is not None:
+            check_features(self, x, {axis: count}, argument="num_features")
         x = x if self.input_quant is None else self.input_quant(x)
         y: Any = norm(as_array(x))
         if self.grad_quant is not None:

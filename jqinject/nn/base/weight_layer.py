@@ -173,6 +173,12 @@ class QuantWeightLayer(WeightAxes):
         """The size of each axis of the input that is contracted with the weight, as far as it is known."""
         return {}
 
+    def _check_features(self, inputs: Any) -> None:
+        """Refuse an input of other features than the layer's, in the layer's own words."""
+        check_features(
+            self, inputs, self._expected_features(np.ndim(inputs)), channels_last=self._channels_last
+        )
+
     def __call__(self, inputs: Any, out_sharding: Any = None) -> Any:
         """The parent's forward on quantized input, weight and bias, then the output quantizer.
 
@@ -187,9 +193,7 @@ class QuantWeightLayer(WeightAxes):
             ValueError: the input has other features than the layer; a QuantTensor is to be returned, and input or
                 weight are not quantized.
         """
-        check_features(
-            self, inputs, self._expected_features(np.ndim(inputs)), channels_last=self._channels_last
-        )
+        self._check_features(inputs)
         x = inputs if self.input_quant is None else self.input_quant(inputs)
         weight = self._quantized_weight(x)
         bias = self.quant_bias(x, weight)

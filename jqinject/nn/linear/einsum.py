@@ -6,15 +6,18 @@ from typing import Any, final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jqinject.dot import kernel_axes_of
 from jqinject.dot.geometry.equation import Equation
 from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import Placed, QuantDotLayer
+from jqinject.nn.base.input_shape import WrongFeaturesError, check_features
 from jqinject.nn.base.keywords import split_keywords
 from jqinject.nn.frozen.payload_contraction import PayloadEinsum
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
+from jqinject.quant_tensor import as_array
 
 
 @final
@@ -150,6 +153,30 @@ class QuantEinsum(QuantDotLayer, nnx.Einsum):
             if first is not None:
                 found[slot] = tuple(sizes.get(label, 1) for label in behind[first:])
         return found
+
+    def _check_features(self, inputs: Any) -> None:
+        shape, kernel = tuple(np.shape(as_array(inputs))), tuple(self.kernel_shape)
+        of_input, of_kernel = self.einsum_str.partition("->")[0].split(",")
+        known = [len(label) for label in of_input.split("...")]
+        if len(shape) < sum(known) or (len(known) == 1 and len(shape) != known[0]):
+            raise WrongFeaturesError(
+                f"QuantEinsum({self.einsum_str!r}) got an input of shape {shape}; expected "
+                f"{'at least ' if len(known) > 1 else ''}{sum(known)} axes, {of_input!r}"
+            )
+        if "..." in of_kernel:
+            return
+        sizes = dict(zip(of_kernel, kernel, strict=True))
+        front, _, behind = of_input.partition("...")
+        axes = {axis: label for axis, label in enumerate(front)} if behind or "..." in of_input else {}
+        last = behind if "..." in of_input else front
+        axes |= {axis - len(last): label for axis, label in enumerate(last)}
+        # Axes of length 1 are broadcast, as `jnp.einsum` does it.
+        expected = {
+            axis: sizes[label]
+            for axis, label in axes.items()
+            if label in sizes and 1 not in (sizes[label], shape[axis])
+        }
+        check_features(self, inputs, expected, argument="kernel_shape")
 
     def _placed(self, shape: tuple[int, ...]) -> Placed | None:
         equation = Equation.parse(self.einsum_str, shape, self.kernel_shape)

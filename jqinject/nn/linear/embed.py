@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jqinject.nn.base.input_shape import check_features
 from jqinject.nn.base.keywords import split_keywords
 from jqinject.nn.base.parameter_view import StandIn
 from jqinject.nn.base.weight_layer import QuantWeightLayer
@@ -107,9 +108,22 @@ class QuantEmbed(QuantWeightLayer, nnx.Embed):
 
         Returns:
             An array, (..., num_embeddings).
+
+        Raises:
+            ValueError: the query has other features than the table.
         """
+        check_features(self, query, {-1: self.features}, argument="features", what="a query")
         table: Any = StandIn(self, {"embedding": as_array(self.quant_weight())})
         return nnx.Embed.attend(table, as_array(query), out_sharding=out_sharding)
+
+    def _check_features(self, inputs: Any) -> None:
+        dtype = jnp.result_type(inputs)
+        if not jnp.issubdtype(dtype, jnp.integer):
+            raise ValueError(
+                f"QuantEmbed takes indices of rows, integers from 0 to {self.num_embeddings - 1}, got an array of "
+                f"{dtype.name}.\n  cure: x.astype(jnp.int32) where they are whole numbers; layer.attend(x) for the "
+                "products of a query with every row"
+            )
 
     def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         return nnx.Embed.__call__(stand_in, inputs, out_sharding=out_sharding)

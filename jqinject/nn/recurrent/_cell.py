@@ -9,6 +9,7 @@ import jax
 from flax import nnx
 
 from jqinject.nn.base.hold_proxies import make_proxy, share
+from jqinject.nn.base.input_shape import check_features
 from jqinject.nn.base.keywords import split_overrides
 from jqinject.nn.base.parameter_view import StandIn
 from jqinject.nn.base.slots import BIAS, WEIGHT, Slot, slots_of
@@ -240,8 +241,14 @@ class QuantRecurrentCell(nnx.Module):
             The new carry, and the hidden state.
 
         Raises:
-            ValueError: a bias takes its scale from an input that is not quantized.
+            ValueError: input or carry have other features than the cell; a bias takes its scale from an input that is
+                not quantized.
         """
+        check_features(self, inputs, {-1: self.in_features})
+        for state in carry if isinstance(carry, tuple) else (carry,):
+            check_features(
+                self, state, {-1: self.hidden_features}, argument="hidden_features", what="a carry"
+            )
         x = self.quant_input(inputs)
         parameters = self.quant_parameters(x)
         result = self.step(self.quantizers(), parameters, carry, self.projected(parameters, as_array(x)))

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jqinject.nn.base.input_shape import check_features
 from jqinject.nn.recurrent import _sequence
 from jqinject.quant_tensor import IntQuantTensor, as_array, concatenate, expand_dims
 
@@ -100,6 +101,7 @@ class QuantRecurrentStack(nnx.Module):
         if inputs.ndim != 3:
             axes = "(batch, time, features)" if batch_first else "(time, batch, features)"
             raise ValueError(f"{type(self).__name__} takes {axes}, got shape {tuple(inputs.shape)}")
+        check_features(self, inputs, {-1: self.layers[0][0].in_features}, argument="input_size")
         count = sum(len(cells) for cells in self.layers)
         for given in initial:
             if given is not None and given.shape[0] != count:

@@ -22,6 +22,32 @@ def names_of(axis_name: Any) -> Names:
     return tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
 
 
+def names_at_hand(axis_name: Any, evaluates: bool) -> Names:
+    """An `axis_name` as a tuple: in evaluation, without the axes that do not surround the call.
+
+    A tensor is spread over a mapped axis in training. In evaluation, outside of `shard_map`, `pmap` and `vmap`, it is
+    whole, and its statistic needs nobody else's.
+
+    Args:
+        axis_name: a name, a tuple of names, or None.
+        evaluates: whether this is evaluation.
+
+    Example:
+        >>> names_at_hand("data", evaluates=True), names_at_hand("data", evaluates=False)
+        ((), ('data',))
+    """
+    names = names_of(axis_name)
+    return tuple(name for name in names if _is_bound(name)) if evaluates else names
+
+
+def _is_bound(name: Any) -> bool:
+    try:
+        jax.lax.axis_size(name)
+    except NameError:
+        return False
+    return True
+
+
 def varying_axes(x: jax.Array) -> frozenset[Any]:
     """The axes of a surrounding `shard_map` on which `x` differs from device to device, where JAX keeps track."""
     return frozenset(jax.typeof(x).manual_axis_type.varying)

@@ -3,6 +3,8 @@
 A solver is part of them, as of Brevitas's: a quantizer only adds a bit width.
 """
 
+from typing import Any
+
 from flax import nnx
 
 from jqinject.core.bit_width import BitWidthConst
@@ -41,6 +43,25 @@ from jqinject.quant.enums import (
 from jqinject.quant.solver import WeightQuantSolver
 
 CHANNEL_AXIS_OF_VIEW = 1  # views put the channels first and everything else in axis 1
+
+
+def _refuse_mapped(axis_name: Any) -> None:
+    if axis_name is not None:
+        raise ValueError(
+            "weight normalization takes the norms of a whole weight when the layer is made, outside of mapped "
+            f"axes, got axis_name={axis_name!r}.\n  cure: leave axis_name out; a sharded weight in jit, without "
+            "shard_map and pmap, has the norms of the whole"
+        )
+
+
+def _norm(kind: Any, axis_name: Any) -> Any:
+    _refuse_mapped(axis_name)
+    return kind(stats_reduce_dim=CHANNEL_AXIS_OF_VIEW)
+
+
+def _start(scaling_init_impl: Any, bit_width: Any, axis_name: Any) -> Any:
+    _refuse_mapped(axis_name)
+    return scaling_init_impl(None) / (2.0 ** (bit_width - 1) - 1)
 
 
 class DecoupledWeightQuant(WeightQuantSolver):
@@ -128,7 +149,6 @@ class WeightNormPerChannelFloatDecoupled(DecoupledWeightQuant):
     of each output channel; s starts at max |w| / (2**(b-1) - 1) and is learned as its log2."""
 
     per_channel_pre_norm = PerChannelPreNorm
-    normalize_stats_impl = L2Norm(stats_reduce_dim=CHANNEL_AXIS_OF_VIEW)
     tensor_clamp_impl = TensorClamp
     force_parameter = True
     scaling_impl = ParameterScaling
@@ -143,8 +163,9 @@ class WeightNormPerChannelFloatDecoupled(DecoupledWeightQuant):
     scaling_min_val = 1e-10
     pre_scaling_min_val = 1e-10
 
+    normalize_stats_impl = value(lambda axis_name=None: _norm(L2Norm, axis_name))
     scaling_init = value(
-        lambda scaling_init_impl, bit_width: scaling_init_impl(None) / (2.0 ** (bit_width - 1) - 1)
+        lambda scaling_init_impl, bit_width, axis_name=None: _start(scaling_init_impl, bit_width, axis_name)
     )
 
     pre_scaling_impl = this.per_channel_pre_norm.pre_scaling_impl
@@ -157,10 +178,10 @@ class AccumulatorAwareWeightQuant(WeightNormPerChannelFloatDecoupled):
     proxy_class = DecoupledWeightQuantWithInputProxyFromInjector
     tensor_quant = DecoupledRescalingIntQuantWithInput
     per_channel_pre_norm = AccumulatorAwarePerChannelPreNorm
-    normalize_stats_impl = L1Norm(stats_reduce_dim=CHANNEL_AXIS_OF_VIEW)
     float_to_int_impl = RoundToZeroSte
     accumulator_bit_width = 32
 
+    normalize_stats_impl = value(lambda axis_name=None: _norm(L1Norm, axis_name))
     accumulator_bit_width_impl = value(lambda accumulator_bit_width: BitWidthConst(accumulator_bit_width))
 
 
