@@ -2,8 +2,8 @@
 
 For `grad_quant=` of a layer, and `dgrad_grad` and `wgrad_grad` of a `jqinject.dot.Scheme`. The scale is that of the
 gradient at hand (`Dynamic`, MX), or follows recorded amaxes (`Delayed`). Rounded to nearest, what is small against the
-scale vanishes; `Stochastic` rounds up with a probability equal to the fraction (to nearest in evaluation mode), so that a sum
-of many is right on average.
+scale vanishes; `Stochastic` rounds up with a probability equal to the fraction, so that a sum of many is right on
+average, and to nearest in evaluation mode.
 """
 
 from jqinject.core.scaling import FloatScaling, RuntimeDynamicStatsScaling
@@ -93,9 +93,10 @@ class MXInt8Grad(MXActMixin, IntQuant, MaxStatsScaling, GradQuantSolver):
     bit_width = 8
 
 
-class MXFloatGradBase(MXActMixin, FpOCPMixin, FloatBase, MaxStatsScaling, GradQuantSolver):
-    """OCP's minifloats, a power of two for each group of 32 along the last axis."""
+class MXFloatGradBase(MXActMixin, FpOCPMixin, FloatBase, GradQuantSolver):
+    """OCP's minifloats, a power of two for each group of 32 along the last axis; declare the format."""
 
+    scaling_stats_op = StatsOp.MAX
     float_scaling_impl = FloatScaling
 
 
@@ -119,7 +120,7 @@ class MXFloat4e2m1Grad(Fp4e2m1Mixin, MXFloatGradBase):
     """e2m1 gradients (4 bits), a power of two for each group of 32 along the last axis."""
 
 
-class MXFloat4e2m1GradStochastic(MXFloat4e2m1Grad):
+class MXFloat4e2m1GradStochastic(Fp4e2m1Mixin, MXFloatGradBase):
     """e2m1 gradients (4 bits), a power of two for each group of 32 along the last axis, rounded stochastically."""
 
     float_to_int_impl_type = FloatToIntImplType.STOCHASTIC_ROUND
