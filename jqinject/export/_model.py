@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jqinject.core.state.record import flat_parts
 from jqinject.model.freezing import settle_ranges
 from jqinject.model.static_ranges import check_calibrated
 from jqinject.model.walk import ModelIndex
@@ -47,7 +48,7 @@ def serving_copy(model: Any, name: str, allow_uncalibrated: bool) -> Any:
 
 def _bring_home(model: Any) -> None:
     """Let every process hold whole what spans several: a program is exported by one."""
-    for _, variable in nnx.to_flat_state(nnx.state(model, graph=True)):
+    for _, variable in flat_parts(nnx.state(model, graph=True)):
         held = variable.get_value()
         if spans_processes(held):
             variable.set_value(jnp.asarray(on_host(held)))

@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import GradSlot, GradStat, QuantParam, QuantStat
+from jqinject.core.state.record import RecordPart, state_parts
 from jqinject.program import OpQuantizers
 from jqinject.proxy import QuantProxyFromInjector
 
@@ -55,12 +56,12 @@ class Found:
     """A Variable of a model, or an array without one.
 
     Attributes:
-        variable: the Variable.
+        variable: the Variable, or a part of one that is a record.
         paths: all its paths; the first is the shortest way that leads through no quantizer, if there is one.
         in_quantizer: whether every path leads through a quantizer, or it is of a kind that only quantizers have.
     """
 
-    variable: nnx.Variable[Any] | PlainArray
+    variable: nnx.Variable[Any] | PlainArray | RecordPart
     paths: list[Path] = field(default_factory=list)
     in_quantizer: bool = True
 
@@ -169,13 +170,14 @@ class ModelIndex:
             if proxy is None and isinstance(node, QuantProxyFromInjector):
                 proxy = path
             inside = proxy is not None or TRACKED in path
-            if isinstance(node, nnx.Variable | PlainArray):
-                entry = found.setdefault(node if isinstance(node, PlainArray) else id(node), Found(node))
-                if entry.in_quantizer and not (inside or isinstance(node, QUANTIZER_KINDS)):
-                    entry.in_quantizer = False
-                    entry.paths.insert(0, path)
-                else:
-                    entry.paths.append(path)
+            if isinstance(node, PlainArray):
+                _note(found.setdefault(node, Found(node)), path, inside)
+            elif isinstance(node, nnx.Variable):
+                inside = inside or isinstance(node, QUANTIZER_KINDS)
+                for below, part in state_parts(node):
+                    entry = found.setdefault((id(node), below), Found(part))
+                    _note(entry, (*path, *below), inside)
+                    entry.paths.extend(_former_paths(path, below))
         return list(found.values())
 
     @cached_property
@@ -198,6 +200,22 @@ class ModelIndex:
                         if not any(layer is node for layer in entry.layers):
                             entry.layers.append(node)
         return list(found.values())
+
+
+def _note(entry: Found, path: Path, inside: bool) -> None:
+    if entry.in_quantizer and not inside:
+        entry.in_quantizer = False
+        entry.paths.insert(0, path)
+    else:
+        entry.paths.append(path)
+
+
+def _former_paths(record: Path, below: Path) -> list[Path]:
+    """Where a part of a record was when it was a Variable of its own, or of an `AmaxHistory` of its own."""
+    if not below:
+        return []
+    former = (*record[:-1], *below)
+    return [former, (*former, *below)] if below == ("amax_history",) else [former]
 
 
 def dotted(path: Path) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core.construction.assign import assign
+from jqinject.core.state.record import RecordPart, flat_parts
 from jqinject.program.class_swap import ClassMixin, derived_class
 from jqinject.program.interpreter import Interpreter
 from jqinject.program.policy import Policy, Site
@@ -86,9 +87,9 @@ def run(model: Any, call: Any, policy: Policy, quantizers: Quantizers, args: Any
     interpreter = Interpreter(policy, quantizers)
     values = _outputs(interpreter, program)
     called = (model, *arguments.modules)
-    live = {tuple(path): leaf for path, leaf in nnx.to_flat_state(nnx.state(called, graph=True))}
+    live = dict(flat_parts(nnx.state(called, graph=True)))
     for path, variable, value in program.changed(values):
-        if path in live and isinstance(live[path], nnx.Variable):
+        if path in live and isinstance(live[path], nnx.Variable | RecordPart):
             live[path].set_value(value)
         else:
             nnx.update(called[path[0]], nnx.from_flat_state([(path[1:], variable.replace(value))]))

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jqinject.core.state.record import RecordPart, flat_parts
 from jqinject.program.scopes import scopes
 from jqinject.program.tracked_value import Origin, Tracked
 
@@ -98,7 +99,7 @@ def trace(
         with scopes(copy, opaque):
             out = call(copy, *args, **kwargs)
         vars(copy).update(put_aside)
-        found["state"] = nnx.to_flat_state(nnx.state(copies, graph=True))
+        found["state"] = flat_parts(nnx.state(copies, graph=True))
         found["tree"] = jax.tree.structure(out)
         return jax.tree.leaves(out), [_value(leaf) for _, leaf in found["state"]]
 
@@ -110,7 +111,7 @@ def trace(
 
 
 def _value(leaf: Any) -> Any:
-    return leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
+    return leaf.get_value() if isinstance(leaf, nnx.Variable | RecordPart) else leaf
 
 
 def _state_input(path: tuple[Any, ...], leaf: Any, variables: dict[Path, Any]) -> Tracked:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +30,11 @@ from jqinject.core.delay import DelayWrapper, delay_of
 from jqinject.core.facts import has_zero_point, is_nearest, scale_dtype
 from jqinject.core.rounding import CeilSte, DPURoundSte, FloorSte, RoundSte, RoundToZeroSte
 from jqinject.core.scaling.runtime import ParameterFromRuntimeStatsScaling
-from jqinject.core.state.variables import known_zero
+from jqinject.core.state.variables import is_known_zero, known_zero
 from jqinject.core.stats.search import SearchedStat, given, in_trial, searching
 from jqinject.core.zero_point.learned import ParameterFromRuntimeZeroPoint
-from jqinject.ops import fake_quantize, int_range
+from jqinject.ops import fake_quantize, int_range, ste
+from jqinject.ops.fake_quant import Steps
 from jqinject.ops.power import divide
 
 
@@ -44,22 +46,15 @@ class IntGrid:
     narrow_range: bool
 
 
-ELEMENTWISE = (RoundSte, CeilSte, FloorSte, RoundToZeroSte, DPURoundSte, TensorClamp, TensorClampSte)
-
-
-@dataclass(frozen=True)
-class _RoundAndClamp:
-    """To integers between two constant bounds: elementwise, without state, equal by value."""
-
-    float_to_int_impl: Rounding
-    tensor_clamp_impl: Clamp
-    min_val: int
-    max_val: int
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.tensor_clamp_impl(
-            self.float_to_int_impl(x), min_val=float(self.min_val), max_val=float(self.max_val)
-        )
+ELEMENTWISE: dict[type, Callable[[jax.Array], jax.Array]] = {
+    RoundSte: ste.nearest,
+    CeilSte: jax.lax.ceil,
+    FloorSte: jax.lax.floor,
+    RoundToZeroSte: ste.toward_zero,
+    DPURoundSte: ste.nearest_ties_up_below_zero,
+}
+"""What rounding components compute that are elementwise and keep no state; the others run as they are."""
+CLAMPS_STRAIGHT = {TensorClamp: False, TensorClampSte: True}
 
 
 @checked_arguments
@@ -151,24 +146,22 @@ class IntQuant(Component):
     def __call__(self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array) -> jax.Array:
         """`x` quantized and back in float, in the dtype of `x` and the layout of `input_view_impl`."""
         x = self.input_view_impl(check.float_input(x, "IntQuant"))
-        to_integer = self._elementwise(bit_width)
-        if to_integer is None:
+        how = self._elementwise(zero_point)
+        if how is None:
             y = (self.steps_to_int(scale, zero_point, bit_width, x) - zero_point) * scale
         else:
-            y = fake_quantize(x.astype(jnp.float32), scale, zero_point, to_integer)
+            bounds = self.min_int(bit_width), self.max_int(bit_width)
+            y = fake_quantize(x.astype(jnp.float32), scale, zero_point, *bounds, how)
         y = y.astype(x.dtype)
         return y if self.delay is None else self.delay(x, y)
 
-    def _elementwise(self, bit_width: Any) -> _RoundAndClamp | None:
-        """Rounding and clamping as one elementwise function without state, where they are that: the faster way."""
-        rounding, clamp = self.float_to_int_impl, self.tensor_clamp_impl
-        if (
-            isinstance(bit_width, int)
-            and isinstance(rounding, ELEMENTWISE)
-            and isinstance(clamp, ELEMENTWISE)
-        ):
-            return _RoundAndClamp(rounding, clamp, self.min_int(bit_width), self.max_int(bit_width))
-        return None
+    def _elementwise(self, zero_point: jax.Array) -> Steps | None:
+        """Rounding and clamping as one elementwise function without state, where they are that: the leaner way."""
+        rounding = ELEMENTWISE.get(type(self.float_to_int_impl))
+        straight = CLAMPS_STRAIGHT.get(type(self.tensor_clamp_impl))
+        if rounding is None or straight is None:
+            return None
+        return Steps(rounding, straight, centered=is_known_zero(zero_point))
 
 
 @checked_arguments

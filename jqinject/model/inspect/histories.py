@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import AmaxHistory, GradStat, QuantParam, QuantStat
+from jqinject.core import AmaxHistory, AmaxScaling, GradStat, QuantParam, QuantStat
+from jqinject.core.state.record import state_parts
 from jqinject.ops.devices.processes import on_host
 from jqinject.proxy import QuantProxyFromInjector
 
@@ -47,16 +48,30 @@ def histories(layer: Any) -> tuple[History, ...]:
 
 
 def _of_quantizer(slot: str, quantizer: nnx.Module) -> Iterator[History]:
-    within_history: set[int] = set()
-    for path, node in nnx.iter_graph(quantizer, graph=True):
-        if isinstance(node, AmaxHistory):
-            within_history.add(id(node.amax_history))
+    nodes = [(path, node) for path, node in nnx.iter_graph(quantizer, graph=True)]
+    for path, node in nodes:
+        if isinstance(node, AmaxScaling):
+            yield History(
+                slot, ".".join(map(str, (*path, "amax_history"))), "steps", _steps(node.amax_history)
+            )
+        elif isinstance(node, AmaxHistory) and isinstance(node, nnx.Module):
             yield History(slot, ".".join(map(str, path)), "steps", _steps(node))
-    for path, node in nnx.iter_graph(quantizer, graph=True):
-        kept = isinstance(node, QuantParam | QuantStat | GradStat) and id(node) not in within_history
-        if kept and path[-1] not in PASSING and jnp.issubdtype(node.dtype, jnp.floating) and node.size:
-            numbers = on_host(node.get_value()).astype(np.float64).reshape(-1)
-            yield History(slot, ".".join(map(str, path)), "elements", tuple(numbers.tolist()))
+    for path, node in nodes:
+        for name, part in _numbers(path, node):
+            numbers = on_host(part.get_value()).astype(np.float64).reshape(-1)
+            yield History(slot, name, "elements", tuple(numbers.tolist()))
+
+
+def _numbers(path: tuple[Any, ...], node: Any) -> Iterator[tuple[str, Any]]:
+    """The statistics and learned numbers of a Variable that are no history, by name."""
+    if not isinstance(node, QuantParam | QuantStat | GradStat):
+        return
+    for below, part in state_parts(node):
+        above = path[:-1] if below else path
+        name = ".".join(map(str, (*above, *below)))
+        other = name.rpartition(".")[2] in (*PASSING, "amax_history")
+        if not other and jnp.issubdtype(part.dtype, jnp.floating) and part.size:
+            yield name, part
 
 
 def _steps(history: AmaxHistory) -> tuple[float, ...]:

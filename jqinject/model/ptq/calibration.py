@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import QuantParam, QuantStat, StaticRange
+from jqinject.core.state.record import flat_parts
 from jqinject.model.running.compiled_call import compiled_call
 from jqinject.model.running.progress import with_progress
 from jqinject.model.static_ranges import listed, static_ranges
@@ -220,8 +221,8 @@ def _take_over(
         if has_range is False:
             missed.append(path)
             continue
-        new = nnx.to_flat_state(nnx.state(theirs[path], (QuantStat, QuantParam)))
-        held = dict(nnx.to_flat_state(nnx.state(holder, (QuantStat, QuantParam))))
+        new = flat_parts(nnx.state(theirs[path], (QuantStat, QuantParam)))
+        held = dict(flat_parts(nnx.state(holder, (QuantStat, QuantParam))))
         changed = False
         for name, variable in new:
             changed |= not np.array_equal(on_host(held[name].get_value()), on_host(variable.get_value()))

@@ -8,6 +8,7 @@ from typing import Any
 
 from flax import nnx
 
+from jqinject.core.state.record import flat_parts
 from jqinject.inject import reach_of
 from jqinject.model.ptq.calibration import checked_batch
 from jqinject.model.ptq.round_training import Recipe, RoundingErrors, learn_layer, rounding_of
@@ -186,7 +187,7 @@ def _insert(layer: QuantWeightLayer, kind: LearnedRoundImplType, path: str) -> N
 
 def _copy_values(source: Any, target: Any) -> None:
     """Where the source has them: a quantizer that has just been made is on one device, its model may be on many."""
-    found = dict(nnx.to_flat_state(nnx.state(source, graph=True)))
-    for path, variable in nnx.to_flat_state(nnx.state(target, graph=True)):
+    found = dict(flat_parts(nnx.state(source, graph=True)))
+    for path, variable in flat_parts(nnx.state(target, graph=True)):
         if path in found and found[path].get_value().shape == variable.get_value().shape:
             variable.set_value(found[path].get_value().astype(variable.dtype))

@@ -35,7 +35,7 @@ def flat_entries(state: Any) -> dict[Path, Any]:
 
 def _flatten(node: Any, path: Path) -> Iterator[tuple[Path, Any]]:
     if isinstance(node, nnx.Variable):
-        yield path, node.get_value()
+        yield from _flatten(node.get_raw_value(), path)
     elif isinstance(node, Mapping):
         for key, child in node.items():
             flat = ".".join(map(str, key)) if isinstance(key, tuple) else str(key)
@@ -69,11 +69,14 @@ def nested_path(path: Path) -> Path:
 
 
 def unwrapped(entries: Mapping[Path, Any], known: set[Path]) -> dict[Path, Any]:
-    """Entries with `{"value": array}` around an array taken off, as Orbax restores Variables without a target."""
-    return {
-        path[:-1] if path not in known and path[-1:] == ("value",) and path[:-1] in known else path: value
-        for path, value in entries.items()
-    }
+    """Entries with `{"value": ...}` around what a Variable holds taken off, as Orbax restores without a target."""
+
+    def unwrap(path: Path) -> Path:
+        places = [at for at in (len(path) - 1, len(path) - 2) if at >= 0 and path[at] == "value"]
+        shorter = (path[:at] + path[at + 1 :] for at in places)
+        return path if path in known else next((found for found in shorter if found in known), path)
+
+    return {unwrap(path): value for path, value in entries.items()}
 
 
 def problem_of(value: Any, held: Any) -> str | None:

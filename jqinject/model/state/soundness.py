@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core import FloatRestrictValue, IntRestrictValue, QuantParam, QuantStat
+from jqinject.core.state.record import kind_of
 from jqinject.model.walk import ModelIndex, Path, dotted
 
 # What components store of scales and zero points, in their own words.
@@ -38,10 +39,10 @@ def never_right(index: ModelIndex, entries: Mapping[Path, Any]) -> list[str]:
     found = []
     for path, value in entries.items():
         variable = index.by_path[path].variable
-        if not isinstance(variable, QuantParam | QuantStat):
+        if not issubclass(kind_of(variable), QuantParam | QuantStat):
             continue
         # Other statistics may be nan as long as they have seen nothing.
-        if not _is_finite(value) and (isinstance(variable, QuantParam) or path[-1] in OF_SCALES):
+        if not _is_finite(value) and (issubclass(kind_of(variable), QuantParam) or path[-1] in OF_SCALES):
             found.append(f"{dotted(path)}: holds nan or inf, which no quantizer stores")
         elif jnp.issubdtype(variable.dtype, jnp.integer) and _least(value) < 0:
             found.append(f"{dotted(path)}: is a counter, and counts from 0: got {_least(value):.0f}")
@@ -69,7 +70,9 @@ def read_by_magnitude(index: ModelIndex, entries: Mapping[Path, Any]) -> list[Pa
     return [
         path
         for path, value in entries.items()
-        if path in learned and isinstance(index.by_path[path].variable, QuantParam) and _least(value) < 0
+        if path in learned
+        and issubclass(kind_of(index.by_path[path].variable), QuantParam)
+        and _least(value) < 0
     ]
 
 

@@ -123,10 +123,8 @@ def amax_scalings(roots: Any) -> list[AmaxScaling]:
 def _check_complete(path: tuple[str, ...], scaling: Any, gradient: bool) -> None:
     if not isinstance(scaling, AmaxScaling):
         return
-    needed = {"scale", "pending"} | ({"slot"} if gradient else set())
+    needed = {"record"} | ({"slot"} if gradient else set())
     missing = sorted(needed - set(vars(scaling)))
-    if "amax_history" not in vars(scaling.amax_history):
-        missing.append("amax_history")
     if missing:
         raise ValueError(
             f"the statistics of {dotted(path)} were filtered away: {', '.join(missing)} missing.\n  cure: keep the "
