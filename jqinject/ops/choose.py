@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -24,16 +26,21 @@ def choose(which: jax.Array, x: ArrayLike, y: ArrayLike) -> jax.Array:
         >>> choose(jnp.array([True, False]), 0.0, jnp.array([1.0, 2.0]))
         Array([0., 2.], dtype=float32)
     """
-    arrays = [a for a in (x, y) if isinstance(a, jax.Array)]
-    dtype = arrays[0].dtype if arrays else jnp.float32
-    shape = jnp.broadcast_shapes(which.shape, *(a.shape for a in arrays))
-    like = next((a for a in (which, *arrays) if a.shape == shape), which)
-    return jax.lax.select(*(_filled(a, shape, d, like) for a, d in ((which, bool), (x, dtype), (y, dtype))))
+    known = x if isinstance(x, jax.Array) else y
+    dtype = known.dtype if isinstance(known, jax.Array) else jnp.float32
+    shape, like = which.shape, which
+    for given in (x, y):
+        if isinstance(given, jax.Array) and given.shape != shape:
+            shape = jnp.broadcast_shapes(shape, given.shape)
+            like = given if given.shape == shape else like
+    return jax.lax.select(
+        which if which.shape == shape else _filled(which, shape, bool, like),
+        x if isinstance(x, jax.Array) and x.shape == shape else _filled(x, shape, dtype, like),
+        y if isinstance(y, jax.Array) and y.shape == shape else _filled(y, shape, dtype, like),
+    )
 
 
-def _filled(x: ArrayLike, shape: tuple[int, ...], dtype: jnp.dtype | type, like: jax.Array) -> jax.Array:
-    if isinstance(x, jax.Array) and x.shape == shape:
-        return x
+def _filled(x: ArrayLike, shape: tuple[int, ...], dtype: Any, like: jax.Array) -> jax.Array:
     return sharded_as(jnp.broadcast_to(jnp.asarray(x, dtype), shape), like)
 
 

@@ -11,23 +11,24 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from jqinject.ops.choose import choose
+from jqinject.ops.fake_quant import change_beside
 
-Compute = Callable[..., jax.Array]
+Compute = Callable[..., Any]
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _within(compute: Compute, to_range: bool, x: jax.Array, ends: Any, others: Any) -> jax.Array:
+def _within(compute: Compute, to_range: bool, x: jax.Array, ends: Any, others: Any) -> Any:
     return compute(x, *others)
 
 
-def _within_jvp(compute: Compute, to_range: bool, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _within_jvp(compute: Compute, to_range: bool, primals: Any, tangents: Any) -> tuple[Any, Any]:
     x, ends, _ = primals
     value = _within(compute, to_range, *primals)
     dx, dends = (jax.tree.map(_given, t, is_leaf=_is_zero) for t in tangents[:2])
     change = jax.checkpoint(partial(_change, to_range))(
         x, ends, dx, dends if to_range else (None,) * len(dends)
     )
-    return value, change
+    return value, change_beside(change, value)
 
 
 def _is_zero(tangent: Any) -> bool:
@@ -66,14 +67,14 @@ def within_range(
     low: jax.Array | None,
     *others: jax.Array,
     to_range: bool = True,
-) -> jax.Array:
+) -> Any:
     """The number `compute(x, *others)` with the gradient of `jnp.clip(x, low, high)`.
 
     It passes straight through to `x` inside the range, and where `x` lies beyond an end it goes to that end. At an end
     either gets half of it.
 
     Args:
-        compute: quantizes `x`; `others` get no gradient.
+        compute: quantizes `x`, to a value or to a value and integers beside it; `others` get no gradient.
         x: float32.
         high: the upper end of the range, broadcasts with `x`.
         low: the lower end; None for `-high`.

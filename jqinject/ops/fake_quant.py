@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
@@ -34,12 +35,14 @@ class Steps:
         straight: whether the gradient passes the clamp too, instead of going to the bound where it clamps.
         centered: whether the zero point is known to be 0.
         by_reciprocal: whether numbers are multiplied by the reciprocal of the scale; see `jqinject.ops.by_reciprocal`.
+        payload: the dtype in which the integers are returned beside the value; None to return the value alone.
     """
 
     rounding: Callable[[jax.Array], jax.Array] = nearest
     straight: bool = False
     centered: bool = False
     by_reciprocal: bool = False
+    payload: Any = None
 
     def rounded(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array) -> tuple[jax.Array, jax.Array]:
         """`x / scale`, and the whole number that it is rounded to with the zero point added."""
@@ -57,19 +60,38 @@ class Steps:
         """What integers stand for."""
         return (integers if self.centered else integers - zero_point) * scale
 
+    def quantized(
+        self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, low: jax.Array, high: jax.Array
+    ) -> Any:
+        """What the integers of `x` stand for, and with `payload` the integers beside it."""
+        integers = self.integers(x, scale, zero_point, low, high)
+        floats = self.floats(integers, scale, zero_point)
+        return floats if self.payload is None else (floats, integers.astype(self.payload))
+
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _fake_quantize(
     how: Steps, x: jax.Array, scale: jax.Array, zero_point: jax.Array, low: jax.Array, high: jax.Array
-) -> jax.Array:
-    return how.floats(how.integers(x, scale, zero_point, low, high), scale, zero_point)
+) -> Any:
+    return how.quantized(x, scale, zero_point, low, high)
 
 
 def _fake_quantize_jvp(how: Steps, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     # Under `checkpoint` the backward pass keeps the arguments, which are there anyway, and no array made from them.
     given = [None if isinstance(tangent, SymbolicZero) else tangent for tangent in tangents]
     change = jax.checkpoint(partial(_change, how))(primals, given)
-    return _fake_quantize(how, *primals), change
+    made = _fake_quantize(how, *primals)
+    return made, change_beside(change, made)
+
+
+def change_beside(change: jax.Array, made: Any) -> Any:
+    """The tangent of a value, or of a value and its integers, which have none.
+
+    Args:
+        change: of the value.
+        made: the value, or both.
+    """
+    return (change, np.zeros(made[1].shape, jax.dtypes.float0)) if isinstance(made, tuple) else change
 
 
 def _change(how: Steps, primals: Any, tangents: Any) -> jax.Array:
@@ -109,7 +131,7 @@ def fake_quantize(
     low: ArrayLike,
     high: ArrayLike,
     how: Steps = Steps(),
-) -> jax.Array:
+) -> Any:
     """Quantize and dequantize: `y = (q - zero_point) * scale`, `q = clamp(round(x / scale + zero_point), low, high)`.
 
     With `m` = 1 where nothing is clamped, else 0:
@@ -129,7 +151,7 @@ def fake_quantize(
         how: rounding, and where the gradient goes.
 
     Returns:
-        An array of the shape and dtype of `x`.
+        An array of the shape and dtype of `x`; with `how.payload` that and the integers.
 
     Example:
         >>> x, scale, zero_point = jnp.array([0.26, -0.8]), jnp.float32(0.5), jnp.float32(0)
@@ -138,5 +160,5 @@ def fake_quantize(
         >>> jax.grad(lambda s: fake_quantize(x, s, zero_point, -7, 7).sum())(scale)
         Array(0.08000004, dtype=float32)
     """
-    bounds = (jnp.asarray(bound, jnp.float32) for bound in (low, high))
-    return _fake_quantize(how, x, scale, zero_point, *bounds)
+    low, high = jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32)
+    return _fake_quantize(how, x, scale, zero_point, low, high)

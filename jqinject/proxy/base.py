@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from flax import nnx
 
-from jqinject.core import AmaxHistory, AmaxScaling, QuantResult
+from jqinject.core import AmaxHistory, AmaxScaling, KeepsPayload, QuantResult
 from jqinject.core.construction.assign import assign
 from jqinject.core.facts import has_zero_point, scale_dtype
 from jqinject.inject import Binding, DependencyError, ExtendedInjector, reach_of
@@ -347,7 +347,13 @@ class QuantProxyFromInjector(nnx.Module):
     def _quantized(self, x: Any, *more: Any) -> Any:
         """A tensor through the quantizer, as a QuantTensor, or where the proxy only observes, itself with its scale."""
         try:
-            return self._seen(self._pack(self.tensor_quant(x, *more)), x)
+            quantizer = self.tensor_quant
+            # What serves may contract the integers; in training floats are contracted.
+            if self.use_running_average and not more and isinstance(quantizer, KeepsPayload):
+                result = quantizer.keeping_payload(x)
+            else:
+                result = self.tensor_quant(x, *more)
+            return self._seen(self._pack(result), x)
         except Exception as error:
             note_quantizer(error, self)
             raise

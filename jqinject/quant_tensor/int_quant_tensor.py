@@ -176,25 +176,12 @@ class IntQuantTensor(QuantTensor):
     signed: bool = property(attrgetter("_signed"), doc="Whether the integers are signed.")  # type: ignore[assignment]
     training: bool = property(attrgetter("_training"), doc="Whether it was made in training mode.")  # type: ignore[assignment]
 
-    @property
-    def payload(self) -> jax.Array | None:
-        """The integers, where they are kept; `int` makes them where they are not."""
-        return self._payload
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of `value`."""
-        return self._shaped.shape
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes of `value`."""
-        return self._shaped.ndim
-
-    @property
-    def size(self) -> int:
-        """Number of elements of `value`."""
-        return self._shaped.size
+    payload: jax.Array | None = property(  # type: ignore[assignment]
+        attrgetter("_payload"), doc="The integers, where they are kept; `int` makes them where they are not."
+    )
+    shape: tuple[int, ...] = property(attrgetter("_shaped.shape"), doc="Shape of `value`.")  # type: ignore[assignment]
+    ndim: int = property(attrgetter("_shaped.ndim"), doc="Number of axes of `value`.")  # type: ignore[assignment]
+    size: int = property(attrgetter("_shaped.size"), doc="Number of elements of `value`.")  # type: ignore[assignment]
 
     @property
     def dtype(self) -> np.dtype:

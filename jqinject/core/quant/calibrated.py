@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core._protocols import QuantResult, Restrict
+from jqinject.core._protocols import QuantResult, Restrict, ResultWithPayload
 from jqinject.core.calibration import (
     OF_NO_AXES,
     AbsMaxRange,
@@ -206,7 +206,8 @@ class CalibratedQuant(Component):
         if self.averaging_impl is None:
             return self._found(x, self._axes_that_share(x.ndim), self._names())
         if self.averaging_impl.settled and not update:
-            return self.averaging_impl.mean(jax.eval_shape(self._of_batch, x))
+            known = isinstance(self.calibration_impl, Hashable)
+            return self.averaging_impl.mean((_form if known else _found_form)(self.calibration_impl, x.ndim))
         return self.averaging_impl(self._of_batch(x), update)
 
     def _axes_that_share(self, ndim: int) -> tuple[int, ...]:
@@ -252,6 +253,13 @@ class CalibratedQuant(Component):
 
     def __call__(self, x: jax.Array) -> QuantResult | FloatQuantResult:
         """`x` quantized; scale and zero point float32."""
+        return self._quantized(x, keep=False)
+
+    def keeping_payload(self, x: jax.Array) -> QuantResult | FloatQuantResult:
+        """As a call; the result has integers of at most 8 bits beside the value."""
+        return self._quantized(x, keep=True)
+
+    def _quantized(self, x: jax.Array, keep: bool) -> QuantResult | FloatQuantResult:
         x = self._in_groups(check.float_input(x, "CalibratedQuant"))
         x32 = x.astype(jnp.float32)
         found = self._range(x32, update=not self.use_running_average)
@@ -261,14 +269,16 @@ class CalibratedQuant(Component):
         scale = self._restricted(scale)
         offset = known_zero() if zero_point is None else zero_point
         # Without a zero point the extreme lies on a tie, and goes where Qwix's does.
-        how = Steps(centered=zero_point is None, by_reciprocal=zero_point is None)
+        payload = np.dtype(np.int8) if keep and self.bit_width <= 8 else None
+        how = Steps(centered=zero_point is None, by_reciprocal=zero_point is None, payload=payload)
         edge = 2 ** (self.bit_width - 1)
         quantize = partial(_quantized, how, float(-edge), float(edge - 1))
-        value = self._straight_through(quantize, x32, found, scale, offset)
+        made = self._straight_through(quantize, x32, found, scale, offset)
+        value, kept = (made, None) if payload is None else made
         scale = self._kept(scale, x.ndim)
         if zero_point is not None:
             offset = self._kept(offset, x.ndim)
-        return QuantResult(value.astype(x.dtype), scale, offset, self.bit_width)
+        return ResultWithPayload.of(value.astype(x.dtype), scale, offset, self.bit_width, kept)
 
     def _minifloats(self, x: jax.Array, x32: jax.Array, found: ClippingRange) -> FloatQuantResult:
         if found.low is not None:
@@ -288,18 +298,27 @@ class CalibratedQuant(Component):
         return scale if restrict is None else restrict(restrict.restrict_init_tensor(scale))
 
     def _straight_through(
-        self, quantize: Callable[..., jax.Array], x: jax.Array, found: ClippingRange, *others: jax.Array
-    ) -> jax.Array:
+        self, quantize: Callable[..., Any], x: jax.Array, found: ClippingRange, *others: jax.Array
+    ) -> Any:
         """`quantize(x, *others)`, with the gradient of clipping `x` to the range."""
         return within_range(quantize, x, found.high, found.low, *others, to_range=not self.scale_stop_grad)
 
 
+def _found_form(method: RangeMethod, ndim: int) -> ClippingRange:
+    """The range that a method finds of a tensor of `ndim` axes, one for the tensor: abstract."""
+    one = jax.ShapeDtypeStruct((1,) * ndim, jnp.float32)
+    found = jax.eval_shape(lambda x: method(x, tuple(range(ndim))), one)
+    return jax.tree.map(lambda _: jax.ShapeDtypeStruct((), jnp.float32), found)
+
+
+_form = lru_cache(maxsize=256)(_found_form)
+
+
 def _quantized(
     how: Steps, low: float, high: float, x: jax.Array, scale: jax.Array, zero_point: jax.Array
-) -> jax.Array:
+) -> Any:
     """To integers and back."""
-    integers = how.integers(x, scale, zero_point, jnp.float32(low), jnp.float32(high))
-    return how.floats(integers, scale, zero_point)
+    return how.quantized(x, scale, zero_point, jnp.float32(low), jnp.float32(high))
 
 
 def _minifloats(form: FloatFormat, dtype: np.dtype, x: jax.Array, scale: jax.Array) -> jax.Array:
