@@ -1,4 +1,4 @@
-"""What is where in a model: every Variable under every path, and every proxy with the layers that hold it."""
+"""An index of a model: every Variable under every path, and every proxy with the layers that hold it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,15 +16,17 @@ from jqinject.proxy import QuantProxyFromInjector
 
 Path = tuple[str, ...]
 QUANTIZER_KINDS = (QuantParam, QuantStat, GradStat, GradSlot)
-TRACKED = "tracked_parameters"  # where a component holds the weights of layers, without a proxy too
+TRACKED = (
+    "tracked_parameters"  # the attribute in which a component holds weights of layers, even without a proxy
+)
 
 
 class PlainArray:
-    """An array that a model holds without a Variable around it (the mask of a convolution), read and written as one.
+    """An array that a model holds without a Variable (the mask of a convolution), with a Variable's interface.
 
     Args:
-        holder: the attributes of a module, a dict or a list.
-        name: where in it the array is.
+        holder: a module's attributes, a dict or a list.
+        name: the array's key in it.
     """
 
     def __init__(self, holder: Any, name: Any) -> None:
@@ -47,7 +49,7 @@ class PlainArray:
         return self.holder[self.name]
 
     def set_value(self, value: Any) -> None:
-        """Put another array in its place."""
+        """Replace the array."""
         self.holder[self.name] = value
 
 
@@ -57,8 +59,8 @@ class Found:
 
     Attributes:
         variable: the Variable, or a part of one that is a record.
-        paths: all its paths; the first is the shortest way that leads through no quantizer, if there is one.
-        in_quantizer: whether every path leads through a quantizer, or it is of a kind that only quantizers have.
+        paths: all its paths; the first is the shortest that does not lead through a quantizer, if there is one.
+        in_quantizer: whether every path leads through a quantizer, or only quantizers have its Variable type.
     """
 
     variable: nnx.Variable[Any] | PlainArray | RecordPart
@@ -67,7 +69,7 @@ class Found:
 
     @property
     def path(self) -> Path:
-        """The path to speak of it by."""
+        """The path to name it by."""
         return self.paths[0]
 
 
@@ -81,7 +83,7 @@ class Holders:
 
 
 def walk(root: Any) -> Iterator[tuple[Path, Any]]:
-    """Every module, Variable and array under every path, parents first; a shared one comes once for each path."""
+    """Every module, Variable and array under every path, parents first; shared ones appear once per path."""
     ahead: list[tuple[Path, Any, tuple[int, ...]]] = [((), root, ())]
     while ahead:
         path, node, above = ahead.pop()
@@ -96,7 +98,7 @@ def walk(root: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def _children(node: Any) -> list[tuple[Any, Any]]:
-    """What a module or container holds, by name; arrays as `PlainArray`s."""
+    """The children of a module or container, by name; arrays as `PlainArray`s."""
     if isinstance(node, nnx.Pytree):
         named: Any = [(n, c) for n, c in vars(node).items() if not n.startswith("_pytree__")]
         holder: Any = vars(node)
@@ -115,12 +117,12 @@ def _children(node: Any) -> list[tuple[Any, Any]]:
 
 
 class ModelIndex:
-    """What is where in a model, found in one walk, for all the steps of one operation.
+    """An index of a model, built in one walk and shared by all steps of an operation.
 
-    It is of the model as it was when it was made: steps that put other modules or Variables in need another.
+    It is a snapshot: after a step that replaces modules or Variables, build another.
 
     Args:
-        model: an NNX module, or a container of some.
+        model: an NNX module, or a container of modules.
 
     Attributes:
         places: every module, Variable and array under every path, parents first.
@@ -144,13 +146,13 @@ class ModelIndex:
         )
 
     def outermost(self, accepted: Callable[[Any], bool]) -> list[tuple[Path, Any]]:
-        """The modules that are accepted, and not within another one that is; shared ones under their first path.
+        """The accepted modules that are not inside another accepted one; shared ones under their first path.
 
         Args:
-            accepted: says of a module whether it is wanted.
+            accepted: whether a module is accepted.
         """
         found: dict[int, tuple[Path, Any]] = {}
-        outer: Path | None = None  # what is within a module comes right after it
+        outer: Path | None = None  # a module's contents come right after it
         for path, node in self.places:
             if outer is not None and path[: len(outer)] != outer:
                 outer = None
@@ -163,7 +165,7 @@ class ModelIndex:
     def variables(self) -> list[Found]:
         """The Variables and arrays, each once, with all its paths."""
         found: dict[Any, Found] = {}
-        proxy: Path | None = None  # what is in a proxy comes right after it
+        proxy: Path | None = None  # a proxy's contents come right after it
         for path, node in self.places:
             if proxy is not None and path[: len(proxy)] != proxy:
                 proxy = None

@@ -1,4 +1,4 @@
-"""What quantizers remember: amaxes step by step, scales and running statistics."""
+"""State that quantizers keep: amax histories, scales and running statistics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jqinject.core.state.record import state_parts
 from jqinject.ops.devices.processes import on_host
 from jqinject.proxy import QuantProxyFromInjector
 
-# What a step under way has seen, not what is remembered.
+# Statistics of the current step, not history.
 PASSING = ("pending",)
 
 
@@ -25,10 +25,9 @@ class History:
 
     Attributes:
         slot: the quantizer, as in "input_quant".
-        name: where in it they are.
-        along: "steps" (the oldest first, the newest last) or "elements" (channels; those of stacked layers behind one
-            another).
-        values: the numbers. Of an amax per channel it is the largest of the step.
+        name: their path within the quantizer.
+        along: "steps" (oldest first, newest last) or "elements" (channels; stacked layers follow one another).
+        values: the numbers. For an amax per channel, the largest of each step.
     """
 
     slot: str
@@ -38,7 +37,7 @@ class History:
 
 
 def histories(layer: Any) -> tuple[History, ...]:
-    """Of all the quantizers that a layer holds."""
+    """The histories of all quantizers that a layer holds."""
     return tuple(
         found
         for slot, proxy in vars(layer).items()
@@ -75,7 +74,7 @@ def _numbers(path: tuple[Any, ...], node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _steps(history: AmaxHistory) -> tuple[float, ...]:
-    """The largest amax of each step, oldest first, without the zeros that stand for steps that have not been yet."""
+    """The largest amax of each step, oldest first, without the leading zeros of steps not yet taken."""
     held = on_host(history.amax_history.get_value()).astype(np.float64)
     axis = held.ndim - 1 - len(history.amax_shape)
     steps = np.moveaxis(held, axis, 0).reshape(held.shape[axis], -1)
