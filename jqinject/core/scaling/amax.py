@@ -167,7 +167,7 @@ class AmaxScaling(nnx.Module):
         recorded = not self.use_running_average and x.size > 0
         if self.from_history and not recorded:
             return known
-        held = self.scale.get_value()
+        held = jax.lax.stop_gradient(self.scale.get_value())
         measured = sharded_as(self.rule.amax(jax.lax.stop_gradient(x)), held)
         amax = gathered(over_axis(measured, self.axis_name, held), held)
         scale = known if self.from_history else self.rule.scale(amax, known, threshold)

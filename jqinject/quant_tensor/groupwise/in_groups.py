@@ -4,10 +4,10 @@ from typing import Any
 
 from jqinject.quant_tensor.codebook_quant_tensor import CodebookQuantTensor
 from jqinject.quant_tensor.float_quant_tensor import FloatQuantTensor
-from jqinject.quant_tensor.groupwise_codebook_quant_tensor import GroupwiseCodebookQuantTensor
-from jqinject.quant_tensor.groupwise_float_quant_tensor import GroupwiseFloatQuantTensor
-from jqinject.quant_tensor.groupwise_int_quant_tensor import GroupwiseIntQuantTensor
-from jqinject.quant_tensor.groupwise_quant_tensor import GroupwiseQuantTensor
+from jqinject.quant_tensor.groupwise.groupwise_codebook_quant_tensor import GroupwiseCodebookQuantTensor
+from jqinject.quant_tensor.groupwise.groupwise_float_quant_tensor import GroupwiseFloatQuantTensor
+from jqinject.quant_tensor.groupwise.groupwise_int_quant_tensor import GroupwiseIntQuantTensor
+from jqinject.quant_tensor.groupwise.groupwise_quant_tensor import GroupwiseQuantTensor
 from jqinject.quant_tensor.int_quant_tensor import IntQuantTensor
 
 KINDS: dict[type, type[GroupwiseQuantTensor]] = {

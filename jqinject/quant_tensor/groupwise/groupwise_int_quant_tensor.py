@@ -7,7 +7,11 @@ import jax
 
 from jqinject.quant_tensor.base import as_array
 from jqinject.quant_tensor.bit_widths import BitWidth
-from jqinject.quant_tensor.groupwise_quant_tensor import Groups, GroupwiseQuantTensor, flatten_groups
+from jqinject.quant_tensor.groupwise.groupwise_quant_tensor import (
+    Groups,
+    GroupwiseQuantTensor,
+    flatten_groups,
+)
 from jqinject.quant_tensor.int_quant_tensor import IntQuantTensor
 
 

@@ -8,7 +8,11 @@ import jax
 from jqinject.ops.minifloats.nearest_code import Codebook
 from jqinject.quant_tensor.base import as_array
 from jqinject.quant_tensor.codebook_quant_tensor import CodebookQuantTensor
-from jqinject.quant_tensor.groupwise_quant_tensor import Groups, GroupwiseQuantTensor, flatten_groups
+from jqinject.quant_tensor.groupwise.groupwise_quant_tensor import (
+    Groups,
+    GroupwiseQuantTensor,
+    flatten_groups,
+)
 
 
 @final

@@ -8,7 +8,11 @@ import numpy as np
 
 from jqinject.quant_tensor.base import as_array
 from jqinject.quant_tensor.float_quant_tensor import AnyFloatFormat, FloatQuantTensor
-from jqinject.quant_tensor.groupwise_quant_tensor import Groups, GroupwiseQuantTensor, flatten_groups
+from jqinject.quant_tensor.groupwise.groupwise_quant_tensor import (
+    Groups,
+    GroupwiseQuantTensor,
+    flatten_groups,
+)
 
 
 @final
