@@ -75,7 +75,7 @@ def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool
     for layer in layers:
         op = None if isinstance(layer, QuantWeightLayer) else quantized_op(layer)
         if op is not None:
-            op.module.general.check_freezes()
+            op.module.check_freezes()
     ours = [layer for layer in layers if isinstance(layer, QuantWeightLayer) and freezes(layer)]
     _check_finite(index, ours)
     if not any(map(_is_quantized, layers)):

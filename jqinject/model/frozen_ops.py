@@ -91,14 +91,13 @@ def freeze_op(layer: Any, *, shared: bool, keep_master: bool) -> None:
     op = quantized_op(layer)
     assert op is not None, "asked for by freeze, which has looked"
     module = op.module
-    quantizer = module.general.fwd.rhs_quantizer
-    if quantizer.numerics is None or (module.rhs_quant_mode is QuantMode.SERVE and not shared):
+    if not module.quantizes[1] or (module.rhs_quant_mode is QuantMode.SERVE and not shared):
         return
     if shared:
         module = module.fresh()
         setattr(layer, op.name, module)
     kernel = layer.kernel
-    module.rhs_freezer = _stored(op, quantizer, kernel)
+    module.rhs_freezer = _stored(op, kernel)
     module.rhs_quant_mode = QuantMode.SERVE
     if not keep_master:
         # The layer still passes a kernel to the op, which ignores it. Stacks keep their axes.
@@ -106,14 +105,13 @@ def freeze_op(layer: Any, *, shared: bool, keep_master: bool) -> None:
         layer.kernel = nnx.Param(jnp.zeros((*stack, *(0,) * op.kernel_ndim), kernel.dtype))
 
 
-def _stored(op: OpOfLayer, quantizer: Any, kernel: nnx.Variable[Any]) -> Freezer:
+def _stored(op: OpOfLayer, kernel: nnx.Variable[Any]) -> Freezer:
     """The kernel in a `Freezer`, whose variables are stacked if the layers are."""
-    axes = _shared_axes(quantizer.calibration_axes, op.summed, op.kernel_ndim)
     made: dict[str, Any] = {}
 
     def one(kernel_of_one: jax.Array) -> Any:
         freezer = Freezer(metadata=kernel.get_metadata())
-        freezer.set(quantizer.quantize(kernel_of_one, axes), op.summed if op.stored_last else ())
+        freezer.set(op.module.quantized_rhs(kernel_of_one, op.summed), op.summed if op.stored_last else ())
         made["graphdef"], state = nnx.split(freezer, graph=True)
         return state
 
@@ -122,14 +120,6 @@ def _stored(op: OpOfLayer, quantizer: Any, kernel: nnx.Variable[Any]) -> Freezer
         mapped = jax.vmap(mapped)
     state = mapped(kernel[...])
     return nnx.merge(made["graphdef"], state)
-
-
-def _shared_axes(calibration_axes: Any, summed: Axes, ndim: int) -> Axes:
-    if not isinstance(calibration_axes, str):
-        return calibration_axes
-    every = tuple(range(ndim))
-    others = tuple(axis for axis in every if axis not in summed)
-    return {"contracting": summed, "remaining": others, "tensor": every}[calibration_axes]
 
 
 def unfreeze_op(layer: Any, *, only_check: bool = False) -> None:

@@ -40,6 +40,7 @@ class QuantProxyFromInjector(nnx.Module):
         tensor_quant: the assembled quantizer; None if the injector says so (no quantization).
         disable_quant: set it to let the tensor through as it is.
         observing: set it to collect statistics only: the QuantTensor has the scale, and the tensor's own value.
+        role: what it quantizes: "weight", "bias", "activation", "gradient", "accumulator"; "parameter" says no more.
         reads: the names of the injector that a class of proxies reads itself, so that they may be overridden though the
             quantizer does not ask for them.
         use_running_average: eval mode, in NNX's word; `model.train()` and `model.eval()` set it.
@@ -68,6 +69,7 @@ class QuantProxyFromInjector(nnx.Module):
     disable_quant: bool = False
     observing: bool = False
     served_layers: int = 1
+    role: ClassVar[str] = "parameter"
     quantizes_activations: ClassVar[bool] = False
     reads: ClassVar[frozenset[str]] = frozenset({"tensor_quant", "proxy_class", "signed"})
 
@@ -355,6 +357,10 @@ class QuantProxyFromInjector(nnx.Module):
         except Exception as error:
             note_quantizer(error, self)
             raise
+
+    def quantize_gradient(self, g: Any) -> Any:
+        """A gradient on its way back, as a QuantTensor; the array where quantization is off."""
+        return self._quantized(g) if self.is_quant_enabled else g
 
     def _seen(self, packed: Any, x: Any) -> Any:
         """A quantized tensor, or where the proxy only observes, the tensor itself with its scale."""

@@ -136,14 +136,11 @@ def _note(layer: Any, kinds: list[str], in_program: bool) -> str:
     op = quantized_op(layer)
     if op is None:
         return "fake-quantized by the program around it: see op_quant" if in_program else "is not quantized"
-    numerics = op.module.general.fwd
-    missing = [
-        side
-        for side, quantizer in (("input", numerics.lhs_quantizer), ("weight", numerics.rhs_quantizer))
-        if quantizer.numerics is None
-    ]
+    missing = [side for side, has in zip(("input", "weight"), op.module.quantizes, strict=True) if not has]
     if missing:
         return f"the {' and the '.join(missing)} has no bits in the configuration"
+    if op.module.scheme is not None:
+        return "operands without a payload in common, or scales that vary along what is summed: see QDotGeneral.explain"
     return _NO_UNITS
 
 

@@ -13,7 +13,7 @@ from flax.linen import fp8_ops
 from jqinject.core import AmaxScaling, GradSlot
 from jqinject.core.state.variables import known_zeros
 from jqinject.model.walk import dotted, walk
-from jqinject.proxy import GradQuantProxyFromInjector
+from jqinject.proxy import GradQuantProxy
 
 # Flax's float32 whose sum is the maximum, made for the same purpose.
 MAXIMUM_ADDING = fp8_ops.fm32
@@ -112,7 +112,7 @@ def amax_scalings(roots: Any) -> list[AmaxScaling]:
     """
     found: dict[int, AmaxScaling] = {}
     for path, node in walk(roots):
-        if isinstance(node, GradQuantProxyFromInjector) and node.is_quant_enabled:
+        if isinstance(node, GradQuantProxy) and node.is_quant_enabled:
             _check_complete(path, getattr(node.tensor_quant, "scaling_impl", None), gradient=True)
         if isinstance(node, AmaxScaling):
             _check_complete(path, node, gradient=False)

@@ -1,4 +1,4 @@
-"""A quantized tensor with the two axes of groups, seen without them."""
+"""Builds a groupwise tensor from a quantized tensor with two axes for the groups."""
 
 from typing import Any
 
@@ -20,12 +20,12 @@ KINDS: dict[type, type[GroupwiseQuantTensor]] = {
 def in_groups(
     grouped: Any, group_size: int, group_dim: int, length: int | None = None
 ) -> GroupwiseQuantTensor:
-    """A quantized tensor with the two axes of groups, seen without them: of the kind that its numbers have.
+    """A groupwise tensor of the same number format, from a quantized tensor with two axes for the groups.
 
     Args:
         grouped: an `IntQuantTensor`, `FloatQuantTensor` or `CodebookQuantTensor`.
         group_size: elements of a group.
         group_dim: the axis, counted without groups.
-        length: elements along it; None for all that the groups hold.
+        length: elements along it; None if the last group is full.
     """
     return KINDS[type(grouped)].of(grouped, group_size, group_dim, length)
