@@ -1,7 +1,9 @@
 """Components of quantizers, built by hand or wired by name. `_protocols.py` shows how they fit together."""
 
+from jqinject.core._protocols import KeepsPayload as KeepsPayload
 from jqinject.core._protocols import PackableResult as PackableResult
 from jqinject.core._protocols import QuantResult as QuantResult
+from jqinject.core._protocols import ResultWithPayload as ResultWithPayload
 from jqinject.core._protocols import StaticRange as StaticRange
 from jqinject.core.bit_width import BitWidthConst as BitWidthConst
 from jqinject.core.bit_width import BitWidthParameter as BitWidthParameter
@@ -17,6 +19,7 @@ from jqinject.core.calibration import MSERange as MSERange
 from jqinject.core.calibration import RangeMethod as RangeMethod
 from jqinject.core.calibration import RMSRange as RMSRange
 from jqinject.core.calibration import SimpleMovingAverage as SimpleMovingAverage
+from jqinject.core.calibration.range_to_scale import scale_and_zero_point as scale_and_zero_point
 from jqinject.core.clamp import ClampMin as ClampMin
 from jqinject.core.clamp import Identity as Identity
 from jqinject.core.clamp import ScalarClamp as ScalarClamp
@@ -60,7 +63,6 @@ from jqinject.core.quant import PrescaledRestrictIntQuant as PrescaledRestrictIn
 from jqinject.core.quant import RescalingIntQuant as RescalingIntQuant
 from jqinject.core.quant import TernaryQuant as TernaryQuant
 from jqinject.core.quant import TruncIntQuant as TruncIntQuant
-from jqinject.core.quant import scale_and_zero_point as scale_and_zero_point
 from jqinject.core.quant_restrict_val import QuantRestrictValue as QuantRestrictValue
 from jqinject.core.restrict_val import FloatRestrictValue as FloatRestrictValue
 from jqinject.core.restrict_val import IntRestrictValue as IntRestrictValue

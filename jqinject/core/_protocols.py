@@ -59,14 +59,44 @@ class QuantResult(NamedTuple):
         Returns:
             An `IntQuantTensor`.
         """
-        return IntQuantTensor(
-            value=self.value,
-            scale=self.scale,
-            zero_point=self.zero_point,
-            bit_width=self.bit_width,
-            signed=signed,
-            training=training,
-        )
+        return IntQuantTensor(*self, signed, training)
+
+
+class ResultWithPayload(QuantResult):
+    """A `QuantResult` that keeps the integers which its value comes from.
+
+    Attributes:
+        payload: the integers, in the narrowest dtype of bytes; None for none.
+    """
+
+    payload: jax.Array | None = None
+
+    @classmethod
+    def of(
+        cls,
+        value: jax.Array,
+        scale: jax.Array,
+        zero_point: jax.Array,
+        bit_width: Any,
+        payload: jax.Array | None,
+    ) -> ResultWithPayload:
+        """The result of these."""
+        result = cls(value, scale, zero_point, bit_width)
+        result.payload = payload
+        return result
+
+    def quant_tensor(self, *, signed: bool, training: bool) -> IntQuantTensor:
+        """As of `QuantResult`; the tensor keeps the integers too."""
+        return IntQuantTensor(*self, signed, training, self.payload)
+
+
+@runtime_checkable
+class KeepsPayload(Protocol):
+    """A quantizer that can keep what it rounded, for whoever contracts it."""
+
+    def keeping_payload(self, x: jax.Array, /) -> Any:
+        """As a call; the result has the payload beside the value."""
+        ...
 
 
 @runtime_checkable
@@ -197,7 +227,6 @@ class TensorQuant(Protocol):
     def __call__(self, x: jax.Array, /) -> QuantResult: ...
 
 
-@runtime_checkable
 class SaysZeroPoint(Protocol):
     """A quantizer, or a `zero_point_impl`, that knows whether its zero point may be another than 0.
 
@@ -208,7 +237,6 @@ class SaysZeroPoint(Protocol):
     def has_zero_point(self) -> bool: ...
 
 
-@runtime_checkable
 class SaysScaleDtype(Protocol):
     """A quantizer, a scaling or a restriction that knows an 8-bit dtype which holds each of its scales exactly.
 
@@ -220,7 +248,20 @@ class SaysScaleDtype(Protocol):
     def scale_dtype(self) -> np.dtype | None: ...
 
 
-@runtime_checkable
+class SaysLearned(Protocol):
+    """A `bit_width_impl` that knows whether its bit width is learned, so that a loss may penalize it."""
+
+    @property
+    def is_learned(self) -> bool: ...
+
+
+class SaysSign(Protocol):
+    """A restriction that knows whether it leaves a value below 0 as it is; others make it positive."""
+
+    @property
+    def keeps_sign(self) -> bool: ...
+
+
 class SaysFormat(Protocol):
     """A quantizer that knows its numbers where they are no integers: a minifloat's format, or a table."""
 
@@ -228,7 +269,6 @@ class SaysFormat(Protocol):
     def format(self) -> Any: ...
 
 
-@runtime_checkable
 class SaysNearest(Protocol):
     """A quantizer that knows whether it does what QuantizeLinear does, in evaluation: round to nearest (ties to even),
     then clamp to the ends of its format, and nothing else. A rounding says the first, a clamp the second."""

@@ -91,6 +91,7 @@ class BitWidthParameter(nnx.Module):
         (8.0, 6.0)
     """
 
+    is_learned = True
     min_bit_width: int = 2
     override_pretrained: bool = False
 

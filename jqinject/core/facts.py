@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.core._protocols import SaysFormat, SaysNearest, SaysScaleDtype, SaysZeroPoint
+# A fact is an optional member of a protocol, looked up with what counts if it is missing: an `isinstance` of a protocol
+# takes 20 microseconds on Python 3.11, and every quantizer is asked while its layer is built.
 
 
 def has_zero_point(component: Any) -> bool:
@@ -20,19 +21,29 @@ def has_zero_point(component: Any) -> bool:
         >>> has_zero_point(ZeroZeroPoint()), has_zero_point(lambda x, scale, bit_width: scale)
         (False, True)
     """
-    return component.has_zero_point if isinstance(component, SaysZeroPoint) else True
+    return getattr(component, "has_zero_point", True)
 
 
 def scale_dtype(component: Any) -> np.dtype | None:
     """The 8-bit dtype that holds every scale of a quantizer, a scaling or a restriction; None where it is not said."""
-    return component.scale_dtype if isinstance(component, SaysScaleDtype) else None
+    return getattr(component, "scale_dtype", None)
+
+
+def is_learned(component: Any) -> bool:
+    """Whether a component is a bit width that is learned; False where it is not said."""
+    return getattr(component, "is_learned", False)
+
+
+def keeps_sign(component: Any) -> bool:
+    """Whether a restriction leaves values below 0 as they are; False where it is not said."""
+    return getattr(component, "keeps_sign", False)
 
 
 def number_format(component: Any) -> Any:
     """The minifloats of a quantizer, or its table; None where it is not said."""
-    return component.format if isinstance(component, SaysFormat) else None
+    return getattr(component, "format", None)
 
 
 def is_nearest(*components: Any) -> bool:
     """Whether quantizers, roundings and clamps do what QuantizeLinear does; False where one does not say so."""
-    return all(isinstance(component, SaysNearest) and component.is_nearest for component in components)
+    return all(getattr(component, "is_nearest", False) for component in components)

@@ -76,6 +76,8 @@ class FloatRestrictValue:
 class SignedFloatRestrictValue:
     """Any value, of either sign."""
 
+    keeps_sign = True
+
     def restrict_init_float(self, x: float) -> float:
         """`x`."""
         return x

@@ -33,6 +33,9 @@ from jqinject.dot.schemes.quantized_conv import conv_general_dilated as conv_gen
 from jqinject.dot.schemes.quantized_conv import integer_conv as integer_conv
 from jqinject.dot.schemes.quantized_dot import QuantizedDotGeneral as QuantizedDotGeneral
 from jqinject.dot.schemes.quantized_einsum import kernel_axes_of as kernel_axes_of
+from jqinject.dot.schemes.scheme import Kept as Kept
+from jqinject.dot.schemes.scheme import Scheme as Scheme
+from jqinject.dot.schemes.scheme_dot import ExplainedProduct as ExplainedProduct
 from jqinject.dot.tensors.freezer import Freezer as Freezer
 from jqinject.dot.tensors.freezer import QuantMode as QuantMode
 from jqinject.dot.tensors.jax_functions import dot_general as dot_general

@@ -1,4 +1,4 @@
-"""A traced program with its calls written out and what is known computed."""
+"""Inlines the calls of a traced program and folds its constants."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend import core
 
-# Calls whose body takes the operands as they are; under other names in other versions of JAX.
+# Calls whose body takes the operands unchanged; their names vary between versions of JAX.
 CALLS = frozenset(
     {
         "checkpoint",
@@ -28,7 +28,7 @@ CALLS = frozenset(
         "remat2",
     }
 )
-# Hints for XLA, which change no number.
+# Hints for XLA that do not change any number.
 AS_IT_IS = frozenset({"layout_constraint", "optimization_barrier"})
 BODY = (core.ClosedJaxpr, core.Jaxpr)
 
@@ -36,14 +36,14 @@ Rule = Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]]
 
 
 def evaluate(program: core.ClosedJaxpr, inputs: Sequence[Any], rules: Mapping[str, Rule]) -> list[Any]:
-    """Run a program on tracers: what depends on none of them is computed now, the rest is traced.
+    """Run a program on tracers: values that depend on none of them are computed now, the rest is traced.
 
-    The bodies of calls are run in their place; those of loops are kept, with their own calls written out.
+    Calls are inlined; the bodies of loops are kept, with their own calls inlined.
 
     Args:
         program: with its constants.
         inputs: tracers or arrays.
-        rules: name of a primitive -> what to do in its place, from operands and parameters to results.
+        rules: name of a primitive -> its replacement, from operands and parameters to results.
 
     Returns:
         The outputs.
@@ -61,8 +61,8 @@ class _Evaluator:
     """Runs the equations of a program one after the other.
 
     Args:
-        rules: what to do in the place of a primitive.
-        computes: whether what is known is computed now.
+        rules: replacements of primitives.
+        computes: whether known values are computed now.
     """
 
     rules: Mapping[str, Rule]
@@ -107,7 +107,7 @@ class _Evaluator:
         return results if primitive.multiple_results else [results]
 
     def written_out(self, part: Any) -> Any:
-        """A parameter; if it is the body of a loop, or a tuple of them, with its calls written out."""
+        """A parameter; if it is the body of a loop, or a tuple of bodies, with its calls inlined."""
         if isinstance(part, tuple) and part and all(isinstance(body, core.ClosedJaxpr) for body in part):
             return tuple(map(self.written_out, part))
         if not isinstance(part, core.ClosedJaxpr):
@@ -118,7 +118,7 @@ class _Evaluator:
 
 
 def _forward_scan(primitive: Any, operands: list[Any], params: dict[str, Any]) -> list[Any]:
-    """A scan from the last to the first, as one from the first to the last between reversals: ONNX has no other."""
+    """A reversed scan as a forward scan between two reversals, since ONNX only has forward scans."""
     kept, carried = params["num_consts"] + params["num_carry"], params["num_carry"]
     flipped = [jnp.flip(scanned, 0) for scanned in operands[kept:]]
     results = primitive.bind(*operands[:kept], *flipped, **{**params, "reverse": False})
@@ -137,6 +137,6 @@ def _used(jaxpr: core.Jaxpr) -> list[core.JaxprEqn]:
 
 
 def _is_sized(equation: core.JaxprEqn) -> bool:
-    """Whether the results have sizes that are known."""
+    """Whether the sizes of the results are known."""
     results: list[Any] = [variable.aval for variable in equation.outvars]
     return all(isinstance(size, int) for result in results for size in result.shape)

@@ -1,4 +1,4 @@
-"""The two operations that ONNX has for quantized numbers, and the integers that they take.
+"""ONNX's two operations for quantized numbers, and the integers that they take.
 
 QuantizeLinear: q = saturate(round(x / scale) + zero_point)        DequantizeLinear: y = (q - zero_point) * scale
 """
@@ -20,39 +20,39 @@ DEQUANTIZE = Primitive("jqinject_dequantize_linear")
 QUANTIZE.def_abstract_eval(lambda x, scale, zero_point, axis: x.update(dtype=zero_point.dtype))
 DEQUANTIZE.def_abstract_eval(lambda q, scale, *zero_point, axis: q.update(dtype=scale.dtype))
 
-# What is known is not dequantized beforehand.
+# Constants are not folded through these two.
 KEPT: dict[str, Rule] = {
     QUANTIZE.name: lambda operands, params: [QUANTIZE.bind(*operands, **params)],
     DEQUANTIZE.name: lambda operands, params: [DEQUANTIZE.bind(*operands, **params)],
 }
-# Opsets before this one have both operations for bytes alone (and 32-bit integers to dequantize).
+# Earlier opsets have both operations only for bytes (and 32-bit integers to dequantize).
 OPSET_OF_16_BITS = 21
-# How far from a whole number, in steps, a stored value may lie: the rounding of floats.
+# The allowed distance of a stored value from an integer, in steps, due to float rounding.
 OFF_GRID = 0.01
 
 
 @dataclass(frozen=True)
 class _Grid:
-    """Scale and zero point of an array of `ndim` axes: scalars, or one each along `axis`."""
+    """Scale and zero point of an array: scalars, or vectors along `axis`."""
 
     scale: np.ndarray
     zero_point: np.ndarray
     axis: int | None
 
     def operands(self, dtype: Any) -> tuple[jax.Array, ...]:
-        """For the two operations; 32-bit integers have no zero point."""
+        """The operands of the two operations; 32-bit integers have no zero point."""
         scale = jnp.asarray(self.scale, jnp.float32)
         return (scale,) if dtype == np.int32 else (scale, jnp.asarray(self.zero_point.astype(dtype)))
 
     def fits(self, dtype: Any) -> bool:
-        """Whether the zero point is one of the integers of a dtype."""
+        """Whether a dtype can hold the zero point."""
         if dtype == np.int32:
             return not self.zero_point.any()
         return _holds(dtype, self.zero_point) and bool(np.all(self.zero_point == np.rint(self.zero_point)))
 
 
 def container(bits: int, signed: bool, opset: int) -> Any:
-    """The dtype that holds integers of so many bits; None where an opset has none."""
+    """The dtype that holds integers of this bit width; None if the opset has none."""
     if bits <= 8:
         return np.dtype(np.int8 if signed else np.uint8)
     if bits <= 16 and opset >= OPSET_OF_16_BITS:
@@ -61,7 +61,7 @@ def container(bits: int, signed: bool, opset: int) -> Any:
 
 
 def grid_of(scale: np.ndarray, zero_point: np.ndarray, ndim: int) -> _Grid | None:
-    """None where scale or zero point vary along several axes, which the two operations can not say."""
+    """The grid; None if scale or zero point vary along several axes, which the two operations do not support."""
     shape = np.broadcast_shapes((1,) * ndim, scale.shape, zero_point.shape)
     axes = [axis for axis, size in enumerate(shape) if size > 1]
     if len(axes) > 1:
@@ -71,7 +71,7 @@ def grid_of(scale: np.ndarray, zero_point: np.ndarray, ndim: int) -> _Grid | Non
 
 
 def stored_integers(value: np.ndarray, scale: np.ndarray, zero_point: np.ndarray, dtype: Any) -> Any:
-    """A known value as stored integers and DequantizeLinear; itself where it is not on its grid."""
+    """A known value as stored integers and DequantizeLinear; unchanged if it is not on its grid."""
     value = value.astype(np.float32)
     steps = value / scale + zero_point
     integers = np.rint(steps)
@@ -94,7 +94,7 @@ def requantized(
     bounds: tuple[int, int] | None,
     value: Any,
 ) -> Any:
-    """Quantized and back; `value`, the computation, where the two operations can not say it."""
+    """`x` through both operations; `value`, the computation, if they cannot express it."""
     grid = grid_of(scale, zero_point, x.ndim)
     if grid is None or dtype is None or dtype == np.int32 or not grid.fits(dtype):
         return value
@@ -111,5 +111,5 @@ def requantized(
 
 def _holds(dtype: Any, numbers: np.ndarray) -> bool:
     info = np.iinfo(dtype)
-    exact = numbers.astype(np.float64)  # float32 has no 2147483647
+    exact = numbers.astype(np.float64)  # float32 cannot represent 2147483647
     return bool(np.all((exact >= info.min) & (exact <= info.max)))

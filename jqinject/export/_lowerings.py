@@ -1,4 +1,4 @@
-"""How jax2onnx writes our operations: registered through its plugins."""
+"""How jax2onnx writes jqinject's operations: registered through its plugins."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jqinject.export._pool import POOL
 
 
 def register(plugins: Any) -> None:
-    """Tell jax2onnx of our operations; as often as one likes.
+    """Register jqinject's operations with jax2onnx; may be called repeatedly.
 
     Args:
         plugins: the module `jax2onnx.plugins.plugin_system`.
@@ -33,7 +33,7 @@ def _pool(self: Any, ctx: Any, eqn: Any) -> None:
 
 
 def _mark(self: Any, ctx: Any, eqn: Any) -> None:
-    # What is left of marks is inside bodies that nothing is known of: the value is computed.
+    # Remaining marks are inside loop bodies, where no grid is known: keep the computed value.
     ctx.bind_value_for_var(eqn.outvars[0], ctx.get_value_for_var(eqn.invars[1]))
 
 

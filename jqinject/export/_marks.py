@@ -1,7 +1,7 @@
-"""Marks in a traced program: here is a quantized value, and this is its grid.
+"""Marks in a traced program: each shows a quantized value and its grid.
 
-A model is traced with its quantizers' results marked. What a mark says is known only when the constants of the program
-are: the exporter then decides whether it is a stored integer, a quantizer with a known scale, or a computation.
+A model is traced with its quantizers' results marked. Once the program's constants are folded, the exporter decides
+whether a marked value is a stored integer, a quantizer with a known scale, or a computation.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Parameters: `format` of minifloats, None of integers; `signed`; `narrow_range`; 
 """
 
 MARK.def_abstract_eval(lambda x, value, *grid, **facts: value)
-# Under vmap the grid has a batch axis of its own: the value is then a computation like any other.
+# Under vmap the grid has its own batch axis, so the value is an ordinary computation.
 batching.primitive_batchers[MARK] = lambda operands, axes, **facts: (operands[1], axes[1])
 
 
 def mark_quantizers(model: Any) -> None:
     """Let every quantizer and frozen weight of a model mark its results, and every layer contract floats.
 
-    In place: for a copy that nobody else has, whose instances can be of other classes.
+    This changes the model in place, including the classes of its modules: pass a private copy.
     """
     call, weight = _MarkedCall(), _MarkedWeight()
     for _, node in nnx.iter_modules(model):
@@ -51,7 +51,7 @@ def mark_quantizers(model: Any) -> None:
 
 
 class _MarkedCall(Around):
-    """Marks what a proxy returns."""
+    """Marks a proxy's result."""
 
     def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """See `Around`."""
@@ -82,7 +82,7 @@ def _marked(x: Any, result: Any, narrow_range: bool, nearest: bool) -> Any:
 
 
 def _is_delayed(proxy: Any) -> bool:
-    """Whether the quantizer lets its first calls through, and some of them are left: no grid holds then."""
+    """Whether the quantizer still passes its first calls through unquantized: no grid is valid then."""
     nodes = (node for _, node in nnx.iter_modules(proxy))
     waiting = (n.countdown for n in nodes if isinstance(n, DelayWrapper) and n.countdown is not None)
     return any(bool(jnp.any(countdown[...] > 0)) for countdown in waiting)

@@ -1,4 +1,4 @@
-"""Marked minifloats as ONNX has them: 8-bit floats that are stored, and a rounding that needs no bits of a float."""
+"""Marked minifloats in ONNX: stored 8-bit floats, and a rounding that does not need the bits of a float."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from jqinject.export._grid import DEQUANTIZE, grid_of
 from jqinject.ops import FloatFormat
 from jqinject.ops.minifloats.float8_cast import FLOAT8_DTYPES
 
-# Opsets before this one have no 8-bit floats.
+# Earlier opsets have no 8-bit floats.
 OPSET_OF_FLOAT8 = 19
 
 
 def stored_float8(value: np.ndarray, scale: np.ndarray, form: FloatFormat, opset: int) -> Any:
-    """A known value as stored 8-bit floats and DequantizeLinear; itself where ONNX has no such floats.
+    """A known value as stored 8-bit floats and DequantizeLinear; unchanged if ONNX has no such floats.
 
     Args:
         value: the dequantized numbers.
@@ -37,7 +37,7 @@ def stored_float8(value: np.ndarray, scale: np.ndarray, form: FloatFormat, opset
 
 
 def rounded(x: Any, scale: Any, form: FloatFormat) -> jax.Array:
-    """The nearest numbers of a saturating format, by comparisons alone: ONNX has no bits of a float before opset 26.
+    """The nearest numbers of a saturating format, by comparisons: ONNX cannot read float bits before opset 26.
 
     Args:
         x: float32.

@@ -1,4 +1,4 @@
-"""What both exporters do first: check what they were given, and take a copy of the model that serves."""
+"""Steps shared by both exporters: check the arguments, and make a serving copy of the model."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jqinject.core.state.record import flat_parts
 from jqinject.model.freezing import settle_ranges
 from jqinject.model.static_ranges import check_calibrated
 from jqinject.model.walk import ModelIndex
@@ -23,12 +24,12 @@ def serving_copy(model: Any, name: str, allow_uncalibrated: bool) -> Any:
     """A copy of a model, in evaluation mode.
 
     Args:
-        model: an NNX module; it stays as it is.
-        name: of the function that asks, for the error text.
-        allow_uncalibrated: go on where static ranges of activations never saw data.
+        model: an NNX module; it is not changed.
+        name: the calling function's name, for the error text.
+        allow_uncalibrated: go on even if static ranges of activations never saw data.
 
     Raises:
-        TypeError: it is no NNX module.
+        TypeError: it is not an NNX module.
         ValueError: a static range that never saw data.
     """
     if not isinstance(model, nnx.Module):
@@ -46,8 +47,8 @@ def serving_copy(model: Any, name: str, allow_uncalibrated: bool) -> Any:
 
 
 def _bring_home(model: Any) -> None:
-    """Let every process hold whole what spans several: a program is exported by one."""
-    for _, variable in nnx.to_flat_state(nnx.state(model, graph=True)):
+    """Gather arrays that span processes: every process exports the whole program."""
+    for _, variable in flat_parts(nnx.state(model, graph=True)):
         held = variable.get_value()
         if spans_processes(held):
             variable.set_value(jnp.asarray(on_host(held)))
@@ -57,7 +58,7 @@ def input_specs(inputs: tuple[Any, ...], name: str) -> tuple[Any, ...]:
     """Shapes and dtypes of the inputs, arrays or pytrees of them.
 
     Raises:
-        TypeError: something in them has no shape and dtype, or is a QuantTensor.
+        TypeError: an input has no shape and dtype, or is a QuantTensor.
     """
 
     def spec(x: Any) -> jax.ShapeDtypeStruct:
@@ -72,7 +73,7 @@ def input_specs(inputs: tuple[Any, ...], name: str) -> tuple[Any, ...]:
 
 
 def plain(output: Any) -> Any:
-    """An output with arrays in the place of QuantTensors, which no other program knows."""
+    """An output with arrays instead of QuantTensors, which other programs do not know."""
     return jax.tree.map(as_array, output, is_leaf=_is_quant_tensor)
 
 
@@ -91,7 +92,7 @@ def checked_path(path: str | os.PathLike[str], name: str) -> Path:
 
 
 def needed(package: str, extra: str, name: str) -> Any:
-    """A package that is not among the requirements.
+    """Import an optional package.
 
     Raises:
         ImportError: it is not installed.

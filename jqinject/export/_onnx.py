@@ -1,4 +1,4 @@
-"""`onnx`: a model as an ONNX model with QuantizeLinear and DequantizeLinear, by jax2onnx."""
+"""`onnx`: exports a model to ONNX with QuantizeLinear and DequantizeLinear, through jax2onnx."""
 
 from __future__ import annotations
 
@@ -28,26 +28,25 @@ def onnx(
     output_names: Sequence[str] | None = None,
     allow_uncalibrated: bool = False,
 ) -> Any:
-    """The model in evaluation mode as an ONNX model, in the form that runtimes know as QDQ.
+    """Export the model in evaluation mode to ONNX, in QDQ form.
 
-    What is quantized in the model is quantized in the file:
+    Whatever is quantized in the model is quantized in the file:
 
     - Integer weights and biases, frozen or not: stored integers and DequantizeLinear, per tensor or per channel. The
       integers are int8 or uint8 up to 8 bits, int16 or uint16 up to 16 bits from opset 21 on, else int32.
-    - An integer quantizer of activations whose range is settled (constant, learned, collected): QuantizeLinear and
-      DequantizeLinear with constants and nothing else, but for Max and Min where it has fewer bits than the stored
-      dtype, or a narrow range.
-    - One whose scale depends on the data or varies along several axes, or whose zero point is not whole: the
+    - An integer quantizer of activations with a settled range (constant, learned, collected): only QuantizeLinear and
+      DequantizeLinear with constants, plus Max and Min if it has fewer bits than the stored dtype, or a narrow range.
+    - One whose scale depends on the data or varies along several axes, or whose zero point is not an integer: the
       computation, in floats.
     - Weights in one of ONNX's 8-bit float types (e4m3fn, e5m2 and their fnuz kin; opset 19): stored as these and
       DequantizeLinear. Other minifloats: their values, in floats.
     - Minifloat quantizers of activations: the computation, in floats. onnxruntime 1.31 refuses a product of two
       dequantized 8-bit floats.
 
-    A quantizer that rounds otherwise than to nearest is computed, and then stored in integers. Layers contract the
-    dequantized floats, whatever their `contraction`: whether integers are contracted is up to the runtime. The outputs
-    are the model's up to the order in which floats are summed, and where that moves a value over a rounding's edge, up
-    to one step of the quantizer there.
+    A quantizer that does not round to nearest is computed in floats, and its result then stored in integers. Layers
+    contract the dequantized floats, whatever their `contraction`; the runtime decides whether to contract integers. The
+    outputs equal the model's up to the order of float summation; where that moves a value across a rounding boundary,
+    they may differ by one step of that quantizer.
 
         proto = jqinject.export.onnx(model, jnp.zeros((1, 8, 8, 1)), path="model.onnx")
 
@@ -55,26 +54,26 @@ def onnx(
         model: an NNX module, quantized or not, frozen or not; it is not changed.
         inputs: of the model; arrays, or `jax.ShapeDtypeStruct`s, whose shape may have symbolic sizes
             (`jax.export.symbolic_shape("batch, 8")`), or pytrees of them.
-        path: the file to write; None writes none.
-        opset: version of ONNX's operators; from 13 on, where scales per channel begin. From 21 on onnxruntime 1.31
+        path: the file to write, or None.
+        opset: version of ONNX's operators, at least 13, the first with scales per channel. From 21 on, onnxruntime 1.31
             refuses some models with signed activations.
         input_names: of the inputs' arrays; `in_0`, `in_1`, ... by default.
         output_names: of the outputs' arrays.
-        allow_uncalibrated: go on where static ranges of activations never saw data.
+        allow_uncalibrated: go on even if static ranges of activations never saw data.
 
     Returns:
         An `onnx.ModelProto`.
 
     Raises:
-        TypeError: `model` is no NNX module, or an input has no shape and dtype.
-        ValueError: a static range that never saw data, named by path; the opset is below 13, or the model has an
-            operation that jax2onnx has no ONNX for, or no valid one: contractions in float16 or of integers (Flax's
-            layers with `QDotGeneral` or its kin).
+        TypeError: `model` is not an NNX module, or an input has no shape and dtype.
+        ValueError: a static range that never saw data, named by path; the opset is below 13; the model has an operation
+            that jax2onnx cannot convert to valid ONNX: contractions in float16 or of integers (Flax layers with
+            `QDotGeneral` or its kin).
         FileNotFoundError: the file's folder does not exist.
         ImportError: jax2onnx is not installed.
 
-    Differs from jax2onnx: pools have one to three spatial axes, as runtimes want them; scans from the last to the
-    first (bidirectional layers) run between two reversals.
+    Differs from jax2onnx: pools have one to three spatial axes, as runtimes expect; reversed scans (bidirectional
+    layers) become forward scans between two reversals.
     """
     copy, specs = serving_copy(model, "onnx", allow_uncalibrated), input_specs(inputs, "onnx")
     if opset < 13:
@@ -82,7 +81,7 @@ def onnx(
     target = None if path is None else checked_path(path, "onnx")
     jax2onnx, package = (needed(name, "onnx", "onnx") for name in ("jax2onnx", "onnx"))
     register(needed("jax2onnx.plugins.plugin_system", "onnx", "onnx"))
-    with native.use(False):  # no other runtime has our kernels
+    with native.use(False):  # other runtimes do not have these kernels
         program = _program(copy, specs, opset)
     kind = type(model).__name__
     try:
@@ -106,7 +105,7 @@ def onnx(
 
 
 def _check_valid(proto: Any, package: Any, kind: str) -> None:
-    """Raise where ONNX's own checker refuses what jax2onnx made."""
+    """Raise if ONNX's own checker refuses jax2onnx's result."""
     try:
         package.checker.check_model(proto, full_check=True)
     except (package.checker.ValidationError, package.shape_inference.InferenceError) as error:
@@ -118,7 +117,7 @@ def _check_valid(proto: Any, package: Any, kind: str) -> None:
 
 
 def _program(model: Any, specs: tuple[Any, ...], opset: int) -> Any:
-    """What the model computes, from arrays to arrays, with quantized numbers written as ONNX has them."""
+    """The model's program, from arrays to arrays, with quantized numbers in ONNX's form."""
     mark_quantizers(model)
     graphdef, state = nnx.split(model, graph=True)
     leaves, structure = jax.tree.flatten(specs)
@@ -126,7 +125,7 @@ def _program(model: Any, specs: tuple[Any, ...], opset: int) -> Any:
     def run(state: Any, *leaves: Any) -> Any:
         return jax.tree.leaves(plain(nnx.merge(graphdef, state)(*jax.tree.unflatten(structure, leaves))))
 
-    # NNX's transformations want Variables of the trace they are in: the state is an argument first, a constant then.
+    # NNX's transformations need Variables of their own trace: the state is first an argument, then a constant.
     marked = jax.make_jaxpr(run)(state, *leaves)
     known = jax.tree.leaves(state)
     return jax.make_jaxpr(lambda *xs: evaluate(marked, [*known, *xs], {**rules(opset), **POOLS}))(*leaves)

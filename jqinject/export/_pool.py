@@ -1,7 +1,7 @@
-"""Pooling over windows in ONNX's layout, which has the channels in front of the spatial axes.
+"""Pooling over windows in ONNX's layout, with the channels before the spatial axes.
 
-jax2onnx writes a reduction over windows with a window along every axis, batch and channels among them; runtimes have
-pools of one to three spatial axes.
+jax2onnx writes a window reduction with a window along every axis, including batch and channels; runtimes have pools of
+one to three spatial axes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ POOL = Primitive("jqinject_pool")
 
 POOL.def_abstract_eval(lambda x, operator, shape, attributes: x.update(shape=shape))
 
-# Of the operand with the batch first and the channels last: one to three spatial axes.
+# Ranks of an operand with the batch first and the channels last: one to three spatial axes.
 RANKS = (3, 4, 5)
 
 
@@ -55,7 +55,7 @@ def pool(primitive: Primitive, operator: str) -> Rule:
             attributes=tuple(attributes.items()),
         )
         y = jax.lax.transpose(y, (0, *range(2, last + 1), 1))
-        # The reduction is a sum, which a mean times the number of elements is.
+        # The reduction is a sum: the mean times the number of elements.
         return [y * np.asarray(math.prod(window), y.dtype) if operator == "AveragePool" else y]
 
     return write

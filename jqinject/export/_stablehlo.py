@@ -1,4 +1,4 @@
-"""`stablehlo`: a model as a StableHLO program that needs neither the model nor this package."""
+"""`stablehlo`: exports a model as a StableHLO program that needs neither the model nor this package."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ WEIGHTS = ("constants", "argument")
 
 
 class stablehlo:
-    """The program that a model computes in evaluation mode, by `jax.export`.
+    """A model's program in evaluation mode, exported by `jax.export`.
 
-    `stablehlo(model, *inputs)` exports, `stablehlo.load(path)` reads what `save` wrote. The model is not changed; a
-    copy of it is traced, in evaluation mode. What the model holds as integers stays integers (`tensor<...xi8>`; 4-bit
-    and narrower ones packed into bytes), and composites (`jax.lax.composite`) stay composites. A QuantTensor that the
-    model returns comes out as its value.
+    `stablehlo(model, *inputs)` exports, `stablehlo.load(path)` reads a file that `save` wrote. The model is not
+    changed; a copy of it is traced, in evaluation mode. Stored integers stay integers (`tensor<...xi8>`; 4-bit and
+    narrower ones packed into bytes), and composites (`jax.lax.composite`) stay composites. If the model returns a
+    QuantTensor, the program returns its value.
 
-    The result, called or loaded anywhere, is what `nnx.jit` of the model gives on the same platform, to the bit: the
+    The result, called or loaded anywhere, equals that of `nnx.jit` of the model on the same platform, bit for bit: the
     compiler is kept from folding the weights into other operations.
 
-    It holds none of the kernels of `jqinject.native` and no layout constraints, so that it runs anywhere.
+    It contains no kernels of `jqinject.native` and no layout constraints, so it runs anywhere.
 
     Args:
         model: an NNX module, quantized or not, frozen or not.
         inputs: of the model; arrays, or `jax.ShapeDtypeStruct`s, whose shape may have symbolic sizes
             (`jax.export.symbolic_shape("batch, 8")`), or pytrees of them.
-        weights: "constants": the program holds them, and needs nothing but its inputs. "argument": it takes them at the
-            call, as a dict from path to array; for large models, and for several sets of weights.
-        platforms: names of JAX platforms, such as `("cpu", "cuda")`; None means the present one.
-        allow_uncalibrated: go on where static ranges of activations never saw data.
+        weights: "constants": the program holds them, and only needs its inputs. "argument": it takes them when called,
+            as a dict from path to array; for large models, and for several sets of weights.
+        platforms: names of JAX platforms, such as `("cpu", "cuda")`; None means the current one.
+        allow_uncalibrated: go on even if static ranges of activations never saw data.
 
     Attributes:
         exported: the `jax.export.Exported`.
-        weights: path -> array, with `weights="argument"`; None else, and in a loaded program.
+        weights: path -> array, with `weights="argument"`; otherwise, and in a loaded program, None.
 
     Raises:
-        TypeError: `model` is no NNX module, or an input has no shape and dtype.
-        ValueError: `weights` is neither of the two words; a static range that never saw data, named by path.
+        TypeError: `model` is not an NNX module, or an input has no shape and dtype.
+        ValueError: `weights` is neither "constants" nor "argument"; a static range that never saw data, named by path.
 
     Example:
         >>> import jax.numpy as jnp
@@ -87,14 +87,14 @@ class stablehlo:
         """Read a program that `save` wrote.
 
         Raises:
-            FileNotFoundError: there is no such file.
+            FileNotFoundError: the file does not exist.
             ImportError: `flatbuffers` is not installed.
         """
         return cls.deserialize(Path(path).read_bytes())
 
     @classmethod
     def deserialize(cls, data: bytes | bytearray) -> Self:
-        """The program of what `serialize` made.
+        """The program from the bytes that `serialize` returned.
 
         Raises:
             ImportError: `flatbuffers` is not installed.
@@ -106,9 +106,9 @@ class stablehlo:
         return program
 
     def serialize(self) -> bytes:
-        """The program as bytes, of JAX's format: StableHLO with what is known of inputs and outputs.
+        """The program as bytes, in JAX's format: StableHLO with a description of inputs and outputs.
 
-        Weights that are an argument are not among them.
+        Weights that are an argument are not included.
 
         Raises:
             ImportError: `flatbuffers` is not installed.
@@ -135,11 +135,11 @@ class stablehlo:
         """Run the program; under `jax.jit` too.
 
         Args:
-            inputs: of the shapes and dtypes that it was exported for.
-            weights: path -> array, where they are an argument; None means those of the model it was made from.
+            inputs: with the shapes and dtypes that it was exported for.
+            weights: path -> array, if they are an argument; None means those of the exported model.
 
         Raises:
-            ValueError: weights are missing, or given where the program holds its own.
+            ValueError: weights are missing, or given although the program holds its own.
         """
         if not self._takes_weights:
             if weights is not None:
@@ -169,7 +169,7 @@ def _function(model: Any) -> tuple[Callable[..., Any], dict[str, jax.Array]]:
         jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value"): leaf
         for path, leaf in paths
     }
-    # Keys of random numbers have no place in a program's signature, and evaluation draws none.
+    # A program's signature cannot contain random keys, and evaluation does not use them.
     weights = {n: x for n, x in leaves.items() if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)}
 
     def run(*inputs: Any, weights: Mapping[str, jax.Array]) -> Any:

@@ -1,4 +1,4 @@
-"""Marks turned into what ONNX has for quantized numbers."""
+"""Turns marks into ONNX's operations for quantized numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jqinject.ops import max_int, min_int
 
 
 def rules(opset: int) -> dict[str, Rule]:
-    """What takes the place of marks, for `evaluate`."""
+    """The rules by which `evaluate` replaces marks."""
 
     def unmark(operands: Sequence[Any], facts: Mapping[str, Any]) -> Sequence[Any]:
         kind = _integers if facts["format"] is None else _minifloats
@@ -33,7 +33,7 @@ def _integers(operands: Sequence[Any], facts: Mapping[str, Any], opset: int) -> 
     dtype = container(int(bits), facts["signed"], opset)
     if is_known(value):
         return stored_integers(np.asarray(value), scale, zero_point, dtype).astype(value.dtype)
-    if not facts["nearest"]:  # it lies on its grid already, within its bounds
+    if not facts["nearest"]:  # the value is already on its grid, within its bounds
         return requantized(value, scale, zero_point, dtype, None, value)
     span = (facts["signed"], facts["narrow_range"], int(bits))
     return requantized(x, scale, zero_point, dtype, (min_int(*span), max_int(*span)), value)

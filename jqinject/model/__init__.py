@@ -1,4 +1,4 @@
-"""Whole models: loading, re-assembly, and training steps whose statistics are right."""
+"""Operations on whole models: quantizing, calibration, freezing, checkpoints, training steps and reports."""
 
 from jqinject.model.freezing import NothingFrozenWarning as NothingFrozenWarning
 from jqinject.model.freezing import freeze as freeze

@@ -1,4 +1,4 @@
-"""`freeze` and `unfreeze`: from a trained model to one that serves low-bit numbers, and back."""
+"""`freeze` and `unfreeze`: from a trained model to one that serves low-bit weights, and back."""
 
 import itertools
 import warnings
@@ -23,24 +23,24 @@ Model = TypeVar("Model", bound=nnx.Module)
 
 
 class NothingFrozenWarning(UserWarning):
-    """A model without quantizers was to be frozen."""
+    """`freeze` was called on a model without quantizers."""
 
 
 def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool = False) -> Model:
-    """Turn a model into a serving model, in place: quantized weights become integers or 8-bit floats, and scales.
+    """Turn a model into a serving model, in place: quantized weights become low-bit payloads with scales.
 
-    The model is set to evaluation mode. In every layer of ours with a quantized weight, the weight, its quantizer and
-    that of the gradient give way to a `FrozenWeight`: the payload (int8; 4-bit and narrower integers packed; 8-bit
-    floats in their dtype, other minifloats as codes, packed likewise), its scale, and its zero point where it has one.
-    Flax's layers with a `QDotGeneral`, `QEinsum` or `QConvGeneralDilated` have their kernel stored in the right
-    operand's `Freezer`, and are served from there; one that several layers share becomes one each. What is not
-    quantized stays as it is. Weights are replaced one by one, so that there are never two copies of the model.
+    The model is set to evaluation mode. In every jqinject layer with a quantized weight, a `FrozenWeight` replaces the
+    weight, its quantizer and the gradient quantizer. It holds the payload (int8; 4-bit and narrower integers packed;
+    8-bit floats in their dtype, other minifloats as codes, packed likewise), its scale, and its zero point if it has
+    one. Flax layers with a `QDotGeneral`, `QEinsum` or `QConvGeneralDilated` store their kernel in the right operand's
+    `Freezer` and are served from there; if several layers share an op, each gets its own. Everything else stays as it
+    is. Weights are replaced one by one, so there are never two copies of the model.
 
-    A frozen layer contracts integers where its input is quantized to at most 8 bits: its output is that of the layer
-    before with `contraction="int"` to the bit, and that of fake quantization up to the rounding of floats. Input scales
-    that were learned or averaged are constants now: nothing is reduced at run time.
+    A frozen layer contracts integers if its input is quantized to at most 8 bits. Its output equals, bit for bit, that
+    of the unfrozen layer with `contraction="int"`, and that of fake quantization up to float rounding. Learned and
+    averaged input scales become constants: nothing is reduced at run time.
 
-    The result saves and restores by Orbax; `nnx.eval_shape(lambda: jqinject.freeze(make_model()))` is the abstract
+    The result saves and restores with Orbax; `nnx.eval_shape(lambda: jqinject.freeze(make_model()))` is the abstract
     model to restore into.
 
     Warns:
@@ -49,13 +49,13 @@ def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool
     Args:
         model: an NNX module, concrete or abstract.
         keep_masters: keep the float weights and their quantizers as well, for `unfreeze`.
-        allow_uncalibrated: go on where static ranges of activations never saw data.
+        allow_uncalibrated: go on even if static ranges of activations never saw data.
 
     Returns:
         The model itself.
 
     Raises:
-        TypeError: `model` is no NNX module.
+        TypeError: `model` is not an NNX module.
         ValueError: a static range that never saw data, named by path; a weight with nan or inf; an op whose forward
             contraction is cut into pieces (nothing is changed then); a learned bit width in an abstract model.
 
@@ -75,7 +75,7 @@ def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool
     for layer in layers:
         op = None if isinstance(layer, QuantWeightLayer) else quantized_op(layer)
         if op is not None:
-            op.module.general.check_freezes()
+            op.module.check_freezes()
     ours = [layer for layer in layers if isinstance(layer, QuantWeightLayer) and freezes(layer)]
     _check_finite(index, ours)
     if not any(map(_is_quantized, layers)):
@@ -101,10 +101,10 @@ def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool
 
 
 def settle_ranges(modules: Iterable[Any]) -> None:
-    """Let collected ranges serve as constants, so that nothing is computed of the tensor at hand any more.
+    """Turn collected ranges into constants, so that none is computed from the input any more.
 
     Args:
-        modules: those of a model. An average that no batch has entered stays as it is.
+        modules: a model's modules. An average that no batch has entered stays as it is.
     """
     for module in modules:
         if isinstance(module, SimpleMovingAverage) and _has_batches(module):
@@ -121,7 +121,7 @@ def _is_quantized(module: Any) -> bool:
 
 
 def _check_finite(index: ModelIndex, layers: list[Any]) -> None:
-    """Refuse weights with nan or inf, of which there are no integers, before any weight is replaced."""
+    """Refuse weights with nan or inf, which have no integer value, before any weight is replaced."""
     weights = [layer.weight[...] for layer in layers]
     known = [isinstance(weight, jax.Array | np.ndarray) and is_concrete(weight) for weight in weights]
     finite = [_all_finite(weight) if k else True for weight, k in zip(weights, known, strict=True)]
@@ -141,13 +141,13 @@ def _all_finite(weight: jax.Array) -> jax.Array:
 
 
 def _has_batches(average: SimpleMovingAverage) -> bool:
-    """Whether ranges were collected; of an abstract model it is taken for granted."""
+    """Whether ranges were collected; assumed for an abstract model."""
     count = average.count.get_value()
     return not is_concrete(count) or bool(jnp.all(count > 0))
 
 
 def unfreeze(model: Model) -> Model:
-    """Take the float weights of a model that was frozen with `keep_masters=True` again, in training mode.
+    """Restore the float weights of a model that was frozen with `keep_masters=True`, in training mode.
 
     Args:
         model: an NNX module.
@@ -156,7 +156,7 @@ def unfreeze(model: Model) -> Model:
         The model itself.
 
     Raises:
-        TypeError: `model` is no NNX module.
+        TypeError: `model` is not an NNX module.
         ValueError: the weights of a layer were not kept; nothing is changed then.
 
     Example:
@@ -185,7 +185,7 @@ def unfreeze(model: Model) -> Model:
 
 
 def _to_evaluation(model: nnx.Module, modules: list[Any]) -> None:
-    """What `model.eval()` does, on the modules that were found already."""
+    """Do what `model.eval()` does, on modules that were already found."""
     if type(model).eval is not nnx.Module.eval:
         model.eval()  # the user's own does more
     for module in modules:

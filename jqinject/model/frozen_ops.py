@@ -1,4 +1,4 @@
-"""Freezing the kernels of Flax's own layers that contract through a quantized op."""
+"""Freezes the kernels of Flax layers that contract through a quantized op."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ class OpOfLayer:
     Attributes:
         name: the layer's attribute that holds it.
         module: the op.
-        summed: the kernel's axes that share a scale, as they are summed over.
+        summed: the kernel's contracting axes, which share a scale.
         stored_last: whether those are stored last.
-        kernel_ndim: axes of one kernel; one with more is a stack of layers.
+        kernel_ndim: axes of one kernel; a kernel with more belongs to a stack of layers.
     """
 
     name: str
@@ -67,13 +67,13 @@ OPS: dict[type, tuple[str, type, Callable[[Any], Axes], bool, Callable[[Any], in
 
 
 def op_slot(layer: Any) -> tuple[str, type] | None:
-    """The attribute of a Flax layer that can hold a quantized op, and the op's class; None of other modules."""
+    """The attribute of a Flax layer that can hold a quantized op, and the op's class; None for other modules."""
     found = OPS.get(type(layer))
     return None if found is None else found[:2]
 
 
 def quantized_op(layer: Any) -> OpOfLayer | None:
-    """The quantized op that a Flax layer contracts through; None of other modules."""
+    """The quantized op that a Flax layer contracts through; None for other modules."""
     for kind, (name, op, axes, stored_last, ndim) in OPS.items():
         if isinstance(layer, kind) and isinstance(getattr(layer, name), op):
             return OpOfLayer(name, getattr(layer, name), axes(layer), stored_last, ndim(layer))
@@ -85,35 +85,33 @@ def freeze_op(layer: Any, *, shared: bool, keep_master: bool) -> None:
 
     Args:
         layer: a Flax layer with a quantized op.
-        shared: whether another layer has frozen its kernel in the op before: this one gets an op of its own.
+        shared: whether another layer has already frozen its kernel in the op; then this one gets an op of its own.
         keep_master: keep the kernel too.
     """
     op = quantized_op(layer)
     assert op is not None, "asked for by freeze, which has looked"
     module = op.module
-    quantizer = module.general.fwd.rhs_quantizer
-    if quantizer.numerics is None or (module.rhs_quant_mode is QuantMode.SERVE and not shared):
+    if not module.quantizes[1] or (module.rhs_quant_mode is QuantMode.SERVE and not shared):
         return
     if shared:
         module = module.fresh()
         setattr(layer, op.name, module)
     kernel = layer.kernel
-    module.rhs_freezer = _stored(op, quantizer, kernel)
+    module.rhs_freezer = _stored(op, kernel)
     module.rhs_quant_mode = QuantMode.SERVE
     if not keep_master:
-        # The layer still reads a kernel and hands it on, to an op that ignores it. Stacks keep their axes.
+        # The layer still passes a kernel to the op, which ignores it. Stacks keep their axes.
         stack = kernel.shape[: kernel.ndim - op.kernel_ndim]
         layer.kernel = nnx.Param(jnp.zeros((*stack, *(0,) * op.kernel_ndim), kernel.dtype))
 
 
-def _stored(op: OpOfLayer, quantizer: Any, kernel: nnx.Variable[Any]) -> Freezer:
-    """The kernel in a `Freezer`; of a stack of layers one whose variables are stacked alike."""
-    axes = _shared_axes(quantizer.calibration_axes, op.summed, op.kernel_ndim)
+def _stored(op: OpOfLayer, kernel: nnx.Variable[Any]) -> Freezer:
+    """The kernel in a `Freezer`, whose variables are stacked if the layers are."""
     made: dict[str, Any] = {}
 
     def one(kernel_of_one: jax.Array) -> Any:
         freezer = Freezer(metadata=kernel.get_metadata())
-        freezer.set(quantizer.quantize(kernel_of_one, axes), op.summed if op.stored_last else ())
+        freezer.set(op.module.quantized_rhs(kernel_of_one, op.summed), op.summed if op.stored_last else ())
         made["graphdef"], state = nnx.split(freezer, graph=True)
         return state
 
@@ -124,16 +122,8 @@ def _stored(op: OpOfLayer, quantizer: Any, kernel: nnx.Variable[Any]) -> Freezer
     return nnx.merge(made["graphdef"], state)
 
 
-def _shared_axes(calibration_axes: Any, summed: Axes, ndim: int) -> Axes:
-    if not isinstance(calibration_axes, str):
-        return calibration_axes
-    every = tuple(range(ndim))
-    others = tuple(axis for axis in every if axis not in summed)
-    return {"contracting": summed, "remaining": others, "tensor": every}[calibration_axes]
-
-
 def unfreeze_op(layer: Any, *, only_check: bool = False) -> None:
-    """Contract the kernel of a Flax layer itself again.
+    """Make a Flax layer contract its own kernel again.
 
     Raises:
         ValueError: it was not kept.

@@ -1,4 +1,4 @@
-"""The static ranges of a model's activations: where they are, and whether they saw data."""
+"""Finds the static ranges of a model's activations, and those that never saw data."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ SHOWN = 8
 
 
 def static_ranges(index: ModelIndex) -> dict[str, StaticRange]:
-    """What may hold static ranges, outermost, by its first path: quantizers, quantized ops, components on their own."""
+    """The outermost modules that may hold static ranges (quantizers, quantized ops, lone components), by first path."""
     return {dotted(path): cast(StaticRange, node) for path, node in index.outermost(_is_static_range)}
 
 
 def _is_static_range(node: Any) -> bool:
-    # Of its class, not of the instance: `nnx.Rngs` has a stream under any name.
+    # Looked up on the class, not the instance: `nnx.Rngs` has a stream under any name.
     return issubclass(type(node), StaticRange)
 
 
 def uncalibrated(index: ModelIndex) -> tuple[str, ...]:
-    """Paths of the quantizers of activations whose range never saw data; of abstract and traced state that is not
-    known."""
+    """Paths of activation quantizers whose range never saw data; abstract and traced ones, unknown, are left out."""
     return tuple(path for path, held in static_ranges(index).items() if held.has_range() is False)
 
 
@@ -33,7 +32,7 @@ def check_calibrated(index: ModelIndex, name: str) -> None:
 
     Args:
         index: of an NNX module.
-        name: of the function that asks, for the error text.
+        name: the calling function's name, for the error text.
 
     Raises:
         ValueError: there are some; it names them.
@@ -46,6 +45,6 @@ def check_calibrated(index: ModelIndex, name: str) -> None:
 
 
 def listed(paths: tuple[str, ...]) -> str:
-    """Paths in a message, the first few of many."""
+    """Paths for a message; only the first few if there are many."""
     more = len(paths) - SHOWN
     return ", ".join(itertools.islice(paths, SHOWN)) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""Switching the quantizers of a whole model off and on again."""
+"""Switches the quantizers of a whole model off and on again."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,13 +25,14 @@ def quantization_status_manager(
     disable_weight_quant: bool = False,
     disable_bias_quant: bool = False,
 ) -> Iterator[None]:
-    """Compute in float what is named, within a `with` block; after it everything is as it was.
+    """Switch off the named quantizers within a `with` block, and restore them after it.
 
-    With activations off, quantizers that need a quantized input are off as well: biases in the steps of the
-    accumulator, weights that go by the input's bits. With weights off, such biases too. Layers return arrays meanwhile.
+    With activations off, quantizers that need a quantized input are off as well: biases with the accumulator's scale,
+    and weights whose quantizer depends on the input's bit width. With weights off, such biases are off too. Layers
+    return arrays meanwhile.
 
-    Source: Brevitas's `quantization_status_manager`; differs from Brevitas: what could not be computed any more is off
-    too.
+    Source: Brevitas's `quantization_status_manager`; differs from Brevitas: quantizers that depend on a disabled one
+    are off too.
 
     Args:
         model: an NNX module; not one that a compiled function holds.
@@ -40,7 +41,7 @@ def quantization_status_manager(
         disable_bias_quant: biases.
 
     Raises:
-        TypeError: `model` is no NNX module.
+        TypeError: `model` is not an NNX module.
 
     Example:
         >>> import jax.numpy as jnp
@@ -83,6 +84,6 @@ def quantization_status_manager(
     finally:
         for module, name, before in changed:
             if before is ABSENT:
-                delattr(module, name)  # as it was: an attribute more would be another graph, and a retrace
+                delattr(module, name)  # an extra attribute would change the graph and cause a retrace
             else:
                 setattr(module, name, before)

@@ -1,4 +1,4 @@
-"""What is where in a model: every Variable under every path, and every proxy with the layers that hold it."""
+"""An index of a model: every Variable under every path, and every proxy with the layers that hold it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,20 +10,23 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import GradSlot, GradStat, QuantParam, QuantStat
+from jqinject.core.state.record import RecordPart, state_parts
 from jqinject.program import OpQuantizers
 from jqinject.proxy import QuantProxyFromInjector
 
 Path = tuple[str, ...]
 QUANTIZER_KINDS = (QuantParam, QuantStat, GradStat, GradSlot)
-TRACKED = "tracked_parameters"  # where a component holds the weights of layers, without a proxy too
+TRACKED = (
+    "tracked_parameters"  # the attribute in which a component holds weights of layers, even without a proxy
+)
 
 
 class PlainArray:
-    """An array that a model holds without a Variable around it (the mask of a convolution), read and written as one.
+    """An array that a model holds without a Variable (the mask of a convolution), with a Variable's interface.
 
     Args:
-        holder: the attributes of a module, a dict or a list.
-        name: where in it the array is.
+        holder: a module's attributes, a dict or a list.
+        name: the array's key in it.
     """
 
     def __init__(self, holder: Any, name: Any) -> None:
@@ -46,7 +49,7 @@ class PlainArray:
         return self.holder[self.name]
 
     def set_value(self, value: Any) -> None:
-        """Put another array in its place."""
+        """Replace the array."""
         self.holder[self.name] = value
 
 
@@ -55,18 +58,18 @@ class Found:
     """A Variable of a model, or an array without one.
 
     Attributes:
-        variable: the Variable.
-        paths: all its paths; the first is the shortest way that leads through no quantizer, if there is one.
-        in_quantizer: whether every path leads through a quantizer, or it is of a kind that only quantizers have.
+        variable: the Variable, or a part of one that is a record.
+        paths: all its paths; the first is the shortest that does not lead through a quantizer, if there is one.
+        in_quantizer: whether every path leads through a quantizer, or only quantizers have its Variable type.
     """
 
-    variable: nnx.Variable[Any] | PlainArray
+    variable: nnx.Variable[Any] | PlainArray | RecordPart
     paths: list[Path] = field(default_factory=list)
     in_quantizer: bool = True
 
     @property
     def path(self) -> Path:
-        """The path to speak of it by."""
+        """The path to name it by."""
         return self.paths[0]
 
 
@@ -80,7 +83,7 @@ class Holders:
 
 
 def walk(root: Any) -> Iterator[tuple[Path, Any]]:
-    """Every module, Variable and array under every path, parents first; a shared one comes once for each path."""
+    """Every module, Variable and array under every path, parents first; shared ones appear once per path."""
     ahead: list[tuple[Path, Any, tuple[int, ...]]] = [((), root, ())]
     while ahead:
         path, node, above = ahead.pop()
@@ -95,7 +98,7 @@ def walk(root: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def _children(node: Any) -> list[tuple[Any, Any]]:
-    """What a module or container holds, by name; arrays as `PlainArray`s."""
+    """The children of a module or container, by name; arrays as `PlainArray`s."""
     if isinstance(node, nnx.Pytree):
         named: Any = [(n, c) for n, c in vars(node).items() if not n.startswith("_pytree__")]
         holder: Any = vars(node)
@@ -114,12 +117,12 @@ def _children(node: Any) -> list[tuple[Any, Any]]:
 
 
 class ModelIndex:
-    """What is where in a model, found in one walk, for all the steps of one operation.
+    """An index of a model, built in one walk and shared by all steps of an operation.
 
-    It is of the model as it was when it was made: steps that put other modules or Variables in need another.
+    It is a snapshot: after a step that replaces modules or Variables, build another.
 
     Args:
-        model: an NNX module, or a container of some.
+        model: an NNX module, or a container of modules.
 
     Attributes:
         places: every module, Variable and array under every path, parents first.
@@ -143,13 +146,13 @@ class ModelIndex:
         )
 
     def outermost(self, accepted: Callable[[Any], bool]) -> list[tuple[Path, Any]]:
-        """The modules that are accepted, and not within another one that is; shared ones under their first path.
+        """The accepted modules that are not inside another accepted one; shared ones under their first path.
 
         Args:
-            accepted: says of a module whether it is wanted.
+            accepted: whether a module is accepted.
         """
         found: dict[int, tuple[Path, Any]] = {}
-        outer: Path | None = None  # what is within a module comes right after it
+        outer: Path | None = None  # a module's contents come right after it
         for path, node in self.places:
             if outer is not None and path[: len(outer)] != outer:
                 outer = None
@@ -162,20 +165,21 @@ class ModelIndex:
     def variables(self) -> list[Found]:
         """The Variables and arrays, each once, with all its paths."""
         found: dict[Any, Found] = {}
-        proxy: Path | None = None  # what is in a proxy comes right after it
+        proxy: Path | None = None  # a proxy's contents come right after it
         for path, node in self.places:
             if proxy is not None and path[: len(proxy)] != proxy:
                 proxy = None
             if proxy is None and isinstance(node, QuantProxyFromInjector):
                 proxy = path
             inside = proxy is not None or TRACKED in path
-            if isinstance(node, nnx.Variable | PlainArray):
-                entry = found.setdefault(node if isinstance(node, PlainArray) else id(node), Found(node))
-                if entry.in_quantizer and not (inside or isinstance(node, QUANTIZER_KINDS)):
-                    entry.in_quantizer = False
-                    entry.paths.insert(0, path)
-                else:
-                    entry.paths.append(path)
+            if isinstance(node, PlainArray):
+                _note(found.setdefault(node, Found(node)), path, inside)
+            elif isinstance(node, nnx.Variable):
+                inside = inside or isinstance(node, QUANTIZER_KINDS)
+                for below, part in state_parts(node):
+                    entry = found.setdefault((id(node), below), Found(part))
+                    _note(entry, (*path, *below), inside)
+                    entry.paths.extend(_former_paths(path, below))
         return list(found.values())
 
     @cached_property
@@ -198,6 +202,22 @@ class ModelIndex:
                         if not any(layer is node for layer in entry.layers):
                             entry.layers.append(node)
         return list(found.values())
+
+
+def _note(entry: Found, path: Path, inside: bool) -> None:
+    if entry.in_quantizer and not inside:
+        entry.in_quantizer = False
+        entry.paths.insert(0, path)
+    else:
+        entry.paths.append(path)
+
+
+def _former_paths(record: Path, below: Path) -> list[Path]:
+    """Where a part of a record was when it was a Variable of its own, or of an `AmaxHistory` of its own."""
+    if not below:
+        return []
+    former = (*record[:-1], *below)
+    return [former, (*former, *below)] if below == ("amax_history",) else [former]
 
 
 def dotted(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""For compilers of devices (LiteRT): every operation quantized, and a program with fake-quantization markers."""
+"""For device compilers (LiteRT): quantizes every operation, and makes programs with fake-quantization markers."""
 
 from jqinject.odml.composite import COMPOSITE_NAME as COMPOSITE_NAME
 from jqinject.odml.conversion import OdmlConversion as OdmlConversion

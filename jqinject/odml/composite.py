@@ -18,12 +18,12 @@ class FakeQuantMarker:
     """One `quant.fake_quant`: everything that is known before the program runs.
 
     Attributes:
-        scale: of the tensor, flat; None where the range is found at run time.
-        zero_point: flat; None where the range is symmetric.
-        shape: of scale and zero point against the tensor.
-        dimension: the axis along which the scale varies, if one.
+        scale: of the tensor, flat; None if the range is found at run time.
+        zero_point: flat; None if the range is symmetric.
+        shape: of scale and zero point, for broadcasting with the tensor.
+        dimension: the axis along which the scale varies, if any.
         is_weight: whether the tensor is a weight.
-        dynamic: what quantizes it where the range is found at run time.
+        dynamic: quantizes the tensor if the range is found at run time.
     """
 
     scale: tuple[float, ...] | None
@@ -34,8 +34,8 @@ class FakeQuantMarker:
     dynamic: Any = None
 
     def attributes(self) -> dict[str, Any]:
-        """What the compiler reads: `scale` (float32, empty where dynamic), `dtype`, `narrow_range` (true for weights),
-        `zero_point` (int64) and `quantization_dimension` where there are such."""
+        """The compiler's attributes: `scale` (float32, empty if dynamic), `dtype`, `narrow_range` (true for weights),
+        and if present `zero_point` (int64) and `quantization_dimension`."""
         found: dict[str, Any] = {
             "scale": np.asarray(() if self.scale is None else self.scale, np.float32),
             "dtype": "i8",
@@ -52,13 +52,13 @@ class FakeQuantMarker:
         return _marked(self, x)
 
     def with_batch_axis(self) -> FakeQuantMarker:
-        """The same for a tensor with an axis more in front."""
+        """The same for a tensor with an extra leading axis."""
         moved = None if self.dimension is None else self.dimension + 1
         dynamic = None if self.dynamic is None else jax.vmap(self.dynamic)
         return replace(self, shape=(1, *self.shape), dimension=moved, dynamic=dynamic)
 
     def decomposed(self, x: jax.Array) -> jax.Array:
-        """What the marker stands for."""
+        """The computation that the marker stands for."""
         if self.dynamic is not None:
             return self.dynamic(x)
         scale, zero = self._constants()
@@ -73,7 +73,7 @@ class FakeQuantMarker:
 
 
 def _marked(marker: FakeQuantMarker, x: jax.Array) -> jax.Array:
-    """A composite has neither derivative nor batching rule: both are given around it."""
+    """The composite, which has no derivative or batching rule of its own: both are defined around it."""
 
     @jax.custom_batching.custom_vmap
     def composite(x: jax.Array) -> jax.Array:

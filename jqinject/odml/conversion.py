@@ -1,4 +1,4 @@
-"""`OdmlConversion`: a trained or calibrated model as the program that a device compiler takes."""
+"""`OdmlConversion`: converts a trained or calibrated model for a device compiler."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Markers:
         return self._markers[site.name](x)
 
     def state(self, names: Iterable[str]) -> Any:
-        """Nothing changes."""
+        """Has no effect."""
         return ()
 
     def restored(self, state: Any) -> Markers:
@@ -56,14 +56,14 @@ class Markers:
         return self
 
     def update(self, state: Any) -> None:
-        """Nothing changes."""
+        """Has no effect."""
 
 
 class ConvertedSites(nnx.Module):
     """The markers of a converted model, by the names of their sites.
 
     Args:
-        policy: where they are put.
+        policy: decides where they are inserted.
         markers: name -> marker; static.
     """
 
@@ -85,20 +85,20 @@ class ConvertedProgram(QuantizedProgram):
     __slots__ = ()
 
     def quantizers(self) -> Markers:
-        """What is put at the sites."""
+        """The markers of the sites."""
         return Markers(dict(self.op_quant.markers))  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class OdmlConversion:
-    """From a model that was trained or calibrated under `OdmlQat` to one for a device compiler.
+    """Converts a model that was trained or calibrated under `OdmlQat` for a device compiler.
 
     Every fake quantization becomes a `jax.lax.composite` named `quant.fake_quant`, with `scale` and `zero_point` known
     before the program runs: of weights from their values, of activations from their statistics. Weights with more than
-    two axes that are contracted over their first one are flattened, as a device knows one axis of scales.
+    two axes that are contracted over the first are flattened, because a device supports one axis of scales.
 
     Args:
         rules, disable_per_channel_weights, fixed_range_for_inputs, fixed_range_for_outputs, strict: as for `OdmlQat`;
-            without any of them those that the model was quantized with.
+            if none is given, those that the model was quantized with.
 
     Source: Qwix's `OdmlConversionProvider`. Differs from Qwix: parameters and statistics are those of the model.
 
@@ -135,16 +135,16 @@ class OdmlConversion:
 
         Args:
             model: as `OdmlQat.quantize` returns it, trained or calibrated; it is not changed.
-            inputs: what it is called with: arrays or `jax.ShapeDtypeStruct`s.
-            kwargs: by keyword.
+            inputs: its arguments: arrays or `jax.ShapeDtypeStruct`s.
+            kwargs: its keyword arguments.
 
         Returns:
-            A model of a class derived from the model's own, for evaluation.
+            A model of a subclass of the model's own class, for evaluation.
 
         Raises:
-            TypeError: `model` is no NNX module.
-            ValueError: it was not quantized by `OdmlQat`; statistics that were never collected; a scale that is nan,
-                inf or 0; a scale that varies along two axes; a quantizer that is not of signed 8-bit integers.
+            TypeError: `model` is not an NNX module.
+            ValueError: it was not quantized by `OdmlQat`; statistics were never collected; a scale is nan, inf or 0, or
+                varies along two axes; a quantizer does not make signed 8-bit integers.
         """
         check_inputs(model, inputs, kwargs, "OdmlConversion.quantize")
         held = vars(model).get(HELD)
@@ -173,7 +173,7 @@ class _Collector(Markers):
         self.markers: dict[str, FakeQuantMarker] = {}
 
     def quantize(self, site: Site, x: jax.Array) -> jax.Array:
-        """`x` as it is; notes its marker."""
+        """`x` unchanged; records its marker."""
         if site.name not in self._held.held:
             raise ValueError(
                 f"{site.name} has no statistics: the model was quantized for other operations.\n"
@@ -214,7 +214,7 @@ def _weight_range(site: Site, quantizer: CalibratedQuant, x: jax.Array) -> Any:
             f"{site.name}: the weight {'.'.join(map(str, site.weight_path))} is not known before the program runs: it "
             "is abstract, or sliced in a loop.\n  cure: convert a model with weights; unroll the loop over layers"
         )
-    # The axes are those of this site: a weight that was flattened has others than in training.
+    # The axes at this site: a flattened weight has other axes than in training.
     axes = tuple(i for i in range(x.ndim) if i not in site.overrides.get("channelwise_axes", ()))
     return quantizer.calibration_impl(x.astype(np.float32), axes)
 

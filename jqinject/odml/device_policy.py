@@ -1,4 +1,4 @@
-"""What a device compiler expects to be quantized, and in which order."""
+"""Which operations a device compiler expects to be quantized, and in which order."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ Range = tuple[float, float]
 
 
 class UnknownOperationError(ValueError):
-    """A model runs an operation that devices have no quantized form of."""
+    """A model runs an operation for which devices have no quantized form."""
 
 
 @dataclass(frozen=True)
 class OdmlPolicy:
-    """Quantizes every operation; outputs late, so that what a device fuses stays together.
+    """Quantizes every operation; outputs late, so that operations that a device fuses stay together.
 
     Attributes:
-        rules: `weight_quant` is for weights, `output_quant` for the outputs of the operations that match.
+        rules: `weight_quant` is for weights, `output_quant` for the outputs of matching operations.
         per_channel_weights: whether weights have a scale for each output channel.
-        input_range: of the model's inputs, where it is fixed.
-        output_range: of the model's outputs, where it is fixed.
+        input_range: of the model's inputs, if fixed.
+        output_range: of the model's outputs, if fixed.
         strict: whether an unknown operation is an error.
-        flattens_weights: whether weights with several axes of outputs are contracted with one.
+        flattens_weights: whether weights with several output axes are contracted with one.
     """
 
     rules: tuple[Rule, ...]
@@ -88,12 +88,12 @@ class OdmlPolicy:
 
 
 def is_dynamic(quantizer: Any) -> bool:
-    """Whether a quantizer takes its range from the tensor at hand."""
+    """Whether a quantizer takes its range from the tensor itself."""
     return getattr(quantizer, "averaging_impl", None) is None
 
 
 def overrides_of(site: Site) -> dict[str, Any]:
-    """What the quantizer at a site declares anew: the axes of its scale, and its range where that is known."""
+    """The names that the quantizer at a site redeclares: the axes of its scale, and its range if known."""
     found: dict[str, Any] = {}
     if site.overrides.get("channelwise_axes"):
         found["channelwise_axes"] = site.overrides["channelwise_axes"]

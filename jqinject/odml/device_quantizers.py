@@ -19,7 +19,7 @@ class Int8Weight(_OfDevices):
 
 
 class Int8Act(_OfDevices):
-    """With a zero point; the range is the mean of those of all batches, each from the means over the batch axis.
+    """With a zero point; the range is the mean over all batches of each batch's range, from means over the batch axis.
 
     Override `calibration_impl` for another range: `AbsMaxRange` for no zero point, `FixedRange(low, high)`.
 
@@ -30,7 +30,7 @@ class Int8Act(_OfDevices):
 
 
 class Int8ActDynamic(_OfDevices):
-    """With a zero point, from the tensor at hand: inputs of contractions with a weight only, one range a row."""
+    """With a zero point, from the tensor itself: only for inputs of contractions with a weight, one range per row."""
 
     calibration_impl = MinMaxRange
     averaging_impl = None

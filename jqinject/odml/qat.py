@@ -1,4 +1,4 @@
-"""`OdmlQat`: a model whose every operation is fake-quantized, as a device will run it."""
+"""`OdmlQat`: fake-quantizes every operation of a model, as a device will run it."""
 
 from __future__ import annotations
 
@@ -28,22 +28,21 @@ EVERYTHING = Rule(weight_quant=Int8Weight, output_quant=Int8Act)
 class OdmlQat:
     """Quantization-aware training for device compilers: every operation of a model is fake-quantized.
 
-    Outputs are quantized late, by the operation that takes them: a contraction, the bias added to it, a batch
-    normalization and a ReLU are one. Weights are told from activations by where they come from: an `nnx.Param`,
-    reshaped or cast at most, is a weight. Statistics of activations move in training mode; batch `s` is quantized with
-    the average that includes it.
+    Outputs are quantized late, by the operation that takes them, so a contraction, its bias, a batch normalization and
+    a ReLU count as one. A weight is recognized by its origin: it is an `nnx.Param`, at most reshaped or cast.
+    Statistics of activations advance in training mode; batch `s` is quantized with the average that includes it.
 
     Args:
-        rules: `weight_quant` is the quantizer of weights, `output_quant` that of the *outputs* of the operations that
-            match; None quantizes everything to 8 bits.
+        rules: `weight_quant` is the quantizer of weights, `output_quant` that of the *outputs* of matching operations;
+            None quantizes everything to 8 bits.
         disable_per_channel_weights: one scale for a whole weight.
         fixed_range_for_inputs: `(low, high)` of the model's inputs.
         fixed_range_for_outputs: `(low, high)` of the model's outputs.
-        strict: an operation without a quantized form is an error; else it passes in float.
+        strict: an operation without a quantized form is an error; otherwise it runs in float.
 
     Raises:
-        TypeError: `rules` are no rules; a rule has quantizers that are not used here.
-        ValueError: a fixed range without 0, or an empty one.
+        TypeError: `rules` are not rules; a rule has quantizers that are not used here.
+        ValueError: a fixed range is empty, or does not contain 0.
 
     Source: Qwix's `OdmlQatProvider`. Differs from Qwix 0.1.8: an unknown operation is an error in strict mode, as its
     earlier versions had it; a weight may be either operand of a contraction; a tensor that two operations take is
@@ -78,15 +77,15 @@ class OdmlQat:
 
         Args:
             model: an NNX module; it is not changed, its arrays are shared.
-            inputs: what it is called with: arrays or `jax.ShapeDtypeStruct`s; the model is traced, not run.
-            kwargs: by keyword.
+            inputs: its arguments: arrays or `jax.ShapeDtypeStruct`s; the model is traced, not run.
+            kwargs: its keyword arguments.
 
         Returns:
-            A model of a class derived from the model's own, with the same paths, and the quantizers in `op_quant`.
+            A model of a subclass of the model's own class, with the same paths, and the quantizers in `op_quant`.
 
         Raises:
-            TypeError: `model` is no NNX module.
-            ValueError: no inputs; an unknown operation in strict mode; a model that is quantized already.
+            TypeError: `model` is not an NNX module.
+            ValueError: no inputs; an unknown operation in strict mode; the model is already quantized.
         """
         check_inputs(model, inputs, kwargs, "OdmlQat.quantize")
         _refuse_quantized(model)
@@ -115,10 +114,10 @@ def _refuse_quantized(model: Any) -> None:
 
 
 def check_inputs(model: Any, inputs: Any, kwargs: Any, what: str) -> None:
-    """Refuse what can not be traced.
+    """Refuse a model that cannot be traced.
 
     Raises:
-        TypeError: `model` is no NNX module.
+        TypeError: `model` is not an NNX module.
         ValueError: there are no inputs.
     """
     if not isinstance(model, nnx.Module):

@@ -2,16 +2,57 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
+from jqinject.ops.choose import choose
 from jqinject.ops.one_program import one_program
 
 
 def _bound(bound: ArrayLike, x: jax.Array) -> jax.Array:
-    """A bound in `x`'s dtype; differentiable where it was an array."""
+    """A bound in `x`'s dtype; differentiable if it was an array."""
     return jnp.asarray(bound, dtype=x.dtype)
+
+
+def bounded(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+    """The number that `tensor_clamp` returns, without its derivative: for derivative rules that have their own.
+
+    Args:
+        x: a float array.
+        low: lower bound, of the dtype of `x`; broadcasts with it.
+        high: upper bound, likewise.
+
+    Example:
+        >>> bounded(jnp.array([1.7, -0.5]), jnp.float32(0), jnp.float32(1))
+        Array([1., 0.], dtype=float32)
+    """
+    if low.ndim == 0 and high.ndim == 0:
+        return jax.lax.clamp(low, x, high)
+    return jnp.maximum(jnp.minimum(x, high), low)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _clamp(straight: bool, x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+    return bounded(x, low, high)
+
+
+def _clamp_jvp(straight: bool, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    (x, low, high), (dx, dlow, dhigh) = primals, tangents
+    y = _clamp(straight, *primals)
+    if isinstance(dx, SymbolicZero):
+        dx = jnp.zeros_like(x)
+    if not straight:
+        dx = choose(x > high, 0.0 if isinstance(dhigh, SymbolicZero) else dhigh, dx)
+        dx = choose(x < low, 0.0 if isinstance(dlow, SymbolicZero) else dlow, dx)
+    return y, jnp.broadcast_to(dx, y.shape)
+
+
+_clamp.defjvp(_clamp_jvp, symbolic_zeros=True)
 
 
 def tensor_clamp(x: ArrayLike, min_val: ArrayLike, max_val: ArrayLike) -> jax.Array:
@@ -22,7 +63,7 @@ def tensor_clamp(x: ArrayLike, min_val: ArrayLike, max_val: ArrayLike) -> jax.Ar
 
     Args:
         x: a float array.
-        min_val: lower bound, a number or an array that broadcasts with `x`.
+        min_val: lower bound, a number or an array that broadcasts with `x`, nowhere above `max_val`.
         max_val: upper bound, likewise.
 
     Returns:
@@ -33,32 +74,18 @@ def tensor_clamp(x: ArrayLike, min_val: ArrayLike, max_val: ArrayLike) -> jax.Ar
         Array([1. , 0. , 0.1], dtype=float32)
     """
     x = jnp.asarray(x)
-    upper = _bound(max_val, x)
-    lower = _bound(min_val, x)
-    y = jnp.where(x > upper, upper, x)
-    return jnp.where(y < lower, lower, y)
-
-
-@jax.custom_jvp
-def _clamp_ste(x: jax.Array, min_val: ArrayLike, max_val: ArrayLike) -> jax.Array:
-    return tensor_clamp(x, min_val, max_val)
-
-
-@_clamp_ste.defjvp
-def _(primals, tangents):
-    y = _clamp_ste(*primals)
-    return y, jnp.broadcast_to(tangents[0], y.shape)
+    return _clamp(False, x, _bound(min_val, x), _bound(max_val, x))
 
 
 def tensor_clamp_ste(x: ArrayLike, min_val: ArrayLike, max_val: ArrayLike) -> jax.Array:
-    """Clamp as `tensor_clamp`; the whole gradient goes straight through to `x`, none to the bounds.
+    """Clamp as `tensor_clamp`; the whole gradient passes straight through to `x`, none to the bounds.
 
     Example:
         >>> jax.grad(lambda x: tensor_clamp_ste(x, -1.0, 1.0))(jnp.float32(5.0))
         Array(1., dtype=float32)
     """
     x = jnp.asarray(x)
-    return _clamp_ste(x, _bound(min_val, x), _bound(max_val, x))
+    return _clamp(True, x, _bound(min_val, x), _bound(max_val, x))
 
 
 def scalar_clamp_ste(x: ArrayLike, min_val: float, max_val: float) -> jax.Array:
@@ -97,7 +124,7 @@ def scalar_clamp_min_ste(x: ArrayLike, min_val: float) -> jax.Array:
 @one_program()
 def _signed_clamp_min_ste(x: jax.Array, min_val: jax.Array) -> jax.Array:
     magnitude = jnp.maximum(jnp.abs(x), min_val)
-    return jnp.where(x < 0, -magnitude, magnitude)
+    return jax.lax.select(x < 0, -magnitude, magnitude)
 
 
 @_signed_clamp_min_ste.defjvp
@@ -107,7 +134,7 @@ def _(primals, tangents):
 
 
 def signed_clamp_min_ste(x: ArrayLike, min_val: float) -> jax.Array:
-    """Keep a number at least `min_val` away from zero, on its own side (zero goes to the positive one);
+    """Keep a number at least `min_val` away from zero, on its own side (zero becomes positive);
     gradient 1.
 
     `y = sign(x) * max(|x|, min_val)`, `sign(0) = +1`; nan stays nan.

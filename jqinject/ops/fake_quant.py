@@ -1,83 +1,164 @@
 """Quantize and dequantize in one step, with its derivative written out.
 
 Autodiff of the composition `(clamp(round(x / s + z)) - z) * s` is right, but it saves and reads several arrays of the
-size of `x`. Written out, the backward pass reads the incoming gradient and `x` itself, and nothing more is kept for it.
+size of `x`, and leaves a rule of its own for each of its steps in the program. Written out, the backward pass reads the
+incoming gradient and `x` itself, and nothing more is kept for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_derivatives import SymbolicZero
+from jax.typing import ArrayLike
 
-from jqinject.ops.broadcast import spread
-from jqinject.ops.power import divide
+from jqinject.ops.choose import choose
+from jqinject.ops.clamp import bounded
+from jqinject.ops.power import quotient
+from jqinject.ops.ste import nearest
 
 LARGEST = float(jnp.finfo(jnp.float32).max)
-ToInteger = Callable[[jax.Array], jax.Array]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How numbers become integers: static, equal by value.
+
+    Attributes:
+        rounding: an elementwise function without state; its gradient counts as 1.
+        straight: whether the gradient passes the clamp too, instead of going to the bound where it clamps.
+        centered: whether the zero point is known to be 0.
+        by_reciprocal: whether numbers are multiplied by the reciprocal of the scale; see `jqinject.ops.by_reciprocal`.
+        payload: the dtype in which the integers are returned beside the value; None to return the value alone.
+    """
+
+    rounding: Callable[[jax.Array], jax.Array] = nearest
+    straight: bool = False
+    centered: bool = False
+    by_reciprocal: bool = False
+    payload: Any = None
+
+    def rounded(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """`x / scale`, and the whole number that it is rounded to with the zero point added."""
+        one_for_many = self.by_reciprocal and scale.size != x.size
+        steps = x * quotient(jnp.float32(1.0), scale) if one_for_many else quotient(x, scale)
+        return steps, self.rounding(steps if self.centered else steps + zero_point)
+
+    def integers(
+        self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, low: jax.Array, high: jax.Array
+    ) -> jax.Array:
+        """The integers of `x`, as float32; without a derivative."""
+        return bounded(self.rounded(x, scale, zero_point)[1], low, high)
+
+    def floats(self, integers: jax.Array, scale: jax.Array, zero_point: jax.Array) -> jax.Array:
+        """What integers stand for."""
+        return (integers if self.centered else integers - zero_point) * scale
+
+    def quantized(
+        self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, low: jax.Array, high: jax.Array
+    ) -> Any:
+        """What the integers of `x` stand for, and with `payload` the integers beside it."""
+        integers = self.integers(x, scale, zero_point, low, high)
+        floats = self.floats(integers, scale, zero_point)
+        return floats if self.payload is None else (floats, integers.astype(self.payload))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _fake_quantize(to_integer: ToInteger, x: jax.Array, scale: jax.Array, zero_point: jax.Array) -> jax.Array:
-    return (to_integer(divide(x, scale) + zero_point) - zero_point) * scale
+def _fake_quantize(
+    how: Steps, x: jax.Array, scale: jax.Array, zero_point: jax.Array, low: jax.Array, high: jax.Array
+) -> Any:
+    return how.quantized(x, scale, zero_point, low, high)
 
 
-def _fake_quantize_jvp(to_integer: ToInteger, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _fake_quantize_jvp(how: Steps, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     # Under `checkpoint` the backward pass keeps the arguments, which are there anyway, and no array made from them.
     given = [None if isinstance(tangent, SymbolicZero) else tangent for tangent in tangents]
-    change = jax.checkpoint(partial(_change, to_integer))(primals, given)
-    return _fake_quantize(to_integer, *primals), change
+    change = jax.checkpoint(partial(_change, how))(primals, given)
+    made = _fake_quantize(how, *primals)
+    return made, change_beside(change, made)
 
 
-def _change(to_integer: ToInteger, primals: Any, tangents: Any) -> jax.Array:
-    x, scale, zero_point = primals
-    steps = jnp.clip(divide(x, scale), -LARGEST, LARGEST)  # times a slope of 0 it must be 0
-    position = steps + zero_point
-    # The derivative of an elementwise function at every element: its directional derivative along ones.
-    integers, slope = jax.jvp(to_integer, (position,), (jnp.ones_like(position),))
-    centered = integers - zero_point
-    change = jnp.zeros_like(position)
-    along_x, along_scale, along_zero_point = tangents
+def change_beside(change: jax.Array, made: Any) -> Any:
+    """The tangent of a value, or of a value and its integers, which have none.
+
+    Args:
+        change: of the value.
+        made: the value, or both.
+    """
+    return (change, np.zeros(made[1].shape, jax.dtypes.float0)) if isinstance(made, tuple) else change
+
+
+def _change(how: Steps, primals: Any, tangents: Any) -> jax.Array:
+    x, scale, zero_point, low, high = primals
+    along_x, along_scale, along_zero_point, along_low, along_high = tangents
+    steps, rounded = how.rounded(x, scale, zero_point)
+    integers = bounded(rounded, low, high)
+    centered = integers if how.centered else integers - zero_point
+    inside = None if how.straight else integers == rounded
+    parts = []
     if along_x is not None:
-        change = change + slope * jax.lax.optimization_barrier(along_x)
+        along_x = jax.lax.optimization_barrier(along_x)
+        parts.append(along_x if inside is None else along_x * inside.astype(jnp.float32))
     if along_scale is not None:
-        change = change + (centered - slope * steps) * spread(along_scale, change.shape)
-    if along_zero_point is not None:
-        change = change + (slope - 1) * scale * along_zero_point
-    return change
+        if inside is None:
+            slope = centered - jax.lax.clamp(-LARGEST, steps, LARGEST)
+        else:
+            slope = choose(inside, centered - steps, centered)
+        parts.append(slope * along_scale)
+    if inside is not None:  # beyond a bound y = (bound - zero_point) * scale
+        if along_zero_point is not None:
+            parts.append(choose(inside, 0.0, -scale * along_zero_point))
+        if along_low is not None:
+            parts.append(choose(rounded < low, scale * along_low, 0.0))
+        if along_high is not None:
+            parts.append(choose(rounded > high, scale * along_high, 0.0))
+    return sum(parts[1:], parts[0]) if parts else jnp.zeros_like(centered)
 
 
 _fake_quantize.defjvp(_fake_quantize_jvp, symbolic_zeros=True)
 
 
-def fake_quantize(x: jax.Array, scale: jax.Array, zero_point: jax.Array, to_integer: ToInteger) -> jax.Array:
-    """Quantize and dequantize: `y = (q - zero_point) * scale`, `q = to_integer(x / scale + zero_point)`.
+def fake_quantize(
+    x: jax.Array,
+    scale: jax.Array,
+    zero_point: jax.Array,
+    low: ArrayLike,
+    high: ArrayLike,
+    how: Steps = Steps(),
+) -> Any:
+    """Quantize and dequantize: `y = (q - zero_point) * scale`, `q = clamp(round(x / scale + zero_point), low, high)`.
 
-    With `m` the derivative of `to_integer` (1 where a rounding passes straight through, 0 where a clamp masks):
+    With `m` = 1 where nothing is clamped, else 0:
 
         dy/dx = m        dy/dscale = (q - zero_point) - m * x / scale        dy/dzero_point = (m - 1) * scale
+        dy/dlow = scale where q was below        dy/dhigh = scale where it was above
 
-    It equals autodiff of the composition, with less memory traffic.
+    It equals autodiff of the composition, with less memory traffic. With `how.straight` m is 1 everywhere, and the
+    bounds get no gradient.
 
     Args:
         x: a float32 array of any shape.
         scale: float per integer step; broadcasts to the shape of `x`.
         zero_point: the integer that stands for 0; broadcasts to the shape of `x`.
-        to_integer: an elementwise function without state, hashable: rounding, then clamping.
+        low: the least integer, a number or an array; nowhere above `high`.
+        high: the largest.
+        how: rounding, and where the gradient goes.
 
     Returns:
-        An array of the shape and dtype of `x`.
+        An array of the shape and dtype of `x`; with `how.payload` that and the integers.
 
     Example:
-        >>> from jqinject.ops import round_ste
         >>> x, scale, zero_point = jnp.array([0.26, -0.8]), jnp.float32(0.5), jnp.float32(0)
-        >>> fake_quantize(x, scale, zero_point, round_ste)
+        >>> fake_quantize(x, scale, zero_point, -7, 7)
         Array([ 0.5, -1. ], dtype=float32)
-        >>> jax.grad(lambda s: fake_quantize(x, s, zero_point, round_ste).sum())(scale)
+        >>> jax.grad(lambda s: fake_quantize(x, s, zero_point, -7, 7).sum())(scale)
         Array(0.08000004, dtype=float32)
     """
-    return _fake_quantize(to_integer, x, scale, zero_point)
+    low, high = jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32)
+    return _fake_quantize(how, x, scale, zero_point, low, high)

@@ -1,11 +1,13 @@
-"""Powers of two and logarithms that are exact where the answer is: `jnp.exp2` and `jnp.log2` may not be."""
+"""Powers of two and logarithms that are exact if the true result is representable, unlike `jnp.exp2`, `jnp.log2`."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
 from jqinject.ops.devices.explicit_axes import sharded_beside
@@ -88,16 +90,38 @@ def log2(x: ArrayLike) -> jax.Array:
     return _log2(_float32(x))
 
 
+def quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:
+    """The number that `divide` returns, without its derivative: for derivative rules that have their own.
+
+    Args:
+        x: a float32 array.
+        divisor: a float32 number or array that broadcasts with `x`, not 0.
+
+    Example:
+        >>> quotient(jnp.float32(254.0), jnp.float32(127))
+        Array(2., dtype=float32)
+    """
+    # The divisor for every number, nan for nan.
+    if divisor.ndim == 0:
+        return x / jax.lax.clamp(divisor, x, divisor)
+    return x / jnp.maximum(jnp.minimum(x, divisor), divisor)
+
+
 @jax.custom_jvp
 def _divide(x: jax.Array, divisor: jax.Array) -> jax.Array:
-    return x / jnp.where(x == x, divisor, x)
+    return quotient(x, divisor)
 
 
-@_divide.defjvp
-def _(primals, tangents):
+def _divide_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     (_, divisor), (dx, ddivisor) = primals, tangents
     y = _divide(*primals)
-    return y, (dx - y * ddivisor) / divisor
+    if isinstance(ddivisor, SymbolicZero):
+        return y, dx / divisor
+    change = y * ddivisor
+    return y, (-change if isinstance(dx, SymbolicZero) else dx - change) / divisor
+
+
+_divide.defjvp(_divide_jvp, symbolic_zeros=True)
 
 
 def divide(x: ArrayLike, divisor: ArrayLike) -> jax.Array:
@@ -107,9 +131,9 @@ def divide(x: ArrayLike, divisor: ArrayLike) -> jax.Array:
     A compiler may turn a division by one number for many into a multiplication by its reciprocal, and
     `x / (largest / 127)` into `x * 127 / largest`. Either is one unit in the last place off now and then, which moves
     a number that lies on a rounding tie, so that a tensor would become other integers where its quantizer is compiled
-    together with something else. Here the divisor is chosen element by element (nan for nan, the divisor for numbers),
-    which no such rewrite sees through; a product that is added to, instead of a quotient, could also be fused with the
-    addition and skip a rounding.
+    together with something else. Here what `x` is divided by is `x` clamped between the divisor and itself (the
+    divisor, and nan for nan), which no such rewrite sees through; a product that is added to, instead of a quotient,
+    could also be fused with the addition and skip a rounding.
 
     The derivative `(dx - y * ddivisor) / divisor` needs no square of the divisor, so that it stays finite for scales
     down to the smallest.
@@ -136,8 +160,8 @@ def divide(x: ArrayLike, divisor: ArrayLike) -> jax.Array:
 def by_reciprocal(x: jax.Array, divisor: ArrayLike) -> jax.Array:
     """`x * (1 / divisor)` where one divisor serves several numbers, else `x / divisor`; both steps rounded to float32.
 
-    It is what XLA makes of `x / divisor` on a CPU, and so the numbers of libraries that leave the division to it; here
-    it is written out, so that every program has the same ones. With a scale of `largest / 127.5` the extreme lies on a
+    XLA compiles `x / divisor` to this on a CPU, so libraries that leave the division to it get these numbers; here it
+    is written out, so that every program gets the same ones. With a scale of `largest / 127.5` the extreme lies on a
     rounding tie, and the last bit of the scale decides where it goes.
 
     Args:

@@ -1,95 +1,29 @@
-"""Statistics of a tensor in two parts: a reduction without gradient, then its gradient attached elementwise.
+"""Statistics of a tensor in two parts: the reduction, and its derivative.
 
-A statistic that is needed during calibration only is computed under `jax.lax.cond`. Differentiating *through*
-the
-`cond` would write a gradient as large as the tensor in every later step, all zeros. So the reduction
-(`kth_smallest`,
-`jnp.max`, ...) runs on a tensor without gradient and returns a few numbers, and `attach_gradient` gives the
-result its derivative: elementwise weights that the compiler fuses with its neighbours.
+A statistic that is needed only during calibration is computed under `jax.lax.cond`. Differentiating *through* the
+`cond` would write a gradient as large as the tensor, all zeros, in every later step. So the reduction (`kth_smallest`,
+`Over.max`, ...) returns a few numbers, `locate` finds the position of an element, which only a derivative needs, and
+the derivative itself (`picked`, `shared`) is elementwise: the compiler fuses it with its neighbours.
 
-What is reduced is an `Over`: axes of the tensor, and names of axes of `shard_map`, `pmap` or `vmap` that it is spread
-over. A tensor is never laid out anew for it: a reshape would gather one that is sharded, and so would joining several
-that share a statistic, which come as a tuple.
+An `Over` says what is reduced: axes of the tensor, and names of axes of `shard_map`, `pmap` or `vmap` that it is
+distributed over. A tensor is never reshaped for it, because that would gather a sharded tensor. Joining several tensors
+that share a statistic would do the same, so these come as a tuple.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial, reduce
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jqinject.ops.devices.explicit_axes import sharded_as
-from jqinject.ops.devices.mapped import Names, max_over, sum_over
-from jqinject.ops.devices.over import Over, Tensors, each, parts_of
+from jqinject.ops.choose import choose
+from jqinject.ops.devices.mapped import Names
+from jqinject.ops.devices.over import Over, Tensors, each
 from jqinject.ops.one_program import one_program
-
-
-class Selected(NamedTuple):
-    """An element picked from a tensor: its value and its position (axis kept with size 1; flat if None)."""
-
-    value: jax.Array
-    position: jax.Array
-
-
-class Extreme(NamedTuple):
-    """The largest element of a whole tensor and how many elements share it (they share the gradient)."""
-
-    value: jax.Array
-    ties: jax.Array
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _attach(names: Names, x: Tensors, value: jax.Array, weights: Any) -> jax.Array:
-    del names, x, weights
-    return value
-
-
-@_attach.defjvp
-def _(names, primals, tangents):
-    _, value, weights = primals
-    slopes = [
-        _slope(value, *each_part) for each_part in zip(parts_of(weights), parts_of(tangents[0]), strict=True)
-    ]
-    return _attach(names, *primals), sum_over(reduce(jnp.add, slopes), names).reshape(value.shape)
-
-
-def _slope(value: jax.Array, weights: jax.Array, tangent: jax.Array) -> jax.Array:
-    same = value.ndim == tangent.ndim
-    axes = tuple(i for i in range(tangent.ndim) if not same or value.shape[i] != tangent.shape[i])
-    # An element without weight gets no gradient, not even 0 times nan.
-    weighed = weights * tangent
-    has_weight = sharded_as(jnp.broadcast_to(weights != 0, weighed.shape), weighed)
-    weighed = jnp.where(has_weight, weighed, jnp.zeros_like(weighed))
-    return jnp.sum(weighed, axis=axes, keepdims=same)
-
-
-def attach_gradient(x: Tensors, value: jax.Array, weights: Any, names: Names = ()) -> jax.Array:
-    """The number `value` with the derivative `weights` with respect to `x`.
-
-    `d value = sum(weights * dx)` over the axes in which `value` has size 1, or over all axes when `value` is
-    a scalar.
-
-    Args:
-        x: the tensor that receives the gradient, or several.
-        value: a scalar, or an array of the rank of `x` with 1 in every reduced axis; gets no gradient.
-        weights: array that broadcasts with `x`, of several tensors one for all or one for each; gets no gradient.
-        names: of mapped axes that `x` is spread over: the sum is over them too.
-
-    Returns:
-        `value`.
-
-    Example:
-        >>> x = jnp.array([1.0, -3.0])
-        >>> jax.grad(lambda x: attach_gradient(x, jnp.float32(3), jnp.array([0.0, -1.0])))(x)
-        Array([ 0., -1.], dtype=float32)
-    """
-    if isinstance(x, tuple) and not isinstance(weights, tuple):
-        weights = (weights,) * len(x)
-    return _attach(names, x, value, weights)
 
 
 @jax.custom_jvp
@@ -114,93 +48,150 @@ def magnitude(x: jax.Array) -> jax.Array:
 @magnitude.defjvp
 def _(primals, tangents):
     (x,), (tangent,) = primals, tangents
-    return magnitude(x), jnp.where(x > 0, tangent, jnp.where(x < 0, -tangent, jnp.zeros_like(tangent)))
+    return magnitude(x), change_of_magnitude(x, tangent)
+
+
+def change_of_magnitude(x: Tensors, dx: Tensors) -> Any:
+    """The change of `magnitude(x)` when `x` changes by `dx`."""
+    return each(lambda x, dx: jax.lax.sign(x) * dx, x, dx)
 
 
 @one_program("over")
-def locate(x: Tensors, value: jax.Array, over: Over) -> Selected:
-    """Where `value` first occurs in `x`; a nan is found at the first nan.
+def locate(x: Tensors, value: jax.Array, over: Over) -> jax.Array:
+    """The position at which the element `value` of `x` first occurs; a nan is found at the first nan.
 
     Args:
         x: the tensor, or several.
         value: an element of it; a scalar over the whole tensor, else with size 1 in the axes.
-        over: what is searched.
+        over: the axes to search.
 
     Returns:
-        `Selected(value, position)`.
+        The position, int32, of the shape of `value`; counted along the axes.
 
     Example:
-        >>> locate(jnp.array([1.0, 5.0, 5.0]), jnp.float32(5), Over()).position
+        >>> locate(jnp.array([1.0, 5.0, 5.0]), jnp.float32(5), Over())
         Array(1, dtype=int32)
     """
 
     def found(x: jax.Array, positions: jax.Array) -> jax.Array:
-        return jnp.where((x == value) | (x != x), positions, jnp.iinfo(jnp.int32).max)
+        return choose((x == value) | (x != x), positions, jnp.iinfo(jnp.int32).max)
 
-    return Selected(value, over.min(each(found, x, over.positions(x))))
+    return over.min(each(found, x, over.positions(x)))
 
 
-def select(x: Tensors, selected: Selected, over: Over) -> jax.Array:
-    """The selected element, as a function of `x`: the whole gradient goes to that element.
+def picked(dx: Tensors, position: jax.Array, over: Over) -> jax.Array:
+    """The change of the element at a position when the tensor changes by `dx`.
 
     Args:
-        x: the tensor from which `selected` was taken.
-        selected: what `locate` returned.
-        over: what was searched.
-
-    Returns:
-        `selected.value`, differentiable.
+        dx: of the shape of the tensor, or of each of several.
+        position: the result of `locate`.
+        over: the searched axes.
     """
-    weights = each(lambda x, place: (place == selected.position).astype(x.dtype), x, over.positions(x))
-    return attach_gradient(x, selected.value, weights, over.names)
+    return over.sum(each(lambda dx, place: choose(place == position, dx, 0.0), dx, over.positions(dx)))
 
 
-def extreme(x: Tensors, value: jax.Array, names: Names = ()) -> Extreme:
-    """`value`, the largest (or smallest) element of `x`, and how many elements equal it."""
-    return Extreme(value, Over(None, names).sum(each(lambda x: (x == value).astype(jnp.float32), x)))
+def ties(x: Tensors, value: jax.Array, over: Over) -> jax.Array:
+    """How many elements of `x` equal `value`, float32."""
+    return over.sum(each(lambda x: (x == value).astype(jnp.float32), x))
 
 
-def share(x: Tensors, measured: Extreme, names: Names = ()) -> jax.Array:
-    """The extreme element as a function of `x`: elements that tie share the gradient equally."""
-    weights = each(lambda x: (x == measured.value).astype(x.dtype) / jnp.maximum(measured.ties, 1), x)
-    return attach_gradient(x, measured.value, weights, names)
+def shared(dx: Tensors, hits: Tensors, count: jax.Array, over: Over, weight: Any = 1.0) -> jax.Array:
+    """The change of an extreme, shared equally by tied elements.
+
+    Args:
+        dx: the change of the tensor.
+        hits: which of its elements are the extreme.
+        count: the number of these.
+        over: the reduced axes.
+        weight: a factor of the change.
+    """
+    return over.sum(each(lambda hit, dx: choose(hit, dx, 0.0), hits, dx)) * (weight / jnp.maximum(count, 1.0))
 
 
-def largest(x: jax.Array, axes: Sequence[int], names: Names = ()) -> jax.Array:
+def locate_extreme(x: Tensors, value: jax.Array, over: Over) -> jax.Array:
+    """The input of `change_of_extreme`: along axes the position of the first of equal elements, over the whole tensor
+    their number.
+    """
+    return locate(x, value, over) if over.keeps else ties(x, value, over)
+
+
+def change_of_extreme(dx: Tensors, x: Tensors, value: jax.Array, found: jax.Array, over: Over) -> jax.Array:
+    """The change of the largest (or smallest) element of `x`: along axes the first of equal elements counts, over the
+    whole tensor they share.
+    """
+    if over.keeps:
+        return picked(dx, found, over)
+    return shared(dx, each(lambda x: x == value, x), found, over)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _largest(over: Over, x: jax.Array) -> jax.Array:
+    return jnp.maximum(over.max(x), 0.0)
+
+
+@_largest.defjvp
+def _(over, primals, tangents):
+    (x,), (dx,) = primals, tangents
+    value = _largest(over, x)
+    return value, _change_of_end(over, x, dx, value)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _ends(over: Over, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jnp.maximum(over.max(x), 0.0), jnp.minimum(over.min(x), 0.0)
+
+
+@_ends.defjvp
+def _(over, primals, tangents):
+    (x,), (dx,) = primals, tangents
+    found = _ends(over, x)
+    return found, tuple(_change_of_end(over, x, dx, end) for end in found)
+
+
+def _change_of_end(over: Over, x: jax.Array, dx: jax.Array, end: jax.Array) -> jax.Array:
+    """The change of an end of a range; half of it at 0 (as in `jnp.maximum`)."""
+    hits = x == end
+    half = choose(end == 0, 0.5, jnp.ones_like(end))
+    return shared(dx, hits, over.sum(hits.astype(jnp.float32)), over, half)
+
+
+def largest(x: jax.Array, axes: Sequence[int] | None, names: Names = ()) -> jax.Array:
     """`max(x, 0)` over some axes, kept with size 1; elements that tie share the gradient equally.
 
-    A compiler may compute `x` once for the maximum and once more, rounded otherwise, for the gradient. The derivative
-    of `jnp.max` divides by the number of elements that equal the maximum, which is 0 then; here no element gets any.
+    A compiler may compute `x` once for the maximum and again, with different rounding, for the gradient. The derivative
+    of `jnp.max` divides by the number of elements that equal the maximum, which is then 0; here no element gets any.
 
     Args:
-        x: the tensor; of the rest of an empty one 0 is the largest.
-        axes: to reduce.
-        names: of mapped axes that the tensor is spread over.
+        x: the tensor; the maximum of an empty one is 0.
+        axes: the axes to reduce; None for all, none of which is kept.
+        names: of mapped axes that the tensor is distributed over.
 
     Example:
         >>> x = jnp.array([1.0, 3.0, 3.0])
         >>> jax.value_and_grad(lambda x: largest(x, (0,))[0])(x)
         (Array(3., dtype=float32), Array([0. , 0.5, 0.5], dtype=float32))
     """
-    fixed = jax.lax.stop_gradient(x)
-    value = max_over(jnp.max(fixed, tuple(axes), keepdims=True, initial=-jnp.inf), names)
-    equal = (fixed == value).astype(x.dtype)
-    ties = sum_over(jnp.sum(equal, tuple(axes), keepdims=True), names)
-    return jnp.maximum(attach_gradient(x, value, equal / jnp.maximum(ties, 1), names), 0.0)
+    over = Over(None if axes is None else tuple(axes), names)
+    return _largest(over, _something(x, over))
 
 
-def measure(x: Tensors, value: jax.Array, over: Over) -> Selected | Extreme:
-    """What `attach` needs to know of the extreme `value` of `x`: along axes the first of equal elements is selected,
-    over the whole tensor they share.
+def ends(x: jax.Array, axes: Sequence[int] | None, names: Names = ()) -> tuple[jax.Array, jax.Array]:
+    """`max(x, 0)` and `min(x, 0)`, as `largest`.
+
+    Example:
+        >>> ends(jnp.array([1.0, 3.0]), (0,))
+        (Array([3.], dtype=float32), Array([0.], dtype=float32))
     """
-    return locate(x, value, over) if over.keeps else extreme(x, value, over.names)
+    over = Over(None if axes is None else tuple(axes), names)
+    return _ends(over, _something(x, over))
 
 
-def attach(x: Tensors, measured: Selected | Extreme, over: Over) -> jax.Array:
-    """The measured element as a differentiable function of `x`."""
-    if isinstance(measured, Extreme):
-        return share(x, measured, over.names)
-    return select(x, measured, over)
+def _something(x: jax.Array, over: Over) -> jax.Array:
+    """`x`, or zeros if there is nothing to reduce."""
+    axes = over.of(x.ndim)
+    if all(x.shape[axis] for axis in axes):
+        return x
+    return jnp.zeros([1 if axis in axes else size for axis, size in enumerate(x.shape)], x.dtype)
 
 
 def rank_high(percentile: float, size: int) -> int:
@@ -226,13 +217,13 @@ def rank_low(percentile: float, size: int) -> int:
 def kth_smallest(x: Tensors, k: int | jax.Array, over: Over) -> jax.Array:
     """The k-th smallest element (1-based), without interpolation.
 
-    A maximum or minimum at the ends; else by bisection on the bits, 32 passes over the tensor whatever the rank (a sort
-    of a million elements takes tens of times as long). Of a tensor that is spread over devices only counts travel.
+    A maximum or minimum at the ends; otherwise a bisection on the bits, 32 passes over the tensor for any rank (a sort
+    of a million elements takes tens of times as long). For a tensor distributed over devices, only counts are sent.
 
     Args:
         x: float32 tensor, or several.
-        k: rank, 1 to n, n the number of elements; or an array of them, of the shape of the result.
-        over: what is reduced.
+        k: rank, 1 to n, n the number of elements; or an array of ranks, of the shape of the result.
+        over: the axes to reduce.
 
     Returns:
         A scalar over the whole tensor, else the tensor with size 1 in the axes.
@@ -246,6 +237,24 @@ def kth_smallest(x: Tensors, k: int | jax.Array, over: Over) -> jax.Array:
     if isinstance(k, int) and k == 1:
         return over.min(x)
     return _bisect(x, k, over)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def ranked(x: jax.Array, k: int, over: Over) -> jax.Array:
+    """`kth_smallest`, differentiable: the first of equal elements gets the gradient.
+
+    Example:
+        >>> jax.grad(lambda x: ranked(x, 3, Over()))(jnp.array([4.0, 1.0, 3.0, 2.0]))
+        Array([0., 0., 1., 0.], dtype=float32)
+    """
+    return kth_smallest(x, k, over)
+
+
+@ranked.defjvp
+def _(k, over, primals, tangents):
+    (x,), (dx,) = primals, tangents
+    value = ranked(x, k, over)
+    return value, picked(dx, locate(x, value, over), over)
 
 
 def _bisect(x: Tensors, k: int | jax.Array, over: Over) -> jax.Array:
@@ -292,4 +301,4 @@ def running_mean(buffer: jax.Array, update: jax.Array, count: jax.Array, momentu
         later = buffer * (count.astype(jnp.float32) / total) + update / total
     else:
         later = buffer * (1.0 - momentum) + update * momentum
-    return jnp.where(count == 0, update, later)
+    return choose(count == 0, update, later)

@@ -2,8 +2,7 @@
 
 A *straight-through* function changes values (it rounds, clamps or takes a sign) and passes the gradient on as
 if it had not. All of them are `jax.custom_jvp` functions, so they work in forward and reverse mode and under
-`jax.jit`,
-`jax.vmap` and `jax.checkpoint`, and they leave only elementwise operations behind for the compiler to fuse.
+`jax.jit`, `jax.vmap` and `jax.checkpoint`, and they leave only elementwise operations for the compiler to fuse.
 """
 
 from __future__ import annotations
@@ -50,10 +49,29 @@ def straight_through(function: Elementwise) -> Elementwise:
     return wrapped
 
 
-_round = straight_through(jnp.round)
-_ceil = straight_through(jnp.ceil)
-_floor = straight_through(jnp.floor)
-_round_to_zero = straight_through(jnp.trunc)
+def nearest(x: ArrayLike) -> jax.Array:
+    """The nearest integer, ties to the even one; without the gradient of `round_ste`."""
+    return jax.lax.round(x, jax.lax.RoundingMethod.TO_NEAREST_EVEN)
+
+
+def toward_zero(x: ArrayLike) -> jax.Array:
+    """The integer part; without the gradient of `round_to_zero_ste`."""
+    x = jnp.asarray(x)
+    return jax.lax.select(x < 0, jax.lax.ceil(x), jax.lax.floor(x))
+
+
+def nearest_ties_up_below_zero(x: ArrayLike) -> jax.Array:
+    """The nearest integer, as AMD's DPU finds it; without the gradient of `dpu_round_ste`."""
+    x = jnp.asarray(x)
+    tie_below_zero = (x < 0) & (x - jax.lax.floor(x) == 0.5)
+    return jax.lax.select(tie_below_zero, jax.lax.ceil(x), nearest(x))
+
+
+_round = straight_through(nearest)
+_ceil = straight_through(jax.lax.ceil)
+_floor = straight_through(jax.lax.floor)
+_round_to_zero = straight_through(toward_zero)
+_dpu_round = straight_through(nearest_ties_up_below_zero)
 
 
 def round_ste(x: ArrayLike) -> jax.Array:
@@ -100,13 +118,6 @@ def round_to_zero_ste(x: ArrayLike) -> jax.Array:
         Array([ 1., -1.], dtype=float32)
     """
     return _round_to_zero(x)
-
-
-@straight_through
-def _dpu_round(x: ArrayLike) -> jax.Array:
-    x = jnp.asarray(x)
-    tie_below_zero = (x < 0) & (x - jnp.floor(x) == 0.5)
-    return jnp.where(tie_below_zero, jnp.ceil(x), jnp.round(x))
 
 
 def dpu_round_ste(x: ArrayLike) -> jax.Array:
@@ -158,7 +169,7 @@ def _abs_binary_sign(x: jax.Array) -> jax.Array:
 @_abs_binary_sign.defjvp
 def _(primals, tangents):
     (x,), (t,) = primals, tangents
-    return _abs_binary_sign(x), jnp.where(x >= 0, t, -t)
+    return _abs_binary_sign(x), jax.lax.select(x >= 0, t, -t)
 
 
 def abs_binary_sign_grad(x: ArrayLike) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Quantizers between the operations of a model: its program is read, and run with quantizers put in."""
+"""Quantizers between the operations of a model: its traced program is run with quantizers inserted."""
 
 from jqinject.program.class_swap import change_class as change_class
 from jqinject.program.intercept import Around as Around

@@ -1,7 +1,7 @@
 """Swapping the class of a module: one function that makes a subclass, once for each class, and one that swaps.
 
-NNX carries the class of a module through its transformations, so that what a swapped class does is done wherever the
-module is called. Next: `intercept`, which runs code around a method, and `model`, whose call is run as a program.
+NNX carries the class of a module through its transformations, so a swapped class is in effect wherever the module is
+called. Next: `intercept`, which runs code around a method, and `model`, whose call is run as a program.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class ClassMixin:
-    """Abstract: what is added to the class of a module.
+    """Abstract: an addition to the class of a module.
 
     Attributes:
         base_class: the class that it was added to.
@@ -24,25 +24,25 @@ class ClassMixin:
 
     @classmethod
     def method(cls, kind: type, name: str) -> Callable[..., Any]:
-        """What takes the place of a method of the class `kind`: by default the mixin's own of that name."""
+        """The replacement of a method of the class `kind`: by default the mixin's own method of that name."""
         return getattr(cls, name)
 
 
 def derived_class(kind: type, mixin: type[ClassMixin], method: str = "__call__") -> type:
-    """The subclass of `kind` and `mixin` with the mixin's `method`, named as `kind` is; the same one every time.
+    """The subclass of `kind` and `mixin` with the mixin's `method` and the name of `kind`; cached.
 
-    It is pickled as what it was made from. The class comes before the mixin among the bases, as an instance can only
-    take a class of the same layout.
+    It is pickled as the arguments that it was made from. `kind` comes before the mixin among the bases, because an
+    instance can only take a class of the same layout.
 
     Args:
         kind: a class of modules.
-        mixin: what is added.
-        method: the method that is replaced.
+        mixin: the addition.
+        method: the method to replace.
     """
     return _derived(kind, mixin, method)
 
 
-# NNX registers every class of modules with JAX for good, so there is one for each class, not one for each module.
+# NNX registers every module class with JAX permanently, so there is one subclass per class, not per module.
 @functools.cache
 def _derived(kind: type, mixin: type[ClassMixin], method: str) -> type:
     body = {name: getattr(kind, name) for name in ("__doc__", "__module__", "__qualname__")}
@@ -52,12 +52,12 @@ def _derived(kind: type, mixin: type[ClassMixin], method: str) -> type:
 
 @functools.cache
 def _picklable(metaclass: Any) -> Any:
-    """A metaclass whose classes are pickled by what `derived_class` made them from."""
+    """A metaclass whose classes are pickled as the arguments of `derived_class`."""
     found = type(metaclass.__name__, (metaclass,), {})
     copyreg.pickle(found, lambda made: (_derived, made._made_from))  # pyright: ignore[reportAttributeAccessIssue]
     return found
 
 
 def change_class(module: Any, kind: type) -> None:
-    """Let a module be of another class; NNX's own setter would take the class for an attribute."""
+    """Change a module's class; NNX's own setter would treat `__class__` as an attribute."""
     object.__setattr__(module, "__class__", kind)

@@ -1,4 +1,4 @@
-"""Contractions of a program: which operand is a weight, and along which axes it may have several scales."""
+"""Contractions of a program: which operand is a weight, and which of its axes may have several scales."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _operand(run: Any, x: Tracked, other: Tracked, choice: Choice | None, name: 
 
 
 def _is_flattened(run: Any, operation: Operation, eqn: Any, rhs: Tracked) -> bool:
-    """Whether the weight has several axes of outputs, which devices want as one."""
+    """Whether the weight has several output axes, which devices expect as one."""
     if eqn.primitive.name != "dot_general" or not rhs.is_weight or len(shape_of(rhs)) <= 2:
         return False
     (_, summed), (_, batch) = eqn.params["dimension_numbers"]
@@ -74,7 +74,7 @@ def _is_flattened(run: Any, operation: Operation, eqn: Any, rhs: Tracked) -> boo
 
 
 def _flattened(eqn: Any, outputs: Axes) -> Callable[[list[Any]], list[Any]]:
-    """The contraction with a weight of two axes, its output shaped as before."""
+    """The contraction with a two-axis weight, its output reshaped to the original shape."""
 
     def evaluate(values: list[Any]) -> list[Any]:
         out = eqn.primitive.bind(*values, **eqn.params)
@@ -84,11 +84,11 @@ def _flattened(eqn: Any, outputs: Axes) -> Callable[[list[Any]], list[Any]]:
 
 
 def summed_axes(eqn: Any) -> tuple[Axes, Axes]:
-    """The axes of both operands of a contraction that share a scale, as they are summed over."""
+    """The axes of both operands of a contraction that share a scale because they are summed over."""
     numbers = eqn.params["dimension_numbers"]
     if eqn.primitive.name == "dot_general":
         (left, right), _ = numbers
         return tuple(left), tuple(right)
-    # A window runs over the spatial axes: an image has a scale for each of the batch, a kernel for each filter.
+    # Windows run over the spatial axes, so an image has a scale per example, a kernel per filter.
     left, right = numbers.lhs_spec, numbers.rhs_spec
     return tuple(left[1:]), other_axes((right[0],), len(right))

@@ -1,4 +1,4 @@
-"""What is done at an operation of each kind: its inputs quantized, its output too, or neither."""
+"""Handlers for each kind of operation: they quantize its inputs, its output, both or neither."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def handle(
         path: of the module it belongs to.
         inputs: its operands.
         evaluate: runs it on arrays.
-        eqn: its equation, where it is one.
-        unknown_name: what the program calls it.
+        eqn: its equation, if it is a single one.
+        unknown_name: the program's name for it.
     """
     if operation.kind is Kind.CONTRACTION:
         return contraction(run, operation, path, inputs, evaluate, eqn)
@@ -51,18 +51,18 @@ def handle(
 
 def _unknown(run: Any, path: str, name: str, inputs: Sequence[Tracked], evaluate: Evaluate) -> list[Tracked]:
     outputs = [plain(value, inputs) for value in evaluate([x.value for x in inputs])]
-    # Whole numbers and truth values are no tensors to be quantized.
+    # Integers and booleans are not quantized.
     if any(x.is_float and x.is_activation for x in inputs) and any(out.is_float for out in outputs):
         run.policy.unknown(path, name)
     return outputs
 
 
 def _operand(run: Any, x: Tracked, choice: Choice | None, name: str) -> Tracked:
-    """An operand as the operation takes it: quantized by what made it, or else by what the operation wants."""
+    """An operand, quantized with the quantizer pending from its producer, or else with this operation's."""
     if choice is None or x.quantized or not x.is_float:
         return x
     if x.is_weight:
-        # A weight that is not contracted is treated like an activation whose range is known.
+        # Treat a weight that is not contracted like an activation with a known range.
         wanted = choice.inputs if choice.weight is not None else None
         return x if wanted is None else run.quantized(x, wanted, name, static=False)
     wanted = x.pending or choice.inputs
@@ -84,7 +84,7 @@ def _with_operands(
     taken = list(inputs)
     for place, label in zip(places, _names(name, len(places)), strict=True):
         x = taken[place]
-        # A number that stands in the program is no tensor.
+        # Scalar constants are not quantized.
         if x.is_activation or x.is_weight or shape_of(x) != ():
             taker = _masked_operand if operation.masked and x.masked is not None else _operand
             taken[place] = taker(run, x, choice, label)
@@ -92,7 +92,7 @@ def _with_operands(
 
 
 def _masked_operand(run: Any, x: Tracked, choice: Choice | None, name: str) -> Tracked:
-    """An operand with a mask: quantized without it, then masked; else the mask would be all that the range knows."""
+    """A masked operand, quantized before masking: else the mask's constant would determine the range."""
     assert x.masked is not None
     kept = x.masked.kept()
     taken = _operand(run, kept, choice, name)
@@ -118,7 +118,7 @@ def _ranged(output: Any, value: Any, choice: Choice | None, name: str, operation
 
 
 def _silu(run: Any, x: Tracked, choice: Choice, name: str) -> jax.Array:
-    """`x * sigmoid(x)`, the sigmoid quantized on its way."""
+    """`x * sigmoid(x)`, with the sigmoid quantized."""
     sigmoid = Tracked(jax.nn.sigmoid(x.value), Origin.ACTIVATION, fixed_range=LOGISTIC_RANGE)
     return x.value * _operand(run, sigmoid, choice, f"{name}_sigmoid").value
 
@@ -130,7 +130,7 @@ def _arithmetic(
     activations = [x for x in inputs if x.is_activation]
     one = activations[0] if len(activations) == 1 else None
     if one is not None and one is not inputs[0] and operation.name == "truediv":
-        one = None  # a constant divided by an activation is another function of it
+        one = None  # a constant divided by an activation is not a scaling of it
     if one is not None and one.fusible and operation.fuses:
         out = run.output(_only(evaluate, inputs), choice, name, inherited=one.pending)
         out.fusible = True
@@ -160,7 +160,7 @@ def _input_only(
 
 
 def _filled_with_zeros(eqn: Any) -> Evaluate:
-    """A gather whose missing elements are 0: a nan has no place among integers."""
+    """A gather whose missing elements are 0 instead of nan, which integers cannot represent."""
     parameters = dict(eqn.params)
     if parameters.get("fill_value") is None and "FILL" in str(parameters["mode"]):
         parameters["fill_value"] = 0
@@ -172,7 +172,7 @@ def _output_only(
 ) -> list[Tracked]:
     choice, name = run.choose(path, operation)
     out = run.output(_only(evaluate, inputs), choice, name, inherited=inputs[0].pending)
-    # A number that was quantized stays on the grid when some are set to 0 or moved.
+    # Quantized numbers stay on the grid when some are set to 0 or moved.
     out.quantized = out.quantized or (inputs[0].quantized and not run.policy.delayed)
     return [out]
 

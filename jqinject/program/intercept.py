@@ -13,23 +13,23 @@ from jqinject.program.class_swap import ClassMixin, change_class, derived_class
 
 
 class Around:
-    """Abstract: what is done around the calls of a module. Compared by identity, unless a class says otherwise."""
+    """Abstract: code that runs around the calls of a module. Compared by identity, unless a class says otherwise."""
 
     @abstractmethod
     def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Take the place of a call.
+        """Run instead of a call.
 
         Args:
-            layer: the module as it is where it is called: within a transformation another object than outside.
-            call: what the module does when called; to be called with `args` and `kwargs`.
+            layer: the called module; inside a transformation, this is another object than outside.
+            call: the module's own call, or the next interceptor; takes `args` and `kwargs`.
 
         Returns:
-            What the caller of the module gets.
+            The result for the caller of the module.
         """
 
 
 class _Intercepted(ClassMixin):
-    """A module one of whose methods goes through what is done around it, the last that was added first."""
+    """A module with an intercepted method; the interceptor that was added last runs first."""
 
     __slots__ = ()
 
@@ -51,13 +51,13 @@ def _attribute(method: str) -> str:
 
 
 def intercept(layer: nnx.Module, around: Around, method: str = "__call__") -> None:
-    """From now on, let the calls of a module go through `around`, before what they went through already.
+    """Run `around` around the calls of a module, outside any earlier interceptors.
 
     Args:
-        layer: a module of a private copy of a model. Its class becomes a subclass, the same one for all modules of the
-            class, and what is done stands in an attribute of the module: NNX carries both through transformations.
-        around: what is done.
-        method: the method whose calls go through it.
+        layer: a module of a private copy of a model. Its class becomes a subclass, cached for each class and method,
+            and `around` is stored in an attribute of the module: NNX carries both through transformations.
+        around: the interceptor.
+        method: the method to intercept.
     """
     attribute = _attribute(method)
     others = vars(layer).get(attribute)
@@ -67,12 +67,12 @@ def intercept(layer: nnx.Module, around: Around, method: str = "__call__") -> No
 
 
 def release(layer: nnx.Module, kind: type[Around], method: str = "__call__") -> None:
-    """Take away what `intercept` put around a method; does nothing where there is none of it.
+    """Remove the interceptors of a class from a method; has no effect if there are none.
 
     Args:
         layer: the module.
-        kind: the class of what is taken away.
-        method: the method that was intercepted.
+        kind: the class of interceptors to remove.
+        method: the intercepted method.
     """
     attribute = _attribute(method)
     arounds = vars(layer).get(attribute, ())

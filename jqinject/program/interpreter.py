@@ -1,4 +1,4 @@
-"""Runs a program equation by equation, with quantizers put in where a policy wants them."""
+"""Runs a program equation by equation, with quantizers inserted where a policy wants them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Interpreter:
 
     Args:
         policy: decides what is quantized.
-        quantizers: quantize at a site, and keep what they learn from it.
-        constants_now: whether what depends on no input is computed while the program is traced.
+        quantizers: quantize at a site, and keep its statistics.
+        constants_now: whether values that depend on no input are computed while the program is traced.
     """
 
     def __init__(self, policy: Policy, quantizers: Quantizers, constants_now: bool = False) -> None:
@@ -53,7 +53,7 @@ class Interpreter:
             jaxpr: the program.
             consts: values of its constants.
             inputs: its inputs.
-            path: of the module that it belongs to where an equation has no mark of its own.
+            path: of the module that equations without a mark of their own belong to.
         """
         env: dict[Any, Tracked] = dict(zip(jaxpr.invars, inputs, strict=True))
         env |= {
@@ -127,12 +127,12 @@ class Interpreter:
         return label.startswith((BEGIN + ":", END + ":"))
 
     def _cross(self, label: str, x: Tracked, path: str) -> Tracked:
-        """Enter or leave a module that is one operation: its input and its output are what is quantized.
+        """Enter or leave a module that is one operation, of which only the input and the output are quantized.
 
         Args:
-            label: of the mark, which a Linen module leaves with its path within what wraps it.
-            x: what the mark is on.
-            path: of the module from the model on.
+            label: of the mark; a Linen module's holds its path within its wrapper.
+            x: the marked value.
+            path: of the module within the model.
         """
         edge, region, own = label.split(":", 2)
         if edge == BEGIN:
@@ -155,13 +155,13 @@ class Interpreter:
         wrap: Callable[[Step], Step],
         inside: list[Tracked] | None = None,
     ) -> list[Tracked]:
-        """Run a part of the program under a transformation, which the quantizers' state goes through.
+        """Run a part of the program under a transformation that carries the quantizers' state.
 
         Args:
             body: runs the part, given an interpreter and inputs.
-            inputs: what goes in.
-            wrap: from a function of state and values to the transformed one.
-            inside: the inputs as the part sees them, where they differ: the slices of a loop.
+            inputs: the inputs.
+            wrap: transforms a function of state and values.
+            inside: the inputs as the part sees them, if they differ: the slices of a loop.
         """
         seen = inputs if inside is None else inside
         finder = self.within(Finder())
@@ -198,19 +198,19 @@ class Interpreter:
     # --- for the handlers
 
     def constant(self, compute: Callable[[], Any]) -> Any:
-        """What `compute` returns, which depends on no input; computed while tracing, where that is asked for."""
+        """The result of `compute`, which depends on no input; computed while tracing if `constants_now`."""
         with jax.ensure_compile_time_eval() if self.constants_now else contextlib.nullcontext():
             return compute()
 
     def choose(self, path: str, operation: Operation) -> tuple[Choice | None, str]:
-        """What the policy chose for an operation, and the name of this occurrence of it."""
+        """The policy's choice for an operation, and the name of this occurrence of it."""
         number = self.counts[path, operation.name]
         self.counts[path, operation.name] += 1
         name = f"{operation.name}{number}"
         return self.policy.choose(path, operation), f"{path}.{name}" if path else name
 
     def quantized(self, x: Tracked, quantizer: Any, name: str, **overrides: Any) -> Tracked:
-        """`x` quantized at the site `name`; once for all operations that want the same of it."""
+        """`x` quantized at the site `name`, once for all operations that use the same quantizer."""
         if x.fixed_range is not None and not x.is_weight:
             overrides["fixed_range"] = x.fixed_range
         key = (quantizer, tuple(sorted(overrides.items())))
@@ -240,7 +240,7 @@ def _with_values(tracked: Sequence[Tracked], values: Sequence[Any]) -> list[Trac
 
 def bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
     """The outputs of one equation."""
-    # Newer versions of JAX keep functions among the parameters.
+    # Newer versions of JAX have functions among the parameters.
     parts = eqn.primitive.get_bind_params(eqn.params)
     functions, parameters = parts if isinstance(parts, tuple) else ((), parts)
     scope = str(eqn.source_info.name_stack)

@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core.construction.assign import assign
+from jqinject.core.state.record import RecordPart, flat_parts
 from jqinject.program.class_swap import ClassMixin, derived_class
 from jqinject.program.interpreter import Interpreter
 from jqinject.program.policy import Policy, Site
@@ -24,7 +25,7 @@ class OpQuantizers(nnx.Module):
     """The quantizers between the operations of a model, by the names of their sites.
 
     Args:
-        policy: says what is quantized; static, equal by value.
+        policy: decides what is quantized; static, compared by value.
         held: name -> proxy.
     """
 
@@ -45,7 +46,7 @@ class OpQuantizers(nnx.Module):
 
 
 class QuantizedProgram(ClassMixin):
-    """What is added to the class of a model: its call is run with quantizers between its operations.
+    """Mixin for the class of a model: its call is run with quantizers between its operations.
 
     Attributes:
         op_quant: the quantizers.
@@ -55,40 +56,40 @@ class QuantizedProgram(ClassMixin):
     op_quant: OpQuantizers
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As the model's own call."""
+        """Run the model's own call, quantized."""
         held = self.op_quant
         return run(self, self.base_class.__call__, held.policy, self.quantizers(), args, kwargs)
 
     def quantizers(self) -> Quantizers:
-        """What quantizes at the sites."""
+        """The quantizers of the sites."""
         return HeldQuantizers(self.op_quant.held)
 
 
 def quantized_class(kind: type, program: type[QuantizedProgram] = QuantizedProgram) -> type:
-    """The class of models of class `kind` whose call is run as a program; the same one every time.
+    """The subclass of `kind` whose call is run as a program; cached.
 
     Args:
         kind: a class of modules, or one that this function has made.
-        program: `QuantizedProgram`, or a class derived from it.
+        program: `QuantizedProgram`, or a subclass of it.
     """
     return derived_class(program_class_of(kind), program)
 
 
 def program_class_of(kind: type) -> type:
-    """The class of which `quantized_class` made `kind`; `kind` itself if it did not."""
+    """The class from which `quantized_class` made `kind`; `kind` itself if it did not."""
     return kind.base_class if issubclass(kind, QuantizedProgram) else kind
 
 
 def run(model: Any, call: Any, policy: Policy, quantizers: Quantizers, args: Any, kwargs: Any) -> Any:
-    """Run `call(model, *args, **kwargs)` with quantizers in it; the model's state changes as by the call itself."""
+    """Run `call(model, *args, **kwargs)` with quantizers; the model's state changes as in the call itself."""
     arguments = Arguments(args, kwargs)
     program = trace(model, call, arguments, policy.opaque, HELD)
     interpreter = Interpreter(policy, quantizers)
     values = _outputs(interpreter, program)
     called = (model, *arguments.modules)
-    live = {tuple(path): leaf for path, leaf in nnx.to_flat_state(nnx.state(called, graph=True))}
+    live = dict(flat_parts(nnx.state(called, graph=True)))
     for path, variable, value in program.changed(values):
-        if path in live and isinstance(live[path], nnx.Variable):
+        if path in live and isinstance(live[path], nnx.Variable | RecordPart):
             live[path].set_value(value)
         else:
             nnx.update(called[path[0]], nnx.from_flat_state([(path[1:], variable.replace(value))]))
@@ -113,15 +114,14 @@ def _in_words(leaf: Any) -> Any:
 def find_sites(
     model: Any, policy: Policy, args: Any, kwargs: Any, quantizers: Quantizers | None = None
 ) -> dict[str, Site]:
-    """The places where a call of a model would be quantized; the model is traced, not run.
+    """The sites at which a call of a model would be quantized; the model is traced, not run.
 
     Args:
         model: an NNX module, concrete or abstract.
-        policy: says what is quantized.
+        policy: decides what is quantized.
         args: of the call: arrays or `jax.ShapeDtypeStruct`s, and anything else.
         kwargs: of the call.
-        quantizers: called at the sites, with weights as they are in the model and tracers for everything else; None
-            for nothing.
+        quantizers: called at the sites, with the model's weights and tracers for everything else; None for no calls.
     """
     kind = program_class_of(type(model))
     try:

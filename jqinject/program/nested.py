@@ -12,7 +12,7 @@ from jqinject.program.tracked_value import Origin, Tracked, plain
 
 
 def name_of_function(eqn: Any) -> str | None:
-    """The name of the function that an equation calls, where it has one."""
+    """The name of the function that an equation calls, if it has one."""
     if eqn.primitive.name in ("jit", "pjit"):
         return eqn.params["name"]
     if eqn.primitive.name == "custom_jvp_call":
@@ -88,13 +88,13 @@ def _as_it_is(x: Tracked) -> Tracked:
 
 
 def _depending_carries(jaxpr: Any, entering: list[bool], consts: int, carries: int) -> list[bool]:
-    """Which carried values depend on the model's inputs at some turn: zeros at first, what a cell made of them later.
+    """Which carried values depend on the model's inputs in some iteration: a cell's state may start as zeros.
 
     Args:
         jaxpr: the body.
-        entering: which of its inputs do so at the first turn.
-        consts: how many of them come before the carried ones.
-        carries: how many are carried.
+        entering: which of its inputs do so in the first iteration.
+        consts: the number of inputs before the carried ones.
+        carries: the number of carried values.
     """
     known = list(entering)
     while True:
@@ -111,7 +111,7 @@ def _depending_carries(jaxpr: Any, entering: list[bool], consts: int, carries: i
 
 
 def _unknown_in_loop(x: Tracked, depends: bool) -> Tracked:
-    """What is carried differs from turn to turn."""
+    """A carried value, which differs between iterations, so that only its origin is known."""
     return Tracked(x.value, Origin.ACTIVATION if depends else x.origin)
 
 
@@ -120,12 +120,12 @@ def _slice(x: Tracked) -> Tracked:
 
 
 def _settled(run: Any, out: Tracked, name: str) -> Tracked:
-    """An output of a loop's body: what is wanted of it is done within."""
+    """An output of a loop's body: a pending quantizer is applied inside."""
     return run.quantized(out, out.pending, name) if out.pending is not None and not out.quantized else out
 
 
 def _opaque(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Tracked]:
-    """A part that is run as it is: branches, loops of unknown length, functions with derivatives of their own."""
+    """A part that runs unchanged: branches, loops of unknown length, functions with custom derivatives."""
     outputs = [plain(value, inputs) for value in run.bind(eqn, [x.value for x in inputs])]
     if any(x.is_float and x.is_activation for x in inputs) and any(out.is_float for out in outputs):
         run.policy.unknown(path, eqn.primitive.name)

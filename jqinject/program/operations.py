@@ -1,17 +1,17 @@
-"""The table of operations: what quantization means for each, by the names that a program has for them.
+"""The table of operations: what quantization means for each, by its name in a program.
 
 | kind | inputs are quantized | output is quantized | as in |
 | --- | --- | --- | --- |
 | `CONTRACTION` | yes | yes; a constant added to it belongs to it | matmul |
 | `QUANTIZED` | yes | yes | softmax |
-| `ARITHMETIC` | yes | yes; a constant that is added belongs to the contraction before it | add |
-| `INPUT_ONLY` | yes | is so already: it keeps the scale | max-pool |
-| `OUTPUT_ONLY` | no | yes, else as the operation before it asks | relu |
+| `ARITHMETIC` | yes | yes; an added constant belongs to the contraction before it | add |
+| `INPUT_ONLY` | yes | already is: it keeps the scale | max-pool |
+| `OUTPUT_ONLY` | no | yes, else as the operation before it requests | relu |
 | `JOINING` | if the output is not | yes | concatenate |
-| `TRANSPARENT` | no | keeps whatever the input has | reshape |
+| `TRANSPARENT` | no | stays as the input is | reshape |
 | `FLOAT` | no | no | sin |
-| `SELECTING` | no | no; a mask is no part of the range of what takes it | where |
-| unknown | no | no; an error where strictness is asked for | exp |
+| `SELECTING` | no | no; the mask does not count in the range of the operation that takes it | where |
+| unknown | no | no; an error in strict mode | exp |
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Operation:
     """One row of the table.
 
     Attributes:
-        name: what rules and statistics call it.
+        name: its name in rules and statistics.
         kind: what quantization means for it.
         inputs: which operands are quantized; None for all.
-        output_range: the range of its output, where that is known.
-        masked: whether numbers far below all others stand for elements that are left out of its input.
+        output_range: the range of its output, if known.
+        masked: whether its input may be masked with numbers far below all others.
         fuses: whether, with a constant, it is part of the contraction before it, as its bias.
     """
 
@@ -57,7 +57,7 @@ class Operation:
     fuses: bool = False
 
 
-# The numbers of a device for outputs between 0 and 1: scale 1/256, zero point -128; and between -1 and 1: 1/128, 0.
+# A device's scale and zero point for outputs between 0 and 1: 1/256, -128; and between -1 and 1: 1/128, 0.
 LOGISTIC_RANGE = (0.0, 255 / 256)
 TANH_RANGE = (-1.0, 127 / 128)
 UNKNOWN = Operation("", Kind.UNKNOWN)
@@ -110,7 +110,7 @@ OPERATIONS = {
     )
 }
 
-# Other names that programs have for them: primitives, and functions that are compiled apart.
+# Other names in programs: primitives, and functions that are compiled separately.
 ALIASES = {
     "add_any": "add",
     "sub": "subtract",
@@ -142,7 +142,7 @@ ALIASES = {
     "_where": "where",
 }
 
-# Functions compiled apart that are one operation; others are looked into.
+# Separately compiled functions that are one operation; others are looked into.
 FUNCTIONS = frozenset(
     {"relu", "relu6", "silu", "swish", "gelu", "leaky_relu", "hard_tanh", "sigmoid", "softmax"}
     | {"clip", "_pad", "_resize"}
@@ -150,10 +150,10 @@ FUNCTIONS = frozenset(
 
 
 def operation_of(name: str) -> Operation:
-    """The row of a primitive, or of a function that is compiled apart; `UNKNOWN` where there is none."""
+    """The row of a primitive, or of a separately compiled function; `UNKNOWN` if there is none."""
     return OPERATIONS.get(ALIASES.get(name, name), UNKNOWN)
 
 
 def known_operations() -> tuple[str, ...]:
-    """The names that a rule can have for an operation between layers."""
+    """The names that a rule can use for an operation between layers."""
     return tuple(sorted(name for name, row in OPERATIONS.items() if row.kind is not Kind.TRANSPARENT))

@@ -1,4 +1,4 @@
-"""What a client of the interpreter decides: which operations are quantized, by what, and when."""
+"""The policy of the interpreter: which operations are quantized, with which quantizers, and when."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Choice:
         weight: of an operand that is a weight.
         inputs: of operands that depend on the model's inputs.
         output: of the output.
-        dynamic: whether `inputs` is a range of the tensor at hand, for contractions with a weight alone.
+        dynamic: whether `inputs` takes its range from the tensor itself, only for contractions with a weight.
     """
 
     weight: Any = None
@@ -34,10 +34,10 @@ class Site:
     Attributes:
         name: unique in the model: path of the module, operation, its number there, and which operand.
         quantizer: the injector.
-        overrides: names that it declares anew here.
+        overrides: names that it redeclares here.
         is_weight: whether the tensor is a weight.
         shape: of the tensor.
-        weight_path: of a weight: where the model holds it.
+        weight_path: a weight's path in the model.
     """
 
     name: str
@@ -49,12 +49,12 @@ class Site:
 
 
 class Policy(Protocol):
-    """What the interpreter asks."""
+    """The questions that the interpreter asks."""
 
     @property
     @abstractmethod
     def delayed(self) -> bool:
-        """Whether an output is quantized by the operation that takes it, so that what is between can be fused."""
+        """Whether the operation that takes an output quantizes it, so that operations in between can be fused."""
 
     @property
     @abstractmethod
@@ -64,7 +64,7 @@ class Policy(Protocol):
     @property
     @abstractmethod
     def flattens_weights(self) -> bool:
-        """Whether weights with several axes of outputs are contracted with one."""
+        """Whether weights with several output axes are contracted with one."""
 
     @abstractmethod
     def choose(self, path: str, operation: Operation) -> Choice | None:
@@ -72,11 +72,11 @@ class Policy(Protocol):
 
     @abstractmethod
     def unknown(self, path: str, name: str) -> None:
-        """An operation that the table does not have changed an activation; raises where that is an error."""
+        """An operation that is not in the table changed an activation; raises if that is an error."""
 
     @abstractmethod
     def not_an_activation(self, path: str, what: str) -> None:
-        """A tensor was expected to depend on the model's inputs and does not; raises where that is an error."""
+        """A tensor was expected to depend on the model's inputs and does not; raises if that is an error."""
 
     @abstractmethod
     def channel_axes(self, summed: tuple[int, ...], ndim: int, is_weight: bool, /) -> tuple[int, ...]:
@@ -88,7 +88,7 @@ class Policy(Protocol):
 
     @abstractmethod
     def final_output(self, run: Any, x: Tracked, index: int) -> Tracked:
-        """An output of the model, which is its number `index`."""
+        """The model's output number `index`."""
 
 
 def other_axes(axes: tuple[int, ...], ndim: int) -> tuple[int, ...]:
@@ -97,5 +97,5 @@ def other_axes(axes: tuple[int, ...], ndim: int) -> tuple[int, ...]:
 
 
 def site_of(x: Tracked, name: str, quantizer: Any, overrides: dict[str, Any], shape: tuple[int, ...]) -> Site:
-    """The place where `x` is quantized."""
+    """The site where `x` is quantized."""
     return Site(name, quantizer, overrides, x.is_weight, shape, x.weight_path)

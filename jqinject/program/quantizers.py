@@ -1,4 +1,4 @@
-"""What quantizes at the sites of a program, and how its state crosses loops and rematerialized parts."""
+"""The quantizers of a program's sites, and how their state crosses loops and rematerialized parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jqinject.quant_tensor import as_array
 
 
 class Quantizers(Protocol):
-    """What the interpreter quantizes with."""
+    """The quantizers that the interpreter uses."""
 
     @abstractmethod
     def quantize(self, site: Site, x: jax.Array) -> jax.Array:
@@ -32,11 +32,11 @@ class Quantizers(Protocol):
 
     @abstractmethod
     def update(self, state: Any) -> None:
-        """Take over a state."""
+        """Adopt a state."""
 
 
 class Finder:
-    """Quantizes nothing: for a run that looks which sites there are."""
+    """Quantizes nothing: for a run that only finds the sites."""
 
     def quantize(self, site: Site, x: jax.Array) -> jax.Array:
         """`x` as it is."""
@@ -51,7 +51,7 @@ class Finder:
         return self
 
     def update(self, state: Any) -> None:
-        """Nothing to do."""
+        """Has no effect."""
 
 
 class HeldQuantizers:

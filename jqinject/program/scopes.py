@@ -1,4 +1,4 @@
-"""Which module an operation of a program belongs to: a private copy of the model leaves marks while it is traced."""
+"""Finds the module that an operation belongs to: a private copy of the model leaves marks while it is traced."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCOPED = re.compile(r"jqinject_module\(([^)]*)\)")
 BEGIN, END = "jqinject_begin", "jqinject_end"
 RAISED_IN = "raised in the module at"
 
-# Modules that are one operation, whatever they are made of.
+# Modules that count as one operation.
 NNX_REGIONS: tuple[tuple[type, str], ...] = (
     (nnx.BatchNorm, "batch_norm_op"),
     (nnx.LayerNorm, "norm_op"),
@@ -40,17 +40,17 @@ LINEN_REGIONS: tuple[tuple[type, str], ...] = (
 
 
 def path_in(name_stack: Any) -> str | None:
-    """The path of the innermost module in an equation's name stack; None where it has no mark."""
+    """The path of the innermost module in an equation's name stack; None if it has no mark."""
     found = SCOPED.findall(str(name_stack))
     if not found:
         return None
-    # A Linen module knows its path from the module that wraps it on.
+    # A Linen module knows its path relative to the module that wraps it.
     around = next((path for path in reversed(found) if not path.startswith("+")), "")
     return found[-1] if found[-1] == around else f"{around}.{found[-1][1:]}".lstrip(".")
 
 
 def region_of(module: Any, opaque: tuple[type, ...]) -> str | None:
-    """The operation that a module is as a whole; "layer" of one that is not looked into; None of others."""
+    """The operation that a module counts as; "layer" or "quantized_layer" if it is not looked into; else None."""
     if isinstance(module, opaque):
         ends_quantized = getattr(module, "output_quant", None) or getattr(module, "act_quant", None)
         return "layer" if ends_quantized is None else "quantized_layer"
@@ -60,7 +60,7 @@ def region_of(module: Any, opaque: tuple[type, ...]) -> str | None:
 
 @dataclass(frozen=True)
 class _Scope(Around):
-    """Calls leave marks: the path of the module, and the operation that it is as a whole, or None."""
+    """Marks calls with the path of the module, and the operation that it counts as, or None."""
 
     path: str
     region: str | None
@@ -75,7 +75,7 @@ def scopes(model: Any, opaque: tuple[type, ...]) -> Iterator[None]:
     """Let every module of a private copy of a model leave marks when it is called.
 
     Args:
-        model: a copy that nobody else has.
+        model: a private copy.
         opaque: classes of modules that are not looked into.
     """
     modules = list(nnx.iter_modules(model, graph=True))
@@ -90,7 +90,7 @@ def scopes(model: Any, opaque: tuple[type, ...]) -> Iterator[None]:
 
 
 def in_scope(path: str, region: str | None, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call a module under its path; as one operation where it is a region."""
+    """Call a module under its path; as one operation if it is a region."""
     with jax.named_scope(SCOPE.format(path)), _naming(path):
         if region is None or not args:
             return call(*args, **kwargs)
@@ -102,7 +102,7 @@ def in_scope(path: str, region: str | None, call: Callable[..., Any], args: Any,
 
 @contextlib.contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """Let an error say in which module it was raised: the innermost."""
+    """Add the innermost module's path to an error raised in it."""
     try:
         yield
     except Exception as error:

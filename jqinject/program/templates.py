@@ -1,7 +1,7 @@
-"""Functions that a program has no name for: found where its equations are those that the function itself leaves.
+"""Recognizes functions that have no name in a program, by the equations that they leave.
 
-`jax.nn.softmax` is five to nine equations in a program. The function is traced for the shape at hand, and the equations
-of the program are compared with that trace: the pattern follows the versions of the library.
+`jax.nn.softmax` is five to nine equations in a program. The function is traced for the actual shape, and the program's
+equations are compared with that trace, so the pattern follows the versions of the library.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Function = Callable[[Any], Any]
 
 
 class Match(NamedTuple):
-    """Equations that are a known function.
+    """Equations that make up a known function.
 
     Attributes:
         name: of the operation.
-        length: how many equations.
-        input: the variable that goes in.
-        outputs: the variables that come out.
+        length: the number of equations.
+        input: the input variable.
+        outputs: the output variables.
     """
 
     name: str
@@ -38,7 +38,7 @@ def _softmaxes(first: Any, shape: Any) -> Iterator[Function]:
     if first.primitive.name == "reduce_max" and len(first.params["axes"]) == 1:
         axis = first.params["axes"][0]
         yield lambda x: jax.nn.softmax(x, axis=axis)
-        # Attention maps it over an axis, which leaves transpositions.
+        # Attention maps it over an axis, which adds transposes.
         for mapped in range(len(shape)):
             inner = axis - (mapped < axis)
             for out in {mapped, 0} if mapped != axis else ():
@@ -68,7 +68,7 @@ def _average_pools(first: Any, shape: Any) -> Iterator[Function]:
         yield pool
 
 
-# What a name's templates begin with: (primitives, candidates for a first equation).
+# The start of a name's templates: (primitives, candidates for a first equation).
 TEMPLATES: dict[str, tuple[frozenset[str], Callable[[Any, Any], Iterator[Function]]]] = {
     "softmax": (frozenset({"reduce_max"}), _softmaxes),
     "mean": (frozenset({"reduce_sum"}), _means),
@@ -78,12 +78,12 @@ TEMPLATES: dict[str, tuple[frozenset[str], Callable[[Any, Any], Iterator[Functio
 
 
 def find(equations: Sequence[Any], start: int, used_later: Callable[[Any, int], bool]) -> Match | None:
-    """The known function that the equations from `start` on are, if any.
+    """The known function that begins at the equation `start`, if any.
 
     Args:
         equations: of a program.
         start: index of the first one.
-        used_later: whether a variable is read by an equation from some index on, or is an output.
+        used_later: whether a variable is an output, or read by an equation from some index on.
     """
     first = equations[start]
     name_of_first = first.primitive.name
@@ -127,7 +127,7 @@ def _compare(
 
 
 def _equal(wanted: Any, found: Any, same: dict[Any, Any]) -> bool:
-    """Whether two equations say the same; notes which variables are each other's."""
+    """Whether two equations are the same up to variable names; records which variables correspond."""
     if wanted.primitive is not found.primitive or len(wanted.invars) != len(found.invars):
         return False
     for a, b in zip(wanted.invars, found.invars, strict=True):
@@ -145,7 +145,7 @@ def _equal(wanted: Any, found: Any, same: dict[Any, Any]) -> bool:
 
 
 def _same_parameters(wanted: dict[str, Any], found: dict[str, Any]) -> bool:
-    # Programs within are traced anew each time: their text is compared.
+    # Nested programs are traced anew each time, so their text is compared.
     return wanted.keys() == found.keys() and all(
         value == found[key] or (key in ("jaxpr", "call_jaxpr") and str(value) == str(found[key]))
         for key, value in wanted.items()

@@ -1,4 +1,4 @@
-"""A call of a model as a program: its equations, and which inputs of it are weights."""
+"""A model's call as a program: its equations, and which of its inputs are weights."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jqinject.core.state.record import RecordPart, flat_parts
 from jqinject.program.scopes import scopes
 from jqinject.program.tracked_value import Origin, Tracked
 
@@ -20,10 +21,10 @@ class Program(NamedTuple):
 
     Attributes:
         closed: the program: state and array arguments in; outputs, then the new state, out.
-        inputs: its inputs, with what is known of them.
+        inputs: its inputs, as tracked values.
         output_tree: the structure of the outputs.
-        new_state: path and Variable of what the new state consists of; a path begins with 0 for the model, and with 1
-            and so on for the modules among the arguments.
+        new_state: path and Variable of each entry of the new state; a path begins with 0 for the model, with 1 and so
+            on for the modules among the arguments.
     """
 
     closed: Any
@@ -32,7 +33,7 @@ class Program(NamedTuple):
     new_state: list[tuple[Path, Any]]
 
     def changed(self, values: list[Any]) -> list[tuple[Path, Any, Any]]:
-        """Path, Variable and value of what the call changes in the state.
+        """Path, Variable and value of every change of the state.
 
         Args:
             values: the outputs of the program.
@@ -45,7 +46,7 @@ class Program(NamedTuple):
 
 
 class Arguments:
-    """Arguments of a call: arrays and modules, which the program takes in, and everything else, which it is made for.
+    """Arguments of a call: arrays and modules become inputs of the program, everything else is static.
 
     Args:
         args: positional ones.
@@ -66,7 +67,7 @@ class Arguments:
         self.modules = [leaves[i] for i in self._modules]
 
     def filled(self, arrays: Sequence[Any], modules: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments, with other arrays and modules in the places of theirs."""
+        """The arguments, with their arrays and modules replaced."""
         leaves = list(self._leaves)
         for place, given in zip((*self._arrays, *self._modules), (*arrays, *modules), strict=True):
             leaves[place] = given
@@ -81,7 +82,7 @@ def trace(
     Args:
         model: an NNX module; a copy of it is traced.
         call: its forward.
-        arguments: what it is called with.
+        arguments: its arguments.
         opaque: classes of modules that are not looked into.
         skip: attribute of the model that its forward does not call.
     """
@@ -92,13 +93,13 @@ def trace(
     def run(leaves: list[Any], arrays: list[Any]) -> Any:
         copies = nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves))
         copy, modules = copies[0], copies[1:]
-        # The forward does not see them: a bridge to Linen takes every attribute for its own.
+        # Hidden from the forward: a bridge to Linen would treat every attribute as its own.
         put_aside = {skip: vars(copy).pop(skip)} if skip in vars(copy) else {}
         args, kwargs = arguments.filled(arrays, modules)
         with scopes(copy, opaque):
             out = call(copy, *args, **kwargs)
         vars(copy).update(put_aside)
-        found["state"] = nnx.to_flat_state(nnx.state(copies, graph=True))
+        found["state"] = flat_parts(nnx.state(copies, graph=True))
         found["tree"] = jax.tree.structure(out)
         return jax.tree.leaves(out), [_value(leaf) for _, leaf in found["state"]]
 
@@ -110,7 +111,7 @@ def trace(
 
 
 def _value(leaf: Any) -> Any:
-    return leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
+    return leaf.get_value() if isinstance(leaf, nnx.Variable | RecordPart) else leaf
 
 
 def _state_input(path: tuple[Any, ...], leaf: Any, variables: dict[Path, Any]) -> Tracked:

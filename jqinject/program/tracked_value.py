@@ -1,4 +1,4 @@
-"""A value of a program together with what is known about its quantization."""
+"""A value of a program, with facts about its quantization."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Origin(enum.Enum):
 
 @dataclass(frozen=True)
 class Masked:
-    """A value in which constants stand in the place of some elements: `where(mask, x, -1e30)`.
+    """A value with some elements replaced by constants: `where(mask, x, -1e30)`.
 
     Attributes:
-        kept: the value with zeros in the place of the constants, which no range is widened by.
-        filled: the value with the constants, from one with anything in their place.
+        kept: the value with zeros instead of the constants; zeros widen no range.
+        filled: puts the constants back into a value.
     """
 
     kept: Callable[[], Tracked]
@@ -39,12 +39,12 @@ class Tracked:
     Attributes:
         value: the array.
         origin: whether it depends on the inputs, is a weight, or neither.
-        pending: the quantizer that the operation which made it wants for it; the next one decides.
-        quantized: whether it is quantized already.
-        fusible: whether it comes from a contraction, and constants may be added to it before it is quantized.
-        fixed_range: the range of its values, where that is known.
-        weight_path: of a weight.
-        masked: where constants were selected in the place of some of its elements.
+        pending: the quantizer that its producer chose; the next operation decides whether to apply it.
+        quantized: whether it is already quantized.
+        fusible: whether it comes from a contraction, so constants may be added before it is quantized.
+        fixed_range: the range of its values, if known.
+        weight_path: a weight's path.
+        masked: set if some of its elements were replaced by constants.
         twins: quantizer -> this value quantized by it, for the operations that share it.
     """
 
@@ -65,7 +65,7 @@ class Tracked:
 
     @property
     def is_weight(self) -> bool:
-        """Whether it is a parameter, reshaped or cast at most."""
+        """Whether it is a parameter, at most reshaped or cast."""
         return self.origin is Origin.WEIGHT
 
     @property
@@ -74,18 +74,18 @@ class Tracked:
         return jnp.issubdtype(jnp.result_type(self.value), jnp.floating)
 
     def with_value(self, value: Any) -> Tracked:
-        """What is known of this value, for another that holds the same numbers."""
+        """The same facts for another value that holds the same numbers."""
         return replace(self, value=value, masked=None, twins={})
 
 
 def plain(value: Any, inputs: Any) -> Tracked:
-    """The output of an operation that nothing else is known of."""
+    """The output of an operation, with no facts but its origin."""
     activation = any(x.is_activation for x in inputs)
     return Tracked(value, Origin.ACTIVATION if activation else Origin.CONSTANT)
 
 
 def joined(value: Any, inputs: Any) -> Tracked:
-    """The output of an operation that moves the numbers of its inputs and does not change them."""
+    """The output of an operation that moves the numbers of its inputs without changing them."""
     floats = [x for x in inputs if x.is_float] or list(inputs)
     activations = [x for x in floats if x.is_activation]
     if len(floats) == 1:

@@ -14,7 +14,11 @@ from jqinject.proxy.assembly import write as write
 from jqinject.proxy.base import QuantizerLike as QuantizerLike
 from jqinject.proxy.base import QuantProxyFromInjector as QuantProxyFromInjector
 from jqinject.proxy.bias import BiasQuantProxyFromInjector as BiasQuantProxyFromInjector
+from jqinject.proxy.grad import GradQuantProxy as GradQuantProxy
 from jqinject.proxy.grad import GradQuantProxyFromInjector as GradQuantProxyFromInjector
+from jqinject.proxy.grad import (
+    GroupwiseGradQuantProxyFromInjector as GroupwiseGradQuantProxyFromInjector,
+)
 from jqinject.proxy.group_proxies import (
     GroupwiseActQuantProxyFromInjector as GroupwiseActQuantProxyFromInjector,
 )

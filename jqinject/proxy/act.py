@@ -15,6 +15,8 @@ from jqinject.quant_tensor import QuantTensor, as_array
 class ActQuantProxy(QuantProxyFromInjector):
     """Abstract: the proxy of what flows, perhaps through several layers."""
 
+    role = "activation"
+
     sample_shape: ClassVar[tuple[int, ...]] = ()
     quantizes_activations = True
 

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jqinject.core.state.record import RecordPart, state_parts
 from jqinject.ops.devices.processes import placed_as
 from jqinject.quant_tensor import is_concrete
 
 Build = Callable[[tuple[Any, ...], nnx.Rngs | None], nnx.Module | Any]
-Variables = dict[tuple[Any, ...], nnx.Variable[Any]]
+Variables = dict[tuple[Any, ...], nnx.Variable[Any] | RecordPart]
 
 
 def stack_of(layers: Sequence[Any]) -> tuple[int, ...]:
@@ -176,9 +177,10 @@ def write(variable: Any, value: Any) -> None:
 
 def _variables(module: nnx.Module) -> Variables:
     return {
-        tuple(path): leaf
+        (*path, *below): part
         for path, leaf in nnx.iter_graph(module, graph=True)
         if isinstance(leaf, nnx.Variable)
+        for below, part in state_parts(leaf)
     }
 
 
@@ -188,7 +190,7 @@ def _arrays(module: nnx.Module) -> dict[tuple[Any, ...], Any]:
     return {tuple(path): leaf for path, leaf in found if isinstance(leaf, jax.Array | np.ndarray)}
 
 
-def _fits(mine: nnx.Variable[Any], fresh: nnx.Variable[Any]) -> bool:
+def _fits(mine: nnx.Variable[Any] | RecordPart, fresh: nnx.Variable[Any] | RecordPart) -> bool:
     a, b = mine.get_value(), fresh.get_value()
     if not (isinstance(a, jax.Array) and isinstance(b, jax.Array)):
         return False

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from flax import nnx
 
-from jqinject.core import AmaxHistory, AmaxScaling, QuantResult
+from jqinject.core import AmaxHistory, AmaxScaling, KeepsPayload, QuantResult
 from jqinject.core.construction.assign import assign
 from jqinject.core.facts import has_zero_point, scale_dtype
 from jqinject.inject import Binding, DependencyError, ExtendedInjector, reach_of
@@ -40,6 +40,7 @@ class QuantProxyFromInjector(nnx.Module):
         tensor_quant: the assembled quantizer; None if the injector says so (no quantization).
         disable_quant: set it to let the tensor through as it is.
         observing: set it to collect statistics only: the QuantTensor has the scale, and the tensor's own value.
+        role: what it quantizes: "weight", "bias", "activation", "gradient", "accumulator"; "parameter" says no more.
         reads: the names of the injector that a class of proxies reads itself, so that they may be overridden though the
             quantizer does not ask for them.
         use_running_average: eval mode, in NNX's word; `model.train()` and `model.eval()` set it.
@@ -68,6 +69,7 @@ class QuantProxyFromInjector(nnx.Module):
     disable_quant: bool = False
     observing: bool = False
     served_layers: int = 1
+    role: ClassVar[str] = "parameter"
     quantizes_activations: ClassVar[bool] = False
     reads: ClassVar[frozenset[str]] = frozenset({"tensor_quant", "proxy_class", "signed"})
 
@@ -346,10 +348,20 @@ class QuantProxyFromInjector(nnx.Module):
     def _quantized(self, x: Any, *more: Any) -> Any:
         """A tensor through the quantizer, as a QuantTensor, or where the proxy only observes, itself with its scale."""
         try:
-            return self._seen(self._pack(self.tensor_quant(x, *more)), x)
+            quantizer = self.tensor_quant
+            # What serves may contract the integers; in training floats are contracted.
+            if self.use_running_average and not more and isinstance(quantizer, KeepsPayload):
+                result = quantizer.keeping_payload(x)
+            else:
+                result = self.tensor_quant(x, *more)
+            return self._seen(self._pack(result), x)
         except Exception as error:
             note_quantizer(error, self)
             raise
+
+    def quantize_gradient(self, g: Any) -> Any:
+        """A gradient on its way back, as a QuantTensor; the array where quantization is off."""
+        return self._quantized(g) if self.is_quant_enabled else g
 
     def _seen(self, packed: Any, x: Any) -> Any:
         """A quantized tensor, or where the proxy only observes, the tensor itself with its scale."""

@@ -32,6 +32,8 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
         Array([-128,    0,   50,  100], dtype=int8)
     """
 
+    role = "bias"
+
     reads: ClassVar[frozenset[str]] = QuantProxyFromInjector.reads | {"requires_input_scale"}
 
     @property

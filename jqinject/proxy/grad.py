@@ -1,4 +1,4 @@
-"""The proxy of gradients."""
+"""The proxies of gradients."""
 
 from typing import Any, final
 
@@ -7,18 +7,114 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import Float8Quant
+from jqinject.core import AmaxScaling, Float8Quant
+from jqinject.core.construction import check
+from jqinject.dot.tensors.backward_quantizer import quantize_gradient_by, reporting, why_not_backward
 from jqinject.proxy.assembly import set_mode
 from jqinject.proxy.base import QuantProxyFromInjector
-from jqinject.quant_tensor import FloatQuantTensor, QuantTensor
+from jqinject.proxy.group_proxies import Groupwise
+from jqinject.proxy.metadata import QuantFacts
+from jqinject.quant_tensor import QuantTensor, as_array
+
+
+class GradQuantProxy(QuantProxyFromInjector):
+    """Abstract: quantizes the gradient that flows back into what it is given; forward it changes nothing.
+
+    Any format will do whose scale is made from the gradient at hand, is constant, or follows recorded amaxes. These
+    are moved by `jqinject.value_and_grad` and `jqinject.grad`, once per step, and by nothing else: under plain
+    `nnx.grad` the gradient is quantized with the scale there is, and the statistics stay.
+    """
+
+    role = "gradient"
+
+    def __call__(self, y: jax.Array, token: jax.Array | None = None) -> jax.Array:
+        """`y` as it is, with a quantized gradient.
+
+        Args:
+            y: float array.
+            token: its cotangent becomes the scale of an 8-bit float's gradient, for a contraction that goes on with the
+                payload.
+
+        Raises:
+            TypeError: `y` is no float array and so has no gradient.
+        """
+        if not self.is_quant_enabled:
+            return y
+        if isinstance(self.tensor_quant, Float8Quant) and reporting(self) is not None:
+            return self.tensor_quant.on_gradient(y, token)
+        return quantize_gradient_by(check.float_input(y, "a gradient quantizer"), self, _dequantized)
+
+    def on(self, y: jax.Array | QuantTensor) -> Any:
+        """As a call, for a QuantTensor too, which stays one."""
+        return y.set(value=self(y.value)) if isinstance(y, QuantTensor) else self(y)
+
+    def quantize(self, g: jax.Array) -> Any:
+        """A gradient at hand as this step would quantize it; nothing is recorded, and rounding is to nearest.
+
+        Args:
+            g: float array.
+
+        Returns:
+            A QuantTensor, or `g` itself where quantization is off.
+        """
+        if not self.is_quant_enabled:
+            return g
+        quantizer = nnx.clone(self.tensor_quant, graph=True)
+        set_mode(quantizer, use_running_average=True, deterministic=True)
+        return self._seen(self._pack(quantizer(g)), g)
+
+    def scale(self) -> jax.Array | None:
+        """The scale of the next gradient as far as it is known, float32; None where quantization is off.
+
+        Raises:
+            RuntimeError: nothing is known of it before the gradient is there.
+        """
+        if self.is_quant_enabled and reporting(self) is None:
+            raise RuntimeError(
+                f"the scale of {self.binding.base.__name__} depends on the gradient: it is made from the one at hand."
+                "\n  cure: proxy.quantize(g).scale"
+            )
+        looked_at = self.quantize(jnp.zeros((), jnp.float32))
+        return None if isinstance(looked_at, jax.Array) else looked_at.scale
+
+    @property
+    def q_dtype(self) -> np.dtype | None:
+        """Dtype of an 8-bit float's payload that is scaled by amaxes; None of others, and where quantization is off."""
+        if not self.is_quant_enabled or reporting(self) is None:
+            return None
+        return self.tensor_quant.q_dtype if isinstance(self.tensor_quant, Float8Quant) else None
+
+    def _read_facts(self, layers: tuple[Any, ...], quantizer: Any) -> QuantFacts:
+        why = why_not_backward(quantizer)
+        scaling = getattr(quantizer, "scaling_impl", None)
+        if not why and isinstance(scaling, AmaxScaling) and scaling.slot is None:
+            why = "its amaxes are recorded by forward passes (amax_of_gradient is False)"
+        if why:
+            raise TypeError(
+                f"{self.binding.base.__name__} can not quantize a gradient: {why}.\n  cure: one of the ...Grad... "
+                "quantizers of jqinject.quant, such as Int8GradPerTensorDynamic or Fp8e5m2GradPerTensorDelayed"
+            )
+        return super()._read_facts(layers, quantizer)
+
+    def depends_on_layers(self) -> bool:
+        """Only where the injector asks for `module`: none of the ready-made ones does."""
+        return self._asks_for_layers()
+
+    def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
+        return []
+
+    def _stack(self, layers: tuple[Any, ...]) -> tuple[int, ...]:
+        # Nothing in it depends on how many layers are stacked: values are broadcast into the stack.
+        return ()
+
+
+def _dequantized(proxy: GradQuantProxy, g: jax.Array) -> jax.Array:
+    return as_array(proxy.quantize_gradient(g))
 
 
 @final
-class GradQuantProxyFromInjector(QuantProxyFromInjector):
+class GradQuantProxyFromInjector(GradQuantProxy):
     """Quantizes the gradient that flows back into what it is given; forward it changes nothing.
-
-    Its statistics are moved by `jqinject.value_and_grad` and `jqinject.grad`, once per step, and by nothing else: under
-    plain `nnx.grad` the gradient is quantized with the scale there is, and the statistics stay.
 
     Example:
         >>> import jax.numpy as jnp
@@ -33,63 +129,18 @@ class GradQuantProxyFromInjector(QuantProxyFromInjector):
         1.0
     """
 
-    def __call__(self, y: jax.Array, token: jax.Array | None = None) -> jax.Array:
-        """`y` as it is, with a quantized gradient.
 
-        Args:
-            y: float array.
-            token: its cotangent becomes the scale of the gradient, for a contraction that goes on with the payload.
+@final
+class GroupwiseGradQuantProxyFromInjector(Groupwise, GradQuantProxy):
+    """The same with a scale for each group, made from the gradient at hand.
 
-        Raises:
-            TypeError: `y` is no float array and so has no gradient, or the quantizer is not one of gradients.
-        """
-        return self._quantizer().on_gradient(y, token) if self.is_quant_enabled else y
-
-    def on(self, y: jax.Array | QuantTensor) -> Any:
-        """As a call, for a QuantTensor too, which stays one."""
-        return y.set(value=self(y.value)) if isinstance(y, QuantTensor) else self(y)
-
-    def quantize(self, g: jax.Array) -> FloatQuantTensor | jax.Array:
-        """A gradient at hand as this step would quantize it; nothing is recorded.
-
-        Args:
-            g: float array.
-
-        Returns:
-            A `FloatQuantTensor`, or `g` itself where quantization is off.
-        """
-        if not self.is_quant_enabled:
-            return g
-        quantizer = nnx.clone(self._quantizer(), graph=True)
-        set_mode(quantizer, use_running_average=True)
-        return self._pack(quantizer(g))
-
-    def scale(self) -> jax.Array | None:
-        """The scale of the next gradient as far as it is known, float32; None where quantization is off."""
-        looked_at = self.quantize(jnp.zeros((), jnp.float32))
-        return looked_at.scale if isinstance(looked_at, FloatQuantTensor) else None
-
-    @property
-    def q_dtype(self) -> np.dtype | None:
-        """Dtype of the gradient's payload; None where quantization is off."""
-        return self._quantizer().q_dtype if self.is_quant_enabled else None
-
-    def _quantizer(self) -> Float8Quant:
-        if isinstance(self.tensor_quant, Float8Quant):
-            return self.tensor_quant
-        raise TypeError(
-            f"{self.binding.base.__name__} can not quantize a gradient: its tensor_quant is a "
-            f"{type(self.tensor_quant).__name__}, expected a Float8Quant.\n  cure: one of the ...Grad... quantizers of "
-            "jqinject.quant, such as Fp8e5m2GradPerTensorDelayed"
-        )
-
-    def depends_on_layers(self) -> bool:
-        """Only where the injector asks for `module`: none of the ready-made ones does."""
-        return self._asks_for_layers()
-
-    def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
-        return []
-
-    def _stack(self, layers: tuple[Any, ...]) -> tuple[int, ...]:
-        # Nothing in it depends on how many layers are stacked: values are broadcast into the stack.
-        return ()
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from jqinject.nn import QuantIdentity
+        >>> from jqinject.quant import MXFloat4e2m1Grad
+        >>> identity = QuantIdentity(None, grad_quant=MXFloat4e2m1Grad)
+        >>> weights = jnp.array([1.0, 0.3])
+        >>> jax.grad(lambda x: (identity(x) * weights).sum())(jnp.ones(2))
+        Array([1.  , 0.25], dtype=float32)
+    """

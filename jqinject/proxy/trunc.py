@@ -25,6 +25,8 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
         ([[[[2]]]], 0.5, 8)
     """
 
+    role = "accumulator"
+
     quantizes_activations = True
 
     @property

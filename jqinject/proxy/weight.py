@@ -12,6 +12,8 @@ from jqinject.quant_tensor import QuantTensor
 class WeightQuantProxy(QuantProxyFromInjector):
     """Abstract: the proxy of a layer's weight, or of the weights of several that share one quantizer."""
 
+    role = "weight"
+
     def __call__(self, x: jax.Array) -> QuantTensor | jax.Array:
         """Quantize a weight.
 

@@ -19,6 +19,22 @@ from jqinject.quant.enums import (
     StatsOp as StatsOp,
     TruncScalingImplType as TruncScalingImplType,
 )
+from jqinject.quant.gradients import (
+    Fp8e5m2OCPGradPerTensorDynamic as Fp8e5m2OCPGradPerTensorDynamic,
+    Fp8e5m2OCPGradPerTensorStochastic as Fp8e5m2OCPGradPerTensorStochastic,
+    Int8GradPerRowDynamic as Int8GradPerRowDynamic,
+    Int8GradPerRowStochastic as Int8GradPerRowStochastic,
+    Int8GradPerTensorDelayed as Int8GradPerTensorDelayed,
+    Int8GradPerTensorDynamic as Int8GradPerTensorDynamic,
+    Int8GradPerTensorStochastic as Int8GradPerTensorStochastic,
+    MXFloat4e2m1Grad as MXFloat4e2m1Grad,
+    MXFloat4e2m1GradStochastic as MXFloat4e2m1GradStochastic,
+    MXFloat6e2m3Grad as MXFloat6e2m3Grad,
+    MXFloat6e3m2Grad as MXFloat6e3m2Grad,
+    MXFloat8e4m3Grad as MXFloat8e4m3Grad,
+    MXFloat8e5m2Grad as MXFloat8e5m2Grad,
+    MXInt8Grad as MXInt8Grad,
+)
 from jqinject.quant.integer.binary_and_ternary import (
     SignedBinaryActPerTensorConst as SignedBinaryActPerTensorConst,
     SignedBinaryWeightPerTensorConst as SignedBinaryWeightPerTensorConst,

@@ -1,6 +1,5 @@
 """The value that flows between quantized layers: a float array that knows its integers."""
 
-from jqinject.quant_tensor._in_groups import in_groups as in_groups
 from jqinject.quant_tensor.base import QuantTensor as QuantTensor
 from jqinject.quant_tensor.base import as_array as as_array
 from jqinject.quant_tensor.bit_widths import BitWidth as BitWidth
@@ -14,17 +13,20 @@ from jqinject.quant_tensor.concrete import is_concrete as is_concrete
 from jqinject.quant_tensor.concrete import known_different as known_different
 from jqinject.quant_tensor.concrete import known_nonzero as known_nonzero
 from jqinject.quant_tensor.float_quant_tensor import FloatQuantTensor as FloatQuantTensor
-from jqinject.quant_tensor.groupwise_codebook_quant_tensor import (
+from jqinject.quant_tensor.groupwise.groupwise_codebook_quant_tensor import (
     GroupwiseCodebookQuantTensor as GroupwiseCodebookQuantTensor,
 )
-from jqinject.quant_tensor.groupwise_float_quant_tensor import (
+from jqinject.quant_tensor.groupwise.groupwise_float_quant_tensor import (
     GroupwiseFloatQuantTensor as GroupwiseFloatQuantTensor,
 )
-from jqinject.quant_tensor.groupwise_int_quant_tensor import (
+from jqinject.quant_tensor.groupwise.groupwise_int_quant_tensor import (
     GroupwiseIntQuantTensor as GroupwiseIntQuantTensor,
 )
-from jqinject.quant_tensor.groupwise_quant_tensor import Groups as Groups
-from jqinject.quant_tensor.groupwise_quant_tensor import GroupwiseQuantTensor as GroupwiseQuantTensor
+from jqinject.quant_tensor.groupwise.groupwise_quant_tensor import Groups as Groups
+from jqinject.quant_tensor.groupwise.groupwise_quant_tensor import (
+    GroupwiseQuantTensor as GroupwiseQuantTensor,
+)
+from jqinject.quant_tensor.groupwise.in_groups import in_groups as in_groups
 from jqinject.quant_tensor.int_quant_tensor import IntQuantTensor as IntQuantTensor
 from jqinject.quant_tensor.pooling_functions import adaptive_avg_pool as adaptive_avg_pool
 from jqinject.quant_tensor.pooling_functions import avg_pool as avg_pool

@@ -1,4 +1,4 @@
-"""The fields of an `IntQuantTensor`: how they are normalised, checked and shown."""
+"""The fields of an `IntQuantTensor`: normalization, checks and repr."""
 
 import difflib
 from functools import lru_cache
@@ -18,7 +18,7 @@ FIELDS = ("value", "scale", "zero_point", "bit_width", "signed", "training")
 
 
 def changed_fields(tensor: OnIntegers, changes: dict[str, Any]) -> dict[str, Any]:
-    """All fields of `tensor`, some replaced; TypeError for a name that is none."""
+    """All fields of `tensor`, some replaced; TypeError for an unknown name."""
     for name in changes:
         if name not in FIELDS:
             near = difflib.get_close_matches(name, FIELDS, 1)
@@ -28,7 +28,7 @@ def changed_fields(tensor: OnIntegers, changes: dict[str, Any]) -> dict[str, Any
 
 
 def flatten_with_keys(tensor: OnIntegers) -> tuple[list[tuple[Any, Any]], tuple[Any, bool, bool]]:
-    """Children with their names, and the static fields; the bit width is None there where it is a child."""
+    """Children with their names, and the static fields; the static bit width is None if it is a child."""
     static_bits = tensor.bit_width if isinstance(tensor.bit_width, int) else None
     names = FIELDS[:4] if static_bits is None else FIELDS[:3]
     children = [(jax.tree_util.GetAttrKey(name), getattr(tensor, name)) for name in names]
@@ -76,7 +76,7 @@ def broadcasts_to(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
 
 
 def checked_bit_width(bit_width: Any) -> BitWidth:
-    """A Python int for every Python or NumPy number that is whole, else a float32 array."""
+    """A Python int for a whole Python or NumPy number, else a float32 array."""
     if isinstance(bit_width, int | float | np.number) and float(bit_width).is_integer():
         if bit_width < 1:
             raise ValueError(f"bit_width must be at least 1, got {bit_width}.")
@@ -115,7 +115,7 @@ def why_invalid(tensor: OnIntegers) -> str:
     """The error text of a concrete tensor whose value is not on its grid."""
     exact = on_host(pre_round_integers(tensor.value, tensor.scale, tensor.zero_point))
     lower, upper = integer_bounds(tensor.bit_width, tensor.signed)
-    with np.errstate(invalid="ignore"):  # an infinite number is infinity minus itself away
+    with np.errstate(invalid="ignore"):  # inf - inf
         off = np.max(np.abs(exact - np.round(exact)))
     two = " (two different ones, or one of them everywhere)" if float(tensor.bit_width) < 2 else ""
     return (

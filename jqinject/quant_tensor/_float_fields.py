@@ -1,4 +1,4 @@
-"""The format of a `FloatQuantTensor`, as it is given."""
+"""Conversion of a `FloatQuantTensor`'s format argument."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ AnyFloatFormat = FloatFormat | LearnedFloatFormat
 
 
 def float_format(given: Any, where: str) -> AnyFloatFormat:
-    """A format, from itself or from the JAX dtype that has it.
+    """A format, given as itself or as a JAX dtype.
 
     Raises:
         TypeError: it is neither.

@@ -1,4 +1,4 @@
-"""What the rules for tensors of integers read of them, whichever class they are."""
+"""The fields that the rules for integer tensors read, whatever the tensor's class."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class OnIntegers(Protocol):
 
     @property
     def ndim(self) -> int:
-        """How many axes the value has."""
+        """The number of axes of the value."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""Arithmetic that keeps the integers: what scale, zero point, bit width and sign the result has.
+"""Arithmetic that keeps the integers: the scale, zero point, bit width and sign of the result.
 
 Each function is the rule behind one operator of `IntQuantTensor`. Scales of two operands are compared when
 both tensors were made in evaluation mode and their scales are concrete; in training mode they may differ, and
@@ -30,8 +30,8 @@ def add(a: Tensor, b: Tensor) -> Tensor:
     """a + b: same scale, zero points add, bits = ceil(log2((max_a + max_b) - (min_a + min_b))), signed if
     either is.
 
-    A signed and an unsigned operand of the same width may not fit the result's range: it says so in
-    `is_valid`.
+    The sum of a signed and an unsigned operand of the same width may not fit the result's range; then `is_valid`
+    is false.
 
     Raises:
         ValueError: the scales are known to differ and neither operand was made in training mode.
@@ -59,8 +59,7 @@ def negate(a: Tensor) -> Tensor:
 
     A signed tensor keeps its width, so one that uses its least integer -2^(b-1) has no valid negative.
 
-    differs from Brevitas: the zero point is negated too. Brevitas keeps it, which gives another number than
-    -a.
+    differs from Brevitas: the zero point is negated too. Brevitas keeps it, so its result is not -a.
     """
     return a.set(
         value=-a.value,
@@ -77,14 +76,14 @@ def absolute(a: Tensor) -> Tensor:
 
     An unsigned tensor with a zero point, which has negative values, has the integers |q - z|.
 
-    differs from Brevitas: a zero point of a signed tensor other than 0 is refused, where Brevitas gives another
-    number than |a|; an unsigned tensor is returned as it is there, negative values included.
+    differs from Brevitas: a signed tensor with a zero point other than 0 is refused (there, the result is not |a|).
+    There, an unsigned tensor is returned as it is, negative values included.
 
     Raises:
         ValueError: the tensor is signed, and its zero point is known not to be 0.
     """
     if not a.signed:
-        # -a where it is negative, not |a|: the gradient at 0 stays 1.
+        # -a for negative numbers instead of |a|: the gradient at 0 stays 1.
         value = jnp.where(a.value < 0, -a.value, a.value)
         return a.set(value=value, zero_point=jnp.zeros_like(a.zero_point))
     if known_nonzero(a.zero_point):
@@ -105,15 +104,14 @@ def _minus_one(bit_width: Any) -> Any:
 
 
 def _zero_product(a: Tensor, b: Tensor, operation: str) -> jax.Array:
-    """The zero point of a product: zero, and both operands' have to be."""
+    """The zero point of a product: zero, and both operands' must be zero too."""
     if known_nonzero(a.zero_point) or known_nonzero(b.zero_point):
         raise ValueError(
             f"{operation}: zero points of the operands are non-zero, {brief(a.zero_point)} and "
             f"{brief(b.zero_point)}; the result is then no integer tensor of this bit width. Use symmetric "
             "quantizers (zero point 0), or decay one operand with `.value`."
         )
-    # (q_a - z_a) * (q_b - z_b) is an integer without a zero point of its own, also where tracing hides a z
-    # that is not 0.
+    # (q_a - z_a) * (q_b - z_b) is an integer without a zero point, even if tracing hides a nonzero z.
     return jnp.zeros_like(a.zero_point * b.zero_point)
 
 

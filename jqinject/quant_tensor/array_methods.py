@@ -1,4 +1,4 @@
-"""What arrays can do beside arithmetic: a quantized tensor does it as its dequantized array."""
+"""Array methods other than arithmetic: they act on the dequantized array of a quantized tensor."""
 
 import abc
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def _of_value(name: str) -> Callable[..., Any]:
-    """A method that is the array's own."""
+    """A method that calls the array's own."""
 
     def method(self: "ArrayMethods", *args: Any, **kwargs: Any) -> Any:
         plain = (x.value if isinstance(x, ArrayMethods) else x for x in args)
@@ -19,7 +19,7 @@ def _of_value(name: str) -> Callable[..., Any]:
     return method
 
 
-# What `array + tensor` is to the tensor, for an array or a number of NumPy.
+# The tensor's reflected operators, for `array + tensor` with a NumPy array or number.
 _REFLECTED = {
     np.add: "__radd__",
     np.subtract: "__rsub__",
@@ -122,7 +122,7 @@ class ArrayMethods(abc.ABC):
 
     @property
     def sharding(self) -> Any:
-        """How `value` lies on devices."""
+        """The sharding of `value`."""
         return self.value.sharding
 
     def reshape(self, *shape: Any, **options: Any) -> Any:

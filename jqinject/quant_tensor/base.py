@@ -1,8 +1,8 @@
-"""What every quantized tensor has in common, whatever its number format.
+"""The base of all quantized tensors, whatever their number format.
 
-A `QuantTensor` is a dequantized array together with the facts that explain it as low-bit numbers. `value` is
-always the dequantized float array, so that a QuantTensor can stand wherever an array stands; what else there
-is (scale, zero point, exponent width, groups) is up to the format.
+A `QuantTensor` is a dequantized array together with the metadata of its low-bit numbers. `value` is always the
+dequantized float array, so a QuantTensor can be used wherever an array can; the other fields (scale, zero point,
+exponent width, groups) depend on the format.
 """
 
 import abc
@@ -19,8 +19,8 @@ class QuantTensor(ArrayMethods):
     """Abstract base of the quantized tensors: an array that knows the low-bit numbers behind it.
 
     A subclass is final, immutable, and registered as a pytree. It works where a plain array is expected, in
-    `jax.numpy`, `jax.nn`, NumPy and Flax layers, by decaying to `value`. What hands its arguments to `jax.lax` at once
-    (`jax.nn.sigmoid`, `jax.lax.exp`) is out of reach, as JAX refuses them: give it `x.value`.
+    `jax.numpy`, `jax.nn`, NumPy and Flax layers, by decaying to `value`. JAX refuses it in functions that pass their
+    arguments directly to `jax.lax` (`jax.nn.sigmoid`, `jax.lax.exp`): give these `x.value`.
     """
 
     __slots__ = ()
@@ -28,7 +28,7 @@ class QuantTensor(ArrayMethods):
     @property
     @abc.abstractmethod
     def is_valid(self) -> bool | jax.Array:
-        """Whether `value` really lies on the grid that the other fields describe."""
+        """Whether `value` lies on the grid that the other fields describe."""
 
     @abc.abstractmethod
     def set(self, **changes: Any) -> Self:
@@ -75,7 +75,7 @@ class QuantTensor(ArrayMethods):
             )
         return dtype
 
-    # What no format keeps decays to the plain array.
+    # Operations that no format keeps decay to the plain array.
 
     def __matmul__(self, other: Any) -> Any:
         return self.value @ as_array(other)
@@ -159,13 +159,13 @@ class QuantTensor(ArrayMethods):
 
 
 def as_array(x: Any) -> Any:
-    """The plain array behind `x`: `x.value` if it is a `QuantTensor`, else `x` itself, untouched.
+    """The plain array of `x`: `x.value` if it is a `QuantTensor`, else `x` itself.
 
     Args:
         x: a `QuantTensor`, an array, or anything else.
 
     Returns:
-        The dequantized array of a `QuantTensor`; any other object as it came.
+        The dequantized array of a `QuantTensor`; any other object unchanged.
 
     Example:
         >>> import jax.numpy as jnp

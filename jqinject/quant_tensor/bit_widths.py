@@ -15,7 +15,7 @@ BitWidth = int | jax.Array
 
 
 def ceil_log2(span: int | jax.Array) -> BitWidth:
-    """ceil(log2(span)): the bits that tell `span` numbers apart.
+    """ceil(log2(span)): the bits needed to distinguish `span` numbers.
 
     Args:
         span: a count, at least 1. A Python int, or an array for learned bit widths.
@@ -32,7 +32,7 @@ def ceil_log2(span: int | jax.Array) -> BitWidth:
     if isinstance(span, int):
         return (span - 1).bit_length()
     span = jnp.asarray(span, jnp.float32)
-    # span = mantissa * 2^exponent with 1/2 <= mantissa < 1: right where log2 rounds down to an integer.
+    # span = mantissa * 2^exponent with 1/2 <= mantissa < 1: correct even if log2 would round down to an integer.
     mantissa, exponent = jnp.frexp(span)
     exact = exponent.astype(jnp.float32) - (mantissa == 0.5).astype(jnp.float32)
     return with_gradient_of(log2(span), exact)
@@ -82,14 +82,14 @@ def product_sum_bit_width(terms: int, *bit_widths: BitWidth) -> BitWidth:
 
 
 def same_kind(*bit_widths: BitWidth) -> tuple[BitWidth, ...]:
-    """The widths as they came if all are Python ints, else all as float32 arrays."""
+    """The widths unchanged if all are Python ints, else all as float32 arrays."""
     if all(isinstance(bits, int) for bits in bit_widths):
         return bit_widths
     return tuple(jnp.asarray(bits, jnp.float32) for bits in bit_widths)
 
 
 def larger(a: BitWidth, b: BitWidth) -> BitWidth:
-    """The larger of two widths; `a` (and its gradient) where they are equal.
+    """The larger of two widths; `a` (and its gradient) if they are equal.
 
     Example:
         >>> larger(4, 9)

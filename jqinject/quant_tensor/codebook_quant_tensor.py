@@ -1,4 +1,4 @@
-"""`CodebookQuantTensor`: a float array that is indices into a table in disguise."""
+"""`CodebookQuantTensor`: a dequantized array of indices into a table."""
 
 from collections.abc import Iterable
 from typing import Any, Self, final
@@ -19,8 +19,8 @@ FIELDS = ("value", "scale", "codebook", "training")
 class CodebookQuantTensor(QuantTensor):
     """A dequantized array with its scale and the table of its numbers: `value = table[code] * scale`.
 
-    It is immutable and a pytree: value and scale are children, codebook and `training` static. Wherever an array
-    stands, arithmetic included, it decays to `value`.
+    It is immutable and a pytree: value and scale are children, codebook and `training` static. Used as an array,
+    including in arithmetic, it decays to `value`.
 
     Attributes:
         value: float array of any shape, the dequantized numbers; gradients pass straight through.
@@ -29,7 +29,7 @@ class CodebookQuantTensor(QuantTensor):
         training: whether it was made in training mode.
 
     Raises:
-        TypeError: `value` is no float array, or `codebook` no `Codebook`.
+        TypeError: `value` is not a float array, or `codebook` is not a `Codebook`.
         ValueError: the scale does not broadcast against the value.
 
     Example:
@@ -50,7 +50,7 @@ class CodebookQuantTensor(QuantTensor):
     def __init__(self, value: Any, scale: Any, codebook: Codebook, training: bool = False) -> None:
         if not isinstance(codebook, Codebook):
             raise TypeError(f"CodebookQuantTensor: codebook must be a Codebook, got {codebook!r}")
-        # None or an axis number as value makes a prefix of the pytree, for `in_axes`: all stored as it comes.
+        # With None or an axis number as value this is a pytree prefix, for `in_axes`: store everything unchanged.
         if value is not None and not isinstance(value, int):
             value = float_value(as_array(value), "CodebookQuantTensor")
             scale = metadata(scale, value.shape, "scale")
@@ -83,7 +83,7 @@ class CodebookQuantTensor(QuantTensor):
 
     @property
     def scale(self) -> jax.Array:
-        """What the table is multiplied by."""
+        """The factor of the table."""
         return self._scale
 
     @property
@@ -121,7 +121,7 @@ class CodebookQuantTensor(QuantTensor):
         return self.codes()
 
     def int(self, float_datatype: bool = False) -> jax.Array:
-        """The integers that stand for the numbers: their indices, as of an `IntQuantTensor`.
+        """The indices of the numbers, as `IntQuantTensor.int` returns integers.
 
         Args:
             float_datatype: the indices in float32; no gradient.
@@ -159,7 +159,7 @@ class CodebookQuantTensor(QuantTensor):
             **changes: value, scale, codebook, training.
 
         Raises:
-            TypeError: a name is no field.
+            TypeError: a name is not a field.
         """
         for name in changes:
             if name not in FIELDS:
@@ -180,7 +180,7 @@ class CodebookQuantTensor(QuantTensor):
 
     @staticmethod
     def _of(*fields: Any) -> "CodebookQuantTensor":
-        """A tensor of these fields as they are: leaves of a transformation need not be arrays."""
+        """A tensor of these fields, unchecked: leaves of a transformation need not be arrays."""
         tensor = object.__new__(CodebookQuantTensor)
         for name, field in zip(FIELDS, fields, strict=True):
             object.__setattr__(tensor, "_" + name, field)

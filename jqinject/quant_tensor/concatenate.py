@@ -1,4 +1,4 @@
-"""Concatenation of tensors that live on one grid."""
+"""Concatenation of tensors on the same grid."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,17 +15,17 @@ from jqinject.quant_tensor.shaping import full_rank
 def concatenate(tensors: Sequence[Any], axis: int = 0) -> Any:
     """Tensors joined along an existing axis, an `IntQuantTensor` if all of them are one.
 
-    Scale, zero point, bit width and sign have to be the same (scale and zero point only where they are
-    concrete and no tensor was made in training mode). In training mode scale and zero point are the means.
-    Metadata that varies along `axis`, as a per-channel scale of tensors joined by channel, is joined as well,
-    and need not be the same.
+    Scale, zero point, bit width and sign must be the same (scale and zero point only if they are concrete and no
+    tensor was made in training mode). In training mode scale and zero point are the means. Metadata that varies
+    along `axis`, such as a per-channel scale of tensors joined by channel, is joined as well, and need not be the
+    same.
 
     Args:
         tensors: `IntQuantTensor`s or arrays, at least one.
         axis: the axis to join along.
 
     Returns:
-        An `IntQuantTensor`; a plain array if any of `tensors` is none.
+        An `IntQuantTensor`; a plain array if any of `tensors` is not an `IntQuantTensor`.
 
     Raises:
         ValueError: there is nothing to join, or the tensors are on different grids.
@@ -73,8 +73,7 @@ def _check_same_format(a: IntQuantTensor, b: IntQuantTensor) -> None:
 def _join(
     parts: list[jax.Array], tensors: list[IntQuantTensor], axis: int, training: bool, name: str
 ) -> jax.Array:
-    """One metadata field of the result: joined where it varies along the axis, else the one they share, else
-    the mean."""
+    """One metadata field of the result: joined if it varies along the axis, else the shared value, else the mean."""
     ndim = tensors[0].ndim
     full = [full_rank(part, ndim) for part in parts]
     if any(part.shape[axis] > 1 for part in full):

@@ -1,4 +1,4 @@
-"""What can be known while tracing: only concrete numbers can be compared."""
+"""Checks of concrete numbers; under tracing, numbers cannot be compared."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def is_concrete(*arrays: Any) -> bool:
 def known_different(a: Any, b: Any) -> bool:
     """Whether `a` and `b` are known to differ by more than float noise (1e-5 relative, 1e-8 absolute).
 
-    False under tracing, where nobody can know. Arrays that do not broadcast against each other differ.
+    False under tracing, where this is unknown. Arrays that do not broadcast against each other differ.
     """
     if not is_concrete(a, b):
         return False
@@ -28,19 +28,19 @@ def known_different(a: Any, b: Any) -> bool:
 
 
 def known_nonzero(array: Any) -> bool:
-    """Whether `array` is known to hold something else than zero; False under tracing."""
+    """Whether `array` is known to hold a nonzero number; False under tracing."""
     return is_concrete(array) and bool(np.any(on_host(array) != 0))
 
 
 def hidden(x: Any) -> str:
-    """Why the numbers of an array are not shown; empty where they are. No process waits for others to show them."""
+    """Why the numbers of an array are not shown; empty if they are. Showing them never waits for other processes."""
     if not is_concrete(x):
         return "traced"
     return "" if lies_here(x) else "spread over processes"
 
 
 def brief(x: Any) -> str:
-    """A number, a short list of numbers, or shape and range: how an error shows `x`."""
+    """The text that shows `x` in an error: a number, a short list of numbers, or shape and range."""
     if why := hidden(x):
         return f"{why}, shape {x.shape}"
     array = np.asarray(x)

@@ -1,4 +1,4 @@
-"""`FloatQuantTensor`: a float array that is minifloats in disguise."""
+"""`FloatQuantTensor`: a dequantized array of minifloats."""
 
 from collections.abc import Iterable
 from typing import Any, Self, final
@@ -27,9 +27,9 @@ FIELDS = ("value", "scale", "format", "training")
 class FloatQuantTensor(QuantTensor):
     """A dequantized array with the scale and the format of its minifloats: `value = minifloat * scale`.
 
-    It is immutable and a pytree: value and scale are children, the format is static (a child too where its widths are
-    learned), `training` static. Wherever an array stands, arithmetic included, it decays to `value`; `-x` (where there
-    are numbers below 0) and `abs(x)` keep it, and `reshape` and `transpose` of a tensor with one scale.
+    It is immutable and a pytree: value and scale are children, the format (a child if its widths are learned) and
+    `training` are static. Used as an array, including in arithmetic, it decays to `value`; `-x` (if the format is
+    signed) and `abs(x)` keep the type, and so do `reshape` and `transpose` of a tensor with one scale.
 
     Attributes:
         value: float array of any shape, the dequantized numbers; gradients pass straight through.
@@ -37,11 +37,11 @@ class FloatQuantTensor(QuantTensor):
         format: a `FloatFormat`, or given as the JAX dtype that has it, such as `jnp.float8_e4m3fn`.
         training: whether it was made in training mode.
 
-    A tensor that a quantizer has just made also keeps its payload, for `payload` and for contractions. It is no child
-    of the pytree: what crosses a transformation makes it from value and scale.
+    A tensor that a quantizer has just made also keeps its payload, for `payload` and for contractions. The payload is
+    not a child of the pytree: after a transformation it is recomputed from value and scale.
 
     Raises:
-        TypeError: `value` is no float array, or `format` is neither a format nor a narrow float dtype.
+        TypeError: `value` is not a float array, or `format` is neither a format nor a narrow float dtype.
         ValueError: the scale does not broadcast against the value.
 
     Example:
@@ -65,7 +65,7 @@ class FloatQuantTensor(QuantTensor):
     def __init__(
         self, value: Any, scale: Any, format: Any, training: bool = False, payload: jax.Array | None = None
     ) -> None:
-        # None or an axis number as value makes a prefix of the pytree, for `in_axes`: all stored as it comes.
+        # With None or an axis number as value this is a pytree prefix, for `in_axes`: store everything unchanged.
         if value is not None and not isinstance(value, int):
             value = float_value(as_array(value), "FloatQuantTensor")
             scale = metadata(scale, value.shape, "scale")
@@ -87,9 +87,9 @@ class FloatQuantTensor(QuantTensor):
         """The tensor of these minifloats: `value = payload * scale`, in `dtype`.
 
         Args:
-            payload: minifloats in a dtype that has their format; or with a `format`, their codes.
+            payload: minifloats in the dtype of their format; or, with a `format`, their codes.
             scale: float per step of the minifloat.
-            format: what the codes mean; None for the format of the payload's dtype.
+            format: the format of the codes; None for the format of the payload's dtype.
             training: whether it was made in training mode.
             dtype: of `value`.
 
@@ -120,7 +120,7 @@ class FloatQuantTensor(QuantTensor):
 
     @property
     def format(self) -> AnyFloatFormat:
-        """What its minifloats are."""
+        """The format of its minifloats."""
         return self._format
 
     @property
@@ -140,22 +140,22 @@ class FloatQuantTensor(QuantTensor):
 
     @property
     def exponent_bit_width(self) -> Any:
-        """Bits of the exponent: an int, an array where it is learned."""
+        """Bits of the exponent: an int, or an array if learned."""
         return self._format.exponent_bit_width
 
     @property
     def mantissa_bit_width(self) -> Any:
-        """Bits of the mantissa, without the implicit 1: an int, an array where it is learned."""
+        """Bits of the mantissa, without the implicit 1: an int, or an array if learned."""
         return self._format.mantissa_bit_width
 
     @property
     def exponent_bias(self) -> Any:
-        """What is subtracted from the exponent field."""
+        """The bias that is subtracted from the exponent field."""
         return self._format.bias
 
     @property
     def saturating(self) -> bool:
-        """Whether what is too large became the largest number."""
+        """Whether numbers that are too large saturate at the largest."""
         return self._format.saturating
 
     @property
@@ -184,9 +184,9 @@ class FloatQuantTensor(QuantTensor):
         return self._format.dtype in CONTRACTED
 
     def payload(self) -> jax.Array:
-        """The numbers in `q_dtype`: those kept, or `value / scale`, exact for a value on the grid; no gradient.
+        """The numbers in `q_dtype`: the kept ones, or `value / scale`, exact for a value on the grid; no gradient.
 
-        Codes, as `codes` gives them, where JAX has no dtype that is this format.
+        If JAX has no dtype for this format, these are its `codes`.
         """
         if self._payload is not None:
             return self._payload
@@ -200,9 +200,9 @@ class FloatQuantTensor(QuantTensor):
         return to_float_codes(self._steps(), self.known_format("its codes"))
 
     def int(self, float_datatype: bool = False) -> jax.Array:
-        """The integers that stand for the minifloats: their codes, as of an `IntQuantTensor`.
+        """The codes of the minifloats, as `IntQuantTensor.int` returns integers.
 
-        A code is sign, exponent field and mantissa as one unsigned integer; `from_payload` with the format takes it
+        A code is sign, exponent field and mantissa as one unsigned integer; `from_payload` with the format converts it
         back.
 
         Args:
@@ -212,7 +212,7 @@ class FloatQuantTensor(QuantTensor):
             uint8 up to 8 bits, else uint16 or uint32, of the shape of `value`; float32 with `float_datatype`.
 
         Raises:
-            ValueError: the tensor is concrete, and a finite number is not on the grid; learned widths that are traced.
+            ValueError: the tensor is concrete, and a finite number is not on the grid; learned widths are traced.
 
         Example:
             >>> FloatQuantTensor(jnp.array([0.5, -3.0]), 0.5, FloatFormat(2, 1)).int()
@@ -244,7 +244,7 @@ class FloatQuantTensor(QuantTensor):
 
     @property
     def is_valid(self) -> bool | jax.Array:
-        """Whether every number is finite and the format's, up to the rounding of `value`'s dtype."""
+        """Whether every number is finite and one of the format's, up to the rounding of `value`'s dtype."""
         return self._on_grid(finite=True)
 
     def _on_grid(self, *, finite: bool) -> Any:
@@ -265,20 +265,20 @@ class FloatQuantTensor(QuantTensor):
         return jax.lax.stop_gradient(jnp.where(jnp.isfinite(steps), inside, steps))
 
     def known_format(self, what: str = "its payload") -> FloatFormat:
-        """The format as static widths; of learned ones as they are now.
+        """The format with static widths; learned widths with their current values.
 
         Args:
-            what: what it is for, in an error text.
+            what: its purpose, for the error text.
 
         Raises:
-            ValueError: learned widths that are traced, or no whole numbers.
+            ValueError: learned widths are traced, or not whole numbers.
         """
         form = self._format
         if isinstance(form, FloatFormat):
             return form
         if not is_concrete(form.exponent_bit_width, form.mantissa_bit_width, form.exponent_bias):
             raise ValueError(
-                f"a minifloat of learned widths has no known dtype while it is traced, so {what} can not be made.\n"
+                f"a minifloat of learned widths has no known dtype while it is traced, so {what} cannot be made.\n"
                 "  cure: outside of jit, or constant widths: exponent_bit_width_impl_type = 'const'"
             )
         return form.known()
@@ -290,7 +290,7 @@ class FloatQuantTensor(QuantTensor):
             **changes: value, scale, format, training.
 
         Raises:
-            TypeError: a name is no field.
+            TypeError: a name is not a field.
         """
         for name in changes:
             if name not in FIELDS:
@@ -299,7 +299,7 @@ class FloatQuantTensor(QuantTensor):
         return type(self)(**fields, payload=self._payload if changes.keys() <= {"training"} else None)
 
     def with_value(self, value: jax.Array) -> Self:
-        """The same minifloats beside another array that stands for them: the value cast, as gradients go to it."""
+        """The same minifloats with another dequantized array: the value in another dtype, which gets the gradients."""
         return type(self)(value, self.scale, self.format, self.training, self._payload)
 
     def __neg__(self) -> Any:
@@ -309,11 +309,11 @@ class FloatQuantTensor(QuantTensor):
         return self.set(value=jnp.abs(self.value))
 
     def reshape(self, *shape: Any, **options: Any) -> Any:
-        """The same numbers in another shape; the plain array where there are several scales."""
+        """The same numbers in another shape; a plain array if there are several scales."""
         return self._moved(self.value.reshape(*shape, **options))
 
     def transpose(self, *axes: Any) -> Any:
-        """Axes permuted, reversed without arguments; the plain array where there are several scales."""
+        """Axes permuted, reversed without arguments; a plain array if there are several scales."""
         return self._moved(self.value.transpose(*axes))
 
     def __getitem__(self, index: Any) -> Any:
@@ -336,7 +336,7 @@ class FloatQuantTensor(QuantTensor):
 
     @staticmethod
     def _of(*fields: Any) -> "FloatQuantTensor":
-        """A tensor of these fields as they are: leaves of a transformation need not be arrays."""
+        """A tensor of these fields, unchecked: leaves of a transformation need not be arrays."""
         tensor = object.__new__(FloatQuantTensor)
         for name, field in zip(FIELDS, fields, strict=True):
             object.__setattr__(tensor, "_" + name, field)

@@ -1,5 +1,4 @@
-"""`IntQuantTensor`: a float array that is integers in disguise, and the pytree that carries it through
-JAX."""
+"""`IntQuantTensor`: a dequantized array of integers, as a pytree."""
 
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
@@ -34,32 +33,31 @@ class IntQuantTensor(QuantTensor):
     """A dequantized array with the scale, zero point, bit width and signedness of its integers.
 
     value = (integer - zero_point) * scale, where scale and zero point broadcast against the value by NumPy's
-    rules: a scalar for a whole tensor, size 1 everywhere but on the channel axis for one scale a channel.
+    rules: a scalar for a whole tensor, size 1 everywhere but on the channel axis for one scale per channel.
 
-    It is immutable; `set` makes changed copies. It is a pytree: value, scale and zero point are children, the
-    bit width is one too where it is an array (learned) and static where it is a Python int; `signed` and
-    `training` are static. So it crosses `jit`, `grad`, `vmap`, `scan` and NNX modules. In `jax.numpy` and in
-    Flax layers it decays to `value`; `+ - * / abs` and unary minus, the shape methods and the functions of
-    this room keep it an IntQuantTensor. Two limits are JAX's: `array + quant_tensor` with a `jax.Array` on
-    the left is a plain array (JAX decays the right operand before we are asked), and functions that call
-    `jax.lax` at once, as `jax.nn.sigmoid` does, want `x.value`.
+    It is immutable; `set` makes changed copies. It is a pytree: value, scale and zero point are children, and so is
+    the bit width if it is an array (learned); as a Python int it is static, and so are `signed` and `training`. So
+    it crosses `jit`, `grad`, `vmap`, `scan` and NNX modules. In `jax.numpy` and in Flax layers it decays to `value`;
+    `+ - * / abs`, unary minus, the shape methods and the functions of this package keep the type. JAX sets two
+    limits: `array + quant_tensor` with a `jax.Array` on the left is a plain array (JAX converts the right operand
+    first), and functions that directly call `jax.lax`, like `jax.nn.sigmoid`, need `x.value`.
 
-    A tensor whose value does not lie on its grid can be built, and says so in `is_valid`. What needs the
-    numbers (`int`, comparing scales) is checked when they are concrete, and goes on unchecked under tracing.
+    A tensor whose value does not lie on its grid can be built; its `is_valid` is false. Operations that need the
+    numbers (`int`, comparing scales) check them if they are concrete; under tracing they are unchecked.
 
     Attributes:
         value: float array of any shape, the dequantized numbers.
         scale: float32 array, the float per integer step; broadcasts against `value`.
         zero_point: float32 array, the integer that stands for 0.0; broadcasts against `value`.
-        bit_width: Python int, or float32 scalar array where it is learned.
+        bit_width: Python int, or float32 scalar array if learned.
         signed: whether the integers are signed.
         training: whether it was made in training mode, where scales of two operands may differ.
 
-    A tensor that a quantizer has just made also keeps its integers, for `int` and for contractions. They are no child
-    of the pytree: what crosses a transformation makes them from the value.
+    A tensor that a quantizer has just made also keeps its integers, for `int` and for contractions. They are not a
+    child of the pytree: after a transformation they are recomputed from the value.
 
     Raises:
-        TypeError: `value` is no float array (use `from_int` for integers).
+        TypeError: `value` is not a float array (use `from_int` for integers).
         ValueError: scale or zero point do not broadcast against the value, or a bit width is below 1.
 
     Example:
@@ -98,7 +96,7 @@ class IntQuantTensor(QuantTensor):
         training: bool,
         payload: jax.Array | None = None,
     ) -> None:
-        # None or an axis number as value makes a prefix of the pytree, for `in_axes`: all stored as it comes.
+        # With None or an axis number as value this is a pytree prefix, for `in_axes`: store everything unchanged.
         if value is not None and not isinstance(value, int):
             if not (isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)):
                 value = float_value(as_array(value))
@@ -145,7 +143,7 @@ class IntQuantTensor(QuantTensor):
         signed: bool,
         dtype: Any,
     ) -> "IntQuantTensor":
-        """As `from_int`, of integers that are known to fit, dequantized whenever the value is read and not before.
+        """As `from_int`, for integers that are known to fit; they are dequantized only when the value is read.
 
         Args:
             payload: the integers, of any integer dtype.
@@ -167,7 +165,7 @@ class IntQuantTensor(QuantTensor):
             return dequantized(self._payload, self.scale, self.zero_point, value)
         return value
 
-    # In C, without a frame: they are read at every call of every layer.
+    # attrgetter runs in C, without a Python frame: every call of every layer reads these.
     scale: jax.Array = property(attrgetter("_scale"), doc="Float per integer step.")  # type: ignore[assignment]
     zero_point: jax.Array = property(attrgetter("_zero_point"), doc="The integer that stands for 0.0.")  # type: ignore[assignment]
     bit_width: BitWidth = property(
@@ -176,25 +174,12 @@ class IntQuantTensor(QuantTensor):
     signed: bool = property(attrgetter("_signed"), doc="Whether the integers are signed.")  # type: ignore[assignment]
     training: bool = property(attrgetter("_training"), doc="Whether it was made in training mode.")  # type: ignore[assignment]
 
-    @property
-    def payload(self) -> jax.Array | None:
-        """The integers, where they are kept; `int` makes them where they are not."""
-        return self._payload
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of `value`."""
-        return self._shaped.shape
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes of `value`."""
-        return self._shaped.ndim
-
-    @property
-    def size(self) -> int:
-        """Number of elements of `value`."""
-        return self._shaped.size
+    payload: jax.Array | None = property(  # type: ignore[assignment]
+        attrgetter("_payload"), doc="The integers, where they are kept; `int` makes them where they are not."
+    )
+    shape: tuple[int, ...] = property(attrgetter("_shaped.shape"), doc="Shape of `value`.")  # type: ignore[assignment]
+    ndim: int = property(attrgetter("_shaped.ndim"), doc="Number of axes of `value`.")  # type: ignore[assignment]
+    size: int = property(attrgetter("_shaped.size"), doc="Number of elements of `value`.")  # type: ignore[assignment]
 
     @property
     def dtype(self) -> np.dtype:
@@ -208,7 +193,7 @@ class IntQuantTensor(QuantTensor):
             **changes: value, scale, zero_point, bit_width, signed, training.
 
         Raises:
-            TypeError: a name is no field.
+            TypeError: a name is not a field.
 
         Example:
             >>> x = IntQuantTensor(jnp.array([1.0]), 0.5, 0.0, 8, signed=True, training=True)
@@ -224,8 +209,8 @@ class IntQuantTensor(QuantTensor):
         """A pytree prefix with this tensor's structure, for `in_axes`, `out_axes` or shardings.
 
         Args:
-            value: what to put in the place of the value, for example the axis to map over.
-            scale: the same for the scale; None where it is per tensor and not mapped.
+            value: the entry for the value, for example the axis to map over.
+            scale: the same for the scale; None if it is per tensor and not mapped.
             zero_point: the same for the zero point.
             bit_width: the same for a learned bit width; a constant one stays.
 
@@ -250,8 +235,8 @@ class IntQuantTensor(QuantTensor):
     def int(self, float_datatype: bool = False) -> jax.Array:
         """The integers: round(value / scale + zero_point).
 
-        Under tracing validity cannot be checked: they are those that the quantizer kept, where it did. A learned bit
-        width does not choose the dtype then: int32.
+        Under tracing validity is not checked; the integers are those that the quantizer kept, if it did. A learned bit
+        width then does not determine the dtype: int32.
 
         Args:
             float_datatype: keep the integers in float32, with the straight-through gradient of the rounding.
@@ -260,8 +245,8 @@ class IntQuantTensor(QuantTensor):
             int8 or uint8 up to 8 bits, int32 above; float32 with `float_datatype`.
 
         Raises:
-            ValueError: the tensor is concrete and not valid. One bit may be the same number everywhere, which is not
-                valid in Brevitas, where this raises then.
+            ValueError: the tensor is concrete and not valid. A one-bit tensor may hold the same number everywhere
+                (Brevitas considers that invalid, and raises).
         """
         narrow = is_concrete(self.bit_width) and float(self.bit_width) <= 8
         dtype = (jnp.int8 if self.signed else jnp.uint8) if narrow else jnp.int32
@@ -296,7 +281,7 @@ class IntQuantTensor(QuantTensor):
         return shaping.index(self, key)
 
     def reshape(self, *shape: Any, order: str = "C", **options: Any) -> Any:
-        """The same elements in another shape; see `shaping.reshape`. In another order it is a plain array."""
+        """The same elements in another shape; see `shaping.reshape`. Another order gives a plain array."""
         if order != "C" or any(option is not None for option in options.values()):
             return self.value.reshape(*shape, order=order, **options)
         return shaping.reshape(self, _one_sequence(shape))
@@ -347,7 +332,7 @@ class IntQuantTensor(QuantTensor):
 
     @staticmethod
     def _of(*fields: Any) -> "IntQuantTensor":
-        """A tensor of these fields as they are: leaves of a transformation need not be arrays."""
+        """A tensor of these fields, unchecked: leaves of a transformation need not be arrays."""
         tensor = object.__new__(IntQuantTensor)
         tensor._hold(fields, None)
         return tensor

@@ -17,7 +17,7 @@ _Padding = str | Sequence[tuple[int, int]]
 
 
 def relu(x: Any) -> Any:
-    """max(x, 0); the format is kept, as 0 is on the grid. A plain array stays one.
+    """max(x, 0); the format is kept, because 0 is on the grid. A plain array stays one.
 
     Example:
         >>> import jax.numpy as jnp
@@ -39,10 +39,10 @@ def max_pool(
         x: `IntQuantTensor`, `FloatQuantTensor` or array of shape (*batch, *spatial, channels).
         window_shape: size of the window along every spatial axis.
         strides: steps of the window; 1 by default, as in Flax.
-        padding: "VALID", "SAME", or a (low, high) pair for every spatial axis; padding never wins.
+        padding: "VALID", "SAME", or a (low, high) pair for every spatial axis; padding is never the maximum.
 
     Returns:
-        What `x` is, of shape (*batch, *pooled, channels).
+        The type of `x`, of shape (*batch, *pooled, channels).
 
     Raises:
         ValueError: the window has more axes than x has spatial ones, or scale or zero point vary along one of
@@ -71,13 +71,13 @@ def avg_pool(
         padding: "VALID", "SAME", or a (low, high) pair for every spatial axis.
 
     Returns:
-        What `x` is, of shape (*batch, *pooled, channels). Its integers are the sums of the window's integers.
+        The type of `x`, of shape (*batch, *pooled, channels). Its integers are the sums of the window's integers.
 
     Raises:
         ValueError: the window has more axes than x has spatial ones, or scale or zero point vary along one of
             them.
 
-    differs from Brevitas: the zero point is multiplied by k, as the integers are sums. Brevitas keeps it.
+    differs from Brevitas: the zero point is multiplied by k, because the integers are sums. Brevitas keeps it.
 
     Example:
         >>> import jax.numpy as jnp
@@ -102,11 +102,11 @@ def avg_pool(
 
 
 def adaptive_avg_pool(x: Any, output_shape: Sequence[int]) -> Any:
-    """Means over equal windows that leave `output_shape` along the spatial axes; see `avg_pool`.
+    """Means over equal windows, with `output_shape` along the spatial axes; see `avg_pool`.
 
     Args:
         x: `IntQuantTensor` or array of shape (*batch, *spatial, channels).
-        output_shape: the size wanted along every spatial axis; each must divide the size there is.
+        output_shape: the wanted size along every spatial axis; each must divide the input's size.
 
     Raises:
         ValueError: a size is not divisible. The windows would differ in size, and with them the scales.
@@ -130,7 +130,7 @@ def _reduce_windows(
     strides: Sequence[int] | None,
     padding: _Padding,
 ) -> jax.Array:
-    """`lax.reduce_window` over the last axes but one (the channels)."""
+    """`lax.reduce_window` over the axes before the last (the channels)."""
     steps = (1,) * len(window_shape) if strides is None else tuple(strides)
     if len(steps) != len(window_shape) or len(window_shape) > value.ndim - 1:
         raise ValueError(
@@ -146,7 +146,7 @@ def _reduce_windows(
 
 
 def _check_spatially_constant(x: IntQuantTensor | FloatQuantTensor, window_axes: int, operation: str) -> None:
-    """Raise ValueError if scale or zero point vary along an axis that is pooled."""
+    """Raise ValueError if scale or zero point vary along a pooled axis."""
     for name, metadata in (("scale", x.scale), ("zero_point", x.zero_point)):
         if any(n > 1 for n in metadata.shape[:-1][-window_axes:]):
             raise ValueError(

@@ -1,11 +1,11 @@
-"""Shape operations: the value moves, and a scale or zero point of several elements moves with it.
+"""Shape operations: they move the value, and with it a scale or zero point of several elements.
 
 Metadata of one element (per tensor) stays as it is. Metadata that varies along some axes (per channel) is
-laid out in the new shape, so that every element keeps its own scale; where an axis of the new shape mixes
-elements of different scales, the scale has one entry an element there.
+laid out in the new shape, so that every element keeps its own scale; if an axis of the new shape mixes
+elements of different scales, the scale has one entry per element there.
 
-differs from Brevitas: reshape, flatten and indexing there leave a per-channel scale in its old shape, which
-gives a tensor that is not valid.
+differs from Brevitas: reshape, flatten and indexing there leave a per-channel scale in its old shape, so the
+result is not valid.
 """
 
 import math
@@ -35,8 +35,8 @@ def map_metadata(x: Tensor, value: jax.Array, move: Callable[[jax.Array], jax.Ar
 
 def _move(metadata: jax.Array, ndim: int, new_ndim: int, move: Callable[[jax.Array], jax.Array]) -> jax.Array:
     if metadata.size == 1:
-        # Nothing varies: any shape of ones will do. Keep the rank of a full-rank one, drop axes that no
-        # longer exist.
+        # Nothing varies: any shape of ones will do. Full-rank metadata keeps its full rank, axes that no longer
+        # exist are dropped.
         if metadata.ndim == ndim and ndim > 0:
             return metadata.reshape((1,) * new_ndim)
         return metadata if metadata.ndim <= new_ndim else metadata.reshape((1,) * new_ndim)
@@ -44,7 +44,7 @@ def _move(metadata: jax.Array, ndim: int, new_ndim: int, move: Callable[[jax.Arr
 
 
 def full_rank(metadata: jax.Array, ndim: int) -> jax.Array:
-    """`metadata` with axes of size 1 put in front, `ndim` in all."""
+    """`metadata` with leading axes of size 1, `ndim` in all."""
     return metadata.reshape((1,) * (ndim - metadata.ndim) + metadata.shape)
 
 
@@ -69,8 +69,7 @@ def reshape(x: Tensor, shape: int | Sequence[int]) -> Tensor:
 
 
 def _reshape_metadata(metadata: jax.Array, old: _Shape, new: _Shape) -> jax.Array:
-    """Metadata for the new shape: axes are matched in the smallest blocks of equal size, each kept or spread
-    out."""
+    """Metadata for the new shape: axes are matched in the smallest blocks of equal size, each kept or expanded."""
     if 0 in old:
         return jnp.broadcast_to(metadata, old).reshape(new)
     spread: list[int] = []
@@ -83,8 +82,7 @@ def _reshape_metadata(metadata: jax.Array, old: _Shape, new: _Shape) -> jax.Arra
 
 
 def _matching_blocks(old: _Shape, new: _Shape) -> list[tuple[range, range]]:
-    """Cut two shapes of equal size into the smallest consecutive blocks of axes that hold equally many
-    elements."""
+    """Divide two shapes of equal size into the smallest consecutive blocks of axes with equally many elements."""
     blocks: list[tuple[range, range]] = []
     i = j = 0
     while i < len(old) or j < len(new):
@@ -124,7 +122,7 @@ def squeeze(x: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
 
 
 def expand_dims(x: Tensor, axis: int | Sequence[int]) -> Tensor:
-    """Axes of size 1 put in; scale and zero point follow."""
+    """Axes of size 1 inserted; scale and zero point follow."""
     return map_metadata(x, jnp.expand_dims(x.value, axis), lambda metadata: jnp.expand_dims(metadata, axis))
 
 
@@ -146,7 +144,7 @@ def repeat(x: Tensor, repeats: int, axis: int) -> Tensor:
 
 
 def pad(x: Tensor, pad_width: Any) -> Tensor:
-    """`x` with zeros around it: 0.0 is on every grid, as the zero point is an integer.
+    """`x` with zeros around it: 0.0 is on every grid, because the zero point is an integer.
 
     Args:
         x: the tensor.
@@ -168,7 +166,7 @@ def index(x: Tensor, key: Any) -> Tensor:
     """x[key] with any index that `jax.numpy` takes; scale and zero point follow.
 
     Slices, integers, None and Ellipsis keep axes on which nothing varies at size 1. An index by arrays
-    spreads metadata that varies over all elements.
+    expands varying metadata over all elements.
     """
     keys = key if isinstance(key, tuple) else (key,)
     basic = all(
@@ -184,7 +182,7 @@ def index(x: Tensor, key: Any) -> Tensor:
 
 
 def basic_key(keys: tuple[Any, ...], shape: _Shape) -> tuple[Any, ...]:
-    """`keys` for metadata of this shape: whatever selects on an axis of size 1 selects its only entry."""
+    """`keys` for metadata of this shape: any selection on an axis of size 1 selects its only entry."""
     used = sum(k is not None and k is not Ellipsis for k in keys)
     result: list[Any] = []
     axis = 0

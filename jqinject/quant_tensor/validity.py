@@ -1,4 +1,4 @@
-"""Does a float array really hold the integers that its scale, zero point and bit width promise?"""
+"""Checks whether a float array holds the integers that its scale, zero point and bit width promise."""
 
 from functools import partial
 from typing import Any
@@ -10,13 +10,12 @@ import numpy as np
 from jqinject.ops.int_range import max_int, min_int
 from jqinject.quant_tensor.bit_widths import BitWidth
 
-# How far value / scale + zero_point may lie from an integer: rounding errors of the float arithmetic that led
-# here.
+# How far value / scale + zero_point may lie from an integer, due to rounding in earlier float arithmetic.
 _TOLERANCE = {"float64": 0.1, "float32": 0.2, "float16": 0.5, "bfloat16": 0.5}
 
 
 def pre_round_integers(value: jax.Array, scale: jax.Array, zero_point: jax.Array) -> jax.Array:
-    """value / scale + zero_point, in float32 (float64 for a float64 value), not rounded yet."""
+    """value / scale + zero_point, in float32 (float64 for a float64 value), not yet rounded."""
     work = jnp.float64 if value.dtype == np.dtype("float64") else jnp.float32
     return value.astype(work) / scale.astype(work) + zero_point.astype(work)
 
@@ -34,7 +33,9 @@ def integer_bounds(bit_width: BitWidth, signed: bool) -> tuple[jax.Array, jax.Ar
     """
     lower = min_int(signed, narrow_range=False, bit_width=bit_width)
     upper = max_int(signed, narrow_range=False, bit_width=bit_width)
-    if isinstance(bit_width, int):  # the integers of a wide format are no int32: make floats of them here
+    if isinstance(
+        bit_width, int
+    ):  # the integers of a wide format do not fit int32: convert them to float here
         lower, upper = float(lower), float(upper)
     binary = jnp.asarray(bit_width, jnp.float32) < 2
     return jnp.where(binary, -1.0 if signed else 0.0, lower), jnp.where(binary, 1.0, upper)
@@ -76,7 +77,7 @@ def holds_integers(
 def _validity(
     value: jax.Array, scale: jax.Array, zero_point: jax.Array, bit_width: BitWidth, signed: bool
 ) -> tuple[jax.Array, jax.Array]:
-    """Whether the tensor is valid; whether it has integers: also where one of the two of one bit is everywhere."""
+    """Whether the tensor is valid; whether it has integers, as a one-bit tensor with a single value also does."""
     if value.size == 0:
         return jnp.array(True), jnp.array(True)
     exact = pre_round_integers(value, scale, zero_point)
@@ -97,9 +98,9 @@ def _validity(
 def checked_integers(
     value: jax.Array, scale: jax.Array, zero_point: jax.Array, bit_width: BitWidth, signed: bool, dtype: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """The integers of a concrete tensor, and whether it has any: compiled as one, nothing of its size in between.
+    """The integers of a concrete tensor, and whether it has any: one program without intermediate arrays of its size.
 
-    It has them where it is valid, and of one bit also where one of the two values is everywhere.
+    It has them if it is valid; a one-bit tensor also if it holds a single value everywhere.
 
     Args:
         value, scale, zero_point, bit_width, signed: as for `holds_integers`.

@@ -20,6 +20,7 @@ from jqinject.core import (
     ZeroZeroPoint,
 )
 from jqinject.core.facts import has_zero_point, is_nearest, number_format, scale_dtype
+from jqinject.model import WeightBitWidthWeightedBySize
 from jqinject.nn import QuantIdentity, QuantLinear
 from jqinject.ops import FloatFormat
 from jqinject.quant import (
@@ -125,6 +126,42 @@ def test_what_is_not_said_is_unknown():
     assert has_zero_point(None) and scale_dtype(None) is None and number_format(None) is None
     assert not is_nearest(None) and is_nearest(RoundSte()) and not has_zero_point(ZeroZeroPoint())
     assert QuantIdentity(None).act_quant is None
+
+
+def test_a_bit_width_of_the_users_own_that_is_learned_is_penalized():
+    class Learned(nnx.Module):
+        is_learned = True
+
+        def __init__(self, bit_width):
+            self.bits = nnx.Param(jnp.float32(bit_width))
+
+        def __call__(self):
+            return self.bits[...]
+
+    layer = linear(Int8WeightPerTensorFloat, weight_bit_width_impl=Learned, weight_bit_width=5)
+    loss = WeightBitWidthWeightedBySize()
+    assert float(loss(layer)) == 5.0
+    gradient = nnx.grad(loss)(layer)["weight_quant"]["tensor_quant"]["bit_width_impl"]["bits"]
+    assert float(gradient[...]) == 1.0
+
+
+def test_a_restriction_of_the_users_own_that_keeps_the_sign():
+    @dataclass(frozen=True)
+    class Own:
+        keeps_sign = True
+
+        def restrict_init_float(self, x):
+            return x
+
+        def restrict_init_tensor(self, x):
+            return x
+
+        def __call__(self, x):
+            return x
+
+    assert float(ConstScaling(-0.5, Own())(jnp.ones(2))) == -0.5
+    with pytest.raises(ValueError, match="scaling_init"):
+        ConstScaling(-0.5, FloatRestrictValue())
 
 
 def test_the_dtype_of_scales_follows_their_restrictions():

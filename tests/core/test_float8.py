@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 import jqinject
 import jqinject.quant as quantizers
 from jqinject.core import AmaxHistory, CurrentScaling, DelayedScaling, Float8Quant
+from jqinject.core.state.record import flat_parts
 from jqinject.nn import QuantConv, QuantIdentity, QuantLinear
 from jqinject.ops import FLOAT8_DTYPES, float8_max, to_float8
 from jqinject.quant_tensor import FloatQuantTensor
@@ -232,7 +233,7 @@ def test_outputs_keep_the_models_dtype() -> None:
     )
     assert layer(jnp.ones((2, 8), jnp.bfloat16)).dtype == jnp.bfloat16
     assert gradients["kernel"].get_value().dtype == jnp.float32
-    found = nnx.to_flat_state(nnx.state(layer, nnx.Not(nnx.Param)))
+    found = flat_parts(nnx.state(layer, nnx.Not(nnx.Param)))
     assert {leaf.get_value().dtype for _, leaf in found} == {np.dtype("float32")}
 
 

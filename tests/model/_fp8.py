@@ -8,6 +8,7 @@ import numpy as np
 from flax import nnx
 
 import jqinject
+from jqinject.core.state.record import flat_parts
 from jqinject.nn import QuantLinear
 from jqinject.quant import (
     Fp8e4m3ActPerTensorDelayed,
@@ -47,7 +48,7 @@ def step(model: Any, x: Any) -> Any:
 
 
 def statistics(model: Any) -> dict[str, np.ndarray]:
-    found = nnx.to_flat_state(nnx.state(model))
+    found = flat_parts(nnx.state(model))
     return {
         ".".join(map(str, path)): np.asarray(v.get_value())
         for path, v in found

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 import jqinject as jq
 from jqinject import Rule
 from jqinject import quant as q
+from jqinject.core.state.record import flat_parts
 from jqinject.ops.devices.processes import on_host
 
 STATIC = Rule(weight_quant=q.Int8WeightPerChannelFloat, input_quant=q.Int8ActPerTensorFloat)
@@ -46,7 +47,7 @@ def batches(split):
 
 
 def spread_all(model, split):
-    for path, variable in nnx.to_flat_state(nnx.state(model)):
+    for path, variable in flat_parts(nnx.state(model)):
         column = split == "columns" and path[-1] == "kernel"
         variable.set_value(spread(variable.get_value(), P(None, "spread") if column else P()))
     return model

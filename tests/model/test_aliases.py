@@ -6,6 +6,7 @@ import pytest
 from flax import nnx
 
 import jqinject
+from jqinject.core.state.record import flat_parts
 from jqinject.nn import QuantLinear
 from jqinject.quant import Int8ActPerTensorFloat, Int8WeightPerTensorFloat
 
@@ -67,9 +68,7 @@ def test_a_state_comes_back(model):
         m.first(x)
     for kind in (nnx.state(source), nnx.to_pure_dict(nnx.state(source)), source):
         jqinject.load_state(target, kind)
-        for a, b in zip(
-            nnx.to_flat_state(nnx.state(source)), nnx.to_flat_state(nnx.state(target)), strict=True
-        ):
+        for a, b in zip(flat_parts(nnx.state(source)), flat_parts(nnx.state(target)), strict=True):
             np.testing.assert_array_equal(a[1][...], b[1][...], err_msg=str(a[0]))
     source.eval(), target.eval()
     for name in set(vars(source)) & {"first", "second"}:

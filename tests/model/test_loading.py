@@ -9,6 +9,7 @@ from flax import nnx
 import jqinject
 from jqinject import UncalibratedWarning, load_state
 from jqinject.core import QuantStat
+from jqinject.core.state.record import flat_parts
 from jqinject.inject import value
 from jqinject.nn import QuantConv, QuantIdentity, QuantLinear
 from jqinject.quant import (
@@ -40,7 +41,7 @@ def numbers(module):
         path: np.array(
             jax.random.key_data(v[...]) if jnp.issubdtype(v.dtype, jax.dtypes.prng_key) else v[...]
         )
-        for path, v in nnx.to_flat_state(nnx.state(module))
+        for path, v in flat_parts(nnx.state(module))
     }
 
 

@@ -135,7 +135,7 @@ def test_a_logarithm_may_be_negative_and_a_record_of_magnitudes_may_not():
     jqinject.load_state(model, _state(model, (*SCALING, "value"), np.float32(-3)))
     assert model.layer.input_quant.tensor_quant.scaling_impl.value[...] == -3
     model = Model(Fp8e4m3ActPerTensorDelayed)
-    path = (*SCALING, "amax_history", "amax_history")
+    path = (*SCALING, "record", "amax_history")
     shape = model.layer.input_quant.amax_history.amax_history[...].shape
     assert "is a record of magnitudes" in _refused(
         model, _state(model, path, np.full(shape, -1.0, np.float32))

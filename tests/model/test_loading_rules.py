@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 import jqinject
+from jqinject.core.state.record import flat_parts
 from jqinject.nn import QuantConv, QuantIdentity, QuantLinear, QuantReLU
 from jqinject.quant import Int8ActPerTensorFloat, Int8WeightPerChannelFloat, Int32Bias
 
@@ -41,7 +42,7 @@ def batch(seed):
 
 
 def everything(model):
-    return {path: np.asarray(v.get_value()) for path, v in nnx.to_flat_state(nnx.state(model))}
+    return {path: np.asarray(v.get_value()) for path, v in flat_parts(nnx.state(model))}
 
 
 def assert_same(a, b):

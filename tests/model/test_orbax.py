@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 from jqinject import load_state
+from jqinject.core.state.record import flat_parts
 from jqinject.nn import QuantLinear, QuantReLU
 from jqinject.quant import Int8ActPerTensorFloat, Int8WeightPerChannelFloat
 
@@ -60,8 +61,8 @@ def test_saved_and_restored_without_a_target(tmp_path, save, quantized):
     _saved(tmp_path / "checkpoint", save(source))
     report = load_state(model, _restored(tmp_path / "checkpoint"), missing=nnx.RngState)
     assert report.replaced == ()
-    for path, variable in nnx.to_flat_state(_without_keys(source)):
-        held = dict(nnx.to_flat_state(nnx.state(model)))[path]
+    for path, variable in flat_parts(_without_keys(source)):
+        held = dict(flat_parts(nnx.state(model)))[path]
         np.testing.assert_array_equal(held[...], variable[...], err_msg=str(path))
     if quantized:
         source.eval(), model.eval()

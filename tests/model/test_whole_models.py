@@ -12,6 +12,7 @@ from flax import nnx
 import jqinject
 import jqinject.quant as q
 from jqinject import Rule
+from jqinject.core.state.record import flat_parts
 from tests.model._flax_models import PUBLISHED, Published, evaluate, trained
 
 TRAINED_SCALES = Rule(weight_quant=q.Int8WeightPerChannelFloat, input_quant=q.Int8ActPerTensorFloat)
@@ -45,7 +46,7 @@ class Life:
 
 def numbers(model: nnx.Module) -> dict[Any, np.ndarray]:
     """Path -> array, without the keys of random streams."""
-    flat = nnx.to_flat_state(nnx.state(model))
+    flat = flat_parts(nnx.state(model))
     return {p: np.asarray(v[...]) for p, v in flat if not isinstance(v, nnx.RngKey)}
 
 

@@ -12,6 +12,7 @@ from flax import nnx
 
 import jqinject
 from jqinject.core import QuantStat
+from jqinject.core.state.record import flat_parts
 from jqinject.nn import (
     QuantGRUCell,
     QuantLSTM,
@@ -94,7 +95,7 @@ def test_a_sequence_is_its_steps(ours, flax):
     for t in range(X.shape[1]):
         carry, y = step(stepped, carry, X[:, t])
         np.testing.assert_allclose(outputs[:, t], y, atol=1e-6)
-    one, other = (dict(nnx.to_flat_state(nnx.state(c, QuantStat))) for c in (scanned, stepped))
+    one, other = (dict(flat_parts(nnx.state(c, QuantStat))) for c in (scanned, stepped))
     for path, held in one.items():
         np.testing.assert_allclose(held.get_value(), other[path].get_value(), rtol=1e-5, err_msg=str(path))
     assert scanned.io_quant.tensor_quant.scaling_impl.counter[...] == 5  # four collected, then it is learned
@@ -162,10 +163,10 @@ def test_copies_and_pickles_go_on_alike(make):
     layer = make()
     call(layer, X)
     copies = nnx.clone(layer), copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))
-    expected, after = call(layer, X), nnx.to_flat_state(nnx.state(layer, QuantStat))
+    expected, after = call(layer, X), flat_parts(nnx.state(layer, QuantStat))
     for other in copies:
         jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b), expected, call(other, X))
-        for (path, mine), (_, its) in zip(after, nnx.to_flat_state(nnx.state(other, QuantStat)), strict=True):
+        for (path, mine), (_, its) in zip(after, flat_parts(nnx.state(other, QuantStat)), strict=True):
             np.testing.assert_array_equal(mine.get_value(), its.get_value(), err_msg=str(path))
 
 
@@ -221,7 +222,7 @@ def test_bfloat16_stays_bfloat16():
     ):
         outputs = call(layer, X.astype(jnp.bfloat16))
         assert {leaf.dtype for leaf in jax.tree.leaves(outputs)} == {jnp.dtype(jnp.bfloat16)}
-        scales = nnx.to_flat_state(nnx.state(layer, QuantStat))
+        scales = flat_parts(nnx.state(layer, QuantStat))
         assert {leaf.dtype for path, leaf in scales if path[-1] == "buffer"} == {jnp.dtype(jnp.float32)}
 
 

@@ -7,6 +7,7 @@ import optax
 import pytest
 from flax import nnx
 
+from jqinject.core.state.record import flat_parts
 from jqinject.nn import QuantConv, QuantIdentity, QuantLinear, QuantReLU
 from jqinject.quant import (
     Int8ActPerTensorFloat,
@@ -229,5 +230,5 @@ def test_an_empty_batch():
     model = Net()
     assert model.conv(batch(0)[:0]).shape == (0, 5, 5, 4)
     assert model(batch(0)[:0]).shape == (0, 3)
-    assert all(bool(jnp.isfinite(v.get_value()).all()) for _, v in nnx.to_flat_state(nnx.state(model)))
+    assert all(bool(jnp.isfinite(v.get_value()).all()) for _, v in flat_parts(nnx.state(model)))
     assert np.isfinite(model(batch(1))).all()

@@ -1,11 +1,19 @@
 """`fake_quantize` against autodiff of the composition it stands for."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jqinject.ops import fake_quantize, floor_ste, round_ste, spread, tensor_clamp, tensor_clamp_ste
+from jqinject.ops import fake_quantize, floor_ste, round_ste, tensor_clamp, tensor_clamp_ste
+from jqinject.ops.fake_quant import Steps
+
+KINDS = {
+    "masked": (-7.0, 7.0, Steps()),
+    "straight": (0.0, 15.0, Steps(jnp.floor, straight=True)),
+}
 
 
 def masked(x):
@@ -14,6 +22,9 @@ def masked(x):
 
 def straight(x):
     return tensor_clamp_ste(floor_ste(x), 0.0, 15.0)
+
+
+COMPOSED = {"masked": masked, "straight": straight}
 
 
 def composed(x, scale, zero_point, to_integer):
@@ -29,11 +40,11 @@ def arguments(scale_shape):
 
 
 @pytest.mark.parametrize("scale_shape", [(), (1,), (4,), (1, 1, 4), (6, 1, 1), (1, 5, 1)])
-@pytest.mark.parametrize("to_integer", [masked, straight])
-def test_equals_the_composition_in_value_and_in_every_gradient(scale_shape, to_integer):
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_the_composition_in_value_and_in_every_gradient(scale_shape, kind):
     given, cotangent = arguments(scale_shape)
-    y, pull = jax.vjp(lambda *a: fake_quantize(*a, to_integer), *given)
-    expected, expected_pull = jax.vjp(lambda *a: composed(*a, to_integer), *given)
+    y, pull = jax.vjp(lambda x, scale, zero_point: fake_quantize(x, scale, zero_point, *KINDS[kind]), *given)
+    expected, expected_pull = jax.vjp(lambda x, s, z: composed(x, s, z, COMPOSED[kind]), *given)
     np.testing.assert_array_equal(y, expected)
     for gradient, wanted in zip(pull(cotangent), expected_pull(cotangent), strict=True):
         assert gradient.shape == wanted.shape
@@ -44,7 +55,7 @@ def test_works_in_forward_mode_under_jit_vmap_and_checkpoint():
     (x, scale, zero_point), cotangent = arguments((4,))
 
     def value(x, scale):
-        return fake_quantize(x, scale, zero_point, masked)
+        return fake_quantize(x, scale, zero_point, -7, 7)
 
     _, tangent = jax.jvp(value, (x, scale), (cotangent, scale))
     _, wanted = jax.jvp(lambda x, s: composed(x, s, zero_point, masked), (x, scale), (cotangent, scale))
@@ -56,33 +67,38 @@ def test_works_in_forward_mode_under_jit_vmap_and_checkpoint():
     np.testing.assert_array_equal(jax.vmap(value, in_axes=(0, None))(x, scale), value(x, scale))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(), (5, 1)])
+def test_bounds_that_are_learned_get_their_gradient(shape, kind):
+    (x, scale, zero_point), cotangent = arguments(())
+    low, high, how = KINDS[kind]
+    bounds = jnp.full(shape, low, jnp.float32), jnp.full(shape, high - 3, jnp.float32)
+    clamp = tensor_clamp_ste if how.straight else tensor_clamp
+    rounded = floor_ste if how.straight else round_ste
+
+    def by_parts(x, scale, zero_point, low, high):
+        return (clamp(rounded(x / scale + zero_point), low, high) - zero_point) * scale
+
+    given = x, scale, zero_point, *bounds
+    y, pull = jax.vjp(partial(fake_quantize, how=how), *given)
+    expected, expected_pull = jax.vjp(by_parts, *given)
+    np.testing.assert_array_equal(y, expected)
+    for gradient, wanted in zip(pull(cotangent), expected_pull(cotangent), strict=True):
+        np.testing.assert_allclose(gradient, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_zero_point_known_to_be_zero_leaves_the_program():
+    x, scale, zero = jnp.linspace(-2.0, 2.0, 9), jnp.float32(0.25), jnp.float32(0)
+    known, unknown = (
+        lambda x, scale, how=how: fake_quantize(x, scale, zero, -7, 7, how)
+        for how in (Steps(centered=True), Steps())
+    )
+    np.testing.assert_array_equal(known(x, scale), unknown(x, scale))
+    assert " add " in str(jax.make_jaxpr(unknown)(x, scale))
+    assert " add " not in str(jax.make_jaxpr(known)(x, scale))
+
+
 def test_nan_and_infinity_are_not_hidden():
     x = jnp.array([jnp.nan, jnp.inf, -jnp.inf, 0.5])
-    y = fake_quantize(x, jnp.float32(0.5), jnp.float32(0), masked)
+    y = fake_quantize(x, jnp.float32(0.5), jnp.float32(0), -7, 7)
     assert jnp.isnan(y[0]) and y[1] == 3.5 and y[2] == -3.5 and y[3] == 0.5
-
-
-@pytest.mark.parametrize(
-    ("given", "shape"),
-    [
-        ((), (3, 4)),
-        ((1,), (5,)),
-        ((), ()),
-        ((1, 4), (3, 4)),
-        ((3, 1), (3, 4)),
-        ((2, 1, 4), (2, 3, 4)),
-        ((4,), (0, 4)),
-    ],
-)
-def test_spread_is_broadcast_to_both_ways(given, shape):
-    x = jnp.arange(1.0, 1.0 + np.prod(given, dtype=int)).reshape(given)
-    cotangent = jnp.arange(float(np.prod(shape, dtype=int))).reshape(shape)
-    y, pull = jax.vjp(lambda x: spread(x, shape), x)
-    wanted, wanted_pull = jax.vjp(lambda x: jnp.broadcast_to(x, shape), x)
-    np.testing.assert_array_equal(y, wanted)
-    np.testing.assert_allclose(pull(cotangent)[0], wanted_pull(cotangent)[0], rtol=1e-6)
-
-
-def test_spread_refuses_what_does_not_broadcast():
-    with pytest.raises(ValueError, match=r"shape \(3,\) does not broadcast to \(2,\)"):
-        spread(jnp.ones(3), (2,))

@@ -47,11 +47,10 @@ def test_ranks():
 
 
 @pytest.mark.parametrize("axis", [None, 0, 1])
-def test_select_gives_the_gradient_to_the_first_of_equals(axis):
+def test_an_element_of_a_rank_gives_the_gradient_to_the_first_of_equals(axis):
     x = jnp.array([[3.0, 1.0, 3.0], [3.0, 2.0, 0.0]])
-    value = jnp.max(x, axis=axis, keepdims=axis is not None)
-    found = stats.locate(x, value, Over(axis))
-    grad = jax.grad(lambda x: stats.select(x, found, Over(axis)).sum())(x)
+    over = Over(axis)
+    grad = jax.grad(lambda x: stats.ranked(x, over.count(x), over).sum())(x)
     expected = {
         None: [[1, 0, 0], [0, 0, 0]],
         0: [[1, 0, 1], [0, 1, 0]],
@@ -60,24 +59,24 @@ def test_select_gives_the_gradient_to_the_first_of_equals(axis):
     np.testing.assert_array_equal(grad, expected[axis])
 
 
-def test_share_splits_the_gradient_between_equals():
+def test_the_largest_splits_the_gradient_between_equals():
     x = jnp.array([3.0, 1.0, 3.0])
-    grad = jax.grad(lambda x: stats.share(x, stats.extreme(x, jnp.max(x))))(x)
+    grad = jax.grad(lambda x: stats.largest(x, (0,))[0])(x)
     np.testing.assert_array_equal(grad, [0.5, 0, 0.5])
 
 
-def test_attached_gradients_work_forwards_and_under_vmap():
+def test_derivatives_of_an_element_work_forwards_and_under_vmap():
     x = jnp.array([[1.0, -3.0], [2.0, 0.5]])
-    attach = lambda x: stats.attach_gradient(x, jnp.float32(7), jnp.array([2.0, 3.0]))  # noqa: E731
-    np.testing.assert_array_equal(jax.vmap(jax.grad(attach))(x), [[2, 3], [2, 3]])
-    assert jax.jvp(attach, (x[0],), (x[0],))[1] == -7
+    top = lambda x: stats.ranked(x, 2, Over())  # noqa: E731
+    np.testing.assert_array_equal(jax.vmap(jax.grad(top))(x), [[1, 0], [1, 0]])
+    assert jax.jvp(top, (x[0],), (x[0],))[1] == 1
 
 
-def test_a_gradient_of_nan_stays_with_the_elements_that_have_weight():
-    def loss(x):
-        return jnp.nan * stats.attach_gradient(x, jnp.float32(7), jnp.array([0.0, 1.0]))
-
-    grad = jax.grad(loss)(jnp.ones(2))
+@pytest.mark.parametrize(
+    "statistic", [lambda x: stats.ranked(x, 2, Over()), lambda x: stats.largest(x, (0,))[0]]
+)
+def test_a_gradient_of_nan_stays_with_the_elements_that_have_weight(statistic):
+    grad = jax.grad(lambda x: jnp.nan * statistic(x))(jnp.array([0.5, 1.0]))
     np.testing.assert_array_equal(grad, [0, jnp.nan])
 
 

@@ -122,10 +122,6 @@ def test_a_calibrated_range_of_float4():
 
 def test_a_scale_of_integers_far_too_small_has_a_gradient():
     gradient = jax.grad(
-        lambda scale: ops.fake_quantize(jnp.array([3e38]), scale, jnp.float32(0), clamped).sum()
+        lambda scale: ops.fake_quantize(jnp.array([3e38]), scale, jnp.float32(0), -128, 127).sum()
     )(jnp.float32(1e-3))
     assert gradient == 127.0
-
-
-def clamped(x):
-    return ops.tensor_clamp(ops.round_ste(x), -128.0, 127.0)

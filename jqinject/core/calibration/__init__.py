@@ -1,6 +1,7 @@
 """Clipping ranges: where they come from, and how those of many batches become one."""
 
 from jqinject.core.calibration.averaging import SimpleMovingAverage as SimpleMovingAverage
+from jqinject.core.calibration.ranges import OF_NO_AXES as OF_NO_AXES
 from jqinject.core.calibration.ranges import AbsMaxRange as AbsMaxRange
 from jqinject.core.calibration.ranges import AbsPercentileRange as AbsPercentileRange
 from jqinject.core.calibration.ranges import ClippingRange as ClippingRange

@@ -2,15 +2,76 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.custom_derivatives import SymbolicZero
 
 from jqinject.core.calibration.ranges import ClippingRange
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.state.collect import no_change
+from jqinject.core.state.record import Part, RecordPart
 from jqinject.core.state.variables import QuantStat, float_array, int_array
+from jqinject.ops.choose import choose, shaped
+
+Ends = tuple[jax.Array, ...]
+
+
+class _How(NamedTuple):
+    """How batches are averaged: static."""
+
+    restart: bool
+    momentum: float | None
+
+
+def _mean(ends: Ends, count: jax.Array, sums: Ends) -> Ends:
+    """The mean of all batches; without any the present one's ends."""
+    divisor, some = jnp.maximum(count, 1).astype(jnp.float32), count > 0
+    return tuple(choose(some, total / divisor, end) for total, end in zip(sums, ends, strict=True))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _averaged(how: _How, ends: Ends, count: jax.Array, sums: Ends) -> tuple[Ends, jax.Array, Ends, jax.Array]:
+    """The mean, count and sums with one batch more, and whether it entered: not if it, or a sum, is not finite."""
+    grown = [_grown(how, total, end, count) for total, end in zip(sums, ends, strict=True)]
+    entered = jnp.isfinite(grown[0]) & jnp.isfinite(grown[1])
+    counted = (
+        choose(entered, jnp.ones_like(count), count) if how.restart else count + entered.astype(jnp.int32)
+    )
+    kept = tuple(choose(entered, new, old) for new, old in zip(grown, sums, strict=True))
+    return _mean(ends, counted, kept), counted, kept, entered
+
+
+def _grown(how: _How, total: jax.Array, end: jax.Array, count: jax.Array) -> jax.Array:
+    """The sum with one batch more; for a momentum, the new average times the new count."""
+    if how.restart:
+        return end
+    if how.momentum is None:
+        return total + end
+    held = count.astype(jnp.float32)
+    average = choose(held > 0, total / jnp.maximum(held, 1.0), end)
+    return ((1 - how.momentum) * average + how.momentum * end) * (held + 1)
+
+
+def _averaged_jvp(how: _How, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    (_, count, _), (dends, _, _) = primals, tangents
+    found, counted, kept, entered = _averaged(how, *primals)
+    # What did not enter is the range only as long as nothing has.
+    share = (entered | (counted == 0)).astype(jnp.float32)
+    if how.momentum is not None and not how.restart:
+        share = choose(count > 0, share * how.momentum, share) * counted.astype(jnp.float32)
+    divisor = jnp.maximum(counted, 1).astype(jnp.float32)
+    changes = tuple(end if isinstance(end, SymbolicZero) else end / divisor * share for end in dends)
+    still = jax.tree.map(no_change, (counted, kept, entered))
+    return (found, counted, kept, entered), (changes, *still)
+
+
+_averaged.defjvp(_averaged_jvp, symbolic_zeros=True)
 
 
 @checked_arguments
@@ -23,7 +84,7 @@ class SimpleMovingAverage(nnx.Module):
     A batch with an end that is inf or nan, or too large for the sum, stays out. Before the first batch, in evaluation,
     the range is that of the tensor at hand.
 
-    State: `count`, int32; `sum_of_max` and `sum_of_min`, the sums of the upper and lower ends, float32 scalars.
+    State: one `record` of `count`, int32, `sum_of_max` and `sum_of_min`, the sums of the upper and lower ends, float32.
 
     Attributes:
         settled: whether evaluation goes by the mean alone: nothing is computed of the tensor at hand. `freeze` sets it.
@@ -45,16 +106,15 @@ class SimpleMovingAverage(nnx.Module):
         (Array(2., dtype=float32), Array(2, dtype=int32))
     """
 
-    count: QuantStat
-    sum_of_max: QuantStat
-    sum_of_min: QuantStat
+    record: QuantStat
+    count, sum_of_max, sum_of_min = Part(), Part(), Part()
     restart: bool = False
     momentum: float | None = None
     settled: bool = False
 
     def __init__(self, restart: bool = False, momentum: float | None = None) -> None:
-        assign(self, count=QuantStat(int_array(0)))
-        assign(self, sum_of_max=QuantStat(float_array(0.0)), sum_of_min=QuantStat(float_array(0.0)))
+        ends = {name: float_array(0.0) for name in ("sum_of_max", "sum_of_min")}
+        assign(self, record=QuantStat({"count": int_array(0), **ends}))
         momentum = check.momentum(momentum, "SimpleMovingAverage", "momentum")
         set_given(self, restart=restart, momentum=momentum)
 
@@ -68,35 +128,19 @@ class SimpleMovingAverage(nnx.Module):
         Returns:
             The range, of the shape of `batch`; differentiable with regard to `batch` where it entered.
         """
-        ends = (batch.high, batch.lowest)
-        shape = ends[0].shape
         held = self._sums()
-        count, sums = self.count.get_value(), [v.get_value() for v in held]
+        count, sums = self.count.get_value(), tuple(v.get_value() for v in held)
+        ends = tuple(shaped(end, count.shape) for end in (batch.high, batch.lowest))
         if update:
-            flat = [end.reshape(count.shape) for end in ends]
-            before = jnp.zeros_like(count) if self.restart else count
-            grown = [self._grown(total, end, before) for total, end in zip(sums, flat, strict=True)]
-            # Finite ends may still overflow their sum.
-            entered = jnp.all(jnp.isfinite(jnp.stack([*flat, *grown])), axis=0)
-            count = jnp.where(entered, before + 1, count)
-            sums = [jnp.where(entered, new, old) for new, old in zip(grown, sums, strict=True)]
+            how = _How(self.restart, self.momentum)
+            found, count, sums, _ = _averaged(how, ends, count, sums)
             self.count.set_value(count)
             for variable, value in zip(held, sums, strict=True):
-                variable.set_value(jax.lax.stop_gradient(value))
-        divisor = jnp.maximum(count, 1).astype(jnp.float32)
-        found = [
-            jnp.where(count > 0, total / divisor, end.reshape(total.shape)).reshape(shape)
-            for total, end in zip(sums, ends, strict=True)
-        ]
-        return ClippingRange(found[0], None if batch.low is None else found[1])
-
-    def _grown(self, total: jax.Array, end: jax.Array, count: jax.Array) -> jax.Array:
-        """The sum with one batch more; for a momentum, the new average times the new count."""
-        held = count.astype(jnp.float32)
-        if self.momentum is None:
-            return jnp.where(held > 0, total, 0.0) + end
-        average = jnp.where(held > 0, total / jnp.maximum(held, 1.0), end)
-        return ((1 - self.momentum) * average + self.momentum * end) * (held + 1)
+                variable.set_value(value)
+        else:
+            found = _mean(ends, count, sums)
+        high, low = (shaped(mean, batch.high.shape) for mean in found)
+        return ClippingRange(high, None if batch.low is None else low)
 
     def mean(self, like: ClippingRange) -> ClippingRange:
         """The mean range, in the form of another one, which may be abstract; zeros where no batch has entered."""
@@ -110,5 +154,5 @@ class SimpleMovingAverage(nnx.Module):
         for variable in (self.count, *self._sums()):
             variable.set_value(jnp.zeros_like(variable.get_value()))
 
-    def _sums(self) -> tuple[QuantStat, ...]:
+    def _sums(self) -> tuple[RecordPart, ...]:
         return self.sum_of_max, self.sum_of_min

@@ -15,7 +15,7 @@ from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.ops.devices.mapped import Names
 from jqinject.ops.devices.over import Over
 from jqinject.ops.power import divide
-from jqinject.ops.stats import kth_smallest, largest, locate, select
+from jqinject.ops.stats import ends, largest, ranked
 
 Axes = Sequence[int]
 
@@ -49,6 +49,10 @@ def _factor(value: float, where: str) -> float:
     return float(value)
 
 
+def _times(factor: float, end: jax.Array) -> jax.Array:
+    return end if factor == 1 else factor * end
+
+
 @checked_arguments
 @dataclass(frozen=True)
 class AbsMaxRange:
@@ -72,9 +76,9 @@ class AbsMaxRange:
     def __post_init__(self) -> None:
         _factor(self.factor, "AbsMaxRange")
 
-    def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
+    def __call__(self, x: jax.Array, axes: Axes | None, names: Names = ()) -> ClippingRange:
         """See the class."""
-        return ClippingRange(self.factor * largest(jnp.abs(x), axes, names))
+        return ClippingRange(_times(self.factor, largest(jnp.abs(x), axes, names)))
 
 
 @checked_arguments
@@ -129,11 +133,14 @@ class MinMaxRange:
     def __post_init__(self) -> None:
         _factor(self.factor, "MinMaxRange")
 
-    def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
+    def __call__(self, x: jax.Array, axes: Axes | None, names: Names = ()) -> ClippingRange:
         """See the class."""
-        return ClippingRange(
-            self.factor * largest(x, axes, names), 0.0 - self.factor * largest(-x, axes, names)
-        )
+        high, low = ends(x, axes, names)
+        return ClippingRange(_times(self.factor, high), _times(self.factor, low))
+
+
+OF_NO_AXES = (AbsMaxRange, MinMaxRange)
+"""Methods that take None for the axes: the ends of the whole tensor, as scalars."""
 
 
 @checked_arguments
@@ -203,13 +210,9 @@ class AbsPercentileRange:
         low, high = (min(max(int(side(place)), 0), last) for side in (np.floor, np.ceil))
         weight = np.float32(place - np.floor(place))
         size = jnp.abs(x)
-        ends = [self._ranked(size, rank + 1, over) for rank in (low, high)]
+        ends = [ranked(size, rank + 1, over) for rank in (low, high)]
         found = ends[0] * (1 - weight) + ends[1] * weight
         return ClippingRange(jnp.where(jnp.isnan(over.max(jax.lax.stop_gradient(size))), jnp.nan, found))
-
-    def _ranked(self, x: jax.Array, rank: int, over: Over) -> jax.Array:
-        fixed = jax.lax.stop_gradient(x)
-        return select(x, locate(fixed, kth_smallest(fixed, rank, over), over), over)
 
 
 @checked_arguments

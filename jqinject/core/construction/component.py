@@ -11,7 +11,7 @@ from __future__ import annotations
 import copyreg
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import jax
 from flax import nnx
@@ -64,6 +64,14 @@ class Component(metaclass=ComponentMeta):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute."""
         raise NotImplementedError(f"{type(self).__name__} does not define __call__")
+
+    @classmethod
+    def of_parts(cls, **parts: Any) -> Self:
+        """A value with these attributes, past `__init__`."""
+        made = object.__new__(cls)
+        vars(made).update(parts)
+        made._seal()
+        return made
 
     def _seal(self) -> None:
         parts = sorted(vars(self).items())
@@ -172,6 +180,10 @@ copyreg.pickle(ComponentMeta, _reduce_class)  # type: ignore[arg-type]
 
 
 def _holds_state(part: Any) -> bool:
+    if part is None or isinstance(part, bool | int | float | str):
+        return False
+    if isinstance(part, Component):
+        return isinstance(part, nnx.Pytree)
     if nnx.is_data(part) or isinstance(part, dataclasses.Field):
         return True
     return isinstance(part, list | tuple | dict) and any(

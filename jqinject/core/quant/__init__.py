@@ -3,7 +3,6 @@
 from jqinject.core.quant.binary import BinaryQuant as BinaryQuant
 from jqinject.core.quant.binary import ClampedBinaryQuant as ClampedBinaryQuant
 from jqinject.core.quant.calibrated import CalibratedQuant as CalibratedQuant
-from jqinject.core.quant.calibrated import scale_and_zero_point as scale_and_zero_point
 from jqinject.core.quant.codebook_quant import CodebookQuant as CodebookQuant
 from jqinject.core.quant.codebook_quant import CodebookQuantResult as CodebookQuantResult
 from jqinject.core.quant.decoupled import DecoupledIntQuant as DecoupledIntQuant

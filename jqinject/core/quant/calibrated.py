@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache, partial
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core._protocols import QuantResult, Restrict
+from jqinject.core._protocols import QuantResult, Restrict, ResultWithPayload
 from jqinject.core.calibration import (
+    OF_NO_AXES,
     AbsMaxRange,
     ClippingRange,
     FixedRange,
     RangeMethod,
     SimpleMovingAverage,
 )
+from jqinject.core.calibration.range_to_scale import not_tiny, scale_and_zero_point
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
@@ -24,46 +27,18 @@ from jqinject.core.construction.component import Component
 from jqinject.core.quant.float_quant import FloatQuantResult
 from jqinject.core.state.collect import all_counted
 from jqinject.core.state.variables import known_zero
+from jqinject.ops.choose import shaped
+from jqinject.ops.clip import within_range
 from jqinject.ops.devices.mapped import Names, names_at_hand, places_over, sum_over
+from jqinject.ops.fake_quant import Steps
 from jqinject.ops.groups import check_divides, checked_group_size, fitting_size, split_groups
 from jqinject.ops.minifloats.float8_cast import FLOAT8_DTYPES, to_float8
 from jqinject.ops.minifloats.float_format import FloatFormat
 from jqinject.ops.minifloats.float_grid import float_steps, from_float_steps, to_float_grid
-from jqinject.ops.power import by_reciprocal, divide
+from jqinject.ops.power import divide
+from jqinject.ops.ste import nearest
 
-LEAST_SCALE = float(np.sqrt(np.finfo(np.float32).tiny))
-
-
-def scale_and_zero_point(found: ClippingRange, bit_width: int) -> tuple[jax.Array, jax.Array | None]:
-    """Float per integer step of a range, and the integer that stands for 0.
-
-    A symmetric range has `scale = high / (2^(b-1) - 1/2)` and no zero point. With two ends,
-    `scale = (high - low) / (2^b - 1)` and `zero_point = round(-2^(b-1) - low / scale)`. A scale below 1.1e-19, as that
-    of zeros, is 1.
-
-    Args:
-        found: the range, float32.
-        bit_width: of signed integers.
-
-    Returns:
-        Scale and zero point (None where the range is symmetric), float32, shaped as the range's ends.
-
-    Source: Qwix.
-
-    Example:
-        >>> scale_and_zero_point(ClippingRange(jnp.float32(3.0), jnp.float32(-1.0)), 2)
-        (Array(1.3333334, dtype=float32), Array(-1., dtype=float32))
-    """
-    lowest = -(2 ** (bit_width - 1))
-    if found.low is None:
-        return _not_tiny(by_reciprocal(found.high, -lowest - 0.5)), None
-    scale = _not_tiny(divide(found.high - found.low, 2**bit_width - 1))
-    zero_point = jnp.clip(jnp.round(lowest - divide(found.low, scale)), lowest, -lowest - 1)
-    return scale, zero_point
-
-
-def _not_tiny(scale: jax.Array) -> jax.Array:
-    return jnp.where(scale < LEAST_SCALE, 1.0, scale)
+Ends = TypeVar("Ends", ClippingRange, jax.Array)
 
 
 @checked_arguments
@@ -202,7 +177,8 @@ class CalibratedQuant(Component):
         Args:
             x: float array.
         """
-        return self._range(self._in_groups(x.astype(jnp.float32)), update=not self.use_running_average)
+        x = self._in_groups(x.astype(jnp.float32))
+        return self._kept(self._range(x, update=not self.use_running_average), x.ndim)
 
     def _in_groups(self, x: jax.Array) -> jax.Array:
         if self.group_size is None:
@@ -217,13 +193,21 @@ class CalibratedQuant(Component):
         Args:
             ndim: how many axes, each of size 1, its ends are to have.
         """
-        return self._range(jnp.zeros((1,) * ndim, jnp.float32), update=False)
+        return self._kept(self._range(jnp.zeros((1,) * ndim, jnp.float32), update=False), ndim)
+
+    def _kept(self, found: Ends, ndim: int) -> Ends:
+        """Numbers that are one for the tensor as arrays of its number of axes."""
+        if self.averaging_impl is None:
+            return found
+        return jax.tree.map(lambda end: shaped(end, (1,) * ndim), found)
 
     def _range(self, x: jax.Array, update: bool) -> ClippingRange:
+        """The range of a tensor; where it is averaged, of no axes."""
         if self.averaging_impl is None:
             return self._found(x, self._axes_that_share(x.ndim), self._names())
         if self.averaging_impl.settled and not update:
-            return self.averaging_impl.mean(jax.eval_shape(self._of_batch, x))
+            known = isinstance(self.calibration_impl, Hashable)
+            return self.averaging_impl.mean((_form if known else _found_form)(self.calibration_impl, x.ndim))
         return self.averaging_impl(self._of_batch(x), update)
 
     def _axes_that_share(self, ndim: int) -> tuple[int, ...]:
@@ -244,18 +228,23 @@ class CalibratedQuant(Component):
     def _of_batch(self, x: jax.Array) -> ClippingRange:
         """The range of a batch, one for the tensor."""
         names = self._names()
+        if not self.batch_axes:
+            whole = type(self.calibration_impl) in OF_NO_AXES
+            axes = None if whole else tuple(range(x.ndim))
+            found = self._found(x, axes, names)
+            return jax.tree.map(lambda end: shaped(end, ()), found)
         # Where every example has a range, an example lies on one device.
-        found = self._found(x, _others(x.ndim, self.batch_axes), () if self.batch_axes else names)
+        found = self._found(x, _others(x.ndim, self.batch_axes), ())
 
         def mean(ends: jax.Array) -> jax.Array:
-            total = sum_over(jnp.sum(ends, keepdims=True), names)
-            return total / (ends.size * places_over(names))
+            return sum_over(jnp.sum(ends), names) / (ends.size * places_over(names))
 
-        return ClippingRange(mean(found.high), None if found.low is None else mean(found.low))
+        return jax.tree.map(mean, found)
 
-    def _found(self, x: jax.Array, axes: tuple[int, ...], names: Names) -> ClippingRange:
+    def _found(self, x: jax.Array, axes: tuple[int, ...] | None, names: Names) -> ClippingRange:
         # A range method of the user's own need not know of mapped axes.
-        return self.calibration_impl(x, axes, names) if names else self.calibration_impl(x, axes)
+        method: Callable[..., ClippingRange] = self.calibration_impl
+        return method(x, axes, names) if names else method(x, axes)
 
     @property
     def is_nearest(self) -> bool:
@@ -264,6 +253,13 @@ class CalibratedQuant(Component):
 
     def __call__(self, x: jax.Array) -> QuantResult | FloatQuantResult:
         """`x` quantized; scale and zero point float32."""
+        return self._quantized(x, keep=False)
+
+    def keeping_payload(self, x: jax.Array) -> QuantResult | FloatQuantResult:
+        """As a call; the result has integers of at most 8 bits beside the value."""
+        return self._quantized(x, keep=True)
+
+    def _quantized(self, x: jax.Array, keep: bool) -> QuantResult | FloatQuantResult:
         x = self._in_groups(check.float_input(x, "CalibratedQuant"))
         x32 = x.astype(jnp.float32)
         found = self._range(x32, update=not self.use_running_average)
@@ -272,12 +268,17 @@ class CalibratedQuant(Component):
         scale, zero_point = scale_and_zero_point(found, self.bit_width)
         scale = self._restricted(scale)
         offset = known_zero() if zero_point is None else zero_point
-        edge = 2.0 ** (self.bit_width - 1)
         # Without a zero point the extreme lies on a tie, and goes where Qwix's does.
-        steps = by_reciprocal(x32, scale) if zero_point is None else divide(x32, scale) + offset
-        integers = jnp.clip(jnp.round(steps), -edge, edge - 1)
-        value = self._straight_through(x32, found, (integers - offset) * scale)
-        return QuantResult(value.astype(x.dtype), scale, offset, self.bit_width)
+        payload = np.dtype(np.int8) if keep and self.bit_width <= 8 else None
+        how = Steps(centered=zero_point is None, by_reciprocal=zero_point is None, payload=payload)
+        edge = 2 ** (self.bit_width - 1)
+        quantize = partial(_quantized, how, float(-edge), float(edge - 1))
+        made = self._straight_through(quantize, x32, found, scale, offset)
+        value, kept = (made, None) if payload is None else made
+        scale = self._kept(scale, x.ndim)
+        if zero_point is not None:
+            offset = self._kept(offset, x.ndim)
+        return ResultWithPayload.of(value.astype(x.dtype), scale, offset, self.bit_width, kept)
 
     def _minifloats(self, x: jax.Array, x32: jax.Array, found: ClippingRange) -> FloatQuantResult:
         if found.low is not None:
@@ -287,31 +288,47 @@ class CalibratedQuant(Component):
             )
         assert self.q_dtype is not None
         form = FloatFormat.of_dtype(self.q_dtype)
-        scale = self._restricted(_not_tiny(divide(found.high, form.max_value)))
-        if self.q_dtype in FLOAT8_DTYPES:
-            rounded = to_float8(x32, scale, self.q_dtype).astype(jnp.float32)
-        else:
-            steps = to_float_grid(float_steps(x32, scale), form.mantissa_bit_width, form.bias, jnp.round)
-            rounded = jnp.clip(steps, -form.max_value, form.max_value)
-        value = self._straight_through(
-            x32, found, from_float_steps(rounded, scale, x.dtype).astype(jnp.float32)
-        )
-        return FloatQuantResult(value.astype(x.dtype), scale, form)
+        scale = self._restricted(not_tiny(divide(found.high, form.max_value)))
+        quantize = partial(_minifloats, form, x.dtype)
+        value = self._straight_through(quantize, x32, found, scale)
+        return FloatQuantResult(value.astype(x.dtype), self._kept(scale, x.ndim), form)
 
     def _restricted(self, scale: jax.Array) -> jax.Array:
         restrict = self.restrict_scaling_impl
         return scale if restrict is None else restrict(restrict.restrict_init_tensor(scale))
 
-    def _straight_through(self, x: jax.Array, found: ClippingRange, value: jax.Array) -> jax.Array:
-        """`value`, with the gradient of clipping `x` to the range."""
-        clipped = _inside(x, found) if self.scale_stop_grad else jnp.clip(x, found.lowest, found.high)
-        return jax.lax.stop_gradient(value) + (clipped - jax.lax.stop_gradient(clipped))
+    def _straight_through(
+        self, quantize: Callable[..., Any], x: jax.Array, found: ClippingRange, *others: jax.Array
+    ) -> Any:
+        """`quantize(x, *others)`, with the gradient of clipping `x` to the range."""
+        return within_range(quantize, x, found.high, found.low, *others, to_range=not self.scale_stop_grad)
 
 
-def _inside(x: jax.Array, found: ClippingRange) -> jax.Array:
-    """`x` clipped to the range, its ends included, without a gradient to them."""
-    high, low = jax.lax.stop_gradient((found.high, found.lowest))
-    return jnp.where((low <= x) & (x <= high), x, jax.lax.stop_gradient(x))
+def _found_form(method: RangeMethod, ndim: int) -> ClippingRange:
+    """The range that a method finds of a tensor of `ndim` axes, one for the tensor: abstract."""
+    one = jax.ShapeDtypeStruct((1,) * ndim, jnp.float32)
+    found = jax.eval_shape(lambda x: method(x, tuple(range(ndim))), one)
+    return jax.tree.map(lambda _: jax.ShapeDtypeStruct((), jnp.float32), found)
+
+
+_form = lru_cache(maxsize=256)(_found_form)
+
+
+def _quantized(
+    how: Steps, low: float, high: float, x: jax.Array, scale: jax.Array, zero_point: jax.Array
+) -> Any:
+    """To integers and back."""
+    return how.quantized(x, scale, zero_point, jnp.float32(low), jnp.float32(high))
+
+
+def _minifloats(form: FloatFormat, dtype: np.dtype, x: jax.Array, scale: jax.Array) -> jax.Array:
+    """To minifloats and back."""
+    if form.dtype in FLOAT8_DTYPES:
+        rounded = to_float8(x, scale, form.dtype).astype(jnp.float32)
+    else:
+        steps = to_float_grid(float_steps(x, scale), form.mantissa_bit_width, form.bias, nearest)
+        rounded = jax.lax.clamp(-form.max_value, steps, form.max_value)
+    return from_float_steps(rounded, scale, dtype).astype(jnp.float32)
 
 
 def _minifloat_dtype(dtype: Any) -> np.dtype:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -15,6 +17,7 @@ from jqinject.core._protocols import (
     IntQuantizer,
     IntScalingImpl,
     QuantResult,
+    ResultWithPayload,
     Rounding,
     Scaling,
     View,
@@ -29,10 +32,11 @@ from jqinject.core.delay import DelayWrapper, delay_of
 from jqinject.core.facts import has_zero_point, is_nearest, scale_dtype
 from jqinject.core.rounding import CeilSte, DPURoundSte, FloorSte, RoundSte, RoundToZeroSte
 from jqinject.core.scaling.runtime import ParameterFromRuntimeStatsScaling
-from jqinject.core.state.variables import known_zero
+from jqinject.core.state.variables import is_known_zero, known_zero
 from jqinject.core.stats.search import SearchedStat, given, in_trial, searching
 from jqinject.core.zero_point.learned import ParameterFromRuntimeZeroPoint
-from jqinject.ops import fake_quantize, int_range
+from jqinject.ops import fake_quantize, int_range, ste
+from jqinject.ops.fake_quant import Steps
 from jqinject.ops.power import divide
 
 
@@ -44,22 +48,22 @@ class IntGrid:
     narrow_range: bool
 
 
-ELEMENTWISE = (RoundSte, CeilSte, FloorSte, RoundToZeroSte, DPURoundSte, TensorClamp, TensorClampSte)
+ELEMENTWISE: dict[type, Callable[[jax.Array], jax.Array]] = {
+    RoundSte: ste.nearest,
+    CeilSte: jax.lax.ceil,
+    FloorSte: jax.lax.floor,
+    RoundToZeroSte: ste.toward_zero,
+    DPURoundSte: ste.nearest_ties_up_below_zero,
+}
+"""What rounding components compute that are elementwise and keep no state; the others run as they are."""
+CLAMPS_STRAIGHT = {TensorClamp: False, TensorClampSte: True}
 
 
-@dataclass(frozen=True)
-class _RoundAndClamp:
-    """To integers between two constant bounds: elementwise, without state, equal by value."""
-
-    float_to_int_impl: Rounding
-    tensor_clamp_impl: Clamp
-    min_val: int
-    max_val: int
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.tensor_clamp_impl(
-            self.float_to_int_impl(x), min_val=float(self.min_val), max_val=float(self.max_val)
-        )
+@lru_cache(maxsize=256)
+def _bounds(grid: IntGrid, bit_width: int) -> tuple[Any, Any]:
+    """The smallest and the largest integer."""
+    rest = grid.signed, grid.narrow_range, bit_width
+    return int_range.min_int(*rest), int_range.max_int(*rest)
 
 
 @checked_arguments
@@ -136,6 +140,9 @@ class IntQuant(Component):
         """Largest integer of `bit_width` bits. See `jqinject.ops.max_int`."""
         return int_range.max_int(self.signed, self.narrow_range, bit_width)
 
+    def _bounds_of(self, bit_width: Any) -> tuple[Any, Any]:
+        return self.min_int(bit_width), self.max_int(bit_width)
+
     def to_int(self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array) -> jax.Array:
         """The integers of `x`, as float32, differentiable."""
         return self.steps_to_int(scale, zero_point, bit_width, self.input_view_impl(x))
@@ -150,25 +157,40 @@ class IntQuant(Component):
 
     def __call__(self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array) -> jax.Array:
         """`x` quantized and back in float, in the dtype of `x` and the layout of `input_view_impl`."""
-        x = self.input_view_impl(check.float_input(x, "IntQuant"))
-        to_integer = self._elementwise(bit_width)
-        if to_integer is None:
-            y = (self.steps_to_int(scale, zero_point, bit_width, x) - zero_point) * scale
-        else:
-            y = fake_quantize(x.astype(jnp.float32), scale, zero_point, to_integer)
-        y = y.astype(x.dtype)
-        return y if self.delay is None else self.delay(x, y)
+        return self._quantized(scale, zero_point, bit_width, x, None)[0]
 
-    def _elementwise(self, bit_width: Any) -> _RoundAndClamp | None:
-        """Rounding and clamping as one elementwise function without state, where they are that: the faster way."""
-        rounding, clamp = self.float_to_int_impl, self.tensor_clamp_impl
-        if (
-            isinstance(bit_width, int)
-            and isinstance(rounding, ELEMENTWISE)
-            and isinstance(clamp, ELEMENTWISE)
-        ):
-            return _RoundAndClamp(rounding, clamp, self.min_int(bit_width), self.max_int(bit_width))
-        return None
+    def with_payload(
+        self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """As a call, and the integers beside it, int8 or uint8; None for wider ones, and of a learned bit width."""
+        bytes_of = np.dtype(np.int8 if self.grid.signed else np.uint8)
+        narrow = isinstance(bit_width, int) and bit_width <= 8 and self.delay is None
+        return self._quantized(scale, zero_point, bit_width, x, bytes_of if narrow else None)
+
+    def _quantized(
+        self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array, payload: np.dtype | None
+    ) -> tuple[jax.Array, jax.Array | None]:
+        x = self.input_view_impl(check.float_input(x, "IntQuant"))
+        how = self._elementwise(zero_point, payload)
+        kept = None
+        if how is None:
+            integers = self.steps_to_int(scale, zero_point, bit_width, x)
+            y = (integers - zero_point) * scale
+            kept = None if payload is None else jax.lax.stop_gradient(integers).astype(payload)
+        else:
+            bounds = _bounds(self.grid, bit_width) if type(bit_width) is int else self._bounds_of(bit_width)
+            y = fake_quantize(x.astype(jnp.float32), scale, zero_point, *bounds, how)
+            y, kept = (y, None) if payload is None else y
+        y = y.astype(x.dtype)
+        return y if self.delay is None else self.delay(x, y), kept
+
+    def _elementwise(self, zero_point: jax.Array, payload: np.dtype | None) -> Steps | None:
+        """Rounding and clamping as one elementwise function without state, where they are that: the leaner way."""
+        rounding = ELEMENTWISE.get(type(self.float_to_int_impl))
+        straight = CLAMPS_STRAIGHT.get(type(self.tensor_clamp_impl))
+        if rounding is None or straight is None:
+            return None
+        return Steps(rounding, straight, centered=is_known_zero(zero_point), payload=payload)
 
 
 @checked_arguments
@@ -244,6 +266,13 @@ class RescalingIntQuant(Component):
 
     def __call__(self, x: jax.Array) -> QuantResult:
         """`x` quantized; scale and zero point float32."""
+        return self._quantized(x, keep=False)
+
+    def keeping_payload(self, x: jax.Array) -> QuantResult:
+        """As a call; the result has the integers beside the value."""
+        return self._quantized(x, keep=True)
+
+    def _quantized(self, x: jax.Array, keep: bool) -> QuantResult:
         x = check.float_input(x, "RescalingIntQuant")
         x32 = x.astype(jnp.float32)
         bit_width = self.bit_width_impl()
@@ -252,6 +281,9 @@ class RescalingIntQuant(Component):
             scale = self.scaling_impl(x32, threshold)
         with searching(self, self._scale_to_search_with(scale, x32, threshold)):
             zero_point = self.zero_point_impl(x32, scale, bit_width)
+        if keep and isinstance(self.int_quant, IntQuant):
+            value, payload = self.int_quant.with_payload(scale, zero_point, bit_width, x32)
+            return ResultWithPayload.of(value.astype(x.dtype), scale, zero_point, bit_width, payload)
         value = self.int_quant(scale, zero_point, bit_width, x32).astype(x.dtype)
         return QuantResult(value, scale, zero_point, bit_width)
 

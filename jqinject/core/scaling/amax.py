@@ -17,6 +17,7 @@ from jqinject.core.construction import check
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.state.amax_history import AmaxHistory
 from jqinject.core.state.listening import check_heard
+from jqinject.core.state.record import Part, RecordPart
 from jqinject.core.state.variables import GradSlot, GradStat, QuantStat, float_array, known_zeros
 from jqinject.core.stats.extremes import AbsMax
 from jqinject.core.stats.layout import laid_out
@@ -81,6 +82,7 @@ class AmaxScaling(nnx.Module):
     the end of the step enters it, once.
 
     Attributes:
+        record: one Variable of all that follows.
         amax_history: the `AmaxHistory`.
         scale: the scale of the last step, float32, of `scaling_shape`.
         pending: what the step has seen so far; along the last axis amax, 1 if there was one, scale.
@@ -88,6 +90,8 @@ class AmaxScaling(nnx.Module):
         in_step: whether a step is under way.
     """
 
+    record: QuantStat | GradStat
+    scale, pending = Part(), Part()
     slot: GradSlot | None = None
     axis_name: Any = None
 
@@ -108,12 +112,14 @@ class AmaxScaling(nnx.Module):
             raise ValueError(f"{where}: margin must be finite, got {margin!r}")
         if not (math.isfinite(scaling_init) and scaling_init > 0):
             raise ValueError(f"{where}: scaling_init must be positive and finite, got {scaling_init!r}")
-        self.amax_history = amax_history or AmaxHistory(1, "max", shape, amax_of_gradient)
-        held = self.amax_history.amax_history.get_value().shape[1:]
-        if held != shape:
+        history = amax_history or AmaxHistory(1, "max", shape, amax_of_gradient)
+        steps = history.amax_history.get_value()
+        if steps.shape[1:] != shape:
             raise ValueError(
-                f"{where}: scaling_shape is {shape}, and the AmaxHistory has amax_shape {held}; give both the same"
+                f"{where}: scaling_shape is {shape}, and the AmaxHistory has amax_shape {steps.shape[1:]}; give both "
+                "the same"
             )
+        self.history = history.over(None)
         self.rule = AmaxRule(
             scaling_stats_impl or AbsMax(),
             scaling_stats_input_view_shape_impl or OverTensorView(),
@@ -121,14 +127,24 @@ class AmaxScaling(nnx.Module):
             float(margin),
         )
         kind = GradStat if amax_of_gradient else QuantStat
-        self.scale = kind(float_array(scaling_init, shape))
-        self.pending = kind(float_array(0.0, (*shape, SLOT_SIZE)))
+        self.record = kind(
+            {
+                "amax_history": steps,
+                "pending": float_array(0.0, (*shape, SLOT_SIZE)),
+                "scale": float_array(scaling_init, shape),
+            }
+        )
         if amax_of_gradient:
             self.slot = GradSlot(float_array(0.0, (*shape, SLOT_SIZE)))
         if axis_name is not None:
             self.axis_name = axis_name
         self.in_step = False
         self.use_running_average = False
+
+    @property
+    def amax_history(self) -> AmaxHistory:
+        """The amaxes of the last steps."""
+        return self.history.over(RecordPart(self.record, "amax_history"))
 
     @property
     @abstractmethod
@@ -151,7 +167,7 @@ class AmaxScaling(nnx.Module):
         recorded = not self.use_running_average and x.size > 0
         if self.from_history and not recorded:
             return known
-        held = self.scale.get_value()
+        held = jax.lax.stop_gradient(self.scale.get_value())
         measured = sharded_as(self.rule.amax(jax.lax.stop_gradient(x)), held)
         amax = gathered(over_axis(measured, self.axis_name, held), held)
         scale = known if self.from_history else self.rule.scale(amax, known, threshold)

@@ -16,11 +16,12 @@ from jqinject.core.construction import check
 from jqinject.core.construction.assign import set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
-from jqinject.core.restrict_val import FloatRestrictValue, SignedFloatRestrictValue
+from jqinject.core.facts import keeps_sign
+from jqinject.core.restrict_val import FloatRestrictValue
 from jqinject.core.scaling._restricted import (
     RestrictedScaling,
-    apply_threshold,
     clamp_scale,
+    scale_of_stored,
 )
 from jqinject.core.state.variables import QuantParam
 
@@ -39,8 +40,7 @@ class _Constant:
 def _restricted(init: np.ndarray, restrict: Restrict, where: str) -> np.ndarray:
     """An initial value in the learned domain, in Python's own arithmetic."""
     stored = [restrict.restrict_init_float(float(number)) for number in init.reshape(-1)]
-    signed = isinstance(restrict, SignedFloatRestrictValue)
-    check.positive(np.abs(init) if signed else init, where, "scaling_init")
+    check.positive(np.abs(init) if keeps_sign(restrict) else init, where, "scaling_init")
     return np.asarray(stored, dtype=np.float32).reshape(init.shape)
 
 
@@ -93,13 +93,7 @@ class ConstScaling(RestrictedScaling, Component):
     def __call__(self, x: jax.Array | None = None, threshold: Any = None) -> jax.Array:
         """The scale, float32. `x` is not looked at."""
         stored = jnp.asarray(self.constant.array())
-        value = clamp_scale(self.restrict_scaling_impl(stored), self.scaling_min_val)
-        return apply_threshold(
-            value,
-            threshold,
-            self.restrict_threshold_impl or self.restrict_scaling_impl,
-            self.restrict_scale_threshold_impl,
-        )
+        return scale_of_stored(self, stored, threshold)
 
 
 @checked_arguments
@@ -167,13 +161,7 @@ class ParameterScaling(RestrictedScaling, nnx.Module):
 
     def __call__(self, x: jax.Array | None = None, threshold: Any = None) -> jax.Array:
         """The scale, float32. `x` is not looked at."""
-        value = clamp_scale(self.restrict_scaling_impl(self.value.get_value()), self.scaling_min_val)
-        return apply_threshold(
-            value,
-            threshold,
-            self.restrict_threshold_impl or self.restrict_scaling_impl,
-            self.restrict_scale_threshold_impl,
-        )
+        return scale_of_stored(self, self.value.get_value(), threshold)
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
         """What a checkpoint's entries for this component mean: running statistics become the value.

@@ -17,8 +17,7 @@ from jqinject.core.construction.component import Component
 from jqinject.core.restrict_val import FloatRestrictValue
 from jqinject.core.scaling._restricted import (
     RestrictedScaling,
-    apply_threshold,
-    clamp_scale,
+    scale_of_statistic,
 )
 from jqinject.ops.groups import checked_group_size
 
@@ -81,12 +80,7 @@ class RuntimeDynamicStatsScaling(RestrictedScaling, Component):
     def __call__(self, x: jax.Array, threshold: Any = None) -> jax.Array:
         """The scale of `x`, float32."""
         stat = self.stats(self.view(x.astype(jnp.float32)))
-        restrict = self.restrict_scaling_impl
-        value = restrict(restrict.restrict_init_tensor(clamp_scale(stat, self.scaling_min_val)))
-        value = clamp_scale(value, self.scaling_min_val)
-        scale = apply_threshold(
-            value, threshold, self.restrict_threshold_impl or restrict, self.restrict_scale_threshold_impl
-        )
+        scale = scale_of_statistic(self, stat, threshold, self.stats)
         return broadcastable(scale, x.shape, self.broadcastable)
 
 
@@ -154,12 +148,7 @@ class RuntimeDynamicGroupStatsScaling(RestrictedScaling, Component):
     def __call__(self, x: jax.Array, threshold: Any = None) -> jax.Array:
         """The scales of `x`, float32, in the grouped shape with 1 along the elements of a group."""
         stat = self.stats(self.input_view_impl(x.astype(jnp.float32)))
-        restrict = self.restrict_scaling_impl
-        value = restrict(restrict.restrict_init_tensor(clamp_scale(stat, self.scaling_min_val)))
-        value = clamp_scale(value, self.scaling_min_val)
-        return apply_threshold(
-            value, threshold, self.restrict_threshold_impl or restrict, self.restrict_scale_threshold_impl
-        )
+        return scale_of_statistic(self, stat, threshold, self.stats)
 
 
 def broadcastable(stat: jax.Array, shape: tuple[int, ...], given: Broadcastable | None) -> jax.Array:

@@ -16,8 +16,11 @@ from jqinject.core.restrict_val import FloatRestrictValue
 from jqinject.core.scaling._affine import AffineRescaling, affine_rescaling
 from jqinject.core.scaling._restricted import (
     RestrictedScaling,
-    apply_threshold,
     clamp_scale,
+    clamp_statistic,
+    divides_only,
+    scale_of_statistic,
+    scale_of_stored,
 )
 from jqinject.core.state.collect import (
     DEFAULT_MOMENTUM,
@@ -34,6 +37,7 @@ from jqinject.core.state.collect import (
 from jqinject.core.state.variables import QuantParam, QuantStat, float_array, int_array
 from jqinject.core.stats.layout import gated_statistic, laid_out
 from jqinject.core.view import OverBatchOverTensorView
+from jqinject.ops.choose import choose
 from jqinject.ops.power import divide
 
 
@@ -116,21 +120,17 @@ class RuntimeStatsScaling(RestrictedScaling, nnx.Module):
 
     def __call__(self, x: jax.Array, threshold: Any = None) -> jax.Array:
         """The scale, float32; moves the running statistic in training mode."""
-        restrict = self.restrict_scaling_impl
         settled = self.use_running_average or x.size == 0
         stat = self.running_stats.get_value() if settled else self._batch_statistic(x)
-        value = restrict.restrict_init_tensor(clamp_scale(stat, self.scaling_min_val))
-        if self.affine_rescaling is not None:
-            value = self.affine_rescaling(value)
-        value = clamp_scale(restrict(value), self.scaling_min_val)
-        return apply_threshold(
-            value, threshold, self.restrict_threshold_impl or restrict, self.restrict_scale_threshold_impl
-        )
+        if self.affine_rescaling is None:
+            return scale_of_statistic(self, stat, threshold, self.stats)
+        stored = self.restrict_scaling_impl.restrict_init_tensor(clamp_scale(stat, self.scaling_min_val))
+        return scale_of_stored(self, self.affine_rescaling(stored), threshold)
 
     def _batch_statistic(self, x: jax.Array) -> jax.Array:
         stat_impl, viewed = laid_out(self.stats, self.view, x.astype(jnp.float32))
         stat = check.statistic_shape(stat_impl(viewed), self.collection.shape, "RuntimeStatsScaling")
-        counted = update_running(self.running_stats, self.counter, stat, self.collection, True)
+        counted = update_running(self.running_stats, self.counter, stat, self.collection)
         self.counter.set_value(counted)
         return stat
 
@@ -265,20 +265,16 @@ class ParameterFromRuntimeStatsScaling(RestrictedScaling, nnx.Module):
         to_stored = self.restrict_scaling_impl.restrict_init_tensor
         state = (self.value, self.buffer, self.counter)
         if self.use_running_average or x.size == 0:
-            return self._learned_scale(collected_value(*state, self.collection, to_stored), threshold)
+            return scale_of_stored(self, collected_value(*state, self.collection, to_stored), threshold)
         collecting = self.counter.get_value() < self.collection.limit
         stat = gated_statistic(*laid_out(self.stats, self.view, x.astype(jnp.float32)), collecting)
         stat = check.statistic_shape(stat, self.collection.shape, "ParameterFromRuntimeStatsScaling")
-        stat = clamp_scale(stat, self.scaling_min_val)
-        learned = self._learned_scale(collect(*state, stat, self.collection, to_stored), threshold)
-        return jnp.where(collecting, stat if threshold is None else divide(stat, threshold), learned)
-
-    def _learned_scale(self, stored: jax.Array, threshold: Any) -> jax.Array:
-        restrict = self.restrict_scaling_impl
-        value = clamp_scale(restrict(stored), self.scaling_min_val)
-        return apply_threshold(
-            value, threshold, self.restrict_threshold_impl or restrict, self.restrict_scale_threshold_impl
-        )
+        stat = clamp_statistic(stat, self.scaling_min_val, self.stats)
+        stored = collect(*state, stat, collecting, self.collection, to_stored)
+        if divides_only(self, self.stats):
+            return scale_of_stored(self, choose(collecting, stat, stored), threshold)
+        learned = scale_of_stored(self, stored, threshold)
+        return choose(collecting, stat if threshold is None else divide(stat, threshold), learned)
 
     def settle(self, scale: jax.Array, threshold: Any = None) -> jax.Array:
         """The scale that a zero point is searched with.
@@ -294,7 +290,7 @@ class ParameterFromRuntimeStatsScaling(RestrictedScaling, nnx.Module):
             return scale
         state = (self.value, self.buffer, self.counter)
         due = settle_collection(*state, self.collection, self.restrict_scaling_impl.restrict_init_tensor)
-        return jnp.where(due, self._learned_scale(self.value.get_value(), threshold), scale)
+        return choose(due, scale_of_stored(self, self.value.get_value(), threshold), scale)
 
     def init_scale(self) -> None:
         """End the collection now: `value` is filled from what was collected, if it is not yet."""

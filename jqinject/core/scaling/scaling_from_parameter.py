@@ -18,8 +18,9 @@ from jqinject.core.restrict_val import FloatRestrictValue
 from jqinject.core.scaling._affine import AffineRescaling, affine_rescaling
 from jqinject.core.scaling._restricted import (
     RestrictedScaling,
-    apply_threshold,
     clamp_scale,
+    scale_of_statistic,
+    scale_of_stored,
 )
 from jqinject.core.state.initialize_once import complete_filled, fill_once
 from jqinject.core.state.variables import QuantParam, QuantStat, float_array, int_array
@@ -127,14 +128,15 @@ class StatsFromParameterScaling(RestrictedScaling, Component):
             x, self.tracked_parameters, self.stats, self.view, self.source.concat_dim, where
         )
         stat = check.statistic_shape(stat, self.source.shape, where)
-        restrict = self.restrict_scaling_impl
-        value = restrict.restrict_init_tensor(clamp_scale(stat, self.source.min_val))
-        if self.affine_rescaling is not None:
-            value = self.affine_rescaling(value)
-        value = clamp_scale(restrict(value), self.source.min_val)
-        return apply_threshold(
-            value, threshold, self.restrict_threshold_impl or restrict, self.restrict_scale_threshold_impl
-        )
+        if self.affine_rescaling is None:
+            return scale_of_statistic(self, stat, threshold, self.stats)
+        stored = self.restrict_scaling_impl.restrict_init_tensor(clamp_scale(stat, self.scaling_min_val))
+        return scale_of_stored(self, self.affine_rescaling(stored), threshold)
+
+    @property
+    def scaling_min_val(self) -> float | None:
+        """The least value before the division."""
+        return self.source.min_val
 
 
 @checked_arguments
@@ -218,12 +220,13 @@ class ParameterFromStatsFromParameterScaling(RestrictedScaling, nnx.Module):
 
     def __call__(self, x: jax.Array | None, threshold: Any = None) -> jax.Array:
         """The scale of `x`, float32."""
-        restrict = self.restrict_scaling_impl
         stored = fill_once(self.value, self.init_done, lambda: self._initial(x), not self.use_running_average)
-        value = clamp_scale(restrict(stored), self.source.min_val)
-        return apply_threshold(
-            value, threshold, self.restrict_threshold_impl or restrict, self.restrict_scale_threshold_impl
-        )
+        return scale_of_stored(self, stored, threshold)
+
+    @property
+    def scaling_min_val(self) -> float | None:
+        """The least value before the division."""
+        return self.source.min_val
 
     def _initial(self, x: jax.Array | None) -> jax.Array:
         where = "ParameterFromStatsFromParameterScaling"

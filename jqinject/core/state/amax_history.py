@@ -8,12 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.core.state.collect import has_numbers
+from jqinject.core.state.record import RecordPart
 from jqinject.core.state.variables import GradStat, QuantStat, float_array
 from jqinject.ops.devices.processes import on_host
 
@@ -21,7 +22,7 @@ AMAX_COMPUTE_ALGOS = ("max", "most_recent")
 
 
 @checked_arguments
-class AmaxHistory(nnx.Module):
+class AmaxHistory(Component):
     """The amax (`max |x|`) of each of the last `amax_history_length` steps.
 
     Element 0 is the newest; the one before it is the last element, and so backwards to the oldest, element 1. (The
@@ -53,7 +54,7 @@ class AmaxHistory(nnx.Module):
         (Array([2., 0., 5.], dtype=float32), Array(5., dtype=float32), Array(2., dtype=float32))
     """
 
-    amax_history: QuantStat | GradStat
+    amax_history: Any
     amax_shape: tuple[int, ...]
     amax_compute_algo: str = "max"
 
@@ -76,6 +77,11 @@ class AmaxHistory(nnx.Module):
         assign(self, amax_history=kind(float_array(0.0, (length, *shape))), amax_shape=shape)
         if algo != self.amax_compute_algo:
             assign(self, amax_compute_algo=algo)
+
+    def over(self, part: RecordPart | None) -> AmaxHistory:
+        """This history with its steps in the record of another component; None for its static part alone."""
+        held = {"amax_shape": self.amax_shape, "amax_compute_algo": self.amax_compute_algo}
+        return AmaxHistory.of_parts(amax_history=part, **held)
 
     # A stack of layers (built under `nnx.vmap`) has further axes in front, so axes are counted from the back.
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 
 from jqinject.core.construction import check
 from jqinject.core.state.variables import QuantParam, QuantStat, float_array, int_array
+from jqinject.ops.choose import choose
 from jqinject.ops.devices.processes import on_host
 from jqinject.ops.stats import running_mean
-from jqinject.ops.ste import with_gradient_of
 from jqinject.quant_tensor import is_concrete
 
 ToStored = Callable[[jax.Array], jax.Array]
@@ -83,22 +85,22 @@ def has_numbers(array: Any) -> bool:
 
 def all_finite(x: jax.Array) -> jax.Array:
     """Whether every number is finite: a bool scalar."""
-    return jnp.all(jnp.isfinite(x))
+    finite = jnp.isfinite(x)
+    return jnp.all(finite) if x.ndim else finite
 
 
 def update_running(
-    running: QuantStat, counter: QuantStat, stat: jax.Array, collection: Collection, active: Any
+    running: QuantStat, counter: QuantStat, stat: jax.Array, collection: Collection
 ) -> jax.Array:
-    """Move a running statistic by one step where `active`; a statistic that is not finite does not count.
+    """Move a running statistic by one step; a statistic that is not finite does not count.
 
     Returns:
         The new number of steps counted (the counter Variable is left to the caller).
     """
     stat = jax.lax.stop_gradient(stat)
-    counts = jnp.logical_and(active, all_finite(stat))
-    before = running.get_value()
-    steps = counter.get_value()
-    running.set_value(jnp.where(counts, collection.mean(before, stat, steps), before))
+    counts = all_finite(stat)
+    before, steps = running.get_value(), counter.get_value()
+    running.set_value(choose(counts, collection.mean(before, stat, steps), before))
     return steps + counts.astype(jnp.int32)
 
 
@@ -107,6 +109,7 @@ def collect(
     buffer: QuantStat,
     counter: QuantStat,
     stat: jax.Array,
+    collecting: jax.Array,
     collection: Collection,
     to_stored: ToStored,
 ) -> jax.Array:
@@ -121,24 +124,52 @@ def collect(
         buffer: the running statistic.
         counter: calls counted so far.
         stat: the statistic of this batch; any number when not collecting.
+        collecting: whether `counter < steps`.
         collection: steps and momentum.
         to_stored: from the statistic to the domain in which the parameter is learned.
 
     Returns:
         The parameter's value after the call; its gradient goes to the parameter.
     """
-    steps = counter.get_value()
-    handing_over = steps == collection.limit
-    learned = value.get_value()
-    collected = jax.lax.stop_gradient(to_stored(buffer.get_value()))
-    current = jnp.where(handing_over, collected, jax.lax.stop_gradient(learned))
-    counted = update_running(buffer, counter, stat, collection, steps < collection.limit)
-    buffer.set_value(jnp.where(handing_over, collected, buffer.get_value()))
-    counter.set_value(jnp.where(steps < collection.limit, counted, jnp.int32(collection.limit + 1)))
+    held = buffer.get_value()
+    state = value.get_value(), held, to_stored(held), counter.get_value()
     # A quantizer may be called several times in one forward pass: every call's gradient goes to the parameter.
-    kept = with_gradient_of(learned, current)
+    kept, moved, counted = _collected(collection, stat, collecting, *state)
+    buffer.set_value(moved)
+    counter.set_value(counted)
     value.set_value(kept)
     return kept
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _collected(
+    collection: Collection,
+    stat: jax.Array,
+    collecting: jax.Array,
+    learned: jax.Array,
+    held: jax.Array,
+    stored: jax.Array,
+    steps: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Parameter, buffer and counter after a call."""
+    handing_over = steps == collection.limit
+    counts = collecting & all_finite(stat)
+    moved = choose(counts, collection.mean(held, stat, steps), held)
+    counted = choose(collecting, steps + counts.astype(jnp.int32), jnp.int32(collection.limit + 1))
+    return choose(handing_over, stored, learned), choose(handing_over, stored, moved), counted
+
+
+def _collected_jvp(collection: Collection, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    found = _collected(collection, *primals)
+    return found, (tangents[2], *(no_change(part) for part in found[1:]))
+
+
+_collected.defjvp(_collected_jvp, symbolic_zeros=True)
+
+
+def no_change(x: jax.Array) -> SymbolicZero:
+    """The tangent of state, which carries no gradient from call to call."""
+    return SymbolicZero(jax.typeof(x).to_tangent_aval())
 
 
 def collected_value(

@@ -1,4 +1,9 @@
-"""Whether a backward pass is expected to report, so that a gradient quantizer nobody listens to is an error."""
+"""Whether a backward pass is expected to report, so that a gradient quantizer nobody listens to is an error.
+
+It changes no number: it only turns statistics that would be lost in silence into an error. The quantizers in question
+are those that are *not* among the arguments of `value_and_grad` (the model was reached through a closure), so that no
+argument and no state of the models that are handed in can tell them; hence a context variable.
+"""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -35,7 +36,7 @@ class QuantParam(nnx.Param[jax.Array]):
     """
 
 
-class QuantStat(nnx.Variable[jax.Array]):
+class QuantStat(nnx.Variable[Any]):
     """A running statistic or counter of a quantizer: changed by the forward pass in training mode, never
     trained.
 
@@ -45,7 +46,7 @@ class QuantStat(nnx.Variable[jax.Array]):
     """
 
 
-class GradStat(nnx.Variable[jax.Array]):
+class GradStat(nnx.Variable[Any]):
     """A statistic of a gradient: changed once per step by `jqinject.value_and_grad`, never by a forward pass.
 
     Example:
@@ -115,3 +116,13 @@ def known_zero() -> jax.Array:
     """
     with jax.ensure_compile_time_eval():
         return jnp.zeros((), jnp.float32)
+
+
+def is_known_zero(x: jax.Array) -> bool:
+    """Whether a number is known to be 0, while a program is traced too.
+
+    Example:
+        >>> is_known_zero(known_zero()), is_known_zero(jnp.float32(3))
+        (True, False)
+    """
+    return x.ndim == 0 and not isinstance(x, jax.core.Tracer) and not np.asarray(x)

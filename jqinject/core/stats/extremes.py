@@ -12,20 +12,13 @@ import jax.numpy as jnp
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.stats.two_phase import TwoPhaseStat, finish
 from jqinject.ops import stats as ops
-from jqinject.ops.devices.over import Axes, Over, Tensors, each
-
-
-def _max(x: Tensors, over: Over) -> ops.Selected | ops.Extreme:
-    return ops.measure(x, over.max(x), over)
-
-
-def _min(x: Tensors, over: Over) -> ops.Selected | ops.Extreme:
-    return ops.measure(x, over.min(x), over)
+from jqinject.ops.choose import choose
+from jqinject.ops.devices.over import Axes, Tensors, each
 
 
 def not_above_zero(x: jax.Array) -> jax.Array:
     """`min(x, 0)`; at 0 the gradient goes to `x`."""
-    return jnp.where(x > 0, jnp.zeros_like(x), x)
+    return choose(x > 0, 0.0, x)
 
 
 def require_axis(stats_reduce_dim: Axes, where: str) -> None:
@@ -37,9 +30,29 @@ def require_axis(stats_reduce_dim: Axes, where: str) -> None:
         )
 
 
+class _LargestMagnitude(TwoPhaseStat):
+    """Of statistics that go by `max |x|`."""
+
+    def measure(self, x: Tensors) -> Any:
+        """The largest magnitude."""
+        return self.over.max(each(jnp.abs, x))
+
+    def locate(self, x: Tensors, measured: Any) -> Any:
+        """Where it is."""
+        return ops.locate_extreme(each(jnp.abs, x), measured, self.over)
+
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
+        """How it changes."""
+        dx = ops.change_of_magnitude(x, dx)
+        # Over axes its position says all.
+        return ops.change_of_extreme(
+            dx, x if self.over.keeps else each(jnp.abs, x), measured, located, self.over
+        )
+
+
 @checked_arguments
 @dataclass(frozen=True)
-class AbsMax(TwoPhaseStat):
+class AbsMax(_LargestMagnitude):
     """`max |x|`.
 
     Elements that tie share the gradient over the whole tensor; over an axis the first of them gets it.
@@ -61,18 +74,9 @@ class AbsMax(TwoPhaseStat):
     keepdim: bool = False
     axis_name: Any = None
 
-    def detached(self, x: Tensors) -> jax.Array:
-        """The largest magnitude alone."""
-        return finish(self.over.max(each(jnp.abs, x)), self.stats_reduce_dim, self.keepdim)
-
-    def measure(self, x: Tensors) -> Any:
-        """The largest magnitude and where it is."""
-        return _max(each(jnp.abs, x), self.over)
-
-    def attach(self, x: Tensors, measured: Any) -> jax.Array:
+    def statistic(self, measured: Any) -> jax.Array:
         """The largest magnitude."""
-        stat = ops.attach(each(ops.magnitude, x), measured, self.over)
-        return finish(stat, self.stats_reduce_dim, self.keepdim)
+        return finish(measured, self.stats_reduce_dim, self.keepdim)
 
 
 @checked_arguments
@@ -100,19 +104,27 @@ class SignedAbsMax(TwoPhaseStat):
     axis_name: Any = None
 
     def measure(self, x: Tensors) -> Any:
-        """The largest magnitude, where it is, and the sign there."""
+        """The largest magnitude, and minus the sign of the first element that has it."""
         magnitude = each(jnp.abs, x)
-        found = ops.locate(magnitude, self.over.max(magnitude), self.over)
+        found = self.over.max(magnitude)
         lowest = self.over.min(x)
-        first = ops.locate(x, lowest, self.over)
-        negative = (lowest == -found.value) & (first.position == found.position)
-        return found, jnp.where(found.value == 0, 0.0, jnp.where(negative, 1.0, -1.0))
+        first = ops.locate(magnitude, found, self.over) == ops.locate(x, lowest, self.over)
+        negative = (lowest == -found) & first
+        return found, jnp.where(found == 0, 0.0, jnp.where(negative, 1.0, -1.0))
 
-    def attach(self, x: Tensors, measured: Any) -> jax.Array:
+    def locate(self, x: Tensors, measured: Any) -> Any:
+        """Where it is."""
+        return ops.locate(each(jnp.abs, x), measured[0], self.over)
+
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
+        """How it changes; its sign stays."""
+        found = ops.picked(ops.change_of_magnitude(x, dx), located, self.over)
+        return found, jnp.zeros_like(measured[1])
+
+    def statistic(self, measured: Any) -> jax.Array:
         """The signed largest magnitude."""
         found, sign = measured
-        stat = sign * ops.select(each(ops.magnitude, x), found, self.over)
-        return finish(stat, self.stats_reduce_dim, self.keepdim)
+        return finish(sign * found, self.stats_reduce_dim, self.keepdim)
 
 
 @checked_arguments
@@ -137,11 +149,20 @@ class AbsMinMax(TwoPhaseStat):
 
     def measure(self, x: Tensors) -> Any:
         """Largest and smallest element."""
-        return _max(x, self.over), _min(x, self.over)
+        return self.over.max(x), self.over.min(x)
 
-    def attach(self, x: Tensors, measured: Any) -> jax.Array:
+    def locate(self, x: Tensors, measured: Any) -> Any:
+        """Where they are."""
+        return tuple(ops.locate_extreme(x, end, self.over) for end in measured)
+
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
+        """How they change."""
+        ends = zip(measured, located, strict=True)
+        return tuple(ops.change_of_extreme(dx, x, end, found, self.over) for end, found in ends)
+
+    def statistic(self, measured: Any) -> jax.Array:
         """The width."""
-        largest, smallest = (ops.attach(x, part, self.over) for part in measured)
+        largest, smallest = measured
         return finish(ops.magnitude(largest - not_above_zero(smallest)), self.stats_reduce_dim, self.keepdim)
 
 
@@ -168,17 +189,24 @@ class NegativeMinOrZero(TwoPhaseStat):
 
     def measure(self, x: Tensors) -> Any:
         """The smallest element."""
-        return _min(x, self.over)
+        return self.over.min(x)
 
-    def attach(self, x: Tensors, measured: Any) -> jax.Array:
+    def locate(self, x: Tensors, measured: Any) -> Any:
+        """Where it is."""
+        return ops.locate_extreme(x, measured, self.over)
+
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
+        """How it changes."""
+        return ops.change_of_extreme(dx, x, measured, located, self.over)
+
+    def statistic(self, measured: Any) -> jax.Array:
         """The smallest element, or 0."""
-        smallest = not_above_zero(ops.attach(x, measured, self.over))
-        return finish(smallest, self.stats_reduce_dim, self.keepdim)
+        return finish(not_above_zero(measured), self.stats_reduce_dim, self.keepdim)
 
 
 @checked_arguments
 @dataclass(frozen=True)
-class AbsMaxAve(TwoPhaseStat):
+class AbsMaxAve(_LargestMagnitude):
     """The mean over channels of `max |x|`: one number.
 
     Args:
@@ -200,19 +228,14 @@ class AbsMaxAve(TwoPhaseStat):
     def __post_init__(self) -> None:
         require_axis(self.stats_reduce_dim, "AbsMaxAve")
 
-    def measure(self, x: Tensors) -> Any:
-        """The largest magnitude of each channel."""
-        return _max(each(jnp.abs, x), self.over)
-
-    def attach(self, x: Tensors, measured: Any) -> jax.Array:
-        """Their mean."""
-        largest = ops.attach(each(ops.magnitude, x), measured, self.over)
-        return jnp.sum(largest) / max(largest.size, 1)
+    def statistic(self, measured: Any) -> jax.Array:
+        """The mean of the channels' largest magnitudes."""
+        return jnp.sum(measured) / max(measured.size, 1)
 
 
 @checked_arguments
 @dataclass(frozen=True)
-class AbsMaxL2(TwoPhaseStat):
+class AbsMaxL2(_LargestMagnitude):
     """`||m||_2 / sqrt(C)`, `m` the `max |x|` of each of `C` channels: one number.
 
     Args:
@@ -234,14 +257,9 @@ class AbsMaxL2(TwoPhaseStat):
     def __post_init__(self) -> None:
         require_axis(self.stats_reduce_dim, "AbsMaxL2")
 
-    def measure(self, x: Tensors) -> Any:
-        """The largest magnitude of each channel."""
-        return _max(each(jnp.abs, x), self.over)
-
-    def attach(self, x: Tensors, measured: Any) -> jax.Array:
-        """Their norm."""
-        largest = ops.attach(each(ops.magnitude, x), measured, self.over)
-        return safe_sqrt(jnp.sum(largest * largest)) / math.sqrt(max(largest.size, 1))
+    def statistic(self, measured: Any) -> jax.Array:
+        """The norm of the channels' largest magnitudes."""
+        return safe_sqrt(jnp.sum(measured * measured)) / math.sqrt(max(measured.size, 1))
 
 
 def safe_sqrt(x: jax.Array) -> jax.Array:

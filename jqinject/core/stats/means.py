@@ -15,9 +15,9 @@ from jqinject.core.construction import check
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.state.variables import QuantParam, float_array
 from jqinject.core.stats.extremes import require_axis, safe_sqrt
-from jqinject.core.stats.two_phase import TwoPhaseStat, finish, not_empty
+from jqinject.core.stats.two_phase import TwoPhaseStat, finish
 from jqinject.ops import stats as ops
-from jqinject.ops.devices.over import Axes, Over, Tensors, each, parts_of
+from jqinject.ops.devices.over import Axes, Tensors, each, parts_of
 
 
 @checked_arguments
@@ -42,36 +42,14 @@ class AbsAve(TwoPhaseStat):
         """The mean magnitude."""
         return self.over.sum(each(jnp.abs, x)) / self.over.count(x)
 
-    def attach(self, x: Tensors, measured: Any) -> jax.Array:
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
+        """How it changes."""
+        weight = jnp.float32(1 / self.over.count(x))
+        return self.over.sum(each(lambda dx: dx * weight, ops.change_of_magnitude(x, dx)))
+
+    def statistic(self, measured: Any) -> jax.Array:
         """The mean magnitude."""
-        weights = jnp.float32(1 / self.over.count(x))
-        stat = ops.attach_gradient(each(ops.magnitude, x), measured, weights, self.over.names)
-        return finish(stat, self.stats_reduce_dim, False)
-
-
-def _measure_spread(x: Tensors, over: Over, epsilon: float) -> tuple[jax.Array, jax.Array]:
-    """Mean of |x|, and `sqrt(unbiased variance + epsilon)`; the variance of one number is 0."""
-    magnitude = each(jnp.abs, x)
-    n = over.count(x)
-    mean = over.sum(magnitude) / n
-    # A power of two that keeps the squares of large numbers, and of what rounding leaves of them, finite.
-    unit = jnp.where(over.max(magnitude) > 2.0**48, 2.0**80, 1.0)
-    squares = over.sum(each(lambda x: jnp.square((x - mean) / unit), magnitude))
-    return mean, unit * jnp.sqrt(squares / max(n - 1, 1) + epsilon / unit / unit)
-
-
-def _attach_spread(
-    x: Tensors, measured: tuple[jax.Array, jax.Array], over: Over
-) -> tuple[jax.Array, jax.Array]:
-    mean, deviation = measured
-    magnitude = each(ops.magnitude, x)
-    n = over.count(x)
-    divisor = jnp.where(deviation > 0, deviation, 1.0) * max(n - 1, 1)
-    slope = each(lambda x: (jax.lax.stop_gradient(x) - mean) / divisor, magnitude)
-    return (
-        ops.attach_gradient(magnitude, mean, jnp.float32(1 / n), over.names),
-        ops.attach_gradient(magnitude, deviation, slope, over.names),
-    )
+        return finish(measured, self.stats_reduce_dim, False)
 
 
 @checked_arguments
@@ -93,18 +71,38 @@ class MeanSigmaStd(TwoPhaseStat):
     """
 
     takes_several: ClassVar[bool] = True
+    signed: ClassVar[bool] = True  # by a negative sigma
     sigma: float
     stats_reduce_dim: Axes = None
     std_dev_epsilon: float = 1e-8
     axis_name: Any = None
 
     def measure(self, x: Tensors) -> Any:
-        """Mean and deviation."""
-        return _measure_spread(x, self.over, self.std_dev_epsilon)
+        """Mean of |x|, and `sqrt(unbiased variance + epsilon)`; the variance of one number is 0."""
+        over, magnitude = self.over, each(jnp.abs, x)
+        n = over.count(x)
+        mean = over.sum(magnitude) / n
+        # A power of two that keeps the squares of large numbers, and of what rounding leaves of them, finite.
+        unit = jnp.where(over.max(magnitude) > 2.0**48, 2.0**80, 1.0)
+        squares = over.sum(each(lambda x: jnp.square((x - mean) / unit), magnitude))
+        return mean, unit * jnp.sqrt(squares / max(n - 1, 1) + self.std_dev_epsilon / unit / unit)
 
-    def attach(self, x: Tensors, measured: Any) -> jax.Array:
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
+        """How both change."""
+        mean, deviation = jax.lax.stop_gradient(measured)
+        n = self.over.count(x)
+        divisor = jnp.where(deviation > 0, deviation, 1.0) * max(n - 1, 1)
+        dx = ops.change_of_magnitude(x, dx)
+
+        def along_deviation(dx: jax.Array, x: jax.Array) -> jax.Array:
+            return (jnp.abs(jax.lax.stop_gradient(x)) - mean) / divisor * dx
+
+        along_mean = each(lambda dx: dx * jnp.float32(1 / n), dx)
+        return self.over.sum(along_mean), self.over.sum(each(along_deviation, dx, x))
+
+    def statistic(self, measured: Any) -> jax.Array:
         """The statistic."""
-        mean, deviation = _attach_spread(x, measured, self.over)
+        mean, deviation = measured
         return finish(mean + self.sigma * deviation, self.stats_reduce_dim, False)
 
 
@@ -155,10 +153,7 @@ class MeanLearnedSigmaStd(nnx.Module):
     def _of(self, x: Tensors, fixed: MeanSigmaStd) -> jax.Array:
         if not any(part.size for part in parts_of(x)):
             return fixed(x)
-        x = not_empty(x, fixed.stats_reduce_dim)
-        measured = fixed.measure(jax.lax.stop_gradient(x))
-        spread = _attach_spread(x, measured, fixed.over)
-        mean, deviation = (finish(part, fixed.stats_reduce_dim, False) for part in spread)
+        mean, deviation = (finish(part, fixed.stats_reduce_dim, False) for part in fixed.measured(x))
         return mean + self.value.get_value().reshape(deviation.shape if deviation.ndim else ()) * deviation
 
 
@@ -190,9 +185,13 @@ class L1Norm(TwoPhaseStat):
         """The norm."""
         return self.over.sum(each(jnp.abs, x))
 
-    def attach(self, x: Tensors, measured: Any) -> jax.Array:
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
+        """How it changes."""
+        return self.over.sum(ops.change_of_magnitude(x, dx))
+
+    def statistic(self, measured: Any) -> jax.Array:
         """The norm."""
-        return ops.attach_gradient(each(ops.magnitude, x), measured, jnp.float32(1), self.over.names)
+        return measured
 
 
 @checked_arguments
@@ -224,8 +223,12 @@ class L2Norm(TwoPhaseStat):
         """The norm."""
         return safe_sqrt(self.over.sum(each(jnp.square, x)))
 
-    def attach(self, x: Tensors, measured: Any) -> jax.Array:
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
+        """How it changes."""
+        norm, x = jax.lax.stop_gradient((measured, x))
+        divisor = jnp.where(norm > 0, norm, 1.0)
+        return self.over.sum(each(lambda x, dx: x / divisor * dx, x, dx))
+
+    def statistic(self, measured: Any) -> jax.Array:
         """The norm."""
-        divisor = jnp.where(measured > 0, measured, 1.0)
-        slope = each(lambda x: jax.lax.stop_gradient(x) / divisor, x)
-        return ops.attach_gradient(x, measured, slope, self.over.names)
+        return measured

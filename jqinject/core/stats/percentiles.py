@@ -16,8 +16,9 @@ from jqinject.ops import stats as ops
 from jqinject.ops.devices.over import Axes, Over, Tensors, each
 
 
-def _kth(x: Tensors, k: int, over: Over) -> ops.Selected:
-    return ops.locate(x, ops.kth_smallest(x, k, over), over)
+def _place(x: Tensors, value: jax.Array, k: int, over: Over) -> jax.Array:
+    """Where the k-th smallest element is: the first of those that are equal."""
+    return ops.locate(x, value, over)
 
 
 @checked_arguments
@@ -52,13 +53,22 @@ class AbsPercentile(TwoPhaseStat):
 
     def measure(self, x: Tensors) -> Any:
         """The element of that rank."""
-        k = ops.rank_high(self.high_percentile_q, self.over.count(x))
-        return _kth(each(jnp.abs, x), k, self.over)
+        return ops.kth_smallest(each(jnp.abs, x), self._rank(x), self.over)
 
-    def attach(self, x: Tensors, measured: Any) -> jax.Array:
+    def locate(self, x: Tensors, measured: Any) -> Any:
+        """Where it is."""
+        return _place(each(jnp.abs, x), measured, self._rank(x), self.over)
+
+    def _rank(self, x: Tensors) -> int:
+        return ops.rank_high(self.high_percentile_q, self.over.count(x))
+
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
+        """How it changes."""
+        return ops.picked(ops.change_of_magnitude(x, dx), located, self.over)
+
+    def statistic(self, measured: Any) -> jax.Array:
         """The element of that rank."""
-        stat = ops.select(each(ops.magnitude, x), measured, self.over)
-        return finish(stat, self.stats_reduce_dim, self.keepdim)
+        return finish(measured, self.stats_reduce_dim, self.keepdim)
 
 
 @checked_arguments
@@ -92,13 +102,22 @@ class NegativePercentileOrZero(TwoPhaseStat):
 
     def measure(self, x: Tensors) -> Any:
         """The element of that rank."""
-        k = ops.rank_low(self.low_percentile_q, self.over.count(x))
-        return _kth(x, k, self.over)
+        return ops.kth_smallest(x, self._rank(x), self.over)
 
-    def attach(self, x: Tensors, measured: Any) -> jax.Array:
+    def locate(self, x: Tensors, measured: Any) -> Any:
+        """Where it is."""
+        return _place(x, measured, self._rank(x), self.over)
+
+    def _rank(self, x: Tensors) -> int:
+        return ops.rank_low(self.low_percentile_q, self.over.count(x))
+
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
+        """How it changes."""
+        return ops.picked(dx, located, self.over)
+
+    def statistic(self, measured: Any) -> jax.Array:
         """The element of that rank, or 0."""
-        stat = not_above_zero(ops.select(x, measured, self.over))
-        return finish(stat, self.stats_reduce_dim, self.keepdim)
+        return finish(not_above_zero(measured), self.stats_reduce_dim, self.keepdim)
 
 
 @checked_arguments
@@ -138,11 +157,22 @@ class PercentileInterval(TwoPhaseStat):
 
     def measure(self, x: Tensors) -> Any:
         """The elements of both ranks."""
-        n = self.over.count(x)
-        low = _kth(x, ops.rank_low(self.low_percentile_q, n), self.over)
-        return low, _kth(x, ops.rank_high(self.high_percentile_q, n), self.over)
+        return tuple(ops.kth_smallest(x, k, self.over) for k in self._ranks(x))
 
-    def attach(self, x: Tensors, measured: Any) -> jax.Array:
+    def locate(self, x: Tensors, measured: Any) -> Any:
+        """Where they are."""
+        ends = zip(measured, self._ranks(x), strict=True)
+        return tuple(_place(x, end, k, self.over) for end, k in ends)
+
+    def _ranks(self, x: Tensors) -> tuple[int, int]:
+        n = self.over.count(x)
+        return ops.rank_low(self.low_percentile_q, n), ops.rank_high(self.high_percentile_q, n)
+
+    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
+        """How they change."""
+        return tuple(ops.picked(dx, part, self.over) for part in located)
+
+    def statistic(self, measured: Any) -> jax.Array:
         """The width."""
-        low, high = (ops.select(x, part, self.over) for part in measured)
+        low, high = measured
         return finish(ops.magnitude(high - not_above_zero(low)), self.stats_reduce_dim, self.keepdim)

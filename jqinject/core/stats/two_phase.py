@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import jax
@@ -14,12 +16,12 @@ from jqinject.ops.devices.over import Axes, Over, Tensors
 
 
 class TwoPhaseStat(ABC):
-    """A statistic in two parts: `measure` reduces without gradient, `attach` gives the result its derivative.
+    """A statistic in parts: `measure` reduces, `statistic` goes on from what was measured, and `locate` and `change`
+    say how what was measured changes with the tensor.
 
-    Called as a whole it is an ordinary differentiable statistic in float32. In two parts, only `measure` has
-    to run under
-    `jax.lax.cond`, and `attach` costs nothing when it is not needed: its gradient is elementwise and gets
-    fused.
+    Called as a whole it is an ordinary differentiable statistic in float32. In parts, only `measure`, and `locate` in
+    the derivative, have to run under `jax.lax.cond`; `change` is elementwise and gets fused. What only the derivative
+    needs is computed where it is differentiated.
 
     The statistic of an empty tensor is that of one zero. nan and inf in the tensor show in the statistic.
 
@@ -45,32 +47,70 @@ class TwoPhaseStat(ABC):
 
     @abstractmethod
     def measure(self, x: Any) -> Any:
-        """The reduction: float32 tensor -> a few small arrays (a pytree)."""
+        """The reduction: float32 tensor -> a few small float arrays (a pytree)."""
 
     @abstractmethod
-    def attach(self, x: Any, measured: Any) -> jax.Array:
-        """The statistic as a differentiable function of `x`; finite for a `measured` that is all zeros."""
+    def statistic(self, measured: Any) -> jax.Array:
+        """The statistic as a differentiable function of what was measured; finite where that is all zeros."""
+
+    def locate(self, x: Any, measured: Any) -> Any:
+        """What `change` needs besides: a few small arrays."""
+        return ()
+
+    @abstractmethod
+    def change(self, dx: Any, x: Any, measured: Any, located: Any) -> Any:
+        """How what was measured changes where `x` changes by `dx`: linear in `dx`, of the form of `measured`."""
 
     def along(self, axes: Axes) -> TwoPhaseStat:
-        """The statistic over other axes."""
-        return replace(cast(Any, self), stats_reduce_dim=axes)
+        """The statistic over other axes, up to its shape."""
+        kept = {"keepdim": True} if any(f.name == "keepdim" for f in fields(cast(Any, self))) else {}
+        return replace(cast(Any, self), stats_reduce_dim=axes, **kept)
+
+    def measured(self, x: Tensors) -> Any:
+        """What `measure` finds, as a differentiable function of `x`."""
+        return _measured(self, not_empty(x, self.stats_reduce_dim))
 
     def __call__(self, x: Tensors) -> jax.Array:
         """The statistic of `x`, float32."""
-        x = not_empty(x, self.stats_reduce_dim)
-        return self.attach(x, self.measure(jax.lax.stop_gradient(x)))
+        return self.statistic(self.measured(x))
 
     def detached(self, x: jax.Array) -> jax.Array:
-        """The statistic of an `x` that has no gradient: what the gradient would need is left out where it can be."""
-        return self(x)
+        """The statistic of an `x` that has no gradient."""
+        return self.statistic(self.measure(not_empty(x, self.stats_reduce_dim)))
 
     def gated(self, x: jax.Array, active: jax.Array) -> jax.Array:
         """The statistic of `x` where `active`, else a number without meaning, at no cost."""
-        x = not_empty(x, self.stats_reduce_dim)
-        detached = jax.lax.stop_gradient(x)
-        shapes = jax.eval_shape(self.measure, detached)
-        measured = jax.lax.cond(active, self.measure, lambda _: _zeros(shapes), detached)
-        return self.attach(x, measured)
+        return self.statistic(_gated(self, not_empty(x, self.stats_reduce_dim), active))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _measured(stat: TwoPhaseStat, x: Tensors) -> Any:
+    return stat.measure(x)
+
+
+@_measured.defjvp
+def _(stat, primals, tangents):
+    (x,), (dx,) = primals, tangents
+    measured = _measured(stat, x)
+    return measured, stat.change(dx, x, measured, stat.locate(x, measured))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _gated(stat: TwoPhaseStat, x: jax.Array, active: jax.Array) -> Any:
+    return _where_active(active, stat.measure, x)
+
+
+@_gated.defjvp
+def _(stat, primals, tangents):
+    (x, active), (dx, _) = primals, tangents
+    measured = _gated(stat, x, active)
+    return measured, stat.change(dx, x, measured, _where_active(active, stat.locate, x, measured))
+
+
+def _where_active(active: jax.Array, function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function's result where `active`, else zeros."""
+    shapes = jax.eval_shape(function, *arguments)
+    return jax.lax.cond(active, function, lambda *_: _zeros(shapes), *arguments)
 
 
 def finish(stat: jax.Array, axis: Axes, keepdim: bool) -> jax.Array:

@@ -25,6 +25,7 @@ from jqinject.core.state.collect import (
 from jqinject.core.state.variables import QuantParam, QuantStat, float_array, int_array
 from jqinject.core.stats.layout import gated_statistic, laid_out
 from jqinject.core.zero_point.shift import shift
+from jqinject.ops.choose import choose
 from jqinject.ops.ste import abs_binary_sign_grad
 
 
@@ -145,7 +146,7 @@ class ParameterFromRuntimeZeroPoint(nnx.Module):
             stat = gated_statistic(*laid_out(self.stats, self.view, x.astype(jnp.float32)), collecting)
             where = "ParameterFromRuntimeZeroPoint"
             stat = check.statistic_shape(stat, self.collection.shape, where, "zero_point_shape")
-            z = jnp.where(collecting, stat, collect(*state, stat, self.collection, _identity))
+            z = choose(collecting, stat, collect(*state, stat, collecting, self.collection, _identity))
         return shift(abs_binary_sign_grad(z), scale, bit_width, self.int_quant, self.quantize)
 
     def init_zero_point(self) -> None:

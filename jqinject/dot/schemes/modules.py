@@ -2,124 +2,24 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-from flax import nnx
 
-from jqinject.core import CalibratedQuant, warn_if_uncalibrated
+from jqinject.dot.geometry.dimensions import checked_dimensions
+from jqinject.dot.geometry.labels import Labelling, summed_labels
 from jqinject.dot.kernels.convolution import Convolution
-from jqinject.dot.schemes.contraction import Operand
-from jqinject.dot.schemes.operand import QuantizedOperand, ScaledOperand
+from jqinject.dot.schemes.operand import ScaledOperand
 from jqinject.dot.schemes.quantized_conv import quantized_conv
 from jqinject.dot.schemes.quantized_dot import QuantizedDotGeneral
 from jqinject.dot.schemes.quantized_einsum import einsum_by
-from jqinject.dot.schemes.static_range import checked_range, range_of, scaled
-from jqinject.dot.tensors.freezer import Freezer, QuantMode
-from jqinject.dot.tensors.jax_functions import assembled
+from jqinject.dot.schemes.quantized_op import QuantizedOp
+from jqinject.dot.schemes.scheme_conv import kernel_of, scheme_conv
+from jqinject.dot.schemes.scheme_dot import ExplainedScheme, explain_scheme, scheme_dot_general
+from jqinject.dot.tensors.laid_operand import Laid
 from jqinject.ops.devices.explicit_axes import asked, laid_as
 
 Axes = tuple[int, ...]
-Quantize = Callable[[Any, Any], tuple[QuantizedOperand, QuantizedOperand]]
-
-
-class QuantizedOp(nnx.Module):
-    """What the three have in common: a configuration, a mode and a `Freezer` for each operand, random numbers."""
-
-    lhs_quant_mode: QuantMode
-    rhs_quant_mode: QuantMode
-
-    def __init__(
-        self,
-        config: Any,
-        *,
-        lhs_quant_mode: QuantMode = QuantMode.TRAIN,
-        rhs_quant_mode: QuantMode = QuantMode.TRAIN,
-        lhs_freezer: Mapping[str, Any] | Freezer | None = None,
-        rhs_freezer: Mapping[str, Any] | Freezer | None = None,
-        lhs_range: CalibratedQuant | None = None,
-        rngs: nnx.Rngs | None = None,
-    ) -> None:
-        general = assembled(config)
-        found = range_of(config) if lhs_range is None else lhs_range
-        self.lhs_range = nnx.data(checked_range(found, general, type(self).__name__))
-        self.general = general
-        self.lhs_quant_mode = _checked(lhs_quant_mode, "lhs_quant_mode")
-        self.rhs_quant_mode = _checked(rhs_quant_mode, "rhs_quant_mode")
-        self.lhs_freezer = _freezer(lhs_freezer)
-        self.rhs_freezer = _freezer(rhs_freezer)
-        if general.needs_key and rngs is not None:
-            # A fork, but named alike wherever it comes from: names are part of the graph.
-            self.stream = nnx.RngStream(rngs["stochastic_rounding"](), tag="stochastic_rounding")
-        else:
-            self.stream = nnx.data(None)
-
-    def _operands(
-        self, lhs: Operand, rhs: Operand, quantize: Quantize, summed: tuple[Axes, Axes] = ((), ())
-    ) -> tuple[Operand, Operand]:
-        """The operands that are contracted: stored ones, ones to be stored, or as they came."""
-        if self.lhs_quant_mode is QuantMode.SERVE:
-            lhs = self.lhs_freezer.get()
-        elif self.lhs_range is not None:
-            if self.lhs_range.use_running_average:
-                warn_if_uncalibrated(self, lambda: f"{type(self).__name__}.lhs_range", lhs)
-            lhs = scaled(lhs, self.lhs_range, self.general)
-        if self.rhs_quant_mode is QuantMode.SERVE:
-            rhs = self.rhs_freezer.get()
-        converts = (self.lhs_quant_mode is QuantMode.CONVERT, self.rhs_quant_mode is QuantMode.CONVERT)
-        if any(converts):
-            left, right = quantize(lhs, rhs)
-            if converts[0]:
-                self.lhs_freezer.set(left, summed[0])
-                lhs = left
-            if converts[1]:
-                self.rhs_freezer.set(right, summed[1])
-                rhs = right
-        return lhs, rhs
-
-    def has_range(self) -> bool | None:
-        """Whether the static range of the left operand saw data; None without one. See `core.StaticRange`."""
-        if self.lhs_range is None or self.lhs_quant_mode is QuantMode.SERVE:
-            return None
-        return self.lhs_range.has_range()
-
-    def begin_calibration(self) -> None:
-        """From now on collect the range of the left operand anew."""
-        if self.lhs_range is not None:
-            self.lhs_range.begin_calibration()
-
-    def end_calibration(self) -> None:
-        """Nothing: the range is the average."""
-
-    def fresh(self) -> QuantizedOp:
-        """Another one like it, with nothing stored and random numbers of its own."""
-        other = type(self)(
-            self.general,
-            lhs_quant_mode=self.lhs_quant_mode,
-            rhs_quant_mode=self.rhs_quant_mode,
-            lhs_range=None if self.lhs_range is None else nnx.clone(self.lhs_range),
-        )
-        if self.stream is not None:
-            other.stream = nnx.RngStream(self.stream(), tag="stochastic_rounding")
-        return other
-
-    def _seen(self, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The operands as the op sees them: what is ignored, as it is served from store, has the stored shape."""
-        if self.lhs_quant_mode is QuantMode.SERVE:
-            lhs = self.lhs_freezer.placeholder(lhs.dtype)
-        if self.rhs_quant_mode is QuantMode.SERVE:
-            rhs = self.rhs_freezer.placeholder(rhs.dtype)
-        return lhs, rhs
-
-    def _key(self) -> jax.Array | None:
-        both = (self.lhs_quant_mode, self.rhs_quant_mode)
-        return self.stream() if self.stream is not None and both == (QuantMode.TRAIN,) * 2 else None
-
-    @abstractmethod
-    def __call__(self, *args: Any, **kwargs: Any) -> jax.Array:
-        """As the function whose place it takes."""
 
 
 class QDotGeneral(QuantizedOp):
@@ -133,7 +33,7 @@ class QDotGeneral(QuantizedOp):
     `model.set_attributes(rhs_quant_mode=QuantMode.SERVE)`. All three modes give the same output for the same weights.
 
     Args:
-        config: an injector such as `config_v4()`, or a `QuantizedDotGeneral`.
+        config: a `Scheme`, an injector such as `config_v4()`, or a `QuantizedDotGeneral`.
         lhs_quant_mode, rhs_quant_mode: of the left operand (activations, in Flax's layers) and the right one (weights).
         lhs_freezer, rhs_freezer: a `Freezer`, or its arguments, such as `{"shape": (64, 32), "scale_shape": (1, 32)}`,
             so that its variables are there from the start: to load a frozen checkpoint, also abstractly.
@@ -150,7 +50,8 @@ class QDotGeneral(QuantizedOp):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from jqinject.dot import config_v4
+        >>> from flax import nnx
+        >>> from jqinject.dot import QuantMode, config_v4
         >>> dot_general = QDotGeneral(config_v4(), rhs_quant_mode=QuantMode.CONVERT)
         >>> layer = nnx.Linear(3, 2, dot_general=dot_general, rngs=nnx.Rngs(0))
         >>> y = layer(jnp.ones((4, 3)))
@@ -170,8 +71,10 @@ class QDotGeneral(QuantizedOp):
         out_sharding: Any = None,
     ) -> jax.Array:
         """The contraction; arguments as for `lax.dot_general`."""
-        general: QuantizedDotGeneral = self.general
         dtype = preferred_element_type or jax.numpy.promote_types(lhs.dtype, rhs.dtype)
+        if self.scheme is not None:
+            return by_scheme(self, lhs, rhs, dimension_numbers, dtype, out_sharding)
+        general: QuantizedDotGeneral = self.general
         left, right = self._operands(
             lhs,
             rhs,
@@ -181,6 +84,41 @@ class QDotGeneral(QuantizedOp):
         return general(
             left, right, dimension_numbers, precision, dtype, key=self._key(), out_sharding=out_sharding
         )
+
+    def explain(self, lhs: Any, rhs: Any, dimension_numbers: Any) -> ExplainedScheme:
+        """What the three products of a scheme contract: payloads, or floats, and why; nothing is computed.
+
+        Args:
+            lhs, rhs: arrays, or anything with a shape and a dtype.
+            dimension_numbers: as for a call.
+
+        Returns:
+            A tuple of `ExplainedProduct`, which prints a line each.
+
+        Raises:
+            TypeError: the configuration is no `Scheme`.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jqinject.dot import Scheme
+            >>> from jqinject.quant import Int8ActDynamicPerRow, Int8GradPerRowDynamic, Int8WeightPerChannelAbsMax
+            >>> op = QDotGeneral(
+            ...     Scheme.let(
+            ...         fprop_lhs=Int8ActDynamicPerRow,
+            ...         fprop_rhs=Int8WeightPerChannelAbsMax,
+            ...         dgrad_grad=Int8GradPerRowDynamic,
+            ...     )
+            ... )
+            >>> for product in op.explain(jnp.ones((4, 8)), jnp.ones((8, 2)), (((1,), (0,)), ((), ()))):
+            ...     print(product.name, product.kind)
+            fprop int
+            dgrad float
+            wgrad float
+        """
+        if self.scheme is None:
+            raise TypeError("QDotGeneral.explain is for a Scheme; this op has another configuration")
+        dims = checked_dimensions(tuple(lhs.shape), tuple(rhs.shape), dimension_numbers)
+        return explain_scheme(self.scheme, lhs, rhs, dims, jax.numpy.promote_types(lhs.dtype, rhs.dtype))
 
 
 class QEinsum(QuantizedOp):
@@ -199,6 +137,7 @@ class QEinsum(QuantizedOp):
 
     Example:
         >>> import jax.numpy as jnp
+        >>> from flax import nnx
         >>> from jqinject.dot import config_v4
         >>> layer = nnx.Einsum("btd,dnh->btnh", (8, 2, 4), einsum_op=QEinsum(config_v4()), rngs=nnx.Rngs(0))
         >>> layer(jnp.ones((1, 3, 8))).shape
@@ -219,6 +158,8 @@ class QEinsum(QuantizedOp):
 
         def contract(a: jax.Array, b: jax.Array, numbers: Any, **options: Any) -> jax.Array:
             dtype = preferred_element_type or jax.numpy.promote_types(lhs.dtype, rhs.dtype)
+            if self.scheme is not None:
+                return by_scheme(self, a, b, numbers, dtype, **options)
             left, right = self._operands(
                 a,
                 b,
@@ -243,6 +184,7 @@ class QConvGeneralDilated(QuantizedOp):
 
     Example:
         >>> import jax.numpy as jnp
+        >>> from flax import nnx
         >>> from jqinject.dot import config_v4
         >>> conv = QConvGeneralDilated(config_v4())
         >>> layer = nnx.Conv(3, 8, (3, 3), conv_general_dilated=conv, rngs=nnx.Rngs(0))
@@ -278,9 +220,12 @@ class QConvGeneralDilated(QuantizedOp):
             feature_group_count,
             batch_group_count,
             dtype=preferred_element_type or jax.numpy.promote_types(lhs.dtype, rhs.dtype),
-            contraction=self.general.fwd,
             out_sharding=asked(out_sharding, lhs, rhs),
+            **({} if self.general is None else {"contraction": self.general.fwd}),
         )
+        if self.scheme is not None:
+            y = scheme_conv(self.scheme, convolution, lhs, self._served(*kernel_of(convolution, rhs)))
+            return laid_as(y, out_sharding)
         left, right = self._operands(lhs, rhs, convolution.operands)
         assert not (isinstance(left, ScaledOperand) or isinstance(right, ScaledOperand)), (
             "refused when it was made"
@@ -288,16 +233,17 @@ class QConvGeneralDilated(QuantizedOp):
         return laid_as(quantized_conv(convolution, left, right, self._key()), out_sharding)
 
 
+def by_scheme(
+    op: QuantizedOp, lhs: jax.Array, rhs: jax.Array, numbers: Any, dtype: Any, out_sharding: Any = None
+) -> jax.Array:
+    """The contraction of two arrays by the scheme of an op."""
+    lhs, rhs = op._seen(lhs, rhs)
+    dims = checked_dimensions(tuple(lhs.shape), tuple(rhs.shape), numbers)
+    labels = Labelling.of(dims)
+    right = op._served(Laid(rhs, labels.rhs), summed_labels(labels.lhs, labels.rhs, labels.out))
+    return scheme_dot_general(op.scheme, lhs, right, dims, dtype, out_sharding)
+
+
 def _summed(lhs: Any, rhs: Any, dimension_numbers: Any) -> tuple[Axes, Axes]:
     (left, right), _ = dimension_numbers
     return tuple(axis % lhs.ndim for axis in left), tuple(axis % rhs.ndim for axis in right)
-
-
-def _checked(mode: Any, name: str) -> QuantMode:
-    if isinstance(mode, QuantMode):
-        return mode
-    raise TypeError(f"{name} must be QuantMode.TRAIN, QuantMode.CONVERT or QuantMode.SERVE, got {mode!r}")
-
-
-def _freezer(given: Mapping[str, Any] | Freezer | None) -> Freezer:
-    return given if isinstance(given, Freezer) else Freezer(**(given or {}))

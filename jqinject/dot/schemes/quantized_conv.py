@@ -159,7 +159,7 @@ def _quantized_fwd(conv: Convolution, lhs: Unscaled, rhs: Unscaled, key: jax.Arr
 def _quantized_bwd(conv: Convolution, kept: LowBits, g: jax.Array) -> Any:
     lhs, rhs = kept.floats()
     floats = tuple(x.dequantize() if isinstance(x, QuantizedOperand) else x for x in (lhs, rhs))
-    of_lhs, of_rhs = _float_gradients(conv, floats, g)
+    of_lhs, of_rhs = float_gradients(conv, floats, g)
     return (
         None if isinstance(lhs, QuantizedOperand) else of_lhs,
         None if isinstance(rhs, QuantizedOperand) else of_rhs,
@@ -181,13 +181,14 @@ def _integers_fwd(conv: Convolution, lhs: jax.Array, rhs: jax.Array, left: Affin
 
 
 def _integers_bwd(conv: Convolution, kept: tuple[jax.Array, jax.Array], g: jax.Array) -> Any:
-    return *_float_gradients(conv, kept, g), None, None
+    return *float_gradients(conv, kept, g), None, None
 
 
 _integers.defvjp(_integers_fwd, _integers_bwd)
 
 
-def _float_gradients(conv: Convolution, kept: tuple[jax.Array, ...], g: jax.Array) -> tuple[Any, Any]:
+def float_gradients(conv: Convolution, kept: tuple[jax.Array, ...], g: jax.Array) -> tuple[Any, Any]:
+    """The gradients of both operands of the convolution of floats."""
     lhs, rhs = kept
     g = first_order(g, NO_SECOND_DERIVATIVE)
     _, pull = jax.vjp(lambda a, b: conv.numbers(a, b, conv.dtype), lhs, rhs)

@@ -9,6 +9,7 @@ import jax
 
 from jqinject.dot.geometry.equation import Equation
 from jqinject.ops.devices.explicit_axes import asked, before_transpose, laid_as
+from jqinject.quant_tensor import as_array
 
 
 def einsum_by(
@@ -41,7 +42,7 @@ def einsum_by(
     """
     parsed = Equation.parse(equation, lhs.shape, rhs.shape)
     lhs, rhs, simple = parsed.prepared(lhs, rhs)
-    sharding = before_transpose(asked(out_sharding, lhs, rhs), simple.permutation())
+    sharding = before_transpose(asked(out_sharding, as_array(lhs), as_array(rhs)), simple.permutation())
     options = {} if sharding is None else {"out_sharding": sharding}
     y: Any = dot_general(lhs, rhs, simple.dimensions().numbers, **options)
     return laid_as(y.transpose(simple.permutation()), out_sharding)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core import CalibratedQuant
-from jqinject.core.quant.calibrated import LEAST_SCALE
+from jqinject.core.calibration.range_to_scale import LEAST_SCALE
 from jqinject.dot.schemes.contraction import Operand
 from jqinject.dot.schemes.operand import ScaledOperand
 from jqinject.dot.schemes.quantized_dot import QuantizedDotGeneral

@@ -10,6 +10,7 @@ from jqinject.dot.geometry.dimensions import checked_dimensions
 from jqinject.dot.kernels.accumulate import checked_accumulator
 from jqinject.dot.schemes.quantized_dot import QuantizedDotGeneral
 from jqinject.dot.schemes.quantized_einsum import einsum_by
+from jqinject.dot.schemes.scheme import is_scheme
 from jqinject.dot.tensors.tensor_dot import contract_tensors, output_dtype
 from jqinject.inject import ExtendedInjector
 from jqinject.quant_tensor import QuantTensor
@@ -27,6 +28,11 @@ def assembled(config: Any) -> QuantizedDotGeneral:
         found = config.dot_general
         if isinstance(found, QuantizedDotGeneral):
             return found
+    if is_scheme(config):
+        raise TypeError(
+            "config is a Scheme, whose quantizers may keep state, and a function has no place for it.\n  cure: "
+            "QDotGeneral(scheme), QEinsum(scheme) or QConvGeneralDilated(scheme), which are called alike"
+        )
     raise TypeError(
         "config must be an injector that assembles a `dot_general`, such as config_v4(), or a QuantizedDotGeneral; got "
         f"{config!r}"

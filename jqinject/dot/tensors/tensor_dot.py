@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jqinject.core.state.variables import is_known_zero
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.geometry.sharding import sharding_before
 from jqinject.dot.kernels.float8_dot import float8_dot_general, has_output_scales
@@ -92,8 +93,9 @@ def describe(x: Any) -> str:
 def affine_of(x: IntQuantTensor) -> Affine:
     """The integers of a tensor of at most 8 bits; a zero point that is known to be 0 is left out."""
     zero = x.zero_point
-    known = is_concrete(zero) and not np.any(on_host(zero))
-    return Affine(settled(x.int()), x.scale, None if known else zero)
+    known = is_known_zero(zero) if zero.ndim == 0 else is_concrete(zero) and not np.any(on_host(zero))
+    integers = x.int() if x.payload is None else x.payload
+    return Affine(settled(integers), x.scale, None if known else zero)
 
 
 def contract_tensors(

@@ -1,1 +1,1 @@
-"""What a model contracts, how large the errors are, and where they come from."""
+"""Inspection of a model: its contractions, its quantization errors, and where they come from."""

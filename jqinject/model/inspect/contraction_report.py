@@ -1,4 +1,4 @@
-"""`report`: what each layer of a model really contracts, what its weight takes, and what quantization does to it."""
+"""`report`: which contraction each layer really runs, the size of its weight, and its quantization error."""
 
 from __future__ import annotations
 
@@ -27,26 +27,27 @@ LAYERS = (QuantWeightLayer, nnx.Linear, nnx.LinearGeneral, nnx.Einsum, nnx.Conv,
 
 
 def report(model: nnx.Module, *inputs: Any, numbers: bool = False) -> ContractionReport:
-    """Say which contraction each layer really runs, what it takes, where it is not quantized, and what that costs.
+    """Report each layer's actual contraction, its cost, why it is not quantized, and its quantization error.
 
-    The model is traced in evaluation mode and compiled for this machine, and the program is read: what a configuration
-    asks for and a backend does not have shows as "float". A CPU, for one, contracts 8-bit floats as floats.
+    The model is traced in evaluation mode and compiled for this machine, and the compiled program is read: a product
+    that a configuration requests but the backend lacks shows as "float". A CPU, for one, contracts 8-bit floats as
+    floats.
 
-    With `numbers` a copy of the model is run as well, in evaluation mode: in float, quantized, and twice for each
-    quantized layer. All that its layers make is kept for the time, so a small batch is best.
+    With `numbers`, a copy of the model also runs in evaluation mode: in float, quantized, and twice for each quantized
+    layer. All layer outputs are kept in memory meanwhile, so a small batch is best.
 
     Args:
         model: an NNX module; it is not changed.
-        inputs: what it is called with: arrays, or `jax.ShapeDtypeStruct`s.
-        numbers: measure what quantization does to each layer, and to the model; needs arrays.
+        inputs: the model's arguments: arrays, or `jax.ShapeDtypeStruct`s.
+        numbers: measure the quantization error of each layer and of the model; needs arrays.
 
     Returns:
-        An entry for every layer of ours and of Flax's with a weight; with `numbers` also for every other layer of ours
-        that quantizes. Static ranges of activations that never saw data are listed by path.
+        An entry for every jqinject or Flax layer with a weight; with `numbers`, also for every other quantized jqinject
+        layer. Static ranges of activations that never saw data are listed by path.
 
     Raises:
-        TypeError: `model` is no NNX module; `numbers` of inputs or weights that are none.
-        ValueError: `numbers` of a frozen model whose float weights are gone.
+        TypeError: `model` is not an NNX module; `numbers` with inputs or weights that are not concrete arrays.
+        ValueError: `numbers` with a frozen model whose float weights are gone.
 
     Example:
         >>> import jax.numpy as jnp
@@ -135,14 +136,11 @@ def _note(layer: Any, kinds: list[str], in_program: bool) -> str:
     op = quantized_op(layer)
     if op is None:
         return "fake-quantized by the program around it: see op_quant" if in_program else "is not quantized"
-    numerics = op.module.general.fwd
-    missing = [
-        side
-        for side, quantizer in (("input", numerics.lhs_quantizer), ("weight", numerics.rhs_quantizer))
-        if quantizer.numerics is None
-    ]
+    missing = [side for side, has in zip(("input", "weight"), op.module.quantizes, strict=True) if not has]
     if missing:
         return f"the {' and the '.join(missing)} has no bits in the configuration"
+    if op.module.scheme is not None:
+        return "operands without a payload in common, or scales that vary along what is summed: see QDotGeneral.explain"
     return _NO_UNITS
 
 
@@ -182,7 +180,7 @@ def _has_groups(layer: QuantWeightLayer) -> bool:
 
 
 def _crossing(layer: Any) -> str:
-    """What is said of a weight whose groups cross the borders of its shards; empty of any other."""
+    """The note for a weight whose groups cross the borders of its shards; empty for any other."""
     if not isinstance(layer, QuantWeightLayer) or layer.frozen is not None or layer.weight_quant is None:
         return ""
     size, axis = layer.weight_quant.facts.group_size, layer.weight_quant.facts.group_dim
@@ -200,7 +198,7 @@ def _crossing(layer: Any) -> str:
 
 
 def _float_format(layer: QuantWeightLayer) -> AnyFloatFormat | Codebook | None:
-    """The minifloats of the layer's weight, or its table; None where it has neither."""
+    """The minifloat format of the layer's weight, or its codebook; None if it has neither."""
     if layer.frozen is not None:
         return layer.frozen.format
     return number_format(layer.weight_quant.tensor_quant)

@@ -1,4 +1,4 @@
-"""How numbers lie against what their quantizer can represent."""
+"""Histograms of numbers against the range that their quantizer can represent."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 
 BINS = 48
-# A scale of max |x| / steps gives back that x up to the rounding of float32: not clipped.
+# With a scale of max |x| / steps, that x comes back up to float32 rounding: this is not clipping.
 ROUNDING = 4 * float(np.finfo(np.float32).eps)
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many numbers lie where, and the range outside of which they are clipped.
+    """A histogram, and the range outside of which numbers are clipped.
 
     Attributes:
-        unit: "value"; or "steps" (`x / scale + zero_point`), where there are several scales, so that all numbers have
-            one range.
-        edges: of the bins, ascending, one more than bins.
-        counts: numbers in each bin. inf and nan are in none.
+        unit: "value"; or, with several scales, "steps" (`x / scale + zero_point`), so that all numbers share one range.
+        edges: bin edges, ascending; one more than there are bins.
+        counts: numbers in each bin. inf and nan are not counted.
         low, high: the range that the quantizer represents.
     """
 
@@ -33,13 +32,13 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Clipped:
-    """Numbers that a quantizer was given, and what it made of them.
+    """A quantizer's inputs and outputs.
 
     All broadcast against `x`; float64.
 
     Attributes:
-        x: the numbers.
-        value: quantized and back in float.
+        x: the inputs.
+        value: quantized and dequantized.
         scale: float per step.
         zero_point: the step that stands for 0.
         low, high: the first and the last step of the quantizer's range.
@@ -64,13 +63,13 @@ class Clipped:
 
 
 def saturation(calls: Sequence[Clipped]) -> float | None:
-    """The share of numbers outside the range; None where there are no numbers."""
+    """The share of numbers outside the range; None if there are no numbers."""
     count = sum(call.x.size for call in calls)
     return sum(call.outside() for call in calls) / count if count else None
 
 
 def histogram(calls: Sequence[Clipped]) -> Histogram | None:
-    """The numbers of all calls in one histogram; None where there are none, or no range."""
+    """The numbers of all calls in one histogram; None without numbers or a finite range."""
     if not sum(call.x.size for call in calls):
         return None
     ranges = [
@@ -85,7 +84,7 @@ def histogram(calls: Sequence[Clipped]) -> Histogram | None:
     else:
         unit = "steps"
         low, high = min(call.low for call in calls), max(call.high for call in calls)
-        with np.errstate(all="ignore"):  # a scale of 0 leaves nothing that could be drawn
+        with np.errstate(all="ignore"):  # a scale of 0 leaves nothing to draw
             numbers = [call.x / call.scale + call.zero_point for call in calls]
     flat = np.concatenate([x.reshape(-1) for x in numbers])
     flat = flat[np.isfinite(flat)]
@@ -93,7 +92,7 @@ def histogram(calls: Sequence[Clipped]) -> Histogram | None:
 
 
 def _binned(numbers: np.ndarray, unit: str, low: float, high: float) -> Histogram:
-    """In bins that hold all the numbers, and the range."""
+    """The numbers in bins that span all of them and the range."""
     ends = [*([float(numbers.min()), float(numbers.max())] if numbers.size else []), low, high]
     first, last = min(ends), max(ends)
     if not first < last:

@@ -1,4 +1,4 @@
-"""What quantizers remember: amaxes step by step, scales and running statistics."""
+"""State that quantizers keep: amax histories, scales and running statistics."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import AmaxHistory, GradStat, QuantParam, QuantStat
+from jqinject.core import AmaxHistory, AmaxScaling, GradStat, QuantParam, QuantStat
+from jqinject.core.state.record import state_parts
 from jqinject.ops.devices.processes import on_host
 from jqinject.proxy import QuantProxyFromInjector
 
-# What a step under way has seen, not what is remembered.
+# Statistics of the current step, not history.
 PASSING = ("pending",)
 
 
@@ -24,10 +25,9 @@ class History:
 
     Attributes:
         slot: the quantizer, as in "input_quant".
-        name: where in it they are.
-        along: "steps" (the oldest first, the newest last) or "elements" (channels; those of stacked layers behind one
-            another).
-        values: the numbers. Of an amax per channel it is the largest of the step.
+        name: their path within the quantizer.
+        along: "steps" (oldest first, newest last) or "elements" (channels; stacked layers follow one another).
+        values: the numbers. For an amax per channel, the largest of each step.
     """
 
     slot: str
@@ -37,7 +37,7 @@ class History:
 
 
 def histories(layer: Any) -> tuple[History, ...]:
-    """Of all the quantizers that a layer holds."""
+    """The histories of all quantizers that a layer holds."""
     return tuple(
         found
         for slot, proxy in vars(layer).items()
@@ -47,20 +47,34 @@ def histories(layer: Any) -> tuple[History, ...]:
 
 
 def _of_quantizer(slot: str, quantizer: nnx.Module) -> Iterator[History]:
-    within_history: set[int] = set()
-    for path, node in nnx.iter_graph(quantizer, graph=True):
-        if isinstance(node, AmaxHistory):
-            within_history.add(id(node.amax_history))
+    nodes = [(path, node) for path, node in nnx.iter_graph(quantizer, graph=True)]
+    for path, node in nodes:
+        if isinstance(node, AmaxScaling):
+            yield History(
+                slot, ".".join(map(str, (*path, "amax_history"))), "steps", _steps(node.amax_history)
+            )
+        elif isinstance(node, AmaxHistory) and isinstance(node, nnx.Module):
             yield History(slot, ".".join(map(str, path)), "steps", _steps(node))
-    for path, node in nnx.iter_graph(quantizer, graph=True):
-        kept = isinstance(node, QuantParam | QuantStat | GradStat) and id(node) not in within_history
-        if kept and path[-1] not in PASSING and jnp.issubdtype(node.dtype, jnp.floating) and node.size:
-            numbers = on_host(node.get_value()).astype(np.float64).reshape(-1)
-            yield History(slot, ".".join(map(str, path)), "elements", tuple(numbers.tolist()))
+    for path, node in nodes:
+        for name, part in _numbers(path, node):
+            numbers = on_host(part.get_value()).astype(np.float64).reshape(-1)
+            yield History(slot, name, "elements", tuple(numbers.tolist()))
+
+
+def _numbers(path: tuple[Any, ...], node: Any) -> Iterator[tuple[str, Any]]:
+    """The statistics and learned numbers of a Variable that are no history, by name."""
+    if not isinstance(node, QuantParam | QuantStat | GradStat):
+        return
+    for below, part in state_parts(node):
+        above = path[:-1] if below else path
+        name = ".".join(map(str, (*above, *below)))
+        other = name.rpartition(".")[2] in (*PASSING, "amax_history")
+        if not other and jnp.issubdtype(part.dtype, jnp.floating) and part.size:
+            yield name, part
 
 
 def _steps(history: AmaxHistory) -> tuple[float, ...]:
-    """The largest amax of each step, oldest first, without the zeros that stand for steps that have not been yet."""
+    """The largest amax of each step, oldest first, without the leading zeros of steps not yet taken."""
     held = on_host(history.amax_history.get_value()).astype(np.float64)
     axis = held.ndim - 1 - len(history.amax_shape)
     steps = np.moveaxis(held, axis, 0).reshape(held.shape[axis], -1)

@@ -1,4 +1,4 @@
-"""What a measured report says of one layer: plain data."""
+"""One layer's entry in a measured report: plain data."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from jqinject.model.inspect.histories import History
 
 @dataclass(frozen=True)
 class Saturation:
-    """Which share of the elements lies outside what their quantizer can represent, 0 to 1.
+    """The share of elements outside the range that their quantizer can represent, 0 to 1.
 
-    None where there is no such quantizer, or the layer was not called. The range reaches from the first to the last
-    number that the quantizer has; where a zero point was rounded, it may end up to half a step before the data do.
+    None if there is no such quantizer, or the layer was not called. The range runs from the quantizer's first to its
+    last representable number; if the zero point was rounded, it may end up to half a step before the data do.
 
     Attributes:
         weight: of the weight.
-        input: of what comes into the layer.
-        output: of what the output quantizer, or that of an activation layer, is given.
+        input: of the layer's input.
+        output: of the input of the output quantizer (or of an activation layer's quantizer).
     """
 
     weight: float | None = None
@@ -31,14 +31,14 @@ class Saturation:
 
 @dataclass(frozen=True)
 class Histograms:
-    """How the numbers of a layer are spread, before they are quantized.
+    """The distribution of a layer's numbers before quantization.
 
-    None where there is no such quantizer, or the layer was not called.
+    None if there is no such quantizer, or the layer was not called.
 
     Attributes:
         weight: of the weight.
-        input: of what comes into the layer.
-        output: of what the output quantizer, or that of an activation layer, is given.
+        input: of the layer's input.
+        output: of the input of the output quantizer (or of an activation layer's quantizer).
     """
 
     weight: Histogram | None = None
@@ -48,20 +48,20 @@ class Histograms:
 
 @dataclass(frozen=True)
 class LayerNumbers:
-    """What quantization does to one layer, measured.
+    """The measured quantization error of one layer.
 
-    A signal-to-quantization-noise ratio is `10 log10(sum(y**2) / sum((y - q)**2))` decibels of a float tensor y and the
-    tensor q that stands in its place, over all elements and all calls: inf where they are equal, -inf where y is 0 and
-    q is not. "The float model" is the model with every quantizer switched off.
+    The signal-to-quantization-noise ratio of a float tensor y and its quantized counterpart q is
+    `10 log10(sum(y**2) / sum((y - q)**2))` decibels, over all elements and all calls: inf if they are equal, -inf if y
+    is 0 and q is not. "The float model" is the model with every quantizer switched off.
 
     Attributes:
-        calls: how often the layer was called; 0 leaves all else None. Iterations of a scan count each.
-        isolated_sqnr_db: of the layer's output, where only this layer is quantized and its input is the float model's.
-        accumulated_sqnr_db: of the layer's output in the quantized model, against the float model's at the same place.
+        calls: how often the layer was called; 0 leaves all else None. Each iteration of a scan counts.
+        isolated_sqnr_db: of the layer's output, if only this layer is quantized and its input is the float model's.
+        accumulated_sqnr_db: of the layer's output in the quantized model, against the same output in the float model.
         weight_sqnr_db: of the weight.
-        only_quantized: the ratio of the model's output, in decibels, where this layer is quantized and no other.
-        only_float: the same where every layer is quantized but this.
-        saturation: shares of what is clipped in the quantized model.
+        only_quantized: the ratio of the model's output, in decibels, if only this layer is quantized.
+        only_float: the same if every layer but this one is quantized.
+        saturation: shares of clipped elements in the quantized model.
         histograms: of the same numbers.
         histories: amaxes and scales that the layer's quantizers keep.
     """
@@ -79,20 +79,20 @@ class LayerNumbers:
 
 @dataclass(frozen=True)
 class LayerReport:
-    """What one layer does.
+    """The report's entry for one layer.
 
     Attributes:
-        path: where it is in the model.
+        path: the layer's path in the model.
         layer: its class.
-        contraction: "int", "fp8" or "float", as it stands in the compiled program; "none" where it has none there.
-        program: dtypes of the operands and of the output, in XLA's words.
+        contraction: "int", "fp8" or "float", as in the compiled program; "none" if it has none there.
+        program: dtypes of the operands and of the output, in XLA's notation.
         weight_bytes: of its weight, with scales and zero points.
-        note: why numbers are contracted as floats though they are quantized, or why they are not quantized; whether the
-            weight's groups cross its shards.
-        operations: multiply-accumulates of its contractions for these inputs, all calls together; 0 where it is not
-            called. Those of a loop count as often as it runs, once where nobody knows how often that is; of branches
-            those with the most count.
-        numbers: what quantization does to it; None of a report without numbers, and of a layer that is not quantized.
+        note: why quantized numbers are contracted as floats, or why they are not quantized; whether the weight's groups
+            cross its shards.
+        operations: multiply-accumulates of its contractions for these inputs, over all calls; 0 if it is not called. A
+            loop body counts once per iteration (once if the trip count is unknown); of several branches, the one with
+            the most counts.
+        numbers: its quantization error; None in a report without numbers, or if the layer is not quantized.
     """
 
     path: str
@@ -106,7 +106,7 @@ class LayerReport:
 
 
 def plain(found: Any) -> Any:
-    """A dataclass as dicts, lists, strings and numbers that JSON has; inf, -inf and nan become their names."""
+    """A dataclass as dicts, lists, strings and numbers that JSON supports; inf, -inf and nan become their names."""
     if dataclasses.is_dataclass(found) and not isinstance(found, type):
         return {field.name: plain(getattr(found, field.name)) for field in dataclasses.fields(found)}
     if isinstance(found, tuple | list):

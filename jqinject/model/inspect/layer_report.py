@@ -1,4 +1,4 @@
-"""What `report` returns: an entry for each layer, as a table, as plain data and as a page."""
+"""What `report` returns: an entry for each layer, as a table, plain data or an HTML page."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from jqinject.model.inspect.report_table import as_rich, as_text
 
 @dataclass(frozen=True)
 class ContractionReport:
-    """What every layer does, by path.
+    """An entry for every layer.
 
-    `str()` of it is a table, and so is what `rich.print` makes of it.
+    `str()` and `rich.print` show it as a table.
 
     Attributes:
-        layers: an entry for each.
+        layers: one entry per layer.
         output_sqnr_db: signal-to-quantization-noise ratio of the model's output (all its floating-point arrays
             together), in decibels; None without numbers.
-        uncalibrated: paths of the quantizers of activations whose static range never saw data.
+        uncalibrated: paths of activation quantizers whose static range never saw data.
 
     Example:
         >>> import jax
@@ -57,14 +57,14 @@ class ContractionReport:
         return sum(entry.operations for entry in self.layers)
 
     def most_sensitive(self, n: int = 5) -> tuple[LayerReport, ...]:
-        """The layers whose quantization costs the model's output most: those to give more bits first.
+        """The layers whose quantization hurts the model's output most: give these more bits first.
 
         Args:
             n: how many, at most.
 
         Returns:
-            Those with the lowest `numbers.only_quantized`, the lowest first; where it is the same, those that leave the
-            better output when only they are float.
+            The layers with the lowest `numbers.only_quantized`, lowest first; ties are broken by the higher
+            `numbers.only_float`.
 
         Raises:
             ValueError: the report has no numbers.
@@ -81,17 +81,17 @@ class ContractionReport:
         return tuple(self.layers[position] for _, _, position in sorted(ranked)[:n])
 
     def as_dict(self) -> dict[str, Any]:
-        """The whole report as dicts, lists, strings, numbers and None, as JSON has them.
+        """The whole report as dicts, lists, strings, numbers and None, ready for JSON.
 
-        An infinite ratio is the string "inf" or "-inf", one that is not a number "nan".
+        An infinite ratio becomes the string "inf" or "-inf", a nan the string "nan".
         """
         return {**plain(self), "weight_bytes": self.weight_bytes, "operations": self.operations}
 
     def html(self, path: str | Path | None = None) -> str:
-        """The report as one page that needs nothing else: table, histograms, histories.
+        """The report as one self-contained HTML page: table, histograms, histories.
 
         Args:
-            path: file to write it to; None writes nothing.
+            path: file to write it to, or None.
 
         Returns:
             The page.

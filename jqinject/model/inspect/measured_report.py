@@ -1,4 +1,4 @@
-"""Measuring what quantization does to each layer of a model, and to the model."""
+"""Measures the quantization error of each layer of a model, and of the model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ADVICE = (
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured.
+    """The measurements.
 
     Attributes:
         layers: path -> numbers of every quantized layer.
@@ -47,7 +47,7 @@ def sqnr_db(reference: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> flo
         found: q, of the same shapes.
 
     Returns:
-        inf where they are equal, -inf where only y is 0, nan where there is a nan or both have an inf.
+        inf if they are equal, -inf if only y is 0, nan if there is a nan or both have an inf.
 
     Example:
         >>> sqnr_db([np.array([3.0, 4.0])], [np.array([3.0, 3.5])])
@@ -62,10 +62,10 @@ def sqnr_db(reference: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> flo
 
 
 def check_numbers(model: nnx.Module, inputs: tuple[Any, ...]) -> None:
-    """Raise where there is nothing to run, or nothing to compare with.
+    """Check that the model can be run and has a float model to compare with.
 
     Raises:
-        TypeError: an input or a Variable of the model is no array of numbers.
+        TypeError: an input or a Variable of the model is not a concrete array.
         ValueError: frozen layers whose float weights are gone.
     """
     gone = tuple(path for path, layer in quantized_layers(model).items() if not has_float(layer))
@@ -132,7 +132,7 @@ def measure(model: nnx.Module, inputs: tuple[Any, ...]) -> Measured:
 
 
 def _sensitivity(rehearsal: Rehearsal, path: str, reference: list[np.ndarray]) -> tuple[float, float]:
-    """The ratio of the output where only this layer is quantized, and where only this one is not."""
+    """The ratio of the output if only this layer is quantized, and if only this one is not."""
     alone = rehearsal.mixed({other: other == path for other in rehearsal.layers}, others=False)
     without = rehearsal.mixed({other: other != path for other in rehearsal.layers}, others=True)
     return sqnr_db(reference, alone), sqnr_db(reference, without)

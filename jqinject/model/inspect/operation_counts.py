@@ -1,4 +1,4 @@
-"""How many multiply-accumulates each layer takes: counted in a traced program."""
+"""Counts the multiply-accumulates of each layer in a traced program."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from jax.extend import core
 
 
 def operations_by(jaxpr: Any, mark: re.Pattern[str]) -> Counter[str]:
-    """The multiply-accumulates of the contractions in a program, by the named scope they stand in.
+    """The multiply-accumulates of a program's contractions, by named scope.
 
-    A loop counts as often as it runs where that is known, else once; of branches the one with the most.
+    A loop body counts once per iteration, or once if the trip count is unknown; of several branches, the one with the
+    most counts.
 
     Args:
         jaxpr: a traced program.
-        mark: what finds a scope of interest in a stack of names; its first group is the key. The innermost counts.
+        mark: matches a scope of interest in a name stack; its first group is the key. The innermost match counts.
     """
     return _count(jaxpr, "", mark)
 

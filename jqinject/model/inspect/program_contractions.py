@@ -1,4 +1,4 @@
-"""Which contractions a program has, and for which layer: read from the compiled program's text."""
+"""The contractions of each layer, read from the compiled program's text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flax import nnx
 from jqinject.model.inspect.operation_counts import operations_by
 from jqinject.program import Around, intercept
 
-# A number, not the path: a path may hold what has a meaning in XLA's text.
+# A number, not the path: a path may contain characters with a meaning in XLA's text.
 MARK = "jqinject_layer({})"
 MARKED = re.compile(r"jqinject_layer\((\d+)\)")
 PARTS = re.compile(r"jqinject_parts\((\d+)\)")
@@ -33,9 +33,9 @@ class Contraction:
 
     Attributes:
         layer: path of the layer it belongs to.
-        operands: dtypes of its operands, in XLA's words.
+        operands: dtypes of its operands, in XLA's notation.
         output: dtype of its output.
-        parts: how many parts of a sum it is one of: more products than the output holds are summed in parts.
+        parts: into how many partial sums it is split: a sum too long for the output dtype is computed in parts.
     """
 
     layer: str
@@ -57,7 +57,7 @@ class Contraction:
 
 @dataclass(frozen=True)
 class Program:
-    """What a model does when it is called.
+    """What a model runs when called.
 
     Attributes:
         contractions: of the compiled program.
@@ -69,7 +69,7 @@ class Program:
 
 
 def program_of(model: nnx.Module, inputs: tuple[Any, ...], layers: Sequence[str]) -> Program:
-    """Trace `model(*inputs)`, compile it for this machine, and read what belongs to some layers.
+    """Trace `model(*inputs)`, compile it for this machine, and read the contractions of some layers.
 
     Args:
         model: an NNX module; a copy of it is traced.
@@ -97,7 +97,7 @@ def program_of(model: nnx.Module, inputs: tuple[Any, ...], layers: Sequence[str]
 
 @final
 class _UnderName(Around):
-    """Lets a layer be called under a name that the program's text keeps."""
+    """Calls a layer under a named scope, which the program's text keeps."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -126,5 +126,5 @@ def _split(operands: str) -> list[str]:
 
 
 def _multiplies(target: re.Match[str] | None) -> bool:
-    """Whether a custom call is a library's product of matrices or convolution."""
+    """Whether a custom call is a library's matrix product or convolution."""
     return target is not None and re.search(r"matmul|gemm|dot|conv", target[1], re.IGNORECASE) is not None

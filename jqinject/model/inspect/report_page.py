@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs no other file."""
+"""A report as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _cell(tag: str, column: str, text: str) -> str:
 
 
 def _section(entry: LayerReport) -> str:
-    """The pictures of a layer; nothing of a layer without any."""
+    """The charts of a layer; empty without measured numbers."""
     if entry.numbers is None:
         return ""
     found = entry.numbers.histograms

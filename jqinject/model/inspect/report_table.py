@@ -14,7 +14,7 @@ RIGHT = frozenset({"bytes", "operations", *MEASURED})
 
 
 class Rows(Protocol):
-    """What a table shows: see `ContractionReport`."""
+    """The data of a table: see `ContractionReport`."""
 
     @property
     def layers(self) -> tuple[LayerReport, ...]:
@@ -43,7 +43,7 @@ class Rows(Protocol):
 
 
 def head(report: Rows) -> tuple[str, ...]:
-    """The columns: those of numbers only where there are numbers."""
+    """The columns; those of measured numbers only if the report has them."""
     measured = MEASURED if report.output_sqnr_db is not None else ()
     return (*COLUMNS, *measured, "note")
 
@@ -51,7 +51,7 @@ def head(report: Rows) -> tuple[str, ...]:
 def rows(report: Rows) -> list[tuple[str, ...]]:
     """A row for each layer, and one of totals."""
     found = [(*_cells(entry), *_measured(report, entry), entry.note) for entry in report.layers]
-    # The ratio of the model's output stands in the column of a layer's output in the quantized model.
+    # The model's output ratio goes in the column "here dB": a layer's output in the quantized model.
     measured = (
         ("", decibels(report.output_sqnr_db), "", "", "", "") if report.output_sqnr_db is not None else ()
     )
@@ -75,7 +75,7 @@ def as_text(report: Rows) -> str:
 
 
 def as_rich(report: Rows) -> Any:
-    """The table for `rich`, which asks for it: where nobody does, it need not be installed."""
+    """The table for `rich`, which is imported only when it asks for it."""
     from rich.table import Table
     from rich.text import Text
 
@@ -90,20 +90,20 @@ def as_rich(report: Rows) -> Any:
 
 
 def notes(report: Rows) -> tuple[str, ...]:
-    """What is said beneath the table."""
+    """Notes beneath the table."""
     unseen = report.uncalibrated
     return (f"static ranges that never saw data: {', '.join(unseen)}",) if unseen else ()
 
 
 def decibels(ratio: float | None) -> str:
-    """A ratio in a cell."""
+    """A ratio as a cell's text."""
     if ratio is None:
         return "-"
     return f"{ratio:.1f}" if math.isfinite(ratio) else str(ratio)
 
 
 def share(part: float | None) -> str:
-    """A share in a cell: percent."""
+    """A share as a cell's text, in percent."""
     return "-" if part is None else f"{part:.2%}"
 
 

@@ -1,4 +1,4 @@
-"""Running a model with some of its layers quantized and others not."""
+"""Runs a model with some of its layers quantized and others in float."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jqinject.quant_tensor import QuantTensor, as_array
 
 
 class Rehearsal:
-    """A model and what it is called with, to be run again and again. The model itself stays as it is.
+    """Runs a copy of a model repeatedly on the same inputs, with layers switched. The model is not changed.
 
     Args:
         model: in evaluation mode.
@@ -44,7 +44,8 @@ class Rehearsal:
         """Run with every quantizer off.
 
         Args:
-            tape: takes, as "float", for each call the layer's output, and the output quantized for the same input.
+            tape: records as "float", for each call, the layer's float output and its quantized output for the same
+                input.
 
         Returns:
             The model's outputs, float64.
@@ -52,10 +53,10 @@ class Rehearsal:
         return self._recorded(tape, others=False, around=lambda layer: _Floating(layer, tape))
 
     def quantized(self, tape: Tape) -> list[np.ndarray]:
-        """Run as it is.
+        """Run the model as it is.
 
         Args:
-            tape: takes, as "quantized", for each call the layer's output; for each part what its quantizer did.
+            tape: records as "quantized", for each call, the layer's output, and what the quantizer of each part did.
 
         Returns:
             The model's outputs, float64.
@@ -67,7 +68,7 @@ class Rehearsal:
 
         Args:
             on: path -> whether the layer is quantized; compiled once for all choices.
-            others: whether quantizers that are in no layer of ours are on.
+            others: whether quantizers outside jqinject layers are on.
 
         Returns:
             The model's outputs, float64.
@@ -108,7 +109,7 @@ class Rehearsal:
 
 
 def _arrays(outputs: Any) -> list[Any]:
-    """The floating-point arrays that a model returns; all its arrays where none is."""
+    """The floating-point arrays that a model returns; all its arrays if none is."""
     leaves = jax.tree.leaves(outputs, is_leaf=lambda leaf: isinstance(leaf, QuantTensor))
     arrays = [jnp.asarray(as_array(leaf)) for leaf in leaves]
     floats = [array for array in arrays if jnp.issubdtype(array.dtype, jnp.floating)]
@@ -117,7 +118,7 @@ def _arrays(outputs: Any) -> list[Any]:
 
 @final
 class _Floating(Around):
-    """The layer in float; on the side, quantized for the same input."""
+    """Runs the layer in float, and records its quantized output for the same input."""
 
     def __init__(self, layer: QuantizedLayer, tape: Tape) -> None:
         self.layer, self.tape = layer, tape
@@ -130,7 +131,7 @@ class _Floating(Around):
 
 @final
 class _Quantized(Around):
-    """The layer as it is, listened to."""
+    """Runs the layer as it is, and records its quantizers."""
 
     def __init__(self, layer: QuantizedLayer, tape: Tape) -> None:
         self.layer, self.tape = layer, tape
@@ -153,7 +154,7 @@ class _Quantized(Around):
             return call()
 
     def _note_frozen(self, layer: Any) -> None:
-        """A frozen weight does not come through its quantizer."""
+        """Record a frozen weight, which does not pass through its quantizer."""
         if not isinstance(layer, QuantWeightLayer) or layer.frozen is None:
             return
         weight = layer.frozen.quant_tensor()
@@ -162,7 +163,7 @@ class _Quantized(Around):
 
 @final
 class _Mixed(Around):
-    """The layer quantized or in float, as a traced bool says."""
+    """Runs the layer quantized or in float, selected by a traced bool."""
 
     def __init__(self, layer: QuantizedLayer, on: jax.Array) -> None:
         self.layer, self.on = layer, on
@@ -174,7 +175,7 @@ class _Mixed(Around):
 
 
 def _has_others(model: nnx.Module, layers: Mapping[str, QuantizedLayer]) -> bool:
-    """Whether quantizers stand elsewhere than in quantized layers of ours."""
+    """Whether there are quantizers outside the given quantized layers."""
     known = {id(node) for path, node in nnx.iter_modules(model) if ".".join(map(str, path)) in layers}
     inside = {id(h.proxy) for h in ModelIndex(model).proxies if all(id(layer) in known for layer in h.layers)}
     proxies = (node for _, node in nnx.iter_modules(model) if isinstance(node, QuantProxyFromInjector))
@@ -188,7 +189,7 @@ def _both(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[jax.Array, Any]:
-    """What the layer makes in float, and quantized."""
+    """The layer's output in float, and quantized."""
 
     def run() -> Any:
         return call(*args, **kwargs)
@@ -198,7 +199,7 @@ def _both(
 
 
 def _dressed(value: jax.Array, quantized: Any) -> Any:
-    """Numbers as what the quantized layer returns: whoever expects a QuantTensor finds one, with its scale."""
+    """A value in the type that the quantized layer returns: a QuantTensor keeps its scale."""
     return quantized.set(value=value) if isinstance(quantized, QuantTensor) else value
 
 

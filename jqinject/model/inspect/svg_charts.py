@@ -1,4 +1,4 @@
-"""Small charts as SVG, to stand in an HTML page."""
+"""Small SVG charts for an HTML page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_POINTS = 400
 def histogram_chart(title: str, drawn: Histogram) -> str:
     """Bars of a histogram, with the clipping range as two vertical lines.
 
-    Bars are as high as the square root of their count, so that the few numbers at the ends are seen.
+    The height of a bar is the square root of its count, so that the few numbers at the ends remain visible.
     """
     first, last = drawn.edges[0], drawn.edges[-1]
 
@@ -43,12 +43,12 @@ def histogram_chart(title: str, drawn: Histogram) -> str:
 
 
 def line_chart(title: str, values: Sequence[float], ends: tuple[str, str]) -> str:
-    """Numbers along a line, from 0 (or the lowest below it) up.
+    """A line chart whose vertical axis starts at 0, or at the lowest value if that is negative.
 
     Args:
-        title: what they are.
-        values: the numbers; of very many, evenly chosen ones are drawn.
-        ends: what is written at the two ends of the line.
+        title: its title.
+        values: the numbers; if there are very many, an evenly spaced subset is drawn.
+        ends: labels of the two ends of the horizontal axis.
     """
     shown = [v for v in values[:: math.ceil(len(values) / MOST_POINTS)] if math.isfinite(v)]
     low, high = min([0.0, *shown]), max([0.0, *shown])

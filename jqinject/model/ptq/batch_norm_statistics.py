@@ -1,4 +1,4 @@
-"""Statistics of batch normalizations, taken again under quantization."""
+"""Re-estimates the statistics of batch normalizations under quantization."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from jqinject.model.walk import dotted
 def calibrate_batch_norm(
     model: nnx.Module, batches: Iterable[Any], *, progress: bool = True
 ) -> tuple[str, ...]:
-    """Take the mean and variance of every batch normalization again, from what reaches it now.
+    """Re-estimate the mean and variance of every batch normalization from its inputs in the quantized model.
 
-    Quantized weights move the distributions that a float model's statistics describe. Each statistic becomes the mean
-    of those of all batches; everything else runs in evaluation mode and stays as it is.
+    Quantized weights shift the distributions that a float model's statistics describe. Each statistic becomes its mean
+    over all batches; everything else runs in evaluation mode and stays as it is.
 
     Args:
         model: an NNX module with `nnx.BatchNorm`s (or `QuantBatchNorm`s).
-        batches: what the model is called with, as for `calibrate`.
-        progress: show a progress bar, where `rich` is installed.
+        batches: the model's arguments, as for `calibrate`.
+        progress: show a progress bar, if `rich` is installed.
 
     Returns:
         Paths of the batch normalizations.
@@ -49,7 +49,7 @@ def calibrate_batch_norm(
     copy.eval()
     for norm in _norms(copy).values():
         norm.use_running_average = False
-        norm.momentum = 0.0  # what is held after a call is then that batch's own
+        norm.momentum = 0.0  # after a call the statistics are that batch's own
     total: Any = None
     count = 0
     for index, batch in enumerate(with_progress(batches, "batch statistics", shown=progress)):

@@ -1,4 +1,4 @@
-"""Bias correction: the shift that quantization gives to the mean of a layer's output, taken back in its bias."""
+"""Bias correction: a layer's bias compensates for the shift that quantization causes in its mean output."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ MEAN = "mean output"
 
 
 def correct_biases(model: nnx.Module, batches: Iterable[Any], *, progress: bool = True) -> tuple[str, ...]:
-    """Add to each bias what quantization has taken from the mean of its layer's output.
+    """Correct each bias for the shift that quantization causes in the layer's mean output.
 
         bias += mean(output of the float model) - mean(output of the quantized model), channel by channel
 
-    Layers are corrected in the order in which they run, each after those before it. Everything runs in evaluation mode.
+    Layers are corrected in execution order, each after those before it. Everything runs in evaluation mode.
 
     Args:
         model: a quantized NNX module, calibrated and not frozen.
-        batches: what the model is called with, as for `calibrate`; they are kept in memory.
-        progress: show a progress bar, where `rich` is installed.
+        batches: the model's arguments, as for `calibrate`; they are kept in memory.
+        progress: show a progress bar, if `rich` is installed.
 
     Returns:
-        Paths of the layers whose bias was corrected: layers of ours with a bias and a quantized weight that are not
+        Paths of the layers whose bias was corrected: jqinject layers with a bias and a quantized weight that are not
         stacked.
 
     Raises:
@@ -97,7 +97,7 @@ class _MeanOutputs:
 
     Args:
         model: in evaluation mode.
-        batches: what it is called with.
+        batches: its arguments.
     """
 
     def __init__(self, model: nnx.Module, batches: list[Batch]) -> None:
@@ -115,7 +115,7 @@ class _MeanOutputs:
         self._run = jax.jit(run)
 
     def __call__(self) -> Means:
-        """With the parameters as they are now; in the order in which the layers run."""
+        """The means with the current parameters, in execution order."""
         self._tape.clear()
         _, state = nnx.split(self._model, graph=True)
         for args, kwargs in self._batches:
@@ -126,7 +126,7 @@ class _MeanOutputs:
 
 
 class _Recording(Around):
-    """Takes down the mean output of a layer, channel by channel."""
+    """Records the mean output of a layer, channel by channel."""
 
     def __init__(self, path: str, tape: Tape) -> None:
         self._path = path

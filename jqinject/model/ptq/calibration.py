@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import QuantParam, QuantStat, StaticRange
+from jqinject.core.state.record import flat_parts
 from jqinject.model.running.compiled_call import compiled_call
 from jqinject.model.running.progress import with_progress
 from jqinject.model.static_ranges import listed, static_ranges
@@ -27,9 +28,9 @@ class CalibrationReport:
     """What `calibrate` collected.
 
     Attributes:
-        batches: how many there were.
+        batches: the number of batches.
         quantizers: paths of the quantizers that saw data.
-        missed: paths of those with static ranges that no batch reached; they are as they were.
+        missed: paths of quantizers with static ranges that no batch reached; they are unchanged.
     """
 
     batches: int
@@ -50,31 +51,31 @@ def calibrate(
 ) -> CalibrationReport:
     """Collect the ranges of activations from batches of data, without training.
 
-    The range of a quantizer is the mean of those of all batches: `range = sum_i range_i / n`. How the range of one
-    batch is found (`calibration_impl`, `scaling_stats_op`), each quantizer declares; so does one that averages
-    otherwise (`scaling_stats_momentum`, `zero_point_stats_momentum`, `momentum` of a `SimpleMovingAverage`,
+    A quantizer's range is the mean of its ranges over all batches: `range = sum_i range_i / n`. Each quantizer declares
+    how it finds the range of one batch (`calibration_impl`, `scaling_stats_op`), and any other way of averaging
+    (`scaling_stats_momentum`, `zero_point_stats_momentum`, `momentum` of a `SimpleMovingAverage`,
     `amax_history_length`).
 
-    The range is that of these batches alone: what was collected, trained or calibrated before is replaced. A scale or
-    zero point that is learned after some training steps (`collect_stats_steps`) takes all batches, however many, and
+    The range depends on these batches alone: earlier statistics, learned values and calibrations are replaced. A scale
+    or zero point that is learned after some training steps (`collect_stats_steps`) uses all batches, however many, and
     is learned from the next training step on.
 
-    Else the model runs in evaluation mode and nothing changes: no weight, no statistic of a batch normalization, no
-    random stream. After it the model is in evaluation mode.
+    Apart from ranges, nothing changes: the model runs in evaluation mode, and weights, statistics of batch
+    normalizations and random streams stay as they are. Afterwards the model is in evaluation mode.
 
     Args:
-        model: a quantized NNX module: of our layers, from `quantize`, or from `OdmlQat`.
-        batches: what the model is called with: arrays, tuples of positional arguments or dicts of keywords.
+        model: a quantized NNX module: built of jqinject layers, or made by `quantize` or `OdmlQat`.
+        batches: the model's arguments: arrays, tuples of positional arguments or dicts of keywords.
         quantized: whether activations and weights are quantized while ranges are collected, as a device will run them;
-            by default the ranges are those of the float model. Flax's layers with a `QDotGeneral` or its kin contract
-            in low bits either way.
-        progress: show a progress bar, where `rich` is installed.
+            by default the ranges are those of the float model. Flax layers with a `QDotGeneral` or its kin contract in
+            low bits either way.
+        progress: show a progress bar, if `rich` is installed.
 
     Returns:
         A report.
 
     Raises:
-        TypeError: `model` is no NNX module; `batches` is a single batch, or none.
+        TypeError: `model` is not an NNX module; `batches` is a single batch, or not iterable.
         ValueError: no batch; a batch with nan or inf; no quantizer with statistics; an abstract model. Nothing is
             changed then.
 
@@ -132,7 +133,7 @@ def calibrate(
 
 
 def _observers(index: ModelIndex) -> dict[str, StaticRange]:
-    """What collects statistics of activations in a model, by path: static ranges, and components of the user's."""
+    """The modules that collect statistics of activations, by path: static ranges, and the user's own components."""
     return {
         path: holder
         for path, holder in static_ranges(index).items()
@@ -162,7 +163,7 @@ def _prepare(copy: nnx.Module, quantized: bool) -> dict[str, StaticRange]:
 
 
 def _check_batches(batches: Any) -> None:
-    """Refuse a single batch: its rows would be taken for batches."""
+    """Refuse a single batch, whose rows would be taken for batches."""
     single = isinstance(batches, jax.Array | np.ndarray | Mapping)
     if single or not isinstance(batches, Iterable):
         raise TypeError(
@@ -176,10 +177,10 @@ def _run(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def checked_batch(batch: Any, index: int) -> Batch:
-    """How a model is called with a batch that may be used for statistics.
+    """The arguments to call a model with, from a batch that is checked to be finite.
 
     Raises:
-        ValueError: there is nan or inf in it.
+        ValueError: the batch holds nan or inf.
     """
     args, kwargs = batch_arguments(batch)
     for path, leaf in jax.tree.leaves_with_path((args, kwargs)):
@@ -194,13 +195,13 @@ def checked_batch(batch: Any, index: int) -> Batch:
 def _is_finite(leaf: Any) -> bool:
     if not (isinstance(leaf, jax.Array | np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.floating)):
         return True
-    if isinstance(leaf, jax.Array):  # where it lies: no process holds all of one that spans several
+    if isinstance(leaf, jax.Array):  # checked in place: an array across processes is not whole in any of them
         return bool(jnp.isfinite(leaf).all())
     return bool(np.isfinite(leaf.astype(np.float32)).all())
 
 
 def batch_arguments(batch: Any) -> Batch:
-    """How a model is called with a batch: an array, a tuple of positional arguments, a dict of keywords."""
+    """The arguments to call a model with, from an array, a tuple of positional arguments or a dict of keywords."""
     if isinstance(batch, Mapping):
         return (), dict(batch)
     return (tuple(batch), {}) if isinstance(batch, tuple | list) else ((batch,), {})
@@ -209,10 +210,10 @@ def batch_arguments(batch: Any) -> Batch:
 def _take_over(
     ours: dict[str, StaticRange], theirs: dict[str, StaticRange]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Write the statistics that were collected into the model.
+    """Write the collected statistics into the model.
 
     Returns:
-        Paths of what saw data, and of what did not.
+        Paths of the ranges that saw data, and of those that did not.
     """
     reached, missed = [], []
     for path, holder in ours.items():
@@ -220,8 +221,8 @@ def _take_over(
         if has_range is False:
             missed.append(path)
             continue
-        new = nnx.to_flat_state(nnx.state(theirs[path], (QuantStat, QuantParam)))
-        held = dict(nnx.to_flat_state(nnx.state(holder, (QuantStat, QuantParam))))
+        new = flat_parts(nnx.state(theirs[path], (QuantStat, QuantParam)))
+        held = dict(flat_parts(nnx.state(holder, (QuantStat, QuantParam))))
         changed = False
         for name, variable in new:
             changed |= not np.array_equal(on_host(held[name].get_value()), on_host(variable.get_value()))

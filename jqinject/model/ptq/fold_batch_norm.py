@@ -1,4 +1,4 @@
-"""`fold_batch_norm`: batch normalizations of a whole model, folded into the layers before them."""
+"""`fold_batch_norm`: folds all batch normalizations of a model into the layers before them."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ def fold_batch_norm(
 ) -> Pairs:
     """Fold batch normalizations into the weights and biases of the layers before them, in place.
 
-    Each one that gets what a layer returns is folded into that layer (see `jqinject.nn.merge_bn`), and leaves in its
-    place a `MergedBatchNorm`, which lets its input through (with the output quantizer that a `QuantBatchNorm` has). In
-    evaluation mode the model computes what it did before, up to quantization of the new weights; this is checked on the
-    inputs with all quantizers off.
+    Each normalization whose input is a layer's output is folded into that layer (see `jqinject.nn.merge_bn`), and is
+    replaced by a `MergedBatchNorm`, which passes its input through (with the output quantizer of a `QuantBatchNorm`).
+    In evaluation mode the model computes the same as before, up to quantization of the new weights; this is checked on
+    the inputs with all quantizers off.
 
     Args:
-        model: an NNX module, of Flax's layers or ours.
-        inputs, keywords: what the model is called with, to see which layer comes before which normalization, and to
-            compare.
+        model: an NNX module with Flax or jqinject layers.
+        inputs, keywords: the model's arguments, used to find which layer precedes which normalization, and to compare
+            outputs.
         pairs: paths (layer, normalization), as ("conv", "norm"); None finds them.
 
     Returns:
         The pairs that were merged.
 
     Raises:
-        TypeError: `model` is no NNX module; a path that leads to something else.
-        ValueError: nothing to merge; a layer that is called more than once, that is shared, or whose output is used
-            beside the normalization too. Nothing is changed then.
+        TypeError: `model` is not an NNX module; a path leads to something else.
+        ValueError: nothing to merge; a layer is called more than once or shared, or its output is also used outside the
+            normalization. Nothing is changed then.
 
     Example:
         >>> import jax.numpy as jnp
@@ -79,7 +79,7 @@ merge_batch_norm = fold_batch_norm
 
 
 class _Calls:
-    """What was called with what: the layers that a normalization may be merged into, and normalizations."""
+    """The calls of normalizations, and of the layers that they may be merged into."""
 
     def __init__(self) -> None:
         self.count: dict[str, int] = {}
@@ -87,11 +87,11 @@ class _Calls:
         self.found: dict[str, str] = {}
 
     def pairs(self) -> Pairs:
-        """(layer, normalization) of each normalization that got what a layer returned."""
+        """(layer, normalization) for each normalization whose input was a layer's output."""
         return tuple((layer, norm) for norm, layer in self.found.items())
 
     def check(self, pairs: Pairs) -> None:
-        """Refuse layers and normalizations that do more than follow each other once."""
+        """Refuse layers and normalizations that run more than once, and layers with several normalizations."""
         for layer, norm in pairs:
             for path in (layer, norm):
                 if self.count.get(path, 0) > 1:
@@ -106,7 +106,7 @@ class _Calls:
 
 
 class _Watched(Around):
-    """Notes the calls of one layer or normalization."""
+    """Records the calls of one layer or normalization."""
 
     def __init__(self, path: str, calls: _Calls) -> None:
         self.path, self.calls = path, calls
@@ -121,21 +121,19 @@ class _Watched(Around):
             if before:
                 seen.found[self.path] = before[-1]
         else:
-            seen.made.append(
-                (as_array(y), self.path)
-            )  # kept, so that no other array takes its place in memory
+            seen.made.append((as_array(y), self.path))  # kept alive: outputs are compared by identity
         return y
 
 
 def _watched(model: nnx.Module, call: Callable[[Any], Any]) -> _Calls:
-    """Call a copy of the model and see what follows what."""
+    """Call a copy of the model and record its calls."""
     copy = nnx.clone(model, graph=True)
     copy.eval()
     calls = _Calls()
     for path, node in list(nnx.iter_modules(copy, graph=True)):
         if isinstance(
             node, QuantProxyFromInjector
-        ):  # ranges of the inputs at hand: there need not be others yet
+        ):  # ranges of these inputs: the model may not be calibrated yet
             node.set_attributes(use_running_average=False, raise_if_not_found=False)
         if isinstance(node, QuantWeightLayer | nnx.BatchNorm) or type(node) in FLOAT_LAYERS:
             intercept(node, _Watched(dotted(tuple(map(str, path))), calls))

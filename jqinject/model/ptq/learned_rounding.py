@@ -1,4 +1,4 @@
-"""`learn_rounding`: for each weight of a quantized model whether it is rounded up or down, learned layer by layer."""
+"""`learn_rounding`: learns, layer by layer, whether each quantized weight is rounded up or down."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from flax import nnx
 
+from jqinject.core.state.record import flat_parts
 from jqinject.inject import reach_of
 from jqinject.model.ptq.calibration import checked_batch
 from jqinject.model.ptq.round_training import Recipe, RoundingErrors, learn_layer, rounding_of
@@ -24,7 +25,7 @@ class RoundingReport:
     """What `learn_rounding` did.
 
     Attributes:
-        layers: the errors of every layer whose rounding was learned, by path, in the order in which they run.
+        layers: the errors of every layer whose rounding was learned, by path, in execution order.
     """
 
     layers: dict[str, RoundingErrors]
@@ -49,37 +50,37 @@ def learn_rounding(
     seed: int = 0,
     progress: bool = True,
 ) -> RoundingReport:
-    """Learn for each quantized weight whether it is rounded up or down, from unlabelled data (AdaRound).
+    """Learn whether each quantized weight is rounded up or down, from unlabelled data (AdaRound).
 
-    Layer by layer, in the order in which they run, Adam minimizes over the rounding alone
+    Layer by layer, in execution order, Adam minimizes over the rounding alone
 
         mean over examples of |output of the float layer - output of the quantized layer|^2
         + regularization * sum(1 - |2 p - 1|^b)
 
-    where `p` is the share by which each weight goes up, the quantized layer gets what the quantized model before it
-    returns, and `b` falls from `beta[0]` to `beta[1]` after the warm-up, so that shares end at 0 or 1. Where the result
-    is worse than nearest rounding on the data, the layer keeps that. The quantizers of these layers become ones with
-    `float_to_int_impl_type='learned_round'`, with the scales they had; the model is in evaluation mode afterwards.
-    Optimizers made before have to be made again.
+    where `p` is the share by which each weight is rounded up, the quantized layer gets its input from the quantized
+    model, and `b` falls from `beta[0]` to `beta[1]` after the warm-up, so that shares end at 0 or 1. If the result is
+    worse than nearest rounding on the data, the layer keeps nearest rounding. Quantizers with
+    `float_to_int_impl_type='learned_round'` and the same scales replace those of these layers; the model is in
+    evaluation mode afterwards. Recreate optimizers that were made before.
 
     Args:
         model: a quantized NNX module, calibrated and not frozen.
-        batches: what the model is called with, as for `calibrate`; they are kept in memory.
+        batches: the model's arguments, as for `calibrate`; they are kept in memory.
         learned_round_impl_type: "hard_sigmoid" (AdaRound), "sigmoid" or "identity" (no regularization).
-        steps: of the optimizer, for each layer; each takes one batch.
+        steps: optimizer steps per layer; each uses one batch.
         learning_rate: Adam's.
         regularization: weight of the second term.
-        beta: the exponent at first and in the end.
+        beta: the exponent at the start and at the end.
         warmup: the share of the steps without regularization.
-        seed: of the order of the batches.
-        progress: show a progress bar, where `rich` is installed.
+        seed: for the order of the batches.
+        progress: show a progress bar, if `rich` is installed.
 
     Returns:
         The error of every layer, with nearest and with learned rounding.
 
     Raises:
-        ValueError: no layer of ours with a quantized weight of its own that is not stacked; no batch; a batch with nan
-            or inf; a number out of range; a quantizer whose rounding is given as a component. Nothing is changed then.
+        ValueError: no unstacked jqinject layer with a quantized weight of its own; no batch; a batch with nan or inf; a
+            number out of range; a quantizer whose rounding is given as a component. Nothing is changed then.
 
     Source: Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", 2020.
 
@@ -161,14 +162,14 @@ def _learns(layer: QuantWeightLayer) -> bool:
 
 
 def _fill(model: nnx.Module) -> None:
-    """Let scales and zero points that start from their weight do so now, while it is rounded to nearest."""
+    """Initialize scales and zero points from their weights now, while these are rounded to nearest."""
     for layer in _layers(model).values():
         layer.weight_quant.set_attributes(use_running_average=False, raise_if_not_found=False)
         layer.quant_weight()
 
 
 def _insert(layer: QuantWeightLayer, kind: LearnedRoundImplType, path: str) -> None:
-    """Give a layer a quantizer with learned rounding, its scales as they are."""
+    """Give a layer a quantizer with learned rounding and the same scales."""
     old = layer.weight_quant
     if rounding_of(old) is not None:
         return
@@ -177,7 +178,7 @@ def _insert(layer: QuantWeightLayer, kind: LearnedRoundImplType, path: str) -> N
     if reach.works and "learned_round_impl_type" not in reach.names:
         raise ValueError(
             f"{path}: {old.binding.base.__name__} declares how it rounds as a component (float_to_int_impl), so its "
-            "rounding can not be learned.\n  cure: declare it by name: float_to_int_impl_type = 'round'"
+            "rounding cannot be learned.\n  cure: declare it by name: float_to_int_impl_type = 'round'"
         )
     new = type(old)(binding, layer)
     _copy_values(old, new)
@@ -185,8 +186,8 @@ def _insert(layer: QuantWeightLayer, kind: LearnedRoundImplType, path: str) -> N
 
 
 def _copy_values(source: Any, target: Any) -> None:
-    """Where the source has them: a quantizer that has just been made is on one device, its model may be on many."""
-    found = dict(nnx.to_flat_state(nnx.state(source, graph=True)))
-    for path, variable in nnx.to_flat_state(nnx.state(target, graph=True)):
+    """Copy values with the source's placement: a new quantizer is on one device, its model may be on many."""
+    found = dict(flat_parts(nnx.state(source, graph=True)))
+    for path, variable in flat_parts(nnx.state(target, graph=True)):
         if path in found and found[path].get_value().shape == variable.get_value().shape:
             variable.set_value(found[path].get_value().astype(variable.dtype))

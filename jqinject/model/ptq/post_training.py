@@ -1,4 +1,4 @@
-"""`post_training_quantize`: a float model for serving, in one step and without training."""
+"""`post_training_quantize`: prepares a float model for serving, in one step and without training."""
 
 from __future__ import annotations
 
@@ -79,26 +79,26 @@ def post_training_quantize(
     | "dynamic" | the inputs of layers too, each row in its own range, found at run time |
     | "static" | the inputs of layers too, in ranges collected from `batches` |
 
-    The steps are `quantize`, `calibrate`, `correct_biases` and `freeze`; call them for anything else.
+    The steps are `quantize`, `calibrate`, `correct_biases` and `freeze`; call them yourself for anything else.
 
     Args:
         model: a float NNX module; it is not changed.
         activations: "float", "dynamic" or "static".
-        batches: what the model is called with, as for `calibrate`; for static ranges and bias correction.
+        batches: the model's arguments, as for `calibrate`; for static ranges and bias correction.
         weight_quant: quantizer of weights.
-        act_quant: quantizer of the inputs of layers; None for 8 bits of the kind that `activations` says.
+        act_quant: quantizer of the inputs of layers; None for an 8-bit one that suits `activations`.
         keep_float: regular expression of the paths of layers that stay float.
         bias_correction: whether to correct biases.
-        freeze: whether to freeze the model. One that is not frozen can be asked for its sensitivity
+        freeze: whether to freeze the model. An unfrozen model can still be measured
             (`jqinject.report(model, x, numbers=True)`), and frozen later (`jqinject.freeze`).
-        report: return a report with numbers too, of the model before it is frozen, on the first of the batches.
-        progress: show progress bars, where `rich` is installed.
+        report: also return a report with numbers, of the model before it is frozen, on the first batch.
+        progress: show progress bars, if `rich` is installed.
 
     Returns:
         The model, frozen unless `freeze=False`; with `report`, a pair of the model and the report.
 
     Raises:
-        ValueError: an unknown kind of activations; no batches where they are needed; see `quantize` and `calibrate`.
+        ValueError: unknown `activations`; no batches although they are needed; see `quantize` and `calibrate`.
 
     Example:
         >>> import jax.numpy as jnp

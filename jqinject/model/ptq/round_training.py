@@ -1,4 +1,4 @@
-"""Learning how the weight of one layer is rounded: AdaRound's loss, and Adam."""
+"""Learns how one layer's weight is rounded: AdaRound's loss, and Adam."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RoundingErrors(NamedTuple):
 
     Attributes:
         nearest: with weights rounded to nearest.
-        learned: with what has been learned, rounded up and down.
+        learned: with weights rounded up or down as learned.
     """
 
     nearest: float
@@ -32,7 +32,7 @@ class RoundingErrors(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one layer is trained: static, equal by value."""
+    """The hyperparameters of one layer's training: static, compared by value."""
 
     steps: int
     learning_rate: float
@@ -41,7 +41,7 @@ class Recipe:
     warmup: float
 
     def loss_weights(self, step: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """How much the regularization counts at a step, and its exponent."""
+        """The weight of the regularization at a step, and its exponent."""
         start = self.warmup * self.steps
         done = jnp.clip((step - start) / max(self.steps - start, 1.0), 0.0, 1.0)
         exponent = self.beta[0] + (self.beta[1] - self.beta[0]) * done
@@ -59,14 +59,14 @@ def rounding_of(proxy: Any) -> LearnedRoundSte | None:
 def learn_layer(
     layer: QuantWeightLayer, records: list[Record], recipe: Recipe, kind: LearnedRoundImplType, seed: int
 ) -> RoundingErrors:
-    """Learn the rounding of one layer; it holds the result.
+    """Learn the rounding of one layer, in place.
 
     Args:
         layer: a private copy, in evaluation mode, with learned rounding.
-        records: what it is given, and what the float layer returns.
-        recipe: how it is trained.
+        records: its arguments, and the float layer's outputs.
+        recipe: the hyperparameters.
         kind: of the learned rounding.
-        seed: of the order of the batches.
+        seed: for the order of the batches.
     """
     rounding = rounding_of(layer.weight_quant)
     assert rounding is not None, "inserted before"
@@ -92,7 +92,7 @@ def _without(recipe: Recipe) -> Recipe:
 
 
 class _Seen:
-    """In the place of a learned rounding: keeps what is rounded. Compared by identity."""
+    """Stands in for a learned rounding and keeps what is rounded. Compared by identity."""
 
     def __init__(self) -> None:
         self.x = jnp.zeros(())
@@ -112,7 +112,7 @@ class _Seen:
 
 
 def _fractions(layer: QuantWeightLayer) -> jax.Array:
-    """How far between two steps each weight lies, of the weight's shape."""
+    """How far each weight lies between two steps, in the weight's shape."""
     copy = nnx.clone(layer, graph=True)
     rounding = rounding_of(copy.weight_quant)
     assert rounding is not None, "inserted before"
@@ -120,7 +120,7 @@ def _fractions(layer: QuantWeightLayer) -> jax.Array:
     rounding.learned_round_impl = seen
     copy.quant_weight()
     laid_out = seen.x - jnp.floor(seen.x)
-    # Back to the weight's shape: the transpose of a view puts everything where it came from.
+    # Back to the weight's shape: the transpose of a view puts every element back in place.
     _, back = jax.vjp(rounding.input_view_impl, rounding.value[...])
     return back(laid_out)[0]
 
@@ -131,7 +131,7 @@ def _called(layer: Any, given: Any) -> jax.Array:
 
 
 def _error_of(layer: QuantWeightLayer, records: list[Record]) -> Callable[[], float]:
-    """The mean squared error of the layer's output as it is now, in evaluation mode."""
+    """The current mean squared error of the layer's output, in evaluation mode."""
     graphdef, _ = nnx.split(layer, graph=True)
 
     @jax.jit
@@ -146,7 +146,7 @@ def _error_of(layer: QuantWeightLayer, records: list[Record]) -> Callable[[], fl
 
 
 class Adam(NamedTuple):
-    """What Adam keeps: the parameter, and the running means of its gradient and of its square."""
+    """Adam's state: the parameter, and the running means of its gradient and of the gradient's square."""
 
     value: jax.Array
     mean: jax.Array
@@ -166,7 +166,7 @@ def _step_of(
 ) -> tuple[Callable[..., Adam], Any]:
     """One step of Adam on the rounding of a layer, and the layer's state.
 
-    The step is (what it keeps, the layer's state, count, given, wanted) -> what it keeps.
+    The step is (Adam's state, the layer's state, count, given, wanted) -> Adam's state.
     """
     rounding.deterministic = False  # soft while it is learned
     graphdef, state = nnx.split(layer, graph=True)

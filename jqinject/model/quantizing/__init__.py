@@ -1,1 +1,1 @@
-"""Rules, and the float model that becomes a quantized one by them."""
+"""Rules, and quantizing a float model by them."""

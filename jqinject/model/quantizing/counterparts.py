@@ -1,4 +1,4 @@
-"""Flax's layers and ours: which takes whose place, and what of a rule is for it."""
+"""Which jqinject layer replaces which Flax layer, and which quantizers of a rule it takes."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from jqinject.nn import (
 
 OF_WEIGHTS = ("weight_quant", "bias_quant", "input_quant", "output_quant", "grad_quant")
 OF_TABLES = ("weight_quant", "output_quant", "grad_quant")
-# The input of a normalization comes from a contraction, with which devices fuse it.
+# The input of a normalization comes from a contraction, and devices fuse the two.
 OF_NORMS = ("output_quant", "grad_quant")
 
 
 @dataclass(frozen=True)
 class Counterpart:
-    """What takes the place of a Flax layer.
+    """The jqinject class that replaces a Flax layer.
 
     Attributes:
-        layer: our class.
+        layer: the class.
         slots: the quantizers of a rule that it takes.
     """
 
@@ -57,7 +57,7 @@ LAYER_NAMES = tuple(kind.__name__ for kind in COUNTERPARTS)
 
 
 def counterpart_of(module: Any) -> Counterpart | None:
-    """Ours for a layer of Flax; None of others, also of classes derived from Flax's (their forward is their own)."""
+    """The counterpart of a Flax layer; None for others, and for subclasses of Flax's, whose forward may differ."""
     return COUNTERPARTS.get(type(module))
 
 
@@ -66,8 +66,8 @@ def slots_for(module: Any, counterpart: Counterpart, named: bool) -> tuple[str, 
 
     Args:
         module: the layer.
-        counterpart: ours for it.
-        named: whether the rule names the layer's class: then a normalization takes an input quantizer too.
+        counterpart: its counterpart.
+        named: whether the rule names the layer's class; if so, a normalization takes an input quantizer too.
     """
     slots = counterpart.slots
     if named and slots is OF_NORMS:

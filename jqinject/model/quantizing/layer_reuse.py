@@ -1,4 +1,4 @@
-"""Layers that are alike are quantized alike: the quantizers of one are assembled, the others get copies of them."""
+"""Layer reuse: quantizers are assembled for one layer of a kind and copied for the others."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from jqinject.program import change_class
 
 
 class Alike:
-    """Remembers quantized layers without their numbers, to quantize the next one of the same kind by copying.
+    """Remembers quantized layers without their arrays, to quantize the next one of the same kind by copying.
 
-    A copy serves only where assembling looks at no numbers and keeps none: it is tried on shapes alone, and the
-    quantizers have no state. Other layers are assembled one by one.
+    Copying works only if assembling neither reads nor stores numbers: it is tried on shapes alone, and the quantizers
+    must have no state. Other layers are assembled one by one.
     """
 
     def __init__(self) -> None:
         self.seen: dict[Hashable, Any] = {}
 
     def quantized(self, layer: Any, how: Hashable, quantize: Callable[[Any], None]) -> bool:
-        """Quantize a layer as one before it, if there was one.
+        """Quantize a layer like an earlier one of the same kind, if there was one.
 
         Args:
-            layer: a layer of Flax.
-            how: says which quantizers it gets.
-            quantize: does it.
+            layer: a Flax layer.
+            how: identifies the quantizers that it gets.
+            quantize: quantizes a layer.
 
         Returns:
             Whether it is quantized now.
@@ -35,7 +35,7 @@ class Alike:
         kind = (how, *_kind(layer))
         try:
             first = kind not in self.seen
-        except TypeError:  # metadata that has no hash
+        except TypeError:  # metadata that is not hashable
             return False
         if first:
             self.seen[kind] = _ONCE
@@ -59,7 +59,7 @@ def _kind(layer: Any) -> tuple[Any, ...]:
 
 
 def _without_numbers(layer: Any, quantize: Callable[[Any], None]) -> Any:
-    """The layer quantized, of shapes alone; None where it can not be, or has more state than before."""
+    """The layer quantized on shapes alone; None if that fails, or adds state."""
 
     def traced(layer: Any) -> Any:
         quantize(layer)
@@ -67,14 +67,14 @@ def _without_numbers(layer: Any, quantize: Callable[[Any], None]) -> Any:
 
     try:
         made = nnx.eval_shape(traced, layer)
-    except Exception:  # assembling looks at numbers; errors of its own it has raised for the first layer
+    except Exception:  # assembling reads numbers; its own errors were raised for the first layer
         return None
     had, has = (len(jax.tree.leaves(nnx.state(one, graph=True))) for one in (layer, made))
     return made if had == has else None
 
 
 def _take(layer: Any, made: Any) -> None:
-    """Let a layer hold copies of another's quantizers."""
+    """Give a layer copies of another's quantizers."""
     added = {name: held for name, held in vars(made).items() if name not in vars(layer)}
     modules = {name: held for name, held in added.items() if isinstance(held, nnx.Module)}
     copies = nnx.clone(modules, graph=True)

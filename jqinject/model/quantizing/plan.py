@@ -1,4 +1,4 @@
-"""Which rule is for which layer of a model: the plan of `quantize`."""
+"""The plan of `quantize`: which rule applies to which layer of a model."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class LayerRule:
     """The rule of one layer.
 
     Attributes:
-        path: where the layer is.
+        path: the layer's path.
         layer: its class.
-        rule: index of the rule; None where none matches.
-        slots: the quantizers that it gets; empty where it stays float.
+        rule: index of the rule; None if none matches.
+        slots: the quantizers that it gets; empty if it stays float.
     """
 
     path: str
@@ -35,7 +35,7 @@ class LayerRule:
 def plan_layers(
     index: ModelIndex, rules: tuple[Rule, ...]
 ) -> tuple[tuple[LayerRule, ...], dict[int, LayerRule]]:
-    """The rule of every layer, by path; and by the identity of the module, shared layers once."""
+    """The rule of every layer: as a table by path, and by the module's id (shared layers once)."""
     entries: list[LayerRule] = []
     by_module: dict[int, LayerRule] = {}
     inside: set[tuple[str, ...]] = set()
@@ -47,7 +47,7 @@ def plan_layers(
             or any(path[:depth] in inside for depth in range(len(path)))
         ):
             continue
-        inside.add(path)  # a layer of ours holds what is within it
+        inside.add(path)  # modules inside a jqinject layer belong to it
         kind = type(module).__name__
         number = next(
             (i for i, r in enumerate(rules) if r.matches(".".join(path)) and (r.op is None or kind in r.op)),
@@ -68,7 +68,7 @@ def check_operations(rules: Iterable[Rule]) -> None:
     """Refuse names that are neither operations nor layers.
 
     Raises:
-        ValueError: such a name; says the nearest.
+        ValueError: such a name; the message suggests the nearest.
     """
     known = (*known_operations(), *LAYER_NAMES)
     for rule in rules:
@@ -82,13 +82,13 @@ def check_operations(rules: Iterable[Rule]) -> None:
 
 
 def idle_rules(rules: tuple[Rule, ...], entries: Iterable[LayerRule], used: set[int]) -> tuple[int, ...]:
-    """The rules that take nothing."""
+    """Indices of the rules that match nothing."""
     taken = used | {entry.rule for entry in entries if entry.rule is not None}
     return tuple(index for index in range(len(rules)) if index not in taken)
 
 
 def nearest_pattern(rule: Rule, paths: Iterable[str]) -> str:
-    """For a rule whose path matches no layer: that it must match a whole path, and the nearest pattern that does.
+    """A hint for a rule whose path matches only part of a layer's path: the nearest pattern that matches all of it.
 
     Example:
         >>> print(nearest_pattern(Rule("up"), ["layers.0.up", "layers.0.down"]))

@@ -1,4 +1,4 @@
-"""Which quantizers of a plan will have static ranges, which see data before they are served."""
+"""Finds the quantizers of a plan that will have static ranges, which must see data before serving."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jqinject.program import HELD, Site
 def planned_ranges(
     index: ModelIndex, rules: tuple[Rule, ...], plan: Mapping[int, LayerRule], sites: Iterable[Site]
 ) -> Iterator[str]:
-    """Paths of the static ranges that rules would make, none of which saw data; nothing is changed.
+    """Paths of the static ranges that rules would create, all without data yet; nothing is changed.
 
     One layer of each class is quantized for each rule, abstractly.
 
@@ -28,7 +28,7 @@ def planned_ranges(
         index: of a float model.
         rules: the rules.
         plan: identity of a layer -> its rule.
-        sites: the places between layers that are quantized.
+        sites: the quantized sites between layers.
     """
     root = index.places[0][1]
     known: dict[Any, tuple[str, ...]] = {}
@@ -47,7 +47,7 @@ def planned_ranges(
 
 def _ranges_of(layer: Any, rule: Rule, entry: LayerRule) -> tuple[str, ...]:
     """The attributes of a layer that will hold static ranges."""
-    if rule.shares:  # with quantizers that are there already, and may have seen data
+    if rule.shares:  # with existing quantizers, which may have seen data
         held = ((slot, rule.quantizer(slot)) for slot in entry.slots)
         return tuple(slot for slot, q in held if isinstance(q, StaticRange) and q.has_range() is False)
     found: list[str] = []

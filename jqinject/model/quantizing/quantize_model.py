@@ -1,4 +1,4 @@
-"""`quantize`: a float model becomes a quantized one, by rules."""
+"""`quantize`: makes a quantized model from a float one, by rules."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Model = TypeVar("Model", bound=nnx.Module)
 
 @runtime_checkable
 class Provider(Protocol):
-    """Rules that know how to quantize by themselves: `jqinject.odml.OdmlQat`."""
+    """Rules that quantize a model themselves: `jqinject.odml.OdmlQat`."""
 
     def quantize(self, model: Any, *inputs: Any, **kwargs: Any) -> Any: ...
 
@@ -43,16 +43,16 @@ def quantize(
     allow_idle: bool = False,
     rngs: nnx.Rngs | None = None,
 ) -> Model:
-    """Make a quantized model from a float one: Flax's layers become ours where a rule says so.
+    """Make a quantized model from a float one: Flax layers that a rule matches become jqinject layers.
 
-    A layer is of Flax's own class (`Linear`, `LinearGeneral`, `Einsum`, `Conv`, `ConvTranspose`, `Embed`, `LoRALinear`,
-    `BatchNorm`, `LayerNorm`, `RMSNorm`, `GroupNorm`); attention and recurrent cells hold such layers. Weights, their
-    paths, metadata and sharding, random streams and shared layers stay as they are; arrays are not copied. An embedding
-    takes the quantizers of weight, output and gradient, a normalization those of output and gradient, and of the input
-    where a rule names its class. Of a shared layer the first path counts. Stacked layers (built under `nnx.vmap`) get
-    stacked quantizers.
+    A layer must be of Flax's own class (`Linear`, `LinearGeneral`, `Einsum`, `Conv`, `ConvTranspose`, `Embed`,
+    `LoRALinear`, `BatchNorm`, `LayerNorm`, `RMSNorm`, `GroupNorm`); attention and recurrent cells hold such layers.
+    Weights, their paths, metadata and sharding, random streams and shared layers stay as they are; arrays are not
+    copied. An embedding takes the quantizers of weight, output and gradient; a normalization those of output and
+    gradient, and of the input if a rule names its class. For a shared layer the first path counts. Stacked layers
+    (built under `nnx.vmap`) get stacked quantizers.
 
-    Rules with the name of an operation (`op="add"`) quantize what layers do not hold: the model's call is traced and
+    Rules with the name of an operation (`op="add"`) quantize operations outside layers: the model's call is traced and
     run as a program, with the quantizers in `model.op_quant`. So are the layers of Linen models (`nnx.bridge.ToNNX`).
 
     The quantizers are in training mode. The result loads a float checkpoint with `jqinject.load_state`.
@@ -60,19 +60,19 @@ def quantize(
     Args:
         model: a float NNX module, concrete or abstract (`nnx.eval_shape`); it is not changed.
         rules: the first that matches a layer wins; or `jqinject.odml.OdmlQat(...)`.
-        inputs: what the model is called with, arrays or `jax.ShapeDtypeStruct`s (a dict: keywords); needed for rules
-            about operations.
-        allow_idle: let rules take nothing.
+        inputs: the model's arguments, arrays or `jax.ShapeDtypeStruct`s (a dict: keywords); needed for rules about
+            operations.
+        allow_idle: allow rules that match nothing.
         rngs: for quantizers that draw random numbers.
 
     Returns:
-        A new model, of the class of `model` or one derived from it.
+        A new model, of the class of `model` or a subclass.
 
     Raises:
-        TypeError: `model` is no NNX module; `rules` are no rules; a quantizer that does not fit its slot; `inputs` are
-            none.
-        ValueError: no layer that could be quantized, or none that is; a rule that takes nothing; no inputs for rules
-            about operations; a model that is quantized already.
+        TypeError: `model` is not an NNX module; `rules` are not rules; a quantizer does not fit its slot; `inputs` are
+            not arguments.
+        ValueError: no layer can be quantized, or none is; a rule matches nothing; no inputs for rules about operations;
+            the model is already quantized.
 
     Source: Qwix's `quantize_model`. Differs from Qwix: layers change their class instead of functions being patched.
 
@@ -139,7 +139,7 @@ def _check(
     kwargs: dict[str, Any],
     allow_idle: bool,
 ) -> None:
-    """Refuse rules that do not fit the model, before anything is made."""
+    """Refuse rules that do not fit the model, before anything is built."""
     needs_inputs = policy is not None
     _refuse_quantized(index, model, bool(entries), needs_inputs)
     if not entries and not needs_inputs:
@@ -171,7 +171,7 @@ def _check(
 
 
 def _refuse_quantized(index: ModelIndex, model: nnx.Module, has_layers: bool, needs_inputs: bool) -> None:
-    """Refuse a model that has been here before; layers first and operations later, by other rules, are well."""
+    """Refuse a model that is already quantized; operations may still be quantized after layers, by other rules."""
     if isinstance(model, QuantizedProgram) and (
         needs_inputs or not isinstance(model.op_quant.policy, RulePolicy)
     ):
@@ -199,7 +199,7 @@ def _quantize_layers(
         if entry is not None and entry.rule is not None and entry.slots:
             quantize = partial(quantize_layer, rule=rules[entry.rule], entry=entry, rngs=rngs)
             try:
-                # Random numbers are drawn for each layer anew, and a proxy is shared, not copied.
+                # Not reused: each layer draws its own random numbers, and a proxy is shared, not copied.
                 apart = rngs is not None or rules[entry.rule].shares
                 if apart or not alike.quantized(layer, (entry.rule, entry.slots), quantize):
                     quantize(layer)
@@ -222,11 +222,11 @@ def _quantize_between(
 
 
 def quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | None) -> None:
-    """Make a layer of ours of one of Flax's, in place, with the quantizers of a rule."""
+    """Turn a Flax layer into a jqinject layer, in place, with the quantizers of a rule."""
     if rule.configures:
         name, op = op_slot(layer) or ("", None)
         assert op is not None, "planned because it has one"
-        # The function that is there is static; a module in its place is data.
+        # The function there is static; the module that replaces it is data.
         setattr(layer, name, nnx.data(op(rule.scheme, rngs=rngs)))
         return
     counterpart = counterpart_of(layer)

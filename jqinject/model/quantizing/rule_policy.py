@@ -1,4 +1,4 @@
-"""Rules for the operations that layers do not hold."""
+"""Rules for operations outside layers."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ OURS = (
 
 @dataclass(frozen=True)
 class RulePolicy:
-    """Quantizes the operations that rules name, at once; layers are not looked into.
+    """Quantizes the operations that rules name; it does not look inside layers.
 
     Attributes:
         rules: the rules.
-        linen: whether the model holds Linen modules, whose layers are operations here.
+        linen: whether the model holds Linen modules, whose layers count as operations.
     """
 
     rules: tuple[Rule, ...]
@@ -97,7 +97,7 @@ class RulePolicy:
 
 
 class _Watching(RulePolicy):
-    """Notes which rules took an operation."""
+    """Records which rules matched an operation."""
 
     def __init__(self, rules: tuple[Rule, ...], linen: bool) -> None:
         super().__init__(rules, linen)
@@ -114,7 +114,7 @@ class _Watching(RulePolicy):
 
 
 def policy_for(index: ModelIndex, rules: tuple[Rule, ...]) -> RulePolicy | None:
-    """The policy for what layers do not hold; None where no rule is for it."""
+    """The policy for operations outside layers; None if no rule concerns them."""
     linen = any(isinstance(node, nnx.bridge.ToNNX) for node in index.modules)
     layers = {kind.__name__ for kind in COUNTERPARTS}
     for_operations = [rule for rule in rules if rule.op is not None and not set(rule.op) <= layers]
@@ -124,7 +124,7 @@ def policy_for(index: ModelIndex, rules: tuple[Rule, ...]) -> RulePolicy | None:
 def sites_of(
     model: Any, rules: tuple[Rule, ...], inputs: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[dict[str, Site], set[int]]:
-    """The places between layers that the rules quantize, and which rules do."""
+    """The sites between layers that the rules quantize, and the indices of these rules."""
     policy = policy_for(ModelIndex(model), rules)
     if policy is None:
         return {}, set()
@@ -133,10 +133,10 @@ def sites_of(
 
 
 def proxy_at(site: Site, rngs: nnx.Rngs | None) -> ActQuantProxyFromInjector:
-    """The quantizer of a place between layers.
+    """The quantizer of a site between layers.
 
     Raises:
-        TypeError: a quantizer of weights where an activation is; no injector; an override that would do nothing.
+        TypeError: a weight quantizer for an activation; not an injector; an override that has no effect.
     """
     is_injector = isinstance(site.quantizer, type) and issubclass(site.quantizer, ExtendedInjector)
     if not (is_injector or isinstance(site.quantizer, Binding)):
@@ -162,7 +162,7 @@ def proxy_at(site: Site, rngs: nnx.Rngs | None) -> ActQuantProxyFromInjector:
 
 
 class Operand:
-    """A tensor of a program, as quantizers of weights ask for it: the facts of a layer.
+    """A tensor of a program, with the facts of a layer that weight quantizers ask for.
 
     Args:
         site: where it is quantized.
@@ -177,5 +177,5 @@ class Operand:
 def _declared(rule: Rule, slot: str) -> Any:
     quantizer, prefix = rule.quantizer(slot), slot.removesuffix("quant")
     own = {n.removeprefix(prefix): v for n, v in rule.overrides if n.startswith(prefix)}
-    # A binding is equal by value: the same choice is made at every trace.
+    # Compared by value: every trace makes the same choice.
     return Binding(quantizer, own) if quantizer is not None and own else quantizer

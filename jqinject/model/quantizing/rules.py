@@ -22,29 +22,29 @@ KEYWORDS = (*SLOTS, "op", "contraction", "scheme")
 class Rule:
     """Quantizers for the layers, or the operations, whose path matches.
 
-    A rule without `op` is for layers: the layer at a matching path gets these quantizers. With `op` it is for the
-    operations that layers do not hold (adding, concatenating, a softmax) in modules whose path matches, or for layers
-    of the named classes only. A slot that is None stays float; a rule with nothing but a path keeps what it matches
-    float. Of several rules the first that matches wins.
+    A rule without `op` is for layers: the layer at a matching path gets these quantizers. With `op` it is for
+    operations outside layers (adding, concatenating, a softmax) in modules whose path matches, or only for layers of
+    the named classes. A slot that is None stays float; a rule with only a path keeps what it matches float. Of several
+    rules, the first that matches wins.
 
     Args:
         path: regular expression that must match a whole path, written with dots (`encoder.layers.0.fc`) or slashes.
         op: name or names of operations (`add`, `concatenate`, `dot_general`, `softmax`, ...) or of Flax's layer classes
             (`Conv`); None for all layers.
-        weight_quant, bias_quant, input_quant, output_quant, grad_quant: injectors, or None. Of an operation,
+        weight_quant, bias_quant, input_quant, output_quant, grad_quant: injectors, or None. For an operation,
             `input_quant` is for its inputs that are not quantized yet, `output_quant` for its output.
-        contraction: "auto", "int", "fp8" or "float", as for `QuantLinear`. A scheme given here is taken for `scheme`:
+        contraction: "auto", "int", "fp8" or "float", as for `QuantLinear`. A scheme given here is taken as `scheme`:
             an older spelling, deprecated.
         scheme: a scheme of contractions such as `jqinject.dot.config_v4()`, by which Flax's own layers contract,
-            forward and backward. It quantizes all operands, so no quantizer is given beside it.
-        overrides: names that a quantizer declares anew, with the prefix of its slot: `weight_bit_width=4`.
+            forward and backward. It quantizes all operands, so no quantizer may be given with it.
+        overrides: names that a quantizer redeclares, with the prefix of its slot: `weight_bit_width=4`.
 
     Raises:
         TypeError: `path` is not a string; an unknown keyword; an override of a quantizer that is not given.
-        ValueError: `path` is not a regular expression; quantizers or a contraction beside a scheme.
+        ValueError: `path` is not a regular expression; quantizers or a contraction along with a scheme.
 
     Source: Qwix's `QuantizationRule`. Differs from Qwix: quantizers are injectors, and `input_quant` and `output_quant`
-    are told apart.
+    are separate.
 
     Example:
         >>> from jqinject.quant import Int8WeightPerChannelFloat
@@ -108,17 +108,17 @@ class Rule:
 
     @property
     def keeps_float(self) -> bool:
-        """Whether what it matches stays as it is."""
+        """Whether matching layers stay float."""
         return not self.quantizers and not self.configures
 
     @property
     def shares(self) -> bool:
-        """Whether the layers that it matches share a proxy."""
+        """Whether matching layers share a proxy."""
         return any(isinstance(quantizer, nnx.Module) for _, quantizer in self.quantizers)
 
     @property
     def configures(self) -> bool:
-        """Whether Flax's own layers contract as the rule says."""
+        """Whether the rule gives Flax's own layers a scheme."""
         return self.scheme is not None
 
     def __str__(self) -> str:
@@ -133,8 +133,8 @@ def checked_rules(rules: Any) -> tuple[Rule, ...]:
     """Rules as a tuple.
 
     Raises:
-        TypeError: something else than rules.
-        ValueError: no rule at all.
+        TypeError: an argument that is not a rule.
+        ValueError: no rule.
     """
     if isinstance(rules, Rule) or not isinstance(rules, Iterable) or isinstance(rules, Mapping | str | type):
         found: tuple[Any, ...] = (rules,)
@@ -154,7 +154,7 @@ def checked_rules(rules: Any) -> tuple[Rule, ...]:
 
 
 def matches_path(pattern: str | re.Pattern[str], path: str) -> bool:
-    """Whether a regular expression matches a path as a whole, written with dots or with slashes."""
+    """Whether a regular expression matches a whole path, written with dots or with slashes."""
     return bool(re.fullmatch(pattern, path) or re.fullmatch(pattern, path.replace(".", "/")))
 
 

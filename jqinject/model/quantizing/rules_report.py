@@ -1,4 +1,4 @@
-"""The plan of `quantize` on its own: which layer every rule takes, and what has to see data."""
+"""The plan of `quantize` by itself: which layers every rule matches, and which ranges must see data."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from jqinject.model.walk import ModelIndex
 
 @dataclass(frozen=True)
 class RulesReport:
-    """Which layer every rule takes, and which rules take none.
+    """Which layers every rule matches, and which rules match none.
 
-    `str()` of it is a table.
+    `str()` shows it as a table.
 
     Attributes:
         rules: the rules.
         layers: an entry for every layer that could be quantized, by path.
-        sites: names of the places between layers that are quantized; empty where no inputs were given.
-        idle: indices of the rules that take nothing.
-        uncalibrated: paths of the quantizers of activations whose static range is to see data first (`calibrate`, or
-            training).
+        sites: names of the quantized sites between layers; empty if no inputs were given.
+        idle: indices of the rules that match nothing.
+        uncalibrated: paths of activation quantizers whose static range must see data first (`calibrate`, or training).
     """
 
     rules: tuple[Rule, ...]
@@ -52,20 +51,20 @@ class RulesReport:
 
 
 def rules_report(model: Any, rules: Rule | Iterable[Rule], *inputs: Any, **kwargs: Any) -> RulesReport:
-    """Which layer of a model every rule takes, and which rules take none; nothing is changed.
+    """Report which layers of a model every rule matches, and which rules match none; nothing is changed.
 
     Args:
         model: a float NNX module, concrete or abstract.
         rules: as for `quantize`.
-        inputs: what the model is called with, where rules are for operations between layers.
-        kwargs: by keyword.
+        inputs: the model's arguments, if rules are for operations between layers.
+        kwargs: its keyword arguments.
 
     Returns:
-        The plan, and which of its static ranges have to see data before they are served.
+        The plan, and which of its static ranges must see data before serving.
 
     Raises:
-        TypeError: `model` is no NNX module; `rules` are no rules; a quantizer that does not fit its slot.
-        ValueError: a rule names an operation that there is not.
+        TypeError: `model` is not an NNX module; `rules` are not rules; a quantizer does not fit its slot.
+        ValueError: a rule names an operation that does not exist.
 
     Example:
         >>> from jqinject.quant import Int8WeightPerChannelFloat

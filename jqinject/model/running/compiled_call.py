@@ -15,7 +15,7 @@ Call = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 @dataclass(frozen=True)
 class _Frame:
-    """Arguments without their arrays and modules; equal by value, so that a compiled call is found again."""
+    """Arguments without their arrays and modules; compared by value, so that a compiled call is found again."""
 
     tree: Any
     places: tuple[int, ...]
@@ -29,13 +29,13 @@ class _Frame:
 
 
 def compiled_call(run: Call) -> Call:
-    """`run(model, args, kwargs)`, compiled: for arrays and modules in the arguments, and made for everything else.
+    """`run(model, args, kwargs)`, compiled: arrays and modules in the arguments are traced, everything else is static.
 
-    A flag (`train=False`), a size or a name is a number of the program's text, as it is where the model is called by
-    hand: the model may branch on it.
+    A flag (`train=False`), a size or a name is a constant of the program, as in a direct call of the model: the model
+    may branch on it.
 
     Args:
-        run: what is compiled; it may change the model's state.
+        run: the function to compile; it may change the model's state.
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What single layers of a model are given and return, over batches."""
+"""Records the arguments and outputs of single layers of a model, over batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Record(NamedTuple):
 
     Attributes:
         given: its arguments, (positional, by keyword).
-        returned: what it returned, as an array.
+        returned: its output, as an array.
     """
 
     given: Any
@@ -33,12 +33,12 @@ class Record(NamedTuple):
 
 
 class LayerRecords:
-    """Runs a model on batches and takes down the calls of one of its layers; compiled once for all layers.
+    """Runs a model on batches and records the calls of one of its layers; compiled once for all layers.
 
     Args:
-        model: in the mode it is to run in; it is read at each run, never changed.
+        model: in the mode to run it in; read at each run, never changed.
         layers: finds the layers of a model, by path.
-        batches: what the model is called with.
+        batches: the model's arguments.
     """
 
     def __init__(self, model: nnx.Module, layers: Layers, batches: list[Batch]) -> None:
@@ -57,12 +57,12 @@ class LayerRecords:
         self._run = compiled_call(run)
 
     def order(self) -> list[str]:
-        """The layers that run, in the order in which they do."""
+        """The layers that run, in execution order."""
         self._play(-1)
         return self._tape.layers(RETURNED)
 
     def of(self, path: str) -> list[Record]:
-        """Every call of a layer, with the parameters as they are now."""
+        """Every call of a layer, with the current parameters."""
         around = self._around[path]
         self._play(around.index)
         found = zip(self._tape.of(path, GIVEN), self._tape.of(path, RETURNED), strict=True)
@@ -78,7 +78,7 @@ class LayerRecords:
 
 
 class _Recording(Around):
-    """Takes down what a layer is given and returns, where it is the chosen one."""
+    """Records a layer's arguments and output, if it is the chosen one."""
 
     def __init__(self, path: str, tape: Tape, index: int) -> None:
         self._path = path

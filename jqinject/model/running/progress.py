@@ -1,4 +1,4 @@
-"""A progress bar in the terminal, where `rich` is installed."""
+"""A progress bar in the terminal, if `rich` is installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def with_progress(items: Iterable[Any], what: str, *, shown: bool) -> Iterator[A
     """The items, with a bar that advances as they are taken.
 
     Args:
-        items: anything; its length is shown where it has one.
+        items: any iterable; its length is shown if it has one.
         what: the label.
         shown: whether to show a bar at all.
     """

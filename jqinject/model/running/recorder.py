@@ -1,4 +1,4 @@
-"""Writing down what arrays a compiled model sees on its way, inside loops and maps too."""
+"""Records intermediate arrays of a compiled model, also inside loops and maps."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ ONE_STEP = (BinaryQuant, ClampedBinaryQuant, TernaryQuant)
 
 
 class Tape:
-    """Arrays by layer and by what they are, in the order of the calls."""
+    """Arrays by layer and by kind, in call order."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str], list[tuple[int, Arrays]]] = defaultdict(list)
         self._traced: Counter[tuple[str, str]] = Counter()
 
     def note(self, layer: str, what: str, *arrays: Any) -> None:
-        """Keep arrays when the program that is being traced runs; in a loop those of every iteration."""
+        """Keep arrays whenever the traced program runs; in a loop those of every iteration."""
         key = (layer, what)
-        # The order is that of the trace: a compiled program may call back in another.
+        # Keep the order of the trace: a compiled program may call back in another order.
         order = self._traced[key]
         self._traced[key] += 1
         jax.debug.callback(partial(self._keep, key, order), *map(jnp.asarray, arrays))
@@ -44,36 +44,36 @@ class Tape:
         self._kept[key].append((order, tuple(map(np.asarray, arrays))))
 
     def finish(self, *given: Any) -> None:
-        """Wait for the programs that have been started; then every process holds all that they noted.
+        """Wait for the started programs; afterwards every process holds all their records.
 
         Args:
-            given: pytrees of the arrays that the programs were run on.
+            given: pytrees of the programs' arguments.
         """
         jax.effects_barrier()
         if spans_processes(given):
-            # Of a program that is divided over processes, one of them is called back, with whole arrays.
+            # If a program spans several processes, only one is called back, with whole arrays.
             self._kept = defaultdict(list, from_holder(dict(self._kept), bool(self._kept)))
 
     def of(self, layer: str, what: str) -> list[Arrays]:
-        """What has been kept, float64, once the program has run."""
+        """The kept arrays, float64, once the program has run."""
         kept = sorted(self._kept[layer, what], key=lambda entry: entry[0])
         return [tuple(array.astype(np.float64) for array in arrays) for _, arrays in kept]
 
     def calls(self, layer: str, what: str) -> int:
-        """How often something has been kept."""
+        """The number of records."""
         return len(self._kept[layer, what])
 
     def layers(self, what: str) -> list[str]:
-        """The layers that have noted something, in the order in which they were traced."""
+        """The layers with records, in the order in which they were traced."""
         return [layer for layer, noted in self._traced if noted == what]
 
     def clear(self) -> None:
-        """Let go of all arrays: NNX's caches may hold on to the tape."""
+        """Drop all arrays: NNX's caches may keep the tape alive."""
         self._kept.clear()
 
 
 class Listener:
-    """A proxy that notes what it is given and what it makes of it; in all else the proxy itself."""
+    """A proxy that records its inputs and outputs, and otherwise behaves like the proxy that it wraps."""
 
     def __init__(self, proxy: Any, tape: Tape, layer: str, part: str) -> None:
         self._proxy = proxy
@@ -83,7 +83,7 @@ class Listener:
         return getattr(self._proxy, name)
 
     def __call__(self, x: Any) -> Any:
-        """As the proxy."""
+        """Call the proxy and record."""
         made = self._proxy(x)
         if self._proxy.is_quant_enabled:
             self._note(*facts(self._proxy, as_array(x), made))
@@ -91,11 +91,11 @@ class Listener:
 
 
 def facts(proxy: Any, x: jax.Array, made: Any) -> tuple[Any, ...]:
-    """The fields of `Clipped`: numbers, what a quantizer made of them, and its range.
+    """The fields of `Clipped`: a quantizer's input, its output and its range.
 
     Args:
-        proxy: the quantizer's; None where there is none any more.
-        x: the numbers.
+        proxy: the quantizer's; None if it is gone.
+        x: the input.
         made: the same quantized, a QuantTensor.
     """
     if isinstance(made, FloatQuantTensor | GroupwiseFloatQuantTensor):

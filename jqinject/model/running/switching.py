@@ -1,4 +1,4 @@
-"""Which layers of a model are quantized, and running one of them with its quantizers on or off."""
+"""Finds the quantized layers of a model, and runs them with their quantizers on or off."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _MISSING = object()
 
 @dataclass(frozen=True, eq=False)
 class QuantizedLayer:
-    """A layer whose quantizers can be switched, by what does not change where the layer is copied.
+    """Describes a layer whose quantizers can be switched; also valid for copies of the layer.
 
     Attributes:
-        path: where it is in the model.
+        path: its path in the model.
         disabled: slot -> whether the user has switched its quantizer off.
         quantizes_input: whether it quantizes its input itself.
     """
@@ -51,7 +51,7 @@ class QuantizedLayer:
         Args:
             layer: the layer.
             call: calls it.
-            alone: what comes in may be floats though they say that they are integers: they are contracted as floats.
+            alone: the input may be a float tensor that claims to be quantized, so contract it as floats.
         """
         changes = _proxies(layer, self.disabled)
         if alone and not self.quantizes_input and isinstance(layer, QuantWeightLayer):
@@ -65,7 +65,7 @@ class QuantizedLayer:
         Args:
             layer: the layer.
             call: calls it on `x`.
-            x: what it is called with.
+            x: its input.
         """
         if isinstance(layer, QuantCheckpoint):  # it refuses to run without its quantizer
             return as_array(x)
@@ -85,13 +85,13 @@ class QuantizedLayer:
 
 
 def quantized_layers(model: nnx.Module) -> dict[str, Any]:
-    """The layers of a model that quantize something on the way forward: path -> layer."""
+    """The layers of a model that quantize in the forward pass: path -> layer."""
     found = ((".".join(map(str, path)), node) for path, node in nnx.iter_modules(model))
     return {path: node for path, node in found if _quantizes(node)}
 
 
 def switchable(path: str, layer: Any) -> QuantizedLayer:
-    """A quantized layer as it is now."""
+    """The description of a quantized layer in its current state."""
     held = vars(layer)
     disabled = {slot: held[slot].disable_quant for slot in SLOTS if held.get(slot) is not None}
     return QuantizedLayer(path, disabled, _enabled(held.get("input_quant")))
@@ -111,7 +111,7 @@ def _enabled(proxy: Any) -> bool:
 
 
 def has_float(layer: Any) -> bool:
-    """Whether the float numbers of a quantized layer are there: not of a frozen weight without its master."""
+    """Whether a quantized layer has its float weight; a frozen one without its master does not."""
     if isinstance(layer, QuantWeightLayer):
         return vars(layer).get(layer.weight_name) is not None
     op = quantized_op(layer)
@@ -124,9 +124,9 @@ def _proxies(layer: Any, disabled: Mapping[str, bool]) -> list[tuple[dict[str, A
 
 @contextmanager
 def changed(changes: list[tuple[dict[str, Any], str, Any]]) -> Iterator[None]:
-    """Attributes that are others for a while.
+    """Change attributes within a `with` block.
 
-    Put in place past NNX, which refuses a change where a layer is reached through the closure of a transformation. They
+    This bypasses NNX, which refuses changes to a layer reached through the closure of a transformation. The old values
     are back before NNX looks at the layer again.
     """
     before = [(held, name, held.get(name, _MISSING)) for held, name, _ in changes]

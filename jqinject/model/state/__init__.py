@@ -1,1 +1,1 @@
-"""What comes in from a checkpoint, and what is assembled again from it."""
+"""Loading checkpoints, and re-assembling quantizers from the loaded weights."""

@@ -1,4 +1,4 @@
-"""Letting components complete what a checkpoint holds for them: variables that depend on each other."""
+"""Lets components complete their checkpoint entries, for variables that depend on each other."""
 
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -15,7 +15,7 @@ class CompletesState(Protocol):
 
 
 def completed(index: ModelIndex, entries: dict[Path, Any]) -> dict[Path, Any]:
-    """The entries, those of each component completed by itself.
+    """The entries, with those of each component completed by it.
 
     Args:
         index: of the model that is loaded into.
@@ -40,7 +40,7 @@ def completed(index: ModelIndex, entries: dict[Path, Any]) -> dict[Path, Any]:
 
 
 def _stacked(value: Any, target: Found | None) -> Any:
-    """What a component adds for one layer, for every layer of a stack."""
+    """A value that a component adds for one layer, repeated for every layer of a stack."""
     array = jnp.asarray(value)
     shape = array.shape if target is None else target.variable.get_value().shape
     return jnp.broadcast_to(array, shape) if shape[len(shape) - array.ndim :] == array.shape else array
@@ -49,8 +49,8 @@ def _stacked(value: Any, target: Found | None) -> Any:
 def _components(index: ModelIndex) -> list[tuple[Path, CompletesState]]:
     found: dict[int, tuple[Path, CompletesState]] = {}
     for path, node in index.places:
-        # Of its class, not of the instance: `nnx.Rngs` has a stream under any name.
+        # Looked up on the class, not the instance: `nnx.Rngs` has a stream under any name.
         if issubclass(type(node), CompletesState):
             found.setdefault(id(node), (path, cast(CompletesState, node)))
-    # Inner components first, so that an outer one sees what they made of their part.
+    # Inner components first, so that outer ones see their completed entries.
     return sorted(found.values(), key=lambda item: -len(item[0]))

@@ -1,4 +1,4 @@
-"""What a user hands in as a state, as a flat mapping from paths to values."""
+"""Flattens a user's state to a mapping from paths to values."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -35,7 +35,7 @@ def flat_entries(state: Any) -> dict[Path, Any]:
 
 def _flatten(node: Any, path: Path) -> Iterator[tuple[Path, Any]]:
     if isinstance(node, nnx.Variable):
-        yield path, node.get_value()
+        yield from _flatten(node.get_raw_value(), path)
     elif isinstance(node, Mapping):
         for key, child in node.items():
             flat = ".".join(map(str, key)) if isinstance(key, tuple) else str(key)
@@ -48,10 +48,10 @@ def _flatten(node: Any, path: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def in_pieces(entries: Mapping[Path, Any], known: set[Path]) -> dict[Path, str]:
-    """Variables that a state holds not as one array, and as what: a list of numbers, or a mapping.
+    """Variables that a state holds as a list of numbers or a mapping instead of one array, with a description.
 
     Args:
-        entries: those of `flat_entries`.
+        entries: from `flat_entries`.
         known: the model's paths.
     """
     found: dict[Path, str] = {}
@@ -64,20 +64,23 @@ def in_pieces(entries: Mapping[Path, Any], known: set[Path]) -> dict[Path, str]:
 
 
 def nested_path(path: Path) -> Path:
-    """A path whose keys are taken apart at dots and slashes."""
+    """A path whose keys are split at dots and slashes."""
     return tuple(name for key in path for name in key.replace("/", ".").split(".") if name)
 
 
 def unwrapped(entries: Mapping[Path, Any], known: set[Path]) -> dict[Path, Any]:
-    """Entries with `{"value": array}` around an array taken off, as Orbax restores Variables without a target."""
-    return {
-        path[:-1] if path not in known and path[-1:] == ("value",) and path[:-1] in known else path: value
-        for path, value in entries.items()
-    }
+    """Entries with `{"value": ...}` unwrapped: Orbax restores Variables this way without a target."""
+
+    def unwrap(path: Path) -> Path:
+        places = [at for at in (len(path) - 1, len(path) - 2) if at >= 0 and path[at] == "value"]
+        shorter = (path[:at] + path[at + 1 :] for at in places)
+        return path if path in known else next((found for found in shorter if found in known), path)
+
+    return {unwrap(path): value for path, value in entries.items()}
 
 
 def problem_of(value: Any, held: Any) -> str | None:
-    """Why a value can not be written where another is held: None if it can."""
+    """Why a value cannot replace the one held; None if it can."""
     if not isinstance(value, jax.Array | np.ndarray | np.generic | int | float):
         return f"is no array: got {type(value).__name__}"
     if not is_concrete(value):

@@ -1,4 +1,4 @@
-"""The one door through which weights come in."""
+"""`load_state`: loads weights into a model and re-assembles its quantizers."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,35 +29,34 @@ SHOWN = 50
 
 
 def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
-    """Load weights into a model and assemble its quantizers again from them.
+    """Load weights into a model and re-assemble its quantizers from them.
 
-    In this order: weights and other Variables; re-assembly of every quantizer that depends on the weights that were
-    loaded; quantizer Variables that the state holds, which thus win over re-assembly. So a float checkpoint fits a
-    quantized model, and a quantized checkpoint comes back bit for bit. Everything is checked before it is written.
+    In this order: weights and other Variables; re-assembly of every quantizer that depends on the loaded weights;
+    quantizer Variables that the state holds, which thus win over re-assembly. So a float checkpoint fits a quantized
+    model, and a quantized checkpoint is restored bit for bit. Everything is checked before it is written.
 
-    Quantizers of activations and gradients depend on weights only where their injector asks for `module`. Else what
-    they learned and collected stays; `jqinject.reassemble(model)` starts it afresh.
+    Quantizers of activations and gradients depend on weights only if their injector asks for `module`. Otherwise they
+    keep what they learned and collected; `jqinject.reassemble(model)` resets it.
 
     Source: Brevitas's `load_state_dict`. Differs from Brevitas: no flag is needed for a float checkpoint; nothing is
-    written when anything is wrong; Variables stay the same objects, so optimizers stay valid; ranges of activations
-    stay (there, every quantizer is made anew).
+    written if anything is wrong; Variables stay the same objects, so optimizers stay valid; ranges of activations
+    stay (there, every quantizer is rebuilt).
 
     Args:
         model: a module.
         state: an `nnx.State`, a nested dict of arrays (also as Orbax restores it), or another module. A shared Variable
             may stand under any of its paths.
         missing: an NNX filter for Variables that the state need not hold, as in `missing=nnx.BatchStat`; `...` for all.
-            Quantizer Variables (also of components that were put together by hand) and arrays that are no Variables
-            (the mask of a convolution) may always be missing.
+            Quantizer Variables (also of components assembled by hand) and arrays without a Variable (the mask of a
+            convolution) may always be missing.
 
     Returns:
         A report: what was loaded, cast, missing, re-assembled and kept, and which weights hold nan or inf.
 
     Raises:
         ValueError: names every unknown path, missing path, wrong shape and wrong dtype (a float of another width is
-            cast); a quantizer's statistic, scale or counter that can never be right (nan, inf; below 0, but a
-            learned scale, whose magnitude counts); flat keys, and
-            an array in pieces. Nothing has been changed then.
+            cast); a statistic, scale or counter of a quantizer that cannot be right (nan, inf; below 0, except for a
+            learned scale, whose magnitude counts); flat keys, and an array in pieces. Nothing is changed then.
         TypeError: `state` is none of the three kinds.
 
     Example:
@@ -107,7 +106,7 @@ def _load(model: Any, entries: Mapping[Path, Any], index: ModelIndex) -> LoadRep
     beside = _of_changed_layers(index, [by_path[path].variable for path in weights])
     told = reassemble_held(held for held in beside if held.proxy.depends_on_layers())
     kept = tuple(dotted(held.paths[0]) for held in beside if not held.proxy.depends_on_layers())
-    # Re-assembly may have put other Variables in the place of the old ones.
+    # Re-assembly may have replaced Variables.
     after = ModelIndex(model) if told.replaced else index
     now = after.by_path
     for path, value in chosen.items():
@@ -151,7 +150,7 @@ def _but_of(gone: tuple[str, ...], proxies: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _ill_formed(entries: Mapping[Path, Any], by_path: Mapping[Path, Found]) -> list[str]:
-    """What is wrong with the form of a state, where its parts would be known in another."""
+    """Errors in the form of a state whose entries would be recognized in another form."""
     pieces = in_pieces(entries, set(by_path))
     shapes = {path: tuple(by_path[path].variable.get_value().shape) for path in pieces}
     told = [

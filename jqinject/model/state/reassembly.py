@@ -1,4 +1,4 @@
-"""Putting the quantizers of a model together again from its weights as they are."""
+"""Re-assembles the quantizers of a model from its current weights."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,17 +8,17 @@ from jqinject.model.walk import Holders, ModelIndex, dotted
 
 
 def reassemble(model: Any) -> ReassemblyReport:
-    """Assemble every quantizer of a model again, from the layers that hold it.
+    """Re-assemble every quantizer of a model, from the layers that hold it.
 
     For use after writing weights by other means than `load_state` (`nnx.update`, in-place writes). The layers are found
-    by walking the model, so it is right for clones, copies, unpickled and merged models too. A quantizer of the same
+    by walking the model, so this also works for clones, copies, unpickled and merged models. A quantizer of the same
     structure keeps its Variables and takes the new values; learned scales and statistics start afresh.
 
     Args:
         model: a module; shared quantizers are found wherever they are held.
 
     Returns:
-        A report of what was done.
+        A report.
 
     Example:
         >>> import jax.numpy as jnp
@@ -33,7 +33,7 @@ def reassemble(model: Any) -> ReassemblyReport:
 
 
 def reassemble_held(held: Iterable[Holders]) -> ReassemblyReport:
-    """Assemble the given proxies again, each from the layers that hold it."""
+    """Re-assemble the given proxies, each from the layers that hold it."""
     done, replaced = [], []
     for entry in held:
         path = dotted(entry.paths[0])

@@ -1,4 +1,4 @@
-"""What was done to a model, to be read by people and programs."""
+"""Reports of what loading and re-assembly did, for people and programs."""
 
 from dataclasses import dataclass, field
 
@@ -8,9 +8,9 @@ class ReassemblyReport:
     """What re-assembly did.
 
     Attributes:
-        reassembled: paths of the proxies that were assembled again.
-        replaced: those of them whose quantizer is another object now, because its structure, shapes or dtypes changed:
-            optimizers, `nnx.view`s and `nnx.cached_partial`s made before have to be made again.
+        reassembled: paths of the re-assembled proxies.
+        replaced: those whose quantizer is a new object, because its structure, shapes or dtypes changed: optimizers,
+            `nnx.view`s and `nnx.cached_partial`s made before must be recreated.
     """
 
     reassembled: tuple[str, ...] = ()
@@ -35,12 +35,12 @@ class LoadReport(ReassemblyReport):
 
     Attributes:
         loaded: paths that were written from the state.
-        missing: paths that the state does not hold, but those of quantizers that were re-assembled or kept.
-        cast: path -> "dtype -> dtype" of floats of another width.
+        missing: paths that the state does not hold, except those of quantizers that were re-assembled or kept.
+        cast: path -> "dtype -> dtype" for floats of another width.
         not_finite: paths of loaded weights that hold nan or inf.
-        kept: paths of quantizers of activations and gradients beside the loaded weights. They do not depend on weights,
-            and keep what they learned and collected where the state holds nothing for them.
-        below_zero: paths of learned scales below 0, which count by their magnitude.
+        kept: paths of activation and gradient quantizers of the layers whose weights were loaded. They do not depend on
+            weights, and keep what they learned and collected if the state holds nothing for them.
+        below_zero: paths of learned scales below 0, whose magnitude counts.
     """
 
     loaded: tuple[str, ...] = ()

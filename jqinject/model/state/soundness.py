@@ -1,4 +1,4 @@
-"""Numbers that a checkpoint may hold and that a quantizer can do nothing with."""
+"""Finds numbers in a checkpoint that a quantizer cannot use."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core import FloatRestrictValue, IntRestrictValue, QuantParam, QuantStat
+from jqinject.core.state.record import kind_of
 from jqinject.model.walk import ModelIndex, Path, dotted
 
-# What components store of scales and zero points, in their own words.
+# The names under which components store scales and zero points.
 LEARNED = "value"
 COLLECTED = ("buffer", "running_stats")
 OF_SCALES = (LEARNED, *COLLECTED)
@@ -20,28 +21,28 @@ OF_SCALES = (LEARNED, *COLLECTED)
 
 @runtime_checkable
 class StoresScale(Protocol):
-    """A component of scales, which says how those that it stores are read."""
+    """A component of scales that says how its stored scales are read."""
 
     restrict_scaling_impl: Any
 
 
 def never_right(index: ModelIndex, entries: Mapping[Path, Any]) -> list[str]:
-    """Why entries cannot be what a quantizer stored: counters or statistics below 0, nan and inf.
+    """Errors of entries that no quantizer can have stored: counters or statistics below 0, nan and inf.
 
-    A learned scale that is read by its magnitude may be below 0: an optimizer may have moved it there.
+    A learned scale whose magnitude is used may be below 0: an optimizer may have moved it there.
 
     Args:
         index: of the model that is loaded into.
-        entries: path -> array, of the shapes and dtypes that the model needs.
+        entries: path -> array, with the shapes and dtypes that the model needs.
     """
     scales = set(_scales(index))
     found = []
     for path, value in entries.items():
         variable = index.by_path[path].variable
-        if not isinstance(variable, QuantParam | QuantStat):
+        if not issubclass(kind_of(variable), QuantParam | QuantStat):
             continue
-        # Other statistics may be nan as long as they have seen nothing.
-        if not _is_finite(value) and (isinstance(variable, QuantParam) or path[-1] in OF_SCALES):
+        # Other statistics may be nan until they have seen data.
+        if not _is_finite(value) and (issubclass(kind_of(variable), QuantParam) or path[-1] in OF_SCALES):
             found.append(f"{dotted(path)}: holds nan or inf, which no quantizer stores")
         elif jnp.issubdtype(variable.dtype, jnp.integer) and _least(value) < 0:
             found.append(f"{dotted(path)}: is a counter, and counts from 0: got {_least(value):.0f}")
@@ -60,7 +61,7 @@ def not_finite(entries: Mapping[Path, Any]) -> list[Path]:
 
 
 def read_by_magnitude(index: ModelIndex, entries: Mapping[Path, Any]) -> list[Path]:
-    """The entries that are learned scales below 0, of which the forward pass reads the magnitude."""
+    """The entries that are learned scales below 0, whose magnitude the forward pass uses."""
     learned = {
         (*path, LEARNED)
         for path, node in index.places
@@ -69,12 +70,14 @@ def read_by_magnitude(index: ModelIndex, entries: Mapping[Path, Any]) -> list[Pa
     return [
         path
         for path, value in entries.items()
-        if path in learned and isinstance(index.by_path[path].variable, QuantParam) and _least(value) < 0
+        if path in learned
+        and issubclass(kind_of(index.by_path[path].variable), QuantParam)
+        and _least(value) < 0
     ]
 
 
 def _scales(index: ModelIndex) -> Iterator[Path]:
-    """Where what is stored of a scale has no sign: statistics, and whole numbers; unless it is a logarithm."""
+    """Paths of stored scales that cannot be negative: statistics and whole numbers, unless stored as logarithms."""
     for path, node in index.places:
         if not isinstance(node, StoresScale):
             continue

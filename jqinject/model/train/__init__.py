@@ -1,1 +1,1 @@
-"""Training: gradients with backward statistics, steps, losses of bit widths."""
+"""Training: gradients with backward statistics, steps, bit-width losses."""

@@ -1,4 +1,4 @@
-"""`grad` and `value_and_grad` that let gradient quantizers report what they saw."""
+"""`grad` and `value_and_grad` that also collect the statistics of gradient quantizers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ArgNum = int | nnx.DiffState
 
 @dataclass(frozen=True)
 class _Options:
-    """The keywords of `nnx.value_and_grad` that are handed on."""
+    """The keywords that are passed on to `nnx.value_and_grad`."""
 
     has_aux: bool
     holomorphic: bool
@@ -48,17 +48,18 @@ def value_and_grad(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> Callable[..., Any]:
-    """`nnx.value_and_grad`, and the statistics of 8-bit float quantizers are right after it.
+    """`nnx.value_and_grad` that also updates the statistics of 8-bit float quantizers.
 
     One call is one step: forward amaxes are collected by maximum over all uses in it (layers that share a quantizer,
-    the steps of a scan, micro-batches inside `f`); backward ones come out of the backward pass as cotangents of the
-    quantizers' slots, by maximum too; then every history rolls once. Between `begin_step` and `end_step` calls only
-    collect. The scale used in a step is known before the step, so that a step cut into micro-batches is the same step.
+    the steps of a scan, micro-batches inside `f`); backward ones leave the backward pass as cotangents of the
+    quantizers' slots, also by maximum; then every history rolls once. Between `begin_step` and `end_step`, calls only
+    collect. The scale used in a step is fixed before the step, so splitting a step into micro-batches does not change
+    it.
 
-    The model has to be a positional argument, differentiated or not. A module that `nnx.scan` or `nnx.vmap` only
-    broadcasts (`in_axes=None`) loses in NNX what its forward pass writes; carry it through a scan (`nnx.Carry`), as any
-    module with statistics. Plain `nnx.grad` corrupts nothing: the statistics
-    of gradients then simply stay, and forward ones advance at every use.
+    The model must be a positional argument, differentiated or not. NNX loses what the forward pass of a module writes
+    if `nnx.scan` or `nnx.vmap` only broadcasts it (`in_axes=None`); carry it through a scan (`nnx.Carry`), like any
+    module with statistics. Plain `nnx.grad` corrupts nothing: the statistics of gradients stay as they are, and forward
+    ones advance at every use.
 
     Args:
         f: a function of models and arrays that returns a scalar, or `(scalar, aux)` with `has_aux`; without it, a
@@ -66,11 +67,11 @@ def value_and_grad(
         argnums, has_aux, holomorphic, allow_int, reduce_axes, graph, graph_updates: as for `nnx.value_and_grad`.
 
     Returns:
-        A function that returns the value and the gradients of the parameters, as that of `nnx.value_and_grad` does.
+        A function that returns the value and the gradients of the parameters, like that of `nnx.value_and_grad`.
 
     Raises:
         ValueError: (when called) a gradient quantizer in training mode is not reached by the arguments, or statistics
-            were filtered away. The models are as before then.
+            were filtered out. The models are unchanged then.
         TypeError: (when called) a model with gradient quantizers is a keyword argument.
 
     Example:
@@ -100,7 +101,7 @@ def grad(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> Callable[..., Any]:
-    """`nnx.grad`, and the statistics of 8-bit float quantizers are right after it. See `value_and_grad`.
+    """`nnx.grad` that also updates the statistics of 8-bit float quantizers. See `value_and_grad`.
 
     Args:
         f: as for `value_and_grad`.
@@ -205,7 +206,7 @@ def _number(which: ArgNum) -> int:
 def _differentiated(
     wanted: Sequence[ArgNum], with_slots: Sequence[int], count: int
 ) -> tuple[tuple[ArgNum, ...], tuple[ArgNum, ...]]:
-    """What the user wants differentiated, with slots added, and the arguments that are so for their slots alone."""
+    """The user's `argnums` with slots added, and the arguments differentiated only for their slots."""
     asked: list[ArgNum] = []
     for which in wanted:
         number = _number(which) % count if count else _number(which)

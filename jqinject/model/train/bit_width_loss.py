@@ -1,15 +1,15 @@
-"""Losses of learned bit widths: the mean bit width of a model, weighted by what the bits cost.
+"""Losses of learned bit widths: the mean bit width of a model, weighted by cost.
 
-Add one to a training loss, with a factor, and bits are given up where they matter least:
+Add one to a training loss, with a factor, and the model gives up the bits that matter least:
 
     loss = WeightBitWidthWeightedBySize()
 
     def loss_fn(model, x, y):
         return cross_entropy(model(x), y) + 0.05 * loss(model)
 
-They are functions of the model alone, or of the model and what it is called with: nothing is collected on the side, and
-nothing has to be reset. Where the model is called for them, its state stays as it is; under `jax.jit` nothing of that
-call remains but the bit widths.
+They are functions of the model alone, or of the model and its arguments: nothing is collected on the side, and nothing
+must be reset. If they call the model, its state stays as it is; under `jax.jit` only the bit widths of that call
+remain.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core import BitWidthParameter
+from jqinject.core.facts import is_learned
 from jqinject.nn import QuantConv, QuantLinear
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import Around, intercept
@@ -44,14 +44,14 @@ def _mean(costs: list[Weighted], what: str, cure: str) -> jax.Array:
 
 def _learns_bits(proxy: QuantProxyFromInjector) -> bool:
     nodes = nnx.iter_modules(proxy, graph=True)
-    return proxy.is_quant_enabled and any(isinstance(node, BitWidthParameter) for _, node in nodes)
+    return proxy.is_quant_enabled and any(is_learned(node) for _, node in nodes)
 
 
 @dataclass(frozen=True)
 class WeightBitWidthWeightedBySize:
-    """The mean bit width of the weights whose width is learned, each counted by its number of elements.
+    """The mean bit width of the weights with a learned width, weighted by their number of elements.
 
-    `sum(size * bit_width) / sum(size)` over the layers; a quantizer that layers share counts once for each.
+    `sum(size * bit_width) / sum(size)` over the layers; a shared quantizer counts once for each layer.
 
     Source: Brevitas's `loss.WeightBitWidthWeightedBySize` and, for floats, `loss.WeightFloatBitWidthWeightedBySize`.
 
@@ -86,9 +86,9 @@ def _weight_layers(model: nnx.Module) -> Iterator[QuantWeightLayer]:
 
 @dataclass(frozen=True)
 class ActivationBitWidthWeightedBySize:
-    """The mean bit width of the activations whose width is learned, each counted by its elements for one example.
+    """The mean bit width of the activations with a learned width, weighted by their number of elements per example.
 
-    The model is run on a batch, since an activation's size is known no sooner. Every use of a quantizer counts.
+    The model is run on a batch, since the size of an activation is not known before. Every use of a quantizer counts.
 
     Source: Brevitas's `loss.ActivationBitWidthWeightedBySize` and, for floats,
     `loss.ActivationFloatBitWidthWeightedBySize`. Layers that run within `nnx.scan` or `nnx.vmap` are not seen.
@@ -106,11 +106,11 @@ class ActivationBitWidthWeightedBySize:
 
         Args:
             model: the model.
-            args: what it is called with.
-            kwargs: likewise.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
 
         Raises:
-            ValueError: no activation that was quantized has a learned bit width.
+            ValueError: no quantized activation has a learned bit width.
         """
 
         def wanted(node: Any) -> bool:
@@ -124,12 +124,12 @@ class ActivationBitWidthWeightedBySize:
 
 @dataclass(frozen=True)
 class QuantLayerOutputBitWidthWeightedByOps:
-    """The mean bit width of the outputs of layers that return a QuantTensor, each counted by its operations.
+    """The mean bit width of the outputs of layers that return a QuantTensor, weighted by their operations.
 
     Operations are multiplications and additions for one example, `2 * size of the output * inputs of one output`.
 
     Args:
-        layer_types: classes of layers that count.
+        layer_types: the classes of layers to count.
 
     Source: Brevitas's `loss.QuantLayerOutputBitWidthWeightedByOps`.
     """
@@ -141,8 +141,8 @@ class QuantLayerOutputBitWidthWeightedByOps:
 
         Args:
             model: the model.
-            args: what it is called with.
-            kwargs: likewise.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
 
         Raises:
             ValueError: no layer returned a QuantTensor.
@@ -158,7 +158,7 @@ class QuantLayerOutputBitWidthWeightedByOps:
 
 
 def _operations(layer: Any) -> float:
-    """Multiplications and additions for one number of the output."""
+    """Multiplications and additions per output element."""
     return 2.0 * math.prod(layer.weight_shape) / layer.out_channels
 
 
@@ -167,7 +167,7 @@ def _per_example(result: Any) -> float:
 
 
 class _Noting(Around):
-    """Keeps what a module returns while the model is called."""
+    """Records a module's results while the model is called."""
 
     def __init__(self, seen: list[tuple[Any, Any]]) -> None:
         self._seen = seen
@@ -182,7 +182,7 @@ class _Noting(Around):
 def _watch(
     model: nnx.Module, wanted: Callable[[Any], bool], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[tuple[Any, Any]]:
-    """What the modules that are wanted return when a copy of the model is called: (module, result), call by call."""
+    """The results of the wanted modules when a copy of the model is called: (module, result), call by call."""
     copy = nnx.clone(model, graph=True)
     seen: list[tuple[Any, Any]] = []
     for node in [node for _, node in nnx.iter_modules(copy, graph=True) if wanted(node)]:

@@ -1,4 +1,4 @@
-"""A training step as the statistics of amaxes see it: what belongs to it counts once, by maximum."""
+"""Training steps for amax statistics: all calls of a step count as one, by maximum."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from flax.linen import fp8_ops
 from jqinject.core import AmaxScaling, GradSlot
 from jqinject.core.state.variables import known_zeros
 from jqinject.model.walk import dotted, walk
-from jqinject.proxy import GradQuantProxyFromInjector
+from jqinject.proxy import GradQuantProxy
 
-# A float32 whose sum is the maximum: Flax's, made for the same purpose.
+# Flax's float32 whose sum is the maximum, made for the same purpose.
 MAXIMUM_ADDING = fp8_ops.fm32
 
 
@@ -23,7 +23,7 @@ def begin_step(*models: Any) -> None:
     """Open a training step: until `end_step`, amax statistics collect by maximum and the scales stay as they are.
 
     For steps of several calls, and for `nnx.vjp`. Gradient accumulation over several calls of
-    `jqinject.value_and_grad` (which opens and ends a step by itself where none is open):
+    `jqinject.value_and_grad` (which opens and ends a step itself if none is open):
 
         jqinject.begin_step(model)
         for batch in micro_batches:
@@ -37,7 +37,7 @@ def begin_step(*models: Any) -> None:
         models: modules, or containers of them.
 
     Raises:
-        ValueError: a step is open already, or statistics are missing. Nothing is changed then.
+        ValueError: a step is already open, or statistics are missing. Nothing is changed then.
 
     Example:
         >>> from jqinject.nn import QuantIdentity
@@ -60,12 +60,12 @@ def begin_step(*models: Any) -> None:
 
 
 def end_step(*models: Any, gradients: Any = None) -> Any:
-    """End a training step: every amax history that has seen something in it rolls once.
+    """End a training step: every amax history that has seen data in it rolls once.
 
     Args:
         models: as for `begin_step`.
-        gradients: what the function that `nnx.vjp` returned gave for the one model, if the backward pass was made by
-            hand: the cotangents of the gradient quantizers' slots are read from it.
+        gradients: the model's cotangents from the function that `nnx.vjp` returns, if the backward pass was run by
+            hand; those of the gradient quantizers' slots are read from it.
 
     Returns:
         The gradients of the parameters alone, an `nnx.State`; None without `gradients`.
@@ -101,18 +101,18 @@ def end_step(*models: Any, gradients: Any = None) -> Any:
     return rest
 
 
-# --- what value_and_grad is made of
+# --- the parts of value_and_grad
 
 
 def amax_scalings(roots: Any) -> list[AmaxScaling]:
-    """Every scale made from amaxes below the roots, each once.
+    """Every amax-based scale below the roots, each once.
 
     Raises:
         ValueError: one lacks its statistics.
     """
     found: dict[int, AmaxScaling] = {}
     for path, node in walk(roots):
-        if isinstance(node, GradQuantProxyFromInjector) and node.is_quant_enabled:
+        if isinstance(node, GradQuantProxy) and node.is_quant_enabled:
             _check_complete(path, getattr(node.tensor_quant, "scaling_impl", None), gradient=True)
         if isinstance(node, AmaxScaling):
             _check_complete(path, node, gradient=False)
@@ -123,10 +123,8 @@ def amax_scalings(roots: Any) -> list[AmaxScaling]:
 def _check_complete(path: tuple[str, ...], scaling: Any, gradient: bool) -> None:
     if not isinstance(scaling, AmaxScaling):
         return
-    needed = {"scale", "pending"} | ({"slot"} if gradient else set())
+    needed = {"record"} | ({"slot"} if gradient else set())
     missing = sorted(needed - set(vars(scaling)))
-    if "amax_history" not in vars(scaling.amax_history):
-        missing.append("amax_history")
     if missing:
         raise ValueError(
             f"the statistics of {dotted(path)} were filtered away: {', '.join(missing)} missing.\n  cure: keep the "
@@ -136,13 +134,13 @@ def _check_complete(path: tuple[str, ...], scaling: Any, gradient: bool) -> None
 
 
 def open_steps(scalings: Iterable[AmaxScaling]) -> None:
-    """Let them collect."""
+    """Start collecting."""
     for scaling in scalings:
         scaling.begin_step()
 
 
 def close_steps(scalings: Iterable[AmaxScaling]) -> None:
-    """Enter what they have collected."""
+    """Enter the collected amaxes into the histories."""
     held = list(scalings)
     set_slots(held, adding=False)
     for scaling in held:
@@ -150,13 +148,13 @@ def close_steps(scalings: Iterable[AmaxScaling]) -> None:
 
 
 def abandon_steps(scalings: Iterable[AmaxScaling]) -> None:
-    """Let them forget a step that failed."""
+    """Discard a failed step."""
     for scaling in scalings:
         scaling.abandon_step()
 
 
 def set_slots(scalings: Iterable[AmaxScaling], *, adding: bool) -> None:
-    """Empty the slots, and make them add by maximum or leave them plain float32."""
+    """Empty the slots, and make them add by maximum or be plain float32."""
     for scaling in scalings:
         if scaling.slot is not None:
             zeros = known_zeros(scaling.slot.get_value(), jnp.float32)
@@ -169,11 +167,11 @@ def adding_by_maximum(zeros: jax.Array) -> jax.Array:
 
 
 def deliver(models: Sequence[Any], gradients: Sequence[Any]) -> None:
-    """Hand every scale of a gradient what the backward pass has left in its slot.
+    """Give every gradient scale the cotangent that the backward pass left in its slot.
 
     Args:
-        models: modules that were differentiated, or containers of them.
-        gradients: for each its gradients: an `nnx.State`, a module of gradients, or a container of these.
+        models: the differentiated modules, or containers of them.
+        gradients: the gradients of each: an `nnx.State`, a module of gradients, or a container of these.
 
     Raises:
         ValueError: a slot is not among the gradients.
@@ -193,7 +191,7 @@ def deliver(models: Sequence[Any], gradients: Sequence[Any]) -> None:
 
 
 def _left_in_slots(model: Any, gradients: Any) -> dict[int, jax.Array]:
-    """Identity of a slot -> its cotangent. NNX lists what is shared under its first path only."""
+    """Identity of a slot -> its cotangent. NNX lists shared Variables under their first path only."""
     if isinstance(model, nnx.Pytree):
         state = gradients if isinstance(gradients, nnx.State) else nnx.state(gradients, GradSlot)
         found = {path: leaf for path, leaf in nnx.to_flat_state(state) if isinstance(leaf, GradSlot)}

@@ -14,7 +14,7 @@ from jqinject.nn.base.slots import ACT, Slot, slots_of
 from jqinject.proxy import (
     ActQuantProxy,
     BiasQuantProxyFromInjector,
-    GradQuantProxyFromInjector,
+    GradQuantProxy,
     QuantProxyFromInjector,
     TruncQuantProxyFromInjector,
     WeightQuantProxy,
@@ -25,7 +25,7 @@ READY_KINDS = (
     WeightQuantProxy,
     BiasQuantProxyFromInjector,
     ActQuantProxy,
-    GradQuantProxyFromInjector,
+    GradQuantProxy,
     TruncQuantProxyFromInjector,
 )
 CHANNEL_SHAPE = "activation_channel_shape"

@@ -95,6 +95,8 @@ def sharded_beside(x: jax.Array, like: jax.Array) -> jax.Array:
         Array([[1., 1.]], dtype=float32)
     """
     own, other = jax.typeof(x).sharding, jax.typeof(like).sharding
+    if own.mesh.empty and other.mesh.empty:
+        return x
     specs = other.spec[like.ndim - x.ndim :]
     wanted = PartitionSpec(*(axis if size != 1 else None for size, axis in zip(x.shape, specs, strict=True)))
     return x if own.spec == wanted else reshard(x, NamedSharding(other.mesh, wanted))
@@ -110,6 +112,8 @@ def asked(out_sharding: Any, *operands: jax.Array) -> Any:
     Example:
         >>> asked(PartitionSpec("data"), jnp.zeros(3))
     """
+    if out_sharding is None:
+        return None
     meshes = [jax.typeof(x).sharding.mesh for x in operands]
     return out_sharding if any(mesh.explicit_axes for mesh in meshes if not mesh.empty) else None
 

@@ -42,12 +42,6 @@ def _program(otherwise: Compute, mesh: Any, *types: Any) -> Any:
     return jax.make_jaxpr(otherwise)(*types)
 
 
-@lru_cache(maxsize=1024)
-def _shared(compute: Compute) -> Compute:
-    """One function of the lowered program for all calls of equal functions on arrays of the same types."""
-    return jax.jit(compute)
-
-
 @dataclass(frozen=True)
 class _Mapped:
     """A function under `vmap`, equal by value."""
@@ -81,7 +75,7 @@ def _lowered(
     ctx: mlir.LoweringRuleContext, *arrays: Any, alone: Compute, otherwise: Compute, program: Any
 ) -> Any:
     if _runs_alone(ctx.module_context):
-        return mlir.lower_fun(_shared(alone), multiple_results=False)(ctx, *arrays)
+        return mlir.lower_fun(alone, multiple_results=False)(ctx, *arrays)
     return mlir.lower_fun(jaxpr_as_fun(program), multiple_results=True)(ctx, *arrays)
 
 

@@ -88,11 +88,14 @@ class Over(NamedTuple):
         return [reduction(part, axis=self.of(part.ndim), keepdims=self.keeps) for part in parts_of(x)]
 
     def _numbered(self, x: jax.Array, start: int, count: int) -> jax.Array:
-        found = jnp.zeros((), jnp.int32)
-        for axis in self.of(x.ndim):
+        axes = self.of(x.ndim)
+        found = (
+            jax.lax.broadcasted_iota(jnp.int32, x.shape, axes[0]) if axes else jnp.zeros(x.shape, jnp.int32)
+        )
+        for axis in axes[1:]:
             found = found * x.shape[axis] + jax.lax.broadcasted_iota(jnp.int32, x.shape, axis)
         if start:
             found = found + start
         if self.names:
             found = found + place_over(self.names) * count
-        return sharded_as(jnp.broadcast_to(found, x.shape), x)
+        return sharded_as(found, x)

@@ -11,6 +11,7 @@ from jqinject.proxy import (
     BiasQuantProxyFromInjector,
     GradQuantProxyFromInjector,
     GroupwiseActQuantProxyFromInjector,
+    GroupwiseGradQuantProxyFromInjector,
     GroupwiseWeightQuantProxyFromInjector,
     TruncQuantProxyFromInjector,
     WeightQuantProxyFromInjector,
@@ -113,7 +114,13 @@ class ActQuantSolver(ExtendedInjector, defaults=True):
 class GradQuantSolver(ActQuantSolver, defaults=True):
     """As for activations, and what is recorded belongs to the backward pass."""
 
-    proxy_class = GradQuantProxyFromInjector
+    proxy_class = value(
+        lambda scaling_per_output: (
+            GroupwiseGradQuantProxyFromInjector
+            if scaling_per_output == ScalingPerOutputType.GROUP
+            else GradQuantProxyFromInjector
+        )
+    )
     amax_of_gradient = True
 
 

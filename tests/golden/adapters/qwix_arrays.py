@@ -264,8 +264,10 @@ def clipped(case: Case, inputs: Arrays) -> dict[str, Any]:
     """The range, the array clipped to it, and the gradient that passes."""
     spec = array_of(case["config"])
     x, g = jnp.asarray(inputs["x"]), jnp.asarray(inputs["g"])
-    quantizer = quantizer_of(spec, spec.axes)
-    quantizer.scale_stop_grad = True
+    form = form_of(spec.qtype)
+    quantizer = CalibratedQuant(
+        range_of(spec.method), channelwise_axes=spec.axes, scale_stop_grad=True, **form
+    )
     found = quantizer.clipping_range(x)
     _, pull = jax.vjp(lambda x: quantizer(x).value, x)
     ends = {"calibration/absmax": found.high, "calibration/max": found.high, "calibration/min": found.lowest}

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core.stats import percentiles
-from jqinject.ops import stats as ops
 from jqinject.ops.devices.over import Over
 
 
@@ -57,18 +56,16 @@ def quickselect(values: np.ndarray, k: int) -> int:
 @contextmanager
 def ties_as_torch() -> Iterator[None]:
     """While this lasts, percentiles over whole tensors give their gradient to the element that torch would choose."""
-    ours = percentiles._kth
+    ours = percentiles._place
 
-    def kth(x: jax.Array, k: int, over: Over) -> ops.Selected:
-        found = ours(x, k, over)
+    def place(x: jax.Array, value: jax.Array, k: int, over: Over) -> jax.Array:
         if over.keeps:
-            return found
+            return ours(x, value, k, over)
 
-        def place(array: jax.Array) -> np.ndarray:
+        def theirs(array: jax.Array) -> np.ndarray:
             return np.asarray(quickselect(np.asarray(array).reshape(-1), k - 1), np.int32)
 
-        where = jax.pure_callback(place, jax.ShapeDtypeStruct((), jnp.int32), x)
-        return found._replace(position=where)
+        return jax.pure_callback(theirs, jax.ShapeDtypeStruct((), jnp.int32), x)
 
-    with mock.patch.object(percentiles, "_kth", kth):
+    with mock.patch.object(percentiles, "_place", place):
         yield

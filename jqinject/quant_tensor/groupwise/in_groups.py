@@ -1,13 +1,13 @@
-"""A quantized tensor with the two axes of groups, seen without them."""
+"""Builds a groupwise tensor from a quantized tensor with two axes for the groups."""
 
 from typing import Any
 
 from jqinject.quant_tensor.codebook_quant_tensor import CodebookQuantTensor
 from jqinject.quant_tensor.float_quant_tensor import FloatQuantTensor
-from jqinject.quant_tensor.groupwise_codebook_quant_tensor import GroupwiseCodebookQuantTensor
-from jqinject.quant_tensor.groupwise_float_quant_tensor import GroupwiseFloatQuantTensor
-from jqinject.quant_tensor.groupwise_int_quant_tensor import GroupwiseIntQuantTensor
-from jqinject.quant_tensor.groupwise_quant_tensor import GroupwiseQuantTensor
+from jqinject.quant_tensor.groupwise.groupwise_codebook_quant_tensor import GroupwiseCodebookQuantTensor
+from jqinject.quant_tensor.groupwise.groupwise_float_quant_tensor import GroupwiseFloatQuantTensor
+from jqinject.quant_tensor.groupwise.groupwise_int_quant_tensor import GroupwiseIntQuantTensor
+from jqinject.quant_tensor.groupwise.groupwise_quant_tensor import GroupwiseQuantTensor
 from jqinject.quant_tensor.int_quant_tensor import IntQuantTensor
 
 KINDS: dict[type, type[GroupwiseQuantTensor]] = {
@@ -20,12 +20,12 @@ KINDS: dict[type, type[GroupwiseQuantTensor]] = {
 def in_groups(
     grouped: Any, group_size: int, group_dim: int, length: int | None = None
 ) -> GroupwiseQuantTensor:
-    """A quantized tensor with the two axes of groups, seen without them: of the kind that its numbers have.
+    """A groupwise tensor of the same number format, from a quantized tensor with two axes for the groups.
 
     Args:
         grouped: an `IntQuantTensor`, `FloatQuantTensor` or `CodebookQuantTensor`.
         group_size: elements of a group.
         group_dim: the axis, counted without groups.
-        length: elements along it; None for all that the groups hold.
+        length: elements along it; None if the last group is full.
     """
     return KINDS[type(grouped)].of(grouped, group_size, group_dim, length)

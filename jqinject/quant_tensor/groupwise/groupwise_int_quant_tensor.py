@@ -7,30 +7,34 @@ import jax
 
 from jqinject.quant_tensor.base import as_array
 from jqinject.quant_tensor.bit_widths import BitWidth
-from jqinject.quant_tensor.groupwise_quant_tensor import Groups, GroupwiseQuantTensor, flatten_groups
+from jqinject.quant_tensor.groupwise.groupwise_quant_tensor import (
+    Groups,
+    GroupwiseQuantTensor,
+    flatten_groups,
+)
 from jqinject.quant_tensor.int_quant_tensor import IntQuantTensor
 
 
 @final
 class GroupwiseIntQuantTensor(GroupwiseQuantTensor):
-    """A dequantized array that is integers, with a scale (and zero point) for each group along one axis.
+    """A dequantized array of integers, with a scale (and zero point) for each group along one axis.
 
     Arithmetic and `reshape` decay to the plain array; `transpose`, and indexing of other axes, keep the groups.
 
     Args:
-        value: the dequantized numbers in groups, `value_`: two axes (groups, elements of a group) in the place of the
-            axis `group_dim`.
+        value: the dequantized numbers in groups, `value_`: two axes (groups, elements of a group) instead of the axis
+            `group_dim`.
         scale: float32, `scale_`: the same shape with 1 along the elements of a group.
         zero_point: float32, `zero_point_`: likewise, or a scalar.
         group_size: elements of a group.
         group_dim: the axis, counted without groups.
-        bit_width: Python int, or float32 scalar array where it is learned.
+        bit_width: Python int, or float32 scalar array if learned.
         signed: whether the integers are signed.
         training: whether it was made in training mode.
         dequant_shape: the shape without groups; None means that groups are full.
 
     Raises:
-        TypeError: `value` is no float array.
+        TypeError: `value` is not a float array.
         ValueError: it has no such groups; scale or zero point do not broadcast against it.
 
     Example:
@@ -60,7 +64,7 @@ class GroupwiseIntQuantTensor(GroupwiseQuantTensor):
 
     @property
     def bit_width(self) -> BitWidth:
-        """Bits of one integer: a Python int, or an array where it is learned."""
+        """Bits of one integer: a Python int, or an array if learned."""
         return self._grouped.bit_width
 
     @property

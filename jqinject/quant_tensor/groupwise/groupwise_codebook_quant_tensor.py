@@ -8,18 +8,22 @@ import jax
 from jqinject.ops.minifloats.nearest_code import Codebook
 from jqinject.quant_tensor.base import as_array
 from jqinject.quant_tensor.codebook_quant_tensor import CodebookQuantTensor
-from jqinject.quant_tensor.groupwise_quant_tensor import Groups, GroupwiseQuantTensor, flatten_groups
+from jqinject.quant_tensor.groupwise.groupwise_quant_tensor import (
+    Groups,
+    GroupwiseQuantTensor,
+    flatten_groups,
+)
 
 
 @final
 class GroupwiseCodebookQuantTensor(GroupwiseQuantTensor):
-    """A dequantized array that is indices into a table, with a scale for each group along one axis.
+    """A dequantized array of indices into a table, with a scale for each group along one axis.
 
     Arithmetic and `reshape` decay to the plain array; `transpose`, and indexing of other axes, keep the groups.
 
     Args:
-        value: the dequantized numbers in groups, `value_`: two axes (groups, elements of a group) in the place of the
-            axis `group_dim`.
+        value: the dequantized numbers in groups, `value_`: two axes (groups, elements of a group) instead of the axis
+            `group_dim`.
         scale: float32, `scale_`: the same shape with 1 along the elements of a group.
         group_size: elements of a group.
         group_dim: the axis, counted without groups.
@@ -28,7 +32,7 @@ class GroupwiseCodebookQuantTensor(GroupwiseQuantTensor):
         dequant_shape: the shape without groups; None means that groups are full.
 
     Raises:
-        TypeError: `value` is no float array, or `codebook` no `Codebook`.
+        TypeError: `value` is not a float array, or `codebook` is not a `Codebook`.
         ValueError: it has no such groups; the scale does not broadcast against it.
 
     Example:
@@ -79,7 +83,7 @@ class GroupwiseCodebookQuantTensor(GroupwiseQuantTensor):
         return self.codes()
 
     def int(self, float_datatype: bool = False) -> jax.Array:
-        """The integers that stand for the numbers: their indices, without groups. See `CodebookQuantTensor.int`."""
+        """The indices of the numbers, without groups. See `CodebookQuantTensor.int`."""
         return self._groups.join(self._grouped.int(float_datatype))
 
 

@@ -1,4 +1,4 @@
-"""Quantized tensors with a scale for each group: a quantized tensor over an axis cut into groups, seen without them."""
+"""Quantized tensors with a scale for each group along one axis, which present the shape without groups."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -13,12 +13,12 @@ from jqinject.quant_tensor.base import QuantTensor, as_array
 
 @dataclass(frozen=True)
 class Groups:
-    """How an axis is cut into groups.
+    """The division of an axis into groups.
 
     Attributes:
         size: elements of a group.
-        dim: the axis that is cut, counted from the end (-1 is the last), so that axes may come in front.
-        length: elements along it; the last group is filled up where `size` does not divide it.
+        dim: the divided axis, counted from the end (-1 is the last), so that leading axes may be added.
+        length: elements along it; the last group is padded if `size` does not divide it.
 
     Example:
         >>> import jax.numpy as jnp
@@ -40,20 +40,20 @@ class Groups:
         return join_groups(x, self.dim, self.length)
 
     def spread(self, x: jax.Array) -> jax.Array:
-        """What every group has one of, once for each element."""
+        """A value of each group, repeated for each of its elements."""
         return spread_groups(x, self.size, self.dim, self.length)
 
     def shape_of(self, grouped: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape without groups of a grouped one."""
+        """The shape without groups, from a grouped shape."""
         axis = elements_axis(self.dim) % len(grouped) - 1
         return (*grouped[:axis], self.length, *grouped[axis + 2 :])
 
 
 class GroupwiseQuantTensor(QuantTensor):
-    """Abstract: a quantized tensor in groups, which looks like one without.
+    """Abstract: a quantized tensor in groups, with the shape of one without groups.
 
-    `grouped` is the tensor that it is made of, of any number format, whose shape has two axes (groups, elements of a
-    group) in the place of one. `value`, `scale` and `zero_point` are laid out anew whenever they are asked for.
+    `grouped` is the underlying tensor, of any number format, whose shape has two axes (groups, elements of a group)
+    instead of one. `value`, `scale` and `zero_point` are expanded on every access.
 
     It is immutable, and a pytree whose child is `grouped`.
     """
@@ -67,7 +67,7 @@ class GroupwiseQuantTensor(QuantTensor):
     def _hold(
         self, grouped: Any, group_size: int, group_dim: int, dequant_shape: tuple[int, ...] | None
     ) -> None:
-        """What a constructor is given; `dequant_shape` None means that groups are full."""
+        """Store a constructor's arguments; `dequant_shape` None means that groups are full."""
         length = None if dequant_shape is None else dequant_shape[group_dim]
         groups = groups_of(grouped.shape, group_size, group_dim, length, type(self).__name__)
         for name, field in (("_grouped", grouped), ("_groups", groups), ("_group_dim", group_dim)):
@@ -80,7 +80,7 @@ class GroupwiseQuantTensor(QuantTensor):
 
     @property
     def groups(self) -> Groups:
-        """How the axis is cut."""
+        """The division of the axis into groups."""
         return self._groups
 
     # --- Brevitas's names: with an underscore in groups, without one expanded
@@ -107,7 +107,7 @@ class GroupwiseQuantTensor(QuantTensor):
 
     @property
     def group_dim(self) -> int:
-        """The axis that is cut into groups, as it was given."""
+        """The axis that is divided into groups, as given."""
         return self._group_dim
 
     @property
@@ -168,7 +168,7 @@ class GroupwiseQuantTensor(QuantTensor):
                 underscore; but `value` is the array without groups.
 
         Raises:
-            TypeError: a name is no field.
+            TypeError: a name is not a field.
         """
         inner = {name.removesuffix("_"): field for name, field in changes.items() if name != "value"}
         if "value" in changes:
@@ -183,8 +183,8 @@ class GroupwiseQuantTensor(QuantTensor):
         """A pytree prefix with this tensor's structure, for `in_axes`, `out_axes` or shardings.
 
         Args:
-            **fields: the children of the tensor in groups (value, scale, of integers zero_point and bit_width too) and
-                what each is to have; None for those left out.
+            **fields: an entry for each child of the tensor in groups (value, scale, for integers also zero_point and
+                bit_width); omitted ones are None.
         """
         leaves, treedef = jax.tree_util.tree_flatten_with_path(self._grouped)
         names = [path[0].name for path, _ in leaves]
@@ -194,7 +194,7 @@ class GroupwiseQuantTensor(QuantTensor):
             )
         return self._like(treedef.unflatten([fields.get(name) for name in names]))
 
-    # --- axes: what leaves the groups whole keeps them, anything else is a plain array
+    # --- axes: operations that leave the groups whole keep them, others return a plain array
 
     def transpose(self, *axes: Any) -> Self:
         """Axes permuted, groups and all; reversed without arguments."""
@@ -228,7 +228,7 @@ class GroupwiseQuantTensor(QuantTensor):
         return self._moved(lambda x: x[shaping.basic_key(wide, x.shape)], -1 - after)
 
     def _moved(self, move: Any, dim: int) -> Self:
-        """With `move` applied to value, scale and zero point, after which the groups lie along `dim`."""
+        """Apply `move` to value, scale and zero point; the groups then lie along `dim`."""
         inner = self._grouped
         moved = {
             "value": move(inner.value),
@@ -244,13 +244,13 @@ class GroupwiseQuantTensor(QuantTensor):
 
     @classmethod
     def of(cls, grouped: Any, group_size: int, group_dim: int, length: int | None = None) -> Self:
-        """The tensor in groups seen without them.
+        """A groupwise tensor from a tensor in groups.
 
         Args:
             grouped: a tensor with the two axes.
             group_size: elements of a group.
             group_dim: the axis, counted without groups.
-            length: elements along it; None for all that the groups hold.
+            length: elements along it; None if the last group is full.
 
         Raises:
             ValueError: it has no such groups.
@@ -260,7 +260,7 @@ class GroupwiseQuantTensor(QuantTensor):
 
     @classmethod
     def _of(cls, grouped: Any, groups: Groups, group_dim: int) -> Self:
-        """A tensor of these fields as they are."""
+        """A tensor of these fields, unchecked."""
         tensor = object.__new__(cls)
         for name, field in (("_grouped", grouped), ("_groups", groups), ("_group_dim", group_dim)):
             object.__setattr__(tensor, name, field)
@@ -282,7 +282,7 @@ def groups_of(
         shape: of the array, with the two axes.
         group_size: elements of a group.
         group_dim: the axis without groups, from the front or (negative) from the end.
-        length: elements along it; None for all that the groups hold.
+        length: elements along it; None if the last group is full.
         where: what is built, for the error text.
 
     Raises:

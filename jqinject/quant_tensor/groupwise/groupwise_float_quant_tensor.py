@@ -8,27 +8,31 @@ import numpy as np
 
 from jqinject.quant_tensor.base import as_array
 from jqinject.quant_tensor.float_quant_tensor import AnyFloatFormat, FloatQuantTensor
-from jqinject.quant_tensor.groupwise_quant_tensor import Groups, GroupwiseQuantTensor, flatten_groups
+from jqinject.quant_tensor.groupwise.groupwise_quant_tensor import (
+    Groups,
+    GroupwiseQuantTensor,
+    flatten_groups,
+)
 
 
 @final
 class GroupwiseFloatQuantTensor(GroupwiseQuantTensor):
-    """A dequantized array that is minifloats, with a scale for each group along one axis.
+    """A dequantized array of minifloats, with a scale for each group along one axis.
 
     Arithmetic and `reshape` decay to the plain array; `transpose`, and indexing of other axes, keep the groups.
 
     Args:
-        value: the dequantized numbers in groups, `value_`: two axes (groups, elements of a group) in the place of the
-            axis `group_dim`.
+        value: the dequantized numbers in groups, `value_`: two axes (groups, elements of a group) instead of the axis
+            `group_dim`.
         scale: float32, `scale_`: the same shape with 1 along the elements of a group.
         group_size: elements of a group.
         group_dim: the axis, counted without groups.
-        format: a `FloatFormat`, or the JAX dtype that has it.
+        format: a `FloatFormat`, or the JAX dtype of that format.
         training: whether it was made in training mode.
         dequant_shape: the shape without groups; None means that groups are full.
 
     Raises:
-        TypeError: `value` is no float array, or `format` is neither a format nor a narrow float dtype.
+        TypeError: `value` is not a float array, or `format` is neither a format nor a narrow float dtype.
         ValueError: it has no such groups; the scale does not broadcast against it.
 
     Example:
@@ -57,7 +61,7 @@ class GroupwiseFloatQuantTensor(GroupwiseQuantTensor):
 
     @property
     def format(self) -> AnyFloatFormat:
-        """What its minifloats are."""
+        """The format of its minifloats."""
         return self._grouped.format
 
     @property
@@ -77,12 +81,12 @@ class GroupwiseFloatQuantTensor(GroupwiseQuantTensor):
 
     @property
     def exponent_bias(self) -> Any:
-        """What is subtracted from the exponent field."""
+        """The bias that is subtracted from the exponent field."""
         return self._grouped.exponent_bias
 
     @property
     def saturating(self) -> bool:
-        """Whether what is too large became the largest number."""
+        """Whether numbers that are too large saturate at the largest."""
         return self._grouped.saturating
 
     @property
@@ -118,7 +122,7 @@ class GroupwiseFloatQuantTensor(GroupwiseQuantTensor):
         return self._groups.join(self._grouped.minifloat())
 
     def int(self, float_datatype: bool = False) -> jax.Array:
-        """The integers that stand for the minifloats: their codes, without groups. See `FloatQuantTensor.int`."""
+        """The codes of the minifloats, without groups. See `FloatQuantTensor.int`."""
         return self._groups.join(self._grouped.int(float_datatype))
 
 

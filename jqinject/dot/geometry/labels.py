@@ -1,0 +1,81 @@
+"""Axes of a contraction by name, so that any two of its operands, forward or backward, find their dimensions.
+
+| label | axis |
+|---|---|
+| `("batch", i)` | goes along: of both operands and the output |
+| `("lhs", axis)` | of the left operand and the output |
+| `("rhs", axis)` | of the right operand and the output |
+| `("summed", i)` | of both operands, summed over in the forward contraction |
+| `("tile", *label)` | the pieces that another axis was cut into |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jqinject.dot.geometry.dimensions import Dimensions
+
+Label = tuple[str | int, ...]
+Labels = tuple[Label, ...]
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """The labels of the axes of both operands and of the output."""
+
+    lhs: Labels
+    rhs: Labels
+    out: Labels
+
+    @classmethod
+    def of(cls, dims: Dimensions) -> Labelling:
+        """The labels of a contraction.
+
+        Example:
+            >>> Labelling.of(Dimensions(2, 2, (1,), (0,), (), ())).out
+            (('lhs', 0), ('rhs', 1))
+        """
+        lhs: list[Label] = [("lhs", axis) for axis in range(dims.lhs_ndim)]
+        rhs: list[Label] = [("rhs", axis) for axis in range(dims.rhs_ndim)]
+        for kind, pairs in (
+            ("batch", zip(dims.lhs_batch, dims.rhs_batch, strict=True)),
+            ("summed", zip(dims.lhs_contract, dims.rhs_contract, strict=True)),
+        ):
+            for number, (left, right) in enumerate(pairs):
+                lhs[left] = rhs[right] = (kind, number)
+        batch = tuple(("batch", number) for number in range(len(dims.lhs_batch)))
+        out = (*batch, *(n for n in lhs if n[0] == "lhs"), *(n for n in rhs if n[0] == "rhs"))
+        return cls(tuple(lhs), tuple(rhs), out)
+
+
+def summed_labels(first: Labels, second: Labels, out: Labels) -> Labels:
+    """The axes that a contraction of two operands sums over, in the order of the first."""
+    return tuple(label for label in first if label in second and label not in out)
+
+
+def dimensions_of(first: Labels, second: Labels, out: Labels) -> tuple[Dimensions, tuple[int, ...]]:
+    """The contraction of two operands, and the permutation that brings its result into the order of `out`.
+
+    Example:
+        >>> x, y, k = ("lhs", 0), ("rhs", 1), ("summed", 0)
+        >>> dims, permutation = dimensions_of((x, y), (k, y), (k, x))
+        >>> dims.numbers, permutation
+        ((((1,), (1,)), ((), ())), (1, 0))
+    """
+    batch = tuple(label for label in out if label in first and label in second)
+    summed = summed_labels(first, second, out)
+    dims = Dimensions(
+        len(first),
+        len(second),
+        tuple(first.index(label) for label in summed),
+        tuple(second.index(label) for label in summed),
+        tuple(first.index(label) for label in batch),
+        tuple(second.index(label) for label in batch),
+    )
+    made = (*batch, *(first[axis] for axis in dims.lhs_free), *(second[axis] for axis in dims.rhs_free))
+    return dims, tuple(made.index(label) for label in out)
+
+
+def tile_of(label: Label) -> Label:
+    """The label of the pieces that an axis is cut into."""
+    return ("tile", *label)

@@ -1,0 +1,85 @@
+"""What an operand's quantizer takes for its layer: the axes of the operand, and what a product does with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.inject import Binding
+
+
+@dataclass(frozen=True)
+class OperandAxes:
+    """The axes of an operand.
+
+    Attributes:
+        shape: its shape.
+        summed: the axes that its product sums over.
+    """
+
+    shape: tuple[int, ...]
+    summed: tuple[int, ...]
+
+    @property
+    def channels(self) -> tuple[int, ...]:
+        """The axes that the product keeps."""
+        return tuple(axis for axis in range(len(self.shape)) if axis not in self.summed)
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        """The shape of a scale for each feature: the last summed axis is laid last."""
+        return (self.shape[self.summed[-1]],) if self.summed else self.shape[-1:]
+
+
+class HeldOperand(nnx.Module):
+    """The quantizer of one operand, and what stands in for the layer that it serves.
+
+    Attributes:
+        quant: the proxy.
+        axes: of the operand that it was assembled for.
+    """
+
+    bias = None
+
+    def __init__(
+        self, binding: Binding, axes: OperandAxes, rngs: nnx.Rngs | None, where: tuple[str, str]
+    ) -> None:
+        self.axes = axes
+        if not binding.declares("proxy_class"):
+            raise TypeError(
+                f"{where[0]}: {binding.base.__name__} does not say what it quantizes.\n  cure: derive it from a "
+                "quantizer of jqinject.quant, or declare proxy_class = jqinject.proxy.ActQuantProxyFromInjector"
+            )
+        proxy_class = binding.resolve("proxy_class", module=self)
+        channels = {"activation_channel_shape": axes.features}
+        self.quant = proxy_class(binding, self, offered=channels, rngs=rngs, where=where)
+
+    @property
+    def weight(self) -> Any:
+        """The operand, as far as it is known before a call: its shape."""
+        return jax.ShapeDtypeStruct(self.axes.shape, jnp.float32)
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.axes.shape
+
+    @property
+    def weight_ndim(self) -> int:
+        """How many axes it has."""
+        return len(self.axes.shape)
+
+    @property
+    def output_channel_dim(self) -> int | tuple[int, ...]:
+        """The axes that its product keeps."""
+        channels = self.axes.channels
+        return channels[0] if len(channels) == 1 else channels
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether the quantizer has Variables: what it keeps has to be kept."""
+        return bool(jax.tree.leaves(nnx.state(self.quant, graph=True)))

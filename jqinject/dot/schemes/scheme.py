@@ -1,0 +1,171 @@
+"""`Scheme`: which quantizer each of the six operands of a contraction and its gradients has."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jqinject.dot.tensors.product import Sums
+from jqinject.inject import (
+    Binding,
+    ExtendedInjector,
+    check_declarations,
+    check_overrides,
+    overrides_given,
+    this,
+)
+
+
+class Kept(enum.Enum):
+    """What a backward product may take instead of a quantizer's result."""
+
+    FPROP = "fprop"
+    """What the forward product took: its payload where that fits, else the dequantized value."""
+
+
+class Scheme(ExtendedInjector):
+    """The quantizers of `y = x w`, `dx = g w^T` and `dw = x^T g`: one for each operand of each product.
+
+    | name | operand | default |
+    |---|---|---|
+    | `fprop_lhs`, `fprop_rhs` | `x`, `w` in `y = x w` | None: float |
+    | `dgrad_grad` | `g` in `dx = g w^T` | None: float |
+    | `dgrad_rhs` | `w` in `dx = g w^T` | `Kept.FPROP`: what `fprop_rhs` made |
+    | `wgrad_lhs` | `x` in `dw = x^T g` | `Kept.FPROP`: what `fprop_lhs` made |
+    | `wgrad_grad` | `g` in `dw = x^T g` | None: float |
+    | `accumulator_dtype` | integers of all products are summed in it | None: int32 |
+    | `dgrad_accumulator_dtype`, `wgrad_accumulator_dtype` | of one product | `accumulator_dtype` |
+    | `tile_size` | elements of the summed axis of `y = x w` that are quantized as one | None: all |
+    | `dgrad_tile_size`, `wgrad_tile_size` | the same of the other products | None: all |
+
+    An operand is any quantizer of `jqinject.quant`, as a layer's `weight_quant=`, `input_quant=` and `grad_quant=` take
+    it; a gradient's keeps nothing that forward passes move: a `...Grad...` one, or a dynamic one. None leaves the
+    operand float; for `dgrad_rhs` and `wgrad_lhs` that is the original, unquantized one.
+
+    Quantizers of activations and gradients see the summed axes last, those of weights see the other axes as channels:
+    so "per row", "per channel" and groups along the inputs are what a product can multiply by after its sum. Forward,
+    gradients pass through each quantizer by its own derivative; scales are trained where they are parameters.
+
+    Two operands are contracted as integers or 8-bit floats where both have such payloads and their scales do not vary
+    along what is summed over; else their dequantized values are. `QDotGeneral.explain` says which.
+
+    Example:
+        >>> from jqinject.quant import Int4WeightPerGroupAbsMax, Int8ActDynamicPerRow, Int8GradPerRowDynamic
+        >>> class W4A8G8(Scheme):
+        ...     fprop_lhs = Int8ActDynamicPerRow
+        ...     fprop_rhs = Int4WeightPerGroupAbsMax
+        ...     dgrad_grad = wgrad_grad = Int8GradPerRowDynamic
+        >>> from flax import nnx
+        >>> from jqinject.dot import QDotGeneral
+        >>> layer = nnx.Linear(64, 32, dot_general=QDotGeneral(W4A8G8), rngs=nnx.Rngs(0))
+    """
+
+    fprop_lhs = None
+    fprop_rhs = None
+    dgrad_grad = None
+    dgrad_rhs = Kept.FPROP
+    wgrad_lhs = Kept.FPROP
+    wgrad_grad = None
+    accumulator_dtype = None
+    dgrad_accumulator_dtype = this.accumulator_dtype
+    wgrad_accumulator_dtype = this.accumulator_dtype
+    tile_size = None
+    dgrad_tile_size = None
+    wgrad_tile_size = None
+
+
+FORWARD = ("fprop_lhs", "fprop_rhs")
+AGAIN = ("dgrad_rhs", "wgrad_lhs")
+GRADIENTS = ("dgrad_grad", "wgrad_grad")
+OPERANDS = (*FORWARD, *AGAIN, *GRADIENTS)
+OTHERS = tuple(
+    f"{product}{name}" for product in ("", "dgrad_", "wgrad_") for name in ("accumulator_dtype", "tile_size")
+)
+Operand = Binding | Kept | None
+
+
+@dataclass(frozen=True)
+class SchemeSpec:
+    """A scheme, read: static, equal by value.
+
+    Attributes:
+        operands: what each of the six names says: a binding of its injector, None, or `Kept.FPROP`.
+        fprop, dgrad, wgrad: how the products sum.
+        name: of the scheme.
+    """
+
+    operands: tuple[tuple[str, Operand], ...]
+    fprop: Sums
+    dgrad: Sums
+    wgrad: Sums
+    name: str
+
+    @classmethod
+    def of(cls, scheme: type[Scheme] | Binding) -> SchemeSpec:
+        """What a scheme says.
+
+        Raises:
+            TypeError: an override that no scheme has, an operand that is no quantizer, a gradient that is to be kept
+                from a forward pass; an accumulator that is no dtype of integers.
+            ValueError: a tile size below 1.
+        """
+        injector = scheme.injector if isinstance(scheme, Binding) else scheme
+        name = scheme.base.__name__ if isinstance(scheme, Binding) else scheme.__name__
+        _check_names(injector)
+        operands = tuple((operand, _operand(injector, operand, name)) for operand in OPERANDS)
+        fprop, dgrad, wgrad = (_sums(injector, prefix, name) for prefix in ("", "dgrad_", "wgrad_"))
+        return cls(operands, fprop, dgrad, wgrad, name)
+
+    def __getitem__(self, name: str) -> Operand:
+        return dict(self.operands)[name]
+
+
+def is_scheme(config: Any) -> bool:
+    """Whether something is a scheme, or a binding of one."""
+    config = config.injector if isinstance(config, Binding) else config
+    return inspect.isclass(config) and issubclass(config, Scheme)
+
+
+def _check_names(injector: Any) -> None:
+    known = frozenset((*OPERANDS, *OTHERS))
+    check_overrides(injector, overrides_given(injector), known=known)
+    check_declarations(injector, known=known)
+
+
+def _operand(injector: Any, operand: str, name: str) -> Operand:
+    given = getattr(injector, operand)
+    if given is None or (isinstance(given, Kept) and operand in AGAIN):
+        return given
+    if isinstance(given, Binding):
+        return given
+    if inspect.isclass(given) and issubclass(given, ExtendedInjector) and not issubclass(given, Scheme):
+        return Binding(given)
+    also = ", Kept.FPROP for what the forward product took" if operand in AGAIN else ""
+    raise TypeError(
+        f"{name}: {operand} takes a quantizer (an injector such as jqinject.quant.Int8WeightPerChannelFloat), None for "
+        f"float{also}; got {given!r:.80}"
+    )
+
+
+def _sums(injector: Any, prefix: str, name: str) -> Sums:
+    dtype, tile = getattr(injector, f"{prefix}accumulator_dtype"), getattr(injector, f"{prefix}tile_size")
+    if dtype is not None and not _is_integer(dtype):
+        raise TypeError(
+            f"{name}: {prefix}accumulator_dtype must be a dtype of integers, such as jnp.int32, or None; got {dtype!r}"
+        )
+    if tile is not None and (not isinstance(tile, int) or isinstance(tile, bool)):
+        raise TypeError(f"{name}: {prefix}tile_size must be an int or None, got {tile!r}")
+    if tile is not None and tile < 1:
+        raise ValueError(f"{name}: {prefix}tile_size must be at least 1, got {tile}")
+    return Sums(None if dtype is None else np.dtype(dtype), tile)
+
+
+def _is_integer(dtype: Any) -> bool:
+    try:
+        return np.issubdtype(np.dtype(dtype), np.signedinteger)
+    except TypeError:
+        return False

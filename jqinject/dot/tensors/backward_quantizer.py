@@ -1,0 +1,142 @@
+"""A quantizer as a function of the backward pass: its state goes in as arrays, what it saw comes out as a cotangent.
+
+A backward pass can't write to a module. So the quantizer of a gradient is taken apart in the forward pass and put
+together again where the gradient is. What it records (the amax of a delayed scale) is the cotangent of its slot, which
+adds by maximum; random streams are advanced in the forward pass, once a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.core import AmaxScaling, GradSlot, StaticRange
+from jqinject.core.delay import DelayWrapper
+from jqinject.core.state.variables import QuantParam
+from jqinject.ops.derivatives import backward_only
+from jqinject.ops.observe import SLOT_SIZE, mapped_with
+
+Quantize = Callable[[Any, jax.Array], Any]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class BackwardQuantizer:
+    """A quantizer taken apart; a pytree. Made by `for_backward`.
+
+    Attributes:
+        state: the values of its Variables.
+        graphdef: the rest of it.
+    """
+
+    state: Any
+    graphdef: Any = field(metadata={"static": True})
+
+    def __call__(
+        self, g: jax.Array, slot: jax.Array | None, quantize: Quantize
+    ) -> tuple[Any, jax.Array | None]:
+        """A gradient quantized, and the cotangent of the slot.
+
+        Args:
+            g: the gradient.
+            slot: where the quantizer reports; None where it does not.
+            quantize: function of the quantizer, put together again, and the gradient.
+        """
+        quantizer = nnx.merge(self.graphdef, *self.state)
+        scaling = reporting(quantizer)
+        if scaling is None or slot is None:
+            return quantize(quantizer, g), None
+        scaling.use_running_average = False
+        scaling.begin_step()
+        made = quantize(quantizer, g)
+        return made, jax.lax.convert_element_type(scaling.pending.get_value(), slot.dtype)
+
+
+def reporting(quantizer: Any) -> AmaxScaling | None:
+    """The scale of a quantizer that reports from backward passes; None if it has none."""
+    if not isinstance(quantizer, nnx.Module):
+        return None
+    found = (node for _, node in nnx.iter_modules(quantizer, graph=True) if isinstance(node, AmaxScaling))
+    return next((scaling for scaling in found if scaling.slot is not None), None)
+
+
+def for_backward(quantizer: nnx.Module) -> tuple[BackwardQuantizer, jax.Array | None]:
+    """A quantizer taken apart as it is now, and its slot for this use; its random streams go on.
+
+    Args:
+        quantizer: a proxy, or whatever else quantizes; `why_not_backward` has no objection to it.
+    """
+    scaling = reporting(quantizer)
+    graphdef, slots, rest = nnx.split(quantizer, GradSlot, ..., graph=True)
+    # What the live slot holds adds by maximum; here nobody looks at it.
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), slots)
+    taken = BackwardQuantizer((zeros, jax.tree.map(jax.lax.stop_gradient, rest)), graphdef)
+    _advance(quantizer)
+    if scaling is None:
+        return taken, None
+    if scaling.use_running_average:  # evaluation: nothing is recorded
+        return taken, jnp.zeros((*scaling.scale.get_value().shape, SLOT_SIZE), jnp.float32)
+    return taken, scaling.claim_slot()
+
+
+def _advance(quantizer: nnx.Module) -> None:
+    """Let the random streams of what is not deterministic go on."""
+    for _, module in nnx.iter_modules(quantizer, graph=True):
+        if vars(module).get("deterministic") is not True:
+            for child in vars(module).values():
+                if isinstance(child, nnx.RngStream):
+                    child()
+
+
+def why_not_backward(quantizer: Any) -> str:
+    """Why a quantizer can't quantize a gradient; empty where it can."""
+    if not isinstance(quantizer, nnx.Module):
+        return ""
+    for _, node in nnx.iter_graph(quantizer, graph=True):
+        if isinstance(node, QuantParam):
+            return "it learns a parameter, which no derivative reaches from a backward pass"
+        if isinstance(node, DelayWrapper) and node.countdown is not None:
+            return "it counts calls (quant_delay_steps), and a backward pass counts none"
+        keeps = isinstance(node, StaticRange) and node.has_range() is not None
+        if keeps and not (isinstance(node, AmaxScaling) and node.slot is not None):
+            return f"its {type(node).__name__} keeps a statistic that forward passes move"
+    return ""
+
+
+def quantize_gradient_by(y: jax.Array, quantizer: nnx.Module, quantize: Quantize) -> jax.Array:
+    """`y` as it is; its gradient is quantized on the way back.
+
+    Args:
+        y: float array.
+        quantizer: of the gradient.
+        quantize: function of the quantizer and a gradient that returns an array; hashable.
+    """
+    taken, slot = for_backward(quantizer)
+    with backward_only("a gradient quantizer"):
+        return _unchanged(quantize, y, slot, taken)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _unchanged(
+    quantize: Quantize, y: jax.Array, slot: jax.Array | None, taken: BackwardQuantizer
+) -> jax.Array:
+    return y
+
+
+def _fwd(quantize: Quantize, y: jax.Array, slot: jax.Array | None, taken: BackwardQuantizer) -> Any:
+    return y if slot is None else mapped_with(y, slot), (slot, taken)
+
+
+def _bwd(quantize: Quantize, kept: tuple[jax.Array | None, BackwardQuantizer], g: jax.Array) -> Any:
+    slot, taken = kept
+    made, seen = taken(g, slot, quantize)
+    return made.astype(g.dtype), seen, None
+
+
+_unchanged.defvjp(_fwd, _bwd)

@@ -1,0 +1,133 @@
+"""An operand of one of the three products: a tensor with labelled axes, laid out for its quantizer, cut into tiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from jqinject.dot.geometry.labels import Label, Labels, tile_of
+from jqinject.quant_tensor import (
+    FloatQuantTensor,
+    GroupwiseIntQuantTensor,
+    IntQuantTensor,
+    as_array,
+)
+
+LEAST_GROUP = 128
+"""Groups of fewer elements are contracted as floats: every group makes a whole output, so small ones cost more than
+they save. Qwix draws the line there too."""
+
+
+class Laid(NamedTuple):
+    """A tensor and what its axes are.
+
+    Attributes:
+        tensor: an array or a QuantTensor.
+        labels: of its axes.
+    """
+
+    tensor: Any
+    labels: Labels
+
+    def axis(self, label: Label) -> int:
+        """Where an axis is."""
+        return self.labels.index(label)
+
+
+def quantized_along(quantize: Callable[[jax.Array], Any], x: Laid, summed: Labels, merges: bool) -> Laid:
+    """An array quantized by what takes its features last: the summed axes are moved there.
+
+    Args:
+        quantize: the quantizer.
+        x: the array.
+        summed: the axes that the contraction sums over.
+        merges: whether several summed axes become one for the quantizer, so that a row is all that is summed over.
+
+    Returns:
+        The quantized tensor, its summed axes last.
+    """
+    last = tuple(label for label in x.labels if label in summed)
+    labels = (*(label for label in x.labels if label not in summed), *last)
+    array = x.tensor if labels == x.labels else x.tensor.transpose([x.axis(label) for label in labels])
+    if not merges or len(last) < 2:
+        return Laid(quantize(array), labels)
+    rows = array.reshape(*array.shape[: -len(last)], math.prod(array.shape[-len(last) :]))
+    return Laid(reshaped(quantize(rows), array.shape), labels)
+
+
+def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
+    """A tensor in another shape; where its scales have no such shape, the array."""
+    if isinstance(x, IntQuantTensor):
+        return x.reshape(shape)
+    if isinstance(x, FloatQuantTensor):
+        # An integer tensor knows how scales follow a shape.
+        like = IntQuantTensor(x.value, x.scale, 0.0, 8, True, x.training).reshape(shape)
+        return x.set(value=like.value, scale=like.scale)
+    return as_array(x).reshape(shape)
+
+
+def cut(x: Laid, label: Label, size: int) -> Laid:
+    """With an axis in tiles of `size`: two axes, the tiles and the elements of one.
+
+    Raises:
+        ValueError: the tiles do not fill the axis.
+    """
+    axis = x.axis(label)
+    shape = tuple(x.tensor.shape)
+    if size < 1 or shape[axis] % size:
+        raise ValueError(
+            f"tile_size={size} does not divide the summed axis of length {shape[axis]} (an operand of shape {shape}).\n"
+            "  cure: a tile_size that divides it, or None"
+        )
+    labels = (*x.labels[:axis], tile_of(label), *x.labels[axis:])
+    wide = (*shape[:axis], shape[axis] // size, size, *shape[axis + 1 :])
+    return Laid(reshaped(x.tensor, wide), labels)
+
+
+def joined(x: Laid) -> Laid:
+    """Without tiles."""
+    for label in x.labels:
+        if label[0] == "tile":
+            axis = x.axis(label)
+            shape = tuple(x.tensor.shape)
+            whole = (*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
+            return joined(Laid(reshaped(x.tensor, whole), (*x.labels[:axis], *x.labels[axis + 1 :])))
+    return x
+
+
+def in_large_groups(a: Laid, b: Laid, summed: Labels) -> tuple[Laid, Laid]:
+    """Integers with scales for large groups of a summed axis as tiles of it, and the other operand cut alike."""
+    for x, other, mirrored in ((a, b, False), (b, a, True)):
+        if not isinstance(x.tensor, GroupwiseIntQuantTensor):
+            continue
+        groups = x.tensor.groups
+        axis = groups.dim % len(x.labels)
+        label = x.labels[axis]
+        full = groups.length % groups.size == 0 and groups.size >= LEAST_GROUP
+        alike = not isinstance(other.tensor, GroupwiseIntQuantTensor)
+        if label in summed and full and alike:
+            left = Laid(x.tensor.grouped, (*x.labels[:axis], tile_of(label), *x.labels[axis:]))
+            right = cut(other, label, groups.size)
+            return (right, left) if mirrored else (left, right)
+    return a, b
+
+
+def value_of(x: Laid) -> jax.Array:
+    """The numbers as floats."""
+    return as_array(x.tensor)
+
+
+def in_order(x: Laid, labels: Labels) -> Any:
+    """The tensor with its axes in another order; None where its scales do not follow."""
+    order = [x.axis(label) for label in labels]
+    if order == list(range(len(order))):
+        return x.tensor
+    if isinstance(x.tensor, IntQuantTensor):
+        return x.tensor.transpose(order)
+    if isinstance(x.tensor, FloatQuantTensor):
+        like = IntQuantTensor(x.tensor.value, x.tensor.scale, 0.0, 8, True, False).transpose(order)
+        return x.tensor.set(value=like.value, scale=like.scale)
+    return None

@@ -1,0 +1,146 @@
+"""One product of two operands: which numbers are contracted, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.dot.geometry.labels import Labels, dimensions_of, summed_labels
+from jqinject.dot.kernels.float8_dot import float8_dot_general
+from jqinject.dot.kernels.integer import affine_dot_general
+from jqinject.dot.tensors.laid_operand import Laid, in_large_groups, value_of
+from jqinject.dot.tensors.tensor_dot import affine_of, describe, has_integers
+from jqinject.quant_tensor import FloatQuantTensor, GroupwiseQuantTensor, IntQuantTensor, QuantTensor
+
+
+@dataclass(frozen=True)
+class Sums:
+    """How a product sums.
+
+    Attributes:
+        accumulator_dtype: of integers; None means int32.
+        tile_size: elements of the first summed axis that have scales of their own; None for all of the axis.
+    """
+
+    accumulator_dtype: Any = None
+    tile_size: int | None = None
+
+
+PLAIN = Sums()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """In which numbers two operands are contracted.
+
+    Attributes:
+        kind: "int", "fp8" or "float".
+        why: where an operand that has a payload is contracted as dequantized floats, the reason; else empty.
+    """
+
+    kind: str
+    why: str = ""
+
+
+def decide(a: Laid, b: Laid, out: Labels) -> Decision:
+    """In which numbers two operands are contracted: payloads where both have them and their scales fit.
+
+    A scale fits if it does not vary along an axis that is summed over, but for tiles.
+    """
+    both = a.tensor, b.tensor
+    summed = summed_labels(a.labels, b.labels, out)
+    varying = [_varies(x, summed) for x in (a, b)]
+    if all(isinstance(x, IntQuantTensor) and has_integers(x) for x in both):
+        kind = "int"
+    elif all(isinstance(x, FloatQuantTensor) and x.is_contractible for x in both):
+        kind = "fp8"
+        varying = [found or _varies(x, summed, tiles=True) for found, x in zip(varying, (a, b), strict=True)]
+    else:
+        return Decision("float", _why_not(*both))
+    for x, varies in zip(both, varying, strict=True):
+        if varies:
+            return Decision(
+                "float",
+                f"of {described(x)} the scales of shape {x.scale.shape} vary along what is summed over",
+            )
+    return Decision(kind)
+
+
+def _why_not(a: Any, b: Any) -> str:
+    """Why quantized operands are contracted as floats; empty where neither is quantized."""
+    quantized = [isinstance(x, QuantTensor) for x in (a, b)]
+    if not all(quantized):
+        return "the other operand is float" if any(quantized) else ""
+    return "they have no payload in common that backends contract"
+
+
+def described(x: Any) -> str:
+    """An operand in words."""
+    if isinstance(x, GroupwiseQuantTensor):
+        return f"{described(x.grouped)} in groups of {x.groups.size}"
+    return describe(x)
+
+
+def _varies(x: Laid, summed: Labels, tiles: bool = False) -> bool:
+    """Whether a scale or zero point varies along an axis that is summed over."""
+    tensor = x.tensor
+    if not isinstance(tensor, IntQuantTensor | FloatQuantTensor):
+        return False
+    for found in (tensor.scale, tensor.zero_point):
+        sizes = (*(1,) * (tensor.ndim - found.ndim), *found.shape)
+        for label, size in zip(x.labels, sizes, strict=True):
+            if size != 1 and label in summed and (tiles or label[0] != "tile"):
+                return True
+    return False
+
+
+def product(
+    a: Laid,
+    b: Laid,
+    out: Labels,
+    dtype: Any,
+    sums: Sums,
+    out_sharding: Any = None,
+    sharding_of: Callable[[tuple[int, ...]], Any] | None = None,
+) -> jax.Array:
+    """The contraction of two operands, its axes in the order of `out`. No gradient is defined for payloads.
+
+    Args:
+        a, b: the operands.
+        out: labels of the result.
+        dtype: of the result.
+        sums: how it sums; the tiles are cut already.
+        out_sharding: as for `lax.dot_general`.
+        sharding_of: function of the permutation that follows, which gives `out_sharding`; None where that is given.
+    """
+    a, b = in_large_groups(a, b, summed_labels(a.labels, b.labels, out))
+    kind = decide(a, b, out).kind
+    dims, permutation = dimensions_of(a.labels, b.labels, out)
+    if kind == "int" and permutation == dims.rhs_first and permutation != tuple(range(len(out))):
+        # The other order needs no transposition, and integers have the same sums.
+        a, b = b, a
+        dims, permutation = dimensions_of(a.labels, b.labels, out)
+    sharding = out_sharding if sharding_of is None else sharding_of(permutation)
+    if kind == "int":
+        y = affine_dot_general(
+            affine_of(a.tensor), affine_of(b.tensor), dims, dtype, sums.accumulator_dtype, sharding
+        )
+    elif kind == "fp8":
+        y = float8_dot_general(
+            a.tensor, b.tensor, dims.numbers, preferred_element_type=dtype, out_sharding=sharding
+        )[0]
+    else:
+        left, right = value_of(a), value_of(b)
+        common = jnp.promote_types(left.dtype, right.dtype)
+        y = jax.lax.dot_general(
+            left.astype(common),
+            right.astype(common),
+            dims.numbers,
+            preferred_element_type=dtype,
+            out_sharding=sharding,
+        )
+    return y if permutation == tuple(range(y.ndim)) else y.transpose(permutation)

@@ -1,0 +1,126 @@
+"""Gradients as integers and minifloats: per tensor, per row, in groups. `float8` has 8-bit floats scaled by amaxes.
+
+For `grad_quant=` of a layer, and `dgrad_grad` and `wgrad_grad` of a `jqinject.dot.Scheme`. The scale is that of the
+gradient at hand (`Dynamic`, MX), or follows recorded amaxes (`Delayed`). Rounded to nearest, what is small against the
+scale vanishes; `Stochastic` rounds up with a probability equal to the fraction, so that a sum of many is right on
+average, and to nearest in evaluation mode.
+"""
+
+from jqinject.core.scaling import FloatScaling, RuntimeDynamicStatsScaling
+from jqinject.inject import ExtendedInjector
+from jqinject.quant.enums import FloatToIntImplType, RestrictValueType, StatsOp
+from jqinject.quant.fragments import (
+    DynamicPerRow,
+    FloatBase,
+    Fp4e2m1Mixin,
+    Fp6e2m3Mixin,
+    Fp6e3m2Mixin,
+    Fp8e4m3Mixin,
+    Fp8e5m2Mixin,
+    FpOCPMixin,
+    IntQuant,
+    MaxStatsScaling,
+    NarrowIntQuant,
+    PerTensorFloatScaling8bit,
+)
+from jqinject.quant.minifloat.float8 import DelayedAmaxScaling
+from jqinject.quant.minifloat.mx import MXActMixin
+from jqinject.quant.solver import GradQuantSolver
+
+
+class DynamicMaxScaling(ExtendedInjector):
+    """scale = max |g| / largest number, of the gradient at hand."""
+
+    scaling_impl = RuntimeDynamicStatsScaling
+    scaling_stats_op = StatsOp.MAX
+    scaling_min_val = 1e-30
+
+
+class Int8GradPerTensorDynamic(NarrowIntQuant, DynamicMaxScaling, PerTensorFloatScaling8bit, GradQuantSolver):
+    """8-bit narrow signed gradients, scale = max |g| / 127 of the gradient at hand.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jqinject.nn import QuantIdentity
+        >>> identity = QuantIdentity(None, grad_quant=Int8GradPerTensorDynamic)
+        >>> weights = jnp.array([127.0, 0.4, -2.6])
+        >>> jax.grad(lambda x: (identity(x) * weights).sum())(jnp.ones(3))
+        Array([127.,   0.,  -3.], dtype=float32)
+    """
+
+
+class Int8GradPerTensorStochastic(Int8GradPerTensorDynamic):
+    """8-bit narrow signed gradients, scale = max |g| / 127 of the gradient at hand, rounded stochastically."""
+
+    float_to_int_impl_type = FloatToIntImplType.STOCHASTIC_ROUND
+
+
+class Int8GradPerRowDynamic(
+    DynamicPerRow, NarrowIntQuant, DynamicMaxScaling, PerTensorFloatScaling8bit, GradQuantSolver
+):
+    """8-bit narrow signed gradients, scale = max |g| / 127 of each row: the last axis, in a `Scheme` all that is
+    summed over."""
+
+
+class Int8GradPerRowStochastic(Int8GradPerRowDynamic):
+    """8-bit narrow signed gradients, scale = max |g| / 127 of each row, rounded stochastically."""
+
+    float_to_int_impl_type = FloatToIntImplType.STOCHASTIC_ROUND
+
+
+class Int8GradPerTensorDelayed(
+    NarrowIntQuant, DelayedAmaxScaling, PerTensorFloatScaling8bit, GradQuantSolver
+):
+    """8-bit narrow signed gradients, scale = the largest of the last 1024 steps' amaxes / 127."""
+
+
+class Fp8e5m2OCPGradPerTensorDynamic(Fp8e5m2Mixin, FpOCPMixin, FloatBase, DynamicMaxScaling, GradQuantSolver):
+    """e5m2 gradients, scale = max |g| / 57344 of the gradient at hand."""
+
+    restrict_scaling_type = RestrictValueType.FP
+    float_scaling_impl = FloatScaling
+
+
+class Fp8e5m2OCPGradPerTensorStochastic(Fp8e5m2OCPGradPerTensorDynamic):
+    """e5m2 gradients, scale = max |g| / 57344 of the gradient at hand, rounded stochastically."""
+
+    float_to_int_impl_type = FloatToIntImplType.STOCHASTIC_ROUND
+
+
+class MXInt8Grad(MXActMixin, IntQuant, MaxStatsScaling, GradQuantSolver):
+    """8-bit signed gradients, a power of two for each group of 32 along the last axis."""
+
+    bit_width = 8
+
+
+class MXFloatGradBase(MXActMixin, FpOCPMixin, FloatBase, GradQuantSolver):
+    """OCP's minifloats, a power of two for each group of 32 along the last axis; declare the format."""
+
+    scaling_stats_op = StatsOp.MAX
+    float_scaling_impl = FloatScaling
+
+
+class MXFloat8e4m3Grad(Fp8e4m3Mixin, MXFloatGradBase):
+    """e4m3 gradients, a power of two for each group of 32 along the last axis."""
+
+
+class MXFloat8e5m2Grad(Fp8e5m2Mixin, MXFloatGradBase):
+    """e5m2 gradients, a power of two for each group of 32 along the last axis."""
+
+
+class MXFloat6e3m2Grad(Fp6e3m2Mixin, MXFloatGradBase):
+    """e3m2 gradients (6 bits), a power of two for each group of 32 along the last axis."""
+
+
+class MXFloat6e2m3Grad(Fp6e2m3Mixin, MXFloatGradBase):
+    """e2m3 gradients (6 bits), a power of two for each group of 32 along the last axis."""
+
+
+class MXFloat4e2m1Grad(Fp4e2m1Mixin, MXFloatGradBase):
+    """e2m1 gradients (4 bits), a power of two for each group of 32 along the last axis."""
+
+
+class MXFloat4e2m1GradStochastic(Fp4e2m1Mixin, MXFloatGradBase):
+    """e2m1 gradients (4 bits), a power of two for each group of 32 along the last axis, rounded stochastically."""
+
+    float_to_int_impl_type = FloatToIntImplType.STOCHASTIC_ROUND

@@ -1,0 +1,1 @@
+"""Quantized tensors with scales for groups: each format, cut into groups."""

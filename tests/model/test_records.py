@@ -1,0 +1,110 @@
+"""The statistics of a quantizer are one Variable, and states of the time when they were several are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jqinject
+from jqinject.core.state.record import RecordPart
+from jqinject.nn import QuantLinear
+from jqinject.quant import (
+    Fp8e4m3ActPerTensorDelayed,
+    Fp8e4m3WeightPerTensorDelayed,
+    Fp8e5m2GradPerTensorDelayed,
+    Int8ActPerTensorMinMax,
+)
+
+FP8: dict[str, Any] = {
+    "weight_quant": Fp8e4m3WeightPerTensorDelayed,
+    "input_quant": Fp8e4m3ActPerTensorDelayed,
+    "grad_quant": Fp8e5m2GradPerTensorDelayed,
+}
+X = jnp.array([[0.5, -2.0, 1.0, 0.25]])
+
+
+def trained(**quantizers: Any) -> QuantLinear:
+    made = QuantLinear(4, 3, rngs=nnx.Rngs(0), **quantizers)
+    if "grad_quant" in quantizers:
+        jqinject.value_and_grad(lambda m, x: jnp.mean(m(x) ** 2))(made, X)
+    else:
+        made(X)
+    return made
+
+
+def paths(module: nnx.Module) -> set[str]:
+    return {".".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(module))}
+
+
+def former(pure: dict[str, Any]) -> dict[str, Any]:
+    """A state as it was when every statistic was a Variable of its own."""
+    made: dict[str, Any] = {}
+    for name, value in pure.items():
+        if name == "record":
+            for part, array in value.items():
+                made[part] = {part: array} if part == "amax_history" else array
+        else:
+            made[name] = former(value) if isinstance(value, dict) else value
+    return made
+
+
+def test_the_statistics_of_a_quantizer_are_one_variable() -> None:
+    below = ".tensor_quant.scaling_impl"
+    assert paths(trained(**FP8)) == {
+        *("kernel", "bias", f"weight_quant{below}.record", f"input_quant{below}.record"),
+        *(f"grad_quant{below}.record", f"grad_quant{below}.slot"),
+    }
+    averaged = trained(input_quant=Int8ActPerTensorMinMax)
+    assert "input_quant.tensor_quant.averaging_impl.record" in paths(averaged)
+    assert len(paths(averaged)) == 3
+
+
+@pytest.mark.parametrize(
+    "quantizers", [FP8, {"input_quant": Int8ActPerTensorMinMax}], ids=["fp8", "averaged"]
+)
+@pytest.mark.parametrize("wrapped", [False, True], ids=["pure", "as Orbax restores"])
+def test_states_of_before_are_read(quantizers: dict[str, Any], wrapped: bool) -> None:
+    source, target = trained(**quantizers), QuantLinear(4, 3, rngs=nnx.Rngs(1), **quantizers)
+    state = nnx.to_pure_dict(nnx.state(source))
+    for given in (former(state), state):
+        if wrapped:
+            given = jax.tree.map(lambda array: {"value": array}, given)
+        jqinject.load_state(target, given)
+        jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(nnx.state(target)), state)
+        target = QuantLinear(4, 3, rngs=nnx.Rngs(1), **quantizers)
+
+
+def test_a_record_that_was_restored_without_a_target_is_read() -> None:
+    source = trained(input_quant=Int8ActPerTensorMinMax)
+    state: Any = nnx.to_pure_dict(nnx.state(source))
+    average = state["input_quant"]["tensor_quant"]["averaging_impl"]
+    average["record"] = {"value": average["record"]}
+    target = QuantLinear(4, 3, rngs=nnx.Rngs(1), input_quant=Int8ActPerTensorMinMax)
+    report = jqinject.load_state(target, state)
+    assert "input_quant.tensor_quant.averaging_impl.record.count" in report.loaded
+    assert int(target.input_quant.tensor_quant.averaging_impl.count[...]) == 1
+
+
+def test_parts_are_read_and_written_as_variables_are() -> None:
+    average = trained(input_quant=Int8ActPerTensorMinMax).input_quant.tensor_quant.averaging_impl
+    part = average.count
+    assert isinstance(part, RecordPart) and (part.shape, part.dtype, part.size) == ((), jnp.int32, 1)
+    part.set_value(jnp.int32(5))
+    part[...] = part[...] + 1
+    assert int(average.record.get_value()["count"]) == int(average.count.get_value()) == 6
+    assert float(average.sum_of_max[...]) == 1.0
+    assert repr(part).startswith("RecordPart(count=")
+
+
+def test_the_history_of_a_scaling_is_part_of_its_record() -> None:
+    scaling = trained(**FP8).input_quant.tensor_quant.scaling_impl
+    history = scaling.amax_history
+    assert float(history.newest) == 2.0 and history.has_amax
+    history.clear()
+    assert not scaling.amax_history.has_amax
+    assert float(scaling.record.get_value()["amax_history"].sum()) == 0.0
