@@ -54,7 +54,7 @@ class PlainArray:
 
 
 @dataclass
-class Found:
+class VariableEntry:
     """A Variable of a model, or an array without one.
 
     Attributes:
@@ -162,9 +162,9 @@ class ModelIndex:
         return list(found.values())
 
     @cached_property
-    def variables(self) -> list[Found]:
+    def variables(self) -> list[VariableEntry]:
         """The Variables and arrays, each once, with all its paths."""
-        found: dict[Any, Found] = {}
+        found: dict[Any, VariableEntry] = {}
         proxy: Path | None = None  # a proxy's contents come right after it
         for path, node in self.places:
             if proxy is not None and path[: len(proxy)] != proxy:
@@ -173,17 +173,17 @@ class ModelIndex:
                 proxy = path
             inside = proxy is not None or TRACKED in path
             if isinstance(node, PlainArray):
-                _note(found.setdefault(node, Found(node)), path, inside)
+                _note(found.setdefault(node, VariableEntry(node)), path, inside)
             elif isinstance(node, nnx.Variable):
                 inside = inside or isinstance(node, QUANTIZER_KINDS)
                 for below, part in state_parts(node):
-                    entry = found.setdefault((id(node), below), Found(part))
+                    entry = found.setdefault((id(node), below), VariableEntry(part))
                     _note(entry, (*path, *below), inside)
                     entry.paths.extend(_former_paths(path, below))
         return list(found.values())
 
     @cached_property
-    def by_path(self) -> dict[Path, Found]:
+    def by_path(self) -> dict[Path, VariableEntry]:
         """The Variables and arrays by each of their paths."""
         return {path: found for found in self.variables for path in found.paths}
 
@@ -204,7 +204,7 @@ class ModelIndex:
         return list(found.values())
 
 
-def _note(entry: Found, path: Path, inside: bool) -> None:
+def _note(entry: VariableEntry, path: Path, inside: bool) -> None:
     if entry.in_quantizer and not inside:
         entry.in_quantizer = False
         entry.paths.insert(0, path)

@@ -139,25 +139,25 @@ class QuantScaleBias(QuantWeightLayer):
     def _check_features(self, inputs: Any) -> None:
         check_features(self, inputs, {self.axis: self.num_features}, argument="num_features")
 
-    def _laid(self, ndim: int) -> tuple[int, ...]:
+    def _expanded_shape(self, ndim: int) -> tuple[int, ...]:
         shape = [1] * ndim
         shape[self.axis] = self.num_features
         return tuple(shape)
 
-    def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
-        x, scale, bias = promote_dtype((inputs, stand_in.scale, stand_in.bias), dtype=self.dtype)
-        y = x * scale.reshape(self._laid(x.ndim))
-        y = y if bias is None else y + bias.reshape(self._laid(x.ndim))
+    def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
+        x, scale, bias = promote_dtype((inputs, parameter_view.scale, parameter_view.bias), dtype=self.dtype)
+        y = x * scale.reshape(self._expanded_shape(x.ndim))
+        y = y if bias is None else y + bias.reshape(self._expanded_shape(x.ndim))
         return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
 
     def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: Any) -> Any:
         if not (isinstance(x, IntQuantTensor) and isinstance(weight, IntQuantTensor)):
             return y
-        laid = self._laid(x.ndim)
-        left, right = without_zero_points(x, reshape(weight, laid), self._zero_points())
+        shape = self._expanded_shape(x.ndim)
+        left, right = without_zero_points(x, reshape(weight, shape), self._zero_points())
         product: Any = left * right
         if isinstance(bias, IntQuantTensor) and self._bias_on_grid(bias, weight):
-            product = product + reshape(bias, laid)
+            product = product + reshape(bias, shape)
         elif bias is not None:
-            product = product + as_array(bias).astype(product.dtype).reshape(laid)
+            product = product + as_array(bias).astype(product.dtype).reshape(shape)
         return product.set(value=y)

@@ -37,7 +37,7 @@ class OdmlPolicy:
     flattens_weights: bool = False
 
     delayed = True
-    opaque = ()
+    leaf_modules = ()
 
     def choose(self, path: str, operation: Operation) -> Choice | None:
         """See `Policy`."""

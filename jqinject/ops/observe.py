@@ -50,8 +50,8 @@ def gathered(seen: jax.Array, holder: jax.Array) -> jax.Array:
 def _gathered_vmap(axis_size: int, in_batched: list[bool], seen: jax.Array, holder: jax.Array) -> Any:
     seen_mapped, holder_mapped = in_batched
     if holder_mapped:
-        spread = seen if seen_mapped else jnp.broadcast_to(seen, (axis_size, *seen.shape))
-        return gathered(spread, holder), True
+        for_all = seen if seen_mapped else jnp.broadcast_to(seen, (axis_size, *seen.shape))
+        return gathered(for_all, holder), True
     return gathered(jnp.max(seen, axis=0) if seen_mapped else seen, holder), False
 
 

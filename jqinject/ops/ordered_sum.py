@@ -11,7 +11,7 @@ STEP = 16
 ORDERED = 2**15  # larger arrays are added in whatever order is fastest
 
 
-def cascade_sum(x: jax.Array) -> jax.Array:
+def ordered_sum(x: jax.Array) -> jax.Array:
     """The sum of all elements, in the order in which torch adds a contiguous vector on one core.
 
     It uses 8 lanes, 4 rows at a time, and adds sixteen of them before each sum moves up a level. So an iteration that
@@ -25,7 +25,7 @@ def cascade_sum(x: jax.Array) -> jax.Array:
         A float32 scalar.
 
     Example:
-        >>> float(cascade_sum(jnp.arange(100.0)))
+        >>> float(ordered_sum(jnp.arange(100.0)))
         4950.0
     """
     flat = x.reshape(-1)

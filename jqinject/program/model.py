@@ -83,7 +83,7 @@ def program_class_of(kind: type) -> type:
 def run(model: Any, call: Any, policy: Policy, quantizers: Quantizers, args: Any, kwargs: Any) -> Any:
     """Run `call(model, *args, **kwargs)` with quantizers; the model's state changes as in the call itself."""
     arguments = Arguments(args, kwargs)
-    program = trace(model, call, arguments, policy.opaque, HELD)
+    program = trace(model, call, arguments, policy.leaf_modules, HELD)
     interpreter = Interpreter(policy, quantizers)
     values = _outputs(interpreter, program)
     called = (model, *arguments.modules)
@@ -125,7 +125,7 @@ def find_sites(
     """
     kind = program_class_of(type(model))
     try:
-        program = trace(model, kind.__call__, Arguments(args, kwargs), policy.opaque, HELD)
+        program = trace(model, kind.__call__, Arguments(args, kwargs), policy.leaf_modules, HELD)
     except Exception as error:
         shapes = jax.tree.map(_in_words, (args, kwargs))
         error.add_note(

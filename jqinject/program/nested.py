@@ -124,7 +124,7 @@ def _settled(run: Any, out: Tracked, name: str) -> Tracked:
     return run.quantized(out, out.pending, name) if out.pending is not None and not out.quantized else out
 
 
-def _opaque(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Tracked]:
+def _unchanged_part(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Tracked]:
     """A part that runs unchanged: branches, loops of unknown length, functions with custom derivatives."""
     outputs = [plain(value, inputs) for value in run.bind(eqn, [x.value for x in inputs])]
     if any(x.is_float and x.is_activation for x in inputs) and any(out.is_float for out in outputs):
@@ -138,10 +138,10 @@ CALLS: dict[str, Callable[[Any, Any, list[Tracked], str], list[Tracked]]] = {
     "remat2": _rematerialized,
     "checkpoint": _rematerialized,
     "scan": _scanned,
-    "while": _opaque,
-    "cond": _opaque,
-    "one_device": _opaque,
-    "custom_jvp_call": _opaque,
-    "custom_vjp_call": _opaque,
-    "custom_vjp_call_jaxpr": _opaque,
+    "while": _unchanged_part,
+    "cond": _unchanged_part,
+    "one_device": _unchanged_part,
+    "custom_jvp_call": _unchanged_part,
+    "custom_vjp_call": _unchanged_part,
+    "custom_vjp_call_jaxpr": _unchanged_part,
 }

@@ -58,7 +58,7 @@ class Policy(Protocol):
 
     @property
     @abstractmethod
-    def opaque(self) -> tuple[type, ...]:
+    def leaf_modules(self) -> tuple[type, ...]:
         """Classes of modules that are not looked into."""
 
     @property

@@ -110,9 +110,9 @@ def _by_attribute(node: Any, key: Any) -> bool:
 def replace_by_difference(old: Any, new: Any, layers: tuple[Any, ...]) -> tuple[Any, bool]:
     """The quantizer to go on with: the old one holding the new values where the two are alike, else the new one.
 
-    Alike are two quantizers of the same structure whose Variables and arrays have the same shapes and dtypes; a stack
-    takes the values of one. Then no compiled function retraces, and optimizers keep their place. Random streams go on
-    where they were.
+    Two quantizers are alike if they have the same structure and their Variables and arrays have the same shapes and
+    dtypes; a stack takes the values of one. Then no compiled function retraces, and optimizers keep their place.
+    Random streams go on where they were.
 
     Returns:
         (quantizer, whether it is another object than before).
@@ -121,7 +121,7 @@ def replace_by_difference(old: Any, new: Any, layers: tuple[Any, ...]) -> tuple[
         return new, old is not new and old != new
     before, after = _variables(old), _variables(new)
     borrowed = set(_foreign(new, layers))
-    if not _alike(old, new, borrowed):
+    if not _same_structure(old, new, borrowed):
         _keep_streams(before, after)
         return new, True
     for path, fresh in after.items():
@@ -133,7 +133,7 @@ def replace_by_difference(old: Any, new: Any, layers: tuple[Any, ...]) -> tuple[
     return old, False
 
 
-def _alike(old: nnx.Module, new: nnx.Module, borrowed: set[tuple[Any, ...]]) -> bool:
+def _same_structure(old: nnx.Module, new: nnx.Module, borrowed: set[tuple[Any, ...]]) -> bool:
     if nnx.graphdef(old) != nnx.graphdef(new):
         return False
     before, after = _variables(old), _variables(new)

@@ -21,7 +21,7 @@ from jqinject.proxy.assembly import (
 )
 from jqinject.proxy.given import Given
 from jqinject.proxy.links import link, linked_layers, parameters_of, relink
-from jqinject.proxy.metadata import QuantFacts, facts_of
+from jqinject.proxy.metadata import QuantMetadata, quant_metadata_of
 from jqinject.proxy.naming import checked_quantizer, note_quantizer, packable
 from jqinject.proxy.ranges import ranges_in
 from jqinject.proxy.sharing import QuantizerReplacedWarning, refuse_tree_mode
@@ -64,7 +64,7 @@ class QuantProxyFromInjector(nnx.Module):
     # Class-wide until set: what few proxies have costs the others nothing.
     binding: Binding
     tensor_quant: Any
-    facts: QuantFacts
+    quant_metadata: QuantMetadata
     use_running_average: bool
     disable_quant: bool = False
     observing: bool = False
@@ -88,14 +88,14 @@ class QuantProxyFromInjector(nnx.Module):
         assign(self, binding=given.binding, use_running_average=False)
         trace: set[str] = set()
         try:
-            self._facts_of((layer,))  # a flag that is not one is reported by the quantizer's name
+            self._metadata_of((layer,))  # a flag that is not one is reported by the quantizer's name
             quantizer = self._build((layer,), rngs, trace, stack)
         except DependencyError:
             # A misspelt override is the likelier cause than the name that is missing because of it.
             given.check_known(trace)
             raise
         given.check_read(self, quantizer, trace, self._handed((layer,), rngs))
-        assign(self, facts=self._read_facts((layer,), quantizer))
+        assign(self, quant_metadata=self._read_metadata((layer,), quantizer))
         if isinstance(quantizer, nnx.Module):
             assign(self, tensor_quant=quantizer)
         else:
@@ -107,17 +107,17 @@ class QuantProxyFromInjector(nnx.Module):
     @property
     def is_signed(self) -> bool | None:
         """Whether the integers have a sign."""
-        return self.facts.signed
+        return self.quant_metadata.signed
 
     @property
     def is_narrow_range(self) -> bool | None:
         """Whether one integer is left out, so that the range is symmetric."""
-        return self.facts.narrow_range
+        return self.quant_metadata.narrow_range
 
     @property
     def rounding_mode(self) -> str | None:
         """The name of the rounding, in capitals; None where the injector gives a component instead of a name."""
-        return self.facts.rounding_mode
+        return self.quant_metadata.rounding_mode
 
     @property
     def training(self) -> bool:
@@ -143,7 +143,7 @@ class QuantProxyFromInjector(nnx.Module):
     @property
     def has_zero_point(self) -> bool:
         """Whether its numbers may have a zero point other than 0."""
-        return self.facts.has_zero_point
+        return self.quant_metadata.has_zero_point
 
     @property
     def requires_quant_input(self) -> bool:
@@ -159,7 +159,7 @@ class QuantProxyFromInjector(nnx.Module):
     def has_whole_zero_points(self) -> bool:
         """Whether zero points are integers: they are unless the injector says `quantize_zero_point = False`, or
         declares a `scale_shift_zero_point_impl`."""
-        return self.facts.whole_zero_points
+        return self.quant_metadata.whole_zero_points
 
     def depends_on_layers(self) -> bool:
         """Whether the quantizer is made from its layers, so that it has to be made again when their weights change."""
@@ -248,10 +248,10 @@ class QuantProxyFromInjector(nnx.Module):
     def _assemble_for(self, layers: tuple[Any, ...]) -> bool:
         """Assemble again; everything that can fail comes before the first change."""
         new = self._build(layers, None, None, self._stack(layers))
-        facts = self._read_facts(layers, new)
+        metadata = self._read_metadata(layers, new)
         copy_mode(self.tensor_quant, new, use_running_average=self.use_running_average)
         quantizer, replaced = replace_by_difference(self.tensor_quant, new, layers)
-        self.facts = facts
+        self.quant_metadata = metadata
         if replaced:
             self._hold(quantizer)
         return replaced
@@ -307,22 +307,22 @@ class QuantProxyFromInjector(nnx.Module):
             return self._known_layers()[0] if remembered is None else remembered
         return known[0]
 
-    def _read_facts(self, layers: tuple[Any, ...], quantizer: Any) -> QuantFacts:
-        facts = self._facts_of(layers)._replace(has_zero_point=has_zero_point(quantizer))
-        if quantizer is not None and facts.signed is None:
+    def _read_metadata(self, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
+        metadata = self._metadata_of(layers)._replace(has_zero_point=has_zero_point(quantizer))
+        if quantizer is not None and metadata.signed is None:
             raise ValueError(
                 f"{self.binding.base.__name__} does not say whether its integers have a sign.\n"
                 "  cure: declare `signed = True` (weights, most activations) or `signed = False` (after a ReLU)"
             )
-        return facts
+        return metadata
 
     def _asks_for_layers(self) -> bool:
         """Whether anything in the wiring asks for a layer, or for its parameters."""
         read = reach_of(self.binding.injector, module=(), tracked_parameter_list=()).names
         return not read.isdisjoint(("module", "tracked_parameter_list"))
 
-    def _facts_of(self, layers: tuple[Any, ...]) -> QuantFacts:
-        return facts_of(self.binding, layers)
+    def _metadata_of(self, layers: tuple[Any, ...]) -> QuantMetadata:
+        return quant_metadata_of(self.binding, layers)
 
     # --- what differs between weights, biases and activations
 
@@ -340,7 +340,7 @@ class QuantProxyFromInjector(nnx.Module):
 
     def _pack(self, result: Any) -> Any:
         """The quantizer's result as the QuantTensor of its kind; four values of a user's own make an integer one."""
-        signed = self.facts.signed
+        signed = self.quant_metadata.signed
         assert signed is not None, "checked when the quantizer is assembled"
         found = result if isinstance(result, QuantResult) else packable(result, self.tensor_quant)
         return found.quant_tensor(signed=signed, training=not self.use_running_average)

@@ -39,7 +39,7 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
     @property
     def requires_input_scale(self) -> bool:
         """Whether the scale comes in with the input."""
-        return self.facts.requires_input_scale
+        return self.quant_metadata.requires_input_scale
 
     def __call__(
         self,

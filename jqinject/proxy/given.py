@@ -15,8 +15,8 @@ from jqinject.inject import (
 )
 from jqinject.proxy.naming import is_ours
 
-_FACTS = frozenset({"narrow_range", "float_to_int_impl_type"})  # what proxies say of quantizers
-_NAMES = frozenset({"tensor_quant", "proxy_class", "signed"}) | _FACTS
+_METADATA = frozenset({"narrow_range", "float_to_int_impl_type"})  # what proxies say of quantizers
+_NAMES = frozenset({"tensor_quant", "proxy_class", "signed"}) | _METADATA
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Given:
             if self.binding.declares("proxy_class"):
                 self.binding.resolve("proxy_class", trace=read)
             if quantizer is not None and not is_ours(type(quantizer)):
-                read |= _FACTS
+                read |= _METADATA
             if not is_ours(type(proxy)) and "reads" not in vars(type(proxy)):
                 read |= declared_names(self.binding.base)  # any of which it may read when it is called
             self._check(frozenset(), read, handed)

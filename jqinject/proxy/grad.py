@@ -13,7 +13,7 @@ from jqinject.dot.tensors.backward_quantizer import quantize_gradient_by, report
 from jqinject.proxy.assembly import set_mode
 from jqinject.proxy.base import QuantProxyFromInjector
 from jqinject.proxy.group_proxies import Groupwise
-from jqinject.proxy.metadata import QuantFacts
+from jqinject.proxy.metadata import QuantMetadata
 from jqinject.quant_tensor import QuantTensor, as_array
 
 
@@ -84,7 +84,7 @@ class GradQuantProxy(QuantProxyFromInjector):
             return None
         return self.tensor_quant.q_dtype if isinstance(self.tensor_quant, Float8Quant) else None
 
-    def _read_facts(self, layers: tuple[Any, ...], quantizer: Any) -> QuantFacts:
+    def _read_metadata(self, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
         why = why_not_backward(quantizer)
         scaling = getattr(quantizer, "scaling_impl", None)
         if not why and isinstance(scaling, AmaxScaling) and scaling.slot is None:
@@ -94,7 +94,7 @@ class GradQuantProxy(QuantProxyFromInjector):
                 f"{self.binding.base.__name__} can not quantize a gradient: {why}.\n  cure: one of the ...Grad... "
                 "quantizers of jqinject.quant, such as Int8GradPerTensorDynamic or Fp8e5m2GradPerTensorDelayed"
             )
-        return super()._read_facts(layers, quantizer)
+        return super()._read_metadata(layers, quantizer)
 
     def depends_on_layers(self) -> bool:
         """Only where the injector asks for `module`: none of the ready-made ones does."""

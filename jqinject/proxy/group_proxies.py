@@ -8,7 +8,7 @@ import numpy as np
 from jqinject.ops.groups import fitting_size
 from jqinject.proxy.act import ActQuantProxy, input_dependent
 from jqinject.proxy.base import QuantProxyFromInjector
-from jqinject.proxy.metadata import QuantFacts
+from jqinject.proxy.metadata import QuantMetadata
 from jqinject.proxy.weight import WeightQuantProxy
 from jqinject.quant_tensor import as_array, in_groups
 
@@ -21,23 +21,23 @@ class Groupwise(QuantProxyFromInjector):
     @property
     def group_size(self) -> int | None:
         """Elements that share a scale, as declared; along a shorter axis all of them do."""
-        return self.facts.group_size
+        return self.quant_metadata.group_size
 
     @property
     def group_dim(self) -> int | None:
         """The axis that is cut into groups."""
-        return self.facts.group_dim
+        return self.quant_metadata.group_dim
 
-    def _read_facts(self, layers: tuple[Any, ...], quantizer: Any) -> QuantFacts:
-        facts = super()._read_facts(layers, quantizer)
+    def _read_metadata(self, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
+        metadata = super()._read_metadata(layers, quantizer)
         if quantizer is None:
-            return facts
+            return metadata
         module = layers[0] if len(layers) == 1 else layers
         size, dim = (self.binding.resolve(name, module=module) for name in ("group_size", "group_dim"))
-        return facts._replace(group_size=size, group_dim=dim)
+        return metadata._replace(group_size=size, group_dim=dim)
 
     def _seen(self, packed: Any, x: Any) -> Any:
-        size, dim = self.facts.group_size, self.facts.group_dim
+        size, dim = self.quant_metadata.group_size, self.quant_metadata.group_dim
         assert size is not None and dim is not None, "read when the quantizer is assembled"
         length = np.shape(as_array(x))[dim]
         return super()._seen(in_groups(packed, fitting_size(size, length), dim, length), x)

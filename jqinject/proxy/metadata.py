@@ -8,7 +8,7 @@ import numpy as np
 from jqinject.inject import Binding
 
 
-class QuantFacts(NamedTuple):
+class QuantMetadata(NamedTuple):
     """What an injector says of its integers, read when the quantizer is assembled.
 
     Attributes:
@@ -32,7 +32,7 @@ class QuantFacts(NamedTuple):
     whole_zero_points: bool = True
 
 
-def facts_of(binding: Binding, layers: tuple[Any, ...]) -> QuantFacts:
+def quant_metadata_of(binding: Binding, layers: tuple[Any, ...]) -> QuantMetadata:
     """What an injector says of its integers, for the layers that it serves; None for what it does not say."""
 
     def fact(name: str) -> Any:
@@ -41,7 +41,7 @@ def facts_of(binding: Binding, layers: tuple[Any, ...]) -> QuantFacts:
         return binding.resolve(name, module=layers[0] if len(layers) == 1 else layers)
 
     signed, narrow_range, rounding = fact("signed"), fact("narrow_range"), fact("float_to_int_impl_type")
-    return QuantFacts(
+    return QuantMetadata(
         signed=None if signed is None else _truth(binding, "signed", signed),
         narrow_range=_truth(binding, "narrow_range", narrow_range)
         if binding.declares("narrow_range")

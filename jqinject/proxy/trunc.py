@@ -6,7 +6,7 @@ import jax
 from flax import nnx
 
 from jqinject.proxy.base import QuantProxyFromInjector
-from jqinject.proxy.metadata import QuantFacts
+from jqinject.proxy.metadata import QuantMetadata
 from jqinject.proxy.ranges import check_range
 from jqinject.quant_tensor import IntQuantTensor, as_array
 
@@ -32,7 +32,7 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
     @property
     def is_narrow_range(self) -> bool:
         """Whether one integer of the result is left out."""
-        return bool(self.facts.narrow_range)
+        return bool(self.quant_metadata.narrow_range)
 
     def __call__(self, x: IntQuantTensor) -> IntQuantTensor:
         """Requantize.
@@ -82,9 +82,9 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
         result = quantizer(x.value, x.scale, x.zero_point, x.bit_width, x.signed)
         return result.quant_tensor(signed=x.signed, training=self.training)
 
-    def _read_facts(self, layers: tuple[Any, ...], quantizer: Any) -> QuantFacts:
+    def _read_metadata(self, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
         # The sign is that of what comes in.
-        return self._facts_of(layers)
+        return self._metadata_of(layers)
 
     def depends_on_layers(self) -> bool:
         """Only where the injector asks for `module`: none of the ready-made ones does."""

@@ -92,9 +92,9 @@ def _join(
 def _joined_along(full: list[jax.Array], tensors: list[IntQuantTensor], axis: int) -> jax.Array:
     ndim = tensors[0].ndim
     common = [max(part.shape[i] for part in full) for i in range(ndim)]
-    spread = []
+    expanded = []
     for part, tensor in zip(full, tensors, strict=True):
         shape = list(common)
         shape[axis] = tensor.shape[axis]
-        spread.append(jnp.broadcast_to(part, shape))
-    return jnp.concatenate(spread, axis=axis)
+        expanded.append(jnp.broadcast_to(part, shape))
+    return jnp.concatenate(expanded, axis=axis)

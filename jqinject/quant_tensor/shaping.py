@@ -72,13 +72,13 @@ def _reshape_metadata(metadata: jax.Array, old: _Shape, new: _Shape) -> jax.Arra
     """Metadata for the new shape: axes are matched in the smallest blocks of equal size, each kept or expanded."""
     if 0 in old:
         return jnp.broadcast_to(metadata, old).reshape(new)
-    spread: list[int] = []
+    expanded: list[int] = []
     target: list[int] = []
     for old_axes, new_axes in _matching_blocks(old, new):
         varies = any(metadata.shape[axis] > 1 for axis in old_axes)
-        spread += [old[axis] if varies else 1 for axis in old_axes]
+        expanded += [old[axis] if varies else 1 for axis in old_axes]
         target += [new[axis] if varies else 1 for axis in new_axes]
-    return jnp.broadcast_to(metadata, spread).reshape(target)
+    return jnp.broadcast_to(metadata, expanded).reshape(target)
 
 
 def _matching_blocks(old: _Shape, new: _Shape) -> list[tuple[range, range]]:

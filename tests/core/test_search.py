@@ -30,7 +30,7 @@ from jqinject.core.stats.half_quadratic import masked_median, shrink_lp
 from jqinject.core.stats.line_search import fibonacci_search, grid_search
 from jqinject.nn import QuantIdentity
 from jqinject.ops.devices.over import Over
-from jqinject.ops.ordered_sum import cascade_sum
+from jqinject.ops.ordered_sum import ordered_sum
 
 W = np.random.default_rng(0).normal(size=(6, 40)).astype(np.float32)
 W[0, 0] = 9.0  # an outlier that a search clips
@@ -216,7 +216,7 @@ def test_shrinking_takes_away_less_from_larger_errors():
 @pytest.mark.parametrize("size", [0, 5, 12, 60, 200, 1000, 40_000])
 def test_a_cascade_is_the_sum(size):
     x = np.random.default_rng(size).normal(size=size).astype(np.float32)
-    np.testing.assert_allclose(cascade_sum(jnp.asarray(x)), x.sum(dtype=np.float64), rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(ordered_sum(jnp.asarray(x)), x.sum(dtype=np.float64), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["ShiftedUint8ActPerTensorFloatMSE", "Int8ActPerTensorFloatMSE"])

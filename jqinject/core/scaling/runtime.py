@@ -28,7 +28,7 @@ from jqinject.core.state.collect import (
     all_counted,
     collect,
     collected_value,
-    complete_collection,
+    collection_defaults,
     end_calibration,
     finish_collection,
     settle_collection,
@@ -340,7 +340,7 @@ class ParameterFromRuntimeStatsScaling(RestrictedScaling, nnx.Module):
             The entries to load.
         """
         restrict = self.restrict_scaling_impl
-        return complete_collection(
+        return collection_defaults(
             entries,
             self.collection,
             lambda stat: restrict.restrict_init_tensor(clamp_scale(stat, self.scaling_min_val)),

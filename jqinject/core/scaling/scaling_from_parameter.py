@@ -22,7 +22,7 @@ from jqinject.core.scaling._restricted import (
     scale_of_statistic,
     scale_of_stored,
 )
-from jqinject.core.state.initialize_once import complete_filled, fill_once
+from jqinject.core.state.initialize_once import initialization_defaults, initialize_once
 from jqinject.core.state.variables import QuantParam, QuantStat, float_array, int_array
 from jqinject.core.stats.tracked import track, tracked_statistic
 
@@ -220,7 +220,9 @@ class ParameterFromStatsFromParameterScaling(RestrictedScaling, nnx.Module):
 
     def __call__(self, x: jax.Array | None, threshold: Any = None) -> jax.Array:
         """The scale of `x`, float32."""
-        stored = fill_once(self.value, self.init_done, lambda: self._initial(x), not self.use_running_average)
+        stored = initialize_once(
+            self.value, self.init_done, lambda: self._initial(x), not self.use_running_average
+        )
         return scale_of_stored(self, stored, threshold)
 
     @property
@@ -255,4 +257,4 @@ class ParameterFromStatsFromParameterScaling(RestrictedScaling, nnx.Module):
         Returns:
             The entries to load.
         """
-        return complete_filled(entries)
+        return initialization_defaults(entries)

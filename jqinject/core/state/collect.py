@@ -218,7 +218,7 @@ def end_calibration(
     counter.set_value(jnp.where(seen, jnp.int32(collection.steps + 1), 0))
 
 
-def complete_collection(
+def collection_defaults(
     entries: dict[str, Any],
     collection: Collection,
     to_stored: ToStored,

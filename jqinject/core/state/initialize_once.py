@@ -15,7 +15,7 @@ from jqinject.ops.devices.explicit_axes import sharded_as
 from jqinject.ops.ste import with_gradient_of
 
 
-def fill_once(
+def initialize_once(
     value: QuantParam, init_done: QuantStat, initial: Callable[[], jax.Array], store: bool
 ) -> jax.Array:
     """The parameter, or until it is filled what fills it; with the gradient of the parameter.
@@ -48,7 +48,7 @@ def fill_once(
     return with_gradient_of(learned, current)
 
 
-def complete_filled(entries: dict[str, Any]) -> dict[str, Any]:
+def initialization_defaults(entries: dict[str, Any]) -> dict[str, Any]:
     """Entries of a parameter that is filled once: a `value` without `init_done` counts as filled."""
     completed = dict(entries)
     if "value" in completed and "init_done" not in completed:

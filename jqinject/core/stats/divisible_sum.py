@@ -13,13 +13,13 @@ from jqinject.core.stats.in_place import reduced
 from jqinject.ops.devices.explicit_axes import whole
 from jqinject.ops.devices.one_device import on_one_device
 from jqinject.ops.devices.over import Over
-from jqinject.ops.ordered_sum import cascade_sum
+from jqinject.ops.ordered_sum import ordered_sum
 
 
 def divisible_sum(
     tensors: Sequence[jax.Array], view: View, reduce_dim: int | None, permute_dims: tuple[int, ...] | None
 ) -> jax.Array:
-    """The sum over an axis of the views of some tensors: as `cascade_sum` adds on one device, as XLA does on several.
+    """The sum over an axis of the views of some tensors: as `ordered_sum` adds on one device, as XLA does on several.
 
     Args:
         tensors: with one sum, float32.
@@ -48,10 +48,10 @@ class _InOrder:
 
     def __call__(self, *tensors: jax.Array) -> jax.Array:
         if self.reduce_dim is None:
-            return cascade_sum(jnp.concatenate([self._channels_first(whole(x)).reshape(-1) for x in tensors]))
+            return ordered_sum(jnp.concatenate([self._channels_first(whole(x)).reshape(-1) for x in tensors]))
         joined = jnp.concatenate([self.view(whole(x)) for x in tensors], self.reduce_dim)
         rows = jnp.moveaxis(joined, self.reduce_dim, -1)
-        return jax.vmap(cascade_sum)(rows.reshape((-1, rows.shape[-1]))).reshape(rows.shape[:-1])
+        return jax.vmap(ordered_sum)(rows.reshape((-1, rows.shape[-1]))).reshape(rows.shape[:-1])
 
     def _channels_first(self, x: jax.Array) -> jax.Array:
         last = x.ndim - 1
@@ -68,6 +68,6 @@ class _InPlace:
     reduce_dim: int | None
 
     def __call__(self, *tensors: jax.Array) -> jax.Array:
-        axes, laid = reduced(self.view, self.reduce_dim, tensors)
-        total = Over(axes).sum(laid)
+        axes, parts = reduced(self.view, self.reduce_dim, tensors)
+        total = Over(axes).sum(parts)
         return total if axes is None else jnp.squeeze(total, axes)

@@ -300,6 +300,6 @@ class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
             scale = jnp.broadcast_to(result.scale, result.value.shape)
             integers = divide(result.value, scale) + result.zero_point
             left.append(x - self._sparse(x - result.value, beta) - integers * scale)
-        axes, laid = reduced(self.view, self.reduce_dim, tuple(left))
-        means = self._added(self.reduce_dim, *left) / max(Over(axes).count(laid), 1)
+        axes, parts = reduced(self.view, self.reduce_dim, tuple(left))
+        means = self._added(self.reduce_dim, *left) / max(Over(axes).count(parts), 1)
         return means.reshape(candidate.shape)

@@ -60,8 +60,8 @@ def reduced(view: View, reduce_dim: Axes, x: Tensors) -> tuple[Axes, Tensors]:
         return reduce_dim, each(view, x)
     if reduce_dim is None:
         return None, x
-    alike = len(found) == 1 and len({part.ndim for part in parts}) == 1
-    return (found.pop(), x) if alike else (reduce_dim, each(view, x))
+    same_axes = len(found) == 1 and len({part.ndim for part in parts}) == 1
+    return (found.pop(), x) if same_axes else (reduce_dim, each(view, x))
 
 
 def in_place(stat: Stat, view: View, x: Tensors, join: int = 0) -> tuple[Any, Any]:

@@ -121,8 +121,8 @@ class SearchedStat(Component):
 
     def of(self, tensors: Sequence[jax.Array]) -> jax.Array:
         """The statistic of several tensors together, float32."""
-        laid = [_in_groups(tensor, self.view) for tensor in tensors]
-        return self._result(laid, lambda work: self._run(work, laid))
+        groups = [_in_groups(tensor, self.view) for tensor in tensors]
+        return self._result(groups, lambda work: self._run(work, groups))
 
     def gated(self, x: jax.Array, active: jax.Array) -> jax.Array:
         """The statistic of `x` where `active`, else a number without meaning, at no cost."""

@@ -18,7 +18,7 @@ from jqinject.core.state.collect import (
     all_counted,
     collect,
     collected_value,
-    complete_collection,
+    collection_defaults,
     end_calibration,
     finish_collection,
 )
@@ -188,4 +188,4 @@ class ParameterFromRuntimeZeroPoint(nnx.Module):
             The entries to load.
         """
         known = {name: entry for name, entry in entries.items() if "running_stats" not in name}
-        return complete_collection(known, self.collection, _identity, _identity, 0.0)
+        return collection_defaults(known, self.collection, _identity, _identity, 0.0)

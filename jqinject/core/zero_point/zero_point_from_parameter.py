@@ -16,7 +16,7 @@ from jqinject.core.construction.assign import set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.scaling._affine import AffineRescaling, affine_rescaling
-from jqinject.core.state.initialize_once import complete_filled, fill_once
+from jqinject.core.state.initialize_once import initialization_defaults, initialize_once
 from jqinject.core.state.variables import QuantParam, QuantStat, float_array, int_array
 from jqinject.core.stats.search import in_trial
 from jqinject.core.stats.tracked import track, tracked_statistic
@@ -170,7 +170,9 @@ class ParameterFromStatsFromParameterZeroPoint(nnx.Module):
 
     def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any) -> jax.Array:
         """The zero point of `x`, float32."""
-        stored = fill_once(self.value, self.init_done, lambda: self._initial(x), not self.use_running_average)
+        stored = initialize_once(
+            self.value, self.init_done, lambda: self._initial(x), not self.use_running_average
+        )
         z = abs_binary_sign_grad(stored)
         if in_trial():  # before it is learned, a candidate counts with its sign and without the affine map
             z = jnp.where(self.init_done.get_value() > 0, z, sharded_as(-self._statistic(x), z))
@@ -205,4 +207,4 @@ class ParameterFromStatsFromParameterZeroPoint(nnx.Module):
         Returns:
             The entries to load.
         """
-        return complete_filled(entries)
+        return initialization_defaults(entries)

@@ -139,10 +139,10 @@ def scale_in_output(
     """
     if scale.size == 1:
         return scale.reshape(()) if scale.ndim else scale
-    laid = _layout(scale.shape, ndim, tuple(places.items()), out_ndim)
-    if laid is None:
+    layout = _layout(scale.shape, ndim, tuple(places.items()), out_ndim)
+    if layout is None:
         return None
-    dense, order, shape = laid
+    dense, order, shape = layout
     if order != tuple(range(len(order))):
         scale = scale.reshape(dense).transpose(order)
     return scale.reshape(shape) if scale.shape != shape else scale
@@ -159,11 +159,11 @@ def _layout(
     if any(axis not in place for axis in varying):
         return None
     order = sorted(varying, key=lambda axis: place[axis])
-    laid = [1] * out_ndim
+    expanded = [1] * out_ndim
     for axis in varying:
-        laid[place[axis]] = sizes[axis]
+        expanded[place[axis]] = sizes[axis]
     dense = tuple(sizes[axis] for axis in varying)
-    return dense, tuple(varying.index(axis) for axis in order), tuple(laid)
+    return dense, tuple(varying.index(axis) for axis in order), tuple(expanded)
 
 
 def varies_only_along(scale: jax.Array, ndim: int, places: Mapping[int, int]) -> bool:
@@ -180,13 +180,13 @@ def scale_in_other(scale: jax.Array, dims: Dimensions) -> jax.Array:
     partners = dict(
         zip((*dims.lhs_contract, *dims.lhs_batch), (*dims.rhs_contract, *dims.rhs_batch), strict=True)
     )
-    laid = scale_in_output(scale, dims.lhs_ndim, partners, dims.rhs_ndim)
-    if laid is None:
+    expanded = scale_in_output(scale, dims.lhs_ndim, partners, dims.rhs_ndim)
+    if expanded is None:
         raise ValueError(
             f"a scale of shape {scale.shape} varies along an axis that the other operand does not have, so that "
             f"can't be multiplied by it (dimension numbers {dims.numbers}).\n  cure: calibration_axes='remaining'"
         )
-    return laid
+    return expanded
 
 
 def checked_dimensions(

@@ -163,8 +163,8 @@ def contraction_bit_width(lhs: BitWidth, rhs: BitWidth, terms: int, bias: Any = 
 def _operand_scale(operand: IntQuantTensor, places: Mapping[int, int], out_ndim: int) -> jax.Array | None:
     """The operand's scale in the output's rank, its axis `a` put at `places[a]`; None if it varies along
     another axis."""
-    laid = scale_in_output(operand.scale, operand.ndim, places, out_ndim)
-    return laid.reshape((1,) * out_ndim) if laid is not None and laid.ndim == 0 else laid
+    expanded = scale_in_output(operand.scale, operand.ndim, places, out_ndim)
+    return expanded.reshape((1,) * out_ndim) if expanded is not None and expanded.ndim == 0 else expanded
 
 
 def _along_channels(x: jax.Array, ndim: int, channel_axis: int) -> jax.Array:

@@ -287,9 +287,9 @@ def _moved(
             f"the scale of {side} has shape {scale.shape}, but a convolution can only undo one scale, or one for each "
             f"{what} (axis {axis}).\n  cure: quantize {side} so, or contraction='float'"
         )
-    laid = [1] * ndim
-    laid[place] = scale.size
-    return scale.reshape(laid)
+    shape = [1] * ndim
+    shape[place] = scale.size
+    return scale.reshape(shape)
 
 
 def varies_only_along(x: jax.Array, ndim: int, axis: int) -> bool:

@@ -116,8 +116,8 @@ def _whole(
             return _exact(left, right, dims, accumulator, out_sharding)
 
         y = in_parts(lengths, longest, contract)
-    of_lhs = _laid(lhs.scale, dims.lhs_ndim, dims.lhs_places, dims.out_ndim, y)
-    of_rhs = _laid(rhs.scale, dims.rhs_ndim, dims.rhs_places, dims.out_ndim, y)
+    of_lhs = _expanded(lhs.scale, dims.lhs_ndim, dims.lhs_places, dims.out_ndim, y)
+    of_rhs = _expanded(rhs.scale, dims.rhs_ndim, dims.rhs_places, dims.out_ndim, y)
     return y.astype(jnp.float32) * (of_lhs * of_rhs)
 
 
@@ -143,19 +143,19 @@ def _exact(lhs: Affine, rhs: Affine, dims: Dimensions, accumulator: np.dtype, ou
     if lhs.zero_point is None and rhs.zero_point is None:
         return y
 
-    def laid(x: jax.Array, of: Affine) -> jax.Array:
+    def expanded(x: jax.Array, of: Affine) -> jax.Array:
         places = dims.lhs_places if of is lhs else dims.rhs_places
-        return _laid(x, of.payload.ndim, places, dims.out_ndim, y)
+        return _expanded(x, of.payload.ndim, places, dims.out_ndim, y)
 
     def offset(operand: Affine) -> jax.Array | None:
         zero = operand.zero_point
-        return None if zero is None else laid(_nearest(zero), operand).astype(accumulator)
+        return None if zero is None else expanded(_nearest(zero), operand).astype(accumulator)
 
     def summed(operand: Affine, axes: tuple[int, ...]) -> jax.Array:
         sums = operand.sums
         if sums is None:
             sums = jnp.sum(operand.payload, axis=axes, keepdims=True, dtype=accumulator)
-        return laid(sums, operand)
+        return expanded(sums, operand)
 
     left, right = offset(lhs), offset(rhs)
     if left is not None:
@@ -202,8 +202,10 @@ def _along(dims: Dimensions, pairs: list[int]) -> Dimensions:
     )
 
 
-def _laid(x: jax.Array, ndim: int, places: dict[int, int], out_ndim: int, y: jax.Array) -> jax.Array:
+def _expanded(x: jax.Array, ndim: int, places: dict[int, int], out_ndim: int, y: jax.Array) -> jax.Array:
     """What an operand has one of for each index of some axes, laid out beside the output."""
-    laid = scale_in_output(x, ndim, places, out_ndim)
-    assert laid is not None, "axes that are summed over go along in front where something varies along them"
-    return sharded_beside(laid, y) if laid.ndim else laid
+    expanded = scale_in_output(x, ndim, places, out_ndim)
+    assert expanded is not None, (
+        "axes that are summed over go along in front where something varies along them"
+    )
+    return sharded_beside(expanded, y) if expanded.ndim else expanded

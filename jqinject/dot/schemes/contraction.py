@@ -231,14 +231,14 @@ def _at_output(
 ) -> jax.Array | None:
     if scale is None:
         return None
-    laid = scale_in_output(scale, ndim, places, dims.out_ndim)
-    if laid is None:
+    expanded = scale_in_output(scale, ndim, places, dims.out_ndim)
+    if expanded is None:
         raise ValueError(
             f"a scale of shape {scale.shape} varies along an axis that is summed over, so no multiplication after the "
             f"sum can undo it (dimension numbers {dims.numbers}).\n  cure: calibration_axes='contracting' or 'tensor'; "
             "or, with 'remaining', dequant_mode='other_input'; or tiles (local_aqt=)"
         )
-    return laid
+    return expanded
 
 
 def _largest(quantizer: OperandQuantizer, payload: jax.Array) -> int:

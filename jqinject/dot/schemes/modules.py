@@ -16,8 +16,8 @@ from jqinject.dot.schemes.quantized_einsum import einsum_by
 from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.dot.schemes.scheme_conv import kernel_of, scheme_conv
 from jqinject.dot.schemes.scheme_dot import ExplainedScheme, explain_scheme, scheme_dot_general
-from jqinject.dot.tensors.laid_operand import Laid
-from jqinject.ops.devices.explicit_axes import asked, laid_as
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor
+from jqinject.ops.devices.explicit_axes import asked, with_sharding
 
 Axes = tuple[int, ...]
 
@@ -225,12 +225,12 @@ class QConvGeneralDilated(QuantizedOp):
         )
         if self.scheme is not None:
             y = scheme_conv(self.scheme, convolution, lhs, self._served(*kernel_of(convolution, rhs)))
-            return laid_as(y, out_sharding)
+            return with_sharding(y, out_sharding)
         left, right = self._operands(lhs, rhs, convolution.operands)
         assert not (isinstance(left, ScaledOperand) or isinstance(right, ScaledOperand)), (
             "refused when it was made"
         )
-        return laid_as(quantized_conv(convolution, left, right, self._key()), out_sharding)
+        return with_sharding(quantized_conv(convolution, left, right, self._key()), out_sharding)
 
 
 def by_scheme(
@@ -240,7 +240,7 @@ def by_scheme(
     lhs, rhs = op._seen(lhs, rhs)
     dims = checked_dimensions(tuple(lhs.shape), tuple(rhs.shape), numbers)
     labels = Labelling.of(dims)
-    right = op._served(Laid(rhs, labels.rhs), summed_labels(labels.lhs, labels.rhs, labels.out))
+    right = op._served(LabelledTensor(rhs, labels.rhs), summed_labels(labels.lhs, labels.rhs, labels.out))
     return scheme_dot_general(op.scheme, lhs, right, dims, dtype, out_sharding)
 
 

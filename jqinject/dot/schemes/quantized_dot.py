@@ -167,15 +167,15 @@ def _bwd(call: _Call, kept: LowBits, g: jax.Array) -> Any:
     of_lhs = of_rhs = None
     lhs_passes, rhs_passes = _passing(call, (lhs, rhs), (left, right))
     if not isinstance(lhs, QuantizedOperand):
-        laid = _laid(right, dims.rhs_ndim, dims.rhs_places, dims)
+        expanded = _scale_beside_output(right, dims.rhs_ndim, dims.rhs_places, dims)
         of_lhs = _gradient(
-            general.dlhs, g, (rhs, right, laid), dims.gradient_of_lhs(), _payload(lhs), _part(key, 1)
+            general.dlhs, g, (rhs, right, expanded), dims.gradient_of_lhs(), _payload(lhs), _part(key, 1)
         )
         of_lhs = _like(lhs, _masked(of_lhs, lhs_passes))
     if not isinstance(rhs, QuantizedOperand):
-        laid = _laid(left, dims.lhs_ndim, dims.lhs_places, dims)
+        expanded = _scale_beside_output(left, dims.lhs_ndim, dims.lhs_places, dims)
         of_rhs = _gradient(
-            general.drhs, g, (lhs, left, laid), dims.gradient_of_rhs(), _payload(rhs), _part(key, 2)
+            general.drhs, g, (lhs, left, expanded), dims.gradient_of_rhs(), _payload(rhs), _part(key, 2)
         )
         of_rhs = _like(rhs, _masked(of_rhs, rhs_passes))
     return of_lhs, of_rhs, None
@@ -200,15 +200,15 @@ def _gradient(
         key: for the noise.
     """
     dims, permutation = where
-    operand, forward, laid = other
+    operand, forward, expanded = other
     if contraction.rhs_quantizer.use_fwd_quant and forward is not None:
         operand = forward.payload.astype(g.dtype)
-        g = g if laid is None else (g * laid).astype(g.dtype)
+        g = g if expanded is None else (g * expanded).astype(g.dtype)
     sharding = sharding_before(permutation, like)
     return contraction(g, _floats(operand), dims, like.dtype, key, sharding, permutation)
 
 
-def _laid(
+def _scale_beside_output(
     operand: QuantizedOperand | None, ndim: int, places: dict[int, int], dims: Dimensions
 ) -> jax.Array | None:
     if operand is None or operand.scale is None:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from jqinject.dot.geometry.equation import Equation
-from jqinject.ops.devices.explicit_axes import asked, before_transpose, laid_as
+from jqinject.ops.devices.explicit_axes import asked, before_transpose, with_sharding
 from jqinject.quant_tensor import as_array
 
 
@@ -45,7 +45,7 @@ def einsum_by(
     sharding = before_transpose(asked(out_sharding, as_array(lhs), as_array(rhs)), simple.permutation())
     options = {} if sharding is None else {"out_sharding": sharding}
     y: Any = dot_general(lhs, rhs, simple.dimensions().numbers, **options)
-    return laid_as(y.transpose(simple.permutation()), out_sharding)
+    return with_sharding(y.transpose(simple.permutation()), out_sharding)
 
 
 def kernel_axes_of(equation: str, kernel_shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers, served
 from jqinject.dot.schemes.static_range import checked_range, range_of, scaled
 from jqinject.dot.tensors.freezer import Freezer, QuantMode
 from jqinject.dot.tensors.jax_functions import assembled
-from jqinject.dot.tensors.laid_operand import Laid
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 
 Axes = tuple[int, ...]
 Quantize = Callable[[Any, Any], tuple[QuantizedOperand, QuantizedOperand]]
@@ -116,7 +116,7 @@ class QuantizedOp(nnx.Module):
         """
         if self.scheme is not None:
             labels = tuple(("rhs", axis) for axis in range(rhs.ndim))
-            return self.scheme.stored(Laid(rhs, labels), tuple(labels[axis] for axis in summed))
+            return self.scheme.stored(LabelledTensor(rhs, labels), tuple(labels[axis] for axis in summed))
         quantizer = self.general.fwd.rhs_quantizer
         every = tuple(range(rhs.ndim))
         others = tuple(axis for axis in every if axis not in summed)
@@ -163,7 +163,7 @@ class QuantizedOp(nnx.Module):
         other.rhs_freezer = Freezer()
         return other
 
-    def _served(self, rhs: Laid, summed: Labels) -> Any:
+    def _served(self, rhs: LabelledTensor, summed: Labels) -> Any:
         """The right operand of a scheme: as it came, or what is stored; it is stored where it is to be."""
         if self.rhs_quant_mode is QuantMode.TRAIN:
             return rhs.tensor

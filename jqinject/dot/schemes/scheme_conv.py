@@ -12,16 +12,16 @@ from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.schemes.quantized_conv import NO_SECOND_DERIVATIVE, convolves_integers, float_gradients
 from jqinject.dot.schemes.scheme import Kept
 from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
-from jqinject.dot.tensors.laid_operand import Laid
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 from jqinject.dot.tensors.tensor_dot import affine_of
 from jqinject.ops.derivatives import backward_only, first_order
 from jqinject.quant_tensor import QuantTensor, as_array
 
 
-def kernel_of(conv: Convolution, rhs: Any) -> tuple[Laid, tuple[Any, ...]]:
+def kernel_of(conv: Convolution, rhs: Any) -> tuple[LabelledTensor, tuple[Any, ...]]:
     """The kernel of a convolution with its labels, and those that are summed over."""
     labels = tuple(("rhs", axis) for axis in range(rhs.ndim))
-    return Laid(rhs, labels), tuple(label for label in labels if label[1] != conv.channel_axis)
+    return LabelledTensor(rhs, labels), tuple(label for label in labels if label[1] != conv.channel_axis)
 
 
 def scheme_conv(
@@ -38,19 +38,21 @@ def scheme_conv(
         lhs: float array.
         rhs: float array, or a kernel that is quantized already.
     """
-    x = Laid(lhs, tuple(("lhs", axis) for axis in range(lhs.ndim)))
+    x = LabelledTensor(lhs, tuple(("lhs", axis) for axis in range(lhs.ndim)))
     left = quantizers.operand("fprop_lhs", x, ()).tensor
     kernel, summed = kernel_of(conv, rhs)
     right: Any = rhs
     if not isinstance(rhs, QuantTensor):
         right = quantizers.operand("fprop_rhs", kernel, summed, beside=left).tensor
     shape = jax.eval_shape(lambda a, b: conv.numbers(a, b, conv.dtype), as_array(left), as_array(right)).shape
-    g = Laid(jax.ShapeDtypeStruct(shape, conv.dtype), tuple(("out", axis) for axis in range(len(shape))))
+    g = LabelledTensor(
+        jax.ShapeDtypeStruct(shape, conv.dtype), tuple(("out", axis) for axis in range(len(shape)))
+    )
     of = {name: quantizers.gradient(name, g, ()) for name in ("dgrad_grad", "wgrad_grad")}
     again = {}
     for name, operand, over in (("dgrad_rhs", kernel, summed), ("wgrad_lhs", x, ())):
         if quantizers.scheme[name] is not Kept.FPROP and not isinstance(operand.tensor, QuantTensor):
-            fixed = Laid(jax.lax.stop_gradient(operand.tensor), operand.labels)
+            fixed = LabelledTensor(jax.lax.stop_gradient(operand.tensor), operand.labels)
             again[name] = as_array(quantizers.operand(name, fixed, over).tensor)
     takes_integers = convolves_integers(conv, left, right)
     floats = as_array(left), as_array(right)

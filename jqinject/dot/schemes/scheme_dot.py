@@ -15,7 +15,7 @@ from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.geometry.labels import Labelling, Labels, summed_labels
 from jqinject.dot.schemes.scheme import Kept
 from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
-from jqinject.dot.tensors.laid_operand import Laid, cut, in_large_groups, joined
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor, cut, in_large_groups, joined
 from jqinject.dot.tensors.product import Sums, decide, described
 from jqinject.dot.tensors.six_operands import Backward, Plan, contract_operands, in_tiles, quantized_gradient
 from jqinject.quant_tensor import QuantTensor
@@ -46,8 +46,8 @@ class _Operands:
     """The operands of the three products."""
 
     plan: Plan
-    lhs: Laid
-    rhs: Laid
+    lhs: LabelledTensor
+    rhs: LabelledTensor
     backward: Backward
 
     @classmethod
@@ -63,13 +63,13 @@ class _Operands:
         """Quantized as far as the forward pass does it."""
         scheme, labels = quantizers.scheme, Labelling.of(dims)
         plan = Plan(labels, dtype, scheme.fprop, scheme.dgrad, scheme.wgrad, out_sharding)
-        x, w = Laid(lhs, labels.lhs), Laid(rhs, labels.rhs)
+        x, w = LabelledTensor(lhs, labels.lhs), LabelledTensor(rhs, labels.rhs)
         tiled_x, tiled_w, summed = in_tiles(scheme.fprop, x, w, labels.out)
         left = quantizers.operand("fprop_lhs", tiled_x, summed)
         right = tiled_w  # what is stored is quantized already
         if not isinstance(rhs, QuantTensor):
             right = quantizers.operand("fprop_rhs", tiled_w, summed, beside=left.tensor)
-        g = Laid(jax.ShapeDtypeStruct(_out_shape(lhs, rhs, labels), dtype), labels.out)
+        g = LabelledTensor(jax.ShapeDtypeStruct(_out_shape(lhs, rhs, labels), dtype), labels.out)
         again = {
             "dgrad_rhs": _again(quantizers, "dgrad_rhs", w, g, labels.lhs, scheme.dgrad),
             "wgrad_lhs": _again(quantizers, "wgrad_lhs", x, g, labels.rhs, scheme.wgrad),
@@ -83,12 +83,14 @@ class _Operands:
         return cls(plan, left, right, backward)
 
 
-def _again(quantizers: SchemeQuantizers, name: str, x: Laid, g: Laid, out: Labels, sums: Sums) -> Laid | None:
+def _again(
+    quantizers: SchemeQuantizers, name: str, x: LabelledTensor, g: LabelledTensor, out: Labels, sums: Sums
+) -> LabelledTensor | None:
     """`w` or `x` as a backward product takes it; None for what the forward product took. No gradient."""
     if quantizers.scheme[name] is Kept.FPROP or isinstance(x.tensor, QuantTensor):
         return None
     summed = summed_labels(g.labels, x.labels, out)
-    fixed = Laid(jax.lax.stop_gradient(x.tensor), x.labels)
+    fixed = LabelledTensor(jax.lax.stop_gradient(x.tensor), x.labels)
     if sums.tile_size is not None and summed:
         fixed = cut(fixed, summed[0], sums.tile_size)
     return quantizers.operand(name, fixed, summed)
@@ -146,7 +148,7 @@ def explain_scheme(
         operands = _Operands.of(twin, lhs, rhs, dims, np.dtype(dtype), None)
         labels, backward = operands.plan.labels, operands.backward
         found.append(_explained("fprop", operands.lhs, operands.rhs, labels.out))
-        g = Laid(jnp.zeros(_out_shape(lhs, rhs, labels), dtype), labels.out)
+        g = LabelledTensor(jnp.zeros(_out_shape(lhs, rhs, labels), dtype), labels.out)
         for name, taken, other, kept, out, sums in (
             ("dgrad", backward.dgrad_grad, backward.dgrad_rhs, operands.rhs, labels.lhs, operands.plan.dgrad),
             ("wgrad", backward.wgrad_grad, backward.wgrad_lhs, operands.lhs, labels.rhs, operands.plan.wgrad),
@@ -162,7 +164,7 @@ def explain_scheme(
     return ExplainedScheme(found)
 
 
-def _explained(name: str, a: Laid, b: Laid, out: Labels) -> ExplainedProduct:
+def _explained(name: str, a: LabelledTensor, b: LabelledTensor, out: Labels) -> ExplainedProduct:
     a, b = in_large_groups(a, b, summed_labels(a.labels, b.labels, out))
     decision = decide(a, b, out)
     return ExplainedProduct(name, (described(a.tensor), described(b.tensor)), decision.kind, decision.why)

@@ -14,7 +14,7 @@ from jqinject.dot.schemes.held_operand import HeldOperand, OperandAxes
 from jqinject.dot.schemes.operand import QuantizedOperand
 from jqinject.dot.schemes.scheme import GRADIENTS, OPERANDS, Kept, SchemeSpec
 from jqinject.dot.tensors.backward_quantizer import BackwardQuantizer, for_backward, why_not_backward
-from jqinject.dot.tensors.laid_operand import Laid, in_order, quantized_along
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order, quantized_along
 from jqinject.dot.tensors.tensor_dot import has_integers
 from jqinject.inject import Binding
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
@@ -45,7 +45,7 @@ class SchemeQuantizers(nnx.Module):
         for name in OPERANDS:
             setattr(self, name, nnx.data(None))
 
-    def operand(self, name: str, x: Laid, summed: Labels, *, beside: Any = None) -> Laid:
+    def operand(self, name: str, x: LabelledTensor, summed: Labels, *, beside: Any = None) -> LabelledTensor:
         """An operand as its quantizer makes it.
 
         Args:
@@ -61,11 +61,11 @@ class SchemeQuantizers(nnx.Module):
         proxy = held.quant
         if proxy.role in PARAMETERS:
             more = (beside,) if proxy.requires_quant_input and beside is not None else ()
-            return Laid(proxy(x.tensor, *more), x.labels)
+            return LabelledTensor(proxy(x.tensor, *more), x.labels)
         quantize = proxy.quantize_gradient if proxy.role == "gradient" else proxy
-        return quantized_along(quantize, x, summed, merges=proxy.facts.group_size is None)
+        return quantized_along(quantize, x, summed, merges=proxy.quant_metadata.group_size is None)
 
-    def stored(self, rhs: Laid, summed: Labels) -> QuantizedOperand:
+    def stored(self, rhs: LabelledTensor, summed: Labels) -> QuantizedOperand:
         """The right operand of the forward product as it is stored for serving.
 
         Args:
@@ -91,7 +91,7 @@ class SchemeQuantizers(nnx.Module):
             "layer of jqinject.nn (QuantLinear) with that weight_quant and jqinject.freeze"
         )
 
-    def gradient(self, name: str, g: Laid, summed: Labels) -> Taken:
+    def gradient(self, name: str, g: LabelledTensor, summed: Labels) -> Taken:
         """The quantizer of a gradient, taken apart for the backward pass, and its slot.
 
         Args:
@@ -144,7 +144,7 @@ class SchemeQuantizers(nnx.Module):
         if deterministic is not None:
             self.deterministic = deterministic
 
-    def _held(self, name: str, binding: Binding, x: Laid, summed: Labels) -> HeldOperand:
+    def _held(self, name: str, binding: Binding, x: LabelledTensor, summed: Labels) -> HeldOperand:
         axes = OperandAxes(
             tuple(x.tensor.shape), tuple(x.axis(label) for label in x.labels if label in summed)
         )

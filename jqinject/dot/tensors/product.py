@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jqinject.dot.geometry.labels import Labels, dimensions_of, summed_labels
 from jqinject.dot.kernels.float8_dot import float8_dot_general
 from jqinject.dot.kernels.integer import affine_dot_general
-from jqinject.dot.tensors.laid_operand import Laid, in_large_groups, value_of
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_large_groups, value_of
 from jqinject.dot.tensors.tensor_dot import affine_of, describe, has_integers
 from jqinject.quant_tensor import FloatQuantTensor, GroupwiseQuantTensor, IntQuantTensor, QuantTensor
 
@@ -46,7 +46,7 @@ class Decision:
     why: str = ""
 
 
-def decide(a: Laid, b: Laid, out: Labels) -> Decision:
+def decide(a: LabelledTensor, b: LabelledTensor, out: Labels) -> Decision:
     """In which numbers two operands are contracted: payloads where both have them and their scales fit.
 
     A scale fits if it does not vary along an axis that is summed over, but for tiles.
@@ -85,7 +85,7 @@ def described(x: Any) -> str:
     return describe(x)
 
 
-def _varies(x: Laid, summed: Labels, tiles: bool = False) -> bool:
+def _varies(x: LabelledTensor, summed: Labels, tiles: bool = False) -> bool:
     """Whether a scale or zero point varies along an axis that is summed over."""
     tensor = x.tensor
     if not isinstance(tensor, IntQuantTensor | FloatQuantTensor):
@@ -99,8 +99,8 @@ def _varies(x: Laid, summed: Labels, tiles: bool = False) -> bool:
 
 
 def product(
-    a: Laid,
-    b: Laid,
+    a: LabelledTensor,
+    b: LabelledTensor,
     out: Labels,
     dtype: Any,
     sums: Sums,

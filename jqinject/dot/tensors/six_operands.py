@@ -16,7 +16,7 @@ import numpy as np
 from jqinject.dot.geometry.labels import Labelling, Labels, summed_labels, tile_of
 from jqinject.dot.geometry.sharding import sharding_before
 from jqinject.dot.tensors.backward_quantizer import BackwardQuantizer
-from jqinject.dot.tensors.laid_operand import Laid, cut, joined, quantized_along
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor, cut, joined, quantized_along
 from jqinject.dot.tensors.product import PLAIN, Sums, product
 from jqinject.ops.derivatives import backward_only, first_order
 from jqinject.ops.minifloats.low_bits import LowBits, as_bits
@@ -56,8 +56,8 @@ class Backward(NamedTuple):
     """
 
     dgrad_grad: tuple[BackwardQuantizer | None, jax.Array | None] = (None, None)
-    dgrad_rhs: Laid | None = None
-    wgrad_lhs: Laid | None = None
+    dgrad_rhs: LabelledTensor | None = None
+    wgrad_lhs: LabelledTensor | None = None
     wgrad_grad: tuple[BackwardQuantizer | None, jax.Array | None] = (None, None)
 
 
@@ -81,7 +81,7 @@ class _Static:
     wgrad_lhs: Labels | None
 
 
-def contract_operands(plan: Plan, lhs: Laid, rhs: Laid, backward: Backward) -> jax.Array:
+def contract_operands(plan: Plan, lhs: LabelledTensor, rhs: LabelledTensor, backward: Backward) -> jax.Array:
     """The contraction of two operands, whose gradients go straight to their values.
 
     Args:
@@ -111,7 +111,7 @@ def contract_operands(plan: Plan, lhs: Laid, rhs: Laid, backward: Backward) -> j
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _contract(static: _Static, lhs: jax.Array, rhs: jax.Array, slots: Any, kept: _Kept) -> jax.Array:
     plan = static.plan
-    left, right = Laid(kept.lhs, static.lhs), Laid(kept.rhs, static.rhs)
+    left, right = LabelledTensor(kept.lhs, static.lhs), LabelledTensor(kept.rhs, static.rhs)
     return product(left, right, plan.labels.out, plan.dtype, plan.fprop, plan.out_sharding)
 
 
@@ -125,10 +125,10 @@ def _bwd(static: _Static, residuals: tuple[Any, LowBits], g: jax.Array) -> Any:
     slots = residuals[0]
     kept: _Kept = jax.tree.map(_unpacked, residuals[1].floats(), is_leaf=_is_packed)
     plan, g = static.plan, first_order(g, NO_SECOND_DERIVATIVE)
-    lhs, rhs = Laid(kept.lhs, static.lhs), Laid(kept.rhs, static.rhs)
-    w = joined(rhs) if static.dgrad_rhs is None else Laid(kept.dgrad_rhs, static.dgrad_rhs)
-    x = joined(lhs) if static.wgrad_lhs is None else Laid(kept.wgrad_lhs, static.wgrad_lhs)
-    gradient = Laid(g, plan.labels.out)
+    lhs, rhs = LabelledTensor(kept.lhs, static.lhs), LabelledTensor(kept.rhs, static.rhs)
+    w = joined(rhs) if static.dgrad_rhs is None else LabelledTensor(kept.dgrad_rhs, static.dgrad_rhs)
+    x = joined(lhs) if static.wgrad_lhs is None else LabelledTensor(kept.wgrad_lhs, static.wgrad_lhs)
+    gradient = LabelledTensor(g, plan.labels.out)
     of_lhs, dgrad_seen = _gradient(plan.dgrad, gradient, (kept.dgrad_grad, slots[0]), w, lhs)
     of_rhs, wgrad_seen = _gradient(plan.wgrad, gradient, (kept.wgrad_grad, slots[1]), x, rhs)
     return of_lhs, of_rhs, (dgrad_seen, wgrad_seen), None
@@ -137,7 +137,9 @@ def _bwd(static: _Static, residuals: tuple[Any, LowBits], g: jax.Array) -> Any:
 _contract.defvjp(_fwd, _bwd)
 
 
-def _gradient(sums: Sums, g: Laid, by: tuple[Any, Any], other: Laid, like: Laid) -> tuple[jax.Array, Any]:
+def _gradient(
+    sums: Sums, g: LabelledTensor, by: tuple[Any, Any], other: LabelledTensor, like: LabelledTensor
+) -> tuple[jax.Array, Any]:
     """One of the two backward products, and what the gradient's quantizer has seen.
 
     Args:
@@ -148,7 +150,7 @@ def _gradient(sums: Sums, g: Laid, by: tuple[Any, Any], other: Laid, like: Laid)
         like: the operand whose gradient this is.
     """
     array = as_array(like.tensor)
-    whole = joined(Laid(array, like.labels))
+    whole = joined(LabelledTensor(array, like.labels))
     g, other, summed = in_tiles(sums, g, other, whole.labels)
     seen = None
     taken, slot = by
@@ -165,7 +167,9 @@ def _gradient(sums: Sums, g: Laid, by: tuple[Any, Any], other: Laid, like: Laid)
     return made.reshape(array.shape), seen
 
 
-def in_tiles(sums: Sums, a: Laid, b: Laid, out: Labels) -> tuple[Laid, Laid, Labels]:
+def in_tiles(
+    sums: Sums, a: LabelledTensor, b: LabelledTensor, out: Labels
+) -> tuple[LabelledTensor, LabelledTensor, Labels]:
     """Both operands with the first summed axis in tiles, and the axes that quantizers see as summed."""
     summed = summed_labels(a.labels, b.labels, out)
     if sums.tile_size is None or not summed:
@@ -174,10 +178,13 @@ def in_tiles(sums: Sums, a: Laid, b: Laid, out: Labels) -> tuple[Laid, Laid, Lab
     return a, b, summed
 
 
-def quantized_gradient(labels: Labels, summed: Labels, proxy: Any, g: jax.Array) -> Laid:
+def quantized_gradient(labels: Labels, summed: Labels, proxy: Any, g: jax.Array) -> LabelledTensor:
     """A gradient quantized for the product that sums over some of its axes."""
     return quantized_along(
-        proxy.quantize_gradient, Laid(g, labels), summed, merges=proxy.facts.group_size is None
+        proxy.quantize_gradient,
+        LabelledTensor(g, labels),
+        summed,
+        merges=proxy.quant_metadata.group_size is None,
     )
 
 

@@ -176,14 +176,14 @@ def _has_groups(layer: QuantWeightLayer) -> bool:
     """Whether the layer's weight has a scale for each group."""
     if layer.frozen is not None:
         return layer.frozen.groups is not None
-    return layer.weight_quant.facts.group_size is not None
+    return layer.weight_quant.quant_metadata.group_size is not None
 
 
 def _crossing(layer: Any) -> str:
     """The note for a weight whose groups cross the borders of its shards; empty for any other."""
     if not isinstance(layer, QuantWeightLayer) or layer.frozen is not None or layer.weight_quant is None:
         return ""
-    size, axis = layer.weight_quant.facts.group_size, layer.weight_quant.facts.group_dim
+    size, axis = layer.weight_quant.quant_metadata.group_size, layer.weight_quant.quant_metadata.group_dim
     weight = layer.weight[...]
     if size is None or axis is None or not isinstance(weight, jax.Array):
         return ""

@@ -14,8 +14,8 @@ from flax import nnx
 from jqinject.model.inspect.histograms import Clipped, histogram, saturation
 from jqinject.model.inspect.histories import histories
 from jqinject.model.inspect.layer_numbers import Histograms, LayerNumbers, Saturation
-from jqinject.model.inspect.sensitivity import Rehearsal
-from jqinject.model.running.recorder import Tape
+from jqinject.model.inspect.sensitivity import SensitivityRuns
+from jqinject.model.running.recorder import Recorder
 from jqinject.model.running.switching import QuantizedLayer, has_float, quantized_layers, switchable
 from jqinject.model.static_ranges import listed
 from jqinject.quant_tensor import is_concrete
@@ -68,11 +68,11 @@ def check_numbers(model: nnx.Module, inputs: tuple[Any, ...]) -> None:
         TypeError: an input or a Variable of the model is not a concrete array.
         ValueError: frozen layers whose float weights are gone.
     """
-    gone = tuple(path for path, layer in quantized_layers(model).items() if not has_float(layer))
-    if gone:
+    without_float = tuple(path for path, layer in quantized_layers(model).items() if not has_float(layer))
+    if without_float:
         raise ValueError(
             "report(numbers=True) compares with the float model, and the float weights of "
-            f"{listed(tuple(path or 'the model itself' for path in gone))} are gone: frozen.\n"
+            f"{listed(tuple(path or 'the model itself' for path in without_float))} are gone: frozen.\n"
             "  cure: keep the model that is not frozen, and ask it: freeze(nnx.clone(model)), "
             "post_training_quantize(..., freeze=False); or freeze(model, keep_masters=True)"
         )
@@ -110,14 +110,14 @@ def measure(model: nnx.Module, inputs: tuple[Any, ...]) -> Measured:
     """
     nodes = quantized_layers(model)
     layers = {path: switchable(path, node) for path, node in nodes.items()}
-    rehearsal = Rehearsal(model, inputs, layers)
-    in_float, quantized = Tape(), Tape()
+    runs = SensitivityRuns(model, inputs, layers)
+    in_float, quantized = Recorder(), Recorder()
     try:
-        output = rehearsal.quantized(quantized)
+        output = runs.quantized(quantized)
         try:
-            reference = rehearsal.floating(in_float)
+            reference = runs.floating(in_float)
             called = [path for path in layers if quantized.calls(path, "quantized")]
-            switched = {path: _sensitivity(rehearsal, path, reference) for path in called}
+            switched = {path: _sensitivity(runs, path, reference) for path in called}
         except Exception as error:
             error.add_note(ADVICE)
             raise
@@ -131,18 +131,18 @@ def measure(model: nnx.Module, inputs: tuple[Any, ...]) -> Measured:
     return Measured(found, sqnr_db(reference, output))
 
 
-def _sensitivity(rehearsal: Rehearsal, path: str, reference: list[np.ndarray]) -> tuple[float, float]:
+def _sensitivity(runs: SensitivityRuns, path: str, reference: list[np.ndarray]) -> tuple[float, float]:
     """The ratio of the output if only this layer is quantized, and if only this one is not."""
-    alone = rehearsal.mixed({other: other == path for other in rehearsal.layers}, others=False)
-    without = rehearsal.mixed({other: other != path for other in rehearsal.layers}, others=True)
+    alone = runs.mixed({other: other == path for other in runs.layers}, others=False)
+    without = runs.mixed({other: other != path for other in runs.layers}, others=True)
     return sqnr_db(reference, alone), sqnr_db(reference, without)
 
 
 def _numbers(
     layer: QuantizedLayer,
     node: Any,
-    in_float: Tape,
-    quantized: Tape,
+    in_float: Recorder,
+    quantized: Recorder,
     switched: tuple[float, float] | None,
 ) -> LayerNumbers:
     path, kept = layer.path, histories(node)
@@ -173,9 +173,9 @@ def _numbers(
     )
 
 
-def _clipped(tape: Tape, path: str, part: str) -> list[Clipped]:
+def _clipped(recorder: Recorder, path: str, part: str) -> list[Clipped]:
     return [
         Clipped(x, value, scale, zero_point, float(low), float(high))
-        for x, value, scale, zero_point, low, high in tape.of(path, part)
+        for x, value, scale, zero_point, low, high in recorder.of(path, part)
         if x.shape == value.shape
     ]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.model.running.recorder import Listener, Tape, facts
+from jqinject.model.running.recorder import Listener, Recorder, clipped_fields
 from jqinject.model.running.switching import PARTS, QuantizedLayer, changed
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
@@ -20,7 +20,7 @@ from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import QuantTensor, as_array
 
 
-class Rehearsal:
+class SensitivityRuns:
     """Runs a copy of a model repeatedly on the same inputs, with layers switched. The model is not changed.
 
     Args:
@@ -40,28 +40,29 @@ class Rehearsal:
         mixed = self._compiled(True)
         self._mixed = {True: mixed, False: self._compiled(False) if _has_others(model, layers) else mixed}
 
-    def floating(self, tape: Tape) -> list[np.ndarray]:
+    def floating(self, recorder: Recorder) -> list[np.ndarray]:
         """Run with every quantizer off.
 
         Args:
-            tape: records as "float", for each call, the layer's float output and its quantized output for the same
+            recorder: records as "float", for each call, the layer's float output and its quantized output for the same
                 input.
 
         Returns:
             The model's outputs, float64.
         """
-        return self._recorded(tape, others=False, around=lambda layer: _Floating(layer, tape))
+        return self._recorded(recorder, others=False, around=lambda layer: _Floating(layer, recorder))
 
-    def quantized(self, tape: Tape) -> list[np.ndarray]:
+    def quantized(self, recorder: Recorder) -> list[np.ndarray]:
         """Run the model as it is.
 
         Args:
-            tape: records as "quantized", for each call, the layer's output, and what the quantizer of each part did.
+            recorder: records as "quantized", for each call, the layer's output, and what the quantizer of each part
+                did.
 
         Returns:
             The model's outputs, float64.
         """
-        return self._recorded(tape, others=True, around=lambda layer: _Quantized(layer, tape))
+        return self._recorded(recorder, others=True, around=lambda layer: _Quantized(layer, recorder))
 
     def mixed(self, on: Mapping[str, bool], *, others: bool) -> list[np.ndarray]:
         """Run with some layers quantized.
@@ -78,12 +79,12 @@ class Rehearsal:
         )
 
     def _recorded(
-        self, tape: Tape, *, others: bool, around: Callable[[QuantizedLayer], Around]
+        self, recorder: Recorder, *, others: bool, around: Callable[[QuantizedLayer], Around]
     ) -> list[np.ndarray]:
         arounds = {path: around(layer) for path, layer in self.layers.items()}
         run = jax.jit(lambda state, arrays: self._call(state, arrays, arounds, others))
         outputs = _numbers(run(self._state, self._arrays))
-        tape.finish(self._state, self._arrays)
+        recorder.finish(self._state, self._arrays)
         return outputs
 
     def _compiled(self, others: bool) -> Callable[[Any, Any, np.ndarray], Any]:
@@ -120,12 +121,12 @@ def _arrays(outputs: Any) -> list[Any]:
 class _Floating(Around):
     """Runs the layer in float, and records its quantized output for the same input."""
 
-    def __init__(self, layer: QuantizedLayer, tape: Tape) -> None:
-        self.layer, self.tape = layer, tape
+    def __init__(self, layer: QuantizedLayer, recorder: Recorder) -> None:
+        self.layer, self.recorder = layer, recorder
 
     def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         y, quantized = _both(self.layer, layer, call, args, kwargs)
-        self.tape.note(self.layer.path, "float", y, as_array(quantized))
+        self.recorder.note(self.layer.path, "float", y, as_array(quantized))
         return _dressed(y, quantized)
 
 
@@ -133,12 +134,12 @@ class _Floating(Around):
 class _Quantized(Around):
     """Runs the layer as it is, and records its quantizers."""
 
-    def __init__(self, layer: QuantizedLayer, tape: Tape) -> None:
-        self.layer, self.tape = layer, tape
+    def __init__(self, layer: QuantizedLayer, recorder: Recorder) -> None:
+        self.layer, self.recorder = layer, recorder
 
     def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         y = self.layer.quantized(layer, lambda: self._heard(layer, lambda: call(*args, **kwargs)))
-        self.tape.note(self.layer.path, "quantized", as_array(y))
+        self.recorder.note(self.layer.path, "quantized", as_array(y))
         return y
 
     def _heard(self, layer: Any, call: Callable[[], Any]) -> Any:
@@ -146,7 +147,7 @@ class _Quantized(Around):
         self._note_frozen(layer)
         proxies = ((slot, part, held.get(slot)) for slot, part in PARTS.items())
         listeners = [
-            (held, slot, Listener(proxy, self.tape, path, part))
+            (held, slot, Listener(proxy, self.recorder, path, part))
             for slot, part, proxy in proxies
             if proxy is not None
         ]
@@ -158,7 +159,9 @@ class _Quantized(Around):
         if not isinstance(layer, QuantWeightLayer) or layer.frozen is None:
             return
         weight = layer.frozen.quant_tensor()
-        self.tape.note(self.layer.path, "weight", *facts(layer.weight_quant, layer.weight[...], weight))
+        self.recorder.note(
+            self.layer.path, "weight", *clipped_fields(layer.weight_quant, layer.weight[...], weight)
+        )
 
 
 @final

@@ -12,7 +12,7 @@ from flax import nnx
 
 from jqinject.model.ptq.calibration import Batch, checked_batch
 from jqinject.model.running.progress import with_progress
-from jqinject.model.running.recorder import Tape
+from jqinject.model.running.recorder import Recorder
 from jqinject.model.walk import dotted
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import Around, intercept
@@ -103,39 +103,39 @@ class _MeanOutputs:
     def __init__(self, model: nnx.Module, batches: list[Batch]) -> None:
         self._model = model
         self._batches = batches
-        self._tape = Tape()
+        self._recorder = Recorder()
         graphdef, _ = nnx.split(model, graph=True)
 
         def run(state: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             copy = nnx.merge(graphdef, state)
             for path, layer in _layers(copy).items():
-                intercept(layer, _Recording(path, self._tape))
+                intercept(layer, _Recording(path, self._recorder))
             copy(*args, **kwargs)
 
         self._run = jax.jit(run)
 
     def __call__(self) -> Means:
         """The means with the current parameters, in execution order."""
-        self._tape.clear()
+        self._recorder.clear()
         _, state = nnx.split(self._model, graph=True)
         for args, kwargs in self._batches:
             self._run(state, args, kwargs)
-        self._tape.finish(state, self._batches)
-        paths = self._tape.layers(MEAN)
-        return {path: np.mean([mean for (mean,) in self._tape.of(path, MEAN)], axis=0) for path in paths}
+        self._recorder.finish(state, self._batches)
+        paths = self._recorder.layers(MEAN)
+        return {path: np.mean([mean for (mean,) in self._recorder.of(path, MEAN)], axis=0) for path in paths}
 
 
 class _Recording(Around):
     """Records the mean output of a layer, channel by channel."""
 
-    def __init__(self, path: str, tape: Tape) -> None:
+    def __init__(self, path: str, recorder: Recorder) -> None:
         self._path = path
-        self._tape = tape
+        self._recorder = recorder
 
     def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """See `Around`."""
         y = call(*args, **kwargs)
         out = as_array(y).astype(jnp.float32)
         leading = tuple(range(out.ndim - layer.bias.ndim))
-        self._tape.note(self._path, MEAN, jnp.mean(out, axis=leading))
+        self._recorder.note(self._path, MEAN, jnp.mean(out, axis=leading))
         return y

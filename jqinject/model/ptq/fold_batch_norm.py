@@ -67,9 +67,9 @@ def fold_batch_norm(
             f"{type(model).__name__} has no batch norm that gets what a layer returns, so there is nothing to merge"
         )
     calls.check(chosen)
-    rehearsed = nnx.clone(model, graph=True)
-    _fold(rehearsed, chosen)
-    _compare(_floating(model, call), _floating(rehearsed, call), chosen)
+    trial = nnx.clone(model, graph=True)
+    _fold(trial, chosen)
+    _compare(_floating(model, call), _floating(trial, call), chosen)
     _fold(model, chosen)
     return chosen
 

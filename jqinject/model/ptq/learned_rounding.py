@@ -99,7 +99,7 @@ def learn_rounding(
     if not held:
         raise ValueError("learn_rounding got no batch.\n  cure: an iterable that is not used up, of arrays")
     floating, quantized = nnx.clone(model, graph=True), nnx.clone(model, graph=True)
-    _fill(quantized)
+    _initialize(quantized)
     for copy in (floating, quantized):
         copy.eval()
     for _, node in nnx.iter_modules(floating, graph=True):
@@ -161,7 +161,7 @@ def _learns(layer: QuantWeightLayer) -> bool:
     return own and proxy.served_layers == 1 and layer.frozen is None
 
 
-def _fill(model: nnx.Module) -> None:
+def _initialize(model: nnx.Module) -> None:
     """Initialize scales and zero points from their weights now, while these are rounded to nearest."""
     for layer in _layers(model).values():
         layer.weight_quant.set_attributes(use_running_average=False, raise_if_not_found=False)

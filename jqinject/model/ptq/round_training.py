@@ -119,10 +119,10 @@ def _fractions(layer: QuantWeightLayer) -> jax.Array:
     seen = _Seen()
     rounding.learned_round_impl = seen
     copy.quant_weight()
-    laid_out = seen.x - jnp.floor(seen.x)
+    fractions = seen.x - jnp.floor(seen.x)
     # Back to the weight's shape: the transpose of a view puts every element back in place.
     _, back = jax.vjp(rounding.input_view_impl, rounding.value[...])
-    return back(laid_out)[0]
+    return back(fractions)[0]
 
 
 def _called(layer: Any, given: Any) -> jax.Array:

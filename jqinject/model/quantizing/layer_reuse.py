@@ -11,7 +11,7 @@ from flax import nnx
 from jqinject.program import change_class
 
 
-class Alike:
+class LayerReuse:
     """Remembers quantized layers without their arrays, to quantize the next one of the same kind by copying.
 
     Copying works only if assembling neither reads nor stores numbers: it is tried on shapes alone, and the quantizers

@@ -36,10 +36,10 @@ def planned_ranges(
         entry = plan.get(id(layer))
         if entry is None or entry.rule is None or not entry.slots:
             continue
-        alike = (entry.rule, entry.layer, entry.slots)
-        if alike not in known:
-            known[alike] = _ranges_of(layer, rules[entry.rule], entry)
-        yield from (f"{entry.path}.{name}" if layer is not root else name for name in known[alike])
+        kind = (entry.rule, entry.layer, entry.slots)
+        if kind not in known:
+            known[kind] = _ranges_of(layer, rules[entry.rule], entry)
+        yield from (f"{entry.path}.{name}" if layer is not root else name for name in known[kind])
     for site in sites:
         if proxy_at(site, nnx.Rngs(0)).has_range() is not None:
             yield f"{HELD}.held.{site.name}"

@@ -12,7 +12,7 @@ from flax import nnx
 
 from jqinject.model.frozen_ops import op_slot
 from jqinject.model.quantizing.counterparts import counterpart_of
-from jqinject.model.quantizing.layer_reuse import Alike
+from jqinject.model.quantizing.layer_reuse import LayerReuse
 from jqinject.model.quantizing.plan import (
     LayerRule,
     check_operations,
@@ -193,7 +193,7 @@ def _refuse_quantized(index: ModelIndex, model: nnx.Module, has_layers: bool, ne
 def _quantize_layers(
     layers: list[Any], rules: tuple[Rule, ...], plan: Mapping[int, LayerRule], rngs: nnx.Rngs | None
 ) -> None:
-    alike = Alike()
+    reuse = LayerReuse()
     for layer in layers:
         entry = plan.get(id(layer))
         if entry is not None and entry.rule is not None and entry.slots:
@@ -201,7 +201,7 @@ def _quantize_layers(
             try:
                 # Not reused: each layer draws its own random numbers, and a proxy is shared, not copied.
                 apart = rngs is not None or rules[entry.rule].shares
-                if apart or not alike.quantized(layer, (entry.rule, entry.slots), quantize):
+                if apart or not reuse.quantized(layer, (entry.rule, entry.slots), quantize):
                     quantize(layer)
             except Exception as error:
                 error.add_note(f"while quantizing {entry.path}")

@@ -58,7 +58,7 @@ class RulePolicy:
 
     delayed = False
     flattens_weights = False
-    opaque = (*OURS, *COUNTERPARTS)
+    leaf_modules = (*OURS, *COUNTERPARTS)
 
     def choose(self, path: str, operation: Operation) -> Choice | None:
         """See `Policy`."""

@@ -12,7 +12,7 @@ from flax import nnx
 
 from jqinject.model.ptq.calibration import Batch
 from jqinject.model.running.compiled_call import compiled_call
-from jqinject.model.running.recorder import Tape
+from jqinject.model.running.recorder import Recorder
 from jqinject.program import Around, intercept
 from jqinject.quant_tensor import as_array
 
@@ -44,8 +44,8 @@ class LayerRecords:
     def __init__(self, model: nnx.Module, layers: Layers, batches: list[Batch]) -> None:
         self._model = model
         self._batches = batches
-        self._tape = Tape()
-        self._around = {path: _Recording(path, self._tape, i) for i, path in enumerate(layers(model))}
+        self._recorder = Recorder()
+        self._around = {path: _Recording(path, self._recorder, i) for i, path in enumerate(layers(model))}
 
         def run(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             copy = nnx.clone(model, graph=True)
@@ -59,30 +59,30 @@ class LayerRecords:
     def order(self) -> list[str]:
         """The layers that run, in execution order."""
         self._play(-1)
-        return self._tape.layers(RETURNED)
+        return self._recorder.layers(RETURNED)
 
     def of(self, path: str) -> list[Record]:
         """Every call of a layer, with the current parameters."""
         around = self._around[path]
         self._play(around.index)
-        found = zip(self._tape.of(path, GIVEN), self._tape.of(path, RETURNED), strict=True)
+        found = zip(self._recorder.of(path, GIVEN), self._recorder.of(path, RETURNED), strict=True)
         records = [Record(around.rebuilt(given), np.asarray(y, np.float32)) for given, (y,) in found]
-        self._tape.clear()
+        self._recorder.clear()
         return records
 
     def _play(self, chosen: int) -> None:
-        self._tape.clear()
+        self._recorder.clear()
         for args, kwargs in self._batches:
             self._run(self._model, (jnp.int32(chosen), *args), kwargs)
-        self._tape.finish(nnx.state(self._model), self._batches)
+        self._recorder.finish(nnx.state(self._model), self._batches)
 
 
 class _Recording(Around):
     """Records a layer's arguments and output, if it is the chosen one."""
 
-    def __init__(self, path: str, tape: Tape, index: int) -> None:
+    def __init__(self, path: str, recorder: Recorder, index: int) -> None:
         self._path = path
-        self._tape = tape
+        self._recorder = recorder
         self.index = index
         self.chosen: Any = None
         self._structure: Any = None
@@ -97,8 +97,8 @@ class _Recording(Around):
         out = as_array(y).astype(jnp.float32)
 
         def note() -> None:
-            self._tape.note(self._path, GIVEN, *arrays)
-            self._tape.note(self._path, RETURNED, out)
+            self._recorder.note(self._path, GIVEN, *arrays)
+            self._recorder.note(self._path, RETURNED, out)
 
         jax.lax.cond(self.chosen == self.index, note, lambda: None)
         return y

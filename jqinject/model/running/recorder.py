@@ -25,7 +25,7 @@ Arrays = tuple[np.ndarray, ...]
 ONE_STEP = (BinaryQuant, ClampedBinaryQuant, TernaryQuant)
 
 
-class Tape:
+class Recorder:
     """Arrays by layer and by kind, in call order."""
 
     def __init__(self) -> None:
@@ -68,16 +68,16 @@ class Tape:
         return [layer for layer, noted in self._traced if noted == what]
 
     def clear(self) -> None:
-        """Drop all arrays: NNX's caches may keep the tape alive."""
+        """Drop all arrays: NNX's caches may keep the recorder alive."""
         self._kept.clear()
 
 
 class Listener:
     """A proxy that records its inputs and outputs, and otherwise behaves like the proxy that it wraps."""
 
-    def __init__(self, proxy: Any, tape: Tape, layer: str, part: str) -> None:
+    def __init__(self, proxy: Any, recorder: Recorder, layer: str, part: str) -> None:
         self._proxy = proxy
-        self._note = partial(tape.note, layer, part)
+        self._note = partial(recorder.note, layer, part)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._proxy, name)
@@ -86,11 +86,11 @@ class Listener:
         """Call the proxy and record."""
         made = self._proxy(x)
         if self._proxy.is_quant_enabled:
-            self._note(*facts(self._proxy, as_array(x), made))
+            self._note(*clipped_fields(self._proxy, as_array(x), made))
         return made
 
 
-def facts(proxy: Any, x: jax.Array, made: Any) -> tuple[Any, ...]:
+def clipped_fields(proxy: Any, x: jax.Array, made: Any) -> tuple[Any, ...]:
     """The fields of `Clipped`: a quantizer's input, its output and its range.
 
     Args:

@@ -4,17 +4,17 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 import jax.numpy as jnp
 
-from jqinject.model.walk import Found, ModelIndex, Path
+from jqinject.model.walk import ModelIndex, Path, VariableEntry
 
 
 @runtime_checkable
-class CompletesState(Protocol):
+class HasCheckpointDefaults(Protocol):
     """A component whose variables depend on each other: a loaded scale, say, means that calibration is over."""
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]: ...
 
 
-def completed(index: ModelIndex, entries: dict[Path, Any]) -> dict[Path, Any]:
+def with_checkpoint_defaults(index: ModelIndex, entries: dict[Path, Any]) -> dict[Path, Any]:
     """The entries, with those of each component completed by it.
 
     Args:
@@ -39,18 +39,18 @@ def completed(index: ModelIndex, entries: dict[Path, Any]) -> dict[Path, Any]:
     return result
 
 
-def _stacked(value: Any, target: Found | None) -> Any:
+def _stacked(value: Any, target: VariableEntry | None) -> Any:
     """A value that a component adds for one layer, repeated for every layer of a stack."""
     array = jnp.asarray(value)
     shape = array.shape if target is None else target.variable.get_value().shape
     return jnp.broadcast_to(array, shape) if shape[len(shape) - array.ndim :] == array.shape else array
 
 
-def _components(index: ModelIndex) -> list[tuple[Path, CompletesState]]:
-    found: dict[int, tuple[Path, CompletesState]] = {}
+def _components(index: ModelIndex) -> list[tuple[Path, HasCheckpointDefaults]]:
+    found: dict[int, tuple[Path, HasCheckpointDefaults]] = {}
     for path, node in index.places:
         # Looked up on the class, not the instance: `nnx.Rngs` has a stream under any name.
-        if issubclass(type(node), CompletesState):
-            found.setdefault(id(node), (path, cast(CompletesState, node)))
+        if issubclass(type(node), HasCheckpointDefaults):
+            found.setdefault(id(node), (path, cast(HasCheckpointDefaults, node)))
     # Inner components first, so that outer ones see their completed entries.
     return sorted(found.values(), key=lambda item: -len(item[0]))

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
-from jqinject.model.state.checkpoint_defaults import completed
+from jqinject.model.state.checkpoint_defaults import with_checkpoint_defaults
 from jqinject.model.state.checkpoint_entries import (
     LIST,
     flat_entries,
@@ -21,7 +21,7 @@ from jqinject.model.state.checkpoint_entries import (
 from jqinject.model.state.reassembly import reassemble_held
 from jqinject.model.state.reports import LoadReport
 from jqinject.model.state.soundness import never_right, not_finite, read_by_magnitude
-from jqinject.model.walk import Found, Holders, ModelIndex, Path, PlainArray, dotted
+from jqinject.model.walk import Holders, ModelIndex, Path, PlainArray, VariableEntry, dotted
 from jqinject.proxy import write
 from jqinject.quant_tensor import is_concrete
 
@@ -73,7 +73,7 @@ def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
     _refuse_abstract(index.variables)
     given = unwrapped(flat_entries(state), set(by_path))
     _refuse(_ill_formed(given, by_path))
-    entries = completed(index, given)
+    entries = with_checkpoint_defaults(index, given)
     absent = _absent(entries, index.variables, missing)
     _refuse([*_unknown(entries, by_path), *absent, *_misfits(entries, by_path)])
     said = {path: value for path, value in entries.items() if path in given}
@@ -104,10 +104,10 @@ def _load(model: Any, entries: Mapping[Path, Any], index: ModelIndex) -> LoadRep
     for path, value in weights.items():
         write(by_path[path].variable, value)
     beside = _of_changed_layers(index, [by_path[path].variable for path in weights])
-    told = reassemble_held(held for held in beside if held.proxy.depends_on_layers())
+    report = reassemble_held(held for held in beside if held.proxy.depends_on_layers())
     kept = tuple(dotted(held.paths[0]) for held in beside if not held.proxy.depends_on_layers())
     # Re-assembly may have replaced Variables.
-    after = ModelIndex(model) if told.replaced else index
+    after = ModelIndex(model) if report.replaced else index
     now = after.by_path
     for path, value in chosen.items():
         if by_path[path].in_quantizer:
@@ -121,13 +121,13 @@ def _load(model: Any, entries: Mapping[Path, Any], index: ModelIndex) -> LoadRep
                     f"load_state: after re-assembly from the loaded weights {dotted(path)} {why}; nothing was changed"
                 )
             write(now[path].variable, value)
-    gone = tuple(
+    absent = tuple(
         dotted(found.path) for found in index.variables if not any(path in entries for path in found.paths)
     )
     return LoadReport(
-        **vars(told),
+        **vars(report),
         loaded=tuple(dotted(path) for path in chosen),
-        missing=_but_of(gone, (*told.reassembled, *kept)),
+        missing=_but_of(absent, (*report.reassembled, *kept)),
         cast=cast,
         not_finite=tuple(dotted(path) for path in not_finite(weights)),
         kept=kept,
@@ -145,15 +145,15 @@ def _of_changed_layers(index: ModelIndex, changed: list[Any]) -> list[Holders]:
     ]
 
 
-def _but_of(gone: tuple[str, ...], proxies: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(path for path in gone if not any(path.startswith(f"{proxy}.") for proxy in proxies))
+def _but_of(absent: tuple[str, ...], proxies: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(path for path in absent if not any(path.startswith(f"{proxy}.") for proxy in proxies))
 
 
-def _ill_formed(entries: Mapping[Path, Any], by_path: Mapping[Path, Found]) -> list[str]:
+def _ill_formed(entries: Mapping[Path, Any], by_path: Mapping[Path, VariableEntry]) -> list[str]:
     """Errors in the form of a state whose entries would be recognized in another form."""
     pieces = in_pieces(entries, set(by_path))
     shapes = {path: tuple(by_path[path].variable.get_value().shape) for path in pieces}
-    told = [
+    problems = [
         f"{dotted(path)}: is {what}, the model needs one array of shape {shapes[path]}"
         for path, what in pieces.items()
     ]
@@ -161,28 +161,28 @@ def _ill_formed(entries: Mapping[Path, Any], by_path: Mapping[Path, Found]) -> l
     flat = {path: inner for path, inner in nested.items() if inner != path and inner in by_path}
     for path, inner in flat.items():
         shown = "".join(f"{{{name!r}: " for name in inner) + "..." + "}" * len(inner)
-        told.append(f"{dotted(path)}: keys have to be nested: {shown}, got {', '.join(map(repr, path))}")
+        problems.append(f"{dotted(path)}: keys have to be nested: {shown}, got {', '.join(map(repr, path))}")
     if flat:
-        told[-1] += (
+        problems[-1] += (
             "\n  cure: flax.traverse_util.unflatten_dict(state, sep='.') makes a nested dict of one with flat keys "
             "(sep='/' likewise; without sep where keys are tuples)"
         )
     elif any(what == LIST for what in pieces.values()):
-        told[-1] += "\n  cure: numpy.asarray(...) of each list"
-    return told
+        problems[-1] += "\n  cure: numpy.asarray(...) of each list"
+    return problems
 
 
-def _unknown(entries: Mapping[Path, Any], by_path: Mapping[Path, Found]) -> list[str]:
+def _unknown(entries: Mapping[Path, Any], by_path: Mapping[Path, VariableEntry]) -> list[str]:
     names = [dotted(path) for path in by_path]
-    told = []
+    problems = []
     for path in entries:
         if path not in by_path:
             hint = did_you_mean(dotted(path), names)
-            told.append(f"{dotted(path)}: the model has no such variable" + (f"; {hint}" if hint else ""))
-    return told
+            problems.append(f"{dotted(path)}: the model has no such variable" + (f"; {hint}" if hint else ""))
+    return problems
 
 
-def _absent(entries: Mapping[Path, Any], targets: list[Found], missing: Any) -> list[str]:
+def _absent(entries: Mapping[Path, Any], targets: list[VariableEntry], missing: Any) -> list[str]:
     may_be_missing: Callable[[Any, Any], bool] = nnx.filterlib.to_predicate(missing)
     return [
         f"{dotted(found.path)}: is missing from the state ({_cure_of(found.variable)})"
@@ -200,25 +200,25 @@ def _cure_of(variable: Any) -> str:
     return "missing=... names what may be"
 
 
-def _misfits(entries: Mapping[Path, Any], by_path: Mapping[Path, Found]) -> list[str]:
+def _misfits(entries: Mapping[Path, Any], by_path: Mapping[Path, VariableEntry]) -> list[str]:
     known = ((path, value) for path, value in entries.items() if path in by_path)
     reasons = ((path, problem_of(value, by_path[path].variable.get_value())) for path, value in known)
     return [f"{dotted(path)}: {reason}" for path, reason in reasons if reason]
 
 
-def _contradictions(entries: Mapping[Path, Any], by_path: Mapping[Path, Found]) -> list[str]:
+def _contradictions(entries: Mapping[Path, Any], by_path: Mapping[Path, VariableEntry]) -> list[str]:
     """Shared Variables that the state holds under several paths with different numbers."""
-    told = []
+    problems = []
     for path, value in entries.items():
         first = next(other for other in by_path[path].paths if other in entries)
         if first != path and value is not entries[first] and not jnp.array_equal(value, entries[first]):
-            told.append(
+            problems.append(
                 f"{dotted(path)}: is the same variable as {dotted(first)}, which the state gives other numbers"
             )
-    return told
+    return problems
 
 
-def _refuse_abstract(targets: list[Found]) -> None:
+def _refuse_abstract(targets: list[VariableEntry]) -> None:
     for found in targets:
         held = found.variable.get_value()
         if not isinstance(held, jax.Array | np.ndarray) or not is_concrete(held):

@@ -20,13 +20,13 @@ class ReassemblyReport:
         return "\n".join(self._lines())
 
     def _lines(self) -> list[str]:
-        told = [f"re-assembled {_count(self.reassembled, 'quantizer')}"]
+        lines = [f"re-assembled {_count(self.reassembled, 'quantizer')}"]
         if self.replaced:
-            told.append(
+            lines.append(
                 f"replaced {_count(self.replaced, 'quantizer')} (structure or shapes changed; make optimizers, views "
                 f"and cached_partials again): {', '.join(self.replaced)}"
             )
-        return told
+        return lines
 
 
 @dataclass(frozen=True)
@@ -51,21 +51,21 @@ class LoadReport(ReassemblyReport):
     below_zero: tuple[str, ...] = ()
 
     def _lines(self) -> list[str]:
-        told = [f"loaded {_count(self.loaded, 'variable')}"]
+        lines = [f"loaded {_count(self.loaded, 'variable')}"]
         if self.missing:
-            told.append(f"not in the state: {', '.join(self.missing)}")
+            lines.append(f"not in the state: {', '.join(self.missing)}")
         if self.cast:
-            told.append("cast: " + ", ".join(f"{path} ({how})" for path, how in self.cast.items()))
+            lines.append("cast: " + ", ".join(f"{path} ({how})" for path, how in self.cast.items()))
         if self.not_finite:
-            told.append(f"nan or inf in: {', '.join(self.not_finite)}")
+            lines.append(f"nan or inf in: {', '.join(self.not_finite)}")
         if self.below_zero:
-            told.append(f"scales below 0, read by their magnitude: {', '.join(self.below_zero)}")
-        told += super()._lines()
+            lines.append(f"scales below 0, read by their magnitude: {', '.join(self.below_zero)}")
+        lines += super()._lines()
         if self.kept:
-            told.append(
+            lines.append(
                 f"kept {_count(self.kept, 'quantizer')} that no weight decides: {', '.join(self.kept)}"
             )
-        return told
+        return lines
 
 
 def _count(items: tuple[str, ...], what: str) -> str:

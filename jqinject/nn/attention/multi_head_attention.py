@@ -27,7 +27,7 @@ from jqinject.nn.base.contraction_kind import ContractionKind, checked_contracti
 from jqinject.nn.base.hold_proxies import hold_proxies
 from jqinject.nn.base.input_shape import check_features
 from jqinject.nn.base.keywords import split_keywords
-from jqinject.nn.base.parameter_view import StandIn
+from jqinject.nn.base.parameter_view import ParameterView
 from jqinject.quant import QuantizerLike
 
 CACHED = {"k_transposed_quant": "cached_key", "v_quant": "cached_value"}
@@ -238,8 +238,8 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
             return self._attend(query, key, value, bool(decodes), call)
 
         inner = None if decodes is None else False
-        stand_in = StandIn(self, {"attention_fn": attend, "decode": inner})
-        return nnx.MultiHeadAttention.__call__(stand_in, *inputs, is_causal=is_causal, **options)  # pyright: ignore
+        parameter_view = ParameterView(self, {"attention_fn": attend, "decode": inner})
+        return nnx.MultiHeadAttention.__call__(parameter_view, *inputs, is_causal=is_causal, **options)  # pyright: ignore
 
     def _quantized_inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
         """The inputs as packed projections take them, each quantized once; which of them are None stays."""

@@ -143,14 +143,14 @@ class QuantDotLayer(QuantWeightLayer):
         if quant_weight.scale.size == 1:
             return None
         placed = self._placed(quant_input.shape)
-        laid = None if placed is None else placed.weight_scale(quant_weight)
-        if placed is None or laid is None:
+        expanded = None if placed is None else placed.weight_scale(quant_weight)
+        if placed is None or expanded is None:
             raise ValueError(
                 f"{type(self).__name__}: the bias takes its scale from the weight, whose scales of shape "
                 f"{quant_weight.scale.shape} are not those of the output.\n  cure: one scale for the weight, or a bias "
                 "quantizer with a scale of its own (Int8BiasPerTensorFloatInternalScaling)"
             )
-        return jnp.broadcast_to(laid, placed.shape_of_bias(self.weight_shape)).reshape(self.bias.shape)
+        return jnp.broadcast_to(expanded, placed.shape_of_bias(self.weight_shape)).reshape(self.bias.shape)
 
     def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: Any) -> Any:
         placed = self._placed(x.shape)

@@ -1,10 +1,10 @@
-"""`StandIn`: what the forward of a Flax layer is run on, in the place of the layer."""
+"""`ParameterView`: what the forward of a Flax layer is run on, in the place of the layer."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
-class StandIn:
+class ParameterView:
     """A layer with other parameters: what the parent's forward reads instead of the layer.
 
     Args:

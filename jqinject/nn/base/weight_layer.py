@@ -13,7 +13,7 @@ from jqinject.nn.base.batch_norm_folding import merge_bn
 from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
 from jqinject.nn.base.hold_proxies import hold_proxies
 from jqinject.nn.base.input_shape import check_features
-from jqinject.nn.base.parameter_view import StandIn
+from jqinject.nn.base.parameter_view import ParameterView
 from jqinject.nn.base.slots import GRAD, INPUT, OUTPUT
 from jqinject.nn.base.weight_axes import WeightAxes
 from jqinject.nn.base.weight_input import check_input_for_weight, input_format
@@ -90,7 +90,7 @@ class QuantWeightLayer(WeightAxes):
         return input_format(self)
 
     @abstractmethod
-    def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
+    def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         """The forward of the Flax layer this one derives from, on other parameters."""
 
     def merge_bn_in(self, norm: nnx.BatchNorm) -> None:
@@ -203,7 +203,7 @@ class QuantWeightLayer(WeightAxes):
         unseen = contraction is not None and contraction.stored is not None
         kernel = jax.lax.full(weight.shape, 0, weight.dtype) if unseen else as_array(weight)
         parameters |= {self.weight_name: kernel, "bias": None if bias is None else as_array(bias)}
-        y = self._parent_forward(StandIn(self, parameters), as_array(x), out_sharding)
+        y = self._parent_forward(ParameterView(self, parameters), as_array(x), out_sharding)
         if self.grad_quant is not None:
             y = self.grad_quant(y, None if contraction is None else contraction.token)
         if _on(self.output_quant):

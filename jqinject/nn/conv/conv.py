@@ -144,8 +144,8 @@ class QuantConv(QuantConvLayer, nnx.Conv):
         """Features are the last axis of input and output."""
         return {"input_quant": (self.in_features,), "output_quant": (self.out_features,)}
 
-    def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
-        return nnx.Conv.__call__(stand_in, inputs, out_sharding=out_sharding)
+    def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
+        return nnx.Conv.__call__(parameter_view, inputs, out_sharding=out_sharding)
 
     def axes_of_sums(self) -> tuple[int, ...]:
         """The window and the input channels."""

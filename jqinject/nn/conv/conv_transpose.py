@@ -9,7 +9,7 @@ from flax import nnx
 
 from jqinject.nn.base.keywords import split_keywords
 from jqinject.nn.conv.conv_layer import QuantConvLayer
-from jqinject.ops.devices.explicit_axes import laid_as
+from jqinject.ops.devices.explicit_axes import with_sharding
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 
 
@@ -115,8 +115,8 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
         added = sum(math.ceil(size / stride) for size, stride in zip(window, strides, strict=True))
         return max(self.in_features * math.prod(places), self.out_features * added)
 
-    def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
-        return laid_as(nnx.ConvTranspose.__call__(stand_in, inputs), out_sharding)
+    def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
+        return with_sharding(nnx.ConvTranspose.__call__(parameter_view, inputs), out_sharding)
 
 
 def _each(given: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.schemes.quantized_einsum import einsum_by
 from jqinject.nn.frozen.frozen_weight import FrozenWeight
-from jqinject.ops.devices.explicit_axes import asked, laid_as
+from jqinject.ops.devices.explicit_axes import asked, with_sharding
 from jqinject.quant_tensor import (
     CodebookQuantTensor,
     FloatQuantTensor,
@@ -156,7 +156,9 @@ class IntegerConvolution:
         dtype = preferred_element_type or lhs.dtype
         options["out_sharding"] = asked(out_sharding, lhs, rhs)
         convolution = Convolution.of(lhs.shape, rhs.shape, window_strides, padding, dtype=dtype, **options)
-        return laid_as(integer_conv(convolution, lhs, rhs, self._integers(lhs), self.weight), out_sharding)
+        return with_sharding(
+            integer_conv(convolution, lhs, rhs, self._integers(lhs), self.weight), out_sharding
+        )
 
     def _integers(self, lhs: jax.Array) -> Affine:
         """The input's integers, in the shape that the layer gave it: other batch axes, or a border added."""

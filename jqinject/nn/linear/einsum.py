@@ -184,8 +184,8 @@ class QuantEinsum(QuantDotLayer, nnx.Einsum):
             return None
         return Placed(equation.dimensions(), equation.permutation())
 
-    def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
-        return nnx.Einsum.__call__(stand_in, inputs, out_sharding=out_sharding)
+    def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
+        return nnx.Einsum.__call__(parameter_view, inputs, out_sharding=out_sharding)
 
     def _contracts_as_flax(self) -> bool:
         return self.einsum_op is jnp.einsum

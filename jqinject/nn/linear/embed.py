@@ -8,7 +8,7 @@ from flax import nnx
 
 from jqinject.nn.base.input_shape import check_features
 from jqinject.nn.base.keywords import split_keywords
-from jqinject.nn.base.parameter_view import StandIn
+from jqinject.nn.base.parameter_view import ParameterView
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import (
@@ -113,7 +113,7 @@ class QuantEmbed(QuantWeightLayer, nnx.Embed):
             ValueError: the query has other features than the table.
         """
         check_features(self, query, {-1: self.features}, argument="features", what="a query")
-        table: Any = StandIn(self, {"embedding": as_array(self.quant_weight())})
+        table: Any = ParameterView(self, {"embedding": as_array(self.quant_weight())})
         return nnx.Embed.attend(table, as_array(query), out_sharding=out_sharding)
 
     def _check_features(self, inputs: Any) -> None:
@@ -125,8 +125,8 @@ class QuantEmbed(QuantWeightLayer, nnx.Embed):
                 "products of a query with every row"
             )
 
-    def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
-        return nnx.Embed.__call__(stand_in, inputs, out_sharding=out_sharding)
+    def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
+        return nnx.Embed.__call__(parameter_view, inputs, out_sharding=out_sharding)
 
     def _with_metadata(self, y: jax.Array, x: Any, weight: Any, bias: Any) -> Any:
         if isinstance(weight, GroupwiseQuantTensor):

@@ -127,8 +127,8 @@ class QuantLinear(QuantDotLayer, nnx.Linear):
     def _expected_features(self, ndim: int) -> Mapping[int, int]:
         return {-1: self.weight_shape[0]}
 
-    def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
-        return nnx.Linear.__call__(stand_in, inputs, out_sharding=out_sharding)
+    def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
+        return nnx.Linear.__call__(parameter_view, inputs, out_sharding=out_sharding)
 
     def _contracts_as_flax(self) -> bool:
         return self.dot_general is lax_dot_general

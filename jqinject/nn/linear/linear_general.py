@@ -124,8 +124,8 @@ class QuantLinearGeneral(QuantDotLayer, nnx.LinearGeneral):
         )  # as Flax does, whatever order they are given in
         return dict(zip(axes, self.in_features, strict=True))
 
-    def _parent_forward(self, stand_in: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
-        return nnx.LinearGeneral.__call__(stand_in, inputs, out_sharding=out_sharding)
+    def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
+        return nnx.LinearGeneral.__call__(parameter_view, inputs, out_sharding=out_sharding)
 
     def _contracts_as_flax(self) -> bool:
         return self.dot_general is None and self.dot_general_cls is None

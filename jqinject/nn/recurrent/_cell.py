@@ -11,7 +11,7 @@ from flax import nnx
 from jqinject.nn.base.hold_proxies import make_proxy, share
 from jqinject.nn.base.input_shape import check_features
 from jqinject.nn.base.keywords import split_overrides
-from jqinject.nn.base.parameter_view import StandIn
+from jqinject.nn.base.parameter_view import ParameterView
 from jqinject.nn.base.slots import BIAS, WEIGHT, Slot, slots_of
 from jqinject.nn.linear.linear import QuantLinear
 from jqinject.program import change_class
@@ -201,8 +201,8 @@ class QuantRecurrentCell(nnx.Module):
     def affine(self, name: str, parameters: Parameters, x: jax.Array) -> jax.Array:
         """x @ kernel + bias of one layer, computed as Flax does."""
         kernel, bias = parameters[name]
-        stand_in: Any = StandIn(getattr(self, name), {"kernel": kernel, "bias": bias})
-        return nnx.Linear.__call__(stand_in, x)
+        parameter_view: Any = ParameterView(getattr(self, name), {"kernel": kernel, "bias": bias})
+        return nnx.Linear.__call__(parameter_view, x)
 
     def projected(self, parameters: Parameters, x: jax.Array) -> Mapping[str, jax.Array]:
         """The part of every gate's sum that comes from the input.

@@ -118,7 +118,7 @@ def asked(out_sharding: Any, *operands: jax.Array) -> Any:
     return out_sharding if any(mesh.explicit_axes for mesh in meshes if not mesh.empty) else None
 
 
-def laid_as(x: jax.Array, out_sharding: Any) -> jax.Array:
+def with_sharding(x: jax.Array, out_sharding: Any) -> jax.Array:
     """`x` with a sharding: moved along explicit axes, constrained along automatic ones; None changes nothing.
 
     Args:
@@ -126,7 +126,7 @@ def laid_as(x: jax.Array, out_sharding: Any) -> jax.Array:
         out_sharding: a `PartitionSpec`, a `NamedSharding` or None.
 
     Example:
-        >>> laid_as(jnp.ones(2), None)
+        >>> with_sharding(jnp.ones(2), None)
         Array([1., 1.], dtype=float32)
     """
     if out_sharding is None:

@@ -178,9 +178,9 @@ def quantized_shape(module, tracked_parameter_list=(), upstream_shape=None):
     """
     if upstream_shape is not None:
         return tuple(upstream_shape)
-    for stand_in in tracked_parameter_list:
-        if not isinstance(stand_in, nnx.Variable):
-            return tuple(stand_in.shape)
+    for tracked in tracked_parameter_list:
+        if not isinstance(tracked, nnx.Variable):
+            return tuple(tracked.shape)
     return weight_shape_of(module)
 
 

@@ -39,7 +39,7 @@ class Groups:
         """The inverse of `split`."""
         return join_groups(x, self.dim, self.length)
 
-    def spread(self, x: jax.Array) -> jax.Array:
+    def broadcast(self, x: jax.Array) -> jax.Array:
         """A value of each group, repeated for each of its elements."""
         return spread_groups(x, self.size, self.dim, self.length)
 
@@ -123,12 +123,12 @@ class GroupwiseQuantTensor(QuantTensor):
     @property
     def scale(self) -> jax.Array:
         """The scale of each element."""
-        return self._groups.spread(self.scale_)
+        return self._groups.broadcast(self.scale_)
 
     @property
     def zero_point(self) -> jax.Array:
         """The zero point of each element, or one for all."""
-        return self._groups.spread(self.zero_point_)
+        return self._groups.broadcast(self.zero_point_)
 
     @property
     def is_valid(self) -> bool | jax.Array:

@@ -70,7 +70,7 @@ def _driven(case: Case, inputs: dict[str, np.ndarray]) -> tuple[dict[str, np.nda
     """The outputs by our names, and the quantized weight."""
     layer, axes, given = build(case, inputs)
     cotangent = jnp.asarray(moved(inputs["cotangent"], axes))
-    cut = layer.weight_quant.facts.group_dim
+    cut = layer.weight_quant.quant_metadata.group_dim
     first, tensor = _call(layer, cotangent, given)
     again, _ = _call(layer, cotangent, given)
     outputs = {name: back(v, axes, cut) for name, v in first.items()}

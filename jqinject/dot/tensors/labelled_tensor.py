@@ -21,7 +21,7 @@ LEAST_GROUP = 128
 they save. Qwix draws the line there too."""
 
 
-class Laid(NamedTuple):
+class LabelledTensor(NamedTuple):
     """A tensor and what its axes are.
 
     Attributes:
@@ -37,7 +37,9 @@ class Laid(NamedTuple):
         return self.labels.index(label)
 
 
-def quantized_along(quantize: Callable[[jax.Array], Any], x: Laid, summed: Labels, merges: bool) -> Laid:
+def quantized_along(
+    quantize: Callable[[jax.Array], Any], x: LabelledTensor, summed: Labels, merges: bool
+) -> LabelledTensor:
     """An array quantized by what takes its features last: the summed axes are moved there.
 
     Args:
@@ -53,9 +55,9 @@ def quantized_along(quantize: Callable[[jax.Array], Any], x: Laid, summed: Label
     labels = (*(label for label in x.labels if label not in summed), *last)
     array = x.tensor if labels == x.labels else x.tensor.transpose([x.axis(label) for label in labels])
     if not merges or len(last) < 2:
-        return Laid(quantize(array), labels)
+        return LabelledTensor(quantize(array), labels)
     rows = array.reshape(*array.shape[: -len(last)], math.prod(array.shape[-len(last) :]))
-    return Laid(reshaped(quantize(rows), array.shape), labels)
+    return LabelledTensor(reshaped(quantize(rows), array.shape), labels)
 
 
 def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
@@ -69,7 +71,7 @@ def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
     return as_array(x).reshape(shape)
 
 
-def cut(x: Laid, label: Label, size: int) -> Laid:
+def cut(x: LabelledTensor, label: Label, size: int) -> LabelledTensor:
     """With an axis in tiles of `size`: two axes, the tiles and the elements of one.
 
     Raises:
@@ -84,21 +86,25 @@ def cut(x: Laid, label: Label, size: int) -> Laid:
         )
     labels = (*x.labels[:axis], tile_of(label), *x.labels[axis:])
     wide = (*shape[:axis], shape[axis] // size, size, *shape[axis + 1 :])
-    return Laid(reshaped(x.tensor, wide), labels)
+    return LabelledTensor(reshaped(x.tensor, wide), labels)
 
 
-def joined(x: Laid) -> Laid:
+def joined(x: LabelledTensor) -> LabelledTensor:
     """Without tiles."""
     for label in x.labels:
         if label[0] == "tile":
             axis = x.axis(label)
             shape = tuple(x.tensor.shape)
             whole = (*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
-            return joined(Laid(reshaped(x.tensor, whole), (*x.labels[:axis], *x.labels[axis + 1 :])))
+            return joined(
+                LabelledTensor(reshaped(x.tensor, whole), (*x.labels[:axis], *x.labels[axis + 1 :]))
+            )
     return x
 
 
-def in_large_groups(a: Laid, b: Laid, summed: Labels) -> tuple[Laid, Laid]:
+def in_large_groups(
+    a: LabelledTensor, b: LabelledTensor, summed: Labels
+) -> tuple[LabelledTensor, LabelledTensor]:
     """Integers with scales for large groups of a summed axis as tiles of it, and the other operand cut alike."""
     for x, other, mirrored in ((a, b, False), (b, a, True)):
         if not isinstance(x.tensor, GroupwiseIntQuantTensor):
@@ -107,20 +113,20 @@ def in_large_groups(a: Laid, b: Laid, summed: Labels) -> tuple[Laid, Laid]:
         axis = groups.dim % len(x.labels)
         label = x.labels[axis]
         full = groups.length % groups.size == 0 and groups.size >= LEAST_GROUP
-        alike = not isinstance(other.tensor, GroupwiseIntQuantTensor)
-        if label in summed and full and alike:
-            left = Laid(x.tensor.grouped, (*x.labels[:axis], tile_of(label), *x.labels[axis:]))
+        other_has_none = not isinstance(other.tensor, GroupwiseIntQuantTensor)
+        if label in summed and full and other_has_none:
+            left = LabelledTensor(x.tensor.grouped, (*x.labels[:axis], tile_of(label), *x.labels[axis:]))
             right = cut(other, label, groups.size)
             return (right, left) if mirrored else (left, right)
     return a, b
 
 
-def value_of(x: Laid) -> jax.Array:
+def value_of(x: LabelledTensor) -> jax.Array:
     """The numbers as floats."""
     return as_array(x.tensor)
 
 
-def in_order(x: Laid, labels: Labels) -> Any:
+def in_order(x: LabelledTensor, labels: Labels) -> Any:
     """The tensor with its axes in another order; None where its scales do not follow."""
     order = [x.axis(label) for label in labels]
     if order == list(range(len(order))):
