@@ -1,4 +1,4 @@
-"""The ready-made quantizers, found and explained: `python -m jqinject list`, `explain NAME`, `catalogue FOLDER`."""
+"""Finds and explains the ready-made quantizers: `python -m jqinject list`, `explain NAME`, `catalogue FOLDER`."""
 
 from jqinject.catalogue.entries import Entry as Entry
 from jqinject.catalogue.entries import all_entries as all_entries

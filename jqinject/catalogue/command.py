@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
         arguments: the command line without the program's name.
 
     Returns:
-        The exit status: 2 where an argument is wrong, with one line on stderr.
+        The exit status: 2 if an argument is wrong, with one line on stderr.
     """
     given = parser().parse_args(arguments)
     try:
@@ -75,7 +75,7 @@ def explained(name: str, overrides: Sequence[str]) -> str:
     Raises:
         ValueError: no such quantizer; an override without `=`.
         TypeError: an override that nothing asks for.
-        DependencyError: the quantizer can not be assembled.
+        DependencyError: the quantizer cannot be assembled.
 
     Example:
         >>> text = explained("Int8WeightPerTensorFloat", ["bit_width=4"])

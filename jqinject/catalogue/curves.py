@@ -1,4 +1,4 @@
-"""The transfer curve of a quantizer: what comes out for every number that goes in."""
+"""The transfer curve of a quantizer: its output over its input."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from jqinject.quant_tensor import IntQuantTensor, as_array
 
 WIDTH, HEIGHT, MARGIN = 240, 160, 10
 POINTS = 512
-BEYOND = 1.25  # activations are drawn past the range that they were collected from
+BEYOND = 1.25  # curves of activations extend past the collected range
 
 
 def transfer_curve(example: Example) -> tuple[np.ndarray, np.ndarray]:
-    """What a quantizer makes of evenly spaced numbers.
+    """The outputs of a quantizer for evenly spaced numbers.
 
-    A weight is a column of a `QuantLinear` from -1 to 1. An activation is collected from numbers between -1 and 1, and
-    drawn between -1.25 and 1.25. A truncating quantizer gets integers of 11 bits.
+    A weight is a column of a `QuantLinear` from -1 to 1. An activation's range is collected from numbers between -1 and
+    1, and its curve drawn between -1.25 and 1.25. A truncating quantizer gets 11-bit integers.
 
     Args:
         example: a layer with the quantizer.
 
     Returns:
-        The numbers, rising, and what they become.
+        The inputs, ascending, and the outputs.
 
     Raises:
-        ValueError: a quantizer of gradients: it changes the backward pass alone.
+        ValueError: a quantizer of gradients, which changes only the backward pass.
     """
     if example.slot == "weight_quant":
         return _of_weight(example.layer)
@@ -42,12 +42,12 @@ def transfer_curve(example: Example) -> tuple[np.ndarray, np.ndarray]:
 
 
 def curve_svg(x: np.ndarray, y: np.ndarray, title: str) -> str:
-    """The curve as a small picture, with the line of no quantization behind it.
+    """The curve as a small picture, with the identity line behind it.
 
     Args:
-        x: rising numbers.
-        y: what they become.
-        title: a text for readers who do not see it.
+        x: the inputs, ascending.
+        y: the outputs.
+        title: alternative text.
     """
     low = float(min(x.min(), y.min()))
     high = float(max(x.max(), y.max()))
@@ -67,7 +67,7 @@ def curve_svg(x: np.ndarray, y: np.ndarray, title: str) -> str:
 
 
 def _corners(x: np.ndarray, y: np.ndarray) -> list[int]:
-    """The points that a line through all of them turns at."""
+    """The points at which a line through all of them changes direction."""
     slope = np.diff(y) / np.diff(x)
     turns = 1 + np.flatnonzero(np.abs(np.diff(slope)) > 1e-6 * max(np.abs(slope).max(initial=0.0), 1.0))
     return [0, *turns.tolist(), len(x) - 1]

@@ -1,4 +1,4 @@
-"""What is known of every ready-made quantizer, read from its wiring."""
+"""The facts about every ready-made quantizer, read from its wiring."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jqinject.ops import NF4
 from jqinject.quant.fragments import FpFNUZMixin, FpOCPMixin
 
 FILTERS = ("kind", "format", "granularity", "scaling")
-# Components by what a reader looks for; a class derived from one counts as it. Methods count before scalings.
+# Components by the reader's search term; subclasses count too. Methods take precedence over scalings.
 SCALINGS = {
     "ConstScaling": "constant",
     "ParameterScaling": "parameter",
@@ -49,7 +49,7 @@ class Entry:
 
     Attributes:
         name: its name in `jqinject.quant`.
-        kind: what it is for: weight, act, bias, grad or trunc.
+        kind: its role: weight, act, bias, grad or trunc.
         format: of its numbers: int8, uint8, fp8 e4m3, binary, ...
         granularity: what shares a scale: tensor, channel, group or row.
         scaling: where the scale comes from.
@@ -87,13 +87,13 @@ def all_entries() -> tuple[Entry, ...]:
 
 @functools.cache
 def entry_of(name: str) -> Entry:
-    """What is known of one quantizer.
+    """The entry of one quantizer.
 
     Args:
         name: its name in `jqinject.quant`.
 
     Raises:
-        ValueError: there is none of that name; says the nearest.
+        ValueError: there is none of that name; the message suggests the nearest.
 
     Example:
         >>> entry = entry_of("Int8WeightPerChannelFloat")
@@ -104,7 +104,7 @@ def entry_of(name: str) -> Entry:
 
 
 def entry_for(name: str, quantizer: type[ExtendedInjector], overrides: Mapping[str, Any]) -> Entry:
-    """What is known of a quantizer with some names declared anew, whoever declared it; nothing is built."""
+    """The entry of any quantizer, also a user's own, with some names redeclared; nothing is built."""
     wiring = wiring_of(quantizer, overrides)
     kind = kind_of(quantizer)
     facts = _format(wiring) + _variant(quantizer), _granularity(wiring), _scaling(wiring, kind)
@@ -115,7 +115,7 @@ def quantizer_named(name: str) -> type[ExtendedInjector]:
     """The ready-made quantizer of a name.
 
     Raises:
-        ValueError: there is none; says the nearest.
+        ValueError: there is none; the message suggests the nearest.
     """
     if name not in ready_made():
         hint = did_you_mean(name, ready_made())
@@ -131,14 +131,14 @@ def find(
     granularity: str = "",
     scaling: str = "",
 ) -> tuple[Entry, ...]:
-    """The ready-made quantizers that are of all the kinds asked for.
+    """The ready-made quantizers that match all criteria.
 
     Args:
         text: part of the name, in any case.
-        kind, format, granularity, scaling: as the entry says, or the first words of it, in any case.
+        kind, format, granularity, scaling: the entry's value, or its first words, in any case.
 
     Raises:
-        ValueError: no quantizer at all is of this kind, format, granularity or scaling; says which there are.
+        ValueError: no quantizer has this kind, format, granularity or scaling; the message lists those that exist.
 
     Example:
         >>> [entry.name for entry in find(kind="bias", text="16")]

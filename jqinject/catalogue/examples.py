@@ -1,4 +1,4 @@
-"""A small layer for every quantizer, to read its wiring from and to see it at work."""
+"""A small example layer for every quantizer, from which its wiring and its curve are made."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KINDS: Mapping[type[ExtendedInjector], str] = {
     ActQuantSolver: "act",
     TruncQuantSolver: "trunc",
 }
-# What a quantizer leaves to its user, and an example of it.
+# Names that a quantizer leaves to its user, with an example of each.
 ASKS: Mapping[type[ExtendedInjector], tuple[str, ...]] = {
     ParamMinMaxInitScaling: ("min_val", "max_val"),
     IntBias: ("bit_width",),
@@ -45,7 +45,7 @@ LEFT_TO_USERS = {
     "mantissa_bit_width": 3,
     "group_size": 16,
 }
-# Statistics of activations by channel: the permutations of channels-last data.
+# Per-channel statistics of activations: the permutations for channels-last data.
 CHANNELS_LAST = {3: (2, 0, 1), 4: (3, 0, 1, 2)}
 
 
@@ -56,7 +56,7 @@ class Example:
     Attributes:
         layer: the layer.
         slot: the attribute that holds the quantizer's proxy.
-        overrides: names that had to be given, as the quantizer leaves them to its user.
+        overrides: the names that the quantizer leaves to its user, with example values.
     """
 
     layer: Any
@@ -70,10 +70,10 @@ class Example:
 
 
 def kind_of(quantizer: type[ExtendedInjector]) -> str:
-    """What a quantizer is for: "weight", "bias", "act", "grad" or "trunc".
+    """The role of a quantizer: "weight", "bias", "act", "grad" or "trunc".
 
     Raises:
-        ValueError: neither a solver nor a proxy says so.
+        ValueError: neither a solver nor a proxy determines it.
     """
     for solver, kind in KINDS.items():
         if issubclass(quantizer, solver):
@@ -95,10 +95,10 @@ def example_of(quantizer: type[ExtendedInjector], overrides: Mapping[str, Any]) 
 
     Args:
         quantizer: the injector.
-        overrides: names declared anew; what the quantizer leaves to its user is added.
+        overrides: redeclared names; those that the quantizer leaves to its user are added.
 
     Raises:
-        DependencyError, TypeError, ValueError: the quantizer can not be assembled like this.
+        DependencyError, TypeError, ValueError: the quantizer cannot be assembled like this.
     """
     kind = kind_of(quantizer)
     given = {**left_to_users(quantizer), **overrides}
@@ -137,7 +137,7 @@ def _plain_layer() -> Any:
 
 
 def _ramp(key: Any, shape: tuple[int, ...], dtype: Any, out_sharding: Any = None) -> Any:
-    """Numbers from -1 to 1, evenly, in every output channel."""
+    """Evenly spaced numbers from -1 to 1 in every output channel."""
     rising = jnp.linspace(-1.0, 1.0, shape[0], dtype=dtype)
     return jnp.broadcast_to(rising[:, None], shape)
 

@@ -1,4 +1,4 @@
-"""The catalogue: pages of Markdown with wiring, formulas, reference cases and a curve of every quantizer."""
+"""The catalogue: Markdown pages with the wiring, formulas, reference cases and curve of every quantizer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write_catalogue(folder: Path, *, golden: Path | None = None) -> list[Path]:
     """Write the catalogue: `README.md` with a table of all quantizers, a page for each kind, curves as SVG.
 
     Args:
-        folder: where to; made if it is not there. Files of the same names are replaced.
+        folder: the target; created if needed. Files of the same names are replaced.
         golden: a manifest of reference cases (`{"cases": [{"id": ..., "quantizer": ...}]}`), to name those of each
             quantizer.
 
@@ -30,7 +30,7 @@ def write_catalogue(folder: Path, *, golden: Path | None = None) -> list[Path]:
         The files that were written.
 
     Raises:
-        OSError: a file can not be read or written.
+        OSError: a file cannot be read or written.
     """
     cases = golden_cases(golden)
     (folder / CURVES).mkdir(parents=True, exist_ok=True)
@@ -135,9 +135,9 @@ def described(entry: Entry, example: Example, overrides: Mapping[str, Any]) -> s
     """One quantizer for the terminal: docstring, facts, formulas and wiring.
 
     Args:
-        entry: what is known of it, with the overrides.
+        entry: its entry, with the overrides.
         example: a layer that holds it, with the overrides.
-        overrides: names that the reader declared anew; the docstring is about the quantizer without them.
+        overrides: the names that the reader redeclared; the docstring describes the quantizer without them.
     """
     changed = ", ".join(f"{name}={brief(value)}" for name, value in overrides.items())
     width = max(map(len, FILTERS))

@@ -14,6 +14,7 @@ from jqinject.core.construction.component import Component
 from jqinject.core.facts import number_format
 from jqinject.core.quant.float_quant import FloatQuantResult
 from jqinject.ops import FLOAT8_DTYPES
+from jqinject.ops.groups import ungrouped
 from jqinject.ops.minifloats.float_format import FloatFormat, LearnedFloatFormat
 from jqinject.ops.power import exp2
 
@@ -26,8 +27,12 @@ class QuantRestrictValue(Component):
 
     A value that would become 0 becomes the least of the same sign that is not, so that a scale stays one.
 
+    A quantizer in groups of its own (16 scales of a channel share one scale, say) is cut loose of them: the result has
+    the shape of the values.
+
     Args:
         restrict_value_float_to_int_impl: the quantizer; of its result the value is taken.
+        scale_dequantized_shape: shape of the result; None means that of the values.
 
     Source: Brevitas. Differs from Brevitas: there a small scale may become 0.
 
@@ -39,9 +44,16 @@ class QuantRestrictValue(Component):
     """
 
     quantizer: TensorQuant
+    scale_dequantized_shape: tuple[int, ...] | None = None
 
-    def __init__(self, restrict_value_float_to_int_impl: TensorQuant) -> None:
+    def __init__(
+        self,
+        restrict_value_float_to_int_impl: TensorQuant,
+        scale_dequantized_shape: tuple[int, ...] | None = None,
+    ) -> None:
         assign(self, quantizer=restrict_value_float_to_int_impl)
+        if scale_dequantized_shape is not None:
+            assign(self, scale_dequantized_shape=tuple(scale_dequantized_shape))
 
     @property
     def scale_dtype(self) -> np.dtype | None:
@@ -62,8 +74,13 @@ class QuantRestrictValue(Component):
         result: Any = self.quantizer(x)
         value, scale, *_ = result
         step = _least_step(result.format) if isinstance(result, FloatQuantResult) else 1.0
+        if value.ndim != x.ndim:
+            scale = ungrouped(jnp.broadcast_to(scale, value.shape), x.shape)
+            value = ungrouped(value, x.shape)
         least = jnp.where(x < 0, -scale * step, scale * step)
-        return jnp.where(value == 0, least, value)
+        restricted = jnp.where(value == 0, least, value)
+        shape = self.scale_dequantized_shape
+        return restricted if shape is None else restricted.reshape(shape)
 
 
 def _least_step(form: FloatFormat | LearnedFloatFormat) -> jax.Array:

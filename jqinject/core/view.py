@@ -236,16 +236,26 @@ class OverSubChannelBlockView:
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """View `x`."""
-        if x.ndim == len(self.expanded_groupwise_shape):
+        expanded = self.expanded_groupwise_shape
+        if x.ndim == len(expanded):
+            if any(size not in (1, wanted) for size, wanted in zip(x.shape, expanded, strict=True)):
+                raise self._misfit(x, "has as many axes")
             return x
+        if not -x.ndim <= self.group_dim < x.ndim:
+            raise self._misfit(x, f"has no axis {self.group_dim}")
         viewed = split_groups(x, fitting_size(self.group_size, x.shape[self.group_dim]), self.group_dim)
-        if viewed.shape != self.expanded_groupwise_shape:
-            raise ValueError(
-                f"OverSubChannelBlockView was made for arrays that are {self.expanded_groupwise_shape} in groups of "
-                f"{self.group_size}, got one of shape {x.shape}, which is {viewed.shape}.\n"
-                "  cure: DynamicOverSubChannelBlockView, which takes any shape"
-            )
+        if viewed.shape != expanded:
+            raise self._misfit(x, f"is {viewed.shape} in groups")
         return viewed
+
+    def _misfit(self, x: jax.Array, found: str) -> ValueError:
+        return ValueError(
+            f"OverSubChannelBlockView was made for arrays that are {self.expanded_groupwise_shape} in groups of "
+            f"{self.group_size}, got one of shape {x.shape}, which {found}.\n"
+            "  cure: DynamicOverSubChannelBlockView, which takes any shape; for a quantizer of scales, nested in that "
+            "of a weight, upstream_shape = (this << 1).scaling_shape, and around it restrict_threshold_impl = "
+            "FloatRestrictValue, as the threshold (a scalar) has no groups"
+        )
 
 
 @checked_arguments

@@ -1,4 +1,4 @@
-"""The command line: arguments are checked before anything is trained."""
+"""The command line; arguments are checked before any training."""
 
 import argparse
 import importlib.util
@@ -39,7 +39,7 @@ def _picture(text: str) -> Path:
     if not folder.is_dir():
         raise argparse.ArgumentTypeError(f"there is no folder {str(folder)!r} to write the picture to")
     if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise argparse.ArgumentTypeError(f"the picture can not be written to {text!r}")
+        raise argparse.ArgumentTypeError(f"the picture cannot be written to {text!r}")
     return path
 
 
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the main job.
 
     Args:
-        arguments: the command line without the program's name; None takes that of the process.
+        arguments: the command line without the program's name; None for that of the process.
 
     Returns:
         The exit status.

@@ -15,7 +15,7 @@ class Digits(NamedTuple):
 
 
 def load(seed: int) -> Digits:
-    """The digits, shuffled and split in 1,347 for training and 450 for the test."""
+    """The digits, shuffled and split into 1,347 for training and 450 for testing."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

@@ -35,13 +35,13 @@ def run(
     rule_recipes: Sequence[RuleRecipe] = RULE_RECIPES,
     float_epochs: int = FLOAT_EPOCHS,
 ) -> Results:
-    """Train the float classifier, load it into quantized ones, quantize it itself by rules, train those that ask for
-    it, and show what came out.
+    """Train the float classifier, load it into quantized ones, quantize it by rules, train the models whose recipe says
+    so, and show the results.
 
     Args:
         seed: of the split, the initial weights and the order of batches.
-        out: where the picture goes.
-        console: where the rest goes.
+        out: the file of the picture.
+        console: the console for the tables.
         recipes: how to build quantized models.
         rule_recipes: how to quantize the float model.
         float_epochs: epochs of the float model.

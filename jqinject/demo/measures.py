@@ -1,4 +1,4 @@
-"""What the tables and the picture show of a model."""
+"""The measures of a model that the tables and the picture show."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def float_bytes(model: Classifier) -> int:
 
 
 def quantized_bytes(model: Classifier, recipe: Recipe) -> int:
-    """Bytes that the integers take: weights at their bit width, a float32 scale each, biases in 32 bits."""
+    """Bytes of the integers: weights at their bit width with one float32 scale each, biases in 32 bits."""
     total = 0.0
     for name, layer in model.layers().items():
         bits = 8 if name in ("conv1", "dense2") else recipe.weight_bits
@@ -26,7 +26,7 @@ def quantized_bytes(model: Classifier, recipe: Recipe) -> int:
 
 
 def frozen_bytes(model: Classifier) -> int:
-    """Bytes that a frozen model holds of weights: integers (4-bit ones two to a byte), scales, sums, and biases."""
+    """Bytes of a frozen model's weights and biases: integers (two 4-bit ones to a byte), scales, sums, and biases."""
     held = [part for layer in model.layers().values() for part in (layer.frozen, layer.bias)]
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(held))
 

@@ -13,7 +13,7 @@ CHANNELS, HIDDEN, CLASSES = (16, 32), 64, 10
 
 
 def _pool(x: Any) -> Any:
-    """The largest of every 2 x 2 pixels: a quantized tensor keeps its scale."""
+    """The maximum of every 2 x 2 pixels; a quantized tensor keeps its scale."""
     return (
         max_pool(x, (2, 2), strides=(2, 2))
         if isinstance(x, QuantTensor)
@@ -24,8 +24,8 @@ def _pool(x: Any) -> Any:
 class Classifier(nnx.Module):
     """(n, 8, 8, 1) -> (n, 10): convolution, ReLU, pool, twice; dense, ReLU, dense.
 
-    Without a recipe the layers are Flax's own. With one, the layers between the first and the last are quantized as it
-    says; the first and the last stay at 8 bits, as is usual, since they see the image and decide the class.
+    Without a recipe the layers are Flax's own. With one, it determines the quantization of the layers between the first
+    and the last. As usual, these two stay at 8 bits, because they see the image and decide the class.
     """
 
     def __init__(self, recipe: Recipe | None, *, rngs: nnx.Rngs) -> None:

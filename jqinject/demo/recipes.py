@@ -92,7 +92,7 @@ RECIPES = (
 
 @dataclass(frozen=True)
 class RuleRecipe:
-    """How the float classifier itself is made a quantized one.
+    """How the float classifier itself is quantized.
 
     Attributes:
         name: for the table.

@@ -54,7 +54,7 @@ class RuleRow:
 
     @property
     def points(self) -> float:
-        """What the accuracy differs from that of the float model, in percentage points."""
+        """The difference in accuracy from the float model, in percentage points."""
         return 100 * (self.accuracy - self.float_accuracy)
 
 
@@ -88,7 +88,7 @@ def print_table(console: Console, rows: Sequence[Row], float_bytes: int) -> None
 
 
 def print_rule_table(console: Console, rows: Sequence[RuleRow], float_bytes: int) -> None:
-    """Print the float model and what rules made of it."""
+    """Print the float model and those quantized by rules."""
     table = Table(title="The float model, quantized by a rule and frozen: all layers, 8-bit inputs")
     for column in ("model", "weight bits", "epochs", "accuracy", "points", "bytes", "of float32"):
         table.add_column(column, justify="left" if column == "model" else "right")

@@ -61,7 +61,7 @@ def _forward(model: Any, images: jax.Array) -> jax.Array:
 
 
 def calibrate(model: Any, digits: Digits, seed: int) -> None:
-    """Let the activations' statistics see a few batches; no weight moves."""
+    """Collect the activations' statistics from a few batches; no weight changes."""
     model.train()
     for step, (images, _) in enumerate(batches(digits, 2, seed)):
         if step > CALIBRATION_STEPS:
@@ -70,7 +70,7 @@ def calibrate(model: Any, digits: Digits, seed: int) -> None:
 
 
 def accuracy(model: Any, digits: Digits) -> float:
-    """The share of the test set that is classified right, in evaluation mode."""
+    """The share of the test set that is classified correctly, in evaluation mode."""
     model.eval()
     scores = _forward(model, jnp.asarray(digits.test_images))
     return float(np.mean(np.argmax(np.asarray(scores), axis=-1) == digits.test_labels))

@@ -1,4 +1,4 @@
-"""Which names a component class or a `@value` function asks for; read once per class."""
+"""The names that a component class or a `@value` function asks for; read once per class."""
 
 import inspect
 import sys
@@ -21,7 +21,7 @@ class Arguments:
         named: (name, required) of every argument, in order.
         positional: how many of them are positional-only.
         defaults: the default of every argument that has one.
-        refused: why the callable can not be wired at all; empty where it can.
+        refused: why the callable cannot be wired at all; empty if it can.
     """
 
     named: tuple[tuple[str, bool], ...] = ()
@@ -35,7 +35,7 @@ class Arguments:
         return tuple(name for name, _ in self.named)
 
     def call(self, function: Callable[..., Any], found: dict[str, Any]) -> Any:
-        """Call `function` with the names found; the others are left to their defaults."""
+        """Call `function` with the names found; the others take their defaults."""
         if not self.positional:
             return function(**found)
         leading = [name for name, _ in self.named[: self.positional]]
@@ -74,7 +74,7 @@ def _read_class(cls: type) -> Arguments:
 
 
 def _constructor(cls: type) -> Callable[..., Any] | None:
-    """The `__init__` (or `__new__`) that takes the arguments, None where there is only that of `object`."""
+    """The `__init__` (or `__new__`) that takes the arguments; None if there is only that of `object`."""
     for base in cls.__mro__:
         for name in ("__init__", "__new__"):
             if base is not object and name in base.__dict__:
@@ -85,7 +85,7 @@ def _constructor(cls: type) -> Callable[..., Any] | None:
 
 
 def signature(function: Callable[..., Any]) -> inspect.Signature:
-    """The signature of a function, whose annotations may name what only a type checker imports."""
+    """The signature of a function, whose annotations may use names that only a type checker imports."""
     if sys.version_info >= (3, 14):
         import annotationlib
 
@@ -110,6 +110,6 @@ def _read(function: Callable[..., Any], *, skip_first: bool) -> Arguments:
 
 
 def check_wirable(arguments: Arguments, title: str) -> None:
-    """Raise the teaching error of a callable that can not be wired."""
+    """Raise the explanatory error if a callable cannot be wired."""
     if arguments.refused:
         raise DependencyError(f"{title} can not be wired: {arguments.refused}")

@@ -1,13 +1,13 @@
-"""What counts as an array here, without knowing the library it comes from."""
+"""A test for arrays that does not depend on the library they come from."""
 
 import abc
 from typing import Any
 
 
 class ArrayLike(abc.ABC):
-    """Any instance whose class has `__array__`, `dtype` and `shape` (numpy, jax); a look at the class only.
+    """Any instance whose class has `__array__`, `dtype` and `shape` (numpy, jax); only the class is inspected.
 
-    A variable that forwards attribute reads to an array inside is not one: its array can change.
+    A variable that forwards attribute reads to an array inside does not count: its array can change.
 
     >>> import numpy as np
     >>> isinstance(np.ones(2), ArrayLike), isinstance(np.float32, ArrayLike), isinstance([1.0], ArrayLike)

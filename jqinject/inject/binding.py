@@ -14,7 +14,7 @@ from jqinject.inject.show import brief
 class Binding:
     """An injector with overrides, equal and hashed by value over everything that affects what it assembles.
 
-    Two layers built alike hold equal bindings, so their graphdefs are equal and share one jit trace.
+    Two layers built in the same way hold equal bindings, so their graphdefs are equal and share one jit trace.
     Overrides compare with their types (`1`, `1.0` and `True` differ), arrays by shape, dtype and bytes,
     containers element by element, classes and functions by identity; see `jqinject.inject.keys`. Numpy arrays
     and containers are copied, so that a later write to them reaches neither the binding nor its hash.
@@ -29,13 +29,13 @@ class Binding:
     (4, Binding(Q, bit_width=4))
 
     Attributes:
-        base: the injector as it was given.
-        overrides: what is declared anew on top of it; read-only.
+        base: the injector as given.
+        overrides: the names redeclared on top of it; read-only.
         injector: the injector with the overrides applied.
 
     Raises:
-        TypeError: where `injector` is no injector class.
-        DependencyError: for an override that no injector may declare.
+        TypeError: `injector` is not an injector class.
+        DependencyError: an override that no injector may declare.
     """
 
     __slots__ = ("__weakref__", "_hash", "_key", "base", "injector", "overrides")
@@ -62,7 +62,7 @@ class Binding:
             object.__setattr__(self, name, value)
 
     def resolve(self, name: str, /, *, trace: set[str] | None = None, **given: Any) -> Any:
-        """What a name gives, with more names given for this access (see `jqinject.inject.resolve`)."""
+        """The result of a name, with more names given for this access (see `jqinject.inject.resolve`)."""
         return resolve(self.injector, name, trace=trace, **given)
 
     def declares(self, name: str) -> bool:
@@ -87,7 +87,7 @@ class Binding:
         )
 
     def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"a binding is frozen: {name!r} can not be deleted")
+        raise AttributeError(f"a binding is frozen: {name!r} cannot be deleted")
 
     def __copy__(self) -> "Binding":
         return self

@@ -1,4 +1,4 @@
-"""The texts of wiring errors: what was missing, who needed it, and what was probably meant."""
+"""The texts of wiring errors: what is missing, who needs it, and what was probably meant."""
 
 import difflib
 from collections.abc import Iterable
@@ -34,16 +34,16 @@ def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     close = difflib.get_close_matches(folded_name, by_folded, n=limit, cutoff=0.6)
     ratios = [difflib.SequenceMatcher(None, candidate, folded_name).ratio() for candidate in close]
     close = [candidate for candidate, ratio in zip(close, ratios, strict=True) if ratio > ratios[0] - 0.12]
-    # A swallowed or added underscore is the commonest slip, and short names suffer most from the ratio.
+    # A missing or extra underscore is the commonest slip, and the ratio penalizes short names most.
     bare = name.lower().replace("_", "")
     same = [folded for folded in by_folded if folded.replace("_", "") == bare and folded not in close]
     return [by_folded[folded] for folded in (*same, *close)][:limit]
 
 
 def misspelling_of(name: str, known: Iterable[str]) -> str:
-    """The known name that `name` is a slip of the pen away from, or an empty string.
+    """The known name that `name` probably misspells, or an empty string.
 
-    A known name with a word before or after it is another name.
+    A known name with an extra word before or after it is a different name.
 
     >>> misspelling_of("bit_widht", ["bit_width"]), misspelling_of("act_bit_width", ["bit_width"])
     ('bit_width', '')
@@ -57,7 +57,7 @@ def misspelling_of(name: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """A line of help naming the nearest known names, or an empty string where nothing is near.
+    """A line of help naming the nearest known names, or an empty string if none is near.
 
     >>> did_you_mean("bitwidth", ["bit_width"], prefix="weight_")
     "did you mean 'weight_bit_width'?"
@@ -67,5 +67,5 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def lines(first: str, *others: str) -> str:
-    """An error text: the first line, then those of the others that say something, indented."""
+    """An error text: the first line, then the other non-empty lines, indented."""
     return "\n  ".join([first, *(text for text in others if text)])

@@ -1,4 +1,4 @@
-"""`explain`: the wiring of an injector as a tree, with who decided what; a miss is shown, not raised."""
+"""`explain`: the wiring of an injector as a tree that shows who decided what; missing names are shown, not raised."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -22,13 +22,13 @@ Origin = type | str
 
 @runtime_checkable
 class HasBinding(Protocol):
-    """What has been built from an injector and remembers it: a proxy."""
+    """An object that was built from an injector and remembers it: a proxy."""
 
     binding: Binding
 
 
 def explain(injector: Any, /, module: Any = None, name: str = "tensor_quant", **given: Any) -> Node:
-    """The wiring of a name as a tree: component, argument, value, and which class decided it.
+    """The wiring of a name as a tree: components, arguments, values, and the class that decided each.
 
     >>> from jqinject.inject import ExtendedInjector, explain
     >>> class Scaling:
@@ -46,17 +46,17 @@ def explain(injector: Any, /, module: Any = None, name: str = "tensor_quant", **
 
     Args:
         injector: an injector, a binding, or an object with a `binding` (a proxy).
-        module: the layer that a proxy would hand in as `module`.
+        module: the layer that a proxy would pass as `module`.
         name: the name to explain.
-        given: more names to hand in, as to `resolve`.
+        given: more names to pass, as to `resolve`.
 
     Returns:
-        The node of `name`. `tree[name]` finds a node, `tree.walk()` visits them, `tree.errors()` lists what
-        can not be resolved, `str(tree)` draws it. Components are not built, unless a `@value` function or a
-        link reads one.
+        The node of `name`. `tree[name]` finds a node, `tree.walk()` visits all, `tree.errors()` lists those that
+        cannot be resolved, `str(tree)` draws it. Components are not built, unless a `@value` function or a link
+        reads one.
 
     Raises:
-        TypeError: where the first argument is none of the three.
+        TypeError: the first argument is none of the three.
     """
     if module is not None:
         given["module"] = module
@@ -65,12 +65,12 @@ def explain(injector: Any, /, module: Any = None, name: str = "tensor_quant", **
 
 
 class Reach(NamedTuple):
-    """What the wiring of a name reads.
+    """The names that the wiring of a name reads.
 
     Attributes:
         names: the names of the injector itself that are read.
-        missing: the names that are needed and declared nowhere.
-        works: whether it can be resolved, or could be if these were given.
+        missing: the names that are needed but declared nowhere.
+        works: whether the name can be resolved, or could be if the missing names were given.
     """
 
     names: frozenset[str]
@@ -94,7 +94,7 @@ class Part(NamedTuple):
     path: tuple[str, ...]
 
     def reach(self, injector: Any) -> Reach:
-        """What would be read of another injector in its place."""
+        """The names that would be read of another injector in the same place."""
         scope = Scope(injector, self.scope.given, self.scope.outer, self.scope.title)
         explainer = _Explainer(scope)
         nodes = [explainer.node(scope, name, []) for name in sorted(self.entries)]
@@ -145,7 +145,7 @@ def reach_of(injector: Any, name: str = "tensor_quant", **given: Any) -> Reach:
     Args:
         injector: the injector.
         name: the name to resolve.
-        given: more names to hand in, as to `resolve`.
+        given: more names to pass, as to `resolve`.
     """
     root = scope_of(injector, given)
     explainer = _Explainer(root)
@@ -172,7 +172,7 @@ def _injector(subject: Any) -> InjectorMeta:
 
 
 def origin_of(scope: Scope, name: str) -> Origin:
-    """Who decided a name: a class in the MRO, `"given"` or `"override by let"`."""
+    """The origin of a name: a class in the MRO, `"given"` or `"override by let"`."""
     if name in scope.given:
         return "given"
     for base in scope.injector.__deciders__:
@@ -221,7 +221,7 @@ class _Explainer:
         return self._wired(scope, name, spec, origin, path, ())
 
     def _handed_out(self, scope: Scope, injector: Any) -> None:
-        """An injector that is handed out may be read from at any time: all that it points to counts as read."""
+        """Count everything that a handed-out injector points to as read: it may be read at any time."""
         around, depth = scope, 1
         while around is not None:
             self.read.setdefault(around, set()).update(asked_at(injector, depth))
@@ -289,6 +289,6 @@ class _Explainer:
 
 
 def _broken(nodes: Nodes) -> list[Node]:
-    """The first thing in each subtree that can not be resolved."""
+    """The first node in each subtree that cannot be resolved."""
     found = (next((below for below in node.walk() if below.error), None) for node in nodes)
     return [node for node in found if node is not None]

@@ -1,4 +1,4 @@
-"""`@value`: a name computed from other names; `@choices`: the same, telling which classes it may return."""
+"""`@value`: a name computed from other names; `@choices`: the same, declaring which classes it may return."""
 
 import functools
 import inspect
@@ -12,10 +12,9 @@ from jqinject.inject.library import DependencyError, Value
 class ValueFunction(Value):
     """Compute a name of the injector by calling a function, whose arguments are names of the injector.
 
-    A default of the function makes that name optional. If the function returns a class, the class is wired as
-    a component in its place (not where the name ends in `_class`, and not for an injector, a dtype or an
-    enum); if it returns `this.other`, that is followed. What only the branch not taken needs is never
-    required.
+    A default of the function makes that name optional. If the function returns a class, that class is wired as a
+    component (unless the name ends in `_class`, or the class is an injector, a dtype or an enum); if it returns
+    `this.other`, that is followed. Names that only the other branch needs are not required.
 
     >>> from jqinject.inject import ExtendedInjector
     >>> class Q(ExtendedInjector):
@@ -65,7 +64,7 @@ class ValueFunction(Value):
 if TYPE_CHECKING:
 
     def value(function: Callable[..., Any]) -> Any:
-        """See `ValueFunction`; what it gives is known only when it is resolved."""
+        """See `ValueFunction`; its type is known only when it is resolved."""
 
 else:
     value = ValueFunction
@@ -74,8 +73,8 @@ else:
 def choices(*classes: type) -> Callable[[Callable[..., Any]], Any]:
     """Declare which component classes a `@value` function may return, so that their argument names are known.
 
-    Nothing depends on it but the check of overrides: a name that only one of these classes asks for is then a
-    known name whichever branch is taken.
+    Only the check of overrides depends on it: a name that only one of these classes asks for is then known,
+    whichever branch is taken.
 
     >>> class Wide:
     ...     def __init__(self, margin=0): ...
@@ -100,7 +99,7 @@ def choices(*classes: type) -> Callable[[Callable[..., Any]], Any]:
 
 
 def check_function(function: Callable[..., Any]) -> None:
-    """Refuse what can not be wired by name: `self`, `*args`, `**kwargs`."""
+    """Refuse arguments that cannot be wired by name: `self`, `*args`, `**kwargs`."""
     name = getattr(function, "__name__", repr(function))
     parameters = signature(function).parameters.values()
     if any(p.name == "self" for p in parameters):

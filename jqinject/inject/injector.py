@@ -10,7 +10,7 @@ from jqinject.inject.library import DependencyError, Injector, InjectorType
 from jqinject.inject.resolver import resolve
 from jqinject.inject.specs import Spec, spec_of
 
-# What Python itself writes into a class body, 3.11 to 3.14.
+# The names that Python itself writes into a class body, 3.11 to 3.14.
 _PYTHONS_OWN = frozenset(
     (
         "__module__",
@@ -69,7 +69,7 @@ class InjectorMeta(InjectorType):
 
     @property
     def __deciders__(cls) -> list["InjectorMeta"]:
-        """The injectors that this one is made of: the first that declares a name decides it."""
+        """The injectors that this one consists of: the first that declares a name decides it."""
         injectors = [base for base in cls.__mro__ if isinstance(base, InjectorMeta)]
         return sorted(injectors, key=lambda base: base.__defaults__)
 
@@ -141,7 +141,7 @@ def _check_names(class_name: str, names: Iterable[str]) -> None:
 
 
 def _make(bases: tuple[InjectorMeta, ...], made_by: tuple[Any, ...], own: Mapping[str, Any]) -> Any:
-    """A class made by a call. Where it says it lives is where its first base does."""
+    """A class made by a call, with the module and qualified name of its first base."""
     first = bases[0]
     place = {"__module__": first.__module__, "__qualname__": first.__qualname__, "__doc__": first.__doc__}
     metaclass = max((type(base) for base in bases), key=lambda found: len(type.mro(found)))
@@ -157,7 +157,7 @@ def override(base: Any, overrides: Mapping[str, Any]) -> Any:
 
 
 def combine(left: InjectorMeta, right: InjectorMeta) -> Any:
-    """`left & right`: the names of both, those of the left first; it is called as the left one."""
+    """`left & right`: the names of both, those of the left first; it has the left one's class name."""
     if left is not right and issubclass(right, left):
         raise DependencyError(
             lines(
@@ -182,7 +182,7 @@ def nest(cls: InjectorMeta, outer: InjectorMeta, given: dict[str, Any]) -> Any:
 
 
 def reduced(cls: Any) -> Any:
-    """Pickle by reference; what was made by a call is made by the same call again."""
+    """Pickle by reference; a class made by a call is remade by the same call."""
     made = cls.__made_by__
     if not made:
         owner, _, name = cls.__qualname__.rpartition(".")
@@ -193,7 +193,7 @@ def reduced(cls: Any) -> Any:
 
 
 def _found(module: str, path: str) -> Any:
-    """What a path of plain classes and injectors leads to in a loaded module; None where it breaks off."""
+    """The object at a path of plain classes and injectors in a loaded module; None if the path breaks off."""
     where: Any = sys.modules.get(module)
     for part in path.split("."):
         where = _declared_in(where, part) if isinstance(where, InjectorMeta) else getattr(where, part, None)
@@ -217,8 +217,8 @@ class ExtendedInjector(Injector, metaclass=InjectorMeta):
     `jqinject.inject.specs` for the table). Reading an attribute resolves it: a component is a new instance at
     every access, while within one access a name is built once and all its consumers share it. Inheritance
     follows the real MRO, `A & B` combines, `let(name=...)` overrides, and nothing ever changes an injector.
-    What a class with `defaults=True` declares counts only where no other class of an injector declares the
-    name, so that it may stand anywhere among the bases.
+    Declarations of a class with `defaults=True` count only if no other class of an injector declares the name, so
+    it may come anywhere among the bases.
 
     >>> from jqinject.inject import ExtendedInjector, value
     >>> class Scaling:
@@ -246,5 +246,5 @@ class ExtendedInjector(Injector, metaclass=InjectorMeta):
 
     @classmethod
     def let(cls, /, **overrides: Any) -> Any:
-        """A new injector with some names declared anew; this one stays as it is."""
+        """A new injector with some names redeclared; this one stays as it is."""
         return override(cls, overrides)

@@ -1,4 +1,4 @@
-"""Keys that compare and hash by value: what makes two bindings the same.
+"""Keys that compare and hash by value: they decide whether two bindings are equal.
 
 | value                                  | its key                                             |
 |----------------------------------------|-----------------------------------------------------|
@@ -28,7 +28,7 @@ from jqinject.inject.links import steps_of
 
 
 class Same:
-    """An object compared by identity, and kept alive so that the identity stays its own."""
+    """An object compared by identity, and kept alive so that its id stays unique."""
 
     __slots__ = ("it",)
 
@@ -57,7 +57,7 @@ def key_of(value: Any) -> Hashable:
 
 
 def injector_key(injector: InjectorMeta) -> Hashable:
-    """The key of an injector: identity for a class statement, the making for one made by a call.
+    """The key of an injector: its identity if made by a class statement, else the call that made it.
 
     `Q.let(a=1).let(b=2)` has the key of `Q.let(a=1, b=2)`, and an injector without overrides that of its
     class.
@@ -74,7 +74,7 @@ def injector_key(injector: InjectorMeta) -> Hashable:
 
 
 def snapshot(value: Any) -> Any:
-    """A value that later writes do not reach: numpy arrays become read-only copies, containers copies."""
+    """A value protected from later writes: numpy arrays become read-only copies, containers copies."""
     if type(value) is np.ndarray:
         copied = value.copy()
         copied.setflags(write=False)

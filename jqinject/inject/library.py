@@ -1,8 +1,8 @@
-"""The one door to the `dependencies` library, pinned to 2.0.1 (the release that Brevitas pins too).
+"""The only import of the `dependencies` library, pinned to 2.0.1 (the release that Brevitas pins too).
 
-What comes from there: the base `Injector` and its metaclass (so that `issubclass(Q, dependencies.Injector)`
-holds), the markers `this` and `value` that ours derive from, and the exception. Its resolver is not used:
-that one edits the injector while it reads it.
+It provides the base `Injector` and its metaclass (so that `issubclass(Q, dependencies.Injector)` holds), the
+markers `this` and `value` that jqinject's derive from, and the exception. Its resolver is not used, because it
+edits the injector while reading it.
 """
 
 from _dependencies.exceptions import DependencyError as DependencyError

@@ -13,7 +13,7 @@ PARENT: Step = (".", "__parent__")
 
 
 class Link(This):
-    """What `this` and everything read from it is: a path, compared by value, safe to copy and pickle."""
+    """The type of `this` and of everything read from it: a path, compared by value, safe to copy and pickle."""
 
     def __init__(self, expression: tuple[Step, ...]) -> None:
         self.__expression__ = expression
@@ -71,7 +71,7 @@ def show(link: This) -> str:
 
 
 def check_link(where: str, link: This) -> None:
-    """Refuse a link that names nothing: bare `this`, bare `this << 1`, or an item that is no name."""
+    """Refuse a link that names nothing: bare `this`, bare `this << 1`, or an item that is not a name."""
     for step in steps_of(link):
         if step == PARENT:
             continue

@@ -1,4 +1,4 @@
-"""Which names an injector knows, and the check of the names that its classes declare."""
+"""The names that an injector knows, and the check of those that its classes declare."""
 
 from collections.abc import Set
 from typing import Any
@@ -25,11 +25,11 @@ def declared_names(injector: Any) -> frozenset[str]:
 
 
 def requested_names(injector: Any) -> frozenset[str]:
-    """Every name that anything in the injector's graph declares or asks for, seen without resolving anything.
+    """Every name that anything in the injector's graph declares or asks for, found without resolving anything.
 
     That is: declared names, the arguments of declared components, of `@value` functions, and of the classes
     that these declare with `@choices`, and the names that links point to. Classes that a function returns
-    unannounced are known only once they are resolved: give `resolve` a `trace`.
+    without `@choices` are known only once they are resolved: give `resolve` a `trace`.
 
     >>> from jqinject.inject import ExtendedInjector
     >>> class Clamp:
@@ -62,7 +62,7 @@ def _pointed_at(spec: Spec, depth: int) -> set[str]:
 
 
 def arguments_asked(spec: Spec) -> set[str]:
-    """The names that a declared component or function asks for, those of the classes it may return included."""
+    """The names that a declared component or function asks for, including those of the classes it may return."""
     if spec.kind == "COMPONENT":
         return set(arguments_of_class(spec.target).names)
     if spec.kind != "FUNCTION":
@@ -75,10 +75,10 @@ def arguments_asked(spec: Spec) -> set[str]:
 
 
 def check_declarations(injector: Any, *, known: Set[str] = frozenset()) -> None:
-    """Refuse a name in a class body that nothing asks for and that is a slip of the pen away from a known one.
+    """Refuse a name in a class body that nothing asks for and that probably misspells a known one.
 
-    A name that resembles none may be there for anything, and passes; so do names that stand in several classes of the
-    injector, and those of this library's own classes.
+    A name that resembles no known one passes, since it may have another purpose; so do names that several classes of
+    the injector declare, and those of this library's own classes.
 
     >>> from jqinject.inject import ExtendedInjector
     >>> class Int8Weight(ExtendedInjector):
@@ -93,7 +93,7 @@ def check_declarations(injector: Any, *, known: Set[str] = frozenset()) -> None:
         known: more names that are asked for: what a resolution traced, what a proxy reads itself.
 
     Raises:
-        TypeError: naming every such declaration with the known name that it resembles.
+        TypeError: names every such declaration, with the known name that it resembles.
     """
     doubtful = {name: cls for cls in injector.__deciders__ if _is_users(cls) for name in cls.__declared__}
     doubtful = {

@@ -1,4 +1,4 @@
-"""The check that an override changes something: it is known, and the wiring that it is part of reads it."""
+"""The check that an override has an effect: its name is known, and its wiring reads it."""
 
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -15,11 +15,11 @@ from jqinject.inject.show import brief
 from jqinject.inject.specs import Spec
 
 Choices = tuple[tuple[str, Any], ...]
-Condition = tuple[Choices, tuple[str, ...]]  # choices, and the names that they need beside
+Condition = tuple[Choices, tuple[str, ...]]  # choices, and the further names that they need
 
 
 def overrides_given(injector: Any) -> dict[str, Any]:
-    """What `let` declared anew on top of an injector's class statements, the last word on each name.
+    """The names that `let` redeclared on top of an injector's class statements, with the last value of each.
 
     >>> from jqinject.inject import ExtendedInjector
     >>> class Q(ExtendedInjector):
@@ -49,7 +49,7 @@ def check_overrides(
     where: str = "",
     prefix: str = "",
 ) -> None:
-    """Refuse an override that changes nothing: nobody knows its name, or this wiring does not read it.
+    """Refuse an override that has no effect: its name is unknown, or this wiring does not read it.
 
     >>> from jqinject.inject import ExtendedInjector
     >>> class Int8Weight(ExtendedInjector):
@@ -64,13 +64,13 @@ def check_overrides(
         injector: the injector, with the overrides or without.
         overrides: the names (a mapping will do), without their prefix.
         known: more names that count as known and read: those that a proxy reads itself.
-        read: what a resolution with the overrides traced; None checks only that the names are known.
-        given: what was handed to that resolution, as to `resolve`, to find what it takes for a name to be read.
-        where: what the user called, for the text.
-        prefix: what the user wrote before the names, for the text.
+        read: the names that a resolution with the overrides traced; None checks only that the names are known.
+        given: the names passed to that resolution, as to `resolve`, to find which choices would read a name.
+        where: the user's call, for the text.
+        prefix: the user's prefix of the names, for the text.
 
     Raises:
-        TypeError: naming every such override, with the nearest known name, or with the choices under which it is read.
+        TypeError: names every such override, with the nearest known name, or the choices under which it is read.
     """
     at_hand = known if read is None else known | read
     requested = asked_at(injector, depth=0) | _declared_beside(injector, set(overrides)) | at_hand
@@ -87,9 +87,9 @@ def check_overrides(
 
 
 def check_lets(injector: Any, names: Iterable[str]) -> None:
-    """Refuse names that `let` declared, of an injector or one nested in it, and that the wiring does not read.
+    """Refuse names that `let` declared in an injector, or one nested in it, and that the wiring does not read.
 
-    A later `let` may take the place of what an earlier one declared: a name has to be read as of its own.
+    A later `let` may replace what an earlier one declared, so a name passes if the injector of its own `let` reads it.
 
     >>> from jqinject.inject import ExtendedInjector, this
     >>> class Operand(ExtendedInjector):
@@ -104,10 +104,10 @@ def check_lets(injector: Any, names: Iterable[str]) -> None:
 
     Args:
         injector: the injector.
-        names: what is read of it.
+        names: the names that are read of it.
 
     Raises:
-        TypeError: naming every such name, with the nearest known one, or with the choices under which it is read.
+        TypeError: names every such name, with the nearest known one, or the choices under which it is read.
     """
     texts = [
         text for part in parts_of(injector, names) if part.entries for text in _idle_lets(injector, part)
@@ -132,7 +132,7 @@ def _idle_lets(injector: Any, part: Part) -> Iterator[str]:
 
 
 def _declared_beside(injector: Any, overrides: set[str]) -> set[str]:
-    """The names that class statements declare, or `let` beside the overrides."""
+    """The names that class statements declare, or that `let` declares other than the overrides."""
     lets = _top_lets(injector)
     bodies = [cls for cls in injector.__deciders__ if cls not in lets]
     return {name for cls in bodies for name in cls.__declared__} | (
@@ -186,7 +186,7 @@ def _unread(injector: Any, name: str, reach: Callable[[Any], Reach], first: str,
 
 
 def _conditions(injector: Any, name: str, reach: Callable[[Any], Reach]) -> list[Condition]:
-    """The choices, one or two at a time, with which the wiring would read a name; if any does, without more names."""
+    """The choices, one or two at a time, with which the wiring would read a name; preferably without further names."""
     options = _options(injector)
     for count in (1, 2):
         found: list[Condition] = []
@@ -206,7 +206,7 @@ def _combined(options: Mapping[str, list[Any]], count: int) -> Iterator[Choices]
 
 
 def _options(injector: Any) -> dict[str, list[Any]]:
-    """The declared choices between a few values (enums, booleans), with the values that each does not have now."""
+    """The declared choices between a few values (enums, booleans), each with its other possible values."""
     found: dict[str, list[Any]] = {}
     for cls in injector.__deciders__:
         for name, spec in cls.__declared__.items():
@@ -221,7 +221,7 @@ def _options(injector: Any) -> dict[str, list[Any]]:
 
 
 def _listed(conditions: list[Condition]) -> str:
-    """Conditions in words; those that differ in one value alone as one."""
+    """Conditions in words; those that differ in only one value are merged."""
     grouped: dict[tuple[Choices, str], list[str]] = {}
     for choices, _ in conditions:
         name, option = choices[-1]
@@ -238,7 +238,7 @@ def _shown(option: Any) -> str:
 
 
 def _who_asks(injector: Any, name: str) -> str:
-    """For a name that no choice leads to: what would ask for it, if that were used."""
+    """For a name that no choice leads to: the unused declaration that would ask for it."""
     asking = {
         asker: sorted(_classes_asking(spec, name))
         for asker, spec in sorted(injector.__dependencies__.items())
@@ -254,7 +254,7 @@ def _who_asks(injector: Any, name: str) -> str:
 
 
 def _classes_asking(spec: Spec, name: str) -> set[str]:
-    """The component declared, or those that a function chooses between, which ask for a name."""
+    """The declared component, or those that a function chooses from, if they ask for a name."""
     chosen = spec.declared.choices if isinstance(spec.declared, ValueFunction) else ()
     classes = chosen if spec.kind == "FUNCTION" else (spec.target,)
     return {cls.__name__ for cls in classes if name in arguments_of_class(cls).names}

@@ -1,4 +1,4 @@
-"""Resolution: from a declared name to the object, in one pass that changes nothing but its own scratch space.
+"""Resolution: from a declared name to the object, in one pass that only changes its own scratch space.
 
 A `Resolution` is one access. It holds a `Scope` for the injector (and one for every nested injector entered);
 a scope remembers what was built in this access, so that all consumers of a name share it. Injectors and specs
@@ -26,7 +26,7 @@ SELF: Final = "__self__"
 
 
 class Scope:
-    """The names of one injector during one access, and what they have given so far."""
+    """The names of one injector during one access, and their results so far."""
 
     __slots__ = ("cache", "given", "injector", "inner", "outer", "specs", "title")
 
@@ -51,7 +51,7 @@ class Scope:
 
 
 def scope_of(injector: Any, given: Mapping[str, Any]) -> Scope:
-    """A fresh scope of an injector, inside those of the injectors around it if it was read from one."""
+    """A fresh scope of an injector, inside the scopes of any injectors around it."""
     if not (isinstance(injector, InjectorType) and is_ours(cast(Any, injector))):
         raise TypeError(
             f"names are resolved from a class that derives from ExtendedInjector, got {injector!r}"
@@ -90,7 +90,7 @@ class Resolution:
         self.path: list[Frame] = []
 
     def get(self, scope: Scope, name: str) -> Any:
-        """What `name` gives in `scope`: built at the first request of this access, then shared."""
+        """The result of `name` in `scope`: built at the first request of this access, then shared."""
         found = scope.cache.get(name, _ABSENT)
         if found is _BUILDING:
             raise self._cycle(scope, name)
@@ -134,7 +134,7 @@ class Resolution:
             spec = following
 
     def _trace_nested(self, scope: Scope, injector: Any) -> None:
-        """An injector that is handed out may be read from at any time: all that it points to counts as read."""
+        """Count everything that a handed-out injector points to as read: it may be read at any time."""
         if self.trace is None:
             return
         depth, around = 1, scope
@@ -158,7 +158,7 @@ class Resolution:
             raise DependencyError(lines(str(error), f"needed by: {self.chain()}")) from None
 
     def arguments(self, scope: Scope, arguments: Arguments) -> dict[str, Any]:
-        """The names that a callable asks for; those with a default only where they are declared."""
+        """The names that a callable asks for; those with a default only if they are declared."""
         cache, specs = scope.cache, scope.specs
         if self.trace is not None and scope is self.root:
             self.trace.update(arguments.names)
@@ -176,7 +176,7 @@ class Resolution:
         return found
 
     def follow(self, scope: Scope, link: This) -> Any:
-        """What a link gives. Steps into nested injectors stay in this access, so that all is shared."""
+        """The target of a link. Steps into nested injectors stay in this access, so that everything is shared."""
         where = self._enter(scope, steps_of(link))
         if isinstance(where, Scope):
             outer = where.outer
@@ -207,7 +207,7 @@ class Resolution:
         return where
 
     def _name(self, scope: Scope, name: str, more: bool) -> Any:
-        """A name met on a link; nested injectors and links on the way are entered, not read."""
+        """A name on a link's path; nested injectors and links on the way are entered, not read."""
         spec = scope.specs.get(name)
         if not more or spec is None or spec.kind not in ("NESTED", "LINK"):
             return self.get(scope, name)
@@ -236,7 +236,7 @@ class Resolution:
             raise
 
     def chain(self) -> str:
-        """The path to what is being built, outermost first."""
+        """The path to the name under construction, outermost first."""
         return " -> ".join(str(frame) for frame in self.path)
 
     def _cycle(self, scope: Scope, name: str) -> DependencyError:
@@ -273,7 +273,7 @@ class Resolution:
 
 
 def rewired(name: str, result: Any) -> Spec | None:
-    """The spec of what a `@value` function returned, where that is a component or a link."""
+    """The spec of a `@value` function's result, if that is a component or a link."""
     if isinstance(result, type):
         return Spec("COMPONENT", result, result) if is_component(name, result) else None
     if isinstance(result, This):
@@ -283,7 +283,7 @@ def rewired(name: str, result: Any) -> Spec | None:
 
 
 def resolve(injector: Any, name: str, /, *, trace: set[str] | None = None, **given: Any) -> Any:
-    """What a name of an injector gives, with more names given for this access only.
+    """The result of a name of an injector, with more names given for this access only.
 
     The given names count as if they were declared last (as by `let`), but no new injector is made.
 
@@ -298,11 +298,11 @@ def resolve(injector: Any, name: str, /, *, trace: set[str] | None = None, **giv
     Args:
         injector: the injector class.
         name: the name to resolve.
-        trace: a set to which every name is added that was asked of the injector, with a default or without.
+        trace: a set that collects every name asked of the injector, with or without a default.
         given: names for this access.
 
     Raises:
-        DependencyError: for a missing name or a circle; an exception of a component keeps its own type.
+        DependencyError: a missing name or a circle; an exception of a component keeps its own type.
     """
     root = scope_of(injector, given)
     return Resolution(root, trace).get(root, name)

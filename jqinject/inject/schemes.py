@@ -1,4 +1,4 @@
-"""`Scheme`: injectors that are read as they are, without a proxy that checks what was declared anew."""
+"""`Scheme`: injectors that are read directly, without a proxy that checks redeclared names."""
 
 import copyreg
 from typing import Any
@@ -11,7 +11,7 @@ _CHECKED: "WeakSet[SchemeMeta]" = WeakSet()  # classes never change, so once is 
 
 
 class SchemeMeta(InjectorMeta):
-    """The metaclass of schemes: reading what a scheme assembles checks what `let` declared."""
+    """The metaclass of schemes: reading an assembled name checks the names that `let` declared."""
 
     __assembles__: tuple[str, ...] = ()
 
@@ -42,10 +42,10 @@ copyreg.pickle(SchemeMeta, reduced)  # type: ignore[arg-type]
 
 
 class Scheme(ExtendedInjector, metaclass=SchemeMeta):
-    """An injector whose overrides are checked when what it assembles is read.
+    """An injector whose overrides are checked when an assembled name is read.
 
-    `class Mine(Scheme, assembles=("product",))`: reading `product`, of it or of what derives from it, refuses names
-    that `let` declared, there or in a nested injector, and that the wiring of `product` does not read.
+    `class Mine(Scheme, assembles=("product",))`: reading `product` of it or of a subclass refuses names that `let`
+    declared, there or in a nested injector, and that the wiring of `product` does not read.
 
     >>> class Product(Scheme, assembles=("product",)):
     ...     product = 6

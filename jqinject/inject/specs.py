@@ -1,4 +1,4 @@
-"""What a declared name is: a plain value, a component to build, a function to call, a link, an injector.
+"""The kinds of declared names: a plain value, a component to build, a function to call, a link, an injector.
 
 | declared                                        | kind        | what reading the name gives            |
 |-------------------------------------------------|-------------|----------------------------------------|
@@ -41,7 +41,7 @@ class Spec:
         """The names that the component or function asks for.
 
         Raises:
-            DependencyError: where it can not be wired by name.
+            DependencyError: it cannot be wired by name.
         """
         found = self._arguments
         if found is None:
@@ -57,7 +57,7 @@ class Spec:
 
 
 def spec_of(name: str, declared: Any) -> Spec:
-    """Classify what is declared under `name`."""
+    """Classify the declaration of `name`."""
     if isinstance(declared, type):
         if isinstance(declared, InjectorType) and is_ours(declared):
             return Spec("NESTED", declared, declared)
@@ -80,12 +80,12 @@ def spec_of(name: str, declared: Any) -> Spec:
 
 
 def is_ours(injector: type) -> bool:
-    """Whether an injector is an `ExtendedInjector`; a plain one of the library is handed on as a value."""
+    """Whether an injector is an `ExtendedInjector`; a plain one of the library is passed on as a value."""
     return "__declared__" in injector.__dict__
 
 
 def is_component(name: str, cls: type) -> bool:
-    """Whether a class found under `name` is built, and not handed on as it is."""
+    """Whether a class found under `name` is built, rather than passed on unchanged."""
     return not (
         name.endswith("_class")
         or isinstance(cls, InjectorType)
@@ -96,5 +96,5 @@ def is_component(name: str, cls: type) -> bool:
 
 
 def _is_scalar_type(cls: type) -> bool:
-    """Whether `cls` stands for a dtype as `jnp.int8` does: a class with a dtype, compared as a value."""
+    """Whether `cls` stands for a dtype, like `jnp.int8`: a class with a dtype, compared by value."""
     return type(cls).__eq__ is not type.__eq__ and isinstance(getattr(cls, "dtype", None), np.dtype)

@@ -1,4 +1,4 @@
-"""`Node`: one name in the wiring tree that `explain` returns, to be walked by programs and printed."""
+"""`Node`: one name in the wiring tree that `explain` returns, for programs and for printing."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -15,19 +15,18 @@ _ARROW = "<-"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """One name and what it gives.
+    """One name and its result.
 
     Attributes:
         name: the name.
         kind: `"value"` (plain), `"component"`, `"computed"` (by `@value`), `"link"`, `"injector"` (nested),
             `"default"` (of a constructor or function), `"missing"` or `"circle"`.
-        value: the value; for a component, its class (explaining builds a component only where a `@value`
-            function or a link reads from one).
-        origin: the class in the MRO that decided it, or `"given"`, `"override by let"`, `"default"`; None if
-        missing.
+        value: the value; for a component, its class (explaining builds a component only if a `@value` function or a
+            link reads from it).
+        origin: the class in the MRO that decided it, or `"given"`, `"override by let"`, `"default"`; None if missing.
         children: what it is made from: the constructor's arguments, or the name a link points to.
         via: the arguments of the `@value` function that decided it, if one did.
-        error: why it can not be resolved; empty where it can.
+        error: why it cannot be resolved; empty if it can.
     """
 
     name: str
@@ -51,7 +50,7 @@ class Node:
                     waiting.append(below)
 
     def errors(self) -> list["Node"]:
-        """The nodes that can not be resolved; an empty list means that the whole tree can."""
+        """The nodes that cannot be resolved; empty if the whole tree can be."""
         return [node for node in self.walk() if node.error]
 
     def __getitem__(self, name: str) -> "Node":

@@ -1,6 +1,6 @@
-"""Compiles the kernels: `python -m jqinject.native.build`. Installing the package does it too.
+"""Compiles the kernels: `python -m jqinject.native.build`. Installing the package does so too.
 
-Uses the standard library alone, since it also runs where the package is built and nothing is installed.
+Only uses the standard library, because it also runs when the package is built and nothing is installed.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ COMPILERS = ("cc", "gcc", "clang")
 
 
 class BuildError(RuntimeError):
-    """The kernels can't be compiled here; the text says why."""
+    """The kernels cannot be compiled here; the text says why."""
 
 
 def build(folder: Path | str = HERE) -> Path:
     """Compile the kernels into a folder.
 
-    The library runs on every x86-64 processor; it uses what the one that it finds itself on has.
+    The library runs on every x86-64 processor, and uses the instructions that the processor has.
 
     Args:
-        folder: where the library goes; that of this file by default, where it is looked for.
+        folder: the folder for the library; by default that of this file, where it is looked up.
 
     Returns:
         The library's path.
 
     Raises:
         BuildError: not an x86-64 Linux, no C compiler, or the compiler failed.
-        FileNotFoundError: there is no such folder.
+        FileNotFoundError: the folder does not exist.
     """
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
         raise BuildError(f"the kernels are for x86-64 Linux, this is {sys.platform} on {platform.machine()}")
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {str(folder)!r} to compile into")
-    # Compiled beside and renamed: another process may have the old one open.
+    # Compiled to a temporary file and renamed: another process may have the old library open.
     target, fresh = folder / NAME, folder / f"{NAME}.{os.getpid()}"
     command = [*_compiler(), *FLAGS, str(SOURCE), "-o", str(fresh)]
     try:
@@ -60,7 +60,7 @@ def build(folder: Path | str = HERE) -> Path:
 
 
 def _compiler() -> list[str]:
-    """The command of a C compiler: $CC, or the first that there is."""
+    """The command of a C compiler: $CC, or the first one found."""
     if os.environ.get("CC"):
         return shlex.split(os.environ["CC"])
     for name in COMPILERS:

@@ -20,19 +20,19 @@ DOTS, TILES = 1, 2
 # A tile of AMX has 16 rows. With fewer, what should count is how the weight is read, once and as it lies; not measured.
 FEW = 4
 
-# Whether contractions use the kernels: `with use(False): ...` leaves everything to XLA, and JAX compiles again what was
-# compiled under another value. The value may also be the path of another library.
+# Whether contractions use the kernels: `with use(False): ...` leaves everything to XLA, and JAX recompiles programs
+# that were compiled under another value. The value may also be the path of another library.
 use = jax.make_user_context(default_value=True)
 
 
 @dataclass(frozen=True)
 class Library:
-    """What is known of a library.
+    """The facts about a library.
 
     Attributes:
-        target: its name with XLA; None where it is not used.
+        target: its name in XLA; None if it is not used.
         reason: why it is not used, or that it is.
-        rows: the most rows of a left operand that it is used for; None for any.
+        rows: the maximum number of rows of a left operand that it is used for; None for any.
     """
 
     target: str | None
@@ -41,7 +41,7 @@ class Library:
 
 
 def library() -> Library:
-    """The library that contractions use here, or why they use none."""
+    """The library that contractions use, or why they use none."""
     chosen = use.value
     if chosen is False:
         return Library(None, "switched off")
@@ -89,7 +89,7 @@ def _found(path: str, variable: str) -> Library:
 
 @functools.cache
 def _loaded(path: str) -> tuple[int, str]:
-    """What the processor has, and the library's name with XLA."""
+    """The processor's instruction sets, and the library's name in XLA."""
     loaded = ctypes.CDLL(path)
     target = FUNCTION if path == str(FILE) else f"{FUNCTION}:{path}"
     jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(loaded[FUNCTION]), platform="cpu")

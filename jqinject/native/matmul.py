@@ -14,8 +14,8 @@ from jqinject.native.library import library
 def status() -> str:
     """Whether contractions use the kernel, and if not, why.
 
-    A program that XLA divides over several devices has no kernel in it, as XLA cannot divide one; nor has one that is
-    exported.
+    Programs that XLA partitions over several devices do not contain the kernel, because XLA cannot partition it;
+    neither do exported programs.
 
     Example:
         >>> from jqinject.native import status, use
@@ -27,7 +27,7 @@ def status() -> str:
 
 
 def takes(lhs: jax.Array, rhs: jax.Array, accumulator: Any, rows: int) -> bool:
-    """Whether contractions leave a product to `int8_matmul`: bytes with signs, summed in int32, and not empty.
+    """Whether contractions leave a product to `int8_matmul`: int8 operands, int32 sums, and not empty.
 
     Args:
         lhs, rhs: the operands, in any layout.
@@ -43,10 +43,10 @@ def takes(lhs: jax.Array, rhs: jax.Array, accumulator: Any, rows: int) -> bool:
 
 
 def int8_matmul(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-    """`y[..., i, j] = sum_t lhs[..., i, t] * rhs[..., j, t]`, exact but for sums that leave int32, which wrap around.
+    """`y[..., i, j] = sum_t lhs[..., i, t] * rhs[..., j, t]`, exact except that sums beyond int32 wrap around.
 
-    Only where the kernel is compiled and the processor has its instructions. Both operands have the summed axis last,
-    as frozen weights do. Leading axes go along, or have size 1 in one operand.
+    Requires the compiled kernel and a processor with its instructions. Both operands have the contracting axis last, as
+    frozen weights do. Leading axes are equal, or have size 1 in one operand.
 
     Args:
         lhs: int8 `(..., m, k)`.
@@ -57,7 +57,7 @@ def int8_matmul(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
 
     Raises:
         TypeError: an operand is not int8.
-        ValueError: the shapes do not go together.
+        ValueError: the shapes do not match.
         RuntimeError: there is no kernel here.
     """
     if lhs.dtype != np.int8 or rhs.dtype != np.int8:

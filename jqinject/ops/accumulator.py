@@ -1,12 +1,12 @@
-"""What a sum of products needs: bounds on integer weights, so that no accumulator overflows.
+"""Bounds on integer weights that keep a sum of products from overflowing its accumulator.
 
 A signed accumulator of P bits holds -2**(P-1) .. 2**(P-1) - 1. An output is the sum of `q_i * x_i` over integer weights
-q and integer inputs x of N bits. Two bounds keep it inside, whatever the inputs:
+q and integer inputs x of N bits. Two bounds keep it in range for all inputs:
 
-* A2Q: `sum |q_i| <= (2**(P-1) - 1) / 2**(N - signed)`, as no input is larger than `2**(N - signed)`.
-* A2Q+: the positive weights and the negative ones each sum to at most `(2**(P-1) - 1) / (2**N - 1)`: with inputs of one
-  sign they never meet, with inputs of both the larger of the two ranges is theirs together. For weights with mean zero
-  and inputs without a sign that allows about twice the l1-norm.
+* A2Q: `sum |q_i| <= (2**(P-1) - 1) / 2**(N - signed)`, because no input is larger than `2**(N - signed)`.
+* A2Q+: the positive and the negative weights each sum to at most `(2**(P-1) - 1) / (2**N - 1)`: with unsigned inputs
+  the two sums never add up, and with signed inputs the range of `2**N - 1` covers both. For weights with mean zero and
+  unsigned inputs this allows about twice the l1-norm.
 
 Source: I. Colbert, A. Pappalardo, J. Petri-Koenig, "A2Q: Accumulator-Aware Quantization with Guaranteed Overflow
 Avoidance" (2023), and with Y. Umuroglu, "A2Q+: Improving Accumulator-Aware Weight Quantization" (2024).
@@ -39,7 +39,7 @@ def get_upper_bound_on_l1_norm(
     Args:
         accumulator_bit_width: P, the bits of the signed accumulator.
         input_bit_width: N, the bits of the inputs.
-        input_is_signed: whether the inputs have a sign.
+        input_is_signed: whether the inputs are signed.
 
     Returns:
         The bound, a float32 scalar.
@@ -53,7 +53,7 @@ def get_upper_bound_on_l1_norm(
 
 
 def get_upper_bound_on_zero_centered_l1_norm(accumulator_bit_width: Bits, input_bit_width: Bits) -> jax.Array:
-    """The same for weights with mean zero, inputs with a sign or without: `(2**P - 2) / (2**N - 1)`.
+    """The same for weights with mean zero, for signed or unsigned inputs: `(2**P - 2) / (2**N - 1)`.
 
     Args:
         accumulator_bit_width: P, the bits of the signed accumulator.
@@ -72,7 +72,7 @@ def get_upper_bound_on_zero_centered_l1_norm(accumulator_bit_width: Bits, input_
 def integer_budget(
     accumulator_bit_width: Bits, input_bit_width: Bits, input_is_signed: Sign, zero_centered: bool
 ) -> int | jax.Array:
-    """What integer magnitudes may sum to, exactly: all of one output's, or where `zero_centered` those of one sign.
+    """The exact bound on the sum of integer magnitudes of one output, or, if `zero_centered`, of each sign.
 
     Args:
         accumulator_bit_width: P, at most 32.
@@ -92,7 +92,7 @@ def integer_budget(
         largest = 2 ** (accumulator_bit_width - 1) - 1
         return largest // (2**bits - 1 if zero_centered else 2 ** (bits - sign))
     bits, width, sign = (_int32(x) for x in (bits, accumulator_bit_width, sign))
-    # 2**31 wraps round to -2**31, and one less to 2**31 - 1: what is wanted.
+    # Intended: 2**31 wraps to -2**31, and one less to 2**31 - 1.
     largest = jnp.left_shift(jnp.int32(1), width - 1) - 1
     if zero_centered:
         return largest // jnp.maximum(jnp.left_shift(jnp.int32(1), bits) - 1, 1)
@@ -104,10 +104,10 @@ def _int32(x: ArrayLike) -> jax.Array:
 
 
 def _excess(q: jax.Array, axes: tuple[int, ...], budget: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """Sums of non-negative integers, not less than the true ones, and whether they exceed the budget, exactly."""
+    """Sums of non-negative integers, never below the true ones, and whether they exceed the budget, exactly."""
     rough = jnp.sum(q, axis=axes, keepdims=True)
     huge = rough > 1.05 * 2.0**30
-    # int32 counts exactly up to 2**31; where it would wrap round, the rough sum in float32 is known to be too large.
+    # int32 is exact up to 2**31; where it would wrap, the approximate float32 sum is certainly too large.
     exact = jnp.sum(jnp.minimum(q, 2.0**30).astype(jnp.int32), axis=axes, keepdims=True)
     return jnp.where(huge, 2.0 * rough, exact.astype(jnp.float32)), huge | (exact > budget)
 
@@ -118,13 +118,14 @@ def within_budget(
 ) -> jax.Array:
     """Integers whose magnitudes sum to at most `budget` along `axes`; the gradient is that of the identity.
 
-    Where they sum to more, all of them are scaled down by the excess and rounded to zero; elsewhere nothing changes.
+    Where they sum to more, all of them are scaled down by the excess and rounded towards zero; the others are
+    unchanged.
 
     Args:
         q: integers, in float32.
         budget: the largest sum, see `integer_budget`.
         axes: the axes that are summed over.
-        zero_centered: count positive and negative integers apart.
+        zero_centered: sum positive and negative integers separately.
 
     Returns:
         Integers of the shape of `q`, in float32.

@@ -15,7 +15,7 @@ from jqinject.ops.one_program import one_program
 
 
 def _bound(bound: ArrayLike, x: jax.Array) -> jax.Array:
-    """A bound in `x`'s dtype; differentiable where it was an array."""
+    """A bound in `x`'s dtype; differentiable if it was an array."""
     return jnp.asarray(bound, dtype=x.dtype)
 
 
@@ -78,7 +78,7 @@ def tensor_clamp(x: ArrayLike, min_val: ArrayLike, max_val: ArrayLike) -> jax.Ar
 
 
 def tensor_clamp_ste(x: ArrayLike, min_val: ArrayLike, max_val: ArrayLike) -> jax.Array:
-    """Clamp as `tensor_clamp`; the whole gradient goes straight through to `x`, none to the bounds.
+    """Clamp as `tensor_clamp`; the whole gradient passes straight through to `x`, none to the bounds.
 
     Example:
         >>> jax.grad(lambda x: tensor_clamp_ste(x, -1.0, 1.0))(jnp.float32(5.0))
@@ -134,7 +134,7 @@ def _(primals, tangents):
 
 
 def signed_clamp_min_ste(x: ArrayLike, min_val: float) -> jax.Array:
-    """Keep a number at least `min_val` away from zero, on its own side (zero goes to the positive one);
+    """Keep a number at least `min_val` away from zero, on its own side (zero becomes positive);
     gradient 1.
 
     `y = sign(x) * max(|x|, min_val)`, `sign(0) = +1`; nan stays nan.

@@ -1,4 +1,4 @@
-"""Functions whose derivative has no derivative, or is known backward only."""
+"""Functions whose derivative has no derivative, or exists only in reverse mode."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,14 +10,14 @@ import jax
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def first_order(x: Any, what: str) -> Any:
-    """`x`, which must not be differentiated: for what only a second derivative would differentiate.
+    """`x`, which must not be differentiated: for arrays that only a second derivative would differentiate.
 
     Args:
         x: any array, or a pytree of arrays.
-        what: the text of the error, and its cure.
+        what: the error's text, with its cure.
 
     Raises:
-        TypeError: when it is differentiated.
+        TypeError: it is differentiated.
 
     Example:
         >>> try:
@@ -36,13 +36,13 @@ def _refuse(what: str, primals: Any, tangents: Any) -> Any:
 
 @contextmanager
 def backward_only(what: str) -> Iterator[None]:
-    """Say what forward mode (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) finds in here: a derivative known backward only.
+    """Explain the error of forward mode (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) in a function with a reverse rule.
 
     Args:
-        what: what is differentiated, in words.
+        what: the differentiated function, in words.
 
     Raises:
-        TypeError: in the place of JAX's own, which names nothing.
+        TypeError: instead of JAX's own error, which does not name the function.
 
     Example:
         >>> @jax.custom_vjp
@@ -64,11 +64,11 @@ def backward_only(what: str) -> Iterator[None]:
 
 
 def explain_forward_mode(error: TypeError, what: str) -> None:
-    """As `backward_only`, of an error that was caught.
+    """As `backward_only`, for an error that was caught.
 
     Args:
-        error: what JAX raised; one of forward mode becomes an error that names `what`, another is left alone.
-        what: what is differentiated, in words.
+        error: JAX's error; one of forward mode becomes an error that names `what`, others are left alone.
+        what: the differentiated function, in words.
     """
     if "forward-mode" in str(error):
         raise TypeError(

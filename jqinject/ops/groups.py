@@ -89,6 +89,23 @@ def join_groups(x: jax.Array, group_dim: int, length: int) -> jax.Array:
     return jax.lax.slice_in_dim(joined, 0, length, axis=axis) if joined.shape[axis] != length else joined
 
 
+def ungrouped(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """What may have been cut into groups that are full, in the shape that it had before.
+
+    Args:
+        x: of that shape, or with one of its axes as (groups, elements).
+        shape: before the cut.
+
+    Example:
+        >>> ungrouped(jnp.zeros((2, 8, 1, 3)), (16, 1, 3)).shape
+        (16, 1, 3)
+    """
+    if x.ndim == len(shape):
+        return x
+    axis = next((place for place, length in enumerate(shape) if x.shape[place] != length), len(shape) - 1)
+    return merge_axes(x, axis, axis + 2)
+
+
 def spread_groups(x: jax.Array, group_size: int, group_dim: int, length: int) -> jax.Array:
     """What every group has one of (its scale), once for each element, without the groups.
 

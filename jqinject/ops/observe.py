@@ -1,9 +1,9 @@
-"""Statistics that leave a function by the back door: seen over a mapped axis, or in a backward pass.
+"""Statistics from inside a mapped function or a backward pass.
 
-JAX gives one honest channel out of a backward pass: cotangents. A gradient quantizer therefore takes a *slot* (zeros)
-as an argument and returns what it saw as the slot's cotangent. Cotangents of one value add. A slot adds by maximum
-instead: its dtype may be an extended one whose sum is a maximum, and two uses in a row are forked with a rule of their
-own, so that both ways give the maximum.
+JAX has one sound channel out of a backward pass: cotangents. A gradient quantizer therefore takes a *slot* (zeros) as
+an argument and returns its statistic as the slot's cotangent. Cotangents of one value add. A slot adds by maximum
+instead: its dtype may be an extended one whose sum is a maximum, and two consecutive uses are forked with their own
+rule, so that both ways give the maximum.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ SLOT_SIZE = 3
 def gathered(seen: jax.Array, holder: jax.Array) -> jax.Array:
     """`seen`; under `vmap` the maximum over the mapped axis, unless `holder` is mapped too.
 
-    So the statistic of a batch that is mapped over is one statistic, and a stack of layers keeps one a layer.
+    So a batch that is mapped over has one statistic, and a stack of layers one per layer.
 
     Args:
         seen: a statistic that adds by maximum.
-        holder: where it is to be kept.
+        holder: the array that will hold it.
 
     Example:
         >>> jax.vmap(lambda x, h: gathered(x, h), in_axes=(0, None), out_axes=None)(jnp.arange(4.0), 0.0)
@@ -43,7 +43,7 @@ def gathered(seen: jax.Array, holder: jax.Array) -> jax.Array:
     return seen
 
 
-# The rules below call the functions again on arrays that hold the mapped axis, for maps further out.
+# The rules below call the functions again on the batched arrays, for outer maps.
 
 
 @gathered.def_vmap
@@ -57,7 +57,7 @@ def _gathered_vmap(axis_size: int, in_batched: list[bool], seen: jax.Array, hold
 
 @jax.custom_batching.custom_vmap
 def mapped_with(x: jax.Array, *holders: jax.Array) -> jax.Array:
-    """`x`; under `vmap` mapped over wherever one of `holders` is, so that every place has a cotangent of its own.
+    """`x`; under `vmap` mapped if one of `holders` is, so that every mapped index has its own cotangent.
 
     Args:
         x: an array; not differentiated, see `mapped_beside`.
@@ -76,7 +76,7 @@ def _mapped_with_rule(axis_size: int, in_batched: list[bool], x: jax.Array, *hol
 
 @jax.custom_jvp
 def mapped_beside(x: jax.Array, holder: jax.Array) -> jax.Array:
-    """`mapped_with` of an array with a gradient."""
+    """`mapped_with` for an array with a gradient."""
     return mapped_with(x, holder)
 
 
@@ -86,7 +86,7 @@ def _mapped_beside_jvp(primals: tuple[jax.Array, jax.Array], tangents: tuple[jax
 
 
 def report(amax: jax.Array, scale: jax.Array) -> jax.Array:
-    """What there is to report of a tensor: `(amax, 1, scale)` along a new last axis."""
+    """The report of a tensor: `(amax, 1, scale)` along a new last axis."""
     one = jnp.broadcast_to(np.float32(1), amax.shape)
     return jnp.stack([amax, one, jnp.broadcast_to(scale, amax.shape)], axis=-1)
 
@@ -98,7 +98,7 @@ def over_axis(seen: jax.Array, axis_name: Any, holder: jax.Array) -> jax.Array:
         seen: a statistic.
         axis_name: an axis of `shard_map` or `vmap`, a tuple of axes, or None. Within `shard_map` it is only needed
             under `check_vma=False`, where JAX does not say what varies.
-        holder: where the statistic is to be kept.
+        holder: the array that will hold the statistic.
     """
     seen = max_over(seen, names_of(axis_name))
     extra = varying_axes(seen) - varying_axes(holder)
@@ -106,20 +106,20 @@ def over_axis(seen: jax.Array, axis_name: Any, holder: jax.Array) -> jax.Array:
 
 
 def summed_like(cotangent: jax.Array, primal: jax.Array) -> jax.Array:
-    """The cotangent of an array that is the same on devices on which the cotangent is not: the sum over them."""
+    """The cotangent of an array that is replicated over devices where the cotangent varies: the sum over them."""
     extra = tuple(sorted(varying_axes(cotangent) - varying_axes(primal), key=str))
     return jax.lax.psum(cotangent, extra) if extra else cotangent
 
 
 @jax.custom_vjp
 def fork(slot: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A slot for this use, and one for the uses after: the cotangent is the larger of theirs."""
+    """A slot for this use, and one for later uses: the slot's cotangent is the larger of theirs."""
     return slot, slot
 
 
 def _fork_bwd(_: None, cotangents: tuple[Any, Any]) -> tuple[Any]:
     used = [cotangent for cotangent in cotangents if not isinstance(cotangent, SymbolicZero)]
-    if len(used) < 2:  # there are no uses after
+    if len(used) < 2:  # there are no later uses
         return (used[0] if used else None,)
     mine, rest = (jax.lax.convert_element_type(c, jnp.float32) for c in used)
     return (jax.lax.convert_element_type(jnp.maximum(mine, rest), used[0].dtype),)
@@ -137,14 +137,14 @@ class ScaleRule(Protocol):
 
 @dataclass(frozen=True)
 class GradientRule:
-    """How a gradient is quantized: static, equal by value.
+    """How a gradient is quantized: static, compared by value.
 
     Attributes:
         scale_rule: from the gradient to an amax, from an amax to a scale.
         q_dtype: the 8-bit float dtype.
         threshold: its largest number.
-        from_history: whether the scale was known before; else it follows from the gradient itself.
-        axis_name: a named axis that the gradient is spread over, or None.
+        from_history: whether the scale is known in advance; else it follows from the gradient itself.
+        axis_name: a named axis that the gradient is distributed over, or None.
     """
 
     scale_rule: ScaleRule
@@ -180,15 +180,15 @@ _quantize_gradient.defvjp(_fwd, _bwd)
 def quantize_gradient(
     y: jax.Array, token: jax.Array, held: jax.Array, slot: jax.Array, rule: GradientRule
 ) -> jax.Array:
-    """`y` as it is; its gradient is quantized on the way back.
+    """`y` unchanged; its gradient is quantized in the backward pass.
 
     The cotangent of `y` becomes `q(g) = payload(g / s) * s`. That of `slot` reports `(amax, 1, s)`, and that of `token`
-    is `s`, for a contraction that goes on with the payload.
+    is `s`, for a contraction that continues with the payload.
 
     Args:
         y: float array.
         token: a float32 scalar, or of the scale's shape; only its cotangent matters.
-        held: the scale known before; used where `rule.from_history` or the gradient is all zero or not finite.
+        held: the scale known in advance; used if `rule.from_history`, or if the gradient is all zero or not finite.
         slot: zeros, `(*scale shape, 3)`, float32 or a dtype that adds by maximum.
         rule: how to quantize.
 

@@ -1,4 +1,4 @@
-"""Functions that are one program where they are called eagerly."""
+"""Functions that run as one program when called eagerly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 
 def one_program(*static: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator: compile a function as a whole when it is called eagerly; within a trace it leaves no call behind.
+    """A decorator: compile a function as a whole when it is called eagerly; in a trace it is inlined.
 
     Eager JAX compiles a program for each operation and shape, about 20 ms each: building and first calling a
     quantizer of a hundred operations takes seconds without this.

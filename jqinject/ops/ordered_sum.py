@@ -1,4 +1,4 @@
-"""A sum in a stated order of additions, so that its rounding is the same wherever it is computed."""
+"""A sum in a fixed order of additions, so that its rounding is the same everywhere."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import jax.numpy as jnp
 LANES = 8
 ROWS = 4
 STEP = 16
-ORDERED = 2**15  # larger arrays are added by whatever order is fastest
+ORDERED = 2**15  # larger arrays are added in whatever order is fastest
 
 
 def cascade_sum(x: jax.Array) -> jax.Array:
     """The sum of all elements, in the order in which torch adds a contiguous vector on one core.
 
-    In 8 lanes, 4 rows at a time, sixteen and sixteen of them before they are added to what there is. An iteration that
-    ends where rounding hides an improvement ends at the same step then. From 32768 elements on the order is XLA's.
+    It uses 8 lanes, 4 rows at a time, and adds sixteen of them before each sum moves up a level. So an iteration that
+    stops when rounding hides an improvement stops at the same step as in torch. From 32768 elements on, the order is
+    XLA's.
 
     Args:
         x: numbers, float32, any shape.
@@ -45,7 +46,7 @@ def cascade_sum(x: jax.Array) -> jax.Array:
 
 
 def _levels(rows: jax.Array) -> jax.Array:
-    """Sixteen rows are added up, then sixteen such sums, and so on; what is left over at each level comes last."""
+    """Add sixteen rows, then sixteen such sums, and so on; the remainder at each level comes last."""
     blocks = rows.shape[0] // STEP
     total = _one_by_one(rows[blocks * STEP :])
     if not blocks:

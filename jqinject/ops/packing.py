@@ -18,7 +18,7 @@ def pack(payload: jax.Array, bits: int) -> jax.Array:
     """Integers of at most `bits` bits in two's complement, `8 / bits` of them in a uint8, along the last axis.
 
     Args:
-        payload: int8 or uint8, any shape; a last axis that does not come out even is filled up.
+        payload: int8 or uint8, any shape; the last axis is padded to whole bytes.
         bits: 2, 4 or 8.
 
     Returns:
@@ -43,7 +43,7 @@ def pack(payload: jax.Array, bits: int) -> jax.Array:
 
 
 def unpack(packed: jax.Array, bits: int, shape: tuple[int, ...], signed: bool) -> jax.Array:
-    """The integers that `pack` has packed, as int8, or uint8 where they have no sign.
+    """The integers that `pack` has packed, as int8, or as uint8 if they are unsigned.
 
     Args:
         packed: uint8.

@@ -1,4 +1,4 @@
-"""Powers of two and logarithms that are exact where the answer is: `jnp.exp2` and `jnp.log2` may not be."""
+"""Powers of two and logarithms that are exact if the true result is representable, unlike `jnp.exp2`, `jnp.log2`."""
 
 from __future__ import annotations
 
@@ -160,8 +160,8 @@ def divide(x: ArrayLike, divisor: ArrayLike) -> jax.Array:
 def by_reciprocal(x: jax.Array, divisor: ArrayLike) -> jax.Array:
     """`x * (1 / divisor)` where one divisor serves several numbers, else `x / divisor`; both steps rounded to float32.
 
-    It is what XLA makes of `x / divisor` on a CPU, and so the numbers of libraries that leave the division to it; here
-    it is written out, so that every program has the same ones. With a scale of `largest / 127.5` the extreme lies on a
+    XLA compiles `x / divisor` to this on a CPU, so libraries that leave the division to it get these numbers; here it
+    is written out, so that every program gets the same ones. With a scale of `largest / 127.5` the extreme lies on a
     rounding tie, and the last bit of the scale decides where it goes.
 
     Args:

@@ -1,9 +1,9 @@
 """Arrays that are kept for the backward pass as low-bit payloads.
 
-Rematerialisation keeps what its policy names and computes the rest again. Here the name stands on a payload packed
-into unsigned integers: integers have no cotangent, so nothing of it is differentiated, and what follows is computed
-again from it. The value gets the gradient of the float array it was made from, straight through, so the gradient
-itself is not quantized. That holds for first derivatives: a second one sees the value as a constant.
+Rematerialisation keeps the arrays that its policy names and recomputes the rest. Here the name is on a payload packed
+into unsigned integers: integers have no cotangent, so the payload is not differentiated, and later values are
+recomputed from it. The float array that the value was made from receives its gradient straight through, so the
+gradient itself is not quantized. This holds for first derivatives: a second derivative sees the value as a constant.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SAVED_NAMES = (PAYLOAD, SCALE, ZERO_POINT)
 
 @jax.custom_jvp
 def _with_first_gradient_of(value: jax.Array, x: jax.Array) -> jax.Array:
-    """`value` with the gradient of `x`, once: what is computed again in a backward pass must not mention `x`."""
+    """`value` with the first derivative of `x`: values recomputed in a backward pass must not depend on `x`."""
     return value
 
 
@@ -67,7 +67,7 @@ def saved_codes(x: jax.Array, codes: jax.Array, scale: jax.Array, form: FloatFor
         x: the float array that the codes were made from; it receives the gradient, everywhere.
         codes: unsigned integers of the shape of `x`, of a format of at most 8 bits.
         scale: float per step of the minifloat, broadcasts to `x`; no gradient.
-        form: what the codes mean.
+        form: the format of the codes.
 
     Returns:
         An array of the shape and dtype of `x`.

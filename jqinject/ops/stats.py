@@ -1,13 +1,13 @@
-"""Statistics of a tensor in parts: what is reduced, and how a change of the tensor moves it.
+"""Statistics of a tensor in two parts: the reduction, and its derivative.
 
-A statistic that is needed during calibration only is computed under `jax.lax.cond`. Differentiating *through* the
-`cond` would write a gradient as large as the tensor in every later step, all zeros. So the reduction (`kth_smallest`,
-`Over.max`, ...) returns a few numbers, `locate` finds where an element lies, which only a derivative asks for, and the
-derivative itself (`picked`, `shared`) is elementwise: the compiler fuses it with its neighbours.
+A statistic that is needed only during calibration is computed under `jax.lax.cond`. Differentiating *through* the
+`cond` would write a gradient as large as the tensor, all zeros, in every later step. So the reduction (`kth_smallest`,
+`Over.max`, ...) returns a few numbers, `locate` finds the position of an element, which only a derivative needs, and
+the derivative itself (`picked`, `shared`) is elementwise: the compiler fuses it with its neighbours.
 
-What is reduced is an `Over`: axes of the tensor, and names of axes of `shard_map`, `pmap` or `vmap` that it is spread
-over. A tensor is never laid out anew for it: a reshape would gather one that is sharded, and so would joining several
-that share a statistic, which come as a tuple.
+An `Over` says what is reduced: axes of the tensor, and names of axes of `shard_map`, `pmap` or `vmap` that it is
+distributed over. A tensor is never reshaped for it, because that would gather a sharded tensor. Joining several tensors
+that share a statistic would do the same, so these come as a tuple.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ def _(primals, tangents):
 
 
 def change_of_magnitude(x: Tensors, dx: Tensors) -> Any:
-    """How `magnitude(x)` changes where `x` changes by `dx`."""
+    """The change of `magnitude(x)` when `x` changes by `dx`."""
     return each(lambda x, dx: jax.lax.sign(x) * dx, x, dx)
 
 
 @one_program("over")
 def locate(x: Tensors, value: jax.Array, over: Over) -> jax.Array:
-    """Where the element `value` of `x` is: the position where it first occurs; a nan is found at the first nan.
+    """The position at which the element `value` of `x` first occurs; a nan is found at the first nan.
 
     Args:
         x: the tensor, or several.
         value: an element of it; a scalar over the whole tensor, else with size 1 in the axes.
-        over: what is searched.
+        over: the axes to search.
 
     Returns:
         The position, int32, of the shape of `value`; counted along the axes.
@@ -80,12 +80,12 @@ def locate(x: Tensors, value: jax.Array, over: Over) -> jax.Array:
 
 
 def picked(dx: Tensors, position: jax.Array, over: Over) -> jax.Array:
-    """How the element at a position changes where the tensor changes by `dx`.
+    """The change of the element at a position when the tensor changes by `dx`.
 
     Args:
         dx: of the shape of the tensor, or of each of several.
-        position: what `locate` returned.
-        over: what was searched.
+        position: the result of `locate`.
+        over: the searched axes.
     """
     return over.sum(each(lambda dx, place: choose(place == position, dx, 0.0), dx, over.positions(dx)))
 
@@ -96,27 +96,27 @@ def ties(x: Tensors, value: jax.Array, over: Over) -> jax.Array:
 
 
 def shared(dx: Tensors, hits: Tensors, count: jax.Array, over: Over, weight: Any = 1.0) -> jax.Array:
-    """How an extreme changes, the elements that tie sharing alike.
+    """The change of an extreme, shared equally by tied elements.
 
     Args:
-        dx: how the tensor changes.
+        dx: the change of the tensor.
         hits: which of its elements are the extreme.
-        count: how many they are.
-        over: what was reduced.
+        count: the number of these.
+        over: the reduced axes.
         weight: a factor of the change.
     """
     return over.sum(each(lambda hit, dx: choose(hit, dx, 0.0), hits, dx)) * (weight / jnp.maximum(count, 1.0))
 
 
 def locate_extreme(x: Tensors, value: jax.Array, over: Over) -> jax.Array:
-    """What `change_of_extreme` has to know: along axes the position of the first of equal elements, over the whole
-    tensor how many they are.
+    """The input of `change_of_extreme`: along axes the position of the first of equal elements, over the whole tensor
+    their number.
     """
     return locate(x, value, over) if over.keeps else ties(x, value, over)
 
 
 def change_of_extreme(dx: Tensors, x: Tensors, value: jax.Array, found: jax.Array, over: Over) -> jax.Array:
-    """How the largest (or smallest) element of `x` changes: along axes the first of equal elements counts, over the
+    """The change of the largest (or smallest) element of `x`: along axes the first of equal elements counts, over the
     whole tensor they share.
     """
     if over.keeps:
@@ -125,7 +125,7 @@ def change_of_extreme(dx: Tensors, x: Tensors, value: jax.Array, found: jax.Arra
 
 
 ALMOST = 1.0 - 2.0**-21
-"""Four units in the last place below 1: what is that near to an extreme is taken for it."""
+"""A few units in the last place below 1: an element this close to an extreme counts as the extreme."""
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -154,7 +154,7 @@ def _(over, primals, tangents):
 
 
 def _change_of_end(over: Over, hits: jax.Array, dx: jax.Array, end: jax.Array) -> jax.Array:
-    """How an end of a range changes, from the elements there; at 0, half of it (as that of `jnp.maximum`)."""
+    """The change of an end of a range, from the elements there; half of it at 0 (as in `jnp.maximum`)."""
     half = choose(end == 0, 0.5, jnp.ones_like(end))
     return shared(dx, hits, over.sum(hits.astype(jnp.float32)), over, half)
 
@@ -162,13 +162,13 @@ def _change_of_end(over: Over, hits: jax.Array, dx: jax.Array, end: jax.Array) -
 def largest(x: jax.Array, axes: Sequence[int] | None, names: Names = ()) -> jax.Array:
     """`max(x, 0)` over some axes, kept with size 1; elements that tie share the gradient equally.
 
-    A compiler may compute `x` once for the maximum and once more, rounded otherwise, for the gradient. So elements
-    within a few units in the last place of the maximum tie too: none would equal it then, and the gradient be lost.
+    A compiler may compute `x` once for the maximum and again, with different rounding, for the gradient. So elements
+    within a few units in the last place of the maximum count as ties: otherwise none might, and the gradient be lost.
 
     Args:
-        x: the tensor; of the rest of an empty one 0 is the largest.
-        axes: to reduce; None for all, of which none is kept.
-        names: of mapped axes that the tensor is spread over.
+        x: the tensor; the maximum of an empty one is 0.
+        axes: the axes to reduce; None for all, none of which is kept.
+        names: of mapped axes that the tensor is distributed over.
 
     Example:
         >>> x = jnp.array([1.0, 3.0, 3.0])
@@ -191,7 +191,7 @@ def ends(x: jax.Array, axes: Sequence[int] | None, names: Names = ()) -> tuple[j
 
 
 def _something(x: jax.Array, over: Over) -> jax.Array:
-    """`x`, or zeros where nothing is reduced."""
+    """`x`, or zeros if there is nothing to reduce."""
     axes = over.of(x.ndim)
     if all(x.shape[axis] for axis in axes):
         return x
@@ -221,13 +221,13 @@ def rank_low(percentile: float, size: int) -> int:
 def kth_smallest(x: Tensors, k: int | jax.Array, over: Over) -> jax.Array:
     """The k-th smallest element (1-based), without interpolation.
 
-    A maximum or minimum at the ends; else by bisection on the bits, 32 passes over the tensor whatever the rank (a sort
-    of a million elements takes tens of times as long). Of a tensor that is spread over devices only counts travel.
+    A maximum or minimum at the ends; otherwise a bisection on the bits, 32 passes over the tensor for any rank (a sort
+    of a million elements takes tens of times as long). For a tensor distributed over devices, only counts are sent.
 
     Args:
         x: float32 tensor, or several.
-        k: rank, 1 to n, n the number of elements; or an array of them, of the shape of the result.
-        over: what is reduced.
+        k: rank, 1 to n, n the number of elements; or an array of ranks, of the shape of the result.
+        over: the axes to reduce.
 
     Returns:
         A scalar over the whole tensor, else the tensor with size 1 in the axes.

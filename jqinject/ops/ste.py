@@ -2,8 +2,7 @@
 
 A *straight-through* function changes values (it rounds, clamps or takes a sign) and passes the gradient on as
 if it had not. All of them are `jax.custom_jvp` functions, so they work in forward and reverse mode and under
-`jax.jit`,
-`jax.vmap` and `jax.checkpoint`, and they leave only elementwise operations behind for the compiler to fuse.
+`jax.jit`, `jax.vmap` and `jax.checkpoint`, and they leave only elementwise operations for the compiler to fuse.
 """
 
 from __future__ import annotations

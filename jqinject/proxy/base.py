@@ -157,7 +157,8 @@ class QuantProxyFromInjector(nnx.Module):
 
     @property
     def has_whole_zero_points(self) -> bool:
-        """Whether zero points are integers: they are unless the injector says `quantize_zero_point = False`."""
+        """Whether zero points are integers: they are unless the injector says `quantize_zero_point = False`, or
+        declares a `scale_shift_zero_point_impl`."""
         return self.facts.whole_zero_points
 
     def depends_on_layers(self) -> bool:

@@ -124,7 +124,8 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
                 "  cure: quantize the input per tensor, or use Int8BiasPerTensorFloatInternalScaling"
             )
         of_input, of_weight = input.scale, weight.scale if laid_out is None else laid_out
-        of_weight = of_weight.reshape(-1) if of_weight.ndim > 1 else of_weight
+        if laid_out is None and of_weight.ndim > 1:
+            of_weight = of_weight.reshape(-1)  # the bias has one axis
         return of_weight * (of_input.reshape(()) if of_input.ndim else of_input)
 
     def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:

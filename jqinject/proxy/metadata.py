@@ -1,5 +1,6 @@
 """What an injector says of the numbers that it makes, beside making them."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,8 +48,15 @@ def facts_of(binding: Binding, layers: tuple[Any, ...]) -> QuantFacts:
         else None,
         rounding_mode=None if rounding is None else str(rounding).upper(),
         requires_input_scale=bool(fact("requires_input_scale")),
-        whole_zero_points=not binding.declares("quantize_zero_point") or bool(fact("quantize_zero_point")),
+        whole_zero_points=_whole_zero_points(binding, fact),
     )
+
+
+def _whole_zero_points(binding: Binding, fact: Callable[[str], Any]) -> bool:
+    """Whether zero points are integers; those of a `scale_shift_zero_point_impl` are what it makes of a distance."""
+    if binding.declares("scale_shift_zero_point_impl"):
+        return False
+    return not binding.declares("quantize_zero_point") or bool(fact("quantize_zero_point"))
 
 
 def _truth(binding: Binding, name: str, given: Any) -> bool:

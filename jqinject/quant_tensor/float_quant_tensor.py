@@ -278,7 +278,7 @@ class FloatQuantTensor(QuantTensor):
             return form
         if not is_concrete(form.exponent_bit_width, form.mantissa_bit_width, form.exponent_bias):
             raise ValueError(
-                f"a minifloat of learned widths has no known dtype while it is traced, so {what} can not be made.\n"
+                f"a minifloat of learned widths has no known dtype while it is traced, so {what} cannot be made.\n"
                 "  cure: outside of jit, or constant widths: exponent_bit_width_impl_type = 'const'"
             )
         return form.known()

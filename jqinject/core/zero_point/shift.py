@@ -13,6 +13,7 @@ from jqinject.core._protocols import IntQuantizer
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.state.variables import known_zero
+from jqinject.ops.groups import ungrouped
 from jqinject.ops.power import divide
 
 
@@ -69,7 +70,8 @@ class ScaleShiftQuantZeroPoint(Component):
     Args:
         zp_int_quant: quantizes the distance; its result's first part counts.
         int_quant: gives the integer range.
-        zero_point_dequantized_shape: shape of the quantized distance; None leaves it.
+        zero_point_dequantized_shape: shape of the quantized distance; None means that of the distance, also where
+            `zp_int_quant` has groups of its own.
 
     Example:
         >>> from jqinject.core import BitWidthConst, ConstScaling, IntQuant, IntScaling, RescalingIntQuant
@@ -97,5 +99,5 @@ class ScaleShiftQuantZeroPoint(Component):
         """The zero point of a range that reaches `zero_point` below zero, float32."""
         quantized, *_ = self.zp_int_quant(zero_point)
         shape = self.zero_point_dequantized_shape
-        quantized = quantized if shape is None else quantized.reshape(shape)
+        quantized = ungrouped(quantized, zero_point.shape) if shape is None else quantized.reshape(shape)
         return divide(quantized, scale) + self.int_quant.min_int(bit_width)

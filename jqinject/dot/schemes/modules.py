@@ -33,7 +33,7 @@ class QDotGeneral(QuantizedOp):
     `model.set_attributes(rhs_quant_mode=QuantMode.SERVE)`. All three modes give the same output for the same weights.
 
     Args:
-        config: an injector such as `config_v4()`, or a `QuantizedDotGeneral`.
+        config: a `Scheme`, an injector such as `config_v4()`, or a `QuantizedDotGeneral`.
         lhs_quant_mode, rhs_quant_mode: of the left operand (activations, in Flax's layers) and the right one (weights).
         lhs_freezer, rhs_freezer: a `Freezer`, or its arguments, such as `{"shape": (64, 32), "scale_shape": (1, 32)}`,
             so that its variables are there from the start: to load a frozen checkpoint, also abstractly.
@@ -50,7 +50,8 @@ class QDotGeneral(QuantizedOp):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from jqinject.dot import config_v4
+        >>> from flax import nnx
+        >>> from jqinject.dot import QuantMode, config_v4
         >>> dot_general = QDotGeneral(config_v4(), rhs_quant_mode=QuantMode.CONVERT)
         >>> layer = nnx.Linear(3, 2, dot_general=dot_general, rngs=nnx.Rngs(0))
         >>> y = layer(jnp.ones((4, 3)))
@@ -136,6 +137,7 @@ class QEinsum(QuantizedOp):
 
     Example:
         >>> import jax.numpy as jnp
+        >>> from flax import nnx
         >>> from jqinject.dot import config_v4
         >>> layer = nnx.Einsum("btd,dnh->btnh", (8, 2, 4), einsum_op=QEinsum(config_v4()), rngs=nnx.Rngs(0))
         >>> layer(jnp.ones((1, 3, 8))).shape
@@ -182,6 +184,7 @@ class QConvGeneralDilated(QuantizedOp):
 
     Example:
         >>> import jax.numpy as jnp
+        >>> from flax import nnx
         >>> from jqinject.dot import config_v4
         >>> conv = QConvGeneralDilated(config_v4())
         >>> layer = nnx.Conv(3, 8, (3, 3), conv_general_dilated=conv, rngs=nnx.Rngs(0))

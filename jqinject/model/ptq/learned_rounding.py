@@ -178,7 +178,7 @@ def _insert(layer: QuantWeightLayer, kind: LearnedRoundImplType, path: str) -> N
     if reach.works and "learned_round_impl_type" not in reach.names:
         raise ValueError(
             f"{path}: {old.binding.base.__name__} declares how it rounds as a component (float_to_int_impl), so its "
-            "rounding can not be learned.\n  cure: declare it by name: float_to_int_impl_type = 'round'"
+            "rounding cannot be learned.\n  cure: declare it by name: float_to_int_impl_type = 'round'"
         )
     new = type(old)(binding, layer)
     _copy_values(old, new)

@@ -1,4 +1,4 @@
-"""Arrays sharded along explicit axes of a mesh, where JAX leaves what becomes of a sharding to whoever computes."""
+"""Arrays sharded along explicit axes of a mesh, for which JAX leaves the result's sharding to the caller."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def whole(x: jax.Array, *axes: int) -> jax.Array:
 
     Args:
         x: an array.
-        axes: which of its axes have to be whole, from the front; without any, all.
+        axes: which of its axes must be whole, from the front; without any, all.
 
     Example:
         >>> whole(jnp.ones(2))
@@ -40,12 +40,12 @@ def whole(x: jax.Array, *axes: int) -> jax.Array:
 def merge_axes(x: jax.Array, first: int, last: int) -> jax.Array:
     """The axes `first` to `last` (exclusive) of `x` as one; without any, a new one of size 1.
 
-    On a mesh with explicit axes, where JAX does not decide what becomes of a sharding, the axis is whole on every
-    device if one of the axes behind the first was sharded.
+    On a mesh with explicit axes, for which JAX does not choose the result's sharding, the merged axis is whole on every
+    device if one of the axes after the first was sharded.
 
     Args:
         x: an array.
-        first: the first axis of those that are put together, from the front.
+        first: the first of the merged axes, from the front.
         last: the axis after them, from the front.
 
     Returns:
@@ -63,7 +63,7 @@ def merge_axes(x: jax.Array, first: int, last: int) -> jax.Array:
 
 
 def sharded_as(x: jax.Array, like: jax.Array) -> jax.Array:
-    """`x`, sharded as `like` is, along explicit axes; others stay JAX's concern.
+    """`x`, sharded like `like` along explicit axes; JAX handles the others.
 
     Args:
         x: an array.
@@ -81,7 +81,7 @@ def sharded_as(x: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def sharded_beside(x: jax.Array, like: jax.Array) -> jax.Array:
-    """`x`, which broadcasts against `like`, sharded as the axes of `like` that it has are, along explicit axes.
+    """`x`, which broadcasts against `like`, sharded like the axes that it shares with `like`, along explicit axes.
 
     Args:
         x: an array, of no more axes than `like`.
@@ -103,10 +103,10 @@ def sharded_beside(x: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def asked(out_sharding: Any, *operands: jax.Array) -> Any:
-    """The `out_sharding` that an operation is to be given: on a mesh with explicit axes; else None.
+    """The `out_sharding` to pass to an operation on a mesh with explicit axes; else None.
 
     Args:
-        out_sharding: a `PartitionSpec`, a `NamedSharding` or None, as the caller of a layer gives it.
+        out_sharding: a `PartitionSpec`, a `NamedSharding` or None, as passed to a layer.
         operands: of the operation.
 
     Example:
@@ -135,11 +135,11 @@ def laid_as(x: jax.Array, out_sharding: Any) -> jax.Array:
 
 
 def before_transpose(out_sharding: Any, permutation: Sequence[int]) -> Any:
-    """The sharding that what becomes `out_sharding` by a transposition has before; of None, None.
+    """The sharding before a transpose whose result has `out_sharding`; None for None.
 
     Args:
         out_sharding: a `PartitionSpec`, a `NamedSharding` or None.
-        permutation: of the transposition, as `jnp.transpose` takes it.
+        permutation: of the transpose, as for `jnp.transpose`.
 
     Example:
         >>> tuple(before_transpose(PartitionSpec("data", None, "model"), (1, 2, 0)))
@@ -156,11 +156,11 @@ def before_transpose(out_sharding: Any, permutation: Sequence[int]) -> Any:
 
 
 def taken(table: jax.Array, indices: jax.Array) -> jax.Array:
-    """`table[indices]` along the first axis of a table that is whole everywhere; sharded as the indices are.
+    """`table[indices]` along the first axis of a table that is whole everywhere; sharded like the indices.
 
     Args:
         table: an array of one axis.
-        indices: integers; those outside become the nearest inside.
+        indices: integers; those out of bounds are clamped.
 
     Example:
         >>> taken(jnp.array([0.5, 2.0]), jnp.array([[1, 0, 5]]))

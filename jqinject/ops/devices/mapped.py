@@ -25,8 +25,8 @@ def names_of(axis_name: Any) -> Names:
 def names_at_hand(axis_name: Any, evaluates: bool) -> Names:
     """An `axis_name` as a tuple: in evaluation, without the axes that do not surround the call.
 
-    A tensor is spread over a mapped axis in training. In evaluation, outside of `shard_map`, `pmap` and `vmap`, it is
-    whole, and its statistic needs nobody else's.
+    In training, a tensor is distributed over a mapped axis. In evaluation, outside `shard_map`, `pmap` and `vmap`, it
+    is whole, and so is its statistic.
 
     Args:
         axis_name: a name, a tuple of names, or None.
@@ -49,18 +49,18 @@ def _is_bound(name: Any) -> bool:
 
 
 def varying_axes(x: jax.Array) -> frozenset[Any]:
-    """The axes of a surrounding `shard_map` on which `x` differs from device to device, where JAX keeps track."""
+    """The axes of a surrounding `shard_map` on which `x` varies between devices, if JAX keeps track."""
     return frozenset(jax.typeof(x).manual_axis_type.varying)
 
 
 def varying_with(x: jax.Array, *others: jax.Array) -> jax.Array:
-    """`x`, typed as different from device to device on the axes of `shard_map` on which one of the others is."""
+    """`x`, typed as varying between devices on the axes of `shard_map` on which one of the others varies."""
     extra = frozenset().union(*map(varying_axes, others)) - varying_axes(x)
     return jax.lax.pcast(x, tuple(sorted(extra, key=str)), to="varying") if extra else x
 
 
 def _differing(x: jax.Array, names: Names) -> Names:
-    """The axes on which `x` may differ. Where JAX keeps track, a maximum over another one is an error."""
+    """The axes on which `x` may vary. If JAX keeps track, a maximum over any other axis is an error."""
     return tuple(name for name in names if name in varying_axes(x) or not _is_tracked(name))
 
 
@@ -89,7 +89,7 @@ def sum_over(x: jax.Array, names: Names) -> jax.Array:
 
 
 def places_over(names: Names) -> int:
-    """How many places named axes have together."""
+    """The product of the sizes of named axes."""
     size = 1
     for name in names:
         size *= int(jax.lax.axis_size(name))
@@ -97,7 +97,7 @@ def places_over(names: Names) -> int:
 
 
 def place_over(names: Names) -> jax.Array:
-    """Which of these places this is, from 0; int32."""
+    """The flat index of this place among them, from 0; int32."""
     place = jnp.zeros((), jnp.int32)
     for name in names:
         place = place * jax.lax.axis_size(name) + jax.lax.axis_index(name)

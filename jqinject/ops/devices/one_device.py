@@ -1,4 +1,4 @@
-"""Two ways to compute the same: one for a program that a device runs alone, one that XLA can divide and export."""
+"""Two ways to compute the same: one for a program on a single device, one that XLA can partition and export."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ ONE_DEVICE = Primitive("one_device")
 
 
 def on_one_device(alone: Compute, otherwise: Compute, *arrays: jax.Array) -> jax.Array:
-    """`alone(*arrays)` in a program that every device runs on arrays of its own, else `otherwise(*arrays)`.
+    """`alone(*arrays)` in a program that every device runs on its own arrays, else `otherwise(*arrays)`.
 
-    XLA divides neither custom calls (kernels, layout constraints) nor every reshape over devices: it gathers their
-    operands first. And `jax.export` refuses custom calls. Whether a program is for one device, for several or for
-    export is not known while it is traced, so it is decided when it is lowered. No gradient.
+    XLA cannot partition custom calls (kernels, layout constraints), nor some reshapes: it gathers their operands first.
+    And `jax.export` refuses custom calls. Whether a program is for one device, for several or for export is not known
+    while it is traced, so this is decided when it is lowered. No gradient.
 
     Args:
         alone: a function that compares and hashes by value.
-        otherwise: likewise; the same numbers.
-        arrays: what they are called with.
+        otherwise: likewise; computes the same numbers.
+        arrays: their arguments.
 
     Example:
         >>> import jax.numpy as jnp
@@ -44,7 +44,7 @@ def _program(otherwise: Compute, mesh: Any, *types: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Mapped:
-    """A function under `vmap`, equal by value."""
+    """A function under `vmap`, compared by value."""
 
     function: Compute
     axes: tuple[int | None, ...]

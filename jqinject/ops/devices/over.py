@@ -1,4 +1,4 @@
-"""What a statistic reduces: axes of a tensor, and mapped axes that it is spread over."""
+"""The axes that a statistic reduces: those of a tensor, and mapped axes that it is distributed over."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Tensors = jax.Array | tuple[jax.Array, ...]
 
 
 def each(function: Callable[..., Any], x: Tensors, *others: Any) -> Any:
-    """A function of each of some tensors.
+    """A function applied to each of some tensors.
 
     Example:
         >>> each(jnp.abs, (jnp.float32(-1), jnp.float32(2)))
@@ -29,7 +29,7 @@ def each(function: Callable[..., Any], x: Tensors, *others: Any) -> Any:
 
 
 def parts_of(x: Tensors) -> tuple[jax.Array, ...]:
-    """Tensors that share a statistic, also where it is one."""
+    """Tensors that share a statistic, as a tuple even if there is only one."""
     return x if isinstance(x, tuple) else (x,)
 
 
@@ -38,7 +38,7 @@ class Over(NamedTuple):
 
     Attributes:
         axes: an axis, a tuple of axes in the order in which elements are counted, or None for the whole tensor.
-        names: of mapped axes, over which the statistic is one.
+        names: of mapped axes that share one statistic.
     """
 
     axes: Axes = None
@@ -52,11 +52,11 @@ class Over(NamedTuple):
 
     @property
     def keeps(self) -> bool:
-        """Whether reduced axes are kept with size 1: not of the whole tensor."""
+        """Whether reduced axes are kept with size 1: unless the whole tensor is reduced."""
         return self.axes is not None
 
     def count(self, x: Tensors) -> int:
-        """How many elements one statistic is of."""
+        """The number of elements in one statistic."""
         return sum(map(self._here, parts_of(x))) * places_over(self.names)
 
     def max(self, x: Tensors) -> jax.Array:

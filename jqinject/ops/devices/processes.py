@@ -1,7 +1,7 @@
 """Arrays that span the processes of a distributed program, read on the host.
 
-No process holds all of such an array, and all processes have to run the same programs in the same order: every process
-has to call these functions, and what one process alone knows must decide nothing.
+No process holds all of such an array, and all processes must run the same programs in the same order: every process
+must call these functions, and no decision may depend on what only one process knows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def on_host(x: Any) -> np.ndarray:
     """The numbers of an array, whichever processes hold them.
 
     Args:
-        x: a concrete array. Where it spans processes and is not whole in each, all of them have to call.
+        x: a concrete array. If it spans processes and is not whole in each, all of them must call.
 
     Example:
         >>> import jax.numpy as jnp
@@ -40,7 +40,7 @@ def lies_here(x: Any) -> bool:
 
 
 def placed_as(x: jax.Array, model: jax.Array) -> jax.Array:
-    """An array, laid out as another one; where one of them spans processes, all of them have to call."""
+    """An array with the placement of another one; if either spans processes, all of them must call."""
     if not spans_processes((x, model)):
         return jax.device_put(x, model.sharding)
     if spans_processes(x) and spans_processes(model):
@@ -50,14 +50,14 @@ def placed_as(x: jax.Array, model: jax.Array) -> jax.Array:
 
 
 def from_holder(held: Any, is_holder: bool) -> Any:
-    """What the first process that holds it has, in all processes.
+    """The object of the first process that holds it, in all processes.
 
     Args:
         held: a picklable object; that of the other processes is not read.
         is_holder: whether this process holds it.
 
     Returns:
-        The object; `held` where no process is a holder.
+        The object; `held` if no process is a holder.
     """
     holders = multihost_utils.process_allgather(np.array(is_holder))
     if not holders.any():

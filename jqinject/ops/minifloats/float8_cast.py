@@ -1,4 +1,4 @@
-"""8-bit floats: what they hold, and how an array is put into them."""
+"""8-bit floats: their range, and conversion of arrays to them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def float8_dtype(dtype: Any, where: str, name: str = "q_dtype") -> np.dtype:
     """One of the four 8-bit float dtypes.
 
     Raises:
-        TypeError: for any other dtype; names the four.
+        TypeError: for any other dtype; the message names the four.
     """
     try:
         found = np.dtype(dtype)
@@ -50,10 +50,10 @@ def float8_max(dtype: Any) -> float:
 def to_float8(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
     """`clip(x / scale, -max, max)` in an 8-bit float dtype, rounded to nearest, ties to even.
 
-    The quotient is taken in bfloat16 where `x` is bfloat16 (as in Flax, with the scale rounded to it), else in float32.
+    The quotient is computed in bfloat16 if `x` is bfloat16 (as in Flax, with the scale rounded to it), else in float32.
 
-    A finite number that is too large saturates. What is not finite is not hidden: nan stays nan, and an
-    infinity becomes inf in `float8_e5m2` and nan in the others, which have no inf.
+    A finite number that is too large saturates. Non-finite numbers stay visible: nan stays nan, and an infinity becomes
+    inf in `float8_e5m2` and nan in the others, which have no inf.
 
     Args:
         x: float array.
@@ -73,9 +73,9 @@ def to_float8(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
 
 
 def _payload(x: jax.Array, scale: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """The payload, and where `x` is finite."""
+    """The payload, and a mask of the finite elements of `x`."""
     x = jnp.asarray(jax.lax.stop_gradient(x))  # of a Python float under `grad`, a Python float is left
-    # To bfloat16 explicitly: what is cast to it and back, a compiler may leave as it was.
+    # To bfloat16 explicitly: a compiler may remove a cast to it and back.
     rounded = _to_bfloat16 if x.dtype == jnp.bfloat16 else jnp.asarray
     largest = float8_max(dtype)
     numbers = x.astype(jnp.float32)
@@ -83,13 +83,13 @@ def _payload(x: jax.Array, scale: jax.Array, dtype: Any) -> tuple[jax.Array, jax
     # Chosen element by element, so that no compiler multiplies by the reciprocal instead (see `power.divide`).
     divisor = sharded_as(jnp.broadcast_to(rounded(scale), numbers.shape), numbers)
     quotient = rounded(jax.lax.div(numbers, jax.lax.select(finite, divisor, numbers)))
-    steps = jax.lax.clamp(-largest, quotient, largest)  # nan for all that is not finite
+    steps = jax.lax.clamp(-largest, quotient, largest)  # nan for everything that is not finite
     steps = jax.lax.select(finite, steps, numbers) if np.dtype(dtype) == _WITH_INF else steps
     return steps.astype(dtype), finite
 
 
 def to_float8_again(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
-    """The payload of an array that came from one by `from_float8`: `x / scale`, with nothing to saturate.
+    """The payload of an array that `from_float8` made: `x / scale`, which needs no saturation.
 
     Args:
         x: float array, up to its rounding `payload * scale`.
@@ -138,7 +138,7 @@ def quantize_float8(
     payload, finite = _payload(x, scale, q_dtype)
     product = payload.astype(jnp.float32) * scale
     largest = float(jnp.finfo(dq_dtype).max)
-    value = jax.lax.clamp(-largest, product, largest)  # as `from_float8`: of a finite number, a finite one
+    value = jax.lax.clamp(-largest, product, largest)  # as in `from_float8`: finite numbers stay finite
     if np.dtype(q_dtype) == _WITH_INF:
         value = jax.lax.select(finite, value, product)
     return with_gradient_of(_cast(x, dq_dtype), value.astype(dq_dtype)), payload

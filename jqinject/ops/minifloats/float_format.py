@@ -1,4 +1,4 @@
-"""What a minifloat format is: how many bits, which bias, which codes are no numbers, and how large it gets."""
+"""Minifloat formats: bit widths, bias, codes that are not numbers, and range."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from jqinject.ops.minifloats.float_range import (
 )
 
 MOST_EXPONENT_BITS = 8
-MOST_MANTISSA_BITS = 22  # the implicit bit and the rounding one need their places in float32
+MOST_MANTISSA_BITS = 22  # float32 must also hold the implicit bit and the rounding bit
 
 
 @dataclass(frozen=True)
 class FloatFormat:
-    """A minifloat format: static, equal by value.
+    """A minifloat format: static, compared by value.
 
     A number is `(-1)**sign * mantissa * 2**(field - bias)` with the mantissa in [1, 2), or for the exponent field 0
     `(-1)**sign * fraction * 2**(1 - bias)` with the fraction in [0, 1).
@@ -33,16 +33,16 @@ class FloatFormat:
     Attributes:
         exponent_bit_width: 1 to 8.
         mantissa_bit_width: 0 to 22, without the implicit 1.
-        exponent_bias: what is subtracted from the exponent field; None means `2**(e - 1) - 1`.
+        exponent_bias: subtracted from the exponent field; None means `2**(e - 1) - 1`.
         signed: whether there is a sign bit.
-        saturating: whether what is too large becomes the largest number; else inf, or nan where there is no inf.
+        saturating: whether numbers that are too large become the largest; else inf, or nan if there is no inf.
         inf_values: mantissas, in binary, that mean inf together with the largest exponent; None for no inf.
         nan_values: likewise for nan.
-        max_available_float: numbers end here; None where all codes are numbers.
+        max_available_float: the largest number; None if all codes are numbers.
 
     Raises:
-        TypeError: a width is no int.
-        ValueError: a width out of range; numbers that float32 does not hold; codes that no format has.
+        TypeError: a width is not an int.
+        ValueError: a width is out of range; float32 cannot hold the numbers; no format has these codes.
 
     Example:
         >>> FloatFormat(4, 3).max_value, FloatFormat(4, 3, nan_values=("111",), max_available_float=448.0).dtype
@@ -114,7 +114,7 @@ class FloatFormat:
 
     @property
     def payload_dtype(self) -> np.dtype:
-        """The dtype its numbers are stored in: its own where backends convert to it, else that of its codes."""
+        """The dtype that its numbers are stored in: its own if backends convert to it, else that of its codes."""
         dtype = self.dtype
         return self.code_dtype if dtype is None or dtype in NOT_CONVERTED else dtype
 
@@ -130,7 +130,7 @@ class FloatFormat:
 
     @property
     def is_fnuz(self) -> bool:
-        """Whether it is e4m3 or e5m2 with a bias one higher, and no codes for inf and nan but that of negative 0."""
+        """Whether it is e4m3 or e5m2 with a bias one higher, no inf, and the code of negative 0 for nan."""
         return self.signed and _widths_and_codes(self) in _FNUZ
 
     def __str__(self) -> str:
@@ -170,7 +170,7 @@ _FNUZ = ((4, 3, 8, None, None), (5, 2, 16, None, None))
 
 
 def _ieee(exponent: int, mantissa: int) -> FloatFormat:
-    """With inf and nan in all of the largest exponent."""
+    """A format whose largest exponent encodes only inf and nan."""
     codes = tuple(format(code, f"0{mantissa}b") for code in range(2**mantissa))
     largest = max_available_float(exponent, mantissa, 2 ** (exponent - 1) - 1, codes[1:], codes[:1])
     return FloatFormat(
@@ -197,7 +197,7 @@ DTYPE_FORMATS: Mapping[np.dtype, FloatFormat] = {
     np.dtype("float6_e2m3fn"): FloatFormat(2, 3),
     np.dtype(jnp.float4_e2m1fn): FloatFormat(2, 1),
 }
-# Dtypes that JAX knows by name and compiles no conversion for.
+# Dtypes that JAX knows by name but has no compiled conversion for.
 NOT_CONVERTED = (np.dtype("float6_e3m2fn"), np.dtype("float6_e2m3fn"))
 
 
@@ -214,7 +214,7 @@ class LearnedFloatFormat:
         exponent_bit_width: float32 scalar or a number.
         mantissa_bit_width: likewise.
         exponent_bias: likewise.
-        signed, saturating, inf_values, nan_values, max_available_float: as of `FloatFormat`.
+        signed, saturating, inf_values, nan_values, max_available_float: as in `FloatFormat`.
     """
 
     exponent_bit_width: Any
@@ -251,10 +251,10 @@ class LearnedFloatFormat:
         return "a minifloat of learned widths"
 
     def known(self) -> FloatFormat:
-        """The format that it is now, where it is not traced.
+        """The format with the current widths, if these are not traced.
 
         Raises:
-            ValueError: widths that are no whole numbers.
+            ValueError: the widths are not whole numbers.
         """
         widths = [float(width) for width in (self.exponent_bit_width, self.mantissa_bit_width, self.bias)]
         if not all(width.is_integer() for width in widths):

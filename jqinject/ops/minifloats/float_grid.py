@@ -1,4 +1,4 @@
-"""Numbers onto the grid of a minifloat, and into its codes and back."""
+"""Rounds numbers to the grid of a minifloat, and converts them to its codes and back."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def exponent_of(x: jax.Array) -> jax.Array:
 
 
 def float_step(x: jax.Array, mantissa_bit_width: Any, exponent_bias: Any) -> jax.Array:
-    """How far apart the numbers of a minifloat lie at `x`: `2**(max(floor(log2 |x|), 1 - bias) - m)`.
+    """The distance between adjacent numbers of a minifloat at `x`: `2**(max(floor(log2 |x|), 1 - bias) - m)`.
 
     Args:
         x: float32 array, finite.
@@ -47,7 +47,7 @@ def float_step(x: jax.Array, mantissa_bit_width: Any, exponent_bias: Any) -> jax
         exponent_bias: likewise.
 
     Returns:
-        A float32 array, exact powers of two where the widths are whole numbers.
+        A float32 array, exact powers of two if the widths are whole numbers.
 
     Example:
         >>> float_step(jnp.array([17.0, 15.0, 1.0, 0.0]), 3, 7).tolist()
@@ -61,11 +61,11 @@ def float_step(x: jax.Array, mantissa_bit_width: Any, exponent_bias: Any) -> jax
 def to_float_grid(
     x: jax.Array, mantissa_bit_width: Any, exponent_bias: Any, rounding: Callable[[jax.Array], jax.Array]
 ) -> jax.Array:
-    """The nearest numbers of a minifloat without an end: `u * rounding(x / u)`, `u = float_step(x)`.
+    """The nearest numbers of a minifloat with unbounded range: `u * rounding(x / u)`, `u = float_step(x)`.
 
     With straight-through rounding the derivative is `y / x` where `x` is normal (the step grows with `x`) and 1 where
-    it is subnormal, as in Brevitas. What is not finite stays as it is, and what is finite stays finite: where the
-    nearest number is 2**128, it becomes the largest of float32, for a clamp to cut off.
+    it is subnormal, as in Brevitas. Non-finite numbers are unchanged, and finite numbers stay finite: if the nearest
+    number is 2**128, it becomes the largest float32, which a later clamp cuts off.
 
     Args:
         x: float32 array.
@@ -103,8 +103,7 @@ def _(primals: Any, tangents: Any) -> Any:
 
 
 def float_steps(x: jax.Array, scale: jax.Array) -> jax.Array:
-    """`x / scale` for a minifloat, in which a finite number stays finite: one that is too large saturates, an infinity
-    does not.
+    """`x / scale` for a minifloat; finite numbers stay finite: one that is too large saturates, an infinity does not.
 
     Args:
         x: a float32 array.
@@ -121,9 +120,9 @@ def float_steps(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def from_float_steps(steps: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
-    """`steps * scale`, computed in float32, in which a finite number stays finite.
+    """`steps * scale`, computed in float32; finite numbers stay finite.
 
-    Where a format's largest number times its scale, or what a number was rounded up to, is more than `dtype` holds, it
+    If a format's largest number times its scale, or a number that was rounded up, exceeds the range of `dtype`, it
     becomes the largest number of `dtype`.
 
     Args:
@@ -144,8 +143,8 @@ def from_float_steps(steps: jax.Array, scale: jax.Array, dtype: Any) -> jax.Arra
 def to_float_codes(x: jax.Array, form: FloatFormat) -> jax.Array:
     """The codes of numbers of a minifloat: sign, exponent field and mantissa as one unsigned integer.
 
-    nan takes its code where the format has one, else that of negative 0, as in the FNUZ formats; inf likewise takes its
-    own code, else that of nan. A number that is not on the grid is rounded, and saturates.
+    nan takes its own code if the format has one, else that of negative 0, as in the FNUZ formats; inf takes its own
+    code, else that of nan. A number that is not on the grid is rounded, and saturates.
 
     Args:
         x: float array; no gradient.
@@ -202,11 +201,11 @@ def from_float_codes(codes: jax.Array, form: FloatFormat) -> jax.Array:
 
 
 class SpecialCodes(NamedTuple):
-    """The codes, without a sign, that are no numbers.
+    """The codes, without a sign, that are not numbers.
 
     Attributes:
-        nan: what nan is stored as; that of negative 0 where the format has no other.
-        inf: what inf is stored as; None for as nan.
+        nan: the code of nan; that of negative 0 if the format has no other.
+        inf: the code of inf; None if it is stored as nan.
         least: the least magnitude above the numbers.
     """
 
@@ -216,13 +215,13 @@ class SpecialCodes(NamedTuple):
 
 
 def special_codes(form: FloatFormat) -> SpecialCodes:
-    """The codes of a format that are no numbers."""
+    """The codes of a format that are not numbers."""
     top = (2**form.exponent_bit_width - 1) << form.mantissa_bit_width
     mantissa, exponent = math.frexp(form.max_value)
     largest = (exponent - 1 + form.bias << form.mantissa_bit_width) + int(
         (2 * mantissa - 1) * 2**form.mantissa_bit_width
     )
-    # A code that a number has already stands for the number.
+    # If a number has the same code, the code means the number.
     infs = [top + int(code, 2) for code in form.inf_values or () if top + int(code, 2) > largest]
     nans = [top + int(code, 2) for code in form.nan_values or () if top + int(code, 2) > largest]
     return SpecialCodes(nans[0] if nans else _sign_bit(form), infs[0] if infs else None, largest + 1)

@@ -1,4 +1,4 @@
-"""How large the numbers of a minifloat get, and what its codes may be."""
+"""The range of a minifloat, and its valid codes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jqinject.ops.power import exp2
 
 
 def max_mantissa(mantissa_bit_width: Any) -> Any:
-    """The largest mantissa of so many bits, the implicit 1 included: `2 - 2**-m`.
+    """The largest mantissa of a bit width, including the implicit 1: `2 - 2**-m`.
 
     Example:
         >>> max_mantissa(3), max_mantissa(0)
@@ -27,11 +27,11 @@ def max_float(exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any) ->
 
     Args:
         exponent_bit_width: e.
-        max_mantissa: the largest mantissa, the implicit 1 included; see `ops.max_mantissa`.
-        exponent_bias: what is subtracted from the exponent field.
+        max_mantissa: the largest mantissa, including the implicit 1; see `ops.max_mantissa`.
+        exponent_bias: subtracted from the exponent field.
 
     Returns:
-        A Python float where all are Python numbers, else a float32 array, differentiable.
+        A Python float if all are Python numbers, else a float32 array, differentiable.
 
     Example:
         >>> max_float(4, 1.875, 7), max_float(2, 1.5, 1)
@@ -59,13 +59,13 @@ def max_available_float(
         exponent_bias: of the format.
         nan_values: mantissas, in binary, that mean nan together with the largest exponent; None for no nan.
         inf_values: likewise for inf.
-        saturating: whether what is too large becomes the largest number.
+        saturating: whether numbers that are too large become the largest.
 
     Returns:
         The number.
 
     Raises:
-        ValueError: a code that is no mantissa; inf without nan; neither, and not saturating.
+        ValueError: a code is not a mantissa; inf without nan; neither, and not saturating.
 
     Example:
         >>> max_available_float(4, 3, 7, ("111",), None), max_available_float(5, 2, 15, ("01", "10", "11"), ("00",))
@@ -77,7 +77,7 @@ def max_available_float(
     steps = 2**mantissa_bit_width
     if not codes:
         return math.ldexp(2 * steps - 1, top - mantissa_bit_width)
-    if min(codes) == 0:  # nothing is left of the largest exponent
+    if min(codes) == 0:  # the largest exponent has no numbers left
         return math.ldexp(2 * steps - 1, top - 1 - mantissa_bit_width)
     return math.ldexp(steps + min(codes) - 1, top - mantissa_bit_width)
 
@@ -115,7 +115,7 @@ def checked_width(name: str, width: Any, least: int, most: int) -> None:
     """Refuse a bit width that no minifloat has.
 
     Raises:
-        TypeError: it is no int.
+        TypeError: it is not an int.
         ValueError: it is out of range.
     """
     if isinstance(width, bool) or not isinstance(width, int | np.integer):

@@ -1,8 +1,8 @@
-"""Low-bit floats as unsigned integers, for whatever keeps them from the forward pass to the backward pass.
+"""Low-bit floats as unsigned integers, to keep them from the forward pass to the backward pass.
 
-Under a rematerialisation policy that saves intermediate results, JAX rounds those that are floating to the exponent and
-mantissa widths of their dtype, by IEEE 754's rules. Formats that use codes which IEEE 754 reserves lose their largest
-numbers: 256 and 448 of `float8_e4m3fn` become nan, 4 and 6 of `float4_e2m1fn` too. Integers are left alone.
+Under a rematerialisation policy that saves intermediate results, JAX rounds floats to the exponent and mantissa widths
+of their dtype, by IEEE 754's rules. Formats that use codes which IEEE 754 reserves lose their largest numbers: 256 and
+448 of `float8_e4m3fn` become nan, and so do 4 and 6 of `float4_e2m1fn`. Integers are left alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 
 def is_low_bit(dtype: Any) -> bool:
-    """Whether it is a float dtype of less than 16 bits.
+    """Whether it is a float dtype of fewer than 16 bits.
 
     Example:
         >>> is_low_bit(jnp.float8_e4m3fn), is_low_bit(jnp.float4_e2m1fn), is_low_bit(jnp.bfloat16), is_low_bit(jnp.int8)
@@ -31,15 +31,15 @@ class LowBits:
     """A pytree whose low-bit floats are bit-cast to unsigned integers of the same width; made by `as_bits`.
 
     Attributes:
-        tree: the pytree, with integers in the place of low-bit floats.
-        dtypes: of its leaves as they were, None for those that are kept as they are.
+        tree: the pytree, with integers in place of low-bit floats.
+        dtypes: the original dtypes of its leaves, None for unchanged ones.
     """
 
     tree: Any
     dtypes: tuple[np.dtype | None, ...] = field(metadata={"static": True})
 
     def floats(self) -> Any:
-        """The pytree as it was."""
+        """The original pytree."""
         leaves, structure = jax.tree.flatten(self.tree)
         back = [
             leaf if dtype is None else jax.lax.bitcast_convert_type(leaf, dtype)
@@ -49,13 +49,13 @@ class LowBits:
 
 
 def as_bits(tree: Any) -> LowBits:
-    """A pytree in the form in which it can be kept for a backward pass. No gradient.
+    """A pytree in a form that can be kept for a backward pass. No gradient.
 
     Args:
-        tree: arrays; those that are no low-bit floats stay as they are.
+        tree: arrays; those that are not low-bit floats stay as they are.
 
     Returns:
-        The pytree, whose `floats()` give it back.
+        The pytree as `LowBits`; its `floats()` restores it.
 
     Example:
         >>> kept = as_bits((jnp.array([448.0], jnp.float8_e4m3fn), jnp.ones(2)))

@@ -1,4 +1,4 @@
-"""Numbers from a table: the nearest of a few values, kept as the index of it."""
+"""Numbers from a table: the nearest of a few values, stored as its index."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_VALUES = 256
 
 @dataclass(frozen=True)
 class Codebook:
-    """A table of numbers: static, equal by value.
+    """A table of numbers: static, compared by value.
 
     Attributes:
         values: finite, in ascending order, 2 to 256 of them.
@@ -57,7 +57,7 @@ class Codebook:
         return np.asarray(self.values, np.float32)
 
     def encode(self, x: jax.Array) -> jax.Array:
-        """The index of the nearest value, uint8; of two as near, the lower. That of nan is the last."""
+        """The index of the nearest value, uint8; on a tie, the lower one; for nan, the last."""
         table = self.table
         between = jnp.asarray((table[1:] + table[:-1]) / 2)
         wide = jax.lax.stop_gradient(x).astype(jnp.float32)

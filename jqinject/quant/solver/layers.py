@@ -38,6 +38,38 @@ def group_dim_of(layer: Any) -> int:
     return others[-1]
 
 
+def weight_shape_of(module: Any) -> tuple[int, ...]:
+    """The shape of a layer's weight, on which layers that share a quantizer have to agree."""
+    return agreed(module, lambda layer: tuple(layer.weight_shape), "weight shape")
+
+
+def check_groups_of_scales(shape: tuple[int, ...], group_size: int, group_dim: int) -> None:
+    """Refuse groups that scales do not fill: a group of scales is never padded.
+
+    Args:
+        shape: of the scales that a nested injector quantizes.
+        group_size: how many scales share a scale of their own.
+        group_dim: the axis of the scales that is cut into groups.
+
+    Raises:
+        ValueError: the scales have no such axis, or `group_size` does not divide it.
+    """
+    if not -len(shape) <= group_dim < len(shape):
+        raise ValueError(
+            f"scales of shape {shape}, quantized in groups by a nested injector, have no axis {group_dim} to cut into "
+            "groups.\n  cure: group_dim = 0, or another axis of the scales, in the nested injector"
+        )
+    length = shape[group_dim]
+    if length % group_size:
+        sizes = ", ".join(str(size) for size in range(2, length + 1) if length % size == 0)
+        divisors = f"group_size = {sizes} (what divides {length}), or " if sizes else ""
+        raise ValueError(
+            f"groups of {group_size} scales do not fill axis {group_dim} of scales of shape {shape}, which a nested "
+            f"injector quantizes: it has {length}.\n  cure: in the nested injector {divisors}group_dim = "
+            "another axis, or scaling_per_output_type = 'tensor'"
+        )
+
+
 def shape_of_bias(layer: Any) -> tuple[int, ...]:
     """The shape of a layer's bias; without one, that of its output channels."""
     if layer.bias is None:

@@ -3,6 +3,8 @@
 Views put the channels first and everything else in axis 1.
 """
 
+from flax import nnx
+
 from jqinject.core.clamp import Identity
 from jqinject.core.view import (
     DynamicOverSubChannelBlockView,
@@ -13,7 +15,15 @@ from jqinject.core.view import (
 from jqinject.inject import choices, this, value
 from jqinject.ops.groups import check_divides, checked_group_size, elements_axis, fitting_size, grouped_shape
 from jqinject.quant.enums import ScalingPerOutputType, StatsOp
-from jqinject.quant.solver.layers import agreed, as_tuple, channels_of, group_dim_of, shape_of_bias
+from jqinject.quant.solver.layers import (
+    agreed,
+    as_tuple,
+    channels_of,
+    check_groups_of_scales,
+    group_dim_of,
+    shape_of_bias,
+    weight_shape_of,
+)
 
 CHANNEL_REDUCE_DIM = 1
 
@@ -155,15 +165,44 @@ def group_elements_axis(group_dim):
 
 
 @value
-def expanded_groupwise_shape(module, group_dim, scaling_per_output=None, group_size=None, group_padding=True):
-    """The shape of a weight cut into groups: the axis of the inputs becomes (groups, elements)."""
+def upstream_shape(upstream_scaling=None):
+    """The shape of the scales that a nested injector quantizes, which says so by declaring either name; else None."""
+    return None if upstream_scaling is None else (this << 1).scaling_shape
+
+
+@value
+def quantized_shape(module, tracked_parameter_list=(), upstream_shape=None):
+    """The shape of what is quantized: the weight's, or of a nested injector that of the scales it is given.
+
+    Scales have no Variable to track: an array in `tracked_parameter_list` stands for them.
+    """
+    if upstream_shape is not None:
+        return tuple(upstream_shape)
+    for stand_in in tracked_parameter_list:
+        if not isinstance(stand_in, nnx.Variable):
+            return tuple(stand_in.shape)
+    return weight_shape_of(module)
+
+
+@value
+def expanded_groupwise_shape(
+    module,
+    quantized_shape,
+    group_dim,
+    scaling_per_output=None,
+    group_size=None,
+    group_padding=True,
+    upstream_shape=None,
+):
+    """The shape of a weight, or of its scales, cut into groups: the axis of the inputs becomes (groups, elements)."""
     if group_size is None:
         return this.group_size if scaling_per_output == ScalingPerOutputType.GROUP else None
-    shape = agreed(module, lambda layer: tuple(layer.weight_shape), "weight shape")
     size = checked_group_size(group_size, "a group-wise weight quantizer")
-    if not group_padding:
-        check_divides(shape[group_dim], size, "a group-wise weight quantizer")
-    return grouped_shape(shape, fitting_size(size, shape[group_dim]), group_dim)
+    if upstream_shape is not None or quantized_shape != weight_shape_of(module):
+        check_groups_of_scales(quantized_shape, size, group_dim)
+    elif not group_padding:
+        check_divides(quantized_shape[group_dim], size, "a group-wise weight quantizer")
+    return grouped_shape(quantized_shape, fitting_size(size, quantized_shape[group_dim]), group_dim)
 
 
 @value
