@@ -124,6 +124,10 @@ def change_of_extreme(dx: Tensors, x: Tensors, value: jax.Array, found: jax.Arra
     return shared(dx, each(lambda x: x == value, x), found, over)
 
 
+ALMOST = 1.0 - 2.0**-21
+"""A few units in the last place below 1: an element this close to an extreme counts as the extreme."""
+
+
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _largest(over: Over, x: jax.Array) -> jax.Array:
     return jnp.maximum(over.max(x), 0.0)
@@ -133,7 +137,7 @@ def _largest(over: Over, x: jax.Array) -> jax.Array:
 def _(over, primals, tangents):
     (x,), (dx,) = primals, tangents
     value = _largest(over, x)
-    return value, _change_of_end(over, x, dx, value)
+    return value, _change_of_end(over, x >= value * ALMOST, dx, value)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -144,13 +148,13 @@ def _ends(over: Over, x: jax.Array) -> tuple[jax.Array, jax.Array]:
 @_ends.defjvp
 def _(over, primals, tangents):
     (x,), (dx,) = primals, tangents
-    found = _ends(over, x)
-    return found, tuple(_change_of_end(over, x, dx, end) for end in found)
+    high, low = found = _ends(over, x)
+    hits = (x >= high * ALMOST, x <= low * ALMOST)
+    return found, tuple(_change_of_end(over, of, dx, end) for of, end in zip(hits, found, strict=True))
 
 
-def _change_of_end(over: Over, x: jax.Array, dx: jax.Array, end: jax.Array) -> jax.Array:
-    """The change of an end of a range; half of it at 0 (as in `jnp.maximum`)."""
-    hits = x == end
+def _change_of_end(over: Over, hits: jax.Array, dx: jax.Array, end: jax.Array) -> jax.Array:
+    """The change of an end of a range, from the elements there; half of it at 0 (as in `jnp.maximum`)."""
     half = choose(end == 0, 0.5, jnp.ones_like(end))
     return shared(dx, hits, over.sum(hits.astype(jnp.float32)), over, half)
 
@@ -158,8 +162,8 @@ def _change_of_end(over: Over, x: jax.Array, dx: jax.Array, end: jax.Array) -> j
 def largest(x: jax.Array, axes: Sequence[int] | None, names: Names = ()) -> jax.Array:
     """`max(x, 0)` over some axes, kept with size 1; elements that tie share the gradient equally.
 
-    A compiler may compute `x` once for the maximum and again, with different rounding, for the gradient. The derivative
-    of `jnp.max` divides by the number of elements that equal the maximum, which is then 0; here no element gets any.
+    A compiler may compute `x` once for the maximum and again, with different rounding, for the gradient. So elements
+    within a few units in the last place of the maximum count as ties: otherwise none might, and the gradient be lost.
 
     Args:
         x: the tensor; the maximum of an empty one is 0.
