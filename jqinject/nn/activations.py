@@ -93,8 +93,8 @@ class QuantReLU(QuantActLayer):
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
     ) -> None:
-        given = {"act_quant": act_quant, "input_quant": input_quant, "grad_quant": grad_quant}
-        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+        arguments = {"act_quant": act_quant, "input_quant": input_quant, "grad_quant": grad_quant}
+        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
     def _activation(self, x: Any) -> Any:
         return relu(x) if isinstance(x, QuantTensor) else jax.nn.relu(x)
@@ -132,8 +132,8 @@ class QuantSigmoid(QuantActLayer):
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
     ) -> None:
-        given = {"act_quant": act_quant, "input_quant": input_quant, "grad_quant": grad_quant}
-        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+        arguments = {"act_quant": act_quant, "input_quant": input_quant, "grad_quant": grad_quant}
+        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
     def _activation(self, x: Any) -> Any:
         return jax.nn.sigmoid(as_array(x))
@@ -171,8 +171,8 @@ class QuantTanh(QuantActLayer):
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
     ) -> None:
-        given = {"act_quant": act_quant, "input_quant": input_quant, "grad_quant": grad_quant}
-        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+        arguments = {"act_quant": act_quant, "input_quant": input_quant, "grad_quant": grad_quant}
+        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
     def _activation(self, x: Any) -> Any:
         return jnp.tanh(as_array(x))
@@ -229,8 +229,8 @@ class QuantHardTanh(QuantActLayer):
         if binding is not None:
             asked_for = {"min_val": min_val, "max_val": max_val}
             overrides = {**{n: offered[n] for n in asked_for if asked_for[n] is not None}, **overrides}
-        given = {"act_quant": act_quant, "input_quant": input_quant, "grad_quant": grad_quant}
-        self._init_quantizers(given, overrides, return_quant_tensor, rngs, offered)
+        arguments = {"act_quant": act_quant, "input_quant": input_quant, "grad_quant": grad_quant}
+        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs, offered)
 
     def _activation(self, x: Any) -> Any:
         value = as_array(x)

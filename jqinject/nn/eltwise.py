@@ -37,9 +37,9 @@ class QuantMergeLayer(nnx.Module):
         overrides: dict[str, Any],
     ) -> None:
         self.return_quant_tensor = return_quant_tensor
-        given = {"input_quant": input_quant, "output_quant": output_quant}
+        arguments = {"input_quant": input_quant, "output_quant": output_quant}
         if not tied:
-            hold_proxies(self, given, overrides, rngs)
+            hold_proxies(self, arguments, overrides, rngs)
             return
         if not nnx.set_graph_mode.current_value():
             raise ValueError(
@@ -49,13 +49,13 @@ class QuantMergeLayer(nnx.Module):
         slot = OUTPUT if input_quant is None else INPUT
         other = INPUT if slot is OUTPUT else OUTPUT
         idle = [name for name in overrides if name.startswith(other.prefix)]
-        if idle or given[other.name] not in (None, given[slot.name]):
+        if idle or arguments[other.name] not in (None, arguments[slot.name]):
             raise ValueError(
                 f"{type(self).__name__}(tie_input_output_quant=True) has one quantizer for inputs and output, got two"
                 + (f" ({', '.join(idle)})" if idle else "")
                 + f".\n  cure: {other.name}=None, and overrides that start with {slot.prefix}"
             )
-        hold_proxies(self, {slot.name: given[slot.name]}, overrides, rngs, slots=(slot,))
+        hold_proxies(self, {slot.name: arguments[slot.name]}, overrides, rngs, slots=(slot,))
         if getattr(self, slot.name) is not None:
             setattr(self, other.name, getattr(self, slot.name))
 

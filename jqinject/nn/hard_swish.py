@@ -43,8 +43,8 @@ class QuantHardSwish(QuantActLayer):
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
     ) -> None:
-        given = {"act_quant": act_quant, "input_quant": input_quant, "grad_quant": grad_quant}
-        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+        arguments = {"act_quant": act_quant, "input_quant": input_quant, "grad_quant": grad_quant}
+        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
     def _activation(self, x: Any) -> Any:
         return jax.nn.hard_swish(as_array(x))

@@ -56,13 +56,13 @@ class QuantBatchNorm(QuantNormLayer, nnx.BatchNorm):
     ) -> None:
         flax, overrides = split_keywords(nnx.BatchNorm, more)
         nnx.BatchNorm.__init__(self, num_features, rngs=rngs, **flax)
-        given = {
+        arguments = {
             "output_quant": output_quant,
             "input_quant": input_quant,
             "act_quant": act_quant,
             "grad_quant": grad_quant,
         }
-        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
     def __call__(
         self, x: Any, use_running_average: bool | None = None, *, mask: jax.Array | None = None
@@ -123,13 +123,13 @@ class QuantLayerNorm(QuantNormLayer, nnx.LayerNorm):
     ) -> None:
         flax, overrides = split_keywords(nnx.LayerNorm, more)
         nnx.LayerNorm.__init__(self, num_features, rngs=rngs, **flax)
-        given = {
+        arguments = {
             "output_quant": output_quant,
             "input_quant": input_quant,
             "act_quant": act_quant,
             "grad_quant": grad_quant,
         }
-        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
     def __call__(self, x: Any, *, mask: jax.Array | None = None) -> Any:
         """The parent's forward on the quantized input, then the output quantizer.
@@ -188,13 +188,13 @@ class QuantRMSNorm(QuantNormLayer, nnx.RMSNorm):
     ) -> None:
         flax, overrides = split_keywords(nnx.RMSNorm, more)
         nnx.RMSNorm.__init__(self, num_features, rngs=rngs, **flax)
-        given = {
+        arguments = {
             "output_quant": output_quant,
             "input_quant": input_quant,
             "act_quant": act_quant,
             "grad_quant": grad_quant,
         }
-        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
     def __call__(self, x: Any, mask: jax.Array | None = None) -> Any:
         """The parent's forward on the quantized input, then the output quantizer.
@@ -257,13 +257,13 @@ class QuantGroupNorm(QuantNormLayer, nnx.GroupNorm):
     ) -> None:
         flax, overrides = split_keywords(nnx.GroupNorm, more)
         nnx.GroupNorm.__init__(self, num_features, num_groups, group_size, rngs=rngs, **flax)
-        given = {
+        arguments = {
             "output_quant": output_quant,
             "input_quant": input_quant,
             "act_quant": act_quant,
             "grad_quant": grad_quant,
         }
-        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
     def __call__(self, x: Any, *, mask: jax.Array | None = None) -> Any:
         """The parent's forward on the quantized input, then the output quantizer.

@@ -30,7 +30,7 @@ class QuantPoolLayer(nnx.Module):
     def _init_pool(
         self,
         window: tuple[Sequence[int], Sequence[int] | None, Any],
-        given: dict[str, Any],
+        arguments: dict[str, Any],
         overrides: dict[str, Any],
         return_quant_tensor: bool,
         rngs: nnx.Rngs | None,
@@ -50,7 +50,7 @@ class QuantPoolLayer(nnx.Module):
                 "each for every spatial axis"
             )
         self.return_quant_tensor = return_quant_tensor
-        hold_proxies(self, given, overrides, rngs)
+        hold_proxies(self, arguments, overrides, rngs)
 
     @abstractmethod
     def _pool(self, x: Any) -> Any:
@@ -113,8 +113,8 @@ class QuantMaxPool(QuantPoolLayer):
         rngs: nnx.Rngs | None = None,
         **overrides: Any,
     ) -> None:
-        given = {"input_quant": input_quant, "output_quant": output_quant}
-        self._init_pool((window_shape, strides, padding), given, overrides, return_quant_tensor, rngs)
+        arguments = {"input_quant": input_quant, "output_quant": output_quant}
+        self._init_pool((window_shape, strides, padding), arguments, overrides, return_quant_tensor, rngs)
 
     def _pool(self, x: Any) -> Any:
         return max_pool(x, self.window_shape, self.strides, self.padding)
@@ -162,8 +162,8 @@ class QuantAvgPool(QuantPoolLayer):
         **overrides: Any,
     ) -> None:
         self.count_include_pad = count_include_pad
-        given = {"input_quant": input_quant, "output_quant": output_quant}
-        self._init_pool((window_shape, strides, padding), given, overrides, return_quant_tensor, rngs)
+        arguments = {"input_quant": input_quant, "output_quant": output_quant}
+        self._init_pool((window_shape, strides, padding), arguments, overrides, return_quant_tensor, rngs)
 
     def _pool(self, x: Any) -> Any:
         x = x if isinstance(x, IntQuantTensor) else as_array(x)

@@ -19,7 +19,7 @@ from jqinject.proxy.assembly import (
     same_parameters,
     stack_of,
 )
-from jqinject.proxy.given import Given
+from jqinject.proxy.declared_injector import DeclaredInjector
 from jqinject.proxy.links import link, linked_layers, parameters_of, relink
 from jqinject.proxy.metadata import QuantMetadata, quant_metadata_of
 from jqinject.proxy.naming import checked_quantizer, note_quantizer, packable
@@ -84,17 +84,17 @@ class QuantProxyFromInjector(nnx.Module):
         where: tuple[str, str] = ("", ""),
         stack: tuple[int, ...] = (),
     ) -> None:
-        given = Given.of(injector, overrides, offered, where)
-        assign(self, binding=given.binding, use_running_average=False)
+        declared = DeclaredInjector.of(injector, overrides, offered, where)
+        assign(self, binding=declared.binding, use_running_average=False)
         trace: set[str] = set()
         try:
             self._metadata_of((layer,))  # a flag that is not one is reported by the quantizer's name
             quantizer = self._build((layer,), rngs, trace, stack)
         except DependencyError:
             # A misspelt override is the likelier cause than the name that is missing because of it.
-            given.check_known(trace)
+            declared.check_known(trace)
             raise
-        given.check_read(self, quantizer, trace, self._handed((layer,), rngs))
+        declared.check_read(self, quantizer, trace, self._handed((layer,), rngs))
         assign(self, quant_metadata=self._read_metadata((layer,), quantizer))
         if isinstance(quantizer, nnx.Module):
             assign(self, tensor_quant=quantizer)

@@ -102,7 +102,7 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
             return None
         return getattr(self._pack(nnx.clone(self.tensor_quant, graph=True)(biases[0].get_value())), name)
 
-    def _accumulator_scale(self, input: Any, weight: Any, laid_out: jax.Array | None) -> jax.Array:
+    def _accumulator_scale(self, input: Any, weight: Any, weight_scale: jax.Array | None) -> jax.Array:
         name = self.binding.base.__name__
         if isinstance(input, GroupwiseQuantTensor) or isinstance(weight, GroupwiseQuantTensor):
             raise ValueError(
@@ -123,8 +123,8 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
                 f"{name} needs an input with one scale, got scales of shape {input.scale.shape}.\n"
                 "  cure: quantize the input per tensor, or use Int8BiasPerTensorFloatInternalScaling"
             )
-        of_input, of_weight = input.scale, weight.scale if laid_out is None else laid_out
-        if laid_out is None and of_weight.ndim > 1:
+        of_input, of_weight = input.scale, weight.scale if weight_scale is None else laid_out
+        if weight_scale is None and of_weight.ndim > 1:
             of_weight = of_weight.reshape(-1)  # the bias has one axis
         return of_weight * (of_input.reshape(()) if of_input.ndim else of_input)
 

@@ -14,7 +14,7 @@ from jqinject.core._protocols import Restrict, Scaling, Stat, View
 from jqinject.core.construction import check
 from jqinject.core.scaling._restricted import clamp_scale
 from jqinject.core.state.variables import QuantParam
-from jqinject.core.stats.layout import laid_out
+from jqinject.core.stats.layout import statistic_and_input
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class NormParameter(nnx.Module):
 
     def norm(self, weights: jax.Array) -> jax.Array:
         """The norm of weights, of `pre_scaling_shape`."""
-        stat, viewed = laid_out(self.stats, self.view, weights)
+        stat, viewed = statistic_and_input(self.stats, self.view, weights)
         where = type(self).__name__
         return check.statistic_shape(stat(viewed), self.settings.shape, where, "pre_scaling_shape")
 

@@ -20,7 +20,7 @@ from jqinject.core.state.listening import check_heard
 from jqinject.core.state.record import Part, RecordPart
 from jqinject.core.state.variables import GradSlot, GradStat, QuantStat, float_array, known_zeros
 from jqinject.core.stats.extremes import AbsMax
-from jqinject.core.stats.layout import laid_out
+from jqinject.core.stats.layout import statistic_and_input
 from jqinject.core.stats.two_phase import TwoPhaseStat
 from jqinject.core.view import OverTensorView
 from jqinject.ops.devices.explicit_axes import sharded_as
@@ -54,7 +54,7 @@ class AmaxRule:
         """
         if x.size == 0:
             return jnp.zeros(self.shape, jnp.float32)
-        stat, viewed = laid_out(self.stats, self.view, jnp.asarray(x).astype(jnp.float32))
+        stat, viewed = statistic_and_input(self.stats, self.view, jnp.asarray(x).astype(jnp.float32))
         amax = stat.detached(viewed) if isinstance(stat, TwoPhaseStat) else stat(viewed)
         return check.statistic_shape(amax, self.shape, "amax")
 

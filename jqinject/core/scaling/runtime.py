@@ -35,7 +35,7 @@ from jqinject.core.state.collect import (
     update_running,
 )
 from jqinject.core.state.variables import QuantParam, QuantStat, float_array, int_array
-from jqinject.core.stats.layout import gated_statistic, laid_out
+from jqinject.core.stats.layout import gated_statistic, statistic_and_input
 from jqinject.core.view import OverBatchOverTensorView
 from jqinject.ops.choose import choose
 from jqinject.ops.power import divide
@@ -128,7 +128,7 @@ class RuntimeStatsScaling(RestrictedScaling, nnx.Module):
         return scale_of_stored(self, self.affine_rescaling(stored), threshold)
 
     def _batch_statistic(self, x: jax.Array) -> jax.Array:
-        stat_impl, viewed = laid_out(self.stats, self.view, x.astype(jnp.float32))
+        stat_impl, viewed = statistic_and_input(self.stats, self.view, x.astype(jnp.float32))
         stat = check.statistic_shape(stat_impl(viewed), self.collection.shape, "RuntimeStatsScaling")
         counted = update_running(self.running_stats, self.counter, stat, self.collection)
         self.counter.set_value(counted)
@@ -267,7 +267,7 @@ class ParameterFromRuntimeStatsScaling(RestrictedScaling, nnx.Module):
         if self.use_running_average or x.size == 0:
             return scale_of_stored(self, collected_value(*state, self.collection, to_stored), threshold)
         collecting = self.counter.get_value() < self.collection.limit
-        stat = gated_statistic(*laid_out(self.stats, self.view, x.astype(jnp.float32)), collecting)
+        stat = gated_statistic(*statistic_and_input(self.stats, self.view, x.astype(jnp.float32)), collecting)
         stat = check.statistic_shape(stat, self.collection.shape, "ParameterFromRuntimeStatsScaling")
         stat = clamp_statistic(stat, self.scaling_min_val, self.stats)
         stored = collect(*state, stat, collecting, self.collection, to_stored)

@@ -65,7 +65,7 @@ def reduced(view: View, reduce_dim: Axes, x: Tensors) -> tuple[Axes, Tensors]:
 
 
 def in_place(stat: Stat, view: View, x: Tensors, join: int = 0) -> tuple[Any, Any]:
-    """A statistic and what to call it with for `stat(view(x))`, up to its shape; see `laid_out`.
+    """A statistic and what to call it with for `stat(view(x))`, up to its shape; see `statistic_and_input`.
 
     Several tensors are reduced one by one by a statistic that can combine them, and joined for any other.
 

@@ -12,7 +12,7 @@ from jqinject.core.stats.search import SearchedStat
 from jqinject.core.stats.two_phase import TwoPhaseStat
 
 
-def laid_out(stat: Stat, view: View, x: jax.Array) -> tuple[Stat, jax.Array]:
+def statistic_and_input(stat: Stat, view: View, x: jax.Array) -> tuple[Stat, jax.Array]:
     """A statistic and a tensor with `stat(view(x))` as result, up to its shape, at less cost where there is a way.
 
     Reducing the axes of the tensor that an axis of the view is made of saves what the view costs: a transposition, and

@@ -15,7 +15,7 @@ import numpy as np
 Loss = Callable[[jax.Array], jax.Array]
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """The best candidate of each search.
 
     Attributes:
@@ -27,7 +27,7 @@ class Found(NamedTuple):
     loss: jax.Array
 
 
-def grid_search(low: jax.Array, high: jax.Array, loss: Loss, tries: int) -> Found:
+def grid_search(low: jax.Array, high: jax.Array, loss: Loss, tries: int) -> SearchResult:
     """The best of `tries` candidates at equal distances, `low` and `high` among them; of equal ones the lowest.
 
     Args:
@@ -41,17 +41,19 @@ def grid_search(low: jax.Array, high: jax.Array, loss: Loss, tries: int) -> Foun
         Array(3., dtype=float32)
     """
 
-    def try_one(best: Found, fraction: jax.Array) -> tuple[Found, None]:
+    def try_one(best: SearchResult, fraction: jax.Array) -> tuple[SearchResult, None]:
         candidate = low + (high - low) * fraction
         found = loss(candidate)
         better = found < best.loss
-        return Found(jnp.where(better, candidate, best.candidate), jnp.where(better, found, best.loss)), None
+        return SearchResult(
+            jnp.where(better, candidate, best.candidate), jnp.where(better, found, best.loss)
+        ), None
 
     fractions = np.linspace(1.0 / (tries - 1), 1.0, tries - 1).astype(np.float32)
-    return jax.lax.scan(try_one, Found(low, loss(low)), jnp.asarray(fractions))[0]
+    return jax.lax.scan(try_one, SearchResult(low, loss(low)), jnp.asarray(fractions))[0]
 
 
-def fibonacci_search(low: jax.Array, high: jax.Array, loss: Loss, tries: int) -> Found:
+def fibonacci_search(low: jax.Array, high: jax.Array, loss: Loss, tries: int) -> SearchResult:
     """The minimum of a loss with one valley, from intervals that shrink as the Fibonacci numbers grow.
 
     Args:
@@ -89,10 +91,10 @@ def fibonacci_search(low: jax.Array, high: jax.Array, loss: Loss, tries: int) ->
     end, _ = jax.lax.scan(narrow, start, jnp.asarray(shrink, jnp.float32))
     _, _, _, first, second, loss_first, loss_second = end
     best = jnp.where(loss_first <= loss_second, first, second)
-    return Found(best, jnp.minimum(loss_first, loss_second))
+    return SearchResult(best, jnp.minimum(loss_first, loss_second))
 
 
-LINE_SEARCHES: dict[str, Callable[[jax.Array, jax.Array, Loss, int], Found]] = {
+LINE_SEARCHES: dict[str, Callable[[jax.Array, jax.Array, Loss, int], SearchResult]] = {
     "grid": grid_search,
     "fibonacci": fibonacci_search,
 }

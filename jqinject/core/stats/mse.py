@@ -14,7 +14,7 @@ from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.stats.in_place import reduced_axes
-from jqinject.core.stats.line_search import LINE_SEARCHES, Found
+from jqinject.core.stats.line_search import LINE_SEARCHES, SearchResult
 from jqinject.core.stats.search import SearchedStat, Trial
 from jqinject.ops.devices.mapped import names_of
 from jqinject.ops.devices.over import Over
@@ -139,7 +139,7 @@ class MSE(SearchedStat):
             return jnp.where(negative.loss < best.loss, negative.candidate, best.candidate)
         return best.candidate
 
-    def _between(self, low: jax.Array, high: jax.Array, loss: Any, tries: int) -> Found:
+    def _between(self, low: jax.Array, high: jax.Array, loss: Any, tries: int) -> SearchResult:
         return LINE_SEARCHES[self.method](low, high, loss, tries)
 
     def _error(self, x: jax.Array, value: jax.Array) -> jax.Array:

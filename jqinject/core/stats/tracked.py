@@ -12,7 +12,7 @@ from flax import nnx
 from jqinject.core._protocols import Stat, View
 from jqinject.core.state.variables import QuantStat
 from jqinject.core.stats.in_place import in_place
-from jqinject.core.stats.layout import laid_out
+from jqinject.core.stats.layout import statistic_and_input
 from jqinject.core.stats.search import SearchedStat
 
 
@@ -62,7 +62,7 @@ def tracked_statistic(
             raise TypeError(
                 f"{where} needs a tensor: call it with the weight, or build it with force_parameter=True."
             )
-        stat, viewed = laid_out(stat, view, x.astype(jnp.float32))
+        stat, viewed = statistic_and_input(stat, view, x.astype(jnp.float32))
         return stat(viewed)
     if isinstance(stat, SearchedStat):
         return stat.of([variable.get_value().astype(jnp.float32) for variable in reversed(tracked)])

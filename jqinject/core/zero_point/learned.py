@@ -23,7 +23,7 @@ from jqinject.core.state.collect import (
     finish_collection,
 )
 from jqinject.core.state.variables import QuantParam, QuantStat, float_array, int_array
-from jqinject.core.stats.layout import gated_statistic, laid_out
+from jqinject.core.stats.layout import gated_statistic, statistic_and_input
 from jqinject.core.zero_point.shift import shift
 from jqinject.ops.choose import choose
 from jqinject.ops.ste import abs_binary_sign_grad
@@ -143,7 +143,9 @@ class ParameterFromRuntimeZeroPoint(nnx.Module):
             z = collected_value(*state, self.collection, _identity)
         else:
             collecting = self.counter.get_value() < self.collection.limit
-            stat = gated_statistic(*laid_out(self.stats, self.view, x.astype(jnp.float32)), collecting)
+            stat = gated_statistic(
+                *statistic_and_input(self.stats, self.view, x.astype(jnp.float32)), collecting
+            )
             where = "ParameterFromRuntimeZeroPoint"
             stat = check.statistic_shape(stat, self.collection.shape, where, "zero_point_shape")
             z = choose(collecting, stat, collect(*state, stat, collecting, self.collection, _identity))

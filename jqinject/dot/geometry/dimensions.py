@@ -122,8 +122,8 @@ def _counted_from_front(lhs_ndim: int, rhs_ndim: int, *axes: tuple[int, ...]) ->
 
 
 def _without(ndim: int, *taken: Sequence[int]) -> tuple[int, ...]:
-    gone = {axis for axes in taken for axis in axes}
-    return tuple(axis for axis in range(ndim) if axis not in gone)
+    excluded = {axis for axes in taken for axis in axes}
+    return tuple(axis for axis in range(ndim) if axis not in excluded)
 
 
 def scale_in_output(

@@ -137,7 +137,7 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
         flax, overrides = split_keywords(nnx.MultiHeadAttention, more)
         sizes = (num_heads, in_features, qkv_features, out_features, num_kv_heads, in_kv_features)
         nnx.MultiHeadAttention.__init__(self, *sizes, attention_fn=attention_fn, rngs=rngs, **flax)
-        given = {
+        arguments = {
             "in_proj_input_quant": in_proj_input_quant,
             "in_proj_weight_quant": in_proj_weight_quant,
             "in_proj_bias_quant": in_proj_bias_quant,
@@ -151,11 +151,11 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
             "out_proj_bias_quant": out_proj_bias_quant,
             "out_proj_output_quant": out_proj_output_quant,
         }
-        self._init_quantizers(given, overrides, packed_in_proj, return_quant_tensor, contraction, rngs)
+        self._init_quantizers(arguments, overrides, packed_in_proj, return_quant_tensor, contraction, rngs)
 
     def _init_quantizers(
         self,
-        given: dict[str, Any],
+        arguments: dict[str, Any],
         overrides: dict[str, Any],
         packed: bool,
         return_quant_tensor: bool,
@@ -173,14 +173,14 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
         of_projections = {}
         for name in [*overrides]:
             if name in ("in_proj_grad_quant", "out_proj_grad_quant"):
-                given[name] = overrides.pop(name)
+                arguments[name] = overrides.pop(name)
             elif name.startswith(("in_proj_", "out_proj_")):
                 of_projections[name] = overrides.pop(name)
-        within = {n: given.pop(n) for n in list(given) if "_proj_" not in n}
+        within = {n: arguments.pop(n) for n in list(arguments) if "_proj_" not in n}
         self._check_attention_fn(within)
         hold_projections(
             self,
-            given,
+            arguments,
             of_projections,
             packed=self.packed_in_proj,
             return_quant_tensor=return_quant_tensor,

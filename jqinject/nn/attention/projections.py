@@ -22,7 +22,7 @@ SHARED = ("weight_quant", "bias_quant")
 
 def hold_projections(
     attention: Any,
-    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     overrides: Mapping[str, Any],
     *,
     packed: bool,
@@ -34,7 +34,7 @@ def hold_projections(
 
     Args:
         attention: holds `query`, `key`, `value` and `out`, of Flax.
-        given: quantizers by name with the prefix `in_proj_` or `out_proj_`.
+        arguments: quantizers by name with the prefix `in_proj_` or `out_proj_`.
         overrides: the user's keywords with those prefixes.
         packed: whether queries, keys and values are projected as by one matrix: one quantizer of the input, held by
             `attention`, and one of the weights and of the biases where these have one scale for a tensor.
@@ -45,7 +45,7 @@ def hold_projections(
     Raises:
         TypeError, ValueError: what `QuantLinearGeneral` refuses; packed in NNX's tree mode, which knows no sharing.
     """
-    of_in, of_out = _with_prefix(IN_PROJ, given), _with_prefix(OUT_PROJ, given)
+    of_in, of_out = _with_prefix(IN_PROJ, arguments), _with_prefix(OUT_PROJ, arguments)
     in_overrides, out_overrides = _with_prefix(IN_PROJ, overrides), _with_prefix(OUT_PROJ, overrides)
     common: dict[str, Any] = {} if contraction == "auto" else {"contraction": contraction}
     if packed:
@@ -85,17 +85,17 @@ def stack_along(attention: Any) -> tuple[int, ...]:
 
 def _quantize(
     layer: Any,
-    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     overrides: Mapping[str, Any],
     return_quant_tensor: bool,
     rngs: nnx.Rngs | None,
 ) -> None:
     change_class(layer, QuantLinearGeneral)
-    layer._init_quantizers(given, overrides, return_quant_tensor, rngs)
+    layer._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
 
-def _with_prefix(prefix: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name.removeprefix(prefix): value for name, value in given.items() if name.startswith(prefix)}
+def _with_prefix(prefix: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.removeprefix(prefix): value for name, value in arguments.items() if name.startswith(prefix)}
 
 
 def _of_one_matrix(query: QuantLinearGeneral) -> dict[str, Any]:

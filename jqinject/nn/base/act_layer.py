@@ -29,19 +29,19 @@ class QuantActLayer(nnx.Module):
 
     def _init_quantizers(
         self,
-        given: dict[str, Any],
+        arguments: dict[str, Any],
         overrides: dict[str, Any],
         return_quant_tensor: bool,
         rngs: nnx.Rngs | None,
         offered: dict[str, Any] | None = None,
     ) -> None:
-        if return_quant_tensor and given["act_quant"] is None and not self.keeps_scale:
+        if return_quant_tensor and arguments["act_quant"] is None and not self.keeps_scale:
             raise ValueError(
                 f"{type(self).__name__}(return_quant_tensor=True) needs a quantizer to have a scale to return.\n"
                 "  cure: give it act_quant=..."
             )
         assign(self, return_quant_tensor=return_quant_tensor)
-        hold_proxies(self, given, overrides, rngs, offered=offered)
+        hold_proxies(self, arguments, overrides, rngs, offered=offered)
 
     @abstractmethod
     def _activation(self, x: Any) -> Any:

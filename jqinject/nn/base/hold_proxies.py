@@ -93,7 +93,7 @@ def make_proxy(
 
 def hold_proxies(
     layer: Any,
-    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     overrides: Mapping[str, Any],
     rngs: nnx.Rngs | None,
     *,
@@ -106,7 +106,7 @@ def hold_proxies(
 
     Args:
         layer: a layer under construction, or a layer of Flax that was just declared to be one of ours.
-        given: what the user gave for each slot; `act_quant` is another name of `input_quant`.
+        arguments: what the user gave for each slot; `act_quant` is another name of `input_quant`.
         overrides: the user's further keywords.
         rngs: for quantizers that draw random numbers.
         slots: its places for quantizers; None for all that its class declares.
@@ -118,7 +118,7 @@ def hold_proxies(
         TypeError: a quantizer for a slot that the layer does not have, or what `make_proxy` refuses.
     """
     slots = slots_of(type(layer)) if slots is None else slots
-    chosen = _by_slot(type(layer).__name__, slots, given)
+    chosen = _by_slot(type(layer).__name__, slots, arguments)
     by_slot = split_overrides(layer, slots, overrides)
     proxies = {
         slot: make_proxy(
@@ -141,9 +141,9 @@ def hold_proxies(
         share(layer, chosen[slot.name])
 
 
-def _by_slot(layer: str, slots: Sequence[Slot], given: Mapping[str, Any]) -> dict[str, Any]:
+def _by_slot(layer: str, slots: Sequence[Slot], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """What was given for each slot, under its first name."""
-    chosen = {name: value for name, value in given.items() if value is not None}
+    chosen = {name: value for name, value in arguments.items() if value is not None}
     act_quant = None if ACT in slots else chosen.pop("act_quant", None)
     if act_quant is not None:
         if "input_quant" in chosen:

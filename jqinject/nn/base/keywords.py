@@ -20,16 +20,16 @@ def arguments_of(layer: type) -> tuple[str, ...]:
     return tuple(found)
 
 
-def split_keywords(parent: type, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_keywords(parent: type, keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Keywords that a Flax layer takes, and the others.
 
     Args:
         parent: the class of the Flax layer.
-        given: the keywords.
+        keywords: what the user passed.
     """
     known = arguments_of(parent)
-    own = {name: value for name, value in given.items() if name in known}
-    return own, {name: value for name, value in given.items() if name not in known}
+    own = {name: value for name, value in keywords.items() if name in known}
+    return own, {name: value for name, value in keywords.items() if name not in known}
 
 
 def split_overrides(
@@ -42,10 +42,10 @@ def split_overrides(
     """
     ordered = sorted(slots, key=lambda slot: -len(slot.prefix))
     found: dict[str, dict[str, Any]] = {slot.argument: {} for slot in ordered}
-    for keyword, given in overrides.items():
+    for keyword, override in overrides.items():
         for slot in ordered:
             if keyword.startswith(slot.prefix):
-                found[slot.argument][keyword.removeprefix(slot.prefix)] = given
+                found[slot.argument][keyword.removeprefix(slot.prefix)] = override
                 break
         else:
             known = [*arguments_of(type(layer)), *found]

@@ -28,7 +28,7 @@ class QuantNormLayer(nnx.Module):
 
     def _init_quantizers(
         self,
-        given: Mapping[str, Any],
+        arguments: Mapping[str, Any],
         overrides: Mapping[str, Any],
         return_quant_tensor: bool,
         rngs: nnx.Rngs | None,
@@ -36,7 +36,7 @@ class QuantNormLayer(nnx.Module):
         """Make the proxies; to be called when the parameters are there, also on a Flax layer whose class was changed.
 
         Args:
-            given: what the user gave for each slot, None where it is missing; `act_quant` is another name of
+            arguments: what the user gave for each slot, None where it is missing; `act_quant` is another name of
                 `input_quant`.
             overrides: the user's further keywords.
             return_quant_tensor: whether to return QuantTensors.
@@ -45,7 +45,7 @@ class QuantNormLayer(nnx.Module):
         stack, shapes = self._stack(), self._channel_shapes()
         axis_name = self.axis_name if isinstance(self, nnx.BatchNorm) else None
         offered = {} if axis_name is None else {"axis_name": axis_name}
-        hold_proxies(self, given, overrides, rngs, stack=stack, channel_shapes=shapes, offered=offered)
+        hold_proxies(self, arguments, overrides, rngs, stack=stack, channel_shapes=shapes, offered=offered)
         self.return_quant_tensor = return_quant_tensor
         if return_quant_tensor and (self.output_quant is None or not self.output_quant.is_quant_enabled):
             raise ValueError(

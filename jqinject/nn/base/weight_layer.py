@@ -47,7 +47,7 @@ class QuantWeightLayer(WeightAxes):
 
     def _init_quantizers(
         self,
-        given: Mapping[str, Any],
+        arguments: Mapping[str, Any],
         overrides: Mapping[str, Any],
         return_quant_tensor: bool,
         rngs: nnx.Rngs,
@@ -55,14 +55,14 @@ class QuantWeightLayer(WeightAxes):
         """Make the proxies; to be called when the weights are there, also on a layer of Flax whose class was changed.
 
         Args:
-            given: what the user gave for each slot, None where it is missing; `act_quant` is another name of
+            arguments: what the user gave for each slot, None where it is missing; `act_quant` is another name of
                 `input_quant`, and `contraction` is "auto" where it is missing.
             overrides: the user's further keywords.
             return_quant_tensor: whether to return QuantTensors.
             rngs: for quantizers that draw random numbers.
         """
-        quantizers = {name: quantizer for name, quantizer in given.items() if name != "contraction"}
-        contraction = given.get("contraction", "auto")
+        quantizers = {name: quantizer for name, quantizer in arguments.items() if name != "contraction"}
+        contraction = arguments.get("contraction", "auto")
         checked_contraction(type(self).__name__, contraction)
         stack, shapes = stack_of((self,)), self.channel_shapes()
         hold_proxies(self, quantizers, overrides, rngs, stack=stack, channel_shapes=shapes)

@@ -81,7 +81,7 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
     ) -> None:
         flax, overrides = split_keywords(nnx.ConvTranspose, more)
         nnx.ConvTranspose.__init__(self, in_features, out_features, kernel_size, strides, rngs=rngs, **flax)
-        given = {
+        arguments = {
             "weight_quant": weight_quant,
             "bias_quant": bias_quant,
             "input_quant": input_quant,
@@ -89,7 +89,7 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
             "act_quant": act_quant,
             "grad_quant": grad_quant,
         }
-        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
     def channel_shapes(self) -> dict[str, tuple[int, ...]]:
         """Features are the last axis of input and output."""

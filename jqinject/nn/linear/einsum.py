@@ -90,7 +90,7 @@ class QuantEinsum(QuantDotLayer, nnx.Einsum):
     ) -> None:
         flax, overrides = split_keywords(nnx.Einsum, more)
         nnx.Einsum.__init__(self, einsum_str, tuple(kernel_shape), bias_shape, rngs=rngs, **flax)
-        given = {
+        arguments = {
             "weight_quant": weight_quant,
             "bias_quant": bias_quant,
             "input_quant": input_quant,
@@ -99,7 +99,7 @@ class QuantEinsum(QuantDotLayer, nnx.Einsum):
             "grad_quant": grad_quant,
             "contraction": contraction,
         }
-        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
     def __call__(self, inputs: Any, einsum_str: str | None = None, out_sharding: Any = None) -> Any:
         """The parent's forward on quantized input, weight and bias, then the output quantizer.

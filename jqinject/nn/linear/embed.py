@@ -82,8 +82,8 @@ class QuantEmbed(QuantWeightLayer, nnx.Embed):
     ) -> None:
         flax, overrides = split_keywords(nnx.Embed, more)
         nnx.Embed.__init__(self, num_embeddings, features, rngs=rngs, **flax)
-        given = {"weight_quant": weight_quant, "output_quant": output_quant, "grad_quant": grad_quant}
-        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+        arguments = {"weight_quant": weight_quant, "output_quant": output_quant, "grad_quant": grad_quant}
+        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
     @property
     def weight_ndim(self) -> int:

@@ -109,7 +109,7 @@ class QuantLinear(QuantDotLayer, nnx.Linear):
             kernel_metadata=kernel_metadata,
             bias_metadata=bias_metadata,
         )
-        given = {
+        arguments = {
             "weight_quant": weight_quant,
             "bias_quant": bias_quant,
             "input_quant": input_quant,
@@ -118,7 +118,7 @@ class QuantLinear(QuantDotLayer, nnx.Linear):
             "grad_quant": grad_quant,
             "contraction": contraction,
         }
-        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
     def channel_shapes(self) -> dict[str, tuple[int, ...]]:
         """Features are the last axis of input and output."""

@@ -76,7 +76,7 @@ class QuantLinearGeneral(QuantDotLayer, nnx.LinearGeneral):
     ) -> None:
         flax, overrides = split_keywords(nnx.LinearGeneral, more)
         nnx.LinearGeneral.__init__(self, in_features, out_features, rngs=rngs, **flax)
-        given = {
+        arguments = {
             "weight_quant": weight_quant,
             "bias_quant": bias_quant,
             "input_quant": input_quant,
@@ -85,7 +85,7 @@ class QuantLinearGeneral(QuantDotLayer, nnx.LinearGeneral):
             "grad_quant": grad_quant,
             "contraction": contraction,
         }
-        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
     @property
     def weight_ndim(self) -> int:

@@ -79,7 +79,7 @@ class QuantLoRALinear(QuantDotLayer, nnx.LoRALinear):
     ) -> None:
         flax, overrides = split_keywords(nnx.LoRALinear, more)
         nnx.LoRALinear.__init__(self, in_features, out_features, lora_rank=lora_rank, rngs=rngs, **flax)
-        given = {
+        arguments = {
             "weight_quant": weight_quant,
             "bias_quant": bias_quant,
             "input_quant": input_quant,
@@ -88,7 +88,7 @@ class QuantLoRALinear(QuantDotLayer, nnx.LoRALinear):
             "grad_quant": grad_quant,
             "contraction": contraction,
         }
-        self._init_quantizers(given, overrides, return_quant_tensor, rngs)
+        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
     def channel_shapes(self) -> dict[str, tuple[int, ...]]:
         """Features are the last axis of input and output."""

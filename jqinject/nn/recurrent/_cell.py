@@ -42,7 +42,7 @@ class Result(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Given:
+class CellArguments:
     """What the user gave for the quantizers of a cell.
 
     Attributes:
@@ -79,15 +79,15 @@ class QuantRecurrentCell(nnx.Module):
         """Where activations are quantized: attribute -> its slot, which says which argument it is made from."""
         return {slot.name: slot for slot in slots_of(type(self))}
 
-    def _init_quantizers(self, given: Given, rngs: nnx.Rngs) -> None:
+    def _init_quantizers(self, arguments: CellArguments, rngs: nnx.Rngs) -> None:
         """Make the quantizers, once the layers are there."""
         slots = (WEIGHT, BIAS, *self.act_quantizers.values())
-        by_slot = split_overrides(self, slots, given.overrides)
-        self._quantize_layers(given, by_slot, rngs)
+        by_slot = split_overrides(self, slots, arguments.overrides)
+        self._quantize_layers(arguments, by_slot, rngs)
         of_sums: Any = None
         for name, slot in self._held_quantizers().items():
-            quantizer, declared = given.quantizers[slot.argument], by_slot[slot.argument]
-            is_sum = slot.argument == GATE_ACC.name and given.shares_accumulators
+            quantizer, declared = arguments.quantizers[slot.argument], by_slot[slot.argument]
+            is_sum = slot.argument == GATE_ACC.name and arguments.shares_accumulators
             if is_sum and of_sums is not None:
                 proxy = of_sums
             else:
@@ -107,21 +107,23 @@ class QuantRecurrentCell(nnx.Module):
         """Those of `act_quantizers` that this cell has."""
         return self.act_quantizers
 
-    def _quantize_layers(self, given: Given, overrides: Mapping[str, dict[str, Any]], rngs: nnx.Rngs) -> None:
+    def _quantize_layers(
+        self, arguments: CellArguments, overrides: Mapping[str, dict[str, Any]], rngs: nnx.Rngs
+    ) -> None:
         """Let the layers of Flax be ours; both layers of a gate share one weight quantizer."""
-        quantizer, declared = given.quantizers["weight_quant"], overrides["weight_quant"]
+        quantizer, declared = arguments.quantizers["weight_quant"], overrides["weight_quant"]
         self._refuse_bias_overrides(overrides["bias_quant"])
         for of_input, of_hidden in self.gates.items():
             if of_input not in vars(self):
                 continue
-            taken = given.input_layers.get(of_input)
+            taken = arguments.input_layers.get(of_input)
             if taken is None:
-                self._quantize_layer(of_input, quantizer, declared, given, overrides, rngs)
+                self._quantize_layer(of_input, quantizer, declared, arguments, overrides, rngs)
             else:
                 setattr(self, of_input, taken)
             own = getattr(self, of_input).weight_quant
-            self._quantize_layer(of_hidden, own, {}, given, overrides, rngs)
-            if given.shares_weights:
+            self._quantize_layer(of_hidden, own, {}, arguments, overrides, rngs)
+            if arguments.shares_weights:
                 quantizer, declared = own, {}
 
     def _refuse_bias_overrides(self, overrides: Mapping[str, Any]) -> None:
@@ -135,7 +137,7 @@ class QuantRecurrentCell(nnx.Module):
         name: str,
         weight_quant: QuantizerLike,
         weight_overrides: Mapping[str, Any],
-        given: Given,
+        arguments: CellArguments,
         overrides: Mapping[str, dict[str, Any]],
         rngs: nnx.Rngs,
     ) -> None:
@@ -146,7 +148,7 @@ class QuantRecurrentCell(nnx.Module):
         }
         quantizers = {
             "weight_quant": weight_quant,
-            "bias_quant": None if layer.bias is None else given.quantizers["bias_quant"],
+            "bias_quant": None if layer.bias is None else arguments.quantizers["bias_quant"],
         }
         change_class(layer, QuantLinear)
         layer._init_quantizers(quantizers, prefixed, False, rngs)

@@ -65,20 +65,20 @@ class QuantRecurrentStack(nnx.Module):
             )
         draw = UniformInit(1.0 / math.sqrt(hidden_size))
         initial = {"kernel_init": draw, "recurrent_kernel_init": draw, "bias_init": draw}
-        given = {**initial, **more, **quantizers}
+        arguments = {**initial, **more, **quantizers}
         layers = []
         for layer in range(num_layers):
             features = input_size if layer == 0 else hidden_size * (2 if bidirectional else 1)
             cells: list[Any] = []
             for _ in range(2 if bidirectional else 1):
                 taken = self._input_layers(cells[0]) if cells and shares_input_weights else {}
-                cells.append(self._cell(features, hidden_size, {**given, "input_layers": taken}))
-                given = _sharing(given, shared, cells[-1])
+                cells.append(self._cell(features, hidden_size, {**arguments, "input_layers": taken}))
+                arguments = _sharing(arguments, shared, cells[-1])
             layers.append(nnx.List(cells))
         self.layers = nnx.List(layers)
 
     @abstractmethod
-    def _cell(self, features: int, hidden_size: int, given: Mapping[str, Any]) -> Any:
+    def _cell(self, features: int, hidden_size: int, arguments: Mapping[str, Any]) -> Any:
         """One direction of one layer."""
 
     @abstractmethod
@@ -133,9 +133,9 @@ class QuantRecurrentStack(nnx.Module):
         return states[0] if len(states) == 1 else concatenate(states, axis=0)
 
 
-def _sharing(given: dict[str, Any], shared: Sequence[str], cell: Any) -> dict[str, Any]:
+def _sharing(arguments: dict[str, Any], shared: Sequence[str], cell: Any) -> dict[str, Any]:
     """Arguments of the cells after one, which share some of its quantizers."""
-    known = dict(given)
+    known = dict(arguments)
     for name in shared:
         known[name] = getattr(cell, name)
         prefix = name.removesuffix("quant")

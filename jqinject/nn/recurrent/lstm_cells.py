@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.nn.base.keywords import split_keywords
-from jqinject.nn.recurrent._cell import Given, Parameters, Quantizers, Result, set_bias, sigmoid, tanh
+from jqinject.nn.recurrent._cell import CellArguments, Parameters, Quantizers, Result, set_bias, sigmoid, tanh
 from jqinject.nn.recurrent._lstm_step import QuantLSTMStep
 from jqinject.quant import QuantizerLike
 
@@ -107,14 +107,14 @@ class QuantLSTMCell(QuantLSTMStep, nnx.LSTMCell):
             "tanh_quant": tanh_quant,
             "cell_state_quant": cell_state_quant,
         }
-        given = Given(
+        arguments = CellArguments(
             quantizers,
             overrides,
             shared_intra_layer_gate_acc_quant,
             shared_intra_layer_weight_quant,
             input_layers,
         )
-        self._init_quantizers(given, rngs)
+        self._init_quantizers(arguments, rngs)
 
     def step(
         self,
@@ -198,7 +198,7 @@ class QuantOptimizedLSTMCell(QuantLSTMStep, nnx.OptimizedLSTMCell):
             "tanh_quant": tanh_quant,
             "cell_state_quant": cell_state_quant,
         }
-        self._init_quantizers(Given(quantizers, overrides, shared_intra_layer_gate_acc_quant), rngs)
+        self._init_quantizers(CellArguments(quantizers, overrides, shared_intra_layer_gate_acc_quant), rngs)
 
     def step(
         self,

@@ -12,7 +12,7 @@ from jqinject.nn.recurrent._cell import (
     GATE_ACC,
     SIGMOID,
     TANH,
-    Given,
+    CellArguments,
     Parameters,
     Quantizers,
     QuantRecurrentCell,
@@ -99,7 +99,7 @@ class QuantSimpleCell(QuantRecurrentCell, nnx.SimpleCell):
             "io_quant": io_quant,
             "gate_acc_quant": gate_acc_quant,
         }
-        self._init_quantizers(Given(quantizers, overrides, input_layers=input_layers), rngs)
+        self._init_quantizers(CellArguments(quantizers, overrides, input_layers=input_layers), rngs)
 
     def step(
         self, quantizers: Quantizers, parameters: Parameters, carry: Any, projected: Mapping[str, jax.Array]
@@ -186,7 +186,7 @@ class QuantGRUCell(QuantRecurrentCell, nnx.GRUCell):
             "sigmoid_quant": sigmoid_quant,
             "tanh_quant": tanh_quant,
         }
-        self._init_quantizers(Given(quantizers, overrides, shared_intra_layer_gate_acc_quant), rngs)
+        self._init_quantizers(CellArguments(quantizers, overrides, shared_intra_layer_gate_acc_quant), rngs)
 
     def step(
         self, quantizers: Quantizers, parameters: Parameters, carry: Any, projected: Mapping[str, jax.Array]

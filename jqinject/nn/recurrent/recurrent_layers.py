@@ -140,8 +140,8 @@ class QuantLSTM(QuantRecurrentStack):
             {**options, **more},
         )
 
-    def _cell(self, features: int, hidden_size: int, given: Mapping[str, Any]) -> QuantLSTMCell:
-        return QuantLSTMCell(features, hidden_size, **given)
+    def _cell(self, features: int, hidden_size: int, arguments: Mapping[str, Any]) -> QuantLSTMCell:
+        return QuantLSTMCell(features, hidden_size, **arguments)
 
     def _input_layers(self, forward: QuantLSTMCell) -> Mapping[str, Any]:
         # With coupled gates there is nothing to cross, and each direction has an input gate of its own.
@@ -273,8 +273,8 @@ class QuantRNN(QuantRecurrentStack):
             {**options, **overrides},
         )
 
-    def _cell(self, features: int, hidden_size: int, given: Mapping[str, Any]) -> QuantSimpleCell:
-        return QuantSimpleCell(features, hidden_size, **given)
+    def _cell(self, features: int, hidden_size: int, arguments: Mapping[str, Any]) -> QuantSimpleCell:
+        return QuantSimpleCell(features, hidden_size, **arguments)
 
     def _input_layers(self, forward: QuantSimpleCell) -> Mapping[str, Any]:
         return {"dense_i": forward.dense_i}

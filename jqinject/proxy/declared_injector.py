@@ -20,7 +20,7 @@ _NAMES = frozenset({"tensor_quant", "proxy_class", "signed"}) | _METADATA
 
 
 @dataclass(frozen=True)
-class Given:
+class DeclaredInjector:
     """An injector with its overrides.
 
     Attributes:
@@ -42,7 +42,7 @@ class Given:
         overrides: Mapping[str, Any] | None,
         offered: Mapping[str, Any] | None,
         where: tuple[str, str],
-    ) -> "Given":
+    ) -> "DeclaredInjector":
         """See `QuantProxyFromInjector` for the arguments."""
         binding = injector if isinstance(injector, Binding) else Binding(injector)
         binding = binding.let(**overrides) if overrides else binding
