@@ -123,7 +123,7 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
                 f"{name} needs an input with one scale, got scales of shape {input.scale.shape}.\n"
                 "  cure: quantize the input per tensor, or use Int8BiasPerTensorFloatInternalScaling"
             )
-        of_input, of_weight = input.scale, weight.scale if weight_scale is None else laid_out
+        of_input, of_weight = input.scale, weight.scale if weight_scale is None else weight_scale
         if weight_scale is None and of_weight.ndim > 1:
             of_weight = of_weight.reshape(-1)  # the bias has one axis
         return of_weight * (of_input.reshape(()) if of_input.ndim else of_input)
