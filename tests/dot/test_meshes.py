@@ -59,11 +59,10 @@ def placed(module, mesh, spec):
     specs = {(ROWS, COLUMNS): spec, (COLUMNS, ROWS): P(*tuple(spec)[::-1])}
     graphdef, state = nnx.split(module, graph=True)
 
-    def put(variable):
-        value = variable.get_value()
-        return variable.replace(jax.device_put(value, NamedSharding(mesh, specs.get(value.shape, P()))))
+    def put(array):
+        return jax.device_put(array, NamedSharding(mesh, specs.get(array.shape, P())))
 
-    return graphdef, jax.tree.map(put, state, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+    return graphdef, jax.tree.map(put, state)
 
 
 def gathers(module, mesh, spec, *, gradient):

@@ -36,7 +36,27 @@ class QuantParam(nnx.Param[jax.Array]):
     """
 
 
-class QuantStat(nnx.Variable[Any]):
+class _ArrayOrRecord(nnx.Variable[Any]):
+    """Abstract: an array, or a dict of arrays (see `jqinject.core.state.record`).
+
+    Of a record `variable["count"]` is a part, `variable[...]` the dict, and `sharding` that of every part: NNX asks for
+    it before it makes one for an array.
+    """
+
+    def __getitem__(self, index: Any) -> Any:
+        held = self.get_raw_value()
+        return held if isinstance(held, dict) and index is Ellipsis else super().__getitem__(index)
+
+    @property
+    def sharding(self) -> Any:
+        """Of the array, or a dict of those of the parts."""
+        held = self.get_raw_value()
+        if isinstance(held, dict):
+            return {name: getattr(part, "sharding", None) for name, part in held.items()}
+        return held.sharding
+
+
+class QuantStat(_ArrayOrRecord):
     """A running statistic or counter of a quantizer: changed by the forward pass in training mode, never
     trained.
 
@@ -46,7 +66,7 @@ class QuantStat(nnx.Variable[Any]):
     """
 
 
-class GradStat(nnx.Variable[Any]):
+class GradStat(_ArrayOrRecord):
     """A statistic of a gradient: changed once per step by `jqinject.value_and_grad`, never by a forward pass.
 
     Example:

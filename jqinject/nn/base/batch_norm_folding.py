@@ -116,6 +116,9 @@ class MergedBatchNorm(QuantNormLayer):
             if proxy is not None:
                 setattr(self, name, proxy)
 
+    def _features(self) -> tuple[int | None, int]:
+        return None, 0  # whatever the layer before it returns
+
     def __call__(self, x: Any, use_running_average: bool | None = None, *, mask: Any = None) -> Any:
         """The input, quantized as the output of the normalization was.
 
