@@ -67,6 +67,10 @@ class Slot:
 
     def __set__(self, layer: Any, proxy: Any) -> None:
         vars(layer)[self.name] = proxy
+        # From Flax 0.12.10 on an attribute with a descriptor is the descriptor's own: NNX would take it for static.
+        known = vars(layer).get("_pytree__nodes")  # NNX restores it by itself where it makes a copy
+        if known is not None and self.name not in known:
+            vars(layer)["_pytree__nodes"] = known.update({self.name: nnx.is_data(proxy)})
 
     def __delete__(self, layer: Any) -> None:
         if self.name not in vars(layer):
