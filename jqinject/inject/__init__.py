@@ -1,6 +1,7 @@
 """Pure wiring: injectors, the resolver behind them, and their errors. Knows no array library but numpy."""
 
 from jqinject.inject.binding import Binding as Binding
+from jqinject.inject.checked_injector import CheckedInjector as CheckedInjector
 from jqinject.inject.explain import explain as explain
 from jqinject.inject.explain import reach_of as reach_of
 from jqinject.inject.functions import choices as choices
@@ -14,5 +15,4 @@ from jqinject.inject.names import requested_names as requested_names
 from jqinject.inject.overrides import check_overrides as check_overrides
 from jqinject.inject.overrides import overrides_given as overrides_given
 from jqinject.inject.resolver import resolve as resolve
-from jqinject.inject.schemes import Scheme as Scheme
 from jqinject.inject.tree import Node as Node

@@ -62,8 +62,14 @@ class Component(metaclass=ComponentMeta):
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute."""
-        raise NotImplementedError(f"{type(self).__name__} does not define __call__")
+        """Compute what the component is for; every component says how.
+
+        Raises:
+            TypeError: this class does not.
+        """
+        raise TypeError(
+            f"{type(self).__name__} is called, and does not say what to compute.\n  cure: define __call__"
+        )
 
     @classmethod
     def of_parts(cls, **parts: Any) -> Self:

@@ -12,10 +12,10 @@ from jqinject.dot.schemes.numerics import FLOAT8_NAMES, Float8Numerics, IntNumer
 from jqinject.dot.schemes.operand import OperandQuantizer
 from jqinject.dot.schemes.operand_ranges import AbsMaxCalibration
 from jqinject.dot.schemes.quantized_dot import QuantizedDotGeneral
-from jqinject.inject import Scheme, choices, this, value
+from jqinject.inject import CheckedInjector, choices, this, value
 
 
-class OperandInjector(Scheme, assembles=("quantizer",)):
+class OperandInjector(CheckedInjector, assembles=("quantizer",)):
     """One operand of one contraction.
 
     | name | |
@@ -65,7 +65,7 @@ class OperandInjector(Scheme, assembles=("quantizer",)):
         return NOISES[rng_type]
 
 
-class ContractionInjector(Scheme, assembles=("contraction",)):
+class ContractionInjector(CheckedInjector, assembles=("contraction",)):
     """One contraction: two operands, `lhs` and `rhs`, an `accumulator_dtype` and `local_aqt`."""
 
     contraction = Contraction
@@ -77,7 +77,7 @@ class ContractionInjector(Scheme, assembles=("contraction",)):
     local_aqt = None
 
 
-class DotGeneralInjector(Scheme, assembles=("dot_general", "lhs_range")):
+class DotGeneralInjector(CheckedInjector, assembles=("dot_general", "lhs_range")):
     """Three contractions: `forward`, and `backward_lhs` and `backward_rhs` for the gradients of the two operands.
 
     Names that `let` declares, of the three or of their operands too, and that are not read are refused when

@@ -1,4 +1,4 @@
-"""`Scheme`: injectors that are read directly, without a proxy that checks redeclared names."""
+"""`CheckedInjector`: injectors that are read directly, without a proxy that checks redeclared names."""
 
 import copyreg
 from typing import Any
@@ -7,11 +7,11 @@ from weakref import WeakSet
 from jqinject.inject.injector import ExtendedInjector, InjectorMeta, reduced
 from jqinject.inject.overrides import check_lets
 
-_CHECKED: "WeakSet[SchemeMeta]" = WeakSet()  # classes never change, so once is enough
+_CHECKED: "WeakSet[CheckedInjectorMeta]" = WeakSet()  # classes never change, so once is enough
 
 
-class SchemeMeta(InjectorMeta):
-    """The metaclass of schemes: reading an assembled name checks the names that `let` declared."""
+class CheckedInjectorMeta(InjectorMeta):
+    """The metaclass of checked injectors: reading an assembled name checks the names that `let` declared."""
 
     __assembles__: tuple[str, ...] = ()
 
@@ -21,7 +21,7 @@ class SchemeMeta(InjectorMeta):
         bases: tuple[type, ...],
         namespace: dict[str, Any],
         assembles: tuple[str, ...] = (),
-    ) -> "SchemeMeta":
+    ) -> "CheckedInjectorMeta":
         cls: Any = super().__new__(mcs, class_name, bases, namespace)
         if assembles:
             type.__setattr__(cls, "__assembles__", assembles)
@@ -38,16 +38,16 @@ class SchemeMeta(InjectorMeta):
         return found
 
 
-copyreg.pickle(SchemeMeta, reduced)  # type: ignore[arg-type]
+copyreg.pickle(CheckedInjectorMeta, reduced)  # type: ignore[arg-type]
 
 
-class Scheme(ExtendedInjector, metaclass=SchemeMeta):
+class CheckedInjector(ExtendedInjector, metaclass=CheckedInjectorMeta):
     """An injector whose overrides are checked when an assembled name is read.
 
-    `class Mine(Scheme, assembles=("product",))`: reading `product` of it or of a subclass refuses names that `let`
-    declared, there or in a nested injector, and that the wiring of `product` does not read.
+    `class Mine(CheckedInjector, assembles=("product",))`: reading `product` of it or of a subclass refuses names that
+    `let` declared, there or in a nested injector, and that the wiring of `product` does not read.
 
-    >>> class Product(Scheme, assembles=("product",)):
+    >>> class Product(CheckedInjector, assembles=("product",)):
     ...     product = 6
     >>> Product.let(produkt=7).product
     Traceback (most recent call last):
