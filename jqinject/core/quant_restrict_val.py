@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core._protocols import TensorQuant
+from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign
 from jqinject.core.construction.component import Component
 from jqinject.core.facts import number_format
@@ -53,7 +54,9 @@ class QuantRestrictValue(Component):
     ) -> None:
         assign(self, quantizer=restrict_value_float_to_int_impl)
         if scale_dequantized_shape is not None:
-            assign(self, scale_dequantized_shape=tuple(scale_dequantized_shape))
+            name = "scale_dequantized_shape"
+            shape = check.shape(scale_dequantized_shape, type(self).__name__, name)
+            assign(self, scale_dequantized_shape=shape)
 
     @property
     def scale_dtype(self) -> np.dtype | None:
