@@ -25,7 +25,7 @@ def has_zero_point(component: Any) -> bool:
 
 
 def scale_dtype(component: Any) -> np.dtype | None:
-    """The 8-bit dtype that holds every scale of a quantizer, a scaling or a restriction; None where it is not said."""
+    """The 8-bit dtype that holds every scale of a quantizer, a scaling or a restriction; None if it does not say."""
     return getattr(component, "scale_dtype", None)
 
 
@@ -40,7 +40,7 @@ def keeps_sign(component: Any) -> bool:
 
 
 def number_format(component: Any) -> Any:
-    """The minifloats of a quantizer, or its table; None where it is not said."""
+    """The minifloats of a quantizer, or its table; None if it does not say."""
     return getattr(component, "format", None)
 
 

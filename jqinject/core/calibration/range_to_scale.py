@@ -29,7 +29,7 @@ def scale_and_zero_point(found: ClippingRange, bit_width: int) -> tuple[jax.Arra
         bit_width: of signed integers.
 
     Returns:
-        Scale and zero point (None where the range is symmetric), float32, shaped as the range's ends.
+        Scale and zero point (None if the range is symmetric), float32, shaped as the range's ends.
 
     Source: Qwix.
 

@@ -104,7 +104,7 @@ class QuantizedDotGeneral:
         return self.fwd.operands(lhs, rhs, dims)
 
     def check_freezes(self) -> None:
-        """Raise where an operand can not be stored for serving.
+        """Raise where an operand cannot be stored for serving.
 
         Raises:
             ValueError: the forward contraction is cut into pieces.

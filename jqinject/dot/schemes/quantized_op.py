@@ -96,7 +96,7 @@ class QuantizedOp(nnx.Module):
         return fwd.lhs_quantizer.numerics is not None, fwd.rhs_quantizer.numerics is not None
 
     def check_freezes(self) -> None:
-        """Raise where the right operand can not be stored for serving.
+        """Raise where the right operand cannot be stored for serving.
 
         Raises:
             ValueError: the forward contraction is cut into pieces.

@@ -109,8 +109,8 @@ class SchemeSpec:
         """What a scheme says.
 
         Raises:
-            TypeError: an override that no scheme has, an operand that is no quantizer, a gradient that is to be kept
-                from a forward pass; an accumulator that is no dtype of integers.
+            TypeError: an override that no scheme has, an operand that is not a quantizer, a gradient to be kept
+                from a forward pass; an accumulator that is not an integer dtype.
             ValueError: a tile size below 1.
         """
         injector = scheme.injector if isinstance(scheme, Binding) else scheme

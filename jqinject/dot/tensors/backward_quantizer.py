@@ -45,7 +45,7 @@ class BackwardQuantizer:
 
         Args:
             g: the gradient.
-            slot: where the quantizer reports; None where it does not.
+            slot: where the quantizer reports; None if it does not.
             quantize: function of the quantizer, put together again, and the gradient.
         """
         quantizer = nnx.merge(self.graphdef, *self.state)

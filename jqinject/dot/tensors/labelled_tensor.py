@@ -127,7 +127,7 @@ def value_of(x: LabelledTensor) -> jax.Array:
 
 
 def in_order(x: LabelledTensor, labels: Labels) -> Any:
-    """The tensor with its axes in another order; None where its scales do not follow."""
+    """The tensor with its axes in another order; None if its scales do not follow."""
     order = [x.axis(label) for label in labels]
     if order == list(range(len(order))):
         return x.tensor
