@@ -10,8 +10,9 @@ from flax import nnx
 
 from jqinject.core import AmaxHistory, AmaxScaling, KeepsPayload, QuantResult
 from jqinject.core.construction.assign import assign
-from jqinject.core.facts import has_zero_point, scale_dtype
+from jqinject.core.facts import scale_dtype
 from jqinject.inject import Binding, DependencyError, ExtendedInjector, reach_of
+from jqinject.ops.groups import fitting_size
 from jqinject.proxy.assembly import (
     build_stacked,
     copy_mode,
@@ -25,7 +26,7 @@ from jqinject.proxy.metadata import QuantMetadata, quant_metadata_of
 from jqinject.proxy.naming import checked_quantizer, note_quantizer, packable
 from jqinject.proxy.ranges import ranges_in
 from jqinject.proxy.sharing import QuantizerReplacedWarning, refuse_tree_mode
-from jqinject.quant_tensor import as_array
+from jqinject.quant_tensor import as_array, in_groups
 
 
 class QuantProxyFromInjector(nnx.Module):
@@ -148,7 +149,7 @@ class QuantProxyFromInjector(nnx.Module):
     @property
     def requires_quant_input(self) -> bool:
         """Whether the quantizer has to know the format of the layer's input."""
-        return False
+        return self.quant_metadata.requires_quant_input
 
     @property
     def scale_dtype(self) -> np.dtype | None:
@@ -308,7 +309,7 @@ class QuantProxyFromInjector(nnx.Module):
         return known[0]
 
     def _read_metadata(self, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
-        metadata = self._metadata_of(layers)._replace(has_zero_point=has_zero_point(quantizer))
+        metadata = self._metadata_of(layers).with_facts(quantizer, self.binding, layers)
         if quantizer is not None and metadata.signed is None:
             raise ValueError(
                 f"{self.binding.base.__name__} does not say whether its integers have a sign.\n"
@@ -364,8 +365,23 @@ class QuantProxyFromInjector(nnx.Module):
         return self._quantized(g) if self.is_quant_enabled else g
 
     def _seen(self, packed: Any, x: Any) -> Any:
-        """A quantized tensor, or where the proxy only observes, the tensor itself with its scale."""
+        """A quantized tensor, its groups joined; or where the proxy only observes, the tensor itself with its scale."""
+        if self.quant_metadata.group_size is not None:
+            packed = self._joined(packed, np.shape(as_array(x)))
+        elif packed.ndim != np.ndim(x):
+            raise ValueError(
+                f"{self.binding.base.__name__} made an array of shape {packed.shape} of one of shape {np.shape(x)}, "
+                f"and its {type(self.tensor_quant).__name__} does not say that it cuts the array into groups.\n"
+                "  cure: scaling_per_output_type = 'tensor' or 'channel'; or of your own quantizer a property `groups` "
+                "that returns (group_size, group_dim)"
+            )
         return packed.set(value=as_array(x)) if self.observing else packed
+
+    def _joined(self, packed: Any, shape: tuple[int, ...]) -> Any:
+        """A tensor whose groups lie along two axes, as a QuantTensor of the shape without them."""
+        size, dim = self.quant_metadata.group_size, self.quant_metadata.group_dim
+        assert size is not None and dim is not None, "said together"
+        return in_groups(packed, fitting_size(size, shape[dim]), dim, shape[dim])
 
 
 # What layers take for a quantizer: an injector (or a binding of one), a proxy to share, None for no quantization.

@@ -5,14 +5,14 @@ from typing import Any, final
 import jax
 from flax import nnx
 
-from jqinject.proxy.base import QuantProxyFromInjector
 from jqinject.proxy.metadata import QuantMetadata
 from jqinject.proxy.ranges import check_range
+from jqinject.proxy.run_time import RunTimeQuantProxy
 from jqinject.quant_tensor import IntQuantTensor, as_array
 
 
 @final
-class TruncQuantProxyFromInjector(QuantProxyFromInjector):
+class TruncQuantProxyFromInjector(RunTimeQuantProxy):
     """Quantizes what is quantized already, to fewer bits: scale, zero point and sign come in with it.
 
     Example:
@@ -85,14 +85,3 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
     def _read_metadata(self, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
         # The sign is that of what comes in.
         return self._metadata_of(layers)
-
-    def depends_on_layers(self) -> bool:
-        """Only where the injector asks for `module`: none of the ready-made ones does."""
-        return self._asks_for_layers()
-
-    def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
-        return []
-
-    def _stack(self, layers: tuple[Any, ...]) -> tuple[int, ...]:
-        # Nothing in it depends on how many layers are stacked: values are broadcast into the stack.
-        return ()
