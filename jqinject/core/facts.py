@@ -39,6 +39,11 @@ def keeps_sign(component: Any) -> bool:
     return getattr(component, "keeps_sign", False)
 
 
+def amax_history(quantizer: Any) -> Any:
+    """The record of amaxes that the scale of a quantizer follows; None if it does not say."""
+    return getattr(getattr(quantizer, "scaling_impl", None), "amax_history", None)
+
+
 def number_format(component: Any) -> Any:
     """The minifloats of a quantizer, or its table; None if it does not say."""
     return getattr(component, "format", None)

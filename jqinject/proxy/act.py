@@ -9,7 +9,7 @@ from flax import nnx
 from jqinject.proxy.assembly import set_mode
 from jqinject.proxy.base import QuantProxyFromInjector
 from jqinject.proxy.ranges import check_range
-from jqinject.quant_tensor import QuantTensor, as_array
+from jqinject.quant_tensor import QuantTensor
 
 
 class ActQuantProxy(QuantProxyFromInjector):
@@ -19,6 +19,7 @@ class ActQuantProxy(QuantProxyFromInjector):
 
     sample_shape: ClassVar[tuple[int, ...]] = ()
     quantizes_activations = True
+    made_from_parameters = False
 
     def __call__(self, x: jax.Array | QuantTensor) -> jax.Array | QuantTensor:
         """Quantize an activation.
@@ -29,10 +30,11 @@ class ActQuantProxy(QuantProxyFromInjector):
         Returns:
             A QuantTensor of the shape and dtype of `x`, or `x` itself where quantization is off.
         """
-        if not self.is_quant_enabled:
+        if self.tensor_quant is None or self.disable_quant:
             return x
-        array = as_array(x)
-        check_range(self, array)
+        array = x.value if isinstance(x, QuantTensor) else x
+        if self.use_running_average:
+            check_range(self, array)
         return self._quantized(array)
 
     def quantize(self, x: jax.Array) -> Any:
@@ -79,17 +81,6 @@ class ActQuantProxy(QuantProxyFromInjector):
 
     def _attribute(self, name: str, force_eval: bool) -> Any:
         return getattr(self.sample(force_eval), name) if self.is_quant_enabled else None
-
-    def depends_on_layers(self) -> bool:
-        """Only where the injector asks for `module`: none of the ready-made ones does."""
-        return self._asks_for_layers()
-
-    def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
-        return []
-
-    def _stack(self, layers: tuple[Any, ...]) -> tuple[int, ...]:
-        # Nothing in it depends on how many layers are stacked: values are broadcast into the stack.
-        return ()
 
 
 def input_dependent(proxy: ActQuantProxy, name: str) -> Any:

@@ -26,6 +26,7 @@ class GradQuantProxy(QuantProxyFromInjector):
     """
 
     role = "gradient"
+    made_from_parameters = False
 
     def __call__(self, y: jax.Array, token: jax.Array | None = None) -> jax.Array:
         """`y` as it is, with a quantized gradient.
@@ -95,17 +96,6 @@ class GradQuantProxy(QuantProxyFromInjector):
                 "quantizers of jqinject.quant, such as Int8GradPerTensorDynamic or Fp8e5m2GradPerTensorDelayed"
             )
         return super()._read_metadata(layers, quantizer)
-
-    def depends_on_layers(self) -> bool:
-        """Only where the injector asks for `module`: none of the ready-made ones does."""
-        return self._asks_for_layers()
-
-    def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
-        return []
-
-    def _stack(self, layers: tuple[Any, ...]) -> tuple[int, ...]:
-        # Nothing in it depends on how many layers are stacked: values are broadcast into the stack.
-        return ()
 
 
 def _dequantized(proxy: GradQuantProxy, g: jax.Array) -> jax.Array:

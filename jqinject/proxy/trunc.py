@@ -6,7 +6,7 @@ import jax
 from flax import nnx
 
 from jqinject.proxy.base import QuantProxyFromInjector
-from jqinject.proxy.metadata import QuantMetadata
+from jqinject.proxy.metadata import QuantMetadata, quant_metadata_of
 from jqinject.proxy.ranges import check_range
 from jqinject.quant_tensor import IntQuantTensor, as_array
 
@@ -28,6 +28,7 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
     role = "accumulator"
 
     quantizes_activations = True
+    made_from_parameters = False
 
     @property
     def is_narrow_range(self) -> bool:
@@ -84,15 +85,4 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
 
     def _read_metadata(self, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
         # The sign is that of what comes in.
-        return self._metadata_of(layers)
-
-    def depends_on_layers(self) -> bool:
-        """Only where the injector asks for `module`: none of the ready-made ones does."""
-        return self._asks_for_layers()
-
-    def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
-        return []
-
-    def _stack(self, layers: tuple[Any, ...]) -> tuple[int, ...]:
-        # Nothing in it depends on how many layers are stacked: values are broadcast into the stack.
-        return ()
+        return quant_metadata_of(self.binding, layers)

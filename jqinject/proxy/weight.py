@@ -6,6 +6,7 @@ import jax
 from flax import nnx
 
 from jqinject.proxy.base import QuantProxyFromInjector
+from jqinject.proxy.links import first_parameters
 from jqinject.quant_tensor import QuantTensor
 
 
@@ -23,7 +24,7 @@ class WeightQuantProxy(QuantProxyFromInjector):
         Returns:
             A QuantTensor of the shape and dtype of `x`, or `x` itself where quantization is off.
         """
-        return self._quantized(x) if self.is_quant_enabled else x
+        return x if self.tensor_quant is None or self.disable_quant else self._quantized(x)
 
     def quantize(self, x: jax.Array) -> Any:
         """Quantize as a call does: a QuantTensor, whose `payload()` or `int()` are the low-bit numbers and whose
@@ -45,12 +46,12 @@ class WeightQuantProxy(QuantProxyFromInjector):
     def _attribute(self, name: str) -> Any:
         if not self.is_quant_enabled:
             return None
-        weight = self._first_parameters().weight.get_value()
+        weight = first_parameters(self).weight.get_value()
         return getattr(self._seen(self._pack(self._look()), weight), name)
 
     def _look(self) -> Any:
         """The quantizer's own result for its weight: on a copy, so that no state moves and no first call is used up."""
-        return nnx.clone(self.tensor_quant, graph=True)(self._first_parameters().weight.get_value())
+        return nnx.clone(self.tensor_quant, graph=True)(first_parameters(self).weight.get_value())
 
     def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
         return [layer.weight for layer in layers]

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, final
 import jax
 from flax import nnx
 
+from jqinject.proxy.links import first_parameters
 from jqinject.proxy.weight import WeightQuantProxy
 from jqinject.quant_tensor import IntQuantTensor
 
@@ -61,10 +62,7 @@ class DecoupledWeightQuantWithInputProxyFromInjector(WeightQuantProxy):
         True
     """
 
-    @property
-    def requires_quant_input(self) -> bool:
-        """True."""
-        return True
+    requires_quant_input = True
 
     def __call__(self, x: jax.Array, quant_input: Any = None) -> IntQuantTensor | jax.Array:
         """Quantize a weight.
@@ -126,7 +124,7 @@ class DecoupledWeightQuantWithInputProxyFromInjector(WeightQuantProxy):
         return None if kept is None else InputFormat(*kept)
 
     def _look(self, quant_input: Any = None) -> Any:
-        layer = self._first_parameters()
+        layer = first_parameters(self)
         known = layer.input_format() if quant_input is None else quant_input
         quantizer = nnx.clone(self.tensor_quant, graph=True)
         return quantizer(layer.weight.get_value(), *self._format_of(known))
