@@ -85,7 +85,9 @@ class QuantProxyFromInjector(HoldsRanges):
         assign(self, binding=declared.binding, use_running_average=False)
         trace: set[str] = set()
         try:
-            quant_metadata_of(self.binding, (layer,))  # a flag that is not one is reported by the quantizer's name
+            quant_metadata_of(
+                self.binding, (layer,)
+            )  # a flag that is not one is reported by the quantizer's name
             quantizer = self._build((layer,), rngs, trace, stack)
         except DependencyError:
             # A misspelt override is the likelier cause than the name that is missing because of it.
@@ -261,7 +263,9 @@ class QuantProxyFromInjector(HoldsRanges):
 
     def _stack(self, layers: tuple[Any, ...]) -> tuple[int, ...]:
         """The sizes of the leading axes that the layers are stacked along, as far as an assembly has to know them."""
-        return stack_of(layers) if self.made_from_parameters else ()  # else values are broadcast into the stack
+        return (
+            stack_of(layers) if self.made_from_parameters else ()
+        )  # else values are broadcast into the stack
 
     def _hold(self, quantizer: Any) -> None:
         stateful = quantizer is None or isinstance(quantizer, nnx.Module)

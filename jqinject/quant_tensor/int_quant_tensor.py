@@ -256,9 +256,9 @@ class IntQuantTensor(QuantTensor):
         dtype = (jnp.int8 if self.signed else jnp.uint8) if narrow else jnp.int32
         payload = self._payload
         # Of a concrete value the integers are checked; a stored tensor has no value but these.
-        if payload is not None and not float_datatype:
-            if self._shaped is payload or not is_concrete(self.value):
-                return payload.astype(dtype)
+        known = payload is not None and (self._shaped is payload or not is_concrete(self.value))
+        if known and payload is not None and not float_datatype:
+            return payload.astype(dtype)
         if is_concrete(*self._grid, self.bit_width):
             integers, exist = checked_integers(*self._grid, self.bit_width, self.signed, dtype)
             if not exist:
