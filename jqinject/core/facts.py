@@ -58,6 +58,11 @@ def needs_input_format(component: Any) -> bool:
     return getattr(component, "needs_input_format", False)
 
 
+def amax_history(quantizer: Any) -> Any:
+    """The record of amaxes that the scale of a quantizer follows; None if it does not say."""
+    return getattr(getattr(quantizer, "scaling_impl", None), "amax_history", None)
+
+
 def number_format(component: Any) -> Any:
     """The minifloats of a quantizer, or its table; None if it does not say."""
     return getattr(component, "format", None)

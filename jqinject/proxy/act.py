@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.proxy.assembly import set_mode
+from jqinject.proxy.number_format import FormatQueries
 from jqinject.proxy.ranges import check_range
-from jqinject.proxy.run_time import RunTimeQuantProxy
-from jqinject.quant_tensor import QuantTensor, as_array
+from jqinject.quant_tensor import QuantTensor
 
 
-class ActQuantProxyFromInjector(RunTimeQuantProxy):
+class ActQuantProxyFromInjector(FormatQueries):
     """Quantizes what flows: inputs, outputs, results of activation functions.
 
     Statistics move in training mode only. Several layers may share one proxy: they then share its statistics.
@@ -34,6 +34,7 @@ class ActQuantProxyFromInjector(RunTimeQuantProxy):
 
     role = "activation"
     quantizes_activations = True
+    made_from_parameters = False
 
     def __call__(self, x: jax.Array | QuantTensor) -> jax.Array | QuantTensor:
         """Quantize an activation.
@@ -44,10 +45,11 @@ class ActQuantProxyFromInjector(RunTimeQuantProxy):
         Returns:
             A QuantTensor of the shape and dtype of `x`, or `x` itself where quantization is off.
         """
-        if not self.is_quant_enabled:
+        if self.tensor_quant is None or self.disable_quant:
             return x
-        array = as_array(x)
-        check_range(self, array)
+        array = x.value if isinstance(x, QuantTensor) else x
+        if self.use_running_average:
+            check_range(self, array)
         return self._quantized(array)
 
     def quantize(self, x: jax.Array) -> Any:

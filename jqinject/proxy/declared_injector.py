@@ -11,6 +11,7 @@ from jqinject.inject import (
     check_overrides,
     declared_names,
     overrides_given,
+    reach_of,
     requested_names,
 )
 from jqinject.proxy.naming import is_ours
@@ -18,6 +19,12 @@ from jqinject.proxy.naming import is_ours
 _METADATA = frozenset({"narrow_range", "float_to_int_impl_type"})  # what proxies say of quantizers
 _GROUPS = frozenset({"group_size", "group_dim"})  # read for a user's own quantizer
 _NAMES = frozenset({"tensor_quant", "proxy_class", "signed"}) | _METADATA
+
+
+def asks_for_layers(binding: Binding) -> bool:
+    """Whether anything in the wiring asks for a layer, or for its parameters."""
+    read = reach_of(binding.injector, module=(), tracked_parameter_list=()).names
+    return not read.isdisjoint(("module", "tracked_parameter_list"))
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from jqinject.core.construction import check
 from jqinject.dot.tensors.backward_quantizer import quantize_gradient_by, reporting, why_not_backward
 from jqinject.proxy.assembly import set_mode
 from jqinject.proxy.metadata import QuantMetadata
-from jqinject.proxy.run_time import RunTimeQuantProxy
+from jqinject.proxy.number_format import FormatQueries
 from jqinject.quant_tensor import QuantTensor, as_array
 
 
-class GradQuantProxyFromInjector(RunTimeQuantProxy):
+class GradQuantProxyFromInjector(FormatQueries):
     """Quantizes the gradient that flows back into what it is given; forward it changes nothing.
 
     Any format will do whose scale is made from the gradient at hand, is constant, or follows recorded amaxes. These
@@ -42,6 +42,7 @@ class GradQuantProxyFromInjector(RunTimeQuantProxy):
     """
 
     role = "gradient"
+    made_from_parameters = False
 
     def __call__(self, y: jax.Array, token: jax.Array | None = None) -> jax.Array:
         """`y` as it is, with a quantized gradient.

@@ -5,14 +5,14 @@ from typing import Any, final
 import jax
 from flax import nnx
 
-from jqinject.proxy.metadata import QuantMetadata
+from jqinject.proxy.metadata import QuantMetadata, quant_metadata_of
+from jqinject.proxy.number_format import FormatQueries
 from jqinject.proxy.ranges import check_range
-from jqinject.proxy.run_time import RunTimeQuantProxy
 from jqinject.quant_tensor import IntQuantTensor, as_array
 
 
 @final
-class TruncQuantProxyFromInjector(RunTimeQuantProxy):
+class TruncQuantProxyFromInjector(FormatQueries):
     """Quantizes what is quantized already, to fewer bits: scale, zero point and sign come in with it.
 
     Example:
@@ -28,6 +28,7 @@ class TruncQuantProxyFromInjector(RunTimeQuantProxy):
     role = "accumulator"
 
     quantizes_activations = True
+    made_from_parameters = False
 
     @property
     def is_narrow_range(self) -> bool:
@@ -45,7 +46,7 @@ class TruncQuantProxyFromInjector(RunTimeQuantProxy):
             off.
 
         Raises:
-            TypeError: `x` is no `IntQuantTensor`.
+            TypeError: `x` is not an `IntQuantTensor`.
         """
         if not self.is_quant_enabled:
             return x
@@ -84,4 +85,4 @@ class TruncQuantProxyFromInjector(RunTimeQuantProxy):
 
     def _read_metadata(self, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
         # The sign is that of what comes in.
-        return self._metadata_of(layers)
+        return quant_metadata_of(self.binding, layers)

@@ -6,6 +6,7 @@ import jax
 from flax import nnx
 
 from jqinject.proxy.input_format import InputFormat, input_format_of
+from jqinject.proxy.links import first_parameters
 from jqinject.proxy.number_format import FormatQueries
 from jqinject.quant_tensor import QuantTensor
 
@@ -53,9 +54,9 @@ class WeightQuantProxyFromInjector(FormatQueries):
             TypeError: the quantizer goes by the input, and this is not quantized to integers.
             ValueError: it goes by the input, whose format is not known, or too wide for the accumulator.
         """
-        if not self.is_quant_enabled:
+        if self.tensor_quant is None or self.disable_quant:
             return x
-        return self._quantized(x, *self._more(quant_input)) if quant_input is not None else self._quantized(x)
+        return self._quantized(x) if quant_input is None else self._quantized(x, *self._more(quant_input))
 
     def quantize(self, x: jax.Array, quant_input: Any = None) -> Any:
         """Quantize as a call does: a QuantTensor, whose `payload()` or `int()` are the low-bit numbers and whose
@@ -123,12 +124,12 @@ class WeightQuantProxyFromInjector(FormatQueries):
         return getattr(self._looked_at(), name) if self.is_quant_enabled else None
 
     def _looked_at(self) -> Any:
-        weight = self._first_parameters().weight.get_value()
+        weight = first_parameters(self).weight.get_value()
         return self._seen(self._pack(self._look()), weight)
 
     def _look(self, quant_input: Any = None) -> Any:
         """The quantizer's own result for its weight: on a copy, so that no state moves and no first call is used up."""
-        layer = self._first_parameters()
+        layer = first_parameters(self)
         if quant_input is None and self.requires_quant_input:
             quant_input = layer.input_format()
         quantizer = nnx.clone(self.tensor_quant, graph=True)
