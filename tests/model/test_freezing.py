@@ -116,7 +116,7 @@ def test_bytes_of_the_weights():
     def weight_bytes(bits):
         layer = QuantLinear(256, 128, weight_bit_width=bits, use_bias=False, rngs=nnx.Rngs(0))
         frozen = jqinject.freeze(layer)
-        return frozen.frozen.freezer.value[...].nbytes, size(frozen)
+        return frozen.frozen.value[...].nbytes, size(frozen)
 
     full = 256 * 128 * 4
     for bits, share in ((8, 4), (4, 8), (2, 16)):
@@ -219,7 +219,7 @@ def test_stacked_layers_under_scan():
     stack.eval()
     expected = run(stack, X)
     jqinject.freeze(stack)
-    assert stack.frozen.freezer.value.shape == (3, 16, 16)
+    assert stack.frozen.value.shape == (3, 16, 16)
     np.testing.assert_array_equal(run(stack, X), expected)
 
 
@@ -231,7 +231,7 @@ def test_sharding_is_kept():
     expected = nnx.clone(jqinject.freeze(nnx.clone(layer)))(X)
     layer.kernel.set_value(jax.device_put(layer.kernel[...], jax.NamedSharding(mesh, spec(None, "model"))))
     frozen = jqinject.freeze(layer)
-    shards = {shard.data.shape for shard in frozen.frozen.freezer.value[...].addressable_shards}
+    shards = {shard.data.shape for shard in frozen.frozen.value[...].addressable_shards}
     assert shards == {(4, 16)}  # stored (out, in), split over out
     np.testing.assert_allclose(call(frozen, X), expected, rtol=1e-6, atol=1e-6)
 
@@ -352,13 +352,13 @@ def test_annotations_of_sharding_are_carried_over():
         abstract = nnx.eval_shape(lambda: jqinject.freeze(make()))
     frozen = jqinject.freeze(model)  # without a mesh around it
     for layers in (frozen, abstract):
-        first, second = layers[0].frozen.freezer, layers[1].dot_general.rhs_freezer
+        first, second = layers[0].frozen, layers[1].dot_general.rhs_freezer
         names = [
             v.get_metadata()["out_sharding"] for v in (first.value, first.scale, second.value, second.scale)
         ]
         # Stored (out, in), and unsplit where there is one scale for all.
         assert names == [("model", None), (None, "model"), (None, "model"), (None, None)]
-    assert {s.data.shape for s in frozen[0].frozen.freezer.value[...].addressable_shards} == {(4, 16)}
+    assert {s.data.shape for s in frozen[0].frozen.value[...].addressable_shards} == {(4, 16)}
     assert {s.data.shape for s in frozen[1].dot_general.rhs_freezer.value[...].addressable_shards} == {
         (16, 4)
     }

@@ -8,6 +8,8 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jqinject.dot import Affine, affine_of, has_integers
+from jqinject.dot.tensors.tensor_dot import describe
 from jqinject.nn.base.batch_norm_folding import merge_bn
 from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
 from jqinject.nn.base.hold_proxies import hold_proxies
@@ -15,9 +17,14 @@ from jqinject.nn.base.input_shape import check_features
 from jqinject.nn.base.slots import GRAD, OUTPUT
 from jqinject.nn.base.weight_axes import WeightAxes, is_on
 from jqinject.nn.base.weight_input import check_input_for_weight, input_format
-from jqinject.nn.frozen.payload_contraction import Float8Contraction, describe
 from jqinject.proxy import InputFormat, stack_of
-from jqinject.quant_tensor import FloatQuantTensor, QuantTensor, as_array
+from jqinject.quant_tensor import (
+    FloatQuantTensor,
+    GroupwiseIntQuantTensor,
+    IntQuantTensor,
+    QuantTensor,
+    as_array,
+)
 
 
 class ParameterView:
@@ -212,7 +219,7 @@ class QuantWeightLayer(WeightAxes):
         bias = self.quant_bias(x, weight)
         contraction = self._payload_contraction(x, weight)
         parameters = {} if contraction is None else self._injected(contraction)
-        if contraction is not None and contraction.stored is not None:
+        if contraction is not None and self.frozen is not None:
             # Of a stored weight whose payload is contracted, the parent's forward sees shape and dtype alone.
             parameters[self.weight_name] = jax.lax.full(weight.shape, 0, weight.dtype)
         else:
@@ -237,20 +244,20 @@ class QuantWeightLayer(WeightAxes):
         Raises:
             ValueError: `contraction` is "int" or "fp8", and the layer or its operands can not.
         """
-        asked = self.contraction
-        if asked == "auto" and self.frozen is None and not isinstance(weight, FloatQuantTensor):
+        asked, kind = self.contraction, "fp8" if isinstance(weight, FloatQuantTensor) else "int"
+        if asked == "auto" and self.frozen is None and kind == "int":
             return None  # training contracts floats, which costs less than integers made anew at every step
         if asked == "float" or (asked == "auto" and not self._contracts_as_flax()):
             return None
-        found = self._float8_contraction(x, weight)
-        if found is None and (asked == "int" or self.frozen is not None):
-            found = self._integer_contraction(x, weight)
-        other = asked == "int" and isinstance(found, Float8Contraction)
-        if other or (found is None and asked != "auto"):
-            needed = self.contraction_needs[asked]
+        found = None
+        if asked in ("auto", kind):
+            contract = self._float8_contraction if kind == "fp8" else self._integer_contraction
+            found = contract(x, weight)
+        if found is None and asked != "auto":
             raise ValueError(
-                f"{type(self).__name__}(contraction={asked!r}) needs {needed}; got {describe(x)} and "
-                f"{describe(weight)}.\n  cure: quantizers of that kind for input and weight, or contraction='auto'"
+                f"{type(self).__name__}(contraction={asked!r}) needs {self.contraction_needs[asked]}; got "
+                f"{_described(x)} and {_described(weight)}.\n  cure: quantizers of that kind for input and weight, or "
+                "contraction='auto'"
             )
         return found
 
@@ -259,9 +266,29 @@ class QuantWeightLayer(WeightAxes):
         return True
 
     def _float8_contraction(self, x: Any, weight: Any) -> Any:
-        """What contracts 8-bit floats; None where the layer or its operands have none."""
+        """What contracts 8-bit floats; None if the layer or its operands have none."""
         return None
 
     def _integer_contraction(self, x: Any, weight: Any) -> Any:
-        """What contracts integers; None where the layer or its operands have none that can be contracted."""
+        """What contracts integers; None if the layer or its operands have none that can be contracted."""
         return None
+
+    def _made_integers(self, weight: Any) -> Affine | None:
+        """The integers of a weight that was quantized just now, in groups if it has groups; None if it has none."""
+        proxy = self.weight_quant
+        if proxy is not None and not proxy.has_whole_zero_points:
+            return None
+        whole = weight.grouped if isinstance(weight, GroupwiseIntQuantTensor) else weight
+        return affine_of(whole) if isinstance(whole, IntQuantTensor) and has_integers(whole) else None
+
+
+def _described(operand: Any) -> str:
+    """An operand in an error text."""
+    if isinstance(operand, IntQuantTensor):
+        zero = np.shape(operand.zero_point)
+        return f"{operand.bit_width}-bit integers with scales of shape {operand.scale.shape}, zero points of {zero}"
+    return (
+        describe(operand)
+        if isinstance(operand, QuantTensor)
+        else f"{operand.dtype} numbers without a quantizer"
+    )

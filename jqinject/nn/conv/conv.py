@@ -12,8 +12,7 @@ from flax.typing import Dtype, Initializer, PaddingLike, PrecisionLike
 
 from jqinject.dot import has_integers
 from jqinject.nn.base.contraction_kind import ContractionKind
-from jqinject.nn.conv.conv_layer import QuantConvLayer
-from jqinject.nn.frozen.payload_contraction import IntegerConvolution, weight_groups, weight_integers
+from jqinject.nn.conv.conv_layer import IntegerConvolution, QuantConvLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import IntQuantTensor
 
@@ -170,12 +169,15 @@ class QuantConv(QuantConvLayer, nnx.Conv):
         return self.conv_general_dilated is lax_conv_general_dilated
 
     def _integer_contraction(self, x: Any, weight: Any) -> Any:
-        integers = weight_integers(self.frozen, self.weight_quant, weight)
-        if integers is None or not isinstance(x, IntQuantTensor) or not has_integers(x):
+        if not isinstance(x, IntQuantTensor) or not has_integers(x) or not isinstance(weight, IntQuantTensor):
             return None
-        if weight_groups(self.frozen, weight) is not None:
+        frozen = self.frozen
+        integers = self._made_integers(weight) if frozen is None else frozen.integers(weight)
+        if integers is None:
             return None
         one_input_scale = x.scale.size == x.zero_point.size == 1
         whole_filters = integers.scale.size in (1, self.out_channels) and self.mask is None
         plain_weight = integers.zero_point is None and integers.payload.dtype != jnp.uint8
-        return IntegerConvolution(x, integers) if one_input_scale and whole_filters and plain_weight else None
+        if not (one_input_scale and whole_filters and plain_weight):
+            return None
+        return IntegerConvolution(x, integers, None if frozen is None else frozen.form.value_dtype)
