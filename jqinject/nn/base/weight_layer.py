@@ -1,6 +1,5 @@
 """What layers with a weight share: quantizers for weight, bias, input and output around their parent's own forward."""
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -52,6 +51,8 @@ class QuantWeightLayer(WeightAxes):
         weight_quant, bias_quant, input_quant, output_quant, grad_quant: proxies, or None.
         return_quant_tensor: whether the output is a QuantTensor.
         contraction: in which numbers input and weight are contracted.
+        flax_layer: the Flax layer whose forward is run.
+        contraction_name: the attribute that holds the function that contracts; `flax_contraction` is its default.
     """
 
     output_quant: Any = OUTPUT
@@ -60,6 +61,8 @@ class QuantWeightLayer(WeightAxes):
     return_quant_tensor: bool
     in_features: Any
     bias: Any
+    flax_layer: ClassVar[Any]
+    flax_contraction: ClassVar[Any] = staticmethod(jax.lax.dot_general)
     contraction_name: ClassVar[str] = "dot_general"
     _channels_last: ClassVar[bool] = False
     contraction_needs: ClassVar[Mapping[str, str]]
@@ -109,9 +112,9 @@ class QuantWeightLayer(WeightAxes):
         """Of the quantized input, as far as the layer knows it beforehand: that of its `input_quant`."""
         return input_format(self)
 
-    @abstractmethod
     def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         """The forward of the Flax layer this one derives from, on other parameters."""
+        return self.flax_layer.__call__(parameter_view, inputs, out_sharding=out_sharding)
 
     def merge_bn_in(self, norm: nnx.BatchNorm) -> None:
         """Put a batch normalization that follows this layer into its weight and bias: `jqinject.nn.merge_bn`.
@@ -263,7 +266,7 @@ class QuantWeightLayer(WeightAxes):
 
     def _contracts_as_flax(self) -> bool:
         """Whether the function that contracts is Flax's default, not the user's."""
-        return True
+        return vars(self).get(self.contraction_name, self.flax_contraction) is self.flax_contraction
 
     def _float8_contraction(self, x: Any, weight: Any) -> Any:
         """What contracts 8-bit floats; None if the layer or its operands have none."""

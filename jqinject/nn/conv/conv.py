@@ -16,8 +16,6 @@ from jqinject.nn.conv.conv_layer import IntegerConvolution, QuantConvLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import IntQuantTensor
 
-lax_conv_general_dilated = jax.lax.conv_general_dilated
-
 
 @final
 class QuantConv(QuantConvLayer, nnx.Conv):
@@ -63,6 +61,8 @@ class QuantConv(QuantConvLayer, nnx.Conv):
         ((2, 5, 5, 8), (1, 1, 1, 8))
     """
 
+    flax_layer = nnx.Conv
+    flax_contraction = staticmethod(jax.lax.conv_general_dilated)
     contraction_name = "conv_general_dilated"
     contraction_needs = {
         "int": "an input in integers of at most 8 bits with one scale and one zero point, a signed weight without zero "
@@ -143,9 +143,6 @@ class QuantConv(QuantConvLayer, nnx.Conv):
         """Features are the last axis of input and output."""
         return {"input_quant": (self.in_features,), "output_quant": (self.out_features,)}
 
-    def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
-        return nnx.Conv.__call__(parameter_view, inputs, out_sharding=out_sharding)
-
     def axes_of_sums(self) -> tuple[int, ...]:
         """The window and the input channels."""
         return tuple(range(self.weight_ndim - 1))
@@ -164,9 +161,6 @@ class QuantConv(QuantConvLayer, nnx.Conv):
             return x, weight
         each = jnp.repeat(x.scale.reshape(-1), self.out_features // self.in_features)
         return x.set(scale=jnp.ones(())), weight.set(scale=weight.scale * each)
-
-    def _contracts_as_flax(self) -> bool:
-        return self.conv_general_dilated is lax_conv_general_dilated
 
     def _integer_contraction(self, x: Any, weight: Any) -> Any:
         if not isinstance(x, IntQuantTensor) or not has_integers(x) or not isinstance(weight, IntQuantTensor):

@@ -136,7 +136,9 @@ class FrozenWeight(nnx.Module):
     def quant_tensor(self) -> Any:
         """The weight as a QuantTensor, dequantized when its value is read."""
         form, scale = self.form, self.scale[...].astype(jnp.float32)
-        payload = form.stored.payload(self.value[...])
+        stored, payload = form.stored, self.value[...]
+        whole_bytes = stored.packed_bits is None
+        payload = jax.lax.transpose(payload, stored.back) if whole_bytes else stored.payload(payload)
         if self.scale_factor is not None:
             scale = scale * self.scale_factor[...]
         if isinstance(form.format, Codebook):

@@ -90,6 +90,9 @@ class QuantEinsum(QuantDotLayer, nnx.Einsum):
     takes_batch_norm = False
 
     contraction_name = "einsum_op"
+    flax_layer = nnx.Einsum
+    contraction_name = "einsum_op"
+    flax_contraction = staticmethod(jnp.einsum)
     contraction_needs = {
         "int": "an input and a weight in integers of at most 8 bits, known before the program runs, and an equation "
         "that is a plain contraction",
@@ -210,11 +213,5 @@ class QuantEinsum(QuantDotLayer, nnx.Einsum):
             return None
         return Placed(equation.dimensions(), equation.permutation())
 
-    def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
-        return nnx.Einsum.__call__(parameter_view, inputs, out_sharding=out_sharding)
-
-    def _contracts_as_flax(self) -> bool:
-        return self.einsum_op is jnp.einsum
-
     def _injected(self, contraction: Any) -> dict[str, Any]:
-        return {"einsum_op": PayloadEinsum(contraction)}
+        return {self.contraction_name: PayloadEinsum(contraction)}
