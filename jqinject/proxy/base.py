@@ -9,8 +9,9 @@ from flax import nnx
 
 from jqinject.core import AmaxHistory, QuantResult
 from jqinject.core.construction.assign import assign
-from jqinject.core.facts import amax_history, has_zero_point, scale_dtype
+from jqinject.core.facts import amax_history, scale_dtype
 from jqinject.inject import Binding, DependencyError, ExtendedInjector
+from jqinject.ops.groups import fitting_size
 from jqinject.proxy.assembly import (
     build_stacked,
     copy_mode,
@@ -24,7 +25,7 @@ from jqinject.proxy.metadata import QuantMetadata, quant_metadata_of
 from jqinject.proxy.naming import checked_quantizer, note_quantizer, packable
 from jqinject.proxy.ranges import HoldsRanges
 from jqinject.proxy.sharing import QuantizerReplacedWarning, refuse_tree_mode
-from jqinject.quant_tensor import as_array
+from jqinject.quant_tensor import as_array, in_groups
 
 
 class QuantProxyFromInjector(HoldsRanges):
@@ -39,7 +40,6 @@ class QuantProxyFromInjector(HoldsRanges):
         observing: set it to collect statistics only: the QuantTensor has the scale, and the tensor's own value.
         role: what it quantizes: "weight", "bias", "activation", "gradient", "accumulator"; "parameter" says no more.
         made_from_parameters: whether the quantizer is assembled from the weights or biases of its layers.
-        requires_quant_input: whether the quantizer has to know the format of the layer's input.
         reads: the names of the injector that a class of proxies reads itself, so that they may be overridden although
             the quantizer does not ask for them.
         use_running_average: eval mode, in NNX's word; `model.train()` and `model.eval()` set it.
@@ -67,7 +67,6 @@ class QuantProxyFromInjector(HoldsRanges):
     served_layers: int = 1
     role: ClassVar[str] = "parameter"
     made_from_parameters: ClassVar[bool] = True
-    requires_quant_input: ClassVar[bool] = False
     reads: ClassVar[frozenset[str]] = frozenset({"tensor_quant", "proxy_class", "signed"})
 
     def __init__(
@@ -137,6 +136,11 @@ class QuantProxyFromInjector(HoldsRanges):
     def has_zero_point(self) -> bool:
         """Whether its numbers may have a zero point other than 0."""
         return self.quant_metadata.has_zero_point
+
+    @property
+    def requires_quant_input(self) -> bool:
+        """Whether the quantizer has to know the format of the layer's input."""
+        return self.quant_metadata.requires_quant_input
 
     @property
     def scale_dtype(self) -> np.dtype | None:
@@ -249,7 +253,7 @@ class QuantProxyFromInjector(HoldsRanges):
         known_layers(self)
 
     def _read_metadata(self, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
-        metadata = quant_metadata_of(self.binding, layers)._replace(has_zero_point=has_zero_point(quantizer))
+        metadata = quant_metadata_of(self.binding, layers).with_facts(quantizer, self.binding, layers)
         if quantizer is not None and metadata.signed is None:
             raise ValueError(
                 f"{self.binding.base.__name__} does not say whether its integers have a sign.\n"
@@ -295,8 +299,23 @@ class QuantProxyFromInjector(HoldsRanges):
         return self._quantized(g) if self.is_quant_enabled else g
 
     def _seen(self, packed: Any, x: Any) -> Any:
-        """A quantized tensor, or where the proxy only observes, the tensor itself with its scale."""
+        """A quantized tensor, its groups joined; while the proxy only observes, the tensor itself with its scale."""
+        if self.quant_metadata.group_size is not None:
+            packed = self._joined(packed, np.shape(as_array(x)))
+        elif packed.ndim != np.ndim(x):
+            raise ValueError(
+                f"{self.binding.base.__name__} made an array of shape {packed.shape} of one of shape {np.shape(x)}, "
+                f"and its {type(self.tensor_quant).__name__} does not say that it cuts the array into groups.\n"
+                "  cure: scaling_per_output_type = 'tensor' or 'channel'; or of your own quantizer a property `groups` "
+                "that returns (group_size, group_dim)"
+            )
         return packed.set(value=as_array(x)) if self.observing else packed
+
+    def _joined(self, packed: Any, shape: tuple[int, ...]) -> Any:
+        """A tensor whose groups lie along two axes, as a QuantTensor of the shape without them."""
+        size, dim = self.quant_metadata.group_size, self.quant_metadata.group_dim
+        assert size is not None and dim is not None, "said together"
+        return in_groups(packed, fitting_size(size, shape[dim]), dim, shape[dim])
 
 
 # What layers take for a quantizer: an injector (or a binding of one), a proxy to share, None for no quantization.

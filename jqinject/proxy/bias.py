@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.proxy.base import QuantProxyFromInjector
 from jqinject.proxy.links import first_parameters
 from jqinject.proxy.naming import note_quantizer
+from jqinject.proxy.number_format import FormatQueries
 from jqinject.quant_tensor import GroupwiseQuantTensor, IntQuantTensor, QuantTensor
 
 
 @final
-class BiasQuantProxyFromInjector(QuantProxyFromInjector):
+class BiasQuantProxyFromInjector(FormatQueries):
     """Quantizes a bias, in the steps of the accumulator or with a scale of its own.
 
     Where the injector says `requires_input_scale`, the scale is input scale * weight scale, so that the bias can be
@@ -35,7 +35,7 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
 
     role = "bias"
 
-    reads: ClassVar[frozenset[str]] = QuantProxyFromInjector.reads | {"requires_input_scale"}
+    reads: ClassVar[frozenset[str]] = FormatQueries.reads | {"requires_input_scale"}
 
     @property
     def requires_input_scale(self) -> bool:

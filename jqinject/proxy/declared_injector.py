@@ -17,6 +17,7 @@ from jqinject.inject import (
 from jqinject.proxy.naming import is_ours
 
 _METADATA = frozenset({"narrow_range", "float_to_int_impl_type"})  # what proxies say of quantizers
+_GROUPS = frozenset({"group_size", "group_dim"})  # read for a user's own quantizer
 _NAMES = frozenset({"tensor_quant", "proxy_class", "signed"}) | _METADATA
 
 
@@ -82,7 +83,7 @@ class DeclaredInjector:
             if self.binding.declares("proxy_class"):
                 self.binding.resolve("proxy_class", trace=read)
             if quantizer is not None and not is_ours(type(quantizer)):
-                read |= _METADATA
+                read |= _METADATA | _GROUPS
             if not is_ours(type(proxy)) and "reads" not in vars(type(proxy)):
                 read |= declared_names(self.binding.base)  # any of which it may read when it is called
             self._check(frozenset(), read, handed)

@@ -5,14 +5,14 @@ from typing import Any, final
 import jax
 from flax import nnx
 
-from jqinject.proxy.base import QuantProxyFromInjector
 from jqinject.proxy.metadata import QuantMetadata, quant_metadata_of
+from jqinject.proxy.number_format import FormatQueries
 from jqinject.proxy.ranges import check_range
 from jqinject.quant_tensor import IntQuantTensor, as_array
 
 
 @final
-class TruncQuantProxyFromInjector(QuantProxyFromInjector):
+class TruncQuantProxyFromInjector(FormatQueries):
     """Quantizes what is quantized already, to fewer bits: scale, zero point and sign come in with it.
 
     Example:
@@ -46,7 +46,7 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
             off.
 
         Raises:
-            TypeError: `x` is no `IntQuantTensor`.
+            TypeError: `x` is not an `IntQuantTensor`.
         """
         if not self.is_quant_enabled:
             return x

@@ -158,7 +158,7 @@ class QuantWeightLayer(WeightAxes):
         weight, proxy = getattr(self, self.weight_name)[...], self.weight_quant
         if proxy is None:
             return weight
-        if not proxy.requires_quant_input:
+        if not proxy.quant_metadata.requires_quant_input:
             return proxy(weight)
         return proxy(weight, self.input_format() if quant_input is None else quant_input)
 
