@@ -236,13 +236,40 @@ def test_sharding_is_kept():
     np.testing.assert_allclose(call(frozen, X), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_inputs_are_still_differentiable():
-    model = trained(Dense, X, contraction="int")
-    expected = jax.grad(lambda x: jnp.sum(jnp.sin(model(x))))(X)
+@pytest.mark.parametrize(("make", "x"), [(Dense, X), (Images, IMAGES)], ids=["linear", "conv"])
+def test_inputs_are_still_differentiable(make, x):
+    model = trained(make, x, contraction="int")
+    expected = jax.grad(lambda x: jnp.sum(jnp.sin(model(x))))(x)
     frozen = jqinject.freeze(nnx.clone(model))
     np.testing.assert_allclose(
-        jax.grad(lambda x: jnp.sum(jnp.sin(frozen(x))))(X), expected, rtol=1e-5, atol=1e-6
+        jax.grad(lambda x: jnp.sum(jnp.sin(frozen(x))))(x), expected, rtol=1e-5, atol=1e-6
     )
+
+
+def test_stored_8_bit_floats_are_contracted_as_they_are():
+    given = {"input_quant": q.Fp8e4m3ActPerTensorCurrent, "weight_quant": q.Fp8e4m3WeightPerChannelCurrent}
+    layer = QuantLinear(16, 5, **given, rngs=nnx.Rngs(0))
+    layer.eval()
+    expected, gradient = layer(X), jax.grad(lambda x: jnp.sum(jnp.sin(layer(x))))(X)
+    frozen = jqinject.freeze(layer)
+    np.testing.assert_array_equal(frozen(X), expected)
+    np.testing.assert_array_equal(jax.grad(lambda x: jnp.sum(jnp.sin(frozen(x))))(X), gradient)
+    graphdef, state = nnx.split(frozen)
+    program = str(jax.make_jaxpr(lambda state: nnx.merge(graphdef, state)(X))(state))
+    assert "f8_e4m3fn[5,16]" in program
+    dequantized = [line for line in program.splitlines() if "f32[5,16]" in line or "f32[16,5]" in line]
+    assert all("broadcast_in_dim" in line for line in dequantized), dequantized  # a shape for the parent's forward
+
+
+def test_a_frozen_checkpoint_with_a_freezer_is_read():
+    frozen, other = (
+        jqinject.freeze(QuantLinear(16, 6, weight_bit_width=4, rngs=nnx.Rngs(seed))) for seed in (0, 1)
+    )
+    state = nnx.to_pure_dict(nnx.state(frozen))
+    stored = state["frozen"]
+    stored["freezer"] = {name: stored.pop(name) for name in ("value", "scale")}
+    jqinject.load_state(other, state)
+    np.testing.assert_array_equal(other(X), frozen(X))
 
 
 def test_static_scales_leave_no_reduction():
