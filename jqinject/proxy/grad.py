@@ -105,7 +105,7 @@ class GradQuantProxyFromInjector(FormatQueries):
         form = number_format(self.tensor_quant)
         return form.dtype if isinstance(form, FloatFormat) and form.dtype in CONTRACTED else None
 
-    def _read_metadata(self, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
+    def _read_metadata(self, said: QuantMetadata, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
         why = why_not_backward(quantizer)
         if not why and amax_history(quantizer) is not None and reporting(quantizer) is None:
             why = "its amaxes are recorded by forward passes (amax_of_gradient is False)"
@@ -114,4 +114,4 @@ class GradQuantProxyFromInjector(FormatQueries):
                 f"{self.binding.base.__name__} cannot quantize a gradient: {why}.\n  cure: one of the ...Grad... "
                 "quantizers of jqinject.quant, such as Int8GradPerTensorDynamic or Fp8e5m2GradPerTensorDelayed"
             )
-        return super()._read_metadata(layers, quantizer)
+        return super()._read_metadata(said, layers, quantizer)
