@@ -12,15 +12,20 @@ The environment is set before JAX is imported, and only where it is not set alre
 import gc
 import os
 from collections import defaultdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 # What is compiled stays: looking through it for garbage takes time and finds nothing.
 gc.set_threshold(100_000, 50, 100)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-_DEVICE_COUNT = "--xla_force_host_platform_device_count"
-if _DEVICE_COUNT not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICE_COUNT}=8".strip()
+_FLAGS = {"--xla_force_host_platform_device_count": "8"}
+if version("jaxlib").startswith("0.10."):
+    # XLA's older way to make loops compiles sooner. Later releases do not know the flag and refuse to start.
+    _FLAGS["--xla_cpu_use_fusion_emitters"] = "false"
+_given = os.environ.get("XLA_FLAGS", "")
+_added = [f"{flag}={value}" for flag, value in _FLAGS.items() if flag not in _given]
+os.environ["XLA_FLAGS"] = " ".join([_given, *_added]).strip()
 os.environ.setdefault("MPLBACKEND", "agg")
 
 import jax
