@@ -47,6 +47,7 @@ class RuntimeDynamicStatsScaling(RestrictedScaling, Component):
                [0.25]], dtype=float32)
     """
 
+    is_dynamic = True
     stats: Stat
     view: View = Identity()
     restrict_scaling_impl: Restrict = FloatRestrictValue()
@@ -109,6 +110,7 @@ class RuntimeDynamicGroupStatsScaling(RestrictedScaling, Component):
         [[3.0], [0.5]]
     """
 
+    is_dynamic = True
     group_size: int
     group_dim: int
     input_view_impl: View
