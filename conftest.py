@@ -1,8 +1,8 @@
 """What holds for every test and doctest: eight CPU devices, strict dtypes, quick compilation without a cache; and how
 much of it runs.
 
-`python -m pytest` alone runs every test, and of long tables rows spread over them, on every core. With files,
-directories or `--tables=whole` named, every row runs.
+`python -m pytest` alone runs every test but the lengthy ones, and of long tables rows spread over them, on every core.
+With files, directories or `--tables=whole` named, every test and every row runs.
 
 The environment is set before JAX is imported, and only where it is not set already, so that
 `JAX_PLATFORMS=cuda python -m pytest` runs the suite on another backend. This file lies beside `tests/` and
@@ -42,9 +42,9 @@ settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
-ROWS = 4  # of a table that a bare run takes at least
-ONE_OF = 16  # rows of a long table
-MUCH = 2 * 2**30
+ROWS = 3  # of a table that a bare run takes at least
+ONE_OF = 32  # rows of a long table
+MUCH = 1.5 * 2**30
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--tables",
         choices=("whole", "sampled"),
-        help="rows of parametrized tests: all, or a few spread over each table (what a run of everything takes)",
+        help="all rows of parametrized tests and lengthy tests, or rows spread over each table (what a bare run takes)",
     )
 
 
@@ -75,12 +75,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the rows that do not run."""
+    """Leave out the rows and the lengthy tests that do not run."""
     if config.option.tables == "whole":
         return
     tables: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        tables[item.nodeid.partition("[")[0]].append(item)
+        if item.get_closest_marker("lengthy") is None:
+            tables[item.nodeid.partition("[")[0]].append(item)
     kept = {item.nodeid for rows in tables.values() for item in _spread(rows)}
     left_out = [item for item in items if item.nodeid not in kept]
     items[:] = [item for item in items if item.nodeid in kept]
@@ -99,7 +100,9 @@ def _spread(rows: list[Any]) -> list[Any]:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Say that rows were left out."""
     if config.option.tables == "sampled":
-        terminalreporter.write_line("of long tables some rows ran; python -m pytest --tables=whole runs all")
+        terminalreporter.write_line(
+            "lengthy tests were left out, and most rows of long tables; python -m pytest --tables=whole runs all"
+        )
 
 
 @pytest.fixture(scope="module", autouse=True)
