@@ -19,6 +19,8 @@ from jqinject.core.scaling._restricted import (
     RestrictedScaling,
     scale_of_statistic,
 )
+from jqinject.core.stats.in_place import in_place
+from jqinject.core.view import cut_of
 from jqinject.ops.groups import checked_group_size
 
 Broadcastable = Callable[[jax.Array, tuple[int, ...]], jax.Array]
@@ -149,8 +151,21 @@ class RuntimeDynamicGroupStatsScaling(RestrictedScaling, Component):
 
     def __call__(self, x: jax.Array, threshold: Any = None) -> jax.Array:
         """The scales of `x`, float32, in the grouped shape with 1 along the elements of a group."""
-        stat = self.stats(self.input_view_impl(x.astype(jnp.float32)))
+        stat = group_statistic(self.stats, self.input_view_impl, x)
         return scale_of_statistic(self, stat, threshold, self.stats)
+
+
+def group_statistic(stat: Stat, view: View, x: jax.Array) -> jax.Array:
+    """`stat(view(x))` of a view that cuts groups, with 1 along the elements of a group.
+
+    Args:
+        stat: keeps the axis of the elements.
+        view: the view.
+        x: the tensor.
+    """
+    found, laid = in_place(stat, view, x.astype(jnp.float32))
+    cut = cut_of(view, x) if laid.ndim == x.ndim else None
+    return found(laid) if cut is None else jnp.expand_dims(found(laid), cut.axis + 1)
 
 
 def broadcastable(stat: jax.Array, shape: tuple[int, ...], given: Broadcastable | None) -> jax.Array:

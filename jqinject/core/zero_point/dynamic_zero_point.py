@@ -12,7 +12,7 @@ from jqinject.core.clamp import Identity
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
-from jqinject.core.scaling.dynamic_scaling import Broadcastable, broadcastable
+from jqinject.core.scaling.dynamic_scaling import Broadcastable, broadcastable, group_statistic
 from jqinject.core.zero_point.shift import shift
 from jqinject.ops.ste import abs_binary_sign_grad
 
@@ -112,7 +112,7 @@ class RuntimeDynamicGroupZeroPoint(Component):
 
     def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any) -> jax.Array:
         """The zero points of `x`, float32, in the grouped shape with 1 along the elements of a group."""
-        stat = self.stats(self.input_view_impl(x.astype(jnp.float32)))
+        stat = group_statistic(self.stats, self.input_view_impl, x)
         # `to_int` would cut `stat` into groups, which it is in already.
         to_int = self.int_quant.steps_to_int
         return shift(-stat, scale, bit_width, self.int_quant, self.quantize, to_int)
