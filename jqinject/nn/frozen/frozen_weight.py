@@ -11,10 +11,10 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import Frozen
-from jqinject.core.state.variables import known_zero
 from jqinject.dot import Affine, Freezer, QuantizedOperand
 from jqinject.nn.frozen.frozen_groups import ScaleForms, wide_axes, wide_metadata
 from jqinject.ops import Codebook, FloatFormat
+from jqinject.ops.choose import known_zero
 from jqinject.ops.packing import container_bits
 from jqinject.quant_tensor import (
     CodebookQuantTensor,
