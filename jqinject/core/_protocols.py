@@ -303,6 +303,30 @@ class SaysSign(Protocol):
     def keeps_sign(self) -> bool: ...
 
 
+class SaysGroups(Protocol):
+    """A quantizer, or a view, that knows into which groups it cuts a tensor: `(group_size, group_dim)`, or None.
+
+    The value of its result then has two axes (groups, elements of a group) in the place of `group_dim`.
+    """
+
+    @property
+    def groups(self) -> tuple[int, int] | None: ...
+
+
+class SaysDynamic(Protocol):
+    """A quantizer, or a scaling, that knows whether its scale is made from the tensor at hand, and not known before."""
+
+    @property
+    def is_dynamic(self) -> bool: ...
+
+
+class SaysInputFormat(Protocol):
+    """A quantizer of weights that knows whether it is called with the bit width and the sign of the layer's input."""
+
+    @property
+    def needs_input_format(self) -> bool: ...
+
+
 class SaysFormat(Protocol):
     """A quantizer that knows its numbers where they are no integers: a minifloat's format, or a table."""
 

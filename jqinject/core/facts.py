@@ -81,6 +81,30 @@ def keeps_sign(component: Any) -> bool:
     return getattr(component, "keeps_sign", False)
 
 
+def groups_of(component: Any) -> tuple[int, int] | None:
+    """Elements of a group and the axis that a quantizer or a view cuts into groups; None where it does not say."""
+    return getattr(component, "groups", None)
+
+
+def is_dynamic(component: Any) -> bool:
+    """Whether the scale is that of the tensor at hand.
+
+    A quantizer that does not say is as its `scaling_impl` is, and a scaling that does not say is not dynamic.
+    """
+    said = getattr(component, "is_dynamic", None)
+    return getattr(getattr(component, "scaling_impl", None), "is_dynamic", False) if said is None else said
+
+
+def needs_input_format(component: Any) -> bool:
+    """Whether a quantizer of weights is called with the format of the layer's input; False where it is not said."""
+    return getattr(component, "needs_input_format", False)
+
+
+def amax_history(quantizer: Any) -> Any:
+    """The record of amaxes that the scale of a quantizer follows; None if it does not say."""
+    return getattr(getattr(quantizer, "scaling_impl", None), "amax_history", None)
+
+
 def number_format(component: Any) -> Any:
     """The minifloats of a quantizer, or its table; None if it does not say."""
     return getattr(component, "format", None)

@@ -234,6 +234,11 @@ class OverSubChannelBlockView:
         object.__setattr__(self, "expanded_groupwise_shape", tuple(self.expanded_groupwise_shape))
         checked_group_size(self.group_size, "OverSubChannelBlockView")
 
+    @property
+    def groups(self) -> tuple[int, int]:
+        """Elements of a group, and the axis that is cut."""
+        return self.group_size, self.group_dim
+
     def __call__(self, x: jax.Array) -> jax.Array:
         """View `x`."""
         expanded = self.expanded_groupwise_shape
@@ -282,6 +287,11 @@ class DynamicOverSubChannelBlockView:
 
     def __post_init__(self) -> None:
         checked_group_size(self.group_size, "DynamicOverSubChannelBlockView")
+
+    @property
+    def groups(self) -> tuple[int, int]:
+        """Elements of a group, and the axis that is cut."""
+        return self.group_size, self.group_dim
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """View `x`."""

@@ -1,36 +1,22 @@
-"""Proxies: which tensor of which layer is quantized, and when its quantizer is put together."""
+"""Proxies: which tensor of which layer is quantized, and when its quantizer is put together.
+
+There is one class for each role. What the numbers are (integers, minifloats, a table, with or without groups) is what
+the quantizer and its result say.
+"""
+
+import warnings
+from typing import Any
 
 from jqinject.proxy._protocols import WeightLayer as WeightLayer
-from jqinject.proxy.act import ActQuantProxy as ActQuantProxy
 from jqinject.proxy.act import ActQuantProxyFromInjector as ActQuantProxyFromInjector
-from jqinject.proxy.act import DynamicActQuantProxyFromInjector as DynamicActQuantProxyFromInjector
-from jqinject.proxy.act_float import ActFloatQuantProxyFromInjector as ActFloatQuantProxyFromInjector
-from jqinject.proxy.act_float import (
-    DynamicActFloatQuantProxyFromInjector as DynamicActFloatQuantProxyFromInjector,
-)
 from jqinject.proxy.assembly import build_stacked as build_stacked
 from jqinject.proxy.assembly import stack_of as stack_of
 from jqinject.proxy.assembly import write as write
 from jqinject.proxy.base import QuantizerLike as QuantizerLike
 from jqinject.proxy.base import QuantProxyFromInjector as QuantProxyFromInjector
 from jqinject.proxy.bias import BiasQuantProxyFromInjector as BiasQuantProxyFromInjector
-from jqinject.proxy.grad import GradQuantProxy as GradQuantProxy
 from jqinject.proxy.grad import GradQuantProxyFromInjector as GradQuantProxyFromInjector
-from jqinject.proxy.grad import (
-    GroupwiseGradQuantProxyFromInjector as GroupwiseGradQuantProxyFromInjector,
-)
-from jqinject.proxy.group_proxies import (
-    GroupwiseActQuantProxyFromInjector as GroupwiseActQuantProxyFromInjector,
-)
-from jqinject.proxy.group_proxies import (
-    GroupwiseWeightQuantProxyFromInjector as GroupwiseWeightQuantProxyFromInjector,
-)
-from jqinject.proxy.groupwise_float import (
-    GroupwiseActFloatQuantProxyFromInjector as GroupwiseActFloatQuantProxyFromInjector,
-)
-from jqinject.proxy.groupwise_float import (
-    GroupwiseWeightFloatQuantProxyFromInjector as GroupwiseWeightFloatQuantProxyFromInjector,
-)
+from jqinject.proxy.input_format import InputFormat as InputFormat
 from jqinject.proxy.links import LINKS as LINKS
 from jqinject.proxy.links import complete as complete
 from jqinject.proxy.links import linked_layers as linked_layers
@@ -38,13 +24,35 @@ from jqinject.proxy.links import relink as relink
 from jqinject.proxy.ranges import check_range as check_range
 from jqinject.proxy.sharing import QuantizerReplacedWarning as QuantizerReplacedWarning
 from jqinject.proxy.trunc import TruncQuantProxyFromInjector as TruncQuantProxyFromInjector
-from jqinject.proxy.weight import WeightQuantProxy as WeightQuantProxy
 from jqinject.proxy.weight import WeightQuantProxyFromInjector as WeightQuantProxyFromInjector
-from jqinject.proxy.weight_decoupled import (
-    DecoupledWeightQuantProxyFromInjector as DecoupledWeightQuantProxyFromInjector,
-)
-from jqinject.proxy.weight_decoupled import (
-    DecoupledWeightQuantWithInputProxyFromInjector as DecoupledWeightQuantWithInputProxyFromInjector,
-)
-from jqinject.proxy.weight_decoupled import InputFormat as InputFormat
-from jqinject.proxy.weight_float import WeightFloatQuantProxyFromInjector as WeightFloatQuantProxyFromInjector
+
+ActQuantProxy = ActQuantProxyFromInjector
+GradQuantProxy = GradQuantProxyFromInjector
+WeightQuantProxy = WeightQuantProxyFromInjector
+
+# Names by format, as in Brevitas: deprecated, each stands for the class of its role.
+_BY_FORMAT = {
+    "ActFloatQuantProxyFromInjector": ActQuantProxyFromInjector,
+    "DynamicActFloatQuantProxyFromInjector": ActQuantProxyFromInjector,
+    "DynamicActQuantProxyFromInjector": ActQuantProxyFromInjector,
+    "GroupwiseActFloatQuantProxyFromInjector": ActQuantProxyFromInjector,
+    "GroupwiseActQuantProxyFromInjector": ActQuantProxyFromInjector,
+    "GroupwiseGradQuantProxyFromInjector": GradQuantProxyFromInjector,
+    "DecoupledWeightQuantProxyFromInjector": WeightQuantProxyFromInjector,
+    "DecoupledWeightQuantWithInputProxyFromInjector": WeightQuantProxyFromInjector,
+    "GroupwiseWeightFloatQuantProxyFromInjector": WeightQuantProxyFromInjector,
+    "GroupwiseWeightQuantProxyFromInjector": WeightQuantProxyFromInjector,
+    "WeightFloatQuantProxyFromInjector": WeightQuantProxyFromInjector,
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _BY_FORMAT:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    role = _BY_FORMAT[name]
+    warnings.warn(
+        f"jqinject.proxy.{name} is deprecated: one class serves all formats. Use {role.__name__}.",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return role

@@ -1,24 +1,40 @@
 """The proxy of activations."""
 
-from typing import Any, ClassVar, final
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.proxy.assembly import set_mode
-from jqinject.proxy.base import QuantProxyFromInjector
+from jqinject.proxy.number_format import FormatQueries
 from jqinject.proxy.ranges import check_range
-from jqinject.quant_tensor import QuantTensor, as_array
+from jqinject.quant_tensor import QuantTensor
 
 
-class ActQuantProxy(QuantProxyFromInjector):
-    """Abstract: the proxy of what flows, perhaps through several layers."""
+class ActQuantProxyFromInjector(FormatQueries):
+    """Quantizes what flows: inputs, outputs, results of activation functions.
+
+    Statistics move in training mode only. Several layers may share one proxy: they then share its statistics.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.nn import QuantIdentity
+        >>> from jqinject.quant import Fp8e5m2FNUZActPerTensorFloat, Int8ActPerTensorFloat, MXInt8Act
+        >>> identity = QuantIdentity(act_quant=Int8ActPerTensorFloat, return_quant_tensor=True)
+        >>> identity(jnp.array([-1.28, 0.64])).int()
+        Array([-128,   64], dtype=int8)
+        >>> mx = QuantIdentity(act_quant=MXInt8Act, group_size=2, return_quant_tensor=True)
+        >>> mx(jnp.array([0.5, 1.0, 100.0, 3.0])).scale
+        Array([0.0078125, 0.0078125, 0.5      , 0.5      ], dtype=float32)
+        >>> proxy = QuantIdentity(Fp8e5m2FNUZActPerTensorFloat).act_quant
+        >>> proxy.exponent_bit_width(), proxy.mantissa_bit_width(), proxy.exponent_bias(), proxy.is_fnuz
+        (5, 2, 16, True)
+    """
 
     role = "activation"
-
-    sample_shape: ClassVar[tuple[int, ...]] = ()
     quantizes_activations = True
+    made_from_parameters = False
 
     def __call__(self, x: jax.Array | QuantTensor) -> jax.Array | QuantTensor:
         """Quantize an activation.
@@ -29,10 +45,11 @@ class ActQuantProxy(QuantProxyFromInjector):
         Returns:
             A QuantTensor of the shape and dtype of `x`, or `x` itself where quantization is off.
         """
-        if not self.is_quant_enabled:
+        if self.tensor_quant is None or self.disable_quant:
             return x
-        array = as_array(x)
-        check_range(self, array)
+        array = x.value if isinstance(x, QuantTensor) else x
+        if self.use_running_average:
+            check_range(self, array)
         return self._quantized(array)
 
     def quantize(self, x: jax.Array) -> Any:
@@ -45,6 +62,9 @@ class ActQuantProxy(QuantProxyFromInjector):
 
         Args:
             force_eval: the scale that eval mode would use, also in training mode.
+
+        Raises:
+            RuntimeError: it is made from the tensor at hand.
         """
         return self._attribute("scale", force_eval)
 
@@ -53,11 +73,14 @@ class ActQuantProxy(QuantProxyFromInjector):
 
         Args:
             force_eval: the zero point that eval mode would use, also in training mode.
+
+        Raises:
+            RuntimeError: it is made from the tensor at hand.
         """
         return self._attribute("zero_point", force_eval)
 
     def bit_width(self, force_eval: bool = True) -> int | jax.Array | None:
-        """Bits of an integer; None where quantization is off.
+        """Bits of one number; None where quantization is off.
 
         Args:
             force_eval: the bit width that eval mode would use, also in training mode.
@@ -75,76 +98,24 @@ class ActQuantProxy(QuantProxyFromInjector):
         quantizer = nnx.clone(self.tensor_quant, graph=True)
         if force_eval:
             set_mode(quantizer, use_running_average=True, deterministic=True)
-        return self._pack(quantizer(jnp.zeros(self.sample_shape, jnp.float32)))
+        return self._pack(quantizer(jnp.zeros((1,) * self._sample_ndim(), jnp.float32)))
+
+    def _sample_ndim(self) -> int:
+        """A statistic of rows needs an axis, and groups need the one that is cut."""
+        dim = self.group_dim
+        if dim is None:
+            return int(self.quant_metadata.is_dynamic)
+        return dim + 1 if dim >= 0 else -dim
+
+    def _looked_at(self) -> Any:
+        return self.sample()
 
     def _attribute(self, name: str, force_eval: bool) -> Any:
-        return getattr(self.sample(force_eval), name) if self.is_quant_enabled else None
-
-    def depends_on_layers(self) -> bool:
-        """Only where the injector asks for `module`: none of the ready-made ones does."""
-        return self._asks_for_layers()
-
-    def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
-        return []
-
-    def _stack(self, layers: tuple[Any, ...]) -> tuple[int, ...]:
-        # Nothing in it depends on how many layers are stacked: values are broadcast into the stack.
-        return ()
-
-
-def input_dependent(proxy: ActQuantProxy, name: str) -> Any:
-    """What can be said of a quantizer whose scale comes from the tensor at hand: its bit width.
-
-    Args:
-        proxy: the proxy.
-        name: "bit_width", "scale" or "zero_point".
-
-    Returns:
-        The bit width; None where quantization is off.
-
-    Raises:
-        RuntimeError: it is asked for what depends on the tensor.
-    """
-    if not proxy.is_quant_enabled:
-        return None
-    if name == "bit_width":
-        return proxy.tensor_quant.bit_width_impl()
-    raise RuntimeError(
-        f"the {name.replace('_', ' ')} of {proxy.binding.base.__name__} depends on the input: it is made from the "
-        f"tensor at hand.\n  cure: proxy(x).{name}"
-    )
-
-
-@final
-class DynamicActQuantProxyFromInjector(ActQuantProxy):
-    """Quantizes what flows to integers, with scales made from the tensor at hand: nothing is kept.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from jqinject.nn import QuantIdentity
-        >>> from jqinject.quant import Int8DynamicActPerRowFloat
-        >>> identity = QuantIdentity(act_quant=Int8DynamicActPerRowFloat, return_quant_tensor=True)
-        >>> identity(jnp.array([[1.28, 0.0], [0.0, -12.8]])).scale.shape
-        (2, 1)
-    """
-
-    sample_shape = (1,)  # a statistic of rows needs an axis
-
-    def _attribute(self, name: str, force_eval: bool) -> Any:
-        return input_dependent(self, name)
-
-
-@final
-class ActQuantProxyFromInjector(ActQuantProxy):
-    """Quantizes what flows: inputs, outputs, results of activation functions.
-
-    Statistics move in training mode only. Several layers may share one proxy: they then share its statistics.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from jqinject.nn import QuantIdentity
-        >>> from jqinject.quant import Int8ActPerTensorFloat
-        >>> identity = QuantIdentity(act_quant=Int8ActPerTensorFloat, return_quant_tensor=True)
-        >>> identity(jnp.array([-1.28, 0.64])).int()
-        Array([-128,   64], dtype=int8)
-    """
+        if not self.is_quant_enabled:
+            return None
+        if self.quant_metadata.is_dynamic and name != "bit_width":
+            raise RuntimeError(
+                f"the {name.replace('_', ' ')} of {self.binding.base.__name__} depends on the input: it is made from "
+                f"the tensor at hand.\n  cure: proxy(x).{name}"
+            )
+        return getattr(self.sample(force_eval), name)

@@ -1,17 +1,17 @@
 """The module between an injector and the layers it serves."""
 
 import warnings
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from flax import nnx
 
-from jqinject.core import AmaxHistory, AmaxScaling, KeepsPayload, QuantResult
+from jqinject.core import AmaxHistory, QuantResult
 from jqinject.core.construction.assign import assign
-from jqinject.core.facts import has_zero_point, scale_dtype
-from jqinject.inject import Binding, DependencyError, ExtendedInjector, reach_of
+from jqinject.core.facts import amax_history, scale_dtype
+from jqinject.inject import Binding, DependencyError, ExtendedInjector
+from jqinject.ops.groups import fitting_size
 from jqinject.proxy.assembly import (
     build_stacked,
     copy_mode,
@@ -19,16 +19,16 @@ from jqinject.proxy.assembly import (
     same_parameters,
     stack_of,
 )
-from jqinject.proxy.declared_injector import DeclaredInjector
-from jqinject.proxy.links import link, linked_layers, parameters_of, relink
+from jqinject.proxy.declared_injector import DeclaredInjector, asks_for_layers
+from jqinject.proxy.links import known_layers, link, linked_layers, relink
 from jqinject.proxy.metadata import QuantMetadata, quant_metadata_of
 from jqinject.proxy.naming import checked_quantizer, note_quantizer, packable
-from jqinject.proxy.ranges import ranges_in
+from jqinject.proxy.ranges import HoldsRanges
 from jqinject.proxy.sharing import QuantizerReplacedWarning, refuse_tree_mode
-from jqinject.quant_tensor import as_array
+from jqinject.quant_tensor import as_array, in_groups
 
 
-class QuantProxyFromInjector(nnx.Module):
+class QuantProxyFromInjector(HoldsRanges):
     """Assembles the quantizer of one injector, for one layer or for several that share it.
 
     A proxy keeps what it was declared with (`binding`, static and equal by value) and the assembled quantizer
@@ -37,12 +37,11 @@ class QuantProxyFromInjector(nnx.Module):
 
     Attributes:
         binding: the injector and the overrides.
-        tensor_quant: the assembled quantizer; None if the injector says so (no quantization).
-        disable_quant: set it to let the tensor through as it is.
         observing: set it to collect statistics only: the QuantTensor has the scale, and the tensor's own value.
         role: what it quantizes: "weight", "bias", "activation", "gradient", "accumulator"; "parameter" says no more.
-        reads: the names of the injector that a class of proxies reads itself, so that they may be overridden though the
-            quantizer does not ask for them.
+        made_from_parameters: whether the quantizer is assembled from the weights or biases of its layers.
+        reads: the names of the injector that a class of proxies reads itself, so that they may be overridden although
+            the quantizer does not ask for them.
         use_running_average: eval mode, in NNX's word; `model.train()` and `model.eval()` set it.
 
     Args:
@@ -52,25 +51,22 @@ class QuantProxyFromInjector(nnx.Module):
         offered: names that the layer declares for a quantizer that asks for them, and has not been given them.
         rngs: for quantizers that draw random numbers.
         where: what the user called and the prefix of the overrides, for error texts.
-        stack: sizes of the leading axes that the layer is stacked along, where it is a stack of layers already.
+        stack: sizes of the leading axes along which the layer is stacked, if it is a stack of layers.
 
     Raises:
-        TypeError: an override, of the overrides or by `let`, that nothing declares or asks for, or that is not read as
-            the quantizer is wired.
-        DependencyError: the injector can not be resolved.
+        TypeError: an override, also one by `let`, that nothing declares, asks for or reads.
+        DependencyError: the injector cannot be resolved.
         ValueError: the injector does not say whether its integers are `signed`.
     """
 
     # Class-wide until set: what few proxies have costs the others nothing.
     binding: Binding
-    tensor_quant: Any
     quant_metadata: QuantMetadata
     use_running_average: bool
-    disable_quant: bool = False
     observing: bool = False
     served_layers: int = 1
     role: ClassVar[str] = "parameter"
-    quantizes_activations: ClassVar[bool] = False
+    made_from_parameters: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset({"tensor_quant", "proxy_class", "signed"})
 
     def __init__(
@@ -88,7 +84,9 @@ class QuantProxyFromInjector(nnx.Module):
         assign(self, binding=declared.binding, use_running_average=False)
         trace: set[str] = set()
         try:
-            self._metadata_of((layer,))  # a flag that is not one is reported by the quantizer's name
+            quant_metadata_of(
+                self.binding, (layer,)
+            )  # a flag that is not one is reported by the quantizer's name
             quantizer = self._build((layer,), rngs, trace, stack)
         except DependencyError:
             # A misspelt override is the likelier cause than the name that is missing because of it.
@@ -116,7 +114,7 @@ class QuantProxyFromInjector(nnx.Module):
 
     @property
     def rounding_mode(self) -> str | None:
-        """The name of the rounding, in capitals; None where the injector gives a component instead of a name."""
+        """The name of the rounding, in capitals; None if the injector gives a component instead of a name."""
         return self.quant_metadata.rounding_mode
 
     @property
@@ -125,20 +123,14 @@ class QuantProxyFromInjector(nnx.Module):
         return not self.use_running_average
 
     @property
-    def is_quant_enabled(self) -> bool:
-        """Whether a tensor is quantized on its way through."""
-        return self.tensor_quant is not None and not self.disable_quant
-
-    @property
     def tracked_modules(self) -> tuple[Any, ...]:
         """The layers known to hold this proxy, first to last."""
         return linked_layers(self)
 
     @property
     def amax_history(self) -> AmaxHistory | None:
-        """The record of amaxes, where the scale comes from one; None of other quantizers."""
-        scaling = getattr(self.tensor_quant, "scaling_impl", None)
-        return scaling.amax_history if isinstance(scaling, AmaxScaling) else None
+        """The record of amaxes; None if the scale does not come from one."""
+        return amax_history(self.tensor_quant)
 
     @property
     def has_zero_point(self) -> bool:
@@ -148,7 +140,7 @@ class QuantProxyFromInjector(nnx.Module):
     @property
     def requires_quant_input(self) -> bool:
         """Whether the quantizer has to know the format of the layer's input."""
-        return False
+        return self.quant_metadata.requires_quant_input
 
     @property
     def scale_dtype(self) -> np.dtype | None:
@@ -162,28 +154,8 @@ class QuantProxyFromInjector(nnx.Module):
         return self.quant_metadata.whole_zero_points
 
     def depends_on_layers(self) -> bool:
-        """Whether the quantizer is made from its layers, so that it has to be made again when their weights change."""
-        return True
-
-    # --- the range, where it is collected from what flows (`core.StaticRange`)
-
-    def has_range(self) -> bool | None:
-        """Whether data were seen; None if nothing is collected: of weights, constant and dynamic ranges, and where
-        quantization is off."""
-        used = self.is_quant_enabled and self.quantizes_activations
-        held = ranges_in(self.tensor_quant) if used else []
-        return all(component.has_range() for component in held) if held else None
-
-    def begin_calibration(self) -> None:
-        """Training mode; from now on collect anew."""
-        self.set_attributes(use_running_average=False, raise_if_not_found=False)
-        for component in ranges_in(self.tensor_quant):
-            component.begin_calibration()
-
-    def end_calibration(self) -> None:
-        """Take what was collected as the range."""
-        for component in ranges_in(self.tensor_quant):
-            component.end_calibration()
+        """Whether the quantizer has to be made again when the weights of its layers change."""
+        return self.made_from_parameters or asks_for_layers(self.binding)
 
     def set_view(self, use_running_average: bool | None = None) -> None:
         """Switch between training and evaluation, for `nnx.view`.
@@ -216,7 +188,7 @@ class QuantProxyFromInjector(nnx.Module):
             holders = relink(self, layers)
             if self.served_layers != len(holders):  # set needlessly it would be another graph, and a retrace
                 self.served_layers = len(holders)
-        known = self._known_layers()
+        known = known_layers(self)
         before = self.tensor_quant
         replaced = self._assemble_for(known)
         if replaced and not same_parameters(before, self.tensor_quant, known):
@@ -226,10 +198,10 @@ class QuantProxyFromInjector(nnx.Module):
     def add_tracked_module(self, layer: Any) -> None:
         """Let one more layer share this proxy, and assemble it again for all of them.
 
-        `layer` has to hold the proxy already, or be about to. If the quantizer can not serve both, nothing is changed.
+        If the quantizer cannot serve all of them, nothing is changed.
 
         Args:
-            layer: the layer.
+            layer: a layer that holds the proxy, or is about to.
 
         Raises:
             TypeError: `layer` is None.
@@ -237,7 +209,7 @@ class QuantProxyFromInjector(nnx.Module):
         """
         if layer is None:
             raise TypeError("add_tracked_module takes a layer, got None")
-        known = self._known_layers()
+        known = known_layers(self)
         if any(layer is other for other in known):
             return
         refuse_tree_mode()
@@ -276,39 +248,12 @@ class QuantProxyFromInjector(nnx.Module):
         return handed if rngs is None else {**handed, "rngs": rngs}
 
     def check_layers_known(self, layer: Any) -> None:
-        """Raise where assembling again would fail because layers that share the proxy are not known.
-
-        Args:
-            layer: a layer that holds the proxy.
-
-        Raises:
-            ValueError: not all the layers that share the proxy are known.
-        """
+        """Raise a ValueError if not all the layers that share the proxy are known, `layer` being one of them."""
         link(self, layer)
-        self._known_layers()
-
-    def _known_layers(self) -> tuple[Any, ...]:
-        known = linked_layers(self)
-        if not known or len(known) < self.served_layers:
-            raise ValueError(
-                f"this {type(self).__name__} serves {self.served_layers} layer(s), and {len(known)} of them are known: "
-                "it is part of a copy, was read from the model past its layers, or the layer is gone.\n"
-                "  cure: jqinject.reassemble(model), which finds the layers by walking the model; "
-                "or give them: proxy.init_tensor_quant(layer, ...). Of a layer made on the spot, "
-                "QuantLinear(...).weight_quant, keep the layer in a variable"
-            )
-        return known
-
-    def _first_parameters(self) -> Any:
-        """What has the weight and bias of the first layer: the layer, or what is remembered of one that is gone."""
-        known = linked_layers(self)
-        if not known or len(known) < self.served_layers:
-            remembered = parameters_of(self)
-            return self._known_layers()[0] if remembered is None else remembered
-        return known[0]
+        known_layers(self)
 
     def _read_metadata(self, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
-        metadata = self._metadata_of(layers)._replace(has_zero_point=has_zero_point(quantizer))
+        metadata = quant_metadata_of(self.binding, layers).with_facts(quantizer, self.binding, layers)
         if quantizer is not None and metadata.signed is None:
             raise ValueError(
                 f"{self.binding.base.__name__} does not say whether its integers have a sign.\n"
@@ -316,23 +261,15 @@ class QuantProxyFromInjector(nnx.Module):
             )
         return metadata
 
-    def _asks_for_layers(self) -> bool:
-        """Whether anything in the wiring asks for a layer, or for its parameters."""
-        read = reach_of(self.binding.injector, module=(), tracked_parameter_list=()).names
-        return not read.isdisjoint(("module", "tracked_parameter_list"))
-
-    def _metadata_of(self, layers: tuple[Any, ...]) -> QuantMetadata:
-        return quant_metadata_of(self.binding, layers)
-
-    # --- what differs between weights, biases and activations
-
-    @abstractmethod
     def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
         """The parameters of the layers that are quantized: Variables."""
+        return []
 
     def _stack(self, layers: tuple[Any, ...]) -> tuple[int, ...]:
         """The sizes of the leading axes that the layers are stacked along, as far as an assembly has to know them."""
-        return stack_of(layers)
+        return (
+            stack_of(layers) if self.made_from_parameters else ()
+        )  # else values are broadcast into the stack
 
     def _hold(self, quantizer: Any) -> None:
         stateful = quantizer is None or isinstance(quantizer, nnx.Module)
@@ -346,15 +283,13 @@ class QuantProxyFromInjector(nnx.Module):
         return found.quant_tensor(signed=signed, training=not self.use_running_average)
 
     def _quantized(self, x: Any, *more: Any) -> Any:
-        """A tensor through the quantizer, as a QuantTensor, or where the proxy only observes, itself with its scale."""
+        """A tensor through the quantizer, as a QuantTensor; while the proxy only observes, itself with its scale."""
+        quantizer = self.tensor_quant
+        if self.use_running_average and not more:
+            # Serving may contract what was rounded; training contracts floats.
+            quantizer = getattr(quantizer, "keeping_payload", quantizer)
         try:
-            quantizer = self.tensor_quant
-            # What serves may contract the integers; in training floats are contracted.
-            if self.use_running_average and not more and isinstance(quantizer, KeepsPayload):
-                result = quantizer.keeping_payload(x)
-            else:
-                result = self.tensor_quant(x, *more)
-            return self._seen(self._pack(result), x)
+            return self._seen(self._pack(quantizer(x, *more)), x)
         except Exception as error:
             note_quantizer(error, self)
             raise
@@ -364,8 +299,23 @@ class QuantProxyFromInjector(nnx.Module):
         return self._quantized(g) if self.is_quant_enabled else g
 
     def _seen(self, packed: Any, x: Any) -> Any:
-        """A quantized tensor, or where the proxy only observes, the tensor itself with its scale."""
+        """A quantized tensor, its groups joined; while the proxy only observes, the tensor itself with its scale."""
+        if self.quant_metadata.group_size is not None:
+            packed = self._joined(packed, np.shape(as_array(x)))
+        elif packed.ndim != np.ndim(x):
+            raise ValueError(
+                f"{self.binding.base.__name__} made an array of shape {packed.shape} of one of shape {np.shape(x)}, "
+                f"and its {type(self.tensor_quant).__name__} does not say that it cuts the array into groups.\n"
+                "  cure: scaling_per_output_type = 'tensor' or 'channel'; or of your own quantizer a property `groups` "
+                "that returns (group_size, group_dim)"
+            )
         return packed.set(value=as_array(x)) if self.observing else packed
+
+    def _joined(self, packed: Any, shape: tuple[int, ...]) -> Any:
+        """A tensor whose groups lie along two axes, as a QuantTensor of the shape without them."""
+        size, dim = self.quant_metadata.group_size, self.quant_metadata.group_dim
+        assert size is not None and dim is not None, "said together"
+        return in_groups(packed, fitting_size(size, shape[dim]), dim, shape[dim])
 
 
 # What layers take for a quantizer: an injector (or a binding of one), a proxy to share, None for no quantization.

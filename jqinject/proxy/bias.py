@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.proxy.base import QuantProxyFromInjector
+from jqinject.proxy.links import first_parameters
 from jqinject.proxy.naming import note_quantizer
+from jqinject.proxy.number_format import FormatQueries
 from jqinject.quant_tensor import GroupwiseQuantTensor, IntQuantTensor, QuantTensor
 
 
 @final
-class BiasQuantProxyFromInjector(QuantProxyFromInjector):
+class BiasQuantProxyFromInjector(FormatQueries):
     """Quantizes a bias, in the steps of the accumulator or with a scale of its own.
 
     Where the injector says `requires_input_scale`, the scale is input scale * weight scale, so that the bias can be
@@ -34,7 +35,7 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
 
     role = "bias"
 
-    reads: ClassVar[frozenset[str]] = QuantProxyFromInjector.reads | {"requires_input_scale"}
+    reads: ClassVar[frozenset[str]] = FormatQueries.reads | {"requires_input_scale"}
 
     @property
     def requires_input_scale(self) -> bool:
@@ -64,9 +65,9 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
             ValueError: the scale comes in with the input, and input or weight are not quantized, or the input has more
                 than one scale.
         """
-        if not self.is_quant_enabled:
+        if self.tensor_quant is None or self.disable_quant:
             return x
-        if not self.requires_input_scale:
+        if not self.quant_metadata.requires_input_scale:
             return self._quantized(x)
         try:
             scale = self._accumulator_scale(input, weight, weight_scale)
@@ -97,7 +98,7 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
     def _attribute(self, name: str) -> Any:
         if not self.is_quant_enabled or self.requires_input_scale:
             return None
-        biases = self._tracked_parameters((self._first_parameters(),))
+        biases = self._tracked_parameters((first_parameters(self),))
         if not biases:
             return None
         return getattr(self._pack(nnx.clone(self.tensor_quant, graph=True)(biases[0].get_value())), name)

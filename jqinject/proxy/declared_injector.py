@@ -11,12 +11,20 @@ from jqinject.inject import (
     check_overrides,
     declared_names,
     overrides_given,
+    reach_of,
     requested_names,
 )
 from jqinject.proxy.naming import is_ours
 
 _METADATA = frozenset({"narrow_range", "float_to_int_impl_type"})  # what proxies say of quantizers
+_GROUPS = frozenset({"group_size", "group_dim"})  # read for a user's own quantizer
 _NAMES = frozenset({"tensor_quant", "proxy_class", "signed"}) | _METADATA
+
+
+def asks_for_layers(binding: Binding) -> bool:
+    """Whether anything in the wiring asks for a layer, or for its parameters."""
+    read = reach_of(binding.injector, module=(), tracked_parameter_list=()).names
+    return not read.isdisjoint(("module", "tracked_parameter_list"))
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ class DeclaredInjector:
             if self.binding.declares("proxy_class"):
                 self.binding.resolve("proxy_class", trace=read)
             if quantizer is not None and not is_ours(type(quantizer)):
-                read |= _METADATA
+                read |= _METADATA | _GROUPS
             if not is_ours(type(proxy)) and "reads" not in vars(type(proxy)):
                 read |= declared_names(self.binding.base)  # any of which it may read when it is called
             self._check(frozenset(), read, handed)

@@ -1,6 +1,6 @@
 """The proxies of gradients."""
 
-from typing import Any, final
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,21 +11,38 @@ from jqinject.core import AmaxScaling, Float8Quant
 from jqinject.core.construction import check
 from jqinject.dot.tensors.backward_quantizer import quantize_gradient_by, reporting, why_not_backward
 from jqinject.proxy.assembly import set_mode
-from jqinject.proxy.base import QuantProxyFromInjector
-from jqinject.proxy.group_proxies import Groupwise
 from jqinject.proxy.metadata import QuantMetadata
+from jqinject.proxy.number_format import FormatQueries
 from jqinject.quant_tensor import QuantTensor, as_array
 
 
-class GradQuantProxy(QuantProxyFromInjector):
-    """Abstract: quantizes the gradient that flows back into what it is given; forward it changes nothing.
+class GradQuantProxyFromInjector(FormatQueries):
+    """Quantizes the gradient that flows back into what it is given; forward it changes nothing.
 
     Any format will do whose scale is made from the gradient at hand, is constant, or follows recorded amaxes. These
     are moved by `jqinject.value_and_grad` and `jqinject.grad`, once per step, and by nothing else: under plain
     `nnx.grad` the gradient is quantized with the scale there is, and the statistics stay.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jqinject
+        >>> from jqinject.nn import QuantIdentity
+        >>> from jqinject.quant import Fp8e5m2GradPerTensorCurrent
+        >>> identity = QuantIdentity(None, grad_quant=Fp8e5m2GradPerTensorCurrent)
+        >>> weights = jnp.array([1.0, 0.3])
+        >>> jqinject.grad(lambda x, m: (m(x) * weights).sum())(jnp.ones(2), identity).round(3)
+        Array([1.   , 0.286], dtype=float32)
+        >>> float(identity.grad_quant.amax_history.newest)
+        1.0
+        >>> import jax
+        >>> from jqinject.quant import MXFloat4e2m1Grad
+        >>> mx = QuantIdentity(None, grad_quant=MXFloat4e2m1Grad)
+        >>> jax.grad(lambda x: (mx(x) * weights).sum())(jnp.ones(2))
+        Array([1.  , 0.25], dtype=float32)
     """
 
     role = "gradient"
+    made_from_parameters = False
 
     def __call__(self, y: jax.Array, token: jax.Array | None = None) -> jax.Array:
         """`y` as it is, with a quantized gradient.
@@ -36,7 +53,7 @@ class GradQuantProxy(QuantProxyFromInjector):
                 payload.
 
         Raises:
-            TypeError: `y` is no float array and so has no gradient.
+            TypeError: `y` is not a float array, so it has no gradient.
         """
         if not self.is_quant_enabled:
             return y
@@ -74,8 +91,10 @@ class GradQuantProxy(QuantProxyFromInjector):
                 f"the scale of {self.binding.base.__name__} depends on the gradient: it is made from the one at hand."
                 "\n  cure: proxy.quantize(g).scale"
             )
-        looked_at = self.quantize(jnp.zeros((), jnp.float32))
-        return None if isinstance(looked_at, jax.Array) else looked_at.scale
+        return self._looked_at().scale if self.is_quant_enabled else None
+
+    def _looked_at(self) -> Any:
+        return self.quantize(jnp.zeros((), jnp.float32))
 
     @property
     def q_dtype(self) -> np.dtype | None:
@@ -91,56 +110,11 @@ class GradQuantProxy(QuantProxyFromInjector):
             why = "its amaxes are recorded by forward passes (amax_of_gradient is False)"
         if why:
             raise TypeError(
-                f"{self.binding.base.__name__} can not quantize a gradient: {why}.\n  cure: one of the ...Grad... "
+                f"{self.binding.base.__name__} cannot quantize a gradient: {why}.\n  cure: one of the ...Grad... "
                 "quantizers of jqinject.quant, such as Int8GradPerTensorDynamic or Fp8e5m2GradPerTensorDelayed"
             )
         return super()._read_metadata(layers, quantizer)
 
-    def depends_on_layers(self) -> bool:
-        """Only where the injector asks for `module`: none of the ready-made ones does."""
-        return self._asks_for_layers()
 
-    def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
-        return []
-
-    def _stack(self, layers: tuple[Any, ...]) -> tuple[int, ...]:
-        # Nothing in it depends on how many layers are stacked: values are broadcast into the stack.
-        return ()
-
-
-def _dequantized(proxy: GradQuantProxy, g: jax.Array) -> jax.Array:
+def _dequantized(proxy: GradQuantProxyFromInjector, g: jax.Array) -> jax.Array:
     return as_array(proxy.quantize_gradient(g))
-
-
-@final
-class GradQuantProxyFromInjector(GradQuantProxy):
-    """Quantizes the gradient that flows back into what it is given; forward it changes nothing.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> import jqinject
-        >>> from jqinject.nn import QuantIdentity
-        >>> from jqinject.quant import Fp8e5m2GradPerTensorCurrent
-        >>> identity = QuantIdentity(None, grad_quant=Fp8e5m2GradPerTensorCurrent)
-        >>> weights = jnp.array([1.0, 0.3])
-        >>> jqinject.grad(lambda x, m: (m(x) * weights).sum())(jnp.ones(2), identity).round(3)
-        Array([1.   , 0.286], dtype=float32)
-        >>> float(identity.grad_quant.amax_history.newest)
-        1.0
-    """
-
-
-@final
-class GroupwiseGradQuantProxyFromInjector(Groupwise, GradQuantProxy):
-    """The same with a scale for each group, made from the gradient at hand.
-
-    Example:
-        >>> import jax
-        >>> import jax.numpy as jnp
-        >>> from jqinject.nn import QuantIdentity
-        >>> from jqinject.quant import MXFloat4e2m1Grad
-        >>> identity = QuantIdentity(None, grad_quant=MXFloat4e2m1Grad)
-        >>> weights = jnp.array([1.0, 0.3])
-        >>> jax.grad(lambda x: (identity(x) * weights).sum())(jnp.ones(2))
-        Array([1.  , 0.25], dtype=float32)
-    """

@@ -74,10 +74,31 @@ def complete(proxy: Any, layer: Any) -> Links:
     return links
 
 
-def parameters_of(proxy: nnx.Module) -> Any:
-    """The parameters of the first layer of `proxy`, as they were when it was read last; None if it was not."""
+def known_layers(proxy: Any) -> tuple[Any, ...]:
+    """All the layers that `proxy` serves.
+
+    Raises:
+        ValueError: some of them are not known.
+    """
+    known = linked_layers(proxy)
+    if not known or len(known) < proxy.served_layers:
+        raise ValueError(
+            f"this {type(proxy).__name__} serves {proxy.served_layers} layer(s), and {len(known)} of them are known: "
+            "it is part of a copy, was read from the model past its layers, or the layer is gone.\n"
+            "  cure: jqinject.reassemble(model), which finds the layers by walking the model; "
+            "or give them: proxy.init_tensor_quant(layer, ...). Of a layer made on the spot, "
+            "QuantLinear(...).weight_quant, keep the layer in a variable"
+        )
+    return known
+
+
+def first_parameters(proxy: Any) -> Any:
+    """What has the weight and bias of the first layer of `proxy`: the layer, or what is remembered of a lost one."""
+    known = linked_layers(proxy)
+    if known and len(known) >= proxy.served_layers:
+        return known[0]
     links = LINKS.get(proxy)
-    return None if links is None else links.parameters
+    return links.parameters if links is not None and links.parameters is not None else known_layers(proxy)[0]
 
 
 def linked_layers(proxy: nnx.Module) -> tuple[Any, ...]:

@@ -5,7 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jqinject.core.facts import groups_of, has_zero_point, is_dynamic, needs_input_format
 from jqinject.inject import Binding
+from jqinject.proxy.naming import is_ours
 
 
 class QuantMetadata(NamedTuple):
@@ -19,6 +21,8 @@ class QuantMetadata(NamedTuple):
         group_dim: the axis that is cut into groups.
         has_zero_point: whether their zero point may be another than 0, as the quantizer says.
         requires_input_scale: of a bias: whether its scale comes in with the input.
+        requires_quant_input: of a weight: whether its quantizer is called with the format of the layer's input.
+        is_dynamic: whether the scale is that of the tensor at hand, as the quantizer says.
         whole_zero_points: whether zero points are integers.
     """
 
@@ -30,15 +34,30 @@ class QuantMetadata(NamedTuple):
     has_zero_point: bool = True
     requires_input_scale: bool = False
     whole_zero_points: bool = True
+    requires_quant_input: bool = False
+    is_dynamic: bool = False
+
+    def with_facts(self, quantizer: Any, binding: Binding, layers: tuple[Any, ...]) -> "QuantMetadata":
+        """The same with what the quantizer says of itself; groups that a user's own one does not mention are those that
+        the injector declares."""
+        groups = groups_of(quantizer)
+        if groups is None and binding.declares("group_size") and not is_ours(type(quantizer)):
+            groups = (_resolved(binding, "group_size", layers), _resolved(binding, "group_dim", layers))
+        size, dim = (None, None) if groups is None else groups
+        return self._replace(
+            group_size=size,
+            group_dim=dim,
+            has_zero_point=has_zero_point(quantizer),
+            requires_quant_input=needs_input_format(quantizer),
+            is_dynamic=is_dynamic(quantizer),
+        )
 
 
 def quant_metadata_of(binding: Binding, layers: tuple[Any, ...]) -> QuantMetadata:
     """What an injector says of its integers, for the layers that it serves; None for what it does not say."""
 
     def fact(name: str) -> Any:
-        if not binding.declares(name):
-            return None
-        return binding.resolve(name, module=layers[0] if len(layers) == 1 else layers)
+        return _resolved(binding, name, layers) if binding.declares(name) else None
 
     signed, narrow_range, rounding = fact("signed"), fact("narrow_range"), fact("float_to_int_impl_type")
     return QuantMetadata(
@@ -50,6 +69,10 @@ def quant_metadata_of(binding: Binding, layers: tuple[Any, ...]) -> QuantMetadat
         requires_input_scale=bool(fact("requires_input_scale")),
         whole_zero_points=_whole_zero_points(binding, fact),
     )
+
+
+def _resolved(binding: Binding, name: str, layers: tuple[Any, ...]) -> Any:
+    return binding.resolve(name, module=layers[0] if len(layers) == 1 else layers)
 
 
 def _whole_zero_points(binding: Binding, fact: Callable[[str], Any]) -> bool:

@@ -5,14 +5,14 @@ from typing import Any, final
 import jax
 from flax import nnx
 
-from jqinject.proxy.base import QuantProxyFromInjector
-from jqinject.proxy.metadata import QuantMetadata
+from jqinject.proxy.metadata import QuantMetadata, quant_metadata_of
+from jqinject.proxy.number_format import FormatQueries
 from jqinject.proxy.ranges import check_range
 from jqinject.quant_tensor import IntQuantTensor, as_array
 
 
 @final
-class TruncQuantProxyFromInjector(QuantProxyFromInjector):
+class TruncQuantProxyFromInjector(FormatQueries):
     """Quantizes what is quantized already, to fewer bits: scale, zero point and sign come in with it.
 
     Example:
@@ -28,6 +28,7 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
     role = "accumulator"
 
     quantizes_activations = True
+    made_from_parameters = False
 
     @property
     def is_narrow_range(self) -> bool:
@@ -45,7 +46,7 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
             off.
 
         Raises:
-            TypeError: `x` is no `IntQuantTensor`.
+            TypeError: `x` is not an `IntQuantTensor`.
         """
         if not self.is_quant_enabled:
             return x
@@ -84,15 +85,4 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
 
     def _read_metadata(self, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
         # The sign is that of what comes in.
-        return self._metadata_of(layers)
-
-    def depends_on_layers(self) -> bool:
-        """Only where the injector asks for `module`: none of the ready-made ones does."""
-        return self._asks_for_layers()
-
-    def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
-        return []
-
-    def _stack(self, layers: tuple[Any, ...]) -> tuple[int, ...]:
-        # Nothing in it depends on how many layers are stacked: values are broadcast into the stack.
-        return ()
+        return quant_metadata_of(self.binding, layers)

@@ -69,6 +69,14 @@ def metadata(x: Any, shape: tuple[int, ...], name: str) -> jax.Array:
 
 
 @lru_cache(maxsize=1024)
+def are_metadata(shape: tuple[int, ...], scale: Any, zero_point: Any) -> bool:
+    """Whether scale and zero point, of these abstract values, can be kept as they are beside a value of a shape."""
+    both = scale, zero_point
+    floats = all(x.dtype == jnp.float32 and not x.weak_type for x in both)
+    return floats and all(not x.shape or broadcasts_to(x.shape, shape) for x in both)
+
+
+@lru_cache(maxsize=1024)
 def broadcasts_to(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
     """Whether an array of `shape` broadcasts against `target` without enlarging it."""
     offset = len(target) - len(shape)

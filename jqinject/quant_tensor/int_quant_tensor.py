@@ -12,6 +12,7 @@ from jqinject.ops.ste import round_ste
 from jqinject.quant_tensor import arithmetic, shaping
 from jqinject.quant_tensor._fields import (
     FIELDS,
+    are_metadata,
     changed_fields,
     checked_bit_width,
     describe,
@@ -25,7 +26,7 @@ from jqinject.quant_tensor.bit_widths import BitWidth
 from jqinject.quant_tensor.concrete import is_concrete
 from jqinject.quant_tensor.validity import checked_integers, dequantized, holds_integers, pre_round_integers
 
-_SLOTS = tuple("_" + name for name in (*FIELDS, "payload", "shaped"))
+_SLOTS = tuple("_" + name for name in FIELDS)
 
 
 @final
@@ -73,6 +74,7 @@ class IntQuantTensor(QuantTensor):
 
     __slots__ = (
         "_bit_width",
+        "_dtype",
         "_payload",
         "_scale",
         "_shaped",
@@ -82,7 +84,7 @@ class IntQuantTensor(QuantTensor):
         "_zero_point",
     )
 
-    _value: jax.Array | np.dtype  # the dtype, of a value that is made when it is read
+    _dtype: np.dtype  # of the value
     _payload: jax.Array | None
     _shaped: jax.Array  # the value, or the payload that it is made from
 
@@ -100,16 +102,22 @@ class IntQuantTensor(QuantTensor):
         if value is not None and not isinstance(value, int):
             if not (isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)):
                 value = float_value(as_array(value))
-            scale = metadata(scale, value.shape, "scale")
-            zero_point = metadata(zero_point, value.shape, "zero_point")
+            arrays = isinstance(scale, jax.Array) and isinstance(zero_point, jax.Array)
+            if not (arrays and are_metadata(value.shape, scale.aval, zero_point.aval)):
+                scale = metadata(scale, value.shape, "scale")
+                zero_point = metadata(zero_point, value.shape, "zero_point")
             if type(bit_width) is not int or bit_width < 1:
                 bit_width = checked_bit_width(bit_width)
         self._hold((value, scale, zero_point, bit_width, signed, training), payload)
 
     def _hold(self, fields: tuple[Any, ...], payload: jax.Array | None) -> None:
-        shaped = payload if isinstance(fields[0], np.dtype) else fields[0]
-        for slot, content in zip(_SLOTS, (*fields, payload, shaped), strict=True):
-            object.__setattr__(self, slot, content)
+        value = fields[0]
+        hold = object.__setattr__
+        for slot, content in zip(_SLOTS, fields, strict=True):
+            hold(self, slot, content)
+        hold(self, "_payload", payload)
+        hold(self, "_shaped", value)
+        hold(self, "_dtype", getattr(value, "dtype", None))
 
     @classmethod
     def from_int(
@@ -153,19 +161,19 @@ class IntQuantTensor(QuantTensor):
             dtype: of the value.
         """
         tensor = object.__new__(cls)
-        tensor._hold((np.dtype(dtype), scale, zero_point, bit_width, signed, False), payload)
+        tensor._hold((payload, scale, zero_point, bit_width, signed, False), payload)
+        object.__setattr__(tensor, "_dtype", np.dtype(dtype))
+        object.__delattr__(tensor, "_value")  # an empty slot: see `__getattr__`
         return tensor
 
-    @property
-    def value(self) -> jax.Array:
-        """The dequantized float array."""
-        value = self._value
-        if isinstance(value, np.dtype):
-            assert self._payload is not None, "what is dequantized when it is read"
-            return dequantized(self._payload, self.scale, self.zero_point, value)
-        return value
+    def __getattr__(self, name: str) -> Any:
+        """The value of a `stored` tensor, whose slot is empty: dequantized when it is read."""
+        if name != "value":
+            raise AttributeError(f"IntQuantTensor has no attribute {name!r}", name=name, obj=self)
+        return dequantized(self._shaped, self.scale, self.zero_point, self._dtype)
 
     # attrgetter runs in C, without a Python frame: every call of every layer reads these.
+    value: jax.Array = property(attrgetter("_value"), doc="The dequantized float array.")  # type: ignore[assignment]
     scale: jax.Array = property(attrgetter("_scale"), doc="Float per integer step.")  # type: ignore[assignment]
     zero_point: jax.Array = property(attrgetter("_zero_point"), doc="The integer that stands for 0.0.")  # type: ignore[assignment]
     bit_width: BitWidth = property(
@@ -180,11 +188,7 @@ class IntQuantTensor(QuantTensor):
     shape: tuple[int, ...] = property(attrgetter("_shaped.shape"), doc="Shape of `value`.")  # type: ignore[assignment]
     ndim: int = property(attrgetter("_shaped.ndim"), doc="Number of axes of `value`.")  # type: ignore[assignment]
     size: int = property(attrgetter("_shaped.size"), doc="Number of elements of `value`.")  # type: ignore[assignment]
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The float dtype of `value`."""
-        return self._value if isinstance(self._value, np.dtype) else self._value.dtype
+    dtype: np.dtype = property(attrgetter("_dtype"), doc="The float dtype of `value`.")  # type: ignore[assignment]
 
     def set(self, **changes: Any) -> Self:
         """A copy with some fields replaced.
@@ -250,11 +254,11 @@ class IntQuantTensor(QuantTensor):
         """
         narrow = is_concrete(self.bit_width) and float(self.bit_width) <= 8
         dtype = (jnp.int8 if self.signed else jnp.uint8) if narrow else jnp.int32
-        known = self._payload is not None and (
-            isinstance(self._value, np.dtype) or not is_concrete(self._value)
-        )
-        if known and self._payload is not None and not float_datatype:
-            return self._payload.astype(dtype)
+        payload = self._payload
+        # Of a concrete value the integers are checked; a stored tensor has no value but these.
+        known = payload is not None and (self._shaped is payload or not is_concrete(self.value))
+        if known and payload is not None and not float_datatype:
+            return payload.astype(dtype)
         if is_concrete(*self._grid, self.bit_width):
             integers, exist = checked_integers(*self._grid, self.bit_width, self.signed, dtype)
             if not exist:

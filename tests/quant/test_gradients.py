@@ -128,7 +128,7 @@ def test_what_a_backward_pass_can_not_move_is_refused(base, why):
         proxy_class = GradQuantSolver.let(scaling_per_output=None).proxy_class
 
     with pytest.raises(
-        TypeError, match=rf"Grad can not quantize a gradient: .*({why})(.|\n)*cure: one of the ...Grad"
+        TypeError, match=rf"Grad cannot quantize a gradient: .*({why})(.|\n)*cure: one of the ...Grad"
     ):
         QuantIdentity(None, grad_quant=Grad)
 

@@ -9,7 +9,6 @@ import jqinject
 from jqinject.core import FloatRestrictValue, QuantRestrictValue, RescalingIntQuant, ScaleShiftQuantZeroPoint
 from jqinject.inject import this, value
 from jqinject.nn import QuantConv, QuantEmbed, QuantLinear
-from jqinject.proxy import GroupwiseWeightQuantProxyFromInjector
 from jqinject.quant import Int8WeightPerTensorFloat, ShiftedUint8WeightPerTensorFloat
 from jqinject.quant.enums import ScalingPerOutputType
 from jqinject.quant_tensor import as_array
@@ -45,7 +44,6 @@ class WithShape(OfScales):
 
 
 class Groups(ShiftedUint8WeightPerTensorFloat):
-    proxy_class = GroupwiseWeightQuantProxyFromInjector
     scaling_per_output_type = "group"
     group_size = 32
     scaling_int_quant = OfScales

@@ -10,7 +10,6 @@ import jqinject
 from jqinject.core import FloatRestrictValue, QuantRestrictValue, RescalingIntQuant, ScaleShiftQuantZeroPoint
 from jqinject.inject import ExtendedInjector, this, value
 from jqinject.nn import QuantConv, QuantEmbed, QuantLinear
-from jqinject.proxy import GroupwiseWeightQuantProxyFromInjector
 from jqinject.quant import (
     Int8WeightPerChannelFloat,
     Int8WeightPerTensorFloat,
@@ -74,7 +73,6 @@ class QuantizedScales(ExtendedInjector):
 
 
 class InGroups(QuantizedScales):
-    proxy_class = GroupwiseWeightQuantProxyFromInjector
     scaling_per_output_type = ScalingPerOutputType.GROUP
     group_size = GROUP
 

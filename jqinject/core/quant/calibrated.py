@@ -246,6 +246,16 @@ class CalibratedQuant(Component):
         return method(x, axes, names) if names else method(x, axes)
 
     @property
+    def groups(self) -> tuple[int, int] | None:
+        """Elements of a group, and the axis that is cut; None without groups."""
+        return None if self.group_size is None else (self.group_size, self.group_dim)
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether the range is that of the tensor at hand: neither averaged nor fixed."""
+        return self.averaging_impl is None and not isinstance(self.calibration_impl, FixedRange)
+
+    @property
     def is_nearest(self) -> bool:
         """Whether it does what QuantizeLinear does: integers, without groups."""
         return self.q_dtype is None and self.group_size is None

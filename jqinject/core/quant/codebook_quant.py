@@ -16,7 +16,7 @@ from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
-from jqinject.core.facts import scale_dtype
+from jqinject.core.facts import groups_of, scale_dtype
 from jqinject.core.stats.search import Candidate, Search, scale_of
 from jqinject.ops.choose import known_zero
 from jqinject.ops.minifloats.nearest_code import Codebook
@@ -107,6 +107,11 @@ class CodebookQuant(Component):
     def format(self) -> Codebook:
         """The table."""
         return self.codebook
+
+    @property
+    def groups(self) -> tuple[int, int] | None:
+        """Those of `input_view_impl`."""
+        return groups_of(self.input_view_impl)
 
     @property
     def scale_dtype(self) -> np.dtype | None:

@@ -49,6 +49,8 @@ class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
         (Array([[ 19., -12.]], dtype=float32), Array([[ 60., -40.]], dtype=float32))
     """
 
+    needs_input_format = True
+
     def __init__(
         self,
         decoupled_int_quant: DecoupledIntQuant,

@@ -16,7 +16,7 @@ from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
-from jqinject.core.facts import scale_dtype
+from jqinject.core.facts import groups_of, scale_dtype
 from jqinject.core.scaling.amax import AmaxScaling
 from jqinject.ops.choose import known_zero
 from jqinject.ops.minifloats.float8_cast import float8_dtype, float8_max, quantize_float8
@@ -117,6 +117,11 @@ class Float8Quant(Component):
     def format(self) -> FloatFormat:
         """What the numbers of `q_dtype` are."""
         return FloatFormat.of_dtype(self.q_dtype)
+
+    @property
+    def groups(self) -> tuple[int, int] | None:
+        """Those of `input_view_impl`."""
+        return groups_of(self.input_view_impl)
 
     @property
     def scale_dtype(self) -> np.dtype | None:

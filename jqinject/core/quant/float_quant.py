@@ -16,7 +16,7 @@ from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
-from jqinject.core.facts import is_nearest, scale_dtype
+from jqinject.core.facts import groups_of, is_nearest, scale_dtype
 from jqinject.core.float_width import ComputeMaxMantissa
 from jqinject.core.rounding import RoundSte
 from jqinject.core.scaling.constant import ConstScaling
@@ -169,6 +169,11 @@ class FloatQuant(Component):
         if isinstance(exponent, int) and isinstance(mantissa, int) and isinstance(bias, int):
             return FloatFormat(exponent, mantissa, bias, *codes)
         return LearnedFloatFormat(exponent, mantissa, bias, *codes)
+
+    @property
+    def groups(self) -> tuple[int, int] | None:
+        """Those of `input_view_impl`."""
+        return groups_of(self.input_view_impl)
 
     @property
     def scale_dtype(self) -> np.dtype | None:

@@ -30,7 +30,7 @@ from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.delay import DelayWrapper, delay_of
-from jqinject.core.facts import has_zero_point, is_nearest, scale_dtype, searches
+from jqinject.core.facts import groups_of, has_zero_point, is_nearest, scale_dtype, searches
 from jqinject.core.rounding import CeilSte, DPURoundSte, FloorSte, RoundSte, RoundToZeroSte
 from jqinject.core.stats.search import Candidate, Search, scale_of, zero_point_of
 from jqinject.ops import fake_quantize, int_range, ste
@@ -123,6 +123,11 @@ class IntQuant(Component):
     def narrow_range(self) -> bool:
         """Whether one value of the range is left out."""
         return self.grid.narrow_range
+
+    @property
+    def groups(self) -> tuple[int, int] | None:
+        """Those of `input_view_impl`."""
+        return groups_of(self.input_view_impl)
 
     @property
     def is_nearest(self) -> bool:
@@ -259,6 +264,11 @@ class RescalingIntQuant(Component):
     def scale_dtype(self) -> np.dtype | None:
         """That of the scaling's scales."""
         return scale_dtype(self.scaling_impl)
+
+    @property
+    def groups(self) -> tuple[int, int] | None:
+        """Those of `int_quant`."""
+        return groups_of(self.int_quant)
 
     @property
     def is_nearest(self) -> bool:

@@ -217,6 +217,7 @@ class Dynamic(Source):
         in_groups: whether the view cuts the tensor into groups, and the statistic has the grouped shape.
     """
 
+    is_dynamic = True
     broadcastable: Broadcastable | None = None
     in_groups: bool = False
 

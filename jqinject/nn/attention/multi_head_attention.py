@@ -27,7 +27,7 @@ from jqinject.nn.base.contraction_kind import ContractionKind, checked_contracti
 from jqinject.nn.base.hold_proxies import hold_proxies
 from jqinject.nn.base.input_shape import check_features
 from jqinject.nn.base.keywords import split_keywords
-from jqinject.nn.base.parameter_view import ParameterView
+from jqinject.nn.base.weight_layer import ParameterView
 from jqinject.quant import QuantizerLike
 
 CACHED = {"k_transposed_quant": "cached_key", "v_quant": "cached_value"}

@@ -65,6 +65,17 @@ class Placed:
         return tuple(shape)
 
 
+@lru_cache(maxsize=1024)
+def _lies_as_bias(placed: Placed, scale: tuple[int, ...], weight: tuple[int, ...]) -> bool:
+    """Whether scales of a weight, of these shapes, are one for each element of a bias and in the same order."""
+    if len(scale) != len(weight):
+        return False
+    channels = [axis for axis, size in enumerate(weight) if axis in placed.of_weight and size != 1]
+    places = [placed.of_weight[axis] for axis in channels]
+    varying = [axis for axis, size in enumerate(scale) if size != 1]
+    return varying == channels and places == sorted(places)
+
+
 @lru_cache(maxsize=64)
 def _last_with_first(ndim: int) -> Placed:
     """The last axis of an input of `ndim` axes with the first of a matrix."""
@@ -137,20 +148,27 @@ class QuantDotLayer(QuantWeightLayer):
             return x, weight
         return x.set(scale=jnp.ones(())), weight.set(scale=weight.scale * scale)
 
-    def _weight_scale_beside_bias(self, quant_input: Any, quant_weight: Any) -> jax.Array | None:
-        if not (isinstance(quant_input, IntQuantTensor) and isinstance(quant_weight, IntQuantTensor)):
-            return None
-        if quant_weight.scale.size == 1:
-            return None
-        placed = self._placed(quant_input.shape)
-        expanded = None if placed is None else placed.weight_scale(quant_weight)
+    def _beside_bias(self, quant_input: Any, quant_weight: Any) -> tuple[Any, Any, jax.Array | None]:
+        x, weight = quant_input, quant_weight
+        if not (isinstance(x, IntQuantTensor) and isinstance(weight, IntQuantTensor)):
+            return x, weight, None
+        if x.scale.size != 1:
+            x, weight = self._scales_on_weight(x, weight)
+        scale = weight.scale
+        if scale.size == 1:
+            return x, weight, None
+        placed = self._placed(x.shape)
+        if placed is not None and _lies_as_bias(placed, scale.shape, weight.shape):
+            return x, weight, scale.reshape(self.bias.shape)
+        expanded = None if placed is None else placed.weight_scale(weight)
         if placed is None or expanded is None:
             raise ValueError(
-                f"{type(self).__name__}: the bias takes its scale from the weight, whose scales of shape "
-                f"{quant_weight.scale.shape} are not those of the output.\n  cure: one scale for the weight, or a bias "
-                "quantizer with a scale of its own (Int8BiasPerTensorFloatInternalScaling)"
+                f"{type(self).__name__}: the bias takes its scale from the weight, whose scales of shape {scale.shape} "
+                "are not those of the output.\n  cure: one scale for the weight, or a bias quantizer with a scale of "
+                "its own (Int8BiasPerTensorFloatInternalScaling)"
             )
-        return jnp.broadcast_to(expanded, placed.shape_of_bias(self.weight_shape)).reshape(self.bias.shape)
+        of_bias = jnp.broadcast_to(expanded, placed.shape_of_bias(weight.shape))
+        return x, weight, of_bias.reshape(self.bias.shape)
 
     def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: Any) -> Any:
         placed = self._placed(x.shape)

@@ -1,13 +1,17 @@
-"""The weight of a layer, whatever NNX calls it, and what its axes are for."""
+"""The weight of a layer, whatever NNX calls it, what its axes are for, and which scale the output has from them."""
 
 import math
 from abc import abstractmethod
 from typing import Any, ClassVar
 
+import jax
 from flax import nnx
 
+from jqinject.dot import contraction_output
 from jqinject.nn.base.assignment import ReassembledOnAssignment
+from jqinject.nn.base.slots import INPUT
 from jqinject.nn.frozen.frozen_weight import FrozenWeight
+from jqinject.quant_tensor import QuantTensor
 
 
 class WeightAxes(ReassembledOnAssignment):
@@ -19,6 +23,7 @@ class WeightAxes(ReassembledOnAssignment):
         takes_batch_norm: whether a batch normalization that follows can be folded into weight and bias.
     """
 
+    input_quant: Any = INPUT
     frozen: FrozenWeight | None = None
     weight_name: ClassVar[str] = "kernel"
     takes_batch_norm: ClassVar[bool] = True
@@ -69,3 +74,62 @@ class WeightAxes(ReassembledOnAssignment):
     def _terms(self) -> int:
         """How many products one element of the output sums."""
         return math.prod(self.weight_shape) // max(self.out_channels, 1)
+
+    # --- the scale of the output
+
+    def _scales_on_weight(self, quant_input: Any, quant_weight: Any) -> tuple[Any, Any]:
+        """Operands with the scales of the same products: the input's are the weight's, where each output has one."""
+        return quant_input, quant_weight
+
+    def _bias_on_grid(self, bias: Any, weight: Any) -> bool | jax.Array | None:
+        """Whether the bias counts in steps of the accumulator, as far as the layer knows beforehand."""
+        on_grid = isinstance(bias, QuantTensor) and self.bias_quant.requires_input_scale
+        return True if on_grid else None
+
+    def _with_metadata(self, y: jax.Array, x: Any, weight: Any, bias: Any) -> Any:
+        if not (isinstance(x, QuantTensor) and isinstance(weight, QuantTensor)):
+            missing = "weight" if isinstance(x, QuantTensor) else "input"
+            raise ValueError(
+                f"{type(self).__name__}(return_quant_tensor=True): the {missing} is not quantized, so the output has "
+                f"no scale.\n  cure: give the layer {missing}_quant=..."
+                + (", or feed it a QuantTensor" if missing == "input" else "")
+            )
+        if not self._has_whole_zero_points():
+            return y
+        return self._accumulator(y, *self._scales_on_weight(x, weight), bias)
+
+    def _has_whole_zero_points(self) -> bool:
+        """Whether products of the quantized numbers are whole, as far as the layer's quantizers say it."""
+        if is_on(self.input_quant) and not self.input_quant.has_whole_zero_points:
+            return False
+        if self.frozen is not None:
+            return self.frozen.whole_zero_point
+        return not is_on(self.weight_quant) or self.weight_quant.has_whole_zero_points
+
+    def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: Any) -> Any:
+        """The output with the scale that the sums have; an array where they have none."""
+        channel = self.output_channel_dim
+        assert isinstance(channel, int), "layers with several channel axes lay them out themselves"
+        return contraction_output(
+            y,
+            x,
+            weight,
+            terms=self._terms(),
+            rhs_channel_axis=channel,
+            lhs_free_axes=self._free_input_axes(x.ndim),
+            bias=bias,
+            bias_on_grid=self._bias_on_grid(bias, weight),
+            zero_points=self._zero_points(),
+        )
+
+    def _zero_points(self) -> tuple[bool | None, bool | None]:
+        """Whether zero points of input and weight may differ from 0, as far as the layer's quantizers say it."""
+        of_input = self.input_quant.has_zero_point if is_on(self.input_quant) else None
+        if self.frozen is not None:
+            return of_input, self.frozen.zero_point is not None
+        return of_input, self.weight_quant.has_zero_point if is_on(self.weight_quant) else None
+
+
+def is_on(proxy: Any) -> bool:
+    """Whether there is a quantizer that is not switched off."""
+    return proxy is not None and proxy.is_quant_enabled

@@ -8,18 +8,31 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jqinject.dot import contraction_output
 from jqinject.nn.base.batch_norm_folding import merge_bn
 from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
 from jqinject.nn.base.hold_proxies import hold_proxies
 from jqinject.nn.base.input_shape import check_features
-from jqinject.nn.base.parameter_view import ParameterView
-from jqinject.nn.base.slots import GRAD, INPUT, OUTPUT
-from jqinject.nn.base.weight_axes import WeightAxes
+from jqinject.nn.base.slots import GRAD, OUTPUT
+from jqinject.nn.base.weight_axes import WeightAxes, is_on
 from jqinject.nn.base.weight_input import check_input_for_weight, input_format
 from jqinject.nn.frozen.payload_contraction import Float8Contraction, describe
 from jqinject.proxy import InputFormat, stack_of
-from jqinject.quant_tensor import QuantTensor, as_array
+from jqinject.quant_tensor import FloatQuantTensor, QuantTensor, as_array
+
+
+class ParameterView:
+    """A layer with other parameters: what the forward of a Flax layer is run on instead of the layer.
+
+    Args:
+        layer: the layer; whatever is not in `parameters` is its own.
+        parameters: attribute -> what is read instead.
+    """
+
+    def __init__(self, layer: Any, parameters: Mapping[str, Any]) -> None:
+        self.__dict__.update(vars(layer), _layer=layer, **parameters)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
 
 
 class QuantWeightLayer(WeightAxes):
@@ -34,11 +47,11 @@ class QuantWeightLayer(WeightAxes):
         contraction: in which numbers input and weight are contracted.
     """
 
-    input_quant: Any = INPUT
     output_quant: Any = OUTPUT
     grad_quant: Any = GRAD
     contraction: ContractionKind = "auto"
     return_quant_tensor: bool
+    in_features: Any
     bias: Any
     contraction_name: ClassVar[str] = "dot_general"
     _channels_last: ClassVar[bool] = False
@@ -74,7 +87,7 @@ class QuantWeightLayer(WeightAxes):
             self._check_scale_to_return()
 
     def _check_scale_to_return(self) -> None:
-        if _on(self.output_quant) or (self.returns_accumulator and _on(self.weight_quant)):
+        if is_on(self.output_quant) or (self.returns_accumulator and is_on(self.weight_quant)):
             return
         needed, cure = "output_quant", "output_quant=..."
         if self.returns_accumulator:
@@ -132,12 +145,12 @@ class QuantWeightLayer(WeightAxes):
     def _quantized_weight(self, quant_input: Any) -> Any:
         if self.frozen is not None:
             return self.frozen.quant_tensor()
-        weight = self.weight[...]
-        if self.weight_quant is None:
+        weight, proxy = getattr(self, self.weight_name)[...], self.weight_quant
+        if proxy is None:
             return weight
-        if not self.weight_quant.requires_quant_input:
-            return self.weight_quant(weight)
-        return self.weight_quant(weight, self.input_format() if quant_input is None else quant_input)
+        if not proxy.quant_metadata.requires_quant_input:
+            return proxy(weight)
+        return proxy(weight, self.input_format() if quant_input is None else quant_input)
 
     def quant_bias(self, quant_input: Any = None, quant_weight: Any = None) -> Any:
         """The bias as the layer adds it.
@@ -154,20 +167,18 @@ class QuantWeightLayer(WeightAxes):
         """
         if self.bias is None:
             return None
-        bias = self.bias[...]
-        if self.bias_quant is None:
+        bias, proxy = self.bias[...], self.bias_quant
+        if proxy is None:
             return bias
         weight = self.quant_weight(quant_input) if quant_weight is None else quant_weight
-        x, weight = self._scales_on_weight(quant_input, weight)
-        return self.bias_quant(bias, x, weight, self._weight_scale_beside_bias(x, weight))
+        return proxy(bias, *self._beside_bias(quant_input, weight))
 
-    def _scales_on_weight(self, quant_input: Any, quant_weight: Any) -> tuple[Any, Any]:
-        """Operands with the scales of the same products: the input's are the weight's, where each output has one."""
-        return quant_input, quant_weight
+    def _beside_bias(self, quant_input: Any, quant_weight: Any) -> tuple[Any, Any, jax.Array | None]:
+        """Input and weight that a bias takes its scale from, and the weight's scale in the shape of the bias.
 
-    def _weight_scale_beside_bias(self, quant_input: Any, quant_weight: Any) -> jax.Array | None:
-        """The weight's scale in the shape of the bias; None where both have channels along one axis alone."""
-        return None
+        The scale is None if both have channels along one axis only.
+        """
+        return *self._scales_on_weight(quant_input, quant_weight), None
 
     def _expected_features(self, ndim: int) -> Mapping[int, int]:
         """The size of each axis of the input that is contracted with the weight, as far as it is known."""
@@ -175,9 +186,10 @@ class QuantWeightLayer(WeightAxes):
 
     def _check_features(self, inputs: Any) -> None:
         """Refuse an input of other features than the layer's, in the layer's own words."""
-        check_features(
-            self, inputs, self._expected_features(np.ndim(inputs)), channels_last=self._channels_last
-        )
+        shape = np.shape(inputs) if isinstance(inputs, list | tuple | int | float) else inputs.shape
+        if shape[-1:] != (self.in_features,):
+            expected = self._expected_features(len(shape))
+            check_features(self, inputs, expected, channels_last=self._channels_last)
 
     def __call__(self, inputs: Any, out_sharding: Any = None) -> Any:
         """The parent's forward on quantized input, weight and bias, then the output quantizer.
@@ -194,20 +206,24 @@ class QuantWeightLayer(WeightAxes):
                 weight are not quantized.
         """
         self._check_features(inputs)
-        x = inputs if self.input_quant is None else self.input_quant(inputs)
+        input_quant, grad_quant, output_quant = self.input_quant, self.grad_quant, self.output_quant
+        x = inputs if input_quant is None else input_quant(inputs)
         weight = self._quantized_weight(x)
         bias = self.quant_bias(x, weight)
         contraction = self._payload_contraction(x, weight)
         parameters = {} if contraction is None else self._injected(contraction)
-        # Of a stored weight whose integers are contracted, the parent's forward sees shape and dtype alone.
-        unseen = contraction is not None and contraction.stored is not None
-        kernel = jax.lax.full(weight.shape, 0, weight.dtype) if unseen else as_array(weight)
-        parameters |= {self.weight_name: kernel, "bias": None if bias is None else as_array(bias)}
-        y = self._parent_forward(ParameterView(self, parameters), as_array(x), out_sharding)
-        if self.grad_quant is not None:
-            y = self.grad_quant(y, None if contraction is None else contraction.token)
-        if _on(self.output_quant):
-            y = self.output_quant(y)
+        if contraction is not None and contraction.stored is not None:
+            # Of a stored weight whose payload is contracted, the parent's forward sees shape and dtype alone.
+            parameters[self.weight_name] = jax.lax.full(weight.shape, 0, weight.dtype)
+        else:
+            parameters[self.weight_name] = weight.value if isinstance(weight, QuantTensor) else weight
+        parameters["bias"] = bias.value if isinstance(bias, QuantTensor) else bias
+        array = x.value if isinstance(x, QuantTensor) else x
+        y = self._parent_forward(ParameterView(self, parameters), array, out_sharding)
+        if grad_quant is not None:
+            y = grad_quant(y, None if contraction is None else contraction.token)
+        if output_quant is not None and output_quant.is_quant_enabled:
+            y = output_quant(y)
             return y if self.return_quant_tensor else as_array(y)
         return self._with_metadata(y, x, weight, bias) if self.return_quant_tensor else y
 
@@ -221,17 +237,19 @@ class QuantWeightLayer(WeightAxes):
         Raises:
             ValueError: `contraction` is "int" or "fp8", and the layer or its operands can not.
         """
-        if self.contraction == "float" or (self.contraction == "auto" and not self._contracts_as_flax()):
+        asked = self.contraction
+        if asked == "auto" and self.frozen is None and not isinstance(weight, FloatQuantTensor):
+            return None  # training contracts floats, which costs less than integers made anew at every step
+        if asked == "float" or (asked == "auto" and not self._contracts_as_flax()):
             return None
         found = self._float8_contraction(x, weight)
-        # Training contracts the floats, which costs less than integers that are made anew at every step.
-        if found is None and (self.contraction == "int" or self.frozen is not None):
+        if found is None and (asked == "int" or self.frozen is not None):
             found = self._integer_contraction(x, weight)
-        other = self.contraction == "int" and isinstance(found, Float8Contraction)
-        if other or (found is None and self.contraction != "auto"):
-            needed = self.contraction_needs[self.contraction]
+        other = asked == "int" and isinstance(found, Float8Contraction)
+        if other or (found is None and asked != "auto"):
+            needed = self.contraction_needs[asked]
             raise ValueError(
-                f"{type(self).__name__}(contraction={self.contraction!r}) needs {needed}; got {describe(x)} and "
+                f"{type(self).__name__}(contraction={asked!r}) needs {needed}; got {describe(x)} and "
                 f"{describe(weight)}.\n  cure: quantizers of that kind for input and weight, or contraction='auto'"
             )
         return found
@@ -247,55 +265,3 @@ class QuantWeightLayer(WeightAxes):
     def _integer_contraction(self, x: Any, weight: Any) -> Any:
         """What contracts integers; None where the layer or its operands have none that can be contracted."""
         return None
-
-    def _bias_on_grid(self, bias: Any, weight: Any) -> bool | jax.Array | None:
-        """Whether the bias counts in steps of the accumulator, as far as the layer knows beforehand."""
-        on_grid = isinstance(bias, QuantTensor) and self.bias_quant.requires_input_scale
-        return True if on_grid else None
-
-    def _with_metadata(self, y: jax.Array, x: Any, weight: Any, bias: Any) -> Any:
-        if not (isinstance(x, QuantTensor) and isinstance(weight, QuantTensor)):
-            missing = "weight" if isinstance(x, QuantTensor) else "input"
-            raise ValueError(
-                f"{type(self).__name__}(return_quant_tensor=True): the {missing} is not quantized, so the output has "
-                f"no scale.\n  cure: give the layer {missing}_quant=..."
-                + (", or feed it a QuantTensor" if missing == "input" else "")
-            )
-        if not self._has_whole_zero_points():
-            return y
-        return self._accumulator(y, *self._scales_on_weight(x, weight), bias)
-
-    def _has_whole_zero_points(self) -> bool:
-        """Whether products of the quantized numbers are whole, as far as the layer's quantizers say it."""
-        if _on(self.input_quant) and not self.input_quant.has_whole_zero_points:
-            return False
-        if self.frozen is not None:
-            return self.frozen.whole_zero_point
-        return not _on(self.weight_quant) or self.weight_quant.has_whole_zero_points
-
-    def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: Any) -> Any:
-        """The output with the scale that the sums have; an array where they have none."""
-        channel = self.output_channel_dim
-        assert isinstance(channel, int), "layers with several channel axes lay them out themselves"
-        return contraction_output(
-            y,
-            x,
-            weight,
-            terms=self._terms(),
-            rhs_channel_axis=channel,
-            lhs_free_axes=self._free_input_axes(x.ndim),
-            bias=bias,
-            bias_on_grid=self._bias_on_grid(bias, weight),
-            zero_points=self._zero_points(),
-        )
-
-    def _zero_points(self) -> tuple[bool | None, bool | None]:
-        """Whether zero points of input and weight may differ from 0, as far as the layer's quantizers say it."""
-        of_input = self.input_quant.has_zero_point if _on(self.input_quant) else None
-        if self.frozen is not None:
-            return of_input, self.frozen.zero_point is not None
-        return of_input, self.weight_quant.has_zero_point if _on(self.weight_quant) else None
-
-
-def _on(proxy: Any) -> bool:
-    return proxy is not None and proxy.is_quant_enabled

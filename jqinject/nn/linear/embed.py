@@ -8,8 +8,7 @@ from flax import nnx
 
 from jqinject.nn.base.input_shape import check_features
 from jqinject.nn.base.keywords import split_keywords
-from jqinject.nn.base.parameter_view import ParameterView
-from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.nn.base.weight_layer import ParameterView, QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import (
     CodebookQuantTensor,

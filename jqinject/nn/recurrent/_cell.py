@@ -11,8 +11,8 @@ from flax import nnx
 from jqinject.nn.base.hold_proxies import make_proxy, share
 from jqinject.nn.base.input_shape import check_features
 from jqinject.nn.base.keywords import split_overrides
-from jqinject.nn.base.parameter_view import ParameterView
 from jqinject.nn.base.slots import BIAS, WEIGHT, Slot, slots_of
+from jqinject.nn.base.weight_layer import ParameterView
 from jqinject.nn.linear.linear import QuantLinear
 from jqinject.program import change_class
 from jqinject.proxy import ActQuantProxyFromInjector, BiasQuantProxyFromInjector

@@ -28,10 +28,6 @@ from jqinject.core.stats import AbsMax, AbsMaxL2, L1Norm, L2Norm
 from jqinject.core.view import OverOutputChannelView
 from jqinject.core.zero_point import PreZeroCenterZeroPoint, ZeroZeroPoint
 from jqinject.inject import ExtendedInjector, this, value
-from jqinject.proxy import (
-    DecoupledWeightQuantProxyFromInjector,
-    DecoupledWeightQuantWithInputProxyFromInjector,
-)
 from jqinject.quant.enums import (
     BitWidthImplType,
     QuantType,
@@ -67,7 +63,6 @@ def _start(scaling_init_impl: Any, bit_width: Any, axis_name: Any) -> Any:
 class DecoupledWeightQuant(WeightQuantSolver):
     """Narrow signed integers by `DecoupledRescalingIntQuant`."""
 
-    proxy_class = DecoupledWeightQuantProxyFromInjector
     tensor_quant = DecoupledRescalingIntQuant
     decoupled_int_quant = DecoupledIntQuant
     quant_type = QuantType.INT
@@ -175,7 +170,6 @@ class AccumulatorAwareWeightQuant(WeightNormPerChannelFloatDecoupled):
     """A2Q: weight normalization by the l1-norm, bounded so that no accumulator of `accumulator_bit_width` bits can
     overflow, whatever the input. The layer's input has to be quantized; a bias is not counted."""
 
-    proxy_class = DecoupledWeightQuantWithInputProxyFromInjector
     tensor_quant = DecoupledRescalingIntQuantWithInput
     per_channel_pre_norm = AccumulatorAwarePerChannelPreNorm
     float_to_int_impl = RoundToZeroSte

@@ -18,12 +18,6 @@ from jqinject.core.quant import FloatQuant
 from jqinject.core.scaling import FloatScaling
 from jqinject.inject import ExtendedInjector, choices, this, value
 from jqinject.ops import max_available_float as largest_below_codes
-from jqinject.proxy import (
-    ActFloatQuantProxyFromInjector,
-    GroupwiseActFloatQuantProxyFromInjector,
-    GroupwiseWeightFloatQuantProxyFromInjector,
-    WeightFloatQuantProxyFromInjector,
-)
 from jqinject.quant.enums import (
     BitWidthImplType,
     FloatToIntImplType,
@@ -71,20 +65,6 @@ def max_mantissa(mantissa_bit_width_impl_type):
     return StaticMaxMantissa if member is BitWidthImplType.CONST else ComputeMaxMantissa
 
 
-@value
-def weight_proxy_class(scaling_per_output):
-    """The proxy of minifloat weights."""
-    per_group = scaling_per_output == ScalingPerOutputType.GROUP
-    return GroupwiseWeightFloatQuantProxyFromInjector if per_group else WeightFloatQuantProxyFromInjector
-
-
-@value
-def act_proxy_class(scaling_per_output):
-    """The proxy of minifloat activations."""
-    per_group = scaling_per_output == ScalingPerOutputType.GROUP
-    return GroupwiseActFloatQuantProxyFromInjector if per_group else ActFloatQuantProxyFromInjector
-
-
 class ExponentBitWidthClass(ExtendedInjector):
     """The bits of the exponent: `bit_width` means those in here."""
 
@@ -126,19 +106,14 @@ class FloatBase(ExtendedInjector):
 class FloatWeightBase(FloatBase, WeightQuantSolver):
     """Weights as minifloats, without a scale."""
 
-    proxy_class = weight_proxy_class
-
 
 class FloatActBase(FloatBase, ActQuantSolver):
     """Activations as minifloats, without a scale."""
-
-    proxy_class = act_proxy_class
 
 
 class ScaledFloatWeightBase(FloatBase, WeightQuantSolver):
     """Weights as minifloats, scale = max |w| / largest number, recomputed at every forward."""
 
-    proxy_class = weight_proxy_class
     scaling_stats_op = StatsOp.MAX
     scaling_impl_type = ScalingImplType.STATS
     restrict_scaling_type = RestrictValueType.FP
@@ -148,7 +123,6 @@ class ScaledFloatWeightBase(FloatBase, WeightQuantSolver):
 class ScaledFloatActBase(FloatBase, ActQuantSolver):
     """Activations as minifloats, a learned scale that starts from max |x| over the first 300 training batches."""
 
-    proxy_class = act_proxy_class
     scaling_stats_op = StatsOp.MAX
     scaling_impl_type = ScalingImplType.PARAMETER_FROM_STATS
     restrict_scaling_type = RestrictValueType.FP

@@ -14,11 +14,7 @@ from jqinject.core import (
     SimpleMovingAverage,
 )
 from jqinject.inject import ExtendedInjector
-from jqinject.proxy import (
-    ActQuantProxyFromInjector,
-    GroupwiseWeightQuantProxyFromInjector,
-    WeightQuantProxyFromInjector,
-)
+from jqinject.proxy import ActQuantProxyFromInjector, WeightQuantProxyFromInjector
 from jqinject.quant.enums import ScalingPerOutputType
 from jqinject.quant.solver import solve_shapes
 
@@ -108,7 +104,6 @@ class CalibratedGroupWeight(CalibratedWeight):
     the others share their ranges.
     """
 
-    proxy_class = GroupwiseWeightQuantProxyFromInjector
     scaling_per_output_type = ScalingPerOutputType.GROUP
     group_dim = solve_shapes.weight_group_dim
 

@@ -7,7 +7,6 @@ from jqinject.core.rounding import FloorSte
 from jqinject.core.scaling import RuntimeDynamicStatsScaling
 from jqinject.core.stats import NegativeMinOrZero
 from jqinject.core.zero_point import RuntimeDynamicGroupZeroPoint, RuntimeDynamicStatsZeroPoint
-from jqinject.proxy import DynamicActQuantProxyFromInjector
 from jqinject.quant.enums import RestrictValueType, StatsOp
 from jqinject.quant.fragments import DynamicPerGroup, DynamicPerRow
 from jqinject.quant.integer.scaled_int import Int8ActPerTensorFloat
@@ -25,7 +24,6 @@ class Int8DynamicActPerTensorFloat(Int8ActPerTensorFloat):
         [1.0, 0.015625]
     """
 
-    proxy_class = DynamicActQuantProxyFromInjector
     scaling_impl = RuntimeDynamicStatsScaling
     scaling_stats_op = StatsOp.MAX
 
@@ -58,7 +56,6 @@ class Int8DynamicActPerGroupFloat(DynamicPerGroup, Int8ActPerTensorFloat):
 class ShiftedUint8DynamicActPerTensorFloat(ShiftedUint8ActPerTensorFloat):
     """8-bit unsigned activations between the tensor's minimum and maximum."""
 
-    proxy_class = DynamicActQuantProxyFromInjector
     scaling_impl = RuntimeDynamicStatsScaling
     scaling_stats_op = StatsOp.MIN_MAX
     zero_point_impl = RuntimeDynamicStatsZeroPoint

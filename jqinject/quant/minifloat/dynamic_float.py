@@ -5,7 +5,6 @@ Nothing is kept, in training or evaluation. Names and numbers are those of Brevi
 
 from jqinject.core.rounding import FloorSte
 from jqinject.core.scaling import RuntimeDynamicStatsScaling
-from jqinject.proxy import DynamicActFloatQuantProxyFromInjector
 from jqinject.quant.enums import RestrictValueType, ScalingPerOutputType
 from jqinject.quant.fragments import (
     DynamicPerGroup,
@@ -23,7 +22,6 @@ class DynamicFloatAct(ScaledFloatActBase):
     """Minifloats with scale = max |x| / largest number of the tensor at hand."""
 
     scaling_impl = RuntimeDynamicStatsScaling
-    proxy_class = DynamicActFloatQuantProxyFromInjector
 
 
 class Fp8e4m3OCPDynamicActPerTensorFloat(Fp8e4m3Mixin, FpOCPMixin, DynamicFloatAct):

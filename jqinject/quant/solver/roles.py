@@ -5,31 +5,22 @@ What is behind a row is in `solve_numbers`, `solve_scales` and `solve_shapes`.
 """
 
 from jqinject.core.clamp import Identity
-from jqinject.inject import ExtendedInjector, value
+from jqinject.inject import ExtendedInjector
 from jqinject.proxy import (
     ActQuantProxyFromInjector,
     BiasQuantProxyFromInjector,
     GradQuantProxyFromInjector,
-    GroupwiseActQuantProxyFromInjector,
-    GroupwiseGradQuantProxyFromInjector,
-    GroupwiseWeightQuantProxyFromInjector,
     TruncQuantProxyFromInjector,
     WeightQuantProxyFromInjector,
 )
-from jqinject.quant.enums import LearnedRoundImplType, ScalingPerOutputType
+from jqinject.quant.enums import LearnedRoundImplType
 from jqinject.quant.solver import solve_numbers, solve_scales, solve_shapes
 
 
 class WeightQuantSolver(ExtendedInjector, defaults=True):
     """Turns the choices by enum and the shape of the layer into the components of a weight quantizer."""
 
-    proxy_class = value(
-        lambda scaling_per_output: (
-            GroupwiseWeightQuantProxyFromInjector
-            if scaling_per_output == ScalingPerOutputType.GROUP
-            else WeightQuantProxyFromInjector
-        )
-    )
+    proxy_class = WeightQuantProxyFromInjector
     tensor_quant = solve_numbers.weight_tensor_quant
     int_quant = solve_numbers.int_quant
     bit_width_impl = solve_numbers.bit_width_impl
@@ -73,13 +64,7 @@ class WeightQuantSolver(ExtendedInjector, defaults=True):
 class ActQuantSolver(ExtendedInjector, defaults=True):
     """Turns the choices by enum into the components of an activation quantizer."""
 
-    proxy_class = value(
-        lambda scaling_per_output: (
-            GroupwiseActQuantProxyFromInjector
-            if scaling_per_output == ScalingPerOutputType.GROUP
-            else ActQuantProxyFromInjector
-        )
-    )
+    proxy_class = ActQuantProxyFromInjector
     tensor_quant = solve_numbers.act_tensor_quant
     int_quant = solve_numbers.int_quant
     bit_width_impl = solve_numbers.bit_width_impl
@@ -114,13 +99,7 @@ class ActQuantSolver(ExtendedInjector, defaults=True):
 class GradQuantSolver(ActQuantSolver, defaults=True):
     """As for activations, and what is recorded belongs to the backward pass."""
 
-    proxy_class = value(
-        lambda scaling_per_output: (
-            GroupwiseGradQuantProxyFromInjector
-            if scaling_per_output == ScalingPerOutputType.GROUP
-            else GradQuantProxyFromInjector
-        )
-    )
+    proxy_class = GradQuantProxyFromInjector
     amax_of_gradient = True
 
 
