@@ -197,7 +197,9 @@ class LearnedRoundSte(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Round `x`."""
-        share = self.input_view_impl(self.share())
+        share = self.share()
+        if x.shape != share.shape:
+            share = self.input_view_impl(share)
         return self.learned_round_impl.round_to(x, share) if x.shape == share.shape else ste.round_ste(x)
 
     def share(self) -> jax.Array:

@@ -8,13 +8,16 @@ the axes applied before; an NNX kernel has its output channel last, so `permute_
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jqinject.core._protocols import View
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.ops.devices.cut import Cut, cut_in_place
 from jqinject.ops.devices.explicit_axes import merge_axes
 from jqinject.ops.groups import check_divides, checked_group_size, fitting_size, split_groups
 
@@ -206,9 +209,51 @@ class OverOutputFeaturesView(MergingView):
         return order[:-1], order[-1:]
 
 
+class GroupingView(ABC):
+    """Abstract: a view that cuts an axis into groups."""
+
+    group_size: int
+    group_dim: int
+
+    @abstractmethod
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """View `x`."""
+
+    @abstractmethod
+    def is_seen(self, x: jax.Array) -> bool:
+        """Whether a tensor is in groups already."""
+
+    def cut(self, x: jax.Array) -> Cut | None:
+        """How to cut a tensor without a reshape, which would gather it; None where there is no need."""
+        if self.is_seen(x) or not -x.ndim <= self.group_dim < x.ndim:
+            return None
+        axis = self.group_dim % x.ndim
+        return cut_in_place(x, fitting_size(self.group_size, x.shape[axis]), axis)
+
+
+def cut_of(view: View, x: jax.Array) -> Cut | None:
+    """The `Cut` of a view that cuts groups; None of any other, and where there is no need."""
+    return view.cut(x) if isinstance(view, GroupingView) else None
+
+
+def in_layout(view: View, quantize: Callable[..., Any], x: jax.Array, *numbers: jax.Array) -> Any:
+    """`quantize(view(x), *numbers)`: where groups may cross shards, `x` is quantized where it lies, and viewed after.
+
+    Args:
+        view: the view.
+        quantize: an elementwise function, which returns one array or several.
+        x: the tensor.
+        numbers: broadcast against the view: scales, zero points.
+    """
+    cut = cut_of(view, x)
+    if cut is None:
+        return quantize(view(x), *numbers)
+    return jax.tree.map(view, quantize(x, *(cut.spread(number, x) for number in numbers)))
+
+
 @checked_arguments
 @dataclass(frozen=True)
-class OverSubChannelBlockView:
+class OverSubChannelBlockView(GroupingView):
     """One axis cut into groups, of a tensor whose shape is known: `(..., groups, group_size, ...)`.
 
     Zeros fill up the last group. What has the grouped number of axes already (a zero point, say) stays as it is.
@@ -242,7 +287,7 @@ class OverSubChannelBlockView:
     def __call__(self, x: jax.Array) -> jax.Array:
         """View `x`."""
         expanded = self.expanded_groupwise_shape
-        if x.ndim == len(expanded):
+        if self.is_seen(x):
             if any(size not in (1, wanted) for size, wanted in zip(x.shape, expanded, strict=True)):
                 raise self._misfit(x, "has as many axes")
             return x
@@ -252,6 +297,10 @@ class OverSubChannelBlockView:
         if viewed.shape != expanded:
             raise self._misfit(x, f"is {viewed.shape} in groups")
         return viewed
+
+    def is_seen(self, x: jax.Array) -> bool:
+        """Whether a tensor has the grouped number of axes."""
+        return x.ndim == len(self.expanded_groupwise_shape)
 
     def _misfit(self, x: jax.Array, found: str) -> ValueError:
         return ValueError(
@@ -265,7 +314,7 @@ class OverSubChannelBlockView:
 
 @checked_arguments
 @dataclass(frozen=True)
-class DynamicOverSubChannelBlockView:
+class DynamicOverSubChannelBlockView(GroupingView):
     """One axis cut into groups, of a tensor of any shape: `(..., groups, group_size, ...)`.
 
     Args:
@@ -304,3 +353,7 @@ class DynamicOverSubChannelBlockView:
         if not self.group_padding:
             check_divides(x.shape[self.group_dim], self.group_size, where)
         return split_groups(x, fitting_size(self.group_size, x.shape[self.group_dim]), self.group_dim)
+
+    def is_seen(self, x: jax.Array) -> bool:
+        """Never: it takes any shape."""
+        return False

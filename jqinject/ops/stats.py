@@ -273,7 +273,10 @@ def _bisect(x: Tensors, k: int | jax.Array, over: Over) -> jax.Array:
 
     def next_bit(i: jax.Array, found: jax.Array) -> jax.Array:
         candidate = found | (top >> i.astype(jnp.uint32))
-        below = over.sum(each(lambda keys: (keys < candidate).astype(jnp.int32), keys))
+        below = over.sum(
+            each(lambda keys: (keys < candidate).astype(jnp.int32), keys),
+            of_zero=(top < candidate).astype(jnp.int32),
+        )
         return jnp.where(below < k, candidate, found)
 
     key = jax.lax.fori_loop(0, 32, next_bit, jnp.zeros_like(over.min(keys)))

@@ -19,6 +19,7 @@ from jqinject.core import (
     NegativeMinOrZero,
     NegativePercentileOrZero,
     OverOutputChannelView,
+    OverSubChannelBlockView,
     OverTensorView,
     PercentileInterval,
     SignedAbsMax,
@@ -72,6 +73,27 @@ def test_is_that_of_the_tensors_side_by_side(make, axis, tensors):
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
     for slope, other in zip(slopes, expected, strict=True):
         np.testing.assert_allclose(slope, other, rtol=1e-5, atol=1e-6)
+
+
+OF_GROUPS = [name for name in STATS if name != "learned"] + ["l1", "l2"]
+
+
+@pytest.mark.skipif(jax.device_count() < 8, reason="groups cross shards on several devices")
+@pytest.mark.parametrize("name", OF_GROUPS)
+@pytest.mark.parametrize("length", [120, 80], ids=["full", "filled up"])
+def test_groups_that_cross_shards_are_reduced_where_they_lie(name, length):
+    x = jax.random.normal(jax.random.key(0), (length, 3)).at[length - 10 :].add(2.0)
+    x = x.at[length - 16 :, 0].set(
+        -jnp.abs(x[length - 16 :, 0])
+    )  # below the zeros that fill up the last group
+    stat = (STATS | OVER_CHANNELS)[name](1)
+    view = OverSubChannelBlockView((-(-length // 24), 24, 3), 24, 0)
+    found, laid = in_place(stat, view, x)
+    assert laid is x
+    np.testing.assert_allclose(found(x).ravel(), stat(view(x)).ravel(), rtol=1e-6)
+    slope = jax.grad(lambda x: jnp.sum(jnp.sin(found(x))))(x)
+    expected = jax.grad(lambda x: jnp.sum(jnp.sin(stat(view(x)))))(x)
+    np.testing.assert_allclose(slope, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_layers_of_different_ranks_share_a_scale():

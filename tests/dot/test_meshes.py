@@ -25,6 +25,16 @@ SHARDINGS = {
     "whole": P(),
 }
 GATHER = re.compile(r"= \(?\w+\[([\d,]+)\]\S* (?:all-gather|all-to-all)(?:-start)?\(")
+
+
+class CrossingInt8(q.MXInt8Weight):
+    group_size = 48  # of shards of 64
+
+
+class CrossingHQO(q.ShiftedUint8WeightPerGroupFloatHQO):
+    group_size = 48
+
+
 WEIGHTS = [
     q.Int8WeightPerTensorFloat,  # the largest of the whole
     q.Int8WeightPerChannelFloat,
@@ -32,9 +42,10 @@ WEIGHTS = [
     q.Int8WeightPerTensorFloatHQO,  # one whose errors are added in a stated order
     q.Int8WeightPerChannelFloatHQO,  # with medians
     q.ShiftedUint8WeightPerGroupFloatHQO,  # of zero points of groups
+    CrossingHQO,
     q.Fp8e4m3WeightPerChannelDelayed,  # a history
     q.NF4WeightPerChannelFloat,  # a table
-    q.MXInt8Weight,  # groups
+    CrossingInt8,  # groups
     q.ShiftedUint8WeightPerTensorFloat,  # a zero point
 ]
 
@@ -102,7 +113,7 @@ class Percentile(q.Int8WeightPerTensorFloat):
         q.Int8WeightPerChannelFloat,
         q.Int8WeightPerTensorFloatHQO,
         q.ShiftedUint8WeightPerChannelFloat,
-        q.MXInt8Weight,
+        CrossingInt8,
         Percentile,
     ],
     ids=lambda weight: weight.__name__,

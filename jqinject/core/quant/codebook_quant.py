@@ -18,6 +18,7 @@ from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.facts import groups_of, scale_dtype
 from jqinject.core.stats.search import Candidate, Search, scale_of
+from jqinject.core.view import in_layout
 from jqinject.ops.choose import known_zero
 from jqinject.ops.minifloats.nearest_code import Codebook
 from jqinject.ops.power import divide
@@ -143,8 +144,12 @@ class CodebookQuant(Component):
     def quantize(self, x: jax.Array, scale: jax.Array) -> jax.Array:
         """`x` quantized by a scale and back in float32."""
         table = self.codebook
-        steps = divide(self.input_view_impl(x).astype(jnp.float32), scale)
-        inside = self.tensor_clamp_impl(steps, min_val=table.values[0], max_val=table.values[-1])
-        nearest = jnp.where(jnp.isnan(inside), inside, table.decode(table.encode(inside)))
-        passed = jax.lax.stop_gradient(nearest) + (inside - jax.lax.stop_gradient(inside))
-        return passed * scale
+
+        def made(x: jax.Array, scale: jax.Array) -> jax.Array:
+            steps = divide(x.astype(jnp.float32), scale)
+            inside = self.tensor_clamp_impl(steps, min_val=table.values[0], max_val=table.values[-1])
+            nearest = jnp.where(jnp.isnan(inside), inside, table.decode(table.encode(inside)))
+            passed = jax.lax.stop_gradient(nearest) + (inside - jax.lax.stop_gradient(inside))
+            return passed * scale
+
+        return in_layout(self.input_view_impl, made, x, scale)

@@ -21,6 +21,7 @@ from jqinject.core.float_width import ComputeMaxMantissa
 from jqinject.core.rounding import RoundSte
 from jqinject.core.scaling.constant import ConstScaling
 from jqinject.core.stats.search import Candidate, Search, scale_of
+from jqinject.core.view import in_layout
 from jqinject.ops.choose import known_zero
 from jqinject.ops.minifloats.float_format import FloatFormat, LearnedFloatFormat
 from jqinject.ops.minifloats.float_grid import float_steps, from_float_steps, to_float_grid
@@ -219,11 +220,15 @@ class FloatQuant(Component):
 
     def quantize(self, x: jax.Array, scale: jax.Array, form: AnyFloatFormat) -> jax.Array:
         """`x` quantized by a scale and back, in its dtype."""
-        steps = float_steps(self.input_view_impl(x).astype(jnp.float32), scale)
-        rounded = to_float_grid(steps, form.mantissa_bit_width, form.bias, self.float_to_int_impl)
-        largest = self.compute_max_mantissa(form.mantissa_bit_width)
-        clamped = self.float_clamp_impl(rounded, form.exponent_bit_width, largest, form.exponent_bias)
-        return from_float_steps(clamped, scale, x.dtype)
+
+        def made(x: jax.Array, scale: jax.Array) -> jax.Array:
+            steps = float_steps(x.astype(jnp.float32), scale)
+            rounded = to_float_grid(steps, form.mantissa_bit_width, form.bias, self.float_to_int_impl)
+            largest = self.compute_max_mantissa(form.mantissa_bit_width)
+            clamped = self.float_clamp_impl(rounded, form.exponent_bit_width, largest, form.exponent_bias)
+            return from_float_steps(clamped, scale, x.dtype)
+
+        return in_layout(self.input_view_impl, made, x, scale)
 
 
 def _check_sum(form: AnyFloatFormat, bit_width: int | None) -> None:

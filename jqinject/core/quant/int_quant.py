@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -33,6 +33,7 @@ from jqinject.core.delay import DelayWrapper, delay_of
 from jqinject.core.facts import groups_of, has_zero_point, is_nearest, scale_dtype, searches
 from jqinject.core.rounding import CeilSte, DPURoundSte, FloorSte, RoundSte, RoundToZeroSte
 from jqinject.core.stats.search import Candidate, Search, scale_of, zero_point_of
+from jqinject.core.view import cut_of, in_layout
 from jqinject.ops import fake_quantize, int_range, ste
 from jqinject.ops.choose import is_known_zero, known_zero
 from jqinject.ops.fake_quant import Steps
@@ -149,7 +150,11 @@ class IntQuant(Component):
 
     def to_int(self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array) -> jax.Array:
         """The integers of `x`, as float32, differentiable."""
-        return self.steps_to_int(scale, zero_point, bit_width, self.input_view_impl(x))
+
+        def steps(x: jax.Array, scale: jax.Array, zero_point: jax.Array) -> jax.Array:
+            return self.steps_to_int(scale, zero_point, bit_width, x)
+
+        return in_layout(self.input_view_impl, steps, x, scale, zero_point)
 
     def steps_to_int(
         self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array
@@ -174,7 +179,16 @@ class IntQuant(Component):
     def _quantized(
         self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array, payload: np.dtype | None
     ) -> tuple[jax.Array, jax.Array | None]:
-        x = self.input_view_impl(check.float_input(x, "IntQuant"))
+        x = check.float_input(x, "IntQuant")
+        cut = None if payload is None else cut_of(self.input_view_impl, x)
+        if cut is not None and cut.missing(x) and not is_known_zero(zero_point):
+            payload = None  # the zeros that fill up a group would be integers other than the zero point
+        made = partial(self._made, bit_width=bit_width, payload=payload)
+        return in_layout(self.input_view_impl, made, x, scale, zero_point)
+
+    def _made(
+        self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, bit_width: Any, payload: np.dtype | None
+    ) -> tuple[jax.Array, jax.Array | None]:
         how = self._elementwise(zero_point, payload)
         kept = None
         if how is None:

@@ -23,8 +23,10 @@ from jqinject.core.sources.source import (
     set_view,
 )
 from jqinject.core.state.variables import QuantParam, QuantStat, float_array, int_array
+from jqinject.core.stats.in_place import in_place
 from jqinject.core.stats.layout import statistic_of
 from jqinject.core.stats.search import Task
+from jqinject.core.view import cut_of
 from jqinject.ops.choose import all_finite
 from jqinject.ops.devices.explicit_axes import sharded_as
 from jqinject.ops.ste import with_gradient_of
@@ -230,11 +232,20 @@ class Dynamic(Source):
     def number(self, x: jax.Array, domain: Domain, task: Task = None) -> Number:
         """The statistic, in a shape that broadcasts."""
         stats: Any = self.stats
-        assert self.view is not None
-        viewed = self.view(x.astype(jnp.float32))
-        stat = stats(viewed, task) if self.searches else stats(viewed)
+        view: Any = self.view
+        x = x.astype(jnp.float32)
+        if self.in_groups and not self.searches:
+            return Number(_of_groups(stats, view, x))
+        stat = stats(view(x), task) if self.searches else stats(view(x))
         if self.broadcastable is not None:
             return Number(self.broadcastable(stat, x.shape))
         if self.in_groups or stat.ndim in (0, x.ndim):
             return Number(stat)
         return Number(stat.reshape((*x.shape[:-1], 1)))
+
+
+def _of_groups(stat: Stat, view: View, x: jax.Array) -> jax.Array:
+    """`stat(view(x))` of a view that cuts groups, with 1 along the elements of a group."""
+    found, laid = in_place(stat, view, x)
+    cut = cut_of(view, x) if laid.ndim == x.ndim else None
+    return found(laid) if cut is None else jnp.expand_dims(found(laid), cut.axis + 1)

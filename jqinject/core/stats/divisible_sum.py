@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jqinject.core._protocols import View
 from jqinject.core.stats.in_place import reduced
+from jqinject.core.stats.two_phase import finish
 from jqinject.ops.devices.explicit_axes import whole
 from jqinject.ops.devices.one_device import on_one_device
 from jqinject.ops.devices.over import Over
@@ -68,6 +69,7 @@ class _InPlace:
     reduce_dim: int | None
 
     def __call__(self, *tensors: jax.Array) -> jax.Array:
+        if self.reduce_dim is None:
+            return Over().sum(tensors)
         axes, parts = reduced(self.view, self.reduce_dim, tensors)
-        total = Over(axes).sum(parts)
-        return total if axes is None else jnp.squeeze(total, axes)
+        return finish(Over(axes).sum(parts), axes, False)

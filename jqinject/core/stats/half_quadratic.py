@@ -23,6 +23,7 @@ from jqinject.core.state.variables import QuantStat, float_array
 from jqinject.core.stats.divisible_sum import divisible_sum
 from jqinject.core.stats.in_place import reduced
 from jqinject.core.stats.search import SearchedStat, Trial
+from jqinject.core.stats.two_phase import finish
 from jqinject.ops.clamp import signed_clamp_min_ste
 from jqinject.ops.devices.over import Over, Tensors, each
 from jqinject.ops.power import divide
@@ -228,7 +229,7 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
         _, integer = reduced(self.view, self.reduce_dim, tuple(integers))
         counts = each(lambda rest, integer: (rest != 0) & (integer != 0), rest, integer)
         ratio = each(lambda rest, integer: rest / jnp.where(integer != 0, integer, 1.0), rest, integer)
-        found = masked_median(ratio, counts, Over(axes)).reshape(candidate.shape)
+        found = finish(masked_median(ratio, counts, Over(axes)), axes, True).reshape(candidate.shape)
         if self.scaling_min_val:
             found = signed_clamp_min_ste(found, self.scaling_min_val)
         found = found * self.int_scaling_impl(self.bit_width_impl())

@@ -5,11 +5,13 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jqinject.core._protocols import View
 from jqinject.core.facts import takes_axes
-from jqinject.core.view import MergingView
+from jqinject.core.view import MergingView, cut_of
+from jqinject.ops.devices.cut import Cut
 from jqinject.ops.devices.over import Axes, Tensors, each, parts_of
 
 
@@ -30,7 +32,7 @@ def reduced_axes(view: View, reduce_dim: Axes, shape: tuple[int, ...]) -> tuple[
         >>> reduced_axes(OverOutputChannelView(permute_dims=(3, 2, 0, 1)), 1, (3, 3, 8, 16))
         (2, 0, 1)
     """
-    if not isinstance(view, MergingView) or isinstance(reduce_dim, tuple):
+    if not isinstance(view, MergingView) or isinstance(reduce_dim, tuple | Cut):
         return None
     merged = view.merged(shape)
     if reduce_dim is None:
@@ -69,13 +71,25 @@ def reduced(view: View, reduce_dim: Axes, x: Tensors) -> tuple[Axes, Tensors]:
         The axes to reduce, None for all, and tensors; else `reduce_dim` and views.
     """
     parts = parts_of(x)
-    found = {reduced_axes(view, reduce_dim, part.shape) for part in parts}
+    found: set[Any] = {
+        _in_groups(view, reduce_dim, part) or reduced_axes(view, reduce_dim, part.shape) for part in parts
+    }
     if None in found:
         return reduce_dim, each(view, x)
     if reduce_dim is None:
         return None, x
-    same_axes = len(found) == 1 and len({part.ndim for part in parts}) == 1
+    like = {part.shape if isinstance(next(iter(found)), Cut) else part.ndim for part in parts}
+    same_axes = len(found) == 1 and len(like) == 1
     return (found.pop(), x) if same_axes else (reduce_dim, each(view, x))
+
+
+def _in_groups(view: View, reduce_dim: Axes, x: jax.Array) -> Cut | None:
+    """The groups of a view, if they are reduced and may cross shards."""
+    cut = cut_of(view, x)
+    reduces_elements = (
+        isinstance(reduce_dim, int) and cut is not None and reduce_dim % (x.ndim + 1) == cut.axis + 1
+    )
+    return cut if reduces_elements else None
 
 
 def in_place(stat: Any, view: View, x: Tensors, join: int = 0) -> tuple[Any, Any]:

@@ -32,8 +32,8 @@ def statistic_of(stat: Any, view: Any, x: Tensors, task: Task = None, join: int 
     """
     if searches(stat):
         return stat.of(parts_of(x), task)
-    if isinstance(stat, TwoPhaseStat) and not isinstance(x, tuple):
-        direct = as_it_lies(stat, view, x.shape) if isinstance(view, MergingView) else None
+    if isinstance(stat, TwoPhaseStat) and isinstance(view, MergingView) and not isinstance(x, tuple):
+        direct = as_it_lies(stat, view, x.shape)
         return stat(view(x)) if direct is None else direct(x)
     stat, x = in_place(stat, view, x, join)
     return stat(x)

@@ -84,7 +84,9 @@ class MeanSigmaStd(TwoPhaseStat):
         mean = over.sum(magnitude) / n
         # A power of two that keeps the squares of large numbers, and of what rounding leaves of them, finite.
         unit = jnp.where(over.max(magnitude) > 2.0**48, 2.0**80, 1.0)
-        squares = over.sum(each(lambda x: jnp.square((x - mean) / unit), magnitude))
+        squares = over.sum(
+            each(lambda x: jnp.square((x - mean) / unit), magnitude), of_zero=jnp.square(mean / unit)
+        )
         return mean, unit * jnp.sqrt(squares / max(n - 1, 1) + self.std_dev_epsilon / unit / unit)
 
     def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
@@ -192,7 +194,7 @@ class L1Norm(TwoPhaseStat):
 
     def statistic(self, measured: Any) -> jax.Array:
         """The norm."""
-        return measured
+        return finish(measured, self.stats_reduce_dim, True)
 
 
 @checked_arguments
@@ -232,4 +234,4 @@ class L2Norm(TwoPhaseStat):
 
     def statistic(self, measured: Any) -> jax.Array:
         """The norm."""
-        return measured
+        return finish(measured, self.stats_reduce_dim, True)

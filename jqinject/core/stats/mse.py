@@ -13,9 +13,10 @@ from jqinject.core._protocols import Stat, View
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign
 from jqinject.core.construction.checked_arguments import checked_arguments
-from jqinject.core.stats.in_place import reduced_axes
+from jqinject.core.stats.in_place import reduced
 from jqinject.core.stats.line_search import LINE_SEARCHES, SearchResult
 from jqinject.core.stats.search import SearchedStat, Trial
+from jqinject.core.stats.two_phase import finish
 from jqinject.ops.devices.mapped import names_of
 from jqinject.ops.devices.over import Over
 
@@ -144,6 +145,7 @@ class MSE(SearchedStat):
 
     def _error(self, x: jax.Array, value: jax.Array) -> jax.Array:
         squares = jnp.square(x.astype(jnp.float32) - value.astype(jnp.float32))
-        axes = None if self.reduce_dim is None else reduced_axes(self.view, self.reduce_dim, squares.shape)
-        viewed = squares if axes is not None or self.reduce_dim is None else self.view(squares)
-        return Over(self.reduce_dim if axes is None else axes, names_of(self.axis_name)).sum(viewed)
+        if self.reduce_dim is None:
+            return Over(None, names_of(self.axis_name)).sum(squares)
+        axes, viewed = reduced(self.view, self.reduce_dim, squares)
+        return finish(Over(axes, names_of(self.axis_name)).sum(viewed), axes, True)

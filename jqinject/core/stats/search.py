@@ -26,12 +26,14 @@ import jax.core
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core._protocols import Stat, View
+from jqinject.core._protocols import QuantResult, Stat, View
 from jqinject.core.construction.component import Component
 from jqinject.core.facts import searches
 from jqinject.core.state.variables import QuantStat, float_array
 from jqinject.core.stats.in_place import in_place
-from jqinject.core.view import OverSubChannelBlockView
+from jqinject.core.view import OverSubChannelBlockView, cut_of
+from jqinject.ops.devices.cut import Cut
+from jqinject.ops.groups import join_groups
 
 Trial = Callable[[jax.Array, jax.Array], Any]
 """(tensor, statistic) -> value, scale, zero point of the quantized tensor."""
@@ -148,8 +150,9 @@ class SearchedStat(Component):
 
     def _run(self, search: Search, tensors: Sequence[jax.Array]) -> tuple[jax.Array, Any]:
         graphdef, state = nnx.split((search.quantizer, self), graph=True)
+        cuts = tuple(cut_of(self.view, x) for x in tensors)
         detached = jax.tree.map(jax.lax.stop_gradient, (state, tuple(tensors), search.scale))
-        return _search(graphdef, *detached)
+        return _search(graphdef, cuts, *detached)
 
     def _start(self, tensors: Sequence[jax.Array], memory: QuantStat | None = None) -> jax.Array:
         """Where the search starts, or the last result if one is remembered in `memory`."""
@@ -176,26 +179,41 @@ class SearchedStat(Component):
 
 def _in_groups(x: jax.Array, view: View) -> jax.Array:
     """A tensor with its groups as two axes, as the quantizer returns it; any other as it is."""
-    return view(x) if isinstance(view, OverSubChannelBlockView) else x
+    in_two = isinstance(view, OverSubChannelBlockView) and cut_of(view, x) is None
+    return view(x) if in_two else x
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=(0, 1))
 def _search(
-    graphdef: Any, state: Any, tensors: tuple[jax.Array, ...], scale: jax.Array | None
+    graphdef: Any,
+    cuts: tuple[Cut | None, ...],
+    state: Any,
+    tensors: tuple[jax.Array, ...],
+    scale: jax.Array | None,
 ) -> tuple[jax.Array, list[jax.Array]]:
     """One search, compiled once for quantizers of the same structure."""
 
     def trial(tensor: jax.Array, statistic: jax.Array) -> Any:
         quantizer, _ = _copy(graphdef, state)  # one for each trial: what state it moves is forgotten
+        cut = next(cut for cut, other in zip(cuts, tensors, strict=True) if other is tensor)
         if scale is None:
-            return quantizer.try_scale(tensor, statistic)
-        return quantizer.try_zero_point(tensor, scale, statistic)
+            found = quantizer.try_scale(tensor, statistic)
+        else:
+            found = quantizer.try_zero_point(tensor, scale, statistic)
+        return found if cut is None else _laid_like(tensor, found, cut)
 
     _, stat = _copy(graphdef, state)
     found = stat.search(trial, tensors)
     if stat.memory is not None:
         stat.memory.set_value(found.reshape(stat.memory.get_value().shape))
     return found, stat._memory_state()
+
+
+def _laid_like(x: jax.Array, found: Any, cut: Cut) -> Any:
+    """A trial's result in groups, in the shape of the tensor."""
+    value = join_groups(found.value, cut.axis, x.shape[cut.axis])
+    scale, zero_point = (cut.spread(number, x) for number in (found.scale, found.zero_point))
+    return QuantResult(value, scale, zero_point, found.bit_width)
 
 
 def _copy(graphdef: Any, state: Any) -> Any:

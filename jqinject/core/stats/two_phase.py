@@ -11,6 +11,7 @@ from typing import Any, ClassVar, cast
 import jax
 import jax.numpy as jnp
 
+from jqinject.ops.devices.cut import Cut
 from jqinject.ops.devices.mapped import names_of
 from jqinject.ops.devices.over import Axes, Over, Tensors
 
@@ -124,7 +125,9 @@ def _where_active(active: jax.Array, function: Callable[..., Any], *arguments: A
 
 
 def finish(stat: jax.Array, axis: Axes, keepdim: bool) -> jax.Array:
-    """Drop the reduced axis unless it is to be kept."""
+    """Drop the reduced axis unless it is to be kept; of an axis in groups, keep one number for each."""
+    if isinstance(axis, Cut):
+        return axis.one_each(stat)
     return stat if axis is None or keepdim else jnp.squeeze(stat, axis)
 
 
@@ -136,6 +139,8 @@ def not_empty(x: Any, axis: Axes) -> Any:
     x = jnp.asarray(x).astype(jnp.float32)
     if axis is None:
         return x if x.size else jnp.zeros((1,), jnp.float32)
+    if isinstance(axis, Cut):
+        return x
     axes = axis if isinstance(axis, tuple) else (axis,)
     if axes and not -x.ndim <= min(axes) <= max(axes) < x.ndim:
         raise ValueError(

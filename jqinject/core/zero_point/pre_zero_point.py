@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jqinject.core._protocols import View
 from jqinject.core.construction import check
 from jqinject.core.construction.checked_arguments import checked_arguments
-from jqinject.core.stats.in_place import reduced_axes
+from jqinject.core.stats.in_place import reduced
+from jqinject.core.stats.two_phase import finish
 from jqinject.ops.devices.mapped import names_of
 from jqinject.ops.devices.over import Over
 from jqinject.ops.power import divide
@@ -45,10 +46,9 @@ class PreZeroCenterZeroPoint:
     def get_zero_center(self, x: jax.Array) -> jax.Array:
         """What centers `x` when it is added to it: minus the means, float32."""
         view, x = self.pre_zero_point_stats_input_view_shape_impl, x.astype(jnp.float32)
-        axes = reduced_axes(view, self.stats_reduce_dim, x.shape)
-        viewed = view(x) if axes is None else x
-        over = Over(self.stats_reduce_dim if axes is None else axes, names_of(self.axis_name))
-        mean = over.sum(viewed) / max(over.count(viewed), 1)
+        axes, viewed = reduced(view, self.stats_reduce_dim, x)
+        over = Over(axes, names_of(self.axis_name))
+        mean = finish(over.sum(viewed) / max(over.count(viewed), 1), axes, True)
         where, shape = "PreZeroCenterZeroPoint", self.pre_zero_point_shape or ()
         return -check.statistic_shape(mean, shape, where, "pre_zero_point_shape")
 

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jqinject.ops.devices.cut import Cut
 from jqinject.ops.devices.explicit_axes import sharded_as
 from jqinject.ops.devices.mapped import Names, max_over, min_over, place_over, places_over, sum_over
 
-Axes = int | tuple[int, ...] | None
+Axes = int | tuple[int, ...] | Cut | None
 Tensors = jax.Array | tuple[jax.Array, ...]
 """A tensor, or several that share a statistic: that of all their elements, the first tensor's first."""
 
@@ -37,7 +38,8 @@ class Over(NamedTuple):
     """What a statistic reduces: a tensor in place, or several without joining them.
 
     Attributes:
-        axes: an axis, a tuple of axes in the order in which elements are counted, or None for the whole tensor.
+        axes: an axis, a tuple of axes in the order in which elements are counted, an axis in groups, or None for the
+            whole tensor.
         names: of mapped axes that share one statistic.
     """
 
@@ -48,11 +50,13 @@ class Over(NamedTuple):
         """The axes of a tensor of `ndim` axes, from the front."""
         if self.axes is None:
             return tuple(range(ndim))
+        if isinstance(self.axes, Cut):
+            return (self.axes.axis,)
         return tuple(axis % ndim for axis in (self.axes if isinstance(self.axes, tuple) else (self.axes,)))
 
     @property
     def keeps(self) -> bool:
-        """Whether reduced axes are kept with size 1: unless the whole tensor is reduced."""
+        """Whether results broadcast against the tensor along its axes: unless the whole tensor is reduced."""
         return self.axes is not None
 
     def count(self, x: Tensors) -> int:
@@ -61,15 +65,28 @@ class Over(NamedTuple):
 
     def max(self, x: Tensors) -> jax.Array:
         """The largest element."""
-        return max_over(reduce(jnp.maximum, self._reduced(jnp.max, x)), self.names)
+        return max_over(
+            self._with_zeros(jnp.maximum, reduce(jnp.maximum, self._reduced(jnp.max, x))), self.names
+        )
 
     def min(self, x: Tensors) -> jax.Array:
         """The smallest element."""
-        return min_over(reduce(jnp.minimum, self._reduced(jnp.min, x)), self.names)
+        return min_over(
+            self._with_zeros(jnp.minimum, reduce(jnp.minimum, self._reduced(jnp.min, x))), self.names
+        )
 
-    def sum(self, x: Tensors) -> jax.Array:
-        """The sum."""
-        return sum_over(reduce(jnp.add, self._reduced(jnp.sum, x)), self.names)
+    def sum(self, x: Tensors, of_zero: Any = None) -> jax.Array:
+        """The sum.
+
+        Args:
+            x: what is added: a function of the tensor.
+            of_zero: this function of a zero that fills up a group; None for 0.
+        """
+        found = reduce(jnp.add, self._reduced(jnp.sum, x))
+        if of_zero is not None and isinstance(self.axes, Cut):
+            zeros = self.axes.missing(found) * len(parts_of(x))
+            found = self.axes.filled(found, found + zeros * of_zero)
+        return sum_over(found, self.names)
 
     def positions(self, x: Tensors) -> Any:
         """The number of each element, counted along the axes in their order; int32, one array for each tensor."""
@@ -82,9 +99,19 @@ class Over(NamedTuple):
         return found if isinstance(x, tuple) else found[0]
 
     def _here(self, x: jax.Array) -> int:
+        if isinstance(self.axes, Cut):
+            return self.axes.size
         return math.prod(x.shape[axis] for axis in self.of(x.ndim))
 
+    def _with_zeros(self, extreme: Any, found: jax.Array) -> jax.Array:
+        """An extreme with the zeros that fill up groups; positions, which are integers, leave them out."""
+        if not isinstance(self.axes, Cut) or jnp.issubdtype(found.dtype, jnp.integer):
+            return found
+        return self.axes.filled(found, extreme(found, 0))
+
     def _reduced(self, reduction: Any, x: Tensors) -> list[jax.Array]:
+        if isinstance(self.axes, Cut):
+            return [self.axes.reduced(reduction, part) for part in parts_of(x)]
         return [reduction(part, axis=self.of(part.ndim), keepdims=self.keeps) for part in parts_of(x)]
 
     def _numbered(self, x: jax.Array, start: int, count: int) -> jax.Array:
@@ -94,6 +121,8 @@ class Over(NamedTuple):
         )
         for axis in axes[1:]:
             found = found * x.shape[axis] + jax.lax.broadcasted_iota(jnp.int32, x.shape, axis)
+        if isinstance(self.axes, Cut):
+            found = found % self.axes.size
         if start:
             found = found + start
         if self.names:

@@ -1,0 +1,123 @@
+"""Groups whose elements lie on several devices: reduced, and quantized, without moving them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.ops.devices.explicit_axes import is_split, whole
+
+COMBINED: dict[Any, Callable[..., jax.Array]] = {
+    jnp.max: jax.ops.segment_max,
+    jnp.min: jax.ops.segment_min,
+    jnp.sum: jax.ops.segment_sum,
+}
+
+
+@dataclass(frozen=True)
+class Cut:
+    """An axis that is cut into groups without becoming two axes.
+
+    A reduction goes over pieces of groups first, which no shard divides, and only sends what it finds of these. Its
+    result has the shape of the tensor: every element has that of its group. Zeros fill up the last group.
+
+    Attributes:
+        axis: the axis, from the front.
+        size: elements of a group.
+        piece: elements of a piece, a divisor of `size`.
+    """
+
+    axis: int
+    size: int
+    piece: int
+
+    def missing(self, x: jax.Array) -> int:
+        """How many zeros fill up the last group."""
+        return -x.shape[self.axis] % self.size
+
+    def reduced(self, reduction: Any, x: jax.Array) -> jax.Array:
+        """`jnp.max`, `jnp.min` or `jnp.sum` of each group without the zeros that fill up the last, for each element.
+
+        Example:
+            >>> Cut(axis=0, size=2, piece=1).reduced(jnp.sum, jnp.array([1.0, 2.0, 3.0]))
+            Array([3., 3., 3.], dtype=float32)
+        """
+        return self._repeated(self._found(reduction, x), x)
+
+    def filled(self, found: jax.Array, with_fill: jax.Array) -> jax.Array:
+        """What was found of each group, of the last, if zeros fill it up, `with_fill`."""
+        if not self.missing(found):
+            return found
+        last = found.shape[self.axis] // self.size * self.size
+        places = jax.lax.broadcasted_iota(jnp.int32, found.shape, self.axis)
+        return jnp.where(places >= last, with_fill, found)
+
+    def one_each(self, x: jax.Array) -> jax.Array:
+        """Of numbers that the elements of a group share, one for each group.
+
+        Example:
+            >>> Cut(axis=0, size=2, piece=1).one_each(jnp.array([3.0, 3.0, 1.0]))
+            Array([3., 1.], dtype=float32)
+        """
+        return self._found(jnp.max, x)
+
+    def spread(self, x: jax.Array, like: jax.Array) -> jax.Array:
+        """Numbers that groups have one of, in the shape with two axes, as they broadcast against a tensor.
+
+        Example:
+            >>> Cut(axis=0, size=2, piece=1).spread(jnp.array([[0.5], [2.0]]), jnp.zeros(3))
+            Array([0.5, 0.5, 2. ], dtype=float32)
+        """
+        if x.ndim <= like.ndim:
+            return x
+        found = jnp.squeeze(x, self.axis + 1)
+        return found if found.shape[self.axis] == 1 else self._repeated(found, like)
+
+    def _found(self, reduction: Any, x: jax.Array) -> jax.Array:
+        axis, length = self.axis, x.shape[self.axis]
+        if self.piece > 1:
+            shape = (*x.shape[:axis], length // self.piece, self.piece, *x.shape[axis + 1 :])
+            x = reduction(x.reshape(shape), axis=axis + 1)
+        group_of = np.arange(length // self.piece) // (self.size // self.piece)
+        first = jnp.moveaxis(whole(x, axis), axis, 0)
+        return jnp.moveaxis(COMBINED[reduction](first, group_of, -(-length // self.size)), 0, axis)
+
+    def _repeated(self, found: jax.Array, like: jax.Array) -> jax.Array:
+        group_of = np.arange(like.shape[self.axis]) // self.size
+        if not is_split(like):
+            return jnp.take(found, group_of, axis=self.axis, mode="clip")
+        places = (*(slice(None),) * self.axis, group_of)
+        return found.at[places].get(mode="clip", out_sharding=jax.typeof(like).sharding)
+
+
+def cut_in_place(x: jax.Array, size: int, axis: int) -> Cut | None:
+    """How to cut an axis into groups that may cross the borders of its shards; None if groups cannot.
+
+    Over explicit axes of a mesh, shards are known. Automatic ones show in no type: then any number of shards counts
+    that the devices at hand allow.
+
+    Args:
+        x: the tensor.
+        size: elements of a group.
+        axis: from the front.
+
+    Example:
+        >>> cut_in_place(jnp.zeros((64, 3)), 16, 0)
+    """
+    length = x.shape[axis]
+    sharding = jax.typeof(x).sharding
+    if sharding.mesh.empty or sharding.mesh.auto_axes:
+        most = math.gcd(length, jax.device_count())
+        counts = [n for n in range(2, most + 1) if most % n == 0]
+    else:
+        most = length // max(sharding.shard_shape(x.shape)[axis], 1)
+        counts = [most]
+    if not any(length // n % size and size % (length // n) for n in counts):
+        return None
+    return Cut(axis, size, math.gcd(size, length // most))
