@@ -82,11 +82,11 @@ class BiasQuantProxyFromInjector(FormatQueries):
         return self._attribute("scale")
 
     def zero_point(self) -> jax.Array | None:
-        """The integer that stands for 0; None where quantization is off."""
+        """The integer that stands for 0; None if quantization is off."""
         return jnp.zeros((), jnp.float32) if self._needs_input() else self._attribute("zero_point")
 
     def bit_width(self) -> int | jax.Array | None:
-        """Bits of an integer; None where quantization is off."""
+        """Bits of an integer; None if quantization is off."""
         if not self._needs_input():
             return self._attribute("bit_width")
         sentinel = jnp.zeros((), jnp.float32)

@@ -56,7 +56,7 @@ def make_proxy(
         offered: names that the layer declares, for an injector that asks for them and has not been given them.
 
     Raises:
-        TypeError: what was given is no quantizer, or one of another kind; or overrides have nothing to act on.
+        TypeError: what was given is not a quantizer, or is one of another kind; or overrides have nothing to act on.
         ValueError: a proxy to share has a scale for each of other channels.
     """
     where = f"{type(layer).__name__}({slot.name}=...)"

@@ -68,7 +68,7 @@ class WeightAxes(ReassembledOnAssignment):
         return ()
 
     def axes_of_sums(self) -> tuple[int, ...] | None:
-        """The axes along which a contraction of integers needs their sums; None where it needs none."""
+        """The axes along which a contraction of integers needs their sums; None if it needs none."""
         return self.summed_axes() or None
 
     def _terms(self) -> int:

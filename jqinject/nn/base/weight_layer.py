@@ -78,7 +78,7 @@ class QuantWeightLayer(WeightAxes):
         """Make the proxies; to be called when the weights are there, also on a layer of Flax whose class was changed.
 
         Args:
-            arguments: what the user gave for each slot, None where it is missing; `act_quant` is another name of
+            arguments: what the user gave for each slot, None if it is missing; `act_quant` is another name of
                 `input_quant`, and `contraction` is "auto" where it is missing.
             overrides: the user's further keywords.
             return_quant_tensor: whether to return QuantTensors.
@@ -170,7 +170,7 @@ class QuantWeightLayer(WeightAxes):
             quant_weight: the quantized weight; None quantizes it now.
 
         Returns:
-            An `IntQuantTensor`, the array where it is not quantized, None where there is none.
+            An `IntQuantTensor`, the array where it is not quantized, None if there is none.
 
         Raises:
             ValueError: the bias takes its scale from an input that is not quantized.
@@ -245,7 +245,7 @@ class QuantWeightLayer(WeightAxes):
         """What contracts the payloads in the place of the parent's own function; None to contract floats.
 
         Raises:
-            ValueError: `contraction` is "int" or "fp8", and the layer or its operands can not.
+            ValueError: `contraction` is "int" or "fp8", and the layer or its operands cannot.
         """
         asked, kind = self.contraction, "fp8" if isinstance(weight, FloatQuantTensor) else "int"
         if asked == "auto" and self.frozen is None and kind == "int":

@@ -147,7 +147,7 @@ def _frozen(
 
 
 def _known_input(layer: QuantWeightLayer) -> Any:
-    """The format of the input, where the weight is quantized for it; None where it is not."""
+    """The format of the input, where the weight is quantized for it; None if it is not."""
     if not layer.weight_quant.requires_quant_input:
         return None
     own = layer.input_format()
