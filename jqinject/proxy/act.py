@@ -44,7 +44,7 @@ class ActQuantProxyFromInjector(FormatQueries):
             x: float array, or a QuantTensor, whose value is then quantized anew.
 
         Returns:
-            A QuantTensor of the shape and dtype of `x`, or `x` itself where quantization is off.
+            A QuantTensor of the shape and dtype of `x`, or `x` itself if quantization is off.
         """
         if self.tensor_quant is None or self.disable_quant:
             return x
@@ -55,7 +55,7 @@ class ActQuantProxyFromInjector(FormatQueries):
 
     def quantize(self, x: jax.Array) -> Any:
         """Quantize as a call does: a QuantTensor, whose `payload()` or `int()` are the low-bit numbers and whose
-        `value` the dequantized ones; `x` itself where quantization is off."""
+        `value` the dequantized ones; `x` itself if quantization is off."""
         return self(x)
 
     def scale(self, force_eval: bool = True) -> jax.Array | None:

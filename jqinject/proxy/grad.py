@@ -73,7 +73,7 @@ class GradQuantProxyFromInjector(FormatQueries):
             g: float array.
 
         Returns:
-            A QuantTensor, or `g` itself where quantization is off.
+            A QuantTensor, or `g` itself if quantization is off.
         """
         if not self.is_quant_enabled:
             return g

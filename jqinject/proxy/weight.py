@@ -48,7 +48,7 @@ class WeightQuantProxyFromInjector(FormatQueries):
                 its `InputFormat`.
 
         Returns:
-            A QuantTensor of the shape and dtype of `x`, or `x` itself where quantization is off.
+            A QuantTensor of the shape and dtype of `x`, or `x` itself if quantization is off.
 
         Raises:
             TypeError: the quantizer goes by the input, and this is not quantized to integers.
@@ -60,7 +60,7 @@ class WeightQuantProxyFromInjector(FormatQueries):
 
     def quantize(self, x: jax.Array, quant_input: Any = None) -> Any:
         """Quantize as a call does: a QuantTensor, whose `payload()` or `int()` are the low-bit numbers and whose
-        `value` the dequantized ones; `x` itself where quantization is off."""
+        `value` the dequantized ones; `x` itself if quantization is off."""
         return self(x, quant_input)
 
     def scale(self) -> jax.Array | None:

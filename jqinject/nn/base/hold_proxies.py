@@ -52,7 +52,7 @@ def make_proxy(
         overrides: names declared anew.
         rngs: for quantizers that draw random numbers.
         stack: sizes of the leading axes that the layer is stacked along.
-        channel_shape: the shape of a scale for each channel of what flows through the slot, where the layer knows it.
+        channel_shape: the shape of a scale for each channel of what flows through the slot, if the layer knows it.
         offered: names that the layer declares, for an injector that asks for them and has not been given them.
 
     Raises:

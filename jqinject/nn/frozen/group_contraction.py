@@ -65,11 +65,11 @@ class GroupedIntegerContraction:
 def grouped_contraction(
     x: Any, weight: Affine, of_weight: Groups | None, dims: Dimensions, stored: Any = None
 ) -> GroupedIntegerContraction | None:
-    """What contracts an input with a kernel, one of which has scales for groups; None where their integers do not fit.
+    """What contracts an input with a kernel, one of which has scales for groups; None if their integers do not fit.
 
     Args:
         x: the input.
-        weight: the integers of the kernel, with two axes for one where it has groups.
+        weight: the integers of the kernel, with two axes for one if it has groups.
         of_weight: the groups of the kernel, None if it has none.
         dims: of the contraction, without groups.
         stored: as for `IntegerContraction`.
