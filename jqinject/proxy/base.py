@@ -37,7 +37,7 @@ class QuantProxyFromInjector(HoldsRanges):
     Attributes:
         binding: the injector and the overrides.
         observing: set it to collect statistics only: the QuantTensor has the scale, and the tensor's own value.
-        role: what it quantizes: "weight", "bias", "activation", "gradient", "accumulator"; "parameter" says no more.
+        role: what it quantizes: "weight", "bias", "activation", "gradient", "accumulator", or "parameter" if unset.
         made_from_parameters: whether the quantizer is assembled from the weights or biases of its layers.
         reads: the names of the injector that a class of proxies reads itself, so that they may be overridden although
             the quantizer does not ask for them.
@@ -285,7 +285,7 @@ class QuantProxyFromInjector(HoldsRanges):
             raise
 
     def quantize_gradient(self, g: Any) -> Any:
-        """A gradient on its way back, as a QuantTensor; the array where quantization is off."""
+        """A gradient on its way back, as a QuantTensor; the array if quantization is off."""
         return self._quantized(g) if self.is_quant_enabled else g
 
     def _seen(self, packed: Any, x: Any) -> Any:

@@ -73,7 +73,7 @@ class GradQuantProxyFromInjector(FormatQueries):
             g: float array.
 
         Returns:
-            A QuantTensor, or `g` itself where quantization is off.
+            A QuantTensor, or `g` itself if quantization is off.
         """
         if not self.is_quant_enabled:
             return g
@@ -82,7 +82,7 @@ class GradQuantProxyFromInjector(FormatQueries):
         return self._seen(self._pack(quantizer(g)), g)
 
     def scale(self) -> jax.Array | None:
-        """The scale of the next gradient as far as it is known, float32; None where quantization is off.
+        """The scale of the next gradient as far as it is known, float32; None if quantization is off.
 
         Raises:
             RuntimeError: nothing is known of it before the gradient is there.
@@ -99,7 +99,7 @@ class GradQuantProxyFromInjector(FormatQueries):
 
     @property
     def q_dtype(self) -> np.dtype | None:
-        """Dtype of an 8-bit float's payload that is scaled by amaxes; None of others, and where quantization is off."""
+        """Dtype of an 8-bit float's payload that is scaled by amaxes; None for others, and if quantization is off."""
         if not self.is_quant_enabled or reporting(self) is None:
             return None
         form = number_format(self.tensor_quant)

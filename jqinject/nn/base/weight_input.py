@@ -26,7 +26,7 @@ class LayerParameters(NamedTuple):
 
 
 def check_input_for_weight(layer: Any) -> None:
-    """Refuse a weight quantizer that goes by the input where there is none, or an input that it can not go by.
+    """Refuse a weight quantizer that goes by the input where there is none, or an input that it cannot go by.
 
     Args:
         layer: a layer that holds its quantizers.

@@ -245,7 +245,7 @@ class QuantWeightLayer(WeightAxes):
         """What contracts the payloads in the place of the parent's own function; None to contract floats.
 
         Raises:
-            ValueError: `contraction` is "int" or "fp8", and the layer or its operands can not.
+            ValueError: `contraction` is "int" or "fp8", and the layer or its operands cannot.
         """
         asked, kind = self.contraction, "fp8" if isinstance(weight, FloatQuantTensor) else "int"
         if asked == "auto" and self.frozen is None and kind == "int":
