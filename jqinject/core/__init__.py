@@ -116,6 +116,7 @@ from jqinject.core.stats import AbsMaxAve as AbsMaxAve
 from jqinject.core.stats import AbsMaxL2 as AbsMaxL2
 from jqinject.core.stats import AbsMinMax as AbsMinMax
 from jqinject.core.stats import AbsPercentile as AbsPercentile
+from jqinject.core.stats import Candidate as Candidate
 from jqinject.core.stats import HalfQuadraticOptimizerScale as HalfQuadraticOptimizerScale
 from jqinject.core.stats import HalfQuadraticOptimizerZeroPoint as HalfQuadraticOptimizerZeroPoint
 from jqinject.core.stats import L1Norm as L1Norm
@@ -126,11 +127,10 @@ from jqinject.core.stats import MSEUniformStepBase as MSEUniformStepBase
 from jqinject.core.stats import NegativeMinOrZero as NegativeMinOrZero
 from jqinject.core.stats import NegativePercentileOrZero as NegativePercentileOrZero
 from jqinject.core.stats import PercentileInterval as PercentileInterval
+from jqinject.core.stats import Search as Search
 from jqinject.core.stats import SearchedStat as SearchedStat
 from jqinject.core.stats import SignedAbsMax as SignedAbsMax
 from jqinject.core.stats import TwoPhaseStat as TwoPhaseStat
-from jqinject.core.stats import given as given
-from jqinject.core.stats import searching as searching
 from jqinject.core.view import DynamicOverSubChannelBlockView as DynamicOverSubChannelBlockView
 from jqinject.core.view import OverBatchOverOutputChannelView as OverBatchOverOutputChannelView
 from jqinject.core.view import OverBatchOverTensorView as OverBatchOverTensorView

@@ -178,6 +178,13 @@ class Scaling(Protocol):
     def __call__(self, x: jax.Array, threshold: Any = None, /) -> jax.Array: ...
 
 
+@runtime_checkable
+class Settles(Protocol):
+    """A scaling whose scale changes where a collection ends, before a zero point is searched with it."""
+
+    def settle(self, scale: jax.Array, threshold: Any = None, /) -> jax.Array: ...
+
+
 class ZeroPoint(Protocol):
     """`zero_point_impl`: the integer that stands for zero, as float32."""
 
@@ -281,6 +288,40 @@ class SaysLearned(Protocol):
 
     @property
     def is_learned(self) -> bool: ...
+
+
+class SaysNeverNegative(Protocol):
+    """A statistic that knows whether it is nowhere below 0."""
+
+    @property
+    def never_negative(self) -> bool: ...
+
+
+class TakesAxes(Protocol):
+    """A statistic of an axis that can be taken along other axes as well, so that a tensor needs no view for it."""
+
+    stats_reduce_dim: int | tuple[int, ...] | None
+    takes_several: bool
+
+    @property
+    def takes_axes(self) -> bool: ...
+    def along(self, axes: Any, /) -> Any: ...
+
+
+class SaysSearches(Protocol):
+    """A statistic, a scaling or a `zero_point_impl` that knows whether it is found by trying candidates.
+
+    One that is takes a further argument: the task (`jqinject.core.Search` or `jqinject.core.Candidate`).
+    """
+
+    @property
+    def searches(self) -> bool: ...
+
+
+class SaysPositive(Protocol):
+    """A restriction whose class knows whether it leaves values above 0 as they are, stored and restored."""
+
+    keeps_positive: bool
 
 
 class SaysSign(Protocol):

@@ -5,12 +5,39 @@ Ask here, not by class: a quantizer of a user's own answers as one of the librar
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 # A fact is an optional member of a protocol, looked up with what counts if it is missing: an `isinstance` of a protocol
 # takes 20 microseconds on Python 3.11, and every quantizer is asked while its layer is built.
+
+
+@cache
+def class_fact(kind: type, name: str) -> Any:
+    """A fact that a class says of its own `__call__`; None if it says nothing.
+
+    A subclass with another `__call__` has to say it anew: what the base says holds for the base's.
+
+    Args:
+        kind: the class.
+        name: the fact.
+
+    Example:
+        >>> from jqinject.core import FloatRestrictValue
+        >>> class Own(FloatRestrictValue):
+        ...     def __call__(self, x):
+        ...         return 2 * x
+        >>> class_fact(FloatRestrictValue, "keeps_positive"), class_fact(Own, "keeps_positive")
+        (True, None)
+    """
+    for cls in kind.__mro__:
+        if name in vars(cls):
+            return vars(cls)[name]
+        if "__call__" in vars(cls):
+            return None
+    return None
 
 
 def has_zero_point(component: Any) -> bool:
@@ -32,6 +59,21 @@ def scale_dtype(component: Any) -> np.dtype | None:
 def is_learned(component: Any) -> bool:
     """Whether a component is a bit width that is learned; False where it is not said."""
     return getattr(component, "is_learned", False)
+
+
+def searches(component: Any) -> bool:
+    """Whether a statistic, a scaling or a zero point is found by trying it; False if it does not say."""
+    return getattr(component, "searches", False)
+
+
+def takes_axes(component: Any) -> bool:
+    """Whether a statistic can be taken along other axes, by its method `along`; False if it does not say."""
+    return getattr(component, "takes_axes", False)
+
+
+def never_negative(component: Any) -> bool:
+    """Whether a statistic is nowhere below 0; False if it does not say."""
+    return getattr(component, "never_negative", False)
 
 
 def keeps_sign(component: Any) -> bool:

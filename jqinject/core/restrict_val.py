@@ -59,6 +59,8 @@ class FloatRestrictValue:
         (3.0, 3.0)
     """
 
+    keeps_positive = True
+
     def restrict_init_float(self, x: float) -> float:
         """`|x|`."""
         return abs(x)
@@ -76,6 +78,7 @@ class FloatRestrictValue:
 class SignedFloatRestrictValue:
     """Any value, of either sign."""
 
+    keeps_positive = True
     keeps_sign = True
 
     def restrict_init_float(self, x: float) -> float:

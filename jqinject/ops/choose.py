@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
 from jqinject.ops.devices.explicit_axes import sharded_as
+from jqinject.ops.devices.mapped import varying_with
 
 
 def choose(which: jax.Array, x: ArrayLike, y: ArrayLike) -> jax.Array:
@@ -52,3 +56,51 @@ def shaped(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         Array([[2.]], dtype=float32)
     """
     return x if x.shape == shape else x.reshape(shape)
+
+
+def all_finite(x: jax.Array) -> jax.Array:
+    """Whether every number is finite: a bool scalar."""
+    finite = jnp.isfinite(x)
+    return jnp.all(finite) if x.ndim else finite
+
+
+def no_change(x: jax.Array) -> SymbolicZero:
+    """The tangent of state, which carries no gradient from call to call."""
+    return SymbolicZero(jax.typeof(x).to_tangent_aval())
+
+
+def known_zeros(like: jax.Array, dtype: Any = None) -> jax.Array:
+    """Zeros that are part of a program, instead of being made by it; laid out over devices as another array.
+
+    Args:
+        like: an array.
+        dtype: None for its own.
+
+    Example:
+        >>> known_zeros(jnp.ones(2))
+        Array([0., 0.], dtype=float32)
+    """
+    with jax.ensure_compile_time_eval():
+        zeros = jnp.zeros(like.shape, dtype or like.dtype)
+    return varying_with(sharded_as(zeros, like), like)
+
+
+def known_zero() -> jax.Array:
+    """A float32 0 that is known to be 0 while a program is traced too: no corrections have to be made for it.
+
+    Example:
+        >>> jax.jit(lambda x: x + float(known_zero()))(1.0)
+        Array(1., dtype=float32, weak_type=True)
+    """
+    with jax.ensure_compile_time_eval():
+        return jnp.zeros((), jnp.float32)
+
+
+def is_known_zero(x: jax.Array) -> bool:
+    """Whether a number is known to be 0, while a program is traced too.
+
+    Example:
+        >>> is_known_zero(known_zero()), is_known_zero(jnp.float32(3))
+        (True, False)
+    """
+    return x.ndim == 0 and not isinstance(x, jax.core.Tracer) and not np.asarray(x)

@@ -53,9 +53,9 @@ class BiasQuantProxyFromInjector(FormatQueries):
 
         Args:
             x: the bias, float, `(channels,)` or of several axes that channels are counted along.
-            input: what the layer contracts with its weight; an `IntQuantTensor` where the scale comes from it.
+            input: what the layer contracts with its weight; an `IntQuantTensor` if the scale comes from it.
             weight: the layer's quantized weight.
-            weight_scale: its scale in the shape of the bias, where that of several axes is to be laid out; None takes
+            weight_scale: its scale in the shape of the bias, if the weight has several channel axes; None takes
                 it from the weight.
 
         Returns:
@@ -77,7 +77,7 @@ class BiasQuantProxyFromInjector(FormatQueries):
         return self._quantized(x, scale)
 
     def scale(self) -> jax.Array | None:
-        """Float per integer step, float32; None without a bias, if quantization is off, or the scale comes with the
+        """Float per integer step, float32; None without a bias, if quantization is off, or if the scale comes with the
         input."""
         return self._attribute("scale")
 

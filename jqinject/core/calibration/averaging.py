@@ -14,10 +14,9 @@ from jqinject.core.calibration.ranges import ClippingRange
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
-from jqinject.core.state.collect import no_change
 from jqinject.core.state.record import Part, RecordPart
 from jqinject.core.state.variables import QuantStat, float_array, int_array
-from jqinject.ops.choose import choose, shaped
+from jqinject.ops.choose import choose, no_change, shaped
 
 Ends = tuple[jax.Array, ...]
 

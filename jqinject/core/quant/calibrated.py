@@ -25,9 +25,8 @@ from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.quant.float_quant import FloatQuantResult
-from jqinject.core.state.collect import all_counted
-from jqinject.core.state.variables import known_zero
-from jqinject.ops.choose import shaped
+from jqinject.core.state.variables import all_counted
+from jqinject.ops.choose import known_zero, shaped
 from jqinject.ops.clip import within_range
 from jqinject.ops.devices.mapped import Names, names_at_hand, places_over, sum_over
 from jqinject.ops.fake_quant import Steps

@@ -17,9 +17,9 @@ from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.facts import groups_of, scale_dtype
-from jqinject.core.state.variables import known_zero
-from jqinject.core.stats.search import given, searching
+from jqinject.core.stats.search import Candidate, Search, scale_of
 from jqinject.core.view import in_layout
+from jqinject.ops.choose import known_zero
 from jqinject.ops.minifloats.nearest_code import Codebook
 from jqinject.ops.power import divide
 from jqinject.quant_tensor import CodebookQuantTensor
@@ -122,8 +122,7 @@ class CodebookQuant(Component):
     def __call__(self, x: jax.Array) -> CodebookQuantResult:
         """`x` quantized; scale float32."""
         x = check.float_input(x, "CodebookQuant")
-        with searching(self):
-            scale = self.scaling_impl(x.astype(jnp.float32), self.codebook.largest)
+        scale = scale_of(self.scaling_impl, x.astype(jnp.float32), self.codebook.largest, Search(self))
         return CodebookQuantResult(self.quantize(x, scale).astype(x.dtype), scale, self.codebook)
 
     def try_scale(self, x: jax.Array, statistic: jax.Array) -> CodebookQuantResult:
@@ -133,8 +132,7 @@ class CodebookQuant(Component):
             x: float32.
             statistic: in the place of the searched one.
         """
-        with given(statistic):
-            scale = self.scaling_impl(x, self.codebook.largest)
+        scale = scale_of(self.scaling_impl, x, self.codebook.largest, Candidate(statistic))
         return self.try_zero_point(x, scale, None)
 
     def try_zero_point(

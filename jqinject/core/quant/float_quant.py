@@ -20,9 +20,9 @@ from jqinject.core.facts import groups_of, is_nearest, scale_dtype
 from jqinject.core.float_width import ComputeMaxMantissa
 from jqinject.core.rounding import RoundSte
 from jqinject.core.scaling.constant import ConstScaling
-from jqinject.core.state.variables import known_zero
-from jqinject.core.stats.search import given, searching
+from jqinject.core.stats.search import Candidate, Search, scale_of
 from jqinject.core.view import in_layout
+from jqinject.ops.choose import known_zero
 from jqinject.ops.minifloats.float_format import FloatFormat, LearnedFloatFormat
 from jqinject.ops.minifloats.float_grid import float_steps, from_float_steps, to_float_grid
 from jqinject.quant_tensor import FloatQuantTensor
@@ -191,8 +191,8 @@ class FloatQuant(Component):
         """`x` quantized; scale float32."""
         x = check.float_input(x, "FloatQuant")
         form = self.format
-        with searching(self):
-            scale = self.scaling_impl(x.astype(jnp.float32), self.scaling_threshold(form))
+        threshold = self.scaling_threshold(form)
+        scale = scale_of(self.scaling_impl, x.astype(jnp.float32), threshold, Search(self))
         return FloatQuantResult(self.quantize(x, scale, form), scale, form)
 
     def try_scale(self, x: jax.Array, statistic: jax.Array) -> FloatQuantResult:
@@ -203,8 +203,7 @@ class FloatQuant(Component):
             statistic: in the place of the searched one.
         """
         form = self.format
-        with given(statistic):
-            scale = self.scaling_impl(x, self.scaling_threshold(form))
+        scale = scale_of(self.scaling_impl, x, self.scaling_threshold(form), Candidate(statistic))
         return FloatQuantResult(self.quantize(x, scale, form), scale, form)
 
     def try_zero_point(self, x: jax.Array, scale: jax.Array, statistic: jax.Array | None) -> FloatQuantResult:

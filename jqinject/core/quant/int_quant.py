@@ -20,6 +20,7 @@ from jqinject.core._protocols import (
     ResultWithPayload,
     Rounding,
     Scaling,
+    Settles,
     View,
     ZeroPoint,
 )
@@ -29,14 +30,12 @@ from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.delay import DelayWrapper, delay_of
-from jqinject.core.facts import groups_of, has_zero_point, is_nearest, scale_dtype
+from jqinject.core.facts import groups_of, has_zero_point, is_nearest, scale_dtype, searches
 from jqinject.core.rounding import CeilSte, DPURoundSte, FloorSte, RoundSte, RoundToZeroSte
-from jqinject.core.scaling.runtime import ParameterFromRuntimeStatsScaling
-from jqinject.core.state.variables import is_known_zero, known_zero
-from jqinject.core.stats.search import SearchedStat, given, in_trial, searching
+from jqinject.core.stats.search import Candidate, Search, scale_of, zero_point_of
 from jqinject.core.view import cut_of, in_layout
-from jqinject.core.zero_point.learned import ParameterFromRuntimeZeroPoint
 from jqinject.ops import fake_quantize, int_range, ste
+from jqinject.ops.choose import is_known_zero, known_zero
 from jqinject.ops.fake_quant import Steps
 from jqinject.ops.power import divide
 
@@ -250,6 +249,7 @@ class RescalingIntQuant(Component):
     int_scaling_impl: IntScalingImpl
     zero_point_impl: ZeroPoint
     bit_width_impl: BitWidth
+    searches: bool = False
 
     def __init__(
         self,
@@ -267,6 +267,7 @@ class RescalingIntQuant(Component):
             zero_point_impl=zero_point_impl,
             bit_width_impl=bit_width_impl,
         )
+        set_given(self, searches=searches(scaling_impl) or searches(zero_point_impl))
 
     @property
     def has_zero_point(self) -> bool:
@@ -301,10 +302,7 @@ class RescalingIntQuant(Component):
         x32 = x.astype(jnp.float32)
         bit_width = self.bit_width_impl()
         threshold = self.int_scaling_impl(bit_width)
-        with searching(self):
-            scale = self.scaling_impl(x32, threshold)
-        with searching(self, self._scale_to_search_with(scale, x32, threshold)):
-            zero_point = self.zero_point_impl(x32, scale, bit_width)
+        scale, zero_point = self._measured(x32, bit_width, threshold)
         if keep and isinstance(self.int_quant, IntQuant):
             value, payload = self.int_quant.with_payload(scale, zero_point, bit_width, x32)
             return ResultWithPayload.of(value.astype(x.dtype), scale, zero_point, bit_width, payload)
@@ -319,8 +317,8 @@ class RescalingIntQuant(Component):
             statistic: in the place of the searched one.
         """
         bit_width = self.bit_width_impl()
-        with given(statistic):
-            scale = self.scaling_impl(x, self.int_scaling_impl(bit_width))
+        threshold = self.int_scaling_impl(bit_width)
+        scale = scale_of(self.scaling_impl, x, threshold, Candidate(statistic))
         return self.try_zero_point(x, scale, None)
 
     def try_zero_point(self, x: jax.Array, scale: jax.Array, statistic: jax.Array | None) -> QuantResult:
@@ -332,19 +330,20 @@ class RescalingIntQuant(Component):
             statistic: in the place of the searched one; None for what the search starts from.
         """
         bit_width = self.bit_width_impl()
-        with given(statistic):
-            zero_point = self.zero_point_impl(x, scale, bit_width)
+        zero_point = zero_point_of(self.zero_point_impl, x, scale, bit_width, Candidate(statistic))
         return QuantResult(self.int_quant(scale, zero_point, bit_width, x), scale, zero_point, bit_width)
 
-    def _scale_to_search_with(self, scale: jax.Array, x: jax.Array, threshold: Any) -> jax.Array:
-        """The scale that zero points are tried with: the last of the collected ones is their mean already."""
+    def _measured(self, x: jax.Array, bit_width: Any, threshold: Any) -> tuple[jax.Array, jax.Array]:
+        """Scale and zero point."""
         scaling, zero_point = self.scaling_impl, self.zero_point_impl
-        if not isinstance(scaling, ParameterFromRuntimeStatsScaling) or in_trial() or x.size == 0:
-            return scale
-        searches = isinstance(zero_point, ParameterFromRuntimeZeroPoint) and isinstance(
-            zero_point.stats, SearchedStat
-        )
-        return scaling.settle(scale, threshold) if searches else scale
+        if not self.searches:
+            scale = scaling(x, threshold)
+            return scale, zero_point(x, scale, bit_width)
+        scale = scale_of(scaling, x, threshold, Search(self))
+        tried = scale
+        if x.size and searches(zero_point) and isinstance(scaling, Settles):
+            tried = scaling.settle(scale, threshold)
+        return scale, zero_point_of(zero_point, x, scale, bit_width, Search(self, tried))
 
 
 @checked_arguments

@@ -15,7 +15,7 @@ from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.delay import DelayWrapper, delay_of
 from jqinject.core.facts import scale_dtype
-from jqinject.core.state.variables import known_zero
+from jqinject.ops.choose import known_zero
 from jqinject.ops.ste import ternary_sign_ste
 
 

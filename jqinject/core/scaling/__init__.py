@@ -17,18 +17,20 @@ from jqinject.core.scaling.dynamic_scaling import (
 )
 from jqinject.core.scaling.dynamic_scaling import RuntimeDynamicStatsScaling as RuntimeDynamicStatsScaling
 from jqinject.core.scaling.float_scaling import FloatScaling as FloatScaling
+from jqinject.core.scaling.from_statistics import (
+    ParameterFromRuntimeStatsScaling as ParameterFromRuntimeStatsScaling,
+)
+from jqinject.core.scaling.from_statistics import (
+    ParameterFromStatsFromParameterScaling as ParameterFromStatsFromParameterScaling,
+)
+from jqinject.core.scaling.from_statistics import RuntimeStatsScaling as RuntimeStatsScaling
+from jqinject.core.scaling.from_statistics import (
+    StatsFromParameterScaling as StatsFromParameterScaling,
+)
 from jqinject.core.scaling.int_scaling import IntScaling as IntScaling
 from jqinject.core.scaling.int_scaling import PowerOfTwoIntScaling as PowerOfTwoIntScaling
 from jqinject.core.scaling.int_scaling import SingleArgStatelessBuffer as SingleArgStatelessBuffer
 from jqinject.core.scaling.mid_max import RoundMidMaxSte as RoundMidMaxSte
 from jqinject.core.scaling.pre_scaling import ParameterPreScalingWeightNorm as ParameterPreScalingWeightNorm
-from jqinject.core.scaling.runtime import ParameterFromRuntimeStatsScaling as ParameterFromRuntimeStatsScaling
-from jqinject.core.scaling.runtime import RuntimeStatsScaling as RuntimeStatsScaling
-from jqinject.core.scaling.scaling_from_parameter import (
-    ParameterFromStatsFromParameterScaling as ParameterFromStatsFromParameterScaling,
-)
-from jqinject.core.scaling.scaling_from_parameter import (
-    StatsFromParameterScaling as StatsFromParameterScaling,
-)
 from jqinject.core.scaling.trunc_scaling import TruncMsbScaling as TruncMsbScaling
 from jqinject.core.scaling.trunc_scaling import TruncScalingWrapper as TruncScalingWrapper

@@ -12,9 +12,9 @@ from flax import nnx
 
 from jqinject.core._protocols import Restrict, Scaling, Stat, View
 from jqinject.core.construction import check
-from jqinject.core.scaling._restricted import clamp_scale
+from jqinject.core.scaling.scale_rule import clamp_scale
 from jqinject.core.state.variables import QuantParam
-from jqinject.core.stats.layout import statistic_and_input
+from jqinject.core.stats.layout import statistic_of
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class NormParameter(nnx.Module):
 
     def norm(self, weights: jax.Array) -> jax.Array:
         """The norm of weights, of `pre_scaling_shape`."""
-        stat, viewed = statistic_and_input(self.stats, self.view, weights)
+        stat = statistic_of(self.stats, self.view, weights)
         where = type(self).__name__
-        return check.statistic_shape(stat(viewed), self.settings.shape, where, "pre_scaling_shape")
+        return check.statistic_shape(stat, self.settings.shape, where, "pre_scaling_shape")
 
     def learned_norm(self) -> jax.Array:
         """g."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jqinject.core._protocols import BitWidth, Restrict, Scaling, Stat, View
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.scaling._norm import NormParameter
-from jqinject.core.scaling._restricted import clamp_scale
+from jqinject.core.scaling.scale_rule import clamp_scale
 from jqinject.ops.accumulator import (
     get_upper_bound_on_l1_norm,
     get_upper_bound_on_zero_centered_l1_norm,

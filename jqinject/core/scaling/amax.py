@@ -18,11 +18,12 @@ from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.state.amax_history import AmaxHistory
 from jqinject.core.state.listening import check_heard
 from jqinject.core.state.record import Part, RecordPart
-from jqinject.core.state.variables import GradSlot, GradStat, QuantStat, float_array, known_zeros
+from jqinject.core.state.variables import GradSlot, GradStat, QuantStat, float_array
 from jqinject.core.stats.extremes import AbsMax
-from jqinject.core.stats.layout import statistic_and_input
+from jqinject.core.stats.in_place import in_place
 from jqinject.core.stats.two_phase import TwoPhaseStat
 from jqinject.core.view import OverTensorView
+from jqinject.ops.choose import known_zeros
 from jqinject.ops.devices.explicit_axes import sharded_as
 from jqinject.ops.devices.processes import on_host
 from jqinject.ops.observe import AMAX, SCALE, SEEN, SLOT_SIZE, fork, gathered, over_axis, report
@@ -56,7 +57,7 @@ class AmaxRule:
         """
         if x.size == 0:
             return jnp.zeros(self.shape, jnp.float32)
-        stat, viewed = statistic_and_input(self.stats, self.view, jnp.asarray(x).astype(jnp.float32))
+        stat, viewed = in_place(self.stats, self.view, jnp.asarray(x).astype(jnp.float32))
         amax = stat.detached(viewed) if isinstance(stat, TwoPhaseStat) else stat(viewed)
         return check.statistic_shape(amax, self.shape, "amax")
 

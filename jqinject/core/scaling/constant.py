@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from jqinject.core._protocols import Restrict
 from jqinject.core.construction import check
-from jqinject.core.construction.assign import set_given
+from jqinject.core.construction.assign import assign
 from jqinject.core.construction.checked_arguments import checked_arguments
-from jqinject.core.construction.component import Component
 from jqinject.core.facts import keeps_sign
 from jqinject.core.restrict_val import FloatRestrictValue
-from jqinject.core.scaling._restricted import (
-    RestrictedScaling,
-    clamp_scale,
-    scale_of_stored,
-)
-from jqinject.core.state.variables import QuantParam
-
-
-@dataclass(frozen=True)
-class _Constant:
-    """A float32 array as a static value: equal by content."""
-
-    data: bytes
-    shape: tuple[int, ...]
-
-    def array(self) -> np.ndarray:
-        return np.frombuffer(self.data, dtype=np.float32).reshape(self.shape)
+from jqinject.core.scaling.scale_rule import ScaleRule
+from jqinject.core.sources import Constant, Learned
+from jqinject.core.sources.given import initial_number
 
 
 def _restricted(init: np.ndarray, restrict: Restrict, where: str) -> np.ndarray:
@@ -45,7 +28,7 @@ def _restricted(init: np.ndarray, restrict: Restrict, where: str) -> np.ndarray:
 
 
 @checked_arguments
-class ConstScaling(RestrictedScaling, Component):
+class ConstScaling(Constant):
     """A constant scale: `s = restrict(scaling_init) / threshold`.
 
     It is static: not in the state, not in checkpoints.
@@ -66,10 +49,7 @@ class ConstScaling(RestrictedScaling, Component):
         (0.5, 0.125)
     """
 
-    restrict_scaling_impl: Restrict = FloatRestrictValue()
-    restrict_threshold_impl: Restrict | None = None
-    restrict_scale_threshold_impl: Restrict | None = None
-    scaling_min_val: float | None = None
+    rule: ScaleRule
 
     def __init__(
         self,
@@ -79,25 +59,19 @@ class ConstScaling(RestrictedScaling, Component):
         restrict_scale_threshold_impl: Restrict | None = None,
         scaling_min_val: float | None = None,
     ) -> None:
-        init = check.initial_value(scaling_init, None, "ConstScaling", "scaling_init", "scaling_shape")
-        stored = _restricted(init, restrict_scaling_impl or FloatRestrictValue(), "ConstScaling")
-        self.constant = _Constant(stored.tobytes(), stored.shape)
-        set_given(
-            self,
-            restrict_scaling_impl=restrict_scaling_impl,
-            restrict_threshold_impl=restrict_threshold_impl,
-            restrict_scale_threshold_impl=restrict_scale_threshold_impl,
-            scaling_min_val=check.minimum(scaling_min_val, "ConstScaling", "scaling_min_val"),
-        )
+        where = "ConstScaling"
+        init = check.initial_value(scaling_init, None, where, "scaling_init", "scaling_shape")
+        super().__init__(_restricted(init, restrict_scaling_impl or FloatRestrictValue(), where))
+        restrictions = restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl
+        assign(self, rule=ScaleRule(*restrictions, scaling_min_val, where=where))
 
     def __call__(self, x: jax.Array | None = None, threshold: Any = None) -> jax.Array:
         """The scale, float32. `x` is not looked at."""
-        stored = jnp.asarray(self.constant.array())
-        return scale_of_stored(self, stored, threshold)
+        return self.rule.scale(self.number(x, self.rule), threshold)
 
 
 @checked_arguments
-class ParameterScaling(RestrictedScaling, nnx.Module):
+class ParameterScaling(Learned):
     """A learned scale: `s = restrict(value) / threshold`, the parameter `value` starting at `scaling_init`.
 
     The parameter is kept in the domain of the restriction: `log2(scaling_init)` for logarithmic and
@@ -126,10 +100,7 @@ class ParameterScaling(RestrictedScaling, nnx.Module):
         Array([8., 8., 8.], dtype=float32)
     """
 
-    restrict_scaling_impl: Restrict = FloatRestrictValue()
-    restrict_threshold_impl: Restrict | None = None
-    restrict_scale_threshold_impl: Restrict | None = None
-    scaling_min_val: float | None = None
+    rule: ScaleRule
 
     def __init__(
         self,
@@ -141,27 +112,18 @@ class ParameterScaling(RestrictedScaling, nnx.Module):
         scaling_min_val: float | None = None,
     ) -> None:
         where = "ParameterScaling"
-        shape = None if scaling_shape is None else check.shape(scaling_shape, where, "scaling_shape")
         restrict = restrict_scaling_impl or FloatRestrictValue()
-        if isinstance(
-            scaling_init, jax.core.Tracer
-        ):  # made while a layer is traced, from its weight for instance
-            traced = check.traced_initial_value(scaling_init, shape, where, "scaling_init", "scaling_shape")
-            self.value = QuantParam(restrict.restrict_init_tensor(traced))
+        init = initial_number(scaling_init, scaling_shape, where, ("scaling_init", "scaling_shape"))
+        if isinstance(init, jax.core.Tracer):
+            super().__init__(restrict.restrict_init_tensor(init))
         else:
-            init = check.initial_value(scaling_init, shape, where, "scaling_init", "scaling_shape")
-            self.value = QuantParam(jnp.asarray(_restricted(init, restrict, where)))
-        set_given(
-            self,
-            restrict_scaling_impl=restrict_scaling_impl,
-            restrict_threshold_impl=restrict_threshold_impl,
-            restrict_scale_threshold_impl=restrict_scale_threshold_impl,
-            scaling_min_val=check.minimum(scaling_min_val, where, "scaling_min_val"),
-        )
+            super().__init__(_restricted(init, restrict, where))
+        restrictions = restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl
+        assign(self, rule=ScaleRule(*restrictions, scaling_min_val, where=where))
 
     def __call__(self, x: jax.Array | None = None, threshold: Any = None) -> jax.Array:
         """The scale, float32. `x` is not looked at."""
-        return scale_of_stored(self, self.value.get_value(), threshold)
+        return self.rule.scale(self.number(x, self.rule), threshold)
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
         """What a checkpoint's entries for this component mean: running statistics become the value.
@@ -172,12 +134,11 @@ class ParameterScaling(RestrictedScaling, nnx.Module):
         Returns:
             The entries to load.
         """
-        if "value" in entries:
-            return {"value": entries["value"]}
+        found = super().complete_state(entries)
+        own = {name: entry for name, entry in found.items() if name == "value" or name.startswith("rule.")}
         for name in ("running_stats", "runtime_stats.running_stats"):
-            if name in entries:
-                stat = jnp.abs(jnp.asarray(entries[name]).astype(jnp.float32))
-                value = clamp_scale(stat, self.scaling_min_val)
-                stored = self.restrict_scaling_impl.restrict_init_tensor(value)
-                return {"value": stored.reshape(self.value.get_value().shape)}
-        return dict(entries)
+            if name in found and "value" not in found:
+                stat = jnp.abs(jnp.asarray(found[name]).astype(jnp.float32))
+                stored = self.rule.to_stored(self.rule.clamped(stat))
+                return {**own, "value": stored.reshape(self.value.get_value().shape)}
+        return own or found

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jqinject.core._protocols import Restrict, Stat, View
 from jqinject.core.clamp import Identity
-from jqinject.core.construction import check
-from jqinject.core.construction.assign import assign, set_given
+from jqinject.core.construction.assign import assign
 from jqinject.core.construction.checked_arguments import checked_arguments
-from jqinject.core.construction.component import Component
-from jqinject.core.restrict_val import FloatRestrictValue
-from jqinject.core.scaling._restricted import (
-    RestrictedScaling,
-    scale_of_statistic,
-)
-from jqinject.core.stats.in_place import in_place
-from jqinject.core.view import cut_of
+from jqinject.core.scaling.scale_rule import ScaleRule
+from jqinject.core.sources import Dynamic
+from jqinject.core.sources.from_tensor import Broadcastable
+from jqinject.core.stats.search import Task
 from jqinject.ops.groups import checked_group_size
-
-Broadcastable = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 
 
 @checked_arguments
-class RuntimeDynamicStatsScaling(RestrictedScaling, Component):
+class RuntimeDynamicStatsScaling(Dynamic):
     """The statistic of the tensor at hand: `s = restrict(stat(view(x))) / threshold`. No state.
 
     Args:
@@ -49,14 +40,7 @@ class RuntimeDynamicStatsScaling(RestrictedScaling, Component):
                [0.25]], dtype=float32)
     """
 
-    is_dynamic = True
-    stats: Stat
-    view: View = Identity()
-    restrict_scaling_impl: Restrict = FloatRestrictValue()
-    restrict_threshold_impl: Restrict | None = None
-    restrict_scale_threshold_impl: Restrict | None = None
-    scaling_min_val: float | None = None
-    broadcastable: Broadcastable | None = None
+    rule: ScaleRule
 
     def __init__(
         self,
@@ -68,27 +52,19 @@ class RuntimeDynamicStatsScaling(RestrictedScaling, Component):
         scaling_min_val: float | None = None,
         dynamic_scaling_broadcastable_fn: Broadcastable | None = None,
     ) -> None:
-        where = "RuntimeDynamicStatsScaling"
-        assign(self, stats=scaling_stats_impl)
-        set_given(
-            self,
-            view=scaling_stats_input_view_shape_impl,
-            restrict_scaling_impl=restrict_scaling_impl,
-            restrict_threshold_impl=restrict_threshold_impl,
-            restrict_scale_threshold_impl=restrict_scale_threshold_impl,
-            scaling_min_val=check.minimum(scaling_min_val, where, "scaling_min_val"),
-            broadcastable=dynamic_scaling_broadcastable_fn,
-        )
+        view = scaling_stats_input_view_shape_impl or Identity()
+        super().__init__(scaling_stats_impl, view, dynamic_scaling_broadcastable_fn)
+        restrictions = restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl
+        where = type(self).__name__
+        assign(self, rule=ScaleRule(*restrictions, scaling_min_val, of=scaling_stats_impl, where=where))
 
-    def __call__(self, x: jax.Array, threshold: Any = None) -> jax.Array:
+    def __call__(self, x: jax.Array, threshold: Any = None, task: Task = None) -> jax.Array:
         """The scale of `x`, float32."""
-        stat = self.stats(self.view(x.astype(jnp.float32)))
-        scale = scale_of_statistic(self, stat, threshold, self.stats)
-        return broadcastable(scale, x.shape, self.broadcastable)
+        return self.rule.scale(self.number(x, self.rule, task), threshold)
 
 
 @checked_arguments
-class RuntimeDynamicGroupStatsScaling(RestrictedScaling, Component):
+class RuntimeDynamicGroupStatsScaling(Dynamic):
     """A scale for each group of the tensor at hand: `s = restrict(stat(groups(x))) / threshold`. No state.
 
     Args:
@@ -112,15 +88,9 @@ class RuntimeDynamicGroupStatsScaling(RestrictedScaling, Component):
         [[3.0], [0.5]]
     """
 
-    is_dynamic = True
     group_size: int
     group_dim: int
-    input_view_impl: View
-    stats: Stat
-    restrict_scaling_impl: Restrict = FloatRestrictValue()
-    restrict_threshold_impl: Restrict | None = None
-    restrict_scale_threshold_impl: Restrict | None = None
-    scaling_min_val: float | None = None
+    rule: ScaleRule
 
     def __init__(
         self,
@@ -133,52 +103,16 @@ class RuntimeDynamicGroupStatsScaling(RestrictedScaling, Component):
         restrict_threshold_impl: Restrict | None = None,
         restrict_scale_threshold_impl: Restrict | None = None,
     ) -> None:
-        where = "RuntimeDynamicGroupStatsScaling"
+        where = type(self).__name__
+        super().__init__(scaling_stats_impl, input_view_impl, in_groups=True)
+        restrictions = restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl
         assign(
             self,
             group_size=checked_group_size(group_size, where),
             group_dim=group_dim,
-            input_view_impl=input_view_impl,
-            stats=scaling_stats_impl,
-        )
-        set_given(
-            self,
-            restrict_scaling_impl=restrict_scaling_impl,
-            restrict_threshold_impl=restrict_threshold_impl,
-            restrict_scale_threshold_impl=restrict_scale_threshold_impl,
-            scaling_min_val=check.minimum(scaling_min_val, where, "scaling_min_val"),
+            rule=ScaleRule(*restrictions, scaling_min_val, of=scaling_stats_impl, where=where),
         )
 
-    def __call__(self, x: jax.Array, threshold: Any = None) -> jax.Array:
+    def __call__(self, x: jax.Array, threshold: Any = None, task: Task = None) -> jax.Array:
         """The scales of `x`, float32, in the grouped shape with 1 along the elements of a group."""
-        stat = group_statistic(self.stats, self.input_view_impl, x)
-        return scale_of_statistic(self, stat, threshold, self.stats)
-
-
-def group_statistic(stat: Stat, view: View, x: jax.Array) -> jax.Array:
-    """`stat(view(x))` of a view that cuts groups, with 1 along the elements of a group.
-
-    Args:
-        stat: keeps the axis of the elements.
-        view: the view.
-        x: the tensor.
-    """
-    found, laid = in_place(stat, view, x.astype(jnp.float32))
-    cut = cut_of(view, x) if laid.ndim == x.ndim else None
-    return found(laid) if cut is None else jnp.expand_dims(found(laid), cut.axis + 1)
-
-
-def broadcastable(stat: jax.Array, shape: tuple[int, ...], given: Broadcastable | None) -> jax.Array:
-    """A statistic in a shape that broadcasts against a tensor.
-
-    Args:
-        stat: one number, one with the tensor's number of axes, or one number for each row of the tensor (its last axis
-            is a row).
-        shape: of the tensor.
-        given: the user's own function, or None.
-    """
-    if given is not None:
-        return given(stat, shape)
-    if stat.ndim == 0 or stat.ndim == len(shape):
-        return stat
-    return stat.reshape((*shape[:-1], 1))
+        return self.rule.scale(self.number(x, self.rule, task), threshold)

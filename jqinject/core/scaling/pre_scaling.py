@@ -10,7 +10,7 @@ import jax
 from jqinject.core._protocols import Restrict, Scaling, Stat, View
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.scaling._norm import NormParameter
-from jqinject.core.scaling._restricted import clamp_scale
+from jqinject.core.scaling.scale_rule import clamp_scale
 from jqinject.ops.power import divide
 
 

@@ -13,9 +13,8 @@ from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
-from jqinject.core.state.collect import has_numbers
 from jqinject.core.state.record import RecordPart
-from jqinject.core.state.variables import GradStat, QuantStat, float_array
+from jqinject.core.state.variables import GradStat, QuantStat, float_array, has_numbers
 from jqinject.ops.devices.processes import on_host
 
 AMAX_COMPUTE_ALGOS = ("max", "most_recent")

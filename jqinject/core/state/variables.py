@@ -18,13 +18,15 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.ops.devices.explicit_axes import sharded_as
-from jqinject.ops.devices.mapped import varying_with
+from jqinject.ops.choose import is_known_zero as is_known_zero
+from jqinject.ops.choose import known_zero as known_zero
+from jqinject.ops.choose import known_zeros as known_zeros
+from jqinject.ops.devices.processes import on_host
+from jqinject.quant_tensor import is_concrete
 
 
 class QuantParam(nnx.Param[jax.Array]):
@@ -111,38 +113,11 @@ def int_array(value: int) -> jax.Array:
     return jnp.asarray(np.array(value, dtype=np.int32))
 
 
-def known_zeros(like: jax.Array, dtype: Any = None) -> jax.Array:
-    """Zeros that are part of a program, instead of being made by it; laid out over devices as another array.
-
-    Args:
-        like: an array.
-        dtype: None for its own.
-
-    Example:
-        >>> known_zeros(jnp.ones(2))
-        Array([0., 0.], dtype=float32)
-    """
-    with jax.ensure_compile_time_eval():
-        zeros = jnp.zeros(like.shape, dtype or like.dtype)
-    return varying_with(sharded_as(zeros, like), like)
+def all_counted(counter: Any) -> bool:
+    """Whether a counter (of every layer of a stack) is above 0; True where it cannot be known: traced, abstract."""
+    return not has_numbers(counter) or bool(np.all(on_host(counter) > 0))
 
 
-def known_zero() -> jax.Array:
-    """A float32 0 that is known to be 0 while a program is traced too: no corrections have to be made for it.
-
-    Example:
-        >>> jax.jit(lambda x: x + float(known_zero()))(1.0)
-        Array(1., dtype=float32, weak_type=True)
-    """
-    with jax.ensure_compile_time_eval():
-        return jnp.zeros((), jnp.float32)
-
-
-def is_known_zero(x: jax.Array) -> bool:
-    """Whether a number is known to be 0, while a program is traced too.
-
-    Example:
-        >>> is_known_zero(known_zero()), is_known_zero(jnp.float32(3))
-        (True, False)
-    """
-    return x.ndim == 0 and not isinstance(x, jax.core.Tracer) and not np.asarray(x)
+def has_numbers(array: Any) -> bool:
+    """Whether an array can be read: it is neither traced nor abstract."""
+    return isinstance(array, jax.Array | np.ndarray) and is_concrete(array)

@@ -10,7 +10,6 @@ from jqinject.core.stats.half_quadratic import HalfQuadraticOptimizerScale as Ha
 from jqinject.core.stats.half_quadratic import (
     HalfQuadraticOptimizerZeroPoint as HalfQuadraticOptimizerZeroPoint,
 )
-from jqinject.core.stats.layout import gated_statistic as gated_statistic
 from jqinject.core.stats.means import AbsAve as AbsAve
 from jqinject.core.stats.means import L1Norm as L1Norm
 from jqinject.core.stats.means import L2Norm as L2Norm
@@ -21,7 +20,7 @@ from jqinject.core.stats.mse import MSEUniformStepBase as MSEUniformStepBase
 from jqinject.core.stats.percentiles import AbsPercentile as AbsPercentile
 from jqinject.core.stats.percentiles import NegativePercentileOrZero as NegativePercentileOrZero
 from jqinject.core.stats.percentiles import PercentileInterval as PercentileInterval
+from jqinject.core.stats.search import Candidate as Candidate
+from jqinject.core.stats.search import Search as Search
 from jqinject.core.stats.search import SearchedStat as SearchedStat
-from jqinject.core.stats.search import given as given
-from jqinject.core.stats.search import searching as searching
 from jqinject.core.stats.two_phase import TwoPhaseStat as TwoPhaseStat

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import is_dataclass
+from functools import lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jqinject.core._protocols import Stat, View
-from jqinject.core.stats.means import MeanLearnedSigmaStd
-from jqinject.core.stats.two_phase import TwoPhaseStat
+from jqinject.core._protocols import View
+from jqinject.core.facts import takes_axes
 from jqinject.core.view import MergingView, cut_of
 from jqinject.ops.devices.cut import Cut
 from jqinject.ops.devices.over import Axes, Tensors, each, parts_of
@@ -43,6 +42,21 @@ def reduced_axes(view: View, reduce_dim: Axes, shape: tuple[int, ...]) -> tuple[
     reduced = merged[reduce_dim]
     kept = [axis for axes in merged for axis in axes if axis not in reduced]
     return reduced if kept == sorted(kept) else None
+
+
+@lru_cache(maxsize=1024)
+def as_it_lies(stat: Any, view: View, shape: tuple[int, ...]) -> Any:
+    """The statistic that gives a tensor's what `stat` gives its view's; None if the view has to be taken.
+
+    Args:
+        stat: the statistic: a value.
+        view: the view: a value.
+        shape: of the tensor.
+    """
+    axes = reduced_axes(view, stat.stats_reduce_dim, shape) if takes_axes(stat) else None
+    if axes is None:
+        return None
+    return stat if stat.stats_reduce_dim in (None, axes) else stat.along(axes)
 
 
 def reduced(view: View, reduce_dim: Axes, x: Tensors) -> tuple[Axes, Tensors]:
@@ -78,8 +92,8 @@ def _in_groups(view: View, reduce_dim: Axes, x: jax.Array) -> Cut | None:
     return cut if reduces_elements else None
 
 
-def in_place(stat: Stat, view: View, x: Tensors, join: int = 0) -> tuple[Any, Any]:
-    """A statistic and what to call it with for `stat(view(x))`, up to its shape; see `statistic_and_input`.
+def in_place(stat: Any, view: View, x: Tensors, join: int = 0) -> tuple[Any, Any]:
+    """A statistic and what to call it with for `stat(view(x))`, up to its shape.
 
     Several tensors are reduced one by one by a statistic that can combine them, and joined for any other.
 
@@ -89,10 +103,10 @@ def in_place(stat: Stat, view: View, x: Tensors, join: int = 0) -> tuple[Any, An
         x: the tensor, float32, or several.
         join: the axis along which views of several are side by side.
     """
-    ours = isinstance(stat, TwoPhaseStat | MeanLearnedSigmaStd)
-    if isinstance(x, tuple) and not (ours and stat.takes_several and stat.stats_reduce_dim in (None, join)):
+    takes = takes_axes(stat)
+    if isinstance(x, tuple) and not (takes and stat.takes_several and stat.stats_reduce_dim in (None, join)):
         return stat, jnp.concatenate(each(view, x), axis=join)
-    if isinstance(stat, MeanLearnedSigmaStd) or (isinstance(stat, TwoPhaseStat) and is_dataclass(stat)):
-        axes, tensors = reduced(view, stat.stats_reduce_dim, x)
-        return (stat if axes == stat.stats_reduce_dim else stat.along(axes)), tensors
-    return stat, each(view, x)
+    if not takes:
+        return stat, each(view, x)
+    axes, tensors = reduced(view, stat.stats_reduce_dim, x)
+    return (stat if axes == stat.stats_reduce_dim else stat.along(axes)), tensors

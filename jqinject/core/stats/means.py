@@ -126,6 +126,7 @@ class MeanLearnedSigmaStd(nnx.Module):
     """
 
     takes_several = True
+    takes_axes = True
     signed = False
     axis_name: Any = None
 

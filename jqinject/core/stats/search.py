@@ -1,24 +1,25 @@
 """Statistics that are searched: a scale or zero point is tried on the quantizer that it will serve.
 
-A quantizer calls its scale and its zero point within `searching(self)`. A statistic that searches finds the quantizer
-there, and what it would make of a tensor if the statistic were this or that:
+A quantizer whose scale or zero point is searched (`facts.searches`) hands it a task as a further argument:
 
-    quantizer.try_scale(x, statistic)              -> QuantResult     while the scale is looked for
-    quantizer.try_zero_point(x, scale, statistic)  -> QuantResult     while the zero point is, the scale being known
+    scaling_impl(x, threshold, Search(quantizer))                 find the statistic with the least loss
+    scaling_impl(x, threshold, Candidate(statistic))              use this statistic in its place: one trial
 
-Within such a trial (`given`) the statistic that is tried stands for every searched one. So whatever a user declares
-of rounding, clamping, bit width or restriction takes part in the search.
+A search calls back what the quantizer would make of a tensor if the statistic were this or that:
+
+    quantizer.try_scale(x, statistic)              -> QuantResult
+    quantizer.try_zero_point(x, scale, statistic)  -> QuantResult     with the scale known
+
+So whatever a user declares of rounding, clamping, bit width or restriction takes part in the search.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.core
@@ -27,6 +28,7 @@ from flax import nnx
 
 from jqinject.core._protocols import QuantResult, Stat, View
 from jqinject.core.construction.component import Component
+from jqinject.core.facts import searches
 from jqinject.core.state.variables import QuantStat, float_array
 from jqinject.core.stats.in_place import in_place
 from jqinject.core.view import OverSubChannelBlockView, cut_of
@@ -45,54 +47,40 @@ class Triable(Protocol):
 
 
 @dataclass(frozen=True)
-class _Searching:
-    """Whose scale is being made; or, where `scale` is known, whose zero point."""
+class Search:
+    """The task to search a statistic.
 
-    quantizer: Any
-    scale: jax.Array | None
+    Attributes:
+        quantizer: what candidates are tried on.
+        scale: its scale if the zero point is searched; None if the scale is.
+    """
+
+    quantizer: Triable
+    scale: jax.Array | None = None
 
 
 @dataclass(frozen=True)
-class _Given:
-    """A trial: what stands for the searched statistic, None for what it starts from."""
+class Candidate:
+    """The task to use a candidate in place of the searched statistic.
+
+    Attributes:
+        statistic: the candidate; None means what a search would start from.
+    """
 
     statistic: jax.Array | None
 
 
-_WORK: ContextVar[_Searching | _Given | None] = ContextVar("jqinject_search", default=None)
+Task = Search | Candidate | None
 
 
-@contextmanager
-def searching(quantizer: Triable, scale: jax.Array | None = None) -> Iterator[None]:
-    """While this lasts, statistics may be searched on a quantizer; within a trial nothing changes.
-
-    Args:
-        quantizer: the `nnx.Module` whose scale or zero point is being made.
-        scale: its scale, where the zero point is being made.
-    """
-    if isinstance(_WORK.get(), _Given):
-        yield
-        return
-    token = _WORK.set(_Searching(quantizer, scale))
-    try:
-        yield
-    finally:
-        _WORK.reset(token)
+def scale_of(scaling: Any, x: jax.Array, threshold: Any, task: Task) -> jax.Array:
+    """The scale of `x`; the task is handed to a scaling that searches."""
+    return scaling(x, threshold, task) if searches(scaling) else scaling(x, threshold)
 
 
-@contextmanager
-def given(statistic: jax.Array | None) -> Iterator[None]:
-    """While this lasts, searched statistics are this one (None: what they start from), and nothing is searched."""
-    token = _WORK.set(_Given(statistic))
-    try:
-        yield
-    finally:
-        _WORK.reset(token)
-
-
-def in_trial() -> bool:
-    """Whether a trial is going on."""
-    return isinstance(_WORK.get(), _Given)
+def zero_point_of(zero_point: Any, x: jax.Array, scale: jax.Array, bit_width: Any, task: Task) -> jax.Array:
+    """The zero point of `x`; the task is handed to a component that searches."""
+    return zero_point(x, scale, bit_width, task) if searches(zero_point) else zero_point(x, scale, bit_width)
 
 
 class SearchedStat(Component):
@@ -108,6 +96,7 @@ class SearchedStat(Component):
         memory: the last result, where the next search of a neighbour goes on from it; else None.
     """
 
+    searches: ClassVar[bool] = True
     init_op: Stat
     view: View
     reduce_dim: int | None
@@ -117,65 +106,64 @@ class SearchedStat(Component):
     def search(self, trial: Trial, tensors: Sequence[jax.Array]) -> jax.Array:
         """The result of the search; `self` is a copy, so what it sets is kept by `_memory_after` only."""
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, task: Task = None) -> jax.Array:
         """The statistic of `x`, float32."""
-        return self.of([x])
+        return self.of([x], task)
 
-    def of(self, tensors: Sequence[jax.Array]) -> jax.Array:
+    def of(self, tensors: Sequence[jax.Array], task: Task) -> jax.Array:
         """The statistic of several tensors together, float32."""
         groups = [_in_groups(tensor, self.view) for tensor in tensors]
-        return self._result(groups, lambda work: self._run(work, groups))
+        return self._result(groups, task, lambda search: self._run(search, groups))
 
-    def gated(self, x: jax.Array, active: jax.Array) -> jax.Array:
+    def gated(self, x: jax.Array, active: jax.Array, task: Task) -> jax.Array:
         """The statistic of `x` where `active`, else a number without meaning, at no cost."""
         known = not isinstance(active, jax.core.Tracer)
         if known and bool(active):
-            return self.of([x])
+            return self.of([x], task)
 
-        def run(work: _Searching) -> tuple[jax.Array, Any]:
-            shapes = jax.eval_shape(lambda: self._run(work, [x]))
+        def run(search: Search) -> tuple[jax.Array, Any]:
+            shapes = jax.eval_shape(lambda: self._run(search, [x]))
             idle = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
             if known:
                 return idle[0], self._memory_state()
-            found, kept = jax.lax.cond(active, lambda: self._run(work, [x]), lambda: idle)
+            found, kept = jax.lax.cond(active, lambda: self._run(search, [x]), lambda: idle)
             before = self._memory_state()
             return found, jax.tree.map(lambda new, old: jnp.where(active, new, old), kept, before)
 
-        return self._result([x], run)
+        return self._result([x], task, run)
 
     def _result(
-        self, tensors: Sequence[jax.Array], run: Callable[[_Searching], tuple[jax.Array, Any]]
+        self, tensors: Sequence[jax.Array], task: Task, run: Callable[[Search], tuple[jax.Array, Any]]
     ) -> jax.Array:
-        work = _WORK.get()
-        if isinstance(work, _Given):
-            return self._start(tensors) if work.statistic is None else work.statistic
-        if work is None:
+        if isinstance(task, Candidate):
+            return self._start(tensors, self.memory) if task.statistic is None else task.statistic
+        if task is None:
             raise ValueError(
                 f"{type(self).__name__} tries its result on the quantizer that it serves, and was called by none.\n"
                 "  cure: use it as scaling_stats_impl or zero_point_stats_impl of a quantizer; a tensor_quant of your "
-                "own calls its scaling_impl within jqinject.core.searching(self)"
+                "own calls scaling_impl(x, threshold, jqinject.core.Search(self))"
             )
-        found, kept = run(work)
+        found, kept = run(task)
         for variable, value in zip(self._memories(), kept, strict=True):
             variable.set_value(value)
         return jax.lax.stop_gradient(found)
 
-    def _run(self, work: _Searching, tensors: Sequence[jax.Array]) -> tuple[jax.Array, Any]:
-        graphdef, state = nnx.split((work.quantizer, self), graph=True)
+    def _run(self, search: Search, tensors: Sequence[jax.Array]) -> tuple[jax.Array, Any]:
+        graphdef, state = nnx.split((search.quantizer, self), graph=True)
         cuts = tuple(cut_of(self.view, x) for x in tensors)
-        detached = jax.tree.map(jax.lax.stop_gradient, (state, tuple(tensors), work.scale))
+        detached = jax.tree.map(jax.lax.stop_gradient, (state, tuple(tensors), search.scale))
         return _search(graphdef, cuts, *detached)
 
-    def _start(self, tensors: Sequence[jax.Array]) -> jax.Array:
-        """Where the search starts; outside of it, the last result where one is remembered."""
+    def _start(self, tensors: Sequence[jax.Array], memory: QuantStat | None = None) -> jax.Array:
+        """Where the search starts, or the last result if one is remembered in `memory`."""
         floats = [tensor.astype(jnp.float32) for tensor in tensors]
         several = tuple(floats) if len(floats) > 1 else floats[0]
         stat, viewed = in_place(self.init_op, self.view, several, self.reduce_dim or 0)
         shape = jax.eval_shape(lambda x: self.init_op(self.view(x)), floats[0]).shape
         init = stat(viewed).reshape(shape)
-        if self.memory is None or not in_trial():
+        if memory is None:
             return init
-        last = self.memory.get_value().reshape(init.shape)
+        last = memory.get_value().reshape(init.shape)
         return jnp.where(jnp.isnan(last), init, last)
 
     def _remember(self, shape: tuple[int, ...] | None) -> None:

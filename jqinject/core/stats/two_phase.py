@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -45,6 +45,16 @@ class TwoPhaseStat(ABC):
     def over(self) -> Over:
         """What is reduced."""
         return Over(self.stats_reduce_dim, names_of(self.axis_name))
+
+    @property
+    def never_negative(self) -> bool:
+        """Whether the statistic is nowhere below 0."""
+        return not self.signed
+
+    @property
+    def takes_axes(self) -> bool:
+        """Whether it can be taken along other axes: a dataclass can be copied with others."""
+        return is_dataclass(self)
 
     @abstractmethod
     def measure(self, x: Any) -> Any:
@@ -132,12 +142,14 @@ def not_empty(x: Any, axis: Axes) -> Any:
     if isinstance(axis, Cut):
         return x
     axes = axis if isinstance(axis, tuple) else (axis,)
-    if not all(-x.ndim <= each < x.ndim for each in axes):
+    if axes and not -x.ndim <= min(axes) <= max(axes) < x.ndim:
         raise ValueError(
             f"stats_reduce_dim={axis} is not an axis of the viewed tensor of shape {x.shape}. Over "
             "the whole tensor "
             "use stats_reduce_dim=None; over channels a view that keeps them, such as OverOutputChannelView."
         )
+    if x.size:
+        return x
     reduced = {each % x.ndim for each in axes}
     if all(x.shape[each] for each in reduced):
         return x

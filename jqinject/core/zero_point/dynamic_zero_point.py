@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 
 from jqinject.core._protocols import IntQuantizer, Stat, View
 from jqinject.core.clamp import Identity
-from jqinject.core.construction.assign import assign, set_given
+from jqinject.core.construction.assign import assign
 from jqinject.core.construction.checked_arguments import checked_arguments
-from jqinject.core.construction.component import Component
-from jqinject.core.scaling.dynamic_scaling import Broadcastable, broadcastable, group_statistic
+from jqinject.core.sources import DISTANCE, Dynamic
+from jqinject.core.sources.from_tensor import Broadcastable
+from jqinject.core.stats.search import Task
 from jqinject.core.zero_point.shift import shift
 from jqinject.ops.ste import abs_binary_sign_grad
 
 
 @checked_arguments
-class RuntimeDynamicStatsZeroPoint(Component):
+class RuntimeDynamicStatsZeroPoint(Dynamic):
     """The zero point of the tensor at hand: `z = |stat(view(x))|`, in steps. No state.
 
     Args:
@@ -36,11 +36,8 @@ class RuntimeDynamicStatsZeroPoint(Component):
         4.0
     """
 
-    stats: Stat
     int_quant: IntQuantizer
     quantize: bool
-    view: View = Identity()
-    broadcastable: Broadcastable | None = None
 
     def __init__(
         self,
@@ -50,17 +47,14 @@ class RuntimeDynamicStatsZeroPoint(Component):
         zero_point_stats_input_view_shape_impl: View | None = None,
         dynamic_scaling_broadcastable_fn: Broadcastable | None = None,
     ) -> None:
-        assign(self, stats=zero_point_stats_impl, int_quant=int_quant, quantize=bool(quantize_zero_point))
-        set_given(
-            self,
-            view=zero_point_stats_input_view_shape_impl,
-            broadcastable=dynamic_scaling_broadcastable_fn,
-        )
+        view = zero_point_stats_input_view_shape_impl or Identity()
+        super().__init__(zero_point_stats_impl, view, dynamic_scaling_broadcastable_fn)
+        assign(self, int_quant=int_quant, quantize=bool(quantize_zero_point))
 
-    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any) -> jax.Array:
-        """The zero point of `x`, float32."""
-        stat = broadcastable(self.stats(self.view(x.astype(jnp.float32))), x.shape, self.broadcastable)
-        return shift(abs_binary_sign_grad(stat), scale, bit_width, self.int_quant, self.quantize)
+    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any, task: Task = None) -> jax.Array:
+        """The zero point of `x`, float32; `task` for a statistic that is searched."""
+        z = abs_binary_sign_grad(self.number(x, DISTANCE, task).statistic)
+        return shift(z, scale, bit_width, self.int_quant, self.quantize)
 
 
 class GroupwiseIntQuantizer(IntQuantizer, Protocol):
@@ -72,7 +66,7 @@ class GroupwiseIntQuantizer(IntQuantizer, Protocol):
 
 
 @checked_arguments
-class RuntimeDynamicGroupZeroPoint(Component):
+class RuntimeDynamicGroupZeroPoint(Dynamic):
     """A zero point for each group of the tensor at hand: `z = -stat(groups(x))`, in steps. No state.
 
     Args:
@@ -90,8 +84,6 @@ class RuntimeDynamicGroupZeroPoint(Component):
         [[4.0], [0.0]]
     """
 
-    input_view_impl: View
-    stats: Stat
     int_quant: GroupwiseIntQuantizer
     quantize: bool
 
@@ -102,17 +94,12 @@ class RuntimeDynamicGroupZeroPoint(Component):
         int_quant: GroupwiseIntQuantizer,
         quantize_zero_point: bool,
     ) -> None:
-        assign(
-            self,
-            input_view_impl=input_view_impl,
-            stats=zero_point_stats_impl,
-            int_quant=int_quant,
-            quantize=bool(quantize_zero_point),
-        )
+        super().__init__(zero_point_stats_impl, input_view_impl, in_groups=True)
+        assign(self, int_quant=int_quant, quantize=bool(quantize_zero_point))
 
-    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any) -> jax.Array:
+    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any, task: Task = None) -> jax.Array:
         """The zero points of `x`, float32, in the grouped shape with 1 along the elements of a group."""
-        stat = group_statistic(self.stats, self.input_view_impl, x)
-        # `to_int` would cut `stat` into groups, which it is in already.
+        lowest: Any = self.number(x, DISTANCE, task).statistic
+        # `to_int` would cut it into groups, which it is in already.
         to_int = self.int_quant.steps_to_int
-        return shift(-stat, scale, bit_width, self.int_quant, self.quantize, to_int)
+        return shift(-lowest, scale, bit_width, self.int_quant, self.quantize, to_int)

@@ -5,36 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from flax import nnx
 
 from jqinject.core._protocols import IntQuantizer, Stat, View
 from jqinject.core.construction import check
-from jqinject.core.construction.assign import set_given
+from jqinject.core.construction.assign import assign
 from jqinject.core.construction.checked_arguments import checked_arguments
-from jqinject.core.state.collect import (
-    DEFAULT_MOMENTUM,
-    Collection,
-    all_counted,
-    collect,
-    collected_value,
-    collection_defaults,
-    end_calibration,
-    finish_collection,
-)
-from jqinject.core.state.variables import QuantParam, QuantStat, float_array, int_array
-from jqinject.core.stats.layout import gated_statistic, statistic_and_input
+from jqinject.core.sources import DISTANCE, Collected, Learned
+from jqinject.core.sources.given import initial_number
+from jqinject.core.sources.runtime import DEFAULT_MOMENTUM
+from jqinject.core.stats.search import Task
 from jqinject.core.zero_point.shift import shift
 from jqinject.ops.choose import choose
 from jqinject.ops.ste import abs_binary_sign_grad
 
 
-def _identity(x: jax.Array) -> jax.Array:
-    return x
-
-
 @checked_arguments
-class ParameterZeroPoint(nnx.Module):
+class ParameterZeroPoint(Learned):
     """A learned zero point: `z = |value|`, the parameter `value` starting at `zero_point_init`.
 
     Args:
@@ -53,7 +39,8 @@ class ParameterZeroPoint(nnx.Module):
         4.0
     """
 
-    quantize: bool = True
+    int_quant: IntQuantizer
+    quantize: bool
 
     def __init__(
         self,
@@ -62,21 +49,18 @@ class ParameterZeroPoint(nnx.Module):
         quantize_zero_point: bool,
         zero_point_shape: tuple[int, ...] | None = None,
     ) -> None:
-        where, name = "ParameterZeroPoint", "zero_point_shape"
-        shape = None if zero_point_shape is None else check.shape(zero_point_shape, where, name)
-        init = check.initial_value(zero_point_init, shape, where, "zero_point_init", name)
-        self.value = QuantParam(jnp.asarray(init))
-        self.int_quant = int_quant
-        set_given(self, quantize=bool(quantize_zero_point))
+        names = ("zero_point_init", "zero_point_shape")
+        super().__init__(initial_number(zero_point_init, zero_point_shape, "ParameterZeroPoint", names))
+        assign(self, int_quant=int_quant, quantize=bool(quantize_zero_point))
 
     def __call__(self, x: jax.Array | None, scale: jax.Array, bit_width: Any) -> jax.Array:
         """The zero point, float32. `x` is not looked at."""
-        z = abs_binary_sign_grad(self.value.get_value())
+        z = abs_binary_sign_grad(self.number(x, DISTANCE).stored)
         return shift(z, scale, bit_width, self.int_quant, self.quantize)
 
 
 @checked_arguments
-class ParameterFromRuntimeZeroPoint(nnx.Module):
+class ParameterFromRuntimeZeroPoint(Collected):
     """A zero point that is collected from statistics first, and learned after: `z = |value|`.
 
     As `ParameterFromRuntimeStatsScaling`: in the first N training calls the batch's own statistic is used
@@ -109,7 +93,8 @@ class ParameterFromRuntimeZeroPoint(nnx.Module):
         [4.0, 4.0]
     """
 
-    quantize: bool = True
+    int_quant: IntQuantizer
+    quantize: bool
 
     def __init__(
         self,
@@ -121,67 +106,33 @@ class ParameterFromRuntimeZeroPoint(nnx.Module):
         zero_point_stats_input_view_shape_impl: View,
         zero_point_stats_momentum: float | None = DEFAULT_MOMENTUM,
     ) -> None:
-        where = "ParameterFromRuntimeZeroPoint"
-        shape = check.shape(zero_point_shape, where, "zero_point_shape")
-        steps = check.positive_steps(collect_stats_steps, where)
-        self.collection = Collection.of(
-            steps, zero_point_stats_momentum, shape, where, "zero_point_stats_momentum"
+        super().__init__(
+            0.0,
+            zero_point_stats_impl,
+            zero_point_stats_input_view_shape_impl,
+            check.positive_steps(collect_stats_steps, type(self).__name__),
+            zero_point_stats_momentum,
+            zero_point_shape,
+            of="zero_point",
         )
-        self.int_quant = int_quant
-        set_given(self, quantize=bool(quantize_zero_point))
-        self.stats = zero_point_stats_impl
-        self.view = zero_point_stats_input_view_shape_impl
-        self.value = QuantParam(float_array(0.0, shape))
-        self.buffer = QuantStat(float_array(0.0, shape))
-        self.counter = QuantStat(int_array(0))
-        self.use_running_average = False
+        assign(self, int_quant=int_quant, quantize=bool(quantize_zero_point))
 
-    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any) -> jax.Array:
+    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any, task: Task = None) -> jax.Array:
         """The zero point, float32; collects and hands over in training mode."""
-        state = (self.value, self.buffer, self.counter)
-        if self.use_running_average or x.size == 0:
-            z = collected_value(*state, self.collection, _identity)
-        else:
-            collecting = self.counter.get_value() < self.collection.limit
-            stat = gated_statistic(
-                *statistic_and_input(self.stats, self.view, x.astype(jnp.float32)), collecting
-            )
-            where = "ParameterFromRuntimeZeroPoint"
-            stat = check.statistic_shape(stat, self.collection.shape, where, "zero_point_shape")
-            z = choose(collecting, stat, collect(*state, stat, collecting, self.collection, _identity))
+        stat, stored, collecting = self.number(x, DISTANCE, task)
+        z: Any = stored if stat is None else choose(collecting, stat, stored)
         return shift(abs_binary_sign_grad(z), scale, bit_width, self.int_quant, self.quantize)
 
     def init_zero_point(self) -> None:
         """End the collection now: `value` is filled from what was collected, if it is not yet."""
-        finish_collection(self.value, self.buffer, self.counter, self.collection, _identity)
-
-    def has_range(self) -> bool | None:
-        """Whether a statistic was collected; see `StaticRange`."""
-        return all_counted(self.counter.get_value())
-
-    def begin_calibration(self) -> None:
-        """From now on collect anew, however many statistics there are."""
-        self.collection = self.collection.of_calibration(True)
-        self.counter.set_value(jnp.zeros_like(self.counter.get_value()))
-        self.use_running_average = False
+        self._finish(DISTANCE)
 
     def end_calibration(self) -> None:
         """Fill `value` from what was collected; it is learned from the next call on."""
-        self.collection = self.collection.of_calibration(False)
-        end_calibration(self.value, self.buffer, self.counter, self.collection, _identity)
-
-    def set_view(self, use_running_average: bool | None = None) -> None:
-        """Switch between training and evaluation.
-
-        Args:
-            use_running_average: evaluation: collect nothing; None keeps what is set.
-        """
-        if use_running_average is not None:
-            self.use_running_average = use_running_average
+        self._end_calibration(DISTANCE)
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """What a checkpoint's entries for this component mean: a `value` without `counter` ends the
-        collection.
+        """What a checkpoint's entries for this component mean: a `value` without `counter` ends the collection.
 
         Args:
             entries: variable name -> array, as found in the checkpoint.
@@ -189,5 +140,5 @@ class ParameterFromRuntimeZeroPoint(nnx.Module):
         Returns:
             The entries to load.
         """
-        known = {name: entry for name, entry in entries.items() if "running_stats" not in name}
-        return collection_defaults(known, self.collection, _identity, _identity, 0.0)
+        own = {name: entry for name, entry in entries.items() if "running_stats" not in name}
+        return self._completed(own, DISTANCE)

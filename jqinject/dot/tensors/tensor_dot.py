@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core.state.variables import is_known_zero
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.geometry.sharding import sharding_before
 from jqinject.dot.kernels.float8_dot import float8_dot_general, has_output_scales
 from jqinject.dot.kernels.integer import Affine, affine_dot_general
 from jqinject.dot.kernels.kernel_table import settled
+from jqinject.ops.choose import is_known_zero
 from jqinject.ops.derivatives import explain_forward_mode, first_order
 from jqinject.ops.devices.processes import on_host
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, as_array, is_concrete
@@ -45,7 +45,7 @@ def contraction_kind(lhs: Any, rhs: Any, dims: Dimensions, asked: str = "auto") 
     Args:
         lhs, rhs: QuantTensors or arrays.
         dims: of the contraction.
-        asked: "auto" takes integers or 8-bit floats where both operands have them.
+        asked: "auto" takes integers or 8-bit floats if both operands have them.
 
     Raises:
         ValueError: `asked` is unknown, or the operands do not have those numbers.
@@ -151,7 +151,7 @@ def contract_integers(
 
     Args:
         lhs, rhs: the values, which receive the gradients and are not looked at forward; in the place of `rhs` the dtype
-            of its values, where `right` is stored and has no gradient.
+            of its values, if `right` is stored and has no gradient.
         left, right: their integers.
         dims, dtype, accumulator_dtype, out_sharding: as for `affine_dot_general`.
     """

@@ -13,8 +13,8 @@ from flax.linen import fp8_ops
 from jqinject.core import GradSlot
 from jqinject.core._protocols import StepStatistic
 from jqinject.core.facts import collects_in_steps
-from jqinject.core.state.variables import known_zeros
 from jqinject.model.walk import dotted, walk
+from jqinject.ops.choose import known_zeros
 from jqinject.proxy import GradQuantProxy
 
 # Flax's float32 whose sum is the maximum, made for the same purpose.

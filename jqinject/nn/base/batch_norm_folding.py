@@ -23,7 +23,7 @@ def factors_of(norm: nnx.BatchNorm) -> tuple[jax.Array, jax.Array]:
         norm: `nnx.BatchNorm`, or `QuantBatchNorm`.
 
     Raises:
-        TypeError: `norm` is no batch normalization.
+        TypeError: `norm` is not a batch normalization.
     """
     if not isinstance(norm, nnx.BatchNorm):
         raise TypeError(f"expected an nnx.BatchNorm or a QuantBatchNorm, got {type(norm).__name__}")

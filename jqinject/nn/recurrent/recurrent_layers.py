@@ -58,9 +58,9 @@ class QuantLSTM(QuantRecurrentStack):
             `io_...`, `gate_acc_...`, `sigmoid_...`, `tanh_...`, `cell_state_...`.
 
     Raises:
-        TypeError: an argument that is not a quantizer of its kind, or an override that has no effect.
-        ValueError: what cannot go together; the text says what.
-        DependencyError: a quantizer that cannot be put together; the text shows the path.
+        TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
+        ValueError: arguments that do not go together; the text names them.
+        DependencyError: a quantizer that cannot be assembled; the text shows the path.
 
     Example:
         >>> import jax.numpy as jnp
@@ -205,9 +205,9 @@ class QuantRNN(QuantRecurrentStack):
             `io_...`, `gate_acc_...` (`gate_acc_quant_...` means the same, as Brevitas writes it).
 
     Raises:
-        TypeError: an argument that is not a quantizer of its kind, or an override that has no effect.
-        ValueError: what cannot go together; the text says what.
-        DependencyError: a quantizer that cannot be put together; the text shows the path.
+        TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
+        ValueError: arguments that do not go together; the text names them.
+        DependencyError: a quantizer that cannot be assembled; the text shows the path.
 
     Example:
         >>> import jax.numpy as jnp

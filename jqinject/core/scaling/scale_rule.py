@@ -1,0 +1,165 @@
+"""From a number to a scale: restrict, keep away from zero, divide by integer steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.core._protocols import Restrict, Stat
+from jqinject.core.construction import check
+from jqinject.core.construction.assign import set_given
+from jqinject.core.construction.component import Component
+from jqinject.core.facts import class_fact, keeps_sign, never_negative, scale_dtype
+from jqinject.core.restrict_val import FloatRestrictValue
+from jqinject.core.sources import Number
+from jqinject.ops.choose import choose
+from jqinject.ops.clamp import signed_clamp_min_ste
+from jqinject.ops.power import divide
+from jqinject.ops.to_scale import to_scale
+
+POWERS_OF_TWO = np.dtype(jnp.float8_e8m0fnu)
+SCALE_FLOOR = 2.0**-64
+"""The least value that is divided by the integer steps (at most 2**31) to make a scale. It keeps x / scale
+and its derivative finite for tensors of ordinary size, and the result for a tensor of zeros is not nan."""
+
+
+def clamp_scale(x: jax.Array, scaling_min_val: float | None) -> jax.Array:
+    """Keep `|x|` at least `scaling_min_val`, and at least `SCALE_FLOOR` in any case; gradient 1."""
+    return signed_clamp_min_ste(x, max(scaling_min_val or 0.0, SCALE_FLOOR))
+
+
+class ScaleRule(Component):
+    """How a number becomes a scale: `s = after(restrict(v) / restrict_threshold(t))`, `|v|` not below a least value.
+
+    A statistic is clamped, taken to the domain of the restriction, restricted, clamped again and divided by the
+    restricted threshold. A stored number is in the domain already. Of both, while a statistic is collected, the
+    statistic counts, unrestricted.
+
+    Args:
+        restrict_scaling_impl: which values are allowed; None means `FloatRestrictValue()`.
+        restrict_threshold_impl: likewise for the threshold; None means as `restrict_scaling_impl`.
+        restrict_scale_threshold_impl: applied to the quotient; None means nothing.
+        scaling_min_val: the least value before the division; never less than 2**-64.
+        of: the statistic, if there is one.
+        where: the component, for errors.
+
+    Raises:
+        ValueError: `scaling_min_val` is negative or not finite.
+
+    Example:
+        >>> from jqinject.core import AbsMax, PowerOfTwoRestrictValue
+        >>> rule = ScaleRule(PowerOfTwoRestrictValue(), of=AbsMax())
+        >>> float(rule.scale(Number(statistic=jnp.float32(6.0)), 2))
+        4.0
+    """
+
+    restrict_scaling_impl: Restrict = FloatRestrictValue()
+    restrict_threshold_impl: Restrict | None = None
+    restrict_scale_threshold_impl: Restrict | None = None
+    floor: float = SCALE_FLOOR
+    # What is known of all calls: which numbers the restriction leaves as they are, and those that come.
+    keeps_positive: bool = True
+    keeps_stored: bool = True
+    keeps_threshold: bool = True
+    of_magnitude: bool = False
+
+    def __init__(
+        self,
+        restrict_scaling_impl: Restrict | None = None,
+        restrict_threshold_impl: Restrict | None = None,
+        restrict_scale_threshold_impl: Restrict | None = None,
+        scaling_min_val: float | None = None,
+        *,
+        of: Stat | None = None,
+        where: str = "ScaleRule",
+    ) -> None:
+        restrict = restrict_scaling_impl or FloatRestrictValue()
+        keeps = _keeps_positive(restrict)
+        set_given(
+            self,
+            restrict_scaling_impl=restrict_scaling_impl,
+            restrict_threshold_impl=restrict_threshold_impl,
+            restrict_scale_threshold_impl=restrict_scale_threshold_impl,
+            floor=max(check.minimum(scaling_min_val, where, "scaling_min_val") or 0.0, SCALE_FLOOR),
+            keeps_positive=keeps,
+            keeps_stored=keeps and not keeps_sign(restrict),
+            keeps_threshold=_keeps_positive(restrict_threshold_impl or restrict),
+            of_magnitude=never_negative(of),
+        )
+
+    @property
+    def scale_dtype(self) -> np.dtype | None:
+        """That of the quotient's restriction; without one that of powers of two, where both parts are such."""
+        threshold, after = self.restrict_threshold_impl, self.restrict_scale_threshold_impl
+        last = scale_dtype(after)
+        if last not in (None, POWERS_OF_TWO):
+            return last
+        parts = (self.restrict_scaling_impl, *(part for part in (threshold, after) if part is not None))
+        return POWERS_OF_TWO if all(scale_dtype(part) == POWERS_OF_TWO for part in parts) else None
+
+    def clamped(self, stat: jax.Array) -> jax.Array:
+        """The statistic, its magnitude not below the least value; gradient 1."""
+        return (
+            to_scale(stat, self.floor, None) if self.of_magnitude else signed_clamp_min_ste(stat, self.floor)
+        )
+
+    def to_stored(self, value: jax.Array) -> jax.Array:
+        """From a value to the domain in which it is learned."""
+        return self.restrict_scaling_impl.restrict_init_tensor(value)
+
+    def from_stored(self, stored: jax.Array) -> jax.Array:
+        """From the domain in which it is learned to the value."""
+        return self.restrict_scaling_impl(stored)
+
+    def scale(self, number: Number, threshold: Any) -> jax.Array:
+        """The scale, float32.
+
+        Args:
+            number: what the source found.
+            threshold: the number of integer steps; None for 1.
+        """
+        stat, stored, collecting = number
+        if stat is None:
+            return self._of_stored(stored, threshold)
+        if stored is None:
+            return self._of_statistic(stat, threshold)
+        divides_only = self.keeps_stored and self.keeps_threshold and self.of_magnitude
+        if divides_only and self.restrict_scale_threshold_impl is None:
+            return self._of_stored(choose(collecting, stat, stored), threshold)
+        unrestricted = stat if threshold is None else divide(stat, threshold)
+        return choose(collecting, unrestricted, self._of_stored(stored, threshold))
+
+    def _of_statistic(self, stat: jax.Array, threshold: Any) -> jax.Array:
+        if self.of_magnitude and self.keeps_positive:
+            return self._divided(stat, threshold, of_magnitude=False)
+        return self._of_stored(self.to_stored(self.clamped(stat)), threshold)
+
+    def _of_stored(self, stored: Any, threshold: Any) -> jax.Array:
+        if self.keeps_stored:
+            return self._divided(stored, threshold, of_magnitude=True)
+        value = signed_clamp_min_ste(self.from_stored(stored), self.floor)
+        return self._finished(value if threshold is None else divide(value, self._steps(threshold)))
+
+    def _divided(self, x: jax.Array, threshold: Any, of_magnitude: bool) -> jax.Array:
+        known = self.keeps_threshold and isinstance(threshold, int | float) and threshold > 0
+        steps = threshold if known or threshold is None else self._steps(threshold)
+        scale = to_scale(x, self.floor, steps, of_magnitude=of_magnitude)
+        return scale if self.restrict_scale_threshold_impl is None else self._finished(scale)
+
+    def _steps(self, threshold: Any) -> float | jax.Array:
+        """The number of integer steps as the restriction allows it: the next power of two, for instance."""
+        if self.keeps_threshold and isinstance(threshold, int | float) and threshold > 0:
+            return float(threshold)
+        restrict = self.restrict_threshold_impl or self.restrict_scaling_impl
+        return restrict(restrict.restrict_init_tensor(jnp.asarray(threshold, dtype=jnp.float32)))
+
+    def _finished(self, scale: jax.Array) -> jax.Array:
+        restrict = self.restrict_scale_threshold_impl
+        return scale if restrict is None else restrict(scale)
+
+
+def _keeps_positive(restrict: Restrict) -> bool:
+    return bool(class_fact(type(restrict), "keeps_positive"))

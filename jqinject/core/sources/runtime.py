@@ -1,0 +1,320 @@
+"""Sources that are collected from what flows through: statistics of batches, averaged, and learned after that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.core._protocols import Stat, View
+from jqinject.core.construction import check
+from jqinject.core.construction.assign import assign, set_given
+from jqinject.core.sources.source import (
+    AffineRescaling,
+    Domain,
+    Number,
+    Source,
+    affine_rescaling,
+    set_view,
+)
+from jqinject.core.state.variables import QuantParam, QuantStat, all_counted, float_array, int_array
+from jqinject.core.stats.layout import gated_statistic_of, statistic_of
+from jqinject.core.stats.search import Task
+from jqinject.ops.choose import all_finite, choose, no_change
+from jqinject.ops.stats import running_mean
+
+EVERY_STEP = 2**31 - 2  # the counter, an int32, goes one further
+
+
+class DefaultMomentum(float):
+    """A momentum that nobody named: calibration takes the mean in its place."""
+
+
+DEFAULT_MOMENTUM = DefaultMomentum(0.1)
+
+
+@dataclass(frozen=True)
+class Collection:
+    """How a statistic is collected: static, equal by value.
+
+    Attributes:
+        steps: training calls with a finite statistic before the parameter takes over.
+        momentum: weight of the newest statistic in the running one; None for the cumulative mean.
+        shape: shape of statistic, buffer and parameter.
+        shape_name: what the user calls it.
+        named: whether somebody chose the momentum; calibration takes the cumulative mean otherwise.
+        calibrates: whether it is a calibration's: as many steps as there are batches.
+    """
+
+    steps: int
+    momentum: float | None
+    shape: tuple[int, ...]
+    shape_name: str
+    named: bool
+    calibrates: bool = False
+
+    @cached_property
+    def limit(self) -> int:
+        """The number of steps that are collected now."""
+        return EVERY_STEP if self.calibrates else self.steps
+
+    def mean(self, before: jax.Array, stat: jax.Array, count: jax.Array) -> jax.Array:
+        """The running statistic with one more in it."""
+        momentum = self.momentum if self.named or not self.calibrates else None
+        return running_mean(before, stat, count, momentum)
+
+
+class _Averaged(Source):
+    """Abstract: averages the statistics of batches.
+
+    An empty batch is no statistic: it is treated as in evaluation. A statistic that is not finite is used for its own
+    batch, but neither averaged nor counted.
+
+    Args:
+        stats: the statistic.
+        view: the view that it is taken of; None for the class's own.
+        steps: how many batches are collected.
+        momentum: weight of the newest batch, in (0, 1]; None for the cumulative mean.
+        shape: of the statistic.
+        of: "scaling" or "zero_point": how the names of the user's arguments begin.
+    """
+
+    collection: Collection
+    counter: QuantStat
+    use_running_average: bool
+
+    def __init__(
+        self, stats: Stat, view: View, steps: int, momentum: Any, shape: tuple[int, ...], *, of: str
+    ) -> None:
+        where, named = type(self).__name__, not isinstance(momentum, DefaultMomentum)
+        self._take(stats, view)
+        assign(
+            self,
+            collection=Collection(
+                steps,
+                check.momentum(momentum, where, f"{of}_stats_momentum"),
+                check.shape(shape, where, f"{of}_shape"),
+                f"{of}_shape",
+                named,
+            ),
+            counter=QuantStat(int_array(0)),
+            use_running_average=False,
+        )
+
+    set_view = set_view
+
+    def _shaped(self, stat: jax.Array) -> jax.Array:
+        collection = self.collection
+        if stat.shape == collection.shape:
+            return stat
+        return check.statistic_shape(stat, collection.shape, type(self).__name__, collection.shape_name)
+
+    def has_range(self) -> bool | None:
+        """Whether a batch has entered; see `StaticRange`."""
+        return all_counted(self.counter.get_value())
+
+    def begin_calibration(self) -> None:
+        """From now on average batches anew, however many there are."""
+        self.collection = replace(self.collection, calibrates=True)
+        self.counter.set_value(jnp.zeros_like(self.counter.get_value()))
+        self.use_running_average = False
+
+    def end_calibration(self) -> None:
+        """Go on as in training."""
+        self.collection = replace(self.collection, calibrates=False)
+
+
+class Running(_Averaged):
+    """Abstract: the statistic of the batch in training, its running mean in evaluation.
+
+    Args:
+        affine_init: initial factor and shift of a learned affine map, None for none.
+        arguments: as of the base, without the steps.
+    """
+
+    running_stats: QuantStat
+    affine_rescaling: AffineRescaling | None = None
+
+    def __init__(
+        self,
+        stats: Stat,
+        view: View,
+        momentum: Any,
+        shape: tuple[int, ...],
+        affine_init: tuple[float | None, float | None],
+        *,
+        of: str,
+    ) -> None:
+        super().__init__(stats, view, 0, momentum, shape, of=of)
+        shape = self.collection.shape
+        assign(self, running_stats=QuantStat(float_array(1.0, shape)))
+        set_given(self, affine_rescaling=affine_rescaling(shape, affine_init, type(self).__name__, of))
+
+    def number(self, x: jax.Array, domain: Domain, task: Task = None) -> Number:
+        """The statistic, or what the affine map makes of it; moves the running one in training mode."""
+        settled = self.use_running_average or x.size == 0
+        stat = self.running_stats.get_value() if settled else self._of_batch(x, task)
+        if self.affine_rescaling is None:
+            return Number(stat)
+        return Number(stored=self.affine_rescaling(domain.to_stored(domain.clamped(stat))))
+
+    def _of_batch(self, x: jax.Array, task: Task) -> jax.Array:
+        stat = self._shaped(statistic_of(self.stats, self.view, x.astype(jnp.float32), task))
+        found = jax.lax.stop_gradient(stat)
+        counts = all_finite(found)
+        before, steps = self.running_stats.get_value(), self.counter.get_value()
+        self.running_stats.set_value(choose(counts, self.collection.mean(before, found, steps), before))
+        self.counter.set_value(steps + counts.astype(jnp.int32))
+        return stat
+
+    def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
+        """What a checkpoint's entries for this component mean: running statistics without a counter have been
+        moved.
+
+        Args:
+            entries: variable name -> array, as found in the checkpoint.
+
+        Returns:
+            The entries to load.
+        """
+        completed = super().complete_state(entries)
+        if "running_stats" in completed and "counter" not in completed:
+            completed["counter"] = int_array(1)
+        return completed
+
+
+class Collected(_Averaged):
+    """Abstract: the statistic of the batch for N training calls, then a parameter that starts at their average.
+
+    | training call | number                  | state                                                        |
+    |---------------|-------------------------|--------------------------------------------------------------|
+    | 1 .. N        | the batch's statistic   | `buffer` follows it; `counter` + 1                           |
+    | N + 1         | `value`                 | `value` is filled from `buffer`, which holds the same number |
+    | later         | `value`                 | nothing moves; `value` is learned                            |
+
+    In evaluation it is made from `buffer` until `value` is filled; nothing moves. The statistic runs only while it is
+    collected.
+
+    Args:
+        empty: what `value` and `buffer` hold before any training.
+        arguments: as of the base.
+    """
+
+    value: QuantParam
+    buffer: QuantStat
+    empty: float = 1.0
+
+    def __init__(self, empty: float, *arguments: Any, **names: Any) -> None:
+        super().__init__(*arguments, **names)
+        shape = self.collection.shape
+        assign(self, value=QuantParam(float_array(empty, shape)), buffer=QuantStat(float_array(empty, shape)))
+        set_given(self, empty=empty)
+
+    def number(self, x: jax.Array, domain: Domain, task: Task = None) -> Number:
+        """Statistic and parameter, of which one counts; collects and hands over in training mode."""
+        if self.use_running_average or x.size == 0:
+            return Number(stored=self._settled(domain))
+        limit, steps, held = self.collection.limit, self.counter.get_value(), self.buffer.get_value()
+        collecting = steps < limit
+        found = gated_statistic_of(self.stats, self.view, x.astype(jnp.float32), collecting, task)
+        stat = domain.clamped(self._shaped(found))
+        state = self.value.get_value(), held, domain.to_stored(held), steps
+        # A quantizer may be called several times in one forward pass: every call's gradient goes to the parameter.
+        kept, moved, counted = _collected(self.collection, stat, collecting, *state)
+        self.buffer.set_value(moved)
+        self.counter.set_value(counted)
+        self.value.set_value(kept)
+        return Number(stat, kept, collecting)
+
+    def _settled(self, domain: Domain) -> jax.Array:
+        """The parameter as evaluation sees it: made from the buffer until training fills it. Moves nothing."""
+        still_collecting = self.counter.get_value() <= self.collection.limit
+        return jnp.where(still_collecting, domain.to_stored(self.buffer.get_value()), self.value.get_value())
+
+    def _finish(self, domain: Domain) -> None:
+        """Move the buffer into the parameter now, if that has not happened yet."""
+        final = self._settled(domain)
+        self.value.set_value(final)
+        self.buffer.set_value(final)
+        self.counter.set_value(int_array(self.collection.steps + 1))
+
+    def _settle(self, domain: Domain) -> jax.Array:
+        """Move the buffer into the parameter if the last statistic has just been collected; whether it was."""
+        limit, held, count = self.collection.limit, self.buffer.get_value(), self.counter.get_value()
+        due = count == limit
+        collected = jax.lax.stop_gradient(domain.to_stored(held))
+        self.value.set_value(jnp.where(due, collected, jax.lax.stop_gradient(self.value.get_value())))
+        self.buffer.set_value(jnp.where(due, collected, held))
+        self.counter.set_value(jnp.where(due, jnp.int32(limit + 1), count))
+        return due
+
+    def _end_calibration(self, domain: Domain) -> None:
+        """Move the buffer into the parameter, of each layer (of a stack) that saw data."""
+        super().end_calibration()
+        count = self.counter.get_value()
+        seen = count > 0
+        filled = seen.reshape(*seen.shape, *(1,) * (self.value.ndim - seen.ndim))
+        final = domain.to_stored(self.buffer.get_value())
+        for variable in (self.value, self.buffer):
+            variable.set_value(jnp.where(filled, final, variable.get_value()))
+        self.counter.set_value(jnp.where(seen, jnp.int32(self.collection.steps + 1), 0))
+
+    def _completed(self, entries: dict[str, Any], domain: Domain) -> dict[str, Any]:
+        """Checkpoint entries, completed.
+
+        | given                     | means                                                              |
+        |---------------------------|--------------------------------------------------------------------|
+        | nothing                   | nothing                                                            |
+        | `running_stats`           | statistics of a run without parameter: they become the `value`     |
+        | `value` without `counter` | collection is over                                                 |
+        | `value`, `counter`        | the buffer is what the value says                                  |
+        | `buffer`, `counter`       | collection goes on; `value` is not filled yet                      |
+        | `stats. ...`, `rule. ...` | what the statistic and the rule keep                               |
+        """
+        steps, found = self.collection.steps, super().complete_state(entries)
+        own = ("value", "buffer", "counter", "stats", "rule", "int_quant")
+        known = {name: entry for name, entry in found.items() if name.partition(".")[0] in own}
+        for name in ("running_stats", "runtime_stats.running_stats"):
+            if name in found and "value" not in known:
+                stat = jnp.abs(jnp.asarray(found[name]).astype(jnp.float32))
+                known["value"] = domain.to_stored(domain.clamped(stat))
+                known.pop("counter", None)
+        if "value" in known and "counter" not in known:
+            known["counter"] = int_array(steps + 1)
+        if "value" in known and "buffer" not in known:
+            stored = jnp.asarray(known["value"]).astype(jnp.float32)
+            read = domain.from_stored(stored)  # a learned scale may have a sign, a statistic has none
+            kept = domain.to_stored(domain.clamped(read))
+            known["buffer"] = jnp.where(known["counter"] > steps, kept, read)
+        if "buffer" in known and "value" not in known:
+            known["value"] = float_array(self.empty, self.collection.shape)
+        return known
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _collected(
+    collection: Collection,
+    stat: jax.Array,
+    collecting: jax.Array,
+    learned: jax.Array,
+    held: jax.Array,
+    stored: jax.Array,
+    steps: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Parameter, buffer and counter after a call."""
+    handing_over = steps == collection.limit
+    counts = collecting & all_finite(stat)
+    moved = choose(counts, collection.mean(held, stat, steps), held)
+    counted = choose(collecting, steps + counts.astype(jnp.int32), jnp.int32(collection.limit + 1))
+    return choose(handing_over, stored, learned), choose(handing_over, stored, moved), counted
+
+
+def _collected_jvp(collection: Collection, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    found = _collected(collection, *primals)
+    return found, (tangents[2], *(no_change(part) for part in found[1:]))
+
+
+_collected.defjvp(_collected_jvp, symbolic_zeros=True)

@@ -1,0 +1,176 @@
+"""The base of all sources, and what passes between a source and the scale or zero point that it serves."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jqinject.core._protocols import Restrict, Stat, View
+from jqinject.core.construction.assign import assign, set_given
+from jqinject.core.construction.component import Component
+from jqinject.core.facts import scale_dtype, searches
+from jqinject.core.state.variables import QuantParam, float_array
+from jqinject.core.stats.search import Task
+
+
+class Number(NamedTuple):
+    """What a source found.
+
+    Attributes:
+        statistic: a statistic; None if there is none.
+        stored: a number in the domain in which it is learned; None if there is none.
+        collecting: a bool scalar, if there are both: whether the statistic counts.
+    """
+
+    statistic: Any = None
+    stored: Any = None
+    collecting: Any = None
+
+
+class Domain(Protocol):
+    """How a statistic becomes the number that is stored and learned in its place."""
+
+    def clamped(self, stat: jax.Array, /) -> jax.Array:
+        """The statistic, at least as large as allowed."""
+        ...
+
+    def to_stored(self, value: jax.Array, /) -> jax.Array:
+        """From a value to the domain in which it is learned."""
+        ...
+
+    def from_stored(self, stored: jax.Array, /) -> jax.Array:
+        """And back."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Distance:
+    """Distances in floats, learned as they are: zero points."""
+
+    def clamped(self, stat: jax.Array) -> jax.Array:
+        """The statistic itself."""
+        return stat
+
+    def to_stored(self, value: jax.Array) -> jax.Array:
+        """The value itself."""
+        return value
+
+    def from_stored(self, stored: jax.Array) -> jax.Array:
+        """The value itself."""
+        return stored
+
+
+DISTANCE = _Distance()
+
+
+class Source(Component):
+    """Abstract: finds the number that a scale or a zero point is made of.
+
+    Attributes:
+        stats: the statistic; None if none is taken.
+        view: the view that it is taken of.
+        rule: from the number to a scale; None of zero points.
+        searches: whether the statistic is searched.
+    """
+
+    stats: Stat | None = None
+    view: View | None = None
+    rule: Any = None
+    searches: bool = False
+
+    def _take(self, stats: Stat, view: View) -> None:
+        """Hold a statistic and its view."""
+        assign(self, stats=stats, view=view)
+        set_given(self, searches=searches(stats))
+
+    @property
+    def scale_dtype(self) -> np.dtype | None:
+        """That of the rule's scales."""
+        return scale_dtype(self.rule)
+
+    @property
+    def restrict_scaling_impl(self) -> Restrict | None:
+        """How stored scales are read; None of zero points."""
+        return None if self.rule is None else self.rule.restrict_scaling_impl
+
+    @abstractmethod
+    def number(self, x: Any, domain: Domain, task: Task = None) -> Number:
+        """The number for `x`.
+
+        Args:
+            x: the tensor.
+            domain: of stored numbers.
+            task: for a statistic that is searched.
+        """
+
+    def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
+        """What a checkpoint's entries for this component mean.
+
+        Args:
+            entries: variable name -> array, as found in the checkpoint.
+
+        Returns:
+            The entries to load.
+        """
+        return {_current(name): entry for name, entry in entries.items()}
+
+
+def _current(name: str) -> str:
+    """Restrictions were parts of scales before they were parts of their rule."""
+    return f"rule.{name}" if name.startswith("restrict_") else name
+
+
+def set_view(self: Any, use_running_average: bool | None = None) -> None:
+    """Switch between training and evaluation.
+
+    Args:
+        use_running_average: evaluation: move no state; None keeps what is set.
+    """
+    if use_running_average is not None:
+        self.use_running_average = use_running_average
+
+
+class AffineRescaling(nnx.Module):
+    """`weight * x + bias`, both learned; without `bias` when no initial value is given.
+
+    Args:
+        shape: shape of the parameters.
+        weight_init: initial `affine_weight`.
+        bias_init: initial `affine_bias`, or None for none.
+    """
+
+    affine_bias: QuantParam | None = None
+
+    def __init__(self, shape: tuple[int, ...], weight_init: float, bias_init: float | None = None) -> None:
+        self.affine_weight = QuantParam(float_array(weight_init, shape))
+        if bias_init is not None:
+            self.affine_bias = QuantParam(float_array(bias_init, shape))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """The mapped number."""
+        y = x * self.affine_weight.get_value()
+        return y if self.affine_bias is None else y + self.affine_bias.get_value()
+
+
+def affine_rescaling(
+    shape: tuple[int, ...], init: tuple[float | None, float | None], where: str, what: str
+) -> AffineRescaling | None:
+    """The affine map that the initial factor and shift ask for, or None.
+
+    Raises:
+        ValueError: only the shift is given.
+    """
+    weight_init, bias_init = init
+    if weight_init is not None:
+        return AffineRescaling(shape, weight_init, bias_init)
+    if bias_init is not None:
+        raise ValueError(
+            f"{where}: {what}_affine_shifting_init={bias_init} needs a factor as well: give "
+            f"{what}_affine_rescaling_init=1.0."
+        )
+    return None
