@@ -14,7 +14,7 @@ from jqinject.core._protocols import Restrict, Scaling, Stat, View
 from jqinject.core.construction import check
 from jqinject.core.scaling.scale_rule import clamp_scale
 from jqinject.core.state.variables import QuantParam
-from jqinject.core.stats.layout import statistic_of
+from jqinject.core.stats.in_place import statistic_of
 
 
 @dataclass(frozen=True)

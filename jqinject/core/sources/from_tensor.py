@@ -23,12 +23,12 @@ from jqinject.core.sources.source import (
     set_view,
 )
 from jqinject.core.state.variables import QuantParam, QuantStat, float_array, int_array
-from jqinject.core.stats.in_place import in_place
-from jqinject.core.stats.layout import statistic_of
+from jqinject.core.stats.in_place import in_place, statistic_of
 from jqinject.core.stats.search import Task
 from jqinject.core.view import cut_of
 from jqinject.ops.choose import all_finite
 from jqinject.ops.devices.explicit_axes import sharded_as
+from jqinject.ops.devices.over import parts_of
 from jqinject.ops.ste import with_gradient_of
 
 Broadcastable = Callable[[jax.Array, tuple[int, ...]], jax.Array]
@@ -114,7 +114,11 @@ class FromParameter(Source):
             )
         else:
             x = x.astype(jnp.float32)
-        stat = statistic_of(self.stats, view, x, task, tracking.concat_dim)
+        stats: Any = self.stats
+        if self.searches:
+            stat = stats.of(parts_of(x), task)
+        else:
+            stat = statistic_of(stats, view, x, tracking.concat_dim)
         if stat.shape == tracking.shape:
             return stat
         return check.statistic_shape(stat, tracking.shape, type(self).__name__, tracking.shape_name)

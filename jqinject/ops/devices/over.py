@@ -61,16 +61,22 @@ class Over(NamedTuple):
 
     def count(self, x: Tensors) -> int:
         """The number of elements in one statistic."""
+        if self.axes is None and not self.names and not isinstance(x, tuple):
+            return x.size
         return sum(map(self._here, parts_of(x))) * places_over(self.names)
 
     def max(self, x: Tensors) -> jax.Array:
         """The largest element."""
+        if self._is_plain(x):
+            return jnp.max(x, axis=self.axes, keepdims=self.axes is not None)
         return max_over(
             self._with_zeros(jnp.maximum, reduce(jnp.maximum, self._reduced(jnp.max, x))), self.names
         )
 
     def min(self, x: Tensors) -> jax.Array:
         """The smallest element."""
+        if self._is_plain(x):
+            return jnp.min(x, axis=self.axes, keepdims=self.axes is not None)
         return min_over(
             self._with_zeros(jnp.minimum, reduce(jnp.minimum, self._reduced(jnp.min, x))), self.names
         )
@@ -82,6 +88,8 @@ class Over(NamedTuple):
             x: what is added: a function of the tensor.
             of_zero: this function of a zero that fills up a group; None for 0.
         """
+        if self._is_plain(x):
+            return jnp.sum(x, axis=self.axes, keepdims=self.axes is not None)
         found = reduce(jnp.add, self._reduced(jnp.sum, x))
         if of_zero is not None and isinstance(self.axes, Cut):
             zeros = self.axes.missing(found) * len(parts_of(x))
@@ -97,6 +105,10 @@ class Over(NamedTuple):
             for part, start in zip(parts, before, strict=True)
         )
         return found if isinstance(x, tuple) else found[0]
+
+    def _is_plain(self, x: Tensors) -> bool:
+        """Whether one reduction along axes is all there is to do."""
+        return not (self.names or isinstance(x, tuple) or isinstance(self.axes, Cut))
 
     def _here(self, x: jax.Array) -> int:
         if isinstance(self.axes, Cut):
