@@ -1,8 +1,8 @@
 """What holds for every test and doctest: eight CPU devices, strict dtypes, quick compilation without a cache; and how
 much of it runs.
 
-`python -m pytest` alone runs every test, and of long tables rows spread over them, on every core. With files,
-directories or `--tables=whole` named, every row runs.
+`python -m pytest` alone runs every test but the lengthy ones, and of long tables rows spread over them, on every core.
+With files, directories or `--tables=whole` named, every test and every row runs.
 
 The environment is set before JAX is imported, and only where it is not set already, so that
 `JAX_PLATFORMS=cuda python -m pytest` runs the suite on another backend. This file lies beside `tests/` and
@@ -12,15 +12,20 @@ The environment is set before JAX is imported, and only where it is not set alre
 import gc
 import os
 from collections import defaultdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 # What is compiled stays: looking through it for garbage takes time and finds nothing.
 gc.set_threshold(100_000, 50, 100)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-_DEVICE_COUNT = "--xla_force_host_platform_device_count"
-if _DEVICE_COUNT not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICE_COUNT}=8".strip()
+_FLAGS = {"--xla_force_host_platform_device_count": "8"}
+if version("jaxlib").startswith("0.10."):
+    # XLA's older way to make loops compiles sooner. Later releases do not know the flag and refuse to start.
+    _FLAGS["--xla_cpu_use_fusion_emitters"] = "false"
+_given = os.environ.get("XLA_FLAGS", "")
+_added = [f"{flag}={value}" for flag, value in _FLAGS.items() if flag not in _given]
+os.environ["XLA_FLAGS"] = " ".join([_given, *_added]).strip()
 os.environ.setdefault("MPLBACKEND", "agg")
 
 import jax
@@ -37,9 +42,9 @@ settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
-ROWS = 4  # of a table that a bare run takes at least
-ONE_OF = 16  # rows of a long table
-MUCH = 2 * 2**30
+ROWS = 3  # of a table that a bare run takes at least
+ONE_OF = 32  # rows of a long table
+MUCH = 1.5 * 2**30
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--tables",
         choices=("whole", "sampled"),
-        help="rows of parametrized tests: all, or a few spread over each table (what a run of everything takes)",
+        help="all rows of parametrized tests and lengthy tests, or rows spread over each table (what a bare run takes)",
     )
 
 
@@ -70,12 +75,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the rows that do not run."""
+    """Leave out the rows and the lengthy tests that do not run."""
     if config.option.tables == "whole":
         return
     tables: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        tables[item.nodeid.partition("[")[0]].append(item)
+        if item.get_closest_marker("lengthy") is None:
+            tables[item.nodeid.partition("[")[0]].append(item)
     kept = {item.nodeid for rows in tables.values() for item in _spread(rows)}
     left_out = [item for item in items if item.nodeid not in kept]
     items[:] = [item for item in items if item.nodeid in kept]
@@ -94,7 +100,9 @@ def _spread(rows: list[Any]) -> list[Any]:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Say that rows were left out."""
     if config.option.tables == "sampled":
-        terminalreporter.write_line("of long tables some rows ran; python -m pytest --tables=whole runs all")
+        terminalreporter.write_line(
+            "lengthy tests were left out, and most rows of long tables; python -m pytest --tables=whole runs all"
+        )
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -127,6 +127,7 @@ def test_differences_and_ratios_are_taken_round_by_round(timing: ModuleType) -> 
     assert slow.show(factor=1, digits=1) == "5.0 [4.0, 7.0]"
 
 
+@pytest.mark.lengthy
 def test_every_callable_is_timed_once_a_round_in_warm_caches(timing: ModuleType) -> None:
     calls: list[str] = []
     found = timing.interleaved({n: lambda n=n: calls.append(n) for n in "abc"}, rounds=5, warmup=2)

@@ -18,6 +18,7 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.lengthy
 def test_readme_examples_run(tmp_path: Path) -> None:
     examples = blocks("README.md", "python")
     assert examples, "README.md has no python example"

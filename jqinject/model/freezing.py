@@ -65,7 +65,7 @@ def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool
         >>> layer = QuantLinear(64, 32, use_bias=False, rngs=nnx.Rngs(0))
         >>> frozen = freeze(layer)
         >>> {"/".join(map(str, path)): x.dtype.name for path, x in nnx.to_flat_state(nnx.state(frozen))}
-        {'frozen/freezer/scale': 'float32', 'frozen/freezer/value': 'int8', 'frozen/sums': 'int32'}
+        {'frozen/scale': 'float32', 'frozen/sums': 'int32', 'frozen/value': 'int8'}
     """
     _check_model(model, "freeze")
     index = ModelIndex(model)

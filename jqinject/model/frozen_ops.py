@@ -131,7 +131,7 @@ def unfreeze_op(layer: Any, *, only_check: bool = False) -> None:
     op = quantized_op(layer)
     if op is None or op.module.rhs_quant_mode is not QuantMode.SERVE:
         return
-    if layer.kernel.size == 0 and 0 not in op.module.rhs_freezer.shape:
+    if layer.kernel.size == 0 and 0 not in op.module.rhs_freezer.form.shape:
         raise ValueError(
             f"{type(layer).__name__}: the float kernel is gone.\n  cure: freeze(model, keep_masters=True), or load a "
             "float checkpoint into a model that was not frozen"

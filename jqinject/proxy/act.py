@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jqinject.core.state.uncalibrated import LOOKED_AT
 from jqinject.proxy.assembly import set_mode
 from jqinject.proxy.number_format import FormatQueries
 from jqinject.proxy.ranges import check_range
@@ -48,7 +49,7 @@ class ActQuantProxyFromInjector(FormatQueries):
         if self.tensor_quant is None or self.disable_quant:
             return x
         array = x.value if isinstance(x, QuantTensor) else x
-        if self.use_running_average:
+        if self.use_running_average and self not in LOOKED_AT:
             check_range(self, array)
         return self._quantized(array)
 

@@ -13,20 +13,16 @@ from jqinject.quant_tensor.concrete import is_concrete as is_concrete
 from jqinject.quant_tensor.concrete import known_different as known_different
 from jqinject.quant_tensor.concrete import known_nonzero as known_nonzero
 from jqinject.quant_tensor.float_quant_tensor import FloatQuantTensor as FloatQuantTensor
-from jqinject.quant_tensor.groupwise.groupwise_codebook_quant_tensor import (
+from jqinject.quant_tensor.groupwise.formats import (
     GroupwiseCodebookQuantTensor as GroupwiseCodebookQuantTensor,
 )
-from jqinject.quant_tensor.groupwise.groupwise_float_quant_tensor import (
-    GroupwiseFloatQuantTensor as GroupwiseFloatQuantTensor,
-)
-from jqinject.quant_tensor.groupwise.groupwise_int_quant_tensor import (
-    GroupwiseIntQuantTensor as GroupwiseIntQuantTensor,
-)
-from jqinject.quant_tensor.groupwise.groupwise_quant_tensor import Groups as Groups
+from jqinject.quant_tensor.groupwise.formats import GroupwiseFloatQuantTensor as GroupwiseFloatQuantTensor
+from jqinject.quant_tensor.groupwise.formats import GroupwiseIntQuantTensor as GroupwiseIntQuantTensor
+from jqinject.quant_tensor.groupwise.formats import in_groups as in_groups
+from jqinject.quant_tensor.groupwise.groups import Groups as Groups
 from jqinject.quant_tensor.groupwise.groupwise_quant_tensor import (
     GroupwiseQuantTensor as GroupwiseQuantTensor,
 )
-from jqinject.quant_tensor.groupwise.in_groups import in_groups as in_groups
 from jqinject.quant_tensor.int_quant_tensor import IntQuantTensor as IntQuantTensor
 from jqinject.quant_tensor.pooling_functions import adaptive_avg_pool as adaptive_avg_pool
 from jqinject.quant_tensor.pooling_functions import avg_pool as avg_pool

@@ -56,7 +56,7 @@ class FloatQuantTensor(QuantTensor):
 
     __slots__ = ("_format", "_payload", "_scale", "_training", "_value")
 
-    _value: jax.Array
+    _value: jax.Array | np.dtype  # the dtype, of a value that is made when it is read
     _scale: jax.Array
     _format: AnyFloatFormat
     _training: bool
@@ -108,10 +108,59 @@ class FloatQuantTensor(QuantTensor):
         kept = payload if payload.dtype in CONTRACTED and format is None else None
         return cls(from_float8(payload, scale, dtype), scale, form, training, kept)
 
+    @classmethod
+    def stored(cls, payload: jax.Array, scale: jax.Array, dtype: Any) -> "FloatQuantTensor":
+        """As `from_payload`, for 8-bit floats that are dequantized only when the value is read.
+
+        Args:
+            payload: in one of the 8-bit float dtypes.
+            scale: float32, broadcasts against it.
+            dtype: of the value.
+        """
+        tensor = cls._of(
+            np.dtype(dtype), scale, float_format(payload.dtype, "FloatQuantTensor.stored"), False
+        )
+        object.__setattr__(tensor, "_payload", payload)
+        return tensor
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it keeps its payload only, so that no gradient can reach its value."""
+        return isinstance(self._value, np.dtype)
+
     @property
     def value(self) -> jax.Array:
         """The dequantized float array."""
-        return self._value
+        value = self._value
+        if not isinstance(value, np.dtype):
+            return value
+        assert self._payload is not None, "what is dequantized when it is read"
+        return from_float8(self._payload, self._scale, value)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of `value`."""
+        return self._shaped.shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes of `value`."""
+        return self._shaped.ndim
+
+    @property
+    def size(self) -> int:
+        """Number of elements of `value`."""
+        return self._shaped.size
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The float dtype of `value`."""
+        value = self._value
+        return value if isinstance(value, np.dtype) else value.dtype
+
+    @property
+    def _shaped(self) -> Any:
+        return self._payload if isinstance(self._value, np.dtype) else self._value
 
     @property
     def scale(self) -> jax.Array:

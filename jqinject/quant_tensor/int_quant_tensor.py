@@ -166,6 +166,11 @@ class IntQuantTensor(QuantTensor):
         object.__delattr__(tensor, "_value")  # an empty slot: see `__getattr__`
         return tensor
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether it keeps its integers only, so that no gradient can reach its value."""
+        return self._payload is not None and self._shaped is self._payload
+
     def __getattr__(self, name: str) -> Any:
         """The value of a `stored` tensor, whose slot is empty: dequantized when it is read."""
         if name != "value":
@@ -256,7 +261,7 @@ class IntQuantTensor(QuantTensor):
         dtype = (jnp.int8 if self.signed else jnp.uint8) if narrow else jnp.int32
         payload = self._payload
         # Of a concrete value the integers are checked; a stored tensor has no value but these.
-        known = payload is not None and (self._shaped is payload or not is_concrete(self.value))
+        known = payload is not None and (self.is_stored or not is_concrete(self.value))
         if known and payload is not None and not float_datatype:
             return payload.astype(dtype)
         if is_concrete(*self._grid, self.bit_width):

@@ -70,6 +70,7 @@ def linear(weight_quant, **given):
     return QuantLinear(8, 4, weight_quant=weight_quant, **given, rngs=nnx.Rngs(0))
 
 
+@pytest.mark.lengthy
 def test_a_quantizer_of_the_users_own_is_believed():
     said, silent = linear(Own).weight_quant, linear(OwnSilent).weight_quant
     assert (said.has_zero_point, said.scale_dtype) == (False, POWERS)

@@ -53,6 +53,7 @@ def test_as_of_floats(lhs_shape: Any, rhs_shape: Any, numbers: Any, grad_dtype: 
         np.testing.assert_array_equal(got, wanted)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("grad_dtype", [None, jnp.float8_e5m2], ids=["float-gradient", "e5m2-gradient"])
 def test_scales_along_axes_that_are_not_summed_over(grad_dtype: Any) -> None:
     numbers = CASES["batch"][2]

@@ -130,6 +130,7 @@ def test_stochastic_rounding_needs_a_key_only_for_gradients():
         jax.grad(lambda x: dot_general(x, x.T, MATMUL, config=config_v4()).sum())(x)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("rng_type", ["jax.uniform", "custom-1"])
 def test_stochastic_rounding_is_unbiased_and_reproducible(rng_type):
     general = config_v4(drhs_bits=8, rng_type=rng_type).dot_general
@@ -202,6 +203,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(("lhs", "rhs", "numbers"), SHAPES)
 @pytest.mark.parametrize("config", [EXACT, config_fwd_fp8()], ids=["int8", "fp8"])
 def test_dimension_numbers(lhs, rhs, numbers, config):
@@ -296,6 +298,7 @@ def test_equations_that_do_not_fit(equation, error, text):
 # --- transforms
 
 
+@pytest.mark.lengthy
 def test_under_transforms():
     x, w = normal(0, 4, 8), normal(1, 8, 5)
 

@@ -153,6 +153,7 @@ def test_a_frozen_layer_is_exported_by_jax():
     np.testing.assert_array_equal(found.call(x), jax.jit(lambda x: frozen(x))(x))
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("spec", [("tp", "fsdp"), ("fsdp", "tp"), (None, "tp")], ids=str)
 @pytest.mark.parametrize("act", [q.ShiftedUint8ActPerTensorFloat, q.Int8DynamicActPerRowFloat], ids=str)
 @pytest.mark.parametrize(

@@ -172,6 +172,7 @@ def layers():
     yield QuantEinsum("bij,ijd->bd", (350, 400, 1), rngs=nnx.Rngs(0), **INT), (1, 350, 400)
 
 
+@pytest.mark.lengthy
 def test_what_is_trained_is_served_to_the_bit():
     for layer, shape in layers():
         x = jax.random.uniform(jax.random.key(1), shape, minval=-1.0, maxval=2.0)

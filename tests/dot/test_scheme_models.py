@@ -37,6 +37,7 @@ def model(seed):
     return made
 
 
+@pytest.mark.lengthy
 def test_copies_and_checkpoints():
     one, other = model(0), model(5)
     jqinject.load_state(other, nnx.state(one))

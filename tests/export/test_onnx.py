@@ -111,6 +111,7 @@ def images():
     return jax.random.uniform(jax.random.key(0), (4, 8, 8, 1))
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("frozen", [False, True], ids=["quantized", "frozen"])
 @pytest.mark.parametrize(
     "recipe",

@@ -75,6 +75,7 @@ def test_a_users_file_runs():
     assert made["second"].weight_quant is made["first"].weight_quant
 
 
+@pytest.mark.lengthy
 def test_a_type_checker_accepts_it(tmp_path):
     pytest.importorskip("pyright", reason="the type checker: pip install jqinject[dev]")
     (tmp_path / "mine.py").write_text(USERS_FILE)

@@ -53,6 +53,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("name", LOSSES)
 def test_values_and_gradients_are_the_peers(name):
     model = Model()

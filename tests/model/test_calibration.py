@@ -316,7 +316,7 @@ def test_post_training_quantization_in_one_step(activations: str) -> None:
         progress=False,  # pyright: ignore
     )
     plain.eval()
-    assert served.fc1.frozen.freezer.value.dtype == jnp.int8  # pyright: ignore[reportAttributeAccessIssue]
+    assert served.fc1.frozen.value.dtype == jnp.int8  # pyright: ignore[reportAttributeAccessIssue]
     assert type(served.fc2) is nnx.Linear
     scale = float(jnp.abs(plain(BATCHES[0])).max())
     np.testing.assert_allclose(served(BATCHES[0]), plain(BATCHES[0]), atol=0.03 * scale)

@@ -116,7 +116,7 @@ def test_bytes_of_the_weights():
     def weight_bytes(bits):
         layer = QuantLinear(256, 128, weight_bit_width=bits, use_bias=False, rngs=nnx.Rngs(0))
         frozen = jqinject.freeze(layer)
-        return frozen.frozen.freezer.value[...].nbytes, size(frozen)
+        return frozen.frozen.value[...].nbytes, size(frozen)
 
     full = 256 * 128 * 4
     for bits, share in ((8, 4), (4, 8), (2, 16)):
@@ -219,7 +219,7 @@ def test_stacked_layers_under_scan():
     stack.eval()
     expected = run(stack, X)
     jqinject.freeze(stack)
-    assert stack.frozen.freezer.value.shape == (3, 16, 16)
+    assert stack.frozen.value.shape == (3, 16, 16)
     np.testing.assert_array_equal(run(stack, X), expected)
 
 
@@ -231,18 +231,46 @@ def test_sharding_is_kept():
     expected = nnx.clone(jqinject.freeze(nnx.clone(layer)))(X)
     layer.kernel.set_value(jax.device_put(layer.kernel[...], jax.NamedSharding(mesh, spec(None, "model"))))
     frozen = jqinject.freeze(layer)
-    shards = {shard.data.shape for shard in frozen.frozen.freezer.value[...].addressable_shards}
+    shards = {shard.data.shape for shard in frozen.frozen.value[...].addressable_shards}
     assert shards == {(4, 16)}  # stored (out, in), split over out
     np.testing.assert_allclose(call(frozen, X), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_inputs_are_still_differentiable():
-    model = trained(Dense, X, contraction="int")
-    expected = jax.grad(lambda x: jnp.sum(jnp.sin(model(x))))(X)
+@pytest.mark.parametrize(("make", "x"), [(Dense, X), (Images, IMAGES)], ids=["linear", "conv"])
+def test_inputs_are_still_differentiable(make, x):
+    model = trained(make, x, contraction="int")
+    expected = jax.grad(lambda x: jnp.sum(jnp.sin(model(x))))(x)
     frozen = jqinject.freeze(nnx.clone(model))
     np.testing.assert_allclose(
-        jax.grad(lambda x: jnp.sum(jnp.sin(frozen(x))))(X), expected, rtol=1e-5, atol=1e-6
+        jax.grad(lambda x: jnp.sum(jnp.sin(frozen(x))))(x), expected, rtol=1e-5, atol=1e-6
     )
+
+
+def test_stored_8_bit_floats_are_contracted_as_they_are():
+    given = {"input_quant": q.Fp8e4m3ActPerTensorCurrent, "weight_quant": q.Fp8e4m3WeightPerChannelCurrent}
+    layer = QuantLinear(16, 5, **given, rngs=nnx.Rngs(0))
+    layer.eval()
+    expected, gradient = layer(X), jax.grad(lambda x: jnp.sum(jnp.sin(layer(x))))(X)
+    frozen = jqinject.freeze(layer)
+    np.testing.assert_array_equal(frozen(X), expected)
+    np.testing.assert_array_equal(jax.grad(lambda x: jnp.sum(jnp.sin(frozen(x))))(X), gradient)
+    graphdef, state = nnx.split(frozen)
+    program = str(jax.make_jaxpr(lambda state: nnx.merge(graphdef, state)(X))(state))
+    assert "f8_e4m3fn[5,16]" in program
+    dequantized = [line for line in program.splitlines() if "f32[5,16]" in line or "f32[16,5]" in line]
+    # What is left is a shape for the forward of the parent.
+    assert all("broadcast_in_dim" in line for line in dequantized), dequantized
+
+
+def test_a_frozen_checkpoint_with_a_freezer_is_read():
+    frozen, other = (
+        jqinject.freeze(QuantLinear(16, 6, weight_bit_width=4, rngs=nnx.Rngs(seed))) for seed in (0, 1)
+    )
+    state = nnx.to_pure_dict(nnx.state(frozen))
+    stored = state["frozen"]
+    stored["freezer"] = {name: stored.pop(name) for name in ("value", "scale")}
+    jqinject.load_state(other, state)
+    np.testing.assert_array_equal(other(X), frozen(X))
 
 
 def test_static_scales_leave_no_reduction():
@@ -352,13 +380,13 @@ def test_annotations_of_sharding_are_carried_over():
         abstract = nnx.eval_shape(lambda: jqinject.freeze(make()))
     frozen = jqinject.freeze(model)  # without a mesh around it
     for layers in (frozen, abstract):
-        first, second = layers[0].frozen.freezer, layers[1].dot_general.rhs_freezer
+        first, second = layers[0].frozen, layers[1].dot_general.rhs_freezer
         names = [
             v.get_metadata()["out_sharding"] for v in (first.value, first.scale, second.value, second.scale)
         ]
         # Stored (out, in), and unsplit where there is one scale for all.
         assert names == [("model", None), (None, "model"), (None, "model"), (None, None)]
-    assert {s.data.shape for s in frozen[0].frozen.freezer.value[...].addressable_shards} == {(4, 16)}
+    assert {s.data.shape for s in frozen[0].frozen.value[...].addressable_shards} == {(4, 16)}
     assert {s.data.shape for s in frozen[1].dot_general.rhs_freezer.value[...].addressable_shards} == {
         (16, 4)
     }

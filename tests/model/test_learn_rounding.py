@@ -62,6 +62,7 @@ def test_the_models_error_falls_below_that_of_nearest_rounding(kind):
     assert "layers.0: " in str(report)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(("quant", "overrides"), [
     (MXInt8Weight, {"weight_bit_width": 3}),
     (Fp8e4m3OCPWeightPerTensorFloat, {}),

@@ -53,6 +53,7 @@ def _without_keys(model):
 SAVES = {"state": _without_keys, "pure dict": lambda m: nnx.to_pure_dict(_without_keys(m))}
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("quantized", [False, True], ids=["float", "quantized"])
 @pytest.mark.parametrize("save", SAVES.values(), ids=SAVES)
 def test_saved_and_restored_without_a_target(tmp_path, save, quantized):

@@ -53,6 +53,7 @@ def former(pure: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
+@pytest.mark.lengthy
 def test_the_statistics_of_a_quantizer_are_one_variable() -> None:
     below = ".tensor_quant.scaling_impl"
     assert paths(trained(**FP8)) == {

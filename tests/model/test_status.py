@@ -27,6 +27,7 @@ def in_float(net, x):
     return hidden @ net.b.kernel[...] + net.b.bias[...]
 
 
+@pytest.mark.lengthy
 def test_everything_off_is_the_float_model_and_then_all_is_back():
     net, x = Net(), jnp.linspace(-1.0, 1.0, 8).reshape(2, 4)
     before, structure = net(x), nnx.graphdef(net)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 SCRIPT = Path(__file__).with_name("_two_processes.py")
 ROOT = Path(__file__).parents[2]
@@ -38,6 +39,7 @@ def finish(*started):
             process.wait()
 
 
+@pytest.mark.lengthy
 def test_two_processes_are_one(tmp_path):
     finish(start(0, 1, 0, tmp_path / "one.npz"))
     port = free_port()

@@ -149,6 +149,7 @@ def test_the_variable_is_read_at_every_call(kernel, monkeypatch):
         assert native.status() == "switched off"
 
 
+@pytest.mark.lengthy
 def test_a_clone_uses_the_library_of_the_installed_package(compiled, tmp_path):
     """Python started in the clone's root imports the clone, and finds what was compiled from the same source."""
     clone, site = tmp_path / "clone", tmp_path / "site"

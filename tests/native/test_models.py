@@ -54,6 +54,7 @@ def run(both, model, *inputs):
     return both(lambda state, *inputs: as_array(nnx.merge(graphdef, state)(*inputs)), state, *inputs)
 
 
+@pytest.mark.lengthy
 def test_a_frozen_model_is_the_evaluated_one(both):
     model = trained(Model(contraction="int"), IMAGES)
     calls, evaluated, by_xla = run(both, model, IMAGES)

@@ -80,6 +80,7 @@ def test_sharded_activations(act, spec, mesh):
     assert_alike(found, alone(lambda: QuantIdentity(act), X), rtol=2e-6)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("spec", [(None, None, None, "model"), (None, None, "model", None)], ids=str)
 @pytest.mark.parametrize("act", [q.Int8ActPerTensorFloat, q.ShiftedUint8ActPerTensorFloat], ids=str)
 def test_convolutions_of_integers_take_out_sharding(act, spec, mesh):
@@ -101,6 +102,7 @@ def test_convolutions_of_integers_take_out_sharding(act, spec, mesh):
     assert_alike(found, expected, rtol=2e-5)
 
 
+@pytest.mark.lengthy
 def test_an_einsum_of_integers_takes_out_sharding(mesh):
     def output(x, metadata, **kwargs):
         layer = QuantEinsum(

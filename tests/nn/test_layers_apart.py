@@ -293,7 +293,9 @@ def test_the_projections_of_attention_become_ours_and_are_frozen():
     expected = call(attention, x)
     jqinject.freeze(attention)
     np.testing.assert_allclose(call(attention, x), expected, rtol=1e-4, atol=1e-5)
-    assert {layer.frozen.freezer.dtype for layer in (attention.query, attention.out)} == {np.dtype(np.int8)}
+    assert {layer.frozen.form.stored.dtype for layer in (attention.query, attention.out)} == {
+        np.dtype(np.int8)
+    }
 
 
 def test_every_layer_of_a_stack_that_was_flaxs_rounds_by_its_own_random_numbers():

@@ -203,7 +203,7 @@ def test_copies_and_the_frozen_layer_compute_the_same(packed):
     frozen = jqinject.freeze(layer)
     np.testing.assert_array_equal(call(frozen, X), expected)
     kernels = {
-        name: getattr(frozen, name).frozen.freezer.dtype.name for name in ("query", "key", "value", "out")
+        name: getattr(frozen, name).frozen.form.stored.dtype.name for name in ("query", "key", "value", "out")
     }
     assert set(kernels.values()) == {"int8"}
 
@@ -221,7 +221,7 @@ def test_calibration_and_report_find_its_quantizers():
 def test_an_abstract_layer():
     abstract = nnx.eval_shape(lambda: jqinject.freeze(_mha(packed_in_proj=True)))
     assert abstract.value.frozen.shape == (8, 2, 4)
-    assert abstract.value.frozen.freezer.value.dtype == jnp.int8
+    assert abstract.value.frozen.value.dtype == jnp.int8
 
 
 def test_bfloat16_stays_and_scales_are_float32():

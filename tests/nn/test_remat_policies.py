@@ -104,6 +104,7 @@ CASES = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("case", CASES)
 def test_loss_and_gradients_are_those_without_remat(case):
     model = CASES[case]()

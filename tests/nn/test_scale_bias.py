@@ -94,7 +94,7 @@ def test_frozen_copied_and_pickled_it_stays():
         jqinject.freeze(layer),
     ):
         np.testing.assert_allclose(other(X).value, expected, rtol=1e-6)
-    assert layer.frozen.freezer.dtype == jnp.int4
+    assert layer.frozen.form.stored.dtype == jnp.int4
 
 
 def test_a_batch_norm_becomes_one():

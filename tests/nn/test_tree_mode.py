@@ -83,6 +83,7 @@ def _split_and_merged(model, x):
 RUNS = {"jit": _jit, "jax.jit": _jax_jit, "remat": _remat, "split": _split_and_merged}
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 def test_forward_passes_and_their_state(run):
     with nnx.set_graph_mode(False):

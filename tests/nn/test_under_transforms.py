@@ -57,6 +57,7 @@ def loss(model, x):
     return jnp.mean(model(x) ** 2)
 
 
+@pytest.mark.lengthy
 def test_jit_equals_eager_through_calibration_and_after():
     eager, jitted = Net(), Net()
     step = nnx.jit(lambda m, x: m(x))
@@ -100,6 +101,7 @@ def test_training_moves_weights_and_learned_scales_and_lowers_the_loss():
     assert float(model.out.act_quant.tensor_quant.scaling_impl.value[...]) != float(scale)
 
 
+@pytest.mark.lengthy
 def test_gradient_accumulation_over_micro_batches():
     model, other = Net(), Net()
     for seed in range(4):
@@ -114,6 +116,7 @@ def test_gradient_accumulation_over_micro_batches():
     np.testing.assert_allclose(model.dense.kernel[...], other.dense.kernel[...], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.lengthy
 def test_remat_moves_statistics_once():
     plain, remat = Net(), Net()
     for seed in range(4):
@@ -126,6 +129,7 @@ def test_remat_moves_statistics_once():
     assert_close(everything(plain), everything(remat))
 
 
+@pytest.mark.lengthy
 def test_stacked_layers_are_scanned_with_statistics_of_their_own():
     def build(rngs):
         return QuantLinear(4, 4, weight_quant=Int8WeightPerChannelFloat, input_quant=Act, rngs=rngs)
@@ -216,6 +220,7 @@ def test_donated_buffers():
         np.testing.assert_allclose(y, model(batch(seed)), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.lengthy
 def test_bfloat16_outside_and_float32_inside():
     layer = QuantLinear(4, 3, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16, input_quant=Act, rngs=nnx.Rngs(0))
     x = jnp.ones((2, 4), jnp.bfloat16)

@@ -12,6 +12,7 @@ from jqinject.ops import stats
 from jqinject.ops.devices.over import Over
 
 
+@pytest.mark.lengthy
 @given(hnp.arrays(np.float32, st.integers(1, 40), elements=st.floats(width=32, allow_nan=False)), st.data())
 def test_kth_smallest_of_small_tensors(x, data):
     k = data.draw(st.integers(1, x.size))

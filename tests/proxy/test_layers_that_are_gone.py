@@ -42,6 +42,7 @@ WEIGHTS = [
 ]
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("kind", LAYERS)
 def test_the_proxy_of_a_layer_made_on_the_spot(kind):
     proxies = [LAYERS[kind](weight_quant=weight_quant).weight_quant for weight_quant in WEIGHTS]
@@ -87,6 +88,7 @@ def test_to_assemble_again_takes_the_layer():
         linear().weight_quant.init_tensor_quant()
 
 
+@pytest.mark.lengthy
 def test_an_activation_may_come_as_a_list():
     array = jnp.array([[0.5, -1.0, 0.25], [2.0, 0.0, 1.0]])
     for name in ("MXInt8Act", "MXFloat8e4m3Act", "Int8ActPerTensorFloat", "Int8DynamicActPerRowFloat"):

@@ -301,7 +301,7 @@ def test_frozen_weights_are_those_of_the_last_evaluation(stated):
     layer.eval()
     integers, expected = layer.quant_weight().int(), layer(x)
     frozen = jqinject.freeze(layer)
-    assert frozen.frozen.freezer.dtype == jnp.int8
+    assert frozen.frozen.form.stored.dtype == jnp.int8
     np.testing.assert_array_equal(frozen.quant_weight().int(), integers)
     np.testing.assert_allclose(frozen(x), expected, rtol=1e-5, atol=1e-6)
 
@@ -321,7 +321,7 @@ def test_a_stack_of_layers_keeps_a_format_each():
     assert outs.shape == (3, 2, 4)
     assert stack.weight_quant.tensor_quant.input_format[...].tolist() == [[8, 1]] * 3
     frozen = jqinject.freeze(stack)
-    stored = np.asarray(frozen.frozen.freezer.value[...], np.int32)  # the axis that is summed over lies last
+    stored = np.asarray(frozen.frozen.value[...], np.int32)  # the axis that is summed over lies last
     assert stored.shape == (3, 4, 4)
     assert np.abs(stored).sum(axis=-1).max() <= integer_budget(12, 8, True, False)
 

@@ -23,6 +23,7 @@ def _bytes(model):
     return sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(model)))
 
 
+@pytest.mark.lengthy
 def test_a_patch_stem_shrinks():
     stem = QuantConv(
         3, 8, (4, 4), strides=4, use_bias=False, weight_quant=MXFloat4e2m1Weight, input_quant=MXFloat8e4m3Act,
@@ -42,6 +43,7 @@ def test_a_patch_stem_shrinks():
     assert _bytes(frozen) <= kernel.nbytes / 4
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
     "quantizer", [MXInt8Weight, IntWeightSymmetricGroupQuant, ShiftedUint8WeightGroupQuantFloat]
 )

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -43,6 +44,7 @@ def quantized(kernel, quantizer, bits=8, **overrides):
     return layer_of(kernel, quantizer, bits, **overrides).quant_weight()
 
 
+@pytest.mark.lengthy
 @few
 @given(KERNELS, st.sampled_from(SYMMETRIC + SHIFTED), BITS)
 def test_no_number_in_range_is_off_by_more_than_half_a_step(kernel, quantizer, bits):

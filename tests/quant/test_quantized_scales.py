@@ -119,6 +119,7 @@ def test_wherever_the_channels_are(make):
     _on_grid(np.asarray(weight.zero_point_ * weight.scale_), others, ZERO_POINT_BITS)
 
 
+@pytest.mark.lengthy
 def test_it_trains_and_freezes():
     layer = QuantLinear(64, 4, weight_quant=ZeroPointsToo, rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(0), (2, 64))

@@ -234,6 +234,7 @@ def scale_of(weight):
     )
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("name", CASES)
 def test_it_agrees_with_brevitas(name):
     quantizer, outputs = CASES[name]

@@ -17,7 +17,7 @@ CURE = (
 )
 
 # Which were looked at, kept outside of them: an attribute more would be another graph, and a retrace.
-_LOOKED_AT: weakref.WeakSet[Any] = weakref.WeakSet()
+LOOKED_AT: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class UncalibratedWarning(UserWarning):
@@ -34,9 +34,9 @@ def warn_if_uncalibrated(holder: StaticRange, name: Callable[[], str], x: Any) -
         name: returns what the user calls it.
         x: what it quantizes.
     """
-    if holder in _LOOKED_AT or not is_concrete(x):
+    if holder in LOOKED_AT or not is_concrete(x):
         return
-    _LOOKED_AT.add(holder)
+    LOOKED_AT.add(holder)
     if holder.has_range() is False:
         warnings.warn(
             f"{name()} quantizes in evaluation, and {UNSEEN}.\n  cure: {CURE}", UncalibratedWarning, 3

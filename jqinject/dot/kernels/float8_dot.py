@@ -35,6 +35,7 @@ class Float8Spec:
         grad_dtype: dtype of the gradient's payload in the backward pass; None for a gradient that is not quantized.
         out_dtype: dtype of the output.
         out_sharding: as for `lax.dot_general`.
+        stored: whether the right operand is stored, and gets no gradient.
     """
 
     dims: Dimensions
@@ -43,6 +44,7 @@ class Float8Spec:
     grad_dtype: np.dtype | None
     out_dtype: np.dtype
     out_sharding: Any = None
+    stored: bool = False
 
 
 def float8_dot_general(
@@ -66,7 +68,7 @@ def float8_dot_general(
 
     Args:
         lhs: the left operand.
-        rhs: the right operand; a scale may vary along axes that are not summed over.
+        rhs: the right operand; a scale may vary along axes that are not summed over. A stored one gets no gradient.
         dimension_numbers: as for `lax.dot_general`.
         grad_dtype: dtype of the gradient's payload, or None.
         preferred_element_type: dtype of the output; None means that of `lhs`.
@@ -104,6 +106,7 @@ def float8_dot_general(
         None if grad_dtype is None else np.dtype(grad_dtype),
         np.dtype(preferred_element_type or lhs.dtype),
         out_sharding,
+        rhs.is_stored,
     )
     if not has_output_scales(lhs, rhs, spec.dims):
         raise ValueError(
@@ -112,7 +115,8 @@ def float8_dot_general(
             "\n  cure: quantize per tensor, or per output channel; or contract the values: contraction='float'"
         )
     try:
-        return _dot(spec, lhs.value, rhs.value, lhs.payload(), rhs.payload(), lhs.scale, rhs.scale)
+        values = lhs.value, None if rhs.is_stored else rhs.value
+        return _dot(spec, *values, lhs.payload(), rhs.payload(), lhs.scale, rhs.scale)
     except TypeError as error:
         explain_forward_mode(error, "a contraction of 8-bit floats")
         raise
@@ -143,7 +147,7 @@ def _contract(a: jax.Array, b: jax.Array, dims: Dimensions, out_sharding: Any = 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _dot(
-    spec: Float8Spec, lhs: jax.Array, rhs: jax.Array, *payloads_and_scales: jax.Array
+    spec: Float8Spec, lhs: jax.Array, rhs: jax.Array | None, *payloads_and_scales: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The payloads contracted; `lhs` and `rhs`, the values, receive the gradients and are not looked at."""
     return _forward(spec, *payloads_and_scales)
@@ -162,7 +166,7 @@ def _forward(
     return y, token if spec.grad_dtype is None else mapped_with(token, left, right)
 
 
-def _fwd(spec: Float8Spec, lhs: jax.Array, rhs: jax.Array, *payloads_and_scales: jax.Array) -> Any:
+def _fwd(spec: Float8Spec, lhs: jax.Array, rhs: jax.Array | None, *payloads_and_scales: jax.Array) -> Any:
     # This forward pass is only differentiated by a second derivative.
     left, right, *scales = payloads_and_scales
     left, right, *_ = first_order((left, right, lhs, rhs), NO_SECOND_DERIVATIVE)
@@ -175,12 +179,11 @@ def _bwd(spec: Float8Spec, kept: LowBits, cotangents: tuple[jax.Array, jax.Array
     quantized = spec.grad_dtype is not None
     gradient = (to_float8_again(g, g_scale, spec.grad_dtype), g_scale) if quantized else (g, None)
     of_lhs = _gradient(gradient, (right, rhs_scale), spec.dims.gradient_of_lhs(), left)
+    of_lhs = summed_like(of_lhs, left).astype(spec.lhs_dtype)
+    if spec.stored:
+        return of_lhs, None, None, None, None, None
     of_rhs = _gradient(gradient, (left, lhs_scale), spec.dims.gradient_of_rhs(), right)
-    of_values = (
-        summed_like(of_lhs, left).astype(spec.lhs_dtype),
-        summed_like(of_rhs, right).astype(spec.rhs_dtype),
-    )
-    return (*of_values, None, None, None, None)
+    return of_lhs, summed_like(of_rhs, right).astype(spec.rhs_dtype), None, None, None, None
 
 
 def _gradient(

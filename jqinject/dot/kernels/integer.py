@@ -94,7 +94,9 @@ def affine_dot_general(
     """
     lhs = lhs.signed() if lhs.payload.dtype == jnp.uint8 else lhs
     rhs = rhs.signed() if rhs.payload.dtype == jnp.uint8 else rhs
-    grouped = _grouped(dims, lhs.shapes, rhs.shapes)
+    plain = lhs.zero_point is None and rhs.zero_point is None
+    shapes = ((lhs.scale.shape,), (rhs.scale.shape,)) if plain else (lhs.shapes, rhs.shapes)
+    grouped = _grouped(dims, *shapes)
     if not grouped:
         return _whole(lhs, rhs, dims, accumulator_dtype, out_sharding).astype(dtype)
     y = _whole(lhs, rhs, _along(dims, grouped), accumulator_dtype, None)
@@ -107,7 +109,9 @@ def _whole(
     lengths = tuple(map(lhs.payload.shape.__getitem__, dims.lhs_contract))
     dtypes = (lhs.payload.dtype, lhs.zero_point is not None), (rhs.payload.dtype, rhs.zero_point is not None)
     accumulator, longest = _accumulation(lengths, *dtypes, accumulator_dtype)
-    if math.prod(lengths) <= longest:
+    if math.prod(lengths) <= longest and lhs.zero_point is None and rhs.zero_point is None:
+        y = integer_contraction(lhs.payload, rhs.payload, dims, accumulator, out_sharding)
+    elif math.prod(lengths) <= longest:
         y = _exact(lhs, rhs, dims, accumulator, out_sharding)
     else:
 
@@ -208,4 +212,5 @@ def _expanded(x: jax.Array, ndim: int, places: dict[int, int], out_ndim: int, y:
     assert expanded is not None, (
         "axes that are summed over go along in front where something varies along them"
     )
-    return sharded_beside(expanded, y) if expanded.ndim else expanded
+    alone = jax.typeof(y).sharding.mesh.empty and jax.typeof(expanded).sharding.mesh.empty
+    return expanded if alone or not expanded.ndim else sharded_beside(expanded, y)

@@ -48,7 +48,7 @@ def integer_contraction(
         out_sharding: as for `lax.dot_general`.
     """
 
-    if out_sharding is not None or _is_sharded(lhs) or _is_sharded(rhs):
+    if out_sharding is not None or _are_sharded(lhs, rhs):
         return _Divisible(dims, accumulator, out_sharding)(lhs, rhs)
     return on_one_device(_Alone(dims, accumulator), _Divisible(dims, accumulator), lhs, rhs)
 
@@ -100,7 +100,7 @@ def integer_convolution(
         plain: the convolution by XLA; compares by value.
         window: of the same convolution, where a product of patches can take its place.
     """
-    if window is None or XLA_CONVOLVES or _is_sharded(lhs) or _is_sharded(rhs):
+    if window is None or XLA_CONVOLVES or _are_sharded(lhs, rhs):
         return plain(lhs, rhs)
     return on_one_device(_AsMatrices(accumulator, plain, window), plain, lhs, rhs)
 
@@ -191,10 +191,10 @@ def _at_least_a_byte(x: jax.Array) -> jax.Array:
     return x.astype(jnp.int8 if jnp.issubdtype(x.dtype, jnp.signedinteger) else jnp.uint8)
 
 
-def _is_sharded(x: jax.Array) -> bool:
-    """Whether the axes of a mesh are explicit in its type: they must not be reshaped away."""
-    mesh = jax.typeof(x).sharding.mesh
-    return not mesh.empty and bool(mesh.explicit_axes)
+def _are_sharded(lhs: jax.Array, rhs: jax.Array) -> bool:
+    """Whether the axes of a mesh are explicit in the type of an operand: they must not be reshaped away."""
+    left, right = jax.typeof(lhs).sharding.mesh, jax.typeof(rhs).sharding.mesh
+    return bool((not left.empty and left.explicit_axes) or (not right.empty and right.explicit_axes))
 
 
 def _matrices(

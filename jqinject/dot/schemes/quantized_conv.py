@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 
 from jqinject.dot.kernels.convolution import Convolution, varies_only_along
 from jqinject.dot.kernels.integer import Affine
@@ -132,16 +133,18 @@ def quantized_conv(
         return _quantized(conv, lhs, rhs, key)
 
 
-def integer_conv(conv: Convolution, lhs: jax.Array, rhs: jax.Array, left: Affine, right: Affine) -> jax.Array:
+def integer_conv(conv: Convolution, lhs: jax.Array, rhs: Any, left: Affine, right: Affine) -> jax.Array:
     """The convolution of integers.
 
     Args:
         conv: the convolution.
-        lhs, rhs: the values, which receive the gradients and are not looked at forward.
+        lhs, rhs: the values, which receive the gradients and are not looked at forward; instead of `rhs` the dtype of
+            its values, if `right` is stored and has no gradient.
         left, right: their integers.
     """
+    values = rhs if isinstance(rhs, jax.Array) else None
     with backward_only("a convolution of integers"):
-        return _integers(conv, lhs, rhs, left, right)
+        return _integers((conv, None if values is not None else np.dtype(rhs)), lhs, values, left, right)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -171,17 +174,25 @@ _quantized.defvjp(_quantized_fwd, _quantized_bwd)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _integers(conv: Convolution, lhs: jax.Array, rhs: jax.Array, left: Affine, right: Affine) -> jax.Array:
-    return conv.of_integers(left, right)
+def _integers(
+    static: tuple[Convolution, Any], lhs: jax.Array, rhs: jax.Array | None, left: Affine, right: Affine
+) -> jax.Array:
+    return static[0].of_integers(left, right)
 
 
-def _integers_fwd(conv: Convolution, lhs: jax.Array, rhs: jax.Array, left: Affine, right: Affine) -> Any:
-    lhs, rhs = first_order(lhs, NO_SECOND_DERIVATIVE), first_order(rhs, NO_SECOND_DERIVATIVE)
-    return _integers(conv, lhs, rhs, left, right), (lhs, rhs)
+def _integers_fwd(
+    static: tuple[Convolution, Any], lhs: jax.Array, rhs: jax.Array | None, left: Affine, right: Affine
+) -> Any:
+    lhs, rhs = first_order((lhs, rhs), NO_SECOND_DERIVATIVE)
+    return _integers(static, lhs, rhs, left, right), (lhs, right if rhs is None else rhs)
 
 
-def _integers_bwd(conv: Convolution, kept: tuple[jax.Array, jax.Array], g: jax.Array) -> Any:
-    return *float_gradients(conv, kept, g), None, None
+def _integers_bwd(static: tuple[Convolution, Any], kept: tuple[jax.Array, Any], g: jax.Array) -> Any:
+    (conv, stored), (lhs, rhs) = static, kept
+    if isinstance(rhs, Affine):
+        floats = lhs, rhs.dequantized().astype(stored)
+        return float_gradients(conv, floats, g)[0], None, None, None
+    return *float_gradients(conv, (lhs, rhs), g), None, None
 
 
 _integers.defvjp(_integers_fwd, _integers_bwd)

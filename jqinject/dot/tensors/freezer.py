@@ -1,10 +1,11 @@
-"""`Freezer`: keeps one operand of a contraction for serving."""
+"""How low-bit numbers are stored for serving, and `Freezer`, which stores one operand of a contraction."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -26,6 +27,72 @@ class QuantMode(enum.Enum):
     """It is quantized at every call, and the `Freezer` stores it."""
     SERVE = "serve"
     """What the `Freezer` has stored takes its place; the operand is ignored."""
+
+
+@dataclass(frozen=True)
+class StoredForm:
+    """How a payload is stored: the axes that are summed over last, integers of fewer than 8 bits packed into bytes.
+
+    Attributes:
+        shape: of the payload.
+        dtype: of the payload.
+        summed: its axes that are summed over, counted from the front.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    summed: tuple[int, ...]
+
+    @classmethod
+    def of(cls, payload: jax.Array, summed: tuple[int, ...]) -> StoredForm:
+        """The form of a payload."""
+        axes = tuple(axis % payload.ndim for axis in summed)
+        return cls(tuple(payload.shape), np.dtype(payload.dtype), axes)
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """The axes as they are stored."""
+        return (*(axis for axis in range(len(self.shape)) if axis not in self.summed), *self.summed)
+
+    @cached_property
+    def back(self) -> tuple[int, ...]:
+        """The permutation of stored axes that brings them into the order of the payload."""
+        return tuple(self.order.index(axis) for axis in range(len(self.shape)))
+
+    @cached_property
+    def packed_bits(self) -> int | None:
+        """Bits of an integer that is packed with others into a byte; None for payloads of whole bytes."""
+        integer = jnp.issubdtype(self.dtype, jnp.integer) and jnp.iinfo(self.dtype).bits < 8
+        return container_bits(jnp.iinfo(self.dtype).bits) if integer else None
+
+    def stored(self, payload: jax.Array) -> jax.Array:
+        """A payload as it is stored."""
+        moved = payload.transpose(self.order)
+        return moved if self.packed_bits is None else pack(moved.astype(jnp.int8), self.packed_bits)
+
+    def payload(self, stored: jax.Array) -> jax.Array:
+        """The payload from what is stored."""
+        if self.packed_bits is not None:
+            shape = tuple(self.shape[axis] for axis in self.order)
+            signed = jnp.issubdtype(self.dtype, jnp.signedinteger)
+            stored = unpack(stored, self.packed_bits, shape, signed).astype(self.dtype)
+        return jax.lax.transpose(stored, self.back)
+
+    def variables(
+        self, payload: jax.Array, scale: jax.Array, metadata: Mapping[str, Any]
+    ) -> tuple[Frozen, Frozen]:
+        """The Variables of a payload and its scale.
+
+        Args:
+            payload: the payload.
+            scale: its scale.
+            metadata: of the operand's Variable; what it says of sharding follows the axes, and axes of a scale of size
+                1 stay unsharded.
+        """
+        ndim = len(self.shape)
+        moved = _per_axis(metadata, ndim, lambda names: tuple(names[axis] for axis in self.order))
+        kept = _per_axis(metadata, ndim, lambda names: _unsharded_ones(names, tuple(scale.shape)))
+        return Frozen(self.stored(payload), **moved), Frozen(scale, **kept)
 
 
 class Freezer(nnx.Module):
@@ -53,6 +120,7 @@ class Freezer(nnx.Module):
 
     value: Frozen | None
     scale: Frozen | None
+    form: StoredForm | None = None
 
     def __init__(
         self,
@@ -90,14 +158,14 @@ class Freezer(nnx.Module):
             self.metadata = {**self.metadata, "eager_sharding": False}
             self._hold(payload, scale, tuple(summed))
             return
-        known = (self.shape, self.dtype, self.scale_shape, self.summed)
-        given = (tuple(payload.shape), np.dtype(payload.dtype), tuple(scale.shape), tuple(summed))
+        form = StoredForm.of(payload, summed)
+        known, given = (self.form, self.scale_shape), (form, tuple(scale.shape))
         if known != given:
             raise ValueError(
                 f"Freezer holds {_described(*known)} and was given {_described(*given)}.\n  cure: a module of its own "
                 "for every layer; one that several layers share can only be used in QuantMode.TRAIN"
             )
-        self.value.set_value(self._stored(payload))
+        self.value.set_value(form.stored(payload))
         self.scale.set_value(scale)
 
     def get(self) -> QuantizedOperand:
@@ -106,14 +174,9 @@ class Freezer(nnx.Module):
         Raises:
             ValueError: nothing was stored and no shapes were given.
         """
-        if self.value is None or self.scale is None:
+        if self.value is None or self.scale is None or self.form is None:
             raise nothing_stored()
-        stored = self.value[...]
-        if self._packs:
-            signed = jnp.issubdtype(self.dtype, jnp.signedinteger)
-            stored = unpack(stored, self._bits, self._stored_shape, signed).astype(self.dtype)
-        back = _orders(len(self.shape), self.summed)[1]
-        return QuantizedOperand(jax.lax.transpose(stored, back), self.scale[...])
+        return QuantizedOperand(self.form.payload(self.value[...]), self.scale[...])
 
     def placeholder(self, dtype: Any) -> jax.Array:
         """Zeros of the shape of what is stored.
@@ -121,51 +184,14 @@ class Freezer(nnx.Module):
         Raises:
             ValueError: nothing is stored.
         """
-        if self.value is None:
+        if self.form is None:
             raise nothing_stored()
-        return jnp.zeros(self.shape, dtype)
-
-    @property
-    def _packs(self) -> bool:
-        return jnp.issubdtype(self.dtype, jnp.integer) and jnp.iinfo(self.dtype).bits < 8
-
-    @property
-    def _bits(self) -> int:
-        return container_bits(jnp.iinfo(self.dtype).bits)
-
-    @property
-    def _order(self) -> tuple[int, ...]:
-        """Axes as they are stored: those that are summed over last."""
-        return _orders(len(self.shape), self.summed)[0]
-
-    @property
-    def _stored_shape(self) -> tuple[int, ...]:
-        return tuple(self.shape[axis] for axis in self._order)
-
-    def _stored(self, payload: jax.Array) -> jax.Array:
-        moved = payload.transpose(self._order)
-        return pack(moved.astype(jnp.int8), self._bits) if self._packs else moved
+        return jnp.zeros(self.form.shape, dtype)
 
     def _hold(self, payload: jax.Array, scale: jax.Array, summed: tuple[int, ...]) -> None:
-        self.shape = tuple(payload.shape)
-        self.dtype = np.dtype(payload.dtype)
+        self.form = StoredForm.of(payload, summed)
         self.scale_shape = tuple(scale.shape)
-        self.summed = tuple(axis % payload.ndim for axis in summed)
-        metadata = _per_axis(
-            self.metadata, payload.ndim, lambda names: tuple(names[axis] for axis in self._order)
-        )
-        of_scale = _per_axis(
-            self.metadata, payload.ndim, lambda names: _unsharded_ones(names, self.scale_shape)
-        )
-        self.value = Frozen(self._stored(payload), **metadata)
-        self.scale = Frozen(scale, **of_scale)
-
-
-@lru_cache(maxsize=1024)
-def _orders(ndim: int, summed: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The axes as they are stored, those that are summed over last; and the permutation back."""
-    order = (*(axis for axis in range(ndim) if axis not in summed), *summed)
-    return order, tuple(order.index(axis) for axis in range(ndim))
+        self.value, self.scale = self.form.variables(payload, scale, self.metadata)
 
 
 def nothing_stored() -> ValueError:
@@ -198,8 +224,7 @@ def _unsharded_ones(names: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any
     return tuple(name if size > 1 else None for name, size in zip(names, shape, strict=True))
 
 
-def _described(
-    shape: tuple[int, ...], dtype: np.dtype, scale_shape: tuple[int, ...], summed: tuple[int, ...]
-) -> str:
-    over = f", summed over axes {summed}" if summed else ""
-    return f"{dtype.name} numbers of shape {shape} with scales of shape {scale_shape}{over}"
+def _described(form: StoredForm | None, scale_shape: tuple[int, ...]) -> str:
+    assert form is not None, "something is stored"
+    over = f", summed over axes {form.summed}" if form.summed else ""
+    return f"{form.dtype.name} numbers of shape {form.shape} with scales of shape {scale_shape}{over}"

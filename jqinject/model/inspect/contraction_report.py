@@ -175,7 +175,7 @@ def _note_of_ours(layer: QuantWeightLayer) -> str:
 def _has_groups(layer: QuantWeightLayer) -> bool:
     """Whether the layer's weight has a scale for each group."""
     if layer.frozen is not None:
-        return layer.frozen.groups is not None
+        return layer.frozen.form.groups is not None
     return layer.weight_quant.quant_metadata.group_size is not None
 
 
@@ -200,5 +200,5 @@ def _crossing(layer: Any) -> str:
 def _float_format(layer: QuantWeightLayer) -> AnyFloatFormat | Codebook | None:
     """The minifloat format of the layer's weight, or its codebook; None if it has neither."""
     if layer.frozen is not None:
-        return layer.frozen.format
+        return layer.frozen.form.format
     return number_format(layer.weight_quant.tensor_quant)

@@ -3,22 +3,23 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from jqinject.dot import Affine, contraction_output, has_integers
+from jqinject.dot import (
+    Affine,
+    affine_of,
+    contract_integers,
+    contraction_output,
+    float8_dot_general,
+    has_integers,
+)
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
 from jqinject.dot.tensors.tensor_dot import contraction_kind
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.frozen.group_contraction import LEAST_GROUP, grouped_contraction
-from jqinject.nn.frozen.payload_contraction import (
-    Float8Contraction,
-    IntegerContraction,
-    weight_groups,
-    weight_integers,
-)
 from jqinject.quant_tensor import (
     FloatQuantTensor,
     GroupwiseIntQuantTensor,
@@ -82,6 +83,83 @@ def _last_with_first(ndim: int) -> Placed:
     return Placed(Dimensions.of(ndim, 2, (((ndim - 1,), (0,)), ((), ()))))
 
 
+# A Flax layer calls what it is given in the place of `lax.dot_general`. It hands in its operands as plain arrays,
+# promoted to its dtype; scales and formats are known here.
+
+
+@dataclass
+class Float8Contraction:
+    """In the place of `lax.dot_general`: contracts 8-bit floats.
+
+    Attributes:
+        x: the input.
+        weight: the kernel.
+        grad_dtype: dtype of the gradient's payload, or None.
+        token: what the call returned for the scale of the gradient.
+    """
+
+    x: FloatQuantTensor
+    weight: FloatQuantTensor
+    grad_dtype: Any
+    token: jax.Array | None = None
+
+    def __call__(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        dimension_numbers: Any,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        out_sharding: Any = None,
+    ) -> jax.Array:
+        """The contraction; `precision` is that of the format."""
+        y, self.token = float8_dot_general(
+            self.x.with_value(lhs),
+            self.weight if self.weight.is_stored else self.weight.with_value(rhs),
+            dimension_numbers,
+            grad_dtype=self.grad_dtype,
+            preferred_element_type=preferred_element_type or lhs.dtype,
+            out_sharding=out_sharding,
+        )
+        return y
+
+
+@dataclass
+class IntegerContraction:
+    """In the place of `lax.dot_general`: contracts integers.
+
+    Attributes:
+        x: the input.
+        weight: the integers of the kernel.
+        stored: the dtype of the values of a frozen kernel, which gets no gradient; None for any other kernel.
+    """
+
+    token: ClassVar[None] = None
+    x: IntQuantTensor
+    weight: Affine
+    stored: Any = None
+
+    def __call__(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        dimension_numbers: Any,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        out_sharding: Any = None,
+    ) -> jax.Array:
+        """The contraction; gradients go to the arrays."""
+        return contract_integers(
+            lhs,
+            rhs if self.stored is None else self.stored,
+            affine_of(self.x),
+            self.weight,
+            Dimensions.of(lhs.ndim, rhs.ndim, dimension_numbers),
+            preferred_element_type or lhs.dtype,
+            out_sharding=out_sharding,
+        )
+
+
 class QuantDotLayer(QuantWeightLayer):
     """Abstract: a layer that contracts its input with its weight, and can do so in integers and 8-bit floats.
 
@@ -104,33 +182,30 @@ class QuantDotLayer(QuantWeightLayer):
     # --- payloads
 
     def _float8_contraction(self, x: Any, weight: Any) -> Any:
-        if not (isinstance(x, FloatQuantTensor) and isinstance(weight, FloatQuantTensor)):
+        if not isinstance(x, FloatQuantTensor):
             return None
-        placed = self._placed(x.shape)
+        placed, proxy = self._placed(x.shape), self.grad_quant
         if placed is None or contraction_kind(x, weight, placed.dims) != "fp8":
             return None
-        return Float8Contraction(x, weight, None if self.grad_quant is None else self.grad_quant.q_dtype)
+        return Float8Contraction(x, weight, None if proxy is None else proxy.q_dtype)
 
     def _integer_contraction(self, x: Any, weight: Any) -> Any:
-        if not isinstance(x, IntQuantTensor | GroupwiseIntQuantTensor):
+        if not isinstance(x, IntQuantTensor | GroupwiseIntQuantTensor) or not has_integers(x):
             return None
-        frozen = self.frozen
-        integers = weight_integers(frozen, None if frozen is not None else self.weight_quant, weight)
-        placed = self._placed(x.shape)
-        if integers is None or placed is None or not has_integers(x):
+        placed, frozen = self._placed(x.shape), self.frozen
+        if placed is None:
             return None
-        groups = weight_groups(frozen, weight)
-        stored = None if frozen is None else frozen.value_dtype
-        if groups is not None or isinstance(x, GroupwiseIntQuantTensor):
-            found = grouped_contraction(x, integers, groups, placed.dims, stored)
-            few = found is not None and found.of_input.size < LEAST_GROUP
-            return None if few and self.contraction != "int" else found
-        return IntegerContraction(x, self._with_sums_of(integers, placed.dims), stored)
-
-    def _with_sums_of(self, integers: Affine, dims: Dimensions) -> Affine:
-        """Known sums count only where they are those of the axes that are summed over here."""
-        known = self.frozen is not None and set(self.frozen.freezer.summed) == set(dims.rhs_contract)
-        return integers if known else integers._replace(sums=None)
+        summed = placed.dims.rhs_contract
+        integers = self._made_integers(weight) if frozen is None else frozen.integers(weight, summed)
+        if integers is None:
+            return None
+        stored = None if frozen is None else frozen.form.value_dtype
+        groups = weight.groups if isinstance(weight, GroupwiseIntQuantTensor) else None
+        if groups is None and isinstance(x, IntQuantTensor):
+            return IntegerContraction(x, integers, stored)
+        found = grouped_contraction(x, integers, groups, placed.dims, stored)
+        few = found is not None and found.of_input.size < LEAST_GROUP
+        return None if few and self.contraction != "int" else found
 
     # --- scales of bias and output
 

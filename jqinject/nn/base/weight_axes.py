@@ -103,7 +103,7 @@ class WeightAxes(ReassembledOnAssignment):
         if is_on(self.input_quant) and not self.input_quant.has_whole_zero_points:
             return False
         if self.frozen is not None:
-            return self.frozen.whole_zero_point
+            return self.frozen.form.whole_zero_point
         return not is_on(self.weight_quant) or self.weight_quant.has_whole_zero_points
 
     def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: Any) -> Any:

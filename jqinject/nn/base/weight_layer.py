@@ -1,6 +1,5 @@
 """What layers with a weight share: quantizers for weight, bias, input and output around their parent's own forward."""
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -8,6 +7,8 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jqinject.dot import Affine, affine_of, has_integers
+from jqinject.dot.tensors.tensor_dot import describe
 from jqinject.nn.base.batch_norm_folding import merge_bn
 from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
 from jqinject.nn.base.hold_proxies import hold_proxies
@@ -15,9 +16,14 @@ from jqinject.nn.base.input_shape import check_features
 from jqinject.nn.base.slots import GRAD, OUTPUT
 from jqinject.nn.base.weight_axes import WeightAxes, is_on
 from jqinject.nn.base.weight_input import check_input_for_weight, input_format
-from jqinject.nn.frozen.payload_contraction import Float8Contraction, describe
 from jqinject.proxy import InputFormat, stack_of
-from jqinject.quant_tensor import FloatQuantTensor, QuantTensor, as_array
+from jqinject.quant_tensor import (
+    FloatQuantTensor,
+    GroupwiseIntQuantTensor,
+    IntQuantTensor,
+    QuantTensor,
+    as_array,
+)
 
 
 class ParameterView:
@@ -45,6 +51,8 @@ class QuantWeightLayer(WeightAxes):
         weight_quant, bias_quant, input_quant, output_quant, grad_quant: proxies, or None.
         return_quant_tensor: whether the output is a QuantTensor.
         contraction: in which numbers input and weight are contracted.
+        flax_layer: the Flax layer whose forward is run.
+        contraction_name: the attribute that holds the function that contracts; `flax_contraction` is its default.
     """
 
     output_quant: Any = OUTPUT
@@ -53,6 +61,8 @@ class QuantWeightLayer(WeightAxes):
     return_quant_tensor: bool
     in_features: Any
     bias: Any
+    flax_layer: ClassVar[Any]
+    flax_contraction: ClassVar[Any] = staticmethod(jax.lax.dot_general)
     contraction_name: ClassVar[str] = "dot_general"
     _channels_last: ClassVar[bool] = False
     contraction_needs: ClassVar[Mapping[str, str]]
@@ -102,9 +112,9 @@ class QuantWeightLayer(WeightAxes):
         """Of the quantized input, as far as the layer knows it beforehand: that of its `input_quant`."""
         return input_format(self)
 
-    @abstractmethod
     def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         """The forward of the Flax layer this one derives from, on other parameters."""
+        return self.flax_layer.__call__(parameter_view, inputs, out_sharding=out_sharding)
 
     def merge_bn_in(self, norm: nnx.BatchNorm) -> None:
         """Put a batch normalization that follows this layer into its weight and bias: `jqinject.nn.merge_bn`.
@@ -212,7 +222,7 @@ class QuantWeightLayer(WeightAxes):
         bias = self.quant_bias(x, weight)
         contraction = self._payload_contraction(x, weight)
         parameters = {} if contraction is None else self._injected(contraction)
-        if contraction is not None and contraction.stored is not None:
+        if contraction is not None and self.frozen is not None:
             # Of a stored weight whose payload is contracted, the parent's forward sees shape and dtype alone.
             parameters[self.weight_name] = jax.lax.full(weight.shape, 0, weight.dtype)
         else:
@@ -237,31 +247,51 @@ class QuantWeightLayer(WeightAxes):
         Raises:
             ValueError: `contraction` is "int" or "fp8", and the layer or its operands can not.
         """
-        asked = self.contraction
-        if asked == "auto" and self.frozen is None and not isinstance(weight, FloatQuantTensor):
+        asked, kind = self.contraction, "fp8" if isinstance(weight, FloatQuantTensor) else "int"
+        if asked == "auto" and self.frozen is None and kind == "int":
             return None  # training contracts floats, which costs less than integers made anew at every step
         if asked == "float" or (asked == "auto" and not self._contracts_as_flax()):
             return None
-        found = self._float8_contraction(x, weight)
-        if found is None and (asked == "int" or self.frozen is not None):
-            found = self._integer_contraction(x, weight)
-        other = asked == "int" and isinstance(found, Float8Contraction)
-        if other or (found is None and asked != "auto"):
-            needed = self.contraction_needs[asked]
+        found = None
+        if asked in ("auto", kind):
+            contract = self._float8_contraction if kind == "fp8" else self._integer_contraction
+            found = contract(x, weight)
+        if found is None and asked != "auto":
             raise ValueError(
-                f"{type(self).__name__}(contraction={asked!r}) needs {needed}; got {describe(x)} and "
-                f"{describe(weight)}.\n  cure: quantizers of that kind for input and weight, or contraction='auto'"
+                f"{type(self).__name__}(contraction={asked!r}) needs {self.contraction_needs[asked]}; got "
+                f"{_described(x)} and {_described(weight)}.\n  cure: quantizers of that kind for input and weight, or "
+                "contraction='auto'"
             )
         return found
 
     def _contracts_as_flax(self) -> bool:
         """Whether the function that contracts is Flax's default, not the user's."""
-        return True
+        return vars(self).get(self.contraction_name, self.flax_contraction) is self.flax_contraction
 
     def _float8_contraction(self, x: Any, weight: Any) -> Any:
-        """What contracts 8-bit floats; None where the layer or its operands have none."""
+        """What contracts 8-bit floats; None if the layer or its operands have none."""
         return None
 
     def _integer_contraction(self, x: Any, weight: Any) -> Any:
-        """What contracts integers; None where the layer or its operands have none that can be contracted."""
+        """What contracts integers; None if the layer or its operands have none that can be contracted."""
         return None
+
+    def _made_integers(self, weight: Any) -> Affine | None:
+        """The integers of a weight that was quantized just now, in groups if it has groups; None if it has none."""
+        proxy = self.weight_quant
+        if proxy is not None and not proxy.has_whole_zero_points:
+            return None
+        whole = weight.grouped if isinstance(weight, GroupwiseIntQuantTensor) else weight
+        return affine_of(whole) if isinstance(whole, IntQuantTensor) and has_integers(whole) else None
+
+
+def _described(operand: Any) -> str:
+    """An operand in an error text."""
+    if isinstance(operand, IntQuantTensor):
+        zero = np.shape(operand.zero_point)
+        return f"{operand.bit_width}-bit integers with scales of shape {operand.scale.shape}, zero points of {zero}"
+    return (
+        describe(operand)
+        if isinstance(operand, QuantTensor)
+        else f"{operand.dtype} numbers without a quantizer"
+    )

@@ -12,12 +12,9 @@ from flax.typing import Dtype, Initializer, PaddingLike, PrecisionLike
 
 from jqinject.dot import has_integers
 from jqinject.nn.base.contraction_kind import ContractionKind
-from jqinject.nn.conv.conv_layer import QuantConvLayer
-from jqinject.nn.frozen.payload_contraction import IntegerConvolution, weight_groups, weight_integers
+from jqinject.nn.conv.conv_layer import IntegerConvolution, QuantConvLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import IntQuantTensor
-
-lax_conv_general_dilated = jax.lax.conv_general_dilated
 
 
 @final
@@ -64,6 +61,8 @@ class QuantConv(QuantConvLayer, nnx.Conv):
         ((2, 5, 5, 8), (1, 1, 1, 8))
     """
 
+    flax_layer = nnx.Conv
+    flax_contraction = staticmethod(jax.lax.conv_general_dilated)
     contraction_name = "conv_general_dilated"
     contraction_needs = {
         "int": "an input in integers of at most 8 bits with one scale and one zero point, a signed weight without zero "
@@ -144,9 +143,6 @@ class QuantConv(QuantConvLayer, nnx.Conv):
         """Features are the last axis of input and output."""
         return {"input_quant": (self.in_features,), "output_quant": (self.out_features,)}
 
-    def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
-        return nnx.Conv.__call__(parameter_view, inputs, out_sharding=out_sharding)
-
     def axes_of_sums(self) -> tuple[int, ...]:
         """The window and the input channels."""
         return tuple(range(self.weight_ndim - 1))
@@ -166,16 +162,16 @@ class QuantConv(QuantConvLayer, nnx.Conv):
         each = jnp.repeat(x.scale.reshape(-1), self.out_features // self.in_features)
         return x.set(scale=jnp.ones(())), weight.set(scale=weight.scale * each)
 
-    def _contracts_as_flax(self) -> bool:
-        return self.conv_general_dilated is lax_conv_general_dilated
-
     def _integer_contraction(self, x: Any, weight: Any) -> Any:
-        integers = weight_integers(self.frozen, self.weight_quant, weight)
-        if integers is None or not isinstance(x, IntQuantTensor) or not has_integers(x):
+        if not isinstance(x, IntQuantTensor) or not has_integers(x) or not isinstance(weight, IntQuantTensor):
             return None
-        if weight_groups(self.frozen, weight) is not None:
+        frozen = self.frozen
+        integers = self._made_integers(weight) if frozen is None else frozen.integers(weight)
+        if integers is None:
             return None
         one_input_scale = x.scale.size == x.zero_point.size == 1
         whole_filters = integers.scale.size in (1, self.out_channels) and self.mask is None
         plain_weight = integers.zero_point is None and integers.payload.dtype != jnp.uint8
-        return IntegerConvolution(x, integers) if one_input_scale and whole_filters and plain_weight else None
+        if not (one_input_scale and whole_filters and plain_weight):
+            return None
+        return IntegerConvolution(x, integers, None if frozen is None else frozen.form.value_dtype)

@@ -1,12 +1,63 @@
 """What convolutions and transposed convolutions share."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from jqinject.dot import Affine, affine_of, integer_conv
+from jqinject.dot.kernels.convolution import Convolution
 from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.ops.devices.explicit_axes import asked, with_sharding
+from jqinject.quant_tensor import IntQuantTensor
+
+
+@dataclass
+class IntegerConvolution:
+    """In the place of `lax.conv_general_dilated`: convolves integers.
+
+    Attributes:
+        x: the input, with one scale and one zero point.
+        weight: the integers of the kernel.
+        stored: the dtype of the values of a frozen kernel, which gets no gradient; None for any other kernel.
+    """
+
+    token: ClassVar[None] = None
+    x: IntQuantTensor
+    weight: Affine
+    stored: Any = None
+
+    def __call__(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        window_strides: Any,
+        padding: Any,
+        *,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        out_sharding: Any = None,
+        **options: Any,
+    ) -> jax.Array:
+        """The convolution; gradients go to the arrays."""
+        dtype = preferred_element_type or lhs.dtype
+        options["out_sharding"] = asked(out_sharding, lhs, rhs)
+        convolution = Convolution.of(lhs.shape, rhs.shape, window_strides, padding, dtype=dtype, **options)
+        kernel = rhs if self.stored is None else self.stored
+        return with_sharding(
+            integer_conv(convolution, lhs, kernel, self._integers(lhs), self.weight), out_sharding
+        )
+
+    def _integers(self, lhs: jax.Array) -> Affine:
+        """The input's integers, in the shape that the layer gave it: other batch axes, or a border added."""
+        scale, zero = self.x.scale.reshape(()), self.x.zero_point.reshape(())
+        if lhs.size == self.x.size:
+            left = affine_of(self.x)
+            no_zero = left.zero_point is None
+            return Affine(left.payload.reshape(lhs.shape), scale, None if no_zero else zero)
+        return affine_of(self.x.set(value=lhs, scale=scale, zero_point=zero))
 
 
 class QuantConvLayer(QuantWeightLayer):

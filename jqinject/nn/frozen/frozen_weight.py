@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -11,7 +12,8 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import Frozen
-from jqinject.dot import Affine, Freezer, QuantizedOperand
+from jqinject.dot import Affine
+from jqinject.dot.tensors.freezer import StoredForm
 from jqinject.nn.frozen.frozen_groups import ScaleForms, wide_axes, wide_metadata
 from jqinject.ops import Codebook, FloatFormat
 from jqinject.ops.choose import known_zero
@@ -37,8 +39,34 @@ PACKED = {
 }
 
 
+@dataclass(frozen=True)
+class FrozenForm:
+    """What is static in a frozen weight.
+
+    Attributes:
+        stored: how the payload is stored.
+        value_dtype: of the dequantized weight.
+        whole_zero_point: whether every zero point is one of the integers.
+        groups: how an axis of the weight is cut into groups; None without groups.
+        format: of minifloats, or the table of codes; None for integers.
+        bit_width: of integers.
+        signed: whether integers have a sign.
+    """
+
+    stored: StoredForm
+    value_dtype: np.dtype
+    whole_zero_point: bool
+    groups: Groups | None = None
+    format: FloatFormat | Codebook | None = None
+    bit_width: int = 8
+    signed: bool = True
+
+
 class FrozenWeight(nnx.Module):
     """Payload, scale and zero point of a quantized weight, and what else a QuantTensor knows.
+
+    State: `value`, the payload as it is stored (`dot.StoredForm`); `scale`, float32, or in a byte for groups; where
+    there are any, `zero_point`, `sums` of the payload, and the `scale_factor` of scales in a byte.
 
     Args:
         weight: the quantized weight.
@@ -49,15 +77,16 @@ class FrozenWeight(nnx.Module):
         forms: what is known of its scales and zero points.
 
     Raises:
-        TypeError: `weight` is no QuantTensor.
-        ValueError: its bit width is not known, as the model is abstract and it is learned.
+        TypeError: `weight` is not a QuantTensor.
+        ValueError: its bit width is unknown because the model is abstract and the bit width is learned.
     """
 
-    zero_point: Frozen | None
-    sums: Frozen | None
-    scale_factor: Frozen | None
-    groups: Groups | None = None
-    format: FloatFormat | Codebook | None = None
+    value: Frozen
+    scale: Frozen
+    zero_point: Frozen | None = None
+    sums: Frozen | None = None
+    scale_factor: Frozen | None = None
+    form: FrozenForm
 
     def __init__(
         self,
@@ -68,95 +97,87 @@ class FrozenWeight(nnx.Module):
         axes_of_sums: tuple[int, ...] | None,
         forms: ScaleForms,
     ) -> None:
-        self.value_dtype = np.dtype(weight.dtype)
-        self.whole_zero_point = forms.whole_zero_point
-        self.zero_point = nnx.data(None)
-        self.sums = nnx.data(None)
-        self.scale_factor = nnx.data(None)
+        value_dtype, groups = np.dtype(weight.dtype), None
         if isinstance(weight, GroupwiseQuantTensor):
-            self.groups = weight.groups
-            metadata = wide_metadata(metadata, weight.groups, weight.ndim)
-            summed, axes_of_sums = wide_axes(summed, weight.groups, weight.ndim), None
+            groups = weight.groups
+            metadata = wide_metadata(metadata, groups, weight.ndim)
+            summed, axes_of_sums = wide_axes(summed, groups, weight.ndim), None
             weight = weight.grouped
-        scale, factor = forms.of_scale(_full_rank(weight.scale, weight.ndim), self.groups)
+        scale, factor = forms.of_scale(_full_rank(weight.scale, weight.ndim), groups)
         if factor is not None:
             self.scale_factor = Frozen(factor)
+        payload, kind = _payload(weight)
+        stored = StoredForm.of(payload, summed)
+        self.form = FrozenForm(stored, value_dtype, forms.whole_zero_point, groups, **kind)
         if isinstance(weight, IntQuantTensor):
-            if not is_concrete(weight.bit_width):
-                raise ValueError(
-                    "a learned bit width is not known in an abstract model, so the payload's dtype is not either.\n"
-                    "  cure: freeze the model itself"
-                )
-            self.bit_width = int(weight.bit_width)
-            self.signed = weight.signed
-            payload = _narrow(weight)
             if has_zero_point:
                 zero = _full_rank(weight.zero_point, weight.ndim)
-                self.zero_point = Frozen(forms.of_zero_point(zero, payload.dtype, self.groups))
+                self.zero_point = Frozen(forms.of_zero_point(zero, payload.dtype, groups))
             if payload.dtype.itemsize == 1 and axes_of_sums is not None:
                 self.sums = Frozen(jnp.sum(payload, axis=axes_of_sums, dtype=jnp.int32, keepdims=True))
-        elif isinstance(weight, FloatQuantTensor):
-            self.format = weight.known_format("a frozen weight")
-            payload = _float_payload(weight)
-        elif isinstance(weight, CodebookQuantTensor):
-            self.format = weight.codebook
-            payload = weight.codes().astype(PACKED[container_bits(weight.bit_width), False])
-        else:
-            raise TypeError(f"a weight that is frozen must be a QuantTensor, got {type(weight).__name__}")
-        self.freezer = Freezer(metadata=metadata)
-        self.freezer.set(QuantizedOperand(payload, scale), summed)
+        # The payload has its sharding from the weight, with or without a mesh.
+        self.value, self.scale = stored.variables(payload, scale, {**metadata, "eager_sharding": False})
 
-    def affine(self, weight: Any) -> Affine:
-        """The integers, for a contraction; with two axes for one where there are groups.
+    def integers(self, weight: Any, summed: tuple[int, ...] | None = None) -> Affine | None:
+        """The integers of at most 8 bits, for a contraction, with two axes for one if there are groups; None otherwise.
 
         Args:
             weight: what `quant_tensor` returned.
+            summed: the axes that the contraction sums over; None for those of the stored sums.
         """
-        whole = weight if self.groups is None else weight.grouped
-        sums = None if self.sums is None else self.sums[...]
+        form = self.form
+        if form.format is not None or form.bit_width > 8 or not form.whole_zero_point:
+            return None
+        whole = weight if form.groups is None else weight.grouped
+        known = self.sums is not None and (summed is None or {*summed} == {*form.stored.summed})
+        sums = self.sums[...] if known and self.sums is not None else None
         return Affine(whole.payload, whole.scale, None if self.zero_point is None else whole.zero_point, sums)
 
-    def _stored(self) -> tuple[jax.Array, jax.Array]:
-        operand = self.freezer.get()
-        assert operand.scale is not None, "a frozen weight has a scale"
-        scale = operand.scale.astype(jnp.float32)
-        return operand.payload, scale if self.scale_factor is None else scale * self.scale_factor[...]
-
     def quant_tensor(self) -> Any:
-        """The weight as a QuantTensor; of integers, dequantized when its value is read."""
-        payload, scale = self._stored()
-        if isinstance(self.format, Codebook):
-            return self._seen(
-                CodebookQuantTensor.from_codes(payload, scale, self.format, dtype=self.value_dtype)
+        """The weight as a QuantTensor, dequantized when its value is read."""
+        form, scale = self.form, self.scale[...].astype(jnp.float32)
+        stored, payload = form.stored, self.value[...]
+        whole_bytes = stored.packed_bits is None
+        payload = jax.lax.transpose(payload, stored.back) if whole_bytes else stored.payload(payload)
+        if self.scale_factor is not None:
+            scale = scale * self.scale_factor[...]
+        if isinstance(form.format, Codebook):
+            weight = CodebookQuantTensor.from_codes(payload, scale, form.format, dtype=form.value_dtype)
+        elif form.format is not None and payload.dtype == form.format.dtype:
+            weight = FloatQuantTensor.stored(payload, scale, form.value_dtype)
+        elif form.format is not None:
+            weight = FloatQuantTensor.from_payload(payload, scale, format=form.format, dtype=form.value_dtype)
+        else:
+            zero = known_zero() if self.zero_point is None else self.zero_point[...].astype(jnp.float32)
+            weight = IntQuantTensor.stored(
+                payload, scale, zero, form.bit_width, form.signed, form.value_dtype
             )
-        if self.format is not None:
-            return self._seen(
-                FloatQuantTensor.from_payload(payload, scale, format=self.format, dtype=self.value_dtype)
-            )
-        zero = known_zero() if self.zero_point is None else self.zero_point[...].astype(jnp.float32)
-        weight = IntQuantTensor.stored(payload, scale, zero, self.bit_width, self.signed, self.value_dtype)
-        return weight if self.groups is None else self._seen(weight)
-
-    def _seen(self, weight: Any) -> Any:
-        groups = self.groups
+        groups = form.groups
         return weight if groups is None else in_groups(weight, groups.size, groups.dim, groups.length)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the weight, with the axes in front that layers are stacked along."""
-        stored, shape = self.freezer.value, self.freezer.shape
-        stack = () if stored is None else stored.shape[: stored.ndim - len(shape)]
-        return (*stack, *(shape if self.groups is None else self.groups.shape_of(shape)))
+        shape, groups = self.form.stored.shape, self.form.groups
+        stored = self.value.shape
+        return (*stored[: len(stored) - len(shape)], *(shape if groups is None else groups.shape_of(shape)))
 
-    @property
-    def has_integers(self) -> bool:
-        """Whether its payload is integers, not minifloats or codes."""
-        return self.format is None
 
-    @property
-    def is_contractible(self) -> bool:
-        """Whether it has integers that backends contract."""
-        return self.format is None and self.bit_width <= 8 and self.whole_zero_point
+def _payload(weight: Any) -> tuple[jax.Array, dict[str, Any]]:
+    """What is stored of a quantized weight without groups, and what a `FrozenForm` says of it."""
+    if isinstance(weight, IntQuantTensor):
+        if not is_concrete(weight.bit_width):
+            raise ValueError(
+                "a learned bit width is not known in an abstract model, so the payload's dtype is not either.\n"
+                "  cure: freeze the model itself"
+            )
+        return _narrow(weight), {"bit_width": int(weight.bit_width), "signed": weight.signed}
+    if isinstance(weight, FloatQuantTensor):
+        return _float_payload(weight), {"format": weight.known_format("a frozen weight")}
+    if isinstance(weight, CodebookQuantTensor):
+        bits = container_bits(weight.bit_width)
+        return weight.codes().astype(PACKED[bits, False]), {"format": weight.codebook}
+    raise TypeError(f"a weight that is frozen must be a QuantTensor, got {type(weight).__name__}")
 
 
 def _narrow(weight: IntQuantTensor) -> jax.Array:

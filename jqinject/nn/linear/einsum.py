@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, final
 
 import jax
@@ -11,13 +12,38 @@ from flax import nnx
 
 from jqinject.dot import kernel_axes_of
 from jqinject.dot.geometry.equation import Equation
+from jqinject.dot.schemes.quantized_einsum import einsum_by
 from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import Placed, QuantDotLayer
 from jqinject.nn.base.input_shape import WrongFeaturesError, check_features
 from jqinject.nn.base.keywords import split_keywords
-from jqinject.nn.frozen.payload_contraction import PayloadEinsum
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import as_array
+
+
+class PayloadEinsum:
+    """In the place of `jnp.einsum`, for a plain contraction: contracts payloads.
+
+    Args:
+        contraction: what contracts them in the place of `lax.dot_general`.
+    """
+
+    def __init__(self, contraction: Any) -> None:
+        self.contraction = contraction
+
+    def __call__(
+        self,
+        equation: str,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        *,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        out_sharding: Any = None,
+    ) -> jax.Array:
+        """The einsum; gradients go to the arrays."""
+        contraction = partial(self.contraction, preferred_element_type=preferred_element_type)
+        return einsum_by(contraction, equation, lhs, rhs, out_sharding)
 
 
 @final
@@ -64,6 +90,9 @@ class QuantEinsum(QuantDotLayer, nnx.Einsum):
     takes_batch_norm = False
 
     contraction_name = "einsum_op"
+    flax_layer = nnx.Einsum
+    contraction_name = "einsum_op"
+    flax_contraction = staticmethod(jnp.einsum)
     contraction_needs = {
         "int": "an input and a weight in integers of at most 8 bits, known before the program runs, and an equation "
         "that is a plain contraction",
@@ -184,11 +213,5 @@ class QuantEinsum(QuantDotLayer, nnx.Einsum):
             return None
         return Placed(equation.dimensions(), equation.permutation())
 
-    def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
-        return nnx.Einsum.__call__(parameter_view, inputs, out_sharding=out_sharding)
-
-    def _contracts_as_flax(self) -> bool:
-        return self.einsum_op is jnp.einsum
-
     def _injected(self, contraction: Any) -> dict[str, Any]:
-        return {"einsum_op": PayloadEinsum(contraction)}
+        return {self.contraction_name: PayloadEinsum(contraction)}

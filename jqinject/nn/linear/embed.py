@@ -62,6 +62,7 @@ class QuantEmbed(QuantWeightLayer, nnx.Embed):
     bias = None
     weight_name = "embedding"
     takes_batch_norm = False
+    flax_layer = nnx.Embed
     contraction_needs = {
         "int": "a contraction of integers, which a lookup is not",
         "fp8": "a contraction of 8-bit floats, which a lookup is not",
@@ -123,9 +124,6 @@ class QuantEmbed(QuantWeightLayer, nnx.Embed):
                 f"{dtype.name}.\n  cure: x.astype(jnp.int32) where they are whole numbers; layer.attend(x) for the "
                 "products of a query with every row"
             )
-
-    def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
-        return nnx.Embed.__call__(parameter_view, inputs, out_sharding=out_sharding)
 
     def _with_metadata(self, y: jax.Array, x: Any, weight: Any, bias: Any) -> Any:
         if isinstance(weight, GroupwiseQuantTensor):

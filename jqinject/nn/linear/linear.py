@@ -14,8 +14,6 @@ from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import QuantDotLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 
-lax_dot_general = jax.lax.dot_general
-
 
 @final
 class QuantLinear(QuantDotLayer, nnx.Linear):
@@ -60,6 +58,7 @@ class QuantLinear(QuantDotLayer, nnx.Linear):
         ((2, 4), 4)
     """
 
+    flax_layer = nnx.Linear
     contraction_needs = {
         "int": "an input and a weight in integers of at most 8 bits, known before the program runs",
         "fp8": "an input and a weight in 8-bit floats, with scales that do not vary along the input features",
@@ -76,7 +75,7 @@ class QuantLinear(QuantDotLayer, nnx.Linear):
         precision: PrecisionLike = None,
         kernel_init: Initializer = default_kernel_init,
         bias_init: Initializer = default_bias_init,
-        dot_general: Any = lax_dot_general,
+        dot_general: Any = jax.lax.dot_general,
         promote_dtype: Any = default_promote_dtype,
         preferred_element_type: Dtype | None = None,
         rngs: nnx.Rngs,
@@ -126,9 +125,3 @@ class QuantLinear(QuantDotLayer, nnx.Linear):
 
     def _expected_features(self, ndim: int) -> Mapping[int, int]:
         return {-1: self.weight_shape[0]}
-
-    def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
-        return nnx.Linear.__call__(parameter_view, inputs, out_sharding=out_sharding)
-
-    def _contracts_as_flax(self) -> bool:
-        return self.dot_general is lax_dot_general

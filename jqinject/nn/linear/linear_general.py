@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
-import jax
 from flax import nnx
 
 from jqinject.dot.geometry.dimensions import Dimensions
@@ -53,6 +52,7 @@ class QuantLinearGeneral(QuantDotLayer, nnx.LinearGeneral):
         ((3, 2, 4), (1, 2, 4))
     """
 
+    flax_layer = nnx.LinearGeneral
     contraction_needs = {
         "int": "an input and a weight in integers of at most 8 bits, known before the program runs",
         "fp8": "an input and a weight in 8-bit floats, with scales that do not vary along the input features",
@@ -123,9 +123,6 @@ class QuantLinearGeneral(QuantDotLayer, nnx.LinearGeneral):
             self.axis, key=lambda axis: axis % ndim
         )  # as Flax does, whatever order they are given in
         return dict(zip(axes, self.in_features, strict=True))
-
-    def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
-        return nnx.LinearGeneral.__call__(parameter_view, inputs, out_sharding=out_sharding)
 
     def _contracts_as_flax(self) -> bool:
         return self.dot_general is None and self.dot_general_cls is None

@@ -11,8 +11,6 @@ from jqinject.nn.base.dot_layer import QuantDotLayer
 from jqinject.nn.base.keywords import split_keywords
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 
-lax_dot_general = jax.lax.dot_general
-
 
 @final
 class QuantLoRALinear(QuantDotLayer, nnx.LoRALinear):
@@ -99,6 +97,3 @@ class QuantLoRALinear(QuantDotLayer, nnx.LoRALinear):
 
     def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         return nnx.Linear.__call__(parameter_view, inputs, out_sharding=out_sharding) + self.lora(inputs)
-
-    def _contracts_as_flax(self) -> bool:
-        return self.dot_general is lax_dot_general

@@ -19,6 +19,7 @@ FLOAT8_DTYPES: tuple[Any, ...] = (
     jnp.float8_e5m2fnuz,
 )
 _WITH_INF = np.dtype(jnp.float8_e5m2)
+_WITHOUT_NEGATIVE_ZERO = (np.dtype(jnp.float8_e4m3fnuz), np.dtype(jnp.float8_e5m2fnuz))
 
 
 def float8_dtype(dtype: Any, where: str, name: str = "q_dtype") -> np.dtype:
@@ -85,7 +86,7 @@ def _payload(x: jax.Array, scale: jax.Array, dtype: Any) -> tuple[jax.Array, jax
     quotient = rounded(jax.lax.div(numbers, jax.lax.select(finite, divisor, numbers)))
     steps = jax.lax.clamp(-largest, quotient, largest)  # nan for everything that is not finite
     steps = jax.lax.select(finite, steps, numbers) if np.dtype(dtype) == _WITH_INF else steps
-    return steps.astype(dtype), finite
+    return _converted(steps, dtype), finite
 
 
 def to_float8_again(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
@@ -100,7 +101,15 @@ def to_float8_again(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
         >>> to_float8_again(jnp.array([0.3125, 224.0]), jnp.float32(0.5), jnp.float8_e4m3fn)
         Array([0.625, 448], dtype=float8_e4m3fn)
     """
-    return (x.astype(jnp.float32) / scale).astype(dtype)
+    return _converted(x.astype(jnp.float32) / scale, dtype)
+
+
+def _converted(steps: jax.Array, dtype: Any) -> jax.Array:
+    if np.dtype(dtype) in _WITHOUT_NEGATIVE_ZERO:
+        # The code of -0 is their nan, which XLA's older loops return for small negative numbers.
+        to_zero = jnp.abs(steps) <= float(jnp.finfo(dtype).smallest_subnormal) / 2
+        steps = jnp.where(to_zero, jnp.float32(0), steps)
+    return steps.astype(dtype)
 
 
 def _to_bfloat16(x: jax.Array) -> jax.Array:

@@ -1,61 +1,62 @@
-"""Quantized tensors with a scale for each group along one axis, which present the shape without groups."""
+"""The generic wrapper that gives a quantized tensor of any format a scale for each group along one axis."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any, Self
 
 import jax
 import numpy as np
 
-from jqinject.ops.groups import checked_group_size, elements_axis, join_groups, split_groups, spread_groups
 from jqinject.quant_tensor import shaping
 from jqinject.quant_tensor.base import QuantTensor, as_array
+from jqinject.quant_tensor.groupwise.groups import Groups, groups_of
 
 
-@dataclass(frozen=True)
-class Groups:
-    """The division of an axis into groups.
+def of_grouped(name: str, doc: str) -> Any:
+    """An attribute that is that of the tensor in groups."""
+    return property(attrgetter("_grouped." + name), doc=doc)
 
-    Attributes:
-        size: elements of a group.
-        dim: the divided axis, counted from the end (-1 is the last), so that leading axes may be added.
-        length: elements along it; the last group is padded if `size` does not divide it.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> groups = Groups(size=2, dim=-1, length=3)
-        >>> groups.split(jnp.array([1, 2, 3])).tolist()
-        [[1, 2], [3, 0]]
-    """
+def joined(name: str, doc: str) -> Callable[[Any], jax.Array]:
+    """A method whose result is that of the tensor in groups, without groups."""
 
-    size: int
-    dim: int
-    length: int
+    def method(self: "GroupwiseQuantTensor") -> jax.Array:
+        return self.groups.join(getattr(self.grouped, name)())
 
-    def split(self, x: jax.Array) -> jax.Array:
-        """The axis as two: groups, and elements of a group."""
-        return split_groups(x, self.size, self.dim)
+    method.__name__, method.__doc__ = name, doc
+    return method
 
-    def join(self, x: jax.Array) -> jax.Array:
-        """The inverse of `split`."""
-        return join_groups(x, self.dim, self.length)
 
-    def broadcast(self, x: jax.Array) -> jax.Array:
-        """A value of each group, repeated for each of its elements."""
-        return spread_groups(x, self.size, self.dim, self.length)
+def register(cls: "type[GroupwiseQuantTensor]") -> None:
+    """Make a class of tensors a pytree whose child is the tensor in groups."""
 
-    def shape_of(self, grouped: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape without groups, from a grouped shape."""
-        axis = elements_axis(self.dim) % len(grouped) - 1
-        return (*grouped[:axis], self.length, *grouped[axis + 2 :])
+    def unflatten(aux: tuple[Groups, int], children: Iterable[Any]) -> GroupwiseQuantTensor:
+        (grouped,) = children
+        return cls._of(grouped, *aux)
+
+    jax.tree_util.register_pytree_with_keys(cls, _flatten, unflatten)
 
 
 class GroupwiseQuantTensor(QuantTensor):
-    """Abstract: a quantized tensor in groups, with the shape of one without groups.
+    """A quantized tensor of any number format, cut into groups along one axis, with the shape of one without groups.
 
-    `grouped` is the underlying tensor, of any number format, whose shape has two axes (groups, elements of a group)
-    instead of one. `value`, `scale` and `zero_point` are expanded on every access.
+    It wraps `grouped`, a tensor whose shape has two axes (groups, elements of a group) instead of one, as a quantizer
+    makes it. `value`, `scale` and `zero_point` are expanded on every access; with an underscore (`value_`, `scale_`,
+    `zero_point_`, Brevitas's names) they are those of `grouped`. The format is asked of `grouped`. Arithmetic and
+    `reshape` decay to the plain array; `transpose`, and indexing of other axes, keep the groups.
 
-    It is immutable, and a pytree whose child is `grouped`.
+    It is immutable, and a pytree whose child is `grouped`. `in_groups` makes one of the class of its format:
+    `GroupwiseIntQuantTensor`, `GroupwiseFloatQuantTensor`, `GroupwiseCodebookQuantTensor`, or this one for a format of
+    a user's own.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.quant_tensor import IntQuantTensor, in_groups
+        >>> value, scale = jnp.array([[0.5, 1.0], [6.0, 0.0]]), jnp.array([[0.5], [2.0]])
+        >>> grouped = IntQuantTensor(value, scale, 0.0, 8, signed=True, training=False)
+        >>> x = in_groups(grouped, group_size=2, group_dim=0, length=3)
+        >>> x.value, x.scale, x.int()
+        (Array([0.5, 1. , 6. ], dtype=float32), Array([0.5, 0.5, 2. ], dtype=float32), Array([1, 2, 3], dtype=int8))
     """
 
     __slots__ = ("_group_dim", "_grouped", "_groups")
@@ -64,14 +65,19 @@ class GroupwiseQuantTensor(QuantTensor):
     _groups: Groups
     _group_dim: int
 
-    def _hold(
-        self, grouped: Any, group_size: int, group_dim: int, dequant_shape: tuple[int, ...] | None
-    ) -> None:
-        """Store a constructor's arguments; `dequant_shape` None means that groups are full."""
-        length = None if dequant_shape is None else dequant_shape[group_dim]
-        groups = groups_of(grouped.shape, group_size, group_dim, length, type(self).__name__)
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        register(cls)
+
+    def _hold(self, grouped: Any, groups: Groups, group_dim: int) -> None:
         for name, field in (("_grouped", grouped), ("_groups", groups), ("_group_dim", group_dim)):
             object.__setattr__(self, name, field)
+
+    def _cut(self, grouped: Any, group_size: int, group_dim: int, shape: tuple[int, ...] | None) -> None:
+        """Store what a constructor is given; None as the shape without groups means that they are full."""
+        length = None if shape is None else shape[group_dim]
+        groups = groups_of(grouped.shape, group_size, group_dim, length, type(self).__name__)
+        self._hold(grouped, groups, group_dim)
 
     @property
     def grouped(self) -> Any:
@@ -85,20 +91,9 @@ class GroupwiseQuantTensor(QuantTensor):
 
     # --- Brevitas's names: with an underscore in groups, without one expanded
 
-    @property
-    def value_(self) -> jax.Array:
-        """The dequantized numbers in groups."""
-        return self._grouped.value
-
-    @property
-    def scale_(self) -> jax.Array:
-        """The scale of each group, with 1 along the elements of a group."""
-        return self._grouped.scale
-
-    @property
-    def zero_point_(self) -> jax.Array:
-        """The zero point of each group, or one for all."""
-        return self._grouped.zero_point
+    value_: jax.Array = of_grouped("value", "The dequantized numbers in groups.")
+    scale_: jax.Array = of_grouped("scale", "The scale of each group, with 1 along the elements of a group.")
+    zero_point_: jax.Array = of_grouped("zero_point", "The zero point of each group, or one for all.")
 
     @property
     def group_size(self) -> int:
@@ -135,10 +130,9 @@ class GroupwiseQuantTensor(QuantTensor):
         """Whether the numbers lie on the grids of their groups."""
         return self._grouped.is_valid
 
-    @property
-    def training(self) -> bool:
-        """Whether it was made in training mode."""
-        return self._grouped.training
+    training: bool = of_grouped("training", "Whether it was made in training mode.")
+    bit_width: Any = of_grouped("bit_width", "Bits of one number: a Python int, or an array if learned.")
+    signed: bool = of_grouped("signed", "Whether there are numbers below 0.")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -262,8 +256,7 @@ class GroupwiseQuantTensor(QuantTensor):
     def _of(cls, grouped: Any, groups: Groups, group_dim: int) -> Self:
         """A tensor of these fields, unchecked."""
         tensor = object.__new__(cls)
-        for name, field in (("_grouped", grouped), ("_groups", groups), ("_group_dim", group_dim)):
-            object.__setattr__(tensor, name, field)
+        tensor._hold(grouped, groups, group_dim)
         return tensor
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -272,38 +265,13 @@ class GroupwiseQuantTensor(QuantTensor):
     def __repr__(self) -> str:
         return f"{type(self).__name__}(group_size={self.group_size}, group_dim={self.group_dim}, {self._grouped!r})"
 
-
-def groups_of(
-    shape: tuple[int, ...], group_size: int, group_dim: int, length: int | None, where: str
-) -> Groups:
-    """The groups of an array that has them as two axes.
-
-    Args:
-        shape: of the array, with the two axes.
-        group_size: elements of a group.
-        group_dim: the axis without groups, from the front or (negative) from the end.
-        length: elements along it; None if the last group is full.
-        where: what is built, for the error text.
-
-    Raises:
-        ValueError: the array has no such groups.
-    """
-    size = checked_group_size(group_size, where)
-    ndim = len(shape) - 1
-    if not -ndim <= group_dim < ndim or shape[elements_axis(group_dim) % len(shape)] != size:
-        raise ValueError(
-            f"{where}: an array of shape {shape} has no groups of {size} along axis {group_dim}: the groups lie along "
-            "that axis, and the elements of a group along the one behind it.\n"
-            "  cure: jqinject.ops.split_groups(x, group_size, group_dim)"
-        )
-    dim = group_dim - ndim if group_dim >= 0 else group_dim
-    count = shape[elements_axis(dim) - 1]
-    length = count * size if length is None else length
-    if -(-length // size) != count:
-        raise ValueError(f"{where}: {count} groups of {size} do not hold {length} elements")
-    return Groups(size, dim, length)
+    def int(self, float_datatype: bool = False) -> jax.Array:
+        """The integers, codes or indices of the numbers, without groups. See `int` of the class of `grouped`."""
+        return self._groups.join(self._grouped.int(float_datatype))
 
 
-def flatten_groups(tensor: GroupwiseQuantTensor) -> tuple[list[tuple[Any, Any]], tuple[Groups, int]]:
-    """The child and the static fields, for the pytree."""
+def _flatten(tensor: GroupwiseQuantTensor) -> tuple[list[tuple[Any, Any]], tuple[Groups, int]]:
     return [(jax.tree_util.GetAttrKey("grouped"), tensor.grouped)], (tensor.groups, tensor.group_dim)
+
+
+register(GroupwiseQuantTensor)

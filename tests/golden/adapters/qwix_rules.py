@@ -304,9 +304,9 @@ def _served(inputs: Arrays, model: Any, x: jax.Array) -> dict[str, Any]:
                 found[f"{kind}/{name}/kernel"] = layer.kernel[...]
                 found[f"{kind}/{name}/bias"] = None if layer.bias is None else layer.bias[...]
         if isinstance(layer, QuantWeightLayer) and layer.frozen is not None:
-            stored = layer.frozen.freezer.get()
+            frozen, groups = layer.frozen, layer.frozen.form.groups
             for kind in ("qparams", "state"):
-                groups, payload, scale = layer.frozen.groups, stored.payload, stored.scale
+                payload, scale = frozen.form.stored.payload(frozen.value[...]), frozen.scale[...]
                 if groups is not None:
                     payload, scale = groups.join(payload), jnp.squeeze(scale, groups.dim)
                 found[f"{kind}/{name}/kernel/array/qvalue"] = payload.astype(jnp.float32)
