@@ -30,6 +30,12 @@ from jqinject.ops.choose import known_zero
 
 
 @lru_cache(maxsize=1024)
+def _constant(bit_width: BitWidth) -> Any:
+    """The bit width of a component that is constant."""
+    return bit_width()
+
+
+@lru_cache(maxsize=1024)
 def _constants(bit_width: BitWidth, steps: IntScalingImpl) -> tuple[Any, Any]:
     """Bit width and integer steps of components that are constant."""
     bits = bit_width()
@@ -210,7 +216,8 @@ class PrescaledRestrictIntQuant(Component):
         if not isinstance(x, jax.Array) or x.dtype != jnp.float32:
             x = check.float_input(x, "PrescaledRestrictIntQuant")
         scale = jnp.asarray(scale).astype(jnp.float32)
-        bit_width = self.bit_width_impl()
+        width = self.bit_width_impl
+        bit_width = _constant(width) if class_fact(type(width), "is_constant") else width()
         zero_point = known_zero()
         value = self.int_quant(scale, zero_point, bit_width, x.astype(jnp.float32)).astype(x.dtype)
         return QuantResult(value, scale, zero_point, bit_width)

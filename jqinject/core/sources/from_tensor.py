@@ -115,10 +115,11 @@ class FromParameter(Source):
         else:
             x = x.astype(jnp.float32)
         stats: Any = self.stats
-        if self.searches:
-            stat = stats.of(parts_of(x), task)
-        else:
-            stat = statistic_of(stats, view, x, tracking.concat_dim)
+        stat = (
+            stats.of(parts_of(x), task)
+            if self.searches
+            else statistic_of(stats, view, x, tracking.concat_dim)
+        )
         if stat.shape == tracking.shape:
             return stat
         return check.statistic_shape(stat, tracking.shape, type(self).__name__, tracking.shape_name)
