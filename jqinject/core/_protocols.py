@@ -227,6 +227,34 @@ class StaticRange(Protocol):
         ...
 
 
+class StepStatistic(Protocol):
+    """A scale that follows what training steps have seen: `jqinject.value_and_grad` opens and closes the steps.
+
+    Attributes:
+        in_step: whether a step is under way.
+        slot: where a backward pass reports; None if the scale is not that of a gradient.
+    """
+
+    in_step: bool
+    slot: Any
+
+    def begin_step(self) -> None:
+        """From now on collect; forget what an unfinished step has left."""
+        ...
+
+    def collect(self, seen: jax.Array) -> None:
+        """Note what a call or a backward pass has seen, by maximum."""
+        ...
+
+    def end_step(self) -> None:
+        """Enter what the step has seen."""
+        ...
+
+    def abandon_step(self) -> None:
+        """End a step that failed: nothing enters."""
+        ...
+
+
 @runtime_checkable
 class TensorQuant(Protocol):
     """`tensor_quant`: the assembled quantizer. It may say every fact below."""

@@ -105,6 +105,11 @@ def amax_history(quantizer: Any) -> Any:
     return getattr(getattr(quantizer, "scaling_impl", None), "amax_history", None)
 
 
+def collects_in_steps(component: Any) -> bool:
+    """Whether a component is a `StepStatistic`; False if it does not say."""
+    return getattr(component, "in_step", None) is not None
+
+
 def number_format(component: Any) -> Any:
     """The minifloats of a quantizer, or its table; None if it does not say."""
     return getattr(component, "format", None)

@@ -8,18 +8,14 @@ rule, so that both ways give the maximum.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from jqinject.ops.derivatives import backward_only
 from jqinject.ops.devices.mapped import max_over, names_of, varying_axes
-from jqinject.ops.minifloats.float8_cast import fake_float8
 
 AMAX, SEEN, SCALE = 0, 1, 2
 """What the last axis of a slot reports: the largest magnitude, 1 for "there was one", the scale that was used."""
@@ -126,74 +122,3 @@ def _fork_bwd(_: None, cotangents: tuple[Any, Any]) -> tuple[Any]:
 
 
 fork.defvjp(lambda slot: ((slot.value, slot.value), None), _fork_bwd, symbolic_zeros=True)
-
-
-class ScaleRule(Protocol):
-    """How a scale follows from magnitudes; static and hashable."""
-
-    def amax(self, x: jax.Array) -> jax.Array: ...
-    def scale(self, amax: jax.Array, held: jax.Array, threshold: float) -> jax.Array: ...
-
-
-@dataclass(frozen=True)
-class GradientRule:
-    """How a gradient is quantized: static, compared by value.
-
-    Attributes:
-        scale_rule: from the gradient to an amax, from an amax to a scale.
-        q_dtype: the 8-bit float dtype.
-        threshold: its largest number.
-        from_history: whether the scale is known in advance; else it follows from the gradient itself.
-        axis_name: a named axis that the gradient is distributed over, or None.
-    """
-
-    scale_rule: ScaleRule
-    q_dtype: np.dtype
-    threshold: float
-    from_history: bool
-    axis_name: Any
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _quantize_gradient(
-    rule: GradientRule, y: jax.Array, token: jax.Array, held: jax.Array, slot: jax.Array
-) -> jax.Array:
-    return y
-
-
-def _fwd(rule: GradientRule, y: jax.Array, token: jax.Array, held: jax.Array, slot: jax.Array) -> Any:
-    return mapped_beside(y, slot), (held, slot)
-
-
-def _bwd(rule: GradientRule, kept: tuple[jax.Array, jax.Array], g: jax.Array) -> Any:
-    held, slot = kept
-    measured = rule.scale_rule.amax(jax.lax.stop_gradient(g))
-    amax = gathered(over_axis(measured, rule.axis_name, held), slot)
-    scale = held if rule.from_history else rule.scale_rule.scale(amax, held, rule.threshold)
-    quantized = fake_float8(g, scale, rule.q_dtype, g.dtype)
-    return quantized, scale, None, jax.lax.convert_element_type(report(amax, scale), slot.dtype)
-
-
-_quantize_gradient.defvjp(_fwd, _bwd)
-
-
-def quantize_gradient(
-    y: jax.Array, token: jax.Array, held: jax.Array, slot: jax.Array, rule: GradientRule
-) -> jax.Array:
-    """`y` unchanged; its gradient is quantized in the backward pass.
-
-    The cotangent of `y` becomes `q(g) = payload(g / s) * s`. That of `slot` reports `(amax, 1, s)`, and that of `token`
-    is `s`, for a contraction that continues with the payload.
-
-    Args:
-        y: float array.
-        token: a float32 scalar, or of the scale's shape; only its cotangent matters.
-        held: the scale known in advance; used if `rule.from_history`, or if the gradient is all zero or not finite.
-        slot: zeros, `(*scale shape, 3)`, float32 or a dtype that adds by maximum.
-        rule: how to quantize.
-
-    Returns:
-        `y`.
-    """
-    with backward_only("a gradient quantizer"):
-        return _quantize_gradient(rule, y, token, held, slot)

@@ -11,7 +11,6 @@ from jqinject.core import AmaxHistory, QuantResult
 from jqinject.core.construction.assign import assign
 from jqinject.core.facts import amax_history, scale_dtype
 from jqinject.inject import Binding, DependencyError, ExtendedInjector
-from jqinject.ops.groups import fitting_size
 from jqinject.proxy.assembly import (
     build_stacked,
     copy_mode,
@@ -25,7 +24,7 @@ from jqinject.proxy.metadata import QuantMetadata, quant_metadata_of
 from jqinject.proxy.naming import checked_quantizer, note_quantizer, packable
 from jqinject.proxy.ranges import HoldsRanges
 from jqinject.proxy.sharing import QuantizerReplacedWarning, refuse_tree_mode
-from jqinject.quant_tensor import as_array, in_groups
+from jqinject.quant_tensor import as_array
 
 
 class QuantProxyFromInjector(HoldsRanges):
@@ -84,16 +83,15 @@ class QuantProxyFromInjector(HoldsRanges):
         assign(self, binding=declared.binding, use_running_average=False)
         trace: set[str] = set()
         try:
-            quant_metadata_of(
-                self.binding, (layer,)
-            )  # a flag that is not one is reported by the quantizer's name
+            # First what is said of it: a flag that is not one is reported by the quantizer's name.
+            said = quant_metadata_of(self.binding, (layer,))
             quantizer = self._build((layer,), rngs, trace, stack)
         except DependencyError:
             # A misspelt override is the likelier cause than the name that is missing because of it.
             declared.check_known(trace)
             raise
         declared.check_read(self, quantizer, trace, self._handed((layer,), rngs))
-        assign(self, quant_metadata=self._read_metadata((layer,), quantizer))
+        assign(self, quant_metadata=self._read_metadata(said, (layer,), quantizer))
         if isinstance(quantizer, nnx.Module):
             assign(self, tensor_quant=quantizer)
         else:
@@ -184,10 +182,8 @@ class QuantProxyFromInjector(HoldsRanges):
         Raises:
             ValueError: not all the layers that share the proxy are known.
         """
-        if layers:
-            holders = relink(self, layers)
-            if self.served_layers != len(holders):  # set needlessly it would be another graph, and a retrace
-                self.served_layers = len(holders)
+        if layers and self.served_layers != (count := len(relink(self, layers))):
+            self.served_layers = count  # set needlessly it would be another graph, and a retrace
         known = known_layers(self)
         before = self.tensor_quant
         replaced = self._assemble_for(known)
@@ -220,7 +216,7 @@ class QuantProxyFromInjector(HoldsRanges):
     def _assemble_for(self, layers: tuple[Any, ...]) -> bool:
         """Assemble again; everything that can fail comes before the first change."""
         new = self._build(layers, None, None, self._stack(layers))
-        metadata = self._read_metadata(layers, new)
+        metadata = self._read_metadata(quant_metadata_of(self.binding, layers), layers, new)
         copy_mode(self.tensor_quant, new, use_running_average=self.use_running_average)
         quantizer, replaced = replace_by_difference(self.tensor_quant, new, layers)
         self.quant_metadata = metadata
@@ -252,14 +248,9 @@ class QuantProxyFromInjector(HoldsRanges):
         link(self, layer)
         known_layers(self)
 
-    def _read_metadata(self, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
-        metadata = quant_metadata_of(self.binding, layers).with_facts(quantizer, self.binding, layers)
-        if quantizer is not None and metadata.signed is None:
-            raise ValueError(
-                f"{self.binding.base.__name__} does not say whether its integers have a sign.\n"
-                "  cure: declare `signed = True` (weights, most activations) or `signed = False` (after a ReLU)"
-            )
-        return metadata
+    def _read_metadata(self, said: QuantMetadata, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
+        """What is said of a quantizer, and what it says of itself."""
+        return said.with_facts(quantizer, self.binding, layers)
 
     def _tracked_parameters(self, layers: tuple[Any, ...]) -> list[Any]:
         """The parameters of the layers that are quantized: Variables."""
@@ -267,9 +258,8 @@ class QuantProxyFromInjector(HoldsRanges):
 
     def _stack(self, layers: tuple[Any, ...]) -> tuple[int, ...]:
         """The sizes of the leading axes that the layers are stacked along, as far as an assembly has to know them."""
-        return (
-            stack_of(layers) if self.made_from_parameters else ()
-        )  # else values are broadcast into the stack
+        # Values that are not made from parameters are broadcast into the stack.
+        return stack_of(layers) if self.made_from_parameters else ()
 
     def _hold(self, quantizer: Any) -> None:
         stateful = quantizer is None or isinstance(quantizer, nnx.Module)
@@ -300,22 +290,9 @@ class QuantProxyFromInjector(HoldsRanges):
 
     def _seen(self, packed: Any, x: Any) -> Any:
         """A quantized tensor, its groups joined; while the proxy only observes, the tensor itself with its scale."""
-        if self.quant_metadata.group_size is not None:
-            packed = self._joined(packed, np.shape(as_array(x)))
-        elif packed.ndim != np.ndim(x):
-            raise ValueError(
-                f"{self.binding.base.__name__} made an array of shape {packed.shape} of one of shape {np.shape(x)}, "
-                f"and its {type(self.tensor_quant).__name__} does not say that it cuts the array into groups.\n"
-                "  cure: scaling_per_output_type = 'tensor' or 'channel'; or of your own quantizer a property `groups` "
-                "that returns (group_size, group_dim)"
-            )
+        if self.quant_metadata.group_size is not None or packed.ndim != np.ndim(x):
+            packed = self.quant_metadata.joined(packed, np.shape(as_array(x)), self)
         return packed.set(value=as_array(x)) if self.observing else packed
-
-    def _joined(self, packed: Any, shape: tuple[int, ...]) -> Any:
-        """A tensor whose groups lie along two axes, as a QuantTensor of the shape without them."""
-        size, dim = self.quant_metadata.group_size, self.quant_metadata.group_dim
-        assert size is not None and dim is not None, "said together"
-        return in_groups(packed, fitting_size(size, shape[dim]), dim, shape[dim])
 
 
 # What layers take for a quantizer: an injector (or a binding of one), a proxy to share, None for no quantization.

@@ -7,13 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import AmaxScaling, Float8Quant
 from jqinject.core.construction import check
+from jqinject.core.facts import amax_history, number_format
 from jqinject.dot.tensors.backward_quantizer import quantize_gradient_by, reporting, why_not_backward
+from jqinject.ops import FloatFormat
 from jqinject.proxy.assembly import set_mode
 from jqinject.proxy.metadata import QuantMetadata
 from jqinject.proxy.number_format import FormatQueries
-from jqinject.quant_tensor import QuantTensor, as_array
+from jqinject.quant_tensor import QuantTensor
+from jqinject.quant_tensor._float_fields import CONTRACTED
 
 
 class GradQuantProxyFromInjector(FormatQueries):
@@ -57,9 +59,8 @@ class GradQuantProxyFromInjector(FormatQueries):
         """
         if not self.is_quant_enabled:
             return y
-        if isinstance(self.tensor_quant, Float8Quant) and reporting(self) is not None:
-            return self.tensor_quant.on_gradient(y, token)
-        return quantize_gradient_by(check.float_input(y, "a gradient quantizer"), self, _dequantized)
+        y = check.float_input(y, "a gradient quantizer")
+        return quantize_gradient_by(y, self, GradQuantProxyFromInjector.quantize_gradient, token)
 
     def on(self, y: jax.Array | QuantTensor) -> Any:
         """As a call, for a QuantTensor too, which stays one."""
@@ -101,20 +102,16 @@ class GradQuantProxyFromInjector(FormatQueries):
         """Dtype of an 8-bit float's payload that is scaled by amaxes; None of others, and where quantization is off."""
         if not self.is_quant_enabled or reporting(self) is None:
             return None
-        return self.tensor_quant.q_dtype if isinstance(self.tensor_quant, Float8Quant) else None
+        form = number_format(self.tensor_quant)
+        return form.dtype if isinstance(form, FloatFormat) and form.dtype in CONTRACTED else None
 
-    def _read_metadata(self, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
+    def _read_metadata(self, said: QuantMetadata, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
         why = why_not_backward(quantizer)
-        scaling = getattr(quantizer, "scaling_impl", None)
-        if not why and isinstance(scaling, AmaxScaling) and scaling.slot is None:
+        if not why and amax_history(quantizer) is not None and reporting(quantizer) is None:
             why = "its amaxes are recorded by forward passes (amax_of_gradient is False)"
         if why:
             raise TypeError(
                 f"{self.binding.base.__name__} cannot quantize a gradient: {why}.\n  cure: one of the ...Grad... "
                 "quantizers of jqinject.quant, such as Int8GradPerTensorDynamic or Fp8e5m2GradPerTensorDelayed"
             )
-        return super()._read_metadata(layers, quantizer)
-
-
-def _dequantized(proxy: GradQuantProxyFromInjector, g: jax.Array) -> jax.Array:
-    return as_array(proxy.quantize_gradient(g))
+        return super()._read_metadata(said, layers, quantizer)

@@ -1,17 +1,21 @@
 """What an injector says of the numbers that it makes, beside making them."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from jqinject.core.facts import groups_of, has_zero_point, is_dynamic, needs_input_format
 from jqinject.inject import Binding
+from jqinject.ops.groups import fitting_size
 from jqinject.proxy.naming import is_ours
+from jqinject.quant_tensor import in_groups
 
 
-class QuantMetadata(NamedTuple):
-    """What an injector says of its integers, read when the quantizer is assembled.
+@dataclass(frozen=True)
+class QuantMetadata:
+    """What an injector says of its integers, read when the quantizer is assembled; static in a proxy.
 
     Attributes:
         signed: whether they have a sign; None where the injector does not say.
@@ -39,18 +43,49 @@ class QuantMetadata(NamedTuple):
 
     def with_facts(self, quantizer: Any, binding: Binding, layers: tuple[Any, ...]) -> "QuantMetadata":
         """The same with what the quantizer says of itself; groups that a user's own one does not mention are those that
-        the injector declares."""
+        the injector declares.
+
+        Raises:
+            ValueError: nobody says whether its integers have a sign.
+        """
         groups = groups_of(quantizer)
         if groups is None and binding.declares("group_size") and not is_ours(type(quantizer)):
             groups = (_resolved(binding, "group_size", layers), _resolved(binding, "group_dim", layers))
+        if quantizer is not None and self.signed is None:
+            raise ValueError(
+                f"{binding.base.__name__} does not say whether its integers have a sign.\n"
+                "  cure: declare `signed = True` (weights, most activations) or `signed = False` (after a ReLU)"
+            )
         size, dim = (None, None) if groups is None else groups
-        return self._replace(
+        return replace(
+            self,
             group_size=size,
             group_dim=dim,
             has_zero_point=has_zero_point(quantizer),
             requires_quant_input=needs_input_format(quantizer),
             is_dynamic=is_dynamic(quantizer),
         )
+
+    def joined(self, packed: Any, shape: tuple[int, ...], proxy: Any) -> Any:
+        """A tensor whose groups lie along two axes, as a QuantTensor of the shape without them.
+
+        Args:
+            packed: the tensor.
+            shape: without groups.
+            proxy: whose quantizer made it.
+
+        Raises:
+            ValueError: the quantizer does not say that it makes groups.
+        """
+        size, dim = self.group_size, self.group_dim
+        if size is None or dim is None:
+            raise ValueError(
+                f"{proxy.binding.base.__name__} made an array of shape {packed.shape} of one of shape {shape}, "
+                f"and its {type(proxy.tensor_quant).__name__} does not say that it cuts the array into groups.\n"
+                "  cure: scaling_per_output_type = 'tensor' or 'channel'; or of your own quantizer a property `groups` "
+                "that returns (group_size, group_dim)"
+            )
+        return in_groups(packed, fitting_size(size, shape[dim]), dim, shape[dim])
 
 
 def quant_metadata_of(binding: Binding, layers: tuple[Any, ...]) -> QuantMetadata:

@@ -5,7 +5,7 @@ from typing import Any, final
 import jax
 from flax import nnx
 
-from jqinject.proxy.metadata import QuantMetadata, quant_metadata_of
+from jqinject.proxy.metadata import QuantMetadata
 from jqinject.proxy.number_format import FormatQueries
 from jqinject.proxy.ranges import check_range
 from jqinject.quant_tensor import IntQuantTensor, as_array
@@ -83,6 +83,5 @@ class TruncQuantProxyFromInjector(FormatQueries):
         result = quantizer(x.value, x.scale, x.zero_point, x.bit_width, x.signed)
         return result.quant_tensor(signed=x.signed, training=self.training)
 
-    def _read_metadata(self, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
-        # The sign is that of what comes in.
-        return quant_metadata_of(self.binding, layers)
+    def _read_metadata(self, said: QuantMetadata, layers: tuple[Any, ...], quantizer: Any) -> QuantMetadata:
+        return said  # the sign is that of what comes in

@@ -17,11 +17,9 @@ from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.facts import groups_of, scale_dtype
-from jqinject.core.scaling.amax import AmaxScaling
 from jqinject.ops.choose import known_zero
 from jqinject.ops.minifloats.float8_cast import float8_dtype, float8_max, quantize_float8
 from jqinject.ops.minifloats.float_format import FloatFormat
-from jqinject.ops.observe import SLOT_SIZE, GradientRule, quantize_gradient
 from jqinject.quant_tensor import FloatQuantTensor
 
 
@@ -138,29 +136,3 @@ class Float8Quant(Component):
         scale = jax.lax.stop_gradient(scale)
         value, payload = quantize_float8(x, scale, self.q_dtype, self.dq_dtype or x.dtype)
         return Float8QuantResult(value, scale, self.q_dtype, payload)
-
-    def on_gradient(self, y: jax.Array, token: jax.Array | None = None) -> jax.Array:
-        """`y` as it is, with a gradient that is quantized on its way back. See `ops.observe.quantize_gradient`.
-
-        Args:
-            y: float array.
-            token: its cotangent becomes the scale.
-
-        Raises:
-            TypeError: `y` is no float array, so it has no gradient; or the scale is no `AmaxScaling`'s.
-        """
-        y = check.float_input(y, "a gradient quantizer")
-        scaling = self.scaling_impl
-        if not isinstance(scaling, AmaxScaling) or scaling.slot is None:
-            raise TypeError(
-                f"a gradient quantizer needs a scaling_impl that knows about backward passes, got "
-                f"{type(scaling).__name__}.\n  cure: DelayedScaling or CurrentScaling with amax_of_gradient=True, as "
-                "the ...GradPerTensor... quantizers declare"
-            )
-        threshold = float8_max(self.q_dtype)
-        rule = GradientRule(scaling.rule, self.q_dtype, threshold, scaling.from_history, scaling.axis_name)
-        silent = scaling.use_running_average  # evaluation: nothing is recorded
-        slot = jnp.zeros((*scaling.rule.shape, SLOT_SIZE), jnp.float32) if silent else scaling.claim_slot()
-        known = scaling.known_scale(threshold)
-        token = jnp.zeros(known.shape, jnp.float32) if token is None else token
-        return quantize_gradient(y, token, known, slot, rule)

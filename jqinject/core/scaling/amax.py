@@ -25,8 +25,10 @@ from jqinject.core.stats.two_phase import TwoPhaseStat
 from jqinject.core.view import OverTensorView
 from jqinject.ops.choose import known_zeros
 from jqinject.ops.devices.explicit_axes import sharded_as
+from jqinject.ops.devices.processes import on_host
 from jqinject.ops.observe import AMAX, SCALE, SEEN, SLOT_SIZE, fork, gathered, over_axis, report
 from jqinject.ops.power import divide
+from jqinject.quant_tensor import is_concrete
 
 _TINY = float(jnp.finfo(jnp.float32).tiny)
 
@@ -201,7 +203,10 @@ class AmaxScaling(nnx.Module):
 
     def collect(self, seen: jax.Array) -> None:
         """Note what a call or a backward pass has seen: (amax, 1, scale) along the last axis; by maximum."""
-        self.pending.set_value(jnp.maximum(self.pending.get_value(), seen))
+        held = self.pending.get_value()
+        # Of the first in a program it is known that nothing was seen before; outside of one nothing is waited for.
+        first = is_concrete(held) and not is_concrete(seen) and not on_host(held).any()
+        self.pending.set_value(seen if first else jnp.maximum(held, seen))
 
     def end_step(self) -> None:
         """Enter what the step has seen into the history, if it has seen anything."""

@@ -16,11 +16,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core import AmaxScaling, GradSlot, StaticRange
+from jqinject.core import GradSlot, StaticRange
 from jqinject.core.delay import DelayWrapper
-from jqinject.core.state.variables import QuantParam
+from jqinject.core.facts import collects_in_steps
+from jqinject.core.state.variables import QuantParam, known_zeros
 from jqinject.ops.derivatives import backward_only
-from jqinject.ops.observe import SLOT_SIZE, mapped_with
+from jqinject.ops.observe import SLOT_SIZE, mapped_beside
+from jqinject.quant_tensor import as_array
 
 Quantize = Callable[[Any, jax.Array], Any]
 
@@ -58,12 +60,12 @@ class BackwardQuantizer:
         return made, jax.lax.convert_element_type(scaling.pending.get_value(), slot.dtype)
 
 
-def reporting(quantizer: Any) -> AmaxScaling | None:
+def reporting(quantizer: Any) -> Any:
     """The scale of a quantizer that reports from backward passes; None if it has none."""
     if not isinstance(quantizer, nnx.Module):
         return None
-    found = (node for _, node in nnx.iter_modules(quantizer, graph=True) if isinstance(node, AmaxScaling))
-    return next((scaling for scaling in found if scaling.slot is not None), None)
+    nodes: list[Any] = [node for _, node in nnx.iter_modules(quantizer, graph=True)]
+    return next((node for node in nodes if collects_in_steps(node) and node.slot is not None), None)
 
 
 def for_backward(quantizer: nnx.Module) -> tuple[BackwardQuantizer, jax.Array | None]:
@@ -75,8 +77,8 @@ def for_backward(quantizer: nnx.Module) -> tuple[BackwardQuantizer, jax.Array | 
     scaling = reporting(quantizer)
     graphdef, slots, rest = nnx.split(quantizer, GradSlot, ..., graph=True)
     # What the live slot holds adds by maximum; here nobody looks at it.
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), slots)
-    taken = BackwardQuantizer((zeros, jax.tree.map(jax.lax.stop_gradient, rest)), graphdef)
+    zeros = jax.tree.map(lambda x: known_zeros(x, jnp.float32), slots)
+    taken = BackwardQuantizer((zeros, rest), graphdef)
     _advance(quantizer)
     if scaling is None:
         return taken, None
@@ -104,39 +106,52 @@ def why_not_backward(quantizer: Any) -> str:
         if isinstance(node, DelayWrapper) and node.countdown is not None:
             return "it counts calls (quant_delay_steps), and a backward pass counts none"
         keeps = isinstance(node, StaticRange) and node.has_range() is not None
-        if keeps and not (isinstance(node, AmaxScaling) and node.slot is not None):
+        if keeps and not (collects_in_steps(node) and vars(node).get("slot") is not None):
             return f"its {type(node).__name__} keeps a statistic that forward passes move"
     return ""
 
 
-def quantize_gradient_by(y: jax.Array, quantizer: nnx.Module, quantize: Quantize) -> jax.Array:
+def quantize_gradient_by(
+    y: jax.Array, quantizer: nnx.Module, quantize: Quantize, token: jax.Array | None = None
+) -> jax.Array:
     """`y` as it is; its gradient is quantized on the way back.
 
     Args:
         y: float array.
         quantizer: of the gradient.
-        quantize: function of the quantizer and a gradient that returns an array; hashable.
+        quantize: function of the quantizer and a gradient that returns a QuantTensor or an array; hashable.
+        token: its cotangent becomes the scale, for a contraction that goes on with the payload.
     """
     taken, slot = for_backward(quantizer)
     with backward_only("a gradient quantizer"):
-        return _unchanged(quantize, y, slot, taken)
+        return _unchanged(quantize, y, token, slot, taken)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _unchanged(
-    quantize: Quantize, y: jax.Array, slot: jax.Array | None, taken: BackwardQuantizer
+    quantize: Quantize,
+    y: jax.Array,
+    token: jax.Array | None,
+    slot: jax.Array | None,
+    taken: BackwardQuantizer,
 ) -> jax.Array:
     return y
 
 
-def _fwd(quantize: Quantize, y: jax.Array, slot: jax.Array | None, taken: BackwardQuantizer) -> Any:
-    return y if slot is None else mapped_with(y, slot), (slot, taken)
+def _fwd(
+    quantize: Quantize,
+    y: jax.Array,
+    token: jax.Array | None,
+    slot: jax.Array | None,
+    taken: BackwardQuantizer,
+) -> Any:
+    return y if slot is None else mapped_beside(y, slot), (token, slot, taken)
 
 
-def _bwd(quantize: Quantize, kept: tuple[jax.Array | None, BackwardQuantizer], g: jax.Array) -> Any:
-    slot, taken = kept
+def _bwd(quantize: Quantize, kept: tuple[Any, Any, BackwardQuantizer], g: jax.Array) -> Any:
+    token, slot, taken = kept
     made, seen = taken(g, slot, quantize)
-    return made.astype(g.dtype), seen, None
+    return as_array(made).astype(g.dtype), None if token is None else made.scale, seen, None
 
 
 _unchanged.defvjp(_fwd, _bwd)

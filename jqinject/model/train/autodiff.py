@@ -9,7 +9,8 @@ from typing import Any
 
 from flax import nnx
 
-from jqinject.core import AmaxScaling, GradSlot
+from jqinject.core import GradSlot
+from jqinject.core._protocols import StepStatistic
 from jqinject.core.state.listening import reports_expected
 from jqinject.model.train.steps import (
     abandon_steps,
@@ -186,7 +187,7 @@ def _listening(f: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(f)
     def listened(*args: Any, **kwargs: Any) -> Any:
-        heard: list[AmaxScaling] = [s for s in amax_scalings(list(args)) if s.slot is not None]
+        heard: list[StepStatistic] = [s for s in amax_scalings(list(args)) if s.slot is not None]
         for scaling in heard:
             assert scaling.slot is not None
             scaling.slot.set_value(adding_by_maximum(scaling.slot.get_value()))

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.linen import fp8_ops
 
-from jqinject.core import AmaxScaling, GradSlot
+from jqinject.core import GradSlot
+from jqinject.core._protocols import StepStatistic
+from jqinject.core.facts import collects_in_steps
 from jqinject.model.walk import dotted, walk
 from jqinject.ops.choose import known_zeros
 from jqinject.proxy import GradQuantProxy
@@ -104,24 +106,25 @@ def end_step(*models: Any, gradients: Any = None) -> Any:
 # --- the parts of value_and_grad
 
 
-def amax_scalings(roots: Any) -> list[AmaxScaling]:
+def amax_scalings(roots: Any) -> list[StepStatistic]:
     """Every amax-based scale below the roots, each once.
 
     Raises:
         ValueError: one lacks its statistics.
     """
-    found: dict[int, AmaxScaling] = {}
-    for path, node in walk(roots):
-        if isinstance(node, GradQuantProxy) and node.is_quant_enabled:
+    found: dict[int, StepStatistic] = {}
+    for path, module in walk(roots):
+        node: Any = module
+        if isinstance(module, GradQuantProxy) and node.is_quant_enabled:
             _check_complete(path, getattr(node.tensor_quant, "scaling_impl", None), gradient=True)
-        if isinstance(node, AmaxScaling):
+        if collects_in_steps(node):
             _check_complete(path, node, gradient=False)
             found[id(node)] = node
     return list(found.values())
 
 
 def _check_complete(path: tuple[str, ...], scaling: Any, gradient: bool) -> None:
-    if not isinstance(scaling, AmaxScaling):
+    if not collects_in_steps(scaling):
         return
     needed = {"record"} | ({"slot"} if gradient else set())
     missing = sorted(needed - set(vars(scaling)))
@@ -133,13 +136,13 @@ def _check_complete(path: tuple[str, ...], scaling: Any, gradient: bool) -> None
         )
 
 
-def open_steps(scalings: Iterable[AmaxScaling]) -> None:
+def open_steps(scalings: Iterable[StepStatistic]) -> None:
     """Start collecting."""
     for scaling in scalings:
         scaling.begin_step()
 
 
-def close_steps(scalings: Iterable[AmaxScaling]) -> None:
+def close_steps(scalings: Iterable[StepStatistic]) -> None:
     """Enter the collected amaxes into the histories."""
     held = list(scalings)
     set_slots(held, adding=False)
@@ -147,13 +150,13 @@ def close_steps(scalings: Iterable[AmaxScaling]) -> None:
         scaling.end_step()
 
 
-def abandon_steps(scalings: Iterable[AmaxScaling]) -> None:
+def abandon_steps(scalings: Iterable[StepStatistic]) -> None:
     """Discard a failed step."""
     for scaling in scalings:
         scaling.abandon_step()
 
 
-def set_slots(scalings: Iterable[AmaxScaling], *, adding: bool) -> None:
+def set_slots(scalings: Iterable[StepStatistic], *, adding: bool) -> None:
     """Empty the slots, and make them add by maximum or be plain float32."""
     for scaling in scalings:
         if scaling.slot is not None:
