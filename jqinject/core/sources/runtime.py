@@ -13,6 +13,7 @@ from jqinject.core._protocols import Stat, View
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.sources.source import (
+    EMPTY,
     AffineRescaling,
     Domain,
     Number,
@@ -199,19 +200,17 @@ class Collected(_Averaged):
 
     In evaluation it is made from `buffer` until `value` is filled; nothing moves. The statistic runs only while it is
     collected.
-
-    Args:
-        empty: what `value` and `buffer` hold before any training.
-        arguments: as of the base.
     """
 
     value: QuantParam
     buffer: QuantStat
     empty: float = 1.0
 
-    def __init__(self, empty: float, *arguments: Any, **names: Any) -> None:
-        super().__init__(*arguments, **names)
-        shape = self.collection.shape
+    def __init__(
+        self, stats: Stat, view: View, steps: int, momentum: Any, shape: tuple[int, ...], *, of: str
+    ) -> None:
+        super().__init__(stats, view, steps, momentum, shape, of=of)
+        empty, shape = EMPTY[of], self.collection.shape
         assign(self, value=QuantParam(float_array(empty, shape)), buffer=QuantStat(float_array(empty, shape)))
         set_given(self, empty=empty)
 
