@@ -30,7 +30,7 @@ class QuantIdentity(QuantActLayer):
         overrides: names of `act_quant`, declared anew, without a prefix; those of `grad_quant` with `grad_`.
 
     Raises:
-        TypeError: an argument that is no quantizer for activations, or an override that would do nothing.
+        TypeError: an argument that is not a quantizer for activations, or an override that has no effect.
         ValueError: a quantizer that does not say `signed`.
 
     Example:
@@ -73,7 +73,7 @@ class QuantReLU(QuantActLayer):
             `input_`, of `grad_quant` with `grad_`.
 
     Raises:
-        TypeError: an argument that is no quantizer for activations, or an override that would do nothing.
+        TypeError: an argument that is not a quantizer for activations, or an override that has no effect.
         ValueError: a quantizer that does not say `signed`.
 
     Example:
@@ -114,7 +114,7 @@ class QuantSigmoid(QuantActLayer):
             `input_`, of `grad_quant` with `grad_`.
 
     Raises:
-        TypeError: an argument that is no quantizer for activations, or an override that would do nothing.
+        TypeError: an argument that is not a quantizer for activations, or an override that has no effect.
         ValueError: `return_quant_tensor` without `act_quant`; a quantizer that does not say `signed`.
 
     Example:
@@ -153,7 +153,7 @@ class QuantTanh(QuantActLayer):
             `input_`, of `grad_quant` with `grad_`.
 
     Raises:
-        TypeError: an argument that is no quantizer for activations, or an override that would do nothing.
+        TypeError: an argument that is not a quantizer for activations, or an override that has no effect.
         ValueError: `return_quant_tensor` without `act_quant`; a quantizer that does not say `signed`.
 
     Example:
@@ -197,7 +197,7 @@ class QuantHardTanh(QuantActLayer):
             `input_`, of `grad_quant` with `grad_`.
 
     Raises:
-        TypeError: an argument that is no quantizer for activations, or an override that would do nothing.
+        TypeError: an argument that is not a quantizer for activations, or an override that has no effect.
         ValueError: bounds in the wrong order.
 
     Example:

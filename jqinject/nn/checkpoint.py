@@ -41,7 +41,7 @@ class QuantCheckpoint(nnx.Module):
         overrides: names of `act_quant`, declared anew, without a prefix; those of `grad_quant` with `grad_`.
 
     Raises:
-        TypeError: an argument that is no quantizer of its kind, or an override that would do nothing.
+        TypeError: an argument that is not a quantizer of its kind, or an override that has no effect.
         ValueError: there is no `act_quant`, or (when called) it does not quantize, or to more than 8 bits, or to a
             learned number of bits.
 

@@ -91,7 +91,7 @@ class QuantEltwiseAdd(QuantMergeLayer):
         overrides: names that quantizers declare anew: `input_bit_width=4`, `output_...`.
 
     Raises:
-        TypeError: an argument that is no quantizer of activations, or an override that would do nothing.
+        TypeError: an argument that is not a quantizer of activations, or an override that has no effect.
         ValueError: tied, and two quantizers are given, or in NNX's tree mode.
 
     Source: Brevitas, where tying fails.
@@ -147,7 +147,7 @@ class QuantConcat(QuantMergeLayer):
         overrides: names that quantizers declare anew: `input_bit_width=4`, `output_...`.
 
     Raises:
-        TypeError: an argument that is no quantizer of activations, or an override that would do nothing.
+        TypeError: an argument that is not a quantizer of activations, or an override that has no effect.
         ValueError: tied, and two quantizers are given, or in NNX's tree mode.
 
     Source: Brevitas's `QuantCat`, where tying fails; the axis is the last by default, that of Flax's channels.

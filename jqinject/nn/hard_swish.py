@@ -24,7 +24,7 @@ class QuantHardSwish(QuantActLayer):
             `input_`, of `grad_quant` with `grad_`.
 
     Raises:
-        TypeError: an argument that is no quantizer for activations, or an override that would do nothing.
+        TypeError: an argument that is not a quantizer for activations, or an override that has no effect.
         ValueError: `return_quant_tensor` without `act_quant`; a quantizer that does not say `signed`.
 
     Example:

@@ -32,7 +32,7 @@ class QuantBatchNorm(QuantNormLayer, nnx.BatchNorm):
             taken over the mapped axis too, unless `output_axis_name=...` and its like say otherwise.
 
     Raises:
-        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
+        TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
         ValueError: `return_quant_tensor` without `output_quant`; a quantizer that does not say `signed`.
 
     Example:
@@ -99,7 +99,7 @@ class QuantLayerNorm(QuantNormLayer, nnx.LayerNorm):
             `output_...`, `input_...`, `grad_...`.
 
     Raises:
-        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
+        TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
         ValueError: `return_quant_tensor` without `output_quant`; a quantizer that does not say `signed`.
 
     Example:
@@ -164,7 +164,7 @@ class QuantRMSNorm(QuantNormLayer, nnx.RMSNorm):
             `output_...`, `input_...`, `grad_...`.
 
     Raises:
-        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
+        TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
         ValueError: `return_quant_tensor` without `output_quant`; a quantizer that does not say `signed`.
 
     Example:
@@ -231,7 +231,7 @@ class QuantGroupNorm(QuantNormLayer, nnx.GroupNorm):
             `output_...`, `input_...`, `grad_...`.
 
     Raises:
-        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
+        TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
         ValueError: `return_quant_tensor` without `output_quant`; a quantizer that does not say `signed`.
 
     Example:

@@ -89,7 +89,7 @@ class QuantMaxPool(QuantPoolLayer):
         overrides: names that quantizers declare anew: `input_bit_width=4`, `output_...`.
 
     Raises:
-        TypeError: an argument that is no quantizer of activations, or an override that would do nothing.
+        TypeError: an argument that is not a quantizer of activations, or an override that has no effect.
         ValueError: a window or strides that do not fit.
 
     Example:
@@ -136,7 +136,7 @@ class QuantAvgPool(QuantPoolLayer):
         overrides: names that quantizers declare anew: `input_bit_width=4`, `output_...`.
 
     Raises:
-        TypeError: an argument that is no quantizer of activations, or an override that would do nothing.
+        TypeError: an argument that is not a quantizer of activations, or an override that has no effect.
         ValueError: a window or strides that do not fit.
 
     Example:

@@ -43,9 +43,9 @@ class QuantScaleBias(QuantWeightLayer):
         overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
 
     Raises:
-        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
+        TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
         ValueError: `return_quant_tensor` without anything to take a scale from; a quantizer that does not say `signed`.
-        DependencyError: a quantizer that can not be put together; the text shows the path.
+        DependencyError: a quantizer that cannot be assembled; the text shows the path.
 
     Example:
         >>> layer = QuantScaleBias(3, weight_quant=None)
@@ -105,7 +105,7 @@ class QuantScaleBias(QuantWeightLayer):
             A new layer.
 
         Raises:
-            TypeError: `norm` is no batch normalization.
+            TypeError: `norm` is not a batch normalization.
             ValueError: it has channels along several axes.
 
         Example:

@@ -87,7 +87,7 @@ class TruncAvgPool(QuantTruncLayer):
         overrides: names of `trunc_quant`, declared anew, without a prefix.
 
     Raises:
-        TypeError: an argument that is no quantizer of accumulators, or an override that would do nothing.
+        TypeError: an argument that is not a quantizer of accumulators, or an override that has no effect.
 
     Example:
         >>> import jax.numpy as jnp
@@ -134,7 +134,7 @@ class TruncAvgPool2d(QuantTruncLayer):
         overrides: names of `trunc_quant`, declared anew, without a prefix.
 
     Raises:
-        TypeError: an argument that is no quantizer of accumulators, or an override that would do nothing.
+        TypeError: an argument that is not a quantizer of accumulators, or an override that has no effect.
 
     Example:
         >>> import jax.numpy as jnp
@@ -179,7 +179,7 @@ class TruncAdaptiveAvgPool2d(QuantTruncLayer):
         overrides: names of `trunc_quant`, declared anew, without a prefix.
 
     Raises:
-        TypeError: an argument that is no quantizer of accumulators, or an override that would do nothing.
+        TypeError: an argument that is not a quantizer of accumulators, or an override that has no effect.
 
     Example:
         >>> import jax.numpy as jnp

@@ -44,7 +44,7 @@ class ActQuantProxyFromInjector(FormatQueries):
             x: float array, or a QuantTensor, whose value is then quantized anew.
 
         Returns:
-            A QuantTensor of the shape and dtype of `x`, or `x` itself where quantization is off.
+            A QuantTensor of the shape and dtype of `x`, or `x` itself if quantization is off.
         """
         if self.tensor_quant is None or self.disable_quant:
             return x
@@ -55,11 +55,11 @@ class ActQuantProxyFromInjector(FormatQueries):
 
     def quantize(self, x: jax.Array) -> Any:
         """Quantize as a call does: a QuantTensor, whose `payload()` or `int()` are the low-bit numbers and whose
-        `value` the dequantized ones; `x` itself where quantization is off."""
+        `value` the dequantized ones; `x` itself if quantization is off."""
         return self(x)
 
     def scale(self, force_eval: bool = True) -> jax.Array | None:
-        """Float per integer step, float32; None where quantization is off.
+        """Float per integer step, float32; None if quantization is off.
 
         Args:
             force_eval: the scale that eval mode would use, also in training mode.
@@ -70,7 +70,7 @@ class ActQuantProxyFromInjector(FormatQueries):
         return self._attribute("scale", force_eval)
 
     def zero_point(self, force_eval: bool = True) -> jax.Array | None:
-        """The integer that stands for 0, float32; None where quantization is off.
+        """The integer that stands for 0, float32; None if quantization is off.
 
         Args:
             force_eval: the zero point that eval mode would use, also in training mode.
@@ -81,7 +81,7 @@ class ActQuantProxyFromInjector(FormatQueries):
         return self._attribute("zero_point", force_eval)
 
     def bit_width(self, force_eval: bool = True) -> int | jax.Array | None:
-        """Bits of one number; None where quantization is off.
+        """Bits of one number; None if quantization is off.
 
         Args:
             force_eval: the bit width that eval mode would use, also in training mode.
@@ -89,7 +89,7 @@ class ActQuantProxyFromInjector(FormatQueries):
         return self._attribute("bit_width", force_eval)
 
     def sample(self, force_eval: bool = True) -> Any:
-        """One 0, quantized: it has the scale, zero point and bit width of any; None where quantization is off.
+        """One 0, quantized: it has the scale, zero point and bit width of any; None if quantization is off.
 
         Args:
             force_eval: as eval mode would, also in training mode.

@@ -58,7 +58,7 @@ class QuantProxyFromInjector(HoldsRanges):
         ValueError: the injector does not say whether its integers are `signed`.
     """
 
-    # Class-wide until set: what few proxies have costs the others nothing.
+    # Class attributes until set, so that what few proxies need costs the others nothing.
     binding: Binding
     quant_metadata: QuantMetadata
     use_running_average: bool
@@ -97,8 +97,6 @@ class QuantProxyFromInjector(HoldsRanges):
         else:
             self._hold(quantizer)
         link(self, layer)
-
-    # --- what a proxy says about its quantizer
 
     @property
     def is_signed(self) -> bool | None:
@@ -163,8 +161,6 @@ class QuantProxyFromInjector(HoldsRanges):
         """
         if use_running_average is not None:
             self.use_running_average = use_running_average
-
-    # --- assembly
 
     def init_tensor_quant(self, *layers: Any) -> bool:
         """Assemble the quantizer again from its layers as they are now.
@@ -279,13 +275,15 @@ class QuantProxyFromInjector(HoldsRanges):
             # Serving may contract what was rounded; training contracts floats.
             quantizer = getattr(quantizer, "keeping_payload", quantizer)
         try:
-            return self._seen(self._pack(quantizer(x, *more)), x)
+            made = self._pack(quantizer(x, *more))
+            plain = not self.observing and self.quant_metadata.group_size is None and made.ndim == np.ndim(x)
+            return made if plain else self._seen(made, x)
         except Exception as error:
             note_quantizer(error, self)
             raise
 
     def quantize_gradient(self, g: Any) -> Any:
-        """A gradient on its way back, as a QuantTensor; the array where quantization is off."""
+        """A gradient on its way back, as a QuantTensor; the array if quantization is off."""
         return self._quantized(g) if self.is_quant_enabled else g
 
     def _seen(self, packed: Any, x: Any) -> Any:

@@ -53,13 +53,13 @@ class BiasQuantProxyFromInjector(FormatQueries):
 
         Args:
             x: the bias, float, `(channels,)` or of several axes that channels are counted along.
-            input: what the layer contracts with its weight; an `IntQuantTensor` where the scale comes from it.
+            input: what the layer contracts with its weight; an `IntQuantTensor` if the scale comes from it.
             weight: the layer's quantized weight.
-            weight_scale: its scale in the shape of the bias, where that of several axes is to be laid out; None takes
+            weight_scale: its scale in the shape of the bias, if the weight has several channel axes; None takes
                 it from the weight.
 
         Returns:
-            A QuantTensor, or `x` itself where quantization is off.
+            A QuantTensor, or `x` itself if quantization is off.
 
         Raises:
             ValueError: the scale comes in with the input, and input or weight are not quantized, or the input has more
@@ -77,16 +77,16 @@ class BiasQuantProxyFromInjector(FormatQueries):
         return self._quantized(x, scale)
 
     def scale(self) -> jax.Array | None:
-        """Float per integer step, float32; None without a bias, where quantization is off, or the scale comes with the
+        """Float per integer step, float32; None without a bias, if quantization is off, or if the scale comes with the
         input."""
         return self._attribute("scale")
 
     def zero_point(self) -> jax.Array | None:
-        """The integer that stands for 0; None where quantization is off."""
+        """The integer that stands for 0; None if quantization is off."""
         return jnp.zeros((), jnp.float32) if self._needs_input() else self._attribute("zero_point")
 
     def bit_width(self) -> int | jax.Array | None:
-        """Bits of an integer; None where quantization is off."""
+        """Bits of an integer; None if quantization is off."""
         if not self._needs_input():
             return self._attribute("bit_width")
         sentinel = jnp.zeros((), jnp.float32)

@@ -73,7 +73,7 @@ class GradQuantProxyFromInjector(FormatQueries):
             g: float array.
 
         Returns:
-            A QuantTensor, or `g` itself where quantization is off.
+            A QuantTensor, or `g` itself if quantization is off.
         """
         if not self.is_quant_enabled:
             return g
@@ -82,7 +82,7 @@ class GradQuantProxyFromInjector(FormatQueries):
         return self._seen(self._pack(quantizer(g)), g)
 
     def scale(self) -> jax.Array | None:
-        """The scale of the next gradient as far as it is known, float32; None where quantization is off.
+        """The scale of the next gradient as far as it is known, float32; None if quantization is off.
 
         Raises:
             RuntimeError: nothing is known of it before the gradient is there.

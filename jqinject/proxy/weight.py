@@ -48,7 +48,7 @@ class WeightQuantProxyFromInjector(FormatQueries):
                 its `InputFormat`.
 
         Returns:
-            A QuantTensor of the shape and dtype of `x`, or `x` itself where quantization is off.
+            A QuantTensor of the shape and dtype of `x`, or `x` itself if quantization is off.
 
         Raises:
             TypeError: the quantizer goes by the input, and this is not quantized to integers.
@@ -60,31 +60,31 @@ class WeightQuantProxyFromInjector(FormatQueries):
 
     def quantize(self, x: jax.Array, quant_input: Any = None) -> Any:
         """Quantize as a call does: a QuantTensor, whose `payload()` or `int()` are the low-bit numbers and whose
-        `value` the dequantized ones; `x` itself where quantization is off."""
+        `value` the dequantized ones; `x` itself if quantization is off."""
         return self(x, quant_input)
 
     def scale(self) -> jax.Array | None:
-        """Float per integer step, float32; None where quantization is off."""
+        """Float per integer step, float32; None if quantization is off."""
         return self._attribute("scale")
 
     def zero_point(self) -> jax.Array | None:
-        """The integer that stands for 0, float32; None where quantization is off."""
+        """The integer that stands for 0, float32; None if quantization is off."""
         return self._attribute("zero_point")
 
     def bit_width(self) -> int | jax.Array | None:
-        """Bits of one number; None where quantization is off."""
+        """Bits of one number; None if quantization is off."""
         return self._attribute("bit_width")
 
     def scale_(self) -> jax.Array | None:
-        """The scale of each group, with 1 along the elements of a group; None where quantization is off."""
+        """The scale of each group, with 1 along the elements of a group; None if quantization is off."""
         return self._attribute("scale_")
 
     def zero_point_(self) -> jax.Array | None:
-        """The zero point of each group; None where quantization is off."""
+        """The zero point of each group; None if quantization is off."""
         return self._attribute("zero_point_")
 
     def pre_scale(self, quant_input: Any = None) -> jax.Array | None:
-        """What a decoupled quantizer divides the weight by before rounding, float32; None where quantization is off.
+        """What a decoupled quantizer divides the weight by before rounding, float32; None if quantization is off.
 
         Args:
             quant_input: as for a call.
@@ -92,7 +92,7 @@ class WeightQuantProxyFromInjector(FormatQueries):
         return self._look(quant_input).pre_scale if self.is_quant_enabled else None
 
     def pre_zero_point(self, quant_input: Any = None) -> jax.Array | None:
-        """What a decoupled quantizer adds before rounding, float32; None where quantization is off.
+        """What a decoupled quantizer adds before rounding, float32; None if quantization is off.
 
         Args:
             quant_input: as for a call.

@@ -220,7 +220,7 @@ SHAPES = {
     "batches": ([(1, 3, 2, 4), (2, 4, 2, 4), (2, 4, 2, 4)], r"the batch axes differ"),
     "features": ([(3, 2, 4), (4, 2, 5), (4, 2, 4)], r"as many features"),
     "lengths": ([(3, 2, 4), (4, 2, 4), (5, 2, 4)], r"the same length and heads"),
-    "heads": ([(3, 3, 4), (4, 2, 4), (4, 2, 4)], r"queries' 3 heads can not share 2 heads"),
+    "heads": ([(3, 3, 4), (4, 2, 4), (4, 2, 4)], r"queries' 3 heads cannot share 2 heads"),
 }
 
 

@@ -181,7 +181,7 @@ def test_groups_of_positions_can_not_be_cached():
     layer = QuantMultiHeadAttention(
         2, SIZE, decode=False, rngs=nnx.Rngs(0), **given, k_transposed_group_dim=1
     )
-    with pytest.raises(ValueError, match=r"a group of several positions can not be quantized position by"):
+    with pytest.raises(ValueError, match=r"a group of several positions cannot be quantized position by"):
         layer.init_cache(X.shape)
 
 

@@ -148,7 +148,7 @@ def test_an_attention_function_of_ones_own_brings_its_own_quantizers():
     assert layer.v_quant is None
     assert call(layer, X).shape == X.shape
     assert float(layer.attention_fn.v_quant.tensor_quant.scaling_impl.counter[...]) == 1
-    with pytest.raises(ValueError, match=r"v_quant can not be put into an attention_fn of your own"):
+    with pytest.raises(ValueError, match=r"v_quant cannot be put into an attention_fn of your own"):
         _bare(attention_fn=within, v_quant=Int8ActPerTensorFloat)
 
 
@@ -287,7 +287,7 @@ def test_weights_that_are_not_torchs():
         attention_from_torch({"in_proj_weight": np.ones((24, 8))}, 2)
     with pytest.raises(ValueError, match=r"shape \(25, 8\) is not three of a size"):
         attention_from_torch({**state, "in_proj_weight": np.ones((25, 8))}, 2)
-    with pytest.raises(ValueError, match=r"query projection's 8 features can not be those of 3 heads"):
+    with pytest.raises(ValueError, match=r"query projection's 8 features cannot be those of 3 heads"):
         attention_from_torch(state, 3)
     with pytest.raises(ValueError, match=r"bias_k \(add_bias_kv=True\)"):
         attention_from_torch({**state, "bias_k": np.ones((1, 1, 8))}, 2)

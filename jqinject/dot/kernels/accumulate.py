@@ -20,7 +20,7 @@ def integer_accumulator(dtype: Any, terms: int, lhs_largest: int, rhs_largest: i
         lhs_largest, rhs_largest: the largest magnitudes of the operands.
 
     Raises:
-        TypeError: `dtype` is no signed integer.
+        TypeError: `dtype` is not a signed integer.
         ValueError: it holds fewer bits than are needed, and fewer than int32.
 
     Differs from AQT: None means int32. There the sum of two int8 operands is kept in int8, and wraps around.

@@ -230,7 +230,7 @@ class Convolution:
         return integer_convolution(lhs, rhs, accumulator, plain, self._window())
 
     def _window(self) -> Window | None:
-        """How the window moves; None with groups and with a dilated input, which are no plain product."""
+        """How the window moves; None with groups and with a dilated input, which are not a plain product."""
         options = dict(self.options)
         grouped = options["feature_group_count"] != 1 or options["batch_group_count"] != 1
         dilated = any(step != 1 for step in self.lhs_dilation)

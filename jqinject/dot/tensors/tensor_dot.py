@@ -45,7 +45,7 @@ def contraction_kind(lhs: Any, rhs: Any, dims: Dimensions, asked: str = "auto") 
     Args:
         lhs, rhs: QuantTensors or arrays.
         dims: of the contraction.
-        asked: "auto" takes integers or 8-bit floats where both operands have them.
+        asked: "auto" takes integers or 8-bit floats if both operands have them.
 
     Raises:
         ValueError: `asked` is unknown, or the operands do not have those numbers.
@@ -151,7 +151,7 @@ def contract_integers(
 
     Args:
         lhs, rhs: the values, which receive the gradients and are not looked at forward; in the place of `rhs` the dtype
-            of its values, where `right` is stored and has no gradient.
+            of its values, if `right` is stored and has no gradient.
         left, right: their integers.
         dims, dtype, accumulator_dtype, out_sharding: as for `affine_dot_general`.
     """

@@ -201,7 +201,7 @@ def _check(query: Any, key: Any, value: Any, call: AttentionCall) -> None:
         raise ValueError(f"attention: keys and values have to have the same length and heads; {shapes}")
     if query.shape[-2] % key.shape[-2]:
         raise ValueError(
-            f"attention: the queries' {query.shape[-2]} heads can not share {key.shape[-2]} heads of keys and values "
+            f"attention: the queries' {query.shape[-2]} heads cannot share {key.shape[-2]} heads of keys and values "
             f"evenly; {shapes}.\n  cure: a number of heads that num_kv_heads divides"
         )
     if not 0.0 <= call.dropout_rate < 1.0:

@@ -111,7 +111,7 @@ class QuantScaledDotProductAttention(nnx.Module):
         overrides: names that quantizers declare anew, with their prefix: `q_scaled_bit_width=4`, `v_...`.
 
     Raises:
-        TypeError: an argument that is no quantizer of activations, or an override that would do nothing.
+        TypeError: an argument that is not a quantizer of activations, or an override that has no effect.
         ValueError: `return_quant_tensor` without `sdpa_output_quant`; a `contraction` that there is not.
 
     Source: Brevitas. Differs from Brevitas: no slot has a quantizer by default; operands are laid out as in Flax,

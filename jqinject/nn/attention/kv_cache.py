@@ -157,7 +157,7 @@ def _ungrouped(x: Any) -> Any:
         return x
     if x.groups.dim <= -OPERAND_AXES:
         raise ValueError(
-            "QuantMultiHeadAttention: a group of several positions can not be quantized position by position.\n"
+            "QuantMultiHeadAttention: a group of several positions cannot be quantized position by position.\n"
             "  cure: groups along the features (group_dim = -1) or the heads (group_dim = -2)"
         )
     return x.grouped

@@ -71,10 +71,10 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
             `in_proj_grad_quant`, `out_proj_grad_quant`, and overrides.
 
     Raises:
-        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
+        TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
         ValueError: quantizers within attention beside an `attention_fn` of your own; `return_quant_tensor` without
             anything to take a scale from; packed projections in NNX's tree mode.
-        DependencyError: a quantizer that can not be put together; the text shows the path.
+        DependencyError: a quantizer that cannot be assembled; the text shows the path.
 
     Source: Brevitas's `QuantMultiheadAttention`. Differs from Brevitas: no slot has a quantizer by default; projections
     are not packed by default, as Flax has three; packed ones take keys and values other than the queries too, quantized
@@ -194,7 +194,7 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
         idle = [name for name, quantizer in within.items() if quantizer is not None]
         if idle and self.attention_fn is not nnx.dot_product_attention:
             raise ValueError(
-                f"QuantMultiHeadAttention: {', '.join(idle)} can not be put into an attention_fn of your own, which "
+                f"QuantMultiHeadAttention: {', '.join(idle)} cannot be put into an attention_fn of your own, which "
                 "computes attention by itself.\n"
                 "  cure: attention_fn=QuantScaledDotProductAttention(...), which takes them, or leave them out"
             )

@@ -86,6 +86,6 @@ def _by_head(x: np.ndarray, heads: int, name: str) -> np.ndarray:
     """The last axis as (heads, features)."""
     if x.shape[-1] % heads:
         raise ValueError(
-            f"attention_from_torch: the {name} projection's {x.shape[-1]} features can not be those of {heads} heads"
+            f"attention_from_torch: the {name} projection's {x.shape[-1]} features cannot be those of {heads} heads"
         )
     return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)

@@ -23,7 +23,7 @@ def factors_of(norm: nnx.BatchNorm) -> tuple[jax.Array, jax.Array]:
         norm: `nnx.BatchNorm`, or `QuantBatchNorm`.
 
     Raises:
-        TypeError: `norm` is no batch normalization.
+        TypeError: `norm` is not a batch normalization.
     """
     if not isinstance(norm, nnx.BatchNorm):
         raise TypeError(f"expected an nnx.BatchNorm or a QuantBatchNorm, got {type(norm).__name__}")
@@ -168,7 +168,7 @@ def _check_fits(layer: Any, weight: nnx.Variable[Any], channel: int, norm: nnx.B
     own, its = weight.get_value().shape[channel], norm.num_features
     rank = layer.weight_ndim if _is_ours(layer) else weight.get_value().ndim
     if weight.get_value().ndim != rank:
-        raise ValueError(f"a stack of {name}s can not take a batch norm: merge before stacking")
+        raise ValueError(f"a stack of {name}s cannot take a batch norm: merge before stacking")
     if own != its or norm.axis not in (-1, getattr(layer, "axis", -1)):
         raise ValueError(
             f"this {name} has {own} output channels along its last axis, and the batch norm {its} along axis "

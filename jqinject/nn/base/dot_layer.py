@@ -176,7 +176,7 @@ class QuantDotLayer(QuantWeightLayer):
         return (0,)
 
     def _placed(self, shape: tuple[int, ...]) -> Placed | None:
-        """The contraction with an input of a shape; None where it is no single `dot_general`."""
+        """The contraction with an input of a shape; None if it is not a single `dot_general`."""
         return _last_with_first(len(shape)) if shape else None
 
     # --- payloads

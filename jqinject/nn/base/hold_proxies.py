@@ -52,11 +52,11 @@ def make_proxy(
         overrides: names declared anew.
         rngs: for quantizers that draw random numbers.
         stack: sizes of the leading axes that the layer is stacked along.
-        channel_shape: the shape of a scale for each channel of what flows through the slot, where the layer knows it.
+        channel_shape: the shape of a scale for each channel of what flows through the slot, if the layer knows it.
         offered: names that the layer declares, for an injector that asks for them and has not been given them.
 
     Raises:
-        TypeError: what was given is no quantizer, or one of another kind; or overrides have nothing to act on.
+        TypeError: what was given is not a quantizer, or is one of another kind; or overrides have nothing to act on.
         ValueError: a proxy to share has a scale for each of other channels.
     """
     where = f"{type(layer).__name__}({slot.name}=...)"

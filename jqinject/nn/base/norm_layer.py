@@ -36,7 +36,7 @@ class QuantNormLayer(nnx.Module):
         """Make the proxies; to be called when the parameters are there, also on a Flax layer whose class was changed.
 
         Args:
-            arguments: what the user gave for each slot, None where it is missing; `act_quant` is another name of
+            arguments: what the user gave for each slot, None if it is missing; `act_quant` is another name of
                 `input_quant`.
             overrides: the user's further keywords.
             return_quant_tensor: whether to return QuantTensors.
@@ -61,7 +61,7 @@ class QuantNormLayer(nnx.Module):
         return dict.fromkeys(("input_quant", "output_quant"), (count, *(1,) * (-axis - 1)))
 
     def _features(self) -> tuple[int | None, int]:
-        """The axis of the features, None where there are several, and how many they are."""
+        """The axis of the features, None if there are several, and how many they are."""
         axes = self.axis if isinstance(self, nnx.BatchNorm) else -1
         if isinstance(self, nnx.LayerNorm | nnx.RMSNorm):
             axes = self.feature_axes

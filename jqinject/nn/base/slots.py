@@ -28,8 +28,8 @@ from jqinject.proxy import (
 class Slot:
     """One place for a quantizer on a layer, and the attribute that holds its proxy.
 
-    The proxy stands in `vars(layer)`, where NNX looks for children; read through the slot, it knows its layer. Where
-    there is none the attribute is None. A subclass without the slot declares `input_quant = None`.
+    The proxy stands in `vars(layer)`, where NNX looks for children; read through the slot, it knows its layer. Without
+    one the attribute is None. A subclass without the slot declares `input_quant = None`.
 
     A read of a proxy all of whose layers are known changes nothing. It links the layer otherwise, as a copy that NNX
     made has to be seen once (`jqinject.proxy.links`).

@@ -35,7 +35,7 @@ class WeightAxes(ReassembledOnAssignment):
 
     @property
     def output_channel_dim(self) -> int | tuple[int, ...]:
-        """The axis of the weight that holds the output channels: the last. A tuple where it is several."""
+        """The axis of the weight that holds the output channels: the last. A tuple if there are several."""
         return self.weight_ndim - 1
 
     @property
@@ -68,7 +68,7 @@ class WeightAxes(ReassembledOnAssignment):
         return ()
 
     def axes_of_sums(self) -> tuple[int, ...] | None:
-        """The axes along which a contraction of integers needs their sums; None where it needs none."""
+        """The axes along which a contraction of integers needs their sums; None if it needs none."""
         return self.summed_axes() or None
 
     def _terms(self) -> int:
@@ -78,7 +78,7 @@ class WeightAxes(ReassembledOnAssignment):
     # --- the scale of the output
 
     def _scales_on_weight(self, quant_input: Any, quant_weight: Any) -> tuple[Any, Any]:
-        """Operands with the scales of the same products: the input's are the weight's, where each output has one."""
+        """Operands with the same products, whose scales lie on the weight if the input has one for each output."""
         return quant_input, quant_weight
 
     def _bias_on_grid(self, bias: Any, weight: Any) -> bool | jax.Array | None:
@@ -107,7 +107,7 @@ class WeightAxes(ReassembledOnAssignment):
         return not is_on(self.weight_quant) or self.weight_quant.has_whole_zero_points
 
     def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: Any) -> Any:
-        """The output with the scale that the sums have; an array where they have none."""
+        """The output with the scale of the sums; an array if they have none."""
         channel = self.output_channel_dim
         assert isinstance(channel, int), "layers with several channel axes lay them out themselves"
         return contraction_output(

@@ -26,7 +26,7 @@ class LayerParameters(NamedTuple):
 
 
 def check_input_for_weight(layer: Any) -> None:
-    """Refuse a weight quantizer that goes by the input where there is none, or an input that it can not go by.
+    """Refuse a weight quantizer that goes by the input where there is none, or an input that it cannot go by.
 
     Args:
         layer: a layer that holds its quantizers.
@@ -49,7 +49,7 @@ def check_input_for_weight(layer: Any) -> None:
 
 
 def input_format(layer: Any) -> InputFormat | None:
-    """The format of a layer's quantized input, as far as its `input_quant` says it; None where there is none."""
+    """The format of a layer's quantized input, as far as its `input_quant` says it; None if there is none."""
     proxy = layer.input_quant
     sample = _sample(proxy) if proxy is not None and proxy.is_quant_enabled else None
     return InputFormat(sample.bit_width, sample.signed) if isinstance(sample, IntQuantTensor) else None

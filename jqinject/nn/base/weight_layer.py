@@ -78,8 +78,8 @@ class QuantWeightLayer(WeightAxes):
         """Make the proxies; to be called when the weights are there, also on a layer of Flax whose class was changed.
 
         Args:
-            arguments: what the user gave for each slot, None where it is missing; `act_quant` is another name of
-                `input_quant`, and `contraction` is "auto" where it is missing.
+            arguments: what the user gave for each slot, None if it is missing; `act_quant` is another name of
+                `input_quant`, and `contraction` is "auto" if it is missing.
             overrides: the user's further keywords.
             return_quant_tensor: whether to return QuantTensors.
             rngs: for quantizers that draw random numbers.
@@ -141,7 +141,7 @@ class QuantWeightLayer(WeightAxes):
                 scales are those of the whole weight.
 
         Returns:
-            A QuantTensor, or the array where the weight is not quantized.
+            A QuantTensor, or the array if the weight is not quantized.
 
         Raises:
             TypeError: the weight quantizer goes by the input, and that is not quantized to integers.
@@ -166,11 +166,11 @@ class QuantWeightLayer(WeightAxes):
         """The bias as the layer adds it.
 
         Args:
-            quant_input: the quantized input, where the scale of the bias comes from it.
+            quant_input: the quantized input, if the scale of the bias comes from it.
             quant_weight: the quantized weight; None quantizes it now.
 
         Returns:
-            An `IntQuantTensor`, the array where it is not quantized, None where there is none.
+            An `IntQuantTensor`, the array if it is not quantized, None if there is no bias.
 
         Raises:
             ValueError: the bias takes its scale from an input that is not quantized.
@@ -245,7 +245,7 @@ class QuantWeightLayer(WeightAxes):
         """What contracts the payloads in the place of the parent's own function; None to contract floats.
 
         Raises:
-            ValueError: `contraction` is "int" or "fp8", and the layer or its operands can not.
+            ValueError: `contraction` is "int" or "fp8", which the layer or its operands do not support.
         """
         asked, kind = self.contraction, "fp8" if isinstance(weight, FloatQuantTensor) else "int"
         if asked == "auto" and self.frozen is None and kind == "int":

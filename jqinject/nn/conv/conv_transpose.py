@@ -45,9 +45,9 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
             `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
 
     Raises:
-        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
+        TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
         ValueError: `return_quant_tensor` without anything to take a scale from; a quantizer that does not say `signed`.
-        DependencyError: a quantizer that can not be put together; the text shows the path.
+        DependencyError: a quantizer that cannot be assembled; the text shows the path.
 
     Example:
         >>> import jax.numpy as jnp

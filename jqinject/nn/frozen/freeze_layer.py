@@ -23,7 +23,7 @@ def freezes(layer: QuantWeightLayer) -> bool:
 def numbers_of(layer: QuantWeightLayer) -> Any:
     """The low-bit numbers of a layer that `freezes`, to be handed to `freeze_layer`; None of a stack of layers.
 
-    They are computed while the caller goes on: asked for one layer ahead, nobody waits for them.
+    Dispatch is asynchronous: request one layer ahead to hide latency.
     """
     return None if stack_of((layer,)) else _numbers(layer)
 
@@ -43,7 +43,7 @@ def freeze_layer(layer: QuantWeightLayer, *, keep_master: bool = False, numbers:
         return False
     stack = stack_of((layer,))
     if stack and layer.weight_quant.requires_quant_input and layer.input_quant is None:
-        layer.weight_quant.kept_input()  # raises where it is not known, which is not seen inside of `vmap`
+        layer.weight_quant.kept_input()  # raises if it is not known, which cannot be told under `vmap`
     layer.frozen = (
         build_stacked(lambda layers, _: _eager_numbers(layers[0]), (layer,), stack)
         if stack
@@ -73,7 +73,7 @@ def unfreeze_layer(layer: QuantWeightLayer) -> bool:
 
 
 def check_unfreezes(layer: QuantWeightLayer) -> None:
-    """Raise where `unfreeze_layer` would.
+    """Raise if `unfreeze_layer` would.
 
     Raises:
         ValueError: the weight was not kept.
@@ -119,7 +119,7 @@ def _compiled_numbers(
 
 
 def _checked(layer: QuantWeightLayer, numbers: tuple[Any, Any]) -> FrozenWeight:
-    """The numbers, in whose place an error comes where they are not the quantizer's own."""
+    """The numbers; numbers that are not the quantizer's own raise its error."""
     found, valid = numbers
     usable = isinstance(found, FrozenWeight) and (not is_concrete(valid) or bool(valid))
     return found if usable else _eager_numbers(layer)
@@ -147,7 +147,7 @@ def _frozen(
 
 
 def _known_input(layer: QuantWeightLayer) -> Any:
-    """The format of the input, where the weight is quantized for it; None where it is not."""
+    """The format of the input if the weight is quantized for it, else None."""
     if not layer.weight_quant.requires_quant_input:
         return None
     own = layer.input_format()

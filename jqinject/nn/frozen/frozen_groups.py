@@ -37,7 +37,7 @@ class ScaleForms:
         return in_two_levels(scale, self.scale_dtype)
 
     def of_zero_point(self, zero_point: jax.Array, dtype: Any, groups: Groups | None) -> jax.Array:
-        """The zero points as they are stored: whole ones of groups as bytes, where the integers are bytes at most."""
+        """The zero points as they are stored: whole ones of groups as bytes, if the integers have at most 8 bits."""
         if groups is None or not self.whole_zero_point or jnp.iinfo(dtype).bits > 8:
             return zero_point
         signed = jnp.issubdtype(dtype, jnp.signedinteger)
@@ -47,7 +47,7 @@ class ScaleForms:
 def in_two_levels(scale: jax.Array, dtype: np.dtype) -> tuple[jax.Array, jax.Array]:
     """Scales that are minifloats times one float32 number, taken apart.
 
-    The factor is that whose products are the scales, looked for where division leaves some units in the last place.
+    The factor is searched among the neighbours of the quotient for the one whose products are the scales.
 
     Args:
         scale: float32, above 0.

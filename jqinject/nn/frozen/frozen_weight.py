@@ -65,8 +65,8 @@ class FrozenForm:
 class FrozenWeight(nnx.Module):
     """Payload, scale and zero point of a quantized weight, and what else a QuantTensor knows.
 
-    State: `value`, the payload as it is stored (`dot.StoredForm`); `scale`, float32, or in a byte for groups; where
-    there are any, `zero_point`, `sums` of the payload, and the `scale_factor` of scales in a byte.
+    State: `value`, the payload as it is stored (`StoredForm`); `scale`, float32, or a byte each for groups; and if
+    there are any, `zero_point`, `sums` of the payload, and the `scale_factor` of scales in bytes.
 
     Args:
         weight: the quantized weight.
@@ -189,7 +189,7 @@ def _narrow(weight: IntQuantTensor) -> jax.Array:
 
 
 def _float_payload(weight: FloatQuantTensor) -> jax.Array:
-    """The minifloats in their own dtype where it is one of 8 bits, else their codes in the narrowest."""
+    """The minifloats in their own dtype if it has 8 bits, else their codes in the narrowest."""
     bits = weight.known_format("a frozen weight").bit_width
     if bits == 8 and jnp.issubdtype(weight.q_dtype, jnp.floating):
         return weight.payload()

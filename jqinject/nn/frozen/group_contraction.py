@@ -65,12 +65,12 @@ class GroupedIntegerContraction:
 def grouped_contraction(
     x: Any, weight: Affine, of_weight: Groups | None, dims: Dimensions, stored: Any = None
 ) -> GroupedIntegerContraction | None:
-    """What contracts an input with a kernel, one of which has scales for groups; None where their integers do not fit.
+    """What contracts an input with a kernel, one of which has scales for groups; None if their integers do not fit.
 
     Args:
         x: the input.
-        weight: the integers of the kernel, with two axes for one where it has groups.
-        of_weight: the groups of the kernel, None where it has none.
+        weight: the integers of the kernel, with two axes for one if it has groups.
+        of_weight: the groups of the kernel, None if it has none.
         dims: of the contraction, without groups.
         stored: as for `IntegerContraction`.
     """
@@ -113,7 +113,7 @@ def wide_dimensions(dims: Dimensions, left: int, right: int) -> Dimensions:
 
 
 def _in_groups(x: Any, groups: Groups) -> Affine | None:
-    """The integers of an input in groups; None where it has none, or a scale that varies along the axis."""
+    """The integers of an input in groups; None if it has none, or a scale that varies along the axis."""
     if isinstance(x, GroupwiseIntQuantTensor):
         return affine_of(x.grouped) if has_integers(x.grouped) else None
     if not isinstance(x, IntQuantTensor) or not has_integers(x):

@@ -75,9 +75,9 @@ class QuantEinsum(QuantDotLayer, nnx.Einsum):
             `bias_...`, `input_...`, `output_...`, `grad_...`.
 
     Raises:
-        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
+        TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
         ValueError: `return_quant_tensor` without anything to take a scale from; a quantizer that does not say `signed`.
-        DependencyError: a quantizer that can not be put together; the text shows the path.
+        DependencyError: a quantizer that cannot be assembled; the text shows the path.
 
     Example:
         >>> from jqinject.quant import Int8WeightPerChannelFloat
@@ -141,7 +141,7 @@ class QuantEinsum(QuantDotLayer, nnx.Einsum):
 
         Returns:
             An array, or a QuantTensor with `return_quant_tensor` (an array where sums have no scale, as in an equation
-            that is no plain contraction).
+            that is not a plain contraction).
 
         Raises:
             ValueError: a QuantTensor is to be returned, and input or weight are not quantized; an equation that does

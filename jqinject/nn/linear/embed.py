@@ -44,9 +44,9 @@ class QuantEmbed(QuantWeightLayer, nnx.Embed):
             `output_...`, `grad_...`.
 
     Raises:
-        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
+        TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
         ValueError: `return_quant_tensor` without anything to take a scale from; a quantizer that does not say `signed`.
-        DependencyError: a quantizer that can not be put together; the text shows the path.
+        DependencyError: a quantizer that cannot be assembled; the text shows the path.
 
     Example:
         >>> from jqinject.quant import Int8WeightPerChannelFloat

@@ -56,8 +56,8 @@ class QuantLSTMCell(QuantLSTMStep, nnx.LSTMCell):
             `weight_...`, `bias_...`, `io_...`, `gate_acc_...`, `sigmoid_...`, `tanh_...`, `cell_state_...`.
 
     Raises:
-        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
-        DependencyError: a quantizer that can not be put together; the text shows the path.
+        TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
+        DependencyError: a quantizer that cannot be assembled; the text shows the path.
 
     Example:
         >>> from jqinject.quant import Int8WeightPerTensorFloat
@@ -156,8 +156,8 @@ class QuantOptimizedLSTMCell(QuantLSTMStep, nnx.OptimizedLSTMCell):
             `gate_acc_...`, `sigmoid_...`, `tanh_...`, `cell_state_...`.
 
     Raises:
-        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
-        DependencyError: a quantizer that can not be put together; the text shows the path.
+        TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
+        DependencyError: a quantizer that cannot be assembled; the text shows the path.
 
     Example:
         >>> from jqinject.quant import Int8WeightPerTensorFloat

@@ -53,8 +53,8 @@ class QuantSimpleCell(QuantRecurrentCell, nnx.SimpleCell):
             `bias_...`, `io_...`, `gate_acc_...`.
 
     Raises:
-        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
-        DependencyError: a quantizer that can not be put together; the text shows the path.
+        TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
+        DependencyError: a quantizer that cannot be assembled; the text shows the path.
 
     Example:
         >>> from jqinject.quant import Int8ActPerTensorFloat
@@ -142,8 +142,8 @@ class QuantGRUCell(QuantRecurrentCell, nnx.GRUCell):
             `bias_...`, `io_...`, `gate_acc_...`, `sigmoid_...`, `tanh_...`.
 
     Raises:
-        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
-        DependencyError: a quantizer that can not be put together; the text shows the path.
+        TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
+        DependencyError: a quantizer that cannot be assembled; the text shows the path.
 
     Example:
         >>> from jqinject.quant import Int8WeightPerTensorFloat

@@ -58,9 +58,9 @@ class QuantLSTM(QuantRecurrentStack):
             `io_...`, `gate_acc_...`, `sigmoid_...`, `tanh_...`, `cell_state_...`.
 
     Raises:
-        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
-        ValueError: what can not go together; the text says what.
-        DependencyError: a quantizer that can not be put together; the text shows the path.
+        TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
+        ValueError: arguments that do not go together; the text names them.
+        DependencyError: a quantizer that cannot be assembled; the text shows the path.
 
     Example:
         >>> import jax.numpy as jnp
@@ -101,7 +101,7 @@ class QuantLSTM(QuantRecurrentStack):
     ) -> None:
         if cat_output_cell_states and cell_state_quant is not None and not shared_cell_state_quant:
             raise ValueError(
-                "QuantLSTM: cell states that are quantized each by a quantizer of its own can not be one array.\n"
+                "QuantLSTM: cell states that are quantized each by a quantizer of its own cannot be one array.\n"
                 "  cure: cat_output_cell_states=False, or shared_cell_state_quant=True"
             )
         if return_quant_tensor and (io_quant is None or cell_state_quant is None):
@@ -205,9 +205,9 @@ class QuantRNN(QuantRecurrentStack):
             `io_...`, `gate_acc_...` (`gate_acc_quant_...` means the same, as Brevitas writes it).
 
     Raises:
-        TypeError: an argument that is no quantizer or one of another kind, or an override that would do nothing.
-        ValueError: what can not go together; the text says what.
-        DependencyError: a quantizer that can not be put together; the text shows the path.
+        TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
+        ValueError: arguments that do not go together; the text names them.
+        DependencyError: a quantizer that cannot be assembled; the text shows the path.
 
     Example:
         >>> import jax.numpy as jnp

@@ -29,7 +29,7 @@ def recurrent_state_from_torch(state_dict: Mapping[str, Any]) -> dict[str, Any]:
         A nested dict, for `jqinject.load_state(layer, ...)`.
 
     Raises:
-        ValueError: a name that is none of these layers', a missing weight, or a GRU's or a projection's weights.
+        ValueError: a name that none of these layers has, a missing weight, or a GRU's or a projection's weights.
 
     Example:
         >>> import jqinject
