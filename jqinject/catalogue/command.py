@@ -93,9 +93,9 @@ def _imported(name: str) -> type[ExtendedInjector]:
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"{name} can not be imported: {error}") from None
+        raise ValueError(f"{name} cannot be imported: {error}") from None
     if not (isinstance(found, type) and issubclass(found, ExtendedInjector)):
-        raise ValueError(f"{name} is no quantizer: a class derived from ExtendedInjector")
+        raise ValueError(f"{name} is not a quantizer: expected a class derived from ExtendedInjector")
     return found
 
 

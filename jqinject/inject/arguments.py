@@ -99,7 +99,7 @@ def _read(function: Callable[..., Any], *, skip_first: bool) -> Arguments:
         parameters = parameters[1:]
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
         return Arguments(
-            refused="takes *args or **kwargs, which can not be wired by name. Write the arguments out, or "
+            refused="takes *args or **kwargs, which cannot be wired by name. Write the arguments out, or "
             "declare an instance instead of the class."
         )
     return Arguments(
@@ -112,4 +112,4 @@ def _read(function: Callable[..., Any], *, skip_first: bool) -> Arguments:
 def check_wirable(arguments: Arguments, title: str) -> None:
     """Raise the explanatory error if a callable cannot be wired."""
     if arguments.refused:
-        raise DependencyError(f"{title} can not be wired: {arguments.refused}")
+        raise DependencyError(f"{title} cannot be wired: {arguments.refused}")

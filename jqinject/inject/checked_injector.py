@@ -51,6 +51,6 @@ class CheckedInjector(ExtendedInjector, metaclass=CheckedInjectorMeta):
     ...     product = 6
     >>> Product.let(produkt=7).product
     Traceback (most recent call last):
-    TypeError: Product.let(...): 'produkt' would do nothing, as nothing in 'Product' declares or asks for 'produkt'
+    TypeError: Product.let(...): 'produkt' would have no effect: nothing in 'Product' declares or asks for 'produkt'
       did you mean 'product'?
     """

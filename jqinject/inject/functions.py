@@ -104,11 +104,11 @@ def check_function(function: Callable[..., Any]) -> None:
     parameters = signature(function).parameters.values()
     if any(p.name == "self" for p in parameters):
         raise DependencyError(
-            f"@value {name!r} has an argument 'self': the 'value' decorator can not be used on methods, as "
+            f"@value {name!r} has an argument 'self': the 'value' decorator cannot be used on methods, as "
             f"an injector has no instance. Ask for the names you need: def {name}(bit_width, signed=True)."
         )
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
         raise DependencyError(
-            f"@value {name!r} takes *args or **kwargs, which can not be wired by name. Write the names out, "
+            f"@value {name!r} takes *args or **kwargs, which cannot be wired by name. Write the names out, "
             "with defaults for the optional ones."
         )

@@ -85,7 +85,7 @@ def check_declarations(injector: Any, *, known: Set[str] = frozenset()) -> None:
     ...     bit_width = 8
     >>> check_declarations(Int8Weight.let(bit_widht=4))
     Traceback (most recent call last):
-    TypeError: Int8Weight declares 'bit_widht', which would do nothing, as nothing asks for it
+    TypeError: Int8Weight declares 'bit_widht', which would have no effect: nothing asks for it
       did you mean 'bit_width'?
 
     Args:
@@ -109,7 +109,7 @@ def check_declarations(injector: Any, *, known: Set[str] = frozenset()) -> None:
     }
     texts = [
         lines(
-            f"{doubtful[name].__name__} declares {name!r}, which would do nothing, as nothing asks for it",
+            f"{doubtful[name].__name__} declares {name!r}, which would have no effect: nothing asks for it",
             f"did you mean {near!r}?",
         )
         for name, near in meant.items()

@@ -57,7 +57,7 @@ def check_overrides(
     >>> check_overrides(Int8Weight, {"bit_width": 4})
     >>> check_overrides(Int8Weight, {"bitwidth": 4}, where="QuantLinear(weight_...)", prefix="weight_")
     Traceback (most recent call last):
-    TypeError: QuantLinear(weight_...): 'weight_bitwidth' would do nothing, as nothing in 'Int8Weight' ...
+    TypeError: QuantLinear(weight_...): 'weight_bitwidth' would have no effect: nothing in 'Int8Weight' ...
       did you mean 'weight_bit_width'?
 
     Args:
@@ -99,7 +99,7 @@ def check_lets(injector: Any, names: Iterable[str]) -> None:
     ...     bits = this.lhs.bits
     >>> check_lets(Product.let(lhs=Operand.let(bit=4)), ["bits"])
     Traceback (most recent call last):
-    TypeError: Product.lhs.let(...): 'bit' would do nothing, as nothing in 'Operand' declares or asks for 'bit'
+    TypeError: Product.lhs.let(...): 'bit' would have no effect: nothing in 'Operand' declares or asks for 'bit'
       did you mean 'bits'?
 
     Args:
@@ -152,7 +152,7 @@ def _top_lets(injector: Any) -> list[Any]:
 def _unknown(injector: Any, name: str, requested: Set[str], first: str, prefix: str) -> str:
     inner = _nested_in(injector, name)
     return lines(
-        f"{first}: {prefix + name!r} would do nothing, as nothing in {injector.__name__!r} declares or asks for "
+        f"{first}: {prefix + name!r} would have no effect: nothing in {injector.__name__!r} declares or asks for "
         f"{name!r}",
         f"it is a name of {' and '.join(inner[:2])}, nested in it: declare it there" if inner else "",
         "" if inner else did_you_mean(name, requested - {name}, prefix),
@@ -178,7 +178,7 @@ def _unread(injector: Any, name: str, reach: Callable[[Any], Reach], first: str,
         added = [f"{prefix}{choice}={_shown(option)}" for choice, option in choices]
         cure = f"give {', '.join([*added, *(f'{prefix}{other}=...' for other in missing)])}, or {cure}"
     return lines(
-        f"{first}: {prefix + name!r} would do nothing: {injector.__name__!r} never reads {name!r} as it is wired "
+        f"{first}: {prefix + name!r} would have no effect: {injector.__name__!r} never reads {name!r} as it is wired "
         "here",
         said,
         f"cure: {cure}",

@@ -26,7 +26,7 @@ def stack_of(layers: Sequence[Any]) -> tuple[int, ...]:
             )
     depths = {len(layer.weight_shape) - layer.weight_ndim for layer in layers}
     if len(depths) > 1:
-        raise ValueError(f"layers stacked {sorted(depths)} times deep can not share one quantizer")
+        raise ValueError(f"layers stacked {sorted(depths)} times deep cannot share one quantizer")
     return layers[0].weight_shape[: depths.pop()] if depths else ()
 
 
@@ -162,7 +162,7 @@ def write(variable: Any, value: Any) -> None:
         return
     same = (
         isinstance(value, jax.Array) and value.dtype == held.dtype
-    )  # random keys can not be cast to themselves
+    )  # random keys cannot be cast to themselves
     # A copy: on CPU `jnp.asarray` may look at the caller's own NumPy memory, which the caller may write to later.
     array = value if same else jnp.array(value, dtype=held.dtype)
     if (

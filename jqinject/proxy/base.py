@@ -37,7 +37,7 @@ class QuantProxyFromInjector(HoldsRanges):
     Attributes:
         binding: the injector and the overrides.
         observing: set it to collect statistics only: the QuantTensor has the scale, and the tensor's own value.
-        role: what it quantizes: "weight", "bias", "activation", "gradient", "accumulator"; "parameter" says no more.
+        role: what it quantizes: "weight", "bias", "activation", "gradient", "accumulator", or "parameter" if unset.
         made_from_parameters: whether the quantizer is assembled from the weights or biases of its layers.
         reads: the names of the injector that a class of proxies reads itself, so that they may be overridden although
             the quantizer does not ask for them.

@@ -1,4 +1,4 @@
-"""What a quantizer is declared to be where it is used: the injector, what was declared anew, and whether it counts."""
+"""An injector with the overrides given where it is used, and the check that each override is read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from jqinject.inject import (
 )
 from jqinject.proxy.naming import is_ours
 
-_METADATA = frozenset({"narrow_range", "float_to_int_impl_type"})  # what proxies say of quantizers
+_METADATA = frozenset({"narrow_range", "float_to_int_impl_type"})  # what proxies report about quantizers
 _GROUPS = frozenset({"group_size", "group_dim"})  # read for a user's own quantizer
 _NAMES = frozenset({"tensor_quant", "proxy_class", "signed"}) | _METADATA
 
@@ -33,8 +33,8 @@ class DeclaredInjector:
 
     Attributes:
         binding: both as one.
-        names: what was declared anew: by the overrides, by `let`, in a binding.
-        overrides: those among them that were given beside the injector.
+        names: everything overridden: by keywords, by `let`, in a binding.
+        overrides: those of them given as keywords.
         where: what the user called and the prefix of these.
     """
 
@@ -62,7 +62,7 @@ class DeclaredInjector:
         return cls(binding, names, overrides or {}, where)
 
     def check_known(self, traced: set[str]) -> None:
-        """Refuse names that nobody knows.
+        """Reject unknown names.
 
         Args:
             traced: the names that were asked for so far.
@@ -70,7 +70,7 @@ class DeclaredInjector:
         self._check(_NAMES | traced, None, {})
 
     def check_read(self, proxy: Any, quantizer: Any, traced: set[str], handed: Mapping[str, Any]) -> None:
-        """Refuse names that the quantizer does not read as it is wired, nor the proxy.
+        """Reject names that neither the quantizer, as it is wired, nor the proxy reads.
 
         Args:
             proxy: the proxy.

@@ -99,7 +99,7 @@ class GradQuantProxyFromInjector(FormatQueries):
 
     @property
     def q_dtype(self) -> np.dtype | None:
-        """Dtype of an 8-bit float's payload that is scaled by amaxes; None of others, and where quantization is off."""
+        """Dtype of an 8-bit float's payload that is scaled by amaxes; None for others, and if quantization is off."""
         if not self.is_quant_enabled or reporting(self) is None:
             return None
         form = number_format(self.tensor_quant)

@@ -11,7 +11,7 @@ class InputFormat(NamedTuple):
     """The integers of a layer's input.
 
     Attributes:
-        bit_width: bits of an integer: a Python int, or an array where it is learned.
+        bit_width: bits of an integer: a Python int, or an array if learned.
         signed: whether the integers have a sign.
     """
 

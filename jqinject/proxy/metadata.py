@@ -1,4 +1,4 @@
-"""What an injector says of the numbers that it makes, beside making them."""
+"""What an injector and its quantizer say about the numbers that they make."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,15 +15,15 @@ from jqinject.quant_tensor import in_groups
 
 @dataclass(frozen=True)
 class QuantMetadata:
-    """What an injector says of its integers, read when the quantizer is assembled; static in a proxy.
+    """The numbers of a quantizer as its injector declares them, read when it is assembled; static in a proxy.
 
     Attributes:
-        signed: whether they have a sign; None where the injector does not say.
+        signed: whether they have a sign; None if the injector does not say.
         narrow_range: whether one of them is left out.
         rounding_mode: the name of the rounding.
-        group_size: elements that share a scale; None where there are no groups.
+        group_size: elements that share a scale; None if there are no groups.
         group_dim: the axis that is cut into groups.
-        has_zero_point: whether their zero point may be another than 0, as the quantizer says.
+        has_zero_point: whether their zero point may differ from 0, as the quantizer says.
         requires_input_scale: of a bias: whether its scale comes in with the input.
         requires_quant_input: of a weight: whether its quantizer is called with the format of the layer's input.
         is_dynamic: whether the scale is that of the tensor at hand, as the quantizer says.
@@ -42,11 +42,11 @@ class QuantMetadata:
     is_dynamic: bool = False
 
     def with_facts(self, quantizer: Any, binding: Binding, layers: tuple[Any, ...]) -> "QuantMetadata":
-        """The same with what the quantizer says of itself; groups that a user's own one does not mention are those that
-        the injector declares.
+        """The same with the facts of the quantizer; for the groups of a user's own quantizer that does not state them,
+        the injector's declaration counts.
 
         Raises:
-            ValueError: nobody says whether its integers have a sign.
+            ValueError: it is not declared whether the integers have a sign.
         """
         groups = groups_of(quantizer)
         if groups is None and binding.declares("group_size") and not is_ours(type(quantizer)):
@@ -89,7 +89,7 @@ class QuantMetadata:
 
 
 def quant_metadata_of(binding: Binding, layers: tuple[Any, ...]) -> QuantMetadata:
-    """What an injector says of its integers, for the layers that it serves; None for what it does not say."""
+    """What an injector declares of its integers, for the layers that it serves; None for what it does not declare."""
 
     def fact(name: str) -> Any:
         return _resolved(binding, name, layers) if binding.declares(name) else None

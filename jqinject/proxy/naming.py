@@ -1,4 +1,4 @@
-"""Errors of a quantizer at work say which one it is, of which layer, and what in it is the user's own."""
+"""Notes on errors: which quantizer of which layer failed, and which of its parts are the user's own."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def packable(result: Any, quantizer: Any) -> PackableResult:
         quantizer: what returned it.
 
     Raises:
-        TypeError: it is no result.
+        TypeError: it is not a result.
     """
     if isinstance(result, PackableResult):
         return result

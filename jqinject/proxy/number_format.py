@@ -10,7 +10,7 @@ from jqinject.proxy.base import QuantProxyFromInjector
 class FormatQueries(QuantProxyFromInjector):
     """Abstract: a proxy that can be asked for the format of its numbers, whichever it is.
 
-    Questions about minifloats are answered None where quantization is off, and raise an AttributeError where the
+    Questions about minifloats are answered None if quantization is off, and raise an AttributeError where the
     numbers are not minifloats. `force_eval` is accepted for every role; a format does not depend on the mode.
     """
 

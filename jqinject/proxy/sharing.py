@@ -1,4 +1,4 @@
-"""What users are told of quantizers that layers share, or that were replaced under an optimizer."""
+"""Warnings and errors about quantizers that layers share, or that were replaced under an optimizer."""
 
 from flax import nnx
 
@@ -14,14 +14,14 @@ class QuantizerReplacedWarning(UserWarning):
 
 
 def refuse_tree_mode() -> None:
-    """Raise where NNX knows no shared objects.
+    """Raise if NNX is in a mode without shared objects.
 
     Raises:
         ValueError: NNX is in tree mode.
     """
     if not nnx.set_graph_mode.current_value():
         raise ValueError(
-            "two layers can not share one quantizer in NNX's tree mode, which knows no shared objects.\n"
+            "two layers cannot share one quantizer in NNX's tree mode, which has no shared objects.\n"
             "  cure: leave tree mode (nnx.set_graph_mode(True)), or give each layer a quantizer of its own: "
             "weight_quant=MyQuantizer instead of weight_quant=other.weight_quant"
         )

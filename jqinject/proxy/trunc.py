@@ -13,7 +13,7 @@ from jqinject.quant_tensor import IntQuantTensor, as_array
 
 @final
 class TruncQuantProxyFromInjector(FormatQueries):
-    """Quantizes what is quantized already, to fewer bits: scale, zero point and sign come in with it.
+    """Requantizes integers to fewer bits; scale, zero point and sign come with them.
 
     Example:
         >>> import jax.numpy as jnp
@@ -58,15 +58,15 @@ class TruncQuantProxyFromInjector(FormatQueries):
         return self(x)
 
     def scale(self, x: IntQuantTensor) -> jax.Array | None:
-        """Float per integer step of the result for `x`, float32; None where quantization is off."""
+        """Float per integer step of the result for `x`, float32; None if quantization is off."""
         return self._attribute("scale", x)
 
     def zero_point(self, x: IntQuantTensor) -> jax.Array | None:
-        """The integer that stands for 0 in the result for `x`; None where quantization is off."""
+        """The integer that stands for 0 in the result for `x`; None if quantization is off."""
         return self._attribute("zero_point", x)
 
     def bit_width(self) -> int | jax.Array | None:
-        """Bits of an integer of the result; None where quantization is off."""
+        """Bits of an integer of the result; None if quantization is off."""
         return self.tensor_quant.bit_width_impl() if self.is_quant_enabled else None
 
     def _attribute(self, name: str, x: IntQuantTensor) -> Any:

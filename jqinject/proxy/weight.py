@@ -100,7 +100,7 @@ class WeightQuantProxyFromInjector(FormatQueries):
         return self._look(quant_input).pre_zero_point if self.is_quant_enabled else None
 
     def check_input(self, quant_input: Any) -> None:
-        """Refuse, before it comes, an input that the quantizer cannot keep its guarantee for.
+        """Refuse, before it comes, an input that the quantizer cannot guarantee its accumulator for.
 
         Args:
             quant_input: as for a call.

@@ -142,10 +142,10 @@ def as_enum(enum_class: type[_Member], value: Any, *, name: str = "") -> _Member
     members = f"one of {', '.join(enum_class.__members__)}"
     if isinstance(value, enum.Enum) or not isinstance(value, str):
         raise TypeError(
-            f"{subject}{value!r} is no {enum_class.__name__}: give {members}, as a member or a string"
+            f"{subject}{value!r} is not a {enum_class.__name__}: give {members}, as a member or a string"
         )
     for member_name, member in enum_class.__members__.items():
         if value.lower() == member_name.lower():
             return member
     near = did_you_mean(value, enum_class.__members__)
-    raise ValueError(lines(f"{subject}{value!r} is no {enum_class.__name__}: give {members}", near))
+    raise ValueError(lines(f"{subject}{value!r} is not a {enum_class.__name__}: give {members}", near))

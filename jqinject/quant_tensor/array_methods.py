@@ -195,7 +195,7 @@ class ArrayMethods(abc.ABC):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if any(isinstance(x, ArrayMethods) for x in kwargs.get("out", ())):
-            raise TypeError(f"np.{ufunc.__name__}(out=...): a {type(self).__name__} can not be changed")
+            raise TypeError(f"np.{ufunc.__name__}(out=...): a {type(self).__name__} cannot be changed")
         left, right = inputs[0], inputs[-1]
         operator = method == "__call__" and len(inputs) == 2 and not kwargs and _REFLECTED.get(ufunc)
         if operator and isinstance(right, ArrayMethods) and not isinstance(left, ArrayMethods):

@@ -1,6 +1,6 @@
 """`FloatQuantTensor`: a dequantized array of minifloats."""
 
-from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any, Self, final
 
 import jax
@@ -8,23 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.ops.minifloats.float8_cast import from_float8, to_float8
-from jqinject.ops.minifloats.float_format import FloatFormat, LearnedFloatFormat
+from jqinject.ops.minifloats.float_format import FloatFormat
 from jqinject.ops.minifloats.float_grid import (
     from_float_codes,
     from_float_steps,
     to_float_codes,
     to_float_grid,
 )
-from jqinject.quant_tensor._fields import float_value, metadata
 from jqinject.quant_tensor._float_fields import CONTRACTED, AnyFloatFormat, float_format
-from jqinject.quant_tensor.base import QuantTensor, as_array
-from jqinject.quant_tensor.concrete import brief, hidden, is_concrete
-
-FIELDS = ("value", "scale", "format", "training")
+from jqinject.quant_tensor.concrete import is_concrete
+from jqinject.quant_tensor.scaled_quant_tensor import ScaledQuantTensor, of_format
 
 
 @final
-class FloatQuantTensor(QuantTensor):
+class FloatQuantTensor(ScaledQuantTensor):
     """A dequantized array with the scale and the format of its minifloats: `value = minifloat * scale`.
 
     It is immutable and a pytree: value and scale are children, the format (a child if its widths are learned) and
@@ -54,25 +51,13 @@ class FloatQuantTensor(QuantTensor):
         Array([1., 8.], dtype=float32)
     """
 
-    __slots__ = ("_format", "_payload", "_scale", "_training", "_value")
-
-    _value: jax.Array | np.dtype  # the dtype, of a value that is made when it is read
-    _scale: jax.Array
-    _format: AnyFloatFormat
-    _training: bool
-    _payload: jax.Array | None
+    __slots__ = ()
+    fields = ("value", "scale", "format", "training")
 
     def __init__(
         self, value: Any, scale: Any, format: Any, training: bool = False, payload: jax.Array | None = None
     ) -> None:
-        # With None or an axis number as value this is a pytree prefix, for `in_axes`: store everything unchanged.
-        if value is not None and not isinstance(value, int):
-            value = float_value(as_array(value), "FloatQuantTensor")
-            scale = metadata(scale, value.shape, "scale")
-        fields = (value, scale, float_format(format, "FloatQuantTensor"), training)
-        for name, field in zip(FIELDS, fields, strict=True):
-            object.__setattr__(self, "_" + name, field)
-        object.__setattr__(self, "_payload", payload)
+        self._store(value, scale, float_format(format, "FloatQuantTensor"), training, payload)
 
     @classmethod
     def from_payload(
@@ -117,10 +102,9 @@ class FloatQuantTensor(QuantTensor):
             scale: float32, broadcasts against it.
             dtype: of the value.
         """
-        tensor = cls._of(
-            np.dtype(dtype), scale, float_format(payload.dtype, "FloatQuantTensor.stored"), False
-        )
-        object.__setattr__(tensor, "_payload", payload)
+        form = float_format(payload.dtype, "FloatQuantTensor.stored")
+        tensor = object.__new__(cls)
+        tensor._hold((np.dtype(dtype), scale, form, False), payload)
         return tensor
 
     @property
@@ -137,90 +121,22 @@ class FloatQuantTensor(QuantTensor):
         assert self._payload is not None, "what is dequantized when it is read"
         return from_float8(self._payload, self._scale, value)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of `value`."""
-        return self._shaped.shape
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes of `value`."""
-        return self._shaped.ndim
-
-    @property
-    def size(self) -> int:
-        """Number of elements of `value`."""
-        return self._shaped.size
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The float dtype of `value`."""
-        value = self._value
-        return value if isinstance(value, np.dtype) else value.dtype
-
-    @property
-    def _shaped(self) -> Any:
-        return self._payload if isinstance(self._value, np.dtype) else self._value
-
-    @property
-    def scale(self) -> jax.Array:
-        """Float per step of the minifloat."""
-        return self._scale
-
-    @property
-    def format(self) -> AnyFloatFormat:
-        """The format of its minifloats."""
-        return self._format
-
-    @property
-    def training(self) -> bool:
-        """Whether it was made in training mode."""
-        return self._training
-
-    @property
-    def zero_point(self) -> jax.Array:
-        """Floats have their zero at 0."""
-        return jnp.zeros((), jnp.float32)
-
-    @property
-    def bit_width(self) -> Any:
-        """Bits of one minifloat."""
-        return self._format.bit_width
-
-    @property
-    def exponent_bit_width(self) -> Any:
-        """Bits of the exponent: an int, or an array if learned."""
-        return self._format.exponent_bit_width
-
-    @property
-    def mantissa_bit_width(self) -> Any:
-        """Bits of the mantissa, without the implicit 1: an int, or an array if learned."""
-        return self._format.mantissa_bit_width
-
-    @property
-    def exponent_bias(self) -> Any:
-        """The bias that is subtracted from the exponent field."""
-        return self._format.bias
-
-    @property
-    def saturating(self) -> bool:
-        """Whether numbers that are too large saturate at the largest."""
-        return self._format.saturating
-
-    @property
-    def inf_values(self) -> tuple[str, ...] | None:
-        """Mantissas that mean inf together with the largest exponent."""
-        return self._format.inf_values
-
-    @property
-    def nan_values(self) -> tuple[str, ...] | None:
-        """Mantissas that mean nan together with the largest exponent."""
-        return self._format.nan_values
-
-    @property
-    def signed(self) -> bool:
-        """Whether there are numbers below 0."""
-        return self._format.signed
+    format: AnyFloatFormat = property(attrgetter("_format"), doc="The format of its minifloats.")  # type: ignore[assignment]
+    exponent_bit_width: Any = of_format(
+        "exponent_bit_width", "Bits of the exponent: an int, or an array if learned."
+    )
+    mantissa_bit_width: Any = of_format(
+        "mantissa_bit_width", "Bits of the mantissa, without the implicit 1: an int, or an array if learned."
+    )
+    exponent_bias: Any = of_format("bias", "The bias that is subtracted from the exponent field.")
+    saturating: bool = of_format("saturating", "Whether numbers that are too large saturate at the largest.")
+    inf_values: tuple[str, ...] | None = of_format(
+        "inf_values", "Mantissas that mean inf together with the largest exponent."
+    )
+    nan_values: tuple[str, ...] | None = of_format(
+        "nan_values", "Mantissas that mean nan together with the largest exponent."
+    )
+    signed: bool = of_format("signed", "Whether there are numbers below 0.")
 
     @property
     def q_dtype(self) -> np.dtype:
@@ -287,10 +203,6 @@ class FloatQuantTensor(QuantTensor):
                 "  cure: quantize the tensor again, or use `.value` where no minifloats are needed"
             )
 
-    def dequantize(self) -> jax.Array:
-        """The dequantized float array, `value`."""
-        return self.value
-
     @property
     def is_valid(self) -> bool | jax.Array:
         """Whether every number is finite and one of the format's, up to the rounding of `value`'s dtype."""
@@ -332,21 +244,6 @@ class FloatQuantTensor(QuantTensor):
             )
         return form.known()
 
-    def set(self, **changes: Any) -> Self:
-        """A copy with some fields replaced.
-
-        Args:
-            **changes: value, scale, format, training.
-
-        Raises:
-            TypeError: a name is not a field.
-        """
-        for name in changes:
-            if name not in FIELDS:
-                raise TypeError(f"FloatQuantTensor has no field {name!r}; it has {', '.join(FIELDS)}")
-        fields = {name: changes.get(name, getattr(self, name)) for name in FIELDS}
-        return type(self)(**fields, payload=self._payload if changes.keys() <= {"training"} else None)
-
     def with_value(self, value: jax.Array) -> Self:
         """The same minifloats with another dequantized array: the value in another dtype, which gets the gradients."""
         return type(self)(value, self.scale, self.format, self.training, self._payload)
@@ -370,40 +267,3 @@ class FloatQuantTensor(QuantTensor):
 
     def _moved(self, value: jax.Array) -> Any:
         return self.set(value=value, scale=self.scale.reshape(())) if self.scale.size == 1 else value
-
-    def __repr__(self) -> str:
-        if not isinstance(self.value, jax.Array | np.ndarray):
-            return f"FloatQuantTensor({', '.join(f'{n}={getattr(self, n)!r}' for n in FIELDS)})"
-        body = hidden(self.value) or np.array2string(np.asarray(self.value), threshold=20)
-        return (
-            f"FloatQuantTensor({self._format}, {self.dtype.name}{list(self.shape)}, "
-            f"scale={brief(self.scale)}, value={body})"
-        )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return FloatQuantTensor._of, tuple(getattr(self, name) for name in FIELDS)
-
-    @staticmethod
-    def _of(*fields: Any) -> "FloatQuantTensor":
-        """A tensor of these fields, unchecked: leaves of a transformation need not be arrays."""
-        tensor = object.__new__(FloatQuantTensor)
-        for name, field in zip(FIELDS, fields, strict=True):
-            object.__setattr__(tensor, "_" + name, field)
-        object.__setattr__(tensor, "_payload", None)
-        return tensor
-
-
-def _flatten_with_keys(tensor: FloatQuantTensor) -> tuple[list[tuple[Any, Any]], tuple[Any, bool]]:
-    learned = isinstance(tensor.format, LearnedFloatFormat)
-    names = FIELDS[:3] if learned else FIELDS[:2]
-    children = [(jax.tree_util.GetAttrKey(name), getattr(tensor, name)) for name in names]
-    return children, (None if learned else tensor.format, tensor.training)
-
-
-def _unflatten(aux: tuple[Any, bool], children: Iterable[Any]) -> FloatQuantTensor:
-    static, training = aux
-    value, scale, *learned = children
-    return FloatQuantTensor._of(value, scale, learned[0] if static is None else static, training)
-
-
-jax.tree_util.register_pytree_with_keys(FloatQuantTensor, _flatten_with_keys, _unflatten)

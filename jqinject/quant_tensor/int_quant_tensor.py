@@ -1,6 +1,6 @@
 """`IntQuantTensor`: a dequantized array of integers, as a pytree."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any, Self, final
 
@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.ops.ste import round_ste
-from jqinject.quant_tensor import arithmetic, shaping
 from jqinject.quant_tensor._fields import (
     FIELDS,
     are_metadata,
@@ -21,16 +20,17 @@ from jqinject.quant_tensor._fields import (
     metadata,
     why_invalid,
 )
-from jqinject.quant_tensor.base import QuantTensor, as_array
+from jqinject.quant_tensor.base import as_array
 from jqinject.quant_tensor.bit_widths import BitWidth
 from jqinject.quant_tensor.concrete import is_concrete
+from jqinject.quant_tensor.integer_operations import IntegerOperations
 from jqinject.quant_tensor.validity import checked_integers, dequantized, holds_integers, pre_round_integers
 
 _SLOTS = tuple("_" + name for name in FIELDS)
 
 
 @final
-class IntQuantTensor(QuantTensor):
+class IntQuantTensor(IntegerOperations):
     """A dequantized array with the scale, zero point, bit width and signedness of its integers.
 
     value = (integer - zero_point) * scale, where scale and zero point broadcast against the value by NumPy's
@@ -278,61 +278,6 @@ class IntQuantTensor(QuantTensor):
     def _grid(self) -> tuple[jax.Array, jax.Array, jax.Array]:
         return self.value, self.scale, self.zero_point
 
-    def swapaxes(self, axis1: Any, axis2: Any) -> "IntQuantTensor":
-        """Two axes exchanged."""
-        return shaping.swapaxes(self, axis1, axis2)
-
-    def squeeze(self, axis: Any = None) -> "IntQuantTensor":
-        """Axes of size 1 removed."""
-        return shaping.squeeze(self, axis)
-
-    def __getitem__(self, key: Any) -> "IntQuantTensor":
-        return shaping.index(self, key)
-
-    def reshape(self, *shape: Any, order: str = "C", **options: Any) -> Any:
-        """The same elements in another shape; see `shaping.reshape`. Another order gives a plain array."""
-        if order != "C" or any(option is not None for option in options.values()):
-            return self.value.reshape(*shape, order=order, **options)
-        return shaping.reshape(self, _one_sequence(shape))
-
-    def ravel(self, order: str = "C", **options: Any) -> Any:
-        """The same elements along one axis."""
-        return self.reshape(-1, order=order, **options)
-
-    def transpose(self, *axes: Any) -> "IntQuantTensor":
-        """Axes permuted; reversed without arguments."""
-        return shaping.transpose(self, None if axes == (None,) else _one_sequence(axes) or None)
-
-    def __add__(self, other: Any) -> Any:
-        if isinstance(other, IntQuantTensor):
-            return arithmetic.add(self, other)
-        return self.value + other.value if isinstance(other, QuantTensor) else arithmetic.shift(self, other)
-
-    def __sub__(self, other: Any) -> Any:
-        return self + (-other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return (-self) + other
-
-    def __mul__(self, other: Any) -> Any:
-        if isinstance(other, IntQuantTensor):
-            return arithmetic.multiply(self, other)
-        return self.value * as_array(other)
-
-    def __truediv__(self, other: Any) -> Any:
-        if isinstance(other, IntQuantTensor):
-            return arithmetic.divide(self, other)
-        return self.value / as_array(other)
-
-    __radd__ = __add__
-    __rmul__ = __mul__
-
-    def __neg__(self) -> "IntQuantTensor":
-        return arithmetic.negate(self)
-
-    def __abs__(self) -> "IntQuantTensor":
-        return arithmetic.absolute(self)
-
     def __repr__(self) -> str:
         return describe(self)
 
@@ -345,12 +290,6 @@ class IntQuantTensor(QuantTensor):
         tensor = object.__new__(IntQuantTensor)
         tensor._hold(fields, None)
         return tensor
-
-
-def _one_sequence(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`f(2, 3)` and `f((2, 3))` alike: the one sequence, or all arguments."""
-    alone = len(arguments) == 1 and isinstance(arguments[0], Sequence)
-    return tuple(arguments[0]) if alone else arguments
 
 
 def _unflatten(aux: tuple[Any, bool, bool], children: Iterable[Any]) -> IntQuantTensor:

@@ -118,8 +118,8 @@ def test_explain_takes_a_users_own_quantizer(capsys, monkeypatch):
         (["explain", "Int8WeightPerTensorFlot"], "did you mean 'Int8WeightPerTensorFloat'"),
         (["explain", "Int8WeightPerTensorFloat", "bit_widht=3"], "did you mean 'weight_bit_width'?"),
         (["explain", "Int8WeightPerTensorFloat", "bit_width"], "an override is name=value, got 'bit_width'"),
-        (["explain", "no_such_module:Q"], "can not be imported"),
-        (["explain", "math:pi"], "math:pi is no quantizer"),
+        (["explain", "no_such_module:Q"], "cannot be imported"),
+        (["explain", "math:pi"], "math:pi is not a quantizer"),
         (["list", "--format", "int9"], "no quantizer has the format 'int9'"),
     ],
 )

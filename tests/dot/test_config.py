@@ -257,7 +257,7 @@ def test_axes_of_ones_own():
 @pytest.mark.parametrize(
     ("declared", "told"),
     [
-        (lambda: config_v4().let(fwd_bit=4), "'fwd_bit' would do nothing.*\n  did you mean 'fwd_bits'"),
+        (lambda: config_v4().let(fwd_bit=4), "'fwd_bit' would have no effect.*\n  did you mean 'fwd_bits'"),
         (lambda: config_v4().let(axis_name="b"), "nothing in 'ConfigV4' declares or asks for 'axis_name'"),
         (
             lambda: config_v4(use_dummy_static_bound=True).let(clipping_scale=0.5),
@@ -266,13 +266,13 @@ def test_axes_of_ones_own():
         (lambda: config_v4().let(preserve_zero=False), "it is a name of forward.lhs and forward.rhs"),
         (
             lambda: ConfigV4.let(forward=ConfigV4.forward.let(tile=4)),
-            r"ConfigV4.forward.let\(...\): 'tile' would do nothing",
+            r"ConfigV4.forward.let\(...\): 'tile' would have no effect",
         ),
         (
             lambda: ConfigV4.let(
                 forward=ConfigV4.forward.let(lhs=ConfigV4.forward.lhs.let(preserve_zeros=1))
             ),
-            r"ConfigV4.forward.lhs.let\(...\): 'preserve_zeros' would do nothing.*\n  did you mean 'preserve_zero'",
+            r"ConfigV4.forward.lhs.let\(...\): 'preserve_zeros' would have no effect.*\n  did you mean 'preserve_zero'",
         ),
         (lambda: ConfigV4.let(fwd_bits=4, fwd_lhs_bits=8, fwd_rhs_bits=8), "never reads 'fwd_bits'"),
     ],
@@ -334,5 +334,5 @@ def test_arguments_of_another_kind():
     with pytest.raises(TypeError, match="fwd must be a Contraction, got 4"):
         QuantizedDotGeneral(fwd=4)  # pyright: ignore[reportArgumentType]
     x = jnp.ones((2, 2))
-    with pytest.raises(TypeError, match="accumulator_dtype= would do nothing beside config="):
+    with pytest.raises(TypeError, match="accumulator_dtype= would have no effect beside config="):
         dot_general(x, x, MATMUL, config=config_v4(), accumulator_dtype=jnp.int32)

@@ -406,7 +406,7 @@ def test_a_scheme_may_be_a_class_and_its_operands_read_from_it():
 REFUSED = {
     "no quantizer": (dict(fprop_rhs=8), TypeError, "fprop_rhs takes a quantizer .* None for float; got 8"),
     "kept forward": (dict(fprop_lhs=Kept.FPROP), TypeError, "fprop_lhs takes a quantizer"),
-    "misspelt": (dict(fprop_rsh=None), TypeError, "'fprop_rsh' would do nothing.*\n.*fprop_rhs"),
+    "misspelt": (dict(fprop_rsh=None), TypeError, "'fprop_rsh' would have no effect.*\n.*fprop_rhs"),
     "tile": (dict(tile_size=0), ValueError, "tile_size must be at least 1, got 0"),
     "tile of no int": (dict(tile_size="4"), TypeError, "tile_size must be an int"),
     "accumulator": (dict(accumulator_dtype=jnp.float32), TypeError, "must be a dtype of integers"),

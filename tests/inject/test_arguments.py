@@ -105,7 +105,7 @@ def test_arbitrary_arguments_are_refused_where_they_need_wiring(cls):
         _ = q.top
     first, second = str(error.value).splitlines()
     assert first.startswith(
-        f"component {cls.__name__} can not be wired: {cls.__name__}.__init__ takes *args or **kwargs"
+        f"component {cls.__name__} cannot be wired: {cls.__name__}.__init__ takes *args or **kwargs"
     )
     assert second == f"  needed by: top (Top) -> bad ({cls.__name__})"
 

@@ -147,7 +147,7 @@ def test_an_exception_keeps_its_type_and_gets_the_path():
     [
         (A, "@value decorates a function"),
         (3, "@value decorates a function, got 3"),
-        (lambda self: 1, "the 'value' decorator can not be used on methods"),
+        (lambda self: 1, "the 'value' decorator cannot be used on methods"),
         (lambda *args: 1, r"takes \*args or \*\*kwargs"),
         (lambda **kwargs: 1, r"takes \*args or \*\*kwargs"),
     ],

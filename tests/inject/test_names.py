@@ -59,7 +59,7 @@ def test_a_misspelt_override_is_refused_with_the_nearest_name():
             Int8Weight, {"bitwidth": 3, "bit_width": 4}, where="QuantLinear(weight_...)", prefix="weight_"
         )
     assert str(error.value).splitlines() == [
-        "QuantLinear(weight_...): 'weight_bitwidth' would do nothing, as nothing in 'Int8Weight' declares "
+        "QuantLinear(weight_...): 'weight_bitwidth' would have no effect: nothing in 'Int8Weight' declares "
         "or asks for 'bitwidth'",
         "  did you mean 'weight_bit_width'?",
     ]
@@ -71,7 +71,7 @@ def test_all_unknown_overrides_are_named():
 
 
 def test_what_a_trace_found_counts_as_known():
-    with pytest.raises(TypeError, match="'margin' would do nothing"):
+    with pytest.raises(TypeError, match="'margin' would have no effect"):
         check_overrides(Int8Weight, ["margin"])
     trace: set[str] = set()
     resolve(Int8Weight, "hidden", trace=trace)
@@ -86,9 +86,9 @@ def test_a_misspelt_declaration_is_refused_with_the_nearest_name():
     with pytest.raises(TypeError) as error:
         check_declarations(W4)
     assert str(error.value).splitlines() == [
-        "W4 declares 'bit_widht', which would do nothing, as nothing asks for it",
+        "W4 declares 'bit_widht', which would have no effect: nothing asks for it",
         "  did you mean 'bit_width'?",
-        "W4 declares 'scalinginit', which would do nothing, as nothing asks for it",
+        "W4 declares 'scalinginit', which would have no effect: nothing asks for it",
         "  did you mean 'scaling_init'?",
     ]
     with pytest.raises(TypeError, match=r"W4 declares 'scalinginit'"):

@@ -76,7 +76,7 @@ def refusal(injector, **overrides):
 
 def test_a_name_that_nobody_knows():
     assert refusal(Q, margin=2) == [
-        "Layer(weight_...): 'weight_margin' would do nothing, as nothing in 'Q' declares or asks for 'margin'"
+        "Layer(weight_...): 'weight_margin' would have no effect: nothing in 'Q' declares or asks for 'margin'"
     ]
 
 

@@ -103,7 +103,7 @@ def test_layers_that_share_a_quantizer_stay_as_they_are():
     ({"regularization": -1.0}, "regularization must be at least 0"),
     ({"beta": (20.0, 0.0)}, "beta must be two numbers above 0"),
     ({"warmup": 2.0}, "warmup must be between 0 and 1"),
-    ({"learned_round_impl_type": "nearest"}, "'nearest' is no LearnedRoundImplType"),
+    ({"learned_round_impl_type": "nearest"}, "'nearest' is not a LearnedRoundImplType"),
     ({"batches": []}, "got no batch.\n  cure:"),
     ({"batches": [jnp.full((2, 12), jnp.nan)]}, "batch 0 has nan or inf"),
     ({"model": floating()}, "ran no layer of ours with a quantized weight.*\n  cure: quantize it first"),

@@ -70,8 +70,8 @@ PIECES = {
     "lists of lists": (KERNEL.tolist(), "is a list of numbers, the model needs one array of shape (2, 3)"),
     "a list of arrays": ([BIAS, BIAS], "is a list of numbers"),
     "one level too deep": ({"weight": KERNEL}, "is a mapping with 'weight'"),
-    "bytes": (KERNEL.tobytes(), "is no array: got bytes"),
-    "text": ("kernel.npy", "is no array: got str"),
+    "bytes": (KERNEL.tobytes(), "is not an array: got bytes"),
+    "text": ("kernel.npy", "is not an array: got str"),
     "objects": (np.full((2, 3), None), "has dtype object"),
     "words": (np.full((2, 3), "a"), "has dtype <U1"),
 }

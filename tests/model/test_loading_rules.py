@@ -98,7 +98,7 @@ def test_every_problem_is_listed_and_nothing_changes():
         "second.bias: has dtype int32, the model needs float32",
         "second.kernal: the model has no such variable; did you mean 'second.kernel'?",
         "second.kernel: is missing from the state",
-        "first.bias: is no array: got str",
+        "first.bias: is not an array: got str",
     ):
         assert line in text
     assert_same(everything(model), before)

@@ -70,7 +70,7 @@ def notes(error: BaseException) -> str:
 @pytest.mark.parametrize(
     ("make", "kind", "text"),
     [
-        (lambda: Rule("(", weight_quant=W), ValueError, r"'\(' is no regular expression"),
+        (lambda: Rule("(", weight_quant=W), ValueError, r"'\(' is not a regular expression"),
         (lambda: Rule(3, weight_quant=W), TypeError, r"regular expression in a string, got int 3"),
         (lambda: Rule(weights=W), TypeError, r"unexpected keyword 'weights': did you mean 'weight_quant'\?"),
         (lambda: Rule(weight_quant=W, wieght_bit_width=4), TypeError, r"did you mean 'weight_'\?"),

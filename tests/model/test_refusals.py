@@ -61,7 +61,7 @@ WRONG = {
     ),
     "booleans": (_changed(kernel=ZEROS.astype(bool)), r"has dtype bool, the model needs float32"),
     "complex": (_changed(kernel=ZEROS.astype(np.complex64)), r"has dtype complex64, the model needs float32"),
-    "text": (_changed(bias="zeros"), r"one\.bias: is no array: got str"),
+    "text": (_changed(bias="zeros"), r"one\.bias: is not an array: got str"),
     "nothing": (_changed(bias=None), r"one\.bias: is missing from the state"),
     "misspelt": (
         _changed(kernle=ZEROS),
@@ -110,7 +110,7 @@ def test_tracers_in_the_state_are_refused():
 
 def test_abstract_arrays_in_the_state_are_refused():
     state = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), good())
-    with pytest.raises(ValueError, match="is no array: got ShapeDtypeStruct"):
+    with pytest.raises(ValueError, match="is not an array: got ShapeDtypeStruct"):
         jqinject.load_state(Model(), state)
 
 

@@ -47,12 +47,16 @@ WRONG = {
     "misspelt": (
         lambda: _linear(weight_bitwidth=3),
         TypeError,
-        ["'weight_bitwidth' would do nothing", "Int8WeightPerTensorFloat", "did you mean 'weight_bit_width'"],
+        [
+            "'weight_bitwidth' would have no effect",
+            "Int8WeightPerTensorFloat",
+            "did you mean 'weight_bit_width'",
+        ],
     ),
     "misspelt, of an activation": (
         lambda: QuantReLU(bitwidth=3),
         TypeError,
-        ["'bitwidth' would do nothing", "did you mean 'bit_width'"],
+        ["'bitwidth' would have no effect", "did you mean 'bit_width'"],
     ),
     "misspelt, of an activation's input": (
         lambda: QuantReLU(input_quant=Int8ActPerTensorFloat, input_bitwidth=3),
@@ -116,7 +120,7 @@ WRONG = {
         TypeError,
         [
             "QuantLinear(bias_quant=...)",
-            "'bias_bit_width' would do nothing",
+            "'bias_bit_width' would have no effect",
             "no quantizer",
             "bias_quant=...",
         ],
@@ -124,7 +128,7 @@ WRONG = {
     "an override of a shared one": (
         lambda: _linear(weight_quant=_linear().weight_quant, weight_bit_width=4),
         TypeError,
-        ["'weight_bit_width' would do nothing", "shared with another layer"],
+        ["'weight_bit_width' would have no effect", "shared with another layer"],
     ),
     "nothing to return": (
         lambda: _linear(weight_quant=None, return_quant_tensor=True),

@@ -105,7 +105,7 @@ def test_evaluation_contracts_integers_and_training_what_they_stand_for():
     assert set(_dots(layer, *operands, train=True)) == {("float32", "float32")}
     assert set(_dots(layer, *operands)) == {("int8", "int8")}
     rows = QuantScaledDotProductAttention(**WITHIN_ATTENTION | {"v_quant": Int8ActDynamicPerRow})
-    # Scales that vary along the keys can not be multiplied in after the sum over the keys.
+    # Scales that vary along the keys cannot be multiplied in after the sum over the keys.
     assert set(_dots(rows, *operands)) == {("int8", "int8"), ("float32", "float32")}
     fp8 = QuantScaledDotProductAttention(**dict.fromkeys(OFF, Fp8e4m3ActPerTensorCurrent))
     assert {d for pair in _dots(fp8, *operands) for d in pair} == {"float8_e4m3fn"}
@@ -209,7 +209,7 @@ def test_what_is_no_argument(layer):
     rngs = {"rngs": nnx.Rngs(0)}
     with pytest.raises(TypeError, match=r"takes no argument 'q_scale_bit_width'"):
         layer(*size, q_scale_bit_width=4, **rngs)
-    with pytest.raises(TypeError, match=r"'q_scaled_bit_width' would do nothing, as there is no quantizer"):
+    with pytest.raises(TypeError, match=r"'q_scaled_bit_width' would have no effect: there is no quantizer"):
         layer(*size, q_scaled_bit_width=4, **rngs)
     with pytest.raises(ValueError, match=r"contraction must be one of 'auto', 'float', 'int', 'fp8'"):
         layer(*size, contraction="int4", **rngs)

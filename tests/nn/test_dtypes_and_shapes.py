@@ -157,7 +157,7 @@ def test_hard_tanh_with_a_quantizer_that_asks_for_no_bounds():
         signed = True
 
     np.testing.assert_array_equal(QuantHardTanh(Half)(jnp.array([-3.0, 0.25])), [-0.5, 0.5])
-    with pytest.raises(TypeError, match="'min_val' would do nothing"):
+    with pytest.raises(TypeError, match="'min_val' would have no effect"):
         QuantHardTanh(Half, min_val=-2.0)
 
 

@@ -166,7 +166,7 @@ def test_pools_that_can_not_be():
         QuantMaxPool((2, 0))
     with pytest.raises(ValueError, match=r"strides \(1,\) and window_shape \(2, 2\)"):
         QuantAvgPool((2, 2), (1,))
-    with pytest.raises(TypeError, match=r"'input_bit_width' would do nothing"):
+    with pytest.raises(TypeError, match=r"'input_bit_width' would have no effect"):
         QuantMaxPool((2, 2), input_bit_width=4)
 
 

@@ -140,7 +140,11 @@ def test_a_mask_and_the_mode_of_a_call_reach_the_norm():
             TypeError,
             r"QuantLayerNorm takes no argument 'epsilom'(?s:.)*did you mean 'epsilon'",
         ),
-        ({"output_bitwidth": 3}, TypeError, r"'output_bitwidth' would do nothing(?s:.)*'output_bit_width'"),
+        (
+            {"output_bitwidth": 3},
+            TypeError,
+            r"'output_bitwidth' would have no effect(?s:.)*'output_bit_width'",
+        ),
         ({"weight_quant": Int8WeightPerTensorFloat}, TypeError, "takes no argument 'weight_quant'"),
         ({"output_quant": Int8WeightPerTensorFloat}, TypeError, "quantizes activations"),
         ({"input_quant": Act, "act_quant": Act}, TypeError, "two names of one argument"),

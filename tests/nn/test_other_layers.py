@@ -281,7 +281,7 @@ def test_wrong_keywords_are_named(case):
         case.make(param_dtpye=jnp.bfloat16)
     with pytest.raises(TypeError, match=r"takes no argument 'weigth_bit_width'"):
         case.make(weigth_bit_width=4)
-    with pytest.raises(TypeError, match=r"'weight_bitwidth' would do nothing(?s:.)*'weight_bit_width'"):
+    with pytest.raises(TypeError, match=r"'weight_bitwidth' would have no effect(?s:.)*'weight_bit_width'"):
         case.make(weight_bitwidth=4)
     with pytest.raises(TypeError, match=r"quantizes weights, and Int8ActPerTensorFloat is not for these"):
         case.make(weight_quant=Int8ActPerTensorFloat)

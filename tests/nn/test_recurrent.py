@@ -126,7 +126,7 @@ def test_a_misspelt_override_is_an_error():
         QuantLSTMCell(3, 4, gate_acc_bitwidth=3, rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match=r"takes no argument 'sigmoid_bit_width'"):
         QuantSimpleCell(3, 4, sigmoid_bit_width=3, rngs=nnx.Rngs(0))
-    with pytest.raises(TypeError, match=r"bias_bit_width would do nothing, as there is no bias"):
+    with pytest.raises(TypeError, match=r"bias_bit_width would have no effect: there is no bias"):
         QuantLSTM(3, 4, bias=False, bias_bit_width=8, rngs=nnx.Rngs(0))
 
 

@@ -79,7 +79,7 @@ def test_an_override_of_an_empty_slot_is_refused(name):
     prefixes = {n.removesuffix("quant") for n in RECURRENT.get(name, ATTENTION)}
     for prefix in prefixes:
         with pytest.raises(
-            TypeError, match=r"bit_width' would do nothing, as there is no quantizer.*\n.*cure"
+            TypeError, match=r"bit_width' would have no effect: there is no quantizer.*\n.*cure"
         ):
             getattr(jqinject.nn, name)(*EMPTY[name], rngs=nnx.Rngs(0), **{f"{prefix}bit_width": 4})
 

@@ -121,7 +121,7 @@ def test_arrays_are_refused_or_pooled_in_float():
     with pytest.raises(ValueError, match=r"window_shape must be one positive int or two"):
         TruncAvgPool2d((2, 2, 2))
     with pytest.raises(
-        ValueError, match=r"trunc_scaling_impl_type = 'wrapper'|restrict_scaling_type = 'fp' can not"
+        ValueError, match=r"trunc_scaling_impl_type = 'wrapper'|restrict_scaling_type = 'fp' cannot"
     ):
         TruncAvgPool2d(2, trunc_quant=ShiftRoundSaturateTo8bit, restrict_scaling_type="fp")
 

@@ -285,7 +285,9 @@ def test_a_misspelt_attribute_of_a_quantizer_is_refused_by_the_layer():
     class W4(Int8WeightPerTensorFloat):
         bit_widht = 4
 
-    with pytest.raises(TypeError, match=r"W4 declares 'bit_widht', which would do nothing.*\n.*'bit_width'"):
+    with pytest.raises(
+        TypeError, match=r"W4 declares 'bit_widht', which would have no effect.*\n.*'bit_width'"
+    ):
         QuantLinear(4, 3, weight_quant=W4, rngs=nnx.Rngs(0))
 
 

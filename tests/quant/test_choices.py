@@ -224,7 +224,7 @@ UNFIT = {
     "he of an activation": (
         act,
         {"scaling_impl_type": "he"},
-        "scaling_impl_type = 'he' can not be used here",
+        "scaling_impl_type = 'he' cannot be used here",
     ),
     "negative power of two": (
         weight,

@@ -58,7 +58,7 @@ def test_as_enum_names_the_members_and_the_nearest():
     with pytest.raises(ValueError) as error:
         as_enum(ScalingImplType, "parametr", name="scaling_impl_type")
     assert str(error.value).splitlines() == [
-        "scaling_impl_type = 'parametr' is no ScalingImplType: give one of HE, CONST, STATS, AFFINE_STATS, "
+        "scaling_impl_type = 'parametr' is not a ScalingImplType: give one of HE, CONST, STATS, AFFINE_STATS, "
         "PARAMETER, PARAMETER_FROM_STATS",
         "  did you mean 'PARAMETER'?",
     ]
@@ -66,5 +66,5 @@ def test_as_enum_names_the_members_and_the_nearest():
 
 @pytest.mark.parametrize("bad", [3, None, RestrictValueType.FP, ["max"]])
 def test_as_enum_takes_members_and_strings_only(bad):
-    with pytest.raises(TypeError, match="is no StatsOp: give one of MAX, AVE"):
+    with pytest.raises(TypeError, match="is not a StatsOp: give one of MAX, AVE"):
         as_enum(StatsOp, bad)

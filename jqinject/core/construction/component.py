@@ -96,7 +96,7 @@ class Component(metaclass=ComponentMeta):
     def _refuse(self, change: str) -> NoReturn:
         raise AttributeError(
             f"{type(self).__name__} holds no Variables, so it is a value, which layers built alike have in common: it "
-            f"can not be changed, got {change}.\n  cure: make another one, {type(self).__name__}(...), and assemble "
+            f"cannot be changed, got {change}.\n  cure: make another one, {type(self).__name__}(...), and assemble "
             "the quantizer with it"
         )
 

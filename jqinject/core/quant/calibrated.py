@@ -349,7 +349,7 @@ def _minifloat_dtype(dtype: Any) -> np.dtype:
 def _check_apart(group_dim: int | None, channelwise_axes: Sequence[int]) -> None:
     if group_dim is not None and group_dim in channelwise_axes:
         raise ValueError(
-            f"CalibratedQuant: axis {group_dim} can not have a range for each index and be cut into groups that share "
+            f"CalibratedQuant: axis {group_dim} cannot have a range for each index and be cut into groups that share "
             f"one, got channelwise_axes={tuple(channelwise_axes)}, group_dim={group_dim}.\n"
             "  cure: take the axis out of channelwise_axes"
         )

@@ -118,7 +118,7 @@ class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
             self.input_format.set_value(jax.lax.stop_gradient(jnp.round(kept)).astype(jnp.int32))
 
     def check_input(self, input_bit_width: Any, input_is_signed: bool) -> None:
-        """Refuse an input, before it comes, that the guarantee can not be given for.
+        """Refuse an input, before it comes, that the guarantee cannot be given for.
 
         Raises:
             ValueError: the accumulator is too narrow.

@@ -136,7 +136,7 @@ class MSE(SearchedStat):
         best = self._between(low, high, loss, tries)
         if self.bipolar:
             negative = self._between(-high, -low, loss, tries)
-            # A negative candidate that a restriction can not take has the loss nan.
+            # A negative candidate that a restriction cannot take has the loss nan.
             return jnp.where(negative.loss < best.loss, negative.candidate, best.candidate)
         return best.candidate
 

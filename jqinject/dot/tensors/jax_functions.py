@@ -144,7 +144,7 @@ def _refuse_beside_config(contraction: str, accumulator_dtype: Any) -> None:
         return
     given = f"contraction={contraction!r}" if accumulator_dtype is None else "accumulator_dtype="
     raise TypeError(
-        f"{given} would do nothing beside config=, which says it itself.\n"
+        f"{given} would have no effect beside config=, which says it itself.\n"
         "  cure: config_v4(fwd_accumulator_dtype=..., fwd_bits=...)"
     )
 

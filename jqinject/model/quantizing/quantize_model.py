@@ -145,7 +145,8 @@ def _check(
     if not entries and not needs_inputs:
         raise ValueError(
             f"{type(model).__name__} has no layer that could be quantized: none of Flax's own classes.\n"
-            "  cure: a rule for operations, Rule(op='dot_general', ...), and inputs=..., reach what layers do not hold"
+            "  cure: a rule for operations, Rule(op='dot_general', ...), and inputs=... reach operations "
+            "outside layers"
         )
     if needs_inputs and not (args or kwargs):
         raise ValueError(

@@ -167,7 +167,7 @@ def _compiled(path: Any) -> re.Pattern[str]:
         return re.compile(path)
     except re.error as error:
         raise ValueError(
-            f"Rule: {path!r} is no regular expression: {error}.\n  cure: '.*' is anything, r'\\.' a dot"
+            f"Rule: {path!r} is not a regular expression: {error}.\n  cure: '.*' is anything, r'\\.' a dot"
         ) from None
 
 

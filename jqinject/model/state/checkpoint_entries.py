@@ -82,7 +82,7 @@ def unwrapped(entries: Mapping[Path, Any], known: set[Path]) -> dict[Path, Any]:
 def problem_of(value: Any, held: Any) -> str | None:
     """Why a value cannot replace the one held; None if it can."""
     if not isinstance(value, jax.Array | np.ndarray | np.generic | int | float):
-        return f"is no array: got {type(value).__name__}"
+        return f"is not an array: got {type(value).__name__}"
     if not is_concrete(value):
         return "is a tracer: call load_state outside of jit"
     shape = np.shape(value)

@@ -205,7 +205,7 @@ def _refuse_overrides(where: str, slot: Slot, given: Any, overrides: Mapping[str
             if given is None
             else f"give an injector of its own, {slot.name}=..., or override where the proxy is first made"
         )
-        raise TypeError(f"{where}: {names} would do nothing, as {why}.\n  cure: {cure}")
+        raise TypeError(f"{where}: {names} would have no effect: {why}.\n  cure: {cure}")
 
 
 def _shown(given: Any) -> str:

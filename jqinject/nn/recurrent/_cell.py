@@ -130,7 +130,7 @@ class QuantRecurrentCell(nnx.Module):
         names = [name for gate in self.gates.items() for name in gate if name in vars(self)]
         if overrides and all(getattr(self, name).bias is None for name in names):
             shown = ", ".join(f"bias_{name}" for name in overrides)
-            raise TypeError(f"{type(self).__name__}: {shown} would do nothing, as there is no bias")
+            raise TypeError(f"{type(self).__name__}: {shown} would have no effect: there is no bias")
 
     def _quantize_layer(
         self,

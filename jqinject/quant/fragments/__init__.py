@@ -1,6 +1,6 @@
-"""Fragments that quantizers are composed from: each declares a few related choices, none is a quantizer by itself.
+"""The fragments that quantizers are composed of: each declares a few related choices, none is a quantizer by itself.
 
-A quantizer lists what numbers it has (`IntQuant`, `UintQuant`, ..., or the format of a minifloat), where its scale
+A quantizer lists which numbers it has (`IntQuant`, `UintQuant`, ..., or the format of a minifloat), where its scale
 comes from (`MaxStatsScaling`, ...), what shares a scale and which values it may take (`PerTensorFloatScaling8bit`,
 ...), and its role (`WeightQuantSolver`, ...). Names and numbers are Brevitas's.
 """

@@ -1,6 +1,6 @@
 """Weight quantizers that round by one scale and rescale by another.
 
-A solver is part of them, as of Brevitas's: a quantizer only adds a bit width.
+As in Brevitas, they include a solver: a quantizer only adds a bit width.
 """
 
 from typing import Any

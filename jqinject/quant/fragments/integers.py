@@ -1,4 +1,4 @@
-"""What integers: signed, narrow, unsigned, with a zero point, or two values alone."""
+"""Which integers: signed, narrow, unsigned, with a zero point, or just two values."""
 
 from jqinject.core.quant import ClampedBinaryQuant
 from jqinject.core.stats import NegativeMinOrZero, NegativePercentileOrZero
@@ -15,7 +15,7 @@ from jqinject.quant.enums import (
 
 
 class IntQuant(ExtendedInjector):
-    """Signed integers, all of them."""
+    """Signed integers, the full range."""
 
     quant_type = QuantType.INT
     bit_width_impl_type = BitWidthImplType.CONST
@@ -26,7 +26,7 @@ class IntQuant(ExtendedInjector):
 
 
 class NarrowIntQuant(IntQuant):
-    """Signed integers without the least one, so that they are symmetric about 0."""
+    """Signed integers without the smallest one, so that the range is symmetric about 0."""
 
     narrow_range = True
 
@@ -38,7 +38,7 @@ class UintQuant(IntQuant):
 
 
 class ShiftedMinUintQuant(IntQuant):
-    """Unsigned integers whose zero point stands at the minimum of a parameter."""
+    """Unsigned integers with a zero point at the minimum of a parameter."""
 
     signed = False
     quantize_zero_point = True

@@ -1,7 +1,7 @@
-"""Scales and zero points that are searched: by squared error (MSE), or half-quadratic (HQO).
+"""Scales and zero points found by a search: for the least squared error (MSE), or half-quadratic (HQO).
 
-List one before the quantizer that it changes: `class Q(MSESymmetricScale, Int8WeightPerTensorFloat): ...`. What is
-found starts a learned scale or zero point; it is searched until that is filled. Names and numbers are Brevitas's.
+List one before the quantizer that it changes: `class Q(MSESymmetricScale, Int8WeightPerTensorFloat): ...`. The search
+initializes a learned scale or zero point, and stops once that is filled. Names and numbers are Brevitas's.
 """
 
 from jqinject.core.clamp import Identity
@@ -27,7 +27,7 @@ INNER_VIEW = {
 
 
 class _MSESubInjector(ExtendedInjector):
-    """What the searches of a scale and of a zero point have under one name each, so that they do not clash."""
+    """A search in a namespace of its own, so that the searches of a scale and of a zero point do not clash."""
 
     stats_impl = MSE
     mse_iters = 20
@@ -62,14 +62,14 @@ class MSEZeroPointSubInjector(_MSESubInjector):
 
 
 class MSEActZeroPointSubInjector(MSEZeroPointSubInjector):
-    """The same, batch after batch: the scale of the next batch is searched beside the last zero point."""
+    """The same, batch after batch: the scale of the next batch is searched with the last zero point."""
 
     memory_shape = (this << 1).zero_point_shape
 
 
 @choices(*INNER_VIEW.values())
 def inner_view_impl(scaling_per_output):
-    """How a search lays tensors out; what it is given is as it is."""
+    """How a search lays out tensors, which it is given without a view."""
     if scaling_per_output == ScalingPerOutputType.GROUP:
         return this.input_view_impl
     return pick(ScalingPerOutputType, scaling_per_output, INNER_VIEW, "scaling_per_output_type")

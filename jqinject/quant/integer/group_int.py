@@ -61,7 +61,7 @@ class ShiftedUint8WeightGroupQuantFloatMSE(
 
 
 class ShiftedUint8WeightPerGroupFloatHQO(HQOWeightZeroPoint, ShiftedUint8WeightGroupQuantFloat):
-    """8-bit unsigned weights; a learned zero point (no integer) for each group of 32 inputs, which starts from
+    """8-bit unsigned weights; a learned zero point (not an integer) for each group of 32 inputs, which starts from
     half-quadratic optimization."""
 
     group_size = 32

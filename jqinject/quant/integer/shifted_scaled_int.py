@@ -76,7 +76,7 @@ class ShiftedUint8WeightPerTensorFloatHQO(HQOWeightZeroPoint, ShiftedUint8Weight
 
 
 class ShiftedUint8WeightPerChannelFloatHQO(HQOWeightZeroPoint, ShiftedUint8WeightPerChannelFloat):
-    """8-bit unsigned weights; a learned zero point of each output channel, no integer, started likewise."""
+    """8-bit unsigned weights; a learned zero point of each output channel, not an integer, started likewise."""
 
     quantize_zero_point = False
 

@@ -13,7 +13,7 @@ from jqinject.quant.solver import ActQuantSolver, GradQuantSolver, WeightQuantSo
 
 
 class Fp8Quant(ExtendedInjector):
-    """8-bit floats: declare `q_dtype`; `dq_dtype` where the dequantized numbers are to have another dtype."""
+    """8-bit floats: declare `q_dtype`, and `dq_dtype` for another dtype of the dequantized numbers."""
 
     tensor_quant = Float8Quant
     signed = True

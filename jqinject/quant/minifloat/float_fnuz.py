@@ -84,24 +84,20 @@ class Fp8e5m2FNUZWeightPerChannelFloat(FpFNUZWeightPerChannelFloat, Fp8e5m2Mixin
     """e5m2 weights, a scale for each output channel, max |w| / 57344."""
 
 
-class FpFNUZWeightPerTensorFloatMSE(FpFNUZMixin, MSESymmetricScale, ScaledFloatWeightBase):
+class FpFNUZWeightPerTensorFloatMSE(MSESymmetricScale, FpFNUZWeightPerTensorFloat):
     """FNUZ weights, one learned scale that starts from the least squared error; declare the format."""
 
 
-class FpFNUZWeightPerChannelFloatMSE(FpFNUZMixin, MSESymmetricScale, ScaledFloatWeightBase):
+class FpFNUZWeightPerChannelFloatMSE(MSESymmetricScale, FpFNUZWeightPerChannelFloat):
     """FNUZ weights, learned scales of output channels that start from the least squared error; declare the format."""
 
-    scaling_per_output_type = ScalingPerOutputType.CHANNEL
 
-
-class FpFNUZActPerTensorFloatMSE(FpFNUZMixin, MSESymmetricScale, ScaledFloatActBase):
+class FpFNUZActPerTensorFloatMSE(MSESymmetricScale, FpFNUZActPerTensorFloat):
     """FNUZ activations, a learned scale that starts from the least squared error; declare the format."""
 
 
-class FpFNUZActPerChannelFloat2dMSE(FpFNUZMixin, MSESymmetricScale, ScaledFloatActBase):
+class FpFNUZActPerChannelFloat2dMSE(MSESymmetricScale, FpFNUZActPerChannelFloat2d):
     """FNUZ images, channels' learned scales that start from the least squared error; declare the format."""
-
-    scaling_per_output_type = ScalingPerOutputType.CHANNEL
 
 
 class Fp8e4m3FNUZWeightPerTensorFloatMSE(FpFNUZWeightPerTensorFloatMSE, Fp8e4m3Mixin):

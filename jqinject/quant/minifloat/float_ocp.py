@@ -149,24 +149,20 @@ class Fp4e2m1OCPWeightPerChannelFloat(FpOCPWeightPerChannelFloat, Fp4e2m1Mixin):
     """e2m1 weights, a scale for each output channel, max |w| / 6."""
 
 
-class FpOCPWeightPerTensorFloatMSE(FpOCPMixin, MSESymmetricScale, ScaledFloatWeightBase):
+class FpOCPWeightPerTensorFloatMSE(MSESymmetricScale, FpOCPWeightPerTensorFloat):
     """OCP weights, one learned scale that starts from the least squared error; declare the format."""
 
 
-class FpOCPWeightPerChannelFloatMSE(FpOCPMixin, MSESymmetricScale, ScaledFloatWeightBase):
+class FpOCPWeightPerChannelFloatMSE(MSESymmetricScale, FpOCPWeightPerChannelFloat):
     """OCP weights, learned scales of output channels that start from the least squared error; declare the format."""
 
-    scaling_per_output_type = ScalingPerOutputType.CHANNEL
 
-
-class FpOCPActPerTensorFloatMSE(FpOCPMixin, MSESymmetricScale, ScaledFloatActBase):
+class FpOCPActPerTensorFloatMSE(MSESymmetricScale, FpOCPActPerTensorFloat):
     """OCP activations, a learned scale that starts from the least squared error; declare the format."""
 
 
-class FpOCPActPerChannelFloat2dMSE(FpOCPMixin, MSESymmetricScale, ScaledFloatActBase):
+class FpOCPActPerChannelFloat2dMSE(MSESymmetricScale, FpOCPActPerChannelFloat2d):
     """OCP images, channels' learned scales that start from the least squared error; declare the format."""
-
-    scaling_per_output_type = ScalingPerOutputType.CHANNEL
 
 
 class Fp8e4m3OCPWeightPerTensorFloatMSE(FpOCPWeightPerTensorFloatMSE, Fp8e4m3Mixin):

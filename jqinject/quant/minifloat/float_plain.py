@@ -71,41 +71,33 @@ class Fp8e5m2ActPerChannelFloat2d(Fp8e5m2Mixin, ScaledFloatActBase):
     scaling_per_output_type = ScalingPerOutputType.CHANNEL
 
 
-class Fp8e4m3WeightPerTensorFloatMSE(Fp8e4m3Mixin, MSESymmetricScale, ScaledFloatWeightBase):
+class Fp8e4m3WeightPerTensorFloatMSE(MSESymmetricScale, Fp8e4m3WeightPerTensorFloat):
     """e4m3 weights, one learned scale that starts from the least squared error."""
 
 
-class Fp8e5m2WeightPerTensorFloatMSE(Fp8e5m2Mixin, MSESymmetricScale, ScaledFloatWeightBase):
+class Fp8e5m2WeightPerTensorFloatMSE(MSESymmetricScale, Fp8e5m2WeightPerTensorFloat):
     """e5m2 weights, one learned scale that starts from the least squared error."""
 
 
-class Fp8e4m3WeightPerChannelFloatMSE(Fp8e4m3Mixin, MSESymmetricScale, ScaledFloatWeightBase):
+class Fp8e4m3WeightPerChannelFloatMSE(MSESymmetricScale, Fp8e4m3WeightPerChannelFloat):
     """e4m3 weights, learned scales of output channels that start from the least squared error."""
 
-    scaling_per_output_type = ScalingPerOutputType.CHANNEL
 
-
-class Fp8e5m2WeightPerChannelFloatMSE(Fp8e5m2Mixin, MSESymmetricScale, ScaledFloatWeightBase):
+class Fp8e5m2WeightPerChannelFloatMSE(MSESymmetricScale, Fp8e5m2WeightPerChannelFloat):
     """e5m2 weights, learned scales of output channels that start from the least squared error."""
 
-    scaling_per_output_type = ScalingPerOutputType.CHANNEL
 
-
-class Fp8e4m3ActPerTensorFloatMSE(Fp8e4m3Mixin, MSESymmetricScale, ScaledFloatActBase):
+class Fp8e4m3ActPerTensorFloatMSE(MSESymmetricScale, Fp8e4m3ActPerTensorFloat):
     """e4m3 activations, a learned scale that starts from the least squared error."""
 
 
-class Fp8e5m2ActPerTensorFloatMSE(Fp8e5m2Mixin, MSESymmetricScale, ScaledFloatActBase):
+class Fp8e5m2ActPerTensorFloatMSE(MSESymmetricScale, Fp8e5m2ActPerTensorFloat):
     """e5m2 activations, a learned scale that starts from the least squared error."""
 
 
-class Fp8e4m3ActPerChannelFloat2dMSE(Fp8e4m3Mixin, MSESymmetricScale, ScaledFloatActBase):
+class Fp8e4m3ActPerChannelFloat2dMSE(MSESymmetricScale, Fp8e4m3ActPerChannelFloat2d):
     """e4m3 images, channels' learned scales that start from the least squared error."""
 
-    scaling_per_output_type = ScalingPerOutputType.CHANNEL
 
-
-class Fp8e5m2ActPerChannelFloat2dMSE(Fp8e5m2Mixin, MSESymmetricScale, ScaledFloatActBase):
+class Fp8e5m2ActPerChannelFloat2dMSE(MSESymmetricScale, Fp8e5m2ActPerChannelFloat2d):
     """e5m2 images, channels' learned scales that start from the least squared error."""
-
-    scaling_per_output_type = ScalingPerOutputType.CHANNEL

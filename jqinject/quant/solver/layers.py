@@ -1,4 +1,4 @@
-"""Facts about the layer, or the layers that share a quantizer: read from them, never guessed."""
+"""Facts about the layer, or about the layers that share a quantizer, as read from them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def weight_shape_of(module: Any) -> tuple[int, ...]:
 
 
 def check_groups_of_scales(shape: tuple[int, ...], group_size: int, group_dim: int) -> None:
-    """Refuse groups that scales do not fill: a group of scales is never padded.
+    """Reject groups that scales do not fill, as a group of scales is never padded.
 
     Args:
         shape: of the scales that a nested injector quantizes.

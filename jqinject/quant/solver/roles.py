@@ -1,7 +1,7 @@
-"""Solvers: for each role of a quantizer, the table of who computes what from its choices.
+"""Solvers: for each role of a quantizer, a table that says which function computes what.
 
-A row `name = function` says: unless `name` is declared, `function` gives it, from the names that are its arguments.
-What is behind a row is in `solve_numbers`, `solve_scales` and `solve_shapes`.
+A row `name = function` means: unless `name` is declared, `function` computes it from the names of its arguments. The
+functions are in `solve_numbers`, `solve_scales` and `solve_shapes`.
 """
 
 from jqinject.core.clamp import Identity

@@ -1,4 +1,4 @@
-"""What numbers become: the quantizer, its bit width, how it rounds and clamps."""
+"""The quantizer itself: its kind, its bit width, how it rounds and clamps."""
 
 import numpy as np
 

@@ -108,7 +108,7 @@ def min_val(signed, max_val):
 
 @value
 def affine_rescaling(scaling_impl_type):
-    """`affine_rescaling` from `scaling_impl_type`: a fact to read; `scaling_affine_rescaling_init` switches it on."""
+    """`affine_rescaling` from `scaling_impl_type`, for information only; `scaling_affine_rescaling_init` enables it."""
     return {ScalingImplType.STATS: False, ScalingImplType.AFFINE_STATS: True}.get(
         as_enum(ScalingImplType, scaling_impl_type, name="scaling_impl_type")
     )
@@ -151,7 +151,7 @@ def scaling_stats_impl(scaling_stats_op=None, restrict_scaling_type=None):
         return None
     if scaling_stats_op == StatsOp.SIGNED_MAX and restrict_scaling_type == RestrictValueType.POWER_OF_TWO:
         raise ValueError(
-            "scaling_stats_op = 'signed_max' can be negative and a power of two can not: "
+            "scaling_stats_op = 'signed_max' can be negative, which a power of two cannot: "
             "declare restrict_scaling_type = 'signed_fp', or scaling_stats_op = 'max'"
         )
     return pick(StatsOp, scaling_stats_op, STATS_IMPL, "scaling_stats_op")
@@ -159,7 +159,7 @@ def scaling_stats_impl(scaling_stats_op=None, restrict_scaling_type=None):
 
 @value
 def scaling_per_output(scaling_per_output_type=None, scaling_per_output_channel=None):
-    """What shares a scale, from `scaling_per_output_type` or the older flag, which wins, as in Brevitas."""
+    """What shares a scale: from `scaling_per_output_type`, or from the older flag, which takes precedence."""
     if scaling_per_output_channel is not None:
         return ScalingPerOutputType.CHANNEL if scaling_per_output_channel else ScalingPerOutputType.TENSOR
     if scaling_per_output_type is None:
@@ -179,7 +179,7 @@ def parameter_scaling_shape(scaling_per_output):
 
 @value
 def act_scaling_shape(scaling_per_output):
-    """`scaling_shape`: () per tensor, without a look at the channels; `per_channel_broadcastable_shape` per channel."""
+    """`scaling_shape`: () per tensor, `per_channel_broadcastable_shape` per channel."""
     if scaling_per_output == ScalingPerOutputType.CHANNEL:
         return this.per_channel_broadcastable_shape
     return ()

@@ -33,8 +33,12 @@ def stats_reduce_dim(scaling_stats_op, scaling_per_output):
     """The axis that statistics reduce; None for all of them."""
     if scaling_per_output == ScalingPerOutputType.GROUP:
         return this.group_elements_axis
-    per_channel = scaling_per_output == ScalingPerOutputType.CHANNEL or scaling_stats_op == StatsOp.MAX_AVE
-    return CHANNEL_REDUCE_DIM if per_channel else None
+    return CHANNEL_REDUCE_DIM if _has_channels(scaling_stats_op, scaling_per_output) else None
+
+
+def _has_channels(scaling_stats_op, scaling_per_output):
+    """Whether a statistic is taken of each channel."""
+    return scaling_per_output == ScalingPerOutputType.CHANNEL or scaling_stats_op == StatsOp.MAX_AVE
 
 
 @value
@@ -48,8 +52,7 @@ def scaling_stats_input_view_shape_impl(scaling_stats_op, scaling_per_output):
     """How a tensor is laid out for statistics."""
     if scaling_per_output == ScalingPerOutputType.GROUP:
         return this.input_view_impl
-    per_channel = scaling_per_output == ScalingPerOutputType.CHANNEL or scaling_stats_op == StatsOp.MAX_AVE
-    return OverOutputChannelView if per_channel else OverTensorView
+    return OverOutputChannelView if _has_channels(scaling_stats_op, scaling_per_output) else OverTensorView
 
 
 @value
@@ -93,7 +96,7 @@ def weight_channel_axes(output_channel_dim):
 
 @value
 def weight_permute_dims(module, output_channel_dim):
-    """What puts the channels of a weight first; None where they are."""
+    """The permutation that puts the channels of a weight first; None if they are first already."""
     ndim = agreed(module, lambda layer: len(layer.weight_shape), "number of weight axes")
     axes = list(range(ndim))
     channels = sorted(axes[axis] for axis in as_tuple(output_channel_dim))
@@ -107,8 +110,7 @@ def weight_permute_dims(module, output_channel_dim):
 
 @value
 def weight_channel_shape(scaling_per_output):
-    """For scales of groups that are quantized in turn: they have an axis more than the weight, whose channels are
-    those of the scale's shape."""
+    """The channels of quantized group scales, which have one more axis than the weight: those of the scale's shape."""
     return this.scaling_shape if scaling_per_output == ScalingPerOutputType.CHANNEL else None
 
 
@@ -174,7 +176,7 @@ def upstream_shape(upstream_scaling=None):
 def quantized_shape(module, tracked_parameter_list=(), upstream_shape=None):
     """The shape of what is quantized: the weight's, or of a nested injector that of the scales it is given.
 
-    Scales have no Variable to track: an array in `tracked_parameter_list` stands for them.
+    Scales are not Variables; an array in `tracked_parameter_list` stands for them.
     """
     if upstream_shape is not None:
         return tuple(upstream_shape)
@@ -222,7 +224,7 @@ def scaling_per_group_shape(expanded_groupwise_shape, group_elements_axis):
     return tuple(shape)
 
 
-# Activations: a layer that knows how many channels flow through a slot of its says so; else the user declares it.
+# Activations: a layer that knows how many channels flow through a slot declares them; otherwise the user does.
 
 
 @value
@@ -248,11 +250,11 @@ def act_channel_shape(scaling_per_output, scaling_stats_permute_dims=None):
 
 @value
 def act_per_output_channel_shape():
-    """`scaling_per_output_channel_shape` of activations: another name of it."""
+    """`scaling_per_output_channel_shape` of activations: another name for `per_channel_broadcastable_shape`."""
     return this.per_channel_broadcastable_shape
 
 
-# Biases have channels alone, along one axis or several: they are viewed as they are.
+# All axes of a bias are channels, so it needs no view.
 
 
 @value

@@ -1,4 +1,4 @@
-"""The choices by enum, as tables: which component each member stands for."""
+"""Which component each member of an enum selects."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -123,12 +123,12 @@ def pick(enum_class: type[_Member], given: Any, table: Mapping[_Member, _Choice]
     except KeyError:
         names = ", ".join(repr(str(choice.value)) for choice in table)
         raise ValueError(
-            f"{name} = {str(member.value)!r} can not be used here; it takes one of {names}"
+            f"{name} = {str(member.value)!r} cannot be used here; it takes one of {names}"
         ) from None
 
 
 def pick_or_none(
     enum_class: type[_Member], given: Any, table: Mapping[_Member, _Choice], name: str
 ) -> _Choice | None:
-    """As `pick`, but None where nothing is given or the table has no choice for it."""
+    """As `pick`, but None if nothing is given or the table has no choice for it."""
     return None if given is None else table.get(as_enum(enum_class, given, name=name))
