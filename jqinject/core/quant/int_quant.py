@@ -36,7 +36,7 @@ from jqinject.core.stats.search import Candidate, Search, scale_of, zero_point_o
 from jqinject.core.view import cut_of, in_layout
 from jqinject.ops import fake_quantize, int_range, ste
 from jqinject.ops.choose import is_known_zero, known_zero
-from jqinject.ops.fake_quant import Steps
+from jqinject.ops.fake_quant import Steps, in_range_of
 from jqinject.ops.power import divide
 
 
@@ -199,7 +199,7 @@ class IntQuant(Component):
             bounds = _bounds(self.grid, bit_width) if type(bit_width) is int else self._bounds_of(bit_width)
             y = fake_quantize(x.astype(jnp.float32), scale, zero_point, *bounds, how)
             y, kept = (y, None) if payload is None else y
-        y = y.astype(x.dtype)
+        y = in_range_of(y, scale, x.dtype)
         return y if self.delay is None else self.delay(x, y), kept
 
     def _elementwise(self, zero_point: jax.Array, payload: np.dtype | None) -> Steps | None:
@@ -303,9 +303,11 @@ class RescalingIntQuant(Component):
         bit_width = self.bit_width_impl()
         threshold = self.int_scaling_impl(bit_width)
         scale, zero_point = self._measured(x32, bit_width, threshold)
-        if keep and isinstance(self.int_quant, IntQuant):
-            value, payload = self.int_quant.with_payload(scale, zero_point, bit_width, x32)
-            return ResultWithPayload.of(value.astype(x.dtype), scale, zero_point, bit_width, payload)
+        if isinstance(self.int_quant, IntQuant):
+            if keep:
+                value, payload = self.int_quant.with_payload(scale, zero_point, bit_width, x)
+                return ResultWithPayload.of(value, scale, zero_point, bit_width, payload)
+            return QuantResult(self.int_quant(scale, zero_point, bit_width, x), scale, zero_point, bit_width)
         value = self.int_quant(scale, zero_point, bit_width, x32).astype(x.dtype)
         return QuantResult(value, scale, zero_point, bit_width)
 
@@ -378,5 +380,5 @@ class PrescaledRestrictIntQuant(Component):
         scale = jnp.asarray(scale).astype(jnp.float32)
         bit_width = self.bit_width_impl()
         zero_point = known_zero()
-        value = self.int_quant(scale, zero_point, bit_width, x.astype(jnp.float32)).astype(x.dtype)
+        value = self.int_quant(scale, zero_point, bit_width, x).astype(x.dtype)
         return QuantResult(value, scale, zero_point, bit_width)
