@@ -25,6 +25,7 @@ class RoundSte:
     """
 
     is_nearest = True
+    elementwise = staticmethod(ste.nearest)
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Round `x`."""
@@ -35,6 +36,8 @@ class RoundSte:
 class CeilSte:
     """Round up. See `jqinject.ops.ceil_ste`."""
 
+    elementwise = staticmethod(jax.lax.ceil)
+
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Round `x`."""
         return ste.ceil_ste(x)
@@ -43,6 +46,8 @@ class CeilSte:
 @dataclass(frozen=True)
 class FloorSte:
     """Round down. See `jqinject.ops.floor_ste`."""
+
+    elementwise = staticmethod(jax.lax.floor)
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Round `x`."""
@@ -53,6 +58,8 @@ class FloorSte:
 class RoundToZeroSte:
     """Round towards zero. See `jqinject.ops.round_to_zero_ste`."""
 
+    elementwise = staticmethod(ste.toward_zero)
+
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Round `x`."""
         return ste.round_to_zero_ste(x)
@@ -61,6 +68,8 @@ class RoundToZeroSte:
 @dataclass(frozen=True)
 class DPURoundSte:
     """Round to nearest; ties of negative numbers go up. See `jqinject.ops.dpu_round_ste`."""
+
+    elementwise = staticmethod(ste.nearest_ties_up_below_zero)
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Round `x`."""

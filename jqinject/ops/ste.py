@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -50,9 +51,8 @@ def straight_through(function: Elementwise) -> Elementwise:
     return wrapped
 
 
-def nearest(x: ArrayLike) -> jax.Array:
-    """The nearest integer, ties to the even one; without the gradient of `round_ste`."""
-    return jax.lax.round(x, jax.lax.RoundingMethod.TO_NEAREST_EVEN)
+nearest = partial(jax.lax.round, rounding_method=jax.lax.RoundingMethod.TO_NEAREST_EVEN)
+"""The nearest integer, ties to the even one; without the gradient of `round_ste`."""
 
 
 def toward_zero(x: ArrayLike) -> jax.Array:
