@@ -168,12 +168,12 @@ def _of_floats(
         preferred_element_type=dtype if payload is None else jnp.float32,
         out_sharding=sharding,
     )
-    y = _in_order(y, permutation)
-    if payload is None:
-        return y
-    scale = scale_beside(payload, out)
-    assert scale is not None, "it does not vary along what is summed over"
-    return (y * sharded_beside(scale, y)).astype(dtype)
+    if payload is not None:
+        made = tuple(out[permutation.index(axis)] for axis in range(len(out)))
+        scale = scale_beside(payload, made)
+        assert scale is not None, "it does not vary along what is summed over"
+        y = (y * sharded_beside(scale, y)).astype(dtype)
+    return _in_order(y, permutation)
 
 
 def _scales_after(x: LabelledTensor, other: LabelledTensor, summed: Labels) -> bool:
