@@ -324,6 +324,22 @@ class SaysPositive(Protocol):
     keeps_positive: bool
 
 
+class SaysElementwise(Protocol):
+    """A rounding whose class knows an elementwise function, without state, that has its values.
+
+    A clamp of such a class says `passes_gradient`: whether the gradient passes it where it clamps.
+    """
+
+    @staticmethod
+    def elementwise(x: Any, /) -> jax.Array: ...
+
+
+class SaysConstant(Protocol):
+    """A component whose class knows that its answer depends on its attributes and arguments alone, all hashable."""
+
+    is_constant: bool
+
+
 class SaysSign(Protocol):
     """A restriction that knows whether it leaves a value below 0 as it is; others make it positive."""
 

@@ -37,6 +37,7 @@ class BitWidthConst:
         4
     """
 
+    is_constant = True
     bit_width: int
 
     def __post_init__(self) -> None:

@@ -37,6 +37,7 @@ class TensorClamp:
     """
 
     is_nearest = True
+    passes_gradient = False
 
     def __call__(self, x: ArrayLike, min_val: ArrayLike, max_val: ArrayLike) -> jax.Array:
         """Clamp `x` to `min_val` .. `max_val`."""
@@ -48,6 +49,7 @@ class TensorClampSte:
     """Clamp; the gradient goes straight through to `x`. See `jqinject.ops.tensor_clamp_ste`."""
 
     is_nearest = True
+    passes_gradient = True
 
     def __call__(self, x: ArrayLike, min_val: ArrayLike, max_val: ArrayLike) -> jax.Array:
         """Clamp `x` to `min_val` .. `max_val`."""

@@ -34,7 +34,7 @@ def class_fact(kind: type, name: str) -> Any:
     """
     for cls in kind.__mro__:
         if name in vars(cls):
-            return vars(cls)[name]
+            return getattr(cls, name)
         if "__call__" in vars(cls):
             return None
     return None

@@ -58,6 +58,23 @@ def shaped(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return x if x.shape == shape else x.reshape(shape)
 
 
+def bounded(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+    """The number that `tensor_clamp` returns, without its derivative: for derivative rules that have their own.
+
+    Args:
+        x: a float array.
+        low: lower bound, of the dtype of `x`; broadcasts with it.
+        high: upper bound, likewise.
+
+    Example:
+        >>> bounded(jnp.array([1.7, -0.5]), jnp.float32(0), jnp.float32(1))
+        Array([1., 0.], dtype=float32)
+    """
+    if low.ndim == 0 and high.ndim == 0:
+        return jax.lax.clamp(low, x, high)
+    return jnp.maximum(jnp.minimum(x, high), low)
+
+
 def all_finite(x: jax.Array) -> jax.Array:
     """Whether every number is finite: a bool scalar."""
     finite = jnp.isfinite(x)

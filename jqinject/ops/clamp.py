@@ -10,30 +10,13 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
-from jqinject.ops.choose import choose
+from jqinject.ops.choose import bounded, choose
 from jqinject.ops.one_program import one_program
 
 
 def _bound(bound: ArrayLike, x: jax.Array) -> jax.Array:
     """A bound in `x`'s dtype; differentiable if it was an array."""
     return jnp.asarray(bound, dtype=x.dtype)
-
-
-def bounded(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-    """The number that `tensor_clamp` returns, without its derivative: for derivative rules that have their own.
-
-    Args:
-        x: a float array.
-        low: lower bound, of the dtype of `x`; broadcasts with it.
-        high: upper bound, likewise.
-
-    Example:
-        >>> bounded(jnp.array([1.7, -0.5]), jnp.float32(0), jnp.float32(1))
-        Array([1., 0.], dtype=float32)
-    """
-    if low.ndim == 0 and high.ndim == 0:
-        return jax.lax.clamp(low, x, high)
-    return jnp.maximum(jnp.minimum(x, high), low)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))

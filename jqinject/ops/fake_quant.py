@@ -18,8 +18,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
-from jqinject.ops.choose import choose
-from jqinject.ops.clamp import bounded
+from jqinject.ops.choose import bounded, choose
 from jqinject.ops.power import quotient
 from jqinject.ops.ste import nearest
 
@@ -50,22 +49,13 @@ class Steps:
         steps = x * quotient(jnp.float32(1.0), scale) if one_for_many else quotient(x, scale)
         return steps, self.rounding(steps if self.centered else steps + zero_point)
 
-    def integers(
-        self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, low: jax.Array, high: jax.Array
-    ) -> jax.Array:
-        """The integers of `x`, as float32; without a derivative."""
-        return bounded(self.rounded(x, scale, zero_point)[1], low, high)
-
-    def floats(self, integers: jax.Array, scale: jax.Array, zero_point: jax.Array) -> jax.Array:
-        """What integers stand for."""
-        return (integers if self.centered else integers - zero_point) * scale
-
     def quantized(
         self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, low: jax.Array, high: jax.Array
     ) -> Any:
         """What the integers of `x` stand for, and with `payload` the integers beside it."""
-        integers = self.integers(x, scale, zero_point, low, high)
-        floats = self.floats(integers, scale, zero_point)
+        _, rounded = self.rounded(x, scale, zero_point)
+        integers = bounded(rounded, low, high)
+        floats = (integers if self.centered else integers - zero_point) * scale
         return floats if self.payload is None else (floats, integers.astype(self.payload))
 
 

@@ -16,7 +16,7 @@ from jqinject.core.quant.float8_quant import Float8QuantResult as Float8QuantRes
 from jqinject.core.quant.float_quant import FloatQuant as FloatQuant
 from jqinject.core.quant.float_quant import FloatQuantResult as FloatQuantResult
 from jqinject.core.quant.int_quant import IntQuant as IntQuant
-from jqinject.core.quant.int_quant import PrescaledRestrictIntQuant as PrescaledRestrictIntQuant
-from jqinject.core.quant.int_quant import RescalingIntQuant as RescalingIntQuant
+from jqinject.core.quant.rescaling_int_quant import PrescaledRestrictIntQuant as PrescaledRestrictIntQuant
+from jqinject.core.quant.rescaling_int_quant import RescalingIntQuant as RescalingIntQuant
 from jqinject.core.quant.ternary import TernaryQuant as TernaryQuant
 from jqinject.core.quant.trunc_int_quant import TruncIntQuant as TruncIntQuant

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Any, ClassVar, Protocol, final, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 
 from jqinject.core._protocols import BitWidth, Restrict, Scaling, Stat, View
 from jqinject.core.construction.checked_arguments import checked_arguments
-from jqinject.core.scaling._norm import NormParameter
+from jqinject.core.scaling.pre_scaling import NormParameter
 from jqinject.core.scaling.scale_rule import clamp_scale
 from jqinject.ops.accumulator import (
     get_upper_bound_on_l1_norm,
@@ -45,9 +45,49 @@ class ZeroCenter(Protocol):
     def get_zero_center(self, x: jax.Array) -> jax.Array: ...
 
 
+class _AccumulatorAware(NormParameter):
+    """Abstract: a scale before rounding with which no accumulator overflows.
+
+    Args:
+        accumulator_bit_width_impl: P, the bits of an accumulator.
+        arguments: as of `NormParameter`.
+    """
+
+    zero_centered: ClassVar[bool]
+    accumulator_bit_width: BitWidth
+
+    def __init__(self, accumulator_bit_width_impl: BitWidth, *arguments: Any) -> None:
+        self.accumulator_bit_width = checked_accumulator(accumulator_bit_width_impl, type(self).__name__)
+        super().__init__(*arguments)
+
+    def check_input(self, input_bit_width: Any, input_is_signed: bool) -> None:
+        """Refuse an input that the accumulator is too narrow for.
+
+        Raises:
+            ValueError: it leaves the weights no integer but 0.
+        """
+        width, where = self.accumulator_bit_width(), type(self).__name__
+        _check_room(width, input_bit_width, input_is_signed, self.zero_centered, where)
+
+    def within(self, q: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
+        """Integers that keep the bound exactly: those given, or where they do not, smaller ones.
+
+        Their magnitudes sum to at most T; if they are centered, positive and negative ones to at most T / 2 each.
+        """
+        width, centered = self.accumulator_bit_width(), self.zero_centered
+        budget = integer_budget(width, input_bit_width, input_is_signed, zero_centered=centered)
+        return within_budget(q, budget, _summed_axes(q, self.settings.shape), zero_centered=centered)
+
+    def _limited(self, weights: jax.Array, bound: jax.Array) -> jax.Array:
+        """`norm(w) / min(g / s, bound)`."""
+        steps = divide(self.learned_norm(), self.scaling_impl(weights))
+        limited = jnp.where(steps > bound, bound, steps)
+        return clamp_scale(divide(self.norm(weights), limited), self.settings.min_val)
+
+
 @checked_arguments
 @final
-class AccumulatorAwareParameterPreScaling(NormParameter):
+class AccumulatorAwareParameterPreScaling(_AccumulatorAware):
     """Weight normalization whose norm is bounded so that no accumulator overflows (A2Q).
 
     `pre_scale = norm(w) / min(g / s, T)`: `s` is the scale after rounding, `g` the learned norm, the parameter `value`,
@@ -80,6 +120,8 @@ class AccumulatorAwareParameterPreScaling(NormParameter):
         (Array([[ 109.71, -146.28]], dtype=float32), 255.9921875)
     """
 
+    zero_centered = False
+
     def __init__(
         self,
         scaling_impl: Scaling,
@@ -91,8 +133,8 @@ class AccumulatorAwareParameterPreScaling(NormParameter):
         restrict_pre_scaling_impl: Restrict | None = None,
         pre_scaling_min_val: float | None = None,
     ) -> None:
-        self.accumulator_bit_width = checked_accumulator(accumulator_bit_width_impl, type(self).__name__)
         super().__init__(
+            accumulator_bit_width_impl,
             scaling_impl,
             normalize_stats_impl,
             scaling_stats_input_view_shape_impl,
@@ -110,27 +152,12 @@ class AccumulatorAwareParameterPreScaling(NormParameter):
         """
         self.check_input(input_bit_width, input_is_signed)
         bound = get_upper_bound_on_l1_norm(self.accumulator_bit_width(), input_bit_width, input_is_signed)
-        return _limited(self, weights, bound)
-
-    def check_input(self, input_bit_width: Any, input_is_signed: bool) -> None:
-        """Refuse an input that the accumulator is too narrow for.
-
-        Raises:
-            ValueError: it leaves the weights no integer but 0.
-        """
-        where = type(self).__name__
-        _check_room(self.accumulator_bit_width(), input_bit_width, input_is_signed, False, where)
-
-    def within(self, q: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
-        """Integers whose magnitudes sum to at most T, exactly: those given, or where they do not, smaller ones."""
-        width = self.accumulator_bit_width()
-        budget = integer_budget(width, input_bit_width, input_is_signed, zero_centered=False)
-        return within_budget(q, budget, _summed_axes(q, self.settings.shape), zero_centered=False)
+        return self._limited(weights, bound)
 
 
 @checked_arguments
 @final
-class AccumulatorAwareZeroCenterParameterPreScaling(NormParameter):
+class AccumulatorAwareZeroCenterParameterPreScaling(_AccumulatorAware):
     """As `AccumulatorAwareParameterPreScaling`, for weights that are centered on 0 first (A2Q+).
 
     `pre_scale = norm(w - mean(w)) / min(g / s, T)` with `T = (2**P - 2) / (2**N - 1)`: half of it for the positive
@@ -166,6 +193,8 @@ class AccumulatorAwareZeroCenterParameterPreScaling(NormParameter):
         Array([[ 128.5, -128.5]], dtype=float32)
     """
 
+    zero_centered = True
+
     def __init__(
         self,
         scaling_impl: Scaling,
@@ -184,9 +213,9 @@ class AccumulatorAwareZeroCenterParameterPreScaling(NormParameter):
                 f"{where} needs weights that are centered on 0, got {type(pre_zero_point_impl).__name__} as "
                 "pre_zero_point_impl.\n  cure: pre_zero_point_impl = PreZeroCenterZeroPoint"
             )
-        self.accumulator_bit_width = checked_accumulator(accumulator_bit_width_impl, where)
         self.pre_zero_point = pre_zero_point_impl
         super().__init__(
+            accumulator_bit_width_impl,
             scaling_impl,
             normalize_stats_impl,
             scaling_stats_input_view_shape_impl,
@@ -204,25 +233,10 @@ class AccumulatorAwareZeroCenterParameterPreScaling(NormParameter):
         """
         self.check_input(input_bit_width, input_is_signed)
         bound = get_upper_bound_on_zero_centered_l1_norm(self.accumulator_bit_width(), input_bit_width)
-        pre_scale = _limited(self, weights + self.pre_zero_point.get_zero_center(weights), bound)
+        pre_scale = self._limited(weights + self.pre_zero_point.get_zero_center(weights), bound)
         # Of weights that are all alike only the rounding of their mean is left: no number of steps to divide them into.
         least = jax.lax.stop_gradient(self.norm(weights)) * 2.0**-26
         return jnp.where(pre_scale < least, least, pre_scale)
-
-    def check_input(self, input_bit_width: Any, input_is_signed: bool) -> None:
-        """Refuse an input that the accumulator is too narrow for.
-
-        Raises:
-            ValueError: it leaves the weights no integer but 0.
-        """
-        where = type(self).__name__
-        _check_room(self.accumulator_bit_width(), input_bit_width, input_is_signed, True, where)
-
-    def within(self, q: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
-        """Integers whose positive and negative sums are at most T / 2 each, exactly: those given, or smaller ones."""
-        width = self.accumulator_bit_width()
-        budget = integer_budget(width, input_bit_width, input_is_signed, zero_centered=True)
-        return within_budget(q, budget, _summed_axes(q, self.settings.shape), zero_centered=True)
 
 
 def checked_accumulator(accumulator: BitWidth, where: str) -> BitWidth:
@@ -255,13 +269,6 @@ def _known(bits: Any) -> int | None:
     if isinstance(bits, int):
         return bits
     return round(float(bits)) if is_concrete(bits) else None
-
-
-def _limited(impl: NormParameter, weights: jax.Array, bound: jax.Array) -> jax.Array:
-    """`norm(w) / min(g / s, bound)`."""
-    steps = divide(impl.learned_norm(), impl.scaling_impl(weights))
-    limited = jnp.where(steps > bound, bound, steps)
-    return clamp_scale(divide(impl.norm(weights), limited), impl.settings.min_val)
 
 
 def _summed_axes(q: jax.Array, shape: tuple[int, ...]) -> tuple[int, ...]:

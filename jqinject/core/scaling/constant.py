@@ -35,10 +35,8 @@ class ConstScaling(Constant):
 
     Args:
         scaling_init: the value, a number or an array that broadcasts with the tensor.
-        restrict_scaling_impl: which values are allowed; None means `FloatRestrictValue()`.
-        restrict_threshold_impl: likewise for the threshold; None means as `restrict_scaling_impl`.
-        restrict_scale_threshold_impl: applied to the quotient; None means nothing.
-        scaling_min_val: the least value before the division.
+        restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl, scaling_min_val: as of
+            `ScaleRule`.
 
     Raises:
         ValueError: when `scaling_init` is not finite, or not positive (it may be negative with
@@ -83,10 +81,8 @@ class ParameterScaling(Learned):
     Args:
         scaling_init: initial value, a number or an array of `scaling_shape`.
         scaling_shape: shape of the parameter; None means that of `scaling_init`.
-        restrict_scaling_impl: which values are allowed; None means `FloatRestrictValue()`.
-        restrict_threshold_impl: likewise for the threshold; None means as `restrict_scaling_impl`.
-        restrict_scale_threshold_impl: applied to the quotient; None means nothing.
-        scaling_min_val: the least value before the division.
+        restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl, scaling_min_val: as of
+            `ScaleRule`.
 
     Raises:
         ValueError: when the shapes disagree, or `scaling_init` is not finite, or not positive where its

@@ -29,15 +29,53 @@ from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.scaling.scale_rule import ScaleRule
-from jqinject.core.sources import Collected, FilledOnce, FromParameter, Number, Running
+from jqinject.core.sources import Collected, FromParameter, Number, Running
 from jqinject.core.sources.runtime import DEFAULT_MOMENTUM
 from jqinject.core.stats.search import Task
 from jqinject.core.view import OverBatchOverTensorView
 from jqinject.ops.choose import choose
 
 
+class _FromParameterScaling(FromParameter):
+    """Abstract: a scale that is made from the statistic of weights."""
+
+    rule: ScaleRule
+
+    def __init__(
+        self,
+        scaling_stats_impl: Stat,
+        scaling_stats_input_view_shape_impl: View,
+        scaling_stats_input_concat_dim: int = 0,
+        tracked_parameter_list: Iterable[Any] = (),
+        scaling_shape: tuple[int, ...] = (),
+        force_parameter: bool = False,
+        restrict_scaling_impl: Restrict | None = None,
+        restrict_threshold_impl: Restrict | None = None,
+        restrict_scale_threshold_impl: Restrict | None = None,
+        scaling_affine_rescaling_init: float | None = None,
+        scaling_affine_shifting_init: float | None = None,
+        scaling_min_val: float | None = None,
+    ) -> None:
+        super().__init__(
+            scaling_stats_impl,
+            scaling_stats_input_view_shape_impl,
+            scaling_stats_input_concat_dim,
+            tracked_parameter_list,
+            scaling_shape,
+            (scaling_affine_rescaling_init, scaling_affine_shifting_init),
+            of="scaling",
+            force_parameter=force_parameter,
+        )
+        restrictions = restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl
+        assign(self, rule=_rule(self, restrictions, scaling_min_val))
+
+    def __call__(self, x: jax.Array | None, threshold: Any = None, task: Task = None) -> jax.Array:
+        """The scale of `x`, float32; `task` for a statistic that is searched."""
+        return self.rule.scale(self.number(x, self.rule, task), threshold)
+
+
 @checked_arguments
-class StatsFromParameterScaling(FromParameter):
+class StatsFromParameterScaling(_FromParameterScaling):
     """A scale computed anew from the tensor at every call, differentiable: `s = restrict(stat(view(x))) / threshold`.
 
     With one tracked parameter (or none) the given tensor is used, and nothing is stored. Several are kept as
@@ -59,43 +97,9 @@ class StatsFromParameterScaling(FromParameter):
         Array(0.03, dtype=float32)
     """
 
-    rule: ScaleRule
-
-    def __init__(
-        self,
-        scaling_stats_impl: Stat,
-        scaling_stats_input_view_shape_impl: View,
-        scaling_stats_input_concat_dim: int = 0,
-        tracked_parameter_list: Iterable[Any] = (),
-        scaling_shape: tuple[int, ...] = (),
-        force_parameter: bool = False,
-        restrict_scaling_impl: Restrict | None = None,
-        restrict_threshold_impl: Restrict | None = None,
-        restrict_scale_threshold_impl: Restrict | None = None,
-        scaling_affine_rescaling_init: float | None = None,
-        scaling_affine_shifting_init: float | None = None,
-        scaling_min_val: float | None = None,
-    ) -> None:
-        super().__init__(
-            scaling_stats_impl,
-            scaling_stats_input_view_shape_impl,
-            scaling_stats_input_concat_dim,
-            tracked_parameter_list,
-            scaling_shape,
-            (scaling_affine_rescaling_init, scaling_affine_shifting_init),
-            of="scaling",
-            force_parameter=force_parameter,
-        )
-        restrictions = restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl
-        assign(self, rule=_rule(self, restrictions, scaling_min_val))
-
-    def __call__(self, x: jax.Array | None, threshold: Any = None, task: Task = None) -> jax.Array:
-        """The scale of `x`, float32; `task` for a statistic that is searched."""
-        return self.rule.scale(self.number(x, self.rule, task), threshold)
-
 
 @checked_arguments
-class ParameterFromStatsFromParameterScaling(FilledOnce):
+class ParameterFromStatsFromParameterScaling(_FromParameterScaling):
     """A learned scale that starts from the statistic of the tensor: `s = restrict(value) / threshold`.
 
     The parameter `value` is filled at the first call in training mode (`init_done` becomes 1). In evaluation mode
@@ -114,40 +118,7 @@ class ParameterFromStatsFromParameterScaling(FilledOnce):
         (3.0, 3.0)
     """
 
-    rule: ScaleRule
-
-    def __init__(
-        self,
-        scaling_stats_impl: Stat,
-        scaling_stats_input_view_shape_impl: View,
-        scaling_stats_input_concat_dim: int = 0,
-        tracked_parameter_list: Iterable[Any] = (),
-        scaling_shape: tuple[int, ...] = (),
-        force_parameter: bool = False,
-        restrict_scaling_impl: Restrict | None = None,
-        restrict_threshold_impl: Restrict | None = None,
-        restrict_scale_threshold_impl: Restrict | None = None,
-        scaling_affine_rescaling_init: float | None = None,
-        scaling_affine_shifting_init: float | None = None,
-        scaling_min_val: float | None = None,
-    ) -> None:
-        super().__init__(
-            1.0,
-            scaling_stats_impl,
-            scaling_stats_input_view_shape_impl,
-            scaling_stats_input_concat_dim,
-            tracked_parameter_list,
-            scaling_shape,
-            (scaling_affine_rescaling_init, scaling_affine_shifting_init),
-            of="scaling",
-            force_parameter=force_parameter,
-        )
-        restrictions = restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl
-        assign(self, rule=_rule(self, restrictions, scaling_min_val))
-
-    def __call__(self, x: jax.Array | None, threshold: Any = None, task: Task = None) -> jax.Array:
-        """The scale of `x`, float32; `task` for a statistic that is searched."""
-        return self.rule.scale(self.number(x, self.rule, task), threshold)
+    fills = True
 
 
 @checked_arguments
@@ -251,7 +222,6 @@ class ParameterFromRuntimeStatsScaling(Collected):
         scaling_min_val: float | None = None,
     ) -> None:
         super().__init__(
-            1.0,
             scaling_stats_impl,
             scaling_stats_input_view_shape_impl or OverBatchOverTensorView(),
             check.positive_steps(collect_stats_steps, type(self).__name__),

@@ -40,6 +40,7 @@ class IntScaling:
         127
     """
 
+    is_constant = True
     narrow_range: bool
     signed: bool | None = None
 
@@ -75,6 +76,7 @@ class PowerOfTwoIntScaling:
         128
     """
 
+    is_constant = True
     signed: bool | None = None
 
     def __call__(self, bit_width: int | jax.Array, signed: bool | None = None) -> int | jax.Array:
@@ -100,6 +102,7 @@ class SingleArgStatelessBuffer:
         1.0
     """
 
+    is_constant = True
     value: float
 
     def __post_init__(self) -> None:

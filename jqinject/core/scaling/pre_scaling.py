@@ -1,17 +1,110 @@
-"""The scale that a weight is divided by before it is rounded, from its norm: weight normalization."""
+"""The scale that a weight is divided by before it is rounded, from its learned norm and the norm that it has."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, final
 
 import jax
+import jax.numpy as jnp
+from flax import nnx
 
 from jqinject.core._protocols import Restrict, Scaling, Stat, View
+from jqinject.core.construction import check
 from jqinject.core.construction.checked_arguments import checked_arguments
-from jqinject.core.scaling._norm import NormParameter
 from jqinject.core.scaling.scale_rule import clamp_scale
+from jqinject.core.state.variables import QuantParam
+from jqinject.core.stats.in_place import statistic_of
 from jqinject.ops.power import divide
+
+
+@dataclass(frozen=True)
+class NormSettings:
+    """The static part: the shape of the norms, and the least magnitude of the learned one."""
+
+    shape: tuple[int, ...]
+    min_val: float | None
+
+
+class NormParameter(nnx.Module):
+    """Abstract: holds the learned norm g, the parameter `value`, and measures the norm of weights.
+
+    g starts at the norm of the one tracked weight. A norm of 0 counts as 2**-64.
+
+    Args:
+        scaling_impl: the scale after rounding.
+        normalize_stats_impl: the norm, `L2Norm` for instance.
+        scaling_stats_input_view_shape_impl: the view that it is taken of.
+        tracked_parameter_list: the one weight.
+        pre_scaling_shape: shape of the norms; None for a scalar.
+        restrict_pre_scaling_impl: which values g may take; None for all.
+        pre_scaling_min_val: the least magnitude of g.
+
+    Raises:
+        ValueError: for no weight or several, or a wrong `pre_scaling_shape`.
+    """
+
+    restrict_impl: Restrict | None = None
+
+    def __init__(
+        self,
+        scaling_impl: Scaling,
+        normalize_stats_impl: Stat,
+        scaling_stats_input_view_shape_impl: View,
+        tracked_parameter_list: Iterable[Any],
+        pre_scaling_shape: tuple[int, ...] | None = None,
+        restrict_pre_scaling_impl: Restrict | None = None,
+        pre_scaling_min_val: float | None = None,
+    ) -> None:
+        where = type(self).__name__
+        weight = _only(list(tracked_parameter_list), where)
+        shape = check.shape(pre_scaling_shape or (), where, "pre_scaling_shape")
+        self.settings = NormSettings(shape, check.minimum(pre_scaling_min_val, where, "pre_scaling_min_val"))
+        self.scaling_impl = scaling_impl
+        self.stats = normalize_stats_impl
+        self.view = scaling_stats_input_view_shape_impl
+        if restrict_pre_scaling_impl is not None:
+            self.restrict_impl = restrict_pre_scaling_impl
+        norm = clamp_scale(self.norm(weight.astype(jnp.float32)), None)
+        init = norm if self.restrict_impl is None else self.restrict_impl.restrict_init_tensor(norm)
+        self.value = QuantParam(init)
+
+    def norm(self, weights: jax.Array) -> jax.Array:
+        """The norm of weights, of `pre_scaling_shape`."""
+        stat = statistic_of(self.stats, self.view, weights)
+        where = type(self).__name__
+        return check.statistic_shape(stat, self.settings.shape, where, "pre_scaling_shape")
+
+    def learned_norm(self) -> jax.Array:
+        """g."""
+        value = self.value.get_value()
+        g = value if self.restrict_impl is None else self.restrict_impl(value)
+        return clamp_scale(g, self.settings.min_val)
+
+    def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
+        """What a checkpoint's entries for this component mean: `learned_value` is an older name of `value`.
+
+        Args:
+            entries: variable name -> array, as found in the checkpoint.
+
+        Returns:
+            The entries to load.
+        """
+        completed = dict(entries)
+        older = completed.pop("learned_value", None)
+        return completed if older is None else {"value": older, **completed}
+
+
+def _only(tracked: list[Any], where: str) -> jax.Array:
+    if len(tracked) != 1:
+        raise ValueError(
+            f"{where} normalizes one weight, got {len(tracked)} in tracked_parameter_list: the norm that it learns is "
+            "that of one layer.\n  cure: a quantizer for each layer, weight_quant=MyQuantizer instead of "
+            "weight_quant=other.weight_quant"
+        )
+    only = tracked[0]
+    return only.get_value() if isinstance(only, nnx.Variable) else jnp.asarray(only)
 
 
 @checked_arguments
@@ -24,17 +117,7 @@ class ParameterPreScalingWeightNorm(NormParameter):
 
     Differs from Brevitas: a norm of 0 counts as 2**-64, so that a weight of zeros is quantized to zeros (there: nan).
 
-    Args:
-        scaling_impl: the scale after rounding.
-        normalize_stats_impl: the norm, `L2Norm` for instance.
-        scaling_stats_input_view_shape_impl: the view it is taken of.
-        tracked_parameter_list: the one weight.
-        pre_scaling_shape: shape of the result; None for a scalar.
-        restrict_pre_scaling_impl: which values g may take; None for all.
-        pre_scaling_min_val: the least magnitude of g.
-
-    Raises:
-        ValueError: for no weight or several, or a wrong `pre_scaling_shape`.
+    Arguments: as of `NormParameter`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -45,26 +128,6 @@ class ParameterPreScalingWeightNorm(NormParameter):
         >>> impl.value.get_value().item(), impl(w).item(), impl(2 * w).item()
         (5.0, 0.5, 1.0)
     """
-
-    def __init__(
-        self,
-        scaling_impl: Scaling,
-        normalize_stats_impl: Stat,
-        scaling_stats_input_view_shape_impl: View,
-        tracked_parameter_list: Iterable[Any],
-        pre_scaling_shape: tuple[int, ...] | None = None,
-        restrict_pre_scaling_impl: Restrict | None = None,
-        pre_scaling_min_val: float | None = None,
-    ) -> None:
-        super().__init__(
-            scaling_impl,
-            normalize_stats_impl,
-            scaling_stats_input_view_shape_impl,
-            tracked_parameter_list,
-            pre_scaling_shape,
-            restrict_pre_scaling_impl,
-            pre_scaling_min_val,
-        )
 
     def __call__(self, weights: jax.Array) -> jax.Array:
         """The scale before rounding, float32."""

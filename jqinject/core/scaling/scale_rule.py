@@ -17,8 +17,7 @@ from jqinject.core.restrict_val import FloatRestrictValue
 from jqinject.core.sources import Number
 from jqinject.ops.choose import choose
 from jqinject.ops.clamp import signed_clamp_min_ste
-from jqinject.ops.power import divide
-from jqinject.ops.to_scale import to_scale
+from jqinject.ops.power import divide, to_scale
 
 POWERS_OF_TWO = np.dtype(jnp.float8_e8m0fnu)
 SCALE_FLOOR = 2.0**-64
@@ -108,7 +107,7 @@ class ScaleRule(Component):
 
     def to_stored(self, value: jax.Array) -> jax.Array:
         """From a value to the domain in which it is learned."""
-        return self.restrict_scaling_impl.restrict_init_tensor(value)
+        return abs(value) if self.keeps_stored else self.restrict_scaling_impl.restrict_init_tensor(value)
 
     def from_stored(self, stored: jax.Array) -> jax.Array:
         """From the domain in which it is learned to the value."""

@@ -4,8 +4,8 @@
 |-----------------|-----------------------------------------------------------------|------------------------------|
 | `Constant`      | a given one                                                     |                              |
 | `Learned`       | a parameter that starts at a given one                          | `value`                      |
-| `FromParameter` | the statistic of a weight, or of all that share a quantizer     |                              |
-| `FilledOnce`    | a parameter, filled once from that statistic                    | `value`, `init_done`         |
+| `FromParameter` | the statistic of a weight, or of all that share a quantizer;    |                              |
+|                 | or a parameter, filled once from that statistic                 | `value`, `init_done`         |
 | `Running`       | the batch's statistic; in evaluation the running mean           | `running_stats`, `counter`   |
 | `Collected`     | the batch's statistic for N steps, after that a parameter       | `value`, `buffer`, `counter` |
 | `Dynamic`       | the statistic of the tensor at hand                             |                              |
@@ -14,7 +14,6 @@ A scale is a source with a `ScaleRule`, a zero point is a source with a `shift`.
 """
 
 from jqinject.core.sources.from_tensor import Dynamic as Dynamic
-from jqinject.core.sources.from_tensor import FilledOnce as FilledOnce
 from jqinject.core.sources.from_tensor import FromParameter as FromParameter
 from jqinject.core.sources.given import Constant as Constant
 from jqinject.core.sources.given import Learned as Learned

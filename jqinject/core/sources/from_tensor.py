@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.core
@@ -15,6 +15,7 @@ from jqinject.core._protocols import Stat, View
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.sources.source import (
+    EMPTY,
     AffineRescaling,
     Domain,
     Number,
@@ -23,12 +24,12 @@ from jqinject.core.sources.source import (
     set_view,
 )
 from jqinject.core.state.variables import QuantParam, QuantStat, float_array, int_array
-from jqinject.core.stats.in_place import in_place
-from jqinject.core.stats.layout import statistic_of
+from jqinject.core.stats.in_place import in_place, statistic_of
 from jqinject.core.stats.search import Task
 from jqinject.core.view import cut_of
 from jqinject.ops.choose import all_finite
 from jqinject.ops.devices.explicit_axes import sharded_as
+from jqinject.ops.devices.over import parts_of
 from jqinject.ops.ste import with_gradient_of
 
 Broadcastable = Callable[[jax.Array, tuple[int, ...]], jax.Array]
@@ -52,6 +53,10 @@ class _Tracking:
 class FromParameter(Source):
     """Abstract: the statistic of the weight that is quantized, or of all weights that share the quantizer.
 
+    One that `fills` has a parameter `value`, filled from the statistic at the first call in training mode; `init_done`
+    then becomes 1. In evaluation mode before that, the same number is computed and nothing is stored. A statistic that
+    is not finite fills nothing.
+
     One tracked parameter is not kept: its value comes with every call, and a second reference to a layer's kernel
     inside its quantizer would tie the two. Several are kept as the layers' own Variables, so that the gradient of what
     they share reaches every layer.
@@ -70,7 +75,11 @@ class FromParameter(Source):
         ValueError: for a shift without a factor, or `force_parameter` without a parameter.
     """
 
+    fills: ClassVar[bool] = False
     tracking: _Tracking
+    value: QuantParam | None = None
+    init_done: QuantStat | None = None
+    use_running_average: bool
     affine_rescaling: AffineRescaling | None = None
     tracked_parameters: nnx.List[nnx.Variable[Any]] | None = None
 
@@ -94,11 +103,41 @@ class FromParameter(Source):
             tracked_parameters=_kept(list(tracked), force_parameter, where),
             affine_rescaling=affine_rescaling(self.tracking.shape, affine_init, where, of),
         )
+        if self.fills:
+            value = QuantParam(float_array(EMPTY[of], self.tracking.shape))
+            assign(self, value=value, init_done=QuantStat(int_array(0)), use_running_average=False)
+
+    set_view = set_view
 
     def number(self, x: Any, domain: Domain, task: Task = None) -> Number:
-        """The statistic, or what the affine map makes of it."""
+        """The statistic, what the affine map makes of it, or the parameter that is filled from that."""
+        if self.value is not None and self.init_done is not None:
+            return Number(stored=self._filled(self.value, self.init_done, x, domain, task))
         stat = self.statistic(x, task)
         return Number(stat) if self.affine_rescaling is None else Number(stored=self._mapped(stat, domain))
+
+    def _filled(
+        self, value: QuantParam, init_done: QuantStat, x: Any, domain: Domain, task: Task
+    ) -> jax.Array:
+        """The parameter, or until it is filled what fills it; with the gradient of the parameter."""
+        done = init_done.get_value() > 0
+        learned = value.get_value()
+
+        def first() -> jax.Array:
+            return sharded_as(self._mapped(self.statistic(x, task), domain), learned)
+
+        if not isinstance(done, jax.core.Tracer):
+            fresh = learned if bool(done) else first()
+        else:
+            fresh = jax.lax.cond(done, lambda: jnp.ones_like(learned), first)
+        current = jax.lax.stop_gradient(jnp.where(done, learned, fresh))
+        if not self.use_running_average:
+            keep = jnp.logical_or(done, all_finite(current))
+            # A shared quantizer is called once for each weight: every call's gradient goes to the parameter.
+            filled = jnp.where(keep, current, jax.lax.stop_gradient(learned))
+            value.set_value(with_gradient_of(learned, filled))
+            init_done.set_value(keep.astype(jnp.int32))
+        return with_gradient_of(learned, current)
 
     def statistic(self, x: Any, task: Task) -> jax.Array:
         """The statistic of `x`, or of the tracked parameters."""
@@ -114,10 +153,29 @@ class FromParameter(Source):
             )
         else:
             x = x.astype(jnp.float32)
-        stat = statistic_of(self.stats, view, x, task, tracking.concat_dim)
+        stats: Any = self.stats
+        stat = (
+            stats.of(parts_of(x), task)
+            if self.searches
+            else statistic_of(stats, view, x, tracking.concat_dim)
+        )
         if stat.shape == tracking.shape:
             return stat
         return check.statistic_shape(stat, tracking.shape, type(self).__name__, tracking.shape_name)
+
+    def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
+        """What a checkpoint's entries for this component mean: a `value` without `init_done` is a filled one.
+
+        Args:
+            entries: variable name -> array, as found in the checkpoint.
+
+        Returns:
+            The entries to load.
+        """
+        completed = super().complete_state(entries)
+        if self.fills and "value" in completed and "init_done" not in completed:
+            completed["init_done"] = int_array(1)
+        return completed
 
     def _mapped(self, stat: jax.Array, domain: Domain) -> jax.Array:
         stored = domain.to_stored(domain.clamped(stat))
@@ -143,68 +201,6 @@ def _check_joint(tracked: Any, views: list[Any], concat_dim: int, source: FromPa
             f"{[v.shape for v in reversed(views)]} cannot be joined along axis {concat_dim}. Layers that share a scale "
             "per channel need the same number of output channels; use a scale per tensor, or two quantizers."
         )
-
-
-class FilledOnce(FromParameter):
-    """Abstract: the parameter `value`, filled from the statistic at the first call in training mode.
-
-    Then `init_done` becomes 1. In evaluation mode before that, the same number is computed and nothing is stored. A
-    statistic that is not finite fills nothing.
-
-    Args:
-        empty: what `value` holds before it is filled.
-        arguments: as of `FromParameter`.
-    """
-
-    value: QuantParam
-    init_done: QuantStat
-    use_running_average: bool
-
-    def __init__(self, empty: float, *arguments: Any, **names: Any) -> None:
-        super().__init__(*arguments, **names)
-        assign(
-            self,
-            value=QuantParam(float_array(empty, self.tracking.shape)),
-            init_done=QuantStat(int_array(0)),
-            use_running_average=False,
-        )
-
-    set_view = set_view
-
-    def number(self, x: Any, domain: Domain, task: Task = None) -> Number:
-        """The parameter, or until it is filled what fills it; with the gradient of the parameter."""
-        done = self.init_done.get_value() > 0
-        learned = self.value.get_value()
-
-        def first() -> jax.Array:
-            return sharded_as(self._mapped(self.statistic(x, task), domain), learned)
-
-        if not isinstance(done, jax.core.Tracer):
-            fresh = learned if bool(done) else first()
-        else:
-            fresh = jax.lax.cond(done, lambda: jnp.ones_like(learned), first)
-        current = jax.lax.stop_gradient(jnp.where(done, learned, fresh))
-        if not self.use_running_average:
-            keep = jnp.logical_or(done, all_finite(current))
-            # A shared quantizer is called once for each weight: every call's gradient goes to the parameter.
-            filled = jnp.where(keep, current, jax.lax.stop_gradient(learned))
-            self.value.set_value(with_gradient_of(learned, filled))
-            self.init_done.set_value(keep.astype(jnp.int32))
-        return Number(stored=with_gradient_of(learned, current))
-
-    def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """What a checkpoint's entries for this component mean: a `value` without `init_done` is a filled one.
-
-        Args:
-            entries: variable name -> array, as found in the checkpoint.
-
-        Returns:
-            The entries to load.
-        """
-        completed = super().complete_state(entries)
-        if "value" in completed and "init_done" not in completed:
-            completed["init_done"] = int_array(1)
-        return completed
 
 
 class Dynamic(Source):

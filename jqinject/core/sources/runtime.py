@@ -13,6 +13,7 @@ from jqinject.core._protocols import Stat, View
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.sources.source import (
+    EMPTY,
     AffineRescaling,
     Domain,
     Number,
@@ -21,7 +22,7 @@ from jqinject.core.sources.source import (
     set_view,
 )
 from jqinject.core.state.variables import QuantParam, QuantStat, all_counted, float_array, int_array
-from jqinject.core.stats.layout import gated_statistic_of, statistic_of
+from jqinject.core.stats.in_place import gated_statistic_of, statistic_of
 from jqinject.core.stats.search import Task
 from jqinject.ops.choose import all_finite, choose, no_change
 from jqinject.ops.stats import running_mean
@@ -162,7 +163,9 @@ class Running(_Averaged):
         return Number(stored=self.affine_rescaling(domain.to_stored(domain.clamped(stat))))
 
     def _of_batch(self, x: jax.Array, task: Task) -> jax.Array:
-        stat = self._shaped(statistic_of(self.stats, self.view, x.astype(jnp.float32), task))
+        stats: Any = self.stats
+        x = x.astype(jnp.float32)
+        stat = self._shaped(stats(x, task) if self.searches else statistic_of(stats, self.view, x))
         found = jax.lax.stop_gradient(stat)
         counts = all_finite(found)
         before, steps = self.running_stats.get_value(), self.counter.get_value()
@@ -197,19 +200,17 @@ class Collected(_Averaged):
 
     In evaluation it is made from `buffer` until `value` is filled; nothing moves. The statistic runs only while it is
     collected.
-
-    Args:
-        empty: what `value` and `buffer` hold before any training.
-        arguments: as of the base.
     """
 
     value: QuantParam
     buffer: QuantStat
     empty: float = 1.0
 
-    def __init__(self, empty: float, *arguments: Any, **names: Any) -> None:
-        super().__init__(*arguments, **names)
-        shape = self.collection.shape
+    def __init__(
+        self, stats: Stat, view: View, steps: int, momentum: Any, shape: tuple[int, ...], *, of: str
+    ) -> None:
+        super().__init__(stats, view, steps, momentum, shape, of=of)
+        empty, shape = EMPTY[of], self.collection.shape
         assign(self, value=QuantParam(float_array(empty, shape)), buffer=QuantStat(float_array(empty, shape)))
         set_given(self, empty=empty)
 
@@ -219,8 +220,14 @@ class Collected(_Averaged):
             return Number(stored=self._settled(domain))
         limit, steps, held = self.collection.limit, self.counter.get_value(), self.buffer.get_value()
         collecting = steps < limit
-        found = gated_statistic_of(self.stats, self.view, x.astype(jnp.float32), collecting, task)
-        stat = domain.clamped(self._shaped(found))
+        stats: Any = self.stats
+        x = x.astype(jnp.float32)
+        if self.searches:
+            found = stats.gated(x, collecting, task)
+        else:
+            found = gated_statistic_of(stats, self.view, x, collecting)
+        found = found if found.shape == self.collection.shape else self._shaped(found)
+        stat = domain.clamped(found)
         state = self.value.get_value(), held, domain.to_stored(held), steps
         # A quantizer may be called several times in one forward pass: every call's gradient goes to the parameter.
         kept, moved, counted = _collected(self.collection, stat, collecting, *state)

@@ -32,6 +32,10 @@ class Number(NamedTuple):
     collecting: Any = None
 
 
+EMPTY = {"scaling": 1.0, "zero_point": 0.0}
+"""What parameters hold before they are filled, by how the names of the user's arguments begin."""
+
+
 class Domain(Protocol):
     """How a statistic becomes the number that is stored and learned in its place."""
 

@@ -1,4 +1,8 @@
-"""Which axes of a tensor a statistic of its view reduces."""
+"""A statistic of a viewed tensor without moving the tensor.
+
+Reducing the axes of the tensor that an axis of the view is made of saves what the view costs: a transposition, and of a
+sharded tensor that it is gathered to be reshaped.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,12 @@ from functools import lru_cache
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 
 from jqinject.core._protocols import View
 from jqinject.core.facts import takes_axes
+from jqinject.core.stats.two_phase import TwoPhaseStat
 from jqinject.core.view import MergingView, cut_of
 from jqinject.ops.devices.cut import Cut
 from jqinject.ops.devices.over import Axes, Tensors, each, parts_of
@@ -110,3 +116,37 @@ def in_place(stat: Any, view: View, x: Tensors, join: int = 0) -> tuple[Any, Any
         return stat, each(view, x)
     axes, tensors = reduced(view, stat.stats_reduce_dim, x)
     return (stat if axes == stat.stats_reduce_dim else stat.along(axes)), tensors
+
+
+def statistic_of(stat: Any, view: Any, x: Tensors, join: int = 0) -> jax.Array:
+    """`stat(view(x))`, up to its shape.
+
+    Args:
+        stat: the statistic; none that is searched.
+        view: the view.
+        x: the tensor, float32, or several that have one statistic.
+        join: the axis along which views of several are side by side.
+    """
+    if isinstance(stat, TwoPhaseStat) and isinstance(view, MergingView) and not isinstance(x, tuple):
+        direct = as_it_lies(stat, view, x.shape)
+        return stat(view(x)) if direct is None else direct(x)
+    stat, x = in_place(stat, view, x, join)
+    return stat(x)
+
+
+def gated_statistic_of(stat: Any, view: Any, x: jax.Array, active: jax.Array) -> jax.Array:
+    """`statistic_of(stat, view, x)` where `active`, else some number; computed only where needed.
+
+    Args:
+        stat: the statistic; a `TwoPhaseStat` leaves no gradient computation behind, any other works too.
+        view: the view.
+        x: the tensor, float32.
+        active: bool scalar, traced or not.
+    """
+    if not isinstance(active, jax.core.Tracer) and bool(active):
+        return statistic_of(stat, view, x)
+    stat, x = in_place(stat, view, x)
+    if isinstance(stat, TwoPhaseStat):
+        return stat.gated(x, active)
+    shape = jax.eval_shape(stat, x)
+    return jax.lax.cond(active, stat, lambda _: jnp.zeros(shape.shape, shape.dtype), x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, cast
 
 import jax
@@ -41,7 +41,7 @@ class TwoPhaseStat(ABC):
     stats_reduce_dim: Axes
     axis_name: Any = None
 
-    @property
+    @cached_property
     def over(self) -> Over:
         """What is reduced."""
         return Over(self.stats_reduce_dim, names_of(self.axis_name))
@@ -83,7 +83,7 @@ class TwoPhaseStat(ABC):
 
     def __call__(self, x: Tensors) -> jax.Array:
         """The statistic of `x`, float32."""
-        return self.statistic(self.measured(x))
+        return self.statistic(_measured(self, not_empty(x, self.stats_reduce_dim)))
 
     def detached(self, x: jax.Array) -> jax.Array:
         """The statistic of an `x` that has no gradient."""

@@ -107,7 +107,6 @@ class ParameterFromRuntimeZeroPoint(Collected):
         zero_point_stats_momentum: float | None = DEFAULT_MOMENTUM,
     ) -> None:
         super().__init__(
-            0.0,
             zero_point_stats_impl,
             zero_point_stats_input_view_shape_impl,
             check.positive_steps(collect_stats_steps, type(self).__name__),

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jqinject.core._protocols import IntQuantizer, Stat, View
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
-from jqinject.core.sources import DISTANCE, FilledOnce, FromParameter
+from jqinject.core.sources import DISTANCE, FromParameter
 from jqinject.core.stats.search import Candidate, Task
 from jqinject.core.zero_point.shift import shift
 from jqinject.ops.devices.explicit_axes import sharded_as
@@ -89,7 +89,7 @@ class StatsFromParameterZeroPoint(FromParameter):
 
 
 @checked_arguments
-class ParameterFromStatsFromParameterZeroPoint(FilledOnce):
+class ParameterFromStatsFromParameterZeroPoint(FromParameter):
     """A learned zero point that starts from a statistic of the tensor: `z = |value|`.
 
     The parameter `value` is filled at the first call in training mode (`init_done` becomes 1); in evaluation
@@ -97,21 +97,13 @@ class ParameterFromStatsFromParameterZeroPoint(FilledOnce):
 
     Differs from Brevitas: evaluation does not fill the parameter, nor does a statistic that is not finite.
 
-    Args:
-        int_quant: gives the integer range, rounding and clamping.
-        quantize_zero_point: make it an integer of the range.
-        zero_point_stats_input_view_shape_impl: the view the statistic is taken of.
-        zero_point_stats_input_concat_dim: axis along which the views of several parameters are joined.
-        zero_point_stats_impl: the statistic, `NegativeMinOrZero` for instance.
-        zero_point_shape: shape of the zero point.
-        tracked_parameter_list: the parameters that share it; with one, the tensor given at the call is used.
-        zero_point_affine_rescaling_init: initial factor of an affine map of the statistic; None for none.
-        zero_point_affine_shifting_init: its initial shift; None for none.
+    Arguments: as of `StatsFromParameterZeroPoint`.
 
     Raises:
         ValueError: for a shift without a factor, or a wrong shape (at the call).
     """
 
+    fills = True
     int_quant: IntQuantizer
     quantize: bool
 
@@ -128,7 +120,6 @@ class ParameterFromStatsFromParameterZeroPoint(FilledOnce):
         zero_point_affine_shifting_init: float | None = None,
     ) -> None:
         super().__init__(
-            0.0,
             zero_point_stats_impl,
             zero_point_stats_input_view_shape_impl,
             zero_point_stats_input_concat_dim,
@@ -144,6 +135,7 @@ class ParameterFromStatsFromParameterZeroPoint(FilledOnce):
         z = abs_binary_sign_grad(self.number(x, DISTANCE, task).stored)
         if isinstance(task, Candidate):
             # Before it is learned, a candidate counts with its sign and without the affine map.
+            assert self.init_done is not None
             filled = self.init_done.get_value() > 0
             z = jnp.where(filled, z, sharded_as(-self.statistic(x, task), z))
         return shift(z, scale, bit_width, self.int_quant, self.quantize)

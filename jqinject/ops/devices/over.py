@@ -61,19 +61,25 @@ class Over(NamedTuple):
 
     def count(self, x: Tensors) -> int:
         """The number of elements in one statistic."""
+        if self.axes is None and not (self.names or isinstance(x, tuple)):
+            return x.size
         return sum(map(self._here, parts_of(x))) * places_over(self.names)
 
     def max(self, x: Tensors) -> jax.Array:
         """The largest element."""
-        return max_over(
-            self._with_zeros(jnp.maximum, reduce(jnp.maximum, self._reduced(jnp.max, x))), self.names
-        )
+        found = self._plainly(jnp.max, x)
+        if found is not None:
+            return found
+        found = reduce(jnp.maximum, self._reduced(jnp.max, x))
+        return max_over(self._with_zeros(jnp.maximum, found), self.names)
 
     def min(self, x: Tensors) -> jax.Array:
         """The smallest element."""
-        return min_over(
-            self._with_zeros(jnp.minimum, reduce(jnp.minimum, self._reduced(jnp.min, x))), self.names
-        )
+        found = self._plainly(jnp.min, x)
+        if found is not None:
+            return found
+        found = reduce(jnp.minimum, self._reduced(jnp.min, x))
+        return min_over(self._with_zeros(jnp.minimum, found), self.names)
 
     def sum(self, x: Tensors, of_zero: Any = None) -> jax.Array:
         """The sum.
@@ -82,6 +88,9 @@ class Over(NamedTuple):
             x: what is added: a function of the tensor.
             of_zero: this function of a zero that fills up a group; None for 0.
         """
+        found = self._plainly(jnp.sum, x)
+        if found is not None:
+            return found
         found = reduce(jnp.add, self._reduced(jnp.sum, x))
         if of_zero is not None and isinstance(self.axes, Cut):
             zeros = self.axes.missing(found) * len(parts_of(x))
@@ -97,6 +106,12 @@ class Over(NamedTuple):
             for part, start in zip(parts, before, strict=True)
         )
         return found if isinstance(x, tuple) else found[0]
+
+    def _plainly(self, reduction: Any, x: Tensors) -> jax.Array | None:
+        """The result where one reduction along axes is all there is to do, else None."""
+        if self.names or isinstance(x, tuple) or isinstance(self.axes, Cut):
+            return None
+        return reduction(x, axis=self.axes, keepdims=self.axes is not None)
 
     def _here(self, x: jax.Array) -> int:
         if isinstance(self.axes, Cut):
