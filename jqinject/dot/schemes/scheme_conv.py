@@ -11,13 +11,13 @@ import jax.numpy as jnp
 from jqinject.dot.geometry.labels import Labels
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.kernels.convolution_gradients import is_plain, of_lhs_gradient, of_rhs_gradient
+from jqinject.dot.kernels.integer import affine_of
 from jqinject.dot.schemes.random_numbers import NoRandomNumbers
 from jqinject.dot.schemes.scheme import Kept, SchemeSpec
 from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, quantized_by
 from jqinject.dot.tensors.packed_tensor import is_packed, is_tensor, packed_tensor, unpacked_tensor
 from jqinject.dot.tensors.tensor_conv import NO_SECOND_DERIVATIVE, convolves_integers, float_gradients
-from jqinject.dot.tensors.tensor_dot import affine_of
 from jqinject.ops.derivatives import backward_only, first_order
 from jqinject.ops.minifloats.low_bits import LowBits, as_bits
 from jqinject.quant_tensor import QuantTensor, as_array
