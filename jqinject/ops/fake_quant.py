@@ -13,16 +13,55 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
-from jqinject.ops.choose import bounded, choose
+from jqinject.ops.choose import choose
 from jqinject.ops.power import quotient
 from jqinject.ops.ste import nearest
 
 LARGEST = float(jnp.finfo(jnp.float32).max)
+
+
+def known_zero() -> jax.Array:
+    """A float32 0 that is known to be 0 while a program is traced too: no corrections have to be made for it.
+
+    Example:
+        >>> jax.jit(lambda x: x + float(known_zero()))(1.0)
+        Array(1., dtype=float32, weak_type=True)
+    """
+    with jax.ensure_compile_time_eval():
+        return jnp.zeros((), jnp.float32)
+
+
+def is_known_zero(x: jax.Array) -> bool:
+    """Whether a number is known to be 0, while a program is traced too.
+
+    Example:
+        >>> is_known_zero(known_zero()), is_known_zero(jnp.float32(3))
+        (True, False)
+    """
+    return x.ndim == 0 and not isinstance(x, jax.core.Tracer) and not np.asarray(x)
+
+
+def bounded(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+    """The number that `tensor_clamp` returns, without its derivative: for derivative rules that have their own.
+
+    Args:
+        x: a float array.
+        low: lower bound, of the dtype of `x`; broadcasts with it.
+        high: upper bound, likewise.
+
+    Example:
+        >>> bounded(jnp.array([1.7, -0.5]), jnp.float32(0), jnp.float32(1))
+        Array([1., 0.], dtype=float32)
+    """
+    if low.ndim == 0 and high.ndim == 0:
+        return jax.lax.clamp(low, x, high)
+    return jnp.maximum(jnp.minimum(x, high), low)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from jqinject.core.construction.component import Component
 from jqinject.core.facts import groups_of, scale_dtype
 from jqinject.core.stats.search import Candidate, Search, scale_of
 from jqinject.core.view import in_layout
-from jqinject.ops.choose import known_zero
+from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.minifloats.nearest_code import Codebook
 from jqinject.ops.power import divide
 from jqinject.quant_tensor import CodebookQuantTensor

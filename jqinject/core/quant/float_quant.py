@@ -22,7 +22,7 @@ from jqinject.core.rounding import RoundSte
 from jqinject.core.scaling.constant import ConstScaling
 from jqinject.core.stats.search import Candidate, Search, scale_of
 from jqinject.core.view import in_layout
-from jqinject.ops.choose import known_zero
+from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.minifloats.float_format import FloatFormat, LearnedFloatFormat
 from jqinject.ops.minifloats.float_grid import float_steps, from_float_steps, to_float_grid
 from jqinject.quant_tensor import FloatQuantTensor

@@ -8,14 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core._protocols import QuantResult, Scaling
+from jqinject.core._protocols import Scaling
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.delay import DelayWrapper, delay_of
 from jqinject.core.facts import scale_dtype
-from jqinject.ops.choose import known_zero
+from jqinject.core.quant.int_quant import QuantResult
+from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.ste import ternary_sign_ste
 
 

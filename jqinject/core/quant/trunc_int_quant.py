@@ -7,13 +7,14 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from jqinject.core._protocols import BitWidth, Clamp, QuantResult, Rounding
+from jqinject.core._protocols import BitWidth, Clamp, Rounding
 from jqinject.core.clamp import TensorClamp
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.delay import DelayWrapper, delay_of
+from jqinject.core.quant.int_quant import QuantResult
 from jqinject.core.scaling.trunc_scaling import TruncMsbScaling
 from jqinject.ops import int_range, round_ste
 from jqinject.ops.power import divide

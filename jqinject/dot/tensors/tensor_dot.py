@@ -15,9 +15,9 @@ from jqinject.dot.geometry.sharding import sharding_before
 from jqinject.dot.kernels.float8_dot import float8_dot_general, has_output_scales
 from jqinject.dot.kernels.integer import Affine, affine_dot_general
 from jqinject.dot.kernels.kernel_table import settled
-from jqinject.ops.choose import is_known_zero
 from jqinject.ops.derivatives import explain_forward_mode, first_order
 from jqinject.ops.devices.processes import on_host
+from jqinject.ops.fake_quant import is_known_zero
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, as_array, is_concrete
 
 ContractionKind = Literal["auto", "float", "int", "fp8"]

@@ -16,8 +16,8 @@ from jqinject.dot import Affine
 from jqinject.dot.tensors.freezer import StoredForm
 from jqinject.nn.frozen.frozen_groups import ScaleForms, wide_axes, wide_metadata, without_groups
 from jqinject.ops import Codebook, FloatFormat
-from jqinject.ops.choose import known_zero
 from jqinject.ops.devices.cut import Cut
+from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.groups import split_groups
 from jqinject.ops.packing import container_bits
 from jqinject.quant_tensor import (
