@@ -34,7 +34,7 @@ import numpy as np
 
 @runtime_checkable
 class KeepsPayload(Protocol):
-    """A quantizer that can keep what it rounded, for whoever contracts it."""
+    """A quantizer that can keep what it rounded, for the contraction that follows."""
 
     def keeping_payload(self, x: jax.Array, /) -> Any:
         """As a call; the result has the payload beside the value."""
@@ -154,7 +154,7 @@ class StaticRange(Protocol):
     def has_range(self) -> bool | None:
         """Whether data were seen (by every layer of a stack).
 
-        None if nothing is collected: the range is a constant, or that of the tensor at hand. True where it cannot be
+        None if nothing is collected: the range is a constant, or that of the given tensor. True where it cannot be
         known: of traced and abstract state.
         """
         ...

@@ -37,7 +37,7 @@ class BinaryQuant(Component):
 
     Raises:
         ValueError: when `signed` is False.
-        TypeError: (at the call) when `x` is not a float array.
+        TypeError: (when called) `x` is not a float array.
 
     Example:
         >>> from jqinject.core import ConstScaling
@@ -83,7 +83,7 @@ class ClampedBinaryQuant(Component):
 
     Raises:
         ValueError: when `signed` is False.
-        TypeError: (at the call) when `x` is not a float array.
+        TypeError: (when called) `x` is not a float array.
 
     Example:
         >>> from jqinject.core import ConstScaling

@@ -78,7 +78,7 @@ class CodebookQuant(Component):
 
     Raises:
         ValueError: the numbers are no table.
-        TypeError: (at the call) `x` is no float array.
+        TypeError: (when called) `x` is not a float array.
 
     Example:
         >>> from jqinject.core import ConstScaling

@@ -197,7 +197,7 @@ class DecoupledRescalingIntQuant(DecoupledQuantizer):
         bit_width_impl: the bit width.
 
     Raises:
-        TypeError: (at the call) when `x` is not a float array.
+        TypeError: (when called) `x` is not a float array.
 
     Example:
         >>> from jqinject.core import BitWidthConst, ConstScaling, IntScaling, ZeroZeroPoint

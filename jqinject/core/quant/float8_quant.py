@@ -77,7 +77,7 @@ class Float8Quant(Component):
         input_view_impl: applied to `x` first; None means nothing.
 
     Raises:
-        TypeError: `q_dtype` is no 8-bit float, `dq_dtype` no float; (at the call) `x` is no float array.
+        TypeError: `q_dtype` is not an 8-bit float, or `dq_dtype` not a float; (when called) `x` is not a float array.
 
     Source: Flax's `fp8_ops`.
 

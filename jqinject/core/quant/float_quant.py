@@ -95,7 +95,7 @@ class FloatQuant(Component):
         bit_width: bits of one number, to be checked against the widths; None checks nothing.
 
     Raises:
-        TypeError: a constant width is no int; (at the call) `x` is no float array.
+        TypeError: a constant width is not an int; (when called) `x` is not a float array.
         ValueError: widths that no minifloat has, that float32 does not hold, or that do not add up to `bit_width`.
 
     Source: Brevitas, `core.quant.float.FloatQuant`.

@@ -58,7 +58,7 @@ class ResultWithPayload(QuantResult):
     """A `QuantResult` that keeps the integers which its value comes from.
 
     Attributes:
-        payload: the integers, in the narrowest dtype of bytes; None for none.
+        payload: the integers, in the narrowest dtype of bytes; None if absent.
     """
 
     payload: jax.Array | None = None
@@ -92,7 +92,7 @@ class IntGrid:
 
 @cache
 def _steps(rounding: type, clamp: type, centered: bool, payload: np.dtype | None) -> Steps | None:
-    """Rounding and clamping as one elementwise function without state; None where they are not that."""
+    """Rounding and clamping as one elementwise function without state; None if they are not that."""
     function, passes = class_fact(rounding, "elementwise"), class_fact(clamp, "passes_gradient")
     return None if function is None or passes is None else Steps(function, passes, centered, payload=payload)
 
@@ -108,7 +108,7 @@ def _bounds(grid: IntGrid, bit_width: int) -> tuple[Any, Any]:
 class IntQuant(Component):
     """To integers and back: `y = (clamp(round(x / s + z), min_int(b), max_int(b)) - z) * s`.
 
-    `s` is the scale, `z` the zero point, `b` the bit width, all given at the call. The arithmetic is float32
+    `s` is the scale, `z` the zero point, `b` the bit width, all passed to the call. The arithmetic is float32
     whatever the dtype of `x`; `y` comes back in the dtype of `x`. nan stays nan; an infinite `x` saturates
     where the scale is finite.
 

@@ -50,7 +50,7 @@ class RescalingIntQuant(Component):
         bit_width_impl: the bit width.
 
     Raises:
-        TypeError: (at the call) when `x` is not a float array.
+        TypeError: (when called) `x` is not a float array.
 
     Example:
         >>> from jqinject.core import BitWidthConst, ConstScaling, IntScaling, ZeroZeroPoint
@@ -178,7 +178,7 @@ class RescalingIntQuant(Component):
 
 @checked_arguments
 class PrescaledRestrictIntQuant(Component):
-    """Integer quantization by a scale given at the call, zero point 0: biases, whose scale is input times
+    """Integer quantization by a scale passed to the call, zero point 0: biases, whose scale is input times
     weight scale.
 
     Args:
@@ -186,7 +186,7 @@ class PrescaledRestrictIntQuant(Component):
         bit_width_impl: the bit width.
 
     Raises:
-        TypeError: (at the call) when `x` is not a float array.
+        TypeError: (when called) `x` is not a float array.
 
     Example:
         >>> from jqinject.core import BitWidthConst

@@ -27,11 +27,11 @@ class TernaryQuant(Component):
     Args:
         scaling_impl: the scale `s`, called with `x` only.
         threshold: the fraction of the scale up to which a number is 0.
-        quant_delay_steps: calls that return `x` as it is; None for none.
+        quant_delay_steps: calls that return `x` as it is; None for no delay.
 
     Raises:
         ValueError: when `threshold` is negative or not finite.
-        TypeError: (at the call) when `x` is not a float array.
+        TypeError: (when called) `x` is not a float array.
 
     Example:
         >>> from jqinject.core import ConstScaling

@@ -33,7 +33,7 @@ class TruncIntQuant(Component):
     """Integers of one bit width as integers of another: `q = round(x / s + z)`, `q' = clamp(round'(q / t))`.
 
     `t = trunc_scaling_impl(q, b_in, b_out, signed)`, the result's scale is `s * t` and its zero point `z / t`. Scale,
-    zero point, bit width and sign of `x` are given at the call; the sign stays.
+    zero point, bit width and sign of `x` are passed to the call; the sign stays.
 
     Args:
         float_to_int_impl: how `q / t` is rounded.
@@ -44,7 +44,7 @@ class TruncIntQuant(Component):
         quant_delay_steps: calls that return `x` as it is, before quantization starts.
 
     Raises:
-        TypeError: (at the call) when `x` is not a float array.
+        TypeError: (when called) `x` is not a float array.
 
     Example:
         >>> from jqinject.core import BitWidthConst, RoundSte

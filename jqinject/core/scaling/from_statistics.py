@@ -186,7 +186,7 @@ class ParameterFromRuntimeStatsScaling(Collected):
     | later         | restrict(value) / threshold                     | nothing moves; `value` is learned   |
 
     In evaluation mode the scale is made from `buffer` (1.0 before any training) until `value` is filled, and from
-    `value` after; nothing moves. The statistic runs only while it is collected. An empty batch is no statistic: it is
+    `value` after; nothing moves. The statistic runs only while it is collected. An empty batch has no statistic, and is
     treated as in evaluation. Further arguments: see the module.
 
     Differs from Brevitas: in evaluation the least value is applied before the division, as in training; a statistic

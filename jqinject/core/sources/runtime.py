@@ -31,7 +31,7 @@ EVERY_STEP = 2**31 - 2  # the counter, an int32, goes one further
 
 
 class DefaultMomentum(float):
-    """A momentum that nobody named: calibration takes the mean in its place."""
+    """A momentum that no user named: calibration takes the mean in its place."""
 
 
 DEFAULT_MOMENTUM = DefaultMomentum(0.1)
@@ -71,7 +71,7 @@ class Collection:
 class _Averaged(Source):
     """Abstract: averages the statistics of batches.
 
-    An empty batch is no statistic: it is treated as in evaluation. A statistic that is not finite is used for its own
+    An empty batch has no statistic, and is treated as in evaluation. A statistic that is not finite is used for its own
     batch, but neither averaged nor counted.
 
     Args:
@@ -132,7 +132,7 @@ class Running(_Averaged):
     """Abstract: the statistic of the batch in training, its running mean in evaluation.
 
     Args:
-        affine_init: initial factor and shift of a learned affine map, None for none.
+        affine_init: initial factor and shift of a learned affine map; None omits it.
         arguments: as of the base, without the steps.
     """
 

@@ -1,4 +1,4 @@
-"""Zero points of the tensor at hand, made anew at every call."""
+"""Zero points of the given tensor, computed at every call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jqinject.ops.ste import abs_binary_sign_grad
 
 @checked_arguments
 class RuntimeDynamicStatsZeroPoint(Dynamic):
-    """The zero point of the tensor at hand: `z = |stat(view(x))|`, in steps. No state.
+    """The zero point of the given tensor: `z = |stat(view(x))|`, in steps. No state.
 
     Args:
         zero_point_stats_impl: the statistic, `NegativeMinOrZero` for instance.
@@ -67,7 +67,7 @@ class GroupwiseIntQuantizer(IntQuantizer, Protocol):
 
 @checked_arguments
 class RuntimeDynamicGroupZeroPoint(Dynamic):
-    """A zero point for each group of the tensor at hand: `z = -stat(groups(x))`, in steps. No state.
+    """A zero point for each group of the given tensor: `z = -stat(groups(x))`, in steps. No state.
 
     Args:
         input_view_impl: the view that cuts the tensor into groups.

@@ -65,7 +65,7 @@ class ParameterFromRuntimeZeroPoint(Collected):
 
     As `ParameterFromRuntimeStatsScaling`: in the first N training calls the batch's own statistic is used
     while `buffer` follows it, call N + 1 fills `value`, from there it is learned. In evaluation mode `buffer`
-    (0.0 before any training) is used until then, and for an empty batch, which is no statistic.
+    (0.0 before any training) is used until then, and for an empty batch, which has no statistic.
 
     Differs from Brevitas: a statistic that is not finite is used for its own batch, but neither collected nor
     counted.
@@ -82,7 +82,7 @@ class ParameterFromRuntimeZeroPoint(Collected):
 
     Raises:
         TypeError: when `collect_stats_steps` is not an int.
-        ValueError: when it is less than 1, the momentum is out of range, or the shape is wrong (at the call).
+        ValueError: when it is less than 1, the momentum is out of range, or the shape is wrong (when called).
 
     Example:
         >>> from jqinject.core import IntQuant, NegativeMinOrZero, OverTensorView
