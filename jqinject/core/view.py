@@ -116,7 +116,7 @@ class OverOutputChannelView(MergingView):
         return order[:channel_axes], order[channel_axes:]
 
     def layout(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...] | None, int]:
-        """The permutation of a tensor of a shape (None if it is not permuted), and how many axes channels are counted along.
+        """The permutation of a tensor of a shape, None if it is not permuted, and along how many axes channels count.
 
         Raises:
             ValueError: `channel_shape` does not broadcast against the shape.

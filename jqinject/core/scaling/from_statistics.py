@@ -30,7 +30,7 @@ from jqinject.core.construction.assign import assign
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.scaling.scale_rule import ScaleRule
 from jqinject.core.sources import Collected, FromParameter, Number, Running
-from jqinject.core.sources.runtime import DEFAULT_MOMENTUM
+from jqinject.core.sources.collection import DEFAULT_MOMENTUM
 from jqinject.core.stats.search import Task
 from jqinject.core.view import OverBatchOverTensorView
 from jqinject.ops.choose import choose

@@ -11,8 +11,8 @@ from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.sources import DISTANCE, Collected, Learned
+from jqinject.core.sources.collection import DEFAULT_MOMENTUM
 from jqinject.core.sources.given import initial_number
-from jqinject.core.sources.runtime import DEFAULT_MOMENTUM
 from jqinject.core.stats.search import Task
 from jqinject.core.zero_point.shift import shift
 from jqinject.ops.choose import choose
