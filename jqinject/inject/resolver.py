@@ -304,5 +304,11 @@ def resolve(injector: Any, name: str, /, *, trace: set[str] | None = None, **giv
     Raises:
         DependencyError: a missing name or a circle; an exception of a component keeps its own type.
     """
+    if name not in given and isinstance(injector, InjectorType) and is_ours(cast(Any, injector)):
+        declared: Spec | None = cast(Any, injector).__dependencies__.get(name)
+        if declared is not None and declared.kind == "PLAIN":  # most names, of which nothing is built
+            if trace is not None:
+                trace.add(name)
+            return declared.target
     root = scope_of(injector, given)
     return Resolution(root, trace).get(root, name)

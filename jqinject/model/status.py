@@ -6,13 +6,7 @@ from typing import Any
 
 from flax import nnx
 
-from jqinject.proxy import (
-    ActQuantProxy,
-    BiasQuantProxyFromInjector,
-    QuantProxyFromInjector,
-    TruncQuantProxyFromInjector,
-    WeightQuantProxy,
-)
+from jqinject.proxy import QuantProxyFromInjector
 
 ABSENT = object()
 
@@ -56,14 +50,12 @@ def quantization_status_manager(
         raise TypeError(f"quantization_status_manager takes an NNX module, got {type(model).__name__}")
 
     def is_off(proxy: QuantProxyFromInjector) -> bool:
-        if isinstance(proxy, ActQuantProxy | TruncQuantProxyFromInjector):
-            return disable_act_quant
-        if isinstance(proxy, WeightQuantProxy):
+        if proxy.role == "weight":
             return disable_weight_quant or (disable_act_quant and proxy.requires_quant_input)
-        if isinstance(proxy, BiasQuantProxyFromInjector):
-            needs_both = proxy.requires_input_scale
+        if proxy.role == "bias":
+            needs_both = proxy.quant_metadata.requires_input_scale
             return disable_bias_quant or (needs_both and (disable_act_quant or disable_weight_quant))
-        return False
+        return disable_act_quant and proxy.role in ("activation", "accumulator")
 
     changed: list[tuple[Any, str, Any]] = []
 

@@ -102,7 +102,7 @@ def test_a_rule_that_can_not_be(make, kind, text):
         (
             Rule(op="relu", output_quant=A, output_bitwidth=3),
             TypeError,
-            r"relu0_output: 'bitwidth' would do",
+            r"relu0_output: 'bitwidth' would have no effect",
             "",
         ),
         (Rule(op="relu", output_quant="int8"), TypeError, r"relu0_output takes an injector .* 'int8'", ""),

@@ -19,20 +19,8 @@ from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.eltwise import QuantMergeLayer
 from jqinject.nn.pooling import QuantPoolLayer
 from jqinject.program import Choice, Kind, Operation, Site, Tracked, find_sites, other_axes
-from jqinject.proxy import (
-    ActQuantProxyFromInjector,
-    BiasQuantProxyFromInjector,
-    GradQuantProxyFromInjector,
-    TruncQuantProxyFromInjector,
-    WeightQuantProxy,
-)
+from jqinject.proxy import ActQuantProxyFromInjector, QuantProxyFromInjector
 
-NOT_OF_ACTIVATIONS = (
-    WeightQuantProxy,
-    BiasQuantProxyFromInjector,
-    GradQuantProxyFromInjector,
-    TruncQuantProxyFromInjector,
-)
 OURS = (
     QuantWeightLayer,
     QuantNormLayer,
@@ -145,7 +133,8 @@ def proxy_at(site: Site, rngs: nnx.Rngs | None) -> ActQuantProxyFromInjector:
         )
     declared = site.quantizer if isinstance(site.quantizer, Binding) else Binding(site.quantizer)
     kind = declared.resolve("proxy_class") if declared.declares("proxy_class") else None
-    if kind is not None and issubclass(kind, NOT_OF_ACTIVATIONS) and not site.is_weight:
+    roles = (ActQuantProxyFromInjector.role, QuantProxyFromInjector.role)
+    if kind is not None and kind.role not in roles and not site.is_weight:
         raise TypeError(
             f"{site.name} is an activation, and {declared.base.__name__} is not for these: its proxy is a "
             f"{kind.__name__}.\n  cure: a quantizer of activations, such as Int8ActPerTensorMinMax"

@@ -11,23 +11,9 @@ from flax import nnx
 from jqinject.inject import Binding, ExtendedInjector
 from jqinject.nn.base.keywords import split_overrides
 from jqinject.nn.base.slots import ACT, Slot, slots_of
-from jqinject.proxy import (
-    ActQuantProxy,
-    BiasQuantProxyFromInjector,
-    GradQuantProxy,
-    QuantProxyFromInjector,
-    TruncQuantProxyFromInjector,
-    WeightQuantProxy,
-)
+from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant.enums import ScalingPerOutputType
 
-READY_KINDS = (
-    WeightQuantProxy,
-    BiasQuantProxyFromInjector,
-    ActQuantProxy,
-    GradQuantProxy,
-    TruncQuantProxyFromInjector,
-)
 CHANNEL_SHAPE = "activation_channel_shape"
 
 
@@ -167,8 +153,7 @@ def share(layer: Any, given: Any) -> None:
 def _check_kind(where: str, slot: Slot, proxy_class: Any, name: str) -> None:
     if not (inspect.isclass(proxy_class) and issubclass(proxy_class, QuantProxyFromInjector)):
         raise TypeError(f"{where}: proxy_class has to be a class of proxies, got {_shown(proxy_class)}")
-    kind = next((ready for ready in READY_KINDS if issubclass(proxy_class, ready)), None)
-    if kind is not None and not issubclass(slot.proxy_class, kind):
+    if proxy_class.role not in (slot.proxy_class.role, QuantProxyFromInjector.role):
         raise TypeError(
             f"{where} quantizes {slot.what}, and {name} is not for these: its proxy is a {proxy_class.__name__}, "
             f"expected a {slot.proxy_class.__name__}"
