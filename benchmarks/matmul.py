@@ -15,7 +15,17 @@ import jax
 import jax.numpy as jnp
 
 from _timing import interleaved, print_table
-from jqinject.dot import ConfigV4, QuantizedOperand, config_fwd_fp8, config_v4, dot_general
+from jqinject.dot import (
+    Affine,
+    QDotGeneral,
+    QuantizedOperand,
+    QuantMode,
+    affine_dot_general,
+    config_fwd_fp8,
+    config_v4,
+    dot_general,
+)
+from jqinject.dot.geometry.dimensions import Dimensions
 
 MATMUL = (((1,), (0,)), ((), ()))
 SIZES = (512, 1024, 2048)
@@ -26,11 +36,19 @@ def products(size: int) -> dict[str, Callable[[], object]]:
     keys = jax.random.split(jax.random.key(0))
     x, w = (jax.random.normal(key, (size, size), jnp.bfloat16) for key in keys)
 
-    def payloads(config: type[ConfigV4]) -> tuple[QuantizedOperand, QuantizedOperand]:
-        return config.dot_general.forward_operands(x, w, MATMUL)
+    def payloads(bits: object) -> tuple[QuantizedOperand, QuantizedOperand]:
+        op = QDotGeneral(
+            config_v4(fwd_bits=bits), lhs_quant_mode=QuantMode.CONVERT, rhs_quant_mode=QuantMode.CONVERT
+        )
+        op(x, w, MATMUL)
+        return op.lhs_freezer.get(), op.rhs_freezer.get()
 
     def contract(a: QuantizedOperand, b: QuantizedOperand) -> jax.Array:
-        return config_v4().dot_general(a, b, MATMUL, preferred_element_type=jnp.bfloat16)
+        if not jnp.issubdtype(a.payload.dtype, jnp.integer):
+            y = jax.lax.dot_general(a.payload, b.payload, MATMUL, preferred_element_type=jnp.float32)
+            return (y * a.scale * b.scale).astype(jnp.bfloat16)
+        left, right = Affine(a.payload, a.scale), Affine(b.payload, b.scale)
+        return affine_dot_general(left, right, Dimensions.of(2, 2, MATMUL), jnp.bfloat16)
 
     def call(function: Callable[..., jax.Array], *operands: object) -> Callable[[], object]:
         run = jax.jit(function)
@@ -41,9 +59,9 @@ def products(size: int) -> dict[str, Callable[[], object]]:
 
     return {
         "bfloat16": call(lambda a, b: a @ b, x, w),
-        "int8, payloads": call(contract, *payloads(config_v4())),
+        "int8, payloads": call(contract, *payloads(8)),
         "int8, quantized": call(quantized(config_v4()), x, w),
-        "fp8, payloads": call(contract, *payloads(config_fwd_fp8())),
+        "fp8, payloads": call(contract, *payloads("e4m3")),
         "fp8, quantized": call(quantized(config_fwd_fp8()), x, w),
     }
 

@@ -9,11 +9,13 @@ from jqinject.core.bit_width import BitWidthStatefulConst as BitWidthStatefulCon
 from jqinject.core.bit_width import MsbClampBitWidth as MsbClampBitWidth
 from jqinject.core.bit_width import RemoveBitwidthParameter as RemoveBitwidthParameter
 from jqinject.core.calibration import AbsMaxRange as AbsMaxRange
+from jqinject.core.calibration import AbsMeanRange as AbsMeanRange
 from jqinject.core.calibration import AbsPercentileRange as AbsPercentileRange
 from jqinject.core.calibration import ClippingRange as ClippingRange
 from jqinject.core.calibration import FixedRange as FixedRange
 from jqinject.core.calibration import MinMaxRange as MinMaxRange
 from jqinject.core.calibration import MSERange as MSERange
+from jqinject.core.calibration import NonzeroRange as NonzeroRange
 from jqinject.core.calibration import RangeMethod as RangeMethod
 from jqinject.core.calibration import RMSRange as RMSRange
 from jqinject.core.calibration import SimpleMovingAverage as SimpleMovingAverage
@@ -73,6 +75,7 @@ from jqinject.core.rounding import CeilSte as CeilSte
 from jqinject.core.rounding import DPURoundSte as DPURoundSte
 from jqinject.core.rounding import FloorSte as FloorSte
 from jqinject.core.rounding import RoundSte as RoundSte
+from jqinject.core.rounding import RoundToOddSte as RoundToOddSte
 from jqinject.core.rounding import RoundToZeroSte as RoundToZeroSte
 from jqinject.core.rounding import StochasticRoundSte as StochasticRoundSte
 from jqinject.core.scaling import AccumulatorAwareParameterPreScaling as AccumulatorAwareParameterPreScaling

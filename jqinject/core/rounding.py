@@ -8,7 +8,10 @@ import jax
 from flax import nnx
 from jax.typing import ArrayLike
 
+from jqinject.core._protocols import Rounding
+from jqinject.core.construction.assign import set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.construction.component import Component
 from jqinject.ops import ste
 
 
@@ -87,6 +90,12 @@ class StochasticRoundSte(nnx.Module):
         rngs: where the stream comes from; None makes one from `seed`.
         seed: seed of the stream when `rngs` is None.
         deterministic: round to nearest (evaluation mode).
+        noise_sharing_axes: axes along which all numbers are rounded by the same random number, which is cheaper, and
+            correlates them.
+        random_bits: of each random number: 32, or 16, which are drawn in less than half the time.
+
+    Raises:
+        ValueError: `random_bits` is neither.
 
     Example:
         >>> import jax.numpy as jnp
@@ -96,18 +105,31 @@ class StochasticRoundSte(nnx.Module):
     """
 
     is_nearest = True
+    noise_sharing_axes: tuple[int, ...] = ()
+    random_bits: int = 32
 
-    def __init__(self, rngs: nnx.Rngs | None = None, *, seed: int = 0, deterministic: bool = False) -> None:
+    def __init__(
+        self,
+        rngs: nnx.Rngs | None = None,
+        *,
+        seed: int = 0,
+        deterministic: bool = False,
+        noise_sharing_axes: tuple[int, ...] = (),
+        random_bits: int = 32,
+    ) -> None:
+        if random_bits not in (16, 32):
+            raise ValueError(f"StochasticRoundSte: random_bits must be 16 or 32, got {random_bits}")
         source = (nnx.Rngs(seed) if rngs is None else rngs)["stochastic_round"]
         # A fork, but named alike wherever it comes from: names are part of the graph.
         self.stream = nnx.RngStream(source(), tag="stochastic_round")
         self.deterministic = deterministic
+        set_given(self, noise_sharing_axes=tuple(noise_sharing_axes), random_bits=random_bits)
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Round `x`."""
         if self.deterministic:
             return ste.round_ste(x)
-        return ste.stochastic_round_ste(x, self.stream())
+        return ste.stochastic_round_ste(x, self.stream(), self.noise_sharing_axes, self.random_bits)
 
     def set_view(self, deterministic: bool | None = None) -> None:
         """Switch between training and evaluation.
@@ -117,3 +139,31 @@ class StochasticRoundSte(nnx.Module):
         """
         if deterministic is not None:
             self.deterministic = deterministic
+
+
+@checked_arguments
+class RoundToOddSte(Component):
+    """Round to odd numbers, with gradient 1: `2 * floor(x / 2) + 1`, the nearest one.
+
+    Of integers of b + 1 bits these are 2^b, which lie symmetrically about 0 without it: AQT's numbers of b bits with
+    `preserve_zero=False`, counted in half steps.
+
+    Args:
+        halves_to_int_impl: how `(x - 1) / 2` is rounded instead, such as `StochasticRoundSte(...)`; None for that.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> RoundToOddSte()(jnp.array([0.3, -0.3, 2.5]))
+        Array([ 1., -1.,  3.], dtype=float32)
+    """
+
+    halves_to_int_impl: Rounding | None = None
+
+    def __init__(self, halves_to_int_impl: Rounding | None = None) -> None:
+        set_given(self, halves_to_int_impl=halves_to_int_impl)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Round `x`."""
+        if self.halves_to_int_impl is None:
+            return 2.0 * ste.floor_ste(0.5 * x) + 1.0
+        return 2.0 * self.halves_to_int_impl(0.5 * (x - 1.0)) + 1.0

@@ -7,6 +7,7 @@ if it had not. All of them are `jax.custom_jvp` functions, so they work in forwa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -225,12 +226,16 @@ def _(primals, tangents):
     return _select_probabilistic(*primals), tangents[0]
 
 
-def stochastic_round_ste(x: ArrayLike, key: jax.Array) -> jax.Array:
+def stochastic_round_ste(
+    x: ArrayLike, key: jax.Array, shared_axes: tuple[int, ...] = (), random_bits: int = 32
+) -> jax.Array:
     """Round up with a probability equal to the fraction, else down: the expectation is `x`; gradient 1.
 
     Args:
         x: a float array.
         key: a JAX random key, used up by this call.
+        shared_axes: axes along which all numbers are rounded by the same random number.
+        random_bits: of each random number: 32, or 16, which are drawn in less than half the time.
 
     Returns:
         The rounded array, same shape and dtype. nan stays nan.
@@ -241,4 +246,24 @@ def stochastic_round_ste(x: ArrayLike, key: jax.Array) -> jax.Array:
         ([0.0, 1.0], True)
     """
     x = jnp.asarray(x)
-    return _select_probabilistic(x, jax.random.uniform(key, x.shape, x.dtype))
+    shared = {axis % x.ndim for axis in shared_axes}
+    shape = tuple(1 if axis in shared else size for axis, size in enumerate(x.shape))
+    if random_bits == 32:
+        return _select_probabilistic(x, jax.random.uniform(key, shape, x.dtype))
+    return _select_probabilistic(x, uniform16(key, shape).astype(x.dtype))
+
+
+def uniform16(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """One of 2^16 numbers `2^-16` apart, in (0, 1) and symmetric about one half; float32.
+
+    Source: AQT's `'custom-1'` noise.
+
+    Example:
+        >>> drawn = uniform16(jax.random.key(0), (8, 4))
+        >>> drawn.shape, bool((drawn > 0).all() and (drawn < 1).all())
+        ((8, 4), True)
+    """
+    # Two numbers of every 32 bits: drawing 16 at a time costs more than drawing 32.
+    size = math.prod(shape)
+    pairs = jax.lax.bitcast_convert_type(jax.random.bits(key, (-(-size // 2),), jnp.uint32), jnp.uint16)
+    return (pairs.reshape(-1)[:size].reshape(shape).astype(jnp.float32) + 0.5) * 2.0**-16

@@ -10,11 +10,6 @@ from flax import nnx
 
 import jqinject.core
 import jqinject.dot.geometry.tiles
-import jqinject.dot.schemes.contraction
-import jqinject.dot.schemes.noise
-import jqinject.dot.schemes.numerics
-import jqinject.dot.schemes.operand
-import jqinject.dot.schemes.operand_ranges
 from jqinject import core
 from jqinject.core import stats, view, zero_point
 
@@ -23,11 +18,6 @@ ROOMS = (
     stats,
     view,
     zero_point,
-    jqinject.dot.schemes.operand_ranges,
-    jqinject.dot.schemes.contraction,
-    jqinject.dot.schemes.noise,
-    jqinject.dot.schemes.numerics,
-    jqinject.dot.schemes.operand,
     jqinject.dot.geometry.tiles,
 )
 ONE = core.ConstScaling(1.0)
@@ -214,20 +204,20 @@ OUT_OF_RANGE = {
     "epsilon": (lambda: core.MeanSigmaStd(3.0, None, 0.0), "std_dev_epsilon must be above 0, got 0.0"),
     "largest float": (lambda: core.FloatScaling(-448.0), "max_available_float must be above 0, got -448.0"),
     "clipping scale": (
-        lambda: jqinject.dot.schemes.operand_ranges.AbsMaxCalibration(clipping_scale=0.0),
-        "clipping_scale must be above 0, got 0.0",
+        lambda: core.AbsMaxRange(factor=0.0),
+        "factor must be a positive number, got 0.0",
     ),
     "clipping scales": (
-        lambda: jqinject.dot.schemes.operand_ranges.SnrCalibration(clipping_scales=(1.0, -0.5)),
-        "clipping_scales must be above 0",
+        lambda: core.MSERange(fractions=(1.0, -0.5)),
+        "fractions must be above 0",
     ),
     "exponent of a mean": (
-        lambda: jqinject.dot.schemes.operand_ranges.AbsMeanCalibration(p=0.0),
+        lambda: core.AbsMeanRange(p=0.0),
         "p must be above 0",
     ),
     "bound of a calibration": (
-        lambda: jqinject.dot.schemes.operand_ranges.ConstantCalibration(math.inf),
-        "bound must be a finite number, got inf",
+        lambda: core.FixedRange(-math.inf, math.inf),
+        "low must be a finite number, got -inf",
     ),
 }
 

@@ -160,7 +160,7 @@ def test_a_stack_of_quantizers_keeps_one_average_each() -> None:
         (lambda: AbsMaxRange(0.0), ValueError, r"factor must be a positive number"),
         (lambda: AbsPercentileRange(101.0), ValueError, r"from 0 to 100"),
         (lambda: CalibratedQuant(bit_width=1), ValueError, r"bit_width must be in 2"),
-        (lambda: CalibratedQuant(bit_width=17), ValueError, r"at most 16"),
+        (lambda: CalibratedQuant(bit_width=25), ValueError, r"at most 24"),
         (lambda: CalibratedQuant(q_dtype=jnp.bfloat16), TypeError, r"bfloat16 is no minifloat"),
         (
             lambda: CalibratedQuant(None, SimpleMovingAverage(), channelwise_axes=(0,)),

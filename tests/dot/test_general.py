@@ -4,22 +4,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jqinject.core import FixedRange
 from jqinject.dot import (
-    Contraction,
-    Float8Numerics,
-    IntNumerics,
-    JaxUniform,
-    OperandQuantizer,
-    QuantizedDotGeneral,
+    OperandInjector,
+    QDotGeneral,
     QuantizedOperand,
+    QuantMode,
+    Scheme,
     config_fwd_fp8,
     config_v4,
     dot_general,
     einsum,
 )
+from jqinject.inject import Binding
 
 MATMUL = (((1,), (0,)), ((), ()))
 EXACT = config_v4(dlhs_bits=8, drhs_bits=8, rng_type=None)
@@ -69,7 +70,7 @@ def test_an_accumulator_that_is_too_small():
     x = jnp.ones((2, 64))
     config = config_v4(rng_type=None, fwd_accumulator_dtype=jnp.int16)
     with pytest.raises(
-        ValueError, match=r"int16 can overflow: 64 products of up to 127 \* 127 need 21 bits.*\n.*int32"
+        ValueError, match=r"int16 can overflow: 64 products of up to 128 \* 128 need 22 bits.*\n.*int32"
     ):
         dot_general(x, x.T, MATMUL, config=config)
 
@@ -133,15 +134,15 @@ def test_stochastic_rounding_needs_a_key_only_for_gradients():
 @pytest.mark.lengthy
 @pytest.mark.parametrize("rng_type", ["jax.uniform", "custom-1"])
 def test_stochastic_rounding_is_unbiased_and_reproducible(rng_type):
-    general = config_v4(drhs_bits=8, rng_type=rng_type).dot_general
+    config = config_v4(drhs_bits=8, rng_type=rng_type)
     x, w, g = normal(0, 16, 8), normal(1, 8, 6), normal(2, 16, 6)
 
     def pulled(key):
-        return jax.vjp(lambda x, w: general(x, w, MATMUL, key=key), x, w)[1](g)
+        return jax.vjp(lambda x, w: dot_general(x, w, MATMUL, config=config, key=key), x, w)[1](g)
 
     keys = jax.random.split(jax.random.key(5), 500)
     drawn = jax.vmap(pulled)(keys)
-    still = config_v4(drhs_bits=8, rng_type=None).dot_general
+    still = config_v4(drhs_bits=8, rng_type=None)
     # The mean is the product with only the other operand rounded.
     scale_w = jnp.abs(w).max(1, keepdims=True) / 127.5
     rounded_w = jnp.clip(jnp.round(w / scale_w), -127, 127) * scale_w
@@ -153,20 +154,23 @@ def test_stochastic_rounding_is_unbiased_and_reproducible(rng_type):
     for a, b in zip(again, pulled(keys[0]), strict=True):
         np.testing.assert_array_equal(a, b)
     assert not np.array_equal(again[0], pulled(keys[1])[0])
-    deterministic = jax.vjp(lambda x, w: still(x, w, MATMUL), x, w)[1](g)
+    deterministic = jax.vjp(lambda x, w: dot_general(x, w, MATMUL, config=still), x, w)[1](g)
     assert not np.array_equal(again[1], deterministic[1])
 
 
 @pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2])
 def test_stochastic_rounding_of_8_bit_floats_is_unbiased(dtype):
     """Also just above a power of two, below which the numbers lie closer, and among the smallest."""
-    numerics, draws = Float8Numerics(dtype), 4000
+    largest, draws = float(jnp.finfo(dtype).max), 4000
+    operand = OperandInjector.let(
+        bits=dtype, rng_type="jax.uniform", calibration=FixedRange(-largest, largest), shared_axes=(0,)
+    )
     exact = jnp.array([0.0, 1.0, -2.0, 0.25, float(jnp.finfo(dtype).tiny)])
     between = jnp.array([1.02, -1.02, 0.26, 1.97, -2.1, 3e-3, 3e-5])
     x = jnp.concatenate([exact, between])
 
     def rounded(key):
-        return numerics.encode(x, JaxUniform()(x.shape, key)).astype(jnp.float32)
+        return Binding(operand).resolve("tensor_quant", rngs=nnx.Rngs(key))(x).value
 
     drawn = np.asarray(jax.vmap(rounded)(jax.random.split(jax.random.key(0), draws)), np.float64)
     np.testing.assert_array_equal(drawn[:, : exact.size], np.tile(np.asarray(exact), (draws, 1)))
@@ -176,11 +180,16 @@ def test_stochastic_rounding_of_8_bit_floats_is_unbiased(dtype):
 
 def test_frozen_operands_have_no_gradient_and_pass_it_on():
     x, w = normal(0, 4, 8), normal(1, 8, 5)
-    general = config_v4(dlhs_bits=None, rng_type=None).dot_general
-    _, right = general.forward_operands(x, w, MATMUL)
-    np.testing.assert_array_equal(general(x, right, MATMUL), general(x, w, MATMUL))
-    gradient = jax.grad(lambda x: general(x, right, MATMUL).sum())(x)
-    np.testing.assert_allclose(gradient, jnp.ones((4, 5)) @ right.dequantize().T, rtol=1e-5)
+    config = config_v4(dlhs_bits=None, rng_type=None)
+    op = QDotGeneral(config, rhs_quant_mode=QuantMode.CONVERT)
+    expected = dot_general(x, w, MATMUL, config=config)
+    np.testing.assert_array_equal(op(x, w, MATMUL), expected)
+    op.rhs_quant_mode = QuantMode.SERVE
+    np.testing.assert_array_equal(op(x, jnp.zeros_like(w), MATMUL), expected)
+    gradients = jax.grad(lambda x, w: op(x, w, MATMUL).sum(), (0, 1))(x, w)
+    right = op.rhs_freezer.get().dequantize()
+    np.testing.assert_allclose(gradients[0], jnp.ones((4, 5)) @ right.T, rtol=1e-5)
+    np.testing.assert_array_equal(gradients[1], 0 * w)
 
 
 def test_no_second_derivative():
@@ -337,24 +346,11 @@ def test_integers_reach_the_program():
 def test_modes_of_dequantization_agree():
     """Scales multiplied in at the output, or at the input as fake quantization does it."""
     x, w = normal(0, 4, 8), normal(1, 8, 5)
-    int8 = IntNumerics(8)
     outputs = []
     for mode in ("output", "this_input"):
-        quantizer = OperandQuantizer(int8, dequant_mode=mode)
-        outputs.append(QuantizedDotGeneral(fwd=Contraction(quantizer, quantizer))(x, w, MATMUL))
+        operand = OperandInjector.let(dequant_mode=mode)
+        outputs.append(dot_general(x, w, MATMUL, config=Scheme.let(fprop_lhs=operand, fprop_rhs=operand)))
     np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-6)
-
-
-def test_a_scale_along_what_is_summed():
-    quantizer = OperandQuantizer(IntNumerics(8), calibration_axes="remaining")
-    general = QuantizedDotGeneral(fwd=Contraction(quantizer, OperandQuantizer(IntNumerics(8))))
-    with pytest.raises(ValueError, match=r"varies along an axis that is summed over.*\n.*cure"):
-        general(jnp.ones((3, 4)), jnp.ones((4, 2)), MATMUL)
-
-
-def test_an_unknown_mode():
-    with pytest.raises(ValueError, match="dequant_mode must be one of 'output', 'this_input', 'other_input'"):
-        OperandQuantizer(dequant_mode="never")  # type: ignore[arg-type]
 
 
 def test_a_stored_operand_is_a_pair():

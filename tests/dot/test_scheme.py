@@ -449,11 +449,19 @@ def test_one_module_does_not_keep_two_weights():
         op(X, W[:, :4], NUMBERS)
 
 
-def test_a_scheme_has_no_other_ranges_and_stores_no_input():
-    with pytest.raises(TypeError, match="a scheme has no lhs_range"):
-        QDotGeneral(Scheme, lhs_range=object())
-    with pytest.raises(ValueError, match="the left operand of a scheme is not stored"):
-        QDotGeneral(Scheme, lhs_quant_mode=QuantMode.CONVERT)
+def test_an_input_with_a_range_of_its_own_takes_no_other():
+    with pytest.raises(
+        TypeError, match=r"Int8ActPerTensorAbsMax has a range of its own.*\n  cure: fprop_lhs"
+    ):
+        QDotGeneral(Scheme.let(fprop_lhs=Int8ActPerTensorAbsMax), lhs_range=object())
+
+
+def test_both_operands_can_be_stored():
+    op = QDotGeneral(Scheme.let(**BY_ROW), lhs_quant_mode=QuantMode.CONVERT, rhs_quant_mode=QuantMode.CONVERT)
+    expected = op(X, W, NUMBERS)
+    np.testing.assert_array_equal(expected, QDotGeneral(Scheme.let(**BY_ROW))(X, W, NUMBERS))
+    op.set_attributes(lhs_quant_mode=QuantMode.SERVE, rhs_quant_mode=QuantMode.SERVE)
+    np.testing.assert_array_equal(op(0 * X, 0 * W, NUMBERS), expected)
 
 
 def test_it_has_no_second_derivative():

@@ -94,5 +94,10 @@ def test_the_report_reads_the_program():
 
 
 def test_a_function_has_no_place_for_state():
-    with pytest.raises(TypeError, match=r"a Scheme.*\n  cure: QDotGeneral\(scheme\)"):
-        dot_general(X, X.T, (((1,), (0,)), ((), ())), config=STATELESS)
+    numbers = (((1,), (0,)), ((), ()))
+    found = dot_general(X, X.T, numbers, config=STATELESS)
+    np.testing.assert_array_equal(found, QDotGeneral(STATELESS)(X, X.T, numbers))
+    with pytest.raises(
+        TypeError, match=r"Int8ActPerTensorFloat keeps state.*\n  cure: QDotGeneral\(scheme\)"
+    ):
+        dot_general(X, X.T, numbers, config=STATEFUL)

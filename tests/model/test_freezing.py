@@ -12,7 +12,6 @@ import jqinject.quant as q
 from jqinject import native
 from jqinject.core import Frozen
 from jqinject.dot import (
-    ContractionInjector,
     LocalAqt,
     QConvGeneralDilated,
     QDotGeneral,
@@ -438,8 +437,7 @@ def test_training_goes_on_after_a_shared_op_was_split():
 
 
 def test_pieces_of_a_forward_contraction_are_not_frozen():
-    forward = ContractionInjector.let(local_aqt=LocalAqt(2))
-    config = config_v4(rng_type=None).let(forward=forward)
+    config = config_v4(rng_type=None).let(tile_size=LocalAqt(2))
     model = nnx.Sequential(
         QuantLinear(16, 16, rngs=nnx.Rngs(0)),
         nnx.Linear(16, 8, dot_general=QDotGeneral(config), rngs=nnx.Rngs(1)),

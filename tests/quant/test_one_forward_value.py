@@ -10,8 +10,8 @@ from flax import nnx
 
 from jqinject.catalogue.entries import ready_made
 from jqinject.catalogue.examples import kind_of, left_to_users
-from jqinject.dot import config_v4
-from jqinject.dot.tensors.jax_functions import assembled
+from jqinject.dot import OperandInjector
+from jqinject.inject import Binding
 from jqinject.nn import QuantIdentity, QuantLinear
 from jqinject.quant import Int8ActPerTensorFloat
 from jqinject.quant.fragments import AccumulatorAwareWeightQuant
@@ -117,10 +117,10 @@ def test_the_forward_value_does_not_depend_on_the_program(name):
 
 @pytest.mark.parametrize("bits", [8, 4, "e4m3"])
 def test_the_operands_of_a_contraction_do_not_either(bits):
-    quantizer = assembled(config_v4(fwd_bits=bits, rng_type=None)).fwd.lhs_quantizer
+    operand = OperandInjector.let(bits=bits, shared_axes=(1,))
 
     def quantize(x):
-        payload, scale = quantizer.quantize(x, (1,))
-        return payload.astype(jnp.float32), scale
+        found = Binding(operand).resolve("tensor_quant")(x)
+        return found.value, found.scale
 
     check(quantize, LONG_TAILS.reshape(64, -1))

@@ -17,7 +17,9 @@ from jqinject.ops.ste import nearest
 LEAST_SCALE = float(np.sqrt(np.finfo(np.float32).tiny))
 
 
-def scale_and_zero_point(found: ClippingRange, bit_width: int) -> tuple[jax.Array, jax.Array | None]:
+def scale_and_zero_point(
+    found: ClippingRange, bit_width: int, range_steps: float | None = None
+) -> tuple[jax.Array, jax.Array | None]:
     """Float per integer step of a range, and the integer that stands for 0.
 
     A symmetric range has `scale = high / (2^(b-1) - 1/2)` and no zero point. With two ends,
@@ -27,6 +29,7 @@ def scale_and_zero_point(found: ClippingRange, bit_width: int) -> tuple[jax.Arra
     Args:
         found: the range, float32.
         bit_width: of signed integers.
+        range_steps: how many steps the end of a symmetric range is; None for `2^(b-1) - 1/2`.
 
     Returns:
         Scale and zero point (None if the range is symmetric), float32, shaped as the range's ends.
@@ -39,7 +42,7 @@ def scale_and_zero_point(found: ClippingRange, bit_width: int) -> tuple[jax.Arra
     """
     lowest = -(2 ** (bit_width - 1))
     if found.low is None:
-        return not_tiny(by_reciprocal(found.high, -lowest - 0.5)), None
+        return not_tiny(by_reciprocal(found.high, range_steps or -lowest - 0.5)), None
     return _of_two_ends(bit_width, found.high, found.low)[:2]
 
 

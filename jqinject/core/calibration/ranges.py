@@ -14,7 +14,6 @@ import numpy as np
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.ops.devices.mapped import Names
 from jqinject.ops.devices.over import Over
-from jqinject.ops.power import divide
 from jqinject.ops.stats import ends, largest, ranked
 
 Axes = Sequence[int]
@@ -111,6 +110,45 @@ class RMSRange:
 
 @checked_arguments
 @dataclass(frozen=True)
+class AbsMeanRange:
+    """`high = factor * (mean over x != 0 of |x|^p)^(1/p)`, symmetric.
+
+    Args:
+        factor: how many means reach to the end.
+        p: exponent of the mean.
+        count_zeros: take the mean over zeros too; `p=2` is `RMSRange` then.
+
+    Raises:
+        ValueError: `factor` or `p` is not positive.
+
+    Source: AQT's `AbsMeanCalibration`.
+
+    Example:
+        >>> AbsMeanRange()(jnp.array([1.5, 0.0, -1.5, 3.0]), (0,)).high
+        Array([2.], dtype=float32)
+    """
+
+    factor: float = 1.0
+    p: float = 1.0
+    count_zeros: bool = False
+
+    def __post_init__(self) -> None:
+        _factor(self.factor, "AbsMeanRange")
+
+    def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
+        """See the class."""
+        over = Over(tuple(axes), names)
+        magnitudes = jnp.abs(x)
+        counted = jnp.full(x.shape, True) if self.count_zeros else magnitudes != 0.0
+        count = jnp.maximum(over.sum(counted.astype(jnp.float32)), 1.0)
+        total = over.sum(magnitudes**self.p)
+        # The root's derivative at 0 is infinite, and of no use.
+        mean = jnp.where(total > 0, total / count, 1.0) ** (1.0 / self.p)
+        return ClippingRange(jnp.where(total > 0, mean * self.factor, 0.0))
+
+
+@checked_arguments
+@dataclass(frozen=True)
 class MinMaxRange:
     """`low = factor * min(min x, 0)`, `high = factor * max(max x, 0)`.
 
@@ -137,6 +175,29 @@ class MinMaxRange:
         """See the class."""
         high, low = ends(x, axes, names)
         return ClippingRange(_times(self.factor, high), _times(self.factor, low))
+
+
+@dataclass(frozen=True)
+class NonzeroRange:
+    """The range of another method, with 1 in the place of 0: what is all zeros has a scale as if it reached to 1.
+
+    Args:
+        calibration: finds the range, a symmetric one.
+
+    Source: AQT's calibrations.
+
+    Example:
+        >>> NonzeroRange(AbsMaxRange())(jnp.array([[0.0, 0.0], [2.0, -3.0]]), (1,)).high
+        Array([[1.],
+               [3.]], dtype=float32)
+    """
+
+    calibration: RangeMethod
+
+    def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
+        """See the class."""
+        found = self.calibration(x, axes, names) if names else self.calibration(x, axes)
+        return found._replace(high=jnp.where(found.high == 0.0, 1.0, found.high))
 
 
 OF_NO_AXES = (AbsMaxRange, MinMaxRange)
@@ -213,50 +274,3 @@ class AbsPercentileRange:
         ends = [ranked(size, rank + 1, over) for rank in (low, high)]
         found = ends[0] * (1 - weight) + ends[1] * weight
         return ClippingRange(jnp.where(jnp.isnan(over.max(jax.lax.stop_gradient(size))), jnp.nan, found))
-
-
-@checked_arguments
-@dataclass(frozen=True)
-class MSERange:
-    """The symmetric range with the least mean squared error of quantization, among fractions of `max |x|`.
-
-    Tried are `max |x| * k / candidates`, `k` from `candidates` down to 1, with `2^bits - 1` steps; taken is the first
-    with the least error over the axes that share a scale.
-
-    Args:
-        bits: of the integers.
-        candidates: how many ranges are tried.
-
-    Raises:
-        ValueError: `bits` is below 2 or `candidates` below 1.
-    """
-
-    bits: int = 8
-    candidates: int = 50
-
-    def __post_init__(self) -> None:
-        if self.bits < 2 or self.candidates < 1:
-            raise ValueError(
-                f"MSERange: needs at least 2 bits and 1 candidate, got bits={self.bits}, candidates={self.candidates}"
-            )
-
-    def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
-        """See the class."""
-        x = jax.lax.stop_gradient(x)
-        over = Over(tuple(axes), names)
-        whole = AbsMaxRange()(x, axes, names).high
-        bound = 2.0 ** (self.bits - 1)
-
-        def try_one(
-            best: tuple[jax.Array, jax.Array], k: jax.Array
-        ) -> tuple[tuple[jax.Array, jax.Array], None]:
-            high = whole * divide(k, self.candidates)
-            scale = jnp.where(high > 0, divide(high, bound - 0.5), 1.0)
-            again = jnp.clip(jnp.round(divide(x, scale)), -bound, bound - 1) * scale
-            error = over.sum(jnp.square(again - x))
-            better = error < best[0]
-            return (jnp.where(better, error, best[0]), jnp.where(better, high, best[1])), None
-
-        ks = jnp.arange(self.candidates, 0, -1, dtype=jnp.float32)
-        start = (jnp.full(whole.shape, jnp.inf, jnp.float32), whole)
-        return ClippingRange(jax.lax.scan(try_one, start, ks)[0][1])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core._protocols import Restrict
+from jqinject.core._protocols import Restrict, Rounding
 from jqinject.core.calibration import (
     OF_NO_AXES,
     AbsMaxRange,
@@ -19,25 +19,27 @@ from jqinject.core.calibration import (
     RangeMethod,
     SimpleMovingAverage,
 )
+from jqinject.core.calibration.axes import axes_that_share, check_apart, others
 from jqinject.core.calibration.range_to_scale import not_tiny, scale_and_zero_point
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
+from jqinject.core.facts import is_nearest
 from jqinject.core.quant.float_quant import FloatQuantResult
+from jqinject.core.quant.grids import Grid, IntegerGrid, MinifloatGrid
 from jqinject.core.quant.int_quant import QuantResult, ResultWithPayload
 from jqinject.core.state.variables import all_counted
 from jqinject.ops.choose import shaped
 from jqinject.ops.clip import within_range
 from jqinject.ops.devices.mapped import Names, names_at_hand, places_over, sum_over
-from jqinject.ops.fake_quant import Steps, known_zero
+from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.groups import check_divides, checked_group_size, fitting_size, split_groups
-from jqinject.ops.minifloats.float8_cast import FLOAT8_DTYPES, to_float8
 from jqinject.ops.minifloats.float_format import FloatFormat
-from jqinject.ops.minifloats.float_grid import float_steps, from_float_steps, to_float_grid
 from jqinject.ops.power import divide
-from jqinject.ops.ste import nearest
+from jqinject.ops.ste import with_gradient_of
 
+MOST_BITS = 24  # float32, in which numbers are rounded, holds no wider whole numbers
 Ends = TypeVar("Ends", ClippingRange, jax.Array)
 
 
@@ -51,6 +53,15 @@ class CalibratedQuant(Component):
 
     `y = (clamp(round(x / s + z), -2^(b-1), 2^(b-1) - 1) - z) * s`, ties to even, `s`, `z` from `scale_and_zero_point`.
     The gradient passes straight through where `x` lies in the range, and reaches the range where it does not.
+
+    AQT's integers are four choices of `bit_width`, `range_steps` and rounding, all with `narrow_range`:
+
+    | preserve_zero | preserve_max_val | bit_width | range_steps | float_to_int_impl |
+    |---|---|---|---|---|
+    | yes | no | b | 2^(b-1) - 0.5, the far edge of the last bucket | |
+    | yes | yes | b | 2^(b-1) - 1, its centre | |
+    | no | no | b + 1, in half steps | 2^b | `RoundToOddSte` |
+    | no | yes | b + 1, in half steps | 2^b - 1 | `RoundToOddSte` |
 
     Args:
         calibration_impl: finds the range.
@@ -66,12 +77,17 @@ class CalibratedQuant(Component):
         group_dim: the axis that is cut.
         group_padding: fill up the last group with zeros, which count in means and percentiles; False refuses it.
         restrict_scaling_impl: which values a scale may take; None for any.
+        narrow_range: leave out -2^(b-1).
+        range_steps: how many steps the end of a symmetric range is; None for 2^(b-1) - 1/2.
+        float_to_int_impl: how to round; None for to nearest.
+        clip_gradient: whether the gradient stops at what is clipped, which lies out of the range or, with
+            `narrow_range`, beyond the last integers; False passes all of it to `x`.
         axis_name: a mapped axis (of `shard_map`, `pmap` or `vmap`) that the tensor is spread over, or a tuple of them:
             the range is that of the whole tensor; with `batch_axes`, the mean of all examples.
 
     Raises:
         TypeError: `bit_width` is no integer; (at the call) `x` is no float array.
-        ValueError: `bit_width` is below 2 or above 16; a range with a zero point for a `q_dtype`;
+        ValueError: `bit_width` is below 2 or above 24; a range with a zero point for a `q_dtype`;
             a static range with `channelwise_axes` or groups; groups along one of the `channelwise_axes`; (at the call)
             groups that do not fill the axis.
 
@@ -96,6 +112,10 @@ class CalibratedQuant(Component):
     group_dim: int = -1
     group_padding: bool = False
     restrict_scaling_impl: Restrict | None = None
+    narrow_range: bool = False
+    range_steps: float | None = None
+    float_to_int_impl: Rounding | None = None
+    clip_gradient: bool = True
     axis_name: Any = None
     use_running_average: bool = False
 
@@ -114,10 +134,14 @@ class CalibratedQuant(Component):
         restrict_scaling_impl: Restrict | None = None,
         group_padding: bool = False,
         axis_name: Any = None,
+        narrow_range: bool = False,
+        range_steps: float | None = None,
+        float_to_int_impl: Rounding | None = None,
+        clip_gradient: bool = True,
     ) -> None:
         bits = check.bit_width(bit_width, "CalibratedQuant", least=2)
-        if bits > 16:
-            raise ValueError(f"CalibratedQuant: bit_width must be at most 16, got {bits}")
+        if bits > MOST_BITS:
+            raise ValueError(f"CalibratedQuant: bit_width must be at most {MOST_BITS}, got {bits}")
         if averaging_impl is not None and (tuple(channelwise_axes) or group_size is not None):
             raise ValueError(
                 f"CalibratedQuant: an averaged range is one for the tensor, got channelwise_axes={channelwise_axes!r}, "
@@ -125,7 +149,7 @@ class CalibratedQuant(Component):
             )
         if group_size is not None:
             checked_group_size(group_size, "CalibratedQuant")
-            _check_apart(group_dim, channelwise_axes)
+            check_apart(group_dim, channelwise_axes)
         assign(
             self,
             calibration_impl=calibration_impl or AbsMaxRange(),
@@ -145,6 +169,10 @@ class CalibratedQuant(Component):
             group_padding=bool(group_padding),
             restrict_scaling_impl=restrict_scaling_impl,
             axis_name=axis_name,
+            narrow_range=narrow_range,
+            range_steps=range_steps,
+            float_to_int_impl=float_to_int_impl,
+            clip_gradient=clip_gradient,
         )
 
     def set_view(self, use_running_average: bool | None = None) -> None:
@@ -212,15 +240,8 @@ class CalibratedQuant(Component):
 
     def _axes_that_share(self, ndim: int) -> tuple[int, ...]:
         """The axes along which a range is one, of a tensor that has its groups as two axes."""
-        shared, kept = self.shared_axes, self.channelwise_axes
-        if self.group_size is None:
-            return _others(ndim, kept) if shared is None else _within(ndim, shared)
-        cut = self.group_dim % (ndim - 1)
-        if shared is not None:
-            return tuple(axis + (axis >= cut) for axis in _within(ndim - 1, shared))
-        channels = _within(ndim - 1, kept)
-        _check_apart(cut, channels)
-        return _others(ndim, (cut, *(axis + (axis > cut) for axis in channels)))
+        cut = None if self.group_size is None else self.group_dim
+        return axes_that_share(ndim, self.shared_axes, self.channelwise_axes, cut)
 
     def _names(self) -> Names:
         return names_at_hand(self.axis_name, self.use_running_average)
@@ -234,7 +255,7 @@ class CalibratedQuant(Component):
             found = self._found(x, axes, names)
             return jax.tree.map(lambda end: shaped(end, ()), found)
         # Where every example has a range, an example lies on one device.
-        found = self._found(x, _others(x.ndim, self.batch_axes), ())
+        found = self._found(x, others(x.ndim, self.batch_axes), ())
 
         def mean(ends: jax.Array) -> jax.Array:
             return sum_over(jnp.sum(ends), names) / (ends.size * places_over(names))
@@ -259,7 +280,8 @@ class CalibratedQuant(Component):
     @property
     def is_nearest(self) -> bool:
         """Whether it does what QuantizeLinear does: integers, without groups."""
-        return self.q_dtype is None and self.group_size is None
+        rounds_so = self.float_to_int_impl is None or is_nearest(self.float_to_int_impl)
+        return self.q_dtype is None and self.group_size is None and rounds_so
 
     def __call__(self, x: jax.Array) -> QuantResult | FloatQuantResult:
         """`x` quantized; scale and zero point float32."""
@@ -275,15 +297,16 @@ class CalibratedQuant(Component):
         found = self._range(x32, update=not self.use_running_average)
         if self.q_dtype is not None:
             return self._minifloats(x, x32, found)
-        scale, zero_point = scale_and_zero_point(found, self.bit_width)
+        scale, zero_point = scale_and_zero_point(found, self.bit_width, self.range_steps)
         scale = self._restricted(scale)
         offset = known_zero() if zero_point is None else zero_point
         # Without a zero point the extreme lies on a tie, and goes where Qwix's does.
         payload = np.dtype(np.int8) if keep and self.bit_width <= 8 else None
-        how = Steps(centered=zero_point is None, by_reciprocal=zero_point is None, payload=payload)
-        edge = 2 ** (self.bit_width - 1)
-        quantize = partial(_quantized, how, float(-edge), float(edge - 1))
-        made = self._straight_through(quantize, x32, found, scale, offset)
+        edge = 2.0 ** (self.bit_width - 1)
+        grid = IntegerGrid(self.narrow_range - edge, edge - 1.0, zero_point is None, payload)
+        if self.narrow_range and zero_point is None:
+            found = ClippingRange(jax.lax.stop_gradient(scale) * (edge - 1.0))
+        made = self._rounded(grid, x32, found, scale, offset)
         value, kept = (made, None) if payload is None else made
         scale = self._kept(scale, x.ndim)
         if zero_point is not None:
@@ -299,19 +322,38 @@ class CalibratedQuant(Component):
         assert self.q_dtype is not None
         form = FloatFormat.of_dtype(self.q_dtype)
         scale = self._restricted(not_tiny(divide(found.high, form.max_value)))
-        quantize = partial(_minifloats, form, x.dtype)
-        value = self._straight_through(quantize, x32, found, scale)
+        value = self._rounded(MinifloatGrid(form, x.dtype), x32, found, scale)
         return FloatQuantResult(value.astype(x.dtype), self._kept(scale, x.ndim), form)
 
     def _restricted(self, scale: jax.Array) -> jax.Array:
         restrict = self.restrict_scaling_impl
         return scale if restrict is None else restrict(restrict.restrict_init_tensor(scale))
 
-    def _straight_through(
-        self, quantize: Callable[..., Any], x: jax.Array, found: ClippingRange, *others: jax.Array
-    ) -> Any:
-        """`quantize(x, *others)`, with the gradient of clipping `x` to the range."""
-        return within_range(quantize, x, found.high, found.low, *others, to_range=not self.scale_stop_grad)
+    def _rounded(self, grid: Grid, x: jax.Array, found: ClippingRange, *where: jax.Array) -> Any:
+        """`x` on a grid, with the gradient of clipping it to the range.
+
+        Args:
+            grid: the numbers, and the payload that is kept.
+            x: float32.
+            found: the range.
+            where: scale, and zero point, of the grid.
+        """
+        rounding = self.float_to_int_impl
+        if rounding is None and self.clip_gradient:
+            return within_range(
+                grid.nearest, x, found.high, found.low, *where, to_range=not self.scale_stop_grad
+            )
+        fixed = jax.tree.map(jax.lax.stop_gradient, (x, *where))
+        made = grid.nearest(*fixed) if rounding is None else grid.rounded(rounding, *fixed)
+        if self.clip_gradient:
+            return within_range(_made, x, found.high, found.low, made, to_range=not self.scale_stop_grad)
+        return (
+            (with_gradient_of(x, made[0]), made[1]) if isinstance(made, tuple) else with_gradient_of(x, made)
+        )
+
+
+def _made(x: jax.Array, made: Any) -> Any:
+    return made
 
 
 def _found_form(method: RangeMethod, ndim: int) -> ClippingRange:
@@ -324,42 +366,7 @@ def _found_form(method: RangeMethod, ndim: int) -> ClippingRange:
 _form = lru_cache(maxsize=256)(_found_form)
 
 
-def _quantized(
-    how: Steps, low: float, high: float, x: jax.Array, scale: jax.Array, zero_point: jax.Array
-) -> Any:
-    """To integers and back."""
-    return how.quantized(x, scale, zero_point, jnp.float32(low), jnp.float32(high))
-
-
-def _minifloats(form: FloatFormat, dtype: np.dtype, x: jax.Array, scale: jax.Array) -> jax.Array:
-    """To minifloats and back."""
-    if form.dtype in FLOAT8_DTYPES:
-        rounded = to_float8(x, scale, form.dtype).astype(jnp.float32)
-    else:
-        steps = to_float_grid(float_steps(x, scale), form.mantissa_bit_width, form.bias, nearest)
-        rounded = jax.lax.clamp(-form.max_value, steps, form.max_value)
-    return from_float_steps(rounded, scale, dtype).astype(jnp.float32)
-
-
 def _minifloat_dtype(dtype: Any) -> np.dtype:
     form = FloatFormat.of_dtype(dtype)
     assert form.dtype is not None, "read from a dtype"
     return form.dtype
-
-
-def _check_apart(group_dim: int | None, channelwise_axes: Sequence[int]) -> None:
-    if group_dim is not None and group_dim in channelwise_axes:
-        raise ValueError(
-            f"CalibratedQuant: axis {group_dim} cannot have a range for each index and be cut into groups that share "
-            f"one, got channelwise_axes={tuple(channelwise_axes)}, group_dim={group_dim}.\n"
-            "  cure: take the axis out of channelwise_axes"
-        )
-
-
-def _within(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
-    return tuple(sorted({axis % ndim for axis in axes if -ndim <= axis < ndim}))
-
-
-def _others(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
-    kept = _within(ndim, axes)
-    return tuple(axis for axis in range(ndim) if axis not in kept)

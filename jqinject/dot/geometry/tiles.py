@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-import jax
-
 from jqinject.core.construction.checked_arguments import checked_arguments
-from jqinject.dot.geometry.dimensions import Dimensions
 
 
 @checked_arguments
@@ -77,38 +74,3 @@ class LocalAqt:
                 f"a summed axis of length {length} can't be cut into equal pieces: {by} {what} asked for"
             )
         return by if self.contraction_axis_shard_count else length // by
-
-
-def split_contraction(
-    lhs: jax.Array, rhs: jax.Array, dims: Dimensions, local: LocalAqt
-) -> tuple[jax.Array, jax.Array, Dimensions]:
-    """Both operands with one summed axis cut in two: the pieces, which go along in front, and what is summed.
-
-    Returns:
-        (left operand, right operand, dimensions whose output has the pieces as its first axis).
-    """
-    pair = local.pair([lhs.shape[axis] for axis in dims.lhs_contract])
-    left, right = dims.lhs_contract[pair], dims.rhs_contract[pair]
-    count = local.count(lhs.shape[left])
-    return (
-        _cut(lhs, left, count),
-        _cut(rhs, right, count),
-        replace(
-            dims,
-            lhs_ndim=dims.lhs_ndim + 1,
-            rhs_ndim=dims.rhs_ndim + 1,
-            lhs_contract=tuple(axis + (axis >= left) for axis in dims.lhs_contract),
-            rhs_contract=tuple(axis + (axis >= right) for axis in dims.rhs_contract),
-            lhs_batch=(left, *_moved(dims.lhs_batch, left)),
-            rhs_batch=(right, *_moved(dims.rhs_batch, right)),
-        ),
-    )
-
-
-def _cut(x: jax.Array, axis: int, count: int) -> jax.Array:
-    shape = x.shape
-    return x.reshape(*shape[:axis], count, shape[axis] // count, *shape[axis + 1 :])
-
-
-def _moved(axes: tuple[int, ...], cut: int) -> tuple[int, ...]:
-    return tuple(axis + (axis > cut) for axis in axes)

@@ -16,12 +16,8 @@ from jqinject.dot.geometry.patches import Window
 from jqinject.dot.kernels.accumulate import integer_accumulator, largest_magnitude, longest_sum
 from jqinject.dot.kernels.integer import Affine
 from jqinject.dot.kernels.kernel_table import integer_convolution
-from jqinject.dot.schemes.contraction import Contraction, Unscaled
-from jqinject.dot.schemes.numerics import is_integer
-from jqinject.dot.schemes.operand import OperandQuantizer, QuantizedOperand
 from jqinject.ops.devices.explicit_axes import sharded_as, sharded_beside
 
-UNQUANTIZED = Contraction()
 Spec = tuple[int, ...]
 
 
@@ -35,7 +31,7 @@ class Convolution:
         lhs_dilation: of each spatial axis.
         options: the others, by name.
         dtype: of the output.
-        contraction: the quantizers of arrays.
+        accumulator_dtype: in which integers are summed; None means int32.
         out_sharding: of the output, on a mesh with explicit axes; else None.
     """
 
@@ -44,7 +40,7 @@ class Convolution:
     lhs_dilation: tuple[int, ...]
     options: tuple[tuple[str, Any], ...]
     dtype: np.dtype
-    contraction: Contraction = UNQUANTIZED
+    accumulator_dtype: Any = None
     out_sharding: Any = None
 
     @classmethod
@@ -61,7 +57,7 @@ class Convolution:
         batch_group_count: int = 1,
         *,
         dtype: Any,
-        contraction: Contraction = UNQUANTIZED,
+        accumulator_dtype: Any = None,
         out_sharding: Any = None,
     ) -> Convolution:
         """From the arguments of `lax.conv_general_dilated`."""
@@ -88,7 +84,7 @@ class Convolution:
             (1,) * space if lhs_dilation is None else tuple(lhs_dilation),
             tuple(options.items()),
             np.dtype(dtype),
-            contraction,
+            accumulator_dtype,
             out_sharding,
         )
 
@@ -115,27 +111,6 @@ class Convolution:
             **dict(self.options),
         )
 
-    def operands(
-        self, lhs: Unscaled, rhs: Unscaled, key: jax.Array | None = None
-    ) -> tuple[QuantizedOperand, QuantizedOperand]:
-        """Both operands in their formats: a scale for each example, and one for each output feature."""
-        keys = (None, None) if key is None else tuple(jax.random.split(key))
-        quantizers = self.contraction.lhs_quantizer, self.contraction.rhs_quantizer
-        left = _quantized(quantizers[0], lhs, self.specs[0][0], keys[0])
-        return left, _quantized(quantizers[1], rhs, self.channel_axis, keys[1])
-
-    def of_payloads(self, lhs: QuantizedOperand, rhs: QuantizedOperand) -> jax.Array:
-        """The convolution of operands in their formats, in `dtype`."""
-        if is_integer(lhs.payload) and is_integer(rhs.payload):
-            y = self._summed(lhs.payload, rhs.payload)
-        else:
-            floats = lhs.payload.astype(jnp.float32), rhs.payload.astype(jnp.float32)
-            y = self.numbers(*floats, jnp.float32)
-        for scale in (self._of_lhs(lhs.scale), self._of_rhs(rhs.scale)):
-            if scale is not None:
-                y = y.astype(jnp.float32) * sharded_beside(scale, y)
-        return y.astype(self.dtype)
-
     def of_integers(self, lhs: Affine, rhs: Affine) -> jax.Array:
         """The convolution of integers, in `dtype`; `lhs` may have one zero point, `rhs` one for each output feature.
 
@@ -160,7 +135,7 @@ class Convolution:
         axes = tuple(axis for axis in range(rhs.ndim) if axis != self.channel_axis)
         lengths = [rhs.shape[axis] for axis in axes]
         spans = largest_magnitude(lhs.dtype, lhs_zero), largest_magnitude(rhs.dtype, rhs_zero)
-        accumulator = integer_accumulator(self.contraction.accumulator_dtype, math.prod(lengths), *spans)
+        accumulator = integer_accumulator(self.accumulator_dtype, math.prod(lengths), *spans)
         whole = self
         if lhs_zero is not None:
             lhs = self._with_border(lhs, lhs_zero)
@@ -264,17 +239,6 @@ class _ByXla:
 
     def __call__(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         return self.convolution.numbers(lhs, rhs, self.accumulator)
-
-
-def _quantized(
-    quantizer: OperandQuantizer, x: Unscaled, axis: int, key: jax.Array | None
-) -> QuantizedOperand:
-    if isinstance(x, QuantizedOperand):
-        return x
-    if not isinstance(quantizer.calibration_axes, str):
-        return quantizer.quantize(x, quantizer.calibration_axes, key)
-    per_tensor = quantizer.calibration_axes == "tensor"
-    return quantizer.quantize(x, [a for a in range(x.ndim) if per_tensor or a != axis], key)
 
 
 def _moved(

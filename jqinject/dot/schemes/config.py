@@ -1,4 +1,4 @@
-"""Ready-made configurations of quantized contractions, with the keywords that AQT's users know."""
+"""Ready-made schemes, with the keywords that AQT's users know."""
 
 from __future__ import annotations
 
@@ -6,70 +6,39 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jqinject.core import AbsMaxRange, CeilSte, FixedRange, PowerOfTwoRestrictValue
 from jqinject.dot.geometry.tiles import LocalAqt
-from jqinject.dot.schemes.injectors import ContractionInjector, DotGeneralInjector, OperandInjector
-from jqinject.dot.schemes.operand_ranges import AbsMaxCalibration, ConstantCalibration
-from jqinject.inject import choices, this
+from jqinject.dot.schemes.operand import OperandInjector, checked_bits, checked_rng_type
+from jqinject.dot.schemes.scheme import Scheme
+from jqinject.inject import choices, this, value
 
 Bits = int | str | None
 
-
-class _Operand(OperandInjector):
-    """What the six operands take from the configuration around them."""
-
-    calibration = (this << 2).calibration
-    clipping_scale = (this << 2).clipping_scale
-    po2_scale = (this << 2).po2_scale
-    clip_gradient = (this << 2).clip_gradient
+_Operand = OperandInjector.let(
+    calibration=(this << 1).calibration,
+    restrict_scaling_impl=(this << 1).restrict_scaling_impl,
+    clip_gradient=(this << 1).clip_gradient,
+)
 
 
-class _Forward(ContractionInjector):
-    """`y` of `lhs` and `rhs`."""
-
-    accumulator_dtype = (this << 1).fwd_accumulator_dtype
-    lhs = _Operand.let(bits=(this << 2).fwd_lhs_bits)
-    rhs = _Operand.let(bits=(this << 2).fwd_rhs_bits)
-
-
-class _BackwardLhs(ContractionInjector):
-    """The gradient of `lhs`: of the cotangent and `rhs`."""
-
-    accumulator_dtype = (this << 1).dlhs_accumulator_dtype
-    local_aqt = (this << 1).dlhs_local_aqt
-    lhs = _Operand.let(bits=(this << 2).dlhs_lhs_bits, rng_type=(this << 2).vjp_lhs_rng_type)
-    rhs = _Operand.let(
-        bits=(this << 2).dlhs_rhs_bits,
-        rng_type=(this << 2).vjp_rhs_rng_type,
-        use_fwd_quant=(this << 2).dlhs_use_fwd_quant,
-    )
-
-
-class _BackwardRhs(ContractionInjector):
-    """The gradient of `rhs`: of the cotangent and `lhs`."""
-
-    accumulator_dtype = (this << 1).drhs_accumulator_dtype
-    local_aqt = (this << 1).drhs_local_aqt
-    lhs = _Operand.let(bits=(this << 2).drhs_lhs_bits, rng_type=(this << 2).vjp_lhs_rng_type)
-    rhs = _Operand.let(
-        bits=(this << 2).drhs_rhs_bits,
-        rng_type=(this << 2).vjp_rhs_rng_type,
-        use_fwd_quant=(this << 2).drhs_use_fwd_quant,
-    )
-
-
-class ConfigV4(DotGeneralInjector):
+class ConfigV4(Scheme):
     """What `config_v4` returns, with its defaults. Inherit from it, or use `let`, to override a name.
 
     `fwd_bits` sets both forward operands, `fwd_lhs_bits` and `fwd_rhs_bits` one of them; likewise `dlhs_...` and
     `drhs_...`, whose left operand is the gradient. `vjp_lhs_rng_type` is the noise of the gradients, `vjp_rhs_rng_type`
-    that of the other operands in the backward pass. What is finer is in `forward`, `backward_lhs`, `backward_rhs`.
+    that of the other operands in the backward pass. `fwd_lhs` to `drhs_rhs` are the six operands: override names of
+    theirs, `ConfigV4.let(fwd_lhs=ConfigV4.fwd_lhs.let(preserve_zero=False))`, or give the scheme's operand another
+    quantizer, `ConfigV4.let(fprop_rhs=Int4WeightPerGroupAbsMax)`.
 
     Example:
         >>> class MyConfig(ConfigV4):
         ...     fwd_rhs_bits = 4
-        >>> fwd = MyConfig.dot_general.fwd
-        >>> fwd.lhs_quantizer.numerics.bits, fwd.rhs_quantizer.numerics.bits
-        (8, 4)
+        >>> from jqinject.dot import QDotGeneral
+        >>> x, w = jnp.ones((2, 8)), jnp.ones((8, 4))
+        >>> print(QDotGeneral(MyConfig.let(rng_type=None)).explain(x, w, (((1,), (0,)), ((), ()))))
+        fprop: integers of 8 bits x integers of 4 bits -> int
+        dgrad: integers of 8 bits x integers of 8 bits -> int
+        wgrad: an array of float32 x an array of float32 -> float
     """
 
     fwd_bits = 8
@@ -96,18 +65,60 @@ class ConfigV4(DotGeneralInjector):
     dlhs_accumulator_dtype = jnp.int32
     drhs_accumulator_dtype = None
 
-    @choices(ConstantCalibration, AbsMaxCalibration)
+    @choices(FixedRange, AbsMaxRange)
     def calibration(use_dummy_static_bound: Any) -> Any:
         """Of every operand: its largest magnitude, or a bound of 1."""
         if not isinstance(use_dummy_static_bound, bool):
             raise TypeError(
                 f"use_dummy_static_bound must be True or False, got {use_dummy_static_bound!r:.80}"
             )
-        return ConstantCalibration if use_dummy_static_bound else AbsMaxCalibration
+        return FixedRange if use_dummy_static_bound else AbsMaxRange
 
-    forward = _Forward
-    backward_lhs = _BackwardLhs
-    backward_rhs = _BackwardRhs
+    low, high = -1.0, 1.0
+    factor = value(lambda clipping_scale: 1.0 if clipping_scale is None else clipping_scale)
+
+    @choices(PowerOfTwoRestrictValue)
+    def restrict_scaling_impl(po2_scale: Any) -> Any:
+        """Of every operand."""
+        return PowerOfTwoRestrictValue if po2_scale else None
+
+    restrict_value_float_to_int_impl = CeilSte
+
+    fwd_lhs = _Operand.let(bits=(this << 1).fwd_lhs_bits)
+    fwd_rhs = _Operand.let(bits=(this << 1).fwd_rhs_bits)
+    dlhs_lhs = _Operand.let(bits=(this << 1).dlhs_lhs_bits, rng_type=(this << 1).vjp_lhs_rng_type)
+    dlhs_rhs = _Operand.let(bits=(this << 1).dlhs_rhs_bits, rng_type=(this << 1).vjp_rhs_rng_type)
+    drhs_lhs = _Operand.let(bits=(this << 1).drhs_lhs_bits, rng_type=(this << 1).vjp_lhs_rng_type)
+    drhs_rhs = _Operand.let(bits=(this << 1).drhs_rhs_bits, rng_type=(this << 1).vjp_rhs_rng_type)
+
+    fprop_lhs = value(lambda fwd_lhs_bits: _quantized(fwd_lhs_bits, this.fwd_lhs))
+    fprop_rhs = value(lambda fwd_rhs_bits: _quantized(fwd_rhs_bits, this.fwd_rhs))
+    dgrad_grad = value(
+        lambda dlhs_lhs_bits, vjp_lhs_rng_type: _quantized(dlhs_lhs_bits, this.dlhs_lhs, vjp_lhs_rng_type)
+    )
+    dgrad_rhs = value(
+        lambda dlhs_rhs_bits, vjp_rhs_rng_type: _quantized(dlhs_rhs_bits, this.dlhs_rhs, vjp_rhs_rng_type)
+    )
+    wgrad_grad = value(
+        lambda drhs_lhs_bits, vjp_lhs_rng_type: _quantized(drhs_lhs_bits, this.drhs_lhs, vjp_lhs_rng_type)
+    )
+    wgrad_lhs = value(
+        lambda drhs_rhs_bits, vjp_rhs_rng_type: _quantized(drhs_rhs_bits, this.drhs_rhs, vjp_rhs_rng_type)
+    )
+    accumulator_dtype = this.fwd_accumulator_dtype
+    dgrad_accumulator_dtype = this.dlhs_accumulator_dtype
+    wgrad_accumulator_dtype = this.drhs_accumulator_dtype
+    dgrad_tile_size = this.dlhs_local_aqt
+    wgrad_tile_size = this.drhs_local_aqt
+    dgrad_use_fwd_quant = this.dlhs_use_fwd_quant
+    wgrad_use_fwd_quant = this.drhs_use_fwd_quant
+    conv_gradients = False
+
+
+def _quantized(bits: Any, operand: Any, rng_type: Any = None) -> Any:
+    """An operand of a configuration, or None for a float one; nonsense is refused when the scheme is read."""
+    checked_rng_type(rng_type)
+    return None if checked_bits(bits) is None else operand
 
 
 def config_v4(
@@ -140,21 +151,20 @@ def config_v4(
             int32; not used where an operand is float.
 
     Returns:
-        An injector: `config_v4().dot_general` is the `QuantizedDotGeneral`, `config_v4().let(name=...)` or a class that
-        inherits from it overrides any of its names (see `ConfigV4`).
+        A `Scheme`: `config_v4().let(name=...)` or a class that inherits from it overrides any of its names (see
+        `ConfigV4`).
 
     Raises:
-        ValueError: fewer than 2 bits, when it is assembled.
-        TypeError: a name declared by `let` that nothing reads, when it is assembled.
+        ValueError: (when it is used) fewer than 2 bits.
+        TypeError: (when it is used) a name declared by `let` that nothing reads.
 
     Differs from AQT and FJFormer: an accumulator of None for two integer operands means int32 (there, sums wrap around
     in int8), and int32 does not have to be taken back where `fwd_bits=None`.
 
     Example:
-        >>> import jax
-        >>> config = config_v4(fwd_bits=4, rng_type=None)
+        >>> from jqinject.dot import dot_general
         >>> x = jnp.array([[1.0, -0.5]])
-        >>> config.dot_general(x, x, (((1,), (1,)), ((), ())))
+        >>> dot_general(x, x, (((1,), (1,)), ((), ())), config=config_v4(fwd_bits=4, rng_type=None))
         Array([[1.155...]], dtype=float32)
     """
     return ConfigV4.let(
@@ -186,7 +196,7 @@ def fully_quantized(
     Source: AQT's `fully_quantized`.
 
     Example:
-        >>> fully_quantized().dot_general.drhs.rhs_quantizer.use_fwd_quant
+        >>> fully_quantized().wgrad_use_fwd_quant
         True
     """
     noise = "jax.uniform" if use_stochastic_rounding else None
@@ -210,7 +220,7 @@ def config_fwd_fp8(fwd_bits: Bits = "e4m3") -> type[ConfigV4]:
     Source: AQT's `config_fwd_fp8`.
 
     Example:
-        >>> config_fwd_fp8().dot_general.fwd.lhs_quantizer.numerics.bound
-        448.0
+        >>> config_fwd_fp8().fwd_lhs_bits, config_fwd_fp8().dgrad_grad
+        ('e4m3', None)
     """
     return ConfigV4.let(fwd_bits=fwd_bits, dlhs_bits=None, drhs_bits=None, rng_type=None)

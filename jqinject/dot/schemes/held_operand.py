@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +20,12 @@ class OperandAxes:
     Attributes:
         shape: its shape.
         summed: the axes that its product sums over.
+        free: the axes that it alone has.
     """
 
     shape: tuple[int, ...]
     summed: tuple[int, ...]
+    free: tuple[int, ...]
 
     @property
     def channels(self) -> tuple[int, ...]:
@@ -46,7 +49,12 @@ class HeldOperand(nnx.Module):
     bias = None
 
     def __init__(
-        self, binding: Binding, axes: OperandAxes, rngs: nnx.Rngs | None, where: tuple[str, str]
+        self,
+        binding: Binding,
+        axes: OperandAxes,
+        rngs: nnx.Rngs | None,
+        where: tuple[str, str],
+        offered: Mapping[str, Any],
     ) -> None:
         self.axes = axes
         if not binding.declares("proxy_class"):
@@ -55,8 +63,8 @@ class HeldOperand(nnx.Module):
                 "quantizer of jqinject.quant, or declare proxy_class = jqinject.proxy.ActQuantProxyFromInjector"
             )
         proxy_class = binding.resolve("proxy_class", module=self)
-        channels = {"activation_channel_shape": axes.features}
-        self.quant = proxy_class(binding, self, offered=channels, rngs=rngs, where=where)
+        names = {"activation_channel_shape": axes.features, **offered}
+        self.quant = proxy_class(binding, self, offered=names, rngs=rngs, where=where)
 
     @property
     def weight(self) -> Any:
@@ -81,5 +89,5 @@ class HeldOperand(nnx.Module):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether the quantizer has Variables: what it keeps has to be kept."""
-        return bool(jax.tree.leaves(nnx.state(self.quant, graph=True)))
+        """Whether the quantizer has Variables, other than random streams: what it keeps has to be kept."""
+        return bool(jax.tree.leaves(nnx.state(self.quant, nnx.Not(nnx.RngState), graph=True)))

@@ -7,19 +7,12 @@ from typing import Any
 import jax
 
 from jqinject.dot.geometry.dimensions import checked_dimensions
-from jqinject.dot.geometry.labels import Labelling, summed_labels
 from jqinject.dot.kernels.convolution import Convolution
-from jqinject.dot.schemes.operand import ScaledOperand
-from jqinject.dot.schemes.quantized_conv import quantized_conv
-from jqinject.dot.schemes.quantized_dot import QuantizedDotGeneral
 from jqinject.dot.schemes.quantized_einsum import einsum_by
 from jqinject.dot.schemes.quantized_op import QuantizedOp
-from jqinject.dot.schemes.scheme_conv import kernel_of, scheme_conv
-from jqinject.dot.schemes.scheme_dot import ExplainedScheme, explain_scheme, scheme_dot_general
-from jqinject.dot.tensors.labelled_tensor import LabelledTensor
+from jqinject.dot.schemes.scheme_conv import operands_of, scheme_conv
+from jqinject.dot.schemes.scheme_dot import ExplainedScheme, explain_scheme
 from jqinject.ops.devices.explicit_axes import asked, with_sharding
-
-Axes = tuple[int, ...]
 
 
 class QDotGeneral(QuantizedOp):
@@ -28,17 +21,17 @@ class QDotGeneral(QuantizedOp):
     For `nnx.Linear(dot_general=...)`, `nnx.LinearGeneral` and the projections of `nnx.MultiHeadAttention`.
 
     Each operand has a mode. `TRAIN` quantizes it at every call, `CONVERT` also stores its payload and scale, and
-    `SERVE` takes them from there, whatever is handed in; a stored operand has no gradient. No keys are drawn then,
-    so that a gradient of the other operand needs `rng_type=None`. The modes are attributes:
+    `SERVE` takes them from there, whatever is handed in; a stored operand has no gradient. The modes are attributes:
     `model.set_attributes(rhs_quant_mode=QuantMode.SERVE)`. All three modes give the same output for the same weights.
 
     Args:
-        config: a `Scheme`, an injector such as `config_v4()`, or a `QuantizedDotGeneral`.
+        config: a `Scheme`, such as `config_v4()`.
         lhs_quant_mode, rhs_quant_mode: of the left operand (activations, in Flax's layers) and the right one (weights).
         lhs_freezer, rhs_freezer: a `Freezer`, or its arguments, such as `{"shape": (64, 32), "scale_shape": (1, 32)}`,
             so that its variables are there from the start: to load a frozen checkpoint, also abstractly.
         lhs_range: a static range of the left operand: a `CalibratedQuant` with an average, whose range takes the place
-            of `calibration`; also what `lhs_range` of the injector assembles. Symmetric.
+            of `calibration`; also what `lhs_range` of the scheme assembles. Symmetric. For operands in AQT's words;
+            other quantizers have ranges of their own.
         rngs: where the keys of stochastic rounding come from; needed to train where gradients are rounded so.
 
     Raises:
@@ -71,19 +64,7 @@ class QDotGeneral(QuantizedOp):
         out_sharding: Any = None,
     ) -> jax.Array:
         """The contraction; arguments as for `lax.dot_general`."""
-        dtype = preferred_element_type or jax.numpy.promote_types(lhs.dtype, rhs.dtype)
-        if self.scheme is not None:
-            return by_scheme(self, lhs, rhs, dimension_numbers, dtype, out_sharding)
-        general: QuantizedDotGeneral = self.general
-        left, right = self._operands(
-            lhs,
-            rhs,
-            lambda a, b: general.forward_operands(a, b, dimension_numbers),
-            _summed(lhs, rhs, dimension_numbers),
-        )
-        return general(
-            left, right, dimension_numbers, precision, dtype, key=self._key(), out_sharding=out_sharding
-        )
+        return self._contract(lhs, rhs, dimension_numbers, preferred_element_type, out_sharding)
 
     def explain(self, lhs: Any, rhs: Any, dimension_numbers: Any) -> ExplainedScheme:
         """What the three products of a scheme contract: payloads, or floats, and why; nothing is computed.
@@ -94,9 +75,6 @@ class QDotGeneral(QuantizedOp):
 
         Returns:
             A tuple of `ExplainedProduct`, which prints a line each.
-
-        Raises:
-            TypeError: the configuration is no `Scheme`.
 
         Example:
             >>> import jax.numpy as jnp
@@ -115,8 +93,6 @@ class QDotGeneral(QuantizedOp):
             dgrad float
             wgrad float
         """
-        if self.scheme is None:
-            raise TypeError("QDotGeneral.explain is for a Scheme; this op has another configuration")
         dims = checked_dimensions(tuple(lhs.shape), tuple(rhs.shape), dimension_numbers)
         return explain_scheme(self.scheme, lhs, rhs, dims, jax.numpy.promote_types(lhs.dtype, rhs.dtype))
 
@@ -156,17 +132,8 @@ class QEinsum(QuantizedOp):
     ) -> jax.Array:
         """The einsum; arguments as for `jnp.einsum`."""
 
-        def contract(a: jax.Array, b: jax.Array, numbers: Any, **options: Any) -> jax.Array:
-            dtype = preferred_element_type or jax.numpy.promote_types(lhs.dtype, rhs.dtype)
-            if self.scheme is not None:
-                return by_scheme(self, a, b, numbers, dtype, **options)
-            left, right = self._operands(
-                a,
-                b,
-                lambda u, v: self.general.forward_operands(u, v, numbers),
-                _summed(a, b, numbers),
-            )
-            return self.general(left, right, numbers, precision, dtype, key=self._key(), **options)
+        def contract(a: jax.Array, b: jax.Array, numbers: Any, out_sharding: Any = None) -> jax.Array:
+            return self._contract(a, b, numbers, preferred_element_type, out_sharding)
 
         return einsum_by(contract, equation, *self._seen(lhs, rhs), out_sharding)
 
@@ -174,11 +141,12 @@ class QEinsum(QuantizedOp):
 class QConvGeneralDilated(QuantizedOp):
     """Takes the place of `lax.conv_general_dilated`; see `QDotGeneral` and `jqinject.dot.conv_general_dilated`.
 
-    For `nnx.Conv(conv_general_dilated=...)`. Gradients are those of the float convolution.
+    For `nnx.Conv(conv_general_dilated=...)`. With `config_v4()` and its kin gradients are those of the float
+    convolution.
 
     Args:
-        config, lhs_quant_mode, rhs_quant_mode, lhs_freezer, rhs_freezer, rngs: as for `QDotGeneral`; of the
-            configuration the forward contraction counts. It has no static range: `QuantConv(input_quant=...)` has.
+        config, lhs_quant_mode, rhs_quant_mode, lhs_freezer, rhs_freezer, rngs: as for `QDotGeneral`; tiles do not
+            count. It has no static range: `QuantConv(input_quant=...)` has.
 
     Source: AQT's `AqtConvGeneralDilated`.
 
@@ -221,29 +189,8 @@ class QConvGeneralDilated(QuantizedOp):
             batch_group_count,
             dtype=preferred_element_type or jax.numpy.promote_types(lhs.dtype, rhs.dtype),
             out_sharding=asked(out_sharding, lhs, rhs),
-            **({} if self.general is None else {"contraction": self.general.fwd}),
+            accumulator_dtype=self.scheme.scheme.fprop.accumulator_dtype,
         )
-        if self.scheme is not None:
-            y = scheme_conv(self.scheme, convolution, lhs, self._served(*kernel_of(convolution, rhs)))
-            return with_sharding(y, out_sharding)
-        left, right = self._operands(lhs, rhs, convolution.operands)
-        assert not (isinstance(left, ScaledOperand) or isinstance(right, ScaledOperand)), (
-            "refused when it was made"
-        )
-        return with_sharding(quantized_conv(convolution, left, right, self._key()), out_sharding)
-
-
-def by_scheme(
-    op: QuantizedOp, lhs: jax.Array, rhs: jax.Array, numbers: Any, dtype: Any, out_sharding: Any = None
-) -> jax.Array:
-    """The contraction of two arrays by the scheme of an op."""
-    lhs, rhs = op._seen(lhs, rhs)
-    dims = checked_dimensions(tuple(lhs.shape), tuple(rhs.shape), numbers)
-    labels = Labelling.of(dims)
-    right = op._served(LabelledTensor(rhs, labels.rhs), summed_labels(labels.lhs, labels.rhs, labels.out))
-    return scheme_dot_general(op.scheme, lhs, right, dims, dtype, out_sharding)
-
-
-def _summed(lhs: Any, rhs: Any, dimension_numbers: Any) -> tuple[Axes, Axes]:
-    (left, right), _ = dimension_numbers
-    return tuple(axis % lhs.ndim for axis in left), tuple(axis % rhs.ndim for axis in right)
+        x, kernel = operands_of(convolution, *seen)
+        left, right = self._served("lhs", *x), self._served("rhs", *kernel)
+        return with_sharding(scheme_conv(self.scheme, convolution, left, right), out_sharding)

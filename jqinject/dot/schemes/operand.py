@@ -1,144 +1,219 @@
-"""One operand of one contraction: how it becomes low-bit numbers and a scale."""
+"""The quantizer of one operand in AQT's words: `bits`, `calibration`, `rng_type`, an injector like any other."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
+from flax import nnx
 
-from jqinject.core.construction.checked_arguments import checked_arguments
-from jqinject.dot.kernels.kernel_table import settled
-from jqinject.dot.schemes.noise import Noise
-from jqinject.dot.schemes.numerics import Float8Numerics, Numerics
-from jqinject.dot.schemes.operand_ranges import AbsMaxCalibration, Calibration
-from jqinject.ops.minifloats.float_grid import float_steps
-from jqinject.ops.power import by_reciprocal
+from jqinject.core import (
+    AbsMaxRange,
+    CalibratedQuant,
+    CeilSte,
+    NonzeroRange,
+    PowerOfTwoRestrictValue,
+    RoundToOddSte,
+    StochasticRoundSte,
+)
+from jqinject.core.facts import has_zero_point
+from jqinject.dot.schemes.held_operand import HeldOperand
+from jqinject.inject import Binding, ExtendedInjector, check_overrides, choices, overrides_given, value
+from jqinject.ops.minifloats.float8_cast import float8_dtype
 
-CalibrationAxes = Literal["contracting", "remaining", "tensor"] | tuple[int, ...]
-DequantMode = Literal["output", "this_input", "other_input"]
+FLOAT8_NAMES = {"e4m3": np.dtype("float8_e4m3fn"), "e5m2": np.dtype("float8_e5m2")}
+RANDOM_BITS = {"jax.uniform": 32, "custom-1": 16}
+DEQUANT_MODES = ("output", "this_input", "other_input")
+MAX_INT_BITS = 22
 
 
-class QuantizedOperand(NamedTuple):
-    """Low-bit numbers and their scale: the operand is `payload * scale`.
+def checked_bits(bits: Any) -> Any:
+    """The number of bits of integers, the dtype of 8-bit floats, or None.
+
+    Raises:
+        TypeError: `bits` is none of these.
+        ValueError: integers of fewer than 2 bits, or of more than 22.
+    """
+    if isinstance(bits, int) and not isinstance(bits, bool):
+        if not 2 <= bits <= MAX_INT_BITS:
+            raise ValueError(
+                f"bits must be from 2 to {MAX_INT_BITS}, got {bits}. One bit is a sign: BinaryQuant in a layer's "
+                "weight_quant does that"
+            )
+        return bits
+    if bits is None:
+        return None
+    if isinstance(bits, str | np.dtype) or isinstance(getattr(bits, "dtype", None), np.dtype):
+        named = FLOAT8_NAMES.get(bits, bits) if isinstance(bits, str) else bits
+        return float8_dtype(named, "bits")
+    names = ", ".join(map(repr, FLOAT8_NAMES))
+    raise TypeError(f"bits must be an int, one of {names}, an 8-bit float dtype, or None; got {bits!r:.80}")
+
+
+def checked_rng_type(rng_type: Any) -> int | None:
+    """How many random bits a number is rounded by; None for to nearest.
+
+    Raises:
+        ValueError: there is no such noise.
+    """
+    if rng_type is None:
+        return None
+    if rng_type not in RANDOM_BITS:
+        names = ", ".join(map(repr, RANDOM_BITS))
+        raise ValueError(f"rng_type must be one of {names} or None, got {rng_type!r}")
+    return RANDOM_BITS[rng_type]
+
+
+class OperandProxy(nnx.Module):
+    """Quantizes an operand of a contraction, whose axes its injector knows as `module.axes`.
 
     Attributes:
-        payload: integers, 8-bit floats, or the operand itself where it is not quantized.
-        scale: float32, of the operand's rank, size 1 along axes that share a scale; None where it is not quantized.
+        binding: the injector.
+        tensor_quant: what it assembles.
+        contracts_payload: whether the payload may be contracted; else the dequantized value is.
     """
 
-    payload: jax.Array
-    scale: jax.Array | None
+    role = "operand"
+    requires_quant_input = False
+    tensor_quant: Any
 
-    def dequantize(self, dtype: Any = jnp.float32) -> jax.Array:
-        """`payload * scale`, computed in float32.
-
-        Example:
-            >>> QuantizedOperand(jnp.array([3, -1], jnp.int8), jnp.array([0.5])).dequantize()
-            Array([ 1.5, -0.5], dtype=float32)
-        """
-        if self.scale is None:
-            return self.payload.astype(dtype)
-        return (self.payload.astype(jnp.float32) * self.scale).astype(dtype)
-
-
-class ScaledOperand(NamedTuple):
-    """A float operand whose scale is known beforehand: nothing is reduced to find it. The scale has no gradient.
-
-    Attributes:
-        value: the operand.
-        scale: float32, of the operand's rank.
-    """
-
-    value: jax.Array
-    scale: jax.Array
-
-
-@checked_arguments
-@dataclass(frozen=True)
-class OperandQuantizer:
-    """Quantizes one operand: calibrate, divide by the scale, round into the format.
-
-    Args:
-        numerics: the format; None leaves the operand as it is.
-        calibration: where the scale comes from.
-        noise: for stochastic rounding; None rounds to nearest.
-        calibration_axes: the axes that share a scale: those that are summed over, the others ("remaining", which
-            goes with `dequant_mode="other_input"`), all ("tensor"), or a tuple of axes.
-        dequant_mode: where the scale is multiplied in: at the output (the operands are contracted as they are in low
-            bits), at this input (fake quantization) or at the other input.
-        use_fwd_quant: in a backward contraction, take the numbers that the forward pass had, and their scale into the
-            gradient.
-
-    Source: AQT's `Quantizer` and `Tensor`.
-    """
-
-    numerics: Numerics | None = None
-    calibration: Calibration = AbsMaxCalibration()
-    noise: Noise | None = None
-    calibration_axes: CalibrationAxes = "contracting"
-    dequant_mode: DequantMode = "output"
-    use_fwd_quant: bool = False
-
-    def __post_init__(self) -> None:
-        if isinstance(self.calibration_axes, str):
-            _check_choice("calibration_axes", self.calibration_axes, ("contracting", "remaining", "tensor"))
-        _check_choice("dequant_mode", self.dequant_mode, ("output", "this_input", "other_input"))
+    def __init__(
+        self,
+        binding: Binding,
+        layer: HeldOperand,
+        *,
+        offered: Mapping[str, Any],
+        rngs: nnx.Rngs | None,
+        where: tuple[str, str],
+    ) -> None:
+        handed = {"module": layer, **offered} if rngs is None else {"module": layer, "rngs": rngs, **offered}
+        read = {"proxy_class", "dequant_mode", "signed", "calibration_axes"}
+        self.binding = binding
+        self.tensor_quant = binding.resolve("tensor_quant", trace=read, **handed)
+        mode = binding.resolve("dequant_mode", **handed)
+        if mode not in DEQUANT_MODES:
+            raise ValueError(
+                f"{where[0]}: dequant_mode must be one of {', '.join(map(repr, DEQUANT_MODES))}; got {mode!r}"
+            )
+        self.contracts_payload = mode == "output"
+        given = overrides_given(binding.injector)
+        check_overrides(binding.injector, given, read=read, given=handed, where=where[0])
 
     @property
-    def needs_key(self) -> bool:
-        """Whether quantizing draws random numbers."""
-        return self.numerics is not None and self.noise is not None
+    def has_zero_point(self) -> bool:
+        """Whether its numbers may have a zero point other than 0."""
+        return has_zero_point(self.tensor_quant)
 
-    def quantize(self, x: jax.Array, axes: Sequence[int], key: jax.Array | None = None) -> QuantizedOperand:
-        """The operand in its format. No gradient.
+    def has_range(self) -> bool | None:
+        """None: the range is a constant, or that of the operand at hand."""
+        return None
 
-        Args:
-            x: float array.
-            axes: the axes that share a scale.
-            key: for the noise.
+    def __call__(self, x: jax.Array) -> Any:
+        """The operand as a QuantTensor, or as an array where that is what is contracted."""
+        quantizer = self.tensor_quant
+        if quantizer is None:
+            return x
+        if not self.contracts_payload:
+            return quantizer(x).value
+        return quantizer.keeping_payload(x).quant_tensor(signed=True, training=False)
 
-        Raises:
-            ValueError: there is noise and no key.
-        """
-        if self.numerics is None:
-            return QuantizedOperand(x, None)
-        scale = self.calibration.scale(x, axes, self.numerics)
-        return QuantizedOperand(self.encode(x, scale, key), scale)
 
-    def encode(self, x: jax.Array, scale: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """The payload of an operand whose scale is known."""
-        assert self.numerics is not None, "asked for by a quantizer that has a format"
-        noise = None
-        if self.noise is not None:
-            if key is None:
-                raise missing_key()
-            noise = self.noise(x.shape, key)
-        return settled(self.numerics.encode(self._steps(x, scale), noise))
+class OperandInjector(ExtendedInjector):
+    """One operand of one contraction, symmetric: `scale = calibration(x) / (2^(bits-1) - 0.5)`, never -2^(bits-1).
 
-    def passes_gradient(self, x: jax.Array, scale: jax.Array | None) -> jax.Array | None:
-        """Where the gradient of the operand passes through the rounding; None for everywhere."""
-        if self.numerics is None or scale is None:
+    | name | |
+    |---|---|
+    | `bits` | 2 to 22, `"e4m3"`, `"e5m2"`, an 8-bit float dtype, or None for no quantization |
+    | `calibration` | the range: `AbsMaxRange` (`clipping_scale`), `FixedRange(-1.0, 1.0)`, `AbsMeanRange`, ... |
+    | `po2_scale` | whether scales are rounded up to powers of two |
+    | `preserve_zero` | whether 0 is one of the numbers; else they are halves between whole numbers |
+    | `preserve_max_val` | whether the range ends at the centre of the last bucket instead of its far edge |
+    | `clip_gradient` | whether the gradient of a number that was clipped is 0; scales have none |
+    | `rng_type` | stochastic rounding: `"jax.uniform"`, `"custom-1"` (16 random bits), or None: to nearest |
+    | `noise_sharing_axes` | axes along which all numbers are rounded by the same random number |
+    | `calibration_axes` | the axes that share a scale: those summed over ("contracting"), those only this operand has \
+("remaining"), all ("tensor"), or a tuple |
+    | `dequant_mode` | "output": payloads are contracted; "this_input", "other_input": their values are |
+
+    Source: AQT's `Quantizer` and `Tensor`.
+
+    Example:
+        >>> from jqinject.dot import QDotGeneral, Scheme
+        >>> op = QDotGeneral(Scheme.let(fprop_lhs=OperandInjector, fprop_rhs=OperandInjector.let(bits=4)))
+        >>> op(jax.numpy.array([[3.0, 1.0]]), jax.numpy.array([[2.0], [1.0]]), (((1,), (0,)), ((), ())))
+        Array([[6.632...]], dtype=float32)
+    """
+
+    proxy_class = OperandProxy
+    bits = 8
+    calibration = AbsMaxRange
+    clipping_scale = None
+    po2_scale = False
+    preserve_zero = True
+    preserve_max_val = False
+    clip_gradient = False
+    rng_type = None
+    noise_sharing_axes = ()
+    calibration_axes = "contracting"
+    dequant_mode = "output"
+    signed = True
+    narrow_range = True
+    scale_stop_grad = True
+    restrict_value_float_to_int_impl = CeilSte
+    calibration_impl = NonzeroRange
+    factor = value(lambda clipping_scale: 1.0 if clipping_scale is None else clipping_scale)
+    random_bits = value(checked_rng_type)
+
+    @choices(CalibratedQuant)
+    def tensor_quant(bits: Any) -> Any:
+        """None for no quantization."""
+        return None if checked_bits(bits) is None else CalibratedQuant
+
+    @value
+    def bit_width(bits: Any, preserve_zero: Any) -> int:
+        """Of the integers; halves between whole numbers are counted in half steps."""
+        return bits + (not preserve_zero) if isinstance(bits, int) else 8
+
+    @value
+    def q_dtype(bits: Any) -> Any:
+        """Of 8-bit floats."""
+        return None if isinstance(bits, int) else checked_bits(bits)
+
+    @value
+    def range_steps(bits: Any, preserve_zero: Any, preserve_max_val: Any) -> float | None:
+        """See `CalibratedQuant`."""
+        if not isinstance(bits, int):
             return None
-        return self.numerics.passes_gradient(self._steps(x, scale))
+        steps = 2.0 ** (bits - 1) - 0.5 * bool(preserve_zero) - 0.5 * bool(preserve_max_val)
+        return steps if preserve_zero else 2.0 * steps
 
-    def _steps(self, x: jax.Array, scale: jax.Array) -> jax.Array:
-        x = x.astype(jnp.float32)
-        return float_steps(x, scale) if isinstance(self.numerics, Float8Numerics) else by_reciprocal(x, scale)
+    @choices(RoundToOddSte, StochasticRoundSte)
+    def float_to_int_impl(bits: Any, preserve_zero: Any, rng_type: Any) -> Any:
+        """None for to nearest."""
+        if isinstance(bits, int) and not preserve_zero:
+            return RoundToOddSte
+        return None if checked_rng_type(rng_type) is None else StochasticRoundSte
 
+    @choices(StochasticRoundSte)
+    def halves_to_int_impl(rng_type: Any) -> Any:
+        """Stochastic rounding of halves between whole numbers."""
+        return None if checked_rng_type(rng_type) is None else StochasticRoundSte
 
-def _check_choice(name: str, given: str, known: tuple[str, ...]) -> None:
-    if given not in known:
-        raise ValueError(
-            f"OperandQuantizer: {name} must be one of {', '.join(map(repr, known))}; got {given!r}"
-        )
+    @choices(PowerOfTwoRestrictValue)
+    def restrict_scaling_impl(po2_scale: Any) -> Any:
+        """None for any scale."""
+        return PowerOfTwoRestrictValue if po2_scale else None
 
-
-def missing_key() -> ValueError:
-    """The error for stochastic rounding without a key."""
-    return ValueError(
-        "stochastic rounding needs a key, and none was given.\n  cure: key=jax.random.key(...) here, "
-        "rngs=nnx.Rngs(...) for QDotGeneral and its kin, or rng_type=None to round to nearest"
-    )
+    @value
+    def shared_axes(module: Any, calibration_axes: Any) -> tuple[int, ...]:
+        """Of the operand."""
+        axes = module.axes
+        named = {"contracting": axes.summed, "remaining": axes.free, "tensor": tuple(range(len(axes.shape)))}
+        if isinstance(calibration_axes, str) and calibration_axes not in named:
+            raise ValueError(
+                f"calibration_axes must be one of {', '.join(map(repr, named))}, or a tuple of axes; got "
+                f"{calibration_axes!r}"
+            )
+        return named[calibration_axes] if isinstance(calibration_axes, str) else tuple(calibration_axes)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import enum
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from jqinject.core.construction import check
+from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.tensors.product import Sums
 from jqinject.inject import (
     Binding,
     ExtendedInjector,
     check_declarations,
-    check_overrides,
-    overrides_given,
+    check_lets,
     this,
 )
 
@@ -39,8 +40,11 @@ class Scheme(ExtendedInjector):
     | `wgrad_grad` | `g` in `dw = x^T g` | None: float |
     | `accumulator_dtype` | integers of all products are summed in it | None: int32 |
     | `dgrad_accumulator_dtype`, `wgrad_accumulator_dtype` | of one product | `accumulator_dtype` |
-    | `tile_size` | elements of the summed axis of `y = x w` that are quantized as one | None: all |
+    | `tile_size` | elements of the first summed axis of `y = x w` that have a scale, or a `LocalAqt` | None: all |
     | `dgrad_tile_size`, `wgrad_tile_size` | the same of the other products | None: all |
+    | `dgrad_use_fwd_quant` | `dgrad_rhs` quantizes the payload that `fprop_rhs` made; its scale goes into `g` | False |
+    | `wgrad_use_fwd_quant` | the same of `wgrad_lhs` and `fprop_lhs` | False |
+    | `conv_gradients` | whether the gradients of a convolution are quantized; else those of the float one | True |
 
     An operand is any quantizer of `jqinject.quant`, as a layer's `weight_quant=`, `input_quant=` and `grad_quant=` take
     it; a gradient's keeps nothing that forward passes move: a `...Grad...` one, or a dynamic one. None leaves the
@@ -76,15 +80,24 @@ class Scheme(ExtendedInjector):
     tile_size = None
     dgrad_tile_size = None
     wgrad_tile_size = None
+    dgrad_use_fwd_quant = False
+    wgrad_use_fwd_quant = False
+    conv_gradients = True
 
 
 FORWARD = ("fprop_lhs", "fprop_rhs")
 AGAIN = ("dgrad_rhs", "wgrad_lhs")
 GRADIENTS = ("dgrad_grad", "wgrad_grad")
 OPERANDS = (*FORWARD, *AGAIN, *GRADIENTS)
-OTHERS = tuple(
+FLAGS = ("dgrad_use_fwd_quant", "wgrad_use_fwd_quant", "conv_gradients")
+OTHERS = FLAGS + tuple(
     f"{product}{name}" for product in ("", "dgrad_", "wgrad_") for name in ("accumulator_dtype", "tile_size")
 )
+COMPONENTS = (
+    "calibration",
+    "restrict_scaling_impl",
+    "lhs_range",
+)  # of a scheme, which its operands have in common
 Operand = Binding | Kept | None
 
 
@@ -95,6 +108,7 @@ class SchemeSpec:
     Attributes:
         operands: what each of the six names says: a binding of its injector, None, or `Kept.FPROP`.
         fprop, dgrad, wgrad: how the products sum.
+        flags: those of `FLAGS` that are set.
         name: of the scheme.
     """
 
@@ -102,6 +116,7 @@ class SchemeSpec:
     fprop: Sums
     dgrad: Sums
     wgrad: Sums
+    flags: frozenset[str]
     name: str
 
     @classmethod
@@ -118,7 +133,15 @@ class SchemeSpec:
         _check_names(injector)
         operands = tuple((operand, _operand(injector, operand, name)) for operand in OPERANDS)
         fprop, dgrad, wgrad = (_sums(injector, prefix, name) for prefix in ("", "dgrad_", "wgrad_"))
-        return cls(operands, fprop, dgrad, wgrad, name)
+        flags = frozenset(flag for flag in FLAGS if check.flag(getattr(injector, flag), name, flag))
+        return cls(operands, fprop, dgrad, wgrad, flags, name)
+
+    def of_convolution(self) -> SchemeSpec:
+        """As a convolution takes it: without tiles, and where its gradients are float, with the original operands."""
+        if "conv_gradients" in self.flags:
+            return self
+        floats = tuple((name, given if name in FORWARD else None) for name, given in self.operands)
+        return replace(self, operands=floats)
 
     def __getitem__(self, name: str) -> Operand:
         return dict(self.operands)[name]
@@ -130,9 +153,22 @@ def is_scheme(config: Any) -> bool:
     return inspect.isclass(config) and issubclass(config, Scheme)
 
 
+def checked_scheme(config: Any) -> Any:
+    """A scheme, or a binding of one.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if is_scheme(config):
+        return config
+    raise TypeError(
+        f"config must be a Scheme, such as config_v4() or Scheme.let(fprop_rhs=...), got {config!r:.80}"
+    )
+
+
 def _check_names(injector: Any) -> None:
     known = frozenset((*OPERANDS, *OTHERS))
-    check_overrides(injector, overrides_given(injector), known=known)
+    check_lets(injector, (*OPERANDS, *OTHERS, *COMPONENTS))
     check_declarations(injector, known=known)
 
 
@@ -157,11 +193,14 @@ def _sums(injector: Any, prefix: str, name: str) -> Sums:
         raise TypeError(
             f"{name}: {prefix}accumulator_dtype must be a dtype of integers, such as jnp.int32, or None; got {dtype!r}"
         )
-    if tile is not None and (not isinstance(tile, int) or isinstance(tile, bool)):
-        raise TypeError(f"{name}: {prefix}tile_size must be an int or None, got {tile!r}")
-    if tile is not None and tile < 1:
+    dtype = None if dtype is None else np.dtype(dtype)
+    if tile is None or isinstance(tile, LocalAqt):
+        return Sums(dtype, tile)
+    if not isinstance(tile, int) or isinstance(tile, bool):
+        raise TypeError(f"{name}: {prefix}tile_size must be an int, a LocalAqt or None, got {tile!r}")
+    if tile < 1:
         raise ValueError(f"{name}: {prefix}tile_size must be at least 1, got {tile}")
-    return Sums(None if dtype is None else np.dtype(dtype), tile)
+    return Sums(dtype, LocalAqt(contraction_axis_shard_size=tile))
 
 
 def _is_integer(dtype: Any) -> bool:

@@ -8,24 +8,37 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jqinject.dot.geometry.labels import Labels
 from jqinject.dot.kernels.convolution import Convolution
-from jqinject.dot.schemes.quantized_conv import NO_SECOND_DERIVATIVE, convolves_integers, float_gradients
-from jqinject.dot.schemes.scheme import Kept
-from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
-from jqinject.dot.tensors.labelled_tensor import LabelledTensor
+from jqinject.dot.schemes.scheme import Kept, SchemeSpec
+from jqinject.dot.schemes.scheme_quantizers import NoRandomNumbers, SchemeQuantizers
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor, quantized_by
+from jqinject.dot.tensors.tensor_conv import NO_SECOND_DERIVATIVE, convolves_integers, float_gradients
 from jqinject.dot.tensors.tensor_dot import affine_of
 from jqinject.ops.derivatives import backward_only, first_order
 from jqinject.quant_tensor import QuantTensor, as_array
 
+Operand = tuple[LabelledTensor, Labels]
 
-def kernel_of(conv: Convolution, rhs: Any) -> tuple[LabelledTensor, tuple[Any, ...]]:
-    """The kernel of a convolution with its labels, and those that are summed over."""
-    labels = tuple(("rhs", axis) for axis in range(rhs.ndim))
-    return LabelledTensor(rhs, labels), tuple(label for label in labels if label[1] != conv.channel_axis)
+
+def operands_of(conv: Convolution, lhs: Any, rhs: Any) -> tuple[Operand, Operand]:
+    """Both operands with their labels, and the axes that share a scale: all but examples, and all but outputs."""
+    return (
+        _labelled("lhs", lhs, conv.specs[0][0]),
+        _labelled("rhs", rhs, conv.channel_axis),
+    )
+
+
+def _labelled(name: str, x: Any, kept: int) -> Operand:
+    labels = tuple((name, axis) for axis in range(x.ndim))
+    return LabelledTensor(x, labels), tuple(label for label in labels if label[1] != kept)
 
 
 def scheme_conv(
-    quantizers: SchemeQuantizers, conv: Convolution, lhs: jax.Array, rhs: jax.Array | QuantTensor
+    quantizers: SchemeQuantizers,
+    conv: Convolution,
+    lhs: jax.Array | QuantTensor,
+    rhs: jax.Array | QuantTensor,
 ) -> jax.Array:
     """The convolution of two arrays, forward and backward as a scheme says.
 
@@ -33,46 +46,54 @@ def scheme_conv(
     activations and gradients see their operand as it is: features last, as Flax lays them out.
 
     Args:
-        quantizers: of the scheme; tiles and accumulators do not count.
+        quantizers: of the scheme; tiles do not count.
         conv: the convolution.
-        lhs: float array.
-        rhs: float array, or a kernel that is quantized already.
+        lhs, rhs: float arrays, or operands that are quantized already.
     """
-    x = LabelledTensor(lhs, tuple(("lhs", axis) for axis in range(lhs.ndim)))
-    left = quantizers.operand("fprop_lhs", x, ()).tensor
-    kernel, summed = kernel_of(conv, rhs)
+    scheme = quantizers.scheme.of_convolution()
+    (x, over_x), (kernel, over_kernel) = operands_of(conv, lhs, rhs)
+    left: Any = lhs
+    if not isinstance(lhs, QuantTensor):
+        left = quantizers.operand("fprop_lhs", x, over_x, in_rows=False).tensor
     right: Any = rhs
     if not isinstance(rhs, QuantTensor):
-        right = quantizers.operand("fprop_rhs", kernel, summed, beside=left).tensor
+        right = quantizers.operand("fprop_rhs", kernel, over_kernel, beside=left, in_rows=False).tensor
     shape = jax.eval_shape(lambda a, b: conv.numbers(a, b, conv.dtype), as_array(left), as_array(right)).shape
-    g = LabelledTensor(
-        jax.ShapeDtypeStruct(shape, conv.dtype), tuple(("out", axis) for axis in range(len(shape)))
-    )
-    of = {name: quantizers.gradient(name, g, ()) for name in ("dgrad_grad", "wgrad_grad")}
-    again = {}
-    for name, operand, over in (("dgrad_rhs", kernel, summed), ("wgrad_lhs", x, ())):
-        if quantizers.scheme[name] is not Kept.FPROP and not isinstance(operand.tensor, QuantTensor):
-            fixed = LabelledTensor(jax.lax.stop_gradient(operand.tensor), operand.labels)
-            again[name] = as_array(quantizers.operand(name, fixed, over).tensor)
-    takes_integers = convolves_integers(conv, left, right)
+    g = jax.ShapeDtypeStruct(shape, conv.dtype)
     floats = as_array(left), as_array(right)
+    dgrad = _backward(
+        quantizers, scheme, "dgrad", _labelled("out", g, conv.specs[2][0]), (kernel, over_kernel)
+    )
+    wgrad = _backward(quantizers, scheme, "wgrad", _labelled("out", g, conv.specs[2][1]), (x, over_x))
+    takes_integers = convolves_integers(conv, left, right)
     payloads = (affine_of(left), affine_of(right)) if takes_integers else floats
+    taken = payloads, (dgrad[1], wgrad[1]), (dgrad[0][0], wgrad[0][0])
     with backward_only("a quantized convolution"):
         return _conv(
             conv,
             takes_integers,
             *floats,
-            (of["dgrad_grad"][1], of["wgrad_grad"][1]),
-            jax.tree.map(
-                jax.lax.stop_gradient,
-                (
-                    payloads,
-                    again.get("dgrad_rhs", floats[1]),
-                    again.get("wgrad_lhs", floats[0]),
-                    (of["dgrad_grad"][0], of["wgrad_grad"][0]),
-                ),
-            ),
+            (dgrad[0][1], wgrad[0][1]),
+            jax.tree.map(jax.lax.stop_gradient, taken),
         )
+
+
+def _backward(
+    quantizers: SchemeQuantizers, scheme: SchemeSpec, product: str, g: Operand, other: Operand
+) -> tuple[Any, Any]:
+    """Of a backward product: the gradient's quantizer and slot, and the other operand; None for the forward one's."""
+    name = "dgrad_rhs" if product == "dgrad" else "wgrad_lhs"
+    grad = f"{product}_grad"
+    by = (None, None) if scheme[grad] is None else quantizers.gradient(grad, *g)
+    x, over = other
+    if scheme[name] is Kept.FPROP or isinstance(x.tensor, QuantTensor):
+        return by, None
+    fixed = LabelledTensor(jax.lax.stop_gradient(x.tensor), x.labels)
+    if scheme[name] is None:
+        return by, fixed.tensor
+    if quantizers.draws_in_vain(name, fixed, over):
+        return (NoRandomNumbers(f"{quantizers.where}: {scheme.name}.{name}"), None), None
+    return by, as_array(quantizers.operand(name, fixed, over, in_rows=False).tensor)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -94,7 +115,8 @@ def _fwd(
 
 
 def _bwd(conv: Convolution, takes_integers: bool, residuals: Any, g: jax.Array) -> Any:
-    lhs, rhs, slots, (kernel, x, taken) = residuals
+    lhs, rhs, slots, ((kernel, x), taken) = residuals
+    kernel, x = (made if given is None else given for given, made in ((kernel, rhs), (x, lhs)))
     g = first_order(g, NO_SECOND_DERIVATIVE)
     of_lhs, dgrad_seen = _quantized(taken[0], slots[0], g)
     of_rhs, wgrad_seen = _quantized(taken[1], slots[1], g)
@@ -112,5 +134,10 @@ _conv.defvjp(_fwd, _bwd)
 def _quantized(taken: Any, slot: Any, g: jax.Array) -> tuple[jax.Array, Any]:
     if taken is None:
         return g, None
-    made, seen = taken(g, slot, lambda proxy, x: as_array(proxy.quantize_gradient(x)))
+    made, seen = taken(g, slot, _made)
     return made.astype(g.dtype), seen
+
+
+def _made(proxy: Any, g: jax.Array) -> jax.Array:
+    labels = tuple(("out", axis) for axis in range(g.ndim))
+    return as_array(quantized_by(proxy, LabelledTensor(g, labels), (), in_rows=False).tensor)

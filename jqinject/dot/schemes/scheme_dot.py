@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,32 +14,44 @@ from flax import nnx
 
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.geometry.labels import Labelling, Labels, summed_labels
+from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.schemes.scheme import Kept
-from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
-from jqinject.dot.tensors.labelled_tensor import LabelledTensor, cut, in_large_groups, joined
-from jqinject.dot.tensors.product import Sums, decide, described
-from jqinject.dot.tensors.six_operands import Backward, Plan, contract_operands, in_tiles, quantized_gradient
-from jqinject.quant_tensor import QuantTensor
+from jqinject.dot.schemes.scheme_quantizers import NoRandomNumbers, SchemeQuantizers
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_large_groups, joined, scale_beside
+from jqinject.dot.tensors.product import decide, described
+from jqinject.dot.tensors.six_operands import (
+    BackwardProduct,
+    Plan,
+    contract_operands,
+    in_tiles,
+    in_tiles_of,
+    quantized_gradient,
+    tiled_label,
+)
+from jqinject.dot.tensors.tensor_dot import known_zero_point
+from jqinject.ops.fake_quant import known_zero
+from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
 
 
 def scheme_dot_general(
     quantizers: SchemeQuantizers,
-    lhs: jax.Array,
+    lhs: jax.Array | QuantTensor,
     rhs: jax.Array | QuantTensor,
     dims: Dimensions,
     dtype: Any,
     out_sharding: Any = None,
+    found_in: Any = None,
 ) -> jax.Array:
     """The contraction of two float arrays, forward and backward as a scheme says.
 
     Args:
         quantizers: of the scheme.
-        lhs: float array.
-        rhs: float array, or a tensor that is quantized already.
+        lhs, rhs: float arrays, or tensors that are quantized already.
         dims, dtype, out_sharding: as for `lax.dot_general`.
+        found_in: what finds the range of `lhs`, in the place of its quantizer's `calibration`; None for that.
     """
-    operands = _Operands.of(quantizers, lhs, rhs, dims, np.dtype(dtype), out_sharding)
-    return contract_operands(operands.plan, operands.lhs, operands.rhs, operands.backward)
+    operands = _Operands.of(quantizers, lhs, rhs, dims, np.dtype(dtype), out_sharding, found_in)
+    return contract_operands(operands.plan, operands.lhs, operands.rhs, operands.dgrad, operands.wgrad)
 
 
 @dataclass(frozen=True)
@@ -48,52 +61,112 @@ class _Operands:
     plan: Plan
     lhs: LabelledTensor
     rhs: LabelledTensor
-    backward: Backward
+    dgrad: BackwardProduct
+    wgrad: BackwardProduct
 
     @classmethod
     def of(
         cls,
         quantizers: SchemeQuantizers,
-        lhs: jax.Array,
+        lhs: Any,
         rhs: Any,
         dims: Dimensions,
         dtype: np.dtype,
-        out_sharding: Any,
+        out_sharding: Any = None,
+        found_in: Any = None,
     ) -> _Operands:
         """Quantized as far as the forward pass does it."""
         scheme, labels = quantizers.scheme, Labelling.of(dims)
         plan = Plan(labels, dtype, scheme.fprop, scheme.dgrad, scheme.wgrad, out_sharding)
         x, w = LabelledTensor(lhs, labels.lhs), LabelledTensor(rhs, labels.rhs)
-        tiled_x, tiled_w, summed = in_tiles(scheme.fprop, x, w, labels.out)
-        left = quantizers.operand("fprop_lhs", tiled_x, summed)
-        right = tiled_w  # what is stored is quantized already
+        left, right, summed = in_tiles(scheme.fprop, x, w, labels.out)
+        if not isinstance(lhs, QuantTensor):
+            left = quantizers.operand("fprop_lhs", left, summed, found_in=found_in)
         if not isinstance(rhs, QuantTensor):
-            right = quantizers.operand("fprop_rhs", tiled_w, summed, beside=left.tensor)
+            right = quantizers.operand("fprop_rhs", right, summed, beside=left.tensor)
         g = LabelledTensor(jax.ShapeDtypeStruct(_out_shape(lhs, rhs, labels), dtype), labels.out)
-        again = {
-            "dgrad_rhs": _again(quantizers, "dgrad_rhs", w, g, labels.lhs, scheme.dgrad),
-            "wgrad_lhs": _again(quantizers, "wgrad_lhs", x, g, labels.rhs, scheme.wgrad),
-        }
-        backward = Backward(
-            quantizers.gradient("dgrad_grad", g, summed_labels(g.labels, w.labels, labels.lhs)),
-            again["dgrad_rhs"],
-            again["wgrad_lhs"],
-            quantizers.gradient("wgrad_grad", g, summed_labels(g.labels, x.labels, labels.rhs)),
+        dgrad = _backward(quantizers, ("dgrad_grad", "dgrad_rhs"), g, w, right, labels.lhs)
+        wgrad = _backward(quantizers, ("wgrad_grad", "wgrad_lhs"), g, x, left, labels.rhs)
+        return cls(plan, left, right, dgrad, wgrad)
+
+
+def _backward(
+    quantizers: SchemeQuantizers,
+    names: tuple[str, str],
+    g: LabelledTensor,
+    x: LabelledTensor,
+    made: LabelledTensor,
+    out: Labels,
+) -> BackwardProduct:
+    """The operands of a backward product.
+
+    Args:
+        quantizers: of the scheme.
+        names: of the operands.
+        g: what stands for the gradient.
+        x: the other operand.
+        made: what the forward product took for it.
+        out: labels of the result.
+    """
+    scheme, product, beside = quantizers.scheme, names[0].partition("_")[0], g.labels
+    summed, tiles = summed_labels(g.labels, x.labels, out), getattr(scheme, product).tiles
+    in_pieces = _pieces(tiles, g, summed)
+    g = in_pieces(g)
+    if scheme[names[1]] is Kept.FPROP or isinstance(x.tensor, QuantTensor):
+        return BackwardProduct(*quantizers.gradient(names[0], g, summed))
+    folded = None
+    if f"{product}_use_fwd_quant" in scheme.flags:
+        x, folded = _payload_and_scale(joined(made), x, beside, as_integers=scheme[names[1]] is None)
+    array = isinstance(x.tensor, jax.Array)
+    other = LabelledTensor(jax.lax.stop_gradient(x.tensor), x.labels) if array else x
+    other = in_pieces(other)
+    if quantizers.draws_in_vain(names[1], other, summed):
+        return BackwardProduct(NoRandomNumbers(f"{quantizers.where}: {scheme.name}.{names[1]}"))
+    other = quantizers.operand(names[1], other, summed)
+    return BackwardProduct(*quantizers.gradient(names[0], g, summed), other, folded)
+
+
+def _pieces(
+    tiles: LocalAqt | None, x: LabelledTensor, summed: Labels
+) -> Callable[[LabelledTensor], LabelledTensor]:
+    """Cuts an operand into the tiles of its product; the axis is found in one of the two."""
+    if tiles is None or not summed:
+        return lambda operand: operand
+    label = tiled_label(tiles, x, summed)
+    return lambda operand: in_tiles_of(tiles, operand, label)
+
+
+def _payload_and_scale(
+    made: LabelledTensor, x: LabelledTensor, beside: Labels, as_integers: bool
+) -> tuple[LabelledTensor, jax.Array | None]:
+    """The payload of what the forward product took, with a scale of 1, and its scale laid out beside the gradient.
+
+    Where it has no payload or its scale varies along an axis that the gradient lacks: the original, and None.
+
+    Args:
+        made: what the forward product took.
+        x: the original.
+        beside: labels of the gradient.
+        as_integers: whether integers are contracted; else the payload is quantized again, and is a float array.
+    """
+    tensor = made.tensor
+    scale = scale_beside(made, beside) if isinstance(tensor, IntQuantTensor | FloatQuantTensor) else None
+    if scale is None:
+        return x, None
+    if isinstance(tensor, FloatQuantTensor):
+        payload = tensor.payload() if tensor.is_contractible else None
+        return (
+            (x, None)
+            if payload is None
+            else (LabelledTensor(payload.astype(tensor.dtype), made.labels), scale)
         )
-        return cls(plan, left, right, backward)
-
-
-def _again(
-    quantizers: SchemeQuantizers, name: str, x: LabelledTensor, g: LabelledTensor, out: Labels, sums: Sums
-) -> LabelledTensor | None:
-    """`w` or `x` as a backward product takes it; None for what the forward product took. No gradient."""
-    if quantizers.scheme[name] is Kept.FPROP or isinstance(x.tensor, QuantTensor):
-        return None
-    summed = summed_labels(g.labels, x.labels, out)
-    fixed = LabelledTensor(jax.lax.stop_gradient(x.tensor), x.labels)
-    if sums.tile_size is not None and summed:
-        fixed = cut(fixed, summed[0], sums.tile_size)
-    return quantizers.operand(name, fixed, summed)
+    if not known_zero_point(tensor) or not isinstance(tensor.bit_width, int):
+        return x, None
+    integers = tensor.int() if tensor.payload is None else tensor.payload
+    if not as_integers:
+        return LabelledTensor(integers.astype(tensor.dtype), made.labels), scale
+    one = (jnp.ones((), jnp.float32), known_zero(), tensor.bit_width, tensor.signed, tensor.dtype)
+    return LabelledTensor(IntQuantTensor.stored(integers, *one), made.labels), scale
 
 
 def _out_shape(lhs: Any, rhs: Any, labels: Labelling) -> tuple[int, ...]:
@@ -145,18 +218,20 @@ def explain_scheme(
 
     def look(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         twin = nnx.clone(quantizers, graph=True)
-        operands = _Operands.of(twin, lhs, rhs, dims, np.dtype(dtype), None)
-        labels, backward = operands.plan.labels, operands.backward
+        twin.set_view(deterministic=True)  # no random numbers are needed to see which formats meet
+        operands = _Operands.of(twin, lhs, rhs, dims, np.dtype(dtype))
+        labels = operands.plan.labels
         found.append(_explained("fprop", operands.lhs, operands.rhs, labels.out))
         g = LabelledTensor(jnp.zeros(_out_shape(lhs, rhs, labels), dtype), labels.out)
-        for name, taken, other, kept, out, sums in (
-            ("dgrad", backward.dgrad_grad, backward.dgrad_rhs, operands.rhs, labels.lhs, operands.plan.dgrad),
-            ("wgrad", backward.wgrad_grad, backward.wgrad_lhs, operands.lhs, labels.rhs, operands.plan.wgrad),
+        for name, taken, kept, out, sums in (
+            ("dgrad", operands.dgrad, operands.rhs, labels.lhs, operands.plan.dgrad),
+            ("wgrad", operands.wgrad, operands.lhs, labels.rhs, operands.plan.wgrad),
         ):
-            gradient, beside, summed = in_tiles(sums, g, joined(kept) if other is None else other, out)
-            if taken[0] is not None:
+            other = joined(kept) if taken.other is None else taken.other
+            gradient, beside, summed = in_tiles(sums, g, other, out)
+            if taken.quantizer is not None:
                 quantize = partial(quantized_gradient, gradient.labels, summed)
-                gradient = taken[0](gradient.tensor, taken[1], quantize)[0]
+                gradient = taken.quantizer(gradient.tensor, taken.slot, quantize)[0]
             found.append(_explained(name, gradient, beside, out))
         return jnp.zeros(())
 

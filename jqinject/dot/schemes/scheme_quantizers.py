@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -11,24 +12,26 @@ from flax import nnx
 from jqinject.core.state.variables import QuantParam
 from jqinject.dot.geometry.labels import Labels
 from jqinject.dot.schemes.held_operand import HeldOperand, OperandAxes
-from jqinject.dot.schemes.operand import QuantizedOperand
 from jqinject.dot.schemes.scheme import GRADIENTS, OPERANDS, Kept, SchemeSpec
-from jqinject.dot.tensors.backward_quantizer import BackwardQuantizer, for_backward, why_not_backward
-from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order, quantized_along
-from jqinject.dot.tensors.tensor_dot import has_integers
+from jqinject.dot.tensors.backward_quantizer import for_backward, why_not_backward
+from jqinject.dot.tensors.freezer import QuantizedOperand
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order, quantized_by
+from jqinject.dot.tensors.tensor_dot import has_integers, known_zero_point
 from jqinject.inject import Binding
+from jqinject.ops.fake_quant import known_zero
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
 
 PARAMETERS = ("weight", "parameter")
-Taken = tuple[BackwardQuantizer | None, jax.Array | None]
+Taken = tuple[Any, jax.Array | None]
 
 
 class SchemeQuantizers(nnx.Module):
     """The six quantizers of a scheme.
 
-    A quantizer without state is put together at every call (under `jit`, once a trace) and not kept. One with state
-    (a learned scale, running ranges, amaxes, random streams) is put together at the first call and kept, as an
-    attribute named as its operand: make optimizers and load checkpoints after a first call.
+    A quantizer without state is put together at every call (under `jit`, once a trace) and not kept; so is one that
+    only draws random numbers, with a new key. One with state (a learned scale, running ranges, amaxes) is put together
+    at the first call and kept, as an attribute named as its operand: make optimizers and load checkpoints after a first
+    call.
 
     Args:
         scheme: what the scheme says.
@@ -41,11 +44,22 @@ class SchemeQuantizers(nnx.Module):
         self.where = where
         self.use_running_average = False
         self.deterministic = False
-        self.key = nnx.data(None if rngs is None else nnx.RngKey(rngs["scheme"](), tag="scheme"))
+        # A fork, but named alike wherever it comes from: names are part of the graph.
+        key = None if rngs is None else rngs["stochastic_rounding"]()
+        self.stream = nnx.data(None if key is None else nnx.RngStream(key, tag="stochastic_rounding"))
         for name in OPERANDS:
             setattr(self, name, nnx.data(None))
 
-    def operand(self, name: str, x: LabelledTensor, summed: Labels, *, beside: Any = None) -> LabelledTensor:
+    def operand(
+        self,
+        name: str,
+        x: LabelledTensor,
+        summed: Labels,
+        *,
+        beside: Any = None,
+        in_rows: bool = True,
+        found_in: Any = None,
+    ) -> LabelledTensor:
         """An operand as its quantizer makes it.
 
         Args:
@@ -53,43 +67,64 @@ class SchemeQuantizers(nnx.Module):
             x: the operand.
             summed: the axes that its product sums over.
             beside: the other operand, for a weight quantizer that goes by its input.
+            in_rows: whether quantizers of activations see the summed axes as rows.
+            found_in: what finds the range, in the place of the operand's `calibration`; None for that.
+
+        Raises:
+            ValueError: it is rounded stochastically, and there are no random numbers.
         """
         binding = self.scheme[name]
         if not isinstance(binding, Binding):
             return x
-        held = self._held(name, binding, x, summed)
-        proxy = held.quant
-        if proxy.role in PARAMETERS:
-            more = (beside,) if proxy.requires_quant_input and beside is not None else ()
-            return LabelledTensor(proxy(x.tensor, *more), x.labels)
-        quantize = proxy.quantize_gradient if proxy.role == "gradient" else proxy
-        return quantized_along(quantize, x, summed, merges=proxy.quant_metadata.group_size is None)
+        proxy = self._held(name, binding, x, summed, found_in).quant
+        if self._lacks_rngs(proxy):
+            raise missing_rngs(self._where(name))
+        more = (beside,) if proxy.requires_quant_input and beside is not None else ()
+        return quantized_by(proxy, x, summed, *more, in_rows=in_rows)
 
-    def stored(self, rhs: LabelledTensor, summed: Labels) -> QuantizedOperand:
-        """The right operand of the forward product as it is stored for serving.
+    def stored(self, name: str, x: LabelledTensor, summed: Labels) -> QuantizedOperand:
+        """An operand of the forward product as it is stored for serving.
 
         Args:
-            rhs: the operand.
+            name: "fprop_lhs" or "fprop_rhs".
+            x: the operand.
             summed: the axes that are summed over.
 
         Raises:
             ValueError: it is not quantized, or in a form that is not stored here.
         """
-        binding = self.scheme["fprop_rhs"]
+        binding = self.scheme[name]
+        self.check_freezes()
         if not isinstance(binding, Binding):
-            return QuantizedOperand(rhs.tensor, None)
-        found = in_order(self.operand("fprop_rhs", rhs, summed), rhs.labels)
-        tiled = self.scheme.fprop.tile_size is not None
-        if not tiled and isinstance(found, FloatQuantTensor) and found.is_contractible:
+            return QuantizedOperand(x.tensor, None)
+        found = in_order(self.operand(name, x, summed), x.labels)
+        if isinstance(found, FloatQuantTensor) and found.is_contractible:
             return QuantizedOperand(found.payload(), found.scale)
-        shifted = self._held("fprop_rhs", binding, rhs, summed).quant.has_zero_point
-        if not tiled and not shifted and isinstance(found, IntQuantTensor) and has_integers(found):
-            return QuantizedOperand(found.int(), found.scale)
+        shifted = self._held(name, binding, x, summed).quant.has_zero_point
+        shifted = shifted and not (isinstance(found, IntQuantTensor) and known_zero_point(found))
+        if not shifted and isinstance(found, IntQuantTensor) and has_integers(found):
+            narrow = jnp.int4 if found.bit_width == 4 and found.signed else None
+            return QuantizedOperand(
+                found.int() if narrow is None else found.int().astype(narrow), found.scale
+            )
         raise ValueError(
-            f"{self.where}: {self.scheme.name}.fprop_rhs = {binding.base.__name__} is not stored for serving: only "
+            f"{self.where}: {self.scheme.name}.{name} = {binding.base.__name__} is not stored for serving: only "
             "integers of at most 8 bits without a zero point and 8-bit floats are, without groups or tiles.\n  cure: a "
             "layer of jqinject.nn (QuantLinear) with that weight_quant and jqinject.freeze"
         )
+
+    def check_freezes(self) -> None:
+        """Raise where an operand cannot be stored for serving.
+
+        Raises:
+            ValueError: the forward contraction is cut into pieces, whose scales are not those of the whole operand.
+        """
+        if self.scheme.fprop.tiles is not None:
+            raise ValueError(
+                "an operand of a forward contraction that is cut into pieces (tile_size=) can't be stored for serving: "
+                "its pieces have scales of their own.\n  cure: a forward contraction without tile_size, or a weight "
+                "in groups, in a layer of jqinject.nn"
+            )
 
     def gradient(self, name: str, g: LabelledTensor, summed: Labels) -> Taken:
         """The quantizer of a gradient, taken apart for the backward pass, and its slot.
@@ -102,7 +137,52 @@ class SchemeQuantizers(nnx.Module):
         binding = self.scheme[name]
         if not isinstance(binding, Binding):
             return None, None
-        return for_backward(self._held(name, binding, g, summed).quant)
+        proxy = self._held(name, binding, g, summed).quant
+        return (NoRandomNumbers(self._where(name)), None) if self._lacks_rngs(proxy) else for_backward(proxy)
+
+    def draws_in_vain(self, name: str, x: LabelledTensor, summed: Labels) -> bool:
+        """Whether an operand is rounded stochastically, and there are no random numbers."""
+        binding = self.scheme[name]
+        if self.stream is not None or not isinstance(binding, Binding):
+            return False
+        return self._lacks_rngs(self._held(name, binding, x, summed).quant)
+
+    def _lacks_rngs(self, proxy: Any) -> bool:
+        if self.stream is not None or self.deterministic:
+            return False
+        return any(isinstance(node, nnx.RngStream) for _, node in nnx.iter_graph(proxy, graph=True))
+
+    def _rngs(self) -> nnx.Rngs | None:
+        """What new quantizers draw from: a key is taken from the stream only if one is drawn."""
+        if self.stream is None or self.deterministic:
+            return None
+        rngs: Any = nnx.Rngs()
+        rngs.default = self.stream
+        return rngs
+
+    def _where(self, name: str) -> str:
+        return f"{self.where}: {self.scheme.name}.{name}"
+
+    def fork_rngs(self, other: SchemeQuantizers) -> None:
+        """Draw other random numbers than another one, which goes on with its own."""
+        if other.stream is not None:
+            self.stream = other.stream.fork()
+
+    def stateless(self, y: jax.Array) -> jax.Array:
+        """The result of a function, which has no place for state.
+
+        Raises:
+            TypeError: a quantizer keeps some.
+        """
+        kept = [name for name in OPERANDS if getattr(self, name) is not None]
+        if kept:
+            binding = self.scheme[kept[0]]
+            assert isinstance(binding, Binding)
+            raise TypeError(
+                f"{self._where(kept[0])} = {binding.base.__name__} keeps state, and a function has no place for it.\n"
+                "  cure: QDotGeneral(scheme), QEinsum(scheme) or QConvGeneralDilated(scheme), which are called alike"
+            )
+        return y
 
     @property
     def quantizes(self) -> tuple[bool, bool]:
@@ -144,19 +224,19 @@ class SchemeQuantizers(nnx.Module):
         if deterministic is not None:
             self.deterministic = deterministic
 
-    def _held(self, name: str, binding: Binding, x: LabelledTensor, summed: Labels) -> HeldOperand:
-        axes = OperandAxes(
-            tuple(x.tensor.shape), tuple(x.axis(label) for label in x.labels if label in summed)
-        )
+    def _held(
+        self, name: str, binding: Binding, x: LabelledTensor, summed: Labels, found_in: Any = None
+    ) -> HeldOperand:
+        over = tuple(x.axis(label) for label in x.labels if label in summed)
+        alone = [label for label in x.labels if label not in summed and label[0] not in ("batch", "tile")]
+        axes = OperandAxes(tuple(x.tensor.shape), over, tuple(map(x.axis, alone)))
         held = getattr(self, name)
         if held is not None:
             self._check_fits(name, held, axes)
             return held
-        where = f"{self.where}: {self.scheme.name}.{name}"
-        # A key of its own for each operand, without a count: what is put together at every call draws nothing.
-        number = OPERANDS.index(name)
-        rngs = None if self.key is None else nnx.Rngs(jax.random.fold_in(self.key.get_value(), number))
-        made = HeldOperand(binding, axes, rngs, (where, ""))
+        where = self._where(name)
+        offered = {} if found_in is None else {"calibration": found_in}
+        made = HeldOperand(binding, axes, self._rngs(), (where, ""), offered)
         self._check(name, made, where)
         made.set_attributes(
             use_running_average=self.use_running_average,
@@ -195,12 +275,27 @@ class SchemeQuantizers(nnx.Module):
             raise TypeError(
                 f"{where}: {proxy.binding.base.__name__} does not go here: {why}.\n  cure: {_cure(name)}"
             )
-        draws = any(isinstance(node, nnx.RngStream) for _, node in nnx.iter_graph(proxy, graph=True))
-        if draws and self.key is None:
-            raise ValueError(
-                f"{where}: {proxy.binding.base.__name__} draws random numbers, and there are no rngs.\n  cure: "
-                f"{self.where}(scheme, rngs=nnx.Rngs(...)), or a quantizer that rounds to nearest"
-            )
+
+
+def missing_rngs(where: str) -> ValueError:
+    """The error for stochastic rounding without random numbers."""
+    op = where.partition(":")[0]
+    return ValueError(
+        f"{where}: stochastic rounding needs a key, and there are no rngs.\n  cure: {op}(scheme, rngs=nnx.Rngs(...)), "
+        "key=jax.random.key(...) for a function, or rounding to nearest (rng_type=None)"
+    )
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class NoRandomNumbers:
+    """In the place of a `BackwardQuantizer` that has none to draw: a forward pass needs none."""
+
+    where: str
+
+    def __call__(self, *args: Any) -> Any:
+        """Raise: there is a backward pass."""
+        raise missing_rngs(self.where)
 
 
 def _cure(name: str) -> str:
@@ -219,5 +314,6 @@ def served(stored: QuantizedOperand) -> QuantTensor:
     assert stored.scale is not None, "the Freezer stores nothing else"
     if jnp.issubdtype(stored.payload.dtype, jnp.integer):
         signed = jnp.issubdtype(stored.payload.dtype, jnp.signedinteger)
-        return IntQuantTensor.from_int(stored.payload, stored.scale, signed=signed)
-    return FloatQuantTensor.from_payload(stored.payload, stored.scale)
+        bits = 8 * stored.payload.dtype.itemsize
+        return IntQuantTensor.stored(stored.payload, stored.scale, known_zero(), bits, signed, jnp.float32)
+    return FloatQuantTensor.stored(stored.payload, stored.scale, jnp.float32)

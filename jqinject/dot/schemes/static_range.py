@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from jqinject.core import CalibratedQuant
-from jqinject.core.calibration.range_to_scale import LEAST_SCALE
-from jqinject.dot.schemes.contraction import Operand
-from jqinject.dot.schemes.operand import ScaledOperand
-from jqinject.dot.schemes.quantized_dot import QuantizedDotGeneral
-from jqinject.inject import ExtendedInjector
-from jqinject.ops.power import by_reciprocal
+from jqinject.core import CalibratedQuant, ClippingRange
+from jqinject.dot.schemes.operand import OperandInjector
+from jqinject.dot.schemes.scheme import SchemeSpec
+from jqinject.inject import Binding
+
+
+@dataclass(frozen=True, eq=False)
+class CollectedRange:
+    """The range of a quantizer that averages it, as the `calibration` of an operand.
+
+    Attributes:
+        quantizer: the quantizer, whose average moves with every call in training.
+    """
+
+    quantizer: CalibratedQuant
+
+    def __call__(self, x: jax.Array, axes: Any, names: Any = ()) -> ClippingRange:
+        """One range for the whole operand."""
+        return self.quantizer.clipping_range(x)
 
 
 def range_of(config: Any) -> Any:
-    """The static range that an injector declares, a new one each time; None where it declares none."""
-    declares = isinstance(config, type) and issubclass(config, ExtendedInjector) and "lhs_range" in config
-    return config.lhs_range if declares else None
+    """The static range that a scheme declares, a new one each time; None where it declares none."""
+    injector = config.injector if isinstance(config, Binding) else config
+    return injector.lhs_range if "lhs_range" in injector else None
 
 
-def checked_range(found: Any, general: QuantizedDotGeneral, name: str) -> CalibratedQuant | None:
+def checked_range(found: Any, scheme: SchemeSpec, name: str) -> CalibratedQuant | None:
     """A static range that an op can have.
 
     Raises:
-        TypeError: it is no `CalibratedQuant` with an average.
+        TypeError: it is no `CalibratedQuant` with an average; the left operand has a quantizer with a range of its own.
         ValueError: it has a zero point; the operand has no bits; the op is a convolution.
     """
     if found is None:
@@ -35,23 +47,22 @@ def checked_range(found: Any, general: QuantizedDotGeneral, name: str) -> Calibr
         raise ValueError(
             f"{name} has no static range.\n  cure: QuantConv(input_quant=...), or a rule with input_quant"
         )
+    operand = scheme["fprop_lhs"]
+    if isinstance(operand, Binding) and not issubclass(operand.injector, OperandInjector):
+        raise TypeError(
+            f"{name}: {operand.base.__name__} has a range of its own, and lhs_range would take its place.\n  cure: "
+            "fprop_lhs = jqinject.quant.Int8ActPerTensorAbsMax, or another quantizer of activations with a collected "
+            "range"
+        )
     if not isinstance(found, CalibratedQuant) or found.averaging_impl is None:
         raise TypeError(
             f"{name}: lhs_range must be a CalibratedQuant with an average, got {found!r:.80}.\n"
             "  cure: CalibratedQuant(AbsMaxRange(), SimpleMovingAverage())"
         )
-    if found.averaged_range().low is not None or general.fwd.lhs_quantizer.numerics is None:
+    if operand is None or found.averaged_range().low is not None:
         raise ValueError(
-            f"{name}: a static range is symmetric, and of an operand with bits; got {found.calibration_impl!r}, bits "
-            f"{general.fwd.lhs_quantizer.numerics!r}.\n  cure: AbsMaxRange, RMSRange, ...; fwd_bits=8"
+            f"{name}: a static range is symmetric, and of an operand with bits; got {found.calibration_impl!r}, and "
+            f"fprop_lhs is {'float' if operand is None else 'quantized'}.\n  cure: AbsMaxRange, RMSRange, ...; "
+            "fwd_bits=8"
         )
     return found
-
-
-def scaled(lhs: Operand, static: CalibratedQuant, general: QuantizedDotGeneral) -> ScaledOperand:
-    """The left operand, which comes as an array, with the scale of its static range."""
-    numerics = general.fwd.lhs_quantizer.numerics
-    assert not isinstance(lhs, tuple) and numerics is not None, "checked when the op was made"
-    scale = by_reciprocal(static.clipping_range(lhs).high, numerics.bound)
-    scale = jnp.where(scale < LEAST_SCALE, 1.0, scale).reshape((1,) * lhs.ndim)
-    return ScaledOperand(lhs, jax.lax.stop_gradient(scale))

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,6 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import Frozen
-from jqinject.dot.schemes.operand import QuantizedOperand
 from jqinject.ops.packing import container_bits, pack, unpack
 
 
@@ -27,6 +26,29 @@ class QuantMode(enum.Enum):
     """It is quantized at every call, and the `Freezer` stores it."""
     SERVE = "serve"
     """What the `Freezer` has stored takes its place; the operand is ignored."""
+
+
+class QuantizedOperand(NamedTuple):
+    """Low-bit numbers and their scale: the operand is `payload * scale`.
+
+    Attributes:
+        payload: integers, 8-bit floats, or the operand itself where it is not quantized.
+        scale: float32, of the operand's rank, size 1 along axes that share a scale; None where it is not quantized.
+    """
+
+    payload: jax.Array
+    scale: jax.Array | None
+
+    def dequantize(self, dtype: Any = jnp.float32) -> jax.Array:
+        """`payload * scale`, computed in float32.
+
+        Example:
+            >>> QuantizedOperand(jnp.array([3, -1], jnp.int8), jnp.array([0.5])).dequantize()
+            Array([ 1.5, -0.5], dtype=float32)
+        """
+        if self.scale is None:
+            return self.payload.astype(dtype)
+        return (self.payload.astype(jnp.float32) * self.scale).astype(dtype)
 
 
 @dataclass(frozen=True)

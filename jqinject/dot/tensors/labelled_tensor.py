@@ -37,6 +37,30 @@ class LabelledTensor(NamedTuple):
         return self.labels.index(label)
 
 
+IN_PLACE = ("weight", "parameter", "operand")
+"""Roles whose quantizers know the axes of what they quantize."""
+
+
+def quantized_by(
+    proxy: Any, x: LabelledTensor, summed: Labels, *beside: Any, in_rows: bool = True
+) -> LabelledTensor:
+    """An operand as its quantizer makes it.
+
+    Args:
+        proxy: the quantizer.
+        x: the operand.
+        summed: the axes that the contraction sums over.
+        beside: what a weight's quantizer takes more.
+        in_rows: whether quantizers of activations and gradients see the summed axes as rows.
+    """
+    if proxy.role in IN_PLACE:
+        return LabelledTensor(proxy(x.tensor, *beside), x.labels)
+    quantize = proxy.quantize_gradient if proxy.role == "gradient" else proxy
+    if not in_rows:
+        return LabelledTensor(quantize(x.tensor), x.labels)
+    return quantized_along(quantize, x, summed, merges=proxy.quant_metadata.group_size is None)
+
+
 def quantized_along(
     quantize: Callable[[jax.Array], Any], x: LabelledTensor, summed: Labels, merges: bool
 ) -> LabelledTensor:
@@ -62,6 +86,8 @@ def quantized_along(
 
 def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
     """A tensor in another shape; where its scales have no such shape, the array."""
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(shape, x.dtype)
     if isinstance(x, IntQuantTensor):
         return x.reshape(shape)
     if isinstance(x, FloatQuantTensor):
@@ -119,6 +145,25 @@ def in_large_groups(
             right = cut(other, label, groups.size)
             return (right, left) if mirrored else (left, right)
     return a, b
+
+
+def scale_beside(x: LabelledTensor, labels: Labels) -> jax.Array | None:
+    """The scale of a quantized tensor laid out to multiply another; None if that lacks an axis along which it varies.
+
+    Args:
+        x: the quantized tensor.
+        labels: of the other.
+    """
+    scale = x.tensor.scale
+    sizes = (*(1,) * (len(x.labels) - scale.ndim), *scale.shape)
+    varying = {label: size for label, size in zip(x.labels, sizes, strict=True) if size != 1}
+    if not varying.keys() <= set(labels):
+        return None
+    order = sorted(varying, key=labels.index)
+    laid_out = scale.reshape(tuple(varying.values())).transpose(
+        [list(varying).index(label) for label in order]
+    )
+    return laid_out.reshape([varying.get(label, 1) for label in labels])
 
 
 def value_of(x: LabelledTensor) -> jax.Array:

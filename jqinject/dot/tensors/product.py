@@ -9,11 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.geometry.labels import Labels, dimensions_of, summed_labels
+from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.kernels.float8_dot import float8_dot_general
 from jqinject.dot.kernels.integer import affine_dot_general
-from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_large_groups, value_of
-from jqinject.dot.tensors.tensor_dot import affine_of, describe, has_integers
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_large_groups, scale_beside, value_of
+from jqinject.dot.tensors.tensor_dot import affine_of, describe, has_integers, known_zero_point
+from jqinject.ops.devices.explicit_axes import sharded_beside
 from jqinject.quant_tensor import FloatQuantTensor, GroupwiseQuantTensor, IntQuantTensor, QuantTensor
 
 
@@ -23,11 +26,11 @@ class Sums:
 
     Attributes:
         accumulator_dtype: of integers; None means int32.
-        tile_size: elements of the first summed axis that have scales of their own; None for all of the axis.
+        tiles: how a summed axis is cut into pieces with scales of their own; None for not at all.
     """
 
     accumulator_dtype: Any = None
-    tile_size: int | None = None
+    tiles: LocalAqt | None = None
 
 
 PLAIN = Sums()
@@ -134,13 +137,58 @@ def product(
             a.tensor, b.tensor, dims.numbers, preferred_element_type=dtype, out_sharding=sharding
         )[0]
     else:
-        left, right = value_of(a), value_of(b)
-        common = jnp.promote_types(left.dtype, right.dtype)
-        y = jax.lax.dot_general(
-            left.astype(common),
-            right.astype(common),
-            dims.numbers,
-            preferred_element_type=dtype,
-            out_sharding=sharding,
-        )
+        return _of_floats(a, b, out, dtype, (dims, permutation), sharding)
+    return _in_order(y, permutation)
+
+
+def _of_floats(
+    a: LabelledTensor,
+    b: LabelledTensor,
+    out: Labels,
+    dtype: Any,
+    where: tuple[Dimensions, tuple[int, ...]],
+    sharding: Any,
+) -> jax.Array:
+    """The contraction of values; of the payload, if only one operand has one, which is scaled after the sum."""
+    dims, permutation = where
+    summed = summed_labels(a.labels, b.labels, out)
+    payload = next((x for x, other in ((a, b), (b, a)) if _scales_after(x, other, summed)), None)
+    left, right = (value_of(x) if x is not payload else _payload(x) for x in (a, b))
+    common = (
+        right.dtype
+        if payload is a
+        else left.dtype
+        if payload is b
+        else jnp.promote_types(left.dtype, right.dtype)
+    )
+    y = jax.lax.dot_general(
+        left.astype(common),
+        right.astype(common),
+        dims.numbers,
+        preferred_element_type=dtype if payload is None else jnp.float32,
+        out_sharding=sharding,
+    )
+    if payload is not None:
+        made = tuple(out[permutation.index(axis)] for axis in range(len(out)))
+        scale = scale_beside(payload, made)
+        assert scale is not None, "it does not vary along what is summed over"
+        y = (y * sharded_beside(scale, y)).astype(dtype)
+    return _in_order(y, permutation)
+
+
+def _scales_after(x: LabelledTensor, other: LabelledTensor, summed: Labels) -> bool:
+    """Whether an operand has a payload beside a float one, and scales that can be multiplied in after the sum."""
+    tensor = x.tensor
+    if isinstance(other.tensor, QuantTensor) or _varies(x, summed, tiles=True):
+        return False
+    if isinstance(tensor, IntQuantTensor):
+        return has_integers(tensor) and known_zero_point(tensor)
+    return isinstance(tensor, FloatQuantTensor) and tensor.is_contractible
+
+
+def _payload(x: LabelledTensor) -> jax.Array:
+    return x.tensor.payload() if isinstance(x.tensor, FloatQuantTensor) else affine_of(x.tensor).payload
+
+
+def _in_order(y: jax.Array, permutation: tuple[int, ...]) -> jax.Array:
     return y if permutation == tuple(range(y.ndim)) else y.transpose(permutation)

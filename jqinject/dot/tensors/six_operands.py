@@ -13,14 +13,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jqinject.dot.geometry.labels import Labelling, Labels, summed_labels, tile_of
+from jqinject.dot.geometry.labels import Label, Labelling, Labels, summed_labels, tile_of
 from jqinject.dot.geometry.sharding import sharding_before
-from jqinject.dot.tensors.backward_quantizer import BackwardQuantizer
-from jqinject.dot.tensors.labelled_tensor import LabelledTensor, cut, joined, quantized_along
+from jqinject.dot.geometry.tiles import LocalAqt
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor, cut, joined, quantized_by
+from jqinject.dot.tensors.packed_tensor import is_packed, is_tensor, packed_tensor, unpacked_tensor
 from jqinject.dot.tensors.product import PLAIN, Sums, product
 from jqinject.ops.derivatives import backward_only, first_order
 from jqinject.ops.minifloats.low_bits import LowBits, as_bits
-from jqinject.quant_tensor import FloatQuantTensor, as_array
+from jqinject.quant_tensor import as_array
 
 NO_SECOND_DERIVATIVE = (
     "a quantized contraction has no second derivative: rounding has none.\n"
@@ -47,29 +48,31 @@ class Plan:
     out_sharding: Any = None
 
 
-class Backward(NamedTuple):
-    """The operands of the backward products.
+class BackwardProduct(NamedTuple):
+    """The operands of one of the two backward products; by default both as they are.
 
     Attributes:
-        dgrad_grad, wgrad_grad: the quantizer of `g` and its slot; (None, None) leaves it float.
-        dgrad_rhs, wgrad_lhs: `w` and `x` as these products take them; None for what the forward product took.
+        quantizer: of `g`; None leaves it float.
+        slot: where that quantizer reports; None if it does not.
+        other: `w` or `x` as this product takes it; None for what the forward product took.
+        folded: what `g` is multiplied by before: the scale of the payload that `other` was made from, laid out beside
+            `g`; None for nothing.
     """
 
-    dgrad_grad: tuple[BackwardQuantizer | None, jax.Array | None] = (None, None)
-    dgrad_rhs: LabelledTensor | None = None
-    wgrad_lhs: LabelledTensor | None = None
-    wgrad_grad: tuple[BackwardQuantizer | None, jax.Array | None] = (None, None)
+    quantizer: Any = None
+    slot: jax.Array | None = None
+    other: LabelledTensor | None = None
+    folded: jax.Array | None = None
 
 
 class _Kept(NamedTuple):
-    """What has no gradient."""
+    """What has no gradient: both operands, then of either backward product its other operand, quantizer and factor."""
 
     lhs: Any
     rhs: Any
-    dgrad_rhs: Any
-    wgrad_lhs: Any
-    dgrad_grad: BackwardQuantizer | None
-    wgrad_grad: BackwardQuantizer | None
+    others: tuple[Any, ...]
+    quantizers: tuple[Any, Any]
+    folded: tuple[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -77,61 +80,74 @@ class _Static:
     plan: Plan
     lhs: Labels
     rhs: Labels
-    dgrad_rhs: Labels | None
-    wgrad_lhs: Labels | None
+    others: tuple[Labels | None, Labels | None]
 
 
-def contract_operands(plan: Plan, lhs: LabelledTensor, rhs: LabelledTensor, backward: Backward) -> jax.Array:
+def contract_operands(
+    plan: Plan, lhs: LabelledTensor, rhs: LabelledTensor, dgrad: BackwardProduct, wgrad: BackwardProduct
+) -> jax.Array:
     """The contraction of two operands, whose gradients go straight to their values.
 
     Args:
         plan: what is static.
         lhs, rhs: the operands as the forward product takes them: arrays or QuantTensors, their axes in any order, cut
             into tiles or not.
-        backward: what the backward products take.
+        dgrad, wgrad: what the backward products take.
 
     Returns:
         An array, its axes in the order of `plan.labels.out`.
     """
-    (dgrad, dgrad_slot), (wgrad, wgrad_slot) = backward.dgrad_grad, backward.wgrad_grad
-    others = backward.dgrad_rhs, backward.wgrad_lhs
-    labels = [None if x is None else x.labels for x in others]
-    w, x = (None if x is None else x.tensor for x in others)
-    kept = _Kept(lhs.tensor, rhs.tensor, w, x, dgrad, wgrad)
+    others = dgrad.other, wgrad.other
+    labels = tuple(None if x is None else x.labels for x in others)
+    tensors = tuple(None if x is None else x.tensor for x in others)
+    kept = _Kept(
+        lhs.tensor, rhs.tensor, tensors, (dgrad.quantizer, wgrad.quantizer), (dgrad.folded, wgrad.folded)
+    )
+    packed = jax.tree.map(packed_tensor, kept, is_leaf=is_tensor)
     with backward_only("a quantized contraction"):
         return _contract(
-            _Static(plan, lhs.labels, rhs.labels, labels[0], labels[1]),
+            _Static(plan, lhs.labels, rhs.labels, (labels[0], labels[1])),
             as_array(lhs.tensor),
             as_array(rhs.tensor),
-            (dgrad_slot, wgrad_slot),
-            jax.tree.map(jax.lax.stop_gradient, kept),
+            (dgrad.slot, wgrad.slot),
+            jax.tree.map(jax.lax.stop_gradient, packed),
         )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _contract(static: _Static, lhs: jax.Array, rhs: jax.Array, slots: Any, kept: _Kept) -> jax.Array:
     plan = static.plan
-    left, right = LabelledTensor(kept.lhs, static.lhs), LabelledTensor(kept.rhs, static.rhs)
-    return product(left, right, plan.labels.out, plan.dtype, plan.fprop, plan.out_sharding)
+    left, right = (unpacked_tensor(x) for x in (kept.lhs, kept.rhs))
+    return product(
+        LabelledTensor(left, static.lhs),
+        LabelledTensor(right, static.rhs),
+        plan.labels.out,
+        plan.dtype,
+        plan.fprop,
+        plan.out_sharding,
+    )
 
 
 def _fwd(static: _Static, lhs: jax.Array, rhs: jax.Array, slots: Any, kept: _Kept) -> Any:
     lhs, rhs = first_order(lhs, NO_SECOND_DERIVATIVE), first_order(rhs, NO_SECOND_DERIVATIVE)
-    packed = jax.tree.map(_packed, kept, is_leaf=_is_float8)
-    return _contract(static, lhs, rhs, slots, kept), (slots, as_bits(packed))
+    return _contract(static, lhs, rhs, slots, kept), (slots, as_bits(kept))
 
 
 def _bwd(static: _Static, residuals: tuple[Any, LowBits], g: jax.Array) -> Any:
     slots = residuals[0]
-    kept: _Kept = jax.tree.map(_unpacked, residuals[1].floats(), is_leaf=_is_packed)
+    kept: _Kept = jax.tree.map(unpacked_tensor, residuals[1].floats(), is_leaf=is_packed)
     plan, g = static.plan, first_order(g, NO_SECOND_DERIVATIVE)
-    lhs, rhs = LabelledTensor(kept.lhs, static.lhs), LabelledTensor(kept.rhs, static.rhs)
-    w = joined(rhs) if static.dgrad_rhs is None else LabelledTensor(kept.dgrad_rhs, static.dgrad_rhs)
-    x = joined(lhs) if static.wgrad_lhs is None else LabelledTensor(kept.wgrad_lhs, static.wgrad_lhs)
-    gradient = LabelledTensor(g, plan.labels.out)
-    of_lhs, dgrad_seen = _gradient(plan.dgrad, gradient, (kept.dgrad_grad, slots[0]), w, lhs)
-    of_rhs, wgrad_seen = _gradient(plan.wgrad, gradient, (kept.wgrad_grad, slots[1]), x, rhs)
-    return of_lhs, of_rhs, (dgrad_seen, wgrad_seen), None
+    forward = LabelledTensor(kept.lhs, static.lhs), LabelledTensor(kept.rhs, static.rhs)
+    found, seen = [], []
+    for number, sums in enumerate((plan.dgrad, plan.wgrad)):
+        labels, other = static.others[number], kept.others[number]
+        other = joined(forward[1 - number]) if labels is None else LabelledTensor(other, labels)
+        folded, by = kept.folded[number], (kept.quantizers[number], slots[number])
+        scaled = g if folded is None else (g * folded).astype(g.dtype)
+        made = _gradient(sums, LabelledTensor(scaled, plan.labels.out), by, other, forward[number])
+        found.append(made[0])
+        seen.append(made[1])
+    return found[0], found[1], tuple(seen), None
 
 
 _contract.defvjp(_fwd, _bwd)
@@ -170,47 +186,35 @@ def _gradient(
 def in_tiles(
     sums: Sums, a: LabelledTensor, b: LabelledTensor, out: Labels
 ) -> tuple[LabelledTensor, LabelledTensor, Labels]:
-    """Both operands with the first summed axis in tiles, and the axes that quantizers see as summed."""
+    """Both operands with one summed axis in tiles, and the axes that quantizers see as summed."""
     summed = summed_labels(a.labels, b.labels, out)
-    if sums.tile_size is None or not summed:
+    if sums.tiles is None or not summed:
         return a, b, summed
-    a, b = (x if tile_of(summed[0]) in x.labels else cut(x, summed[0], sums.tile_size) for x in (a, b))
-    return a, b, summed
+    cut = tiled_label(sums.tiles, a, summed)
+    return in_tiles_of(sums.tiles, a, cut), in_tiles_of(sums.tiles, b, cut), summed
+
+
+def tiled_label(tiles: LocalAqt, x: LabelledTensor, summed: Labels) -> Label:
+    """Which of the summed axes is cut."""
+    ordered = sorted(summed)
+    return ordered[tiles.pair([_length(x, label) for label in ordered])]
+
+
+def in_tiles_of(tiles: LocalAqt, x: LabelledTensor, label: Label) -> LabelledTensor:
+    """An operand with an axis in tiles, unless it is."""
+    if tile_of(label) in x.labels:
+        return x
+    size = tiles.contraction_axis_shard_size
+    if size is None:
+        length = _length(x, label)
+        size = length // tiles.count(length)
+    return cut(x, label, size)
+
+
+def _length(x: LabelledTensor, label: Label) -> int:
+    return x.tensor.shape[x.axis(label)]
 
 
 def quantized_gradient(labels: Labels, summed: Labels, proxy: Any, g: jax.Array) -> LabelledTensor:
     """A gradient quantized for the product that sums over some of its axes."""
-    return quantized_along(
-        proxy.quantize_gradient,
-        LabelledTensor(g, labels),
-        summed,
-        merges=proxy.quant_metadata.group_size is None,
-    )
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class _Float8:
-    """8-bit floats as they are kept for the backward pass: the payload and its scale."""
-
-    payload: jax.Array
-    scale: jax.Array
-    like: jax.Array
-
-
-def _is_float8(x: Any) -> bool:
-    return isinstance(x, FloatQuantTensor)
-
-
-def _is_packed(x: Any) -> bool:
-    return isinstance(x, _Float8)
-
-
-def _packed(x: Any) -> Any:
-    if not _is_float8(x) or not x.is_contractible:
-        return x
-    return _Float8(x.payload(), x.scale, jax.numpy.zeros((0,), x.dtype))
-
-
-def _unpacked(x: Any) -> Any:
-    return FloatQuantTensor.from_payload(x.payload, x.scale, dtype=x.like.dtype) if _is_packed(x) else x
+    return quantized_by(proxy, LabelledTensor(g, labels), summed)

@@ -92,10 +92,14 @@ def describe(x: Any) -> str:
 
 def affine_of(x: IntQuantTensor) -> Affine:
     """The integers of a tensor of at most 8 bits; a zero point that is known to be 0 is left out."""
-    zero = x.zero_point
-    known = is_known_zero(zero) if zero.ndim == 0 else is_concrete(zero) and not np.any(on_host(zero))
     integers = x.int() if x.payload is None else x.payload
-    return Affine(settled(integers), x.scale, None if known else zero)
+    return Affine(settled(integers), x.scale, None if known_zero_point(x) else x.zero_point)
+
+
+def known_zero_point(x: IntQuantTensor) -> bool:
+    """Whether the zero point is known to be 0."""
+    zero = x.zero_point
+    return is_known_zero(zero) if zero.ndim == 0 else is_concrete(zero) and not np.any(on_host(zero))
 
 
 def contract_tensors(

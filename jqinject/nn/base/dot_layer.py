@@ -200,8 +200,7 @@ class QuantDotLayer(QuantWeightLayer):
         if integers is None:
             return None
         stored = None if frozen is None else frozen.form.value_dtype
-        made = weight.groups if isinstance(weight, GroupwiseIntQuantTensor) else None
-        groups = made if frozen is None else frozen.contracted_groups
+        groups = weight.groups if isinstance(weight, GroupwiseIntQuantTensor) else None
         if groups is None and isinstance(x, IntQuantTensor):
             return IntegerContraction(x, integers, stored)
         found = grouped_contraction(x, integers, groups, placed.dims, stored)

@@ -9,21 +9,22 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 import jqinject.dot as d
-from jqinject.dot.schemes.numerics import FLOAT8_NAMES as FLOAT8
+from jqinject.core import AbsMaxRange, AbsMeanRange, FixedRange, MSERange
+from jqinject.inject import Binding
 from tests.golden._config import CannotDrive, Settings, meaning, reading
 from tests.golden.adapters import aqt_config, aqt_flax, aqt_stochastic
 
 Case = dict[str, Any]
 Arrays = dict[str, np.ndarray]
-CALIBRATIONS = {
-    "absmax": d.AbsMaxCalibration(),
-    "absmax-clip0.5": d.AbsMaxCalibration(clipping_scale=0.5),
-    "absmax-po2": d.AbsMaxCalibration(po2_scale=True),
-    "const1": d.ConstantCalibration(1.0),
-    "const-2.5-po2": d.ConstantCalibration(2.5, po2_scale=True),
-    "absmean": d.AbsMeanCalibration(clipping_scale=2.0),
-    "absmean-p2": d.AbsMeanCalibration(clipping_scale=1.5, p=2.0),
-    "snr": d.SnrCalibration((1.0, 0.8, 0.6, 0.4)),
+CALIBRATIONS: dict[str, dict[str, Any]] = {
+    "absmax": {"calibration": AbsMaxRange},
+    "absmax-clip0.5": {"calibration": AbsMaxRange, "clipping_scale": 0.5},
+    "absmax-po2": {"calibration": AbsMaxRange, "po2_scale": True},
+    "const1": {"calibration": FixedRange(-1.0, 1.0)},
+    "const-2.5-po2": {"calibration": FixedRange(-2.5, 2.5), "po2_scale": True},
+    "absmean": {"calibration": AbsMeanRange, "clipping_scale": 2.0},
+    "absmean-p2": {"calibration": AbsMeanRange, "clipping_scale": 1.5, "p": 2.0},
+    "snr": {"calibration": MSERange, "fractions": (1.0, 0.8, 0.6, 0.4)},
 }
 JAXPRS = (Jaxpr, ClosedJaxpr)
 NUMERICS = ("preserve_zero", "preserve_max_val", "clip_gradient")
@@ -43,8 +44,8 @@ def driver(case: Case) -> Callable[[Case, Arrays], dict[str, Any]]:
 class Quantizer(NamedTuple):
     """What a case of group `quantizer` says."""
 
-    numerics: d.IntNumerics | d.Float8Numerics
-    calibration: Any
+    injector: Any
+    halves: bool
     axes: tuple[int, ...] | None
 
 
@@ -52,30 +53,43 @@ def quantizer_of(config: dict[str, Any]) -> Quantizer:
     with reading(config, "a quantizer") as given:
         bits = given.take("bits")
         flags = {name: given.take(name) for name in NUMERICS if name in given}
-        numerics = d.Float8Numerics(FLOAT8[bits]) if isinstance(bits, str) else d.IntNumerics(bits, **flags)
         if flags and isinstance(bits, str):
             raise CannotDrive(f"8-bit floats have no {', '.join(flags)}")
-        calibration = given.choose("calibration", CALIBRATIONS, d.AbsMaxCalibration())
+        calibration = given.choose("calibration", CALIBRATIONS, CALIBRATIONS["absmax"])
         axes = given.take("calibration_axes", None)
-        return Quantizer(numerics, calibration, axes)
+        injector = d.OperandInjector.let(bits=bits, **flags, **calibration)
+        return Quantizer(injector, not flags.get("preserve_zero", True), axes)
+
+
+def quantized(injector: Any, axes: Any) -> Any:
+    """The quantizer of an operand whose `axes` share a scale, as a function that returns a QuantTensor."""
+    found = Binding(injector, {"shared_axes": tuple(axes)}).resolve("tensor_quant")
+    return lambda x: found.keeping_payload(x).quant_tensor(signed=True, training=False)
 
 
 def quantizer(case: Case, inputs: Arrays) -> dict[str, Any]:
-    numerics, calibration, axes = quantizer_of(case["config"])
+    injector, halves, axes = quantizer_of(case["config"])
     x = jnp.asarray(inputs["x"])
     if "g" in inputs:  # numerics alone, with their gradient
-        passes = numerics.passes_gradient(x)
-        dx = inputs["g"] if passes is None else jnp.where(passes, inputs["g"], 0)
-        found = {"y": numerics.encode(x), "dx": dx, "quant_bound": numerics.bound}
-        if isinstance(numerics, d.IntNumerics):
-            found |= {"edge_of_last_bucket": numerics.edge, "fwd_clip_bound": numerics.edge - 0.5}
-        return found
+        return _numerics(injector, halves, x, inputs["g"])
     assert axes is not None, "a quantizer of arrays says which axes share a scale"
-    found = d.OperandQuantizer(numerics, calibration).quantize(x, axes)
-    # Of a constant bound there is one scale here, and one for each channel there.
-    shape = case["outputs"]["scale"]["shape"]
-    scale = jnp.broadcast_to(found.scale, shape)
-    return {"qvalue": found.payload, "scale": scale, "dequantized": found.dequantize()}
+    found = quantized(injector, axes)(x)
+    # Of a constant bound there is one scale here, and one for each channel there. Halves are counted in half steps.
+    scale = jnp.broadcast_to(found.scale, case["outputs"]["scale"]["shape"]) * (2 if halves else 1)
+    payload = found.payload() if isinstance(injector.bits, str) else found.int() / (2 if halves else 1)
+    return {"qvalue": payload, "scale": scale, "dequantized": found.value}
+
+
+def _numerics(injector: Any, halves: bool, x: Any, g: Any) -> dict[str, Any]:
+    """Numbers of a range that becomes their bound, so that a step is 1."""
+    bound = (injector.range_steps or float(jnp.finfo(injector.q_dtype).max)) / (2 if halves else 1)
+    quantize = quantized(injector.let(calibration=FixedRange(-bound, bound)), range(x.ndim))
+    y, pull = jax.vjp(lambda x: quantize(x).value, x)
+    found = {"y": y, "dx": pull(jnp.asarray(g))[0], "quant_bound": bound}
+    if injector.range_steps is not None:
+        largest = float(quantize(jnp.full_like(x, 1e9)).value.max())
+        found |= {"edge_of_last_bucket": largest + 0.5, "fwd_clip_bound": largest}
+    return found
 
 
 class Dot(NamedTuple):
@@ -130,21 +144,23 @@ def _adjusted(injector: type, given: Settings) -> type:
         integers = isinstance(injector.fwd_bits, int)
         settings |= {"clipping_scale": scale, "clip_gradient": integers and scale < 1}
     if "set_constant_calibration" in given:
-        settings["calibration"] = d.ConstantCalibration(given.take("set_constant_calibration"))
+        bound = given.take("set_constant_calibration")
+        settings["calibration"] = FixedRange(-bound, bound)
+    if "rhs_bits" in given:
+        settings["fwd_rhs_bits"] = given.take("rhs_bits")
     injector = injector.let(**settings, **_local(given))
     if "set_auto_calib_scale" in given:
-        search = d.SnrCalibration(tuple(given.take("set_auto_calib_scale")))
-        injector = with_operands(injector, right={"calibration": search})
+        search = {"calibration": MSERange, "fractions": tuple(given.take("set_auto_calib_scale"))}
+        injector = with_operands(injector, ("fwd_rhs", "dlhs_rhs", "drhs_rhs"), search)
     if "set_int_numerics_preserve_zero" in given:
         numbers = {"preserve_zero": given.take("set_int_numerics_preserve_zero")}
-        injector = with_operands(injector, left=numbers, right=numbers)
+        injector = with_operands(injector, OPERANDS, numbers)
     if "fwd_dequant_mode" in given:
         mode = {"dequant_mode": given.choose("fwd_dequant_mode", MODES)}
-        injector = with_operands(injector, ("forward",), left=mode, right=mode)
+        injector = with_operands(injector, ("fwd_lhs", "fwd_rhs"), mode)
     left = {"dequant_mode": ("lhs_dequant", MODES), "calibration_axes": ("lhs_calibration", AXES)}
     left = {ours: given.choose(*theirs) for ours, theirs in left.items() if theirs[0] in given}
-    right = {"bits": given.take("rhs_bits")} if "rhs_bits" in given else {}
-    return with_operands(injector, ("forward",), left=left, right=right)
+    return with_operands(injector, ("fwd_lhs",), left)
 
 
 def _local(given: Settings) -> dict[str, d.LocalAqt]:
@@ -160,23 +176,12 @@ def _local(given: Settings) -> dict[str, d.LocalAqt]:
     return found
 
 
-CONTRACTIONS = ("forward", "backward_lhs", "backward_rhs")
+OPERANDS = ("fwd_lhs", "fwd_rhs", "dlhs_lhs", "dlhs_rhs", "drhs_lhs", "drhs_rhs")
 
 
-def with_operands(
-    injector: type,
-    contractions: tuple[str, ...] = CONTRACTIONS,
-    *,
-    left: dict[str, Any] | None = None,
-    right: dict[str, Any] | None = None,
-) -> type:
-    """The injector with names of operands overridden."""
-    changed = {}
-    for name in contractions:
-        found = getattr(injector, name)
-        sides = {"lhs": left, "rhs": right}
-        sides = {side: getattr(found, side).let(**names) for side, names in sides.items() if names}
-        changed |= {name: found.let(**sides)} if sides else {}
+def with_operands(injector: type, operands: tuple[str, ...], names: dict[str, Any]) -> type:
+    """The scheme with names of operands overridden."""
+    changed = {name: getattr(injector, name).let(**names) for name in operands} if names else {}
     return injector.let(**changed) if changed else injector
 
 
@@ -191,8 +196,7 @@ def with_gradients(function: Any, inputs: Arrays, dtype: Any) -> dict[str, Any]:
 
 def dot(case: Case, inputs: Arrays) -> dict[str, Any]:
     injector, numbers, dtype = dot_of(case["config"])
-    general = injector.dot_general
-    return with_gradients(lambda a, b: general(a, b, numbers), inputs, dtype)
+    return with_gradients(lambda a, b: d.dot_general(a, b, numbers, config=injector), inputs, dtype)
 
 
 EINSUM_SETTINGS = {
@@ -224,9 +228,9 @@ def accumulator_of(config: dict[str, Any]) -> type:
 
 def accumulator(case: Case, inputs: Arrays) -> dict[str, Any]:
     """The dtypes of the `dot_general` that a program really has."""
-    general = accumulator_of(case["config"]).dot_general
+    config = accumulator_of(case["config"])
     x = jnp.ones((4, 4))
-    jaxpr = jax.make_jaxpr(lambda a, b: general(a, b, (((1,), (0,)), ((), ()))))(x, x)
+    jaxpr = jax.make_jaxpr(lambda a, b: d.dot_general(a, b, (((1,), (0,)), ((), ())), config=config))(x, x)
     return {"dot_generals": [_dtypes(found) for found in _dot_generals(jaxpr.jaxpr)][:1]}
 
 

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-import jax.numpy as jnp
-
 import jqinject.dot as d
+from jqinject.core import AbsMaxRange, FixedRange
 from tests.golden._config import reading
 
 PRESETS = {
@@ -32,25 +31,39 @@ def preset_of(config: dict[str, Any]) -> type:
 
 def config(case: dict[str, Any], inputs: Any) -> dict[str, Any]:
     """The resolved structure of a preset, in AQT's words."""
-    general = preset_of(case["config"]).dot_general
-    return {name: _contraction(getattr(general, name)) for name in ("fwd", "dlhs", "drhs")}
+    scheme = preset_of(case["config"])
+    return {name: _contraction(scheme, name) for name in ("fwd", "dlhs", "drhs")}
 
 
-def _contraction(found: d.Contraction) -> dict[str, Any]:
-    left, right = found.lhs_quantizer, found.rhs_quantizer
+PRODUCTS = {
+    "fwd": ("fwd_lhs", "fwd_rhs", "tile_size", None),
+    "dlhs": ("dlhs_lhs", "dlhs_rhs", "dgrad_tile_size", "dgrad_use_fwd_quant"),
+    "drhs": ("drhs_lhs", "drhs_rhs", "wgrad_tile_size", "wgrad_use_fwd_quant"),
+}
+
+
+def _contraction(scheme: Any, name: str) -> dict[str, Any]:
+    left, right, tiles, use_fwd_quant = PRODUCTS[name]
+    operands = getattr(scheme, left), getattr(scheme, right)
     return {
-        "accumulator": _accumulator(left.numerics, right.numerics),
-        "lhs": _operand(left),
-        "rhs": _operand(right),
-        "lhs_tensor": _tensor(left),
-        "rhs_tensor": _tensor(right),
-        "local_aqt": _local(found.local_aqt),
+        "accumulator": _accumulator(*operands),
+        "lhs": _operand(operands[0]),
+        "rhs": _operand(operands[1]),
+        "lhs_tensor": _tensor(operands[0], False),
+        "rhs_tensor": _tensor(operands[1], use_fwd_quant is not None and getattr(scheme, use_fwd_quant)),
+        "local_aqt": _local(getattr(scheme, tiles)),
     }
 
 
+def _kind(operand: Any) -> str:
+    if operand.bits is None:
+        return "NoNumerics"
+    return "IntSymmetric" if isinstance(operand.bits, int) else "Fp8Numerics"
+
+
 def _accumulator(left: Any, right: Any) -> str | None:
-    kinds = {type(left), type(right)}
-    return {d.IntNumerics: "int32", d.Float8Numerics: "float32"}.get(*kinds) if len(kinds) == 1 else None
+    kinds = {_kind(left), _kind(right)}
+    return {"IntSymmetric": "int32", "Fp8Numerics": "float32"}.get(*kinds) if len(kinds) == 1 else None
 
 
 def _local(found: d.LocalAqt | None) -> dict[str, Any] | None:
@@ -63,33 +76,34 @@ def _local(found: d.LocalAqt | None) -> dict[str, Any] | None:
     }
 
 
-def _tensor(found: d.OperandQuantizer) -> dict[str, Any]:
+def _tensor(operand: Any, use_fwd_quant: bool) -> dict[str, Any]:
     return {
-        "calibration_mode": f"{found.calibration_axes}_axis".upper(),
-        "dequant_mode": found.dequant_mode.upper(),
-        "use_fwd_quant": found.use_fwd_quant,
+        "calibration_mode": f"{operand.calibration_axes}_axis".upper(),
+        "dequant_mode": operand.dequant_mode.upper(),
+        "use_fwd_quant": use_fwd_quant,
     }
 
 
-def _operand(found: d.OperandQuantizer) -> dict[str, Any]:
-    numerics = found.numerics
-    noise = None if found.noise is None else type(found.noise).__name__
-    words = {
-        "calib_shared_axes": None,
-        "calibration": None if numerics is None else type(found.calibration).__name__,
-        "dtype": None if numerics is None else str(jnp.dtype(numerics.dtype)),
-        "noise_fn": noise,
-        "scale_stop_grad": True,
-    }
-    if isinstance(found.calibration, d.ConstantCalibration):
-        words["calibration"] = "ConstantCalibration"
-        words["calibration_args"] = {"bias": "None", "bound": str(found.calibration.bound)}
-    if isinstance(numerics, d.IntNumerics):
-        names = ("bits", "clip", "clip_gradient", "preserve_max_val", "preserve_zero")
-        return words | {n: getattr(numerics, n) for n in names} | {"kind": "IntSymmetric", "round": True}
-    if isinstance(numerics, d.Float8Numerics):
-        words["noise_fn"] = None  # AQT's has one noise, which it names by the truth value alone
-        bits = {jnp.dtype(jnp.float8_e4m3fn): (4, 3), jnp.dtype(jnp.float8_e5m2): (5, 2)}[numerics.dtype]
-        more = dict(zip(("exponent_bits", "mantissa_bits"), bits, strict=True))
-        return words | more | {"kind": "Fp8Numerics", "stochastic_rounding": found.noise is not None}
-    return words | {"kind": "NoNumerics"}
+NOISES = {None: None, "jax.uniform": "JaxUniform", "custom-1": "RandomCenteredUniform"}
+CALIBRATIONS = {AbsMaxRange: "AbsMaxCalibration", FixedRange: "ConstantCalibration"}
+
+
+def _operand(operand: Any) -> dict[str, Any]:
+    words = {"calib_shared_axes": None, "scale_stop_grad": True, "kind": _kind(operand)}
+    if operand.bits is None and isinstance(operand.calibration, AbsMaxRange):
+        return words | {"calibration": None, "dtype": None, "noise_fn": NOISES[operand.rng_type]}
+    words["calibration"] = CALIBRATIONS[type(operand.calibration)]
+    if isinstance(operand.calibration, FixedRange):
+        words["calibration_args"] = {"bias": "None", "bound": str(operand.calibration.high)}
+    if operand.bits is None:
+        return words | {"dtype": None, "noise_fn": NOISES[operand.rng_type]}
+    if words["kind"] == "IntSymmetric":
+        dtype = "int8" if operand.bits != 4 else "int4"  # of what is frozen
+        names = ("bits", "clip_gradient", "preserve_max_val", "preserve_zero")
+        words |= {name: getattr(operand, name) for name in names} | {"clip": True, "round": True}
+        return words | {"dtype": dtype, "noise_fn": NOISES[operand.rng_type]}
+    bits = {"e4m3": (4, 3), "e5m2": (5, 2)}[operand.bits]
+    words |= dict(zip(("exponent_bits", "mantissa_bits"), bits, strict=True))
+    noisy = operand.rng_type is not None
+    # AQT's has one noise, which it names by the truth value alone.
+    return words | {"dtype": str(operand.q_dtype), "noise_fn": None, "stochastic_rounding": noisy}

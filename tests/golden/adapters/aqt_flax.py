@@ -134,8 +134,8 @@ def refused(case: Case, inputs: Arrays) -> dict[str, Any]:
 def tiled_of(config: dict[str, Any]) -> tuple[str, type, int]:
     """The equation, the injector, and the length of the summed axis."""
     with reading(config, "a contraction in tiles") as given:
-        forward = d.ContractionInjector.let(local_aqt=d.LocalAqt(given.take("tile_count")))
-        injector = d.DotGeneralInjector.let(forward=forward)
+        operands = {name: d.OperandInjector for name in ("fprop_lhs", "fprop_rhs")}
+        injector = d.Scheme.let(tile_size=d.LocalAqt(given.take("tile_count")), **operands)
         return given.take("eqn"), injector, given.take("contraction")
 
 

@@ -6,9 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 import jqinject.dot as d
-from jqinject.dot.schemes.noise import NOISES
+from jqinject.core import FixedRange
+from jqinject.dot.schemes.operand import RANDOM_BITS
+from jqinject.inject import Binding
+from jqinject.ops import stochastic_round_ste
 from tests.golden._config import reading
 
 Case = dict[str, Any]
@@ -26,32 +30,48 @@ def keys(count: int) -> Any:
     return jax.random.split(jax.random.key(7), count)
 
 
-def noise_of(config: dict[str, Any]) -> tuple[Any, tuple[int, ...], int]:
-    """The noise, the shape that it is drawn in, and how often."""
+def noise_of(config: dict[str, Any]) -> tuple[int, tuple[int, ...], int]:
+    """The random bits of a number, the shape that noise is drawn in, and how often."""
     with reading(config, "noise") as given:
-        return given.choose("implementation", NOISES)(), tuple(given.take("shape")), given.take("n_keys")
+        return given.choose("implementation", RANDOM_BITS), tuple(given.take("shape")), given.take("n_keys")
+
+
+def drawn_noise(keys: Any, shape: tuple[int, ...], bits: int) -> np.ndarray:
+    """Uniform noise in steps of 1/256, read off the numbers between 0 and 1 that it takes upwards."""
+    steps = (jnp.arange(256, dtype=jnp.float32) + 0.5) / 256
+
+    def drawn(key: Any) -> Any:
+        up = jax.vmap(lambda step: stochastic_round_ste(jnp.full(shape, step), key, (), bits))(steps)
+        return 0.5 - up.sum(0) / 256
+
+    return np.asarray(jax.vmap(drawn)(keys))
 
 
 def noise(case: Case, inputs: Arrays) -> dict[str, Any]:
-    draw, shape, count = noise_of(case["config"])
-    drawn = np.asarray(jax.vmap(lambda key: draw(shape, key))(keys(count)))
-    moments = {"mean": drawn.mean(), "var": drawn.var(), "min": drawn.min(), "max": drawn.max()}
+    bits, shape, count = noise_of(case["config"])
+    found = drawn_noise(keys(count), shape, bits)
+    moments = {"mean": found.mean(), "var": found.var(), "min": found.min(), "max": found.max()}
     assert -0.5 <= moments["min"] < moments["max"] <= 0.5
     return moments | case["json_outputs"]
 
 
-def rounding_of(config: dict[str, Any]) -> tuple[d.IntNumerics, int]:
+def rounding_of(config: dict[str, Any]) -> tuple[type, int]:
     with reading(config, "stochastic rounding") as given:
-        return d.IntNumerics(given.take("bits")), given.take("n_keys")
+        return d.OperandInjector.let(bits=given.take("bits"), rng_type="jax.uniform"), given.take("n_keys")
 
 
 def rounding(case: Case, inputs: Arrays) -> dict[str, Any]:
-    numerics, count = rounding_of(case["config"])
-    draw = d.JaxUniform()
+    """Numbers in steps of 1: the range becomes the bound."""
+    injector, count = rounding_of(case["config"])
+    bound = injector.range_steps
+    binding = Binding(injector, {"calibration": FixedRange(-bound, bound), "shared_axes": (0,)})
     x = jnp.asarray(inputs["x"])
-    rounded = jax.vmap(lambda key: numerics.encode(x, draw(x.shape, key)))(keys(count))
-    rounded = np.asarray(rounded, np.float64)
-    return {"mean": rounded.mean(0), "var": rounded.var(0)}
+
+    def rounded(key: Any) -> Any:
+        return binding.resolve("tensor_quant", rngs=nnx.Rngs(key))(x).value
+
+    found = np.asarray(jax.vmap(rounded)(keys(count)), np.float64)
+    return {"mean": found.mean(0), "var": found.var(0)}
 
 
 def gradients_of(config: dict[str, Any]) -> tuple[type, int]:
@@ -67,8 +87,7 @@ def gradients(case: Case, inputs: Arrays) -> dict[str, Any]:
     numbers = (((1,), (0,)), ((), ()))
 
     def pulled(key: Any, injector: Any) -> Any:
-        general = injector.dot_general
-        return jax.vjp(lambda a, b: general(a, b, numbers, key=key), lhs, rhs)[1](g)
+        return jax.vjp(lambda a, b: d.dot_general(a, b, numbers, config=injector, key=key), lhs, rhs)[1](g)
 
     found = {}
     both = jax.vmap(lambda key: pulled(key, config))(keys(count))
@@ -87,6 +106,6 @@ def without_key_of(config: dict[str, Any]) -> type:
 
 
 def without_key(case: Case, inputs: Arrays) -> dict[str, Any]:
-    general = without_key_of(case["config"]).dot_general
+    config, numbers = without_key_of(case["config"]), (((1,), (0,)), ((), ()))
     x = jnp.ones((2, 2))
-    return {"gradient": jax.grad(lambda a: general(a, x, (((1,), (0,)), ((), ()))).sum())(x)}
+    return {"gradient": jax.grad(lambda a: d.dot_general(a, x, numbers, config=config).sum())(x)}

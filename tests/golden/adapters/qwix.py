@@ -6,7 +6,7 @@ the reference differs from channel to channel. The manifest accepts one step the
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -16,9 +16,11 @@ import numpy as np
 import jqinject.dot as d
 from jqinject.core import CalibratedQuant, CodebookQuant
 from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.inject import Binding
 from jqinject.ops import NF4
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
+from jqinject.quant_tensor import IntQuantTensor
 from tests.golden._config import Settings, meaning, reading
+from tests.golden.adapters.aqt_stochastic import drawn_noise
 from tests.golden.adapters.qwix_arrays import ScaleOver, form_of, is_microscaled, range_of
 
 Case = dict[str, Any]
@@ -28,33 +30,15 @@ BELOW, ABOVE = 1 - 1e-6, 1 + 1e-6
 
 
 @dataclass(frozen=True)
-class Int:
-    """Qwix's integers: -2^(bits-1) is one of them."""
-
-    bits: int
-    clip_gradient: bool = False
-
-    @property
-    def bound(self) -> float:
-        return 2.0 ** (self.bits - 1) - 0.5
-
-    def encode(self, steps: jax.Array, noise: Any = None) -> jax.Array:
-        clipped = jnp.clip(jnp.round(steps), -self.bound - 0.5, self.bound - 0.5)
-        return clipped.astype(jnp.int4 if self.bits == 4 else jnp.int8)
-
-    def passes_gradient(self, steps: jax.Array) -> jax.Array | None:
-        return jnp.abs(steps) <= self.bound if self.clip_gradient else None
-
-
-@dataclass(frozen=True)
 class Nudged:
-    """A calibration whose scale is a little off."""
+    """A range that is a little off."""
 
     calibration: Any
     factor: float
 
-    def scale(self, x: jax.Array, axes: Any, numerics: Any) -> jax.Array:
-        return self.calibration.scale(x, axes, numerics) * self.factor
+    def __call__(self, x: jax.Array, axes: Any, names: Any = ()) -> Any:
+        found = self.calibration(x, axes)
+        return found._replace(high=found.high * self.factor)
 
 
 FLOATS = {name: jnp.dtype(name) for name in ("float8_e4m3fn", "float8_e5m2")}
@@ -73,12 +57,11 @@ def driver(case: Case) -> Callable[..., dict[str, Any]]:
     return subchannel if "tile_size" in given else dot
 
 
-def numerics_of(qtype: str | None, clip_gradient: bool = False) -> Any:
-    if qtype is None:
-        return None
-    if qtype.startswith("int"):
-        return Int(int(qtype.removeprefix("int")), clip_gradient)
-    return d.Float8Numerics(meaning(FLOATS, qtype, "a type"), clip_gradient)
+def bits_of(qtype: str | None) -> Any:
+    """The `bits` of an operand."""
+    if qtype is None or qtype.startswith("int"):
+        return None if qtype is None else int(qtype.removeprefix("int"))
+    return meaning(FLOATS, qtype, "a type")
 
 
 def quantized(x: jax.Array, qtype: str | None, axes: list[int], nudge: float, method: str = "absmax") -> Any:
@@ -98,16 +81,13 @@ def quantized(x: jax.Array, qtype: str | None, axes: list[int], nudge: float, me
         )
     if qtype == "nf4":
         return CodebookQuant(ScaleOver(method, tuple(axes)), NF4)(x).quant_tensor(signed=True, training=False)
-    numerics = numerics_of(qtype)
-    calibration = CALIBRATIONS[name](*factors)
     if x.dtype == jnp.bfloat16:  # Qwix divides in bfloat16
-        scale = jnp.max(jnp.abs(x), shared, keepdims=True) / jnp.bfloat16(numerics.bound)
-        payload = numerics.encode(x / scale)
+        bound = 2.0 ** (bits_of(qtype) - 1)
+        scale = jnp.max(jnp.abs(x), shared, keepdims=True) / jnp.bfloat16(bound - 0.5)
+        payload = jnp.clip(jnp.round(x / scale), -bound, bound - 1).astype(jnp.int8)
         return IntQuantTensor.from_int(payload, scale.astype(jnp.float32), dtype=x.dtype)
-    found = d.OperandQuantizer(numerics, Nudged(calibration, nudge)).quantize(x, shared)
-    if isinstance(numerics, d.Float8Numerics):
-        return FloatQuantTensor.from_payload(found.payload, found.scale, dtype=x.dtype)
-    return IntQuantTensor.from_int(found.payload, found.scale, bit_width=numerics.bits, dtype=x.dtype)
+    made = CalibratedQuant(Nudged(range_of(method), nudge), channelwise_axes=axes, **form_of(qtype))(x)
+    return made.quant_tensor(signed=True, training=False)
 
 
 def _affine(
@@ -168,7 +148,7 @@ def operands_of(given: Settings) -> tuple[Operand, Operand]:
     for operand in (lhs, rhs):
         range_of(operand.method)
         if operand.qtype not in (None, "nf4") and not is_microscaled(str(operand.qtype)):
-            numerics_of(operand.qtype)
+            bits_of(operand.qtype)
     return lhs, rhs
 
 
@@ -249,47 +229,43 @@ def _in_tiles(inputs: Arrays, both: tuple[Operand, Operand], size: float) -> dic
     return contracted(lambda a, b: d.dot_general(a, b, (((1, 2), (0, 1)), ((), ()))), left, right)
 
 
-CALIBRATIONS = {
-    "absmax": lambda factor=1.0: d.AbsMaxCalibration(float(factor)),
-    "rms": lambda factor: d.AbsMeanCalibration(float(factor), 2.0, count_zeros=True),
-    "fixed": lambda *ends: d.ConstantCalibration(float(ends[-1])),
-}
-
-
-def forward_operand(given: Settings, side: str, clipping: bool) -> type:
-    name, *numbers = given.take(f"{side}_calibration_method", "absmax").split(",")
-    factors = [float(number) for number in numbers]
+def operand_of(given: Settings, side: str, clipping: bool) -> Any:
+    """An operand of the forward contraction; None for float."""
+    bits = bits_of(given.take(f"{side}_qtype", None))
+    method = given.take(f"{side}_calibration_method", "absmax")
+    name, *numbers = method.split(",")
     # A range that is the data's own, or wider, is taken to clip nothing.
-    within = name == "absmax" and (not factors or factors[0] >= 1)
-    return d.OperandInjector.let(
-        numerics=numerics_of(given.take(f"{side}_qtype", None), clipping and not within),
-        calibration=meaning(CALIBRATIONS, name, "a calibration method")(*factors),
-        calibration_axes=_axes_of(given.take(f"{side}_disable_channelwise_axes", False)),
-    )
+    within = name == "absmax" and (not numbers or float(numbers[0]) >= 1)
+    whole = given.take(f"{side}_disable_channelwise_axes", False)
+    settings = {"calibration": range_of(method), "clip_gradient": clipping and not within}
+    return None if bits is None else QWIX.let(bits=bits, calibration_axes=_axes_of(whole), **settings)
+
+
+QWIX = d.OperandInjector.let(narrow_range=False)  # -2^(bits-1) is one of Qwix's integers
 
 
 def _axes_of(whole: bool) -> str:
     return "tensor" if whole else "contracting"
 
 
-def _backward(given: Settings, side: str, quantized: bool) -> type:
-    """The contraction that gives the gradient of an operand.
+def _backward(given: Settings, side: str, product: str, other: str, reused: bool) -> dict[str, Any]:
+    """The operands of the contraction that gives the gradient of an operand.
 
     Args:
         given: the config.
         side: of the gradient.
-        quantized: whether Qwix takes the forward pass's numbers as they are, and quantizes the gradient alone.
+        product: its name in a scheme.
+        other: that of the operand beside the gradient.
+        reused: whether Qwix takes the forward pass's numbers as they are, and quantizes the gradient alone.
     """
-    residual = numerics_of(given.take(f"{side}_residual_qtype", None))
-    gradient = d.OperandInjector.let(
-        numerics=numerics_of(given.take(f"{side}_grad_qtype", None)),
-        calibration_axes=_axes_of(given.take(f"{side}_grad_disable_channelwise_axes", False)),
-    )
-    other = d.OperandInjector.let(bits=None, use_fwd_quant=True)
-    if not quantized:
-        other = d.OperandInjector.let(numerics=residual)
-    tile = given.take(f"{side}_tile_size", None)
-    return d.ContractionInjector.let(lhs=gradient, rhs=other, local_aqt=_pieces(tile))
+    residual, bits = (bits_of(given.take(f"{side}_{name}_qtype", None)) for name in ("residual", "grad"))
+    axes = _axes_of(given.take(f"{side}_grad_disable_channelwise_axes", False))
+    return {
+        f"{product}_grad": None if bits is None else QWIX.let(bits=bits, calibration_axes=axes),
+        other: None if reused or residual is None else QWIX.let(bits=residual),
+        f"{product}_use_fwd_quant": reused,
+        f"{product}_tile_size": _pieces(given.take(f"{side}_tile_size", None)),
+    }
 
 
 def _pieces(tile: float | None) -> d.LocalAqt | None:
@@ -308,14 +284,13 @@ def injector_of(config: Mapping[str, Any]) -> type:
     with reading(config, "a contraction with gradients") as given:
         clipping = not given.take("disable_gradient_clipping", False)
         tile = given.take("tile_size", None)
-        lhs, rhs = (forward_operand(given, side, clipping) for side in ("lhs", "rhs"))
-        forward = d.ContractionInjector.let(lhs=lhs, rhs=rhs, local_aqt=_pieces(tile))
+        lhs, rhs = (operand_of(given, side, clipping) for side in ("lhs", "rhs"))
         original = given.take("use_original_residuals", False)
         reused = tile is None and not original
         # A residual that was not quantized forward is a float, which may have numbers of its own.
-        of_lhs = _backward(given, "dlhs", reused and rhs.numerics is not None)
-        of_rhs = _backward(given, "drhs", reused and lhs.numerics is not None)
-    return d.DotGeneralInjector.let(forward=forward, backward_lhs=of_lhs, backward_rhs=of_rhs)
+        dgrad = _backward(given, "dlhs", "dgrad", "dgrad_rhs", reused and rhs is not None)
+        wgrad = _backward(given, "drhs", "wgrad", "wgrad_lhs", reused and lhs is not None)
+    return d.Scheme.let(fprop_lhs=lhs, fprop_rhs=rhs, tile_size=_pieces(tile), **dgrad, **wgrad)
 
 
 class Gradients(NamedTuple):
@@ -334,16 +309,13 @@ def gradients_of(config: dict[str, Any]) -> Gradients:
 def with_gradients(case: Case, inputs: Arrays) -> dict[str, Any]:
     config, numbers, injector = gradients_of(case["config"])
     lhs, rhs, g = (jnp.asarray(inputs[name]) for name in ("lhs", "rhs", "g"))
-    general = injector.dot_general
-    y, pull = jax.vjp(lambda a, b: general(a, b, numbers), lhs, rhs)
+    y, pull = jax.vjp(lambda a, b: d.dot_general(a, b, numbers, config=injector), lhs, rhs)
     dlhs, drhs = pull(g)
     found = {"out": y, "dlhs": dlhs, "drhs": drhs}
-    return found | {"allowed": _allowed(config, inputs, general, numbers)}
+    return found | {"allowed": _allowed(config, inputs, injector, numbers)}
 
 
-def _allowed(
-    given: dict[str, Any], inputs: Arrays, general: d.QuantizedDotGeneral, numbers: Any
-) -> dict[str, Any]:
+def _allowed(given: dict[str, Any], inputs: Arrays, injector: Any, numbers: Any) -> dict[str, Any]:
     """What ties of the forward operands and of the gradient may change."""
     lhs, rhs, g = (jnp.asarray(inputs[name]) for name in ("lhs", "rhs", "g"))
     whole = lhs.shape, rhs.shape
@@ -362,10 +334,11 @@ def _allowed(
             for side, x, axes in (("lhs", lhs, left), ("rhs", rhs, right))
         }
     left, right = (
-        _quantizer_ties(getattr(general.fwd, f"{side}_quantizer"), x, shared[side])
+        _quantizer_ties(getattr(injector, f"fprop_{side}"), x, shared[side])
         for side, x in (("lhs", lhs), ("rhs", rhs))
     )
-    of_g = [_quantizer_ties(getattr(general, side).lhs_quantizer, g, axes) for side, axes in sums.items()]
+    gradients = {"dlhs": injector.dgrad_grad, "drhs": injector.wgrad_grad}
+    of_g = [_quantizer_ties(gradients[side], g, axes) for side, axes in sums.items()]
     (y, pull), reach = jax.vjp(lambda a, b: _plain(a, b, numbers), left[0], right[0]), []
     widest, wider = jax.vjp(lambda a, b: _plain(a, b, numbers), left[0] + left[1], right[0] + right[1])
     for place in range(2):
@@ -379,32 +352,30 @@ def _plain(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> jax.Array:
     return jax.lax.dot_general(lhs, rhs, numbers)
 
 
-def _quantizer_ties(
-    quantizer: d.OperandQuantizer, x: jax.Array, axes: tuple[int, ...]
-) -> tuple[jax.Array, jax.Array]:
+def _quantizer_ties(operand: Any, x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     """The magnitudes of a quantized operand, and how far its ties reach."""
-    if quantizer.numerics is None:
+    if operand is None:
         return jnp.abs(x), jnp.zeros_like(x)
     below, above = (
-        replace(quantizer, calibration=Nudged(quantizer.calibration, nudge)).quantize(x, axes)
+        Binding(operand, {"calibration": Nudged(operand.calibration, nudge), "shared_axes": axes}).resolve(
+            "tensor_quant"
+        )(x)
         for nudge in (BELOW, ABOVE)
     )
-    values = below.dequantize(), above.dequantize()
-    return jnp.maximum(jnp.abs(x), jnp.abs(values[0])), _ties(*values, below.scale)
+    return jnp.maximum(jnp.abs(x), jnp.abs(below.value)), _ties(below.value, above.value, below.scale)
 
 
-NOISES = {"uniform": d.JaxUniform, "low_bit_uniform": d.RandomCenteredUniform}
+BITS = {"uniform": 32, "low_bit_uniform": 16}
 
 
-def noise_of(config: dict[str, Any]) -> tuple[Any, tuple[int, ...], int]:
-    """The noise, the shape that it is drawn in, and how often."""
+def noise_of(config: dict[str, Any]) -> tuple[int, tuple[int, ...], int]:
+    """The random bits of a number, the shape that noise is drawn in, and how often."""
     with reading(config, "noise") as given:
         given.take("channelwise_noise_axes")  # moments are the same, however many numbers share the noise
-        return given.choose("method", NOISES)(), tuple(given.take("shape")), given.take("n_keys")
+        return given.choose("method", BITS), tuple(given.take("shape")), given.take("n_keys")
 
 
 def noise(case: Case, inputs: Arrays) -> dict[str, Any]:
-    draw, shape, count = noise_of(case["config"])
-    keys = jax.random.split(jax.random.key(3), count)
-    drawn = np.asarray(jax.vmap(lambda key: draw(shape, key))(keys))
+    bits, shape, count = noise_of(case["config"])
+    drawn = drawn_noise(jax.random.split(jax.random.key(3), count), shape, bits)
     return {"mean": drawn.mean(), "var": drawn.var(), "min": drawn.min(), "max": drawn.max()}

@@ -19,7 +19,6 @@ from flax import nnx
 
 from jqinject import Rule, calibrate, freeze, quantize
 from jqinject.core import CalibratedQuant, SimpleMovingAverage
-from jqinject.dot import AbsMaxCalibration
 from jqinject.inject import value
 from jqinject.model import NothingFrozenWarning
 from jqinject.nn.base.weight_layer import QuantWeightLayer
@@ -92,17 +91,12 @@ def contraction_of(rule: QwixRule, nudges: tuple[float, float], of_gradients: tu
         f"{side}_disable_channelwise_axes": rule.whole for side in ("lhs", "rhs", "dlhs_grad", "drhs_grad")
     }
     injector = injector_of(given)
-    forward = injector.forward
-    for side, factor in zip(("lhs", "rhs"), nudges, strict=True):
-        if factor != 1.0:
-            operand = getattr(forward, side)
-            forward = forward.let(**{side: operand.let(calibration=Nudged(operand.calibration, factor))})
-    injector = injector.let(forward=forward)
-    for name, factor in zip(("backward_lhs", "backward_rhs"), of_gradients, strict=True):
-        if factor != 1.0:
-            found = getattr(injector, name)
-            gradient = found.lhs.let(calibration=Nudged(AbsMaxCalibration(), factor))
-            injector = injector.let(**{name: found.let(lhs=gradient)})
+    for name, factor in zip(
+        ("fprop_lhs", "fprop_rhs", "dgrad_grad", "wgrad_grad"), (*nudges, *of_gradients), strict=True
+    ):
+        operand = getattr(injector, name)
+        if factor != 1.0 and operand is not None:
+            injector = injector.let(**{name: operand.let(calibration=Nudged(operand.calibration, factor))})
     if not rule.static:
         return injector
     return injector.let(

@@ -1,42 +1,35 @@
-"""`dot_general` and `einsum`: JAX's own functions, for QuantTensors and for arrays with a configuration."""
+"""`dot_general`, `einsum` and `conv_general_dilated`: JAX's own, for QuantTensors and for arrays with a scheme."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
+from flax import nnx
 
 from jqinject.dot.geometry.dimensions import checked_dimensions
 from jqinject.dot.kernels.accumulate import checked_accumulator
-from jqinject.dot.schemes.quantized_dot import QuantizedDotGeneral
+from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.schemes.quantized_einsum import einsum_by
-from jqinject.dot.schemes.scheme import is_scheme
-from jqinject.dot.tensors.tensor_dot import contract_tensors, output_dtype
-from jqinject.inject import ExtendedInjector
-from jqinject.quant_tensor import QuantTensor
+from jqinject.dot.schemes.scheme import SchemeSpec, checked_scheme
+from jqinject.dot.schemes.scheme_conv import scheme_conv
+from jqinject.dot.schemes.scheme_dot import scheme_dot_general
+from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
+from jqinject.dot.tensors.tensor_conv import convolves_integers, integer_conv
+from jqinject.dot.tensors.tensor_dot import affine_of, contract_tensors, output_dtype
+from jqinject.quant_tensor import QuantTensor, as_array
 
 
-def assembled(config: Any) -> QuantizedDotGeneral:
-    """The quantized contraction of a configuration: an injector such as `config_v4()`, or what one assembles.
+def _quantizers_of(config: Any, key: jax.Array | None, where: str) -> SchemeQuantizers:
+    """The quantizers of a scheme for one call.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: it is no scheme.
     """
-    if isinstance(config, QuantizedDotGeneral):
-        return config
-    if isinstance(config, type) and issubclass(config, ExtendedInjector) and "dot_general" in config:
-        found = config.dot_general
-        if isinstance(found, QuantizedDotGeneral):
-            return found
-    if is_scheme(config):
-        raise TypeError(
-            "config is a Scheme, whose quantizers may keep state, and a function has no place for it.\n  cure: "
-            "QDotGeneral(scheme), QEinsum(scheme) or QConvGeneralDilated(scheme), which are called alike"
-        )
-    raise TypeError(
-        "config must be an injector that assembles a `dot_general`, such as config_v4(), or a QuantizedDotGeneral; got "
-        f"{config!r}"
-    )
+    rngs = None if key is None else nnx.Rngs(key)
+    return SchemeQuantizers(SchemeSpec.of(checked_scheme(config)), rngs, where)
 
 
 def dot_general(
@@ -64,7 +57,7 @@ def dot_general(
         dimension_numbers: as for `lax.dot_general`.
         precision: of a contraction of floats.
         preferred_element_type: dtype of the output; None promotes those of the operands.
-        config: an injector such as `config_v4()`, for arrays.
+        config: a `Scheme` such as `config_v4()`, for arrays; of quantizers that keep no state.
         contraction: "auto", or "int", "fp8", "float" to insist.
         accumulator_dtype: of integers; None means int32.
         key: for stochastic rounding, with `config`.
@@ -75,7 +68,7 @@ def dot_general(
 
     Raises:
         TypeError: `config` with a QuantTensor, or with `contraction` or `accumulator_dtype`, which it says itself;
-            no configuration; an accumulator that is not a signed integer.
+            no scheme, or one whose quantizers keep state; an accumulator that is not a signed integer.
         ValueError: dimension numbers that do not fit, `contraction` that the operands can't have, an accumulator that
             could overflow.
 
@@ -89,13 +82,12 @@ def dot_general(
     if config is not None:
         refuse_tensors(lhs, rhs)
         _refuse_beside_config(contraction=contraction, accumulator_dtype=accumulator_dtype)
-        general = assembled(config)
-        return general(
-            lhs, rhs, dimension_numbers, precision, preferred_element_type, key=key, out_sharding=out_sharding
-        )
-    checked_accumulator(accumulator_dtype)
-    dims = checked_dimensions(lhs.shape, rhs.shape, dimension_numbers)
+    dims = checked_dimensions(tuple(lhs.shape), tuple(rhs.shape), dimension_numbers)
     dtype = output_dtype(lhs, rhs, preferred_element_type)
+    if config is not None:
+        quantizers = _quantizers_of(config, key, "dot_general")
+        return quantizers.stateless(scheme_dot_general(quantizers, lhs, rhs, dims, dtype, out_sharding))
+    checked_accumulator(accumulator_dtype)
     return contract_tensors(lhs, rhs, dims, dtype, contraction, accumulator_dtype, out_sharding)
 
 
@@ -137,6 +129,72 @@ def einsum(
         "key": key,
     }
     return einsum_by(lambda a, b, numbers: dot_general(a, b, numbers, **keywords), equation, lhs, rhs)
+
+
+def conv_general_dilated(
+    lhs: Any,
+    rhs: Any,
+    window_strides: Sequence[int],
+    padding: Any,
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: Any = None,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    *,
+    config: Any = None,
+    contraction: str = "auto",
+    key: jax.Array | None = None,
+) -> jax.Array:
+    """`lax.conv_general_dilated` in low bits; see `dot_general`.
+
+    With `config_v4()` and its kin there is one scale for each example of `lhs`, one for each output feature of `rhs`,
+    and gradients are those of the float convolution, straight through.
+
+    Args:
+        lhs, rhs: QuantTensors or arrays.
+        window_strides, padding, lhs_dilation, rhs_dilation, dimension_numbers, feature_group_count, batch_group_count,
+            precision, preferred_element_type: as for `lax.conv_general_dilated`.
+        config, contraction, key: as for `dot_general`. Two IntQuantTensors of at most 8 bits are convolved as
+            integers if `lhs` has one zero point and one scale (or one for each example), and `rhs` one of both (or
+            one for each output feature). 8-bit floats are convolved in float32.
+
+    Raises:
+        TypeError, ValueError: as for `dot_general`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.dot import config_v4
+        >>> x, kernel = jnp.ones((1, 5, 5, 2)), jnp.ones((3, 3, 2, 4))
+        >>> numbers = ("NHWC", "HWIO", "NHWC")
+        >>> y = conv_general_dilated(
+        ...     x, kernel, (1, 1), "SAME", dimension_numbers=numbers, config=config_v4(rng_type=None)
+        ... )
+        >>> y.shape, y.dtype
+        ((1, 5, 5, 4), dtype('float32'))
+    """
+    convolution = Convolution.of(
+        lhs.shape,
+        rhs.shape,
+        window_strides,
+        padding,
+        lhs_dilation,
+        rhs_dilation,
+        dimension_numbers,
+        feature_group_count,
+        batch_group_count,
+        dtype=output_dtype(lhs, rhs, preferred_element_type),
+    )
+    if config is not None:
+        refuse_tensors(lhs, rhs)
+        quantizers = _quantizers_of(config, key, "conv_general_dilated")
+        convolution = replace(convolution, accumulator_dtype=quantizers.scheme.fprop.accumulator_dtype)
+        return quantizers.stateless(scheme_conv(quantizers, convolution, lhs, rhs))
+    if convolves_integers(convolution, lhs, rhs, contraction):
+        return integer_conv(convolution, lhs.value, rhs.value, affine_of(lhs), affine_of(rhs))
+    return convolution.numbers(as_array(lhs), as_array(rhs), convolution.dtype)
 
 
 def _refuse_beside_config(contraction: str, accumulator_dtype: Any) -> None:

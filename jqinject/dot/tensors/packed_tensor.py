@@ -1,0 +1,63 @@
+"""Quantized tensors as a differentiation rule takes and keeps them: their payload, not their value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.dot.tensors.tensor_dot import known_zero_point
+from jqinject.ops.fake_quant import known_zero
+from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Packed:
+    """A payload and its scale.
+
+    Attributes:
+        payload: integers, or 8-bit floats.
+        scale: float per step.
+        zero_point: of integers; None for 0.
+        like: an empty array of the value's dtype.
+        bits: of integers, and whether they have a sign; None of 8-bit floats.
+    """
+
+    payload: jax.Array
+    scale: jax.Array
+    zero_point: jax.Array | None
+    like: jax.Array
+    bits: tuple[int, bool] | None = field(default=None, metadata={"static": True})
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether something is a quantized tensor."""
+    return isinstance(x, QuantTensor)
+
+
+def is_packed(x: Any) -> bool:
+    """Whether something is what `packed_tensor` makes of one."""
+    return isinstance(x, _Packed)
+
+
+def packed_tensor(x: Any) -> Any:
+    """A quantized tensor as its payload and scale, where it keeps one; anything else as it is."""
+    if isinstance(x, IntQuantTensor) and x.payload is not None and isinstance(x.bit_width, int):
+        zero = None if known_zero_point(x) else x.zero_point
+        return _Packed(x.payload, x.scale, zero, jnp.zeros((0,), x.dtype), (x.bit_width, x.signed))
+    if isinstance(x, FloatQuantTensor) and x.is_contractible:
+        return _Packed(x.payload(), x.scale, None, jnp.zeros((0,), x.dtype))
+    return x
+
+
+def unpacked_tensor(x: Any) -> Any:
+    """What `packed_tensor` was given."""
+    if not isinstance(x, _Packed):
+        return x
+    if x.bits is None:
+        return FloatQuantTensor.stored(x.payload, x.scale, x.like.dtype)
+    zero = known_zero() if x.zero_point is None else x.zero_point
+    return IntQuantTensor.stored(x.payload, x.scale, zero, *x.bits, x.like.dtype)
