@@ -8,6 +8,9 @@ from jqinject.dot.kernels.float8_dot import contracts_in_float8 as contracts_in_
 from jqinject.dot.kernels.float8_dot import float8_dot_general as float8_dot_general
 from jqinject.dot.kernels.integer import Affine as Affine
 from jqinject.dot.kernels.integer import affine_dot_general as affine_dot_general
+from jqinject.dot.kernels.integer import affine_of as affine_of
+from jqinject.dot.kernels.integer import contract_integers as contract_integers
+from jqinject.dot.kernels.integer import has_integers as has_integers
 from jqinject.dot.schemes.config import ConfigV4 as ConfigV4
 from jqinject.dot.schemes.config import config_fwd_fp8 as config_fwd_fp8
 from jqinject.dot.schemes.config import config_v4 as config_v4
@@ -27,6 +30,3 @@ from jqinject.dot.tensors.freezer import Freezer as Freezer
 from jqinject.dot.tensors.freezer import QuantizedOperand as QuantizedOperand
 from jqinject.dot.tensors.freezer import QuantMode as QuantMode
 from jqinject.dot.tensors.tensor_conv import integer_conv as integer_conv
-from jqinject.dot.tensors.tensor_dot import affine_of as affine_of
-from jqinject.dot.tensors.tensor_dot import contract_integers as contract_integers
-from jqinject.dot.tensors.tensor_dot import has_integers as has_integers

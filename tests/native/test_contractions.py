@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jqinject import native
 from jqinject.dot import LocalAqt, config_v4, dot_general, einsum
 from jqinject.dot.geometry.dimensions import Dimensions
-from jqinject.dot.kernels.kernel_table import integer_contraction
+from jqinject.dot.kernels.integer import integer_contraction
 from jqinject.native.library import FUNCTION
 from jqinject.quant_tensor import IntQuantTensor
 

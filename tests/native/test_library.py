@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from jqinject import native
 from jqinject.dot.geometry.dimensions import Dimensions
-from jqinject.dot.kernels.kernel_table import integer_contraction
+from jqinject.dot.kernels.integer import integer_contraction
 from jqinject.native.build import NAME, BuildError, build
 from jqinject.native.library import DOTS, FUNCTION, TILES
 

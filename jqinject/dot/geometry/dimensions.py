@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -34,7 +34,7 @@ class Dimensions:
         axes = tuple(lhs_contract), tuple(rhs_contract), tuple(lhs_batch), tuple(rhs_batch)
         return _counted_from_front(lhs_ndim, rhs_ndim, *axes)
 
-    @property
+    @cached_property
     def numbers(self) -> Any:
         """As `lax.dot_general` takes them."""
         return (self.lhs_contract, self.rhs_contract), (self.lhs_batch, self.rhs_batch)
@@ -77,6 +77,17 @@ class Dimensions:
         """With the operands in the other order."""
         return Dimensions(
             self.rhs_ndim, self.lhs_ndim, self.rhs_contract, self.lhs_contract, self.rhs_batch, self.lhs_batch
+        )
+
+    def along(self, pairs: list[int]) -> Dimensions:
+        """With some summed axes going along in front instead."""
+        kept = [pair for pair in range(len(self.lhs_contract)) if pair not in pairs]
+        return replace(
+            self,
+            lhs_contract=tuple(self.lhs_contract[pair] for pair in kept),
+            rhs_contract=tuple(self.rhs_contract[pair] for pair in kept),
+            lhs_batch=(*(self.lhs_contract[pair] for pair in pairs), *self.lhs_batch),
+            rhs_batch=(*(self.rhs_contract[pair] for pair in pairs), *self.rhs_batch),
         )
 
     def gradient_of_lhs(self) -> tuple[Dimensions, tuple[int, ...]]:
@@ -146,6 +157,34 @@ def scale_in_output(
     if order != tuple(range(len(order))):
         scale = scale.reshape(dense).transpose(order)
     return scale.reshape(shape) if scale.shape != shape else scale
+
+
+@lru_cache(maxsize=1024)
+def shape_in_output(
+    shape: tuple[int, ...], ndim: int, places: tuple[tuple[int, int], ...], out_ndim: int
+) -> tuple[int, ...] | None:
+    """The shape in which a scale multiplies the output, if its axes need no other order; else None."""
+    layout = _layout(shape, ndim, places, out_ndim)
+    return None if layout is None or layout[1] != tuple(range(len(layout[1]))) else layout[2]
+
+
+@lru_cache(maxsize=1024)
+def varying_pairs(
+    dims: Dimensions, lhs: tuple[tuple[int, ...], ...], rhs: tuple[tuple[int, ...], ...]
+) -> list[int]:
+    """The pairs of summed axes along which a scale or zero point varies, from the shapes of these."""
+    return [
+        pair
+        for pair, axes in enumerate(zip(dims.lhs_contract, dims.rhs_contract, strict=True))
+        if _varies(lhs, axes[0], dims.lhs_ndim) or _varies(rhs, axes[1], dims.rhs_ndim)
+    ]
+
+
+def _varies(shapes: tuple[tuple[int, ...], ...], axis: int, ndim: int) -> bool:
+    return any(
+        len(shape) > axis - ndim + len(shape) >= 0 and shape[axis - ndim + len(shape)] != 1
+        for shape in shapes
+    )
 
 
 @lru_cache(maxsize=1024)

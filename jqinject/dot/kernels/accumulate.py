@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
 from typing import Any
 
 import jax.numpy as jnp
@@ -95,3 +97,19 @@ def longest_sum(accumulator: np.dtype, lhs_largest: int, rhs_largest: int) -> in
         (65793, 2097151)
     """
     return int(jnp.iinfo(accumulator).max) // max(lhs_largest * rhs_largest, 1)
+
+
+@lru_cache(maxsize=1024)
+def accumulation(
+    lengths: tuple[int, ...], lhs: tuple[Any, bool], rhs: tuple[Any, bool], accumulator_dtype: Any
+) -> tuple[np.dtype, int]:
+    """The dtype of the sums, and how many products it holds.
+
+    Args:
+        lengths: of the axes that are summed over.
+        lhs, rhs: dtype of an operand, and whether it has a zero point.
+        accumulator_dtype: None means int32.
+    """
+    spans = [largest_magnitude(dtype, 0 if has_zero_point else None) for dtype, has_zero_point in (lhs, rhs)]
+    accumulator = integer_accumulator(accumulator_dtype, math.prod(lengths), *spans)
+    return accumulator, longest_sum(accumulator, *spans)

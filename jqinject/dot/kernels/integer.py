@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
+from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output, shape_in_output, varying_pairs
 from jqinject.dot.geometry.parts import Block, in_parts, part
-from jqinject.dot.kernels.accumulate import integer_accumulator, largest_magnitude, longest_sum
-from jqinject.dot.kernels.kernel_table import integer_contraction
+from jqinject.dot.geometry.sharding import sharding_before
+from jqinject.dot.kernels.accumulate import accumulation
+from jqinject.dot.kernels.kernel_table import Alone, Divisible, settled
+from jqinject.ops.derivatives import explain_forward_mode, first_order
 from jqinject.ops.devices.explicit_axes import sharded_beside
+from jqinject.ops.devices.one_device import eagerly, on_one_device
+from jqinject.ops.devices.processes import on_host
+from jqinject.ops.fake_quant import is_known_zero
+from jqinject.ops.ste import nearest
+from jqinject.quant_tensor import IntQuantTensor, is_concrete
+
+NO_SECOND_DERIVATIVE = (
+    "a contraction of integers has no second derivative: its forward pass holds integers.\n"
+    "  cure: contraction='float' where it is differentiated twice"
+)
 
 
 class Affine(NamedTuple):
@@ -67,6 +80,25 @@ class Affine(NamedTuple):
         return self if payload is self.payload else self._replace(payload=payload, sums=None)
 
 
+def has_integers(x: Any) -> bool:
+    """Whether an IntQuantTensor has integers that backends contract: at most 8 bits, not learned."""
+    return isinstance(x.bit_width, int) and x.bit_width <= 8
+
+
+def affine_of(x: IntQuantTensor) -> Affine:
+    """The integers of a tensor of at most 8 bits; a zero point that is known to be 0 is left out."""
+    integers = x.int() if x.payload is None else x.payload
+    # Outside of a program there is nothing that could be fused.
+    integers = settled(integers) if isinstance(integers, jax.core.Tracer) else integers
+    return Affine(integers, x.scale, None if known_zero_point(x) else x.zero_point)
+
+
+def known_zero_point(x: IntQuantTensor) -> bool:
+    """Whether the zero point is known to be 0."""
+    zero = x.zero_point
+    return is_known_zero(zero) if zero.ndim == 0 else is_concrete(zero) and not np.any(on_host(zero))
+
+
 def affine_dot_general(
     lhs: Affine,
     rhs: Affine,
@@ -96,10 +128,10 @@ def affine_dot_general(
     rhs = rhs.signed() if rhs.payload.dtype == jnp.uint8 else rhs
     plain = lhs.zero_point is None and rhs.zero_point is None
     shapes = ((lhs.scale.shape,), (rhs.scale.shape,)) if plain else (lhs.shapes, rhs.shapes)
-    grouped = _grouped(dims, *shapes)
+    grouped = varying_pairs(dims, *shapes)
     if not grouped:
         return _whole(lhs, rhs, dims, accumulator_dtype, out_sharding).astype(dtype)
-    y = _whole(lhs, rhs, _along(dims, grouped), accumulator_dtype, None)
+    y = _whole(lhs, rhs, dims.along(grouped), accumulator_dtype, None)
     return y.sum(tuple(range(len(grouped)))).astype(dtype)
 
 
@@ -108,7 +140,7 @@ def _whole(
 ) -> jax.Array:
     lengths = tuple(map(lhs.payload.shape.__getitem__, dims.lhs_contract))
     dtypes = (lhs.payload.dtype, lhs.zero_point is not None), (rhs.payload.dtype, rhs.zero_point is not None)
-    accumulator, longest = _accumulation(lengths, *dtypes, accumulator_dtype)
+    accumulator, longest = accumulation(lengths, *dtypes, accumulator_dtype)
     if math.prod(lengths) <= longest and lhs.zero_point is None and rhs.zero_point is None:
         y = integer_contraction(lhs.payload, rhs.payload, dims, accumulator, out_sharding)
     elif math.prod(lengths) <= longest:
@@ -125,20 +157,24 @@ def _whole(
     return y.astype(jnp.float32) * (of_lhs * of_rhs)
 
 
-@lru_cache(maxsize=1024)
-def _accumulation(
-    lengths: tuple[int, ...], lhs: tuple[Any, bool], rhs: tuple[Any, bool], accumulator_dtype: Any
-) -> tuple[np.dtype, int]:
-    """The dtype of the sums, and how many products it holds.
+def integer_contraction(
+    lhs: jax.Array, rhs: jax.Array, dims: Dimensions, accumulator: np.dtype, out_sharding: Any = None
+) -> jax.Array:
+    """Products of integers summed in `accumulator`, by the kernel of the platform that the program is lowered for.
 
     Args:
-        lengths: of the axes that are summed over.
-        lhs, rhs: dtype of an operand, and whether it has a zero point.
-        accumulator_dtype: None means int32.
+        lhs, rhs: arrays of integer dtypes, not necessarily the same.
+        dims, out_sharding: as for `lax.dot_general`.
+        accumulator: a signed integer dtype that holds the sums.
     """
-    spans = [largest_magnitude(dtype, 0 if has_zero_point else None) for dtype, has_zero_point in (lhs, rhs)]
-    accumulator = integer_accumulator(accumulator_dtype, math.prod(lengths), *spans)
-    return accumulator, longest_sum(accumulator, *spans)
+    meshes = jax.typeof(lhs).sharding.mesh, jax.typeof(rhs).sharding.mesh
+    divisible = Divisible(dims, accumulator, out_sharding)
+    # Operands whose type has explicit axes of a mesh must not be reshaped.
+    if out_sharding is not None or any([not mesh.empty and bool(mesh.explicit_axes) for mesh in meshes]):
+        return divisible(lhs, rhs)
+    traced = isinstance(lhs, jax.core.Tracer) or isinstance(rhs, jax.core.Tracer)
+    run = on_one_device if traced else eagerly
+    return run(Alone(dims, accumulator), divisible, lhs, rhs)
 
 
 def _exact(lhs: Affine, rhs: Affine, dims: Dimensions, accumulator: np.dtype, out_sharding: Any) -> jax.Array:
@@ -153,7 +189,7 @@ def _exact(lhs: Affine, rhs: Affine, dims: Dimensions, accumulator: np.dtype, ou
 
     def offset(operand: Affine) -> jax.Array | None:
         zero = operand.zero_point
-        return None if zero is None else expanded(_nearest(zero), operand).astype(accumulator)
+        return None if zero is None else expanded(nearest(zero), operand).astype(accumulator)
 
     def summed(operand: Affine, axes: tuple[int, ...]) -> jax.Array:
         sums = operand.sums
@@ -171,46 +207,94 @@ def _exact(lhs: Affine, rhs: Affine, dims: Dimensions, accumulator: np.dtype, ou
     return y
 
 
-def _nearest(zero_point: jax.Array) -> jax.Array:
-    return jax.lax.round(zero_point, jax.lax.RoundingMethod.TO_NEAREST_EVEN)
-
-
-@lru_cache(maxsize=1024)
-def _grouped(
-    dims: Dimensions, lhs: tuple[tuple[int, ...], ...], rhs: tuple[tuple[int, ...], ...]
-) -> list[int]:
-    """The pairs of summed axes along which a scale or zero point varies, from the shapes of these."""
-    return [
-        pair
-        for pair, axes in enumerate(zip(dims.lhs_contract, dims.rhs_contract, strict=True))
-        if _varies(lhs, axes[0], dims.lhs_ndim) or _varies(rhs, axes[1], dims.rhs_ndim)
-    ]
-
-
-def _varies(shapes: tuple[tuple[int, ...], ...], axis: int, ndim: int) -> bool:
-    return any(
-        len(shape) > axis - ndim + len(shape) >= 0 and shape[axis - ndim + len(shape)] != 1
-        for shape in shapes
-    )
-
-
-def _along(dims: Dimensions, pairs: list[int]) -> Dimensions:
-    """With some summed axes going along in front instead."""
-    kept = [pair for pair in range(len(dims.lhs_contract)) if pair not in pairs]
-    return replace(
-        dims,
-        lhs_contract=tuple(dims.lhs_contract[pair] for pair in kept),
-        rhs_contract=tuple(dims.rhs_contract[pair] for pair in kept),
-        lhs_batch=(*(dims.lhs_contract[pair] for pair in pairs), *dims.lhs_batch),
-        rhs_batch=(*(dims.rhs_contract[pair] for pair in pairs), *dims.rhs_batch),
-    )
-
-
 def _expanded(x: jax.Array, ndim: int, places: dict[int, int], out_ndim: int, y: jax.Array) -> jax.Array:
     """What an operand has one of for each index of some axes, laid out beside the output."""
-    expanded = scale_in_output(x, ndim, places, out_ndim)
+    if x.size == 1:
+        return x.reshape(()) if x.ndim else x
+    shape = shape_in_output(x.shape, ndim, tuple(places.items()), out_ndim)
+    expanded = x if x.shape == shape else scale_in_output(x, ndim, places, out_ndim)
     assert expanded is not None, (
         "axes that are summed over go along in front where something varies along them"
     )
     alone = jax.typeof(y).sharding.mesh.empty and jax.typeof(expanded).sharding.mesh.empty
-    return expanded if alone or not expanded.ndim else sharded_beside(expanded, y)
+    return expanded if alone else sharded_beside(expanded, y)
+
+
+@dataclass(frozen=True)
+class _Contraction:
+    """What is static in one contraction; `stored` is the dtype of the values of a right operand without gradient."""
+
+    dims: Dimensions
+    dtype: np.dtype
+    accumulator_dtype: Any
+    out_sharding: Any
+    stored: np.dtype | None = None
+
+
+def contract_integers(
+    lhs: jax.Array,
+    rhs: Any,
+    left: Affine,
+    right: Affine,
+    dims: Dimensions,
+    dtype: Any,
+    *,
+    accumulator_dtype: Any = None,
+    out_sharding: Any = None,
+) -> jax.Array:
+    """The contraction of integers, with the gradients of the contraction of the values that they stand for.
+
+    Args:
+        lhs, rhs: the values, which receive the gradients and are not looked at forward; in the place of `rhs` the dtype
+            of its values, if `right` is stored and has no gradient.
+        left, right: their integers.
+        dims, dtype, accumulator_dtype, out_sharding: as for `affine_dot_general`.
+    """
+    values = rhs if isinstance(rhs, jax.Array) else None
+    stored = np.dtype(rhs) if values is None else None
+    spec = _Contraction(dims, np.dtype(dtype), accumulator_dtype, out_sharding, stored)
+    try:
+        return _integers(spec, lhs, values, left, right)
+    except TypeError as error:
+        explain_forward_mode(error, "a contraction of integers")
+        raise
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _integers(
+    spec: _Contraction, lhs: jax.Array, rhs: jax.Array | None, left: Affine, right: Affine
+) -> jax.Array:
+    return affine_dot_general(left, right, spec.dims, spec.dtype, spec.accumulator_dtype, spec.out_sharding)
+
+
+def _fwd(spec: _Contraction, lhs: jax.Array, rhs: jax.Array | None, left: Affine, right: Affine) -> Any:
+    lhs, rhs = first_order((lhs, rhs), NO_SECOND_DERIVATIVE)
+    return _integers(spec, lhs, rhs, left, right), (lhs, right if rhs is None else rhs)
+
+
+def _bwd(spec: _Contraction, kept: tuple[jax.Array, Any], g: jax.Array) -> Any:
+    lhs, rhs = kept
+    g = first_order(g, NO_SECOND_DERIVATIVE)
+    if isinstance(rhs, Affine):
+        floats = rhs.dequantized().astype(spec.stored)
+        return _gradient(g, floats, spec.dims.gradient_of_lhs(), lhs), None, None, None
+    of_lhs = _gradient(g, rhs, spec.dims.gradient_of_lhs(), lhs)
+    of_rhs = _gradient(g, lhs, spec.dims.gradient_of_rhs(), rhs)
+    return of_lhs, of_rhs, None, None
+
+
+def _gradient(
+    g: jax.Array, other: jax.Array, where: tuple[Dimensions, tuple[int, ...]], like: jax.Array
+) -> jax.Array:
+    dims, permutation = where
+    made = jax.lax.dot_general(
+        g,
+        other.astype(g.dtype),
+        dims.numbers,
+        preferred_element_type=like.dtype,
+        out_sharding=sharding_before(permutation, like),
+    )
+    return made.transpose(permutation)
+
+
+_integers.defvjp(_fwd, _bwd)

@@ -36,25 +36,8 @@ XLA_CONVOLVES = jax.__version_info__ >= (0, 12)
 MATRICES = Dimensions(2, 2, (1,), (1,), (), ())
 
 
-def integer_contraction(
-    lhs: jax.Array, rhs: jax.Array, dims: Dimensions, accumulator: np.dtype, out_sharding: Any = None
-) -> jax.Array:
-    """Products of integers summed in `accumulator`, by the kernel of the platform that the program is lowered for.
-
-    Args:
-        lhs, rhs: arrays of integer dtypes, not necessarily the same.
-        dims: as for `lax.dot_general`.
-        accumulator: a signed integer dtype that holds the sums.
-        out_sharding: as for `lax.dot_general`.
-    """
-
-    if out_sharding is not None or _are_sharded(lhs, rhs):
-        return _Divisible(dims, accumulator, out_sharding)(lhs, rhs)
-    return on_one_device(_Alone(dims, accumulator), _Divisible(dims, accumulator), lhs, rhs)
-
-
 @dataclass(frozen=True)
-class _Alone:
+class Alone:
     """The product by the kernel of the platform."""
 
     dims: Dimensions
@@ -69,7 +52,7 @@ class _Alone:
 
 
 @dataclass(frozen=True)
-class _Divisible:
+class Divisible:
     """The product as XLA divides it over devices."""
 
     dims: Dimensions

@@ -12,13 +12,14 @@ from flax import nnx
 from jqinject.dot.geometry.dimensions import checked_dimensions
 from jqinject.dot.kernels.accumulate import checked_accumulator
 from jqinject.dot.kernels.convolution import Convolution
+from jqinject.dot.kernels.integer import affine_of
 from jqinject.dot.schemes.quantized_einsum import einsum_by
 from jqinject.dot.schemes.scheme import SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_conv import scheme_conv
 from jqinject.dot.schemes.scheme_dot import scheme_dot_general
 from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
 from jqinject.dot.tensors.tensor_conv import convolves_integers, integer_conv
-from jqinject.dot.tensors.tensor_dot import affine_of, contract_tensors, output_dtype
+from jqinject.dot.tensors.tensor_dot import contract_tensors, output_dtype
 from jqinject.quant_tensor import QuantTensor, as_array
 
 

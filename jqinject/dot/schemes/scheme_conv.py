@@ -10,11 +10,11 @@ import jax.numpy as jnp
 
 from jqinject.dot.geometry.labels import Labels
 from jqinject.dot.kernels.convolution import Convolution
+from jqinject.dot.kernels.integer import affine_of
 from jqinject.dot.schemes.scheme import Kept, SchemeSpec
 from jqinject.dot.schemes.scheme_quantizers import NoRandomNumbers, SchemeQuantizers
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, quantized_by
 from jqinject.dot.tensors.tensor_conv import NO_SECOND_DERIVATIVE, convolves_integers, float_gradients
-from jqinject.dot.tensors.tensor_dot import affine_of
 from jqinject.ops.derivatives import backward_only, first_order
 from jqinject.quant_tensor import QuantTensor, as_array
 

@@ -15,6 +15,7 @@ from flax import nnx
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.geometry.labels import Labelling, Labels, summed_labels
 from jqinject.dot.geometry.tiles import LocalAqt
+from jqinject.dot.kernels.integer import known_zero_point
 from jqinject.dot.schemes.scheme import Kept
 from jqinject.dot.schemes.scheme_quantizers import NoRandomNumbers, SchemeQuantizers
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_large_groups, joined, scale_beside
@@ -28,7 +29,6 @@ from jqinject.dot.tensors.six_operands import (
     quantized_gradient,
     tiled_label,
 )
-from jqinject.dot.tensors.tensor_dot import known_zero_point
 from jqinject.ops.fake_quant import known_zero
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
 

@@ -11,12 +11,12 @@ from flax import nnx
 
 from jqinject.core.state.variables import QuantParam
 from jqinject.dot.geometry.labels import Labels
+from jqinject.dot.kernels.integer import has_integers, known_zero_point
 from jqinject.dot.schemes.held_operand import HeldOperand, OperandAxes
 from jqinject.dot.schemes.scheme import GRADIENTS, OPERANDS, Kept, SchemeSpec
 from jqinject.dot.tensors.backward_quantizer import for_backward, why_not_backward
 from jqinject.dot.tensors.freezer import QuantizedOperand
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order, quantized_by
-from jqinject.dot.tensors.tensor_dot import has_integers, known_zero_point
 from jqinject.inject import Binding
 from jqinject.ops.fake_quant import known_zero
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jqinject.dot.tensors.tensor_dot import known_zero_point
+from jqinject.dot.kernels.integer import known_zero_point
 from jqinject.ops.fake_quant import known_zero
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
 

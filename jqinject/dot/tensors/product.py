@@ -13,9 +13,9 @@ from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.geometry.labels import Labels, dimensions_of, summed_labels
 from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.kernels.float8_dot import float8_dot_general
-from jqinject.dot.kernels.integer import affine_dot_general
+from jqinject.dot.kernels.integer import affine_dot_general, affine_of, has_integers, known_zero_point
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_large_groups, scale_beside, value_of
-from jqinject.dot.tensors.tensor_dot import affine_of, describe, has_integers, known_zero_point
+from jqinject.dot.tensors.tensor_dot import describe
 from jqinject.ops.devices.explicit_axes import sharded_beside
 from jqinject.quant_tensor import FloatQuantTensor, GroupwiseQuantTensor, IntQuantTensor, QuantTensor
 

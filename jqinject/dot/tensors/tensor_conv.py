@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from jqinject.dot.kernels.convolution import Convolution, varies_only_along
-from jqinject.dot.kernels.integer import Affine
-from jqinject.dot.tensors.tensor_dot import KINDS, describe, has_integers
+from jqinject.dot.kernels.integer import Affine, has_integers
+from jqinject.dot.tensors.tensor_dot import KINDS, describe
 from jqinject.ops.derivatives import backward_only, first_order
 from jqinject.quant_tensor import IntQuantTensor
 

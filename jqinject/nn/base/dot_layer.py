@@ -131,12 +131,14 @@ class IntegerContraction:
     Attributes:
         x: the input.
         weight: the integers of the kernel.
+        dims: of the contraction, if it is called with `x` and the kernel as they are.
         stored: the dtype of the values of a frozen kernel, which gets no gradient; None for any other kernel.
     """
 
     token: ClassVar[None] = None
     x: IntQuantTensor
     weight: Affine
+    dims: Dimensions
     stored: Any = None
 
     def __call__(
@@ -149,12 +151,15 @@ class IntegerContraction:
         out_sharding: Any = None,
     ) -> jax.Array:
         """The contraction; gradients go to the arrays."""
+        dims = self.dims
+        if dims.lhs_ndim != lhs.ndim or dims.numbers != dimension_numbers:
+            dims = Dimensions.of(lhs.ndim, rhs.ndim, dimension_numbers)
         return contract_integers(
             lhs,
             rhs if self.stored is None else self.stored,
             affine_of(self.x),
             self.weight,
-            Dimensions.of(lhs.ndim, rhs.ndim, dimension_numbers),
+            dims,
             preferred_element_type or lhs.dtype,
             out_sharding=out_sharding,
         )
@@ -202,7 +207,7 @@ class QuantDotLayer(QuantWeightLayer):
         stored = None if frozen is None else frozen.form.value_dtype
         groups = weight.groups if isinstance(weight, GroupwiseIntQuantTensor) else None
         if groups is None and isinstance(x, IntQuantTensor):
-            return IntegerContraction(x, integers, stored)
+            return IntegerContraction(x, integers, placed.dims, stored)
         found = grouped_contraction(x, integers, groups, placed.dims, stored)
         few = found is not None and found.of_input.size < LEAST_GROUP
         return None if few and self.contraction != "int" else found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -57,9 +57,8 @@ def _mapped(arrays: Any, axes: Any, *, alone: Compute, otherwise: Compute, progr
     return on_one_device(_Mapped(alone, tuple(axes)), _Mapped(otherwise, tuple(axes)), *arrays), 0
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _eager(alone: Compute, otherwise: Compute, *arrays: jax.Array) -> jax.Array:
-    return on_one_device(alone, otherwise, *arrays)
+eagerly = jax.jit(on_one_device, static_argnums=(0, 1))
+"""As `on_one_device`, for arrays that are not traced: compiled once for arrays that are alike."""
 
 
 def _runs_alone(module: mlir.ModuleContext) -> bool:
@@ -79,7 +78,7 @@ def _lowered(
     return mlir.lower_fun(jaxpr_as_fun(program), multiple_results=True)(ctx, *arrays)
 
 
-ONE_DEVICE.def_impl(lambda *arrays, alone, otherwise, program: _eager(alone, otherwise, *arrays))
+ONE_DEVICE.def_impl(lambda *arrays, alone, otherwise, program: eagerly(alone, otherwise, *arrays))
 ONE_DEVICE.def_abstract_eval(lambda *arrays, alone, otherwise, program: program.out_avals[0])
 batching.primitive_batchers[ONE_DEVICE] = _mapped
 mlir.register_lowering(ONE_DEVICE, _lowered)
