@@ -20,7 +20,6 @@ from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
 from jqinject.ops.choose import choose
-from jqinject.ops.power import quotient
 from jqinject.ops.ste import nearest
 
 LARGEST = float(jnp.finfo(jnp.float32).max)
@@ -45,6 +44,23 @@ def is_known_zero(x: jax.Array) -> bool:
         (True, False)
     """
     return x.ndim == 0 and not isinstance(x, jax.core.Tracer) and not np.asarray(x)
+
+
+def quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:
+    """The number that `divide` returns, without its derivative: for derivative rules that have their own.
+
+    Args:
+        x: a float32 array.
+        divisor: a float32 number or array that broadcasts with `x`, not 0.
+
+    Example:
+        >>> quotient(jnp.float32(254.0), jnp.float32(127))
+        Array(2., dtype=float32)
+    """
+    # The divisor for every number, nan for nan.
+    if divisor.ndim == 0:
+        return x / jax.lax.clamp(divisor, x, divisor)
+    return x / jnp.maximum(jnp.minimum(x, divisor), divisor)
 
 
 def bounded(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
