@@ -31,6 +31,7 @@ class RuntimeDynamicStatsScaling(Dynamic):
             (rows of a matrix).
 
     Example:
+        >>> import jax.numpy as jnp
         >>> from jqinject.core import AbsMax
         >>> scaling = RuntimeDynamicStatsScaling(AbsMax(stats_reduce_dim=-1, keepdim=True))
         >>> scaling(jnp.array([[1.0, -3.0], [0.5, 0.0]]), 2)
@@ -77,6 +78,7 @@ class RuntimeDynamicGroupStatsScaling(Dynamic):
         ValueError: a group size below 1.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> from jqinject.core import AbsMax, DynamicOverSubChannelBlockView
         >>> scaling = RuntimeDynamicGroupStatsScaling(
         ...     2, -1, DynamicOverSubChannelBlockView(2, -1), AbsMax(stats_reduce_dim=-1, keepdim=True))

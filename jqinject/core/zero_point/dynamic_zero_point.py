@@ -29,6 +29,7 @@ class RuntimeDynamicStatsZeroPoint(Dynamic):
         dynamic_scaling_broadcastable_fn: as for `RuntimeDynamicStatsScaling`.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> from jqinject.core import IntQuant, NegativeMinOrZero
         >>> int_quant = IntQuant(narrow_range=False, signed=False)
         >>> impl = RuntimeDynamicStatsZeroPoint(NegativeMinOrZero(), int_quant, True)
@@ -76,6 +77,7 @@ class RuntimeDynamicGroupZeroPoint(Dynamic):
         quantize_zero_point: make it an integer of the range.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> from jqinject.core import DynamicOverSubChannelBlockView, IntQuant, NegativeMinOrZero
         >>> groups = DynamicOverSubChannelBlockView(2, -1)
         >>> impl = RuntimeDynamicGroupZeroPoint(

@@ -33,6 +33,7 @@ class ParameterZeroPoint(Learned):
         ValueError: when the shapes disagree or the initial value is not finite.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> from jqinject.core import IntQuant
         >>> impl = ParameterZeroPoint(1.0, IntQuant(narrow_range=False, signed=False), True)
         >>> float(impl(jnp.ones(3), jnp.float32(0.25), 4))
@@ -85,6 +86,7 @@ class ParameterFromRuntimeZeroPoint(Collected):
         ValueError: when it is less than 1, the momentum is out of range, or the shape is wrong (when called).
 
     Example:
+        >>> import jax.numpy as jnp
         >>> from jqinject.core import IntQuant, NegativeMinOrZero, OverTensorView
         >>> int_quant = IntQuant(narrow_range=False, signed=False)
         >>> stat, view = NegativeMinOrZero(), OverTensorView()
