@@ -20,7 +20,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
 from jqinject.ops.choose import choose
-from jqinject.ops.ste import nearest
+from jqinject.ops.ste import nearest, with_gradient_of
 
 LARGEST = float(jnp.finfo(jnp.float32).max)
 
@@ -78,6 +78,27 @@ def bounded(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
     if low.ndim == 0 and high.ndim == 0:
         return jax.lax.clamp(low, x, high)
     return jnp.maximum(jnp.minimum(x, high), low)
+
+
+def in_range_of(value: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
+    """What integers stand for, float32, in a dtype: beyond its range, its largest number; the gradient is 1.
+
+    The lowest of 8 bits times the scale of a tensor that holds float16's largest number is not one of float16.
+
+    Args:
+        value: float32.
+        scale: of the integers; where it is not finite, nothing is hidden.
+        dtype: of the result.
+
+    Example:
+        >>> in_range_of(jnp.float32(-65760.0), jnp.float32(513.75), jnp.float16)
+        Array(-65504., dtype=float16)
+    """
+    largest = float(jnp.finfo(dtype).max)
+    if largest < 1e38:
+        inside = jnp.where(jnp.isfinite(scale), jnp.clip(value, -largest, largest), value)
+        value = with_gradient_of(value, inside)
+    return value.astype(dtype)
 
 
 @dataclass(frozen=True)

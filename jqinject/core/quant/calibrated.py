@@ -33,7 +33,7 @@ from jqinject.core.state.variables import all_counted
 from jqinject.ops.choose import shaped
 from jqinject.ops.clip import within_range
 from jqinject.ops.devices.mapped import Names, names_at_hand, places_over, sum_over
-from jqinject.ops.fake_quant import known_zero
+from jqinject.ops.fake_quant import in_range_of, known_zero
 from jqinject.ops.groups import check_divides, checked_group_size, fitting_size, split_groups
 from jqinject.ops.minifloats.float_format import FloatFormat
 from jqinject.ops.power import divide
@@ -311,7 +311,7 @@ class CalibratedQuant(Component):
         scale = self._kept(scale, x.ndim)
         if zero_point is not None:
             offset = self._kept(offset, x.ndim)
-        return ResultWithPayload.of(value.astype(x.dtype), scale, offset, self.bit_width, kept)
+        return ResultWithPayload.of(in_range_of(value, scale, x.dtype), scale, offset, self.bit_width, kept)
 
     def _minifloats(self, x: jax.Array, x32: jax.Array, found: ClippingRange) -> FloatQuantResult:
         if found.low is not None:

@@ -21,7 +21,7 @@ from jqinject.core.facts import class_fact, groups_of, is_nearest
 from jqinject.core.rounding import RoundSte
 from jqinject.core.view import cut_of, in_layout
 from jqinject.ops import fake_quantize, int_range
-from jqinject.ops.fake_quant import Steps, is_known_zero
+from jqinject.ops.fake_quant import Steps, in_range_of, is_known_zero
 from jqinject.ops.power import divide
 from jqinject.quant_tensor import IntQuantTensor
 
@@ -242,5 +242,5 @@ class IntQuant(Component):
             bounds = _bounds(self.grid, bit_width) if type(bit_width) is int else self._bounds_of(bit_width)
             y = fake_quantize(x.astype(jnp.float32), scale, zero_point, *bounds, how)
             y, kept = (y, None) if payload is None else y
-        y = y.astype(x.dtype)
+        y = in_range_of(y, scale, x.dtype)
         return y if self.delay is None else self.delay(x, y), kept

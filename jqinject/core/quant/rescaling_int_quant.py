@@ -125,9 +125,11 @@ class RescalingIntQuant(Component):
         x32 = x.astype(jnp.float32)
         bit_width, threshold = self._bits()
         scale, zero_point = self._measured(x32, bit_width, threshold)
-        if keep and isinstance(self.int_quant, IntQuant):
-            value, payload = self.int_quant.with_payload(scale, zero_point, bit_width, x32)
-            return ResultWithPayload.of(value.astype(x.dtype), scale, zero_point, bit_width, payload)
+        if isinstance(self.int_quant, IntQuant):
+            if keep:
+                value, payload = self.int_quant.with_payload(scale, zero_point, bit_width, x)
+                return ResultWithPayload.of(value, scale, zero_point, bit_width, payload)
+            return QuantResult(self.int_quant(scale, zero_point, bit_width, x), scale, zero_point, bit_width)
         value = self.int_quant(scale, zero_point, bit_width, x32).astype(x.dtype)
         return QuantResult(value, scale, zero_point, bit_width)
 
@@ -210,5 +212,5 @@ class PrescaledRestrictIntQuant(Component):
         width = self.bit_width_impl
         bit_width = _constant(width) if class_fact(type(width), "is_constant") else width()
         zero_point = known_zero()
-        value = self.int_quant(scale, zero_point, bit_width, x.astype(jnp.float32)).astype(x.dtype)
+        value = self.int_quant(scale, zero_point, bit_width, x).astype(x.dtype)
         return QuantResult(value, scale, zero_point, bit_width)

@@ -99,5 +99,5 @@ class ScaleShiftQuantZeroPoint(Component):
         """The zero point of a range that reaches `zero_point` below zero, float32."""
         quantized, *_ = self.zp_int_quant(zero_point)
         shape = self.zero_point_dequantized_shape
-        quantized = ungrouped(quantized, zero_point.shape) if shape is None else quantized.reshape(shape)
+        quantized = ungrouped(quantized, zero_point) if shape is None else quantized.reshape(shape)
         return divide(quantized, scale) + self.int_quant.min_int(bit_width)
