@@ -78,8 +78,8 @@ class QuantRestrictValue(Component):
         value, scale, *_ = result
         step = _least_step(result.format) if isinstance(result, FloatQuantResult) else 1.0
         if value.ndim != x.ndim:
-            scale = ungrouped(jnp.broadcast_to(scale, value.shape), x.shape)
-            value = ungrouped(value, x.shape)
+            scale = ungrouped(jnp.broadcast_to(scale, value.shape), x)
+            value = ungrouped(value, x)
         least = jnp.where(x < 0, -scale * step, scale * step)
         restricted = jnp.where(value == 0, least, value)
         shape = self.scale_dequantized_shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jqinject.ops.devices.explicit_axes import merge_axes, whole
+from jqinject.ops.devices.explicit_axes import merge_axes, sharded_as, whole
 
 
 def fitting_size(group_size: int, length: int) -> int:
@@ -89,21 +89,22 @@ def join_groups(x: jax.Array, group_dim: int, length: int) -> jax.Array:
     return jax.lax.slice_in_dim(joined, 0, length, axis=axis) if joined.shape[axis] != length else joined
 
 
-def ungrouped(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """What may have been cut into groups that are full, in the shape that it had before.
+def ungrouped(x: jax.Array, like: jax.Array) -> jax.Array:
+    """What may have been cut into groups that are full, in the shape and sharding that it had before.
 
     Args:
         x: of that shape, or with one of its axes as (groups, elements).
-        shape: before the cut.
+        like: what was cut.
 
     Example:
-        >>> ungrouped(jnp.zeros((2, 8, 1, 3)), (16, 1, 3)).shape
+        >>> ungrouped(jnp.zeros((2, 8, 1, 3)), jnp.zeros((16, 1, 3))).shape
         (16, 1, 3)
     """
-    if x.ndim == len(shape):
+    if x.ndim == like.ndim:
         return x
-    axis = next((place for place, length in enumerate(shape) if x.shape[place] != length), len(shape) - 1)
-    return merge_axes(x, axis, axis + 2)
+    differing = (place for place, length in enumerate(like.shape) if x.shape[place] != length)
+    axis = next(differing, like.ndim - 1)
+    return sharded_as(merge_axes(x, axis, axis + 2), like)
 
 
 def spread_groups(x: jax.Array, group_size: int, group_dim: int, length: int) -> jax.Array:
@@ -130,7 +131,7 @@ def checked_group_size(group_size: int, where: str) -> int:
     """A group size as a Python int.
 
     Raises:
-        ValueError: it is no whole number of at least 1.
+        ValueError: it is not a whole number of at least 1.
     """
     if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
         raise ValueError(

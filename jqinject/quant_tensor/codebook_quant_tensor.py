@@ -70,6 +70,10 @@ class CodebookQuantTensor(ScaledQuantTensor):
         """Whether the table has numbers below 0."""
         return self._format.values[0] < 0
 
+    def number_range(self, narrow_range: bool = False) -> tuple[float, float]:
+        """The smallest and the largest number of the table."""
+        return self.codebook.values[0], self.codebook.values[-1]
+
     def codes(self) -> jax.Array:
         """The indices, uint8; no gradient."""
         steps = jax.lax.stop_gradient(self.value).astype(jnp.float32) / self.scale

@@ -138,6 +138,11 @@ class FloatQuantTensor(ScaledQuantTensor):
     )
     signed: bool = of_format("signed", "Whether there are numbers below 0.")
 
+    def number_range(self, narrow_range: bool = False) -> tuple[Any, Any]:
+        """The smallest and the largest minifloat."""
+        largest = self._format.max_value
+        return (-largest if self.signed else 0.0), largest
+
     @property
     def q_dtype(self) -> np.dtype:
         """Dtype of the payload: the float dtype of this format, else unsigned integers for its codes."""

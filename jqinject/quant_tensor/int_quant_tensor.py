@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jqinject.ops.int_range import max_int, min_int
 from jqinject.ops.ste import round_ste
 from jqinject.quant_tensor._fields import (
     FIELDS,
@@ -273,6 +274,15 @@ class IntQuantTensor(IntegerOperations):
         if float_datatype:
             return round_ste(pre_round_integers(*self._grid)).astype(jnp.float32)
         return integers
+
+    def number_range(self, narrow_range: bool = False) -> tuple[Any, Any]:
+        """The smallest and the largest integer.
+
+        Args:
+            narrow_range: whether one integer is left out; the tensor itself does not know.
+        """
+        grid = (self.signed, narrow_range, self.bit_width)
+        return min_int(*grid), max_int(*grid)
 
     @property
     def _grid(self) -> tuple[jax.Array, jax.Array, jax.Array]:

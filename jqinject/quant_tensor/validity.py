@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jqinject.ops.fake_quant import in_range_of
 from jqinject.ops.int_range import max_int, min_int
 from jqinject.quant_tensor.bit_widths import BitWidth
 
@@ -22,7 +23,7 @@ def pre_round_integers(value: jax.Array, scale: jax.Array, zero_point: jax.Array
 
 def dequantized(integers: jax.Array, scale: jax.Array, zero_point: jax.Array, dtype: Any) -> jax.Array:
     """(integers - zero_point) * scale, computed in float32."""
-    return ((integers.astype(jnp.float32) - zero_point) * scale).astype(dtype)
+    return in_range_of((integers.astype(jnp.float32) - zero_point) * scale, scale, dtype)
 
 
 def integer_bounds(bit_width: BitWidth, signed: bool) -> tuple[jax.Array, jax.Array]:

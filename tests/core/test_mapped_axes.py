@@ -175,3 +175,9 @@ def test_weight_normalization_refuses_a_mapped_axis(quantizer):
             8, 4, weight_quant=quantizer, weight_axis_name="data", input_quant=q.Int8ActPerTensorFloat,
             rngs=nnx.Rngs(0),
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("stat", [core.AbsMax, core.AbsAve], ids=["largest", "mean"])
+def test_an_axis_that_does_not_surround_the_call_is_named(stat):
+    with pytest.raises(NameError, match=r"(?s)axis 'data' \(axis_name\).*cure: call it within"):
+        stat(axis_name="data")(X)

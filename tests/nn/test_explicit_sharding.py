@@ -10,7 +10,14 @@ from jax.sharding import PartitionSpec as P
 
 import jqinject
 import jqinject.quant as q
-from jqinject.nn import QuantConv, QuantEinsum, QuantIdentity, QuantLinear
+from jqinject.nn import (
+    QuantConv,
+    QuantConvTranspose,
+    QuantEinsum,
+    QuantIdentity,
+    QuantLinear,
+    QuantLinearGeneral,
+)
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="the mesh has 8 devices")
 
@@ -82,13 +89,21 @@ def test_sharded_activations(act, spec, mesh):
 
 @pytest.mark.lengthy
 @pytest.mark.parametrize("spec", [(None, None, None, "model"), (None, None, "model", None)], ids=str)
-@pytest.mark.parametrize("act", [q.Int8ActPerTensorFloat, q.ShiftedUint8ActPerTensorFloat], ids=str)
-def test_convolutions_of_integers_take_out_sharding(act, spec, mesh):
+@pytest.mark.parametrize(
+    ("kind", "act"),
+    [
+        (QuantConv, q.Int8ActPerTensorFloat),
+        (QuantConv, q.ShiftedUint8ActPerTensorFloat),
+        (QuantConvTranspose, q.ShiftedUint8ActPerTensorFloat),
+    ],
+    ids=str,
+)
+def test_convolutions_of_integers_take_out_sharding(kind, act, spec, mesh):
     x = IMAGES
     out = P("data", None, None, spec[3])
 
     def outputs(x, metadata, **kwargs):
-        layer = QuantConv(32, 16, (3, 3), input_quant=act, kernel_metadata=metadata, rngs=nnx.Rngs(0))
+        layer = kind(32, 16, (3, 3), input_quant=act, kernel_metadata=metadata, rngs=nnx.Rngs(0))
         layer(x, **kwargs)
         loss = nnx.grad(lambda layer: jnp.mean(layer(x, **kwargs) ** 2))(layer)
         layer.eval()
@@ -103,6 +118,30 @@ def test_convolutions_of_integers_take_out_sharding(act, spec, mesh):
 
 
 @pytest.mark.lengthy
+@pytest.mark.parametrize("spec", [("data", "model"), ("model", None)], ids=str)
+@pytest.mark.parametrize("kind", [QuantLinear, QuantLinearGeneral], ids=str)
+@pytest.mark.parametrize(
+    ("weight", "act"),
+    [
+        (q.ShiftedUint8WeightPerChannelFloat, q.ShiftedUint8ActPerTensorFloat),
+        (q.Fp8e4m3WeightPerTensorDelayed, q.Fp8e4m3ActPerTensorDelayed),
+    ],
+    ids=str,
+)
+def test_rows_that_are_sharded_take_out_sharding(weight, act, kind, spec, mesh):
+    def outputs(x, metadata, **kwargs):
+        layer = kind(32, 16, weight_quant=weight, input_quant=act, kernel_metadata=metadata, rngs=nnx.Rngs(0))
+        slopes = nnx.grad(lambda layer: jnp.mean(layer(x, **kwargs) ** 2))(layer)
+        layer.eval()
+        return jqinject.freeze(layer)(x, **kwargs), slopes["kernel"].get_value()
+
+    with jax.set_mesh(jax.make_mesh((), (), axis_types=())):
+        expected = outputs(X, {})
+    x = jax.device_put(X, NamedSharding(mesh, P("data", None, "model")))
+    found = outputs(x, {"out_sharding": spec}, out_sharding=P("data", None, None))
+    assert_alike(found, expected, rtol=2e-6)
+
+
 def test_an_einsum_of_integers_takes_out_sharding(mesh):
     def output(x, metadata, **kwargs):
         layer = QuantEinsum(

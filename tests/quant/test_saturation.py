@@ -125,3 +125,15 @@ def test_a_scale_of_integers_far_too_small_has_a_gradient():
         lambda scale: ops.fake_quantize(jnp.array([3e38]), scale, jnp.float32(0), -128, 127).sum()
     )(jnp.float32(1e-3))
     assert gradient == 127.0
+
+
+@pytest.mark.parametrize("quantizer", [quant.Int8ActDynamicPerRow, quant.Int8ActPerTensorAbsMax])
+def test_the_lowest_integer_of_float16_stays_finite(quantizer):
+    largest = float(jnp.finfo(jnp.float16).max)
+    x = jnp.array([[-largest, largest, 1.0]], jnp.float16)
+    y, slope = jax.value_and_grad(lambda x: as_array(QuantIdentity(quantizer)(x))[0, 0].astype(jnp.float32))(
+        x
+    )
+    assert y == -largest
+    assert np.isfinite(slope).all()
+    assert not np.isfinite(as_array(QuantIdentity(quantizer)(x.at[0, 0].set(-jnp.inf)))[0, 0])

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AxisType
 
 import jqinject
 from jqinject.core import FloatRestrictValue, QuantRestrictValue, RescalingIntQuant, ScaleShiftQuantZeroPoint
@@ -361,3 +362,15 @@ def test_the_threshold_has_no_groups():
         ValueError, match=r"got one of shape \(\), .*\n  cure: .*restrict_threshold_impl = FloatRestr"
     ):
         linear(quantizer).quant_weight()
+
+
+@pytest.mark.skipif(jax.device_count() < 8, reason="the mesh has 8 devices")
+@pytest.mark.parametrize("axis", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_on_sharded_rows(axis):
+    def quantized(**metadata):
+        layer = QuantLinear(INPUTS, 32, weight_quant=Shifted, kernel_metadata=metadata, rngs=nnx.Rngs(0))
+        return nnx.jit(lambda layer: layer.quant_weight().value)(layer)
+
+    expected = quantized()
+    with jax.set_mesh(jax.make_mesh((4,), ("model",), axis_types=(axis,))):
+        np.testing.assert_array_equal(quantized(out_sharding=("model", None)), expected)

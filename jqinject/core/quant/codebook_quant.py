@@ -19,7 +19,7 @@ from jqinject.core.construction.component import Component
 from jqinject.core.facts import groups_of, scale_dtype
 from jqinject.core.stats.search import Candidate, Search, scale_of
 from jqinject.core.view import in_layout
-from jqinject.ops.choose import known_zero
+from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.minifloats.nearest_code import Codebook
 from jqinject.ops.power import divide
 from jqinject.quant_tensor import CodebookQuantTensor
@@ -78,7 +78,7 @@ class CodebookQuant(Component):
 
     Raises:
         ValueError: the numbers are no table.
-        TypeError: (at the call) `x` is no float array.
+        TypeError: (when called) `x` is not a float array.
 
     Example:
         >>> from jqinject.core import ConstScaling
@@ -123,7 +123,7 @@ class CodebookQuant(Component):
         """`x` quantized; scale float32."""
         x = check.float_input(x, "CodebookQuant")
         scale = scale_of(self.scaling_impl, x.astype(jnp.float32), self.codebook.largest, Search(self))
-        return CodebookQuantResult(self.quantize(x, scale).astype(x.dtype), scale, self.codebook)
+        return CodebookQuantResult(self.quantize(x, scale), scale, self.codebook)
 
     def try_scale(self, x: jax.Array, statistic: jax.Array) -> CodebookQuantResult:
         """What `x` would be if `statistic` were what the scale is made from.
@@ -142,7 +142,7 @@ class CodebookQuant(Component):
         return CodebookQuantResult(self.quantize(x, scale), scale, self.codebook)
 
     def quantize(self, x: jax.Array, scale: jax.Array) -> jax.Array:
-        """`x` quantized by a scale and back in float32."""
+        """`x` quantized by a scale and back, in its dtype."""
         table = self.codebook
 
         def made(x: jax.Array, scale: jax.Array) -> jax.Array:
@@ -150,6 +150,6 @@ class CodebookQuant(Component):
             inside = self.tensor_clamp_impl(steps, min_val=table.values[0], max_val=table.values[-1])
             nearest = jnp.where(jnp.isnan(inside), inside, table.decode(table.encode(inside)))
             passed = jax.lax.stop_gradient(nearest) + (inside - jax.lax.stop_gradient(inside))
-            return passed * scale
+            return (passed * scale).astype(x.dtype)
 
         return in_layout(self.input_view_impl, made, x, scale)

@@ -8,23 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core._protocols import (
-    BitWidth,
-    Clamp,
-    IntScalingImpl,
-    QuantResult,
-    Rounding,
-    Scaling,
-    View,
-    ZeroPoint,
-)
+from jqinject.core._protocols import BitWidth, Clamp, IntScalingImpl, Rounding, Scaling, View, ZeroPoint
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.delay import DelayWrapper, delay_of
 from jqinject.core.facts import has_zero_point, scale_dtype
-from jqinject.core.quant.int_quant import IntQuant
+from jqinject.core.quant.int_quant import IntQuant, QuantResult
+from jqinject.ops.fake_quant import in_range_of
 from jqinject.ops.power import divide
 from jqinject.quant_tensor import IntQuantTensor
 
@@ -115,7 +107,7 @@ class DecoupledIntQuant(Component):
 
     def from_int(self, q: jax.Array, scale: jax.Array, zero_point: jax.Array, x: jax.Array) -> jax.Array:
         """The floats of the integers `q`, in the dtype of `x`; `x` itself while quantization is delayed."""
-        y = ((q - zero_point) * scale).astype(x.dtype)
+        y = in_range_of((q - zero_point) * scale, scale, x.dtype)
         return y if self.delay is None else self.delay(x, y)
 
     def __call__(
@@ -185,7 +177,7 @@ class DecoupledQuantizer(Component):
         scale = self.scaling_impl(x32, steps)
         zero_point = self.zero_point_impl(x32, scale, bits)
         q = within(self.decoupled_int_quant.to_int(pre_scale, pre_zero_point, bits, x32))
-        value = self.decoupled_int_quant.from_int(q, scale, zero_point, x32).astype(x.dtype)
+        value = self.decoupled_int_quant.from_int(q, scale, zero_point, x)
         return DecoupledQuantResult(value, scale, zero_point, bits, pre_scale, pre_zero_point)
 
 
@@ -206,7 +198,7 @@ class DecoupledRescalingIntQuant(DecoupledQuantizer):
         bit_width_impl: the bit width.
 
     Raises:
-        TypeError: (at the call) when `x` is not a float array.
+        TypeError: (when called) `x` is not a float array.
 
     Example:
         >>> from jqinject.core import BitWidthConst, ConstScaling, IntScaling, ZeroZeroPoint

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jqinject.core._protocols import IntQuantizer
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
-from jqinject.ops.choose import known_zero
+from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.groups import ungrouped
 from jqinject.ops.power import divide
 
@@ -99,5 +99,5 @@ class ScaleShiftQuantZeroPoint(Component):
         """The zero point of a range that reaches `zero_point` below zero, float32."""
         quantized, *_ = self.zp_int_quant(zero_point)
         shape = self.zero_point_dequantized_shape
-        quantized = ungrouped(quantized, zero_point.shape) if shape is None else quantized.reshape(shape)
+        quantized = ungrouped(quantized, zero_point) if shape is None else quantized.reshape(shape)
         return divide(quantized, scale) + self.int_quant.min_int(bit_width)

@@ -11,13 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core import BinaryQuant, ClampedBinaryQuant, TernaryQuant
-from jqinject.ops import max_int, min_int
 from jqinject.ops.devices.processes import from_holder, spans_processes
 from jqinject.quant_tensor import (
-    CodebookQuantTensor,
-    FloatQuantTensor,
-    GroupwiseCodebookQuantTensor,
-    GroupwiseFloatQuantTensor,
     as_array,
 )
 
@@ -98,14 +93,8 @@ def clipped_fields(proxy: Any, x: jax.Array, made: Any) -> tuple[Any, ...]:
         x: the input.
         made: the same quantized, a QuantTensor.
     """
-    if isinstance(made, FloatQuantTensor | GroupwiseFloatQuantTensor):
-        high = made.format.max_value
-        low = -high if made.signed else 0.0
-    elif isinstance(made, CodebookQuantTensor | GroupwiseCodebookQuantTensor):
-        low, high = made.codebook.values[0], made.codebook.values[-1]
-    elif proxy is not None and isinstance(proxy.tensor_quant, ONE_STEP):
+    if proxy is not None and isinstance(proxy.tensor_quant, ONE_STEP):
         low, high = -1, 1
     else:
-        grid = (made.signed, proxy is not None and bool(proxy.is_narrow_range), made.bit_width)
-        low, high = min_int(*grid), max_int(*grid)
+        low, high = made.number_range(proxy is not None and bool(proxy.is_narrow_range))
     return x, made.value, made.scale, made.zero_point, low, high

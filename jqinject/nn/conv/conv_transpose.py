@@ -6,10 +6,12 @@ from typing import Any, final
 
 import jax
 from flax import nnx
+from jax.sharding import auto_axes
 
 from jqinject.nn.base.keywords import split_keywords
+from jqinject.nn.base.weight_layer import ParameterView
 from jqinject.nn.conv.conv_layer import QuantConvLayer
-from jqinject.ops.devices.explicit_axes import with_sharding
+from jqinject.ops.devices.explicit_axes import asked, with_sharding
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 
 
@@ -116,7 +118,17 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
         return max(self.in_features * math.prod(places), self.out_features * added)
 
     def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
-        return with_sharding(nnx.ConvTranspose.__call__(parameter_view, inputs), out_sharding)
+        if asked(out_sharding, inputs, parameter_view.kernel) is None:
+            return with_sharding(nnx.ConvTranspose.__call__(parameter_view, inputs), out_sharding)
+
+        def forward(inputs: jax.Array, parameters: dict[str, Any]) -> jax.Array:
+            view: Any = ParameterView(parameter_view, parameters)
+            return nnx.ConvTranspose.__call__(view, inputs)
+
+        # Flax hands no sharding to its convolution: it is run with automatic axes.
+        parameters = {"kernel": parameter_view.kernel[...], "bias": parameter_view.bias}
+        run: Any = auto_axes(forward, out_sharding=out_sharding)
+        return run(inputs, parameters)
 
 
 def _each(given: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:

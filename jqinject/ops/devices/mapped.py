@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -65,7 +66,23 @@ def _differing(x: jax.Array, names: Names) -> Names:
 
 
 def _is_tracked(name: Any) -> bool:
-    return name in varying_axes(jax.lax.axis_index(name))
+    return name in varying_axes(_bound(jax.lax.axis_index, name))
+
+
+def _bound(ask: Callable[[Any], Any], name: Any) -> Any:
+    """What JAX says of a mapped axis.
+
+    Raises:
+        NameError: no `shard_map`, `pmap` or `vmap` around the call has an axis of this name.
+    """
+    try:
+        return ask(name)
+    except NameError as error:
+        raise NameError(
+            f"a statistic over the mapped axis {name!r} (axis_name) was asked for outside of shard_map, pmap and vmap: "
+            "no axis of this name surrounds the call.\n  cure: call it within the map; or a quantizer without "
+            "axis_name, for tensors that are whole"
+        ) from error
 
 
 def max_over(x: jax.Array, names: Names) -> jax.Array:
@@ -92,7 +109,7 @@ def places_over(names: Names) -> int:
     """The product of the sizes of named axes."""
     size = 1
     for name in names:
-        size *= int(jax.lax.axis_size(name))
+        size *= int(_bound(jax.lax.axis_size, name))
     return size
 
 
@@ -100,5 +117,5 @@ def place_over(names: Names) -> jax.Array:
     """The flat index of this place among them, from 0; int32."""
     place = jnp.zeros((), jnp.int32)
     for name in names:
-        place = place * jax.lax.axis_size(name) + jax.lax.axis_index(name)
+        place = place * _bound(jax.lax.axis_size, name) + jax.lax.axis_index(name)
     return place

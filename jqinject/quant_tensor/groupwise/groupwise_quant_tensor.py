@@ -154,6 +154,10 @@ class GroupwiseQuantTensor(QuantTensor):
         """The float dtype of `value`."""
         return self.value_.dtype
 
+    def number_range(self, narrow_range: bool = False) -> tuple[Any, Any]:
+        """The smallest and the largest number of the format, before scale and zero point."""
+        return self._grouped.number_range(narrow_range)
+
     def set(self, **changes: Any) -> Self:
         """A copy with some fields replaced.
 
