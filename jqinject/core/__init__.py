@@ -2,8 +2,6 @@
 
 from jqinject.core._protocols import KeepsPayload as KeepsPayload
 from jqinject.core._protocols import PackableResult as PackableResult
-from jqinject.core._protocols import QuantResult as QuantResult
-from jqinject.core._protocols import ResultWithPayload as ResultWithPayload
 from jqinject.core._protocols import StaticRange as StaticRange
 from jqinject.core.bit_width import BitWidthConst as BitWidthConst
 from jqinject.core.bit_width import BitWidthParameter as BitWidthParameter
@@ -65,6 +63,8 @@ from jqinject.core.quant import PrescaledRestrictIntQuant as PrescaledRestrictIn
 from jqinject.core.quant import RescalingIntQuant as RescalingIntQuant
 from jqinject.core.quant import TernaryQuant as TernaryQuant
 from jqinject.core.quant import TruncIntQuant as TruncIntQuant
+from jqinject.core.quant.int_quant import QuantResult as QuantResult
+from jqinject.core.quant.int_quant import ResultWithPayload as ResultWithPayload
 from jqinject.core.quant_restrict_val import QuantRestrictValue as QuantRestrictValue
 from jqinject.core.restrict_val import FloatRestrictValue as FloatRestrictValue
 from jqinject.core.restrict_val import IntRestrictValue as IntRestrictValue

@@ -26,73 +26,15 @@ scale`.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 
-from jqinject.quant_tensor import IntQuantTensor
-
-
-class QuantResult(NamedTuple):
-    """What a quantizer returns.
-
-    Attributes:
-        value: the quantized tensor in float, dtype and shape of the input.
-        scale: float per integer step, float32, broadcasts with `value`.
-        zero_point: the integer that stands for 0, float32, broadcasts with `value`.
-        bit_width: a Python int when constant, else a float32 scalar.
-    """
-
-    value: jax.Array
-    scale: jax.Array
-    zero_point: jax.Array
-    bit_width: int | jax.Array
-
-    def quant_tensor(self, *, signed: bool, training: bool) -> IntQuantTensor:
-        """As the tensor that flows between layers.
-
-        Args:
-            signed: whether the integers have a sign.
-            training: whether it was quantized in training mode.
-
-        Returns:
-            An `IntQuantTensor`.
-        """
-        return IntQuantTensor(*self, signed, training)
-
-
-class ResultWithPayload(QuantResult):
-    """A `QuantResult` that keeps the integers which its value comes from.
-
-    Attributes:
-        payload: the integers, in the narrowest dtype of bytes; None for none.
-    """
-
-    payload: jax.Array | None = None
-
-    @classmethod
-    def of(
-        cls,
-        value: jax.Array,
-        scale: jax.Array,
-        zero_point: jax.Array,
-        bit_width: Any,
-        payload: jax.Array | None,
-    ) -> ResultWithPayload:
-        """The result of these."""
-        result = cls(value, scale, zero_point, bit_width)
-        result.payload = payload
-        return result
-
-    def quant_tensor(self, *, signed: bool, training: bool) -> IntQuantTensor:
-        """As of `QuantResult`; the tensor keeps the integers too."""
-        return IntQuantTensor(*self, signed, training, self.payload)
-
 
 @runtime_checkable
 class KeepsPayload(Protocol):
-    """A quantizer that can keep what it rounded, for whoever contracts it."""
+    """A quantizer that can keep what it rounded, for the contraction that follows."""
 
     def keeping_payload(self, x: jax.Array, /) -> Any:
         """As a call; the result has the payload beside the value."""
@@ -212,7 +154,7 @@ class StaticRange(Protocol):
     def has_range(self) -> bool | None:
         """Whether data were seen (by every layer of a stack).
 
-        None if nothing is collected: the range is a constant, or that of the tensor at hand. True where it cannot be
+        None if nothing is collected: the range is a constant, or that of the given tensor. True where it cannot be
         known: of traced and abstract state.
         """
         ...
@@ -259,7 +201,7 @@ class StepStatistic(Protocol):
 class TensorQuant(Protocol):
     """`tensor_quant`: the assembled quantizer. It may say every fact below."""
 
-    def __call__(self, x: jax.Array, /) -> QuantResult: ...
+    def __call__(self, x: jax.Array, /) -> PackableResult: ...
 
 
 class SaysZeroPoint(Protocol):

@@ -82,12 +82,12 @@ def keeps_sign(component: Any) -> bool:
 
 
 def groups_of(component: Any) -> tuple[int, int] | None:
-    """Elements of a group and the axis that a quantizer or a view cuts into groups; None where it does not say."""
+    """Elements of a group and the axis that a quantizer or a view cuts into groups; None if it does not say."""
     return getattr(component, "groups", None)
 
 
 def is_dynamic(component: Any) -> bool:
-    """Whether the scale is that of the tensor at hand.
+    """Whether the scale is that of the given tensor.
 
     A quantizer that does not say is as its `scaling_impl` is, and a scaling that does not say is not dynamic.
     """

@@ -35,7 +35,7 @@ class FloatClamp:
         signed: whether there are numbers below 0.
         inf_values: mantissas, in binary, that mean inf together with the largest exponent; None for no inf.
         nan_values: likewise for nan.
-        max_available_float: numbers end here; None where all codes are numbers.
+        max_available_float: numbers end here; None if all codes are numbers.
         saturating: clamp.
 
     Raises:

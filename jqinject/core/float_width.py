@@ -23,7 +23,7 @@ class ExponentWidthConst:
         bit_width: 1 to 8.
 
     Raises:
-        TypeError: it is no int.
+        TypeError: it is not an int.
         ValueError: it is out of range: a minifloat without exponent is an integer.
 
     Example:
@@ -50,7 +50,7 @@ class MantissaWidthConst:
         bit_width: 0 to 22.
 
     Raises:
-        TypeError: it is no int.
+        TypeError: it is not an int.
         ValueError: it is out of range.
 
     Example:
@@ -125,7 +125,7 @@ class StaticExponentBias:
         exponent_bias: an int.
 
     Raises:
-        TypeError: it is no int.
+        TypeError: it is not an int.
 
     Example:
         >>> StaticExponentBias(7)()

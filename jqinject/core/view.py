@@ -116,7 +116,7 @@ class OverOutputChannelView(MergingView):
         return order[:channel_axes], order[channel_axes:]
 
     def layout(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...] | None, int]:
-        """The permutation of a tensor of a shape, None for none, and how many axes channels are counted along.
+        """The permutation of a tensor of a shape, None if it is not permuted, and along how many axes channels count.
 
         Raises:
             ValueError: `channel_shape` does not broadcast against the shape.
@@ -224,7 +224,7 @@ class GroupingView(ABC):
         """Whether a tensor is in groups already."""
 
     def cut(self, x: jax.Array) -> Cut | None:
-        """How to cut a tensor without a reshape, which would gather it; None where there is no need."""
+        """How to cut a tensor without a reshape, which would gather it; None if there is no need."""
         if self.is_seen(x) or not -x.ndim <= self.group_dim < x.ndim:
             return None
         axis = self.group_dim % x.ndim
@@ -264,7 +264,7 @@ class OverSubChannelBlockView(GroupingView):
         group_dim: the axis that is cut, from the front or (negative) from the end.
 
     Raises:
-        ValueError: a group size below 1; (at the call) a tensor of another shape.
+        ValueError: a group size below 1; (when called) a tensor of another shape.
 
     Example:
         >>> OverSubChannelBlockView((2, 32, 3), 32, 0)(jnp.zeros((40, 3))).shape
@@ -323,7 +323,7 @@ class DynamicOverSubChannelBlockView(GroupingView):
         group_padding: fill up the last group with zeros; False refuses an axis that groups do not fill.
 
     Raises:
-        ValueError: a group size below 1; (at the call) a tensor without the axis, or one that groups do not fill.
+        ValueError: a group size below 1; (when called) a tensor without the axis, or one that groups do not fill.
 
     Example:
         >>> DynamicOverSubChannelBlockView(4, -1)(jnp.zeros((8, 10))).shape

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.core
 import jax.numpy as jnp
-import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
@@ -58,23 +56,6 @@ def shaped(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return x if x.shape == shape else x.reshape(shape)
 
 
-def bounded(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-    """The number that `tensor_clamp` returns, without its derivative: for derivative rules that have their own.
-
-    Args:
-        x: a float array.
-        low: lower bound, of the dtype of `x`; broadcasts with it.
-        high: upper bound, likewise.
-
-    Example:
-        >>> bounded(jnp.array([1.7, -0.5]), jnp.float32(0), jnp.float32(1))
-        Array([1., 0.], dtype=float32)
-    """
-    if low.ndim == 0 and high.ndim == 0:
-        return jax.lax.clamp(low, x, high)
-    return jnp.maximum(jnp.minimum(x, high), low)
-
-
 def all_finite(x: jax.Array) -> jax.Array:
     """Whether every number is finite: a bool scalar."""
     finite = jnp.isfinite(x)
@@ -100,24 +81,3 @@ def known_zeros(like: jax.Array, dtype: Any = None) -> jax.Array:
     with jax.ensure_compile_time_eval():
         zeros = jnp.zeros(like.shape, dtype or like.dtype)
     return varying_with(sharded_as(zeros, like), like)
-
-
-def known_zero() -> jax.Array:
-    """A float32 0 that is known to be 0 while a program is traced too: no corrections have to be made for it.
-
-    Example:
-        >>> jax.jit(lambda x: x + float(known_zero()))(1.0)
-        Array(1., dtype=float32, weak_type=True)
-    """
-    with jax.ensure_compile_time_eval():
-        return jnp.zeros((), jnp.float32)
-
-
-def is_known_zero(x: jax.Array) -> bool:
-    """Whether a number is known to be 0, while a program is traced too.
-
-    Example:
-        >>> is_known_zero(known_zero()), is_known_zero(jnp.float32(3))
-        (True, False)
-    """
-    return x.ndim == 0 and not isinstance(x, jax.core.Tracer) and not np.asarray(x)

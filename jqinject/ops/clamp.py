@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
-from jqinject.ops.choose import bounded, choose
+from jqinject.ops.choose import choose
+from jqinject.ops.fake_quant import bounded
 from jqinject.ops.one_program import one_program
 
 

@@ -13,16 +13,71 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
-from jqinject.ops.choose import bounded, choose
-from jqinject.ops.power import quotient
+from jqinject.ops.choose import choose
 from jqinject.ops.ste import nearest, with_gradient_of
 
 LARGEST = float(jnp.finfo(jnp.float32).max)
+
+
+def known_zero() -> jax.Array:
+    """A float32 0 that is known to be 0 while a program is traced too: no corrections have to be made for it.
+
+    Example:
+        >>> jax.jit(lambda x: x + float(known_zero()))(1.0)
+        Array(1., dtype=float32, weak_type=True)
+    """
+    with jax.ensure_compile_time_eval():
+        return jnp.zeros((), jnp.float32)
+
+
+def is_known_zero(x: jax.Array) -> bool:
+    """Whether a number is known to be 0, while a program is traced too.
+
+    Example:
+        >>> is_known_zero(known_zero()), is_known_zero(jnp.float32(3))
+        (True, False)
+    """
+    return x.ndim == 0 and not isinstance(x, jax.core.Tracer) and not np.asarray(x)
+
+
+def quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:
+    """The number that `divide` returns, without its derivative: for derivative rules that have their own.
+
+    Args:
+        x: a float32 array.
+        divisor: a float32 number or array that broadcasts with `x`, not 0.
+
+    Example:
+        >>> quotient(jnp.float32(254.0), jnp.float32(127))
+        Array(2., dtype=float32)
+    """
+    # The divisor for every number, nan for nan.
+    if divisor.ndim == 0:
+        return x / jax.lax.clamp(divisor, x, divisor)
+    return x / jnp.maximum(jnp.minimum(x, divisor), divisor)
+
+
+def bounded(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+    """The number that `tensor_clamp` returns, without its derivative: for derivative rules that have their own.
+
+    Args:
+        x: a float array.
+        low: lower bound, of the dtype of `x`; broadcasts with it.
+        high: upper bound, likewise.
+
+    Example:
+        >>> bounded(jnp.array([1.7, -0.5]), jnp.float32(0), jnp.float32(1))
+        Array([1., 0.], dtype=float32)
+    """
+    if low.ndim == 0 and high.ndim == 0:
+        return jax.lax.clamp(low, x, high)
+    return jnp.maximum(jnp.minimum(x, high), low)
 
 
 def in_range_of(value: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:

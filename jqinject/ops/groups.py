@@ -131,7 +131,7 @@ def checked_group_size(group_size: int, where: str) -> int:
     """A group size as a Python int.
 
     Raises:
-        ValueError: it is no whole number of at least 1.
+        ValueError: it is not a whole number of at least 1.
     """
     if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
         raise ValueError(

@@ -11,12 +11,16 @@ from flax import nnx
 import jqinject
 from jqinject import ExtendedInjector
 from jqinject.core import (
+    AbsMax,
     ConstScaling,
     FloatRestrictValue,
     IntQuant,
+    OverTensorView,
+    ParameterFromRuntimeStatsScaling,
     PowerOfTwoRestrictValue,
     QuantResult,
     RoundSte,
+    StatsFromParameterScaling,
     ZeroZeroPoint,
 )
 from jqinject.core.facts import has_zero_point, is_nearest, number_format, scale_dtype
@@ -170,3 +174,39 @@ def test_the_dtype_of_scales_follows_their_restrictions():
     assert scale_dtype(ConstScaling(0.5, powers)) == POWERS
     assert scale_dtype(ConstScaling(0.5, powers, restrict_threshold_impl=floats)) is None
     assert scale_dtype(ConstScaling(0.5, floats, restrict_scale_threshold_impl=powers)) is None
+
+
+class Up(RoundSte):
+    """What `RoundSte` says of its own `__call__` does not hold for this one."""
+
+    def __call__(self, x):
+        return jnp.ceil(x)
+
+
+class Doubled(FloatRestrictValue):
+    """Likewise."""
+
+    def __call__(self, x):
+        return 2 * x
+
+
+def test_a_subclass_with_a_call_of_its_own_is_called():
+    quant = IntQuant(narrow_range=True, signed=True, float_to_int_impl=Up())
+    assert float(quant(jnp.float32(1), jnp.float32(0), 4, jnp.float32(0.2))) == 1.0
+    assert float(ConstScaling(0.5, Doubled())(jnp.ones(3))) == 1.0
+    assert (
+        float(
+            StatsFromParameterScaling(AbsMax(), OverTensorView(), restrict_scaling_impl=Doubled())(
+                jnp.ones(3)
+            )
+        )
+        == 2.0
+    )
+
+
+def test_the_state_of_a_restriction_is_read_from_its_earlier_path():
+    scaling = ParameterFromRuntimeStatsScaling(1, AbsMax())
+    kept = scaling.complete_state(
+        {"restrict_scaling_impl.quantizer.value": jnp.ones(()), "value": jnp.ones(())}
+    )
+    assert {"rule.restrict_scaling_impl.quantizer.value", "value", "buffer", "counter"} == set(kept)

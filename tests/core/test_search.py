@@ -13,6 +13,8 @@ from jqinject.core import (
     MSE,
     AbsMax,
     BitWidthConst,
+    Candidate,
+    Component,
     HalfQuadraticOptimizerScale,
     HalfQuadraticOptimizerZeroPoint,
     IntQuant,
@@ -21,7 +23,9 @@ from jqinject.core import (
     OverOutputChannelView,
     OverTensorView,
     ParameterFromStatsFromParameterScaling,
+    QuantResult,
     RescalingIntQuant,
+    Search,
     SignedFloatRestrictValue,
     StatsFromParameterScaling,
     ZeroZeroPoint,
@@ -148,6 +152,29 @@ def test_zeros_and_nothing_have_a_finite_scale(make):
 def test_outside_of_a_quantizer_there_is_nothing_to_try():
     with pytest.raises(ValueError, match=r"was called by none.\n  cure: use it as scaling_stats_impl"):
         MSE(AbsMax(), OverTensorView())(jnp.ones(3))
+
+
+class ThreeBits(Component):
+    """A quantizer of a user's own, which hands its scaling what to do."""
+
+    def __init__(self, scaling_impl):
+        self.scaling_impl: Any = scaling_impl
+
+    def __call__(self, x):
+        return self._by(x, self.scaling_impl(x, 3, Search(self)))
+
+    def try_scale(self, x, statistic):
+        return self._by(x, self.scaling_impl(x, 3, Candidate(statistic)))
+
+    def _by(self, x, scale):
+        value = jnp.clip(jnp.round(x / scale), -3, 3) * scale
+        return QuantResult(value, scale, jnp.zeros(()), 3)
+
+
+def test_a_search_tries_candidates_on_a_quantizer_of_ones_own():
+    stat = MSE(AbsMax(), OverTensorView(), mse_iters=20, mse_search_method="grid")
+    quant = ThreeBits(StatsFromParameterScaling(stat, OverTensorView()))
+    np.testing.assert_allclose(quant(jnp.asarray(W)).scale, best_on_grid(W, 3, 20), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("arguments", "error", "text"), [

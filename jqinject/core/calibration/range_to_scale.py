@@ -11,7 +11,8 @@ import numpy as np
 
 from jqinject.core.calibration.ranges import ClippingRange
 from jqinject.ops.choose import choose
-from jqinject.ops.power import by_reciprocal, quotient
+from jqinject.ops.fake_quant import quotient
+from jqinject.ops.power import by_reciprocal
 from jqinject.ops.ste import nearest
 
 LEAST_SCALE = float(np.sqrt(np.finfo(np.float32).tiny))

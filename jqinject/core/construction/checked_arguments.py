@@ -19,18 +19,18 @@ from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any, TypeVar
 
-from jqinject.core.construction import check
+from jqinject.core.construction import check, kinds
 
 Check = Callable[[Any, str, str], object]
 _Component = TypeVar("_Component")
 
 KINDS: Mapping[str, Check] = {
-    "bool": check.flag,
-    "int": check.integer,
-    "float": check.number,
-    "tuple[int, ...]": check.integers,
-    "Sequence[int]": check.integers,
-    "tuple[float, ...]": check.numbers,
+    "bool": kinds.flag,
+    "int": kinds.integer,
+    "float": kinds.number,
+    "tuple[int, ...]": kinds.integers,
+    "Sequence[int]": kinds.integers,
+    "tuple[float, ...]": kinds.numbers,
     **dict.fromkeys(
         (
             "Stat",
@@ -43,7 +43,7 @@ KINDS: Mapping[str, Check] = {
             "ZeroPoint",
             "IntScalingImpl",
         ),
-        check.component,
+        kinds.component,
     ),
 }
 OPEN_ENDED = frozenset({"min_val", "max_val"})  # bounds of clamps, which may be infinite
@@ -113,11 +113,11 @@ def _check_of(parameter: inspect.Parameter) -> Check | None:
     if name in OWN_CHECK or kind not in KINDS:
         return None
     if kind == "float" and name in OPEN_ENDED:
-        return _optional(check.bound, optional)
+        return _optional(kinds.bound, optional)
     if name in ABOVE_ZERO:
-        return _optional(_both(KINDS[kind], check.above_zero), optional)
+        return _optional(_both(KINDS[kind], kinds.above_zero), optional)
     if name in RANGES:
-        return _optional(_both(KINDS[kind], functools.partial(check.within, ends=RANGES[name])), optional)
+        return _optional(_both(KINDS[kind], functools.partial(kinds.within, ends=RANGES[name])), optional)
     return _optional(KINDS[kind], optional)
 
 

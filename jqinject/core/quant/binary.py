@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core._protocols import Clamp, QuantResult, Scaling
+from jqinject.core._protocols import Clamp, Scaling
 from jqinject.core.clamp import TensorClamp
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import set_given
@@ -14,7 +14,8 @@ from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.delay import DelayWrapper, delay_of
 from jqinject.core.facts import scale_dtype
-from jqinject.ops.choose import known_zero
+from jqinject.core.quant.int_quant import QuantResult
+from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.ste import binary_sign_ste
 
 
@@ -36,7 +37,7 @@ class BinaryQuant(Component):
 
     Raises:
         ValueError: when `signed` is False.
-        TypeError: (at the call) when `x` is not a float array.
+        TypeError: (when called) `x` is not a float array.
 
     Example:
         >>> from jqinject.core import ConstScaling
@@ -82,7 +83,7 @@ class ClampedBinaryQuant(Component):
 
     Raises:
         ValueError: when `signed` is False.
-        TypeError: (at the call) when `x` is not a float array.
+        TypeError: (when called) `x` is not a float array.
 
     Example:
         >>> from jqinject.core import ConstScaling

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core._protocols import QuantResult, Restrict, ResultWithPayload, Rounding
+from jqinject.core._protocols import Restrict, Rounding
 from jqinject.core.calibration import (
     OF_NO_AXES,
     AbsMaxRange,
@@ -28,11 +28,12 @@ from jqinject.core.construction.component import Component
 from jqinject.core.facts import is_nearest
 from jqinject.core.quant.float_quant import FloatQuantResult
 from jqinject.core.quant.grids import Grid, IntegerGrid, MinifloatGrid
+from jqinject.core.quant.int_quant import QuantResult, ResultWithPayload
 from jqinject.core.state.variables import all_counted
-from jqinject.ops.choose import known_zero, shaped
+from jqinject.ops.choose import shaped
 from jqinject.ops.clip import within_range
 from jqinject.ops.devices.mapped import Names, names_at_hand, places_over, sum_over
-from jqinject.ops.fake_quant import in_range_of
+from jqinject.ops.fake_quant import in_range_of, known_zero
 from jqinject.ops.groups import check_divides, checked_group_size, fitting_size, split_groups
 from jqinject.ops.minifloats.float_format import FloatFormat
 from jqinject.ops.power import divide

@@ -19,7 +19,7 @@ from jqinject.core.construction.component import Component
 from jqinject.core.facts import groups_of, scale_dtype
 from jqinject.core.stats.search import Candidate, Search, scale_of
 from jqinject.core.view import in_layout
-from jqinject.ops.choose import known_zero
+from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.minifloats.nearest_code import Codebook
 from jqinject.ops.power import divide
 from jqinject.quant_tensor import CodebookQuantTensor
@@ -78,7 +78,7 @@ class CodebookQuant(Component):
 
     Raises:
         ValueError: the numbers are no table.
-        TypeError: (at the call) `x` is no float array.
+        TypeError: (when called) `x` is not a float array.
 
     Example:
         >>> from jqinject.core import ConstScaling

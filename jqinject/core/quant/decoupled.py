@@ -8,23 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core._protocols import (
-    BitWidth,
-    Clamp,
-    IntScalingImpl,
-    QuantResult,
-    Rounding,
-    Scaling,
-    View,
-    ZeroPoint,
-)
+from jqinject.core._protocols import BitWidth, Clamp, IntScalingImpl, Rounding, Scaling, View, ZeroPoint
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.delay import DelayWrapper, delay_of
 from jqinject.core.facts import has_zero_point, scale_dtype
-from jqinject.core.quant.int_quant import IntQuant
+from jqinject.core.quant.int_quant import IntQuant, QuantResult
 from jqinject.ops.fake_quant import in_range_of
 from jqinject.ops.power import divide
 from jqinject.quant_tensor import IntQuantTensor
@@ -207,7 +198,7 @@ class DecoupledRescalingIntQuant(DecoupledQuantizer):
         bit_width_impl: the bit width.
 
     Raises:
-        TypeError: (at the call) when `x` is not a float array.
+        TypeError: (when called) `x` is not a float array.
 
     Example:
         >>> from jqinject.core import BitWidthConst, ConstScaling, IntScaling, ZeroZeroPoint

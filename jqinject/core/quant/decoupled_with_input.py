@@ -33,8 +33,8 @@ class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
         bit_width_impl: the bit width.
 
     Raises:
-        TypeError: `pre_scaling_impl` does not look at the input; (at the call) when `x` is not a float array.
-        ValueError: (at the call) the input's format is not known, or its accumulator too narrow.
+        TypeError: `pre_scaling_impl` does not look at the input; (when called) `x` is not a float array.
+        ValueError: (when called) the input's format is not known, or its accumulator too narrow.
 
     Example:
         >>> from jqinject.core import AccumulatorAwareParameterPreScaling, BitWidthConst, ConstScaling, L1Norm

@@ -17,7 +17,7 @@ from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.facts import groups_of, scale_dtype
-from jqinject.ops.choose import known_zero
+from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.minifloats.float8_cast import float8_dtype, float8_max, quantize_float8
 from jqinject.ops.minifloats.float_format import FloatFormat
 from jqinject.quant_tensor import FloatQuantTensor
@@ -77,7 +77,7 @@ class Float8Quant(Component):
         input_view_impl: applied to `x` first; None means nothing.
 
     Raises:
-        TypeError: `q_dtype` is no 8-bit float, `dq_dtype` no float; (at the call) `x` is no float array.
+        TypeError: `q_dtype` is not an 8-bit float, or `dq_dtype` not a float; (when called) `x` is not a float array.
 
     Source: Flax's `fp8_ops`.
 

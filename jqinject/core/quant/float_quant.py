@@ -22,7 +22,7 @@ from jqinject.core.rounding import RoundSte
 from jqinject.core.scaling.constant import ConstScaling
 from jqinject.core.stats.search import Candidate, Search, scale_of
 from jqinject.core.view import in_layout
-from jqinject.ops.choose import known_zero
+from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.minifloats.float_format import FloatFormat, LearnedFloatFormat
 from jqinject.ops.minifloats.float_grid import float_steps, from_float_steps, to_float_grid
 from jqinject.quant_tensor import FloatQuantTensor
@@ -95,7 +95,7 @@ class FloatQuant(Component):
         bit_width: bits of one number, to be checked against the widths; None checks nothing.
 
     Raises:
-        TypeError: a constant width is no int; (at the call) `x` is no float array.
+        TypeError: a constant width is not an int; (when called) `x` is not a float array.
         ValueError: widths that no minifloat has, that float32 does not hold, or that do not add up to `bit_width`.
 
     Source: Brevitas, `core.quant.float.FloatQuant`.

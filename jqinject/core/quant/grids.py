@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core._protocols import Rounding
-from jqinject.ops.clamp import bounded
-from jqinject.ops.fake_quant import Steps
+from jqinject.ops.fake_quant import Steps, bounded
 from jqinject.ops.minifloats.float8_cast import FLOAT8_DTYPES, to_float8
 from jqinject.ops.minifloats.float_format import FloatFormat
 from jqinject.ops.minifloats.float_grid import float_steps, from_float_steps, to_float_grid

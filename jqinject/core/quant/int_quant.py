@@ -1,10 +1,10 @@
-"""To integers and back, by a given scale, zero point and bit width."""
+"""To integers and back, by a given scale, zero point and bit width; and what a quantizer returns."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,65 @@ from jqinject.core.facts import class_fact, groups_of, is_nearest
 from jqinject.core.rounding import RoundSte
 from jqinject.core.view import cut_of, in_layout
 from jqinject.ops import fake_quantize, int_range
-from jqinject.ops.choose import is_known_zero
-from jqinject.ops.fake_quant import Steps, in_range_of
+from jqinject.ops.fake_quant import Steps, in_range_of, is_known_zero
 from jqinject.ops.power import divide
+from jqinject.quant_tensor import IntQuantTensor
+
+
+class QuantResult(NamedTuple):
+    """What a quantizer returns.
+
+    Attributes:
+        value: the quantized tensor in float, dtype and shape of the input.
+        scale: float per integer step, float32, broadcasts with `value`.
+        zero_point: the integer that stands for 0, float32, broadcasts with `value`.
+        bit_width: a Python int when constant, else a float32 scalar.
+    """
+
+    value: jax.Array
+    scale: jax.Array
+    zero_point: jax.Array
+    bit_width: int | jax.Array
+
+    def quant_tensor(self, *, signed: bool, training: bool) -> IntQuantTensor:
+        """As the tensor that flows between layers.
+
+        Args:
+            signed: whether the integers have a sign.
+            training: whether it was quantized in training mode.
+
+        Returns:
+            An `IntQuantTensor`.
+        """
+        return IntQuantTensor(*self, signed, training)
+
+
+class ResultWithPayload(QuantResult):
+    """A `QuantResult` that keeps the integers which its value comes from.
+
+    Attributes:
+        payload: the integers, in the narrowest dtype of bytes; None if absent.
+    """
+
+    payload: jax.Array | None = None
+
+    @classmethod
+    def of(
+        cls,
+        value: jax.Array,
+        scale: jax.Array,
+        zero_point: jax.Array,
+        bit_width: Any,
+        payload: jax.Array | None,
+    ) -> ResultWithPayload:
+        """The result of these."""
+        result = cls(value, scale, zero_point, bit_width)
+        result.payload = payload
+        return result
+
+    def quant_tensor(self, *, signed: bool, training: bool) -> IntQuantTensor:
+        """As of `QuantResult`; the tensor keeps the integers too."""
+        return IntQuantTensor(*self, signed, training, self.payload)
 
 
 @dataclass(frozen=True)
@@ -36,7 +92,7 @@ class IntGrid:
 
 @cache
 def _steps(rounding: type, clamp: type, centered: bool, payload: np.dtype | None) -> Steps | None:
-    """Rounding and clamping as one elementwise function without state; None where they are not that."""
+    """Rounding and clamping as one elementwise function without state; None if they are not that."""
     function, passes = class_fact(rounding, "elementwise"), class_fact(clamp, "passes_gradient")
     return None if function is None or passes is None else Steps(function, passes, centered, payload=payload)
 
@@ -52,7 +108,7 @@ def _bounds(grid: IntGrid, bit_width: int) -> tuple[Any, Any]:
 class IntQuant(Component):
     """To integers and back: `y = (clamp(round(x / s + z), min_int(b), max_int(b)) - z) * s`.
 
-    `s` is the scale, `z` the zero point, `b` the bit width, all given at the call. The arithmetic is float32
+    `s` is the scale, `z` the zero point, `b` the bit width, all passed to the call. The arithmetic is float32
     whatever the dtype of `x`; `y` comes back in the dtype of `x`. nan stays nan; an infinite `x` saturates
     where the scale is finite.
 

@@ -9,24 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core._protocols import (
-    BitWidth,
-    IntQuantizer,
-    IntScalingImpl,
-    QuantResult,
-    ResultWithPayload,
-    Scaling,
-    Settles,
-    ZeroPoint,
-)
+from jqinject.core._protocols import BitWidth, IntQuantizer, IntScalingImpl, Scaling, Settles, ZeroPoint
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.facts import class_fact, groups_of, has_zero_point, is_nearest, scale_dtype, searches
-from jqinject.core.quant.int_quant import IntQuant
+from jqinject.core.quant.int_quant import IntQuant, QuantResult, ResultWithPayload
 from jqinject.core.stats.search import Candidate, Search, scale_of, zero_point_of
-from jqinject.ops.choose import known_zero
+from jqinject.ops.fake_quant import known_zero
 
 
 @lru_cache(maxsize=1024)
@@ -59,7 +50,7 @@ class RescalingIntQuant(Component):
         bit_width_impl: the bit width.
 
     Raises:
-        TypeError: (at the call) when `x` is not a float array.
+        TypeError: (when called) `x` is not a float array.
 
     Example:
         >>> from jqinject.core import BitWidthConst, ConstScaling, IntScaling, ZeroZeroPoint
@@ -189,7 +180,7 @@ class RescalingIntQuant(Component):
 
 @checked_arguments
 class PrescaledRestrictIntQuant(Component):
-    """Integer quantization by a scale given at the call, zero point 0: biases, whose scale is input times
+    """Integer quantization by a scale passed to the call, zero point 0: biases, whose scale is input times
     weight scale.
 
     Args:
@@ -197,7 +188,7 @@ class PrescaledRestrictIntQuant(Component):
         bit_width_impl: the bit width.
 
     Raises:
-        TypeError: (at the call) when `x` is not a float array.
+        TypeError: (when called) `x` is not a float array.
 
     Example:
         >>> from jqinject.core import BitWidthConst

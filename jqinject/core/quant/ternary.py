@@ -8,14 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core._protocols import QuantResult, Scaling
+from jqinject.core._protocols import Scaling
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.delay import DelayWrapper, delay_of
 from jqinject.core.facts import scale_dtype
-from jqinject.ops.choose import known_zero
+from jqinject.core.quant.int_quant import QuantResult
+from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.ste import ternary_sign_ste
 
 
@@ -26,11 +27,11 @@ class TernaryQuant(Component):
     Args:
         scaling_impl: the scale `s`, called with `x` only.
         threshold: the fraction of the scale up to which a number is 0.
-        quant_delay_steps: calls that return `x` as it is; None for none.
+        quant_delay_steps: calls that return `x` as it is; None for no delay.
 
     Raises:
         ValueError: when `threshold` is negative or not finite.
-        TypeError: (at the call) when `x` is not a float array.
+        TypeError: (when called) `x` is not a float array.
 
     Example:
         >>> from jqinject.core import ConstScaling

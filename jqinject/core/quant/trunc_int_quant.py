@@ -7,13 +7,14 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from jqinject.core._protocols import BitWidth, Clamp, QuantResult, Rounding
+from jqinject.core._protocols import BitWidth, Clamp, Rounding
 from jqinject.core.clamp import TensorClamp
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.delay import DelayWrapper, delay_of
+from jqinject.core.quant.int_quant import QuantResult
 from jqinject.core.scaling.trunc_scaling import TruncMsbScaling
 from jqinject.ops import int_range, round_ste
 from jqinject.ops.power import divide
@@ -32,7 +33,7 @@ class TruncIntQuant(Component):
     """Integers of one bit width as integers of another: `q = round(x / s + z)`, `q' = clamp(round'(q / t))`.
 
     `t = trunc_scaling_impl(q, b_in, b_out, signed)`, the result's scale is `s * t` and its zero point `z / t`. Scale,
-    zero point, bit width and sign of `x` are given at the call; the sign stays.
+    zero point, bit width and sign of `x` are passed to the call; the sign stays.
 
     Args:
         float_to_int_impl: how `q / t` is rounded.
@@ -43,7 +44,7 @@ class TruncIntQuant(Component):
         quant_delay_steps: calls that return `x` as it is, before quantization starts.
 
     Raises:
-        TypeError: (at the call) when `x` is not a float array.
+        TypeError: (when called) `x` is not a float array.
 
     Example:
         >>> from jqinject.core import BitWidthConst, RoundSte

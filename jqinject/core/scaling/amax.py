@@ -183,7 +183,7 @@ class AmaxScaling(nnx.Module):
     # --- calibration
 
     def has_range(self) -> bool | None:
-        """Whether there is an amax to make the scale from; None where it comes from the tensor. See `StaticRange`."""
+        """Whether there is an amax to make the scale from; None if it comes from the tensor. See `StaticRange`."""
         return self.amax_history.has_amax if self.from_history else None
 
     def begin_calibration(self) -> None:
@@ -259,7 +259,7 @@ class DelayedScaling(AmaxScaling):
 
     It is known before the tensor is seen, so that quantization needs no pass over the tensor first. While the history
     holds nothing above 0 the scale stays what it was, `scaling_init` at first. `threshold` is the largest number of the
-    payload dtype (448 for `float8_e4m3fn`), given at the call.
+    payload dtype (448 for `float8_e4m3fn`), passed to the call.
 
     Args:
         amax_history: the record; None remembers one step.

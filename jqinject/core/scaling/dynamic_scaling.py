@@ -1,4 +1,4 @@
-"""Scales of the tensor at hand, made anew at every call, in training and evaluation alike."""
+"""Scales of the given tensor, computed at every call, in training and evaluation alike."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jqinject.ops.groups import checked_group_size
 
 @checked_arguments
 class RuntimeDynamicStatsScaling(Dynamic):
-    """The statistic of the tensor at hand: `s = restrict(stat(view(x))) / threshold`. No state.
+    """The statistic of the given tensor: `s = restrict(stat(view(x))) / threshold`. No state.
 
     Args:
         scaling_stats_impl: the statistic.
@@ -31,6 +31,7 @@ class RuntimeDynamicStatsScaling(Dynamic):
             (rows of a matrix).
 
     Example:
+        >>> import jax.numpy as jnp
         >>> from jqinject.core import AbsMax
         >>> scaling = RuntimeDynamicStatsScaling(AbsMax(stats_reduce_dim=-1, keepdim=True))
         >>> scaling(jnp.array([[1.0, -3.0], [0.5, 0.0]]), 2)
@@ -63,7 +64,7 @@ class RuntimeDynamicStatsScaling(Dynamic):
 
 @checked_arguments
 class RuntimeDynamicGroupStatsScaling(Dynamic):
-    """A scale for each group of the tensor at hand: `s = restrict(stat(groups(x))) / threshold`. No state.
+    """A scale for each group of the given tensor: `s = restrict(stat(groups(x))) / threshold`. No state.
 
     Args:
         group_size: elements of a group.
@@ -77,6 +78,7 @@ class RuntimeDynamicGroupStatsScaling(Dynamic):
         ValueError: a group size below 1.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> from jqinject.core import AbsMax, DynamicOverSubChannelBlockView
         >>> scaling = RuntimeDynamicGroupStatsScaling(
         ...     2, -1, DynamicOverSubChannelBlockView(2, -1), AbsMax(stats_reduce_dim=-1, keepdim=True))

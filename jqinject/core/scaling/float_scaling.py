@@ -15,7 +15,7 @@ class FloatScaling:
     """The number that a scale brings the largest magnitude to: the largest of the format.
 
     Args:
-        max_available_float: numbers end here; None where all codes are numbers.
+        max_available_float: numbers end here; None if all codes are numbers.
         inf_values, nan_values, saturating: of the format; not looked at.
 
     Example:

@@ -30,7 +30,7 @@ from jqinject.core.construction.assign import assign
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.scaling.scale_rule import ScaleRule
 from jqinject.core.sources import Collected, FromParameter, Number, Running
-from jqinject.core.sources.runtime import DEFAULT_MOMENTUM
+from jqinject.core.sources.collection import DEFAULT_MOMENTUM
 from jqinject.core.stats.search import Task
 from jqinject.core.view import OverBatchOverTensorView
 from jqinject.ops.choose import choose
@@ -186,7 +186,7 @@ class ParameterFromRuntimeStatsScaling(Collected):
     | later         | restrict(value) / threshold                     | nothing moves; `value` is learned   |
 
     In evaluation mode the scale is made from `buffer` (1.0 before any training) until `value` is filled, and from
-    `value` after; nothing moves. The statistic runs only while it is collected. An empty batch is no statistic: it is
+    `value` after; nothing moves. The statistic runs only while it is collected. An empty batch has no statistic, and is
     treated as in evaluation. Further arguments: see the module.
 
     Differs from Brevitas: in evaluation the least value is applied before the division, as in training; a statistic

@@ -33,7 +33,7 @@ class IntScaling:
 
     Args:
         narrow_range: whether one value of the range is left out.
-        signed: whether the integers have a sign; may be given at the call instead.
+        signed: whether the integers have a sign; may be passed to the call instead.
 
     Example:
         >>> IntScaling(narrow_range=True, signed=True)(8)
@@ -69,7 +69,7 @@ class PowerOfTwoIntScaling:
     """Steps as a power of two: `max_int + 1` of the full range, 128 for signed 8 bits and 256 for unsigned.
 
     Args:
-        signed: whether the integers have a sign; may be given at the call instead.
+        signed: whether the integers have a sign; may be passed to the call instead.
 
     Example:
         >>> PowerOfTwoIntScaling(signed=True)(8)

@@ -8,7 +8,7 @@
 |                 | or a parameter, filled once from that statistic                 | `value`, `init_done`         |
 | `Running`       | the batch's statistic; in evaluation the running mean           | `running_stats`, `counter`   |
 | `Collected`     | the batch's statistic for N steps, after that a parameter       | `value`, `buffer`, `counter` |
-| `Dynamic`       | the statistic of the tensor at hand                             |                              |
+| `Dynamic`       | the statistic of the given tensor                               |                              |
 
 A scale is a source with a `ScaleRule`, a zero point is a source with a `shift`.
 """

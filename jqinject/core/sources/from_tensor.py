@@ -1,4 +1,4 @@
-"""Sources that measure the tensor at hand, or the parameters of all layers that share a quantizer."""
+"""Sources that measure the given tensor, or the parameters of all layers that share a quantizer."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class FromParameter(Source):
         concat_dim: axis along which the views of several parameters are joined.
         tracked: `nnx.Variable`s, or arrays when built by hand (kept without gradient).
         shape: of the statistic.
-        affine_init: initial factor and shift of a learned affine map, None for none.
+        affine_init: initial factor and shift of a learned affine map; None omits it.
         of: "scaling" or "zero_point": how the names of the user's arguments begin.
         force_parameter: keep a single parameter too, and use it when called with None.
 
@@ -204,7 +204,7 @@ def _check_joint(tracked: Any, views: list[Any], concat_dim: int, source: FromPa
 
 
 class Dynamic(Source):
-    """Abstract: the statistic of the tensor at hand, in training and evaluation alike. No state.
+    """Abstract: the statistic of the given tensor, in training and evaluation alike. No state.
 
     Args:
         stats: the statistic.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jqinject.core._protocols import Stat, View
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
+from jqinject.core.sources.collection import Collection, DefaultMomentum
 from jqinject.core.sources.source import (
     EMPTY,
     AffineRescaling,
@@ -27,51 +28,11 @@ from jqinject.core.stats.search import Task
 from jqinject.ops.choose import all_finite, choose, no_change
 from jqinject.ops.stats import running_mean
 
-EVERY_STEP = 2**31 - 2  # the counter, an int32, goes one further
-
-
-class DefaultMomentum(float):
-    """A momentum that nobody named: calibration takes the mean in its place."""
-
-
-DEFAULT_MOMENTUM = DefaultMomentum(0.1)
-
-
-@dataclass(frozen=True)
-class Collection:
-    """How a statistic is collected: static, equal by value.
-
-    Attributes:
-        steps: training calls with a finite statistic before the parameter takes over.
-        momentum: weight of the newest statistic in the running one; None for the cumulative mean.
-        shape: shape of statistic, buffer and parameter.
-        shape_name: what the user calls it.
-        named: whether somebody chose the momentum; calibration takes the cumulative mean otherwise.
-        calibrates: whether it is a calibration's: as many steps as there are batches.
-    """
-
-    steps: int
-    momentum: float | None
-    shape: tuple[int, ...]
-    shape_name: str
-    named: bool
-    calibrates: bool = False
-
-    @cached_property
-    def limit(self) -> int:
-        """The number of steps that are collected now."""
-        return EVERY_STEP if self.calibrates else self.steps
-
-    def mean(self, before: jax.Array, stat: jax.Array, count: jax.Array) -> jax.Array:
-        """The running statistic with one more in it."""
-        momentum = self.momentum if self.named or not self.calibrates else None
-        return running_mean(before, stat, count, momentum)
-
 
 class _Averaged(Source):
     """Abstract: averages the statistics of batches.
 
-    An empty batch is no statistic: it is treated as in evaluation. A statistic that is not finite is used for its own
+    An empty batch has no statistic, and is treated as in evaluation. A statistic that is not finite is used for its own
     batch, but neither averaged nor counted.
 
     Args:
@@ -132,7 +93,7 @@ class Running(_Averaged):
     """Abstract: the statistic of the batch in training, its running mean in evaluation.
 
     Args:
-        affine_init: initial factor and shift of a learned affine map, None for none.
+        affine_init: initial factor and shift of a learned affine map; None omits it.
         arguments: as of the base, without the steps.
     """
 
@@ -169,7 +130,9 @@ class Running(_Averaged):
         found = jax.lax.stop_gradient(stat)
         counts = all_finite(found)
         before, steps = self.running_stats.get_value(), self.counter.get_value()
-        self.running_stats.set_value(choose(counts, self.collection.mean(before, found, steps), before))
+        self.running_stats.set_value(
+            choose(counts, running_mean(before, found, steps, self.collection.weight), before)
+        )
         self.counter.set_value(steps + counts.astype(jnp.int32))
         return stat
 
@@ -314,7 +277,7 @@ def _collected(
     """Parameter, buffer and counter after a call."""
     handing_over = steps == collection.limit
     counts = collecting & all_finite(stat)
-    moved = choose(counts, collection.mean(held, stat, steps), held)
+    moved = choose(counts, running_mean(held, stat, steps, collection.weight), held)
     counted = choose(collecting, steps + counts.astype(jnp.int32), jnp.int32(collection.limit + 1))
     return choose(handing_over, stored, learned), choose(handing_over, stored, moved), counted
 

@@ -145,7 +145,7 @@ class AffineRescaling(nnx.Module):
     Args:
         shape: shape of the parameters.
         weight_init: initial `affine_weight`.
-        bias_init: initial `affine_bias`, or None for none.
+        bias_init: initial `affine_bias`, or None if absent.
     """
 
     affine_bias: QuantParam | None = None

@@ -40,7 +40,7 @@ class AmaxHistory(Component):
         amax_of_gradient: whether it is a gradient's.
 
     Raises:
-        TypeError: `amax_history_length` is no integer.
+        TypeError: `amax_history_length` is not an integer.
         ValueError: it is below 1, or `amax_compute_algo` is neither of the two.
 
     Source: Flax's `fp8_ops`; the names are TransformerEngine's and Flax's. Differs from both: an inf or nan stays out.

@@ -22,9 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.ops.choose import is_known_zero as is_known_zero
-from jqinject.ops.choose import known_zero as known_zero
-from jqinject.ops.choose import known_zeros as known_zeros
 from jqinject.ops.devices.processes import on_host
 from jqinject.quant_tensor import is_concrete
 

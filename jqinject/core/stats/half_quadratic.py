@@ -174,7 +174,7 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
         axis_name: not supported: errors are added in a stated order, on one device.
 
     Raises:
-        TypeError: `hqo_iters_scale` is no int.
+        TypeError: `hqo_iters_scale` is not an int.
         ValueError: a number that must be positive is not; an `axis_name`; (when called) no quantizer is at work.
 
     Source: HQQ (Badri and Shaji, 2023), as in Brevitas. Differs from Brevitas: the tensor is quantized in the shape it
@@ -254,7 +254,7 @@ class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
             last result is remembered in this shape.
 
     Raises:
-        TypeError: `hqo_iters_zp` is no int.
+        TypeError: `hqo_iters_zp` is not an int.
         ValueError: a number that must be positive is not; an `axis_name`; (when called) no quantizer is at work.
 
     Source: HQQ (Badri and Shaji, 2023), as in Brevitas. Differs from Brevitas: the tensor is quantized in the shape it

@@ -64,8 +64,8 @@ class MSE(SearchedStat):
         axis_name: a mapped axis that the tensor is spread over, or a tuple of them; squared errors are summed over it.
 
     Raises:
-        TypeError: `mse_iters` is no int.
-        ValueError: too few candidates, or an unknown method; (at the call) no quantizer is at work.
+        TypeError: `mse_iters` is not an int.
+        ValueError: too few candidates, or an unknown method; (when called) no quantizer is at work.
 
     Source: Brevitas. Differs from Brevitas: it calls the quantizer, not the proxy, so the activation function of a
     layer is not applied twice; nothing but the result is kept from a trial; layers that share a quantizer are tried one

@@ -19,14 +19,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.core
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core._protocols import QuantResult, Stat, View
+from jqinject.core._protocols import Stat, View
 from jqinject.core.construction.component import Component
 from jqinject.core.facts import searches
 from jqinject.core.state.variables import QuantStat, float_array
@@ -209,11 +209,19 @@ def _search(
     return found, stat._memory_state()
 
 
+class _Tried(NamedTuple):
+    """What searches read of a trial's result."""
+
+    value: jax.Array
+    scale: jax.Array
+    zero_point: jax.Array
+
+
 def _laid_like(x: jax.Array, found: Any, cut: Cut) -> Any:
     """A trial's result in groups, in the shape of the tensor."""
     value = join_groups(found.value, cut.axis, x.shape[cut.axis])
     scale, zero_point = (cut.spread(number, x) for number in (found.scale, found.zero_point))
-    return QuantResult(value, scale, zero_point, found.bit_width)
+    return _Tried(value, scale, zero_point)
 
 
 def _copy(graphdef: Any, state: Any) -> Any:

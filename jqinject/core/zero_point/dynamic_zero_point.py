@@ -1,4 +1,4 @@
-"""Zero points of the tensor at hand, made anew at every call."""
+"""Zero points of the given tensor, computed at every call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jqinject.ops.ste import abs_binary_sign_grad
 
 @checked_arguments
 class RuntimeDynamicStatsZeroPoint(Dynamic):
-    """The zero point of the tensor at hand: `z = |stat(view(x))|`, in steps. No state.
+    """The zero point of the given tensor: `z = |stat(view(x))|`, in steps. No state.
 
     Args:
         zero_point_stats_impl: the statistic, `NegativeMinOrZero` for instance.
@@ -29,6 +29,7 @@ class RuntimeDynamicStatsZeroPoint(Dynamic):
         dynamic_scaling_broadcastable_fn: as for `RuntimeDynamicStatsScaling`.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> from jqinject.core import IntQuant, NegativeMinOrZero
         >>> int_quant = IntQuant(narrow_range=False, signed=False)
         >>> impl = RuntimeDynamicStatsZeroPoint(NegativeMinOrZero(), int_quant, True)
@@ -67,7 +68,7 @@ class GroupwiseIntQuantizer(IntQuantizer, Protocol):
 
 @checked_arguments
 class RuntimeDynamicGroupZeroPoint(Dynamic):
-    """A zero point for each group of the tensor at hand: `z = -stat(groups(x))`, in steps. No state.
+    """A zero point for each group of the given tensor: `z = -stat(groups(x))`, in steps. No state.
 
     Args:
         input_view_impl: the view that cuts the tensor into groups.
@@ -76,6 +77,7 @@ class RuntimeDynamicGroupZeroPoint(Dynamic):
         quantize_zero_point: make it an integer of the range.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> from jqinject.core import DynamicOverSubChannelBlockView, IntQuant, NegativeMinOrZero
         >>> groups = DynamicOverSubChannelBlockView(2, -1)
         >>> impl = RuntimeDynamicGroupZeroPoint(

@@ -11,8 +11,8 @@ from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.sources import DISTANCE, Collected, Learned
+from jqinject.core.sources.collection import DEFAULT_MOMENTUM
 from jqinject.core.sources.given import initial_number
-from jqinject.core.sources.runtime import DEFAULT_MOMENTUM
 from jqinject.core.stats.search import Task
 from jqinject.core.zero_point.shift import shift
 from jqinject.ops.choose import choose
@@ -33,6 +33,7 @@ class ParameterZeroPoint(Learned):
         ValueError: when the shapes disagree or the initial value is not finite.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> from jqinject.core import IntQuant
         >>> impl = ParameterZeroPoint(1.0, IntQuant(narrow_range=False, signed=False), True)
         >>> float(impl(jnp.ones(3), jnp.float32(0.25), 4))
@@ -65,7 +66,7 @@ class ParameterFromRuntimeZeroPoint(Collected):
 
     As `ParameterFromRuntimeStatsScaling`: in the first N training calls the batch's own statistic is used
     while `buffer` follows it, call N + 1 fills `value`, from there it is learned. In evaluation mode `buffer`
-    (0.0 before any training) is used until then, and for an empty batch, which is no statistic.
+    (0.0 before any training) is used until then, and for an empty batch, which has no statistic.
 
     Differs from Brevitas: a statistic that is not finite is used for its own batch, but neither collected nor
     counted.
@@ -82,9 +83,10 @@ class ParameterFromRuntimeZeroPoint(Collected):
 
     Raises:
         TypeError: when `collect_stats_steps` is not an int.
-        ValueError: when it is less than 1, the momentum is out of range, or the shape is wrong (at the call).
+        ValueError: when it is less than 1, the momentum is out of range, or the shape is wrong (when called).
 
     Example:
+        >>> import jax.numpy as jnp
         >>> from jqinject.core import IntQuant, NegativeMinOrZero, OverTensorView
         >>> int_quant = IntQuant(narrow_range=False, signed=False)
         >>> stat, view = NegativeMinOrZero(), OverTensorView()

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jqinject.core._protocols import IntQuantizer
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
-from jqinject.ops.choose import known_zero
+from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.groups import ungrouped
 from jqinject.ops.power import divide
 

@@ -31,15 +31,15 @@ class StatsFromParameterZeroPoint(FromParameter):
         zero_point_stats_input_concat_dim: axis along which the views of several parameters are joined.
         zero_point_stats_impl: the statistic, `NegativeMinOrZero` for instance.
         zero_point_shape: shape of the zero point.
-        tracked_parameter_list: the parameters that share it; with one, the tensor given at the call is used.
+        tracked_parameter_list: the parameters that share it; with one, the tensor passed to the call is used.
         zero_point_affine_rescaling_init: initial factor of a learned affine map of the statistic; None for
             none.
-        zero_point_affine_shifting_init: its initial shift; None for none.
+        zero_point_affine_shifting_init: its initial shift; None omits it.
         scale_shift_zero_point_impl: from the distance `z` in floats to the zero point, `ScaleShiftQuantZeroPoint` for
             instance; None goes by `int_quant` and `quantize_zero_point`.
 
     Raises:
-        ValueError: for a shift without a factor, or a wrong shape (at the call).
+        ValueError: for a shift without a factor, or a wrong shape (when called).
 
     Example:
         >>> import jax.numpy as jnp
@@ -100,7 +100,7 @@ class ParameterFromStatsFromParameterZeroPoint(FromParameter):
     Arguments: as of `StatsFromParameterZeroPoint`.
 
     Raises:
-        ValueError: for a shift without a factor, or a wrong shape (at the call).
+        ValueError: for a shift without a factor, or a wrong shape (when called).
     """
 
     fills = True

@@ -17,11 +17,11 @@ from jqinject.dot.geometry.parts import Block, in_parts, part
 from jqinject.dot.geometry.sharding import sharding_before
 from jqinject.dot.kernels.accumulate import accumulation
 from jqinject.dot.kernels.kernel_table import Alone, Divisible, settled
-from jqinject.ops.choose import is_known_zero
 from jqinject.ops.derivatives import explain_forward_mode, first_order
 from jqinject.ops.devices.explicit_axes import sharded_beside
 from jqinject.ops.devices.one_device import eagerly, on_one_device
 from jqinject.ops.devices.processes import on_host
+from jqinject.ops.fake_quant import is_known_zero
 from jqinject.ops.ste import nearest
 from jqinject.quant_tensor import IntQuantTensor, is_concrete
 

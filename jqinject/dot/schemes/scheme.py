@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.core.construction import check
+from jqinject.core.construction import kinds
 from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.tensors.product import Sums
 from jqinject.inject import (
@@ -133,7 +133,7 @@ class SchemeSpec:
         _check_names(injector)
         operands = tuple((operand, _operand(injector, operand, name)) for operand in OPERANDS)
         fprop, dgrad, wgrad = (_sums(injector, prefix, name) for prefix in ("", "dgrad_", "wgrad_"))
-        flags = frozenset(flag for flag in FLAGS if check.flag(getattr(injector, flag), name, flag))
+        flags = frozenset(flag for flag in FLAGS if kinds.flag(getattr(injector, flag), name, flag))
         return cls(operands, fprop, dgrad, wgrad, flags, name)
 
     def of_convolution(self) -> SchemeSpec:

@@ -29,7 +29,7 @@ from jqinject.dot.tensors.six_operands import (
     quantized_gradient,
     tiled_label,
 )
-from jqinject.ops.choose import known_zero
+from jqinject.ops.fake_quant import known_zero
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
 
 

@@ -18,7 +18,7 @@ from jqinject.dot.tensors.backward_quantizer import for_backward, why_not_backwa
 from jqinject.dot.tensors.freezer import QuantizedOperand
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order, quantized_by
 from jqinject.inject import Binding
-from jqinject.ops.choose import known_zero
+from jqinject.ops.fake_quant import known_zero
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
 
 PARAMETERS = ("weight", "parameter")

@@ -19,7 +19,8 @@ from flax import nnx
 from jqinject.core import GradSlot, StaticRange
 from jqinject.core.delay import DelayWrapper
 from jqinject.core.facts import collects_in_steps
-from jqinject.core.state.variables import QuantParam, known_zeros
+from jqinject.core.state.variables import QuantParam
+from jqinject.ops.choose import known_zeros
 from jqinject.ops.derivatives import backward_only
 from jqinject.ops.observe import SLOT_SIZE, mapped_beside
 from jqinject.quant_tensor import as_array

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.dot.kernels.integer import known_zero_point
-from jqinject.ops.choose import known_zero
+from jqinject.ops.fake_quant import known_zero
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
 
 

@@ -16,7 +16,7 @@ from jqinject.dot import Affine
 from jqinject.dot.tensors.freezer import StoredForm
 from jqinject.nn.frozen.frozen_groups import ScaleForms, wide_axes, wide_metadata
 from jqinject.ops import Codebook, FloatFormat
-from jqinject.ops.choose import known_zero
+from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.packing import container_bits
 from jqinject.quant_tensor import (
     CodebookQuantTensor,
