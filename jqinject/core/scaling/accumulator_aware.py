@@ -168,15 +168,8 @@ class AccumulatorAwareZeroCenterParameterPreScaling(_AccumulatorAware):
     result is at least norm(w) / 2**26, so that weights which are all alike have finite integers.
 
     Args:
-        scaling_impl: the scale after rounding.
         pre_zero_point_impl: what centers the weights, `PreZeroCenterZeroPoint`.
-        normalize_stats_impl: the norm, `L1Norm`.
-        accumulator_bit_width_impl: P.
-        scaling_stats_input_view_shape_impl: the view the norm is taken of.
-        tracked_parameter_list: the one weight.
-        pre_scaling_shape: shape of the result: 1 along the axes that one accumulator sums over; None for a scalar.
-        restrict_pre_scaling_impl: which values g may take; None for all.
-        pre_scaling_min_val: the least magnitude of g and of the result.
+        others: as of `AccumulatorAwareParameterPreScaling`.
 
     Raises:
         TypeError: `pre_zero_point_impl` does not center the weights.

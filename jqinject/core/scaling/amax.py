@@ -84,6 +84,16 @@ class AmaxScaling(nnx.Module):
     (`jqinject.value_and_grad`, or `jqinject.begin_step` to `jqinject.end_step`) calls only note the largest amax, and
     the end of the step enters it, once.
 
+    Args:
+        amax_history: the record; None remembers one step.
+        scaling_stats_impl: the magnitude; None means `AbsMax()`.
+        scaling_stats_input_view_shape_impl: the view it is taken of; None means `OverTensorView()`.
+        scaling_shape: shape of the scale; `()` for one scale.
+        margin: the scale is larger by `2 ** margin`: room for growth before saturation.
+        scaling_init: the scale before the first step.
+        amax_of_gradient: whether it scales gradients; its statistics are then `GradStat`s.
+        axis_name: a named axis (of `shard_map` or `vmap`) that the tensor is spread over; the amax is the maximum.
+
     Attributes:
         record: one Variable of all that follows.
         amax_history: the `AmaxHistory`.
@@ -261,15 +271,7 @@ class DelayedScaling(AmaxScaling):
     holds nothing above 0 the scale stays what it was, `scaling_init` at first. `threshold` is the largest number of the
     payload dtype (448 for `float8_e4m3fn`), passed to the call.
 
-    Args:
-        amax_history: the record; None remembers one step.
-        scaling_stats_impl: the magnitude; None means `AbsMax()`.
-        scaling_stats_input_view_shape_impl: the view it is taken of; None means `OverTensorView()`.
-        scaling_shape: shape of the scale; `()` for one scale.
-        margin: the scale is larger by `2 ** margin`: room for growth before saturation.
-        scaling_init: the scale before the first step.
-        amax_of_gradient: whether it scales gradients; its statistics are then `GradStat`s.
-        axis_name: a named axis (of `shard_map` or `vmap`) that the tensor is spread over; the amax is the maximum.
+    Arguments: as of `AmaxScaling`.
 
     Raises:
         ValueError: `margin` is not finite, `scaling_init` is not positive, or the shapes of scale and history differ.
@@ -295,15 +297,7 @@ class CurrentScaling(AmaxScaling):
     The amaxes are recorded, for the reader; the scale does not depend on the record. A tensor of zeros, or with an inf
     or nan in it, gets the scale of the last step, `scaling_init` at first.
 
-    Args:
-        amax_history: the record; None remembers one step.
-        scaling_stats_impl: the magnitude; None means `AbsMax()`.
-        scaling_stats_input_view_shape_impl: the view it is taken of; None means `OverTensorView()`.
-        scaling_shape: shape of the scale; `()` for one scale.
-        margin: the scale is larger by `2 ** margin`.
-        scaling_init: the scale of a tensor of zeros before the first step.
-        amax_of_gradient: whether it scales gradients; its statistics are then `GradStat`s.
-        axis_name: a named axis (of `shard_map` or `vmap`) that the tensor is spread over; the amax is the maximum.
+    Arguments: as of `AmaxScaling`.
 
     Raises:
         ValueError: as for `DelayedScaling`.
