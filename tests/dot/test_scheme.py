@@ -10,7 +10,15 @@ import pytest
 from flax import nnx
 
 import jqinject
-from jqinject.dot import Kept, QConvGeneralDilated, QDotGeneral, QEinsum, QuantMode, Scheme
+from jqinject.dot import (
+    Kept,
+    OperandInjector,
+    QConvGeneralDilated,
+    QDotGeneral,
+    QEinsum,
+    QuantMode,
+    Scheme,
+)
 from jqinject.inject import Binding
 from jqinject.nn import QuantLinear
 from jqinject.quant import (
@@ -347,6 +355,44 @@ def test_a_convolution():
     np.testing.assert_allclose(da, expected, rtol=1e-4, atol=1e-4)
     expected = through(np.asarray(pull_forward(gradient)[1]), np.asarray(kernel), 0, 1, 2)
     np.testing.assert_allclose(db, expected, rtol=1e-4, atol=1e-4)
+
+
+CONVOLUTIONS = {
+    "strides": ((2, 1), ((1, 0), (2, 3)), (1, 1), (1, 1)),
+    "dilated": ((1, 2), ((2, 1), (2, 2)), (2, 1), (1, 2)),
+    "beyond the border": ((1, 1), ((4, 3), (-1, 0)), (1, 1), (1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_the_gradients_of_a_convolution_are_convolutions_of_integers(name):
+    """By one scale for all of each operand, against the gradients of the float convolution of the same numbers."""
+    strides, padding, left, right = CONVOLUTIONS[name]
+    shapes = (2, 7, 6, 3), (3, 2, 3, 4)
+    images, kernel = (jax.random.normal(jax.random.key(n), shape) for n, shape in enumerate(shapes))
+    arguments = (strides, padding, left, right, ("NHWC", "HWIO", "NHWC"))
+    whole = OperandInjector.let(calibration_axes="tensor")
+    rows = OperandInjector.let(bits=6)
+    names = dict(
+        fprop_lhs=whole, fprop_rhs=whole, dgrad_grad=rows, dgrad_rhs=rows, wgrad_lhs=rows, wgrad_grad=whole
+    )
+
+    def quantized(operand, x, kept):
+        axes = tuple(range(x.ndim)) if operand is whole else tuple(a for a in range(x.ndim) if a != kept)
+        return Binding(operand, {"shared_axes": axes}).resolve("tensor_quant")(x).value
+
+    def plain(a, b):
+        return jax.lax.conv_general_dilated(a, b, *arguments)
+
+    op = QConvGeneralDilated(Scheme.let(**names))
+    y, pull = jax.vjp(lambda a, b: op(a, b, *arguments), images, kernel)
+    g = jax.random.normal(jax.random.key(5), y.shape)
+    dx, dw = jax.vjp(plain, quantized(rows, images, 3), quantized(rows, kernel, 2))[1](quantized(rows, g, 0))
+    dw = jax.vjp(plain, quantized(rows, images, 3), kernel)[1](quantized(whole, g, 3))[1]
+    for found, expected in zip(pull(g), (dx, dw), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    program = str(jax.make_jaxpr(pull)(g))
+    assert program.count("preferred_element_type=int32") == 2
 
 
 @pytest.mark.parametrize(

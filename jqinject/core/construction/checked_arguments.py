@@ -62,10 +62,7 @@ ABOVE_ZERO = frozenset(
         "non_zero_epsilon",
         "remove_zero_bit_width",
         "max_available_float",
-        "clipping_scale",
-        "clipping_scales",
         "p",
-        "bound",
     }
 )
 

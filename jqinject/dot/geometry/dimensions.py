@@ -210,24 +210,6 @@ def varies_only_along(scale: jax.Array, ndim: int, places: Mapping[int, int]) ->
     return all(size == 1 or axis + ndim - scale.ndim in places for axis, size in enumerate(scale.shape))
 
 
-def scale_in_other(scale: jax.Array, dims: Dimensions) -> jax.Array:
-    """The left operand's scale laid out to multiply the right operand.
-
-    Raises:
-        ValueError: it varies along an axis that the right operand does not have.
-    """
-    partners = dict(
-        zip((*dims.lhs_contract, *dims.lhs_batch), (*dims.rhs_contract, *dims.rhs_batch), strict=True)
-    )
-    expanded = scale_in_output(scale, dims.lhs_ndim, partners, dims.rhs_ndim)
-    if expanded is None:
-        raise ValueError(
-            f"a scale of shape {scale.shape} varies along an axis that the other operand does not have, so that "
-            f"can't be multiplied by it (dimension numbers {dims.numbers}).\n  cure: calibration_axes='remaining'"
-        )
-    return expanded
-
-
 def checked_dimensions(
     lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...], dimension_numbers: Any
 ) -> Dimensions:

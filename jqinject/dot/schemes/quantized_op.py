@@ -15,9 +15,9 @@ from jqinject.dot.geometry.dimensions import checked_dimensions
 from jqinject.dot.geometry.labels import Labelling, Labels, summed_labels
 from jqinject.dot.schemes.scheme import SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_dot import scheme_dot_general
-from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers, served
+from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
 from jqinject.dot.schemes.static_range import CollectedRange, checked_range, range_of
-from jqinject.dot.tensors.freezer import Freezer, QuantizedOperand, QuantMode
+from jqinject.dot.tensors.freezer import Freezer, QuantizedOperand, QuantMode, served
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 
 Axes = tuple[int, ...]

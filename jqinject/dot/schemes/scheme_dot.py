@@ -16,8 +16,9 @@ from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.geometry.labels import Labelling, Labels, summed_labels
 from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.kernels.integer import known_zero_point
+from jqinject.dot.schemes.random_numbers import NoRandomNumbers
 from jqinject.dot.schemes.scheme import Kept
-from jqinject.dot.schemes.scheme_quantizers import NoRandomNumbers, SchemeQuantizers
+from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_large_groups, joined, scale_beside
 from jqinject.dot.tensors.product import decide, described
 from jqinject.dot.tensors.six_operands import (

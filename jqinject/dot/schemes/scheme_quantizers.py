@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,13 +12,13 @@ from jqinject.core.state.variables import QuantParam
 from jqinject.dot.geometry.labels import Labels
 from jqinject.dot.kernels.integer import has_integers, known_zero_point
 from jqinject.dot.schemes.held_operand import HeldOperand, OperandAxes
+from jqinject.dot.schemes.random_numbers import NoRandomNumbers, missing_rngs
 from jqinject.dot.schemes.scheme import GRADIENTS, OPERANDS, Kept, SchemeSpec
 from jqinject.dot.tensors.backward_quantizer import for_backward, why_not_backward
 from jqinject.dot.tensors.freezer import QuantizedOperand
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order, quantized_by
 from jqinject.inject import Binding
-from jqinject.ops.fake_quant import known_zero
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
+from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
 
 PARAMETERS = ("weight", "parameter")
 Taken = tuple[Any, jax.Array | None]
@@ -277,27 +276,6 @@ class SchemeQuantizers(nnx.Module):
             )
 
 
-def missing_rngs(where: str) -> ValueError:
-    """The error for stochastic rounding without random numbers."""
-    op = where.partition(":")[0]
-    return ValueError(
-        f"{where}: stochastic rounding needs a key, and there are no rngs.\n  cure: {op}(scheme, rngs=nnx.Rngs(...)), "
-        "key=jax.random.key(...) for a function, or rounding to nearest (rng_type=None)"
-    )
-
-
-@jax.tree_util.register_static
-@dataclass(frozen=True)
-class NoRandomNumbers:
-    """In the place of a `BackwardQuantizer` that has none to draw: a forward pass needs none."""
-
-    where: str
-
-    def __call__(self, *args: Any) -> Any:
-        """Raise: there is a backward pass."""
-        raise missing_rngs(self.where)
-
-
 def _cure(name: str) -> str:
     if name in GRADIENTS:
         return (
@@ -307,13 +285,3 @@ def _cure(name: str) -> str:
     if name in ("fprop_lhs", "fprop_rhs"):
         return "a quantizer of weights or activations"
     return f"{Kept.FPROP}, what the forward product took; or a quantizer whose scale follows from the tensor"
-
-
-def served(stored: QuantizedOperand) -> QuantTensor:
-    """A stored operand as a tensor that is contracted."""
-    assert stored.scale is not None, "the Freezer stores nothing else"
-    if jnp.issubdtype(stored.payload.dtype, jnp.integer):
-        signed = jnp.issubdtype(stored.payload.dtype, jnp.signedinteger)
-        bits = 8 * stored.payload.dtype.itemsize
-        return IntQuantTensor.stored(stored.payload, stored.scale, known_zero(), bits, signed, jnp.float32)
-    return FloatQuantTensor.stored(stored.payload, stored.scale, jnp.float32)

@@ -14,7 +14,9 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import Frozen
+from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.packing import container_bits, pack, unpack
+from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
 
 
 class QuantMode(enum.Enum):
@@ -250,3 +252,13 @@ def _described(form: StoredForm | None, scale_shape: tuple[int, ...]) -> str:
     assert form is not None, "something is stored"
     over = f", summed over axes {form.summed}" if form.summed else ""
     return f"{form.dtype.name} numbers of shape {form.shape} with scales of shape {scale_shape}{over}"
+
+
+def served(stored: QuantizedOperand) -> QuantTensor:
+    """A stored operand as a tensor that is contracted."""
+    assert stored.scale is not None, "the Freezer stores nothing else"
+    if jnp.issubdtype(stored.payload.dtype, jnp.integer):
+        signed = jnp.issubdtype(stored.payload.dtype, jnp.signedinteger)
+        bits = 8 * stored.payload.dtype.itemsize
+        return IntQuantTensor.stored(stored.payload, stored.scale, known_zero(), bits, signed, jnp.float32)
+    return FloatQuantTensor.stored(stored.payload, stored.scale, jnp.float32)
