@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jqinject.core import (
     AbsAve,
@@ -86,12 +88,14 @@ def test_groups_that_cross_shards_are_reduced_where_they_lie(name, length):
     x = x.at[length - 16 :, 0].set(
         -jnp.abs(x[length - 16 :, 0])
     )  # below the zeros that fill up the last group
+    mesh = jax.make_mesh((8,), ("model",), axis_types=(AxisType.Auto,))
+    sharded = jax.device_put(x, NamedSharding(mesh, P("model")))
     stat = (STATS | OVER_CHANNELS)[name](1)
     view = OverSubChannelBlockView((-(-length // 24), 24, 3), 24, 0)
-    found, laid = in_place(stat, view, x)
-    assert laid is x
-    np.testing.assert_allclose(found(x).ravel(), stat(view(x)).ravel(), rtol=1e-6)
-    slope = jax.grad(lambda x: jnp.sum(jnp.sin(found(x))))(x)
+    found, laid = in_place(stat, view, sharded)
+    assert laid is sharded
+    np.testing.assert_allclose(found(sharded).ravel(), stat(view(x)).ravel(), rtol=1e-6)
+    slope = jax.grad(lambda x: jnp.sum(jnp.sin(found(x))))(sharded)
     expected = jax.grad(lambda x: jnp.sum(jnp.sin(stat(view(x)))))(x)
     np.testing.assert_allclose(slope, expected, rtol=1e-5, atol=1e-6)
 

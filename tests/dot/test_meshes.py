@@ -35,6 +35,14 @@ class CrossingHQO(q.ShiftedUint8WeightPerGroupFloatHQO):
     group_size = 48
 
 
+class CrossingZeroPoints(q.ShiftedUint8WeightGroupQuantFloat):
+    group_size = 48
+
+
+class CrossingFloats(q.MXFloat6e3m2Weight):
+    group_size = 48
+
+
 WEIGHTS = [
     q.Int8WeightPerTensorFloat,  # the largest of the whole
     q.Int8WeightPerChannelFloat,
@@ -128,16 +136,33 @@ def test_layers_that_share_a_quantizer_are_not_joined(weight, spec, mesh):
     assert gathers(Sum(first, second), mesh, spec, gradient=True) <= floating
 
 
+FROZEN = {
+    "integers": (q.Int8WeightPerChannelFloat, q.Int8ActPerTensorFloat),
+    "zero points": (q.Int8WeightPerChannelFloat, q.ShiftedUint8ActPerTensorFloat),
+    "groups": (CrossingZeroPoints, q.ShiftedUint8ActPerTensorFloat),
+    "groups of minifloats": (CrossingFloats, None),
+}
+
+
 @pytest.mark.parametrize("spec", SHARDINGS.values(), ids=SHARDINGS)
-@pytest.mark.parametrize("act", [q.Int8ActPerTensorFloat, q.ShiftedUint8ActPerTensorFloat], ids=str)
-def test_a_frozen_layer_gathers_no_weight(act, spec, mesh):
-    layer = QuantLinear(
-        ROWS, COLUMNS, weight_quant=q.Int8WeightPerChannelFloat, input_quant=act, rngs=nnx.Rngs(0)
-    )
-    layer(X)
-    layer.eval()
+@pytest.mark.parametrize("quantizers", FROZEN.values(), ids=FROZEN)
+def test_a_frozen_layer_gathers_no_weight(quantizers, spec, mesh):
+    weight, act = quantizers
+
+    def frozen(place):
+        layer = QuantLinear(
+            ROWS, COLUMNS, weight_quant=weight, input_quant=act, contraction="int" if act else "auto",
+            rngs=nnx.Rngs(0))  # fmt: skip
+        layer.kernel.set_value(jax.device_put(layer.kernel[...], place))
+        layer(X)
+        layer.eval()
+        return jq.freeze(layer)
+
+    expected = frozen(None)(X)
+    found = frozen(NamedSharding(mesh, spec))
+    np.testing.assert_allclose(found(X), expected, rtol=1e-5, atol=2e-6)
     floating = gathers(nnx.Linear(ROWS, COLUMNS, rngs=nnx.Rngs(0)), mesh, spec, gradient=False)
-    assert gathers(jq.freeze(layer), mesh, spec, gradient=False) <= floating
+    assert gathers(found, mesh, spec, gradient=False) <= floating
 
 
 def test_a_frozen_layer_is_exported_by_jax():
@@ -182,5 +207,5 @@ def test_frozen_on_explicit_axes(weight, act, spec):
 def test_a_report_names_groups_that_cross_shards(size, mesh):
     layer = QuantLinear(ROWS, COLUMNS, weight_quant=q.MXInt8Weight, weight_group_size=size, rngs=nnx.Rngs(0))
     layer.kernel.set_value(jax.device_put(layer.kernel[...], NamedSharding(mesh, P("model", None))))
-    said = "groups of 48 cross its shards of 64 along axis 0: the weight is gathered for each use"
+    said = "groups of 48 cross its shards of 64 along axis 0: integers are contracted in pieces of 16"
     assert (said in jq.report(layer, X).layers[0].note) == (size == 48)

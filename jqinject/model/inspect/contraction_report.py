@@ -18,6 +18,7 @@ from jqinject.model.static_ranges import uncalibrated
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops import Codebook
+from jqinject.ops.devices.cut import cut_in_place
 from jqinject.ops.devices.explicit_axes import is_split
 from jqinject.ops.groups import fitting_size
 from jqinject.program import HELD
@@ -189,12 +190,12 @@ def _crossing(layer: Any) -> str:
         return ""
     length, shard = weight.shape[axis], weight.sharding.shard_shape(weight.shape)[axis]
     size = fitting_size(size, length)
-    joined_by_xla = size % shard == 0 and length % size == 0 and not is_split(weight)
-    if shard == length or shard % size == 0 or joined_by_xla:
-        return ""
-    return (
-        f"groups of {size} cross its shards of {shard} along axis {axis}: the weight is gathered for each use"
-    )
+    cut = cut_in_place(weight, size, axis % weight.ndim)
+    across = f"groups of {size} cross its shards of {shard} along axis {axis}"
+    if cut is not None:
+        return f"{across}: integers are contracted in pieces of {cut.piece}"
+    gathers = is_split(weight) and shard % size and shard != length
+    return f"{across}, an explicit one: the weight is gathered for each use" if gathers else ""
 
 
 def _float_format(layer: QuantWeightLayer) -> AnyFloatFormat | Codebook | None:

@@ -205,7 +205,8 @@ class QuantDotLayer(QuantWeightLayer):
         if integers is None:
             return None
         stored = None if frozen is None else frozen.form.value_dtype
-        groups = weight.groups if isinstance(weight, GroupwiseIntQuantTensor) else None
+        made = weight.groups if isinstance(weight, GroupwiseIntQuantTensor) else None
+        groups = made if frozen is None else frozen.contracted_groups
         if groups is None and isinstance(x, IntQuantTensor):
             return IntegerContraction(x, integers, placed.dims, stored)
         found = grouped_contraction(x, integers, groups, placed.dims, stored)

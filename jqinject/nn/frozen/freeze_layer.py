@@ -1,6 +1,7 @@
 """Freezing one layer: its quantized weight gives way to low-bit numbers, and comes back."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -8,8 +9,10 @@ import jax
 from flax import nnx
 
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.nn.frozen.frozen_groups import ScaleForms
+from jqinject.nn.frozen.frozen_groups import ScaleForms, without_groups
 from jqinject.nn.frozen.frozen_weight import FrozenWeight
+from jqinject.ops.devices.cut import Cut, cut_in_place
+from jqinject.ops.groups import fitting_size
 from jqinject.proxy import build_stacked, stack_of
 from jqinject.quant_tensor import GroupwiseQuantTensor, IntQuantTensor, is_concrete
 
@@ -44,8 +47,9 @@ def freeze_layer(layer: QuantWeightLayer, *, keep_master: bool = False, numbers:
     stack = stack_of((layer,))
     if stack and layer.weight_quant.requires_quant_input and layer.input_quant is None:
         layer.weight_quant.kept_input()  # raises if it is not known, which cannot be told under `vmap`
+    cut = _cut(layer, stack)
     layer.frozen = (
-        build_stacked(lambda layers, _: _eager_numbers(layers[0]), (layer,), stack)
+        build_stacked(lambda layers, _: _eager_numbers(layers[0], cut), (layer,), stack)
         if stack
         else _checked(layer, _numbers(layer) if numbers is None else numbers)
     )
@@ -89,11 +93,12 @@ def _numbers(layer: QuantWeightLayer) -> tuple[Any, Any]:
     graphdef, state = nnx.split(layer.weight_quant, graph=True)
     metadata = tuple(sorted(layer.weight.get_metadata().items()))
     weight, summed, axes = layer.weight[...], layer.summed_axes(), layer.axes_of_sums()
-    found, valid = _compiled_numbers(state, weight, _known_input(layer), graphdef, summed, metadata, axes)
+    static = (graphdef, summed, metadata, axes, _cut(layer, ()))
+    found, valid = _compiled_numbers(state, weight, _known_input(layer), *static)
     return nnx.merge(*found) if isinstance(found, tuple) else found, valid
 
 
-@partial(jax.jit, static_argnums=(3, 4, 5, 6))
+@partial(jax.jit, static_argnums=(3, 4, 5, 6, 7))
 def _compiled_numbers(
     state: Any,
     weight: jax.Array,
@@ -102,6 +107,7 @@ def _compiled_numbers(
     summed: tuple[int, ...],
     metadata: tuple[tuple[str, Any], ...],
     axes_of_sums: tuple[int, ...] | None,
+    cut: Cut | None,
 ) -> tuple[Any, Any]:
     """What is stored, and whether it is what the quantizer made; compiled once for all layers that are alike.
 
@@ -110,11 +116,13 @@ def _compiled_numbers(
     """
     proxy = nnx.merge(graphdef, state)
     quantized = _quantized(proxy, weight, known_input)
-    integers = quantized.grouped if isinstance(quantized, GroupwiseQuantTensor) else quantized
+    integers = quantized
+    if isinstance(quantized, GroupwiseQuantTensor):
+        integers = quantized.grouped if cut is None else without_groups(quantized, cut)
     is_integer = isinstance(integers, IntQuantTensor)
     if is_integer and not is_concrete(integers.bit_width):
         return quantized, True
-    frozen = _frozen(proxy, quantized, summed, dict(metadata), axes_of_sums)
+    frozen = _frozen(proxy, quantized, summed, dict(metadata), axes_of_sums, cut)
     return nnx.split(frozen, graph=True), integers.is_valid if is_integer else True
 
 
@@ -122,13 +130,25 @@ def _checked(layer: QuantWeightLayer, numbers: tuple[Any, Any]) -> FrozenWeight:
     """The numbers; numbers that are not the quantizer's own raise its error."""
     found, valid = numbers
     usable = isinstance(found, FrozenWeight) and (not is_concrete(valid) or bool(valid))
-    return found if usable else _eager_numbers(layer)
+    return found if usable else _eager_numbers(layer, _cut(layer, ()))
 
 
-def _eager_numbers(layer: QuantWeightLayer) -> FrozenWeight:
+def _cut(layer: QuantWeightLayer, stack: tuple[int, ...]) -> Cut | None:
+    """The groups of a layer's weight if they cross its shards; else None."""
+    metadata, weight = layer.weight_quant.quant_metadata, layer.weight[...]
+    size, dim = metadata.group_size, metadata.group_dim
+    if size is None or dim is None or not (isinstance(weight, jax.Array) and is_concrete(weight)):
+        return None
+    axis = dim % (weight.ndim - len(stack))
+    along = axis + len(stack)
+    found = cut_in_place(weight, fitting_size(size, weight.shape[along]), along)
+    return None if found is None else replace(found, axis=axis)
+
+
+def _eager_numbers(layer: QuantWeightLayer, cut: Cut | None) -> FrozenWeight:
     proxy, metadata = layer.weight_quant, layer.weight.get_metadata()
     quantized = _quantized(proxy, layer.weight[...], _known_input(layer))
-    return _frozen(proxy, quantized, layer.summed_axes(), metadata, layer.axes_of_sums())
+    return _frozen(proxy, quantized, layer.summed_axes(), metadata, layer.axes_of_sums(), cut)
 
 
 def _quantized(proxy: Any, weight: jax.Array, known_input: Any) -> Any:
@@ -141,9 +161,10 @@ def _frozen(
     summed: tuple[int, ...],
     metadata: Mapping[str, Any],
     axes_of_sums: tuple[int, ...] | None,
+    cut: Cut | None,
 ) -> FrozenWeight:
     forms = ScaleForms(proxy.scale_dtype, proxy.has_whole_zero_points)
-    return FrozenWeight(quantized, summed, metadata, proxy.has_zero_point, axes_of_sums, forms)
+    return FrozenWeight(quantized, summed, metadata, proxy.has_zero_point, axes_of_sums, forms, cut)
 
 
 def _known_input(layer: QuantWeightLayer) -> Any:

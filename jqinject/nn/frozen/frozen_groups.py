@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.quant_tensor import Groups
+from jqinject.ops.devices.cut import Cut
+from jqinject.quant_tensor import Groups, GroupwiseQuantTensor, IntQuantTensor
 
 PER_AXIS = ("out_sharding", "sharding_names", "sharding")
 
@@ -74,6 +75,23 @@ def in_two_levels(scale: jax.Array, dtype: np.dtype) -> tuple[jax.Array, jax.Arr
     codes, wrong = jax.vmap(parts)(factors)
     best = jnp.argmin(wrong)
     return codes[best], factors[best]
+
+
+def without_groups(weight: GroupwiseQuantTensor, cut: Cut) -> Any:
+    """A weight in groups as a tensor of its shape, each of whose elements has the scale of its group.
+
+    Args:
+        weight: the weight.
+        cut: how its groups lie.
+    """
+    grouped, value = weight.grouped, weight.value
+    scale = cut.spread(grouped.scale, value)
+    if not isinstance(grouped, IntQuantTensor):
+        return grouped.set(value=value, scale=scale)
+    payload = None if grouped.payload is None else weight.groups.join(grouped.payload)
+    zero = cut.spread(grouped.zero_point, value)
+    fields = (grouped.bit_width, grouped.signed, grouped.training)
+    return IntQuantTensor(value, scale, zero, *fields, payload)
 
 
 def wide_axes(axes: tuple[int, ...], groups: Groups, ndim: int) -> tuple[int, ...]:

@@ -14,9 +14,11 @@ from flax import nnx
 from jqinject.core import Frozen
 from jqinject.dot import Affine
 from jqinject.dot.tensors.freezer import StoredForm
-from jqinject.nn.frozen.frozen_groups import ScaleForms, wide_axes, wide_metadata
+from jqinject.nn.frozen.frozen_groups import ScaleForms, wide_axes, wide_metadata, without_groups
 from jqinject.ops import Codebook, FloatFormat
+from jqinject.ops.devices.cut import Cut
 from jqinject.ops.fake_quant import known_zero
+from jqinject.ops.groups import split_groups
 from jqinject.ops.packing import container_bits
 from jqinject.quant_tensor import (
     CodebookQuantTensor,
@@ -48,6 +50,7 @@ class FrozenForm:
         value_dtype: of the dequantized weight.
         whole_zero_point: whether every zero point is one of the integers.
         groups: how an axis of the weight is cut into groups; None without groups.
+        cut: the same for groups that cross shards, whose payload is stored in the weight's shape.
         format: of minifloats, or the table of codes; None for integers.
         bit_width: of integers.
         signed: whether integers have a sign.
@@ -57,6 +60,7 @@ class FrozenForm:
     value_dtype: np.dtype
     whole_zero_point: bool
     groups: Groups | None = None
+    cut: Cut | None = None
     format: FloatFormat | Codebook | None = None
     bit_width: int = 8
     signed: bool = True
@@ -75,6 +79,7 @@ class FrozenWeight(nnx.Module):
         has_zero_point: whether the zero point may be another than 0.
         axes_of_sums: its axes along which a contraction of integers needs their sums; None for no sums.
         forms: what is known of its scales and zero points.
+        cut: groups that cross shards, whose payload is stored in the weight's shape; None for any others.
 
     Raises:
         TypeError: `weight` is not a QuantTensor.
@@ -96,22 +101,24 @@ class FrozenWeight(nnx.Module):
         has_zero_point: bool,
         axes_of_sums: tuple[int, ...] | None,
         forms: ScaleForms,
+        cut: Cut | None = None,
     ) -> None:
-        value_dtype, groups = np.dtype(weight.dtype), None
+        value_dtype, groups, scaled = np.dtype(weight.dtype), None, weight
         if isinstance(weight, GroupwiseQuantTensor):
-            groups = weight.groups
-            metadata = wide_metadata(metadata, groups, weight.ndim)
-            summed, axes_of_sums = wide_axes(summed, groups, weight.ndim), None
-            weight = weight.grouped
-        scale, factor = forms.of_scale(_full_rank(weight.scale, weight.ndim), groups)
+            groups, scaled, axes_of_sums = weight.groups, weight.grouped, None
+            if cut is None:
+                metadata = wide_metadata(metadata, groups, weight.ndim)
+                summed = wide_axes(summed, groups, weight.ndim)
+            weight = scaled if cut is None else without_groups(weight, cut)
+        scale, factor = forms.of_scale(_full_rank(scaled.scale, scaled.ndim), groups)
         if factor is not None:
             self.scale_factor = Frozen(factor)
         payload, kind = _payload(weight)
         stored = StoredForm.of(payload, summed)
-        self.form = FrozenForm(stored, value_dtype, forms.whole_zero_point, groups, **kind)
+        self.form = FrozenForm(stored, value_dtype, forms.whole_zero_point, groups, cut, **kind)
         if isinstance(weight, IntQuantTensor):
             if has_zero_point:
-                zero = _full_rank(weight.zero_point, weight.ndim)
+                zero = _full_rank(scaled.zero_point, scaled.ndim)
                 self.zero_point = Frozen(forms.of_zero_point(zero, payload.dtype, groups))
             if payload.dtype.itemsize == 1 and axes_of_sums is not None:
                 self.sums = Frozen(jnp.sum(payload, axis=axes_of_sums, dtype=jnp.int32, keepdims=True))
@@ -128,39 +135,72 @@ class FrozenWeight(nnx.Module):
         form = self.form
         if form.format is not None or form.bit_width > 8 or not form.whole_zero_point:
             return None
+        if form.cut is not None:
+            return self._in_pieces(form.cut)
         whole = weight if form.groups is None else weight.grouped
         known = self.sums is not None and (summed is None or {*summed} == {*form.stored.summed})
         sums = self.sums[...] if known and self.sums is not None else None
         return Affine(whole.payload, whole.scale, None if self.zero_point is None else whole.zero_point, sums)
 
+    @property
+    def contracted_groups(self) -> Groups | None:
+        """How `integers` cut an axis: into groups, or into pieces of groups that cross shards."""
+        groups, cut = self.form.groups, self.form.cut
+        return groups if groups is None or cut is None else Groups(cut.piece, groups.dim, groups.length)
+
     def quant_tensor(self) -> Any:
         """The weight as a QuantTensor, dequantized when its value is read."""
-        form, scale = self.form, self.scale[...].astype(jnp.float32)
-        stored, payload = form.stored, self.value[...]
+        groups, cut = self.form.groups, self.form.cut
+        payload, scale, zero = self._read()
+        if groups is None:
+            return self._tensor(payload, scale, zero)
+        if cut is None:
+            found = self._tensor(payload, scale, zero)
+        else:
+            laid = self._tensor(payload, cut.spread(scale, payload), cut.spread(zero, payload))
+            zeros = {"zero_point": zero} if isinstance(laid, IntQuantTensor) else {}
+            found = laid.set(value=groups.split(laid.value), scale=scale, **zeros)
+        return in_groups(found, groups.size, groups.dim, groups.length)
+
+    def _read(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Payload, scale and zero point as they are stored, but for packing and the order of axes."""
+        stored, payload, scale = self.form.stored, self.value[...], self.scale[...].astype(jnp.float32)
         whole_bytes = stored.packed_bits is None
         payload = jax.lax.transpose(payload, stored.back) if whole_bytes else stored.payload(payload)
         if self.scale_factor is not None:
             scale = scale * self.scale_factor[...]
+        zero = known_zero() if self.zero_point is None else self.zero_point[...].astype(jnp.float32)
+        return payload, scale, zero
+
+    def _tensor(self, payload: jax.Array, scale: jax.Array, zero_point: jax.Array) -> Any:
+        form = self.form
         if isinstance(form.format, Codebook):
-            weight = CodebookQuantTensor.from_codes(payload, scale, form.format, dtype=form.value_dtype)
-        elif form.format is not None and payload.dtype == form.format.dtype:
-            weight = FloatQuantTensor.stored(payload, scale, form.value_dtype)
-        elif form.format is not None:
-            weight = FloatQuantTensor.from_payload(payload, scale, format=form.format, dtype=form.value_dtype)
-        else:
-            zero = known_zero() if self.zero_point is None else self.zero_point[...].astype(jnp.float32)
-            weight = IntQuantTensor.stored(
-                payload, scale, zero, form.bit_width, form.signed, form.value_dtype
-            )
-        groups = form.groups
-        return weight if groups is None else in_groups(weight, groups.size, groups.dim, groups.length)
+            return CodebookQuantTensor.from_codes(payload, scale, form.format, dtype=form.value_dtype)
+        if form.format is not None and payload.dtype == form.format.dtype:
+            return FloatQuantTensor.stored(payload, scale, form.value_dtype)
+        if form.format is not None:
+            return FloatQuantTensor.from_payload(payload, scale, format=form.format, dtype=form.value_dtype)
+        return IntQuantTensor.stored(
+            payload, scale, zero_point, form.bit_width, form.signed, form.value_dtype
+        )
+
+    def _in_pieces(self, cut: Cut) -> Affine:
+        """The integers in pieces of groups that no shard divides, each with the scale of its group."""
+        payload, scale, zero = self._read()
+        length = payload.shape[cut.axis]
+        pieces = split_groups(payload, cut.piece, cut.axis)
+        offset = None if self.zero_point is None else cut.of_pieces(zero, length)
+        return Affine(pieces, cut.of_pieces(scale, length), offset)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the weight, with the axes in front that layers are stacked along."""
         shape, groups = self.form.stored.shape, self.form.groups
-        stored = self.value.shape
-        return (*stored[: len(stored) - len(shape)], *(shape if groups is None else groups.shape_of(shape)))
+        stored, in_two = self.value.shape, groups is not None and self.form.cut is None
+        return (
+            *stored[: len(stored) - len(shape)],
+            *(groups.shape_of(shape) if groups and in_two else shape),
+        )
 
 
 def _payload(weight: Any) -> tuple[jax.Array, dict[str, Any]]:

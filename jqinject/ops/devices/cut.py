@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.devices.explicit_axes import is_split, whole
+from jqinject.ops.devices.explicit_axes import is_split
 
 COMBINED: dict[Any, Callable[..., jax.Array]] = {
     jnp.max: jax.ops.segment_max,
@@ -79,28 +80,40 @@ class Cut:
         found = jnp.squeeze(x, self.axis + 1)
         return found if found.shape[self.axis] == 1 else self._repeated(found, like)
 
+    def of_pieces(self, x: jax.Array, length: int) -> jax.Array:
+        """Numbers that groups have one of, in the shape with two axes, once for each piece.
+
+        Example:
+            >>> Cut(axis=0, size=4, piece=2).of_pieces(jnp.array([[0.5], [2.0]]), 6)
+            Array([[0.5],
+                   [0.5],
+                   [2. ]], dtype=float32)
+        """
+        if x.ndim == 0 or x.shape[self.axis] == 1:
+            return x
+        group_of = np.arange(length // self.piece) // (self.size // self.piece)
+        return jnp.take(x, group_of, axis=self.axis, mode="clip")
+
     def _found(self, reduction: Any, x: jax.Array) -> jax.Array:
         axis, length = self.axis, x.shape[self.axis]
         if self.piece > 1:
             shape = (*x.shape[:axis], length // self.piece, self.piece, *x.shape[axis + 1 :])
             x = reduction(x.reshape(shape), axis=axis + 1)
         group_of = np.arange(length // self.piece) // (self.size // self.piece)
-        first = jnp.moveaxis(whole(x, axis), axis, 0)
+        first = jnp.moveaxis(x, axis, 0)
         return jnp.moveaxis(COMBINED[reduction](first, group_of, -(-length // self.size)), 0, axis)
 
     def _repeated(self, found: jax.Array, like: jax.Array) -> jax.Array:
         group_of = np.arange(like.shape[self.axis]) // self.size
-        if not is_split(like):
-            return jnp.take(found, group_of, axis=self.axis, mode="clip")
-        places = (*(slice(None),) * self.axis, group_of)
-        return found.at[places].get(mode="clip", out_sharding=jax.typeof(like).sharding)
+        return jnp.take(found, group_of, axis=self.axis, mode="clip")
 
 
 def cut_in_place(x: jax.Array, size: int, axis: int) -> Cut | None:
     """How to cut an axis into groups that may cross the borders of its shards; None if groups cannot.
 
-    Over explicit axes of a mesh, shards are known. Automatic ones show in no type: then any number of shards counts
-    that the devices at hand allow.
+    The shards of concrete arrays are known. Those over automatic axes of a mesh show in no type while a program is
+    traced: then any number of shards counts that the devices at hand allow. None over explicit axes: groups that cross
+    shards would be an axis of the type, which such an axis cannot divide.
 
     Args:
         x: the tensor.
@@ -110,14 +123,19 @@ def cut_in_place(x: jax.Array, size: int, axis: int) -> Cut | None:
     Example:
         >>> cut_in_place(jnp.zeros((64, 3)), 16, 0)
     """
+    if is_split(x):
+        return None
     length = x.shape[axis]
-    sharding = jax.typeof(x).sharding
-    if sharding.mesh.empty or sharding.mesh.auto_axes:
-        most = math.gcd(length, jax.device_count())
-        counts = [n for n in range(2, most + 1) if most % n == 0]
-    else:
-        most = length // max(sharding.shard_shape(x.shape)[axis], 1)
-        counts = [most]
+    known = _shards_along(x, axis)
+    most = math.gcd(length, jax.device_count()) if known is None else known
+    counts = [n for n in range(2, most + 1) if most % n == 0] if known is None else [known]
     if not any(length // n % size and size % (length // n) for n in counts):
         return None
     return Cut(axis, size, math.gcd(size, length // most))
+
+
+def _shards_along(x: jax.Array, axis: int) -> int | None:
+    """The number of shards of a concrete array along an axis; None of a tracer."""
+    if isinstance(x, jax.core.Tracer):
+        return None
+    return x.shape[axis] // max(x.sharding.shard_shape(x.shape)[axis], 1)
