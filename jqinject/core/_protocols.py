@@ -17,11 +17,9 @@ Those with state are `nnx.Module`s, as is a `Component` that holds some (`constr
 fits a protocol can take its place: a class of the user's, built by hand or wired by name. A class of your own without
 state should be a frozen dataclass, so that two layers built alike compile once.
 
-What a class alone would not tell, a component says of itself: the facts at the end of this page. They never change
-from call to call; one that is not said counts as unknown (`jqinject.core.facts`).
+What a class alone would not tell, a component states itself, as the facts of `facts.py`.
 
-Everything between is float32; `QuantResult.value` has the dtype of `x`. `value = (integer - zero_point) *
-scale`.
+Intermediate results are float32; `QuantResult.value` has the dtype of `x`. `value = (integer - zero_point) * scale`.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ from __future__ import annotations
 from typing import Any, Protocol, runtime_checkable
 
 import jax
-import numpy as np
 
 
 @runtime_checkable
@@ -202,127 +199,3 @@ class TensorQuant(Protocol):
     """`tensor_quant`: the assembled quantizer. It may say every fact below."""
 
     def __call__(self, x: jax.Array, /) -> PackableResult: ...
-
-
-class SaysZeroPoint(Protocol):
-    """A quantizer, or a `zero_point_impl`, that knows whether its zero point may be another than 0.
-
-    A contraction of integers leaves out the correction for a zero point that is 0, a frozen weight its storage.
-    """
-
-    @property
-    def has_zero_point(self) -> bool: ...
-
-
-class SaysScaleDtype(Protocol):
-    """A quantizer, a scaling or a restriction that knows an 8-bit dtype which holds each of its scales exactly.
-
-    Frozen weights store scales so: `float8_e8m0fnu` for powers of two; that of minifloats up to one factor for all.
-    None means that there is none.
-    """
-
-    @property
-    def scale_dtype(self) -> np.dtype | None: ...
-
-
-class SaysLearned(Protocol):
-    """A `bit_width_impl` that knows whether its bit width is learned, so that a loss may penalize it."""
-
-    @property
-    def is_learned(self) -> bool: ...
-
-
-class SaysNeverNegative(Protocol):
-    """A statistic that knows whether it is nowhere below 0."""
-
-    @property
-    def never_negative(self) -> bool: ...
-
-
-class TakesAxes(Protocol):
-    """A statistic of an axis that can be taken along other axes as well, so that a tensor needs no view for it."""
-
-    stats_reduce_dim: int | tuple[int, ...] | None
-    takes_several: bool
-
-    @property
-    def takes_axes(self) -> bool: ...
-    def along(self, axes: Any, /) -> Any: ...
-
-
-class SaysSearches(Protocol):
-    """A statistic, a scaling or a `zero_point_impl` that knows whether it is found by trying candidates.
-
-    One that is takes a further argument: the task (`jqinject.core.Search` or `jqinject.core.Candidate`).
-    """
-
-    @property
-    def searches(self) -> bool: ...
-
-
-class SaysPositive(Protocol):
-    """A restriction whose class knows whether it leaves values above 0 as they are, stored and restored."""
-
-    keeps_positive: bool
-
-
-class SaysElementwise(Protocol):
-    """A rounding whose class knows an elementwise function, without state, that has its values.
-
-    A clamp of such a class says `passes_gradient`: whether the gradient passes it where it clamps.
-    """
-
-    @staticmethod
-    def elementwise(x: Any, /) -> jax.Array: ...
-
-
-class SaysConstant(Protocol):
-    """A component whose class knows that its answer depends on its attributes and arguments alone, all hashable."""
-
-    is_constant: bool
-
-
-class SaysSign(Protocol):
-    """A restriction that knows whether it leaves a value below 0 as it is; others make it positive."""
-
-    @property
-    def keeps_sign(self) -> bool: ...
-
-
-class SaysGroups(Protocol):
-    """A quantizer, or a view, that knows into which groups it cuts a tensor: `(group_size, group_dim)`, or None.
-
-    The value of its result then has two axes (groups, elements of a group) in the place of `group_dim`.
-    """
-
-    @property
-    def groups(self) -> tuple[int, int] | None: ...
-
-
-class SaysDynamic(Protocol):
-    """A quantizer, or a scaling, that knows whether its scale is made from the tensor at hand, and not known before."""
-
-    @property
-    def is_dynamic(self) -> bool: ...
-
-
-class SaysInputFormat(Protocol):
-    """A quantizer of weights that knows whether it is called with the bit width and the sign of the layer's input."""
-
-    @property
-    def needs_input_format(self) -> bool: ...
-
-
-class SaysFormat(Protocol):
-    """A quantizer that knows its numbers where they are no integers: a minifloat's format, or a table."""
-
-    @property
-    def format(self) -> Any: ...
-
-
-class SaysNearest(Protocol):
-    """A quantizer that knows whether it does what QuantizeLinear does, in evaluation: round to nearest (ties to even),
-    then clamp to the ends of its format, and nothing else. A rounding says the first, a clamp the second."""
-
-    @property
-    def is_nearest(self) -> bool: ...

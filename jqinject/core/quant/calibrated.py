@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -12,14 +11,14 @@ import numpy as np
 
 from jqinject.core._protocols import Restrict, Rounding
 from jqinject.core.calibration import (
-    OF_NO_AXES,
     AbsMaxRange,
     ClippingRange,
     FixedRange,
     RangeMethod,
     SimpleMovingAverage,
 )
-from jqinject.core.calibration.axes import axes_that_share, check_apart, others
+from jqinject.core.calibration.axes import axes_that_share, check_apart
+from jqinject.core.calibration.of_batch import abstract_range, range_along, range_of_batch
 from jqinject.core.calibration.range_to_scale import not_tiny, scale_and_zero_point
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
@@ -27,17 +26,15 @@ from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.facts import is_nearest
 from jqinject.core.quant.float_quant import FloatQuantResult
-from jqinject.core.quant.grids import Grid, IntegerGrid, MinifloatGrid
+from jqinject.core.quant.grids import IntegerGrid, MinifloatGrid, on_grid
 from jqinject.core.quant.int_quant import QuantResult, ResultWithPayload
 from jqinject.core.state.variables import all_counted
 from jqinject.ops.choose import shaped
-from jqinject.ops.clip import within_range
-from jqinject.ops.devices.mapped import Names, names_at_hand, places_over, sum_over
+from jqinject.ops.devices.mapped import Names, names_at_hand
 from jqinject.ops.fake_quant import in_range_of, known_zero
 from jqinject.ops.groups import check_divides, checked_group_size, fitting_size, split_groups
 from jqinject.ops.minifloats.float_format import FloatFormat
 from jqinject.ops.power import divide
-from jqinject.ops.ste import with_gradient_of
 
 MOST_BITS = 24  # float32, in which numbers are rounded, holds no wider whole numbers
 Ends = TypeVar("Ends", ClippingRange, jax.Array)
@@ -232,11 +229,11 @@ class CalibratedQuant(Component):
     def _range(self, x: jax.Array, update: bool) -> ClippingRange:
         """The range of a tensor; where it is averaged, of no axes."""
         if self.averaging_impl is None:
-            return self._found(x, self._axes_that_share(x.ndim), self._names())
+            return range_along(self.calibration_impl, x, self._axes_that_share(x.ndim), self._names())
         if self.averaging_impl.settled and not update:
-            known = isinstance(self.calibration_impl, Hashable)
-            return self.averaging_impl.mean((_form if known else _found_form)(self.calibration_impl, x.ndim))
-        return self.averaging_impl(self._of_batch(x), update)
+            return self.averaging_impl.mean(abstract_range(self.calibration_impl, x.ndim))
+        found = range_of_batch(self.calibration_impl, x, self.batch_axes, self._names())
+        return self.averaging_impl(found, update)
 
     def _axes_that_share(self, ndim: int) -> tuple[int, ...]:
         """The axes along which a range is one, of a tensor that has its groups as two axes."""
@@ -245,27 +242,6 @@ class CalibratedQuant(Component):
 
     def _names(self) -> Names:
         return names_at_hand(self.axis_name, self.use_running_average)
-
-    def _of_batch(self, x: jax.Array) -> ClippingRange:
-        """The range of a batch, one for the tensor."""
-        names = self._names()
-        if not self.batch_axes:
-            whole = type(self.calibration_impl) in OF_NO_AXES
-            axes = None if whole else tuple(range(x.ndim))
-            found = self._found(x, axes, names)
-            return jax.tree.map(lambda end: shaped(end, ()), found)
-        # Where every example has a range, an example lies on one device.
-        found = self._found(x, others(x.ndim, self.batch_axes), ())
-
-        def mean(ends: jax.Array) -> jax.Array:
-            return sum_over(jnp.sum(ends), names) / (ends.size * places_over(names))
-
-        return jax.tree.map(mean, found)
-
-    def _found(self, x: jax.Array, axes: tuple[int, ...] | None, names: Names) -> ClippingRange:
-        # A range method of the user's own need not know of mapped axes.
-        method: Callable[..., ClippingRange] = self.calibration_impl
-        return method(x, axes, names) if names else method(x, axes)
 
     @property
     def groups(self) -> tuple[int, int] | None:
@@ -306,7 +282,15 @@ class CalibratedQuant(Component):
         grid = IntegerGrid(self.narrow_range - edge, edge - 1.0, zero_point is None, payload)
         if self.narrow_range and zero_point is None:
             found = ClippingRange(jax.lax.stop_gradient(scale) * (edge - 1.0))
-        made = self._rounded(grid, x32, found, scale, offset)
+        made = on_grid(
+            grid,
+            self.float_to_int_impl,
+            x32,
+            found,
+            (scale, offset),
+            self.clip_gradient,
+            not self.scale_stop_grad,
+        )
         value, kept = (made, None) if payload is None else made
         scale = self._kept(scale, x.ndim)
         if zero_point is not None:
@@ -322,48 +306,15 @@ class CalibratedQuant(Component):
         assert self.q_dtype is not None
         form = FloatFormat.of_dtype(self.q_dtype)
         scale = self._restricted(not_tiny(divide(found.high, form.max_value)))
-        value = self._rounded(MinifloatGrid(form, x.dtype), x32, found, scale)
+        grid = MinifloatGrid(form, x.dtype)
+        value = on_grid(
+            grid, self.float_to_int_impl, x32, found, (scale,), self.clip_gradient, not self.scale_stop_grad
+        )
         return FloatQuantResult(value.astype(x.dtype), self._kept(scale, x.ndim), form)
 
     def _restricted(self, scale: jax.Array) -> jax.Array:
         restrict = self.restrict_scaling_impl
         return scale if restrict is None else restrict(restrict.restrict_init_tensor(scale))
-
-    def _rounded(self, grid: Grid, x: jax.Array, found: ClippingRange, *where: jax.Array) -> Any:
-        """`x` on a grid, with the gradient of clipping it to the range.
-
-        Args:
-            grid: the numbers, and the payload that is kept.
-            x: float32.
-            found: the range.
-            where: scale, and zero point, of the grid.
-        """
-        rounding = self.float_to_int_impl
-        if rounding is None and self.clip_gradient:
-            return within_range(
-                grid.nearest, x, found.high, found.low, *where, to_range=not self.scale_stop_grad
-            )
-        fixed = jax.tree.map(jax.lax.stop_gradient, (x, *where))
-        made = grid.nearest(*fixed) if rounding is None else grid.rounded(rounding, *fixed)
-        if self.clip_gradient:
-            return within_range(_made, x, found.high, found.low, made, to_range=not self.scale_stop_grad)
-        return (
-            (with_gradient_of(x, made[0]), made[1]) if isinstance(made, tuple) else with_gradient_of(x, made)
-        )
-
-
-def _made(x: jax.Array, made: Any) -> Any:
-    return made
-
-
-def _found_form(method: RangeMethod, ndim: int) -> ClippingRange:
-    """The range that a method finds of a tensor of `ndim` axes, one for the tensor: abstract."""
-    one = jax.ShapeDtypeStruct((1,) * ndim, jnp.float32)
-    found = jax.eval_shape(lambda x: method(x, tuple(range(ndim))), one)
-    return jax.tree.map(lambda _: jax.ShapeDtypeStruct((), jnp.float32), found)
-
-
-_form = lru_cache(maxsize=256)(_found_form)
 
 
 def _minifloat_dtype(dtype: Any) -> np.dtype:
