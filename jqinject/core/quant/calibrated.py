@@ -1,4 +1,4 @@
-"""Quantization to a clipping range that is calibrated: from the tensor at hand, or averaged over batches."""
+"""Quantization to a calibrated clipping range: of the given tensor, or averaged over batches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from jqinject.ops.groups import check_divides, checked_group_size, fitting_size,
 from jqinject.ops.minifloats.float_format import FloatFormat
 from jqinject.ops.power import divide
 
-MOST_BITS = 24  # float32, in which numbers are rounded, holds no wider whole numbers
+MOST_BITS = 24  # rounding is in float32, which holds no wider integers
 Ends = TypeVar("Ends", ClippingRange, jax.Array)
 
 
@@ -44,12 +44,12 @@ Ends = TypeVar("Ends", ClippingRange, jax.Array)
 class CalibratedQuant(Component):
     """To integers (or 8-bit floats) and back, within a calibrated clipping range.
 
-    Static: `range = averaging_impl(mean over batch_axes of calibration_impl(x))`, one for the tensor, moved in training
-    mode only; the present batch counts. Dynamic, with `averaging_impl=None`: `range = calibration_impl(x)` of the
-    tensor at hand, one for each index of `channelwise_axes`.
+    Static: `range = averaging_impl(mean over batch_axes of calibration_impl(x))`, one per tensor, updated in training
+    mode only and including the present batch. Dynamic (`averaging_impl=None`): `range = calibration_impl(x)` of the
+    given tensor, one for each index of `channelwise_axes`.
 
     `y = (clamp(round(x / s + z), -2^(b-1), 2^(b-1) - 1) - z) * s`, ties to even, `s`, `z` from `scale_and_zero_point`.
-    The gradient passes straight through where `x` lies in the range, and reaches the range where it does not.
+    The gradient goes straight through to `x` inside the range, and to the range outside.
 
     AQT's integers are four choices of `bit_width`, `range_steps` and rounding, all with `narrow_range`:
 
@@ -62,33 +62,33 @@ class CalibratedQuant(Component):
 
     Args:
         calibration_impl: finds the range.
-        averaging_impl: averages it over batches: `SimpleMovingAverage`; None for none.
-        bit_width: of signed integers, at least 2; not looked at with a `q_dtype`.
-        q_dtype: a dtype of 8-bit floats or narrower instead of integers; the range has to be symmetric then.
+        averaging_impl: averages it over batches: `SimpleMovingAverage`; None does not average.
+        bit_width: of signed integers, at least 2; ignored with a `q_dtype`.
+        q_dtype: a dtype of 8-bit floats or narrower instead of integers; needs a symmetric range.
         channelwise_axes: axes with a range for each index.
-        shared_axes: the axes that share a range, in the place of `channelwise_axes`: `(-1,)` for one a row.
-        batch_axes: axes with a range for each index, whose mean is the range of a batch: `(0,)` is Qwix's way.
-        scale_stop_grad: whether the range has no gradient; by default it has that of what it was found in.
-        group_size: cut the axis `group_dim` into groups of so many elements, each with a range; the result then has two
-            axes in its place (groups, elements of a group). None for no groups.
-        group_dim: the axis that is cut.
-        group_padding: fill up the last group with zeros, which count in means and percentiles; False refuses it.
+        shared_axes: the axes that share a range, instead of `channelwise_axes`: `(-1,)` for one per row.
+        batch_axes: axes with a range for each index, averaged to that of the batch; Qwix uses `(0,)`.
+        scale_stop_grad: whether to stop the range's gradient.
+        group_size: size of the groups that `group_dim` is cut into, each with a range; the result then has two axes in
+            its place (groups, elements of a group). None for no groups.
+        group_dim: the axis to cut.
+        group_padding: pad the last group with zeros, which count in means and percentiles; False refuses padding.
         restrict_scaling_impl: which values a scale may take; None for any.
         narrow_range: leave out -2^(b-1).
-        range_steps: how many steps the end of a symmetric range is; None for 2^(b-1) - 1/2.
-        float_to_int_impl: how to round; None for to nearest.
-        clip_gradient: whether the gradient stops at what is clipped, which lies out of the range or, with
-            `narrow_range`, beyond the last integers; False passes all of it to `x`.
+        range_steps: how many steps the end of a symmetric range is; None means 2^(b-1) - 1/2.
+        float_to_int_impl: how to round; None for nearest.
+        clip_gradient: whether clipping stops the gradient of `x`, outside the range or, with `narrow_range`, beyond the
+            last integers; False passes all of it.
         axis_name: a mapped axis (of `shard_map`, `pmap` or `vmap`) that the tensor is spread over, or a tuple of them:
-            the range is that of the whole tensor; with `batch_axes`, the mean of all examples.
+            the range is that of the whole tensor, or with `batch_axes` the mean over all examples.
 
     Raises:
-        TypeError: `bit_width` is no integer; (at the call) `x` is no float array.
+        TypeError: `bit_width` is not an integer; (when called) `x` is not a float array.
         ValueError: `bit_width` is below 2 or above 24; a range with a zero point for a `q_dtype`;
-            a static range with `channelwise_axes` or groups; groups along one of the `channelwise_axes`; (at the call)
+            a static range with `channelwise_axes` or groups; groups along one of the `channelwise_axes`; (when called)
             groups that do not fill the axis.
 
-    Source: Qwix. Differs from Qwix: a range that is not finite never enters the average; arithmetic is float32.
+    Source: Qwix. Differs from Qwix: non-finite ranges never enter the average; arithmetic is float32.
 
     Example:
         >>> quant = CalibratedQuant(AbsMaxRange(), bit_width=4)
@@ -142,7 +142,7 @@ class CalibratedQuant(Component):
         if averaging_impl is not None and (tuple(channelwise_axes) or group_size is not None):
             raise ValueError(
                 f"CalibratedQuant: an averaged range is one for the tensor, got channelwise_axes={channelwise_axes!r}, "
-                f"group_size={group_size!r}.\n  cure: averaging_impl=None, for a range of the tensor at hand"
+                f"group_size={group_size!r}.\n  cure: averaging_impl=None, for a range of the given tensor"
             )
         if group_size is not None:
             checked_group_size(group_size, "CalibratedQuant")
@@ -176,28 +176,28 @@ class CalibratedQuant(Component):
         """Switch between training and evaluation, for `nnx.view`.
 
         Args:
-            use_running_average: evaluation mode: the average is used and not moved.
+            use_running_average: evaluation mode: use the average without updating it.
         """
         if use_running_average is not None:
             self.use_running_average = use_running_average
 
     def has_range(self) -> bool | None:
-        """Whether a batch has entered the average; None without one, and of a fixed range. See `StaticRange`."""
+        """Whether a batch has entered the average; None without an average or with a fixed range. See `StaticRange`."""
         if self.averaging_impl is None or isinstance(self.calibration_impl, FixedRange):
             return None
         return all_counted(self.averaging_impl.count.get_value())
 
     def begin_calibration(self) -> None:
-        """From now on average batches anew."""
+        """Restart the average."""
         if self.averaging_impl is not None:
             self.averaging_impl.reset()
         self.use_running_average = False
 
     def end_calibration(self) -> None:
-        """Nothing: the range is the average."""
+        """No effect: the range is the average."""
 
     def clipping_range(self, x: jax.Array) -> ClippingRange:
-        """The range that `x` is quantized in, float32; in training mode it enters the average.
+        """The range for quantizing `x`, float32; in training mode it enters the average.
 
         Args:
             x: float array.
@@ -216,18 +216,18 @@ class CalibratedQuant(Component):
         """The range averaged so far, without a tensor.
 
         Args:
-            ndim: how many axes, each of size 1, its ends are to have.
+            ndim: the number of axes, each of size 1, that its ends get.
         """
         return self._kept(self._range(jnp.zeros((1,) * ndim, jnp.float32), update=False), ndim)
 
     def _kept(self, found: Ends, ndim: int) -> Ends:
-        """Numbers that are one for the tensor as arrays of its number of axes."""
+        """Per-tensor numbers with as many axes as the tensor."""
         if self.averaging_impl is None:
             return found
         return jax.tree.map(lambda end: shaped(end, (1,) * ndim), found)
 
     def _range(self, x: jax.Array, update: bool) -> ClippingRange:
-        """The range of a tensor; where it is averaged, of no axes."""
+        """The range of a tensor; a scalar if averaged."""
         if self.averaging_impl is None:
             return range_along(self.calibration_impl, x, self._axes_that_share(x.ndim), self._names())
         if self.averaging_impl.settled and not update:
@@ -236,7 +236,7 @@ class CalibratedQuant(Component):
         return self.averaging_impl(found, update)
 
     def _axes_that_share(self, ndim: int) -> tuple[int, ...]:
-        """The axes along which a range is one, of a tensor that has its groups as two axes."""
+        """The axes that share a range, in a tensor whose groups are two axes."""
         cut = None if self.group_size is None else self.group_dim
         return axes_that_share(ndim, self.shared_axes, self.channelwise_axes, cut)
 
@@ -245,12 +245,12 @@ class CalibratedQuant(Component):
 
     @property
     def groups(self) -> tuple[int, int] | None:
-        """Elements of a group, and the axis that is cut; None without groups."""
+        """Group size and grouped axis; None without groups."""
         return None if self.group_size is None else (self.group_size, self.group_dim)
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether the range is that of the tensor at hand: neither averaged nor fixed."""
+        """Whether the range is that of the given tensor: neither averaged nor fixed."""
         return self.averaging_impl is None and not isinstance(self.calibration_impl, FixedRange)
 
     @property
@@ -264,7 +264,7 @@ class CalibratedQuant(Component):
         return self._quantized(x, keep=False)
 
     def keeping_payload(self, x: jax.Array) -> QuantResult | FloatQuantResult:
-        """As a call; the result has integers of at most 8 bits beside the value."""
+        """Like a call; the result also has integers of at most 8 bits."""
         return self._quantized(x, keep=True)
 
     def _quantized(self, x: jax.Array, keep: bool) -> QuantResult | FloatQuantResult:
@@ -276,7 +276,7 @@ class CalibratedQuant(Component):
         scale, zero_point = scale_and_zero_point(found, self.bit_width, self.range_steps)
         scale = self._restricted(scale)
         offset = known_zero() if zero_point is None else zero_point
-        # Without a zero point the extreme lies on a tie, and goes where Qwix's does.
+        # Without a zero point the extreme is a tie, rounded as in Qwix.
         payload = np.dtype(np.int8) if keep and self.bit_width <= 8 else None
         edge = 2.0 ** (self.bit_width - 1)
         grid = IntegerGrid(self.narrow_range - edge, edge - 1.0, zero_point is None, payload)

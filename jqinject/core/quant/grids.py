@@ -1,4 +1,4 @@
-"""The numbers that a calibrated quantizer rounds to: integers or minifloats, at a scale."""
+"""The grid that a calibrated quantizer rounds to: scaled integers or minifloats."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from jqinject.ops.ste import nearest, with_gradient_of
 
 
 class Grid(Protocol):
-    """Numbers at a scale (and zero point). Without derivatives."""
+    """A scaled grid, possibly with a zero point; not differentiable."""
 
     def nearest(self, x: jax.Array, scale: jax.Array, *zero_point: jax.Array) -> Any:
-        """The number nearest to each of `x`, float32; with a payload both."""
+        """`x` rounded to nearest, float32; with a payload, both."""
         ...
 
     def rounded(self, rounding: Rounding, x: jax.Array, scale: jax.Array, *zero_point: jax.Array) -> Any:
-        """As `nearest`, rounded by a component."""
+        """Like `nearest`, with a rounding component."""
         ...
 
 
@@ -38,7 +38,7 @@ class IntegerGrid:
     Attributes:
         low, high: the ends.
         centered: whether the zero point is 0.
-        payload: the dtype in which the integers are returned beside the value; None for none.
+        payload: the dtype in which the integers are also returned; None does not return them.
     """
 
     low: float
@@ -102,7 +102,7 @@ def on_grid(
 
     Args:
         grid: the numbers, and the payload to keep.
-        rounding: how to round; None for to nearest.
+        rounding: how to round; None for nearest.
         x: float32.
         found: the range.
         where: scale, and zero point, of the grid.

@@ -50,7 +50,7 @@ class _AccumulatorAware(NormParameter):
 
     Args:
         accumulator_bit_width_impl: P, the bits of an accumulator.
-        arguments: as of `NormParameter`.
+        arguments: see `NormParameter`.
     """
 
     zero_centered: ClassVar[bool]
@@ -169,7 +169,7 @@ class AccumulatorAwareZeroCenterParameterPreScaling(_AccumulatorAware):
 
     Args:
         pre_zero_point_impl: what centers the weights, `PreZeroCenterZeroPoint`.
-        others: as of `AccumulatorAwareParameterPreScaling`.
+        others: see `AccumulatorAwareParameterPreScaling`.
 
     Raises:
         TypeError: `pre_zero_point_impl` does not center the weights.

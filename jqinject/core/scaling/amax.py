@@ -207,7 +207,7 @@ class AmaxScaling(nnx.Module):
     # --- steps
 
     def begin_step(self) -> None:
-        """From now on collect; forget what an unfinished step has left."""
+        """Start collecting; discard an unfinished step."""
         self.in_step = True
         self.pending.set_value(known_zeros(self.pending.get_value()))
 
@@ -228,7 +228,7 @@ class AmaxScaling(nnx.Module):
             self._enter(parts[AMAX], parts[SCALE], parts[SEEN] > 0)
 
     def abandon_step(self) -> None:
-        """End a step that failed: nothing enters."""
+        """Discard a failed step."""
         self.in_step = False
 
     def _enter(self, amax: jax.Array, scale: jax.Array, counted: jax.Array | None = None) -> None:
@@ -271,7 +271,7 @@ class DelayedScaling(AmaxScaling):
     holds nothing above 0 the scale stays what it was, `scaling_init` at first. `threshold` is the largest number of the
     payload dtype (448 for `float8_e4m3fn`), passed to the call.
 
-    Arguments: as of `AmaxScaling`.
+    Arguments: see `AmaxScaling`.
 
     Raises:
         ValueError: `margin` is not finite, `scaling_init` is not positive, or the shapes of scale and history differ.
@@ -297,7 +297,7 @@ class CurrentScaling(AmaxScaling):
     The amaxes are recorded, for the reader; the scale does not depend on the record. A tensor of zeros, or with an inf
     or nan in it, gets the scale of the last step, `scaling_init` at first.
 
-    Arguments: as of `AmaxScaling`.
+    Arguments: see `AmaxScaling`.
 
     Raises:
         ValueError: as for `DelayedScaling`.

@@ -35,8 +35,7 @@ class ConstScaling(Constant):
 
     Args:
         scaling_init: the value, a number or an array that broadcasts with the tensor.
-        restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl, scaling_min_val: as of
-            `ScaleRule`.
+        restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl, scaling_min_val: see `ScaleRule`.
 
     Raises:
         ValueError: when `scaling_init` is not finite, or not positive (it may be negative with
@@ -64,7 +63,7 @@ class ConstScaling(Constant):
         assign(self, rule=ScaleRule(*restrictions, scaling_min_val, where=where))
 
     def __call__(self, x: jax.Array | None = None, threshold: Any = None) -> jax.Array:
-        """The scale, float32. `x` is not looked at."""
+        """The scale, float32. `x` is unused."""
         return self.rule.scale(self.number(x, self.rule), threshold)
 
 
@@ -81,8 +80,7 @@ class ParameterScaling(Learned):
     Args:
         scaling_init: initial value, a number or an array of `scaling_shape`.
         scaling_shape: shape of the parameter; None means that of `scaling_init`.
-        restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl, scaling_min_val: as of
-            `ScaleRule`.
+        restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl, scaling_min_val: see `ScaleRule`.
 
     Raises:
         ValueError: when the shapes disagree, or `scaling_init` is not finite, or not positive where its
@@ -118,11 +116,11 @@ class ParameterScaling(Learned):
         assign(self, rule=ScaleRule(*restrictions, scaling_min_val, where=where))
 
     def __call__(self, x: jax.Array | None = None, threshold: Any = None) -> jax.Array:
-        """The scale, float32. `x` is not looked at."""
+        """The scale, float32. `x` is unused."""
         return self.rule.scale(self.number(x, self.rule), threshold)
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """What a checkpoint's entries for this component mean: running statistics become the value.
+        """Translate a checkpoint's entries for this component: running statistics become the value.
 
         Args:
             entries: variable name -> array, as found in the checkpoint.

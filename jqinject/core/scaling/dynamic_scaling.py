@@ -24,8 +24,7 @@ class RuntimeDynamicStatsScaling(Dynamic):
     Args:
         scaling_stats_impl: the statistic.
         scaling_stats_input_view_shape_impl: the view it is taken of; None takes the tensor as it is.
-        restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl, scaling_min_val: as of
-            `ScaleRule`.
+        restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl, scaling_min_val: see `ScaleRule`.
         dynamic_scaling_broadcastable_fn: function of the statistic and the tensor's shape that returns the statistic in
             a shape that broadcasts; None takes it as it is, or with 1 for the axes at the end that it does not have
             (rows of a matrix).
@@ -71,8 +70,7 @@ class RuntimeDynamicGroupStatsScaling(Dynamic):
         group_dim: the axis that is cut into groups.
         input_view_impl: the view that cuts it.
         scaling_stats_impl: the statistic of a group, which keeps the axis of its elements with size 1.
-        restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl, scaling_min_val: as of
-            `ScaleRule`.
+        restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl, scaling_min_val: see `ScaleRule`.
 
     Raises:
         ValueError: a group size below 1.

@@ -15,8 +15,8 @@ class FloatScaling:
     """The number that a scale brings the largest magnitude to: the largest of the format.
 
     Args:
-        max_available_float: numbers end here; None if all codes are numbers.
-        inf_values, nan_values, saturating: of the format; not looked at.
+        max_available_float: largest number; None if all codes are numbers.
+        inf_values, nan_values, saturating: unused.
 
     Example:
         >>> FloatScaling()(4, 1.875, 7), FloatScaling(max_available_float=448.0)(4, 1.875, 7)

@@ -79,7 +79,7 @@ class StatsFromParameterScaling(_FromParameterScaling):
     """A scale computed anew from the tensor at every call, differentiable: `s = restrict(stat(view(x))) / threshold`.
 
     With one tracked parameter (or none) the given tensor is used, and nothing is stored. Several are kept as
-    Variables, viewed and joined, and the given tensor is not looked at. Further arguments: see the module.
+    Variables, viewed and joined, and the given tensor is ignored. Further arguments: see the module.
 
     Args:
         scaling_stats_input_concat_dim: axis along which the views of several parameters are joined.
@@ -103,9 +103,9 @@ class ParameterFromStatsFromParameterScaling(_FromParameterScaling):
     """A learned scale that starts from the statistic of the tensor: `s = restrict(value) / threshold`.
 
     The parameter `value` is filled at the first call in training mode (`init_done` becomes 1). In evaluation mode
-    before that the same scale is computed and nothing is stored. Arguments: as of `StatsFromParameterScaling`.
+    before that the same scale is computed and nothing is stored. Arguments: see `StatsFromParameterScaling`.
 
-    Differs from Brevitas: evaluation does not fill the parameter, nor does a statistic that is not finite.
+    Differs from Brevitas: neither evaluation nor a non-finite statistic fills the parameter.
 
     Raises:
         ValueError: as `StatsFromParameterScaling`.
@@ -128,7 +128,7 @@ class RuntimeStatsScaling(Running):
     As batch normalization does. State: `running_stats`, and `counter`, the number of batches in it. An empty batch is
     no statistic: it is treated as in evaluation. Arguments: see the module.
 
-    Differs from Brevitas: a statistic that is not finite scales its own batch but does not enter the running mean.
+    Differs from Brevitas: a non-finite statistic scales its own batch but does not enter the running mean.
 
     Raises:
         ValueError: for a momentum out of range, a shift without a factor; (when called) a wrong `scaling_shape`.
@@ -189,8 +189,8 @@ class ParameterFromRuntimeStatsScaling(Collected):
     `value` after; nothing moves. The statistic runs only while it is collected. An empty batch has no statistic, and is
     treated as in evaluation. Further arguments: see the module.
 
-    Differs from Brevitas: in evaluation the least value is applied before the division, as in training; a statistic
-    that is not finite scales its own batch but is neither collected nor counted.
+    Differs from Brevitas: in evaluation the least value is applied before the division, as in training; a non-finite
+    statistic scales its own batch but is neither collected nor counted.
 
     Args:
         collect_stats_steps: N, at least 1.
@@ -260,7 +260,7 @@ class ParameterFromRuntimeStatsScaling(Collected):
         self._end_calibration(self.rule)
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """What a checkpoint's entries for this component mean.
+        """Translate a checkpoint's entries for this component.
 
         A `value` without `counter` means that collection is over; `running_stats` (of a `RuntimeStatsScaling`) become
         the value.

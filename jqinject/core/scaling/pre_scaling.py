@@ -83,7 +83,7 @@ class NormParameter(nnx.Module):
         return clamp_scale(g, self.settings.min_val)
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """What a checkpoint's entries for this component mean: `learned_value` is an older name of `value`.
+        """Translate a checkpoint's entries for this component: `learned_value` is an older name of `value`.
 
         Args:
             entries: variable name -> array, as found in the checkpoint.
@@ -117,7 +117,7 @@ class ParameterPreScalingWeightNorm(NormParameter):
 
     Differs from Brevitas: a norm of 0 counts as 2**-64, so that a weight of zeros is quantized to zeros (there: nan).
 
-    Arguments: as of `NormParameter`.
+    Arguments: see `NormParameter`.
 
     Example:
         >>> import jax.numpy as jnp

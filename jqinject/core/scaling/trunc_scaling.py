@@ -33,7 +33,7 @@ class TruncMsbScaling:
     def __call__(
         self, scaling_input: Any, input_bit_width: Any, output_bit_width: Any, signed: bool
     ) -> jax.Array:
-        """The divisor, float32. Only the bit widths are looked at."""
+        """The divisor, float32. It depends on the bit widths alone."""
         return _ratio(input_bit_width, output_bit_width)
 
 

@@ -54,8 +54,8 @@ class FromParameter(Source):
     """Abstract: the statistic of the weight that is quantized, or of all weights that share the quantizer.
 
     One that `fills` has a parameter `value`, filled from the statistic at the first call in training mode; `init_done`
-    then becomes 1. In evaluation mode before that, the same number is computed and nothing is stored. A statistic that
-    is not finite fills nothing.
+    then becomes 1. In evaluation mode before that, the same number is computed and nothing is stored. A non-finite
+    statistic fills nothing.
 
     One tracked parameter is not kept: its value comes with every call, and a second reference to a layer's kernel
     inside its quantizer would tie the two. Several are kept as the layers' own Variables, so that the gradient of what
@@ -164,7 +164,7 @@ class FromParameter(Source):
         return check.statistic_shape(stat, tracking.shape, type(self).__name__, tracking.shape_name)
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """What a checkpoint's entries for this component mean: a `value` without `init_done` is a filled one.
+        """Translate a checkpoint's entries for this component: a `value` without `init_done` is a filled one.
 
         Args:
             entries: variable name -> array, as found in the checkpoint.

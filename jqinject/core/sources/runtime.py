@@ -32,7 +32,7 @@ from jqinject.ops.stats import running_mean
 class _Averaged(Source):
     """Abstract: averages the statistics of batches.
 
-    An empty batch has no statistic, and is treated as in evaluation. A statistic that is not finite is used for its own
+    An empty batch has no statistic, and is treated as in evaluation. A non-finite statistic is used for its own
     batch, but neither averaged nor counted.
 
     Args:
@@ -94,7 +94,7 @@ class Running(_Averaged):
 
     Args:
         affine_init: initial factor and shift of a learned affine map; None omits it.
-        arguments: as of the base, without the steps.
+        arguments: see the base; without the steps.
     """
 
     running_stats: QuantStat
@@ -137,7 +137,7 @@ class Running(_Averaged):
         return stat
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """What a checkpoint's entries for this component mean: running statistics without a counter have been
+        """Translate a checkpoint's entries for this component: running statistics without a counter have been
         moved.
 
         Args:

@@ -113,7 +113,7 @@ class Source(Component):
         """
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """What a checkpoint's entries for this component mean.
+        """Translate a checkpoint's entries for this component.
 
         Args:
             entries: variable name -> array, as found in the checkpoint.

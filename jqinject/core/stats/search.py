@@ -84,7 +84,7 @@ def zero_point_of(zero_point: Any, x: jax.Array, scale: jax.Array, bit_width: An
 
 
 class SearchedStat(Component):
-    """A statistic that is found by trying it; without gradient.
+    """A statistic that is searched by trying candidates; without gradient.
 
     It sees tensors as they are and lays them out by a view of its own, so that the losses of candidates can be taken of
     whole quantized tensors. Several tensors that share a quantizer are searched together.

@@ -27,10 +27,10 @@ class GroupingView(ABC):
 
     @abstractmethod
     def is_seen(self, x: jax.Array) -> bool:
-        """Whether a tensor is in groups already."""
+        """Whether a tensor is already in groups."""
 
     def cut(self, x: jax.Array) -> Cut | None:
-        """How to cut a tensor without a reshape, which would gather it; None if there is no need."""
+        """How to cut a tensor without a reshape, which would gather it; None if not needed."""
         if self.is_seen(x) or not -x.ndim <= self.group_dim < x.ndim:
             return None
         axis = self.group_dim % x.ndim
@@ -38,16 +38,16 @@ class GroupingView(ABC):
 
 
 def cut_of(view: View, x: jax.Array) -> Cut | None:
-    """The `Cut` of a view that cuts groups; None of any other, and where there is no need."""
+    """The `Cut` of a grouping view; None for any other view or if not needed."""
     return view.cut(x) if isinstance(view, GroupingView) else None
 
 
 def in_layout(view: View, quantize: Callable[..., Any], x: jax.Array, *numbers: jax.Array) -> Any:
-    """`quantize(view(x), *numbers)`: where groups may cross shards, `x` is quantized where it lies, and viewed after.
+    """`quantize(view(x), *numbers)`; if groups may cross shards, `x` is quantized before it is viewed.
 
     Args:
         view: the view.
-        quantize: an elementwise function, which returns one array or several.
+        quantize: an elementwise function that returns one or more arrays.
         x: the tensor.
         numbers: broadcast against the view: scales, zero points.
     """
@@ -62,12 +62,13 @@ def in_layout(view: View, quantize: Callable[..., Any], x: jax.Array, *numbers: 
 class OverSubChannelBlockView(GroupingView):
     """One axis cut into groups, of a tensor whose shape is known: `(..., groups, group_size, ...)`.
 
-    Zeros fill up the last group. What has the grouped number of axes already (a zero point, say) stays as it is.
+    The last group is padded with zeros. An array that already has the grouped number of axes (a zero point, say) is
+    unchanged.
 
     Args:
         expanded_groupwise_shape: the shape of the view.
-        group_size: elements of a group; a group that is longer than the axis is the axis.
-        group_dim: the axis that is cut, from the front or (negative) from the end.
+        group_size: elements of a group; at most the size of the axis.
+        group_dim: the axis to cut; may be negative.
 
     Raises:
         ValueError: a group size below 1; (when called) a tensor of another shape.
@@ -88,7 +89,7 @@ class OverSubChannelBlockView(GroupingView):
 
     @property
     def groups(self) -> tuple[int, int]:
-        """Elements of a group, and the axis that is cut."""
+        """Group size and grouped axis."""
         return self.group_size, self.group_dim
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -125,12 +126,12 @@ class DynamicOverSubChannelBlockView(GroupingView):
     """One axis cut into groups, of a tensor of any shape: `(..., groups, group_size, ...)`.
 
     Args:
-        group_size: elements of a group; a group that is longer than the axis is the axis.
-        group_dim: the axis that is cut, from the front or (negative) from the end.
-        group_padding: fill up the last group with zeros; False refuses an axis that groups do not fill.
+        group_size: elements of a group; at most the size of the axis.
+        group_dim: the axis to cut; may be negative.
+        group_padding: pad the last group with zeros; False refuses an axis that needs padding.
 
     Raises:
-        ValueError: a group size below 1; (when called) a tensor without the axis, or one that groups do not fill.
+        ValueError: a group size below 1; (when called) a tensor without the axis, or one that needs padding.
 
     Example:
         >>> import jax.numpy as jnp
@@ -147,7 +148,7 @@ class DynamicOverSubChannelBlockView(GroupingView):
 
     @property
     def groups(self) -> tuple[int, int]:
-        """Elements of a group, and the axis that is cut."""
+        """Group size and grouped axis."""
         return self.group_size, self.group_dim
 
     def __call__(self, x: jax.Array) -> jax.Array:

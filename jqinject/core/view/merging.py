@@ -14,16 +14,14 @@ from jqinject.ops.devices.explicit_axes import merge_axes
 
 
 class MergingView(ABC):
-    """Abstract: a view that permutes axes and makes one of several, so that each of its axes stands for some of the
-    tensor's.
-    """
+    """Abstract: a view that permutes and merges axes, so that each of its axes stands for some of the tensor's."""
 
     @abstractmethod
     def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """For each axis of the view the axes of a tensor of a shape that it is made of, in their order.
+        """For each axis of the view, the tensor axes that it merges, in order.
 
         Raises:
-            ValueError: the view needs other axes.
+            ValueError: the shape does not fit the view.
         """
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -39,7 +37,7 @@ def _transposed(x: jax.Array, order: Sequence[int]) -> jax.Array:
 
 
 def _ordered(ndim: int, permute_dims: tuple[int, ...] | None, least: int, where: str) -> tuple[int, ...]:
-    """The axes of a tensor in the order in which a view counts them."""
+    """The axes of a tensor in the view's order."""
     if ndim < least:
         some = "one or more axes, got a scalar" if least == 1 else f"{least} or more axes, got {ndim}"
         raise ValueError(f"{where} needs an array of {some}.")
@@ -59,7 +57,7 @@ def _frozen(permute_dims: Sequence[int] | None) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True)
 class OverTensorView(MergingView):
-    """Everything in one axis: `(n,)`.
+    """All elements in one axis: `(n,)`.
 
     Example:
         >>> OverTensorView()(jnp.zeros((16, 6, 5, 5))).shape
@@ -67,21 +65,21 @@ class OverTensorView(MergingView):
     """
 
     def merged(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """One axis of all."""
+        """All axes merged."""
         return (tuple(range(len(shape))),)
 
 
 @checked_arguments
 @dataclass(frozen=True)
 class OverOutputChannelView(MergingView):
-    """Channels first, the rest flat: `(channels, n)`; to be reduced over axis 1.
+    """Channels first, the rest flat: `(channels, n)`, to be reduced over axis 1.
 
     Args:
-        permute_dims: permutation that brings the output channel first, or None when it is first.
-        channel_axes: how many axes channels are counted along; several become one.
-        channel_shape: the shape of a scale for each channel, as it broadcasts against the tensor: channels are counted
-            along its axes other than 1, in a tensor of any rank. It takes the place of the other two where there is no
-            permutation, or one for another number of axes.
+        permute_dims: permutation that brings the output channel first, or None if it is first.
+        channel_axes: how many axes hold channels; several are merged.
+        channel_shape: the shape of a per-channel scale, broadcast against a tensor of any rank: its axes other than 1
+            hold channels. It is used instead of the other two if there is no permutation or it has another number of
+            axes.
 
     Example:
         >>> OverOutputChannelView(permute_dims=(1, 0))(jnp.zeros((64, 10))).shape
@@ -107,7 +105,7 @@ class OverOutputChannelView(MergingView):
         return order[:channel_axes], order[channel_axes:]
 
     def layout(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...] | None, int]:
-        """The permutation of a tensor of a shape, None if it is not permuted, and along how many axes channels count.
+        """The permutation of a tensor of this shape (None if not permuted), and how many axes hold channels.
 
         Raises:
             ValueError: `channel_shape` does not broadcast against the shape.
@@ -134,7 +132,7 @@ class OverBatchOverTensorView(MergingView):
     """Examples first, the rest flat: `(batch, n)`.
 
     Args:
-        permute_dims: permutation that brings the batch first, or None when it is first.
+        permute_dims: permutation that brings the batch first, or None if it is first.
 
     Example:
         >>> OverBatchOverTensorView()(jnp.zeros((8, 10, 5, 5))).shape
@@ -158,7 +156,7 @@ class OverBatchOverOutputChannelView(MergingView):
     """Examples, channels, the rest flat: `(batch, channels, n)`.
 
     Args:
-        permute_dims: permutation that brings batch and channels first, or None when they are.
+        permute_dims: permutation that brings batch and channels first, or None if they are.
 
     Example:
         >>> OverBatchOverOutputChannelView()(jnp.zeros((8, 10, 5, 5))).shape
@@ -182,7 +180,7 @@ class OverOutputFeaturesView(MergingView):
     """The last axis kept, everything before it flat: `(n, features)`.
 
     Args:
-        permute_dims: permutation that brings the features last, or None when they are.
+        permute_dims: permutation that brings the features last, or None if they are.
 
     Example:
         >>> OverOutputFeaturesView()(jnp.zeros((8, 10, 25))).shape

@@ -55,7 +55,7 @@ class ParameterZeroPoint(Learned):
         assign(self, int_quant=int_quant, quantize=bool(quantize_zero_point))
 
     def __call__(self, x: jax.Array | None, scale: jax.Array, bit_width: Any) -> jax.Array:
-        """The zero point, float32. `x` is not looked at."""
+        """The zero point, float32. `x` is unused."""
         z = abs_binary_sign_grad(self.number(x, DISTANCE).stored)
         return shift(z, scale, bit_width, self.int_quant, self.quantize)
 
@@ -68,7 +68,7 @@ class ParameterFromRuntimeZeroPoint(Collected):
     while `buffer` follows it, call N + 1 fills `value`, from there it is learned. In evaluation mode `buffer`
     (0.0 before any training) is used until then, and for an empty batch, which has no statistic.
 
-    Differs from Brevitas: a statistic that is not finite is used for its own batch, but neither collected nor
+    Differs from Brevitas: a non-finite statistic is used for its own batch, but neither collected nor
     counted.
 
     Args:
@@ -133,7 +133,7 @@ class ParameterFromRuntimeZeroPoint(Collected):
         self._end_calibration(DISTANCE)
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """What a checkpoint's entries for this component mean: a `value` without `counter` ends the collection.
+        """Translate a checkpoint's entries for this component: a `value` without `counter` ends the collection.
 
         Args:
             entries: variable name -> array, as found in the checkpoint.

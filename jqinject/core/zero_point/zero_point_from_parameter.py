@@ -95,9 +95,9 @@ class ParameterFromStatsFromParameterZeroPoint(FromParameter):
     The parameter `value` is filled at the first call in training mode (`init_done` becomes 1); in evaluation
     mode before that the same zero point is computed and nothing is stored.
 
-    Differs from Brevitas: evaluation does not fill the parameter, nor does a statistic that is not finite.
+    Differs from Brevitas: neither evaluation nor a non-finite statistic fills the parameter.
 
-    Arguments: as of `StatsFromParameterZeroPoint`.
+    Arguments: see `StatsFromParameterZeroPoint`.
 
     Raises:
         ValueError: for a shift without a factor, or a wrong shape (when called).
