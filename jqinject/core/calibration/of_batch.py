@@ -17,7 +17,7 @@ from jqinject.ops.devices.mapped import Names, places_over, sum_over
 def range_along(
     method: Callable[..., ClippingRange], x: jax.Array, axes: tuple[int, ...] | None, names: Names
 ) -> ClippingRange:
-    """The range along axes, and over mapped axes, of which a range method of the user's own need not know."""
+    """The range along axes and mapped axes; custom range methods need not accept `names`."""
     return method(x, axes, names) if names else method(x, axes)
 
 

@@ -75,7 +75,7 @@ class CalibratedQuant(Component):
         group_padding: pad the last group with zeros, which count in means and percentiles; False refuses padding.
         restrict_scaling_impl: which values a scale may take; None for any.
         narrow_range: leave out -2^(b-1).
-        range_steps: how many steps the end of a symmetric range is; None means 2^(b-1) - 1/2.
+        range_steps: steps from 0 to the end of a symmetric range; None means 2^(b-1) - 1/2.
         float_to_int_impl: how to round; None for nearest.
         clip_gradient: whether clipping stops the gradient of `x`, outside the range or, with `narrow_range`, beyond the
             last integers; False passes all of it.

@@ -1,4 +1,4 @@
-"""Scales that do not look at the tensor: constant, and learned from an initial value."""
+"""Scales independent of the tensor: constant, or learned from an initial value."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jqinject.core.sources.given import initial_number
 
 
 def _restricted(init: np.ndarray, restrict: Restrict, where: str) -> np.ndarray:
-    """An initial value in the learned domain, in Python's own arithmetic."""
+    """An initial value in the learned domain, in Python arithmetic."""
     stored = [restrict.restrict_init_float(float(number)) for number in init.reshape(-1)]
     check.positive(np.abs(init) if keeps_sign(restrict) else init, where, "scaling_init")
     return np.asarray(stored, dtype=np.float32).reshape(init.shape)
@@ -31,7 +31,7 @@ def _restricted(init: np.ndarray, restrict: Restrict, where: str) -> np.ndarray:
 class ConstScaling(Constant):
     """A constant scale: `s = restrict(scaling_init) / threshold`.
 
-    It is static: not in the state, not in checkpoints.
+    It is static: neither in the state nor in checkpoints.
 
     Args:
         scaling_init: the value, a number or an array that broadcasts with the tensor.

@@ -63,7 +63,7 @@ class FromParameter(Source):
 
     Args:
         stats: the statistic.
-        view: the view that it is taken of.
+        view: its view.
         concat_dim: axis along which the views of several parameters are joined.
         tracked: `nnx.Variable`s, or arrays when built by hand (kept without gradient).
         shape: of the statistic.
@@ -208,10 +208,9 @@ class Dynamic(Source):
 
     Args:
         stats: the statistic.
-        view: the view that it is taken of.
+        view: its view.
         broadcastable: function of the statistic and the tensor's shape that returns the statistic in a shape that
-            broadcasts; None takes it as it is, or with 1 for the axes at the end that it does not have (rows of a
-            matrix).
+            broadcasts; None leaves it unchanged, with trailing axes of size 1 if needed (rows of a matrix).
         in_groups: whether the view cuts the tensor into groups, and the statistic has the grouped shape.
     """
 

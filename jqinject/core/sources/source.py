@@ -77,7 +77,7 @@ class Source(Component):
 
     Attributes:
         stats: the statistic; None if none is taken.
-        view: the view that it is taken of.
+        view: its view.
         rule: from the number to a scale; None of zero points.
         searches: whether the statistic is searched.
     """

@@ -72,7 +72,7 @@ class RuntimeDynamicGroupZeroPoint(Dynamic):
 
     Args:
         input_view_impl: the view that cuts the tensor into groups.
-        zero_point_stats_impl: the statistic of a group, which keeps the axis of its elements with size 1.
+        zero_point_stats_impl: the statistic of a group, keeping the reduced axis with size 1.
         int_quant: gives the integer range, rounding and clamping.
         quantize_zero_point: make it an integer of the range.
 

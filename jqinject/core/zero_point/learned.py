@@ -125,11 +125,11 @@ class ParameterFromRuntimeZeroPoint(Collected):
         return shift(abs_binary_sign_grad(z), scale, bit_width, self.int_quant, self.quantize)
 
     def init_zero_point(self) -> None:
-        """End the collection now: `value` is filled from what was collected, if it is not yet."""
+        """End the collection now: fill `value` if it is not filled yet."""
         self._finish(DISTANCE)
 
     def end_calibration(self) -> None:
-        """Fill `value` from what was collected; it is learned from the next call on."""
+        """Fill `value` from the collected statistics; it is learned from the next call on."""
         self._end_calibration(DISTANCE)
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
