@@ -1,4 +1,4 @@
-"""Learned zero points: from an initial value, or collected from what flows through."""
+"""Learned zero points: from an initial value, or collected at run time."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class ParameterZeroPoint(Learned):
 
 @checked_arguments
 class ParameterFromRuntimeZeroPoint(Collected):
-    """A zero point that is collected from statistics first, and learned after: `z = |value|`.
+    """A zero point that is first collected from statistics, then learned: `z = |value|`.
 
-    As `ParameterFromRuntimeStatsScaling`: in the first N training calls the batch's own statistic is used
-    while `buffer` follows it, call N + 1 fills `value`, from there it is learned. In evaluation mode `buffer`
-    (0.0 before any training) is used until then, and for an empty batch, which has no statistic.
+    Like `ParameterFromRuntimeStatsScaling`: the first N training calls use the batch's own statistic while `buffer`
+    follows it; call N + 1 fills `value`, which is then learned. Until then, evaluation mode and empty batches use
+    `buffer` (0.0 before any training).
 
     Differs from Brevitas: a non-finite statistic is used for its own batch, but neither collected nor
     counted.
@@ -75,9 +75,9 @@ class ParameterFromRuntimeZeroPoint(Collected):
         collect_stats_steps: N, at least 1.
         int_quant: gives the integer range, rounding and clamping.
         quantize_zero_point: make it an integer of the range.
-        zero_point_stats_impl: the statistic, `NegativePercentileOrZero` for instance.
+        zero_point_stats_impl: the statistic, such as `NegativePercentileOrZero`.
         zero_point_shape: shape of the zero point.
-        zero_point_stats_input_view_shape_impl: the view the statistic is taken of.
+        zero_point_stats_input_view_shape_impl: its view.
         zero_point_stats_momentum: weight of the newest batch, in (0, 1]; None for the cumulative mean, which
             calibration takes too unless a momentum is named.
 
