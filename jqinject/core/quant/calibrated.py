@@ -25,13 +25,14 @@ from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
-from jqinject.core.facts import is_nearest
+from jqinject.core.facts import is_nearest, takes_cut
 from jqinject.core.quant.float_quant import FloatQuantResult
 from jqinject.core.quant.grids import Grid, IntegerGrid, MinifloatGrid
 from jqinject.core.quant.int_quant import QuantResult, ResultWithPayload
 from jqinject.core.state.variables import all_counted
 from jqinject.ops.choose import shaped
 from jqinject.ops.clip import within_range
+from jqinject.ops.devices.cut import Cut, cut_in_place
 from jqinject.ops.devices.mapped import Names, names_at_hand, places_over, sum_over
 from jqinject.ops.fake_quant import in_range_of, known_zero
 from jqinject.ops.groups import check_divides, checked_group_size, fitting_size, split_groups
@@ -205,15 +206,20 @@ class CalibratedQuant(Component):
         Args:
             x: float array.
         """
-        x = self._in_groups(x.astype(jnp.float32))
-        return self._kept(self._range(x, update=not self.use_running_average), x.ndim)
+        x, cut = self._laid(x.astype(jnp.float32))
+        return self._kept(self._range(x, not self.use_running_average, cut), x.ndim)
 
-    def _in_groups(self, x: jax.Array) -> jax.Array:
+    def _laid(self, x: jax.Array) -> tuple[jax.Array, Cut | None]:
+        """A tensor in groups; or where groups may cross its shards, as it lies, and how to cut it."""
         if self.group_size is None:
-            return x
+            return x, None
         if not self.group_padding:
             check_divides(x.shape[self.group_dim], self.group_size, "CalibratedQuant")
-        return split_groups(x, fitting_size(self.group_size, x.shape[self.group_dim]), self.group_dim)
+        size = fitting_size(self.group_size, x.shape[self.group_dim])
+        axis = self.group_dim % x.ndim
+        in_place = takes_cut(self.calibration_impl) and self._axes_that_share(x.ndim + 1) == (axis + 1,)
+        cut = cut_in_place(x, size, axis) if in_place else None
+        return (split_groups(x, size, axis) if cut is None else x), cut
 
     def averaged_range(self, ndim: int = 0) -> ClippingRange:
         """The range averaged so far, without a tensor.
@@ -229,8 +235,10 @@ class CalibratedQuant(Component):
             return found
         return jax.tree.map(lambda end: shaped(end, (1,) * ndim), found)
 
-    def _range(self, x: jax.Array, update: bool) -> ClippingRange:
-        """The range of a tensor; where it is averaged, of no axes."""
+    def _range(self, x: jax.Array, update: bool, cut: Cut | None = None) -> ClippingRange:
+        """The range of a tensor; where it is averaged, of no axes; where it is cut, of the shape with two axes."""
+        if cut is not None:
+            return jax.tree.map(cut.in_two, self._found(x, cut, self._names()))
         if self.averaging_impl is None:
             return self._found(x, self._axes_that_share(x.ndim), self._names())
         if self.averaging_impl.settled and not update:
@@ -262,7 +270,7 @@ class CalibratedQuant(Component):
 
         return jax.tree.map(mean, found)
 
-    def _found(self, x: jax.Array, axes: tuple[int, ...] | None, names: Names) -> ClippingRange:
+    def _found(self, x: jax.Array, axes: tuple[int, ...] | Cut | None, names: Names) -> ClippingRange:
         # A range method of the user's own need not know of mapped axes.
         method: Callable[..., ClippingRange] = self.calibration_impl
         return method(x, axes, names) if names else method(x, axes)
@@ -292,28 +300,33 @@ class CalibratedQuant(Component):
         return self._quantized(x, keep=True)
 
     def _quantized(self, x: jax.Array, keep: bool) -> QuantResult | FloatQuantResult:
-        x = self._in_groups(check.float_input(x, "CalibratedQuant"))
+        x, cut = self._laid(check.float_input(x, "CalibratedQuant"))
         x32 = x.astype(jnp.float32)
-        found = self._range(x32, update=not self.use_running_average)
+        found = self._range(x32, not self.use_running_average, cut)
         if self.q_dtype is not None:
-            return self._minifloats(x, x32, found)
+            return self._minifloats(x, x32, found, cut)
         scale, zero_point = scale_and_zero_point(found, self.bit_width, self.range_steps)
         scale = self._restricted(scale)
         offset = known_zero() if zero_point is None else zero_point
         # Without a zero point the extreme lies on a tie, and goes where Qwix's does.
-        payload = np.dtype(np.int8) if keep and self.bit_width <= 8 else None
+        filled = (
+            cut is not None and cut.missing(x) and zero_point is not None
+        )  # with integers other than its zero
+        payload = np.dtype(np.int8) if keep and self.bit_width <= 8 and not filled else None
         edge = 2.0 ** (self.bit_width - 1)
-        grid = IntegerGrid(self.narrow_range - edge, edge - 1.0, zero_point is None, payload)
+        grid = IntegerGrid(self.narrow_range - edge, edge - 1.0, zero_point is None, payload, cut is not None)
         if self.narrow_range and zero_point is None:
             found = ClippingRange(jax.lax.stop_gradient(scale) * (edge - 1.0))
-        made = self._rounded(grid, x32, found, scale, offset)
+        made = self._rounded(grid, x32, cut, found, scale, offset)
         value, kept = (made, None) if payload is None else made
         scale = self._kept(scale, x.ndim)
         if zero_point is not None:
             offset = self._kept(offset, x.ndim)
         return ResultWithPayload.of(in_range_of(value, scale, x.dtype), scale, offset, self.bit_width, kept)
 
-    def _minifloats(self, x: jax.Array, x32: jax.Array, found: ClippingRange) -> FloatQuantResult:
+    def _minifloats(
+        self, x: jax.Array, x32: jax.Array, found: ClippingRange, cut: Cut | None
+    ) -> FloatQuantResult:
         if found.low is not None:
             raise ValueError(
                 f"CalibratedQuant: {self.q_dtype} has no zero point, and {self.calibration_impl!r} finds a range that "
@@ -322,22 +335,29 @@ class CalibratedQuant(Component):
         assert self.q_dtype is not None
         form = FloatFormat.of_dtype(self.q_dtype)
         scale = self._restricted(not_tiny(divide(found.high, form.max_value)))
-        value = self._rounded(MinifloatGrid(form, x.dtype), x32, found, scale)
+        value = self._rounded(MinifloatGrid(form, x.dtype), x32, cut, found, scale)
         return FloatQuantResult(value.astype(x.dtype), self._kept(scale, x.ndim), form)
 
     def _restricted(self, scale: jax.Array) -> jax.Array:
         restrict = self.restrict_scaling_impl
         return scale if restrict is None else restrict(restrict.restrict_init_tensor(scale))
 
-    def _rounded(self, grid: Grid, x: jax.Array, found: ClippingRange, *where: jax.Array) -> Any:
-        """`x` on a grid, with the gradient of clipping it to the range.
+    def _rounded(
+        self, grid: Grid, x: jax.Array, cut: Cut | None, found: ClippingRange, *where: jax.Array
+    ) -> Any:
+        """`x` on a grid, in groups, with the gradient of clipping it to the range.
 
         Args:
             grid: the numbers, and the payload that is kept.
-            x: float32.
+            x: float32, in groups if there are any, but as it lies if it is cut.
+            cut: how.
             found: the range.
             where: scale, and zero point, of the grid.
         """
+        if cut is not None:
+            found, where = jax.tree.map(lambda number: cut.spread(number, x), (found, where))
+            made = self._rounded(grid, x, None, found, *where)
+            return jax.tree.map(lambda made: split_groups(made, cut.size, cut.axis), made)
         rounding = self.float_to_int_impl
         if rounding is None and self.clip_gradient:
             return within_range(

@@ -37,12 +37,14 @@ class IntegerGrid:
         low, high: the ends.
         centered: whether the zero point is 0.
         payload: the dtype in which the integers are returned beside the value; None for none.
+        repeated: whether a scale is repeated for each number that has it.
     """
 
     low: float
     high: float
     centered: bool
     payload: np.dtype | None
+    repeated: bool = False
 
     def nearest(self, x: jax.Array, scale: jax.Array, *zero_point: jax.Array) -> Any:
         """See `Grid`."""
@@ -53,7 +55,13 @@ class IntegerGrid:
         return self._by(rounding, x, scale, *zero_point)
 
     def _by(self, rounding: Rounding, x: jax.Array, scale: jax.Array, zero_point: jax.Array) -> Any:
-        how = Steps(rounding, centered=self.centered, by_reciprocal=self.centered, payload=self.payload)
+        how = Steps(
+            rounding,
+            centered=self.centered,
+            by_reciprocal=self.centered,
+            repeated=self.repeated,
+            payload=self.payload,
+        )
         return how.quantized(x, scale, zero_point, jnp.float32(self.low), jnp.float32(self.high))
 
 

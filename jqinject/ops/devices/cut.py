@@ -68,6 +68,16 @@ class Cut:
         """
         return self._found(jnp.max, x)
 
+    def in_two(self, x: jax.Array) -> jax.Array:
+        """Numbers that the elements of a group share, in the shape with two axes; `spread` brings them back.
+
+        Example:
+            >>> Cut(axis=0, size=2, piece=1).in_two(jnp.array([3.0, 3.0, 1.0]))
+            Array([[3.],
+                   [1.]], dtype=float32)
+        """
+        return jnp.expand_dims(x if x.shape[self.axis] == 1 else self.one_each(x), self.axis + 1)
+
     def spread(self, x: jax.Array, like: jax.Array) -> jax.Array:
         """Numbers that groups have one of, in the shape with two axes, as they broadcast against a tensor.
 
