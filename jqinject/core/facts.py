@@ -72,6 +72,17 @@ def takes_axes(component: Any) -> bool:
     return getattr(component, "takes_axes", False)
 
 
+def takes_cut(component: Any) -> bool:
+    """Whether a range method takes a `Cut` for its axes; False if unstated.
+
+    Example:
+        >>> from jqinject.core import AbsMaxRange
+        >>> takes_cut(AbsMaxRange()), takes_cut(lambda x, axes: x)
+        (True, False)
+    """
+    return class_fact(type(component), "takes_cut") is not None and component.takes_cut
+
+
 def never_negative(component: Any) -> bool:
     """Whether a statistic is never negative; False if unstated."""
     return getattr(component, "never_negative", False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jqinject.ops.groups import checked_group_size
+
 
 def axes_that_share(
     ndim: int, shared: tuple[int, ...] | None, channels: tuple[int, ...], cut: int | None
@@ -28,6 +30,20 @@ def axes_that_share(
     channels = _within(ndim - 1, channels)
     check_apart(cut, channels)
     return others(ndim, (cut, *(axis + (axis > cut) for axis in channels)))
+
+
+def check_axes(
+    averaged: bool, channelwise_axes: Sequence[int], group_size: int | None, group_dim: int | None
+) -> None:
+    """Refuse several ranges where one is averaged, and groups along an axis that has a range for each index."""
+    if averaged and (tuple(channelwise_axes) or group_size is not None):
+        raise ValueError(
+            f"CalibratedQuant: an averaged range is one for the tensor, got channelwise_axes={channelwise_axes!r}, "
+            f"group_size={group_size!r}.\n  cure: averaging_impl=None, for a range of the given tensor"
+        )
+    if group_size is not None:
+        checked_group_size(group_size, "CalibratedQuant")
+        check_apart(group_dim, channelwise_axes)
 
 
 def check_apart(group_dim: int | None, channelwise_axes: Sequence[int]) -> None:

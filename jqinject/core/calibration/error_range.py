@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jqinject.core.calibration.ranges import AbsMaxRange, Axes, ClippingRange
 from jqinject.core.construction.checked_arguments import checked_arguments
@@ -37,6 +37,7 @@ class MSERange:
         Array([8.], dtype=float32)
     """
 
+    takes_cut: ClassVar[bool] = True
     bits: int = 8
     candidates: int = 50
     fractions: tuple[float, ...] | None = None
@@ -53,13 +54,14 @@ class MSERange:
     def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
         """See the class."""
         x = jax.lax.stop_gradient(x)
-        over = Over(tuple(axes), names)
+        over = Over.along(axes, names)
         whole = AbsMaxRange()(x, axes, names).high
         bound = 2.0 ** (self.bits - 1)
 
         def try_one(
-            best: tuple[jax.Array, jax.Array], high: jax.Array
+            best: tuple[jax.Array, jax.Array], fraction: jax.Array
         ) -> tuple[tuple[jax.Array, jax.Array], None]:
+            high = whole * fraction
             scale = jnp.where(high > 0, divide(high, bound - 0.5), 1.0)
             again = jnp.clip(jnp.round(divide(x, scale)), self.narrow_range - bound, bound - 1) * scale
             error = over.sum(jnp.square(again - x))
@@ -67,12 +69,10 @@ class MSERange:
             return (jnp.where(better, error, best[0]), jnp.where(better, high, best[1])), None
 
         start = (jnp.full(whole.shape, jnp.inf, jnp.float32), whole)
-        return ClippingRange(jax.lax.scan(try_one, start, self._tried(whole))[0][1])
+        return ClippingRange(jax.lax.scan(try_one, start, self._tried())[0][1])
 
-    def _tried(self, whole: jax.Array) -> jax.Array:
-        """The ranges in order, along a new first axis."""
-        along = (-1, *(1,) * whole.ndim)
+    def _tried(self) -> jax.Array:
+        """The fractions of the largest magnitude, in order."""
         if self.fractions is not None:
-            return whole * np.array(self.fractions, np.float32).reshape(along)
-        steps = np.arange(self.candidates, 0, -1, dtype=np.float32).reshape(along)
-        return whole * divide(jnp.asarray(steps), self.candidates)
+            return jnp.array(self.fractions, jnp.float32)
+        return divide(jnp.arange(self.candidates, 0, -1, dtype=jnp.float32), self.candidates)

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 from jqinject.core.calibration.axes import others
 from jqinject.core.calibration.ranges import OF_NO_AXES, ClippingRange, RangeMethod
 from jqinject.ops.choose import shaped
+from jqinject.ops.devices.cut import Cut
 from jqinject.ops.devices.mapped import Names, places_over, sum_over
 
 
 def range_along(
-    method: Callable[..., ClippingRange], x: jax.Array, axes: tuple[int, ...] | None, names: Names
+    method: Callable[..., ClippingRange], x: jax.Array, axes: tuple[int, ...] | Cut | None, names: Names
 ) -> ClippingRange:
     """The range along axes and mapped axes; custom range methods need not accept `names`."""
     return method(x, axes, names) if names else method(x, axes)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.facts import takes_cut
+from jqinject.ops.devices.cut import Cut
 from jqinject.ops.devices.mapped import Names
 from jqinject.ops.devices.over import Over
 from jqinject.ops.stats import ends, largest, ranked
 
-Axes = Sequence[int]
+Axes = Sequence[int] | Cut
 
 
 class ClippingRange(NamedTuple):
@@ -37,9 +39,14 @@ class ClippingRange(NamedTuple):
 
 
 class RangeMethod(Protocol):
-    """`calibration_impl`: the range of a float32 tensor shared by `axes` and by the mapped axes `names`."""
+    """`calibration_impl`: the range of a float32 tensor shared by `axes` and by the mapped axes `names`.
 
-    def __call__(self, x: jax.Array, axes: Axes, names: Names = (), /) -> ClippingRange: ...
+    With `takes_cut = True` next to its `__call__` it also takes a `Cut` for the axes: each end of the range then has
+    the shape of the tensor, or size 1 along the axis that is cut. Otherwise, a tensor whose groups cross shards is
+    gathered.
+    """
+
+    def __call__(self, x: jax.Array, axes: Sequence[int], names: Names = (), /) -> ClippingRange: ...
 
 
 def _factor(value: float, where: str) -> float:
@@ -70,6 +77,7 @@ class AbsMaxRange:
         Array([[3.]], dtype=float32)
     """
 
+    takes_cut: ClassVar[bool] = True
     factor: float = 1.0
 
     def __post_init__(self) -> None:
@@ -94,6 +102,7 @@ class RMSRange:
     Source: Qwix's `rms,factor`.
     """
 
+    takes_cut: ClassVar[bool] = True
     factor: float = 4.0
 
     def __post_init__(self) -> None:
@@ -101,7 +110,7 @@ class RMSRange:
 
     def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
         """See the class."""
-        over = Over(tuple(axes), names)
+        over = Over.along(axes, names)
         mean = over.sum(jnp.square(x)) / max(over.count(x), 1)
         # The root's derivative at 0 is infinite, so useless.
         root = jnp.sqrt(jnp.where(mean > 0, mean, 1.0))
@@ -128,6 +137,7 @@ class AbsMeanRange:
         Array([2.], dtype=float32)
     """
 
+    takes_cut: ClassVar[bool] = True
     factor: float = 1.0
     p: float = 1.0
     count_zeros: bool = False
@@ -137,10 +147,11 @@ class AbsMeanRange:
 
     def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
         """See the class."""
-        over = Over(tuple(axes), names)
+        over = Over.along(axes, names)
         magnitudes = jnp.abs(x)
         counted = jnp.full(x.shape, True) if self.count_zeros else magnitudes != 0.0
-        count = jnp.maximum(over.sum(counted.astype(jnp.float32)), 1.0)
+        count = over.sum(counted.astype(jnp.float32), of_zero=float(self.count_zeros))
+        count = jnp.maximum(count, 1.0)
         total = over.sum(magnitudes**self.p)
         # The root's derivative at 0 is infinite, so useless.
         mean = jnp.where(total > 0, total / count, 1.0) ** (1.0 / self.p)
@@ -166,6 +177,7 @@ class MinMaxRange:
         (Array([0.], dtype=float32), Array([3.], dtype=float32))
     """
 
+    takes_cut: ClassVar[bool] = True
     factor: float = 1.0
 
     def __post_init__(self) -> None:
@@ -194,9 +206,15 @@ class NonzeroRange:
 
     calibration: RangeMethod
 
+    @property
+    def takes_cut(self) -> bool:
+        """Whether the other method takes a `Cut`."""
+        return takes_cut(self.calibration)
+
     def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
         """See the class."""
-        found = self.calibration(x, axes, names) if names else self.calibration(x, axes)
+        method: Callable[..., ClippingRange] = self.calibration  # takes a `Cut` if it says so
+        found = method(x, axes, names) if names else method(x, axes)
         return found._replace(high=jnp.where(found.high == 0.0, 1.0, found.high))
 
 
@@ -223,6 +241,7 @@ class FixedRange:
         Array([[3.]], dtype=float32)
     """
 
+    takes_cut: ClassVar[bool] = True
     low: float
     high: float
 
@@ -255,6 +274,7 @@ class AbsPercentileRange:
         Array([2.], dtype=float32)
     """
 
+    takes_cut: ClassVar[bool] = True
     percentile: float = 99.9
 
     def __post_init__(self) -> None:
@@ -265,7 +285,7 @@ class AbsPercentileRange:
         """See the class."""
         if x.size == 0:
             return AbsMaxRange()(x, axes, names)
-        over = Over(tuple(axes), names)
+        over = Over.along(axes, names)
         last = over.count(x) - 1
         place = np.float32(self.percentile) / np.float32(100) * np.float32(last)
         low, high = (min(max(int(side(place)), 0), last) for side in (np.floor, np.ceil))

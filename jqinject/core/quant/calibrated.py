@@ -10,29 +10,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core._protocols import Restrict, Rounding
-from jqinject.core.calibration import (
-    AbsMaxRange,
-    ClippingRange,
-    FixedRange,
-    RangeMethod,
-    SimpleMovingAverage,
-)
-from jqinject.core.calibration.axes import axes_that_share, check_apart
+from jqinject.core.calibration import AbsMaxRange, ClippingRange, FixedRange, RangeMethod, SimpleMovingAverage
+from jqinject.core.calibration.axes import axes_that_share, check_axes
 from jqinject.core.calibration.of_batch import abstract_range, range_along, range_of_batch
 from jqinject.core.calibration.range_to_scale import not_tiny, scale_and_zero_point
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
-from jqinject.core.facts import is_nearest
+from jqinject.core.facts import is_nearest, takes_cut
 from jqinject.core.quant.float_quant import FloatQuantResult
-from jqinject.core.quant.grids import IntegerGrid, MinifloatGrid, on_grid
+from jqinject.core.quant.grids import Grid, IntegerGrid, MinifloatGrid, minifloat_dtype, on_grid
 from jqinject.core.quant.int_quant import QuantResult, ResultWithPayload
 from jqinject.core.state.variables import all_counted
 from jqinject.ops.choose import shaped
+from jqinject.ops.devices.cut import Cut, cut_in_place
 from jqinject.ops.devices.mapped import Names, names_at_hand
 from jqinject.ops.fake_quant import in_range_of, known_zero
-from jqinject.ops.groups import check_divides, checked_group_size, fitting_size, split_groups
+from jqinject.ops.groups import check_divides, fitting_size, split_groups
 from jqinject.ops.minifloats.float_format import FloatFormat
 from jqinject.ops.power import divide
 
@@ -139,14 +134,7 @@ class CalibratedQuant(Component):
         bits = check.bit_width(bit_width, "CalibratedQuant", least=2)
         if bits > MOST_BITS:
             raise ValueError(f"CalibratedQuant: bit_width must be at most {MOST_BITS}, got {bits}")
-        if averaging_impl is not None and (tuple(channelwise_axes) or group_size is not None):
-            raise ValueError(
-                f"CalibratedQuant: an averaged range is one for the tensor, got channelwise_axes={channelwise_axes!r}, "
-                f"group_size={group_size!r}.\n  cure: averaging_impl=None, for a range of the given tensor"
-            )
-        if group_size is not None:
-            checked_group_size(group_size, "CalibratedQuant")
-            check_apart(group_dim, channelwise_axes)
+        check_axes(averaging_impl is not None, channelwise_axes, group_size, group_dim)
         assign(
             self,
             calibration_impl=calibration_impl or AbsMaxRange(),
@@ -156,7 +144,7 @@ class CalibratedQuant(Component):
         set_given(
             self,
             averaging_impl=averaging_impl,
-            q_dtype=None if q_dtype is None else _minifloat_dtype(q_dtype),
+            q_dtype=None if q_dtype is None else minifloat_dtype(q_dtype),
             channelwise_axes=tuple(channelwise_axes),
             batch_axes=tuple(batch_axes),
             scale_stop_grad=bool(scale_stop_grad),
@@ -202,15 +190,20 @@ class CalibratedQuant(Component):
         Args:
             x: float array.
         """
-        x = self._in_groups(x.astype(jnp.float32))
-        return self._kept(self._range(x, update=not self.use_running_average), x.ndim)
+        x, cut = self._laid(x.astype(jnp.float32))
+        return self._kept(self._range(x, not self.use_running_average, cut), x.ndim)
 
-    def _in_groups(self, x: jax.Array) -> jax.Array:
+    def _laid(self, x: jax.Array) -> tuple[jax.Array, Cut | None]:
+        """A tensor in groups; or, if groups may cross its shards, unchanged with how to cut it."""
         if self.group_size is None:
-            return x
+            return x, None
+        axis = self.group_dim % x.ndim
         if not self.group_padding:
-            check_divides(x.shape[self.group_dim], self.group_size, "CalibratedQuant")
-        return split_groups(x, fitting_size(self.group_size, x.shape[self.group_dim]), self.group_dim)
+            check_divides(x.shape[axis], self.group_size, "CalibratedQuant")
+        size = fitting_size(self.group_size, x.shape[axis])
+        in_place = takes_cut(self.calibration_impl) and self._axes_that_share(x.ndim + 1) == (axis + 1,)
+        cut = cut_in_place(x, size, axis) if in_place else None
+        return (split_groups(x, size, axis) if cut is None else x), cut
 
     def averaged_range(self, ndim: int = 0) -> ClippingRange:
         """The range averaged so far, without a tensor.
@@ -226,8 +219,10 @@ class CalibratedQuant(Component):
             return found
         return jax.tree.map(lambda end: shaped(end, (1,) * ndim), found)
 
-    def _range(self, x: jax.Array, update: bool) -> ClippingRange:
-        """The range of a tensor; a scalar if averaged."""
+    def _range(self, x: jax.Array, update: bool, cut: Cut | None = None) -> ClippingRange:
+        """The range of a tensor; a scalar if averaged, in the grouped shape if cut."""
+        if cut is not None:
+            return jax.tree.map(cut.in_two, range_along(self.calibration_impl, x, cut, self._names()))
         if self.averaging_impl is None:
             return range_along(self.calibration_impl, x, self._axes_that_share(x.ndim), self._names())
         if self.averaging_impl.settled and not update:
@@ -268,36 +263,33 @@ class CalibratedQuant(Component):
         return self._quantized(x, keep=True)
 
     def _quantized(self, x: jax.Array, keep: bool) -> QuantResult | FloatQuantResult:
-        x = self._in_groups(check.float_input(x, "CalibratedQuant"))
+        x, cut = self._laid(check.float_input(x, "CalibratedQuant"))
         x32 = x.astype(jnp.float32)
-        found = self._range(x32, update=not self.use_running_average)
+        found = self._range(x32, not self.use_running_average, cut)
         if self.q_dtype is not None:
-            return self._minifloats(x, x32, found)
+            return self._minifloats(x, x32, found, cut)
         scale, zero_point = scale_and_zero_point(found, self.bit_width, self.range_steps)
         scale = self._restricted(scale)
         offset = known_zero() if zero_point is None else zero_point
         # Without a zero point the extreme is a tie, rounded as in Qwix.
-        payload = np.dtype(np.int8) if keep and self.bit_width <= 8 else None
+        padded = (
+            cut is not None and cut.missing(x) and zero_point is not None
+        )  # with integers other than its zero
+        payload = np.dtype(np.int8) if keep and self.bit_width <= 8 and not padded else None
         edge = 2.0 ** (self.bit_width - 1)
-        grid = IntegerGrid(self.narrow_range - edge, edge - 1.0, zero_point is None, payload)
+        grid = IntegerGrid(self.narrow_range - edge, edge - 1.0, zero_point is None, payload, cut is not None)
         if self.narrow_range and zero_point is None:
             found = ClippingRange(jax.lax.stop_gradient(scale) * (edge - 1.0))
-        made = on_grid(
-            grid,
-            self.float_to_int_impl,
-            x32,
-            found,
-            (scale, offset),
-            self.clip_gradient,
-            not self.scale_stop_grad,
-        )
+        made = self._rounded(grid, x32, cut, found, scale, offset)
         value, kept = (made, None) if payload is None else made
         scale = self._kept(scale, x.ndim)
         if zero_point is not None:
             offset = self._kept(offset, x.ndim)
         return ResultWithPayload.of(in_range_of(value, scale, x.dtype), scale, offset, self.bit_width, kept)
 
-    def _minifloats(self, x: jax.Array, x32: jax.Array, found: ClippingRange) -> FloatQuantResult:
+    def _minifloats(
+        self, x: jax.Array, x32: jax.Array, found: ClippingRange, cut: Cut | None
+    ) -> FloatQuantResult:
         if found.low is not None:
             raise ValueError(
                 f"CalibratedQuant: {self.q_dtype} has no zero point, and {self.calibration_impl!r} finds a range that "
@@ -306,18 +298,21 @@ class CalibratedQuant(Component):
         assert self.q_dtype is not None
         form = FloatFormat.of_dtype(self.q_dtype)
         scale = self._restricted(not_tiny(divide(found.high, form.max_value)))
-        grid = MinifloatGrid(form, x.dtype)
-        value = on_grid(
-            grid, self.float_to_int_impl, x32, found, (scale,), self.clip_gradient, not self.scale_stop_grad
-        )
+        value = self._rounded(MinifloatGrid(form, x.dtype), x32, cut, found, scale)
         return FloatQuantResult(value.astype(x.dtype), self._kept(scale, x.ndim), form)
 
     def _restricted(self, scale: jax.Array) -> jax.Array:
         restrict = self.restrict_scaling_impl
         return scale if restrict is None else restrict(restrict.restrict_init_tensor(scale))
 
-
-def _minifloat_dtype(dtype: Any) -> np.dtype:
-    form = FloatFormat.of_dtype(dtype)
-    assert form.dtype is not None, "read from a dtype"
-    return form.dtype
+    def _rounded(
+        self, grid: Grid, x: jax.Array, cut: Cut | None, found: ClippingRange, *where: jax.Array
+    ) -> Any:
+        """`x` on a grid, in groups; `x` is not yet in groups if it is cut."""
+        if cut is not None:
+            found, where = jax.tree.map(lambda number: cut.spread(number, x), (found, where))
+        clips, to_range = self.clip_gradient, not self.scale_stop_grad
+        made = on_grid(grid, self.float_to_int_impl, x, found, where, clips, to_range)
+        return (
+            made if cut is None else jax.tree.map(lambda each: split_groups(each, cut.size, cut.axis), made)
+        )

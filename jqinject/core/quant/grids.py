@@ -39,12 +39,14 @@ class IntegerGrid:
         low, high: the ends.
         centered: whether the zero point is 0.
         payload: the dtype in which the integers are also returned; None does not return them.
+        repeated: whether the scale is repeated for each number.
     """
 
     low: float
     high: float
     centered: bool
     payload: np.dtype | None
+    repeated: bool = False
 
     def nearest(self, x: jax.Array, scale: jax.Array, *zero_point: jax.Array) -> Any:
         """See `Grid`."""
@@ -55,7 +57,13 @@ class IntegerGrid:
         return self._by(rounding, x, scale, *zero_point)
 
     def _by(self, rounding: Rounding, x: jax.Array, scale: jax.Array, zero_point: jax.Array) -> Any:
-        how = Steps(rounding, centered=self.centered, by_reciprocal=self.centered, payload=self.payload)
+        how = Steps(
+            rounding,
+            centered=self.centered,
+            by_reciprocal=self.centered,
+            repeated=self.repeated,
+            payload=self.payload,
+        )
         return how.quantized(x, scale, zero_point, jnp.float32(self.low), jnp.float32(self.high))
 
 
@@ -120,3 +128,10 @@ def on_grid(
 
 def _made(x: jax.Array, made: Any) -> Any:
     return made
+
+
+def minifloat_dtype(dtype: Any) -> np.dtype:
+    """The NumPy dtype of a minifloat, from anything that names it."""
+    form = FloatFormat.of_dtype(dtype)
+    assert form.dtype is not None, "read from a dtype"
+    return form.dtype
