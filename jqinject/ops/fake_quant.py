@@ -91,8 +91,8 @@ def in_range_of(value: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
         dtype: of the result.
 
     Example:
-        >>> in_range_of(jnp.float32(-65760.0), jnp.float32(513.75), jnp.float16)
-        Array(-65504., dtype=float16)
+        >>> float(in_range_of(jnp.float32(-65760.0), jnp.float32(513.75), jnp.float16))
+        -65504.0
     """
     largest = float(jnp.finfo(dtype).max)
     if largest < 1e38:
@@ -110,6 +110,7 @@ class Steps:
         straight: whether the gradient passes the clamp too, instead of going to the bound where it clamps.
         centered: whether the zero point is known to be 0.
         by_reciprocal: whether numbers are multiplied by the reciprocal of the scale; see `jqinject.ops.by_reciprocal`.
+        repeated: whether the scale has the shape of the numbers, and is one for many of them nevertheless.
         payload: the dtype in which the integers are returned beside the value; None to return the value alone.
     """
 
@@ -117,11 +118,12 @@ class Steps:
     straight: bool = False
     centered: bool = False
     by_reciprocal: bool = False
+    repeated: bool = False
     payload: Any = None
 
     def rounded(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array) -> tuple[jax.Array, jax.Array]:
         """`x / scale`, and the whole number that it is rounded to with the zero point added."""
-        one_for_many = self.by_reciprocal and scale.size != x.size
+        one_for_many = self.by_reciprocal and (self.repeated or scale.size != x.size)
         steps = x * quotient(jnp.float32(1.0), scale) if one_for_many else quotient(x, scale)
         return steps, self.rounding(steps if self.centered else steps + zero_point)
 

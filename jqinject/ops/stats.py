@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.ops.choose import choose
+from jqinject.ops.devices.cut import Cut
 from jqinject.ops.devices.mapped import Names
 from jqinject.ops.devices.over import Over, Tensors, each
 from jqinject.ops.one_program import one_program
@@ -155,11 +156,13 @@ def _(over, primals, tangents):
 
 def _change_of_end(over: Over, hits: jax.Array, dx: jax.Array, end: jax.Array) -> jax.Array:
     """The change of an end of a range, from the elements there; half of it at 0 (as in `jnp.maximum`)."""
-    half = choose(end == 0, 0.5, jnp.ones_like(end))
-    return shared(dx, hits, over.sum(hits.astype(jnp.float32)), over, half)
+    at_zero = end == 0
+    half = choose(at_zero, 0.5, jnp.ones_like(end))
+    count = over.sum(hits.astype(jnp.float32), of_zero=at_zero.astype(jnp.float32))
+    return shared(dx, hits, count, over, half)
 
 
-def largest(x: jax.Array, axes: Sequence[int] | None, names: Names = ()) -> jax.Array:
+def largest(x: jax.Array, axes: Sequence[int] | Cut | None, names: Names = ()) -> jax.Array:
     """`max(x, 0)` over some axes, kept with size 1; elements that tie share the gradient equally.
 
     A compiler may compute `x` once for the maximum and again, with different rounding, for the gradient. So elements
@@ -167,7 +170,7 @@ def largest(x: jax.Array, axes: Sequence[int] | None, names: Names = ()) -> jax.
 
     Args:
         x: the tensor; the maximum of an empty one is 0.
-        axes: the axes to reduce; None for all, none of which is kept.
+        axes: the axes to reduce, or one in groups; None for all, none of which is kept.
         names: of mapped axes that the tensor is distributed over.
 
     Example:
@@ -175,18 +178,18 @@ def largest(x: jax.Array, axes: Sequence[int] | None, names: Names = ()) -> jax.
         >>> jax.value_and_grad(lambda x: largest(x, (0,))[0])(x)
         (Array(3., dtype=float32), Array([0. , 0.5, 0.5], dtype=float32))
     """
-    over = Over(None if axes is None else tuple(axes), names)
+    over = Over.along(axes, names)
     return _largest(over, _something(x, over))
 
 
-def ends(x: jax.Array, axes: Sequence[int] | None, names: Names = ()) -> tuple[jax.Array, jax.Array]:
+def ends(x: jax.Array, axes: Sequence[int] | Cut | None, names: Names = ()) -> tuple[jax.Array, jax.Array]:
     """`max(x, 0)` and `min(x, 0)`, as `largest`.
 
     Example:
         >>> ends(jnp.array([1.0, 3.0]), (0,))
         (Array([3.], dtype=float32), Array([0.], dtype=float32))
     """
-    over = Over(None if axes is None else tuple(axes), names)
+    over = Over.along(axes, names)
     return _ends(over, _something(x, over))
 
 

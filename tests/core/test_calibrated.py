@@ -5,9 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jqinject.core import (
     AbsMaxRange,
+    AbsMeanRange,
     AbsPercentileRange,
     CalibratedQuant,
     ClippingRange,
@@ -39,6 +42,33 @@ def test_a_range_is_what_its_formula_says(name: str) -> None:
     assert (found.low is None) == (low is None)
     if low is not None:
         np.testing.assert_allclose(np.ravel(found.low), low, rtol=1e-6)
+
+
+CUT = {name: method for name, (method, _) in RANGES.items()}
+CUT |= {
+    "ties": AbsMaxRange(),
+    "mean": AbsMeanRange(),
+    "mean of all": AbsMeanRange(count_zeros=True),
+    "error": MSERange(4),
+}
+
+
+@pytest.mark.skipif(jax.device_count() < 8, reason="groups cross shards on several devices")
+@pytest.mark.parametrize("name", CUT)
+def test_groups_that_cross_shards_have_the_range_of_whole_ones(name: str) -> None:
+    quant = CalibratedQuant(CUT[name], channelwise_axes=(1,), group_size=24, group_dim=0, group_padding=True)
+    x = jax.random.normal(jax.random.key(0), (80, 3)).at[72:, 0].set(0.0).at[74:, 1].add(-9.0)
+    mesh = jax.make_mesh((8,), ("model",), axis_types=(AxisType.Auto,))
+    sharded = jax.device_put(x, NamedSharding(mesh, P("model")))
+
+    def run(x: jax.Array) -> tuple[jax.Array, object]:
+        result, found = quant.keeping_payload(x), quant.clipping_range(x)
+        return jnp.sum(jnp.sin(result.value)), (result, found)
+
+    found = jax.tree.leaves(jax.value_and_grad(run, has_aux=True)(sharded))
+    expected = jax.tree.leaves(jax.value_and_grad(run, has_aux=True)(x))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_the_range_of_least_squared_error_beats_the_largest_magnitude() -> None:

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jqinject as jq
 import jqinject.quant as q
+from jqinject.core import MSERange
 from jqinject.nn import QuantLinear
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="the mesh has 8 devices")
@@ -43,6 +44,15 @@ class CrossingFloats(q.MXFloat6e3m2Weight):
     group_size = 48
 
 
+class CrossingRanges(q.Int4WeightPerGroupAbsMax):
+    group_size = 48
+    group_padding = True
+
+
+class CrossingErrors(CrossingRanges):
+    calibration_impl = MSERange
+
+
 WEIGHTS = [
     q.Int8WeightPerTensorFloat,  # the largest of the whole
     q.Int8WeightPerChannelFloat,
@@ -54,6 +64,8 @@ WEIGHTS = [
     q.Fp8e4m3WeightPerChannelDelayed,  # a history
     q.NF4WeightPerChannelFloat,  # a table
     CrossingInt8,  # groups
+    CrossingRanges,  # of calibrated ranges
+    CrossingErrors,  # that are searched
     q.ShiftedUint8WeightPerTensorFloat,  # a zero point
 ]
 
@@ -141,6 +153,7 @@ FROZEN = {
     "zero points": (q.Int8WeightPerChannelFloat, q.ShiftedUint8ActPerTensorFloat),
     "groups": (CrossingZeroPoints, q.ShiftedUint8ActPerTensorFloat),
     "groups of minifloats": (CrossingFloats, None),
+    "groups of calibrated ranges": (CrossingRanges, None),
 }
 
 

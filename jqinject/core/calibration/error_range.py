@@ -1,12 +1,12 @@
-"""The clipping range with the least error of quantization, among several."""
+"""The clipping range with the least quantization error among several."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jqinject.core.calibration.ranges import AbsMaxRange, Axes, ClippingRange
 from jqinject.core.construction.checked_arguments import checked_arguments
@@ -18,15 +18,15 @@ from jqinject.ops.power import divide
 @checked_arguments
 @dataclass(frozen=True)
 class MSERange:
-    """The symmetric range with the least mean squared error of quantization, among fractions of `max |x|`.
+    """The symmetric range with the least mean squared quantization error, among fractions of `max |x|`.
 
-    Tried are `max |x| * k / candidates`, `k` from `candidates` down to 1, with `2^bits - 1` steps; taken is the first
-    with the least error over the axes that share a scale.
+    Tries `max |x| * k / candidates`, `k` from `candidates` down to 1, with `2^bits - 1` steps, and takes the first with
+    the least error over the axes that share a scale.
 
     Args:
         bits: of the integers.
-        candidates: how many ranges are tried.
-        fractions: the fractions to try in this order instead; None for those. AQT's `SnrBasedAutoCalibration`.
+        candidates: how many ranges to try.
+        fractions: the fractions to try in this order instead, as AQT's `SnrBasedAutoCalibration`.
         narrow_range: leave out -2^(bits-1).
 
     Raises:
@@ -37,6 +37,7 @@ class MSERange:
         Array([8.], dtype=float32)
     """
 
+    takes_cut: ClassVar[bool] = True
     bits: int = 8
     candidates: int = 50
     fractions: tuple[float, ...] | None = None
@@ -53,13 +54,14 @@ class MSERange:
     def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
         """See the class."""
         x = jax.lax.stop_gradient(x)
-        over = Over(tuple(axes), names)
+        over = Over.along(axes, names)
         whole = AbsMaxRange()(x, axes, names).high
         bound = 2.0 ** (self.bits - 1)
 
         def try_one(
-            best: tuple[jax.Array, jax.Array], high: jax.Array
+            best: tuple[jax.Array, jax.Array], fraction: jax.Array
         ) -> tuple[tuple[jax.Array, jax.Array], None]:
+            high = whole * fraction
             scale = jnp.where(high > 0, divide(high, bound - 0.5), 1.0)
             again = jnp.clip(jnp.round(divide(x, scale)), self.narrow_range - bound, bound - 1) * scale
             error = over.sum(jnp.square(again - x))
@@ -67,12 +69,10 @@ class MSERange:
             return (jnp.where(better, error, best[0]), jnp.where(better, high, best[1])), None
 
         start = (jnp.full(whole.shape, jnp.inf, jnp.float32), whole)
-        return ClippingRange(jax.lax.scan(try_one, start, self._tried(whole))[0][1])
+        return ClippingRange(jax.lax.scan(try_one, start, self._tried())[0][1])
 
-    def _tried(self, whole: jax.Array) -> jax.Array:
-        """The ranges in their order, along a new first axis."""
-        along = (-1, *(1,) * whole.ndim)
+    def _tried(self) -> jax.Array:
+        """The fractions of the largest magnitude, in order."""
         if self.fractions is not None:
-            return whole * np.array(self.fractions, np.float32).reshape(along)
-        steps = np.arange(self.candidates, 0, -1, dtype=np.float32).reshape(along)
-        return whole * divide(jnp.asarray(steps), self.candidates)
+            return jnp.array(self.fractions, jnp.float32)
+        return divide(jnp.arange(self.candidates, 0, -1, dtype=jnp.float32), self.candidates)

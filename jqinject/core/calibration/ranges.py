@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.core.facts import takes_cut
+from jqinject.ops.devices.cut import Cut
 from jqinject.ops.devices.mapped import Names
 from jqinject.ops.devices.over import Over
 from jqinject.ops.stats import ends, largest, ranked
 
-Axes = Sequence[int]
+Axes = Sequence[int] | Cut
 
 
 class ClippingRange(NamedTuple):
-    """The interval that a quantizer's numbers span; both ends float32, size 1 along axes that share a scale.
+    """The interval that a quantizer's numbers span; float32, size 1 along axes that share a scale.
 
     Attributes:
         high: the upper end, at least 0.
-        low: the lower end, at most 0; None where the range is symmetric, `-high`.
+        low: the lower end, at most 0; None means `-high` (symmetric).
     """
 
     high: jax.Array
@@ -32,14 +34,19 @@ class ClippingRange(NamedTuple):
 
     @property
     def lowest(self) -> jax.Array:
-        """The lower end, of a symmetric range too."""
+        """The lower end, also of a symmetric range."""
         return -self.high if self.low is None else self.low
 
 
 class RangeMethod(Protocol):
-    """`calibration_impl`: the range of a float32 tensor whose `axes` share one, also over the mapped axes `names`."""
+    """`calibration_impl`: the range of a float32 tensor shared by `axes` and by the mapped axes `names`.
 
-    def __call__(self, x: jax.Array, axes: Axes, names: Names = (), /) -> ClippingRange: ...
+    With `takes_cut = True` next to its `__call__` it also takes a `Cut` for the axes: each end of the range then has
+    the shape of the tensor, or size 1 along the axis that is cut. Otherwise, a tensor whose groups cross shards is
+    gathered.
+    """
+
+    def __call__(self, x: jax.Array, axes: Sequence[int], names: Names = (), /) -> ClippingRange: ...
 
 
 def _factor(value: float, where: str) -> float:
@@ -58,7 +65,7 @@ class AbsMaxRange:
     """`high = factor * max |x|`, symmetric.
 
     Args:
-        factor: below 1, the largest magnitudes are clipped.
+        factor: below 1, it clips the largest magnitudes.
 
     Raises:
         ValueError: `factor` is not positive.
@@ -70,6 +77,7 @@ class AbsMaxRange:
         Array([[3.]], dtype=float32)
     """
 
+    takes_cut: ClassVar[bool] = True
     factor: float = 1.0
 
     def __post_init__(self) -> None:
@@ -86,7 +94,7 @@ class RMSRange:
     """`high = factor * sqrt(mean x^2)`, symmetric.
 
     Args:
-        factor: how many root mean squares reach to the end.
+        factor: the end in root mean squares.
 
     Raises:
         ValueError: `factor` is not positive.
@@ -94,6 +102,7 @@ class RMSRange:
     Source: Qwix's `rms,factor`.
     """
 
+    takes_cut: ClassVar[bool] = True
     factor: float = 4.0
 
     def __post_init__(self) -> None:
@@ -101,9 +110,9 @@ class RMSRange:
 
     def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
         """See the class."""
-        over = Over(tuple(axes), names)
+        over = Over.along(axes, names)
         mean = over.sum(jnp.square(x)) / max(over.count(x), 1)
-        # The root's derivative at 0 is infinite, and of no use.
+        # The root's derivative at 0 is infinite, so useless.
         root = jnp.sqrt(jnp.where(mean > 0, mean, 1.0))
         return ClippingRange(jnp.where(mean > 0, self.factor * root, 0.0))
 
@@ -114,9 +123,9 @@ class AbsMeanRange:
     """`high = factor * (mean over x != 0 of |x|^p)^(1/p)`, symmetric.
 
     Args:
-        factor: how many means reach to the end.
+        factor: the end in means.
         p: exponent of the mean.
-        count_zeros: take the mean over zeros too; `p=2` is `RMSRange` then.
+        count_zeros: include zeros in the mean; `p=2` is then `RMSRange`.
 
     Raises:
         ValueError: `factor` or `p` is not positive.
@@ -128,6 +137,7 @@ class AbsMeanRange:
         Array([2.], dtype=float32)
     """
 
+    takes_cut: ClassVar[bool] = True
     factor: float = 1.0
     p: float = 1.0
     count_zeros: bool = False
@@ -137,12 +147,13 @@ class AbsMeanRange:
 
     def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
         """See the class."""
-        over = Over(tuple(axes), names)
+        over = Over.along(axes, names)
         magnitudes = jnp.abs(x)
         counted = jnp.full(x.shape, True) if self.count_zeros else magnitudes != 0.0
-        count = jnp.maximum(over.sum(counted.astype(jnp.float32)), 1.0)
+        count = over.sum(counted.astype(jnp.float32), of_zero=float(self.count_zeros))
+        count = jnp.maximum(count, 1.0)
         total = over.sum(magnitudes**self.p)
-        # The root's derivative at 0 is infinite, and of no use.
+        # The root's derivative at 0 is infinite, so useless.
         mean = jnp.where(total > 0, total / count, 1.0) ** (1.0 / self.p)
         return ClippingRange(jnp.where(total > 0, mean * self.factor, 0.0))
 
@@ -153,7 +164,7 @@ class MinMaxRange:
     """`low = factor * min(min x, 0)`, `high = factor * max(max x, 0)`.
 
     Args:
-        factor: below 1, both ends are clipped.
+        factor: below 1, it clips both ends.
 
     Raises:
         ValueError: `factor` is not positive.
@@ -166,6 +177,7 @@ class MinMaxRange:
         (Array([0.], dtype=float32), Array([3.], dtype=float32))
     """
 
+    takes_cut: ClassVar[bool] = True
     factor: float = 1.0
 
     def __post_init__(self) -> None:
@@ -179,10 +191,10 @@ class MinMaxRange:
 
 @dataclass(frozen=True)
 class NonzeroRange:
-    """The range of another method, with 1 in the place of 0: what is all zeros has a scale as if it reached to 1.
+    """The range of another method, with 1 in place of 0: zeros are scaled as if their range ended at 1.
 
     Args:
-        calibration: finds the range, a symmetric one.
+        calibration: finds a symmetric range.
 
     Source: AQT's calibrations.
 
@@ -194,27 +206,33 @@ class NonzeroRange:
 
     calibration: RangeMethod
 
+    @property
+    def takes_cut(self) -> bool:
+        """Whether the other method takes a `Cut`."""
+        return takes_cut(self.calibration)
+
     def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
         """See the class."""
-        found = self.calibration(x, axes, names) if names else self.calibration(x, axes)
+        method: Callable[..., ClippingRange] = self.calibration  # takes a `Cut` if it says so
+        found = method(x, axes, names) if names else method(x, axes)
         return found._replace(high=jnp.where(found.high == 0.0, 1.0, found.high))
 
 
 OF_NO_AXES = (AbsMaxRange, MinMaxRange)
-"""Methods that take None for the axes: the ends of the whole tensor, as scalars."""
+"""Methods that accept None for the axes: the range of the whole tensor, as scalars."""
 
 
 @checked_arguments
 @dataclass(frozen=True)
 class FixedRange:
-    """A range that is known beforehand, for the whole tensor.
+    """A range known beforehand, for the whole tensor.
 
     Args:
         low: the lower end, at most 0.
-        high: the upper end, at least 0. The range is symmetric where `low == -high`.
+        high: the upper end, at least 0. The range is symmetric if `low == -high`.
 
     Raises:
-        ValueError: 0 is not in the range, or it is empty.
+        ValueError: the range is empty or does not contain 0.
 
     Source: Qwix's `fixed,low,high`.
 
@@ -223,6 +241,7 @@ class FixedRange:
         Array([[3.]], dtype=float32)
     """
 
+    takes_cut: ClassVar[bool] = True
     low: float
     high: float
 
@@ -255,6 +274,7 @@ class AbsPercentileRange:
         Array([2.], dtype=float32)
     """
 
+    takes_cut: ClassVar[bool] = True
     percentile: float = 99.9
 
     def __post_init__(self) -> None:
@@ -265,7 +285,7 @@ class AbsPercentileRange:
         """See the class."""
         if x.size == 0:
             return AbsMaxRange()(x, axes, names)
-        over = Over(tuple(axes), names)
+        over = Over.along(axes, names)
         last = over.count(x) - 1
         place = np.float32(self.percentile) / np.float32(100) * np.float32(last)
         low, high = (min(max(int(side(place)), 0), last) for side in (np.floor, np.ceil))

@@ -68,7 +68,7 @@ class BackwardProduct(NamedTuple):
         slot: where that quantizer reports; None if it does not.
         other: `w` or `x` as this product takes it; None for what the forward product took.
         folded: what `g` is multiplied by before: the scale of the payload that `other` was made from, laid out beside
-            `g`; None for nothing.
+            `g`; None for 1.
     """
 
     quantizer: Any = None

@@ -68,6 +68,16 @@ class Cut:
         """
         return self._found(jnp.max, x)
 
+    def in_two(self, x: jax.Array) -> jax.Array:
+        """Numbers that the elements of a group share, in the shape with two axes; `spread` brings them back.
+
+        Example:
+            >>> Cut(axis=0, size=2, piece=1).in_two(jnp.array([3.0, 3.0, 1.0]))
+            Array([[3.],
+                   [1.]], dtype=float32)
+        """
+        return jnp.expand_dims(x if x.shape[self.axis] == 1 else self.one_each(x), self.axis + 1)
+
     def spread(self, x: jax.Array, like: jax.Array) -> jax.Array:
         """Numbers that groups have one of, in the shape with two axes, as they broadcast against a tensor.
 
@@ -127,6 +137,8 @@ def cut_in_place(x: jax.Array, size: int, axis: int) -> Cut | None:
         return None
     length = x.shape[axis]
     known = _shards_along(x, axis)
+    if length == 0 or known == 1:
+        return None
     most = math.gcd(length, jax.device_count()) if known is None else known
     counts = [n for n in range(2, most + 1) if most % n == 0] if known is None else [known]
     if not any(length // n % size and size % (length // n) for n in counts):
@@ -135,7 +147,7 @@ def cut_in_place(x: jax.Array, size: int, axis: int) -> Cut | None:
 
 
 def _shards_along(x: jax.Array, axis: int) -> int | None:
-    """The number of shards of a concrete array along an axis; None of a tracer."""
+    """The number of shards of a concrete array along an axis; None for a tracer."""
     if isinstance(x, jax.core.Tracer):
         return None
     return x.shape[axis] // max(x.sharding.shard_shape(x.shape)[axis], 1)

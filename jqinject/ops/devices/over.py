@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -53,6 +53,11 @@ class Over(NamedTuple):
         if isinstance(self.axes, Cut):
             return (self.axes.axis,)
         return tuple(axis % ndim for axis in (self.axes if isinstance(self.axes, tuple) else (self.axes,)))
+
+    @classmethod
+    def along(cls, axes: Sequence[int] | Cut | None, names: Names = ()) -> Over:
+        """Over any sequence of axes, an axis in groups, or with None the whole tensor."""
+        return cls(axes if axes is None or isinstance(axes, Cut) else tuple(axes), names)
 
     @property
     def keeps(self) -> bool:
