@@ -18,8 +18,8 @@ from jqinject.dot.schemes.scheme import SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_conv import scheme_conv
 from jqinject.dot.schemes.scheme_dot import scheme_dot_general
 from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
+from jqinject.dot.tensors.quantized_dot import contract_tensors, output_dtype
 from jqinject.dot.tensors.tensor_conv import convolves_integers, integer_conv
-from jqinject.dot.tensors.tensor_dot import contract_tensors, output_dtype
 from jqinject.quant_tensor import QuantTensor, as_array
 
 

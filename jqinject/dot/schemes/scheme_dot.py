@@ -52,7 +52,7 @@ def scheme_dot_general(
         found_in: finds the range of `lhs` instead of its quantizer's `calibration`, if given.
     """
     operands = _Operands.of(quantizers, lhs, rhs, dims, np.dtype(dtype), out_sharding, found_in)
-    return contract_operands(operands.plan, operands.lhs, operands.rhs, operands.dgrad, operands.wgrad)
+    return contract_operands(operands.plan, operands.lhs, operands.rhs, operands.dgrad, operands.wgrad)[0]
 
 
 @dataclass(frozen=True)
