@@ -33,6 +33,7 @@ from jqinject.core.state.variables import all_counted
 from jqinject.ops.choose import shaped
 from jqinject.ops.clip import within_range
 from jqinject.ops.devices.cut import Cut, cut_in_place
+from jqinject.ops.devices.explicit_axes import is_split
 from jqinject.ops.devices.mapped import Names, names_at_hand, places_over, sum_over
 from jqinject.ops.fake_quant import in_range_of, known_zero
 from jqinject.ops.groups import check_divides, checked_group_size, fitting_size, split_groups
@@ -238,7 +239,8 @@ class CalibratedQuant(Component):
     def _range(self, x: jax.Array, update: bool, cut: Cut | None = None) -> ClippingRange:
         """The range of a tensor; where it is averaged, of no axes; where it is cut, of the shape with two axes."""
         if cut is not None:
-            return jax.tree.map(cut.in_two, self._found(x, cut, self._names()))
+            found = self._found(x, cut, self._names())
+            return found if is_split(x) else jax.tree.map(cut.in_two, found)
         if self.averaging_impl is None:
             return self._found(x, self._axes_that_share(x.ndim), self._names())
         if self.averaging_impl.settled and not update:
@@ -357,7 +359,7 @@ class CalibratedQuant(Component):
         if cut is not None:
             found, where = jax.tree.map(lambda number: cut.spread(number, x), (found, where))
             made = self._rounded(grid, x, None, found, *where)
-            return jax.tree.map(lambda made: split_groups(made, cut.size, cut.axis), made)
+            return made if is_split(x) else jax.tree.map(lambda y: split_groups(y, cut.size, cut.axis), made)
         rounding = self.float_to_int_impl
         if rounding is None and self.clip_gradient:
             return within_range(
