@@ -1,7 +1,7 @@
 """The architecture of a quantizer on one page.
 
 A quantizer (`TensorQuant`) maps a tensor to a `QuantResult`: the quantized numbers in float, the scale, the
-zero point and the bit width. It is put together from components, each of which answers one question:
+zero point and the bit width. It is composed of components, each answering one question:
 
     bit_width_impl()                     -> b           how many bits?
     int_scaling_impl(b)                  -> t           how many integer steps span the scale?
@@ -12,16 +12,14 @@ zero point and the bit width. It is put together from components, each of which 
     int_quant(s, z, b, x)                -> y           y = (clamp(round(x / s + z), min(b), max(b)) - z) * s
         float_to_int_impl, tensor_clamp_impl                how to round, how to clamp
 
-Components without state are values, equal by their parts: frozen dataclasses, or `Component`s that hold no Variables.
-Those with state are `nnx.Module`s, as is a `Component` that holds some (`construction/component.py`). Anything that
-fits a protocol can take its place: a class of the user's, built by hand or wired by name. A class of your own without
-state should be a frozen dataclass, so that two layers built alike compile once.
+Stateless components are values, compared by their parts: frozen dataclasses, or `Component`s without Variables.
+Stateful ones are `nnx.Module`s, as is a `Component` with Variables (`construction/component.py`). Anything that fits a
+protocol can be used, built by hand or wired by name. Make your own stateless classes frozen dataclasses, so that
+identical layers compile once.
 
-What a class alone would not tell, a component says of itself: the facts at the end of this page. They never change
-from call to call; one that is not said counts as unknown (`jqinject.core.facts`).
+Components describe themselves by the facts of `facts.py`.
 
-Everything between is float32; `QuantResult.value` has the dtype of `x`. `value = (integer - zero_point) *
-scale`.
+Intermediate results are float32; `QuantResult.value` has the dtype of `x`. `value = (integer - zero_point) * scale`.
 """
 
 from __future__ import annotations
@@ -29,21 +27,20 @@ from __future__ import annotations
 from typing import Any, Protocol, runtime_checkable
 
 import jax
-import numpy as np
 
 
 @runtime_checkable
 class KeepsPayload(Protocol):
-    """A quantizer that can keep what it rounded, for the contraction that follows."""
+    """A quantizer that can keep its integers or floats for the contraction that follows."""
 
     def keeping_payload(self, x: jax.Array, /) -> Any:
-        """As a call; the result has the payload beside the value."""
+        """Like a call; the result also has the payload."""
         ...
 
 
 @runtime_checkable
 class PackableResult(Protocol):
-    """What a `tensor_quant` may return: it knows which kind of QuantTensor it makes."""
+    """A result of a `tensor_quant` that knows its kind of QuantTensor."""
 
     def quant_tensor(self, *, signed: bool, training: bool) -> Any: ...
 
@@ -93,13 +90,13 @@ class IntScalingImpl(Protocol):
 
 
 class FloatScalingImpl(Protocol):
-    """`float_scaling_impl`: which number of a minifloat the scaled value is brought to."""
+    """`float_scaling_impl`: which minifloat the statistic maps to."""
 
     def __call__(self, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any, /) -> Any: ...
 
 
 class FloatClampImpl(Protocol):
-    """`float_clamp_impl`: where the numbers of a minifloat end."""
+    """`float_clamp_impl`: clamp to the range of a minifloat."""
 
     @property
     def saturating(self) -> bool: ...
@@ -122,7 +119,7 @@ class Scaling(Protocol):
 
 @runtime_checkable
 class Settles(Protocol):
-    """A scaling whose scale changes where a collection ends, before a zero point is searched with it."""
+    """A scaling whose scale changes at the end of a collection, before the zero point is searched."""
 
     def settle(self, scale: jax.Array, threshold: Any = None, /) -> jax.Array: ...
 
@@ -148,181 +145,56 @@ class IntQuantizer(Protocol):
 class StaticRange(Protocol):
     """A component whose range is collected from data and kept: scale, zero point or clipping range of activations.
 
-    What holds such components (a proxy, a quantized op) answers for them.
+    Containers of such components (a proxy, a quantized op) answer for them.
     """
 
     def has_range(self) -> bool | None:
-        """Whether data were seen (by every layer of a stack).
+        """Whether data was seen (by every layer of a stack).
 
-        None if nothing is collected: the range is a constant, or that of the given tensor. True where it cannot be
-        known: of traced and abstract state.
+        None if nothing is collected: the range is constant, or computed from the given tensor. True for traced or
+        abstract state.
         """
         ...
 
     def begin_calibration(self) -> None:
-        """Forget what was collected; from now on collect every tensor, all with the same weight unless an averaging was
-        named."""
+        """Forget what was collected, then collect every tensor, equally weighted unless the user chose an averaging."""
         ...
 
     def end_calibration(self) -> None:
-        """Take what was collected as the range."""
+        """Use what was collected as the range."""
         ...
 
 
 class StepStatistic(Protocol):
-    """A scale that follows what training steps have seen: `jqinject.value_and_grad` opens and closes the steps.
+    """A scale that tracks training steps, which `jqinject.value_and_grad` opens and closes.
 
     Attributes:
         in_step: whether a step is under way.
-        slot: where a backward pass reports; None if the scale is not that of a gradient.
+        slot: where a backward pass reports; None unless the scale is for a gradient.
     """
 
     in_step: bool
     slot: Any
 
     def begin_step(self) -> None:
-        """From now on collect; forget what an unfinished step has left."""
+        """Start collecting; discard an unfinished step."""
         ...
 
     def collect(self, seen: jax.Array) -> None:
-        """Note what a call or a backward pass has seen, by maximum."""
+        """Record a call's or a backward pass's amax, keeping the maximum."""
         ...
 
     def end_step(self) -> None:
-        """Enter what the step has seen."""
+        """Commit the step."""
         ...
 
     def abandon_step(self) -> None:
-        """End a step that failed: nothing enters."""
+        """Discard a failed step."""
         ...
 
 
 @runtime_checkable
 class TensorQuant(Protocol):
-    """`tensor_quant`: the assembled quantizer. It may say every fact below."""
+    """`tensor_quant`: the assembled quantizer. It may state every fact of `facts.py`."""
 
     def __call__(self, x: jax.Array, /) -> PackableResult: ...
-
-
-class SaysZeroPoint(Protocol):
-    """A quantizer, or a `zero_point_impl`, that knows whether its zero point may be another than 0.
-
-    A contraction of integers leaves out the correction for a zero point that is 0, a frozen weight its storage.
-    """
-
-    @property
-    def has_zero_point(self) -> bool: ...
-
-
-class SaysScaleDtype(Protocol):
-    """A quantizer, a scaling or a restriction that knows an 8-bit dtype which holds each of its scales exactly.
-
-    Frozen weights store scales so: `float8_e8m0fnu` for powers of two; that of minifloats up to one factor for all.
-    None means that there is none.
-    """
-
-    @property
-    def scale_dtype(self) -> np.dtype | None: ...
-
-
-class SaysLearned(Protocol):
-    """A `bit_width_impl` that knows whether its bit width is learned, so that a loss may penalize it."""
-
-    @property
-    def is_learned(self) -> bool: ...
-
-
-class SaysNeverNegative(Protocol):
-    """A statistic that knows whether it is nowhere below 0."""
-
-    @property
-    def never_negative(self) -> bool: ...
-
-
-class TakesAxes(Protocol):
-    """A statistic of an axis that can be taken along other axes as well, so that a tensor needs no view for it."""
-
-    stats_reduce_dim: int | tuple[int, ...] | None
-    takes_several: bool
-
-    @property
-    def takes_axes(self) -> bool: ...
-    def along(self, axes: Any, /) -> Any: ...
-
-
-class SaysSearches(Protocol):
-    """A statistic, a scaling or a `zero_point_impl` that knows whether it is found by trying candidates.
-
-    One that is takes a further argument: the task (`jqinject.core.Search` or `jqinject.core.Candidate`).
-    """
-
-    @property
-    def searches(self) -> bool: ...
-
-
-class SaysPositive(Protocol):
-    """A restriction whose class knows whether it leaves values above 0 as they are, stored and restored."""
-
-    keeps_positive: bool
-
-
-class SaysElementwise(Protocol):
-    """A rounding whose class knows an elementwise function, without state, that has its values.
-
-    A clamp of such a class says `passes_gradient`: whether the gradient passes it where it clamps.
-    """
-
-    @staticmethod
-    def elementwise(x: Any, /) -> jax.Array: ...
-
-
-class SaysConstant(Protocol):
-    """A component whose class knows that its answer depends on its attributes and arguments alone, all hashable."""
-
-    is_constant: bool
-
-
-class SaysSign(Protocol):
-    """A restriction that knows whether it leaves a value below 0 as it is; others make it positive."""
-
-    @property
-    def keeps_sign(self) -> bool: ...
-
-
-class SaysGroups(Protocol):
-    """A quantizer, or a view, that knows into which groups it cuts a tensor: `(group_size, group_dim)`, or None.
-
-    The value of its result then has two axes (groups, elements of a group) in the place of `group_dim`.
-    """
-
-    @property
-    def groups(self) -> tuple[int, int] | None: ...
-
-
-class SaysDynamic(Protocol):
-    """A quantizer, or a scaling, that knows whether its scale is made from the tensor at hand, and not known before."""
-
-    @property
-    def is_dynamic(self) -> bool: ...
-
-
-class SaysInputFormat(Protocol):
-    """A quantizer of weights that knows whether it is called with the bit width and the sign of the layer's input."""
-
-    @property
-    def needs_input_format(self) -> bool: ...
-
-
-class SaysFormat(Protocol):
-    """A quantizer that knows its numbers where they are no integers: a minifloat's format, or a table."""
-
-    @property
-    def format(self) -> Any: ...
-
-
-class SaysNearest(Protocol):
-    """A quantizer that knows whether it does what QuantizeLinear does, in evaluation: round to nearest (ties to even),
-    then clamp to the ends of its format, and nothing else. A rounding says the first, a clamp the second."""
-
-    @property
-    def is_nearest(self) -> bool: ...

@@ -50,7 +50,7 @@ class BitWidthConst:
 
 @checked_arguments
 class BitWidthStatefulConst(nnx.Module):
-    """A bit width that is not trained, but is kept in checkpoints: a float32 scalar.
+    """A bit width that is saved but not trained: a float32 scalar.
 
     Args:
         bit_width: 1 to 32.
@@ -73,12 +73,12 @@ class BitWidthStatefulConst(nnx.Module):
 class BitWidthParameter(nnx.Module):
     """A learned bit width: `b = round(|offset| + min_bit_width)`.
 
-    The variable is `bit_width_offset`; the rounding is straight-through and `|.|` has gradient +1 at 0, so
-    that a bit width at its minimum can grow again.
+    The variable is `bit_width_offset`; rounding is straight-through and `|.|` has gradient +1 at 0, so that a bit width
+    at its minimum can grow.
 
     Args:
         bit_width: initial bit width, `min_bit_width` to 32.
-        min_bit_width: the least one.
+        min_bit_width: the minimum.
         restrict_bit_width_impl: which values are allowed; None means whole numbers, `IntRestrictValue()`.
         override_pretrained_bit_width: keep the initial value when a checkpoint is loaded.
 
@@ -118,7 +118,7 @@ class BitWidthParameter(nnx.Module):
 
     @property
     def bit_width_base(self) -> float:
-        """What is added to the offset: the least bit width, in the restriction's domain."""
+        """Added to the offset: the minimum bit width in the restriction's domain."""
         return self.restrict_bit_width_impl.restrict_init_float(float(self.min_bit_width))
 
     def __call__(self) -> jax.Array:
@@ -127,7 +127,7 @@ class BitWidthParameter(nnx.Module):
         return self.restrict_bit_width_impl(offset + self.bit_width_base)
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """What a checkpoint's entries for this component mean: a constant `bit_width` becomes the offset.
+        """Translate a checkpoint's entries for this component: a constant `bit_width` becomes the offset.
 
         Args:
             entries: variable name -> array, as found in the checkpoint.
@@ -146,7 +146,7 @@ class BitWidthParameter(nnx.Module):
 
 @checked_arguments
 class RemoveBitwidthParameter(nnx.Module):
-    """A learned number of bits to take off: `1 / (non_zero_epsilon + |coeff|)`.
+    """A learned number of bits to remove: `1 / (non_zero_epsilon + |coeff|)`.
 
     The variable is `bit_width_coeff`.
 
@@ -154,7 +154,7 @@ class RemoveBitwidthParameter(nnx.Module):
         bit_width_to_remove: initial number of bits, at least 0.
         override_pretrained_bit_width: keep the initial value when a checkpoint is loaded.
         non_zero_epsilon: keeps the divisor from 0.
-        remove_zero_bit_width: what stands for an initial 0.
+        remove_zero_bit_width: used for an initial 0.
 
     Raises:
         ValueError: `bit_width_to_remove` is negative.
@@ -186,7 +186,7 @@ class RemoveBitwidthParameter(nnx.Module):
         return 1.0 / (self.non_zero_epsilon + jnp.abs(self.bit_width_coeff.get_value()))
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """What a checkpoint's entries for this component mean.
+        """Translate a checkpoint's entries for this component.
 
         Args:
             entries: variable name -> array, as found in the checkpoint.
@@ -204,12 +204,12 @@ class _BitsToRemove(Protocol):
 
 @checked_arguments
 class MsbClampBitWidth(Component):
-    """A bit width that goes by another: `clamp(|b - bits to remove|, min, max)`, the clamping straight-through.
+    """A bit width derived from another: `clamp(|b - bits to remove|, min, max)`, with a straight-through clamp.
 
     Args:
-        bit_width_to_remove_impl: how many bits are taken off, `RemoveBitwidthParameter` for instance.
-        min_overall_bit_width: the least result.
-        max_overall_bit_width: the greatest.
+        bit_width_to_remove_impl: how many bits to remove, such as `RemoveBitwidthParameter`.
+        min_overall_bit_width: lower bound.
+        max_overall_bit_width: upper bound.
 
     Example:
         >>> float(MsbClampBitWidth(BitWidthConst(4), 2, 8)(10))
@@ -237,6 +237,6 @@ class MsbClampBitWidth(Component):
         )
 
     def __call__(self, input_bit_width: int | jax.Array) -> jax.Array:
-        """The bit width for one of the input, a float32 scalar."""
+        """The bit width, a float32 scalar."""
         left = abs(jnp.asarray(input_bit_width, jnp.float32) - self.bit_width_to_remove_impl())
         return tensor_clamp_ste(left, float(self.min_overall_bit_width), float(self.max_overall_bit_width))

@@ -62,7 +62,7 @@ class ScalarClampMinSte:
     """`max(x, min_val)` with gradient 1.
 
     Args:
-        min_val: the least value.
+        min_val: lower bound.
     """
 
     min_val: float
@@ -78,7 +78,7 @@ class ScalarSignedClampMinSte:
     """Keep `x` at least `min_val` away from zero, with gradient 1. See `jqinject.ops.signed_clamp_min_ste`.
 
     Args:
-        min_val: the least magnitude; of a negative number its magnitude counts.
+        min_val: lower bound of the magnitude; its sign is ignored.
     """
 
     min_val: float
@@ -97,8 +97,8 @@ class ScalarClamp:
     """Clamp to fixed bounds; no gradient where it clamps.
 
     Args:
-        min_val: the least value.
-        max_val: the greatest value.
+        min_val: lower bound.
+        max_val: upper bound.
 
     Example:
         >>> import jax.numpy as jnp
@@ -123,8 +123,8 @@ class ScalarClampSte:
     """Clamp to fixed bounds with gradient 1.
 
     Args:
-        min_val: the least value.
-        max_val: the greatest value.
+        min_val: lower bound.
+        max_val: upper bound.
     """
 
     min_val: float
@@ -144,7 +144,7 @@ class ClampMin:
     """`max(x, min_val)`; no gradient where it clamps.
 
     Args:
-        min_val: the least value.
+        min_val: lower bound.
     """
 
     min_val: float

@@ -16,8 +16,7 @@ from jqinject.core.state.variables import QuantStat, int_array
 class DelayWrapper(Component):
     """Returns `x` in the first `quant_delay_steps` calls, `y` after.
 
-    Every call counts, in training and in evaluation. State: `countdown`, the calls left; none when there is
-    no delay.
+    Every call counts, in training and evaluation. State: `countdown`, the calls left; none without a delay.
 
     Args:
         quant_delay_steps: the number of calls that pass through; None or at most 0 for no delay.
@@ -64,6 +63,6 @@ def delay_steps(quant_delay_steps: int | None, where: str) -> int:
 
 
 def delay_of(quant_delay_steps: int | None, where: str) -> DelayWrapper | None:
-    """A `DelayWrapper`, or None when there is no delay."""
+    """A `DelayWrapper`, or None without a delay."""
     steps = delay_steps(quant_delay_steps, where)
     return DelayWrapper(steps) if steps else None

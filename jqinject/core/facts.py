@@ -1,13 +1,14 @@
-"""What components say of themselves (`_protocols.py`), and what counts where one says nothing.
+"""Facts that components state about themselves, and their defaults.
 
-Ask here, not by class: a quantizer of a user's own answers as one of the library's does.
+Ask here instead of checking the class, so that custom components work like the library's. Facts are static.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
+import jax
 import numpy as np
 
 # A fact is an optional member of a protocol, looked up with what counts if it is missing: an `isinstance` of a protocol
@@ -16,9 +17,9 @@ import numpy as np
 
 @cache
 def class_fact(kind: type, name: str) -> Any:
-    """A fact that a class says of its own `__call__`; None if it says nothing.
+    """A fact that a class states about its own `__call__`; None if unstated.
 
-    A subclass with another `__call__` has to say it anew: what the base says holds for the base's.
+    A subclass that overrides `__call__` has to state it again.
 
     Args:
         kind: the class.
@@ -41,7 +42,7 @@ def class_fact(kind: type, name: str) -> Any:
 
 
 def has_zero_point(component: Any) -> bool:
-    """Whether the zero point of a quantizer or a `zero_point_impl` may be another than 0; True where it is not said.
+    """Whether the zero point of a quantizer or a `zero_point_impl` may be nonzero; True if unstated.
 
     Example:
         >>> from jqinject.core import ZeroZeroPoint
@@ -52,27 +53,27 @@ def has_zero_point(component: Any) -> bool:
 
 
 def scale_dtype(component: Any) -> np.dtype | None:
-    """The 8-bit dtype that holds every scale of a quantizer, a scaling or a restriction; None if it does not say."""
+    """The 8-bit dtype that holds every scale of a quantizer, a scaling or a restriction; None if unstated."""
     return getattr(component, "scale_dtype", None)
 
 
 def is_learned(component: Any) -> bool:
-    """Whether a component is a bit width that is learned; False where it is not said."""
+    """Whether a bit width is learned; False if unstated."""
     return getattr(component, "is_learned", False)
 
 
 def searches(component: Any) -> bool:
-    """Whether a statistic, a scaling or a zero point is found by trying it; False if it does not say."""
+    """Whether a statistic, a scaling or a zero point is searched by trying candidates; False if unstated."""
     return getattr(component, "searches", False)
 
 
 def takes_axes(component: Any) -> bool:
-    """Whether a statistic can be taken along other axes, by its method `along`; False if it does not say."""
+    """Whether a statistic can be taken along other axes, by its method `along`; False if unstated."""
     return getattr(component, "takes_axes", False)
 
 
 def takes_cut(component: Any) -> bool:
-    """Whether a range method takes a `Cut` for its axes; False if it does not say.
+    """Whether a range method takes a `Cut` for its axes; False if unstated.
 
     Example:
         >>> from jqinject.core import AbsMaxRange
@@ -83,49 +84,176 @@ def takes_cut(component: Any) -> bool:
 
 
 def never_negative(component: Any) -> bool:
-    """Whether a statistic is nowhere below 0; False if it does not say."""
+    """Whether a statistic is never negative; False if unstated."""
     return getattr(component, "never_negative", False)
 
 
 def keeps_sign(component: Any) -> bool:
-    """Whether a restriction leaves values below 0 as they are; False where it is not said."""
+    """Whether a restriction leaves negative values unchanged; False if unstated."""
     return getattr(component, "keeps_sign", False)
 
 
 def groups_of(component: Any) -> tuple[int, int] | None:
-    """Elements of a group and the axis that a quantizer or a view cuts into groups; None if it does not say."""
+    """Group size and grouped axis of a quantizer or a view; None if unstated."""
     return getattr(component, "groups", None)
 
 
 def is_dynamic(component: Any) -> bool:
-    """Whether the scale is that of the given tensor.
+    """Whether the scale is computed from the given tensor.
 
-    A quantizer that does not say is as its `scaling_impl` is, and a scaling that does not say is not dynamic.
+    A quantizer defaults to its `scaling_impl`, a scaling to False.
     """
     said = getattr(component, "is_dynamic", None)
     return getattr(getattr(component, "scaling_impl", None), "is_dynamic", False) if said is None else said
 
 
 def needs_input_format(component: Any) -> bool:
-    """Whether a quantizer of weights is called with the format of the layer's input; False where it is not said."""
+    """Whether a quantizer of weights is called with the format of the layer's input; False if unstated."""
     return getattr(component, "needs_input_format", False)
 
 
 def amax_history(quantizer: Any) -> Any:
-    """The record of amaxes that the scale of a quantizer follows; None if it does not say."""
+    """The record of amaxes that the scale of a quantizer follows; None if unstated."""
     return getattr(getattr(quantizer, "scaling_impl", None), "amax_history", None)
 
 
 def collects_in_steps(component: Any) -> bool:
-    """Whether a component is a `StepStatistic`; False if it does not say."""
+    """Whether a component is a `StepStatistic`; False if unstated."""
     return getattr(component, "in_step", None) is not None
 
 
 def number_format(component: Any) -> Any:
-    """The minifloats of a quantizer, or its table; None if it does not say."""
+    """A quantizer's minifloat format or table; None if unstated."""
     return getattr(component, "format", None)
 
 
 def is_nearest(*components: Any) -> bool:
-    """Whether quantizers, roundings and clamps do what QuantizeLinear does; False where one does not say so."""
+    """Whether quantizers, roundings and clamps do what QuantizeLinear does; False if any does not state it."""
     return all(getattr(component, "is_nearest", False) for component in components)
+
+
+# The facts as protocols, for the author of a component.
+
+
+class SaysZeroPoint(Protocol):
+    """A quantizer or `zero_point_impl` that knows whether its zero point may be nonzero.
+
+    If it is 0, integer contractions skip its correction and frozen weights do not store it.
+    """
+
+    @property
+    def has_zero_point(self) -> bool: ...
+
+
+class SaysScaleDtype(Protocol):
+    """A quantizer, scaling or restriction that knows an 8-bit dtype that holds its scales exactly.
+
+    Frozen weights use it: `float8_e8m0fnu` for powers of two; a minifloat's up to one common factor. None if there is
+    none.
+    """
+
+    @property
+    def scale_dtype(self) -> np.dtype | None: ...
+
+
+class SaysLearned(Protocol):
+    """A `bit_width_impl` that knows whether its bit width is learned, so that a loss may penalize it."""
+
+    @property
+    def is_learned(self) -> bool: ...
+
+
+class SaysNeverNegative(Protocol):
+    """A statistic that knows whether it is never negative."""
+
+    @property
+    def never_negative(self) -> bool: ...
+
+
+class TakesAxes(Protocol):
+    """A statistic that can reduce other axes, so that the tensor needs no view."""
+
+    stats_reduce_dim: int | tuple[int, ...] | None
+    takes_several: bool
+
+    @property
+    def takes_axes(self) -> bool: ...
+    def along(self, axes: Any, /) -> Any: ...
+
+
+class SaysSearches(Protocol):
+    """A statistic, a scaling or a `zero_point_impl` that knows whether it is found by trying candidates.
+
+    If so, it takes one more argument, the task (`jqinject.core.Search` or `jqinject.core.Candidate`).
+    """
+
+    @property
+    def searches(self) -> bool: ...
+
+
+class SaysPositive(Protocol):
+    """A restriction whose class knows whether it leaves positive values unchanged, stored and restored."""
+
+    keeps_positive: bool
+
+
+class SaysElementwise(Protocol):
+    """A rounding whose class knows a stateless elementwise function with the same values.
+
+    Such a clamp also states `passes_gradient`: whether the gradient passes where it clamps.
+    """
+
+    @staticmethod
+    def elementwise(x: Any, /) -> jax.Array: ...
+
+
+class SaysConstant(Protocol):
+    """A component whose class knows that its result depends only on attributes and arguments, all hashable."""
+
+    is_constant: bool
+
+
+class SaysSign(Protocol):
+    """A restriction that knows whether it leaves negative values unchanged; others make them positive."""
+
+    @property
+    def keeps_sign(self) -> bool: ...
+
+
+class SaysGroups(Protocol):
+    """A quantizer or view that knows how it groups a tensor: `(group_size, group_dim)`, or None.
+
+    Its result's value then has two axes (groups, elements of a group) instead of `group_dim`.
+    """
+
+    @property
+    def groups(self) -> tuple[int, int] | None: ...
+
+
+class SaysDynamic(Protocol):
+    """A quantizer or scaling that knows whether its scale is computed from the given tensor."""
+
+    @property
+    def is_dynamic(self) -> bool: ...
+
+
+class SaysInputFormat(Protocol):
+    """A quantizer of weights that knows whether it is called with the bit width and the sign of the layer's input."""
+
+    @property
+    def needs_input_format(self) -> bool: ...
+
+
+class SaysFormat(Protocol):
+    """A quantizer that knows its numbers if they are not integers: a minifloat format or a table."""
+
+    @property
+    def format(self) -> Any: ...
+
+
+class SaysNearest(Protocol):
+    """A quantizer that knows whether, in evaluation, it does exactly what QuantizeLinear does: round to nearest (ties
+    to even), then clamp to its format. A rounding states the first, a clamp the second."""
+
+    @property
+    def is_nearest(self) -> bool: ...

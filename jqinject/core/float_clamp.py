@@ -1,4 +1,4 @@
-"""Where the numbers of a minifloat end."""
+"""Clamping to the range of a minifloat."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jqinject.ops.minifloats.float_range import check_codes, max_float
 
 
 def largest_float(exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any, end: float | None) -> Any:
-    """The largest number of a format: of all its codes, or `end` where that is less."""
+    """The largest number of a format, at most `end`."""
     largest = max_float(exponent_bit_width, max_mantissa, exponent_bias)
     if end is None:
         return largest
@@ -26,20 +26,20 @@ def largest_float(exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any
 @checked_arguments
 @dataclass(frozen=True)
 class FloatClamp:
-    """Clamp to the largest number of a minifloat; or where it does not saturate, turn what is larger into inf or nan.
+    """Clamp to the largest minifloat, or, without saturation, turn larger values into inf or nan.
 
-    nan stays nan. An infinity becomes inf where the format has inf, else nan, so that it is not hidden.
+    nan stays nan. Infinities become inf if the format has it, else nan.
 
     Args:
         tensor_clamp_impl: how to clamp, and where the gradient goes; None means `TensorClamp()`.
-        signed: whether there are numbers below 0.
+        signed: whether there are negative numbers.
         inf_values: mantissas, in binary, that mean inf together with the largest exponent; None for no inf.
         nan_values: likewise for nan.
-        max_available_float: numbers end here; None if all codes are numbers.
+        max_available_float: largest number; None if all codes are numbers.
         saturating: clamp.
 
     Raises:
-        ValueError: codes that no format has; neither saturating nor inf nor nan.
+        ValueError: invalid codes; neither saturation, inf nor nan.
 
     Example:
         >>> FloatClamp(signed=True)(jnp.array([500.0, -3.0]), 4, 1.875, 7)
@@ -65,13 +65,13 @@ class FloatClamp:
 
     @property
     def is_nearest(self) -> bool:
-        """Whether it clamps to the largest number, and does nothing else."""
+        """Whether it only clamps to the largest number."""
         return self.saturating and (self.tensor_clamp_impl is None or is_nearest(self.tensor_clamp_impl))
 
     def __call__(
         self, x: jax.Array, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any
     ) -> jax.Array:
-        """`x`, float32, no number larger than the largest."""
+        """`x` clamped, float32."""
         largest = largest_float(exponent_bit_width, max_mantissa, exponent_bias, self.max_available_float)
         least = -largest if self.signed else 0.0
         clamp = self.tensor_clamp_impl or TensorClamp()

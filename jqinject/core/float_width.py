@@ -1,4 +1,4 @@
-"""Widths of minifloats: the bits of the mantissa, what the widths amount to, and the exponent's bias."""
+"""Minifloat widths: exponent and mantissa bits, the largest mantissa, and the exponent bias."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class MantissaWidthConst:
 @checked_arguments
 @dataclass(frozen=True)
 class StaticMaxMantissa:
-    """The largest mantissa of a constant number of bits, `2 - 2**-m`.
+    """The largest mantissa for a constant number of bits, `2 - 2**-m`.
 
     Args:
         bit_width: m.
@@ -94,11 +94,11 @@ class StaticMaxMantissa:
 @checked_arguments
 @dataclass(frozen=True)
 class ComputeMaxMantissa:
-    """The largest mantissa of a learned number of bits, differentiable.
+    """The largest mantissa for a learned number of bits, differentiable.
 
     Args:
-        max_mantissa_round_impl: rounds `2**(m + 1) - 1`, the largest mantissa in whole steps, for an m that is no whole
-            number; None does not round.
+        max_mantissa_round_impl: rounds `2**(m + 1) - 1`, the largest mantissa in whole steps, for a fractional m; None
+            does not round.
 
     Example:
         >>> import jax.numpy as jnp
@@ -144,7 +144,7 @@ class StaticExponentBias:
 
 @checked_arguments
 class ComputeExponentBias(Component):
-    """The bias that goes with the number of exponent bits e as it is: `2**(e - 1) - 1`.
+    """The bias for e exponent bits: `2**(e - 1) - 1`.
 
     Args:
         exponent_bit_width_impl: e.

@@ -1,6 +1,6 @@
-"""Rounding that is learned: for each weight whether it goes up or down (AdaRound).
+"""Learned rounding: each weight learns whether to round up or down (AdaRound).
 
-`LearnedRoundSte` holds a parameter `value` of the weight's shape, and one of these says what it means:
+`LearnedRoundSte` holds a parameter `value` of the weight's shape, interpreted by one of:
 
 | class                     | p                                                     | training       | evaluation      |
 |---------------------------|-------------------------------------------------------|----------------|-----------------|
@@ -38,14 +38,14 @@ class LearnedRound(Protocol):
 @checked_arguments
 @dataclass(frozen=True)
 class LearnedRoundHardSigmoid:
-    """A stretched sigmoid, cut off at 0 and 1, so that both ends are reached.
+    """A stretched sigmoid, clipped to 0 and 1 so that both are reached.
 
     Args:
-        learned_round_zeta: its upper end before the cut, above 1.
-        learned_round_gamma: its lower end before the cut, below 0.
+        learned_round_zeta: upper end before clipping, above 1.
+        learned_round_gamma: lower end before clipping, below 0.
 
     Raises:
-        ValueError: the ends do not lie outside of 0 and 1.
+        ValueError: the ends are not outside 0 and 1.
 
     Source: Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", 2020.
 
@@ -65,7 +65,7 @@ class LearnedRoundHardSigmoid:
             )
 
     def share(self, value: jax.Array, hard: bool) -> jax.Array:
-        """How far up a weight goes, 0 to 1; 0 or 1 where `hard`."""
+        """The fraction to round up, 0 to 1; 0 or 1 if `hard`."""
         width = self.learned_round_zeta - self.learned_round_gamma
         stretched = jax.nn.sigmoid(value) * width + self.learned_round_gamma
         inside = (stretched >= 0) & (stretched <= 1)
@@ -77,7 +77,7 @@ class LearnedRoundHardSigmoid:
         return ste.floor_ste(x) + share
 
     def start_at(self, fraction: jax.Array) -> jax.Array:
-        """The number whose share is `fraction`: rounding that starts where the weights are."""
+        """The number whose share is `fraction`, so that rounding starts at the weights."""
         width = self.learned_round_zeta - self.learned_round_gamma
         return -jnp.log(width / (fraction - self.learned_round_gamma) - 1)
 
@@ -85,7 +85,7 @@ class LearnedRoundHardSigmoid:
 @checked_arguments
 @dataclass(frozen=True)
 class LearnedRoundSigmoid:
-    """A sigmoid, the steeper the lower the temperature.
+    """A sigmoid, steeper at lower temperatures.
 
     Args:
         learned_round_temperature: above 0.
@@ -107,7 +107,7 @@ class LearnedRoundSigmoid:
             )
 
     def share(self, value: jax.Array, hard: bool) -> jax.Array:
-        """How far up a weight goes, between 0 and 1; 0 or 1 where `hard`."""
+        """The fraction to round up, between 0 and 1; 0 or 1 if `hard`."""
         return _steps(value > 0) if hard else jax.nn.sigmoid(value / self.learned_round_temperature)
 
     def round_to(self, x: jax.Array, share: jax.Array) -> jax.Array:
@@ -115,14 +115,14 @@ class LearnedRoundSigmoid:
         return ste.floor_ste(x) + share
 
     def start_at(self, fraction: jax.Array) -> jax.Array:
-        """The number whose share is `fraction`, as far as a sigmoid gets there."""
+        """The number whose share is `fraction`, as close as a sigmoid gets."""
         kept = jnp.clip(fraction, 1e-4, 1 - 1e-4)
         return self.learned_round_temperature * (jnp.log(kept) - jnp.log1p(-kept))
 
 
 @dataclass(frozen=True)
 class LearnedRoundIdentity:
-    """A shift of up to half a step, and then to nearest, in training and evaluation alike.
+    """A shift of up to half a step before rounding to nearest, in training and evaluation.
 
     Source: Cheng et al., "Optimize Weight Rounding via Signed Gradient Descent" (SignRound), 2023.
 
@@ -151,18 +151,17 @@ def _steps(up: jax.Array) -> jax.Array:
 
 @checked_arguments
 class LearnedRoundSte(nnx.Module):
-    """Rounding with a learned parameter for each element of one weight; gradient 1 to what is rounded.
+    """Rounding with a learned parameter for each element of one weight; its input has gradient 1.
 
-    In training mode the first two kinds do not round to whole numbers: the weight lies between two of them until its
-    share has been learned. `model.eval()` rounds.
+    In training mode the first two kinds leave the weight between two integers until its share is learned.
+    `model.eval()` rounds.
 
-    Differs from Brevitas: what has another shape than the weight (a zero point, which the same integers round) is
-    rounded to nearest.
+    Differs from Brevitas: arrays of another shape than the weight (a zero point) are rounded to nearest.
 
     Args:
         learned_round_impl: what the parameter means.
         learned_round_init: initial `value`, an array of the weight's shape.
-        input_view_impl: how the quantizer lays the weight out, done to `value` too; None means nothing.
+        input_view_impl: the quantizer's view of the weight, also applied to `value`; None for no view.
         deterministic: evaluation mode.
 
     Raises:
@@ -203,7 +202,7 @@ class LearnedRoundSte(nnx.Module):
         return self.learned_round_impl.round_to(x, share) if x.shape == share.shape else ste.round_ste(x)
 
     def share(self) -> jax.Array:
-        """The share of a step by which each weight goes up, of the weight's shape."""
+        """The fraction of a step that each weight is rounded up by, of the weight's shape."""
         return self.learned_round_impl.share(self.value.get_value(), self.deterministic)
 
     def set_view(self, deterministic: bool | None = None) -> None:

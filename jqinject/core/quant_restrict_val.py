@@ -1,4 +1,4 @@
-"""A restriction of scales to what another quantizer has."""
+"""Scales that are themselves quantized."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ from jqinject.ops.power import exp2
 
 
 class QuantRestrictValue(Component):
-    """Values that another quantizer makes of them: the scales of groups in 8-bit floats, for instance.
+    """Values quantized by another quantizer, such as 8-bit float group scales.
 
-    As `restrict_scaling_impl` it is applied to the integer threshold too, which is one number: where the quantizer has
-    a scale for each channel, declare `restrict_threshold_impl = FloatRestrictValue` beside it.
+    As `restrict_scaling_impl` it also applies to the integer threshold, a scalar: if the quantizer is per channel, also
+    declare `restrict_threshold_impl = FloatRestrictValue`.
 
-    A value that would become 0 becomes the least of the same sign that is not, so that a scale stays one.
+    A value that would become 0 becomes the smallest nonzero one of its sign, so that it remains a valid scale.
 
-    A quantizer in groups of its own (16 scales of a channel share one scale, say) is cut loose of them: the result has
-    the shape of the values.
+    If the quantizer is itself grouped (16 scales share one scale, say), its result is reshaped to that of the values.
 
     Args:
-        restrict_value_float_to_int_impl: the quantizer; of its result the value is taken.
-        scale_dequantized_shape: shape of the result; None means that of the values.
+        restrict_value_float_to_int_impl: the quantizer.
+        scale_dequantized_shape: shape of the result; None for that of the values.
 
     Source: Brevitas. Differs from Brevitas: there a small scale may become 0.
 
@@ -60,7 +59,7 @@ class QuantRestrictValue(Component):
 
     @property
     def scale_dtype(self) -> np.dtype | None:
-        """That of the quantizer's minifloats, where they have 8 bits."""
+        """The dtype of the quantizer's minifloats if they have 8 bits."""
         form = number_format(self.quantizer)
         return form.dtype if isinstance(form, FloatFormat) and form.dtype in FLOAT8_DTYPES else None
 
@@ -73,7 +72,7 @@ class QuantRestrictValue(Component):
         return x
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """`x` quantized, nowhere 0."""
+        """`x` quantized, never 0."""
         result: Any = self.quantizer(x)
         value, scale, *_ = result
         step = _least_step(result.format) if isinstance(result, FloatQuantResult) else 1.0
@@ -87,5 +86,5 @@ class QuantRestrictValue(Component):
 
 
 def _least_step(form: FloatFormat | LearnedFloatFormat) -> jax.Array:
-    """The least minifloat above 0."""
+    """The smallest positive minifloat."""
     return exp2(jnp.asarray(1 - form.bias - form.mantissa_bit_width, jnp.float32))

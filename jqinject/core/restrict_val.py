@@ -1,8 +1,7 @@
 """Restrictions: which values a scale (or bit width) may take, and the domain in which it is learned.
 
-A restriction is a pair of maps. `restrict_init_float` / `restrict_init_tensor` take a value to the domain in
-which it is stored and trained (its log2, for instance); calling the restriction takes a stored number to the
-value.
+A restriction is a pair of maps. `restrict_init_float` / `restrict_init_tensor` map a value to the domain in which it is
+stored and trained (such as log2); calling the restriction maps it back.
 
 | class                      | stored as     | value                  |
 |----------------------------|---------------|------------------------|
@@ -30,11 +29,11 @@ from jqinject.ops.power import exp2, log2
 from jqinject.ops.ste import abs_binary_sign_grad
 
 _MOST_LOG2 = 127.99999237060547
-"""The largest float32 below 128, at which `2**x` is more than float32 holds."""
+"""The largest float32 below 128, where `2**x` overflows."""
 
 
 def _finite_power(exponent: jax.Array, most: float) -> jax.Array:
-    """`2**exponent`, finite where the exponent is: the largest numbers of float32 have a rounded logarithm of 128."""
+    """`2**exponent`, finite for finite exponents: the largest float32 numbers have a rounded logarithm of 128."""
     too_large = jnp.isfinite(exponent) & (exponent > most)
     return exp2(jnp.where(too_large, most, exponent))
 
@@ -51,7 +50,7 @@ def _log2_of(x: float, where: str) -> float:
 
 @dataclass(frozen=True)
 class FloatRestrictValue:
-    """Any value of at least 0, learned as it is: `|x|`, with gradient +1 at 0.
+    """Any value of at least 0, learned directly: `|x|`, with gradient +1 at 0.
 
     Example:
         >>> restrict = FloatRestrictValue()

@@ -80,8 +80,8 @@ class DPURoundSte:
 class StochasticRoundSte(nnx.Module):
     """Round up with a probability equal to the fraction, else down; to nearest when `deterministic`.
 
-    Each call in training mode uses a new key of its random stream. `model.eval()` sets `deterministic`, so
-    that what is served is reproducible.
+    Each call in training mode uses a new key of its random stream. `model.eval()` sets `deterministic`, so that serving
+    is reproducible.
 
     Differs from Brevitas: the randomness comes from `rngs`; there is no global generator, and no evaluation
     mode that stays random (`deterministic_inference=False`).
@@ -90,9 +90,8 @@ class StochasticRoundSte(nnx.Module):
         rngs: where the stream comes from; None makes one from `seed`.
         seed: seed of the stream when `rngs` is None.
         deterministic: round to nearest (evaluation mode).
-        noise_sharing_axes: axes along which all numbers are rounded by the same random number, which is cheaper, and
-            correlates them.
-        random_bits: of each random number: 32, or 16, which are drawn in less than half the time.
+        noise_sharing_axes: axes along which random numbers are shared, which is cheaper but correlates errors.
+        random_bits: per random number: 32, or 16, which takes less than half the time.
 
     Raises:
         ValueError: `random_bits` is neither.
@@ -120,7 +119,7 @@ class StochasticRoundSte(nnx.Module):
         if random_bits not in (16, 32):
             raise ValueError(f"StochasticRoundSte: random_bits must be 16 or 32, got {random_bits}")
         source = (nnx.Rngs(seed) if rngs is None else rngs)["stochastic_round"]
-        # A fork, but named alike wherever it comes from: names are part of the graph.
+        # A fork, always named alike: names are part of the graph.
         self.stream = nnx.RngStream(source(), tag="stochastic_round")
         self.deterministic = deterministic
         set_given(self, noise_sharing_axes=tuple(noise_sharing_axes), random_bits=random_bits)
@@ -145,11 +144,11 @@ class StochasticRoundSte(nnx.Module):
 class RoundToOddSte(Component):
     """Round to odd numbers, with gradient 1: `2 * floor(x / 2) + 1`, the nearest one.
 
-    Of integers of b + 1 bits these are 2^b, which lie symmetrically about 0 without it: AQT's numbers of b bits with
-    `preserve_zero=False`, counted in half steps.
+    Integers of b + 1 bits include 2^b odd ones, symmetric about 0: AQT's b-bit numbers with `preserve_zero=False`, in
+    half steps.
 
     Args:
-        halves_to_int_impl: how `(x - 1) / 2` is rounded instead, such as `StochasticRoundSte(...)`; None for that.
+        halves_to_int_impl: how to round `(x - 1) / 2`, such as `StochasticRoundSte(...)`; None for the above.
 
     Example:
         >>> import jax.numpy as jnp

@@ -5,7 +5,6 @@ from jqinject.dot.geometry.output import contraction_output as contraction_outpu
 from jqinject.dot.geometry.output import without_zero_points as without_zero_points
 from jqinject.dot.geometry.tiles import LocalAqt as LocalAqt
 from jqinject.dot.kernels.float8_dot import contracts_in_float8 as contracts_in_float8
-from jqinject.dot.kernels.float8_dot import float8_dot_general as float8_dot_general
 from jqinject.dot.kernels.integer import Affine as Affine
 from jqinject.dot.kernels.integer import affine_dot_general as affine_dot_general
 from jqinject.dot.kernels.integer import affine_of as affine_of
@@ -29,4 +28,5 @@ from jqinject.dot.schemes.scheme_dot import ExplainedProduct as ExplainedProduct
 from jqinject.dot.tensors.freezer import Freezer as Freezer
 from jqinject.dot.tensors.freezer import QuantizedOperand as QuantizedOperand
 from jqinject.dot.tensors.freezer import QuantMode as QuantMode
+from jqinject.dot.tensors.quantized_dot import float8_dot_general as float8_dot_general
 from jqinject.dot.tensors.tensor_conv import integer_conv as integer_conv

@@ -91,8 +91,8 @@ def in_range_of(value: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
         dtype: of the result.
 
     Example:
-        >>> in_range_of(jnp.float32(-65760.0), jnp.float32(513.75), jnp.float16)
-        Array(-65504., dtype=float16)
+        >>> float(in_range_of(jnp.float32(-65760.0), jnp.float32(513.75), jnp.float16))
+        -65504.0
     """
     largest = float(jnp.finfo(dtype).max)
     if largest < 1e38:

@@ -81,7 +81,7 @@ def test_values_are_equal_by_their_parts_and_their_types() -> None:
 def test_a_value_is_frozen_and_says_what_to_do() -> None:
     made = Scaled(2.0)
     expected = (
-        "Scaled holds no Variables, so it is a value, which layers built alike have in common: it cannot be changed, "
+        "Scaled holds no Variables, so it is a value shared by identical layers: it cannot be changed, "
         "got factor = 3.0.\n  cure: make another one, Scaled(...), and assemble the quantizer with it"
     )
     with pytest.raises(AttributeError, match=f"^{re.escape(expected)}$"):

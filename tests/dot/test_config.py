@@ -224,7 +224,7 @@ def test_local_pieces_of_nothing(arguments):
 
 
 def test_pieces_that_do_not_come_out_even():
-    with pytest.raises(ValueError, match=r"length 9 can't be cut into equal pieces: 2 pieces asked for"):
+    with pytest.raises(ValueError, match=r"length 9 cannot be cut into equal pieces: 2 pieces asked for"):
         LocalAqt(2).count(9)
 
 

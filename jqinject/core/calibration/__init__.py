@@ -1,4 +1,4 @@
-"""Clipping ranges: where they come from, and how those of many batches become one."""
+"""Clipping ranges: how they are found and averaged over batches."""
 
 from jqinject.core.calibration.averaging import SimpleMovingAverage as SimpleMovingAverage
 from jqinject.core.calibration.error_range import MSERange as MSERange

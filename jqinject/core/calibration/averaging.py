@@ -1,4 +1,4 @@
-"""One range from those of many batches."""
+"""Averaging ranges over batches."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class _How(NamedTuple):
 
 
 def _mean(ends: Ends, count: jax.Array, sums: Ends) -> Ends:
-    """The mean of all batches; without any the present one's ends."""
+    """The mean of all batches; without any, the present batch's ends."""
     divisor, some = jnp.maximum(count, 1).astype(jnp.float32), count > 0
     return tuple(choose(some, total / divisor, end) for total, end in zip(sums, ends, strict=True))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _averaged(how: _How, ends: Ends, count: jax.Array, sums: Ends) -> tuple[Ends, jax.Array, Ends, jax.Array]:
-    """The mean, count and sums with one batch more, and whether it entered: not if it, or a sum, is not finite."""
+    """The mean, count and sums after one more batch, and whether it entered: not if it or a sum is non-finite."""
     grown = [_grown(how, total, end, count) for total, end in zip(sums, ends, strict=True)]
     entered = jnp.isfinite(grown[0]) & jnp.isfinite(grown[1])
     counted = (
@@ -47,7 +47,7 @@ def _averaged(how: _How, ends: Ends, count: jax.Array, sums: Ends) -> tuple[Ends
 
 
 def _grown(how: _How, total: jax.Array, end: jax.Array, count: jax.Array) -> jax.Array:
-    """The sum with one batch more; for a momentum, the new average times the new count."""
+    """The sum after one more batch; with a momentum, the new average times the new count."""
     if how.restart:
         return end
     if how.momentum is None:
@@ -60,7 +60,7 @@ def _grown(how: _How, total: jax.Array, end: jax.Array, count: jax.Array) -> jax
 def _averaged_jvp(how: _How, primals: Any, tangents: Any) -> tuple[Any, Any]:
     (_, count, _), (dends, _, _) = primals, tangents
     found, counted, kept, entered = _averaged(how, *primals)
-    # What did not enter is the range only as long as nothing has.
+    # A batch that did not enter is the range only until one does.
     share = (entered | (counted == 0)).astype(jnp.float32)
     if how.momentum is not None and not how.restart:
         share = choose(count > 0, share * how.momentum, share) * counted.astype(jnp.float32)
@@ -77,19 +77,19 @@ _averaged.defjvp(_averaged_jvp, symbolic_zeros=True)
 class SimpleMovingAverage(nnx.Module):
     """The mean of the ranges of all batches seen: `sum of ends / count`, the present batch included.
 
-    With a `momentum` it is the exponential one instead: `mean <- (1 - momentum) * mean + momentum * batch`, from the
+    With a `momentum` it is exponential instead: `mean <- (1 - momentum) * mean + momentum * batch`, from the
     first batch on.
 
-    A batch with an end that is inf or nan, or too large for the sum, stays out. Before the first batch, in evaluation,
-    the range is that of the tensor at hand.
+    A batch with an end that is inf, nan or too large for the sum stays out. In evaluation before the first batch, the
+    range is that of the given tensor.
 
     State: one `record` of `count`, int32, `sum_of_max` and `sum_of_min`, the sums of the upper and lower ends, float32.
 
     Attributes:
-        settled: whether evaluation goes by the mean alone: nothing is computed of the tensor at hand. `freeze` sets it.
+        settled: whether evaluation uses the mean alone, without measuring the given tensor. Set by `freeze`.
 
     Args:
-        restart: start from empty at every batch, for a range that does not change.
+        restart: start afresh at every batch, for a constant range.
         momentum: the weight of a new batch, in (0, 1]; None weighs all batches alike.
 
     Raises:
@@ -125,7 +125,7 @@ class SimpleMovingAverage(nnx.Module):
             update: whether it enters.
 
         Returns:
-            The range, of the shape of `batch`; differentiable with regard to `batch` where it entered.
+            The range, shaped as `batch`; differentiable in `batch` where it entered.
         """
         held = self._sums()
         count, sums = self.count.get_value(), tuple(v.get_value() for v in held)
@@ -142,7 +142,7 @@ class SimpleMovingAverage(nnx.Module):
         return ClippingRange(high, None if batch.low is None else low)
 
     def mean(self, like: ClippingRange) -> ClippingRange:
-        """The mean range, in the form of another one, which may be abstract; zeros where no batch has entered."""
+        """The mean range, shaped as another one, which may be abstract; zeros if no batch has entered."""
         divisor = jnp.maximum(self.count.get_value(), 1).astype(jnp.float32)
         high, low = (total.get_value() / divisor for total in self._sums())
         shape = like.high.shape

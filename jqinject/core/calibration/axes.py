@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jqinject.ops.groups import checked_group_size
+
 
 def axes_that_share(
     ndim: int, shared: tuple[int, ...] | None, channels: tuple[int, ...], cut: int | None
 ) -> tuple[int, ...]:
-    """The axes along which a range is one.
+    """The axes that share a range.
 
     Args:
-        ndim: axes of the tensor; where it is cut into groups, those are two of them.
-        shared: the axes that share a range; None for all but `channels`.
+        ndim: axes of the tensor, with groups counted as two.
+        shared: the axes that share a range; None means all but `channels`.
         channels: the axes with a range for each index.
-        cut: the axis that is cut into groups; None for none.
+        cut: the axis that is cut into groups, if any.
 
     Example:
         >>> axes_that_share(3, None, (0,), None), axes_that_share(3, None, (0,), 1)
@@ -30,8 +32,22 @@ def axes_that_share(
     return others(ndim, (cut, *(axis + (axis > cut) for axis in channels)))
 
 
+def check_axes(
+    averaged: bool, channelwise_axes: Sequence[int], group_size: int | None, group_dim: int | None
+) -> None:
+    """Refuse several ranges where one is averaged, and groups along an axis that has a range for each index."""
+    if averaged and (tuple(channelwise_axes) or group_size is not None):
+        raise ValueError(
+            f"CalibratedQuant: an averaged range is one for the tensor, got channelwise_axes={channelwise_axes!r}, "
+            f"group_size={group_size!r}.\n  cure: averaging_impl=None, for a range of the given tensor"
+        )
+    if group_size is not None:
+        checked_group_size(group_size, "CalibratedQuant")
+        check_apart(group_dim, channelwise_axes)
+
+
 def check_apart(group_dim: int | None, channelwise_axes: Sequence[int]) -> None:
-    """Refuse to cut an axis into groups that has a range for each index."""
+    """Refuse to group an axis that has a range for each index."""
     if group_dim is not None and group_dim in channelwise_axes:
         raise ValueError(
             f"CalibratedQuant: axis {group_dim} cannot have a range for each index and be cut into groups that share "
@@ -45,6 +61,6 @@ def _within(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def others(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
-    """The axes of a tensor that are not among some."""
+    """All other axes of a tensor."""
     kept = _within(ndim, axes)
     return tuple(axis for axis in range(ndim) if axis not in kept)

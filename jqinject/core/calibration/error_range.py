@@ -1,4 +1,4 @@
-"""The clipping range with the least error of quantization, among several."""
+"""The clipping range with the least quantization error among several."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from jqinject.ops.power import divide
 @checked_arguments
 @dataclass(frozen=True)
 class MSERange:
-    """The symmetric range with the least mean squared error of quantization, among fractions of `max |x|`.
+    """The symmetric range with the least mean squared quantization error, among fractions of `max |x|`.
 
-    Tried are `max |x| * k / candidates`, `k` from `candidates` down to 1, with `2^bits - 1` steps; taken is the first
-    with the least error over the axes that share a scale.
+    Tries `max |x| * k / candidates`, `k` from `candidates` down to 1, with `2^bits - 1` steps, and takes the first with
+    the least error over the axes that share a scale.
 
     Args:
         bits: of the integers.
-        candidates: how many ranges are tried.
-        fractions: the fractions to try in this order instead; None for those. AQT's `SnrBasedAutoCalibration`.
+        candidates: how many ranges to try.
+        fractions: the fractions to try in this order instead, as AQT's `SnrBasedAutoCalibration`.
         narrow_range: leave out -2^(bits-1).
 
     Raises:
@@ -72,7 +72,7 @@ class MSERange:
         return ClippingRange(jax.lax.scan(try_one, start, self._tried())[0][1])
 
     def _tried(self) -> jax.Array:
-        """The fractions of the largest magnitude, in their order."""
+        """The fractions of the largest magnitude, in order."""
         if self.fractions is not None:
             return jnp.array(self.fractions, jnp.float32)
         return divide(jnp.arange(self.candidates, 0, -1, dtype=jnp.float32), self.candidates)

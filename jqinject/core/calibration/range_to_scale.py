@@ -24,16 +24,16 @@ def scale_and_zero_point(
     """Float per integer step of a range, and the integer that stands for 0.
 
     A symmetric range has `scale = high / (2^(b-1) - 1/2)` and no zero point. With two ends,
-    `scale = (high - low) / (2^b - 1)` and `zero_point = round(-2^(b-1) - low / scale)`. A scale below 1.1e-19, as that
-    of zeros, is 1.
+    `scale = (high - low) / (2^b - 1)` and `zero_point = round(-2^(b-1) - low / scale)`. A scale below 1.1e-19 (of
+    zeros, say) becomes 1.
 
     Args:
         found: the range, float32.
         bit_width: of signed integers.
-        range_steps: how many steps the end of a symmetric range is; None for `2^(b-1) - 1/2`.
+        range_steps: steps from 0 to the end of a symmetric range; None for `2^(b-1) - 1/2`.
 
     Returns:
-        Scale and zero point (None if the range is symmetric), float32, shaped as the range's ends.
+        Scale and zero point (None if the range is symmetric), float32, shaped as the range.
 
     Source: Qwix.
 
@@ -54,7 +54,7 @@ def _of_two_ends(bit_width: int, high: jax.Array, low: jax.Array) -> tuple[jax.A
     scale = quotient(high - low, jnp.float32(2**bit_width - 1))
     tiny = scale < LEAST_SCALE
     scale = choose(tiny, 1.0, scale)
-    # A quotient of two arrays of one shape, and no quotient under it: there is nothing to rewrite.
+    # A quotient of two arrays of one shape, not nested: XLA has nothing to rewrite.
     return scale, jax.lax.clamp(lowest, nearest(lowest - low / scale), -lowest - 1), tiny
 
 
@@ -67,5 +67,5 @@ def _(bit_width: int, primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 
 def not_tiny(scale: jax.Array) -> jax.Array:
-    """A scale, 1 in the place of one below 1.1e-19."""
+    """A scale, with values below 1.1e-19 replaced by 1."""
     return choose(scale < LEAST_SCALE, 1.0, scale)

@@ -22,11 +22,11 @@ Axes = Sequence[int] | Cut
 
 
 class ClippingRange(NamedTuple):
-    """The interval that a quantizer's numbers span; both ends float32, size 1 along axes that share a scale.
+    """The interval that a quantizer's numbers span; float32, size 1 along axes that share a scale.
 
     Attributes:
         high: the upper end, at least 0.
-        low: the lower end, at most 0; None where the range is symmetric, `-high`.
+        low: the lower end, at most 0; None means `-high` (symmetric).
     """
 
     high: jax.Array
@@ -34,16 +34,16 @@ class ClippingRange(NamedTuple):
 
     @property
     def lowest(self) -> jax.Array:
-        """The lower end, of a symmetric range too."""
+        """The lower end, also of a symmetric range."""
         return -self.high if self.low is None else self.low
 
 
 class RangeMethod(Protocol):
-    """`calibration_impl`: the range of a float32 tensor whose `axes` share one, also over the mapped axes `names`.
+    """`calibration_impl`: the range of a float32 tensor shared by `axes` and by the mapped axes `names`.
 
-    One that says `takes_cut = True` beside its `__call__` also takes a `Cut` for the axes: each end of the range then
-    has the shape of the tensor, or size 1 along the axis that is cut. For any other, a tensor whose groups cross shards
-    is gathered.
+    With `takes_cut = True` next to its `__call__` it also takes a `Cut` for the axes: each end of the range then has
+    the shape of the tensor, or size 1 along the axis that is cut. Otherwise, a tensor whose groups cross shards is
+    gathered.
     """
 
     def __call__(self, x: jax.Array, axes: Sequence[int], names: Names = (), /) -> ClippingRange: ...
@@ -65,7 +65,7 @@ class AbsMaxRange:
     """`high = factor * max |x|`, symmetric.
 
     Args:
-        factor: below 1, the largest magnitudes are clipped.
+        factor: below 1, it clips the largest magnitudes.
 
     Raises:
         ValueError: `factor` is not positive.
@@ -94,7 +94,7 @@ class RMSRange:
     """`high = factor * sqrt(mean x^2)`, symmetric.
 
     Args:
-        factor: how many root mean squares reach to the end.
+        factor: the end in root mean squares.
 
     Raises:
         ValueError: `factor` is not positive.
@@ -112,7 +112,7 @@ class RMSRange:
         """See the class."""
         over = Over.along(axes, names)
         mean = over.sum(jnp.square(x)) / max(over.count(x), 1)
-        # The root's derivative at 0 is infinite, and of no use.
+        # The root's derivative at 0 is infinite, so useless.
         root = jnp.sqrt(jnp.where(mean > 0, mean, 1.0))
         return ClippingRange(jnp.where(mean > 0, self.factor * root, 0.0))
 
@@ -123,9 +123,9 @@ class AbsMeanRange:
     """`high = factor * (mean over x != 0 of |x|^p)^(1/p)`, symmetric.
 
     Args:
-        factor: how many means reach to the end.
+        factor: the end in means.
         p: exponent of the mean.
-        count_zeros: take the mean over zeros too; `p=2` is `RMSRange` then.
+        count_zeros: include zeros in the mean; `p=2` is then `RMSRange`.
 
     Raises:
         ValueError: `factor` or `p` is not positive.
@@ -153,7 +153,7 @@ class AbsMeanRange:
         count = over.sum(counted.astype(jnp.float32), of_zero=float(self.count_zeros))
         count = jnp.maximum(count, 1.0)
         total = over.sum(magnitudes**self.p)
-        # The root's derivative at 0 is infinite, and of no use.
+        # The root's derivative at 0 is infinite, so useless.
         mean = jnp.where(total > 0, total / count, 1.0) ** (1.0 / self.p)
         return ClippingRange(jnp.where(total > 0, mean * self.factor, 0.0))
 
@@ -164,7 +164,7 @@ class MinMaxRange:
     """`low = factor * min(min x, 0)`, `high = factor * max(max x, 0)`.
 
     Args:
-        factor: below 1, both ends are clipped.
+        factor: below 1, it clips both ends.
 
     Raises:
         ValueError: `factor` is not positive.
@@ -191,10 +191,10 @@ class MinMaxRange:
 
 @dataclass(frozen=True)
 class NonzeroRange:
-    """The range of another method, with 1 in the place of 0: what is all zeros has a scale as if it reached to 1.
+    """The range of another method, with 1 in place of 0: zeros are scaled as if their range ended at 1.
 
     Args:
-        calibration: finds the range, a symmetric one.
+        calibration: finds a symmetric range.
 
     Source: AQT's calibrations.
 
@@ -219,20 +219,20 @@ class NonzeroRange:
 
 
 OF_NO_AXES = (AbsMaxRange, MinMaxRange)
-"""Methods that take None for the axes: the ends of the whole tensor, as scalars."""
+"""Methods that accept None for the axes: the range of the whole tensor, as scalars."""
 
 
 @checked_arguments
 @dataclass(frozen=True)
 class FixedRange:
-    """A range that is known beforehand, for the whole tensor.
+    """A range known beforehand, for the whole tensor.
 
     Args:
         low: the lower end, at most 0.
-        high: the upper end, at least 0. The range is symmetric where `low == -high`.
+        high: the upper end, at least 0. The range is symmetric if `low == -high`.
 
     Raises:
-        ValueError: 0 is not in the range, or it is empty.
+        ValueError: the range is empty or does not contain 0.
 
     Source: Qwix's `fixed,low,high`.
 

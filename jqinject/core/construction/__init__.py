@@ -1,1 +1,1 @@
-"""How components are constructed: checked arguments, attributes set at once."""
+"""Construction of components: checked arguments, attributes set at once."""

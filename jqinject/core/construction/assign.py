@@ -1,8 +1,8 @@
-"""Giving an NNX module its attributes at once, while it is constructed.
+"""Setting an NNX module's attributes at once during construction.
 
 Setting one attribute of an NNX module checks it and registers it, which takes about 25 microseconds; a layer with three
-quantizers sets forty. NNX checks and registers whatever it finds when `__init__` returns, so during construction the
-attributes can be put in place directly.
+quantizers sets forty. NNX checks and registers all attributes when `__init__` returns, so during construction they can
+be set directly.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ def assign(module: nnx.Module | Component, **attributes: Any) -> None:
     """Set attributes of a module whose `__init__` is running.
 
     Args:
-        module: the module; not for one that is constructed already, whose attributes NNX has registered.
-        attributes: what to set. Those whose name ends in `_impl` are components, which are called.
+        module: the module; not one already constructed, whose attributes NNX has registered.
+        attributes: what to set. Names that end in `_impl` are components, so callable.
 
     Raises:
-        TypeError: a component is nothing that can be called.
+        TypeError: a component is not callable.
     """
     for name, given in attributes.items():
         if given is not None and name.endswith("_impl") and not callable(given):
@@ -34,10 +34,10 @@ def assign(module: nnx.Module | Component, **attributes: Any) -> None:
 
 
 def set_given(module: nnx.Module | Component, **attributes: Any) -> None:
-    """Set, as `assign`, the attributes that are given (not None) and differ from the default that the class holds.
+    """Like `assign`, but only for attributes that are not None and differ from the class's default.
 
     Args:
-        module: the module, whose class holds a default of each attribute.
+        module: the module, whose class has a default for each attribute.
         attributes: what to set.
     """
     defaults = type(module)

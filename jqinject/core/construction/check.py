@@ -1,4 +1,4 @@
-"""Checks of constructor and call arguments, with errors that say what to do."""
+"""Checks of constructor and call arguments, with errors that offer a cure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_STEPS = 2**31 - 1  # counters are int32
 
 
 def ordered(low: Any, high: Any, where: str, names: tuple[str, str]) -> None:
-    """Two ends of a range in their order.
+    """Check that two ends are in order.
 
     Raises:
         ValueError: when the first is above the second.
@@ -25,7 +25,7 @@ def ordered(low: Any, high: Any, where: str, names: tuple[str, str]) -> None:
 
 
 def positive(value: Any, where: str, name: str) -> None:
-    """A number above 0, or an array of such, as far as the numbers are known.
+    """A positive number, or an array of them; traced values are not checked.
 
     Raises:
         ValueError: when one is 0, negative or not finite.
@@ -47,7 +47,7 @@ def float_input(x: Any, where: str) -> jax.Array:
     """`x` as a JAX array of a float dtype.
 
     Raises:
-        TypeError: when it is not floating, naming the component `where`.
+        TypeError: when it is not floating; names the component `where`.
     """
     array = x if isinstance(x, jax.Array) else jnp.asarray(x)
     if not jnp.issubdtype(array.dtype, jnp.floating):
@@ -152,7 +152,7 @@ def shape(value: Any, where: str, name: str) -> tuple[int, ...]:
 
 
 def minimum(value: Any, where: str, name: str) -> float | None:
-    """A least scale: None or a finite number of at least 0.
+    """A minimum scale: None or a finite number of at least 0.
 
     Raises:
         ValueError: otherwise.
@@ -167,10 +167,10 @@ def minimum(value: Any, where: str, name: str) -> float | None:
 def initial_value(
     init: Any, array_shape: tuple[int, ...] | None, where: str, init_name: str, shape_name: str
 ) -> np.ndarray:
-    """An initial value as a float32 NumPy array of the wanted shape.
+    """An initial value as a float32 NumPy array of the given shape.
 
     Raises:
-        ValueError: when an array's shape is another one, or a number is not finite.
+        ValueError: when the shape differs, or a number is not finite.
     """
     value = np.array(init, dtype=np.float32)
     if not np.all(np.isfinite(value)):
@@ -189,10 +189,10 @@ def initial_value(
 def traced_initial_value(
     init: jax.Array, array_shape: tuple[int, ...] | None, where: str, init_name: str, shape_name: str
 ) -> jax.Array:
-    """As `initial_value`, for an array whose numbers are not known yet.
+    """Like `initial_value`, for a traced array.
 
     Raises:
-        ValueError: when its shape is another one.
+        ValueError: when the shape differs.
     """
     value = init.astype(jnp.float32)
     if array_shape is None or value.shape == array_shape:

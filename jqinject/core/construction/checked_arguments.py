@@ -1,4 +1,4 @@
-"""Constructor arguments are what their annotations say, and in the range that their names have.
+"""Checks constructor arguments against their annotations, and against the range implied by their names.
 
 | annotation         | what is refused                                                        |
 |--------------------|------------------------------------------------------------------------|
@@ -8,7 +8,7 @@
 | `tuple[int, ...]`  | anything but a sequence of ints                                        |
 | a component's kind | what cannot be called, and classes, which would have to be constructed |
 
-`... | None` allows None. What is declared elsewhere as `Any` is checked by the constructor itself.
+`... | None` allows None. Arguments annotated `Any` are checked by the constructor itself.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ KINDS: Mapping[str, Check] = {
         kinds.component,
     ),
 }
-OPEN_ENDED = frozenset({"min_val", "max_val"})  # bounds of clamps, which may be infinite
+OPEN_ENDED = frozenset({"min_val", "max_val"})  # clamp bounds, which may be infinite
 OWN_CHECK = frozenset({"bit_width", "min_bit_width", "group_size"})
 RANGES: Mapping[str, tuple[float, float]] = {
     "quant_delay_steps": (0, check.MOST_STEPS),
@@ -68,14 +68,14 @@ ABOVE_ZERO = frozenset(
 
 
 def checked_arguments(component: type[_Component]) -> type[_Component]:
-    """Let a component check its constructor's arguments before anything is made of them.
+    """Check a component's constructor arguments before they are used.
 
     Args:
-        component: the class, below whose decorators (`@dataclass`) this stands above.
+        component: the class; goes above other decorators (`@dataclass`).
 
     Raises:
-        TypeError: (when constructed) an argument of another kind than annotated.
-        ValueError: (when constructed) a number that is not finite, or out of the range of its name.
+        TypeError: (when constructed) an argument does not match its annotation.
+        ValueError: (when constructed) a number is not finite or out of range.
 
     Example:
         >>> from dataclasses import dataclass

@@ -1,9 +1,9 @@
 """Components: values while they hold no Variables, NNX modules once they do.
 
-A component is made of parts. If none of them is, or holds, a Variable, an array or an NNX module, the component is a
-*value*: frozen, compared and hashed by its parts, and static in every module that holds it. NNX then does not walk it
-at each call of a compiled function, and layers built alike share one trace. Otherwise the same class makes an
-`nnx.Module`, a node of the graph. Both are instances of the class.
+If none of a component's parts is or holds a Variable, an array or an NNX module, the component is a *value*: frozen,
+compared and hashed by its parts, and static in every module that holds it. NNX then does not walk it at each call of a
+compiled function, and identical layers share one trace. Otherwise the same class makes an `nnx.Module`, a graph node.
+Both are instances of the class.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from typing import Any, NoReturn, Self
 import jax
 from flax import nnx
 
-_SEALED = (
-    "_parts"  # the attribute in which a value keeps what it is compared by; its presence makes it frozen
-)
+_SEALED = "_parts"  # a value's parts, by which it is compared; its presence makes it frozen
 _HASH = "_hash"
 
 
@@ -26,7 +24,7 @@ class ComponentMeta(type(nnx.Module)):
     """Decides, for each instance, whether it is a value or an NNX module."""
 
     def __call__(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        """Construct an instance: an NNX module if it holds what changes, else a value."""
+        """Construct an NNX module if a part is state, else a value."""
         construct_module: Any = type(nnx.Module).__call__
         if issubclass(cls, nnx.Pytree):
             plain = vars(cls).get("_plain")
@@ -47,8 +45,8 @@ class ComponentMeta(type(nnx.Module)):
 class Component(metaclass=ComponentMeta):
     """Base of the components that may or may not have state.
 
-    Write `__init__` and `__call__` as for an `nnx.Module`. After construction an instance without state is frozen: make
-    another instead of changing it. One with state is an `nnx.Module`, and is changed like any.
+    Write `__init__` and `__call__` as for an `nnx.Module`. An instance without state is frozen after construction: make
+    another instead of changing it. One with state is an ordinary `nnx.Module`.
 
     Example:
         >>> class Scaled(Component):
@@ -62,18 +60,16 @@ class Component(metaclass=ComponentMeta):
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute what the component is for; every component says how.
+        """Compute the result; subclasses define this.
 
         Raises:
-            TypeError: this class does not.
+            TypeError: the class does not define it.
         """
-        raise TypeError(
-            f"{type(self).__name__} is called, and does not say what to compute.\n  cure: define __call__"
-        )
+        raise TypeError(f"{type(self).__name__} has no __call__.\n  cure: define __call__")
 
     @classmethod
     def of_parts(cls, **parts: Any) -> Self:
-        """A value with these attributes, past `__init__`."""
+        """A value with these attributes, bypassing `__init__`."""
         made = object.__new__(cls)
         vars(made).update(parts)
         made._seal()
@@ -95,7 +91,7 @@ class Component(metaclass=ComponentMeta):
 
     def _refuse(self, change: str) -> NoReturn:
         raise AttributeError(
-            f"{type(self).__name__} holds no Variables, so it is a value, which layers built alike have in common: it "
+            f"{type(self).__name__} holds no Variables, so it is a value shared by identical layers: it "
             f"cannot be changed, got {change}.\n  cure: make another one, {type(self).__name__}(...), and assemble "
             "the quantizer with it"
         )
@@ -120,7 +116,7 @@ class Component(metaclass=ComponentMeta):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return dict(parts_of(self))  # hashes of texts differ between processes
+        return dict(parts_of(self))  # string hashes differ between processes
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -130,10 +126,10 @@ class Component(metaclass=ComponentMeta):
         return f"{type(self).__name__}({', '.join(f'{name}={part!r}' for name, part in parts_of(self))})"
 
     def train(self, **attributes: Any) -> None:
-        """Training mode: nothing to switch in a value."""
+        """Training mode: no effect on a value."""
 
     def eval(self, **attributes: Any) -> None:
-        """Evaluation mode: nothing to switch in a value."""
+        """Evaluation mode: no effect on a value."""
 
 
 _OF_MODULES = (
@@ -143,13 +139,13 @@ _OF_MODULES = (
 
 
 def node_class(cls: type[Component]) -> type[Component]:
-    """The class of those instances of a component's class that are NNX modules.
+    """The class of a component's instances that are NNX modules.
 
     Args:
         cls: the component's class.
 
     Returns:
-        A subclass of it and of `nnx.Module`, made once.
+        A cached subclass of it and of `nnx.Module`.
     """
     found = vars(cls).get("_node")
     if found is not None:
@@ -198,17 +194,17 @@ def _holds_state(part: Any) -> bool:
 
 
 def parts_of(component: Component) -> list[tuple[str, Any]]:
-    """The attributes of a component that is a value, by name."""
+    """The attributes of a value component, by name."""
     return [(name, part) for name, part in vars(component).items() if name not in (_SEALED, _HASH)]
 
 
 def components_in(root: Any) -> Iterator[Any]:
-    """Every NNX module and every component that is a value below a component, itself included, each once.
+    """Every NNX module and value component below a component, itself included, once each.
 
-    What `nnx.iter_modules` finds, and what it does not see: it knows modules only.
+    Unlike `nnx.iter_modules`, it also finds values.
 
     Args:
-        root: a component, a module, or anything else, in which there are none.
+        root: a component or a module; anything else has none.
     """
     seen: set[int] = set()
     ahead = [root]

@@ -1,4 +1,4 @@
-"""Checks of arguments by the kind that they are annotated with, and by the range that their name has."""
+"""Checks of arguments by annotation, and by the range implied by their name."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def numbers(value: Any, where: str, name: str) -> None:
 
 
 def component(value: Any, where: str, name: str) -> None:
-    """A component: an object that is called.
+    """A component: a callable object.
 
     Raises:
         TypeError: when it is a class, or cannot be called.
@@ -108,7 +108,7 @@ def component(value: Any, where: str, name: str) -> None:
 
 
 def above_zero(value: Any, where: str, name: str) -> None:
-    """A number above 0, or several.
+    """A positive number, or several.
 
     Raises:
         ValueError: when one is not.
@@ -118,7 +118,7 @@ def above_zero(value: Any, where: str, name: str) -> None:
 
 
 def within(value: Any, where: str, name: str, *, ends: tuple[float, float]) -> None:
-    """A number between two, which belong to the range.
+    """A number between two bounds, inclusive.
 
     Raises:
         ValueError: when it is outside.

@@ -1,4 +1,4 @@
-"""Functions as components: frozen, equal by value."""
+"""Functions as components: frozen, compared by value."""
 
 from __future__ import annotations
 

@@ -31,12 +31,12 @@ class BinaryQuant(Component):
     Differs from Brevitas: nan stays nan (there: -scale).
 
     Args:
-        scaling_impl: the scale `s`, called with `x` only.
+        scaling_impl: the scale `s`, called with `x` alone.
         signed: must be True.
-        quant_delay_steps: calls that return `x` as it is.
+        quant_delay_steps: calls that return `x` unchanged.
 
     Raises:
-        ValueError: when `signed` is False.
+        ValueError: `signed` is False.
         TypeError: (when called) `x` is not a float array.
 
     Example:
@@ -55,7 +55,7 @@ class BinaryQuant(Component):
 
     @property
     def scale_dtype(self) -> np.dtype | None:
-        """That of the scaling's scales."""
+        """The `scale_dtype` of the scaling."""
         return scale_dtype(self.scaling_impl)
 
     def __call__(self, x: jax.Array) -> QuantResult:
@@ -76,13 +76,13 @@ class ClampedBinaryQuant(Component):
     Differs from Brevitas: nan stays nan (there: -scale).
 
     Args:
-        scaling_impl: the scale `s`, called with `x` only.
+        scaling_impl: the scale `s`, called with `x` alone.
         tensor_clamp_impl: how to clamp; None means `TensorClamp()`.
         signed: must be True.
-        quant_delay_steps: calls that return `x` as it is.
+        quant_delay_steps: calls that return `x` unchanged.
 
     Raises:
-        ValueError: when `signed` is False.
+        ValueError: `signed` is False.
         TypeError: (when called) `x` is not a float array.
 
     Example:
@@ -109,7 +109,7 @@ class ClampedBinaryQuant(Component):
 
     @property
     def scale_dtype(self) -> np.dtype | None:
-        """That of the scaling's scales."""
+        """The `scale_dtype` of the scaling."""
         return scale_dtype(self.scaling_impl)
 
     def __call__(self, x: jax.Array) -> QuantResult:

@@ -31,7 +31,7 @@ class CodebookQuantResult:
 
     Attributes:
         value: the quantized tensor in float, shape and dtype of the input.
-        scale: what the table is multiplied by, float32.
+        scale: factor of the table, float32.
         codebook: the table.
     """
 
@@ -41,7 +41,7 @@ class CodebookQuantResult:
 
     @property
     def zero_point(self) -> jax.Array:
-        """A table has its zero at 0."""
+        """A table's zero point is 0."""
         return known_zero()
 
     @property
@@ -53,10 +53,10 @@ class CodebookQuantResult:
         return iter((self.value, self.scale, self.zero_point, self.bit_width))
 
     def quant_tensor(self, *, signed: bool, training: bool) -> CodebookQuantTensor:
-        """As the tensor that flows between layers.
+        """The tensor that flows between layers.
 
         Args:
-            signed: known to the table; not looked at.
+            signed: unused: the table knows.
             training: whether it was quantized in training mode.
         """
         return CodebookQuantTensor(self.value, self.scale, self.codebook, training)
@@ -66,18 +66,18 @@ class CodebookQuantResult:
 class CodebookQuant(Component):
     """To the nearest number of a table and back: `y = table[argmin |x / s - table|] * s`.
 
-    `s = scaling_impl(x, largest magnitude of the table)`. The arithmetic is float32; of two numbers as near, the lower
-    is taken; nan stays nan. The gradient passes straight through to `x` where `x / s` lies in the table, and where it
-    does not goes as `tensor_clamp_impl` says.
+    `s = scaling_impl(x, largest magnitude of the table)`. The arithmetic is float32; ties go to the lower number; nan
+    stays nan. The gradient goes straight through to `x` where `x / s` is within the table's range, else as
+    `tensor_clamp_impl` decides.
 
     Args:
         scaling_impl: the scale.
         codebook: the table; or its numbers, in ascending order.
-        input_view_impl: applied to `x` first; None means nothing.
+        input_view_impl: applied to `x` first; None for no view.
         tensor_clamp_impl: how to clamp to the table's ends; None means `TensorClamp()`.
 
     Raises:
-        ValueError: the numbers are no table.
+        ValueError: the numbers are not a table.
         TypeError: (when called) `x` is not a float array.
 
     Example:
@@ -111,12 +111,12 @@ class CodebookQuant(Component):
 
     @property
     def groups(self) -> tuple[int, int] | None:
-        """Those of `input_view_impl`."""
+        """The groups of `input_view_impl`."""
         return groups_of(self.input_view_impl)
 
     @property
     def scale_dtype(self) -> np.dtype | None:
-        """That of the scaling's scales."""
+        """The `scale_dtype` of the scaling."""
         return scale_dtype(self.scaling_impl)
 
     def __call__(self, x: jax.Array) -> CodebookQuantResult:
@@ -127,11 +127,11 @@ class CodebookQuant(Component):
         return CodebookQuantResult(self.quantize(x, scale), scale, self.codebook)
 
     def try_scale(self, x: jax.Array, statistic: jax.Array) -> CodebookQuantResult:
-        """What `x` would be if `statistic` were what the scale is made from.
+        """`x` quantized with the scale made from `statistic`.
 
         Args:
             x: float32.
-            statistic: in the place of the searched one.
+            statistic: replaces the searched one.
         """
         scale = scale_of(self.scaling_impl, x, self.codebook.largest, Candidate(statistic))
         return self.try_zero_point(x, scale, None)
@@ -139,7 +139,7 @@ class CodebookQuant(Component):
     def try_zero_point(
         self, x: jax.Array, scale: jax.Array, statistic: jax.Array | None
     ) -> CodebookQuantResult:
-        """What `x` would be by a scale: a table has its zero at 0."""
+        """`x` quantized by a scale; the zero point is 0."""
         return CodebookQuantResult(self.quantize(x, scale), scale, self.codebook)
 
     def quantize(self, x: jax.Array, scale: jax.Array) -> jax.Array:

@@ -22,10 +22,10 @@ from jqinject.quant_tensor import IntQuantTensor
 
 
 class DecoupledQuantResult(NamedTuple):
-    """What a decoupled quantizer returns: a `QuantResult`, and what it rounded by.
+    """What a decoupled quantizer returns: a `QuantResult`, with the scale and zero point used for rounding.
 
     Attributes:
-        value, scale, zero_point, bit_width: as of `QuantResult`.
+        value, scale, zero_point, bit_width: see `QuantResult`.
         pre_scale: what the tensor was divided by before rounding, float32.
         pre_zero_point: what was added before rounding, float32.
     """
@@ -38,7 +38,7 @@ class DecoupledQuantResult(NamedTuple):
     pre_zero_point: jax.Array
 
     def quant_tensor(self, *, signed: bool, training: bool) -> IntQuantTensor:
-        """As `QuantResult.quant_tensor`."""
+        """See `QuantResult.quant_tensor`."""
         return QuantResult(*self[:4]).quant_tensor(signed=signed, training=training)
 
 
@@ -46,16 +46,16 @@ class DecoupledQuantResult(NamedTuple):
 class DecoupledIntQuant(Component):
     """To integers by one scale and back by another: `y = (clamp(round(x / p + v), min_int(b), max_int(b)) - z) * s`.
 
-    `p` and `v` are scale and zero point before rounding, `s` and `z` those after, `b` the bit width, all given at the
-    call. float32 inside; `y` comes back in the dtype of `x`.
+    `p` and `v` are scale and zero point before rounding, `s` and `z` those after, `b` the bit width, all passed to the
+    call. The arithmetic is float32; `y` has the dtype of `x`.
 
     Args:
         narrow_range: leave out one value: -128 of signed, 255 of unsigned 8 bits.
         signed: whether the integers have a sign.
-        input_view_impl: applied to `x` first; None means nothing.
+        input_view_impl: applied to `x` first; None for no view.
         float_to_int_impl: how to round; None means `RoundSte()`.
         tensor_clamp_impl: how to clamp; None means `TensorClamp()`.
-        quant_delay_steps: calls that return `x` as it is, before quantization starts.
+        quant_delay_steps: calls that return `x` unchanged before quantization starts.
 
     Example:
         >>> quant = DecoupledIntQuant(narrow_range=True, signed=True)
@@ -158,18 +158,18 @@ class DecoupledQuantizer(Component):
 
     @property
     def has_zero_point(self) -> bool:
-        """That of `zero_point_impl`."""
+        """See `zero_point_impl`."""
         return has_zero_point(self.zero_point_impl)
 
     @property
     def scale_dtype(self) -> np.dtype | None:
-        """That of the scaling's scales."""
+        """The `scale_dtype` of the scaling."""
         return scale_dtype(self.scaling_impl)
 
     def quantized(
         self, x: jax.Array, x32: jax.Array, pre_threshold: jax.Array, within: Any
     ) -> DecoupledQuantResult:
-        """The result for what the pre-scaling gave; `within` has the last word on the integers."""
+        """The result for a pre-scale; `within` has the last word on the integers."""
         bits = self.bit_width_impl()
         steps = self.int_scaling_impl(bits)
         pre_scale = divide(pre_threshold, steps)

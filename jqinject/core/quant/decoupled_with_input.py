@@ -1,4 +1,4 @@
-"""Integer quantization of a weight that goes by what the weight is multiplied with."""
+"""Integer quantization of a weight that depends on the layer's input format."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from jqinject.core.state.variables import QuantStat
 
 @checked_arguments
 class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
-    """As `DecoupledRescalingIntQuant`, where the scale before rounding depends on what the weight is multiplied with.
+    """Like `DecoupledRescalingIntQuant`, with a scale before rounding that depends on the layer's input format.
 
     `p = pre_scaling_impl(x, N, signed) / t`, `y = s * (within(q, N, signed) - z)`: `within` of the pre-scaling has the
     last word on the integers `q`. In training mode N and signed are kept, in `input_format`, for a call without them.
 
     Args:
         decoupled_int_quant: to integers and back, `DecoupledIntQuant`.
-        pre_scaling_impl: the scale before rounding, `AccumulatorAwareParameterPreScaling` for instance.
+        pre_scaling_impl: the scale before rounding, such as `AccumulatorAwareParameterPreScaling`.
         scaling_impl: the scale after rounding.
         int_scaling_impl: how many integer steps the scaled value spans.
         pre_zero_point_impl: what is added before rounding.
@@ -82,7 +82,7 @@ class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
     def __call__(
         self, x: jax.Array, input_bit_width: Any = None, input_is_signed: bool | None = None
     ) -> DecoupledQuantResult:
-        """`x` quantized for an input of `input_bit_width` bits; without them, for that of the last training step."""
+        """`x` quantized for an input of `input_bit_width` bits; by default that of the last training step."""
         x = check.float_input(x, "DecoupledRescalingIntQuantWithInput")
         x32 = x.astype(jnp.float32)
         if input_bit_width is not None and input_is_signed is not None:
@@ -91,13 +91,13 @@ class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
         kept = self.kept_input()
         if kept is not None:
             return self._for_input(x, x32, *kept)
-        # It is known only when the program runs. Where nothing was kept (0 bits), the numbers are nan.
+        # Known only when the program runs: if nothing was kept (0 bits), the numbers are nan.
         bits, sign = self.input_format.get_value()
         result = self._for_input(x, x32, jnp.maximum(bits, 1), sign)
         return result._replace(value=jnp.where(bits > 0, result.value, jnp.nan).astype(x.dtype))
 
     def kept_input(self) -> tuple[int, bool] | None:
-        """Bits and sign of the input of the last training step; None in a stack, or while a program is traced.
+        """Bits and sign of the input of the last training step; None in a stack or under tracing.
 
         Raises:
             ValueError: there was none.
@@ -118,7 +118,7 @@ class DecoupledRescalingIntQuantWithInput(DecoupledQuantizer):
             self.input_format.set_value(jax.lax.stop_gradient(jnp.round(kept)).astype(jnp.int32))
 
     def check_input(self, input_bit_width: Any, input_is_signed: bool) -> None:
-        """Refuse an input, before it comes, that the guarantee cannot be given for.
+        """Refuse in advance an input that cannot be guaranteed for.
 
         Raises:
             ValueError: the accumulator is too narrow.

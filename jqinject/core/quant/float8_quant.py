@@ -31,7 +31,7 @@ class Float8QuantResult:
         value: the quantized tensor in float, shape of the input.
         scale: float per step of the payload, float32.
         q_dtype: dtype of the payload.
-        payload: what `value` comes from, in `q_dtype`.
+        payload: the numbers behind `value`, in `q_dtype`.
     """
 
     value: jax.Array
@@ -41,7 +41,7 @@ class Float8QuantResult:
 
     @property
     def zero_point(self) -> jax.Array:
-        """Floats have their zero at 0."""
+        """The zero point of floats is 0."""
         return known_zero()
 
     @property
@@ -53,10 +53,10 @@ class Float8QuantResult:
         return iter((self.value, self.scale, self.zero_point, self.bit_width))
 
     def quant_tensor(self, *, signed: bool, training: bool) -> FloatQuantTensor:
-        """As the tensor that flows between layers.
+        """The tensor that flows between layers.
 
         Args:
-            signed: floats have a sign; not looked at.
+            signed: unused: floats have a sign.
             training: whether it was quantized in training mode.
         """
         return FloatQuantTensor(self.value, self.scale, self.q_dtype, training, self.payload)
@@ -66,7 +66,7 @@ class Float8QuantResult:
 class Float8Quant(Component):
     """To an 8-bit float and back: `y = q_dtype(clip(x / s, -max, max)) * s`, `s = scaling_impl(x, max)`.
 
-    `max` is the largest number of `q_dtype`. The quotient is taken in bfloat16 where `x` is, else in float32. The
+    `max` is the largest number of `q_dtype`. The quotient is bfloat16 if `x` is, else float32. The
     gradient of `x` is that of `y` everywhere, saturated elements included (as in Flax). A finite number saturates; nan
     stays nan, an infinity becomes what `q_dtype` has for it (inf, or nan).
 
@@ -74,7 +74,7 @@ class Float8Quant(Component):
         scaling_impl: the scale: `DelayedScaling`, `CurrentScaling`, or any other scaling component.
         q_dtype: dtype of the payload, one of the four 8-bit floats.
         dq_dtype: dtype of `y`; None means that of `x`.
-        input_view_impl: applied to `x` first; None means nothing.
+        input_view_impl: applied to `x` first; None for no view.
 
     Raises:
         TypeError: `q_dtype` is not an 8-bit float, or `dq_dtype` not a float; (when called) `x` is not a float array.
@@ -113,17 +113,17 @@ class Float8Quant(Component):
 
     @property
     def format(self) -> FloatFormat:
-        """What the numbers of `q_dtype` are."""
+        """The format of `q_dtype`."""
         return FloatFormat.of_dtype(self.q_dtype)
 
     @property
     def groups(self) -> tuple[int, int] | None:
-        """Those of `input_view_impl`."""
+        """The groups of `input_view_impl`."""
         return groups_of(self.input_view_impl)
 
     @property
     def scale_dtype(self) -> np.dtype | None:
-        """That of the scaling's scales."""
+        """The `scale_dtype` of the scaling."""
         return scale_dtype(self.scaling_impl)
 
     def __call__(self, x: jax.Array) -> Float8QuantResult:

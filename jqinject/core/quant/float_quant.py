@@ -46,7 +46,7 @@ class FloatQuantResult:
 
     @property
     def zero_point(self) -> jax.Array:
-        """Floats have their zero at 0."""
+        """The zero point of floats is 0."""
         return known_zero()
 
     @property
@@ -61,10 +61,10 @@ class FloatQuantResult:
         return iter((self.value, self.scale, self.zero_point, *widths, *codes))
 
     def quant_tensor(self, *, signed: bool, training: bool) -> FloatQuantTensor:
-        """As the tensor that flows between layers.
+        """The tensor that flows between layers.
 
         Args:
-            signed: known to the format; not looked at.
+            signed: unused: the format knows.
             training: whether it was quantized in training mode.
         """
         return FloatQuantTensor(self.value, self.scale, self.format, training)
@@ -74,29 +74,29 @@ class FloatQuantResult:
 class FloatQuant(Component):
     """To a minifloat and back: `y = clamp(u * round(x / s / u)) * s`.
 
-    `u = 2**(max(floor(log2 |x / s|), 1 - bias) - m)` is how far apart the numbers lie at `x / s`. The arithmetic is
-    float32 whatever the dtype of `x`, and powers of two are exact; `y` comes back in the dtype of `x`. nan stays nan,
-    and an infinity becomes what the format has for it (inf, or nan).
+    `u = 2**(max(floor(log2 |x / s|), 1 - bias) - m)` is the spacing of the numbers at `x / s`. The arithmetic is
+    float32 for any dtype of `x`, with exact powers of two; `y` has the dtype of `x`. nan stays nan, and infinities
+    become inf if the format has it, else nan.
 
     The gradient of `x` is `y / x` where `x / s` is a normal number, as the step grows with `x`; 1 where it is
-    subnormal; and where it is clamped what `float_clamp_impl` says.
+    subnormal; where clamped, `float_clamp_impl` decides.
 
     Args:
-        signed: whether there are numbers below 0.
+        signed: whether there are negative numbers.
         exponent_bit_width_impl: bits of the exponent, e.
         mantissa_bit_width_impl: bits of the mantissa, m.
         exponent_bias_impl: the bias.
-        float_clamp_impl: where numbers end, and what is beyond: `FloatClamp`.
-        input_view_impl: applied to `x` first; None means nothing.
+        float_clamp_impl: the range, and what happens beyond it: `FloatClamp`.
+        input_view_impl: applied to `x` first; None for no view.
         compute_max_mantissa: the largest mantissa; None means `ComputeMaxMantissa()`.
         scaling_impl: the scale; None means 1.
-        float_scaling_impl: which number the scale brings the statistic to, `FloatScaling`; None means 1.
+        float_scaling_impl: which number the statistic is scaled to, `FloatScaling`; None means 1.
         float_to_int_impl: how to round; None means `RoundSte()`.
-        bit_width: bits of one number, to be checked against the widths; None checks nothing.
+        bit_width: bits of one number, checked against the widths; None for no check.
 
     Raises:
         TypeError: a constant width is not an int; (when called) `x` is not a float array.
-        ValueError: widths that no minifloat has, that float32 does not hold, or that do not add up to `bit_width`.
+        ValueError: widths that are invalid, exceed float32, or do not add up to `bit_width`.
 
     Source: Brevitas, `core.quant.float.FloatQuant`.
 
@@ -156,7 +156,7 @@ class FloatQuant(Component):
 
     @property
     def format(self) -> AnyFloatFormat:
-        """The minifloat's format: static where its widths are."""
+        """The minifloat's format: static if its widths are."""
         clamp = self.float_clamp_impl
         exponent, mantissa = self.exponent_bit_width_impl(), self.mantissa_bit_width_impl()
         bias = self.exponent_bias_impl()
@@ -173,12 +173,12 @@ class FloatQuant(Component):
 
     @property
     def groups(self) -> tuple[int, int] | None:
-        """Those of `input_view_impl`."""
+        """The groups of `input_view_impl`."""
         return groups_of(self.input_view_impl)
 
     @property
     def scale_dtype(self) -> np.dtype | None:
-        """That of the scaling's scales."""
+        """The `scale_dtype` of the scaling."""
         return scale_dtype(self.scaling_impl)
 
     @property
@@ -197,23 +197,23 @@ class FloatQuant(Component):
         return FloatQuantResult(self.quantize(x, scale, form), scale, form)
 
     def try_scale(self, x: jax.Array, statistic: jax.Array) -> FloatQuantResult:
-        """What `x` would be if `statistic` were what the scale is made from.
+        """`x` quantized with the scale made from `statistic`.
 
         Args:
             x: float32.
-            statistic: in the place of the searched one.
+            statistic: replaces the searched one.
         """
         form = self.format
         scale = scale_of(self.scaling_impl, x, self.scaling_threshold(form), Candidate(statistic))
         return FloatQuantResult(self.quantize(x, scale, form), scale, form)
 
     def try_zero_point(self, x: jax.Array, scale: jax.Array, statistic: jax.Array | None) -> FloatQuantResult:
-        """What `x` would be by a scale: floats have their zero at 0."""
+        """`x` quantized by a scale; the zero point is 0."""
         form = self.format
         return FloatQuantResult(self.quantize(x, scale, form), scale, form)
 
     def scaling_threshold(self, form: AnyFloatFormat) -> Any:
-        """The number that the scale brings the statistic to; None without `float_scaling_impl`."""
+        """The number that the statistic is scaled to; None without `float_scaling_impl`."""
         if self.float_scaling_impl is None:
             return None
         largest = self.compute_max_mantissa(form.mantissa_bit_width)

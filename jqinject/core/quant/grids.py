@@ -1,4 +1,4 @@
-"""The numbers that a calibrated quantizer rounds to: integers or minifloats, at a scale."""
+"""The grid that a calibrated quantizer rounds to: scaled integers or minifloats."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core._protocols import Rounding
+from jqinject.core.calibration.ranges import ClippingRange
+from jqinject.ops.clip import within_range
 from jqinject.ops.fake_quant import Steps, bounded
 from jqinject.ops.minifloats.float8_cast import FLOAT8_DTYPES, to_float8
 from jqinject.ops.minifloats.float_format import FloatFormat
 from jqinject.ops.minifloats.float_grid import float_steps, from_float_steps, to_float_grid
-from jqinject.ops.ste import nearest
+from jqinject.ops.ste import nearest, with_gradient_of
 
 
 class Grid(Protocol):
-    """Numbers at a scale (and zero point). Without derivatives."""
+    """A scaled grid, possibly with a zero point; not differentiable."""
 
     def nearest(self, x: jax.Array, scale: jax.Array, *zero_point: jax.Array) -> Any:
-        """The number nearest to each of `x`, float32; with a payload both."""
+        """`x` rounded to nearest, float32; with a payload, both."""
         ...
 
     def rounded(self, rounding: Rounding, x: jax.Array, scale: jax.Array, *zero_point: jax.Array) -> Any:
-        """As `nearest`, rounded by a component."""
+        """Like `nearest`, with a rounding component."""
         ...
 
 
@@ -36,8 +38,8 @@ class IntegerGrid:
     Attributes:
         low, high: the ends.
         centered: whether the zero point is 0.
-        payload: the dtype in which the integers are returned beside the value; None for none.
-        repeated: whether a scale is repeated for each number that has it.
+        payload: the dtype in which the integers are also returned; None does not return them.
+        repeated: whether the scale is repeated for each number.
     """
 
     low: float
@@ -93,3 +95,43 @@ class MinifloatGrid:
 
     def _floats(self, steps: jax.Array, scale: jax.Array) -> jax.Array:
         return from_float_steps(steps, scale, self.dtype).astype(jnp.float32)
+
+
+def on_grid(
+    grid: Grid,
+    rounding: Rounding | None,
+    x: jax.Array,
+    found: ClippingRange,
+    where: tuple[jax.Array, ...],
+    clip_gradient: bool,
+    to_range: bool,
+) -> Any:
+    """`x` on a grid, with the gradient of clipping it to the range.
+
+    Args:
+        grid: the numbers, and the payload to keep.
+        rounding: how to round; None for nearest.
+        x: float32.
+        found: the range.
+        where: scale, and zero point, of the grid.
+        clip_gradient: whether the gradient of `x` stops where it is clipped.
+        to_range: whether the range then gets that gradient.
+    """
+    if rounding is None and clip_gradient:
+        return within_range(grid.nearest, x, found.high, found.low, *where, to_range=to_range)
+    fixed = jax.tree.map(jax.lax.stop_gradient, (x, *where))
+    made = grid.nearest(*fixed) if rounding is None else grid.rounded(rounding, *fixed)
+    if clip_gradient:
+        return within_range(_made, x, found.high, found.low, made, to_range=to_range)
+    return (with_gradient_of(x, made[0]), made[1]) if isinstance(made, tuple) else with_gradient_of(x, made)
+
+
+def _made(x: jax.Array, made: Any) -> Any:
+    return made
+
+
+def minifloat_dtype(dtype: Any) -> np.dtype:
+    """The NumPy dtype of a minifloat, from anything that names it."""
+    form = FloatFormat.of_dtype(dtype)
+    assert form.dtype is not None, "read from a dtype"
+    return form.dtype

@@ -1,4 +1,4 @@
-"""To integers and back, by a given scale, zero point and bit width; and what a quantizer returns."""
+"""To integers and back, by a given scale, zero point and bit width; and a quantizer's result."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class QuantResult(NamedTuple):
     bit_width: int | jax.Array
 
     def quant_tensor(self, *, signed: bool, training: bool) -> IntQuantTensor:
-        """As the tensor that flows between layers.
+        """The tensor that flows between layers.
 
         Args:
             signed: whether the integers have a sign.
@@ -55,10 +55,10 @@ class QuantResult(NamedTuple):
 
 
 class ResultWithPayload(QuantResult):
-    """A `QuantResult` that keeps the integers which its value comes from.
+    """A `QuantResult` that keeps its integers.
 
     Attributes:
-        payload: the integers, in the narrowest dtype of bytes; None if absent.
+        payload: the integers, in the narrowest whole-byte dtype; None if absent.
     """
 
     payload: jax.Array | None = None
@@ -72,19 +72,19 @@ class ResultWithPayload(QuantResult):
         bit_width: Any,
         payload: jax.Array | None,
     ) -> ResultWithPayload:
-        """The result of these."""
+        """Construct a result."""
         result = cls(value, scale, zero_point, bit_width)
         result.payload = payload
         return result
 
     def quant_tensor(self, *, signed: bool, training: bool) -> IntQuantTensor:
-        """As of `QuantResult`; the tensor keeps the integers too."""
+        """See `QuantResult`; the tensor also keeps the integers."""
         return IntQuantTensor(*self, signed, training, self.payload)
 
 
 @dataclass(frozen=True)
 class IntGrid:
-    """Which integers are used: static, equal by value."""
+    """Which integers are used: static, compared by value."""
 
     signed: bool
     narrow_range: bool
@@ -92,7 +92,7 @@ class IntGrid:
 
 @cache
 def _steps(rounding: type, clamp: type, centered: bool, payload: np.dtype | None) -> Steps | None:
-    """Rounding and clamping as one elementwise function without state; None if they are not that."""
+    """Rounding and clamping as one stateless elementwise function, or None."""
     function, passes = class_fact(rounding, "elementwise"), class_fact(clamp, "passes_gradient")
     return None if function is None or passes is None else Steps(function, passes, centered, payload=payload)
 
@@ -108,17 +108,16 @@ def _bounds(grid: IntGrid, bit_width: int) -> tuple[Any, Any]:
 class IntQuant(Component):
     """To integers and back: `y = (clamp(round(x / s + z), min_int(b), max_int(b)) - z) * s`.
 
-    `s` is the scale, `z` the zero point, `b` the bit width, all passed to the call. The arithmetic is float32
-    whatever the dtype of `x`; `y` comes back in the dtype of `x`. nan stays nan; an infinite `x` saturates
-    where the scale is finite.
+    `s` is the scale, `z` the zero point, `b` the bit width, all passed to the call. The arithmetic is float32 for any
+    dtype of `x`; `y` has the dtype of `x`. nan stays nan; an infinite `x` saturates if the scale is finite.
 
     Args:
         narrow_range: leave out one value: -128 of signed, 255 of unsigned 8 bits.
         signed: whether the integers have a sign.
-        input_view_impl: applied to `x` first; None means nothing.
+        input_view_impl: applied to `x` first; None for no view.
         float_to_int_impl: how to round; None means `RoundSte()`.
         tensor_clamp_impl: how to clamp; None means `TensorClamp()`.
-        quant_delay_steps: calls that return `x` as it is, before quantization starts.
+        quant_delay_steps: calls that return `x` unchanged before quantization starts.
 
     Example:
         >>> quant = IntQuant(narrow_range=True, signed=True)
@@ -165,7 +164,7 @@ class IntQuant(Component):
 
     @property
     def groups(self) -> tuple[int, int] | None:
-        """Those of `input_view_impl`."""
+        """The groups of `input_view_impl`."""
         return groups_of(self.input_view_impl)
 
     @property
@@ -197,7 +196,7 @@ class IntQuant(Component):
     def steps_to_int(
         self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array
     ) -> jax.Array:
-        """As `to_int`, of a tensor that is laid out already."""
+        """Like `to_int`, for a tensor that is already viewed."""
         y = divide(x.astype(jnp.float32), scale) + zero_point
         y = self.float_to_int_impl(y)
         return self.tensor_clamp_impl(y, min_val=self.min_int(bit_width), max_val=self.max_int(bit_width))
@@ -213,7 +212,7 @@ class IntQuant(Component):
     def with_payload(
         self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array
     ) -> tuple[jax.Array, jax.Array | None]:
-        """As a call, and the integers beside it, int8 or uint8; None for wider ones, and of a learned bit width."""
+        """Like a call, plus the integers as int8 or uint8; None if they are wider or the bit width is learned."""
         bytes_of = np.dtype(np.int8 if self.grid.signed else np.uint8)
         narrow = isinstance(bit_width, int) and bit_width <= 8 and self.delay is None
         return self._quantized(scale, zero_point, bit_width, x, bytes_of if narrow else None)
@@ -228,7 +227,7 @@ class IntQuant(Component):
             return self._made(x, scale, zero_point, bit_width, payload)
         cut = None if payload is None else cut_of(view, x)
         if cut is not None and cut.missing(x) and not is_known_zero(zero_point):
-            payload = None  # the zeros that fill up a group would be integers other than the zero point
+            payload = None  # padding zeros would become integers other than the zero point
         made = partial(self._made, bit_width=bit_width, payload=payload)
         return in_layout(view, made, x, scale, zero_point)
 

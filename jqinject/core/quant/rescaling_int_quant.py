@@ -22,13 +22,13 @@ from jqinject.ops.fake_quant import known_zero
 
 @lru_cache(maxsize=1024)
 def _constant(bit_width: BitWidth) -> Any:
-    """The bit width of a component that is constant."""
+    """The bit width of a constant component."""
     return bit_width()
 
 
 @lru_cache(maxsize=1024)
 def _constants(bit_width: BitWidth, steps: IntScalingImpl) -> tuple[Any, Any]:
-    """Bit width and integer steps of components that are constant."""
+    """Bit width and integer steps of constant components."""
     bits = bit_width()
     return bits, steps(bits)
 
@@ -93,22 +93,22 @@ class RescalingIntQuant(Component):
 
     @property
     def has_zero_point(self) -> bool:
-        """That of `zero_point_impl`."""
+        """See `zero_point_impl`."""
         return has_zero_point(self.zero_point_impl)
 
     @property
     def scale_dtype(self) -> np.dtype | None:
-        """That of the scaling's scales."""
+        """The `scale_dtype` of the scaling."""
         return scale_dtype(self.scaling_impl)
 
     @property
     def groups(self) -> tuple[int, int] | None:
-        """Those of `int_quant`."""
+        """The groups of `int_quant`."""
         return groups_of(self.int_quant)
 
     @property
     def is_nearest(self) -> bool:
-        """That of `int_quant`."""
+        """See `int_quant`."""
         return is_nearest(self.int_quant)
 
     def __call__(self, x: jax.Array) -> QuantResult:
@@ -116,7 +116,7 @@ class RescalingIntQuant(Component):
         return self._quantized(x, keep=False)
 
     def keeping_payload(self, x: jax.Array) -> QuantResult:
-        """As a call; the result has the integers beside the value."""
+        """Like a call; the result also has the integers."""
         return self._quantized(x, keep=True)
 
     def _quantized(self, x: jax.Array, keep: bool) -> QuantResult:
@@ -143,23 +143,23 @@ class RescalingIntQuant(Component):
         return bits, steps(bits)
 
     def try_scale(self, x: jax.Array, statistic: jax.Array) -> QuantResult:
-        """What `x` would be if `statistic` were what the scale is made from; the zero point is not searched.
+        """`x` quantized with the scale made from `statistic`; the zero point is not searched.
 
         Args:
             x: float32.
-            statistic: in the place of the searched one.
+            statistic: replaces the searched one.
         """
         _, threshold = self._bits()
         scale = scale_of(self.scaling_impl, x, threshold, Candidate(statistic))
         return self.try_zero_point(x, scale, None)
 
     def try_zero_point(self, x: jax.Array, scale: jax.Array, statistic: jax.Array | None) -> QuantResult:
-        """What `x` would be if `statistic` were what the zero point is made from.
+        """`x` quantized with the zero point made from `statistic`.
 
         Args:
             x: float32.
             scale: the scale.
-            statistic: in the place of the searched one; None for what the search starts from.
+            statistic: replaces the searched one; None for the start of the search.
         """
         bit_width = self.bit_width_impl()
         zero_point = zero_point_of(self.zero_point_impl, x, scale, bit_width, Candidate(statistic))

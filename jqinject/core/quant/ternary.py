@@ -22,12 +22,12 @@ from jqinject.ops.ste import ternary_sign_ste
 
 @checked_arguments
 class TernaryQuant(Component):
-    """`y = sign(x) * s` where `|x| > threshold * s`, else 0; the gradient passes where `y` is not 0.
+    """`y = sign(x) * s` where `|x| > threshold * s`, else 0; the gradient passes where `y` is nonzero.
 
     Args:
-        scaling_impl: the scale `s`, called with `x` only.
-        threshold: the fraction of the scale up to which a number is 0.
-        quant_delay_steps: calls that return `x` as it is; None for no delay.
+        scaling_impl: the scale `s`, called with `x` alone.
+        threshold: numbers up to this fraction of the scale become 0.
+        quant_delay_steps: calls that return `x` unchanged; None for no delay.
 
     Raises:
         ValueError: when `threshold` is negative or not finite.
@@ -53,7 +53,7 @@ class TernaryQuant(Component):
 
     @property
     def scale_dtype(self) -> np.dtype | None:
-        """That of the scaling's scales."""
+        """The `scale_dtype` of the scaling."""
         return scale_dtype(self.scaling_impl)
 
     def __call__(self, x: jax.Array) -> QuantResult:

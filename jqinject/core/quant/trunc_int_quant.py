@@ -1,4 +1,4 @@
-"""From many integer bits to fewer: accumulators."""
+"""Truncating integers to fewer bits: accumulators."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TruncIntQuant(Component):
         trunc_scaling_impl: what integers are divided by; None means `TruncMsbScaling()`.
         narrow_range: leave out one value of the result: -128 of signed, 255 of unsigned 8 bits.
         tensor_clamp_impl: how to clamp; None means `TensorClamp()`.
-        quant_delay_steps: calls that return `x` as it is, before quantization starts.
+        quant_delay_steps: calls that return `x` unchanged before quantization starts.
 
     Raises:
         TypeError: (when called) `x` is not a float array.

@@ -1,4 +1,4 @@
-"""Scales that keep the integers of a weight so small that no accumulator overflows: A2Q and A2Q+."""
+"""Scales that keep a weight's integers small enough that accumulators cannot overflow: A2Q and A2Q+."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class InputAwarePreScaling(Protocol):
     """`pre_scaling_impl` of a quantizer that depends on the bits and the sign of the layer's input."""
 
     def check_input(self, input_bit_width: Any, input_is_signed: bool) -> None:
-        """Raise ValueError for an input that the accumulator is too narrow for."""
+        """Raise ValueError for an input too wide for the accumulator."""
 
     def within(self, q: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
-        """Integers that keep the guarantee: `q` itself where it does."""
+        """Integers that keep the guarantee: `q` itself if it does."""
         ...
 
     def __call__(self, weights: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
@@ -46,11 +46,11 @@ class ZeroCenter(Protocol):
 
 
 class _AccumulatorAware(NormParameter):
-    """Abstract: a scale before rounding with which no accumulator overflows.
+    """Abstract: a scale before rounding that prevents accumulator overflow.
 
     Args:
         accumulator_bit_width_impl: P, the bits of an accumulator.
-        arguments: as of `NormParameter`.
+        arguments: see `NormParameter`.
     """
 
     zero_centered: ClassVar[bool]
@@ -61,16 +61,16 @@ class _AccumulatorAware(NormParameter):
         super().__init__(*arguments)
 
     def check_input(self, input_bit_width: Any, input_is_signed: bool) -> None:
-        """Refuse an input that the accumulator is too narrow for.
+        """Refuse an input too wide for the accumulator.
 
         Raises:
-            ValueError: it leaves the weights no integer but 0.
+            ValueError: only zero weights would fit.
         """
         width, where = self.accumulator_bit_width(), type(self).__name__
         _check_room(width, input_bit_width, input_is_signed, self.zero_centered, where)
 
     def within(self, q: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
-        """Integers that keep the bound exactly: those given, or where they do not, smaller ones.
+        """Integers that keep the bound exactly: those given, or smaller ones.
 
         Their magnitudes sum to at most T; if they are centered, positive and negative ones to at most T / 2 each.
         """
@@ -88,27 +88,27 @@ class _AccumulatorAware(NormParameter):
 @checked_arguments
 @final
 class AccumulatorAwareParameterPreScaling(_AccumulatorAware):
-    """Weight normalization whose norm is bounded so that no accumulator overflows (A2Q).
+    """Weight normalization with a norm bounded to prevent accumulator overflow (A2Q).
 
     `pre_scale = norm(w) / min(g / s, T)`: `s` is the scale after rounding, `g` the learned norm, the parameter `value`,
-    and `T = (2**(P-1) - 1) / 2**(N - signed)` what the integers of a channel may sum to in magnitude, for accumulators
-    of P bits and inputs of N. With the l1-norm, and rounding toward zero, they do up to the rounding of floats;
-    `within` sees to the rest, whatever the norm and the rounding.
+    and `T = (2**(P-1) - 1) / 2**(N - signed)` the bound on the sum of magnitudes of a channel's integers, for
+    accumulators of P bits and inputs of N. The l1-norm with rounding toward zero keeps it up to float rounding;
+    `within` enforces it for any norm and rounding.
 
-    Differs from Brevitas: the bound on the integers is exact (see `within`); a norm of 0 counts as 2**-64.
+    Differs from Brevitas: the bound on the integers is exact (see `within`); a norm of 0 becomes 2**-64.
 
     Args:
         scaling_impl: the scale after rounding.
         normalize_stats_impl: the norm, `L1Norm`.
         accumulator_bit_width_impl: P.
-        scaling_stats_input_view_shape_impl: the view the norm is taken of.
+        scaling_stats_input_view_shape_impl: the view for the norm.
         tracked_parameter_list: the one weight.
-        pre_scaling_shape: shape of the result: 1 along the axes that one accumulator sums over; None for a scalar.
+        pre_scaling_shape: shape of the result: 1 along the axes that an accumulator sums over; None for a scalar.
         restrict_pre_scaling_impl: which values g may take; None for all.
-        pre_scaling_min_val: the least magnitude of g and of the result.
+        pre_scaling_min_val: the minimum magnitude of g and of the result.
 
     Raises:
-        ValueError: for no weight or several, a wrong `pre_scaling_shape`, an accumulator of less than 2 bits.
+        ValueError: for no weight or several, a wrong `pre_scaling_shape`, an accumulator of fewer than 2 bits.
 
     Example:
         >>> from jqinject.core import BitWidthConst, ConstScaling, L1Norm, OverOutputChannelView
@@ -148,7 +148,7 @@ class AccumulatorAwareParameterPreScaling(_AccumulatorAware):
         """The scale before rounding, float32.
 
         Raises:
-            ValueError: the accumulator is too narrow for any weight but 0.
+            ValueError: the accumulator is too narrow for nonzero weights.
         """
         self.check_input(input_bit_width, input_is_signed)
         bound = get_upper_bound_on_l1_norm(self.accumulator_bit_width(), input_bit_width, input_is_signed)
@@ -158,22 +158,21 @@ class AccumulatorAwareParameterPreScaling(_AccumulatorAware):
 @checked_arguments
 @final
 class AccumulatorAwareZeroCenterParameterPreScaling(_AccumulatorAware):
-    """As `AccumulatorAwareParameterPreScaling`, for weights that are centered on 0 first (A2Q+).
+    """Like `AccumulatorAwareParameterPreScaling`, for weights that are first centered on 0 (A2Q+).
 
     `pre_scale = norm(w - mean(w)) / min(g / s, T)` with `T = (2**P - 2) / (2**N - 1)`: half of it for the positive
-    integers of a channel, half for the negative ones; for inputs without a sign about twice what
-    A2Q allows.
+    integers of a channel, half for the negative ones; for unsigned inputs about twice what A2Q allows.
 
-    Differs from Brevitas: the bound on the integers is exact (see `within`); a norm of 0 counts as 2**-64, and the
-    result is at least norm(w) / 2**26, so that weights which are all alike have finite integers.
+    Differs from Brevitas: the bound on the integers is exact (see `within`); a norm of 0 becomes 2**-64, and the
+    result is at least norm(w) / 2**26, so that constant weights have finite integers.
 
     Args:
         pre_zero_point_impl: what centers the weights, `PreZeroCenterZeroPoint`.
-        others: as of `AccumulatorAwareParameterPreScaling`.
+        others: see `AccumulatorAwareParameterPreScaling`.
 
     Raises:
         TypeError: `pre_zero_point_impl` does not center the weights.
-        ValueError: for no weight or several, a wrong `pre_scaling_shape`, an accumulator of less than 2 bits.
+        ValueError: for no weight or several, a wrong `pre_scaling_shape`, an accumulator of fewer than 2 bits.
 
     Example:
         >>> from jqinject.core import BitWidthConst, ConstScaling, L1Norm, OverOutputChannelView
@@ -222,18 +221,18 @@ class AccumulatorAwareZeroCenterParameterPreScaling(_AccumulatorAware):
         """The scale before rounding, float32.
 
         Raises:
-            ValueError: the accumulator is too narrow for any weight but 0.
+            ValueError: the accumulator is too narrow for nonzero weights.
         """
         self.check_input(input_bit_width, input_is_signed)
         bound = get_upper_bound_on_zero_centered_l1_norm(self.accumulator_bit_width(), input_bit_width)
         pre_scale = self._limited(weights + self.pre_zero_point.get_zero_center(weights), bound)
-        # Of weights that are all alike only the rounding of their mean is left: no number of steps to divide them into.
+        # Constant weights leave only the rounding error of their mean, which cannot be divided into steps.
         least = jax.lax.stop_gradient(self.norm(weights)) * 2.0**-26
         return jnp.where(pre_scale < least, least, pre_scale)
 
 
 def checked_accumulator(accumulator: BitWidth, where: str) -> BitWidth:
-    """An accumulator's bit width, refused where it holds no sum."""
+    """An accumulator's bit width, refused if it holds no sum."""
     bits = _known(accumulator())
     if bits is not None and bits < 2:
         raise ValueError(
@@ -258,13 +257,13 @@ def _check_room(width: Any, bits: Any, signed: bool, zero_centered: bool, where:
 
 
 def _known(bits: Any) -> int | None:
-    """Bits as a Python int; None of learned or stored ones while a program is traced."""
+    """Bits as a Python int; None if traced."""
     if isinstance(bits, int):
         return bits
     return round(float(bits)) if is_concrete(bits) else None
 
 
 def _summed_axes(q: jax.Array, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes along which a channel extends: those that its norm does not have."""
+    """The axes along which a channel extends: those its norm does not have."""
     full = (1,) * (q.ndim - len(shape)) + shape
     return tuple(axis for axis, size in enumerate(full) if size == 1)

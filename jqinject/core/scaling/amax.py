@@ -35,13 +35,13 @@ _TINY = float(jnp.finfo(jnp.float32).tiny)
 
 @dataclass(frozen=True)
 class AmaxRule:
-    """From a tensor to an amax, from an amax to a scale: static, equal by value.
+    """From a tensor to an amax, and from an amax to a scale: static, compared by value.
 
     Attributes:
-        stats: the magnitude; a component without state.
-        view: how the tensor is laid out for it.
+        stats: the magnitude, a stateless component.
+        view: its view.
         shape: shape of amax and scale.
-        margin: the scale is larger by `2 ** margin`.
+        margin: multiplies the scale by `2 ** margin`.
     """
 
     stats: Stat
@@ -50,7 +50,7 @@ class AmaxRule:
     margin: float
 
     def amax(self, x: jax.Array) -> jax.Array:
-        """The magnitude of `x`, float32, of the scale's shape.
+        """The magnitude of `x`, float32, in the scale's shape.
 
         Args:
             x: a tensor without gradient (`stop_gradient`).
@@ -62,11 +62,11 @@ class AmaxRule:
         return check.statistic_shape(amax, self.shape, "amax")
 
     def scale(self, amax: jax.Array, held: jax.Array, threshold: Any) -> jax.Array:
-        """`amax * 2 ** margin / threshold`; `held` where that is not a positive finite number."""
+        """`amax * 2 ** margin / threshold`, or `held` if that is not positive and finite."""
         amax = amax * (2.0**self.margin) if self.margin else amax
         if (
             isinstance(threshold, float) and threshold >= 1
-        ):  # a finite amax has a finite quotient, all others nan
+        ):  # finite amaxes have finite quotients, all others nan
             divisor = sharded_as(jnp.broadcast_to(np.float32(threshold), amax.shape), amax)
             scale = amax / jax.lax.select(jax.lax.is_finite(amax), divisor, amax)
             usable = scale >= _TINY
@@ -80,26 +80,25 @@ class AmaxRule:
 class AmaxScaling(nnx.Module):
     """Abstract: a scale from amaxes, and the record of them.
 
-    Outside of a step every call in training mode is a step of its own: it enters the history. Within a step
-    (`jqinject.value_and_grad`, or `jqinject.begin_step` to `jqinject.end_step`) calls only note the largest amax, and
-    the end of the step enters it, once.
+    Outside a step, every call in training mode is a step and enters the history. Within one (`jqinject.value_and_grad`,
+    or `jqinject.begin_step` to `jqinject.end_step`), calls only note the largest amax, which enters once at its end.
 
     Args:
-        amax_history: the record; None remembers one step.
+        amax_history: the record; None keeps one step.
         scaling_stats_impl: the magnitude; None means `AbsMax()`.
-        scaling_stats_input_view_shape_impl: the view it is taken of; None means `OverTensorView()`.
+        scaling_stats_input_view_shape_impl: its view; None means `OverTensorView()`.
         scaling_shape: shape of the scale; `()` for one scale.
-        margin: the scale is larger by `2 ** margin`: room for growth before saturation.
+        margin: multiplies the scale by `2 ** margin`: headroom before saturation.
         scaling_init: the scale before the first step.
-        amax_of_gradient: whether it scales gradients; its statistics are then `GradStat`s.
+        amax_of_gradient: whether it scales gradients, with `GradStat`s as state.
         axis_name: a named axis (of `shard_map` or `vmap`) that the tensor is spread over; the amax is the maximum.
 
     Attributes:
-        record: one Variable of all that follows.
+        record: one Variable with all of the following.
         amax_history: the `AmaxHistory`.
         scale: the scale of the last step, float32, of `scaling_shape`.
-        pending: what the step has seen so far; along the last axis amax, 1 if there was one, scale.
-        slot: where a backward pass reports, of gradients only.
+        pending: the step so far; along the last axis: amax, 1 if there was one, scale.
+        slot: where a backward pass reports; gradients only.
         in_step: whether a step is under way.
     """
 
@@ -165,16 +164,16 @@ class AmaxScaling(nnx.Module):
         """Whether the scale is known before the tensor is."""
 
     def known_scale(self, threshold: Any) -> jax.Array:
-        """The scale as far as it is known before the tensor: what a tensor without a usable amax gets."""
+        """The scale known before the tensor, used for a tensor without a usable amax."""
         held = self.scale.get_value()
         return self.rule.scale(self.amax_history.amax(), held, threshold) if self.from_history else held
 
     def __call__(self, x: jax.Array, threshold: Any = 1.0) -> jax.Array:
-        """The scale, float32, without a gradient of `x`; records the amax in training mode.
+        """The scale, float32, without a gradient for `x`; records the amax in training mode.
 
         Args:
             x: the tensor; an empty one is not recorded.
-            threshold: the largest number that a scaled element can be.
+            threshold: the largest value of a scaled element.
         """
         known = self.known_scale(threshold)
         recorded = not self.use_running_average and x.size > 0
@@ -193,33 +192,33 @@ class AmaxScaling(nnx.Module):
     # --- calibration
 
     def has_range(self) -> bool | None:
-        """Whether there is an amax to make the scale from; None if it comes from the tensor. See `StaticRange`."""
+        """Whether there is an amax for the scale; None if it comes from the tensor. See `StaticRange`."""
         return self.amax_history.has_amax if self.from_history else None
 
     def begin_calibration(self) -> None:
-        """From now on remember anew; every call is a step."""
+        """Clear the record; every call is a step."""
         self.amax_history.clear()
         self.in_step = self.use_running_average = False
 
     def end_calibration(self) -> None:
-        """Nothing: the scale is made from the history."""
+        """No effect: the scale comes from the history."""
 
     # --- steps
 
     def begin_step(self) -> None:
-        """From now on collect; forget what an unfinished step has left."""
+        """Start collecting; discard an unfinished step."""
         self.in_step = True
         self.pending.set_value(known_zeros(self.pending.get_value()))
 
     def collect(self, seen: jax.Array) -> None:
-        """Note what a call or a backward pass has seen: (amax, 1, scale) along the last axis; by maximum."""
+        """Record (amax, 1, scale) of a call or a backward pass, keeping the maximum."""
         held = self.pending.get_value()
-        # Of the first in a program it is known that nothing was seen before; outside of one nothing is waited for.
+        # The first in a program knows that nothing was seen before; outside a program, do not wait for the device.
         first = is_concrete(held) and not is_concrete(seen) and not on_host(held).any()
         self.pending.set_value(seen if first else jnp.maximum(held, seen))
 
     def end_step(self) -> None:
-        """Enter what the step has seen into the history, if it has seen anything."""
+        """Commit the step to the history, if it recorded anything."""
         seen = self.pending.get_value()
         self.pending.set_value(known_zeros(seen))
         self.in_step = False
@@ -228,11 +227,11 @@ class AmaxScaling(nnx.Module):
             self._enter(parts[AMAX], parts[SCALE], parts[SEEN] > 0)
 
     def abandon_step(self) -> None:
-        """End a step that failed: nothing enters."""
+        """Discard a failed step."""
         self.in_step = False
 
     def _enter(self, amax: jax.Array, scale: jax.Array, counted: jax.Array | None = None) -> None:
-        """A step of this amax and scale; with `counted`, where there was one."""
+        """Enter a step's amax and scale, where `counted`."""
         if counted is None:
             self.scale.set_value(jnp.broadcast_to(scale, amax.shape))
             self.amax_history.push(amax)
@@ -267,11 +266,11 @@ class AmaxScaling(nnx.Module):
 class DelayedScaling(AmaxScaling):
     """The scale from the amaxes of earlier steps: `s = amax_history.amax() * 2 ** margin / threshold`.
 
-    It is known before the tensor is seen, so that quantization needs no pass over the tensor first. While the history
-    holds nothing above 0 the scale stays what it was, `scaling_init` at first. `threshold` is the largest number of the
-    payload dtype (448 for `float8_e4m3fn`), passed to the call.
+    It is known before the tensor, so quantization needs no extra pass over the tensor. Until the history holds a
+    positive amax, the scale stays unchanged, initially `scaling_init`. `threshold` is the largest number of the payload
+    dtype (448 for `float8_e4m3fn`), passed to the call.
 
-    Arguments: as of `AmaxScaling`.
+    Arguments: see `AmaxScaling`.
 
     Raises:
         ValueError: `margin` is not finite, `scaling_init` is not positive, or the shapes of scale and history differ.
@@ -294,13 +293,13 @@ class DelayedScaling(AmaxScaling):
 class CurrentScaling(AmaxScaling):
     """The scale from the tensor itself: `s = amax * 2 ** margin / threshold`, `amax = max |x|`.
 
-    The amaxes are recorded, for the reader; the scale does not depend on the record. A tensor of zeros, or with an inf
-    or nan in it, gets the scale of the last step, `scaling_init` at first.
+    Amaxes are recorded for inspection only. A tensor of zeros, or with inf or nan, gets the last step's scale,
+    initially `scaling_init`.
 
-    Arguments: as of `AmaxScaling`.
+    Arguments: see `AmaxScaling`.
 
     Raises:
-        ValueError: as for `DelayedScaling`.
+        ValueError: see `DelayedScaling`.
 
     Example:
         >>> scaling = CurrentScaling()

@@ -1,4 +1,4 @@
-"""Scales that do not look at the tensor: constant, and learned from an initial value."""
+"""Scales independent of the tensor: constant, or learned from an initial value."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jqinject.core.sources.given import initial_number
 
 
 def _restricted(init: np.ndarray, restrict: Restrict, where: str) -> np.ndarray:
-    """An initial value in the learned domain, in Python's own arithmetic."""
+    """An initial value in the learned domain, in Python arithmetic."""
     stored = [restrict.restrict_init_float(float(number)) for number in init.reshape(-1)]
     check.positive(np.abs(init) if keeps_sign(restrict) else init, where, "scaling_init")
     return np.asarray(stored, dtype=np.float32).reshape(init.shape)
@@ -31,12 +31,11 @@ def _restricted(init: np.ndarray, restrict: Restrict, where: str) -> np.ndarray:
 class ConstScaling(Constant):
     """A constant scale: `s = restrict(scaling_init) / threshold`.
 
-    It is static: not in the state, not in checkpoints.
+    It is static: neither in the state nor in checkpoints.
 
     Args:
         scaling_init: the value, a number or an array that broadcasts with the tensor.
-        restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl, scaling_min_val: as of
-            `ScaleRule`.
+        restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl, scaling_min_val: see `ScaleRule`.
 
     Raises:
         ValueError: when `scaling_init` is not finite, or not positive (it may be negative with
@@ -64,7 +63,7 @@ class ConstScaling(Constant):
         assign(self, rule=ScaleRule(*restrictions, scaling_min_val, where=where))
 
     def __call__(self, x: jax.Array | None = None, threshold: Any = None) -> jax.Array:
-        """The scale, float32. `x` is not looked at."""
+        """The scale, float32. `x` is unused."""
         return self.rule.scale(self.number(x, self.rule), threshold)
 
 
@@ -81,8 +80,7 @@ class ParameterScaling(Learned):
     Args:
         scaling_init: initial value, a number or an array of `scaling_shape`.
         scaling_shape: shape of the parameter; None means that of `scaling_init`.
-        restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl, scaling_min_val: as of
-            `ScaleRule`.
+        restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl, scaling_min_val: see `ScaleRule`.
 
     Raises:
         ValueError: when the shapes disagree, or `scaling_init` is not finite, or not positive where its
@@ -118,11 +116,11 @@ class ParameterScaling(Learned):
         assign(self, rule=ScaleRule(*restrictions, scaling_min_val, where=where))
 
     def __call__(self, x: jax.Array | None = None, threshold: Any = None) -> jax.Array:
-        """The scale, float32. `x` is not looked at."""
+        """The scale, float32. `x` is unused."""
         return self.rule.scale(self.number(x, self.rule), threshold)
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """What a checkpoint's entries for this component mean: running statistics become the value.
+        """Translate a checkpoint's entries for this component: running statistics become the value.
 
         Args:
             entries: variable name -> array, as found in the checkpoint.

@@ -1,4 +1,4 @@
-"""Scales of the given tensor, computed at every call, in training and evaluation alike."""
+"""Scales computed from the given tensor at every call, in training and evaluation."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ class RuntimeDynamicStatsScaling(Dynamic):
 
     Args:
         scaling_stats_impl: the statistic.
-        scaling_stats_input_view_shape_impl: the view it is taken of; None takes the tensor as it is.
-        restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl, scaling_min_val: as of
-            `ScaleRule`.
+        scaling_stats_input_view_shape_impl: its view; None for no view.
+        restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl, scaling_min_val: see `ScaleRule`.
         dynamic_scaling_broadcastable_fn: function of the statistic and the tensor's shape that returns the statistic in
-            a shape that broadcasts; None takes it as it is, or with 1 for the axes at the end that it does not have
-            (rows of a matrix).
+            a shape that broadcasts; None leaves it unchanged, with trailing axes of size 1 if needed (rows of a
+            matrix).
 
     Example:
         >>> import jax.numpy as jnp
@@ -68,11 +67,10 @@ class RuntimeDynamicGroupStatsScaling(Dynamic):
 
     Args:
         group_size: elements of a group.
-        group_dim: the axis that is cut into groups.
-        input_view_impl: the view that cuts it.
-        scaling_stats_impl: the statistic of a group, which keeps the axis of its elements with size 1.
-        restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl, scaling_min_val: as of
-            `ScaleRule`.
+        group_dim: the axis to cut.
+        input_view_impl: the grouping view.
+        scaling_stats_impl: the statistic of a group, keeping the reduced axis with size 1.
+        restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl, scaling_min_val: see `ScaleRule`.
 
     Raises:
         ValueError: a group size below 1.

@@ -1,4 +1,4 @@
-"""What the scaled value of a minifloat is: its largest number."""
+"""The number that minifloat scales map to: the largest."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from jqinject.core.float_clamp import largest_float
 @checked_arguments
 @dataclass(frozen=True)
 class FloatScaling:
-    """The number that a scale brings the largest magnitude to: the largest of the format.
+    """The number that the statistic is scaled to: the largest of the format.
 
     Args:
-        max_available_float: numbers end here; None if all codes are numbers.
-        inf_values, nan_values, saturating: of the format; not looked at.
+        max_available_float: largest number; None if all codes are numbers.
+        inf_values, nan_values, saturating: unused.
 
     Example:
         >>> FloatScaling()(4, 1.875, 7), FloatScaling(max_available_float=448.0)(4, 1.875, 7)
@@ -29,5 +29,5 @@ class FloatScaling:
     saturating: bool = True
 
     def __call__(self, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any) -> Any:
-        """A Python float of constant widths, else a float32 array."""
+        """A Python float for constant widths, else a float32 array."""
         return largest_float(exponent_bit_width, max_mantissa, exponent_bias, self.max_available_float)

@@ -1,6 +1,6 @@
-"""Scales made of statistics: of the parameters that are quantized, and of what flows through at run time.
+"""Scales from statistics of the quantized parameters or of run-time tensors.
 
-The arguments that all of them have in common:
+Common arguments:
 
 | argument                                           | meaning                                                        |
 |----------------------------------------------------|----------------------------------------------------------------|
@@ -13,7 +13,7 @@ The arguments that all of them have in common:
 | `scaling_stats_momentum`                           | weight of the newest batch, in (0, 1]; None for the cumulative |
 |                                                    | mean, which calibration takes too unless one is named          |
 
-Differs from Brevitas: a statistic below 2**-64 counts as 2**-64, so that a tensor of zeros has a finite scale greater
+Differs from Brevitas: a statistic below 2**-64 becomes 2**-64, so that a tensor of zeros has a finite scale greater
 than 0 (there: a scale of 0 and quantized values of nan, unless scaling_min_val is set).
 """
 
@@ -37,7 +37,7 @@ from jqinject.ops.choose import choose
 
 
 class _FromParameterScaling(FromParameter):
-    """Abstract: a scale that is made from the statistic of weights."""
+    """Abstract: a scale from a statistic of weights."""
 
     rule: ScaleRule
 
@@ -78,13 +78,13 @@ class _FromParameterScaling(FromParameter):
 class StatsFromParameterScaling(_FromParameterScaling):
     """A scale computed anew from the tensor at every call, differentiable: `s = restrict(stat(view(x))) / threshold`.
 
-    With one tracked parameter (or none) the given tensor is used, and nothing is stored. Several are kept as
-    Variables, viewed and joined, and the given tensor is not looked at. Further arguments: see the module.
+    With at most one tracked parameter, the given tensor is used and nothing is stored. Several are kept as Variables,
+    viewed and joined, and the given tensor is ignored. Other arguments: see the module.
 
     Args:
         scaling_stats_input_concat_dim: axis along which the views of several parameters are joined.
         tracked_parameter_list: the parameters that share the scale, `nnx.Variable`s (or arrays, by hand).
-        force_parameter: keep a single tracked parameter too, and use it when called with None.
+        force_parameter: also keep a single tracked parameter, used when called with None.
 
     Raises:
         ValueError: for a shift without a factor; (when called) a wrong `scaling_shape`, or views that cannot be joined.
@@ -102,10 +102,10 @@ class StatsFromParameterScaling(_FromParameterScaling):
 class ParameterFromStatsFromParameterScaling(_FromParameterScaling):
     """A learned scale that starts from the statistic of the tensor: `s = restrict(value) / threshold`.
 
-    The parameter `value` is filled at the first call in training mode (`init_done` becomes 1). In evaluation mode
-    before that the same scale is computed and nothing is stored. Arguments: as of `StatsFromParameterScaling`.
+    The parameter `value` is filled at the first call in training mode (`init_done` becomes 1). Before that, evaluation
+    mode computes the same scale and stores nothing. Arguments: see `StatsFromParameterScaling`.
 
-    Differs from Brevitas: evaluation does not fill the parameter, nor does a statistic that is not finite.
+    Differs from Brevitas: neither evaluation nor a non-finite statistic fills the parameter.
 
     Raises:
         ValueError: as `StatsFromParameterScaling`.
@@ -125,10 +125,10 @@ class ParameterFromStatsFromParameterScaling(_FromParameterScaling):
 class RuntimeStatsScaling(Running):
     """The statistic of the batch in training, its running mean in evaluation: `s = restrict(stat) / threshold`.
 
-    As batch normalization does. State: `running_stats`, and `counter`, the number of batches in it. An empty batch is
-    no statistic: it is treated as in evaluation. Arguments: see the module.
+    Like batch normalization. State: `running_stats`, and `counter`, the number of batches in it. An empty batch is
+    treated as in evaluation. Arguments: see the module.
 
-    Differs from Brevitas: a statistic that is not finite scales its own batch but does not enter the running mean.
+    Differs from Brevitas: a non-finite statistic scales its own batch but does not enter the running mean.
 
     Raises:
         ValueError: for a momentum out of range, a shift without a factor; (when called) a wrong `scaling_shape`.
@@ -171,13 +171,13 @@ class RuntimeStatsScaling(Running):
         assign(self, rule=_rule(self, restrictions, scaling_min_val))
 
     def __call__(self, x: jax.Array, threshold: Any = None, task: Task = None) -> jax.Array:
-        """The scale, float32; moves the running statistic in training mode."""
+        """The scale, float32; updates the running statistic in training mode."""
         return self.rule.scale(self.number(x, self.rule, task), threshold)
 
 
 @checked_arguments
 class ParameterFromRuntimeStatsScaling(Collected):
-    """A scale that is collected from statistics first, and learned after.
+    """A scale that is first collected from statistics, then learned.
 
     | training call | scale                                           | state                               |
     |---------------|-------------------------------------------------|-------------------------------------|
@@ -185,12 +185,12 @@ class ParameterFromRuntimeStatsScaling(Collected):
     | N + 1         | restrict(value) / threshold                     | `value` is filled from `buffer`     |
     | later         | restrict(value) / threshold                     | nothing moves; `value` is learned   |
 
-    In evaluation mode the scale is made from `buffer` (1.0 before any training) until `value` is filled, and from
-    `value` after; nothing moves. The statistic runs only while it is collected. An empty batch has no statistic, and is
-    treated as in evaluation. Further arguments: see the module.
+    In evaluation mode the scale is made from `buffer` (1.0 before any training) until `value` is filled, then from
+    `value`; no state changes. The statistic is computed only while collecting. An empty batch is treated as in
+    evaluation. Other arguments: see the module.
 
-    Differs from Brevitas: in evaluation the least value is applied before the division, as in training; a statistic
-    that is not finite scales its own batch but is neither collected nor counted.
+    Differs from Brevitas: in evaluation the minimum is applied before the division, as in training; a non-finite
+    statistic scales its own batch but is neither collected nor counted.
 
     Args:
         collect_stats_steps: N, at least 1.
@@ -237,10 +237,10 @@ class ParameterFromRuntimeStatsScaling(Collected):
         return self.rule.scale(self.number(x, self.rule, task), threshold)
 
     def settle(self, scale: jax.Array, threshold: Any = None) -> jax.Array:
-        """The scale that a zero point is searched with.
+        """The scale to search a zero point with.
 
-        It is the batch's own, and after the last of the collected batches, the mean of all of them: then `value` is
-        filled, and learned from the next call on (as in Brevitas).
+        It is the batch's own, or after the last collected batch the mean of all: `value` is then filled, and learned
+        from the next call on (as in Brevitas).
 
         Args:
             scale: the scale of this call.
@@ -252,15 +252,15 @@ class ParameterFromRuntimeStatsScaling(Collected):
         return choose(due, self.rule.scale(Number(stored=self.value.get_value()), threshold), scale)
 
     def init_scale(self) -> None:
-        """End the collection now: `value` is filled from what was collected, if it is not yet."""
+        """End the collection now: fill `value` if it is not filled yet."""
         self._finish(self.rule)
 
     def end_calibration(self) -> None:
-        """Fill `value` from what was collected; it is learned from the next call on."""
+        """Fill `value` from the collected statistics; it is learned from the next call on."""
         self._end_calibration(self.rule)
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """What a checkpoint's entries for this component mean.
+        """Translate a checkpoint's entries for this component.
 
         A `value` without `counter` means that collection is over; `running_stats` (of a `RuntimeStatsScaling`) become
         the value.

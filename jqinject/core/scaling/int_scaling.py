@@ -33,7 +33,7 @@ class IntScaling:
 
     Args:
         narrow_range: whether one value of the range is left out.
-        signed: whether the integers have a sign; may be passed to the call instead.
+        signed: whether the integers have a sign; may be passed in the call instead.
 
     Example:
         >>> IntScaling(narrow_range=True, signed=True)(8)
@@ -69,7 +69,7 @@ class PowerOfTwoIntScaling:
     """Steps as a power of two: `max_int + 1` of the full range, 128 for signed 8 bits and 256 for unsigned.
 
     Args:
-        signed: whether the integers have a sign; may be passed to the call instead.
+        signed: whether the integers have a sign; may be passed in the call instead.
 
     Example:
         >>> PowerOfTwoIntScaling(signed=True)(8)
@@ -91,8 +91,7 @@ class PowerOfTwoIntScaling:
 @checked_arguments
 @dataclass(frozen=True)
 class SingleArgStatelessBuffer:
-    """A constant that takes the place of a component with one argument: `int_scaling_impl` for a scale that counts
-    floats per step already.
+    """A constant instead of a one-argument component: `int_scaling_impl` for scales that already count floats per step.
 
     Args:
         value: the constant.

@@ -1,4 +1,4 @@
-"""Rounding of the exponent of a power-of-two scale: up only where something would be clamped."""
+"""Rounding of a power-of-two scale's exponent: up only if something would be clamped."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from jqinject.ops.ste import ceil_ste
 def midmax_mantissa_bias(
     mantissa_bit_width: int, nan_values: tuple[str, ...] | None, inf_values: tuple[str, ...] | None
 ) -> float:
-    """How many bits of the mantissa the codes of inf and nan take away at the largest exponent.
+    """How many mantissa bits the codes of inf and nan cost at the largest exponent.
 
     Args:
         mantissa_bit_width: bits of the mantissa.
         nan_values, inf_values: mantissas that mean nan and inf together with the largest exponent, or None.
 
     Returns:
-        `log2(codes + 1)`; 0 where no codes are left over at the largest exponent that has numbers, or all but one.
+        `log2(codes + 1)`; 0 if no codes, or all but one, remain at the largest exponent.
 
     Example:
         >>> midmax_mantissa_bias(3, ("111",), None), midmax_mantissa_bias(2, ("01", "10", "11"), ("00",))
@@ -38,14 +38,13 @@ def midmax_mantissa_bias(
 
 @checked_arguments
 class RoundMidMaxSte(Component):
-    """`ceil(x - log2(2 - 2^(bias - m - 1)))`, straight-through: rounds an exponent up only where it has to.
+    """`ceil(x - log2(2 - 2^(bias - m - 1)))`, straight-through: rounds an exponent up only if necessary.
 
-    Up to half a step above the largest number, rounding takes a magnitude down to it; only beyond does the scale have
-    to be the next power of two.
+    Magnitudes up to half a step above the largest number round down to it; only beyond is the next power of two needed.
 
     Args:
         mantissa_bit_width_impl: bits of the mantissa, m.
-        midmax_mantissa_bit_bias: bits of it that codes for inf and nan take away at the largest exponent.
+        midmax_mantissa_bit_bias: bits of it that the codes of inf and nan cost at the largest exponent.
 
     Source: Brevitas.
 

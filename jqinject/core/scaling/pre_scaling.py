@@ -1,4 +1,4 @@
-"""The scale that a weight is divided by before it is rounded, from its learned norm and the norm that it has."""
+"""The scale before rounding, from a weight's learned and actual norms."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from jqinject.ops.power import divide
 
 @dataclass(frozen=True)
 class NormSettings:
-    """The static part: the shape of the norms, and the least magnitude of the learned one."""
+    """The static part: the shape of the norms, and the minimum of the learned one."""
 
     shape: tuple[int, ...]
     min_val: float | None
 
 
 class NormParameter(nnx.Module):
-    """Abstract: holds the learned norm g, the parameter `value`, and measures the norm of weights.
+    """Abstract: holds the learned norm g, the parameter `value`, and measures weights.
 
-    g starts at the norm of the one tracked weight. A norm of 0 counts as 2**-64.
+    g starts at the norm of the one tracked weight. A norm of 0 becomes 2**-64.
 
     Args:
         scaling_impl: the scale after rounding.
-        normalize_stats_impl: the norm, `L2Norm` for instance.
-        scaling_stats_input_view_shape_impl: the view that it is taken of.
+        normalize_stats_impl: the norm, such as `L2Norm`.
+        scaling_stats_input_view_shape_impl: its view.
         tracked_parameter_list: the one weight.
         pre_scaling_shape: shape of the norms; None for a scalar.
         restrict_pre_scaling_impl: which values g may take; None for all.
-        pre_scaling_min_val: the least magnitude of g.
+        pre_scaling_min_val: the minimum magnitude of g.
 
     Raises:
         ValueError: for no weight or several, or a wrong `pre_scaling_shape`.
@@ -83,7 +83,7 @@ class NormParameter(nnx.Module):
         return clamp_scale(g, self.settings.min_val)
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """What a checkpoint's entries for this component mean: `learned_value` is an older name of `value`.
+        """Translate a checkpoint's entries for this component: `learned_value` is an older name of `value`.
 
         Args:
             entries: variable name -> array, as found in the checkpoint.
@@ -113,11 +113,11 @@ class ParameterPreScalingWeightNorm(NormParameter):
     """Normalizes a weight: `pre_scale = s * norm(w) / g`, so that `w / pre_scale = (g / s) * w / norm(w)`.
 
     `s` is the scale after rounding (`scaling_impl`), and `g` the learned norm, the parameter `value`; it starts at the
-    norm of the weight, so that `pre_scale = s` in the beginning.
+    norm of the weight, so that initially `pre_scale = s`.
 
-    Differs from Brevitas: a norm of 0 counts as 2**-64, so that a weight of zeros is quantized to zeros (there: nan).
+    Differs from Brevitas: a norm of 0 becomes 2**-64, so that a weight of zeros is quantized to zeros (there: nan).
 
-    Arguments: as of `NormParameter`.
+    Arguments: see `NormParameter`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""From a number to a scale: restrict, keep away from zero, divide by integer steps."""
+"""From a number to a scale: restrict, bound from below, divide by integer steps."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from jqinject.ops.power import divide
 
 POWERS_OF_TWO = np.dtype(jnp.float8_e8m0fnu)
 SCALE_FLOOR = 2.0**-64
-"""The least value that is divided by the integer steps (at most 2**31) to make a scale. It keeps x / scale
-and its derivative finite for tensors of ordinary size, and the result for a tensor of zeros is not nan."""
+"""The minimum divided by the integer steps (at most 2**31) to make a scale. It keeps x / scale and its derivative
+finite for tensors of ordinary magnitude, and a tensor of zeros from becoming nan."""
 
 
 def clamp_scale(x: jax.Array, scaling_min_val: float | None) -> jax.Array:
@@ -43,7 +43,7 @@ def _to_scale(
         return quotient(value, divisor)
     if steps == 1:
         return value
-    # By a power of two, a product with its reciprocal is the same number.
+    # For a power of two, multiplying by the reciprocal gives the same number.
     return value / steps if math.frexp(steps)[0] == 0.5 else quotient(value, jnp.float32(steps))
 
 
@@ -74,8 +74,8 @@ def to_scale(
 
     Args:
         x: float32: a statistic that is at least 0, or with `of_magnitude` any number.
-        floor: the least value, above 0.
-        steps: how many steps of the scale span it, above 0; None for 1.
+        floor: the minimum, above 0.
+        steps: how many steps of the scale span it, above 0; None means 1.
         of_magnitude: take `|x|`, with the gradient +1 at 0.
 
     Returns:
@@ -93,17 +93,17 @@ def to_scale(
 
 
 class ScaleRule(Component):
-    """How a number becomes a scale: `s = after(restrict(v) / restrict_threshold(t))`, `|v|` not below a least value.
+    """How a number becomes a scale: `s = after(restrict(v) / restrict_threshold(t))`, `|v|` bounded from below.
 
     A statistic is clamped, taken to the domain of the restriction, restricted, clamped again and divided by the
-    restricted threshold. A stored number is in the domain already. Of both, while a statistic is collected, the
-    statistic counts, unrestricted.
+    restricted threshold. A stored number is already in that domain. If there are both, the statistic is used,
+    unrestricted, while collecting.
 
     Args:
         restrict_scaling_impl: which values are allowed; None means `FloatRestrictValue()`.
-        restrict_threshold_impl: likewise for the threshold; None means as `restrict_scaling_impl`.
+        restrict_threshold_impl: likewise for the threshold; None means `restrict_scaling_impl`.
         restrict_scale_threshold_impl: applied to the quotient; None means nothing.
-        scaling_min_val: the least value before the division; never less than 2**-64.
+        scaling_min_val: the minimum before the division; never less than 2**-64.
         of: the statistic, if there is one.
         where: the component, for errors.
 
@@ -121,7 +121,7 @@ class ScaleRule(Component):
     restrict_threshold_impl: Restrict | None = None
     restrict_scale_threshold_impl: Restrict | None = None
     floor: float = SCALE_FLOOR
-    # What is known of all calls: which numbers the restriction leaves as they are, and those that come.
+    # Known for all calls: the numbers that the restriction leaves unchanged, and those to expect.
     keeps_positive: bool = True
     keeps_stored: bool = True
     keeps_threshold: bool = True
@@ -153,7 +153,7 @@ class ScaleRule(Component):
 
     @property
     def scale_dtype(self) -> np.dtype | None:
-        """That of the quotient's restriction; without one that of powers of two, where both parts are such."""
+        """The dtype of the quotient's restriction; without one, that of powers of two if both parts are such."""
         threshold, after = self.restrict_threshold_impl, self.restrict_scale_threshold_impl
         last = scale_dtype(after)
         if last not in (None, POWERS_OF_TWO):
@@ -162,7 +162,7 @@ class ScaleRule(Component):
         return POWERS_OF_TWO if all(scale_dtype(part) == POWERS_OF_TWO for part in parts) else None
 
     def clamped(self, stat: jax.Array) -> jax.Array:
-        """The statistic, its magnitude not below the least value; gradient 1."""
+        """The statistic, its magnitude bounded from below; gradient 1."""
         return (
             to_scale(stat, self.floor, None) if self.of_magnitude else signed_clamp_min_ste(stat, self.floor)
         )
@@ -179,8 +179,8 @@ class ScaleRule(Component):
         """The scale, float32.
 
         Args:
-            number: what the source found.
-            threshold: the number of integer steps; None for 1.
+            number: the source's number.
+            threshold: the number of integer steps; None means 1.
         """
         stat, stored, collecting = number
         if stat is None:

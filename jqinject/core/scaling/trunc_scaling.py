@@ -1,4 +1,4 @@
-"""What an accumulator is divided by when it is truncated: `trunc_scaling_impl(q, b_in, b_out, signed)`."""
+"""Divisors of truncated accumulators: `trunc_scaling_impl(q, b_in, b_out, signed)`."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class TruncMsbScaling:
     def __call__(
         self, scaling_input: Any, input_bit_width: Any, output_bit_width: Any, signed: bool
     ) -> jax.Array:
-        """The divisor, float32. Only the bit widths are looked at."""
+        """The divisor, float32. It depends on the bit widths alone."""
         return _ratio(input_bit_width, output_bit_width)
 
 
 @checked_arguments
 class TruncScalingWrapper(Component):
     """Any scale of the integers, as a divisor: `clamp(scaling_impl(q, trunc_int_scaling_impl(b_out, signed)), 1,
-    2**(b_in - b_out))`; what lies outside of the bits that are left saturates.
+    2**(b_in - b_out))`; values beyond the remaining bits saturate.
 
     Args:
-        trunc_int_scaling_impl: how many integer steps the scaled value spans, `PowerOfTwoIntScaling` for instance.
+        trunc_int_scaling_impl: how many integer steps the scaled value spans, such as `PowerOfTwoIntScaling`.
         scaling_impl: the scale of the integers.
         tensor_clamp_impl: how to clamp; None means `TensorClamp()`.
 

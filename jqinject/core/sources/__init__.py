@@ -1,4 +1,4 @@
-"""Where the number comes from that a scale or a zero point is made of.
+"""Sources of the number that a scale or a zero point is made from.
 
 | source          | number                                                          | Variables                    |
 |-----------------|-----------------------------------------------------------------|------------------------------|

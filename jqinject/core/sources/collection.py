@@ -1,15 +1,15 @@
-"""How the statistics of batches are averaged, and for how long: what is static about it."""
+"""How batch statistics are averaged, and for how long: the static part."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
 
-EVERY_STEP = 2**31 - 2  # the counter, an int32, goes one further
+EVERY_STEP = 2**31 - 2  # the int32 counter goes one further
 
 
 class DefaultMomentum(float):
-    """A momentum that no user named: calibration takes the mean in its place."""
+    """A default momentum, which calibration replaces by the mean."""
 
 
 DEFAULT_MOMENTUM = DefaultMomentum(0.1)
@@ -17,15 +17,15 @@ DEFAULT_MOMENTUM = DefaultMomentum(0.1)
 
 @dataclass(frozen=True)
 class Collection:
-    """How a statistic is collected: static, equal by value.
+    """How a statistic is collected: static, compared by value.
 
     Attributes:
         steps: training calls with a finite statistic before the parameter takes over.
         momentum: weight of the newest statistic in the running one; None for the cumulative mean.
         shape: shape of statistic, buffer and parameter.
-        shape_name: what the user calls it.
-        named: whether somebody chose the momentum; calibration takes the cumulative mean otherwise.
-        calibrates: whether it is a calibration's: as many steps as there are batches.
+        shape_name: its name in error messages.
+        named: whether the user chose the momentum; otherwise calibration takes the cumulative mean.
+        calibrates: whether this is a calibration: as many steps as batches.
     """
 
     steps: int
@@ -37,10 +37,10 @@ class Collection:
 
     @cached_property
     def limit(self) -> int:
-        """The number of steps that are collected now."""
+        """The current number of steps."""
         return EVERY_STEP if self.calibrates else self.steps
 
     @cached_property
     def weight(self) -> float | None:
-        """The weight of the newest statistic now; None for the cumulative mean."""
+        """The current weight of the newest statistic; None for the cumulative mean."""
         return self.momentum if self.named or not self.calibrates else None

@@ -37,12 +37,12 @@ Broadcastable = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 
 @dataclass(frozen=True)
 class _Tracking:
-    """How parameters are joined, and the shape of their statistic: static, equal by value.
+    """How parameters are joined, and the shape of their statistic: static, compared by value.
 
     Attributes:
         concat_dim: the axis along which views of several parameters are joined.
         shape: of the statistic.
-        shape_name: what the user calls it.
+        shape_name: its name in error messages.
     """
 
     concat_dim: int
@@ -53,23 +53,22 @@ class _Tracking:
 class FromParameter(Source):
     """Abstract: the statistic of the weight that is quantized, or of all weights that share the quantizer.
 
-    One that `fills` has a parameter `value`, filled from the statistic at the first call in training mode; `init_done`
-    then becomes 1. In evaluation mode before that, the same number is computed and nothing is stored. A statistic that
-    is not finite fills nothing.
+    If it `fills`, its parameter `value` is filled from the statistic at the first call in training mode, which sets
+    `init_done` to 1. Before that, evaluation mode computes the same number and stores nothing. A non-finite statistic
+    fills nothing.
 
-    One tracked parameter is not kept: its value comes with every call, and a second reference to a layer's kernel
-    inside its quantizer would tie the two. Several are kept as the layers' own Variables, so that the gradient of what
-    they share reaches every layer.
+    A single tracked parameter is not kept: every call passes its value, and a second reference to a layer's kernel
+    would tie the two. Several are kept as the layers' own Variables, so that their shared gradient reaches every layer.
 
     Args:
         stats: the statistic.
-        view: the view that it is taken of.
+        view: its view.
         concat_dim: axis along which the views of several parameters are joined.
-        tracked: `nnx.Variable`s, or arrays when built by hand (kept without gradient).
+        tracked: `nnx.Variable`s, or arrays if built by hand (kept without gradient).
         shape: of the statistic.
         affine_init: initial factor and shift of a learned affine map; None omits it.
-        of: "scaling" or "zero_point": how the names of the user's arguments begin.
-        force_parameter: keep a single parameter too, and use it when called with None.
+        of: "scaling" or "zero_point": prefix of the user's arguments.
+        force_parameter: also keep a single parameter, used when called with None.
 
     Raises:
         ValueError: for a shift without a factor, or `force_parameter` without a parameter.
@@ -110,7 +109,7 @@ class FromParameter(Source):
     set_view = set_view
 
     def number(self, x: Any, domain: Domain, task: Task = None) -> Number:
-        """The statistic, what the affine map makes of it, or the parameter that is filled from that."""
+        """The statistic, its affine map, or the parameter filled from that."""
         if self.value is not None and self.init_done is not None:
             return Number(stored=self._filled(self.value, self.init_done, x, domain, task))
         stat = self.statistic(x, task)
@@ -119,7 +118,7 @@ class FromParameter(Source):
     def _filled(
         self, value: QuantParam, init_done: QuantStat, x: Any, domain: Domain, task: Task
     ) -> jax.Array:
-        """The parameter, or until it is filled what fills it; with the gradient of the parameter."""
+        """The parameter, or what will fill it; with the gradient of the parameter."""
         done = init_done.get_value() > 0
         learned = value.get_value()
 
@@ -133,7 +132,7 @@ class FromParameter(Source):
         current = jax.lax.stop_gradient(jnp.where(done, learned, fresh))
         if not self.use_running_average:
             keep = jnp.logical_or(done, all_finite(current))
-            # A shared quantizer is called once for each weight: every call's gradient goes to the parameter.
+            # A shared quantizer is called once per weight: the gradient of every call goes to the parameter.
             filled = jnp.where(keep, current, jax.lax.stop_gradient(learned))
             value.set_value(with_gradient_of(learned, filled))
             init_done.set_value(keep.astype(jnp.int32))
@@ -164,7 +163,7 @@ class FromParameter(Source):
         return check.statistic_shape(stat, tracking.shape, type(self).__name__, tracking.shape_name)
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """What a checkpoint's entries for this component mean: a `value` without `init_done` is a filled one.
+        """Translate a checkpoint's entries for this component: a `value` without `init_done` is filled.
 
         Args:
             entries: variable name -> array, as found in the checkpoint.
@@ -204,14 +203,13 @@ def _check_joint(tracked: Any, views: list[Any], concat_dim: int, source: FromPa
 
 
 class Dynamic(Source):
-    """Abstract: the statistic of the given tensor, in training and evaluation alike. No state.
+    """Abstract: the statistic of the given tensor, in training and evaluation. No state.
 
     Args:
         stats: the statistic.
-        view: the view that it is taken of.
+        view: its view.
         broadcastable: function of the statistic and the tensor's shape that returns the statistic in a shape that
-            broadcasts; None takes it as it is, or with 1 for the axes at the end that it does not have (rows of a
-            matrix).
+            broadcasts; None leaves it unchanged, with trailing axes of size 1 if needed (rows of a matrix).
         in_groups: whether the view cuts the tensor into groups, and the statistic has the grouped shape.
     """
 

@@ -1,4 +1,4 @@
-"""Sources that do not look at the tensor: a constant, and a parameter that starts at a given number."""
+"""Sources independent of the tensor: a constant, and a parameter with a given initial value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jqinject.core.stats.search import Task
 
 @dataclass(frozen=True)
 class _Array:
-    """A float32 array as a static value: equal by content."""
+    """A float32 array as a static value, compared by content."""
 
     data: bytes
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class Learned(Source):
     """Abstract: the parameter `value`.
 
     Args:
-        stored: where it starts, in the domain of the rule.
+        stored: the initial value, in the domain of the rule.
     """
 
     value: QuantParam
@@ -63,12 +63,12 @@ class Learned(Source):
 
 
 def initial_number(init: Any, shape: Any, where: str, names: tuple[str, str]) -> Any:
-    """An initial value of a shape: a NumPy array, or what is traced while a layer is, from its weight for instance.
+    """An initial value of a given shape: a NumPy array, or a traced one while its layer is traced.
 
     Args:
         init: a number or an array.
         shape: None for its own.
-        where, names: for errors: the component, and what value and shape are called.
+        where, names: for errors: the component, and the names of value and shape.
 
     Raises:
         ValueError: the shapes disagree, or the value is not finite.

@@ -1,4 +1,4 @@
-"""Sources that are collected from what flows through: statistics of batches, averaged, and learned after that."""
+"""Sources collected at run time: batch statistics, averaged and then perhaps learned."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from jqinject.ops.stats import running_mean
 
 
 class _Averaged(Source):
-    """Abstract: averages the statistics of batches.
+    """Abstract: averages batch statistics.
 
-    An empty batch has no statistic, and is treated as in evaluation. A statistic that is not finite is used for its own
-    batch, but neither averaged nor counted.
+    An empty batch is treated as in evaluation. A non-finite statistic is used for its own batch, but neither averaged
+    nor counted.
 
     Args:
         stats: the statistic.
-        view: the view that it is taken of; None for the class's own.
+        view: the view that it is taken of; None for the class's default.
         steps: how many batches are collected.
         momentum: weight of the newest batch, in (0, 1]; None for the cumulative mean.
         shape: of the statistic.
-        of: "scaling" or "zero_point": how the names of the user's arguments begin.
+        of: "scaling" or "zero_point": prefix of the user's arguments.
     """
 
     collection: Collection
@@ -79,13 +79,13 @@ class _Averaged(Source):
         return all_counted(self.counter.get_value())
 
     def begin_calibration(self) -> None:
-        """From now on average batches anew, however many there are."""
+        """Restart the average, for any number of batches."""
         self.collection = replace(self.collection, calibrates=True)
         self.counter.set_value(jnp.zeros_like(self.counter.get_value()))
         self.use_running_average = False
 
     def end_calibration(self) -> None:
-        """Go on as in training."""
+        """Continue as in training."""
         self.collection = replace(self.collection, calibrates=False)
 
 
@@ -94,7 +94,7 @@ class Running(_Averaged):
 
     Args:
         affine_init: initial factor and shift of a learned affine map; None omits it.
-        arguments: as of the base, without the steps.
+        arguments: see the base; without the steps.
     """
 
     running_stats: QuantStat
@@ -116,7 +116,7 @@ class Running(_Averaged):
         set_given(self, affine_rescaling=affine_rescaling(shape, affine_init, type(self).__name__, of))
 
     def number(self, x: jax.Array, domain: Domain, task: Task = None) -> Number:
-        """The statistic, or what the affine map makes of it; moves the running one in training mode."""
+        """The statistic, or its affine map; updates the running one in training mode."""
         settled = self.use_running_average or x.size == 0
         stat = self.running_stats.get_value() if settled else self._of_batch(x, task)
         if self.affine_rescaling is None:
@@ -137,8 +137,7 @@ class Running(_Averaged):
         return stat
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """What a checkpoint's entries for this component mean: running statistics without a counter have been
-        moved.
+        """Translate a checkpoint's entries for this component: running statistics without a counter count as collected.
 
         Args:
             entries: variable name -> array, as found in the checkpoint.
@@ -161,8 +160,8 @@ class Collected(_Averaged):
     | N + 1         | `value`                 | `value` is filled from `buffer`, which holds the same number |
     | later         | `value`                 | nothing moves; `value` is learned                            |
 
-    In evaluation it is made from `buffer` until `value` is filled; nothing moves. The statistic runs only while it is
-    collected.
+    In evaluation it is made from `buffer` until `value` is filled; no state changes. The statistic is computed only
+    while collecting.
     """
 
     value: QuantParam
@@ -178,7 +177,7 @@ class Collected(_Averaged):
         set_given(self, empty=empty)
 
     def number(self, x: jax.Array, domain: Domain, task: Task = None) -> Number:
-        """Statistic and parameter, of which one counts; collects and hands over in training mode."""
+        """Statistic and parameter, one of which is used; collects and hands over in training mode."""
         if self.use_running_average or x.size == 0:
             return Number(stored=self._settled(domain))
         limit, steps, held = self.collection.limit, self.counter.get_value(), self.buffer.get_value()
@@ -192,7 +191,7 @@ class Collected(_Averaged):
         found = found if found.shape == self.collection.shape else self._shaped(found)
         stat = domain.clamped(found)
         state = self.value.get_value(), held, domain.to_stored(held), steps
-        # A quantizer may be called several times in one forward pass: every call's gradient goes to the parameter.
+        # A quantizer may be called several times in a forward pass: the gradient of every call goes to the parameter.
         kept, moved, counted = _collected(self.collection, stat, collecting, *state)
         self.buffer.set_value(moved)
         self.counter.set_value(counted)
@@ -200,19 +199,19 @@ class Collected(_Averaged):
         return Number(stat, kept, collecting)
 
     def _settled(self, domain: Domain) -> jax.Array:
-        """The parameter as evaluation sees it: made from the buffer until training fills it. Moves nothing."""
+        """The parameter in evaluation: made from the buffer until training fills it. Changes no state."""
         still_collecting = self.counter.get_value() <= self.collection.limit
         return jnp.where(still_collecting, domain.to_stored(self.buffer.get_value()), self.value.get_value())
 
     def _finish(self, domain: Domain) -> None:
-        """Move the buffer into the parameter now, if that has not happened yet."""
+        """Move the buffer into the parameter, unless already done."""
         final = self._settled(domain)
         self.value.set_value(final)
         self.buffer.set_value(final)
         self.counter.set_value(int_array(self.collection.steps + 1))
 
     def _settle(self, domain: Domain) -> jax.Array:
-        """Move the buffer into the parameter if the last statistic has just been collected; whether it was."""
+        """Move the buffer into the parameter if the last statistic was just collected; returns whether it was."""
         limit, held, count = self.collection.limit, self.buffer.get_value(), self.counter.get_value()
         due = count == limit
         collected = jax.lax.stop_gradient(domain.to_stored(held))
@@ -222,7 +221,7 @@ class Collected(_Averaged):
         return due
 
     def _end_calibration(self, domain: Domain) -> None:
-        """Move the buffer into the parameter, of each layer (of a stack) that saw data."""
+        """Move the buffer into the parameter, for each layer (of a stack) that saw data."""
         super().end_calibration()
         count = self.counter.get_value()
         seen = count > 0
@@ -256,7 +255,7 @@ class Collected(_Averaged):
             known["counter"] = int_array(steps + 1)
         if "value" in known and "buffer" not in known:
             stored = jnp.asarray(known["value"]).astype(jnp.float32)
-            read = domain.from_stored(stored)  # a learned scale may have a sign, a statistic has none
+            read = domain.from_stored(stored)  # a learned scale may be negative, a statistic is not
             kept = domain.to_stored(domain.clamped(read))
             known["buffer"] = jnp.where(known["counter"] > steps, kept, read)
         if "buffer" in known and "value" not in known:

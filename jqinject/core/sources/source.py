@@ -1,4 +1,4 @@
-"""The base of all sources, and what passes between a source and the scale or zero point that it serves."""
+"""The base of all sources, and their interface to scales and zero points."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Number(NamedTuple):
     Attributes:
         statistic: a statistic; None if there is none.
         stored: a number in the domain in which it is learned; None if there is none.
-        collecting: a bool scalar, if there are both: whether the statistic counts.
+        collecting: a bool scalar, if there are both: whether the statistic is used.
     """
 
     statistic: Any = None
@@ -33,14 +33,14 @@ class Number(NamedTuple):
 
 
 EMPTY = {"scaling": 1.0, "zero_point": 0.0}
-"""What parameters hold before they are filled, by how the names of the user's arguments begin."""
+"""Initial values of unfilled parameters, by prefix of the user's arguments."""
 
 
 class Domain(Protocol):
-    """How a statistic becomes the number that is stored and learned in its place."""
+    """How a statistic becomes the number that is stored and learned."""
 
     def clamped(self, stat: jax.Array, /) -> jax.Array:
-        """The statistic, at least as large as allowed."""
+        """The statistic, bounded from below."""
         ...
 
     def to_stored(self, value: jax.Array, /) -> jax.Array:
@@ -48,13 +48,13 @@ class Domain(Protocol):
         ...
 
     def from_stored(self, stored: jax.Array, /) -> jax.Array:
-        """And back."""
+        """From the domain in which it is learned to the value."""
         ...
 
 
 @dataclass(frozen=True)
 class _Distance:
-    """Distances in floats, learned as they are: zero points."""
+    """Distances in floats, learned directly: zero points."""
 
     def clamped(self, stat: jax.Array) -> jax.Array:
         """The statistic itself."""
@@ -73,12 +73,12 @@ DISTANCE = _Distance()
 
 
 class Source(Component):
-    """Abstract: finds the number that a scale or a zero point is made of.
+    """Abstract: finds the number that a scale or a zero point is made from.
 
     Attributes:
-        stats: the statistic; None if none is taken.
-        view: the view that it is taken of.
-        rule: from the number to a scale; None of zero points.
+        stats: the statistic, if any.
+        view: its view.
+        rule: from the number to a scale; None for zero points.
         searches: whether the statistic is searched.
     """
 
@@ -94,12 +94,12 @@ class Source(Component):
 
     @property
     def scale_dtype(self) -> np.dtype | None:
-        """That of the rule's scales."""
+        """The `scale_dtype` of the rule."""
         return scale_dtype(self.rule)
 
     @property
     def restrict_scaling_impl(self) -> Restrict | None:
-        """How stored scales are read; None of zero points."""
+        """How stored scales are read; None for zero points."""
         return None if self.rule is None else self.rule.restrict_scaling_impl
 
     @abstractmethod
@@ -113,7 +113,7 @@ class Source(Component):
         """
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """What a checkpoint's entries for this component mean.
+        """Translate a checkpoint's entries for this component.
 
         Args:
             entries: variable name -> array, as found in the checkpoint.
@@ -125,7 +125,7 @@ class Source(Component):
 
 
 def _current(name: str) -> str:
-    """Restrictions were parts of scales before they were parts of their rule."""
+    """Older checkpoints have restrictions in the scale instead of its rule."""
     return f"rule.{name}" if name.startswith("restrict_") else name
 
 
@@ -133,14 +133,14 @@ def set_view(self: Any, use_running_average: bool | None = None) -> None:
     """Switch between training and evaluation.
 
     Args:
-        use_running_average: evaluation: move no state; None keeps what is set.
+        use_running_average: evaluation: change no state; None keeps what is set.
     """
     if use_running_average is not None:
         self.use_running_average = use_running_average
 
 
 class AffineRescaling(nnx.Module):
-    """`weight * x + bias`, both learned; without `bias` when no initial value is given.
+    """`weight * x + bias`, both learned; without `bias` unless given an initial value.
 
     Args:
         shape: shape of the parameters.
@@ -164,10 +164,10 @@ class AffineRescaling(nnx.Module):
 def affine_rescaling(
     shape: tuple[int, ...], init: tuple[float | None, float | None], where: str, what: str
 ) -> AffineRescaling | None:
-    """The affine map that the initial factor and shift ask for, or None.
+    """The affine map for an initial factor and shift, or None.
 
     Raises:
-        ValueError: only the shift is given.
+        ValueError: a shift without a factor.
     """
     weight_init, bias_init = init
     if weight_init is not None:

@@ -1,1 +1,1 @@
-"""The state of quantizers: variables, histories, ranges that are collected."""
+"""The state of quantizers: variables, histories, collected ranges."""

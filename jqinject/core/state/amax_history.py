@@ -24,20 +24,20 @@ AMAX_COMPUTE_ALGOS = ("max", "most_recent")
 class AmaxHistory(Component):
     """The amax (`max |x|`) of each of the last `amax_history_length` steps.
 
-    Element 0 is the newest; the one before it is the last element, and so backwards to the oldest, element 1. (The
-    layout is Flax's: roll by -1, then write element 0.)
+    Element 0 is the newest, then come the last element and so on backwards to the oldest, element 1. (Flax's layout:
+    roll by -1, then write element 0.)
 
-    Delayed scaling makes the scale of a step from it, so that the scale is known before the tensor is. A step of zeros
-    enters as 0. An amax that is inf or nan never enters: such a step leaves the history as it was.
+    Delayed scaling takes a step's scale from it, so the scale is known before the tensor. A step of zeros enters as 0.
+    An inf or nan amax leaves the history unchanged.
 
     State: `amax_history`, float32, `(amax_history_length, *amax_shape)`, zeros at first; a `QuantStat`, or a `GradStat`
     for a gradient's.
 
     Args:
         amax_history_length: the steps remembered.
-        amax_compute_algo: what `amax()` is: "max" of the history, or the "most_recent" of it.
+        amax_compute_algo: what `amax()` returns: the "max" of the history, or the "most_recent".
         amax_shape: shape of one amax: `()` per tensor, the scale's shape per channel.
-        amax_of_gradient: whether it is a gradient's.
+        amax_of_gradient: whether it is for a gradient.
 
     Raises:
         TypeError: `amax_history_length` is not an integer.
@@ -78,7 +78,7 @@ class AmaxHistory(Component):
             assign(self, amax_compute_algo=algo)
 
     def over(self, part: RecordPart | None) -> AmaxHistory:
-        """This history with its steps in the record of another component; None for its static part alone."""
+        """This history with its steps in another component's record; None for its static part alone."""
         held = {"amax_shape": self.amax_shape, "amax_compute_algo": self.amax_compute_algo}
         return AmaxHistory.of_parts(amax_history=part, **held)
 
@@ -94,14 +94,14 @@ class AmaxHistory(Component):
         return jax.lax.index_in_dim(self.amax_history.get_value(), 0, self._step_axis, keepdims=False)
 
     def amax(self) -> jax.Array:
-        """The amax that a scale is made from, float32; 0 before the first step."""
+        """The amax for the scale, float32; 0 before the first step."""
         if self.amax_compute_algo == "most_recent":
             return self.newest
         return jnp.max(self.amax_history.get_value(), axis=self._step_axis)
 
     @property
     def has_amax(self) -> bool:
-        """Whether some amax above 0 is remembered (by every layer of a stack); True where it cannot be known."""
+        """Whether a positive amax is remembered (by every layer of a stack); True if unknown."""
         held = self.amax_history.get_value()
         if not has_numbers(held):
             return True
@@ -113,11 +113,11 @@ class AmaxHistory(Component):
         self.amax_history.set_value(jnp.zeros_like(self.amax_history.get_value()))
 
     def push(self, amax: jax.Array, happened: Any = True) -> None:
-        """End a step: the oldest amax leaves, this one enters.
+        """End a step: this amax replaces the oldest.
 
         Args:
             amax: the step's amax, of `amax_shape`; per channel, the channels enter together or not at all.
-            happened: whether there was such a step; a bool, or for a stack of layers one a layer.
+            happened: whether there was such a step; a bool, or one per layer of a stack.
         """
         held = self.amax_history.get_value()
         amax = jnp.asarray(amax).astype(jnp.float32)
@@ -126,7 +126,7 @@ class AmaxHistory(Component):
         finite = jax.lax.is_finite(amax)
         enters = jnp.all(finite, axis=channels) if channels else finite
         enters = enters if happened is True else jnp.logical_and(happened, enters)
-        # Rolled by -1, with the newest written over the first.
+        # Roll by -1, then overwrite the first.
         length = held.shape[axis]
         kept = [(start, stop) for start, stop in ((2, length), (0, 1)) if start < stop and length > 1]
         older = [jax.lax.slice_in_dim(held, start, stop, axis=axis) for start, stop in kept]

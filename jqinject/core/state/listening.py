@@ -1,8 +1,7 @@
-"""Whether a backward pass is expected to report, so that a gradient quantizer nobody listens to is an error.
+"""Whether a backward pass must report, so that lost gradient statistics are an error.
 
-It changes no number: it only turns statistics that would be lost in silence into an error. The quantizers in question
-are those that are *not* among the arguments of `value_and_grad` (the model was reached through a closure), so that no
-argument and no state of the models that are handed in can tell them; hence a context variable.
+It changes no number. The quantizers concerned are *not* among the arguments of `value_and_grad` (the model was reached
+through a closure), so no argument or state can tell them; hence a context variable.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _EXPECTED: ContextVar[bool] = ContextVar("jqinject_reports_expected", default=Fa
 
 @contextmanager
 def reports_expected() -> Iterator[None]:
-    """While this lasts, every gradient quantizer in training mode must have somebody who listens."""
+    """Within this context, every gradient quantizer in training mode must be able to report."""
     token = _EXPECTED.set(True)
     try:
         yield
@@ -25,7 +24,7 @@ def reports_expected() -> Iterator[None]:
 
 
 def check_heard(listening: bool) -> None:
-    """Raise where reports are expected and this one would be lost.
+    """Raise if this report would be lost.
 
     Raises:
         ValueError: the quantizer's statistics are not among what is differentiated.

@@ -1,4 +1,4 @@
-"""Several arrays in one Variable: NNX handles every Variable at each call of a compiled function, whatever it holds.
+"""Several arrays in one Variable: NNX handles every Variable at each call of a compiled function.
 
     class Mean(nnx.Module):
         count, total = Part(), Part()
@@ -6,8 +6,8 @@
         def __init__(self):
             self.record = QuantStat({"count": int_array(0), "total": float_array(0.0)})
 
-A part is read and written as a Variable is: `mean.count.get_value()`, `mean.count.set_value(...)`, `mean.count[...]`.
-State paths are those of the record, `record.count`; `load_state` reads `count` too, as where each is a Variable.
+A part is read and written like a Variable: `mean.count.get_value()`, `mean.count.set_value(...)`, `mean.count[...]`.
+Its state path is `record.count`; `load_state` also reads `count`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flax import nnx
 
 
 class RecordPart:
-    """One array of a record, read and written as a Variable is.
+    """One array of a record, read and written like a Variable.
 
     Args:
         record: the Variable, which holds a dict.
@@ -38,7 +38,7 @@ class RecordPart:
         return self.record.get_raw_value()[self.name]
 
     def set_value(self, value: Any) -> None:
-        """Put another array in its place."""
+        """Replace the array."""
         self.record.set_value({**self.record.get_raw_value(), self.name: value})
 
     def __getitem__(self, index: Any) -> jax.Array:
@@ -67,7 +67,7 @@ class RecordPart:
 
 
 class Part:
-    """An attribute of a module that is a part, of the attribute's name, of its `record`."""
+    """A module attribute that is the part of that name in its `record`."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -83,7 +83,7 @@ class Part:
 def state_parts(
     variable: nnx.Variable[Any],
 ) -> Iterator[tuple[tuple[str, ...], nnx.Variable[Any] | RecordPart]]:
-    """What is read and written of a Variable, by the path below its own: itself, or the parts of a record."""
+    """A Variable's readable and writable items, by path below its own: itself, or the parts of a record."""
     held = variable.get_raw_value()
     if isinstance(held, dict):
         yield from (((name,), RecordPart(variable, name)) for name in held)
@@ -97,7 +97,7 @@ def kind_of(variable: Any) -> type:
 
 
 def flat_parts(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
-    """What is read and written of an `nnx.State`, by path: its Variables, of records the parts, and its arrays."""
+    """The readable and writable items of an `nnx.State`, by path: Variables, parts of records, and arrays."""
     found: list[tuple[tuple[Any, ...], Any]] = []
     for path, leaf in nnx.to_flat_state(state):
         below = state_parts(leaf) if isinstance(leaf, nnx.Variable) else [((), leaf)]

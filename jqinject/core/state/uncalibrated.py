@@ -1,4 +1,4 @@
-"""What users are told of ranges that never saw data."""
+"""Warnings about ranges that never saw data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CURE = (
     "model.eval()"
 )
 
-# Which were looked at, kept outside of them: an attribute more would be another graph, and a retrace.
+# Those already checked, kept outside them: a new attribute would change the graph and retrace.
 LOOKED_AT: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -25,14 +25,14 @@ class UncalibratedWarning(UserWarning):
 
 
 def warn_if_uncalibrated(holder: StaticRange, name: Callable[[], str], x: Any) -> None:
-    """Warn, once for each `holder`, where it quantizes `x` in a range that never saw data.
+    """Warn once per `holder` if it quantizes `x` in a range that never saw data.
 
-    It is looked at when it first quantizes an array in evaluation. Of traced arrays nothing is read.
+    Checked when it first quantizes an array in evaluation. Traced arrays are not read.
 
     Args:
-        holder: what holds the range.
-        name: returns what the user calls it.
-        x: what it quantizes.
+        holder: the owner of the range.
+        name: returns its name in error messages.
+        x: the tensor to quantize.
     """
     if holder in LOOKED_AT or not is_concrete(x):
         return

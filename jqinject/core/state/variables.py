@@ -1,4 +1,4 @@
-"""The kinds of state a quantizer has, and how they are made.
+"""The kinds of quantizer state, and how they are made.
 
 | class        | holds                                | who changes it                                    |
 |--------------|--------------------------------------|---------------------------------------------------|
@@ -8,9 +8,9 @@
 | `GradSlot`   | zeros; its cotangent carries an amax | nobody; it exists to be differentiated            |
 | `Frozen`     | integers or 8-bit floats of a weight | `jqinject.freeze`, a `Freezer` that converts      |
 
-`QuantParam` is an `nnx.Param`: optimizers and `nnx.grad` see it. `QuantStat` is not an `nnx.BatchStat`, so
-that filters meant for batch normalization leave it alone. Floats are float32 and counters int32, never weakly
-typed, so that a quantizer that was assembled again does not retrace a compiled step.
+`QuantParam` is an `nnx.Param`: optimizers and `nnx.grad` see it. `QuantStat` is not an `nnx.BatchStat`, so that filters
+for batch normalization skip it. Floats are float32 and counters int32, never weakly typed, so that reassembling a
+quantizer does not retrace a compiled step.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class QuantParam(nnx.Param[jax.Array]):
 class _ArrayOrRecord(nnx.Variable[Any]):
     """Abstract: an array, or a dict of arrays (see `jqinject.core.state.record`).
 
-    Of a record `variable["count"]` is a part, `variable[...]` the dict, and `sharding` that of every part: NNX asks for
-    it before it makes one for an array.
+    For a record, `variable["count"]` is a part, `variable[...]` the dict, and `sharding` applies to every part: NNX
+    reads it before constructing one for an array.
     """
 
     def __getitem__(self, index: Any) -> Any:
@@ -75,14 +75,14 @@ class GradStat(_ArrayOrRecord):
 
 
 class GradSlot(nnx.Variable[jax.Array]):
-    """The place where a backward pass leaves what it saw: the cotangent of this Variable.
+    """Where a backward pass reports: the cotangent of this Variable.
 
-    Its value is always zero. No statistic: nothing has to be stored of it.
+    Its value is always zero and need not be stored.
     """
 
 
 class Frozen(nnx.Variable[jax.Array]):
-    """The low-bit numbers of a weight, their scale or zero point: what is served, never trained.
+    """The low-bit numbers of a weight, their scale or zero point: served, never trained.
 
     Example:
         >>> issubclass(Frozen, (nnx.Param, QuantStat))
@@ -91,7 +91,7 @@ class Frozen(nnx.Variable[jax.Array]):
 
 
 def float_array(value: Any, shape: tuple[int, ...] = ()) -> jax.Array:
-    """A float32 array filled with a number: one transfer, no compiled operation.
+    """A float32 array filled with a number: one transfer, no compilation.
 
     Example:
         >>> float_array(1.0, (2,))
@@ -111,10 +111,10 @@ def int_array(value: int) -> jax.Array:
 
 
 def all_counted(counter: Any) -> bool:
-    """Whether a counter (of every layer of a stack) is above 0; True where it cannot be known: traced, abstract."""
+    """Whether a counter (of every layer of a stack) is above 0; True if traced or abstract."""
     return not has_numbers(counter) or bool(np.all(on_host(counter) > 0))
 
 
 def has_numbers(array: Any) -> bool:
-    """Whether an array can be read: it is neither traced nor abstract."""
+    """Whether an array can be read: neither traced nor abstract."""
     return isinstance(array, jax.Array | np.ndarray) and is_concrete(array)

@@ -1,4 +1,4 @@
-"""Statistics from which scales and zero points are made."""
+"""Statistics for scales and zero points."""
 
 from jqinject.core.stats.extremes import AbsMax as AbsMax
 from jqinject.core.stats.extremes import AbsMaxAve as AbsMaxAve

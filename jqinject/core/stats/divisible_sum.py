@@ -1,4 +1,4 @@
-"""Sums of tensors in a stated order of additions, where a device has them whole."""
+"""Sums of tensors in a fixed order of additions, where a device has them whole."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from jqinject.ops.ordered_sum import ordered_sum
 def divisible_sum(
     tensors: Sequence[jax.Array], view: View, reduce_dim: int | None, permute_dims: tuple[int, ...] | None
 ) -> jax.Array:
-    """The sum over an axis of the views of some tensors: as `ordered_sum` adds on one device, as XLA does on several.
+    """The sum over an axis of the views of some tensors: by `ordered_sum` on one device, by XLA on several.
 
     Args:
         tensors: with one sum, float32.
         view: how they are laid out.
-        reduce_dim: the axis of the view that is added up, None for all.
-        permute_dims: brings the channels first: of a kernel they are added first, then inputs.
+        reduce_dim: the axis of the view to sum, None for all.
+        permute_dims: brings the channels first; a kernel's are added first, then inputs.
 
     Returns:
         The sum, without the axis; no gradient.
@@ -41,7 +41,7 @@ def divisible_sum(
 
 @dataclass(frozen=True)
 class _InOrder:
-    """In the stated order."""
+    """In the fixed order."""
 
     view: View
     reduce_dim: int | None

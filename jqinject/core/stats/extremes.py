@@ -22,7 +22,7 @@ def not_above_zero(x: jax.Array) -> jax.Array:
 
 
 def require_axis(stats_reduce_dim: Axes, where: str) -> None:
-    """Raise ValueError when a statistic that needs channels is to reduce the whole tensor."""
+    """Raise ValueError if a statistic that needs channels would reduce the whole tensor."""
     if stats_reduce_dim is None:
         raise ValueError(
             f"{where} works over channels: give stats_reduce_dim (1 with OverOutputChannelView). "
@@ -31,7 +31,7 @@ def require_axis(stats_reduce_dim: Axes, where: str) -> None:
 
 
 class _LargestMagnitude(TwoPhaseStat):
-    """Of statistics that go by `max |x|`."""
+    """Base of statistics of `max |x|`."""
 
     def measure(self, x: Tensors) -> Any:
         """The largest magnitude."""
@@ -44,7 +44,7 @@ class _LargestMagnitude(TwoPhaseStat):
     def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
         """How it changes."""
         dx = ops.change_of_magnitude(x, dx)
-        # Over axes its position says all.
+        # Over axes its position is enough.
         return ops.change_of_extreme(
             dx, x if self.over.keeps else each(jnp.abs, x), measured, located, self.over
         )
@@ -55,7 +55,7 @@ class _LargestMagnitude(TwoPhaseStat):
 class AbsMax(_LargestMagnitude):
     """`max |x|`.
 
-    Elements that tie share the gradient over the whole tensor; over an axis the first of them gets it.
+    Over the whole tensor, ties share the gradient; over an axis, the first gets it.
 
     Args:
         stats_reduce_dim: the axis to reduce, None for the whole tensor.
@@ -85,7 +85,7 @@ class SignedAbsMax(TwoPhaseStat):
     """`-sign(x_m) * |x_m|`, `x_m` the element of largest magnitude: the extreme lands on the smallest
     integer.
 
-    Needs `SignedFloatRestrictValue`. The first of equal magnitudes gets the gradient.
+    Needs `SignedFloatRestrictValue`. Among equal magnitudes, the first gets the gradient.
 
     Args:
         stats_reduce_dim: the axis to reduce, None for the whole tensor.
@@ -104,7 +104,7 @@ class SignedAbsMax(TwoPhaseStat):
     axis_name: Any = None
 
     def measure(self, x: Tensors) -> Any:
-        """The largest magnitude, and minus the sign of the first element that has it."""
+        """The largest magnitude, and minus the sign of the first element with it."""
         magnitude = each(jnp.abs, x)
         found = self.over.max(magnitude)
         lowest = self.over.min(x)
@@ -169,7 +169,7 @@ class AbsMinMax(TwoPhaseStat):
 @checked_arguments
 @dataclass(frozen=True)
 class NegativeMinOrZero(TwoPhaseStat):
-    """`min(min(x), 0)`: the zero point statistic that goes with `AbsMinMax`.
+    """`min(min(x), 0)`: the zero point statistic for `AbsMinMax`.
 
     Args:
         stats_reduce_dim: the axis to reduce, None for the whole tensor.

@@ -1,4 +1,4 @@
-"""Scales and zero points by half-quadratic optimization (HQQ): outliers count less than in a squared error.
+"""Scales and zero points by half-quadratic optimization (HQQ), which weighs outliers less than a squared error.
 
 The error `x - value` is split into a sparse part, found by shrinking it, and the rest, which the next scale or zero
 point fits. Each round shrinks less (`beta` grows by `kappa`); the search ends at the first round without improvement of
@@ -32,7 +32,7 @@ from jqinject.ops.stats import kth_smallest
 
 @dataclass(frozen=True)
 class _Rounds:
-    """How the search goes: static, equal by value."""
+    """Parameters of the search: static, compared by value."""
 
     beta: float
     kappa: float
@@ -54,7 +54,7 @@ def shrink_lp(x: jax.Array, beta: jax.Array, lp_norm: float) -> jax.Array:
 
     Args:
         x: errors, float32.
-        beta: the larger, the less is taken away.
+        beta: larger values shrink less.
         lp_norm: p, above 0 and at most 1.
 
     Example:
@@ -67,12 +67,12 @@ def shrink_lp(x: jax.Array, beta: jax.Array, lp_norm: float) -> jax.Array:
 
 
 def masked_median(x: Tensors, mask: Tensors, over: Over) -> jax.Array:
-    """The lower median of the elements where `mask`; nan where there are none.
+    """The lower median of the masked elements; nan if there are none.
 
     Args:
-        x: numbers, float32, of a tensor or of several.
-        mask: which of them count.
-        over: what is reduced.
+        x: float32, of one or several tensors.
+        mask: which elements count.
+        over: the reduced axes.
 
     Example:
         >>> masked_median(jnp.array([4.0, 1.0, 9.0, 2.0]), jnp.array([True, True, False, True]), Over())
@@ -96,7 +96,7 @@ def _refuse_mapped(axis_name: Any, where: str) -> None:
 
 
 class HalfQuadraticOptimizer(SearchedStat):
-    """The loop that both searches have; `next_candidate` is what differs."""
+    """The common loop of both searches, which differ in `next_candidate`."""
 
     rounds: _Rounds
     annealed: QuantStat | None = None
@@ -113,7 +113,7 @@ class HalfQuadraticOptimizer(SearchedStat):
     def next_candidate(
         self, candidate: jax.Array, beta: jax.Array, tensors: Sequence[jax.Array], results: Sequence[Any]
     ) -> jax.Array:
-        """The candidate that fits what the last one left."""
+        """The candidate that fits the remainder of the last."""
 
     def search(self, trial: Trial, tensors: Sequence[jax.Array]) -> jax.Array:
         """The best candidate."""
@@ -167,18 +167,18 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
         permute_dims: brings the channels first, as for the view: the order in which errors are added.
         int_scaling_impl: how many integer steps the scaled value spans.
         bit_width_impl: the bit width.
-        hqo_beta_scale: how little is shrunk at first.
-        hqo_kappa_scale: factor of beta at each round.
-        hqo_lp_norm_scale: p of the norm that errors are counted in.
-        hqo_iters_scale: rounds at most.
+        hqo_beta_scale: initial beta; larger values shrink less.
+        hqo_kappa_scale: growth factor of beta per round.
+        hqo_lp_norm_scale: p of the error norm.
+        hqo_iters_scale: maximum number of rounds.
         axis_name: not supported: errors are added in a stated order, on one device.
 
     Raises:
         TypeError: `hqo_iters_scale` is not an int.
-        ValueError: a number that must be positive is not; an `axis_name`; (when called) no quantizer is at work.
+        ValueError: a number that must be positive is not; an `axis_name`; (when called) no quantizer is searching.
 
-    Source: HQQ (Badri and Shaji, 2023), as in Brevitas. Differs from Brevitas: the tensor is quantized in the shape it
-    has, so that convolutions work per channel; a loss of nan ends the search.
+    Source: HQQ (Badri and Shaji, 2023), as in Brevitas. Differs from Brevitas: the tensor is quantized in its own
+    shape, so that convolutions work per channel; a loss of nan ends the search.
     """
 
     int_scaling_impl: IntScalingImpl
@@ -220,7 +220,7 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
     def next_candidate(
         self, candidate: jax.Array, beta: jax.Array, tensors: Sequence[jax.Array], results: Sequence[Any]
     ) -> jax.Array:
-        """The median of what each integer should have stood for."""
+        """The median of the scales that fit each integer."""
         rests, integers = [], []
         for x, result in zip(tensors, results, strict=True):
             rests.append(x - self._sparse(x - result.value, beta))
@@ -245,21 +245,21 @@ class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
         inner_stats_input_view_shape_impl: how `x` is laid out.
         stats_reduce_dim: the axis of the view that shares a zero point, None for all.
         permute_dims: brings the channels first, as for the view: the order in which errors are added.
-        hqo_beta_zp: how little is shrunk at first.
-        hqo_kappa_zp: factor of beta at each round.
-        hqo_lp_norm_zp: p of the norm that errors are counted in.
-        hqo_iters_zp: rounds at most.
+        hqo_beta_zp: initial beta; larger values shrink less.
+        hqo_kappa_zp: growth factor of beta per round.
+        hqo_lp_norm_zp: p of the error norm.
+        hqo_iters_zp: maximum number of rounds.
         axis_name: not supported: errors are added in a stated order, on one device.
-        memory_shape: given where batches follow one another: then beta goes on growing from one to the next, and the
-            last result is remembered in this shape.
+        memory_shape: given for successive batches: beta keeps growing across them, and the last result is remembered in
+            this shape.
 
     Raises:
         TypeError: `hqo_iters_zp` is not an int.
-        ValueError: a number that must be positive is not; an `axis_name`; (when called) no quantizer is at work.
+        ValueError: a number that must be positive is not; an `axis_name`; (when called) no quantizer is searching.
 
-    Source: HQQ (Badri and Shaji, 2023), as in Brevitas. Differs from Brevitas: the tensor is quantized in the shape it
-    has, so that convolutions work per channel; a loss of nan ends the search; groups that do not fill the axis are
-    searched too (there: 0 / 0 in the padding, and what the search starts from is returned).
+    Source: HQQ (Badri and Shaji, 2023), as in Brevitas. Differs from Brevitas: the tensor is quantized in its own
+    shape, so that convolutions work per channel; a loss of nan ends the search; groups that do not fill the axis are
+    searched too (there: 0 / 0 in the padding, and the start is returned).
     """
 
     def __init__(
@@ -295,7 +295,7 @@ class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
     def next_candidate(
         self, candidate: jax.Array, beta: jax.Array, tensors: Sequence[jax.Array], results: Sequence[Any]
     ) -> jax.Array:
-        """The mean of what is left when every integer has its value."""
+        """The mean of the remainder after each integer's value."""
         left = []
         for x, result in zip(tensors, results, strict=True):
             scale = jnp.broadcast_to(result.scale, result.value.shape)

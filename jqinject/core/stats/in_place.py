@@ -1,7 +1,6 @@
 """A statistic of a viewed tensor without moving the tensor.
 
-Reducing the axes of the tensor that an axis of the view is made of saves what the view costs: a transposition, and of a
-sharded tensor that it is gathered to be reshaped.
+Reducing the tensor axes behind a view's axis saves the view: a transposition, and for sharded tensors a gather.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from jqinject.ops.devices.over import Axes, Tensors, each, parts_of
 
 
 def reduced_axes(view: View, reduce_dim: Axes, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The axes of a tensor that an axis of its view is made of.
+    """The axes of a tensor that make up an axis of its view.
 
     Args:
         view: the view.
@@ -30,8 +29,7 @@ def reduced_axes(view: View, reduce_dim: Axes, shape: tuple[int, ...]) -> tuple[
         shape: of the tensor.
 
     Returns:
-        The axes, in the order of the view; None if it does more than put axes together, or leaves the others in
-        another order.
+        The axes, in the order of the view; None if it does more than merge axes, or reorders the others.
 
     Example:
         >>> from jqinject.core.view import OverOutputChannelView
@@ -52,7 +50,7 @@ def reduced_axes(view: View, reduce_dim: Axes, shape: tuple[int, ...]) -> tuple[
 
 @lru_cache(maxsize=1024)
 def as_it_lies(stat: Any, view: View, shape: tuple[int, ...]) -> Any:
-    """The statistic that gives a tensor's what `stat` gives its view's; None if the view has to be taken.
+    """A statistic of the tensor equal to `stat` of its view; None if the view is needed.
 
     Args:
         stat: the statistic: a value.
@@ -66,12 +64,12 @@ def as_it_lies(stat: Any, view: View, shape: tuple[int, ...]) -> Any:
 
 
 def reduced(view: View, reduce_dim: Axes, x: Tensors) -> tuple[Axes, Tensors]:
-    """What to reduce for a statistic of views: the axes, and the tensors themselves where that is possible.
+    """What to reduce for a statistic of views: axes of the tensors themselves, if possible.
 
     Args:
         view: the view.
         reduce_dim: an axis of it; None for all.
-        x: the tensor, or several with one statistic.
+        x: one tensor, or several with a common statistic.
 
     Returns:
         The axes to reduce, None for all, and tensors; else `reduce_dim` and views.
@@ -90,7 +88,7 @@ def reduced(view: View, reduce_dim: Axes, x: Tensors) -> tuple[Axes, Tensors]:
 
 
 def _in_groups(view: View, reduce_dim: Axes, x: jax.Array) -> Cut | None:
-    """The groups of a view, if they are reduced and may cross shards."""
+    """The groups of a view, if reduced and possibly crossing shards."""
     cut = cut_of(view, x)
     reduces_elements = (
         isinstance(reduce_dim, int) and cut is not None and reduce_dim % (x.ndim + 1) == cut.axis + 1
@@ -99,15 +97,15 @@ def _in_groups(view: View, reduce_dim: Axes, x: jax.Array) -> Cut | None:
 
 
 def in_place(stat: Any, view: View, x: Tensors, join: int = 0) -> tuple[Any, Any]:
-    """A statistic and what to call it with for `stat(view(x))`, up to its shape.
+    """A statistic and its argument for `stat(view(x))`, up to its shape.
 
-    Several tensors are reduced one by one by a statistic that can combine them, and joined for any other.
+    Several tensors are reduced one by one if the statistic can combine them, else joined.
 
     Args:
         stat: the statistic.
         view: the view.
         x: the tensor, float32, or several.
-        join: the axis along which views of several are side by side.
+        join: the axis along which several views are joined.
     """
     takes = takes_axes(stat)
     if isinstance(x, tuple) and not (takes and stat.takes_several and stat.stats_reduce_dim in (None, join)):
@@ -122,10 +120,10 @@ def statistic_of(stat: Any, view: Any, x: Tensors, join: int = 0) -> jax.Array:
     """`stat(view(x))`, up to its shape.
 
     Args:
-        stat: the statistic; none that is searched.
+        stat: the statistic; not a searched one.
         view: the view.
-        x: the tensor, float32, or several that have one statistic.
-        join: the axis along which views of several are side by side.
+        x: the tensor, float32, or several with a common statistic.
+        join: the axis along which several views are joined.
     """
     if isinstance(stat, TwoPhaseStat) and isinstance(view, MergingView) and not isinstance(x, tuple):
         direct = as_it_lies(stat, view, x.shape)
@@ -135,10 +133,10 @@ def statistic_of(stat: Any, view: Any, x: Tensors, join: int = 0) -> jax.Array:
 
 
 def gated_statistic_of(stat: Any, view: Any, x: jax.Array, active: jax.Array) -> jax.Array:
-    """`statistic_of(stat, view, x)` where `active`, else some number; computed only where needed.
+    """`statistic_of(stat, view, x)` if `active`, else an arbitrary number; computed only if needed.
 
     Args:
-        stat: the statistic; a `TwoPhaseStat` leaves no gradient computation behind, any other works too.
+        stat: the statistic; a `TwoPhaseStat` leaves no gradient computation behind.
         view: the view.
         x: the tensor, float32.
         active: bool scalar, traced or not.

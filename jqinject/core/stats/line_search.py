@@ -1,6 +1,6 @@
-"""Searching a number between two bounds with the least loss, for many numbers side by side, under `jax.jit`.
+"""Searches for the least loss between two bounds, for many numbers in parallel, under `jax.jit`.
 
-One candidate at a time is tried (`jax.lax.scan`), so that one quantized copy of the tensor lives at a time.
+Candidates are tried one at a time (`jax.lax.scan`), so that only one quantized copy of the tensor exists.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class SearchResult(NamedTuple):
 
 
 def grid_search(low: jax.Array, high: jax.Array, loss: Loss, tries: int) -> SearchResult:
-    """The best of `tries` candidates at equal distances, `low` and `high` among them; of equal ones the lowest.
+    """The best of `tries` equidistant candidates, including `low` and `high`; the lowest of equals.
 
     Args:
         low: lower bounds, float32.
         high: upper bounds, the same shape.
         loss: candidates -> losses of the same shape.
-        tries: how many candidates, at least 2.
+        tries: number of candidates, at least 2.
 
     Example:
         >>> grid_search(jnp.float32(0), jnp.float32(4), lambda c: (c - 2.9) ** 2, 5).candidate
@@ -54,13 +54,13 @@ def grid_search(low: jax.Array, high: jax.Array, loss: Loss, tries: int) -> Sear
 
 
 def fibonacci_search(low: jax.Array, high: jax.Array, loss: Loss, tries: int) -> SearchResult:
-    """The minimum of a loss with one valley, from intervals that shrink as the Fibonacci numbers grow.
+    """The minimum of a unimodal loss, by Fibonacci search.
 
     Args:
         low: lower bounds, float32.
         high: upper bounds, the same shape.
         loss: candidates -> losses of the same shape.
-        tries: how many intervals, at least 2; each but the first takes two losses.
+        tries: number of intervals, at least 2; each but the first evaluates two losses.
 
     Example:
         >>> found = fibonacci_search(jnp.float32(0), jnp.float32(4), lambda c: (c - 2.9) ** 2, 20)

@@ -82,7 +82,7 @@ class MeanSigmaStd(TwoPhaseStat):
         over, magnitude = self.over, each(jnp.abs, x)
         n = over.count(x)
         mean = over.sum(magnitude) / n
-        # A power of two that keeps the squares of large numbers, and of what rounding leaves of them, finite.
+        # A power of two that keeps squares of large numbers, and of their rounding errors, finite.
         unit = jnp.where(over.max(magnitude) > 2.0**48, 2.0**80, 1.0)
         squares = over.sum(
             each(lambda x: jnp.square((x - mean) / unit), magnitude), of_zero=jnp.square(mean / unit)

@@ -1,4 +1,4 @@
-"""The statistic with the least squared error of quantization."""
+"""The statistic with the least squared quantization error."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from jqinject.ops.devices.over import Over
 @checked_arguments
 @dataclass(frozen=True)
 class MSEUniformStepBase:
-    """Where a search begins: the starting statistic over the number of candidates.
+    """One end of a search: the initial statistic divided by the number of candidates.
 
     Args:
-        mse_iters: how many candidates are tried.
+        mse_iters: number of candidates.
 
     Example:
         >>> float(MSEUniformStepBase(20)(jnp.float32(5.0)))
@@ -48,28 +48,28 @@ class MSEUniformStepBase:
 class MSE(SearchedStat):
     """The candidate with the least `sum (x - quantized(x))^2`, over the tensor or over each channel or group.
 
-    Candidates lie between `mse_base_op(init)` and `init = mse_init_op(view(x))`. Each is tried on the quantizer that
-    the statistic serves, with everything that is declared of it. No gradient flows through the search.
+    Candidates lie between `mse_base_op(init)` and `init = mse_init_op(view(x))`. Each is tried on the actual quantizer.
+    No gradient flows through the search.
 
     Args:
         mse_init_op: the statistic that the search starts from.
-        inner_stats_input_view_shape_impl: how it lays `x` out, and how squared errors are summed.
-        mse_iters: how many candidates are tried.
+        inner_stats_input_view_shape_impl: the view of `x`, over which squared errors are summed.
+        mse_iters: number of candidates.
         mse_base_op: the other end of the search, from `init`; None means `init / mse_iters`.
         stats_reduce_dim: the axis of the view that shares a result, None for all.
         mse_search_method: "grid" (candidates at equal distances) or "fibonacci" (intervals that shrink).
-        bipolar_search: look among negative candidates too, half of `mse_iters` each.
-        memory_shape: shape in which the last result is remembered, so that a scale is searched beside it in the next
-            batch; None remembers nothing.
+        bipolar_search: also search negative candidates, half of `mse_iters` each.
+        memory_shape: shape of the remembered last result, used by the scale search of the next batch; None remembers
+            nothing.
         axis_name: a mapped axis that the tensor is spread over, or a tuple of them; squared errors are summed over it.
 
     Raises:
         TypeError: `mse_iters` is not an int.
-        ValueError: too few candidates, or an unknown method; (when called) no quantizer is at work.
+        ValueError: too few candidates, or an unknown method; (when called) no quantizer is searching.
 
-    Source: Brevitas. Differs from Brevitas: it calls the quantizer, not the proxy, so the activation function of a
-    layer is not applied twice; nothing but the result is kept from a trial; layers that share a quantizer are tried one
-    by one, in the shape each has.
+    Source: Brevitas. Differs from Brevitas: it calls the quantizer, not the proxy, so a layer's activation function is
+    not applied twice; trials keep only their result; layers that share a quantizer are tried one by one in their own
+    shapes.
 
     Example:
         >>> from jqinject.core import (
@@ -136,7 +136,7 @@ class MSE(SearchedStat):
         best = self._between(low, high, loss, tries)
         if self.bipolar:
             negative = self._between(-high, -low, loss, tries)
-            # A negative candidate that a restriction cannot take has the loss nan.
+            # A negative candidate that a restriction refuses has a nan loss.
             return jnp.where(negative.loss < best.loss, negative.candidate, best.candidate)
         return best.candidate
 

@@ -1,4 +1,4 @@
-"""Order statistics: percentiles without interpolation, so that the result is an element of the tensor."""
+"""Order statistics: percentiles without interpolation, so the result is an element of the tensor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jqinject.ops.devices.over import Axes, Over, Tensors, each
 
 
 def _place(x: Tensors, value: jax.Array, k: int, over: Over) -> jax.Array:
-    """Where the k-th smallest element is: the first of those that are equal."""
+    """Where the k-th smallest element is: the first of equals."""
     return ops.locate(x, value, over)
 
 
@@ -26,7 +26,7 @@ def _place(x: Tensors, value: jax.Array, k: int, over: Over) -> jax.Array:
 class AbsPercentile(TwoPhaseStat):
     """The k-th smallest of `|x|`, `k = floor(q/100 * n + 1/2)` of `n` elements.
 
-    Of equal elements the first gets the gradient. A rank below 1 counts as 1.
+    Among equal elements, the first gets the gradient. Ranks below 1 become 1.
 
     Args:
         high_percentile_q: q, 0 to 100.
@@ -74,7 +74,7 @@ class AbsPercentile(TwoPhaseStat):
 @checked_arguments
 @dataclass(frozen=True)
 class NegativePercentileOrZero(TwoPhaseStat):
-    """The k-th smallest of `x`, `k = ceil(q/100 * n)`, or 0 where that is positive.
+    """The k-th smallest of `x`, `k = ceil(q/100 * n)`, or 0 if that is positive.
 
     Args:
         low_percentile_q: q, 0 to 100.

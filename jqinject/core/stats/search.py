@@ -1,6 +1,6 @@
-"""Statistics that are searched: a scale or zero point is tried on the quantizer that it will serve.
+"""Searched statistics: candidate scales or zero points are tried on the actual quantizer.
 
-A quantizer whose scale or zero point is searched (`facts.searches`) hands it a task as a further argument:
+A quantizer whose scale or zero point is searched (`facts.searches`) passes it a task as one more argument:
 
     scaling_impl(x, threshold, Search(quantizer))                 find the statistic with the least loss
     scaling_impl(x, threshold, Candidate(statistic))              use this statistic in its place: one trial
@@ -10,7 +10,7 @@ A search calls back what the quantizer would make of a tensor if the statistic w
     quantizer.try_scale(x, statistic)              -> QuantResult
     quantizer.try_zero_point(x, scale, statistic)  -> QuantResult     with the scale known
 
-So whatever a user declares of rounding, clamping, bit width or restriction takes part in the search.
+So the declared rounding, clamping, bit width and restriction take part in the search.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Trial = Callable[[jax.Array, jax.Array], Any]
 
 
 class Triable(Protocol):
-    """What a quantizer needs for its scale or zero point to be searched: what it would make of a tensor."""
+    """What a quantizer needs for its scale or zero point to be searched: trial quantization."""
 
     def try_scale(self, x: jax.Array, statistic: jax.Array, /) -> Any: ...
     def try_zero_point(self, x: jax.Array, scale: jax.Array, statistic: jax.Array, /) -> Any: ...
@@ -51,8 +51,8 @@ class Search:
     """The task to search a statistic.
 
     Attributes:
-        quantizer: what candidates are tried on.
-        scale: its scale if the zero point is searched; None if the scale is.
+        quantizer: on which candidates are tried.
+        scale: its scale if the zero point is searched, else None.
     """
 
     quantizer: Triable
@@ -64,7 +64,7 @@ class Candidate:
     """The task to use a candidate in place of the searched statistic.
 
     Attributes:
-        statistic: the candidate; None means what a search would start from.
+        statistic: the candidate; None means the start of the search.
     """
 
     statistic: jax.Array | None
@@ -74,26 +74,26 @@ Task = Search | Candidate | None
 
 
 def scale_of(scaling: Any, x: jax.Array, threshold: Any, task: Task) -> jax.Array:
-    """The scale of `x`; the task is handed to a scaling that searches."""
+    """The scale of `x`; a searching scaling also gets the task."""
     return scaling(x, threshold, task) if searches(scaling) else scaling(x, threshold)
 
 
 def zero_point_of(zero_point: Any, x: jax.Array, scale: jax.Array, bit_width: Any, task: Task) -> jax.Array:
-    """The zero point of `x`; the task is handed to a component that searches."""
+    """The zero point of `x`; a searching component also gets the task."""
     return zero_point(x, scale, bit_width, task) if searches(zero_point) else zero_point(x, scale, bit_width)
 
 
 class SearchedStat(Component):
-    """A statistic that is found by trying it; without gradient.
+    """A statistic that is searched by trying candidates; without gradient.
 
-    It sees tensors as they are and lays them out by a view of its own, so that the losses of candidates can be taken of
-    whole quantized tensors. Several tensors that share a quantizer are searched together.
+    It takes unviewed tensors and applies its own view, so that losses are measured on whole quantized tensors. Several
+    tensors that share a quantizer are searched together.
 
     Attributes:
         init_op: the statistic that the search starts from.
-        view: how it lays tensors out.
+        view: its view of tensors.
         reduce_dim: the axis of the view that shares a result, None for all.
-        memory: the last result, where the next search of a neighbour goes on from it; else None.
+        memory: the last result, if a neighbour's next search continues from it; else None.
     """
 
     searches: ClassVar[bool] = True
@@ -104,7 +104,7 @@ class SearchedStat(Component):
 
     @abstractmethod
     def search(self, trial: Trial, tensors: Sequence[jax.Array]) -> jax.Array:
-        """The result of the search; `self` is a copy, so what it sets is kept by `_memory_after` only."""
+        """The result of the search; `self` is a copy, so only `_memory_after` keeps what it sets."""
 
     def __call__(self, x: jax.Array, task: Task = None) -> jax.Array:
         """The statistic of `x`, float32."""
@@ -116,7 +116,7 @@ class SearchedStat(Component):
         return self._result(groups, task, lambda search: self._run(search, groups))
 
     def gated(self, x: jax.Array, active: jax.Array, task: Task) -> jax.Array:
-        """The statistic of `x` where `active`, else a number without meaning, at no cost."""
+        """The statistic of `x` if `active`, else an arbitrary number, at no cost."""
         known = not isinstance(active, jax.core.Tracer)
         if known and bool(active):
             return self.of([x], task)
@@ -155,7 +155,7 @@ class SearchedStat(Component):
         return _search(graphdef, cuts, *detached)
 
     def _start(self, tensors: Sequence[jax.Array], memory: QuantStat | None = None) -> jax.Array:
-        """Where the search starts, or the last result if one is remembered in `memory`."""
+        """Where the search starts, or the result remembered in `memory`."""
         floats = [tensor.astype(jnp.float32) for tensor in tensors]
         several = tuple(floats) if len(floats) > 1 else floats[0]
         stat, viewed = in_place(self.init_op, self.view, several, self.reduce_dim or 0)
@@ -178,7 +178,7 @@ class SearchedStat(Component):
 
 
 def _in_groups(x: jax.Array, view: View) -> jax.Array:
-    """A tensor with its groups as two axes, as the quantizer returns it; any other as it is."""
+    """A tensor with its groups as two axes, as the quantizer returns it; unchanged without groups."""
     in_two = isinstance(view, OverSubChannelBlockView) and cut_of(view, x) is None
     return view(x) if in_two else x
 
@@ -194,7 +194,7 @@ def _search(
     """One search, compiled once for quantizers of the same structure."""
 
     def trial(tensor: jax.Array, statistic: jax.Array) -> Any:
-        quantizer, _ = _copy(graphdef, state)  # one for each trial: what state it moves is forgotten
+        quantizer, _ = _copy(graphdef, state)  # a copy for each trial: its state changes are discarded
         cut = next(cut for cut, other in zip(cuts, tensors, strict=True) if other is tensor)
         if scale is None:
             found = quantizer.try_scale(tensor, statistic)
@@ -210,7 +210,7 @@ def _search(
 
 
 class _Tried(NamedTuple):
-    """What searches read of a trial's result."""
+    """The part of a trial's result that searches read."""
 
     value: jax.Array
     scale: jax.Array
@@ -218,7 +218,7 @@ class _Tried(NamedTuple):
 
 
 def _laid_like(x: jax.Array, found: Any, cut: Cut) -> Any:
-    """A trial's result in groups, in the shape of the tensor."""
+    """A grouped trial result, in the shape of the tensor."""
     joined = found.value.ndim == x.ndim
     value = found.value if joined else join_groups(found.value, cut.axis, x.shape[cut.axis])
     scale, zero_point = (cut.spread(number, x) for number in (found.scale, found.zero_point))

@@ -1,4 +1,4 @@
-"""The base of statistics that can be switched off at run time without leaving a gradient behind."""
+"""The base of statistics that can be switched off at run time without leaving a gradient computation."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ from jqinject.ops.devices.over import Axes, Over, Tensors
 
 
 class TwoPhaseStat(ABC):
-    """A statistic in parts: `measure` reduces, `statistic` goes on from what was measured, and `locate` and `change`
-    say how what was measured changes with the tensor.
+    """A statistic in parts: `measure` reduces, `statistic` continues from the measurement, and `locate` and `change`
+    are its derivative with respect to the tensor.
 
     Called as a whole it is an ordinary differentiable statistic in float32. In parts, only `measure`, and `locate` in
-    the derivative, have to run under `jax.lax.cond`; `change` is elementwise and gets fused. What only the derivative
-    needs is computed where it is differentiated.
+    the derivative, have to run under `jax.lax.cond`; `change` is elementwise and gets fused. Derivative-only parts run
+    only under differentiation.
 
-    The statistic of an empty tensor is that of one zero. nan and inf in the tensor show in the statistic.
+    The statistic of an empty tensor is that of one zero. nan and inf propagate.
 
     Attributes:
-        signed: whether the statistic can be negative; power-of-two and logarithmic scales refuse one that
-            can.
-        takes_several: whether a tuple of tensors is taken too, for one statistic of all their elements; without, the
-            tensors of layers that share a quantizer are joined first.
-        stats_reduce_dim: the axis that is reduced, a tuple of axes, or None for the whole tensor.
+        signed: whether the statistic can be negative; power-of-two and logarithmic scales refuse those.
+        takes_several: whether it also takes a tuple of tensors, for one statistic of all; otherwise, tensors of layers
+            that share a quantizer are joined first.
+        stats_reduce_dim: the axis or axes to reduce, None for the whole tensor.
         axis_name: a mapped axis (of `shard_map`, `pmap` or `vmap`) that the tensor is spread over, or a tuple of them;
-            the statistic is then that of the whole tensor. Without, every place has a statistic of its own.
+            the statistic is then that of the whole tensor. Otherwise, each shard has its own.
     """
 
     signed: ClassVar[bool] = False
@@ -48,12 +47,12 @@ class TwoPhaseStat(ABC):
 
     @property
     def never_negative(self) -> bool:
-        """Whether the statistic is nowhere below 0."""
+        """Whether the statistic is never negative."""
         return not self.signed
 
     @property
     def takes_axes(self) -> bool:
-        """Whether it can be taken along other axes: a dataclass can be copied with others."""
+        """Whether it can reduce other axes: a dataclass can be copied with others."""
         return is_dataclass(self)
 
     @abstractmethod
@@ -62,15 +61,15 @@ class TwoPhaseStat(ABC):
 
     @abstractmethod
     def statistic(self, measured: Any) -> jax.Array:
-        """The statistic as a differentiable function of what was measured; finite where that is all zeros."""
+        """The statistic as a differentiable function of what was measured; finite for zeros."""
 
     def locate(self, x: Any, measured: Any) -> Any:
-        """What `change` needs besides: a few small arrays."""
+        """What else `change` needs: a few small arrays."""
         return ()
 
     @abstractmethod
     def change(self, dx: Any, x: Any, measured: Any, located: Any) -> Any:
-        """How what was measured changes where `x` changes by `dx`: linear in `dx`, of the form of `measured`."""
+        """How the measurement changes if `x` changes by `dx`: linear in `dx`, structured like `measured`."""
 
     def along(self, axes: Axes) -> TwoPhaseStat:
         """The statistic over other axes, up to its shape."""
@@ -78,7 +77,7 @@ class TwoPhaseStat(ABC):
         return replace(cast(Any, self), stats_reduce_dim=axes, **kept)
 
     def measured(self, x: Tensors) -> Any:
-        """What `measure` finds, as a differentiable function of `x`."""
+        """The measurement, as a differentiable function of `x`."""
         return _measured(self, not_empty(x, self.stats_reduce_dim))
 
     def __call__(self, x: Tensors) -> jax.Array:
@@ -86,11 +85,11 @@ class TwoPhaseStat(ABC):
         return self.statistic(_measured(self, not_empty(x, self.stats_reduce_dim)))
 
     def detached(self, x: jax.Array) -> jax.Array:
-        """The statistic of an `x` that has no gradient."""
+        """The statistic of `x` without gradient."""
         return self.statistic(self.measure(not_empty(x, self.stats_reduce_dim)))
 
     def gated(self, x: jax.Array, active: jax.Array) -> jax.Array:
-        """The statistic of `x` where `active`, else a number without meaning, at no cost."""
+        """The statistic of `x` if `active`, else an arbitrary number, at no cost."""
         return self.statistic(_gated(self, not_empty(x, self.stats_reduce_dim), active))
 
 
@@ -119,20 +118,20 @@ def _(stat, primals, tangents):
 
 
 def _where_active(active: jax.Array, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The function's result where `active`, else zeros."""
+    """The function's result if `active`, else zeros."""
     shapes = jax.eval_shape(function, *arguments)
     return jax.lax.cond(active, function, lambda *_: _zeros(shapes), *arguments)
 
 
 def finish(stat: jax.Array, axis: Axes, keepdim: bool) -> jax.Array:
-    """Drop the reduced axis unless it is to be kept; of an axis in groups, keep one number for each."""
+    """Drop the reduced axis unless it is to be kept; a grouped axis keeps one number per group."""
     if isinstance(axis, Cut):
         return axis.one_each(stat)
     return stat if axis is None or keepdim else jnp.squeeze(stat, axis)
 
 
 def not_empty(x: Any, axis: Axes) -> Any:
-    """Tensors as float32, with a zero along the axes where a statistic would be of no element."""
+    """Tensors as float32, padded with a zero where a statistic would have no elements."""
     if isinstance(x, tuple):
         filled = tuple(part for part in x if part.size) or x[:1]
         return tuple(not_empty(part, axis) for part in filled)

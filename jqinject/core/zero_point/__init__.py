@@ -1,7 +1,7 @@
 """Zero points: `zero_point_impl(x, scale, bit_width)` returns the integer that stands for 0, as float32.
 
-They are learned or measured in floats: `z` is how far the range reaches below zero, and
-`zero_point = clamp(round(z / scale + min_int))`, or `z / scale + min_int` when it is not quantized.
+They are learned or measured in floats: `z` is how far the range reaches below zero, and `zero_point = clamp(round(z /
+scale + min_int))`, or `z / scale + min_int` if it is not quantized.
 """
 
 from jqinject.core.zero_point.dynamic_zero_point import (

@@ -22,11 +22,11 @@ class RuntimeDynamicStatsZeroPoint(Dynamic):
     """The zero point of the given tensor: `z = |stat(view(x))|`, in steps. No state.
 
     Args:
-        zero_point_stats_impl: the statistic, `NegativeMinOrZero` for instance.
+        zero_point_stats_impl: the statistic, such as `NegativeMinOrZero`.
         int_quant: gives the integer range, rounding and clamping.
         quantize_zero_point: make it an integer of the range.
-        zero_point_stats_input_view_shape_impl: the view the statistic is taken of; None takes the tensor as it is.
-        dynamic_scaling_broadcastable_fn: as for `RuntimeDynamicStatsScaling`.
+        zero_point_stats_input_view_shape_impl: its view; None for no view.
+        dynamic_scaling_broadcastable_fn: see `RuntimeDynamicStatsScaling`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -59,7 +59,7 @@ class RuntimeDynamicStatsZeroPoint(Dynamic):
 
 
 class GroupwiseIntQuantizer(IntQuantizer, Protocol):
-    """An `int_quant` that quantizes what is in groups already."""
+    """An `int_quant` for tensors that are already in groups."""
 
     def steps_to_int(
         self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array
@@ -71,8 +71,8 @@ class RuntimeDynamicGroupZeroPoint(Dynamic):
     """A zero point for each group of the given tensor: `z = -stat(groups(x))`, in steps. No state.
 
     Args:
-        input_view_impl: the view that cuts the tensor into groups.
-        zero_point_stats_impl: the statistic of a group, which keeps the axis of its elements with size 1.
+        input_view_impl: the grouping view.
+        zero_point_stats_impl: the statistic of a group, keeping the reduced axis with size 1.
         int_quant: gives the integer range, rounding and clamping.
         quantize_zero_point: make it an integer of the range.
 
@@ -102,6 +102,6 @@ class RuntimeDynamicGroupZeroPoint(Dynamic):
     def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any, task: Task = None) -> jax.Array:
         """The zero points of `x`, float32, in the grouped shape with 1 along the elements of a group."""
         lowest: Any = self.number(x, DISTANCE, task).statistic
-        # `to_int` would cut it into groups, which it is in already.
+        # `to_int` would group it a second time.
         to_int = self.int_quant.steps_to_int
         return shift(-lowest, scale, bit_width, self.int_quant, self.quantize, to_int)

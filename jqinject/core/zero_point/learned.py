@@ -1,4 +1,4 @@
-"""Learned zero points: from an initial value, or collected from what flows through."""
+"""Learned zero points: from an initial value, or collected at run time."""
 
 from __future__ import annotations
 
@@ -55,29 +55,29 @@ class ParameterZeroPoint(Learned):
         assign(self, int_quant=int_quant, quantize=bool(quantize_zero_point))
 
     def __call__(self, x: jax.Array | None, scale: jax.Array, bit_width: Any) -> jax.Array:
-        """The zero point, float32. `x` is not looked at."""
+        """The zero point, float32. `x` is unused."""
         z = abs_binary_sign_grad(self.number(x, DISTANCE).stored)
         return shift(z, scale, bit_width, self.int_quant, self.quantize)
 
 
 @checked_arguments
 class ParameterFromRuntimeZeroPoint(Collected):
-    """A zero point that is collected from statistics first, and learned after: `z = |value|`.
+    """A zero point that is first collected from statistics, then learned: `z = |value|`.
 
-    As `ParameterFromRuntimeStatsScaling`: in the first N training calls the batch's own statistic is used
-    while `buffer` follows it, call N + 1 fills `value`, from there it is learned. In evaluation mode `buffer`
-    (0.0 before any training) is used until then, and for an empty batch, which has no statistic.
+    Like `ParameterFromRuntimeStatsScaling`: the first N training calls use the batch's own statistic while `buffer`
+    follows it; call N + 1 fills `value`, which is then learned. Until then, evaluation mode and empty batches use
+    `buffer` (0.0 before any training).
 
-    Differs from Brevitas: a statistic that is not finite is used for its own batch, but neither collected nor
+    Differs from Brevitas: a non-finite statistic is used for its own batch, but neither collected nor
     counted.
 
     Args:
         collect_stats_steps: N, at least 1.
         int_quant: gives the integer range, rounding and clamping.
         quantize_zero_point: make it an integer of the range.
-        zero_point_stats_impl: the statistic, `NegativePercentileOrZero` for instance.
+        zero_point_stats_impl: the statistic, such as `NegativePercentileOrZero`.
         zero_point_shape: shape of the zero point.
-        zero_point_stats_input_view_shape_impl: the view the statistic is taken of.
+        zero_point_stats_input_view_shape_impl: its view.
         zero_point_stats_momentum: weight of the newest batch, in (0, 1]; None for the cumulative mean, which
             calibration takes too unless a momentum is named.
 
@@ -125,15 +125,15 @@ class ParameterFromRuntimeZeroPoint(Collected):
         return shift(abs_binary_sign_grad(z), scale, bit_width, self.int_quant, self.quantize)
 
     def init_zero_point(self) -> None:
-        """End the collection now: `value` is filled from what was collected, if it is not yet."""
+        """End the collection now: fill `value` if it is not filled yet."""
         self._finish(DISTANCE)
 
     def end_calibration(self) -> None:
-        """Fill `value` from what was collected; it is learned from the next call on."""
+        """Fill `value` from the collected statistics; it is learned from the next call on."""
         self._end_calibration(DISTANCE)
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """What a checkpoint's entries for this component mean: a `value` without `counter` ends the collection.
+        """Translate a checkpoint's entries for this component: a `value` without `counter` ends the collection.
 
         Args:
             entries: variable name -> array, as found in the checkpoint.

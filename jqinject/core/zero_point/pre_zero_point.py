@@ -1,4 +1,4 @@
-"""Zero points that are added before rounding and not taken off after."""
+"""Zero points that are added before rounding and not subtracted after."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PreZeroCenterZeroPoint:
     axis_name: Any = None
 
     def get_zero_center(self, x: jax.Array) -> jax.Array:
-        """What centers `x` when it is added to it: minus the means, float32."""
+        """The shift that centers `x`: minus the means, float32."""
         view, x = self.pre_zero_point_stats_input_view_shape_impl, x.astype(jnp.float32)
         axes, viewed = reduced(view, self.stats_reduce_dim, x)
         over = Over(axes, names_of(self.axis_name))

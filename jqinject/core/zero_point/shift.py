@@ -1,4 +1,4 @@
-"""The symmetric zero point, and from a distance in floats to a zero point."""
+"""The symmetric zero point, and zero points from distances in floats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jqinject.ops.power import divide
 
 @dataclass(frozen=True)
 class ZeroZeroPoint:
-    """Zero is the integer 0: symmetric quantization.
+    """The zero point 0: symmetric quantization.
 
     Example:
         >>> float(ZeroZeroPoint()(jnp.ones(3), jnp.float32(1), 8))
@@ -63,15 +63,15 @@ def shift(
 
 @checked_arguments
 class ScaleShiftQuantZeroPoint(Component):
-    """A zero point whose distance in floats is quantized by itself: `quantized(z) / scale + min_int`.
+    """A zero point whose distance in floats is itself quantized: `quantized(z) / scale + min_int`.
 
     Source: Brevitas's `_ScaleShiftQuantZeroPoint`.
 
     Args:
-        zp_int_quant: quantizes the distance; its result's first part counts.
+        zp_int_quant: quantizes the distance; the first part of its result is used.
         int_quant: gives the integer range.
-        zero_point_dequantized_shape: shape of the quantized distance; None means that of the distance, also where
-            `zp_int_quant` has groups of its own.
+        zero_point_dequantized_shape: shape of the quantized distance; None means that of the distance, even if
+            `zp_int_quant` is grouped.
 
     Example:
         >>> from jqinject.core import BitWidthConst, ConstScaling, IntQuant, IntScaling, RescalingIntQuant

@@ -27,16 +27,15 @@ class StatsFromParameterZeroPoint(FromParameter):
     Args:
         int_quant: gives the integer range, rounding and clamping.
         quantize_zero_point: make it an integer of the range.
-        zero_point_stats_input_view_shape_impl: the view the statistic is taken of.
+        zero_point_stats_input_view_shape_impl: its view.
         zero_point_stats_input_concat_dim: axis along which the views of several parameters are joined.
-        zero_point_stats_impl: the statistic, `NegativeMinOrZero` for instance.
+        zero_point_stats_impl: the statistic, such as `NegativeMinOrZero`.
         zero_point_shape: shape of the zero point.
         tracked_parameter_list: the parameters that share it; with one, the tensor passed to the call is used.
-        zero_point_affine_rescaling_init: initial factor of a learned affine map of the statistic; None for
-            none.
-        zero_point_affine_shifting_init: its initial shift; None omits it.
-        scale_shift_zero_point_impl: from the distance `z` in floats to the zero point, `ScaleShiftQuantZeroPoint` for
-            instance; None goes by `int_quant` and `quantize_zero_point`.
+        zero_point_affine_rescaling_init: initial factor of a learned affine map of the statistic, if any.
+        zero_point_affine_shifting_init: its initial shift, if any.
+        scale_shift_zero_point_impl: from the distance `z` in floats to the zero point, such as
+            `ScaleShiftQuantZeroPoint`; None uses `int_quant` and `quantize_zero_point`.
 
     Raises:
         ValueError: for a shift without a factor, or a wrong shape (when called).
@@ -92,12 +91,12 @@ class StatsFromParameterZeroPoint(FromParameter):
 class ParameterFromStatsFromParameterZeroPoint(FromParameter):
     """A learned zero point that starts from a statistic of the tensor: `z = |value|`.
 
-    The parameter `value` is filled at the first call in training mode (`init_done` becomes 1); in evaluation
-    mode before that the same zero point is computed and nothing is stored.
+    The parameter `value` is filled at the first call in training mode (`init_done` becomes 1); before that, evaluation
+    mode computes the same zero point and stores nothing.
 
-    Differs from Brevitas: evaluation does not fill the parameter, nor does a statistic that is not finite.
+    Differs from Brevitas: neither evaluation nor a non-finite statistic fills the parameter.
 
-    Arguments: as of `StatsFromParameterZeroPoint`.
+    Arguments: see `StatsFromParameterZeroPoint`.
 
     Raises:
         ValueError: for a shift without a factor, or a wrong shape (when called).
@@ -134,7 +133,7 @@ class ParameterFromStatsFromParameterZeroPoint(FromParameter):
         """The zero point of `x`, float32; `task` for a statistic that is searched."""
         z = abs_binary_sign_grad(self.number(x, DISTANCE, task).stored)
         if isinstance(task, Candidate):
-            # Before it is learned, a candidate counts with its sign and without the affine map.
+            # Before learning, a candidate keeps its sign and skips the affine map.
             assert self.init_done is not None
             filled = self.init_done.get_value() > 0
             z = jnp.where(filled, z, sharded_as(-self.statistic(x, task), z))

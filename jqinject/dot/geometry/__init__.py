@@ -1,1 +1,1 @@
-"""Which axis goes where: dimension numbers, equations, patches, tiles."""
+"""Axes of contractions: dimension numbers, equations, patches, tiles."""

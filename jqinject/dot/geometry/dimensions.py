@@ -1,4 +1,4 @@
-"""Dimension numbers of a contraction: which axis goes where, forward and backward."""
+"""Dimension numbers of a contraction, forward and backward."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Dimensions:
 
     Attributes:
         lhs_ndim, rhs_ndim: axes of the operands.
-        lhs_contract, rhs_contract: axes that are summed over, pairwise.
-        lhs_batch, rhs_batch: axes that go along, pairwise.
+        lhs_contract, rhs_contract: contracted axes, pairwise.
+        lhs_batch, rhs_batch: batch axes, pairwise.
     """
 
     lhs_ndim: int
@@ -41,17 +41,17 @@ class Dimensions:
 
     @cached_property
     def lhs_free(self) -> tuple[int, ...]:
-        """Axes of the left operand that the output has from it alone."""
+        """Free axes of the left operand."""
         return _without(self.lhs_ndim, self.lhs_contract, self.lhs_batch)
 
     @cached_property
     def rhs_free(self) -> tuple[int, ...]:
-        """Axes of the right operand that the output has from it alone."""
+        """Free axes of the right operand."""
         return _without(self.rhs_ndim, self.rhs_contract, self.rhs_batch)
 
     @cached_property
     def out_ndim(self) -> int:
-        """Axes of the output: batch, then free ones of the left, then of the right operand."""
+        """Axes of the output: batch, free axes of the left, then of the right operand."""
         return len(self.lhs_batch) + len(self.lhs_free) + len(self.rhs_free)
 
     @cached_property
@@ -68,7 +68,7 @@ class Dimensions:
 
     @property
     def rhs_first(self) -> tuple[int, ...]:
-        """The permutation of the output that `swapped` makes: the right operand's free axes before the left's."""
+        """The output permutation of `swapped`: the right operand's free axes before the left's."""
         batch, left = len(self.lhs_batch), len(self.lhs_free)
         axes = tuple(range(self.out_ndim))
         return axes[:batch] + axes[batch + left :] + axes[batch : batch + left]
@@ -80,7 +80,7 @@ class Dimensions:
         )
 
     def along(self, pairs: list[int]) -> Dimensions:
-        """With some summed axes going along in front instead."""
+        """With some summed axes as leading batch axes instead."""
         kept = [pair for pair in range(len(self.lhs_contract)) if pair not in pairs]
         return replace(
             self,
@@ -94,7 +94,7 @@ class Dimensions:
         """The contraction `out x rhs` that gives the gradient of the left operand.
 
         Returns:
-            (its dimensions, the permutation that brings its result into the order of the left operand).
+            (its dimensions, the permutation of its result to the order of the left operand).
         """
         places = self.rhs_places
         dims = Dimensions(
@@ -126,7 +126,7 @@ class Dimensions:
 
 @lru_cache(maxsize=1024)
 def _counted_from_front(lhs_ndim: int, rhs_ndim: int, *axes: tuple[int, ...]) -> Dimensions:
-    """The same instance for the same axes: what follows from them is found once."""
+    """The same instance for the same axes, so that derived facts are computed once."""
     ndims = lhs_ndim, rhs_ndim, lhs_ndim, rhs_ndim
     counted = (tuple(axis % ndim for axis in each) for each, ndim in zip(axes, ndims, strict=True))
     return Dimensions(lhs_ndim, rhs_ndim, *counted)
@@ -140,7 +140,7 @@ def _without(ndim: int, *taken: Sequence[int]) -> tuple[int, ...]:
 def scale_in_output(
     scale: jax.Array, ndim: int, places: Mapping[int, int], out_ndim: int
 ) -> jax.Array | None:
-    """An operand's scale laid out to multiply the output; None if it varies along an axis that is summed over.
+    """An operand's scale laid out to multiply the output; None if it varies along a summed axis.
 
     Args:
         scale: broadcasts against the operand.
@@ -163,7 +163,7 @@ def scale_in_output(
 def shape_in_output(
     shape: tuple[int, ...], ndim: int, places: tuple[tuple[int, int], ...], out_ndim: int
 ) -> tuple[int, ...] | None:
-    """The shape in which a scale multiplies the output, if its axes need no other order; else None."""
+    """The shape in which a scale multiplies the output, if its axes need no reordering; else None."""
     layout = _layout(shape, ndim, places, out_ndim)
     return None if layout is None or layout[1] != tuple(range(len(layout[1]))) else layout[2]
 
@@ -172,7 +172,7 @@ def shape_in_output(
 def varying_pairs(
     dims: Dimensions, lhs: tuple[tuple[int, ...], ...], rhs: tuple[tuple[int, ...], ...]
 ) -> list[int]:
-    """The pairs of summed axes along which a scale or zero point varies, from the shapes of these."""
+    """The pairs of summed axes along which a scale or zero point varies, given their shapes."""
     return [
         pair
         for pair, axes in enumerate(zip(dims.lhs_contract, dims.rhs_contract, strict=True))
@@ -191,7 +191,7 @@ def _varies(shapes: tuple[tuple[int, ...], ...], axis: int, ndim: int) -> bool:
 def _layout(
     shape: tuple[int, ...], ndim: int, places: tuple[tuple[int, int], ...], out_ndim: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
-    """Of a scale: its shape without ones, how that is transposed, and its shape in the output."""
+    """A scale's shape without ones, its transposition, and its shape in the output."""
     place = dict(places)
     sizes = (*(1,) * (ndim - len(shape)), *shape)
     varying = [axis for axis, size in enumerate(sizes) if size != 1]
@@ -217,7 +217,7 @@ def checked_dimensions(
 
     Raises:
         TypeError: the dimension numbers are not of the form `((lhs_contract, rhs_contract), (lhs_batch, rhs_batch))`.
-        ValueError: an axis is out of range or named twice, or axes that go together differ in length.
+        ValueError: an axis is out of range or named twice, or paired axes differ in length.
     """
     try:
         (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers

@@ -1,6 +1,6 @@
-"""Einsum equations of two operands, as a `dot_general` with what goes before and after it.
+"""Einsum equations of two operands, as a `dot_general` with preparation and a final transposition.
 
-The operands keep their order, whatever the equation: the configuration of the left one stays with the left one.
+The operands always keep their order, so that each keeps its configuration.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Equation:
 
     @classmethod
     def parse(cls, equation: str, lhs_shape: Sequence[int], rhs_shape: Sequence[int]) -> Equation:
-        """From a string as `jnp.einsum` takes it, `...` and a missing output included.
+        """From a `jnp.einsum` string, with optional `...` and output.
 
         Raises:
-            TypeError: it is no string.
-            ValueError: it has other than two operands, names axes that are not there, or lengths disagree.
+            TypeError: it is not a string.
+            ValueError: it does not have two operands, names missing axes, or lengths disagree.
         """
         if not isinstance(equation, str):
             raise TypeError(f"an einsum equation must be a string such as 'bd,df->bf', got {equation!r}")
@@ -83,7 +83,7 @@ class Equation:
             )
 
     def is_plain(self, lhs_shape: Sequence[int], rhs_shape: Sequence[int]) -> bool:
-        """Whether it is one `dot_general` of operands as they are: `prepared` would change nothing."""
+        """Whether it is one `dot_general` of unchanged operands: `prepared` has no effect."""
         left, right = set(self.lhs), set(self.rhs)
         lengths = dict(zip(self.lhs, lhs_shape, strict=True))
         return (
@@ -94,13 +94,13 @@ class Equation:
         )
 
     def prepared(self, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array, Equation]:
-        """Operands without repeated labels, axes of length 1 that are to be broadcast, or labels to be summed alone."""
+        """Operands without repeated labels, axes to broadcast, or labels to sum alone."""
         lengths = dict(zip(self.lhs, lhs.shape, strict=True))
         for label, length in zip(self.rhs, rhs.shape, strict=True):
             lengths[label] = max(length, lengths.get(label, 1))
         lhs, left = _diagonal(lhs, self.lhs)
         rhs, right = _diagonal(rhs, self.rhs)
-        # An axis of length 1 that is to be as long as the other operand's is left to the other operand.
+        # Drop an axis of length 1 that broadcasts against the other operand's.
         lhs, left = _without(lhs, left, lambda label, length: length == 1 != lengths[label])
         rhs, right = _without(rhs, right, lambda label, length: length == 1 != lengths[label])
         alone = (set(left) ^ set(right)) - set(self.out)
@@ -109,7 +109,7 @@ class Equation:
         return lhs, rhs, Equation(left, right, self.out)
 
     def dimensions(self) -> Dimensions:
-        """Of a prepared equation: what both have and the output has not is summed over, what all have goes along."""
+        """Of a prepared equation: labels of both operands are summed, or batch axes if the output has them."""
         shared = [label for label in self.lhs if label in self.rhs]
         summed = [label for label in shared if label not in self.out]
         batch = [label for label in self.out if label in shared]
@@ -123,7 +123,7 @@ class Equation:
         )
 
     def permutation(self) -> tuple[int, ...]:
-        """What brings the output of the `dot_general` into the equation's order."""
+        """The permutation of the `dot_general`'s output to the equation's order."""
         dims = self.dimensions()
         made = [
             *(self.lhs[axis] for axis in (*dims.lhs_batch, *dims.lhs_free)),
@@ -133,7 +133,7 @@ class Equation:
 
 
 def _spelled(labels: str, ndim: int, equation: str) -> tuple[str, str]:
-    """The labels with an ellipsis replaced by labels that are not in use, and those: the last axis takes the first."""
+    """The labels with an ellipsis replaced by unused ones, and those: the last axis takes the first."""
     if "..." not in labels:
         return labels, ""
     free = [label for label in string.ascii_uppercase + string.ascii_lowercase if label not in equation]

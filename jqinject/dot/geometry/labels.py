@@ -1,12 +1,12 @@
-"""Axes of a contraction by name, so that any two of its operands, forward or backward, find their dimensions.
+"""Axes of a contraction by name, from which any two operands, forward or backward, find their dimensions.
 
 | label | axis |
 |---|---|
-| `("batch", i)` | goes along: of both operands and the output |
+| `("batch", i)` | batch: of both operands and the output |
 | `("lhs", axis)` | of the left operand and the output |
 | `("rhs", axis)` | of the right operand and the output |
 | `("summed", i)` | of both operands, summed over in the forward contraction |
-| `("tile", *label)` | the pieces that another axis was cut into |
+| `("tile", *label)` | the tiles that another axis was cut into |
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Labelling:
 
 
 def summed_labels(first: Labels, second: Labels, out: Labels) -> Labels:
-    """The axes that a contraction of two operands sums over, in the order of the first."""
+    """The summed axes of two operands, in the order of the first."""
     return tuple(label for label in first if label in second and label not in out)
 
 
 def dimensions_of(first: Labels, second: Labels, out: Labels) -> tuple[Dimensions, tuple[int, ...]]:
-    """The contraction of two operands, and the permutation that brings its result into the order of `out`.
+    """The contraction of two operands, and the permutation of its result to the order of `out`.
 
     Example:
         >>> x, y, k = ("lhs", 0), ("rhs", 1), ("summed", 0)
@@ -77,5 +77,5 @@ def dimensions_of(first: Labels, second: Labels, out: Labels) -> tuple[Dimension
 
 
 def tile_of(label: Label) -> Label:
-    """The label of the pieces that an axis is cut into."""
+    """The label of an axis's tiles."""
     return ("tile", *label)

@@ -1,8 +1,8 @@
-"""What is known about the output of a quantized contraction (a linear layer, a convolution).
+"""Static facts about the output of a quantized contraction (a linear layer, a convolution).
 
-The output is y = sum over k terms of (q_l - z_l) * s_l * (q_r - z_r) * s_r. With scales that do not vary
-along what is summed, it is an integer times s_l * s_r: the accumulator. These functions say which scale, zero
-point and bit width that accumulator has; computing it is another matter.
+The output is y = sum over k terms of (q_l - z_l) * s_l * (q_r - z_r) * s_r. If the scales do not vary along summed
+axes, it is an integer times s_l * s_r: the accumulator. These functions give the accumulator's scale, zero point and
+bit width, without computing it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,10 +36,10 @@ def contraction_output(
     bias_on_grid: bool | jax.Array | None = None,
     zero_points: tuple[bool | None, bool | None] = (None, None),
 ) -> IntQuantTensor | jax.Array:
-    """The output of a contraction as an `IntQuantTensor`, where one exists, else the plain array.
+    """The output of a contraction as an `IntQuantTensor` if possible, else the plain array.
 
     scale = s_l * s_r, laid out along the output's channel axis; bits = ceil(log2((2^b_l - 1) * (2^b_r - 1) *
-    k)); signed if an operand is. The bias (already part of `value`) does one of three things:
+    k)); signed if an operand is. The bias (already part of `value`) is one of:
 
     | bias | zero point | bits |
     |---|---|---|
@@ -48,9 +48,9 @@ def contraction_output(
     | quantized, another scale | -bias / scale | max(bits, bias bits) + 1 |
     | plain array | -bias / scale | as above |
 
-    A plain array comes back if an operand is a plain array, or if a scale varies along a summed axis. Zero points
-    leave the sums integers, of operands `q - z` that are signed and one bit wider (`without_zero_points`). Types,
-    shapes, signs and widths follow from static facts, never from the numbers, so they are the same under tracing.
+    The result is a plain array if an operand is one, or if a scale varies along a summed axis. With zero points the
+    sums are still integers, of operands `q - z`, signed and one bit wider (`without_zero_points`). Types, shapes, signs
+    and widths follow from static facts, so they are the same under tracing.
 
     Args:
         value: the result of the contraction, bias included; any float dtype.
@@ -58,25 +58,22 @@ def contraction_output(
         rhs: the kernel, `IntQuantTensor` or array; Flax layout: (in, out), or (*window, in / groups, out).
         terms: k, the products summed into one output: in features, or the window's area times in channels /
             groups.
-        rhs_channel_axis: the axis of `rhs` that becomes `out_channel_axis`; None if there is none.
+        rhs_channel_axis: the axis of `rhs` that becomes `out_channel_axis`, if any.
         out_channel_axis: the axis of `value` that holds the output channels.
-        lhs_free_axes: axes of `lhs` that survive at the same place in `value` (a batch axis), along which the
-            scale of `lhs` may vary.
-        lhs_places, rhs_places: which axis of an operand is which axis of `value`, in any order, instead of the above.
-        bias: what was added: None, an `IntQuantTensor`, or an array; a vector lies along the channel axis.
+        lhs_free_axes: axes of `lhs` that keep their place in `value` (a batch axis), along which its scale may vary.
+        lhs_places, rhs_places: map of operand axes to axes of `value`, instead of the above.
+        bias: what was added: None, an `IntQuantTensor`, or an array; a vector is per channel.
         bias_on_grid: whether a quantized bias has the scale s_l * s_r; an array may be traced. By default the
             scales are compared, inside the computation.
         zero_points: whether the zero points of `lhs` and `rhs` may differ from 0, as for `without_zero_points`.
 
     Returns:
-        An `IntQuantTensor` whose scale has the rank of `value`, size 1 but on axes it varies over; or
-        `value`.
+        An `IntQuantTensor` whose scale has the rank of `value`, size 1 where it is constant; or `value`.
 
-    differs from Brevitas: zero points are taken out of the operands (there, an error). A bias that becomes a zero
-    point lies along the channel axis for every rank (there, along axis 1, which is wrong for a linear layer on more
-    than two axes). A per-channel scale of the input
-    makes a plain array (there, it is multiplied with the output channels' scales where the sizes happen to
-    agree).
+    Differs from Brevitas: zero points are subtracted from the operands (there, an error). A bias that becomes a zero
+    point is per channel for every rank (there, along axis 1, which is wrong for a linear layer on more than two axes).
+    A per-channel input scale gives a plain array (there, it is multiplied with the output channels' scales if the sizes
+    happen to agree).
 
     Example:
         >>> x = IntQuantTensor(jnp.ones((2, 3)), 0.5, 0.0, 8, signed=True, training=False)
@@ -111,13 +108,12 @@ def contraction_output(
 def without_zero_points(
     lhs: IntQuantTensor, rhs: IntQuantTensor, zero_points: tuple[bool | None, bool | None] = (None, None)
 ) -> tuple[IntQuantTensor, IntQuantTensor]:
-    """The factors `q - z` of a product of integers: zero point 0; where z may differ from 0, signed and a bit wider.
+    """The factors `q - z` of a product of integers, with zero point 0; signed and a bit wider if z may be nonzero.
 
     Args:
         lhs, rhs: the operands.
-        zero_points: whether the zero point of each may differ from 0. None if unknown: then it may where both operands
-            are unsigned, as their product is negative otherwise nowhere. With a signed operand the width of the product
-            has the room already.
+        zero_points: whether each zero point may be nonzero. None if unknown: then only if both operands are unsigned,
+            as only a zero point makes their product negative. With a signed operand the product is wide enough.
 
     Example:
         >>> x = IntQuantTensor(jnp.ones(3), 0.5, 2.0, 8, signed=False, training=False)
@@ -136,12 +132,10 @@ def _centered(x: IntQuantTensor, has_zero_point: bool) -> IntQuantTensor:
 
 
 def contraction_bit_width(lhs: BitWidth, rhs: BitWidth, terms: int, bias: Any = None) -> BitWidth:
-    """Bits of the accumulator: ceil(log2((2^lhs - 1) * (2^rhs - 1) * terms)), then one more than the bias
-    needs.
+    """Bits of the accumulator: ceil(log2((2^lhs - 1) * (2^rhs - 1) * terms)), then one more than the bias needs.
 
-    The bound is on unsigned magnitudes. It is not enough for signed one-bit operands, whose two numbers are
-    -1 and 1: there the accumulator runs from -terms to terms. (It is Brevitas's rule, kept for the same
-    numbers.)
+    The bound is on unsigned magnitudes. It is too small for signed one-bit operands (-1 and 1), whose accumulator runs
+    from -terms to terms. (Brevitas's rule, kept for identical numbers.)
 
     Args:
         lhs: bits of the activations; Python int or scalar array.
@@ -168,8 +162,7 @@ def _operand_scale(operand: IntQuantTensor, places: Mapping[int, int], out_ndim:
 
 
 def _along_channels(x: jax.Array, ndim: int, channel_axis: int) -> jax.Array:
-    """A vector laid along the channel axis of `ndim` axes; anything else broadcasts from the right, as it is
-    added."""
+    """A vector laid along the channel axis of `ndim` axes; anything else broadcasts from the right, as in addition."""
     shape = [1] * ndim
     if x.ndim == 1:
         shape[channel_axis] = x.size

@@ -1,4 +1,4 @@
-"""Sums of more products than an int32 holds: cut into parts that it holds, which are added without rounding."""
+"""Sums of more products than an int32 holds: cut into parts that fit and are added without rounding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Block = tuple[tuple[int, int], ...]
 
 
 def blocks(lengths: Sequence[int], longest: int) -> list[Block]:
-    """Boxes that fill a box, each of at most `longest` elements: cut along the longest axis, then the next.
+    """Boxes that tile a box, each of at most `longest` elements: cut along the longest axis, then the next.
 
     Args:
         lengths: of the axes.
@@ -38,14 +38,14 @@ def _blocks(box: Block, longest: int) -> Iterator[Block]:
         return
     axis = lengths.index(max(lengths))
     step = max(1, longest // (whole // lengths[axis]))
-    step = -(-lengths[axis] // -(-lengths[axis] // step))  # as many parts, of about one length
+    step = -(-lengths[axis] // -(-lengths[axis] // step))  # as many parts, of similar length
     start, stop = box[axis]
     for first in range(start, stop, step):
         yield from _blocks((*box[:axis], (first, min(first + step, stop)), *box[axis + 1 :]), longest)
 
 
 def in_parts(lengths: Sequence[int], longest: int, contract: Callable[[Block], jax.Array]) -> jax.Array:
-    """A sum over a box, as `contract` computes it: of the whole in one, or of its `blocks`, then float32.
+    """A sum over a box by `contract`: in one, or over `blocks`, then float32.
 
     Args:
         lengths: of the axes that are summed over.
@@ -67,7 +67,7 @@ def in_parts(lengths: Sequence[int], longest: int, contract: Callable[[Block], j
 
 
 def part(x: jax.Array, axes: Sequence[int], block: Block) -> jax.Array:
-    """What `x` has of a block, along some of its axes.
+    """The part of `x` in a block, along some of its axes.
 
     Example:
         >>> part(jnp.arange(6).reshape(2, 3), (1,), ((1, 3),)).tolist()
@@ -82,7 +82,7 @@ def part(x: jax.Array, axes: Sequence[int], block: Block) -> jax.Array:
 def added(sums: Sequence[jax.Array]) -> jax.Array:
     """Integers added, as float32: exact until it is rounded once (up to 512 parts; then up to three times).
 
-    High and low 16 bits are added apart, in int32, so that the order does not matter and nothing wraps around.
+    High and low 16 bits are added separately in int32, so the order does not matter and nothing overflows.
 
     Args:
         sums: int32 arrays of one shape, at most 32768.

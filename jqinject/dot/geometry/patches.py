@@ -1,4 +1,4 @@
-"""A convolution as one product of matrices: what the window sees at every place, times the kernel."""
+"""A convolution as one matrix product: patches times the kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 @dataclass(frozen=True)
 class Window:
-    """How the window of a convolution moves; no groups, and an input without dilation.
+    """The window of a convolution without groups and input dilation.
 
     Attributes:
         specs: of the left operand, the right operand and the output: (batch, feature, *space) in their axes.
@@ -27,7 +27,7 @@ class Window:
     dilation: tuple[int, ...]
 
     def matrices(self, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The patches `(batch, *places, k)` and the kernel `(out features, k)`, `k` the window's places times features.
+        """The patches `(batch, *places, k)` and the kernel `(out features, k)`, `k` window size times features.
 
         Example:
             >>> window = Window(((0, 2, 1), (2, 1, 0), (0, 2, 1)), ((1, 1),), (1,), (1,))
@@ -60,7 +60,7 @@ class Window:
         return y.transpose([order.index(axis) for axis in range(y.ndim)])
 
     def _seen(self, lhs: jax.Array, at: tuple[int, ...], places: list[int]) -> jax.Array:
-        """What one place of the window sees, wherever the window is."""
+        """The input at one place of the window, for all window positions."""
         start = [step * dilation for step, dilation in zip(at, self.dilation, strict=True)]
         end = [
             first + (count - 1) * stride + 1

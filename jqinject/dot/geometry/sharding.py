@@ -1,4 +1,4 @@
-"""Sharding of what a backward contraction makes, on meshes whose axes are explicit."""
+"""Sharding of backward contractions on meshes with explicit axes."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import jax
 
 
 def sharding_before(permutation: tuple[int, ...], like: jax.Array) -> Any:
-    """The sharding of what becomes an array like `like` when it is transposed; None on meshes that leave it to XLA."""
+    """The sharding of an array whose transposition is like `like`; None on meshes that leave it to XLA."""
     sharding = jax.typeof(like).sharding
     if sharding.mesh.empty or not sharding.mesh.explicit_axes:
         return None

@@ -1,4 +1,4 @@
-"""Contractions cut into tiles: each has scales of its own, and they are summed after multiplying by them."""
+"""Contractions cut into tiles with their own scales, summed after scaling."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from jqinject.core.construction.checked_arguments import checked_arguments
 class LocalAqt:
     """Cut a summed axis of a contraction into pieces.
 
-    For a sharded batch axis, one piece a shard keeps the maximum and the integer sum on its device. Give one of the
-    first two arguments.
+    For a sharded batch axis, one piece per shard keeps the maximum and the integer sum on its device. Give exactly one
+    of the first two arguments.
 
     Args:
         contraction_axis_shard_count: how many pieces.
         contraction_axis_shard_size: how long each piece is.
         contraction_axis: which of several summed axes, in the order of the dimension numbers: the "first", the "last"
-            or the "largest" (of axes as long, the first).
+            or the "largest" (the first of equals).
 
     Raises:
-        ValueError: neither or both are given, or one is below 1; there is no such choice of an axis.
+        ValueError: neither or both are given, or one is below 1; `contraction_axis` is unknown.
 
     Source: AQT's `LocalAqt`, whose `tile_largest_shape=True` is "largest"; Qwix's `tile_size`, which is "last".
 
@@ -51,7 +51,7 @@ class LocalAqt:
             )
 
     def pair(self, lengths: Sequence[int]) -> int:
-        """Which of the summed axes is cut, by their lengths.
+        """Which summed axis is cut, given their lengths.
 
         Example:
             >>> LocalAqt(2, contraction_axis="largest").pair((4, 8, 8))
@@ -65,12 +65,12 @@ class LocalAqt:
         """The number of pieces of an axis.
 
         Raises:
-            ValueError: the axis can't be cut into equal pieces.
+            ValueError: the axis cannot be cut into equal pieces.
         """
         by = self.contraction_axis_shard_count or self.contraction_axis_shard_size or 1
         if length % by:
             what = "pieces" if self.contraction_axis_shard_count else "numbers a piece"
             raise ValueError(
-                f"a summed axis of length {length} can't be cut into equal pieces: {by} {what} asked for"
+                f"a summed axis of length {length} cannot be cut into equal pieces: {by} {what} asked for"
             )
         return by if self.contraction_axis_shard_count else length // by

@@ -74,7 +74,7 @@ def _cure(held: int) -> str:
 
 
 def largest_magnitude(dtype: Any, zero_point: Any = None) -> int:
-    """Of `q - zero_point`, for integers q of a dtype and a zero point among them; None for none.
+    """Of `q - zero_point`, for integers q of a dtype and a zero point among them; None without one.
 
     Example:
         >>> largest_magnitude(jnp.int8), largest_magnitude(jnp.int8, 3.0), largest_magnitude(jnp.int4)

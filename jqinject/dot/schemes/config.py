@@ -1,4 +1,4 @@
-"""Ready-made schemes, with the keywords that AQT's users know."""
+"""Ready-made schemes with AQT's keywords."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class ConfigV4(Scheme):
 
     `fwd_bits` sets both forward operands, `fwd_lhs_bits` and `fwd_rhs_bits` one of them; likewise `dlhs_...` and
     `drhs_...`, whose left operand is the gradient. `vjp_lhs_rng_type` is the noise of the gradients, `vjp_rhs_rng_type`
-    that of the other operands in the backward pass. `fwd_lhs` to `drhs_rhs` are the six operands: override names of
-    theirs, `ConfigV4.let(fwd_lhs=ConfigV4.fwd_lhs.let(preserve_zero=False))`, or give the scheme's operand another
-    quantizer, `ConfigV4.let(fprop_rhs=Int4WeightPerGroupAbsMax)`.
+    that of the other operands in the backward pass. `fwd_lhs` to `drhs_rhs` are the six operands: override their names,
+    `ConfigV4.let(fwd_lhs=ConfigV4.fwd_lhs.let(preserve_zero=False))`, or give the scheme's operand another quantizer,
+    `ConfigV4.let(fprop_rhs=Int4WeightPerGroupAbsMax)`.
 
     Example:
         >>> class MyConfig(ConfigV4):
@@ -67,7 +67,7 @@ class ConfigV4(Scheme):
 
     @choices(FixedRange, AbsMaxRange)
     def calibration(use_dummy_static_bound: Any) -> Any:
-        """Of every operand: its largest magnitude, or a bound of 1."""
+        """For every operand: its largest magnitude, or a bound of 1."""
         if not isinstance(use_dummy_static_bound, bool):
             raise TypeError(
                 f"use_dummy_static_bound must be True or False, got {use_dummy_static_bound!r:.80}"
@@ -79,7 +79,7 @@ class ConfigV4(Scheme):
 
     @choices(PowerOfTwoRestrictValue)
     def restrict_scaling_impl(po2_scale: Any) -> Any:
-        """Of every operand."""
+        """For every operand."""
         return PowerOfTwoRestrictValue if po2_scale else None
 
     restrict_value_float_to_int_impl = CeilSte
@@ -116,7 +116,7 @@ class ConfigV4(Scheme):
 
 
 def _quantized(bits: Any, operand: Any, rng_type: Any = None) -> Any:
-    """An operand of a configuration, or None for a float one; nonsense is refused when the scheme is read."""
+    """An operand of a configuration, or None for float; checked when the scheme is read."""
     checked_rng_type(rng_type)
     return None if checked_bits(bits) is None else operand
 
@@ -136,8 +136,8 @@ def config_v4(
 ) -> type[ConfigV4]:
     """A quantized contraction: symmetric, calibrated by the largest magnitude, the gradient rounded stochastically.
 
-    Every operand of every contraction is scaled by `max|x| / (2^(bits-1) - 0.5)` over the axes that are summed over,
-    clipped and rounded to nearest, 0 to 0; the scale has no gradient.
+    Every operand of every contraction is scaled by `max|x| / (2^(bits-1) - 0.5)` over the summed axes, clipped and
+    rounded to nearest, 0 to 0; the scale has no gradient.
 
     Args:
         fwd_bits: of both operands of the forward contraction: at least 2, "e4m3", "e5m2", or None for float.
@@ -145,21 +145,20 @@ def config_v4(
         drhs_bits: of both operands of the contraction that gives the right gradient (usually the weight's).
         use_dummy_static_bound: scale by a bound of 1 instead of the largest magnitude.
         rng_type: the noise of the gradients: "jax.uniform", "custom-1", or None to round them to nearest.
-        dlhs_local_aqt, drhs_local_aqt: cut the summed axis of a gradient (the batch) into pieces with scales of their
-            own.
-        fwd_accumulator_dtype, dlhs_accumulator_dtype, drhs_accumulator_dtype: in which integers are summed; None means
-            int32; not used where an operand is float.
+        dlhs_local_aqt, drhs_local_aqt: cut the summed axis of a gradient (the batch) into pieces with their own scales.
+        fwd_accumulator_dtype, dlhs_accumulator_dtype, drhs_accumulator_dtype: dtype of integer sums; None means int32;
+            unused if an operand is float.
 
     Returns:
         A `Scheme`: `config_v4().let(name=...)` or a class that inherits from it overrides any of its names (see
         `ConfigV4`).
 
     Raises:
-        ValueError: (when it is used) fewer than 2 bits.
-        TypeError: (when it is used) a name declared by `let` that nothing reads.
+        ValueError: (when used) fewer than 2 bits.
+        TypeError: (when used) a name declared by `let` that nothing reads.
 
     Differs from AQT and FJFormer: an accumulator of None for two integer operands means int32 (there, sums wrap around
-    in int8), and int32 does not have to be taken back where `fwd_bits=None`.
+    in int8), and `fwd_bits=None` does not require resetting int32.
 
     Example:
         >>> from jqinject.dot import dot_general
@@ -191,7 +190,7 @@ def fully_quantized(
     dlhs_local_aqt: LocalAqt | None = None,
     drhs_local_aqt: LocalAqt | None = None,
 ) -> type[ConfigV4]:
-    """All three contractions quantized, the backward ones on the numbers of the forward pass.
+    """All three contractions quantized, the backward ones reusing the forward pass's numbers.
 
     Source: AQT's `fully_quantized`.
 

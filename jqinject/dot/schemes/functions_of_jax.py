@@ -1,4 +1,4 @@
-"""`dot_general`, `einsum` and `conv_general_dilated`: JAX's own, for QuantTensors and for arrays with a scheme."""
+"""`dot_general`, `einsum` and `conv_general_dilated`: like JAX's, for QuantTensors and for arrays with a scheme."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from jqinject.dot.schemes.scheme import SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_conv import scheme_conv
 from jqinject.dot.schemes.scheme_dot import scheme_dot_general
 from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
+from jqinject.dot.tensors.quantized_dot import contract_tensors, output_dtype
 from jqinject.dot.tensors.tensor_conv import convolves_integers, integer_conv
-from jqinject.dot.tensors.tensor_dot import contract_tensors, output_dtype
 from jqinject.quant_tensor import QuantTensor, as_array
 
 
@@ -27,7 +27,7 @@ def _quantizers_of(config: Any, key: jax.Array | None, where: str) -> SchemeQuan
     """The quantizers of a scheme for one call.
 
     Raises:
-        TypeError: it is no scheme.
+        TypeError: it is not a scheme.
     """
     rngs = None if key is None else nnx.Rngs(key)
     return SchemeQuantizers(SchemeSpec.of(checked_scheme(config)), rngs, where)
@@ -50,15 +50,15 @@ def dot_general(
 
     Two `IntQuantTensor`s of at most 8 bits are contracted as integers (int8 times int8 into int32, zero points
     corrected exactly, one multiplication by the scales), two `FloatQuantTensor`s as 8-bit floats, everything else as
-    floats. With `config`, two arrays are quantized as it says, forward and backward.
+    floats. With `config`, two arrays are quantized accordingly, forward and backward.
 
     Args:
-        lhs, rhs: QuantTensors or arrays. A scale may vary along axes that are summed over: a group-wise quantized
-            weight, laid out as `(groups, group, out)`.
+        lhs, rhs: QuantTensors or arrays. A scale may vary along summed axes: a group-wise quantized weight, laid out as
+            `(groups, group, out)`.
         dimension_numbers: as for `lax.dot_general`.
         precision: of a contraction of floats.
         preferred_element_type: dtype of the output; None promotes those of the operands.
-        config: a `Scheme` such as `config_v4()`, for arrays; of quantizers that keep no state.
+        config: a `Scheme` such as `config_v4()`, for arrays; its quantizers must be stateless.
         contraction: "auto", or "int", "fp8", "float" to insist.
         accumulator_dtype: of integers; None means int32.
         key: for stochastic rounding, with `config`.
@@ -68,9 +68,9 @@ def dot_general(
         An array. Gradients pass straight through to the values of the operands.
 
     Raises:
-        TypeError: `config` with a QuantTensor, or with `contraction` or `accumulator_dtype`, which it says itself;
-            no scheme, or one whose quantizers keep state; an accumulator that is not a signed integer.
-        ValueError: dimension numbers that do not fit, `contraction` that the operands can't have, an accumulator that
+        TypeError: `config` with a QuantTensor, or with `contraction` or `accumulator_dtype`, which it sets itself; not
+            a scheme, or one with stateful quantizers; an accumulator that is not a signed integer.
+        ValueError: dimension numbers that do not fit, `contraction` that the operands cannot have, an accumulator that
             could overflow.
 
     Example:
@@ -104,16 +104,16 @@ def einsum(
 ) -> jax.Array:
     """`jnp.einsum` of two operands in low bits; see `dot_general`.
 
-    Whatever the equation, the configuration of `lhs` goes with the first operand, and that of `rhs` with the second.
+    The configuration of `lhs` always applies to the first operand, that of `rhs` to the second.
 
     Args:
         equation: as for `jnp.einsum`, with two operands.
-        lhs, rhs: QuantTensors or arrays. QuantTensors whose axes the equation repeats, broadcasts or sums alone are
-            contracted as floats.
+        lhs, rhs: QuantTensors or arrays. QuantTensors whose axes are repeated, broadcast or summed alone are contracted
+            as floats.
         config, contraction, preferred_element_type, key: as for `dot_general`.
 
     Raises:
-        TypeError, ValueError: as for `dot_general`; an equation that does not fit, or has other than two operands.
+        TypeError, ValueError: as for `dot_general`; an equation that does not fit or does not have two operands.
 
     Example:
         >>> import jax.numpy as jnp
@@ -151,8 +151,8 @@ def conv_general_dilated(
 ) -> jax.Array:
     """`lax.conv_general_dilated` in low bits; see `dot_general`.
 
-    With `config_v4()` and its kin there is one scale for each example of `lhs`, one for each output feature of `rhs`,
-    and gradients are those of the float convolution, straight through.
+    `config_v4()` and similar schemes have one scale per example of `lhs` and per output feature of `rhs`, and the
+    gradients of the float convolution, straight through.
 
     Args:
         lhs, rhs: QuantTensors or arrays.
@@ -209,7 +209,7 @@ def _refuse_beside_config(contraction: str, accumulator_dtype: Any) -> None:
 
 
 def refuse_tensors(lhs: Any, rhs: Any) -> None:
-    """Refuse operands that are quantized already."""
+    """Refuse operands that are already quantized."""
     for side, x in (("lhs", lhs), ("rhs", rhs)):
         if isinstance(x, QuantTensor):
             raise TypeError(

@@ -1,4 +1,4 @@
-"""What an operand's quantizer takes for its layer: the axes of the operand, and what a product does with them."""
+"""Stand-in for the layer of an operand's quantizer: the operand's axes, and their role in a product."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OperandAxes:
     Attributes:
         shape: its shape.
         summed: the axes that its product sums over.
-        free: the axes that it alone has.
+        free: its free axes.
     """
 
     shape: tuple[int, ...]
@@ -34,16 +34,16 @@ class OperandAxes:
 
     @property
     def features(self) -> tuple[int, ...]:
-        """The shape of a scale for each feature: the last summed axis is laid last."""
+        """The shape of a per-feature scale: the last summed axis comes last."""
         return (self.shape[self.summed[-1]],) if self.summed else self.shape[-1:]
 
 
 class HeldOperand(nnx.Module):
-    """The quantizer of one operand, and what stands in for the layer that it serves.
+    """The quantizer of one operand, and the stand-in for its layer.
 
     Attributes:
         quant: the proxy.
-        axes: of the operand that it was assembled for.
+        axes: axes of its operand.
     """
 
     bias = None
@@ -68,7 +68,7 @@ class HeldOperand(nnx.Module):
 
     @property
     def weight(self) -> Any:
-        """The operand, as far as it is known before a call: its shape."""
+        """The operand as known before a call: its shape."""
         return jax.ShapeDtypeStruct(self.axes.shape, jnp.float32)
 
     @property
@@ -89,5 +89,5 @@ class HeldOperand(nnx.Module):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether the quantizer has Variables, other than random streams: what it keeps has to be kept."""
+        """Whether the quantizer has Variables other than random streams, so must be kept."""
         return bool(jax.tree.leaves(nnx.state(self.quant, nnx.Not(nnx.RngState), graph=True)))

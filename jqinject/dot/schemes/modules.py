@@ -1,4 +1,4 @@
-"""Modules that take the place of `lax.dot_general`, `jnp.einsum` and `lax.conv_general_dilated` in Flax's layers."""
+"""Modules that replace `lax.dot_general`, `jnp.einsum` and `lax.conv_general_dilated` in Flax's layers."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from jqinject.ops.devices.explicit_axes import asked, with_sharding
 
 
 class QDotGeneral(QuantizedOp):
-    """Takes the place of `lax.dot_general`, quantized as a configuration says, forward and backward.
+    """Replaces `lax.dot_general`, quantized by a configuration, forward and backward.
 
     For `nnx.Linear(dot_general=...)`, `nnx.LinearGeneral` and the projections of `nnx.MultiHeadAttention`.
 
     Each operand has a mode. `TRAIN` quantizes it at every call, `CONVERT` also stores its payload and scale, and
-    `SERVE` takes them from there, whatever is handed in; a stored operand has no gradient. The modes are attributes:
+    `SERVE` uses those, ignoring the argument; a stored operand has no gradient. The modes are attributes:
     `model.set_attributes(rhs_quant_mode=QuantMode.SERVE)`. All three modes give the same output for the same weights.
 
     Args:
         config: a `Scheme`, such as `config_v4()`.
         lhs_quant_mode, rhs_quant_mode: of the left operand (activations, in Flax's layers) and the right one (weights).
         lhs_freezer, rhs_freezer: a `Freezer`, or its arguments, such as `{"shape": (64, 32), "scale_shape": (1, 32)}`,
-            so that its variables are there from the start: to load a frozen checkpoint, also abstractly.
-        lhs_range: a static range of the left operand: a `CalibratedQuant` with an average, whose range takes the place
-            of `calibration`; also what `lhs_range` of the scheme assembles. Symmetric. For operands in AQT's words;
-            other quantizers have ranges of their own.
-        rngs: where the keys of stochastic rounding come from; needed to train where gradients are rounded so.
+            which create its variables at once: to load a frozen checkpoint, also abstractly.
+        lhs_range: a static range of the left operand: a symmetric `CalibratedQuant` with an average, whose range
+            replaces `calibration`; by default what the scheme's `lhs_range` assembles. Only for AQT-style operands;
+            other quantizers have their own ranges.
+        rngs: source of keys for stochastic rounding; needed to train if gradients are rounded stochastically.
 
     Raises:
-        TypeError: `config` is no configuration, or a mode is no `QuantMode`.
+        TypeError: `config` is not a configuration, or a mode not a `QuantMode`.
         ValueError: SERVE before CONVERT; a stored operand of another shape; stochastic rounding without `rngs`, when a
             gradient is taken; a static range that has a zero point, or of an operand without bits.
 
@@ -67,14 +67,14 @@ class QDotGeneral(QuantizedOp):
         return self._contract(lhs, rhs, dimension_numbers, preferred_element_type, out_sharding)
 
     def explain(self, lhs: Any, rhs: Any, dimension_numbers: Any) -> ExplainedScheme:
-        """What the three products of a scheme contract: payloads, or floats, and why; nothing is computed.
+        """Explains what a scheme's three products contract (payloads or floats) and why, without computing.
 
         Args:
             lhs, rhs: arrays, or anything with a shape and a dtype.
             dimension_numbers: as for a call.
 
         Returns:
-            A tuple of `ExplainedProduct`, which prints a line each.
+            A tuple of `ExplainedProduct`, printed one per line.
 
         Example:
             >>> import jax.numpy as jnp
@@ -98,16 +98,16 @@ class QDotGeneral(QuantizedOp):
 
 
 class QEinsum(QuantizedOp):
-    """Takes the place of `jnp.einsum` of two operands; see `QDotGeneral`.
+    """Replaces `jnp.einsum` of two operands; see `QDotGeneral`.
 
-    For `nnx.Einsum(einsum_op=...)`, or called `einsum(equation, lhs, rhs)`. The configuration, the mode and the
-    `Freezer` of each operand go with that operand, in whatever order the equation puts them.
+    For `nnx.Einsum(einsum_op=...)`, or called `einsum(equation, lhs, rhs)`. Configuration, mode and `Freezer` belong to
+    each operand, in any order of the equation.
 
     Args:
         config, lhs_quant_mode, rhs_quant_mode, lhs_freezer, rhs_freezer, lhs_range, rngs: as for `QDotGeneral`.
 
     Raises:
-        TypeError, ValueError: as for `QDotGeneral`; an equation of other than two operands.
+        TypeError, ValueError: as for `QDotGeneral`; an equation that does not have two operands.
 
     Source: FJFormer's `QEinsum`, AQT's `AqtEinsum`.
 
@@ -139,14 +139,14 @@ class QEinsum(QuantizedOp):
 
 
 class QConvGeneralDilated(QuantizedOp):
-    """Takes the place of `lax.conv_general_dilated`; see `QDotGeneral` and `jqinject.dot.conv_general_dilated`.
+    """Replaces `lax.conv_general_dilated`; see `QDotGeneral` and `jqinject.dot.conv_general_dilated`.
 
-    For `nnx.Conv(conv_general_dilated=...)`. With `config_v4()` and its kin gradients are those of the float
+    For `nnx.Conv(conv_general_dilated=...)`. With `config_v4()` and similar schemes, gradients are those of the float
     convolution.
 
     Args:
-        config, lhs_quant_mode, rhs_quant_mode, lhs_freezer, rhs_freezer, rngs: as for `QDotGeneral`; tiles do not
-            count. It has no static range: `QuantConv(input_quant=...)` has.
+        config, lhs_quant_mode, rhs_quant_mode, lhs_freezer, rhs_freezer, rngs: as for `QDotGeneral`; tiles are ignored.
+            For a static range use `QuantConv(input_quant=...)`.
 
     Source: AQT's `AqtConvGeneralDilated`.
 

@@ -1,4 +1,4 @@
-"""The quantizer of one operand in AQT's words: `bits`, `calibration`, `rng_type`, an injector like any other."""
+"""The quantizer of one operand with AQT's names (`bits`, `calibration`, `rng_type`): an ordinary injector."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def checked_bits(bits: Any) -> Any:
     """The number of bits of integers, the dtype of 8-bit floats, or None.
 
     Raises:
-        TypeError: `bits` is none of these.
+        TypeError: `bits` is anything else.
         ValueError: integers of fewer than 2 bits, or of more than 22.
     """
     if isinstance(bits, int) and not isinstance(bits, bool):
@@ -53,10 +53,10 @@ def checked_bits(bits: Any) -> Any:
 
 
 def checked_rng_type(rng_type: Any) -> int | None:
-    """How many random bits a number is rounded by; None for to nearest.
+    """How many random bits are used to round a number; None for nearest.
 
     Raises:
-        ValueError: there is no such noise.
+        ValueError: the noise is unknown.
     """
     if rng_type is None:
         return None
@@ -67,12 +67,12 @@ def checked_rng_type(rng_type: Any) -> int | None:
 
 
 class OperandProxy(nnx.Module):
-    """Quantizes an operand of a contraction, whose axes its injector knows as `module.axes`.
+    """Quantizes an operand of a contraction, whose axes are `module.axes` in its injector.
 
     Attributes:
         binding: the injector.
         tensor_quant: what it assembles.
-        contracts_payload: whether the payload may be contracted; else the dequantized value is.
+        contracts_payload: whether to contract the payload, if possible, instead of the dequantized value.
     """
 
     role = "operand"
@@ -103,15 +103,15 @@ class OperandProxy(nnx.Module):
 
     @property
     def has_zero_point(self) -> bool:
-        """Whether its numbers may have a zero point other than 0."""
+        """Whether its zero point may be nonzero."""
         return has_zero_point(self.tensor_quant)
 
     def has_range(self) -> bool | None:
-        """None: the range is a constant, or that of the operand at hand."""
+        """None: the range is constant or computed from the operand."""
         return None
 
     def __call__(self, x: jax.Array) -> Any:
-        """The operand as a QuantTensor, or as an array where that is what is contracted."""
+        """The operand as a QuantTensor, or as an array if its value is contracted."""
         quantizer = self.tensor_quant
         if quantizer is None:
             return x
@@ -128,11 +128,11 @@ class OperandInjector(ExtendedInjector):
     | `bits` | 2 to 22, `"e4m3"`, `"e5m2"`, an 8-bit float dtype, or None for no quantization |
     | `calibration` | the range: `AbsMaxRange` (`clipping_scale`), `FixedRange(-1.0, 1.0)`, `AbsMeanRange`, ... |
     | `po2_scale` | whether scales are rounded up to powers of two |
-    | `preserve_zero` | whether 0 is one of the numbers; else they are halves between whole numbers |
+    | `preserve_zero` | whether 0 is representable; else the numbers are half-integers |
     | `preserve_max_val` | whether the range ends at the centre of the last bucket instead of its far edge |
-    | `clip_gradient` | whether the gradient of a number that was clipped is 0; scales have none |
-    | `rng_type` | stochastic rounding: `"jax.uniform"`, `"custom-1"` (16 random bits), or None: to nearest |
-    | `noise_sharing_axes` | axes along which all numbers are rounded by the same random number |
+    | `clip_gradient` | whether clipped numbers have gradient 0; scales have none |
+    | `rng_type` | stochastic rounding: `"jax.uniform"`, `"custom-1"` (16 random bits), or None for nearest |
+    | `noise_sharing_axes` | axes along which random numbers are shared |
     | `calibration_axes` | the axes that share a scale: those summed over ("contracting"), those only this operand has \
 ("remaining"), all ("tensor"), or a tuple |
     | `dequant_mode` | "output": payloads are contracted; "this_input", "other_input": their values are |
@@ -173,12 +173,12 @@ class OperandInjector(ExtendedInjector):
 
     @value
     def bit_width(bits: Any, preserve_zero: Any) -> int:
-        """Of the integers; halves between whole numbers are counted in half steps."""
+        """Bits of the integers; half-integers are counted in half steps."""
         return bits + (not preserve_zero) if isinstance(bits, int) else 8
 
     @value
     def q_dtype(bits: Any) -> Any:
-        """Of 8-bit floats."""
+        """The dtype of 8-bit floats."""
         return None if isinstance(bits, int) else checked_bits(bits)
 
     @value
@@ -191,14 +191,14 @@ class OperandInjector(ExtendedInjector):
 
     @choices(RoundToOddSte, StochasticRoundSte)
     def float_to_int_impl(bits: Any, preserve_zero: Any, rng_type: Any) -> Any:
-        """None for to nearest."""
+        """None for nearest."""
         if isinstance(bits, int) and not preserve_zero:
             return RoundToOddSte
         return None if checked_rng_type(rng_type) is None else StochasticRoundSte
 
     @choices(StochasticRoundSte)
     def halves_to_int_impl(rng_type: Any) -> Any:
-        """Stochastic rounding of halves between whole numbers."""
+        """Stochastic rounding to half-integers."""
         return None if checked_rng_type(rng_type) is None else StochasticRoundSte
 
     @choices(PowerOfTwoRestrictValue)

@@ -19,10 +19,9 @@ def einsum_by(
     rhs: jax.Array,
     out_sharding: Any = None,
 ) -> jax.Array:
-    """The einsum of two arrays as one call of `dot_general`, the operands in their order.
+    """The einsum of two arrays as one call of `dot_general`, in the given order.
 
-    Diagonals are taken and labels of one operand alone are summed before it, the output's axes are put in order after
-    it.
+    Before it, diagonals are taken and labels of one operand alone are summed; after it, the output is transposed.
 
     Args:
         dot_general: called `dot_general(lhs, rhs, dimension_numbers)`; with `out_sharding` on a mesh with explicit
@@ -32,8 +31,8 @@ def einsum_by(
         out_sharding: of the result, as for `jnp.einsum`.
 
     Raises:
-        TypeError: the equation is no string.
-        ValueError: it has other than two operands, or does not fit them.
+        TypeError: the equation is not a string.
+        ValueError: it does not have two operands, or does not fit them.
 
     Example:
         >>> import jax.numpy as jnp
@@ -49,7 +48,7 @@ def einsum_by(
 
 
 def kernel_axes_of(equation: str, kernel_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes of the right operand that an equation sums over: those that the output does not have.
+    """The axes of the right operand that an equation sums over: those missing from the output.
 
     Args:
         equation: of two operands, with an output.

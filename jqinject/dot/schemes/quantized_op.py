@@ -24,7 +24,7 @@ Axes = tuple[int, ...]
 
 
 class QuantizedOp(nnx.Module):
-    """What the three have in common: a scheme, modes, stored operands."""
+    """The common base: a scheme, modes, stored operands."""
 
     scheme: Any
     lhs_quant_mode: QuantMode
@@ -57,47 +57,47 @@ class QuantizedOp(nnx.Module):
         return self.scheme.quantizes
 
     def check_freezes(self) -> None:
-        """Raise where the right operand cannot be stored for serving.
+        """Raise if the right operand cannot be stored for serving.
 
         Raises:
-            ValueError: the forward contraction is cut into pieces.
+            ValueError: the forward contraction is tiled.
         """
         self.scheme.check_freezes()
 
     def quantized_rhs(self, rhs: jax.Array, summed: Axes) -> QuantizedOperand:
-        """The right operand as it is stored for serving.
+        """The right operand in its stored form.
 
         Args:
             rhs: the operand.
-            summed: the axes that the contraction sums over.
+            summed: the summed axes.
 
         Raises:
-            ValueError: the scheme quantizes it in a form that is not stored here.
+            ValueError: the scheme quantizes it in a form that cannot be stored.
         """
         labels = tuple(("rhs", axis) for axis in range(rhs.ndim))
         over = tuple(labels[axis] for axis in summed)
         return self.scheme.stored("fprop_rhs", LabelledTensor(rhs, labels), over)
 
     def has_range(self) -> bool | None:
-        """Whether every collected range saw data; None without one. See `core.StaticRange`."""
+        """Whether every collected range saw data; None if there is none. See `core.StaticRange`."""
         if self.lhs_range is None or self.lhs_quant_mode is QuantMode.SERVE:
             return self.scheme.has_range()
         return self.lhs_range.has_range()
 
     def begin_calibration(self) -> None:
-        """From now on collect ranges anew."""
+        """Restart the collection of ranges."""
         self.scheme.begin_calibration()
         if self.lhs_range is not None:
             self.lhs_range.begin_calibration()
 
     def end_calibration(self) -> None:
-        """Take what was collected as the ranges."""
+        """Use what was collected as the ranges."""
         self.scheme.end_calibration()
         if self.lhs_range is not None:
             self.lhs_range.end_calibration()
 
     def fresh(self) -> QuantizedOp:
-        """Another one like it, with nothing stored and random numbers of its own."""
+        """A copy with nothing stored and its own random numbers."""
         other = nnx.clone(self)
         other.lhs_freezer, other.rhs_freezer = Freezer(), Freezer()
         other.scheme.fork_rngs(self.scheme)
@@ -122,7 +122,7 @@ class QuantizedOp(nnx.Module):
         return scheme_dot_general(self.scheme, left, right, dims, dtype, out_sharding, found_in)
 
     def _served(self, side: str, x: LabelledTensor, summed: Labels) -> Any:
-        """An operand as it came, or what is stored; it is stored where it is to be."""
+        """An operand, or its stored form; stores it if its mode says so."""
         mode = self.lhs_quant_mode if side == "lhs" else self.rhs_quant_mode
         freezer = self.lhs_freezer if side == "lhs" else self.rhs_freezer
         if mode is QuantMode.TRAIN:
@@ -133,7 +133,7 @@ class QuantizedOp(nnx.Module):
         return served(freezer.get())
 
     def _seen(self, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The operands as the op sees them: what is ignored, as it is served from store, has the stored shape."""
+        """The operands as the op sees them: one served from storage has the stored shape."""
         if self.lhs_quant_mode is QuantMode.SERVE:
             lhs = self.lhs_freezer.placeholder(lhs.dtype)
         if self.rhs_quant_mode is QuantMode.SERVE:
@@ -142,7 +142,7 @@ class QuantizedOp(nnx.Module):
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> jax.Array:
-        """As the function whose place it takes."""
+        """Same arguments as the function it replaces."""
 
 
 def _checked(mode: Any, name: str) -> QuantMode:

@@ -1,4 +1,4 @@
-"""Stochastic rounding without random numbers: refused, in a backward pass not before it is there."""
+"""Refuses stochastic rounding without random numbers; for a backward pass, only once there is one."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def missing_rngs(where: str) -> ValueError:
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class NoRandomNumbers:
-    """In the place of a `BackwardQuantizer` that has none to draw: a forward pass needs none."""
+    """Replaces a `BackwardQuantizer` without random numbers, which a forward pass does not need."""
 
     where: str
 
     def __call__(self, *args: Any) -> Any:
-        """Raise: there is a backward pass."""
+        """Raise, as there is a backward pass."""
         raise missing_rngs(self.where)

@@ -1,4 +1,4 @@
-"""`Scheme`: which quantizer each of the six operands of a contraction and its gradients has."""
+"""`Scheme`: the quantizers of the six operands of a contraction and its gradients."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from jqinject.inject import (
 
 
 class Kept(enum.Enum):
-    """What a backward product may take instead of a quantizer's result."""
+    """What a backward product may use instead of a quantizer's result."""
 
     FPROP = "fprop"
-    """What the forward product took: its payload where that fits, else the dequantized value."""
+    """The forward product's operand: its payload if that fits, else the dequantized value."""
 
 
 class Scheme(ExtendedInjector):
@@ -35,27 +35,27 @@ class Scheme(ExtendedInjector):
     |---|---|---|
     | `fprop_lhs`, `fprop_rhs` | `x`, `w` in `y = x w` | None: float |
     | `dgrad_grad` | `g` in `dx = g w^T` | None: float |
-    | `dgrad_rhs` | `w` in `dx = g w^T` | `Kept.FPROP`: what `fprop_rhs` made |
-    | `wgrad_lhs` | `x` in `dw = x^T g` | `Kept.FPROP`: what `fprop_lhs` made |
+    | `dgrad_rhs` | `w` in `dx = g w^T` | `Kept.FPROP`: the result of `fprop_rhs` |
+    | `wgrad_lhs` | `x` in `dw = x^T g` | `Kept.FPROP`: the result of `fprop_lhs` |
     | `wgrad_grad` | `g` in `dw = x^T g` | None: float |
-    | `accumulator_dtype` | integers of all products are summed in it | None: int32 |
-    | `dgrad_accumulator_dtype`, `wgrad_accumulator_dtype` | of one product | `accumulator_dtype` |
-    | `tile_size` | elements of the first summed axis of `y = x w` that have a scale, or a `LocalAqt` | None: all |
-    | `dgrad_tile_size`, `wgrad_tile_size` | the same of the other products | None: all |
-    | `dgrad_use_fwd_quant` | `dgrad_rhs` quantizes the payload that `fprop_rhs` made; its scale goes into `g` | False |
-    | `wgrad_use_fwd_quant` | the same of `wgrad_lhs` and `fprop_lhs` | False |
+    | `accumulator_dtype` | dtype of integer sums, for all products | None: int32 |
+    | `dgrad_accumulator_dtype`, `wgrad_accumulator_dtype` | likewise for one product | `accumulator_dtype` |
+    | `tile_size` | elements of the first summed axis of `y = x w` that share a scale, or a `LocalAqt` | None: all |
+    | `dgrad_tile_size`, `wgrad_tile_size` | likewise for the other products | None: all |
+    | `dgrad_use_fwd_quant` | `dgrad_rhs` quantizes the payload of `fprop_rhs`, whose scale goes into `g` | False |
+    | `wgrad_use_fwd_quant` | likewise for `wgrad_lhs` and `fprop_lhs` | False |
     | `conv_gradients` | whether the gradients of a convolution are quantized; else those of the float one | True |
 
     An operand is any quantizer of `jqinject.quant`, as a layer's `weight_quant=`, `input_quant=` and `grad_quant=` take
-    it; a gradient's keeps nothing that forward passes move: a `...Grad...` one, or a dynamic one. None leaves the
-    operand float; for `dgrad_rhs` and `wgrad_lhs` that is the original, unquantized one.
+    it; a gradient's has no forward-pass state: a `...Grad...` or a dynamic one. None leaves the
+    operand float; for `dgrad_rhs` and `wgrad_lhs` that is the unquantized original.
 
     Quantizers of activations and gradients see the summed axes last, those of weights see the other axes as channels:
-    so "per row", "per channel" and groups along the inputs are what a product can multiply by after its sum. Forward,
-    gradients pass through each quantizer by its own derivative; scales are trained where they are parameters.
+    so scales "per row", "per channel" and per group along the inputs can be multiplied in after the sum. Forward,
+    gradients pass through each quantizer by its own derivative; scales that are parameters are trained.
 
-    Two operands are contracted as integers or 8-bit floats where both have such payloads and their scales do not vary
-    along what is summed over; else their dequantized values are. `QDotGeneral.explain` says which.
+    Two operands are contracted as integers or 8-bit floats if both have such payloads and their scales do not vary
+    along summed axes; otherwise as dequantized values. `QDotGeneral.explain` says which.
 
     Example:
         >>> from jqinject.quant import Int4WeightPerGroupAbsMax, Int8ActDynamicPerRow, Int8GradPerRowDynamic
@@ -97,16 +97,16 @@ COMPONENTS = (
     "calibration",
     "restrict_scaling_impl",
     "lhs_range",
-)  # of a scheme, which its operands have in common
+)  # of a scheme, shared by its operands
 Operand = Binding | Kept | None
 
 
 @dataclass(frozen=True)
 class SchemeSpec:
-    """A scheme, read: static, equal by value.
+    """A scheme, resolved: static, compared by value.
 
     Attributes:
-        operands: what each of the six names says: a binding of its injector, None, or `Kept.FPROP`.
+        operands: for each of the six names: a binding of its injector, None, or `Kept.FPROP`.
         fprop, dgrad, wgrad: how the products sum.
         flags: those of `FLAGS` that are set.
         name: of the scheme.
@@ -121,11 +121,11 @@ class SchemeSpec:
 
     @classmethod
     def of(cls, scheme: type[Scheme] | Binding) -> SchemeSpec:
-        """What a scheme says.
+        """Resolve a scheme.
 
         Raises:
-            TypeError: an override that no scheme has, an operand that is not a quantizer, a gradient to be kept
-                from a forward pass; an accumulator that is not an integer dtype.
+            TypeError: an unknown override, an operand that is not a quantizer, a gradient kept from the forward pass;
+                an accumulator that is not an integer dtype.
             ValueError: a tile size below 1.
         """
         injector = scheme.injector if isinstance(scheme, Binding) else scheme
@@ -137,7 +137,7 @@ class SchemeSpec:
         return cls(operands, fprop, dgrad, wgrad, flags, name)
 
     def of_convolution(self) -> SchemeSpec:
-        """As a convolution takes it: without tiles, and where its gradients are float, with the original operands."""
+        """For a convolution: without tiles, and with the original operands if its gradients are float."""
         if "conv_gradients" in self.flags:
             return self
         floats = tuple((name, given if name in FORWARD else None) for name, given in self.operands)

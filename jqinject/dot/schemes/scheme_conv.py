@@ -1,4 +1,4 @@
-"""A convolution by a scheme: forward as integers where both operands have them, backward in floats."""
+"""A convolution by a scheme: forward as integers if both operands have them, backward in floats."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ def scheme_conv(
     lhs: jax.Array | QuantTensor,
     rhs: jax.Array | QuantTensor,
 ) -> jax.Array:
-    """The convolution of two arrays, forward and backward as a scheme says.
+    """The convolution of two arrays by a scheme, forward and backward.
 
     Each of the three products is a convolution of integers if both operands have them, with one scale or one for each
     example (input feature, backward) of the left and each output feature of the right one, and there are no groups.
-    Quantizers of activations and gradients see their operand as it is: features last, as Flax lays them out.
+    Quantizers of activations and gradients see the operand unchanged: features last, as in Flax.
 
     Args:
-        quantizers: of the scheme; tiles do not count.
+        quantizers: of the scheme; tiles are ignored.
         conv: the convolution.
-        lhs, rhs: float arrays, or operands that are quantized already.
+        lhs, rhs: float arrays, or operands that are already quantized.
     """
     scheme = quantizers.scheme.of_convolution()
     (x, over_x), (kernel, over_kernel) = operands_of(conv, lhs, rhs)
@@ -87,7 +87,7 @@ def scheme_conv(
 def _backward(
     quantizers: SchemeQuantizers, scheme: SchemeSpec, product: str, g: Operand, other: Operand
 ) -> tuple[Any, Any]:
-    """Of a backward product: the gradient's quantizer and slot, and the other operand; None for the forward one's."""
+    """For a backward product: the gradient's quantizer and slot, and the other operand; None for the forward one's."""
     name = "dgrad_rhs" if product == "dgrad" else "wgrad_lhs"
     grad = f"{product}_grad"
     by = (None, None) if scheme[grad] is None else quantizers.gradient(grad, *g)

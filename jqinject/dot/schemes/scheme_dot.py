@@ -43,16 +43,16 @@ def scheme_dot_general(
     out_sharding: Any = None,
     found_in: Any = None,
 ) -> jax.Array:
-    """The contraction of two float arrays, forward and backward as a scheme says.
+    """The contraction of two float arrays by a scheme, forward and backward.
 
     Args:
         quantizers: of the scheme.
-        lhs, rhs: float arrays, or tensors that are quantized already.
+        lhs, rhs: float arrays, or tensors that are already quantized.
         dims, dtype, out_sharding: as for `lax.dot_general`.
-        found_in: what finds the range of `lhs`, in the place of its quantizer's `calibration`; None for that.
+        found_in: finds the range of `lhs` instead of its quantizer's `calibration`, if given.
     """
     operands = _Operands.of(quantizers, lhs, rhs, dims, np.dtype(dtype), out_sharding, found_in)
-    return contract_operands(operands.plan, operands.lhs, operands.rhs, operands.dgrad, operands.wgrad)
+    return contract_operands(operands.plan, operands.lhs, operands.rhs, operands.dgrad, operands.wgrad)[0]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class _Operands:
         out_sharding: Any = None,
         found_in: Any = None,
     ) -> _Operands:
-        """Quantized as far as the forward pass does it."""
+        """The forward pass's part of quantization."""
         scheme, labels = quantizers.scheme, Labelling.of(dims)
         plan = Plan(labels, dtype, scheme.fprop, scheme.dgrad, scheme.wgrad, out_sharding)
         x, w = LabelledTensor(lhs, labels.lhs), LabelledTensor(rhs, labels.rhs)
@@ -104,9 +104,9 @@ def _backward(
     Args:
         quantizers: of the scheme.
         names: of the operands.
-        g: what stands for the gradient.
+        g: stand-in for the gradient.
         x: the other operand.
-        made: what the forward product took for it.
+        made: the forward product's version of it.
         out: labels of the result.
     """
     scheme, product, beside = quantizers.scheme, names[0].partition("_")[0], g.labels
@@ -130,7 +130,7 @@ def _backward(
 def _pieces(
     tiles: LocalAqt | None, x: LabelledTensor, summed: Labels
 ) -> Callable[[LabelledTensor], LabelledTensor]:
-    """Cuts an operand into the tiles of its product; the axis is found in one of the two."""
+    """Cuts an operand into its product's tiles, along an axis found in either operand."""
     if tiles is None or not summed:
         return lambda operand: operand
     label = tiled_label(tiles, x, summed)
@@ -140,15 +140,15 @@ def _pieces(
 def _payload_and_scale(
     made: LabelledTensor, x: LabelledTensor, beside: Labels, as_integers: bool
 ) -> tuple[LabelledTensor, jax.Array | None]:
-    """The payload of what the forward product took, with a scale of 1, and its scale laid out beside the gradient.
+    """The payload of the forward product's operand, with scale 1, and its scale laid out for the gradient.
 
-    Where it has no payload or its scale varies along an axis that the gradient lacks: the original, and None.
+    Without a payload, or if the scale varies along an axis that the gradient lacks: the original, and None.
 
     Args:
-        made: what the forward product took.
+        made: the forward product's operand.
         x: the original.
         beside: labels of the gradient.
-        as_integers: whether integers are contracted; else the payload is quantized again, and is a float array.
+        as_integers: whether integers are contracted; else the payload is a float array, to be quantized again.
     """
     tensor = made.tensor
     scale = scale_beside(made, beside) if isinstance(tensor, IntQuantTensor | FloatQuantTensor) else None
@@ -182,8 +182,8 @@ class ExplainedProduct:
     Attributes:
         name: "fprop", "dgrad" or "wgrad".
         operands: what is contracted, in words.
-        kind: in which numbers: "int", "fp8" or "float".
-        why: why payloads are not contracted though there are some; else empty.
+        kind: "int", "fp8" or "float".
+        why: why existing payloads are not contracted; else empty.
     """
 
     name: str
@@ -197,7 +197,7 @@ class ExplainedProduct:
 
 
 class ExplainedScheme(tuple[ExplainedProduct, ...]):
-    """The three products; printed a line each."""
+    """The three products, printed one per line."""
 
     __slots__ = ()
 
@@ -211,7 +211,7 @@ def explain_scheme(
     """What the three products of a scheme contract, for operands of these shapes; nothing is computed.
 
     Args:
-        quantizers: of the scheme; they stay as they are.
+        quantizers: of the scheme; unchanged.
         lhs, rhs: what has a shape and a dtype.
         dims, dtype: as for `scheme_dot_general`.
     """

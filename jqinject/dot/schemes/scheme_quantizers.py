@@ -1,4 +1,4 @@
-"""The quantizers of a scheme at work: put together for the operands that come, kept where they keep something."""
+"""A scheme's quantizers at run time: assembled for the given operands, and kept if stateful."""
 
 from __future__ import annotations
 
@@ -27,15 +27,14 @@ Taken = tuple[Any, jax.Array | None]
 class SchemeQuantizers(nnx.Module):
     """The six quantizers of a scheme.
 
-    A quantizer without state is put together at every call (under `jit`, once a trace) and not kept; so is one that
-    only draws random numbers, with a new key. One with state (a learned scale, running ranges, amaxes) is put together
-    at the first call and kept, as an attribute named as its operand: make optimizers and load checkpoints after a first
-    call.
+    A stateless quantizer is assembled at every call (under `jit`, once per trace) and not kept; so is one that only
+    draws random numbers, with a new key. A stateful one (a learned scale, running ranges, amaxes) is assembled at the
+    first call and kept as an attribute named like its operand: make optimizers and load checkpoints after that.
 
     Args:
         scheme: what the scheme says.
         rngs: for quantizers that draw random numbers.
-        where: what the user called, for error texts.
+        where: the user's callable, for error messages.
     """
 
     def __init__(self, scheme: SchemeSpec, rngs: nnx.Rngs | None, where: str) -> None:
@@ -43,7 +42,7 @@ class SchemeQuantizers(nnx.Module):
         self.where = where
         self.use_running_average = False
         self.deterministic = False
-        # A fork, but named alike wherever it comes from: names are part of the graph.
+        # A fork, always named alike: names are part of the graph.
         key = None if rngs is None else rngs["stochastic_rounding"]()
         self.stream = nnx.data(None if key is None else nnx.RngStream(key, tag="stochastic_rounding"))
         for name in OPERANDS:
@@ -59,18 +58,18 @@ class SchemeQuantizers(nnx.Module):
         in_rows: bool = True,
         found_in: Any = None,
     ) -> LabelledTensor:
-        """An operand as its quantizer makes it.
+        """An operand, quantized.
 
         Args:
-            name: of the operand, one that is quantized in the forward pass.
+            name: of an operand that is quantized in the forward pass.
             x: the operand.
             summed: the axes that its product sums over.
-            beside: the other operand, for a weight quantizer that goes by its input.
+            beside: the other operand, for a weight quantizer that depends on its input.
             in_rows: whether quantizers of activations see the summed axes as rows.
-            found_in: what finds the range, in the place of the operand's `calibration`; None for that.
+            found_in: finds the range instead of the operand's `calibration`, if given.
 
         Raises:
-            ValueError: it is rounded stochastically, and there are no random numbers.
+            ValueError: it is rounded stochastically without random numbers.
         """
         binding = self.scheme[name]
         if not isinstance(binding, Binding):
@@ -82,7 +81,7 @@ class SchemeQuantizers(nnx.Module):
         return quantized_by(proxy, x, summed, *more, in_rows=in_rows)
 
     def stored(self, name: str, x: LabelledTensor, summed: Labels) -> QuantizedOperand:
-        """An operand of the forward product as it is stored for serving.
+        """An operand of the forward product in its stored form.
 
         Args:
             name: "fprop_lhs" or "fprop_rhs".
@@ -90,7 +89,7 @@ class SchemeQuantizers(nnx.Module):
             summed: the axes that are summed over.
 
         Raises:
-            ValueError: it is not quantized, or in a form that is not stored here.
+            ValueError: it is not quantized, or in a form that cannot be stored.
         """
         binding = self.scheme[name]
         self.check_freezes()
@@ -113,10 +112,10 @@ class SchemeQuantizers(nnx.Module):
         )
 
     def check_freezes(self) -> None:
-        """Raise where an operand cannot be stored for serving.
+        """Raise if an operand cannot be stored for serving.
 
         Raises:
-            ValueError: the forward contraction is cut into pieces, whose scales are not those of the whole operand.
+            ValueError: the forward contraction is tiled, so scales are not those of the whole operand.
         """
         if self.scheme.fprop.tiles is not None:
             raise ValueError(
@@ -126,11 +125,11 @@ class SchemeQuantizers(nnx.Module):
             )
 
     def gradient(self, name: str, g: LabelledTensor, summed: Labels) -> Taken:
-        """The quantizer of a gradient, taken apart for the backward pass, and its slot.
+        """The quantizer of a gradient, split for the backward pass, and its slot.
 
         Args:
             name: of the operand.
-            g: what stands for the gradient: its shape.
+            g: stand-in for the gradient: its shape.
             summed: the axes that its product sums over.
         """
         binding = self.scheme[name]
@@ -140,7 +139,7 @@ class SchemeQuantizers(nnx.Module):
         return (NoRandomNumbers(self._where(name)), None) if self._lacks_rngs(proxy) else for_backward(proxy)
 
     def draws_in_vain(self, name: str, x: LabelledTensor, summed: Labels) -> bool:
-        """Whether an operand is rounded stochastically, and there are no random numbers."""
+        """Whether an operand is rounded stochastically without random numbers."""
         binding = self.scheme[name]
         if self.stream is not None or not isinstance(binding, Binding):
             return False
@@ -152,7 +151,7 @@ class SchemeQuantizers(nnx.Module):
         return any(isinstance(node, nnx.RngStream) for _, node in nnx.iter_graph(proxy, graph=True))
 
     def _rngs(self) -> nnx.Rngs | None:
-        """What new quantizers draw from: a key is taken from the stream only if one is drawn."""
+        """Random numbers for new quantizers: takes a key from the stream only when needed."""
         if self.stream is None or self.deterministic:
             return None
         rngs: Any = nnx.Rngs()
@@ -163,22 +162,22 @@ class SchemeQuantizers(nnx.Module):
         return f"{self.where}: {self.scheme.name}.{name}"
 
     def fork_rngs(self, other: SchemeQuantizers) -> None:
-        """Draw other random numbers than another one, which goes on with its own."""
+        """Use a new random stream, distinct from the copied one."""
         if other.stream is not None:
             self.stream = other.stream.fork()
 
     def stateless(self, y: jax.Array) -> jax.Array:
-        """The result of a function, which has no place for state.
+        """The result of a function, which cannot keep state.
 
         Raises:
-            TypeError: a quantizer keeps some.
+            TypeError: a quantizer is stateful.
         """
         kept = [name for name in OPERANDS if getattr(self, name) is not None]
         if kept:
             binding = self.scheme[kept[0]]
             assert isinstance(binding, Binding)
             raise TypeError(
-                f"{self._where(kept[0])} = {binding.base.__name__} keeps state, and a function has no place for it.\n"
+                f"{self._where(kept[0])} = {binding.base.__name__} keeps state, which a function cannot.\n"
                 "  cure: QDotGeneral(scheme), QEinsum(scheme) or QConvGeneralDilated(scheme), which are called alike"
             )
         return y
@@ -196,26 +195,26 @@ class SchemeQuantizers(nnx.Module):
         return all(known) if known else None
 
     def begin_calibration(self) -> None:
-        """From now on collect ranges anew."""
+        """Restart the collection of ranges."""
         for held in self._kept():
             if held.quant.has_range() is not None:
                 held.quant.begin_calibration()
 
     def end_calibration(self) -> None:
-        """Take what was collected as the ranges."""
+        """Use what was collected as the ranges."""
         for held in self._kept():
             if held.quant.has_range() is not None:
                 held.quant.end_calibration()
 
     def _kept(self) -> list[HeldOperand]:
-        """The operands whose quantizers keep state, as far as they were put together."""
+        """The operands whose quantizers keep state, if already assembled."""
         return [held for held in (getattr(self, name) for name in OPERANDS) if held is not None]
 
     def set_view(self, use_running_average: bool | None = None, deterministic: bool | None = None) -> None:
         """Switch between training and evaluation.
 
         Args:
-            use_running_average: evaluation mode: statistics are used and not moved.
+            use_running_average: evaluation mode: use statistics without updating them.
             deterministic: round to nearest instead of stochastically.
         """
         if use_running_average is not None:

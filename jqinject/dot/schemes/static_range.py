@@ -1,4 +1,4 @@
-"""The left operand of a contraction in a range that is known before: averaged in training, constant in evaluation."""
+"""A static range for the left operand: averaged in training, constant in evaluation."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from jqinject.inject import Binding
 
 @dataclass(frozen=True, eq=False)
 class CollectedRange:
-    """The range of a quantizer that averages it, as the `calibration` of an operand.
+    """The averaged range of a quantizer, as the `calibration` of an operand.
 
     Attributes:
-        quantizer: the quantizer, whose average moves with every call in training.
+        quantizer: the quantizer, whose average is updated by every call in training.
     """
 
     quantizer: CalibratedQuant
@@ -29,16 +29,16 @@ class CollectedRange:
 
 
 def range_of(config: Any) -> Any:
-    """The static range that a scheme declares, a new one each time; None where it declares none."""
+    """A new instance of the static range that a scheme declares, if any."""
     injector = config.injector if isinstance(config, Binding) else config
     return injector.lhs_range if "lhs_range" in injector else None
 
 
 def checked_range(found: Any, scheme: SchemeSpec, name: str) -> CalibratedQuant | None:
-    """A static range that an op can have.
+    """Check a static range.
 
     Raises:
-        TypeError: it is no `CalibratedQuant` with an average; the left operand has a quantizer with a range of its own.
+        TypeError: it is not a `CalibratedQuant` with an average; the left operand's quantizer has its own range.
         ValueError: it has a zero point; the operand has no bits; the op is a convolution.
     """
     if found is None:

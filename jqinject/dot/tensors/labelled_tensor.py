@@ -44,12 +44,12 @@ IN_PLACE = ("weight", "parameter", "operand")
 def quantized_by(
     proxy: Any, x: LabelledTensor, summed: Labels, *beside: Any, in_rows: bool = True
 ) -> LabelledTensor:
-    """An operand as its quantizer makes it.
+    """An operand, quantized.
 
     Args:
         proxy: the quantizer.
         x: the operand.
-        summed: the axes that the contraction sums over.
+        summed: the summed axes.
         beside: what a weight's quantizer takes more.
         in_rows: whether quantizers of activations and gradients see the summed axes as rows.
     """
@@ -69,7 +69,7 @@ def quantized_along(
     Args:
         quantize: the quantizer.
         x: the array.
-        summed: the axes that the contraction sums over.
+        summed: the summed axes.
         merges: whether several summed axes become one for the quantizer, so that a row is all that is summed over.
 
     Returns:

@@ -7,10 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jqinject.dot.kernels.integer import known_zero_point
 from jqinject.ops.fake_quant import known_zero
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
+from jqinject.ops.minifloats.float8_cast import from_float8
+from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor, as_array
 
 
 @jax.tree_util.register_dataclass
@@ -22,20 +24,36 @@ class _Packed:
         payload: integers, or 8-bit floats.
         scale: float per step.
         zero_point: of integers; None for 0.
-        like: an empty array of the value's dtype.
+        dtype: of the value.
         bits: of integers, and whether they have a sign; None of 8-bit floats.
     """
 
     payload: jax.Array
     scale: jax.Array
     zero_point: jax.Array | None
-    like: jax.Array
+    dtype: np.dtype = field(metadata={"static": True})
     bits: tuple[int, bool] | None = field(default=None, metadata={"static": True})
 
 
 def is_tensor(x: Any) -> bool:
     """Whether something is a quantized tensor."""
     return isinstance(x, QuantTensor)
+
+
+def shaped_like(x: Any) -> jax.Array:
+    """An array that has the shape and the sharding of a tensor; a stored one is not dequantized for it."""
+    if isinstance(x, FloatQuantTensor) and x.is_stored:
+        return x.payload()
+    if isinstance(x, IntQuantTensor) and x.is_stored and x.payload is not None:
+        return x.payload
+    return as_array(x)
+
+
+def float32_of(x: Any) -> jax.Array:
+    """The numbers in float32; those of a payload are rounded once."""
+    if isinstance(x, FloatQuantTensor) and x.is_contractible:
+        return from_float8(x.payload(), x.scale, jnp.float32)
+    return as_array(x).astype(jnp.float32)
 
 
 def is_packed(x: Any) -> bool:
@@ -47,9 +65,9 @@ def packed_tensor(x: Any) -> Any:
     """A quantized tensor as its payload and scale, where it keeps one; anything else as it is."""
     if isinstance(x, IntQuantTensor) and x.payload is not None and isinstance(x.bit_width, int):
         zero = None if known_zero_point(x) else x.zero_point
-        return _Packed(x.payload, x.scale, zero, jnp.zeros((0,), x.dtype), (x.bit_width, x.signed))
+        return _Packed(x.payload, x.scale, zero, np.dtype(x.dtype), (x.bit_width, x.signed))
     if isinstance(x, FloatQuantTensor) and x.is_contractible:
-        return _Packed(x.payload(), x.scale, None, jnp.zeros((0,), x.dtype))
+        return _Packed(x.payload(), x.scale, None, np.dtype(x.dtype))
     return x
 
 
@@ -58,6 +76,6 @@ def unpacked_tensor(x: Any) -> Any:
     if not isinstance(x, _Packed):
         return x
     if x.bits is None:
-        return FloatQuantTensor.stored(x.payload, x.scale, x.like.dtype)
+        return FloatQuantTensor.stored(x.payload, x.scale, x.dtype)
     zero = known_zero() if x.zero_point is None else x.zero_point
-    return IntQuantTensor.stored(x.payload, x.scale, zero, *x.bits, x.like.dtype)
+    return IntQuantTensor.stored(x.payload, x.scale, zero, *x.bits, x.dtype)

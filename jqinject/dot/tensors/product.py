@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.geometry.labels import Labels, dimensions_of, summed_labels
 from jqinject.dot.geometry.tiles import LocalAqt
-from jqinject.dot.kernels.float8_dot import float8_dot_general
+from jqinject.dot.kernels.float8_dot import float8_product
 from jqinject.dot.kernels.integer import affine_dot_general, affine_of, has_integers, known_zero_point
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_large_groups, scale_beside, value_of
+from jqinject.dot.tensors.packed_tensor import float32_of
 from jqinject.dot.tensors.tensor_dot import describe
 from jqinject.ops.devices.explicit_axes import sharded_beside
 from jqinject.quant_tensor import FloatQuantTensor, GroupwiseQuantTensor, IntQuantTensor, QuantTensor
@@ -27,10 +28,13 @@ class Sums:
     Attributes:
         accumulator_dtype: of integers; None means int32.
         tiles: how a summed axis is cut into pieces with scales of their own; None for not at all.
+        in_float32: whether operands without a payload in common are dequantized to float32 before the sum; else they
+            keep their dtype, and one payload beside floats is scaled after it.
     """
 
     accumulator_dtype: Any = None
     tiles: LocalAqt | None = None
+    in_float32: bool = False
 
 
 PLAIN = Sums()
@@ -133,9 +137,12 @@ def product(
             affine_of(a.tensor), affine_of(b.tensor), dims, dtype, sums.accumulator_dtype, sharding
         )
     elif kind == "fp8":
-        y = float8_dot_general(
-            a.tensor, b.tensor, dims.numbers, preferred_element_type=dtype, out_sharding=sharding
-        )[0]
+        y = float8_product(a.tensor, b.tensor, dims, dtype, sharding)
+    elif sums.in_float32:
+        left, right = float32_of(a.tensor), float32_of(b.tensor)
+        y = jax.lax.dot_general(
+            left, right, dims.numbers, preferred_element_type=jnp.float32, out_sharding=sharding
+        ).astype(dtype)
     else:
         return _of_floats(a, b, out, dtype, (dims, permutation), sharding)
     return _in_order(y, permutation)

@@ -11,21 +11,30 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jqinject.dot.geometry.labels import Label, Labelling, Labels, summed_labels, tile_of
 from jqinject.dot.geometry.sharding import sharding_before
 from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, cut, joined, quantized_by
-from jqinject.dot.tensors.packed_tensor import is_packed, is_tensor, packed_tensor, unpacked_tensor
+from jqinject.dot.tensors.packed_tensor import (
+    is_packed,
+    is_tensor,
+    packed_tensor,
+    shaped_like,
+    unpacked_tensor,
+)
 from jqinject.dot.tensors.product import PLAIN, Sums, product
 from jqinject.ops.derivatives import backward_only, first_order
+from jqinject.ops.minifloats.float8_cast import to_float8_again
 from jqinject.ops.minifloats.low_bits import LowBits, as_bits
-from jqinject.quant_tensor import as_array
+from jqinject.ops.observe import mapped_with, summed_like
+from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, as_array
 
 NO_SECOND_DERIVATIVE = (
     "a quantized contraction has no second derivative: rounding has none.\n"
-    "  cure: differentiate it once, or use jax.lax.dot_general where it is differentiated twice"
+    "  cure: contraction='float' on the layers that are differentiated twice, jax.lax.dot_general for operations"
 )
 
 
@@ -38,6 +47,8 @@ class Plan:
         dtype: of the output.
         fprop, dgrad, wgrad: how the products sum.
         out_sharding: of the output, as for `lax.dot_general`.
+        grad_dtype: of the 8-bit floats that the cotangent of the output stands for, if it is quantized already; their
+            scale arrives as the cotangent of the token. None for a cotangent that is not.
     """
 
     labels: Labelling
@@ -46,6 +57,7 @@ class Plan:
     dgrad: Sums = PLAIN
     wgrad: Sums = PLAIN
     out_sharding: Any = None
+    grad_dtype: np.dtype | None = None
 
 
 class BackwardProduct(NamedTuple):
@@ -56,7 +68,7 @@ class BackwardProduct(NamedTuple):
         slot: where that quantizer reports; None if it does not.
         other: `w` or `x` as this product takes it; None for what the forward product took.
         folded: what `g` is multiplied by before: the scale of the payload that `other` was made from, laid out beside
-            `g`; None for nothing.
+            `g`; None for 1.
     """
 
     quantizer: Any = None
@@ -81,21 +93,30 @@ class _Static:
     lhs: Labels
     rhs: Labels
     others: tuple[Labels | None, Labels | None]
+    stored: bool
+
+
+UNCHANGED = BackwardProduct()
 
 
 def contract_operands(
-    plan: Plan, lhs: LabelledTensor, rhs: LabelledTensor, dgrad: BackwardProduct, wgrad: BackwardProduct
-) -> jax.Array:
+    plan: Plan,
+    lhs: LabelledTensor,
+    rhs: LabelledTensor,
+    dgrad: BackwardProduct = UNCHANGED,
+    wgrad: BackwardProduct = UNCHANGED,
+) -> tuple[jax.Array, jax.Array | None]:
     """The contraction of two operands, whose gradients go straight to their values.
 
     Args:
         plan: what is static.
         lhs, rhs: the operands as the forward product takes them: arrays or QuantTensors, their axes in any order, cut
-            into tiles or not.
+            into tiles or not. A right one that is stored gets no gradient.
         dgrad, wgrad: what the backward products take.
 
     Returns:
-        An array, its axes in the order of `plan.labels.out`.
+        (an array, its axes in the order of `plan.labels.out`; a token, a float32 0 whose cotangent is the scale of the
+        quantized gradient, None without `plan.grad_dtype`).
     """
     others = dgrad.other, wgrad.other
     labels = tuple(None if x is None else x.labels for x in others)
@@ -104,21 +125,26 @@ def contract_operands(
         lhs.tensor, rhs.tensor, tensors, (dgrad.quantizer, wgrad.quantizer), (dgrad.folded, wgrad.folded)
     )
     packed = jax.tree.map(packed_tensor, kept, is_leaf=is_tensor)
+    stored = isinstance(rhs.tensor, FloatQuantTensor | IntQuantTensor) and rhs.tensor.is_stored
     with backward_only("a quantized contraction"):
         return _contract(
-            _Static(plan, lhs.labels, rhs.labels, (labels[0], labels[1])),
+            _Static(plan, lhs.labels, rhs.labels, (labels[0], labels[1]), stored),
             as_array(lhs.tensor),
-            as_array(rhs.tensor),
+            None if stored else as_array(rhs.tensor),
             (dgrad.slot, wgrad.slot),
-            jax.tree.map(jax.lax.stop_gradient, packed),
+            packed,
         )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _contract(static: _Static, lhs: jax.Array, rhs: jax.Array, slots: Any, kept: _Kept) -> jax.Array:
+def _contract(static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Any, kept: _Kept) -> Any:
+    return _forward(static, kept)
+
+
+def _forward(static: _Static, kept: _Kept) -> tuple[jax.Array, jax.Array | None]:
     plan = static.plan
     left, right = (unpacked_tensor(x) for x in (kept.lhs, kept.rhs))
-    return product(
+    y = product(
         LabelledTensor(left, static.lhs),
         LabelledTensor(right, static.rhs),
         plan.labels.out,
@@ -126,31 +152,42 @@ def _contract(static: _Static, lhs: jax.Array, rhs: jax.Array, slots: Any, kept:
         plan.fprop,
         plan.out_sharding,
     )
+    if plan.grad_dtype is None:
+        return y, None
+    return y, mapped_with(jnp.asarray(np.float32(0)), shaped_like(left), shaped_like(right))
 
 
-def _fwd(static: _Static, lhs: jax.Array, rhs: jax.Array, slots: Any, kept: _Kept) -> Any:
-    lhs, rhs = first_order(lhs, NO_SECOND_DERIVATIVE), first_order(rhs, NO_SECOND_DERIVATIVE)
-    return _contract(static, lhs, rhs, slots, kept), (slots, as_bits(kept))
+def _fwd(static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Any, kept: _Kept) -> Any:
+    # This forward pass is only differentiated by a second derivative.
+    *_, kept = first_order((lhs, rhs, kept), NO_SECOND_DERIVATIVE)
+    return _forward(static, kept), (slots, as_bits(kept))
 
 
-def _bwd(static: _Static, residuals: tuple[Any, LowBits], g: jax.Array) -> Any:
+def _bwd(static: _Static, residuals: tuple[Any, LowBits], cotangents: Any) -> Any:
     slots = residuals[0]
     kept: _Kept = jax.tree.map(unpacked_tensor, residuals[1].floats(), is_leaf=is_packed)
-    plan, g = static.plan, first_order(g, NO_SECOND_DERIVATIVE)
+    plan, g = static.plan, first_order(cotangents[0], NO_SECOND_DERIVATIVE)
+    if plan.grad_dtype is not None:
+        g = _requantized(g, cotangents[1], plan.grad_dtype)
     forward = LabelledTensor(kept.lhs, static.lhs), LabelledTensor(kept.rhs, static.rhs)
-    found, seen = [], []
-    for number, sums in enumerate((plan.dgrad, plan.wgrad)):
+    found: list[Any] = [None, None]
+    seen: list[Any] = [None, None]
+    for number, sums in enumerate((plan.dgrad,) if static.stored else (plan.dgrad, plan.wgrad)):
         labels, other = static.others[number], kept.others[number]
         other = joined(forward[1 - number]) if labels is None else LabelledTensor(other, labels)
         folded, by = kept.folded[number], (kept.quantizers[number], slots[number])
         scaled = g if folded is None else (g * folded).astype(g.dtype)
-        made = _gradient(sums, LabelledTensor(scaled, plan.labels.out), by, other, forward[number])
-        found.append(made[0])
-        seen.append(made[1])
-    return found[0], found[1], tuple(seen), None
+        gradient = LabelledTensor(scaled, plan.labels.out)
+        found[number], seen[number] = _gradient(sums, gradient, by, other, forward[number])
+    return *found, tuple(seen), None
 
 
 _contract.defvjp(_fwd, _bwd)
+
+
+def _requantized(g: jax.Array, scale: jax.Array, dtype: np.dtype) -> FloatQuantTensor:
+    """The payload of a gradient that was quantized on its way here."""
+    return FloatQuantTensor.stored(to_float8_again(g, scale, dtype), scale, g.dtype)
 
 
 def _gradient(
@@ -165,22 +202,23 @@ def _gradient(
         other: the other operand.
         like: the operand whose gradient this is.
     """
-    array = as_array(like.tensor)
+    array = shaped_like(like.tensor)
     whole = joined(LabelledTensor(array, like.labels))
     g, other, summed = in_tiles(sums, g, other, whole.labels)
     seen = None
     taken, slot = by
     if taken is not None:
         g, seen = taken(g.tensor, slot, partial(quantized_gradient, g.labels, summed))
+    dtype = like.tensor.dtype
     made = product(
         g,
         other,
         whole.labels,
-        array.dtype,
+        jnp.float32 if sums.in_float32 else dtype,
         sums,
         sharding_of=lambda permutation: sharding_before(permutation, whole.tensor),
     )
-    return made.reshape(array.shape), seen
+    return summed_like(made.reshape(array.shape), array).astype(dtype), seen
 
 
 def in_tiles(

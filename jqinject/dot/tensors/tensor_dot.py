@@ -1,17 +1,13 @@
-"""`dot_general` of two QuantTensors, in the numbers that they have in common: integers, 8-bit floats, or floats."""
+"""Which numbers two QuantTensors have in common: integers, 8-bit floats, or floats."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 from jqinject.dot.geometry.dimensions import Dimensions
-from jqinject.dot.kernels.float8_dot import float8_dot_general, has_output_scales
-from jqinject.dot.kernels.integer import affine_of, contract_integers, has_integers
-from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, as_array, is_concrete
+from jqinject.dot.kernels.float8_dot import has_output_scales
+from jqinject.dot.kernels.integer import has_integers
+from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, is_concrete
 
 ContractionKind = Literal["auto", "float", "int", "fp8"]
 KINDS = ("auto", "float", "int", "fp8")
@@ -61,48 +57,3 @@ def describe(x: Any) -> str:
     if isinstance(x, CodebookQuantTensor):
         return f"indices into a table of {len(x.codebook.values)} numbers"
     return f"an array of {x.dtype.name}"
-
-
-def contract_tensors(
-    lhs: Any,
-    rhs: Any,
-    dims: Dimensions,
-    dtype: Any,
-    contraction: str = "auto",
-    accumulator_dtype: Any = None,
-    out_sharding: Any = None,
-) -> jax.Array:
-    """The contraction, in the numbers that `contraction` names.
-
-    Gradients pass straight through to the values of the operands, whatever was contracted forward.
-    """
-    kind = contraction_kind(lhs, rhs, dims, contraction)
-    if kind == "fp8":
-        return float8_dot_general(
-            lhs, rhs, dims.numbers, preferred_element_type=dtype, out_sharding=out_sharding
-        )[0]
-    if kind == "int":
-        return contract_integers(
-            lhs.value,
-            rhs.value,
-            affine_of(lhs),
-            affine_of(rhs),
-            dims,
-            dtype,
-            accumulator_dtype=accumulator_dtype,
-            out_sharding=out_sharding,
-        )
-    return jax.lax.dot_general(
-        as_array(lhs),
-        as_array(rhs),
-        dims.numbers,
-        preferred_element_type=dtype,
-        out_sharding=out_sharding,
-    )
-
-
-def output_dtype(lhs: Any, rhs: Any, preferred_element_type: Any) -> Any:
-    """The dtype of a contraction's output: what is asked for, or that of the operands together."""
-    if preferred_element_type is not None:
-        return np.dtype(preferred_element_type)
-    return jnp.promote_types(lhs.dtype, rhs.dtype)

@@ -143,6 +143,8 @@ def cut_in_place(x: jax.Array, size: int, axis: int) -> Cut | None:
         crosses = shards > 1 and bool(length % size or length // size % shards)
         return Cut(axis, size, math.gcd(size, length // shards)) if crosses else None
     known = _shards_along(x, axis)
+    if length == 0 or known == 1:
+        return None
     most = math.gcd(length, jax.device_count()) if known is None else known
     counts = [n for n in range(2, most + 1) if known in (None, n) and most % n == 0]
     if not any(length // n % size and size % (length // n) for n in counts):
@@ -151,7 +153,7 @@ def cut_in_place(x: jax.Array, size: int, axis: int) -> Cut | None:
 
 
 def _shards_along(x: jax.Array, axis: int) -> int | None:
-    """The number of shards of a concrete array along an axis; None of a tracer."""
+    """The number of shards of a concrete array along an axis; None for a tracer."""
     if isinstance(x, jax.core.Tracer):
         return None
     return x.shape[axis] // max(x.sharding.shard_shape(x.shape)[axis], 1)

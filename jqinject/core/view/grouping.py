@@ -1,0 +1,178 @@
+"""Views that cut an axis into groups, and how to apply a view where groups may cross shards."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jqinject.core._protocols import View
+from jqinject.core.construction.checked_arguments import checked_arguments
+from jqinject.ops.devices.cut import Cut, cut_in_place
+from jqinject.ops.devices.explicit_axes import is_split
+from jqinject.ops.groups import check_divides, checked_group_size, fitting_size, split_groups
+
+
+class GroupingView(ABC):
+    """Abstract: a view that cuts an axis into groups."""
+
+    group_size: int
+    group_dim: int
+
+    @abstractmethod
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """View `x`."""
+
+    @abstractmethod
+    def is_seen(self, x: jax.Array) -> bool:
+        """Whether a tensor is already in groups."""
+
+    def cut(self, x: jax.Array) -> Cut | None:
+        """How to cut a tensor without a reshape, which would gather it; None if not needed."""
+        if self.is_seen(x) or not -x.ndim <= self.group_dim < x.ndim:
+            return None
+        axis = self.group_dim % x.ndim
+        return cut_in_place(x, fitting_size(self.group_size, x.shape[axis]), axis)
+
+
+def cut_of(view: View, x: jax.Array) -> Cut | None:
+    """The `Cut` of a grouping view; None for any other view or if not needed."""
+    return view.cut(x) if isinstance(view, GroupingView) else None
+
+
+def in_layout(view: View, quantize: Callable[..., Any], x: jax.Array, *numbers: jax.Array) -> Any:
+    """`quantize(view(x), *numbers)`; if groups may cross shards, `x` is quantized before it is viewed.
+
+    Along explicit axes it is not viewed then, since the view would have to be gathered.
+
+    Args:
+        view: the view.
+        quantize: an elementwise function that returns one or more arrays.
+        x: the tensor.
+        numbers: broadcast against the view: scales, zero points.
+    """
+    cut = cut_of(view, x)
+    if cut is None:
+        return quantize(view(x), *numbers)
+    made = quantize(x, *(cut.spread(number, x) for number in numbers))
+    return made if is_split(x) else jax.tree.map(view, made)
+
+
+def beside(view: View, x: jax.Array, *numbers: jax.Array) -> tuple[jax.Array, ...]:
+    """Numbers that broadcast against the view, as they broadcast against what `in_layout` returns."""
+    cut = cut_of(view, x) if is_split(x) else None
+    return numbers if cut is None else tuple(cut.spread(number, x) for number in numbers)
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class OverSubChannelBlockView(GroupingView):
+    """One axis cut into groups, of a tensor whose shape is known: `(..., groups, group_size, ...)`.
+
+    The last group is padded with zeros. An array that already has the grouped number of axes (a zero point, say) is
+    unchanged.
+
+    Args:
+        expanded_groupwise_shape: the shape of the view.
+        group_size: elements of a group; at most the size of the axis.
+        group_dim: the axis to cut; may be negative.
+
+    Raises:
+        ValueError: a group size below 1; (when called) a tensor of another shape.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> OverSubChannelBlockView((2, 32, 3), 32, 0)(jnp.zeros((40, 3))).shape
+        (2, 32, 3)
+    """
+
+    expanded_groupwise_shape: tuple[int, ...]
+    group_size: int
+    group_dim: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "expanded_groupwise_shape", tuple(self.expanded_groupwise_shape))
+        checked_group_size(self.group_size, "OverSubChannelBlockView")
+
+    @property
+    def groups(self) -> tuple[int, int]:
+        """Group size and grouped axis."""
+        return self.group_size, self.group_dim
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """View `x`."""
+        expanded = self.expanded_groupwise_shape
+        if self.is_seen(x):
+            if any(size not in (1, wanted) for size, wanted in zip(x.shape, expanded, strict=True)):
+                raise self._misfit(x, "has as many axes")
+            return x
+        if not -x.ndim <= self.group_dim < x.ndim:
+            raise self._misfit(x, f"has no axis {self.group_dim}")
+        viewed = split_groups(x, fitting_size(self.group_size, x.shape[self.group_dim]), self.group_dim)
+        if viewed.shape != expanded:
+            raise self._misfit(x, f"is {viewed.shape} in groups")
+        return viewed
+
+    def is_seen(self, x: jax.Array) -> bool:
+        """Whether a tensor has the grouped number of axes."""
+        return x.ndim == len(self.expanded_groupwise_shape)
+
+    def _misfit(self, x: jax.Array, found: str) -> ValueError:
+        return ValueError(
+            f"OverSubChannelBlockView was made for arrays that are {self.expanded_groupwise_shape} in groups of "
+            f"{self.group_size}, got one of shape {x.shape}, which {found}.\n"
+            "  cure: DynamicOverSubChannelBlockView, which takes any shape; for a quantizer of scales, nested in that "
+            "of a weight, upstream_shape = (this << 1).scaling_shape, and around it restrict_threshold_impl = "
+            "FloatRestrictValue, as the threshold (a scalar) has no groups"
+        )
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class DynamicOverSubChannelBlockView(GroupingView):
+    """One axis cut into groups, of a tensor of any shape: `(..., groups, group_size, ...)`.
+
+    Args:
+        group_size: elements of a group; at most the size of the axis.
+        group_dim: the axis to cut; may be negative.
+        group_padding: pad the last group with zeros; False refuses an axis that needs padding.
+
+    Raises:
+        ValueError: a group size below 1; (when called) a tensor without the axis, or one that needs padding.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> DynamicOverSubChannelBlockView(4, -1)(jnp.zeros((8, 10))).shape
+        (8, 3, 4)
+    """
+
+    group_size: int
+    group_dim: int = -1
+    group_padding: bool = True
+
+    def __post_init__(self) -> None:
+        checked_group_size(self.group_size, "DynamicOverSubChannelBlockView")
+
+    @property
+    def groups(self) -> tuple[int, int]:
+        """Group size and grouped axis."""
+        return self.group_size, self.group_dim
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """View `x`."""
+        where = "DynamicOverSubChannelBlockView"
+        if not -x.ndim <= self.group_dim < x.ndim:
+            raise ValueError(
+                f"{where}: an array of shape {x.shape} has no axis {self.group_dim} to cut into groups.\n"
+                "  cure: group_dim = -1, the features"
+            )
+        if not self.group_padding:
+            check_divides(x.shape[self.group_dim], self.group_size, where)
+        return split_groups(x, fitting_size(self.group_size, x.shape[self.group_dim]), self.group_dim)
+
+    def is_seen(self, x: jax.Array) -> bool:
+        """Never: it takes any shape."""
+        return False

@@ -1,0 +1,141 @@
+"""`dot_general` of two QuantTensors, in the numbers that they have in common; the derivative is `six_operands`'."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.dot.geometry.labels import Labelling
+from jqinject.dot.kernels.float8_dot import has_output_scales
+from jqinject.dot.kernels.integer import affine_of, contract_integers
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor
+from jqinject.dot.tensors.product import Sums
+from jqinject.dot.tensors.six_operands import Plan, contract_operands
+from jqinject.dot.tensors.tensor_dot import contraction_kind
+from jqinject.ops.derivatives import backward_only
+from jqinject.quant_tensor import FloatQuantTensor, as_array
+
+_IN_FLOAT32 = Sums(in_float32=True)
+
+
+def float8_dot_general(
+    lhs: FloatQuantTensor,
+    rhs: FloatQuantTensor,
+    dimension_numbers: Any,
+    *,
+    grad_dtype: Any = None,
+    preferred_element_type: Any = None,
+    out_sharding: Any = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Contract the payloads of two 8-bit float tensors: `y = dot(payload_l, payload_r) * scale_l * scale_r`.
+
+    The products are summed in float32. Backward, the operands are the payloads again: with `grad_dtype`, the cotangent
+    of `y` counts as a payload of that dtype times the scale that arrives as the cotangent of the token, so that both
+    gradients contract 8-bit floats too; without, or where a scale varies along an axis that a gradient sums over, they
+    are float. Gradients pass straight through to the values of the operands.
+
+    A GPU with 8-bit float units (Hopper and later) runs these contractions on them. A CPU has none: it computes the
+    same, no faster than float.
+
+    Args:
+        lhs: the left operand.
+        rhs: the right operand; a scale may vary along axes that are not summed over. A stored one gets no gradient.
+        dimension_numbers: as for `lax.dot_general`.
+        grad_dtype: dtype of the gradient's payload, or None.
+        preferred_element_type: dtype of the output; None means that of `lhs`.
+        out_sharding: as for `lax.dot_general`.
+
+    Returns:
+        (the output, a token: a float32 0 whose cotangent is the gradient's scale).
+
+    Raises:
+        TypeError: an operand is no `FloatQuantTensor`.
+        ValueError: a scale varies along an axis that is summed over, or a format is none of hardware's.
+
+    Source: Flax's `fp8_scaled_dot_general`.
+
+    Example:
+        >>> x = FloatQuantTensor.from_payload(jnp.ones((2, 3), jnp.float8_e4m3fn), 0.5)
+        >>> float8_dot_general(x, x, (((1,), (1,)), ((), ())))[0]
+        Array([[0.75, 0.75],
+               [0.75, 0.75]], dtype=float32)
+    """
+    for side, operand in (("lhs", lhs), ("rhs", rhs)):
+        if not isinstance(operand, FloatQuantTensor):
+            raise TypeError(
+                f"float8_dot_general: {side} must be a FloatQuantTensor, got {type(operand).__name__}"
+            )
+        if not operand.is_contractible:
+            raise ValueError(
+                f"float8_dot_general: {side} is in the format {operand.format}, which no backend contracts.\n"
+                "  cure: one of the 8-bit formats of OCP or FNUZ; or contract the values: contraction='float'"
+            )
+    dims = Dimensions.of(lhs.ndim, rhs.ndim, dimension_numbers)
+    if not has_output_scales(lhs, rhs, dims):
+        raise ValueError(
+            "float8_dot_general: a scale varies along an axis that is summed over, so no multiplication after the "
+            f"sum can undo it (scales {lhs.scale.shape}, {rhs.scale.shape}; dimension numbers {dimension_numbers})."
+            "\n  cure: quantize per tensor, or per output channel; or contract the values: contraction='float'"
+        )
+    labels = Labelling.of(dims)
+    plan = Plan(
+        labels,
+        np.dtype(preferred_element_type or lhs.dtype),
+        dgrad=_IN_FLOAT32,
+        wgrad=_IN_FLOAT32,
+        out_sharding=out_sharding,
+        grad_dtype=None if grad_dtype is None else np.dtype(grad_dtype),
+    )
+    left, right = LabelledTensor(lhs, labels.lhs), LabelledTensor(rhs, labels.rhs)
+    with backward_only("a contraction of 8-bit floats"):
+        y, token = contract_operands(plan, left, right)
+    return y, jnp.zeros((), jnp.float32) if token is None else token
+
+
+def contract_tensors(
+    lhs: Any,
+    rhs: Any,
+    dims: Dimensions,
+    dtype: Any,
+    contraction: str = "auto",
+    accumulator_dtype: Any = None,
+    out_sharding: Any = None,
+) -> jax.Array:
+    """The contraction, in the numbers that `contraction` names.
+
+    Gradients pass straight through to the values of the operands, whatever was contracted forward.
+    """
+    kind = contraction_kind(lhs, rhs, dims, contraction)
+    if kind == "fp8":
+        return float8_dot_general(
+            lhs, rhs, dims.numbers, preferred_element_type=dtype, out_sharding=out_sharding
+        )[0]
+    if kind == "int":
+        return contract_integers(
+            lhs.value,
+            rhs.value,
+            affine_of(lhs),
+            affine_of(rhs),
+            dims,
+            dtype,
+            accumulator_dtype=accumulator_dtype,
+            out_sharding=out_sharding,
+        )
+    return jax.lax.dot_general(
+        as_array(lhs),
+        as_array(rhs),
+        dims.numbers,
+        preferred_element_type=dtype,
+        out_sharding=out_sharding,
+    )
+
+
+def output_dtype(lhs: Any, rhs: Any, preferred_element_type: Any) -> Any:
+    """The dtype of a contraction's output: what is asked for, or that of the operands together."""
+    if preferred_element_type is not None:
+        return np.dtype(preferred_element_type)
+    return jnp.promote_types(lhs.dtype, rhs.dtype)
