@@ -1,4 +1,4 @@
-"""`FrozenWeight`: the low-bit numbers of a layer's weight, in the place of the weight."""
+"""`FrozenWeight`: the low-bit numbers of a layer's weight, replacing the weight."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class FrozenForm:
 class FrozenWeight(nnx.Module):
     """Payload, scale and zero point of a quantized weight, and what else a QuantTensor knows.
 
-    State: `value`, the payload as it is stored (`StoredForm`); `scale`, float32, or a byte each for groups; and if
+    State: `value`, the payload in its `StoredForm`; `scale`, float32, or a byte each for groups; and if
     there are any, `zero_point`, `sums` of the payload, and the `scale_factor` of scales in bytes.
 
     Args:
@@ -162,7 +162,7 @@ class FrozenWeight(nnx.Module):
         return in_groups(self._tensor(payload, scale, zero), groups.size, groups.dim, groups.length, piece)
 
     def _read(self) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Payload, scale and zero point as they are stored, but for packing and the order of axes."""
+        """Payload, scale and zero point as stored, except for packing and the order of axes."""
         stored, payload, scale = self.form.stored, self.value[...], self.scale[...].astype(jnp.float32)
         whole_bytes = stored.packed_bits is None
         payload = jax.lax.transpose(payload, stored.back) if whole_bytes else stored.payload(payload)
