@@ -84,6 +84,8 @@ def without_groups(weight: GroupwiseQuantTensor, cut: Cut) -> Any:
         weight: the weight.
         cut: how its groups lie.
     """
+    if weight.as_it_lies is not None:
+        return weight.as_it_lies
     grouped, value = weight.grouped, weight.value
     scale = cut.spread(grouped.scale, value)
     if not isinstance(grouped, IntQuantTensor):
