@@ -36,7 +36,7 @@ class QuantCheckpoint(nnx.Module):
 
     Args:
         act_quant: quantizer of what is kept, of at most 8 constant bits: an injector, or a proxy to share.
-        grad_quant: quantizer of the gradient; None leaves it as it is.
+        grad_quant: quantizer of the gradient; None leaves it unchanged.
         rngs: for quantizers that draw random numbers.
         overrides: names of `act_quant`, declared anew, without a prefix; those of `grad_quant` with `grad_`.
 

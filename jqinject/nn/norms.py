@@ -14,7 +14,7 @@ from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
 class QuantBatchNorm(QuantNormLayer, nnx.BatchNorm):
     """`nnx.BatchNorm` with a quantized output: y = output_quant(norm(input_quant(x))), norm computed in float.
 
-    A quantizer argument is an injector, a proxy to share (`other.output_quant`), or None for none. Further keywords
+    A quantizer argument is an injector, a proxy to share (`other.output_quant`), or None. Further keywords
     override what a quantizer declares: `output_bit_width=4` declares `bit_width = 4` anew for the output quantizer.
     With every quantizer None the layer is `nnx.BatchNorm` to the bit. `model.eval()` puts the norm and its
     quantizers into evaluation mode together; `use_running_average` of a call is for the norm alone.
@@ -83,7 +83,7 @@ class QuantBatchNorm(QuantNormLayer, nnx.BatchNorm):
 class QuantLayerNorm(QuantNormLayer, nnx.LayerNorm):
     """`nnx.LayerNorm` with a quantized output: y = output_quant(norm(input_quant(x))), norm computed in float.
 
-    A quantizer argument is an injector, a proxy to share (`other.output_quant`), or None for none. Further keywords
+    A quantizer argument is an injector, a proxy to share (`other.output_quant`), or None. Further keywords
     override what a quantizer declares: `output_bit_width=4` declares `bit_width = 4` anew for the output quantizer.
     With every quantizer None the layer is `nnx.LayerNorm` to the bit.
 
@@ -148,7 +148,7 @@ class QuantLayerNorm(QuantNormLayer, nnx.LayerNorm):
 class QuantRMSNorm(QuantNormLayer, nnx.RMSNorm):
     """`nnx.RMSNorm` with a quantized output: y = output_quant(norm(input_quant(x))), norm computed in float.
 
-    A quantizer argument is an injector, a proxy to share (`other.output_quant`), or None for none. Further keywords
+    A quantizer argument is an injector, a proxy to share (`other.output_quant`), or None. Further keywords
     override what a quantizer declares: `output_bit_width=4` declares `bit_width = 4` anew for the output quantizer.
     With every quantizer None the layer is `nnx.RMSNorm` to the bit.
 
@@ -213,7 +213,7 @@ class QuantRMSNorm(QuantNormLayer, nnx.RMSNorm):
 class QuantGroupNorm(QuantNormLayer, nnx.GroupNorm):
     """`nnx.GroupNorm` with a quantized output: y = output_quant(norm(input_quant(x))), norm computed in float.
 
-    A quantizer argument is an injector, a proxy to share (`other.output_quant`), or None for none. Further keywords
+    A quantizer argument is an injector, a proxy to share (`other.output_quant`), or None. Further keywords
     override what a quantizer declares: `output_bit_width=4` declares `bit_width = 4` anew for the output quantizer.
     With every quantizer None the layer is `nnx.GroupNorm` to the bit.
 

@@ -20,7 +20,7 @@ from jqinject.quant_tensor import IntQuantTensor, QuantTensor, as_array, reshape
 class QuantScaleBias(QuantWeightLayer):
     """y = x_q * s_q + b_q, with one s and one b for each channel.
 
-    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None for none. Further keywords
+    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
     override what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer.
     Parameters are called `scale` and `bias`, as those of `nnx.BatchNorm`.
 

@@ -1,4 +1,4 @@
-"""Average pooling on integers: sums, and then fewer bits in the place of a division."""
+"""Average pooling on integers: sums, then truncation to fewer bits instead of a division."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence

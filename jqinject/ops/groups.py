@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jqinject.ops.devices.explicit_axes import merge_axes, sharded_as, whole
+from jqinject.ops.devices.explicit_axes import merge_axes, sharded_as, shards_along, whole
 
 
 def fitting_size(group_size: int, length: int) -> int:
@@ -39,9 +39,8 @@ def split_groups(x: jax.Array, group_size: int, group_dim: int) -> jax.Array:
     """
     axis = group_dim % x.ndim
     missing = -x.shape[axis] % group_size
-    sharding = jax.typeof(x).sharding
-    shards = sharding.spec[axis] and x.shape[axis] // sharding.shard_shape(x.shape)[axis]
-    if shards and (missing or x.shape[axis] // group_size % shards):
+    shards = shards_along(x, axis)
+    if shards > 1 and (missing or x.shape[axis] // group_size % shards):
         x = whole(x, axis)  # its shards do not hold whole groups
     if missing:
         x = jnp.pad(x, [(0, missing if place == axis else 0) for place in range(x.ndim)])

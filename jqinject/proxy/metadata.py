@@ -8,6 +8,7 @@ import numpy as np
 
 from jqinject.core.facts import groups_of, has_zero_point, is_dynamic, needs_input_format
 from jqinject.inject import Binding
+from jqinject.ops.devices.cut import cut_in_place
 from jqinject.ops.groups import fitting_size
 from jqinject.proxy.naming import is_ours
 from jqinject.quant_tensor import in_groups
@@ -67,7 +68,7 @@ class QuantMetadata:
         )
 
     def joined(self, packed: Any, shape: tuple[int, ...], proxy: Any) -> Any:
-        """A tensor whose groups lie along two axes, as a QuantTensor of the shape without them.
+        """A tensor whose groups lie along two axes, or cross explicit shards, as a QuantTensor without those axes.
 
         Args:
             packed: the tensor.
@@ -85,7 +86,9 @@ class QuantMetadata:
                 "  cure: scaling_per_output_type = 'tensor' or 'channel'; or of your own quantizer a property `groups` "
                 "that returns (group_size, group_dim)"
             )
-        return in_groups(packed, fitting_size(size, shape[dim]), dim, shape[dim])
+        fitting = fitting_size(size, shape[dim])
+        cut = cut_in_place(packed.value, fitting, dim % len(shape)) if packed.ndim == len(shape) else None
+        return in_groups(packed, fitting, dim, shape[dim], None if cut is None else cut.piece)
 
 
 def quant_metadata_of(binding: Binding, layers: tuple[Any, ...]) -> QuantMetadata:

@@ -96,17 +96,19 @@ def placed(module, mesh, spec):
     return graphdef, jax.tree.map(put, state)
 
 
-def gathers(module, mesh, spec, *, gradient):
+def gathers(module, mesh, spec, *, gradient, of_x=("data",), **kwargs):
     """The sizes of everything of a device's share of the weight or more that the program gathers."""
     graphdef, state = placed(module, mesh, spec)
 
     def run(state, x):
         module = nnx.merge(graphdef, state)
         if gradient:
-            return nnx.grad(lambda m, x: jnp.mean(m(x) ** 2), argnums=(0, 1))(module, x), nnx.state(module)
-        return module(x), nnx.state(module)
+            return nnx.grad(lambda m, x: jnp.mean(m(x, **kwargs) ** 2), argnums=(0, 1))(module, x), nnx.state(
+                module
+            )
+        return module(x, **kwargs), nnx.state(module)
 
-    x = jax.device_put(X, NamedSharding(mesh, P("data")))
+    x = jax.device_put(X, NamedSharding(mesh, P(*of_x)))
     program = jax.jit(run).lower(state, x).compile().as_text()
     found = [int(np.prod([int(n) for n in shape.split(",")])) for shape in GATHER.findall(program)]
     return {size for size in found if size >= ROWS * COLUMNS // 8}
@@ -118,6 +120,31 @@ def test_training_gathers_no_weight(weight, spec, mesh):
     floating = gathers(nnx.Linear(ROWS, COLUMNS, rngs=nnx.Rngs(0)), mesh, spec, gradient=True)
     layer = QuantLinear(ROWS, COLUMNS, weight_quant=weight, rngs=nnx.Rngs(0))
     assert gathers(layer, mesh, spec, gradient=True) <= floating
+
+
+class LongerThanShards(q.MXInt8Weight):
+    group_size = 128
+
+
+@pytest.mark.parametrize("spec", [("model", None), ("data", "model")], ids=str)
+@pytest.mark.parametrize(
+    "weight",
+    [CrossingInt8, CrossingZeroPoints, CrossingHQO, CrossingFloats, CrossingRanges, LongerThanShards],
+    ids=lambda weight: weight.__name__,
+)
+def test_training_gathers_no_weight_along_explicit_axes(weight, spec):
+    batch = None if "data" in spec else "data"
+    explicit = {"gradient": True, "of_x": (batch, spec[0]), "out_sharding": P(batch, spec[1])}
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        metadata = {"out_sharding": spec}
+        floating = nnx.Linear(ROWS, COLUMNS, kernel_metadata=metadata, rngs=nnx.Rngs(0))
+        layer = QuantLinear(ROWS, COLUMNS, weight_quant=weight, kernel_metadata=metadata, rngs=nnx.Rngs(0))
+        assert gathers(layer, mesh, P(*spec), **explicit) <= gathers(floating, mesh, P(*spec), **explicit)
+        layer.eval()
+        explicit["gradient"] = False
+        frozen = jq.freeze(layer)
+        assert gathers(frozen, mesh, P(*spec), **explicit) <= gathers(floating, mesh, P(*spec), **explicit)
 
 
 class Percentile(q.Int8WeightPerTensorFloat):

@@ -47,10 +47,21 @@ def assert_alike(found, expected, rtol):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=rtol, atol=rtol)
 
 
+class Crossing(q.ShiftedUint8WeightGroupQuantFloat):
+    group_size = 24  # of shards of 16
+
+
+class CrossingRanges(q.Int4WeightPerGroupAbsMax):
+    group_size = 24
+    group_padding = True
+
+
 @pytest.mark.parametrize("spec", [(None, "model"), ("data", None)], ids=str)
 @pytest.mark.parametrize(
     "weight",
     [
+        Crossing,
+        CrossingRanges,
         q.Int8WeightPerTensorFloat,  # the whole tensor in one axis
         q.Int8WeightPerChannelFloatMSE,  # a parameter that is filled once
         q.Fp8e4m3WeightPerChannelDelayed,  # a history for each channel

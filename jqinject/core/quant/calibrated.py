@@ -25,6 +25,7 @@ from jqinject.core.quant.int_quant import QuantResult, ResultWithPayload
 from jqinject.core.state.variables import all_counted
 from jqinject.ops.choose import shaped
 from jqinject.ops.devices.cut import Cut, cut_in_place
+from jqinject.ops.devices.explicit_axes import is_split
 from jqinject.ops.devices.mapped import Names, names_at_hand
 from jqinject.ops.fake_quant import in_range_of, known_zero
 from jqinject.ops.groups import check_divides, fitting_size, split_groups
@@ -222,7 +223,8 @@ class CalibratedQuant(Component):
     def _range(self, x: jax.Array, update: bool, cut: Cut | None = None) -> ClippingRange:
         """The range of a tensor; a scalar if averaged, in the grouped shape if cut."""
         if cut is not None:
-            return jax.tree.map(cut.in_two, range_along(self.calibration_impl, x, cut, self._names()))
+            found = range_along(self.calibration_impl, x, cut, self._names())
+            return found if is_split(x) else jax.tree.map(cut.in_two, found)
         if self.averaging_impl is None:
             return range_along(self.calibration_impl, x, self._axes_that_share(x.ndim), self._names())
         if self.averaging_impl.settled and not update:
@@ -313,6 +315,6 @@ class CalibratedQuant(Component):
             found, where = jax.tree.map(lambda number: cut.spread(number, x), (found, where))
         clips, to_range = self.clip_gradient, not self.scale_stop_grad
         made = on_grid(grid, self.float_to_int_impl, x, found, where, clips, to_range)
-        return (
-            made if cut is None else jax.tree.map(lambda each: split_groups(each, cut.size, cut.axis), made)
-        )
+        if cut is None or is_split(x):
+            return made
+        return jax.tree.map(lambda each: split_groups(each, cut.size, cut.axis), made)

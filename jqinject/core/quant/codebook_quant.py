@@ -18,7 +18,7 @@ from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.facts import groups_of, scale_dtype
 from jqinject.core.stats.search import Candidate, Search, scale_of
-from jqinject.core.view import in_layout
+from jqinject.core.view import beside, in_layout
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.minifloats.nearest_code import Codebook
 from jqinject.ops.power import divide
@@ -123,6 +123,7 @@ class CodebookQuant(Component):
         """`x` quantized; scale float32."""
         x = check.float_input(x, "CodebookQuant")
         scale = scale_of(self.scaling_impl, x.astype(jnp.float32), self.codebook.largest, Search(self))
+        (scale,) = beside(self.input_view_impl, x, scale)
         return CodebookQuantResult(self.quantize(x, scale), scale, self.codebook)
 
     def try_scale(self, x: jax.Array, statistic: jax.Array) -> CodebookQuantResult:

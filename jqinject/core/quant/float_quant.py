@@ -21,7 +21,7 @@ from jqinject.core.float_width import ComputeMaxMantissa
 from jqinject.core.rounding import RoundSte
 from jqinject.core.scaling.constant import ConstScaling
 from jqinject.core.stats.search import Candidate, Search, scale_of
-from jqinject.core.view import in_layout
+from jqinject.core.view import beside, in_layout
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.minifloats.float_format import FloatFormat, LearnedFloatFormat
 from jqinject.ops.minifloats.float_grid import float_steps, from_float_steps, to_float_grid
@@ -193,6 +193,7 @@ class FloatQuant(Component):
         form = self.format
         threshold = self.scaling_threshold(form)
         scale = scale_of(self.scaling_impl, x.astype(jnp.float32), threshold, Search(self))
+        (scale,) = beside(self.input_view_impl, x, scale)
         return FloatQuantResult(self.quantize(x, scale, form), scale, form)
 
     def try_scale(self, x: jax.Array, statistic: jax.Array) -> FloatQuantResult:

@@ -19,7 +19,7 @@ from jqinject.core.construction.component import Component
 from jqinject.core.delay import DelayWrapper, delay_of
 from jqinject.core.facts import class_fact, groups_of, is_nearest
 from jqinject.core.rounding import RoundSte
-from jqinject.core.view import cut_of, in_layout
+from jqinject.core.view import beside, cut_of, in_layout
 from jqinject.ops import fake_quantize, int_range
 from jqinject.ops.fake_quant import Steps, in_range_of, is_known_zero
 from jqinject.ops.power import divide
@@ -200,6 +200,10 @@ class IntQuant(Component):
         y = divide(x.astype(jnp.float32), scale) + zero_point
         y = self.float_to_int_impl(y)
         return self.tensor_clamp_impl(y, min_val=self.min_int(bit_width), max_val=self.max_int(bit_width))
+
+    def beside(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array) -> tuple[jax.Array, ...]:
+        """Scale and zero point as they broadcast against the quantized `x`."""
+        return beside(self.input_view_impl, x, scale, zero_point)
 
     def __call__(self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array) -> jax.Array:
         """`x` quantized and back in float, in the dtype of `x` and the layout of `input_view_impl`."""

@@ -126,6 +126,7 @@ class RescalingIntQuant(Component):
         bit_width, threshold = self._bits()
         scale, zero_point = self._measured(x32, bit_width, threshold)
         if isinstance(self.int_quant, IntQuant):
+            scale, zero_point = self.int_quant.beside(x32, scale, zero_point)
             if keep:
                 value, payload = self.int_quant.with_payload(scale, zero_point, bit_width, x)
                 return ResultWithPayload.of(value, scale, zero_point, bit_width, payload)

@@ -219,7 +219,8 @@ class _Tried(NamedTuple):
 
 def _laid_like(x: jax.Array, found: Any, cut: Cut) -> Any:
     """A grouped trial result, in the shape of the tensor."""
-    value = join_groups(found.value, cut.axis, x.shape[cut.axis])
+    joined = found.value.ndim == x.ndim
+    value = found.value if joined else join_groups(found.value, cut.axis, x.shape[cut.axis])
     scale, zero_point = (cut.spread(number, x) for number in (found.scale, found.zero_point))
     return _Tried(value, scale, zero_point)
 

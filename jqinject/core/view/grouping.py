@@ -12,6 +12,7 @@ import jax
 from jqinject.core._protocols import View
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.ops.devices.cut import Cut, cut_in_place
+from jqinject.ops.devices.explicit_axes import is_split
 from jqinject.ops.groups import check_divides, checked_group_size, fitting_size, split_groups
 
 
@@ -45,6 +46,8 @@ def cut_of(view: View, x: jax.Array) -> Cut | None:
 def in_layout(view: View, quantize: Callable[..., Any], x: jax.Array, *numbers: jax.Array) -> Any:
     """`quantize(view(x), *numbers)`; if groups may cross shards, `x` is quantized before it is viewed.
 
+    Along explicit axes it is not viewed then, since the view would have to be gathered.
+
     Args:
         view: the view.
         quantize: an elementwise function that returns one or more arrays.
@@ -54,7 +57,14 @@ def in_layout(view: View, quantize: Callable[..., Any], x: jax.Array, *numbers: 
     cut = cut_of(view, x)
     if cut is None:
         return quantize(view(x), *numbers)
-    return jax.tree.map(view, quantize(x, *(cut.spread(number, x) for number in numbers)))
+    made = quantize(x, *(cut.spread(number, x) for number in numbers))
+    return made if is_split(x) else jax.tree.map(view, made)
+
+
+def beside(view: View, x: jax.Array, *numbers: jax.Array) -> tuple[jax.Array, ...]:
+    """Numbers that broadcast against the view, as they broadcast against what `in_layout` returns."""
+    cut = cut_of(view, x) if is_split(x) else None
+    return numbers if cut is None else tuple(cut.spread(number, x) for number in numbers)
 
 
 @checked_arguments

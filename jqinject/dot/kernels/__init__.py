@@ -1,1 +1,1 @@
-"""How low-bit numbers are multiplied and summed, without a derivative."""
+"""Multiplying and summing low-bit numbers, without derivatives."""

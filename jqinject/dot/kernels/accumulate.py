@@ -1,4 +1,4 @@
-"""Accumulators: in which dtype products are summed, and whether it holds the sum."""
+"""Accumulators: the dtype in which products are summed, and whether it holds the sum."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 def integer_accumulator(dtype: Any, terms: int, lhs_largest: int, rhs_largest: int) -> np.dtype:
     """The dtype in which `terms` products of integers are summed: `dtype`, or int32 for None.
 
-    `bits = ceil(log2(terms * lhs_largest * rhs_largest + 1)) + 1` are needed. Longer sums than int32 holds are cut into
-    parts, of up to `longest_sum` products.
+    `bits = ceil(log2(terms * lhs_largest * rhs_largest + 1)) + 1` are needed. Sums too long for int32 are cut into
+    parts of up to `longest_sum` products.
 
     Args:
         dtype: a signed integer dtype, or None.
@@ -23,9 +23,9 @@ def integer_accumulator(dtype: Any, terms: int, lhs_largest: int, rhs_largest: i
 
     Raises:
         TypeError: `dtype` is not a signed integer.
-        ValueError: it holds fewer bits than are needed, and fewer than int32.
+        ValueError: it has fewer bits than needed, and fewer than int32.
 
-    Differs from AQT: None means int32. There the sum of two int8 operands is kept in int8, and wraps around.
+    Differs from AQT: None means int32. In AQT the sum of two int8 operands wraps around in int8.
 
     Example:
         >>> integer_accumulator(None, 1024, 127, 127)
@@ -86,7 +86,7 @@ def largest_magnitude(dtype: Any, zero_point: Any = None) -> int:
 
 
 def longest_sum(accumulator: np.dtype, lhs_largest: int, rhs_largest: int) -> int:
-    """How many products an accumulator holds the sum of, whatever they are.
+    """How many products an accumulator can always sum.
 
     Args:
         accumulator: a signed integer dtype.
@@ -106,7 +106,7 @@ def accumulation(
     """The dtype of the sums, and how many products it holds.
 
     Args:
-        lengths: of the axes that are summed over.
+        lengths: of the summed axes.
         lhs, rhs: dtype of an operand, and whether it has a zero point.
         accumulator_dtype: None means int32.
     """

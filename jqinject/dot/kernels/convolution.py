@@ -23,7 +23,7 @@ Spec = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Convolution:
-    """What is static in one convolution: the arguments of `lax.conv_general_dilated`, complete.
+    """The static part of a convolution: the complete arguments of `lax.conv_general_dilated`.
 
     Attributes:
         specs: of the left operand, the right operand and the output: (batch, feature, *space) in their axes.
@@ -31,7 +31,7 @@ class Convolution:
         lhs_dilation: of each spatial axis.
         options: the others, by name.
         dtype: of the output.
-        accumulator_dtype: in which integers are summed; None means int32.
+        accumulator_dtype: dtype of integer sums; None means int32.
         out_sharding: of the output, on a mesh with explicit axes; else None.
     """
 
@@ -94,7 +94,7 @@ class Convolution:
         return self.specs[1][0]
 
     def numbers(self, lhs: jax.Array, rhs: jax.Array, dtype: Any) -> jax.Array:
-        """The convolution of arrays as they are, summed in `dtype`.
+        """The convolution of plain arrays, summed in `dtype`.
 
         Args:
             lhs, rhs: arrays of one dtype.
@@ -114,7 +114,7 @@ class Convolution:
     def of_integers(self, lhs: Affine, rhs: Affine) -> jax.Array:
         """The convolution of integers, in `dtype`; `lhs` may have one zero point, `rhs` one for each output feature.
 
-        Where the window reaches over the border it finds zeros, which in `lhs` are written as its zero point.
+        Padding consists of zeros, stored in `lhs` as its zero point.
         """
         lhs, rhs = lhs.signed(), rhs.signed()
         zero = None if lhs.zero_point is None else jnp.round(lhs.zero_point.reshape(())).astype(jnp.int32)
@@ -131,7 +131,7 @@ class Convolution:
         rhs_zero: jax.Array | None = None,
         rhs_sums: jax.Array | None = None,
     ) -> jax.Array:
-        """`sum (q_l - z_l) (q_r - z_r)`: int32, or in parts where that does not hold it, then float32."""
+        """`sum (q_l - z_l) (q_r - z_r)`: int32, or float32 from parts if int32 cannot hold it."""
         axes = tuple(axis for axis in range(rhs.ndim) if axis != self.channel_axis)
         lengths = [rhs.shape[axis] for axis in axes]
         spans = largest_magnitude(lhs.dtype, lhs_zero), largest_magnitude(rhs.dtype, rhs_zero)
@@ -153,7 +153,7 @@ class Convolution:
     def _of_block(
         self, lhs: jax.Array, rhs_shape: tuple[int, ...], block: dict[int, tuple[int, int]]
     ) -> tuple[Convolution, jax.Array]:
-        """What convolves a part of the right operand, and with what part of the left one."""
+        """The convolution for a part of the right operand, and the matching part of the left one."""
         lhs_spec, rhs_spec, _ = self.specs
         options = dict(self.options)
         groups = options["feature_group_count"]
@@ -179,7 +179,7 @@ class Convolution:
         rhs_zero: jax.Array | None,
         rhs_sums: jax.Array | None,
     ) -> jax.Array:
-        """The sum in an accumulator that holds it; the left operand has its border where it has a zero point."""
+        """The sum in an accumulator that holds it; a left operand with a zero point is already padded."""
         y = self._integers(lhs, rhs, accumulator)
         if lhs_zero is not None:
             if rhs_sums is None:
@@ -205,7 +205,7 @@ class Convolution:
         return integer_convolution(lhs, rhs, accumulator, plain, self._window())
 
     def _window(self) -> Window | None:
-        """How the window moves; None with groups and with a dilated input, which are not a plain product."""
+        """The window; None with groups or a dilated input, which are not a plain product."""
         options = dict(self.options)
         grouped = options["feature_group_count"] != 1 or options["batch_group_count"] != 1
         dilated = any(step != 1 for step in self.lhs_dilation)
@@ -232,7 +232,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class _ByXla:
-    """The convolution of integers by XLA, equal by value."""
+    """The convolution of integers by XLA, compared by value."""
 
     convolution: Convolution
     accumulator: np.dtype
@@ -257,6 +257,6 @@ def _moved(
 
 
 def varies_only_along(x: jax.Array, ndim: int, axis: int) -> bool:
-    """Whether something that broadcasts to `ndim` axes has size 1 on all of them but one."""
+    """Whether something that broadcasts to `ndim` axes has size 1 on all but one."""
     shape = (*(1,) * (ndim - x.ndim), *x.shape)
     return all(size == 1 or at == axis for at, size in enumerate(shape))

@@ -1,4 +1,4 @@
-"""The gradients of a convolution as convolutions: of the gradient and the kernel, of the input and the gradient."""
+"""The gradients of a convolution as convolutions: of gradient and kernel, of input and gradient."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Shape = tuple[int, ...]
 
 
 def is_plain(conv: Convolution) -> bool:
-    """Whether its gradients are plain convolutions too: it has no groups."""
+    """Whether its gradients are also plain convolutions: it has no groups."""
     options = dict(conv.options)
     return options["feature_group_count"] == 1 and options["batch_group_count"] == 1
 
@@ -65,7 +65,7 @@ def of_rhs_gradient(conv: Convolution, shapes: tuple[Shape, Shape, Shape], dtype
 
 
 def _dilated(conv: Convolution, place: int, shape: Shape) -> list[int]:
-    """The lengths of the spatial axes of the input, the kernel or the output, with what lies between their elements."""
+    """The dilated lengths of the spatial axes of the input, the kernel or the output."""
     options = dict(conv.options)
     steps = (conv.lhs_dilation, options["rhs_dilation"], options["window_strides"])[place]
     return [

@@ -18,7 +18,7 @@ def float8_product(
     """`dot(payload_l, payload_r) * scale_l * scale_r`, summed in float32. It defines no gradient.
 
     Args:
-        lhs, rhs: in 8-bit formats of hardware, with scales for which `has_output_scales` holds.
+        lhs, rhs: in hardware's 8-bit formats, with scales that satisfy `has_output_scales`.
         dims, out_sharding: as for `lax.dot_general`.
         dtype: of the output.
     """

@@ -37,9 +37,9 @@ class Affine(NamedTuple):
     Attributes:
         payload: array of an integer dtype of at most 8 bits.
         scale: float32, broadcasts against the payload.
-        zero_point: whole numbers, broadcast against the payload; None for 0, which saves the corrections.
-        sums: int32, the payload summed over the axes that a contraction sums over, kept as axes of size 1; None to sum
-            when it is needed. Of a frozen weight it is known.
+        zero_point: integers, broadcast against the payload; None for 0, which saves the corrections.
+        sums: int32, the payload summed over the contracted axes, kept with size 1; None to sum when needed. Known for a
+            frozen weight.
     """
 
     payload: jax.Array
@@ -48,7 +48,7 @@ class Affine(NamedTuple):
     sums: jax.Array | None = None
 
     def signed(self) -> Affine:
-        """The same numbers as signed bytes: `q - 128` for unsigned ones, with the zero point moved along.
+        """The same numbers as signed bytes: `q - 128` for unsigned ones, with the zero point shifted likewise.
 
         Products of unsigned with signed bytes have no fast path.
 
@@ -65,7 +65,7 @@ class Affine(NamedTuple):
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of the scale, and of the zero point where there is one."""
+        """Of the scale, and of the zero point if there is one."""
         zero = self.zero_point
         return (self.scale.shape,) if zero is None else (self.scale.shape, zero.shape)
 
@@ -75,7 +75,7 @@ class Affine(NamedTuple):
         return (steps if self.zero_point is None else steps - self.zero_point) * self.scale
 
     def part(self, axes: tuple[int, ...], block: Block) -> Affine:
-        """What lies in a block along some axes, over which neither scale nor zero point varies."""
+        """The part in a block along some axes, over which neither scale nor zero point varies."""
         payload = part(self.payload, axes, block)
         return self if payload is self.payload else self._replace(payload=payload, sums=None)
 
@@ -86,9 +86,9 @@ def has_integers(x: Any) -> bool:
 
 
 def affine_of(x: IntQuantTensor) -> Affine:
-    """The integers of a tensor of at most 8 bits; a zero point that is known to be 0 is left out."""
+    """The integers of a tensor of at most 8 bits; a zero point known to be 0 is omitted."""
     integers = x.int() if x.payload is None else x.payload
-    # Outside of a program there is nothing that could be fused.
+    # Outside a program nothing could be fused.
     integers = settled(integers) if isinstance(integers, jax.core.Tracer) else integers
     return Affine(integers, x.scale, None if known_zero_point(x) else x.zero_point)
 
@@ -111,8 +111,8 @@ def affine_dot_general(
 
     With zero points, `sum q_l q_r - z_l sum q_r - z_r sum q_l + n z_l z_r` in the accumulator's dtype, so that nothing
     is rounded. A sum of more products than the accumulator holds is cut into parts, each exact, which are added before
-    they are rounded to float32. An axis that is summed over and along which a scale or zero point varies (groups of a
-    weight that is laid out as `(groups, group, out)`) is summed in float32, after its scales are multiplied in.
+    they are rounded to float32. A summed axis along which a scale or zero point varies (groups of a weight laid out as
+    `(groups, group, out)`) is summed in float32, after its scales are multiplied in.
 
     Args:
         lhs, rhs: the operands.
@@ -208,7 +208,7 @@ def _exact(lhs: Affine, rhs: Affine, dims: Dimensions, accumulator: np.dtype, ou
 
 
 def _expanded(x: jax.Array, ndim: int, places: dict[int, int], out_ndim: int, y: jax.Array) -> jax.Array:
-    """What an operand has one of for each index of some axes, laid out beside the output."""
+    """An operand's number for each index of some axes, laid out for the output."""
     if x.size == 1:
         return x.reshape(()) if x.ndim else x
     shape = shape_in_output(x.shape, ndim, tuple(places.items()), out_ndim)
@@ -222,7 +222,7 @@ def _expanded(x: jax.Array, ndim: int, places: dict[int, int], out_ndim: int, y:
 
 @dataclass(frozen=True)
 class _Contraction:
-    """What is static in one contraction; `stored` is the dtype of the values of a right operand without gradient."""
+    """The static part of a contraction; `stored` is the dtype of the values of a right operand without gradient."""
 
     dims: Dimensions
     dtype: np.dtype
@@ -242,11 +242,11 @@ def contract_integers(
     accumulator_dtype: Any = None,
     out_sharding: Any = None,
 ) -> jax.Array:
-    """The contraction of integers, with the gradients of the contraction of the values that they stand for.
+    """The contraction of integers, with the gradients of the contraction of their values.
 
     Args:
-        lhs, rhs: the values, which receive the gradients and are not looked at forward; in the place of `rhs` the dtype
-            of its values, if `right` is stored and has no gradient.
+        lhs, rhs: the values, which receive the gradients and are unused forward; for `rhs` the dtype of its values, if
+            `right` is stored and has no gradient.
         left, right: their integers.
         dims, dtype, accumulator_dtype, out_sharding: as for `affine_dot_general`.
     """

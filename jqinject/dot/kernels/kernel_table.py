@@ -1,12 +1,12 @@
-"""How integers are contracted on each platform: one table, filled by measurement.
+"""How integers are contracted on each platform: one table, based on measurements.
 
-CPU with AVX-512 VNNI: the compiled kernel of `jqinject.native`, where it is there; with AMX for a few rows only. Else
-XLA's own: its fast path of an int8 product of matrices wants both operands stored with the summed axis last, `(rows,
-k)` and `(columns, k)`, and more than one row; otherwise XLA falls to a loop that is 4 to 45 times slower. A
-transposition in front of the product is no help: it becomes a layout of the operand, which is the slow case again, and
-an optimization barrier does not change that. A layout constraint does, and one before the transposition keeps that
-apart from the rounding (`settled`). All of this is for a program that a device runs alone; where XLA divides a program,
-or `jax.export` takes it, the product is left as it is (`on_one_device`). Measured at 2048 x 1024 x 2048 with XLA of
+CPU with AVX-512 VNNI: the compiled kernel of `jqinject.native`, if present; with AMX for a few rows only. Otherwise
+XLA's own: its fast int8 matrix product needs both operands stored with the summed axis last, `(rows, k)` and `(columns,
+k)`, and more than one row; otherwise XLA uses a loop that is 4 to 45 times slower. A transposition before the product
+does not help: it becomes a layout of the operand, again the slow case, even with an optimization barrier. A layout
+constraint does help, and one before the transposition separates that from the rounding (`settled`). All of this is for
+programs on a single device; if XLA partitions a program or `jax.export` exports it, the product is unchanged
+(`on_one_device`). Measured at 2048 x 1024 x 2048 with XLA of
 0.10, quantization included: 28 ms with a transposed operand, 38 ms with one constraint, 110 ms with none; 39 ms in
 float.
 """
@@ -53,7 +53,7 @@ class Alone:
 
 @dataclass(frozen=True)
 class Divisible:
-    """The product as XLA divides it over devices."""
+    """The product as XLA partitions it over devices."""
 
     dims: Dimensions
     accumulator: np.dtype
@@ -80,8 +80,8 @@ def integer_convolution(
     Args:
         lhs, rhs: int8 arrays.
         accumulator: a signed integer dtype that holds the sums.
-        plain: the convolution by XLA; compares by value.
-        window: of the same convolution, where a product of patches can take its place.
+        plain: the convolution by XLA, compared by value.
+        window: of the same convolution, if a product of patches can replace it.
     """
     if window is None or XLA_CONVOLVES or _are_sharded(lhs, rhs):
         return plain(lhs, rhs)
@@ -90,7 +90,7 @@ def integer_convolution(
 
 @dataclass(frozen=True)
 class _AsMatrices:
-    """A convolution as a product of matrices, where the platform has a kernel for it."""
+    """A convolution as a matrix product, if the platform has a kernel for it."""
 
     accumulator: np.dtype
     plain: Convolve
@@ -111,9 +111,9 @@ class _AsMatrices:
 
 
 def settled(payload: jax.Array) -> jax.Array:
-    """Integers that were made just now, in memory as they are: a transposition that follows is an operation of its own.
+    """Integers just computed, in their own memory layout: a following transposition is a separate operation.
 
-    Else, on a CPU, what rounds to integers writes them one by one into other rows. Not for stored integers, whose
+    Otherwise, on a CPU, the rounding writes them one by one into other rows. Not for stored integers, whose
     transpositions cancel.
     """
     if not jnp.issubdtype(payload.dtype, jnp.integer) or payload.ndim < 2:
@@ -146,7 +146,7 @@ def _on_cpu(lhs: jax.Array, rhs: jax.Array, dims: Dimensions, accumulator: np.dt
     lhs, rhs = _at_least_a_byte(lhs), _at_least_a_byte(rhs)
     known = all(
         isinstance(size, int) for size in (*lhs.shape, *rhs.shape)
-    )  # not where a program is exported for any
+    )  # not in an export for any platform
     if not known or not dims.lhs_contract or 0 in (lhs.size, rhs.size):
         return _as_it_is(lhs, rhs, dims, accumulator)
     batch = [lhs.shape[axis] for axis in dims.lhs_batch]

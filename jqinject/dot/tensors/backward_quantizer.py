@@ -1,8 +1,8 @@
-"""A quantizer as a function of the backward pass: its state goes in as arrays, what it saw comes out as a cotangent.
+"""A quantizer as a function in the backward pass: its state goes in as arrays, its report comes out as a cotangent.
 
-A backward pass can't write to a module. So the quantizer of a gradient is taken apart in the forward pass and put
-together again where the gradient is. What it records (the amax of a delayed scale) is the cotangent of its slot, which
-adds by maximum; random streams are advanced in the forward pass, once a call.
+A backward pass cannot write to a module, so the forward pass splits a gradient's quantizer, and the backward pass
+merges it. What it records (the amax of a delayed scale) is the cotangent of its slot, which adds by maximum; random
+streams advance in the forward pass, once per call.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Quantize = Callable[[Any, jax.Array], Any]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class BackwardQuantizer:
-    """A quantizer taken apart; a pytree. Made by `for_backward`.
+    """A split quantizer; a pytree. Made by `for_backward`.
 
     Attributes:
         state: the values of its Variables.
@@ -44,12 +44,12 @@ class BackwardQuantizer:
     def __call__(
         self, g: jax.Array, slot: jax.Array | None, quantize: Quantize
     ) -> tuple[Any, jax.Array | None]:
-        """A gradient quantized, and the cotangent of the slot.
+        """A quantized gradient, and the cotangent of the slot.
 
         Args:
             g: the gradient.
-            slot: where the quantizer reports; None if it does not.
-            quantize: function of the quantizer, put together again, and the gradient.
+            slot: where the quantizer reports, if it does.
+            quantize: function of the merged quantizer and the gradient.
         """
         quantizer = nnx.merge(self.graphdef, *self.state)
         scaling = reporting(quantizer)
@@ -62,7 +62,7 @@ class BackwardQuantizer:
 
 
 def reporting(quantizer: Any) -> Any:
-    """The scale of a quantizer that reports from backward passes; None if it has none."""
+    """The scale of a quantizer that reports from backward passes, if any."""
     if not isinstance(quantizer, nnx.Module):
         return None
     nodes: list[Any] = [node for _, node in nnx.iter_modules(quantizer, graph=True)]
@@ -70,14 +70,14 @@ def reporting(quantizer: Any) -> Any:
 
 
 def for_backward(quantizer: nnx.Module) -> tuple[BackwardQuantizer, jax.Array | None]:
-    """A quantizer taken apart as it is now, and its slot for this use; its random streams go on.
+    """A quantizer split in its present state, and its slot for this use; its random streams advance.
 
     Args:
-        quantizer: a proxy, or whatever else quantizes; `why_not_backward` has no objection to it.
+        quantizer: a proxy or any other quantizer that `why_not_backward` accepts.
     """
     scaling = reporting(quantizer)
     graphdef, slots, rest = nnx.split(quantizer, GradSlot, ..., graph=True)
-    # What the live slot holds adds by maximum; here nobody looks at it.
+    # The live slot's value adds by maximum and is not read here.
     zeros = jax.tree.map(lambda x: known_zeros(x, jnp.float32), slots)
     taken = BackwardQuantizer((zeros, rest), graphdef)
     _advance(quantizer)
@@ -89,7 +89,7 @@ def for_backward(quantizer: nnx.Module) -> tuple[BackwardQuantizer, jax.Array | 
 
 
 def _advance(quantizer: nnx.Module) -> None:
-    """Let the random streams of what is not deterministic go on."""
+    """Advance the random streams of nondeterministic modules."""
     for _, module in nnx.iter_modules(quantizer, graph=True):
         if vars(module).get("deterministic") is not True:
             for child in vars(module).values():
@@ -98,7 +98,7 @@ def _advance(quantizer: nnx.Module) -> None:
 
 
 def why_not_backward(quantizer: Any) -> str:
-    """Why a quantizer can't quantize a gradient; empty where it can."""
+    """Why a quantizer cannot quantize a gradient; empty if it can."""
     if not isinstance(quantizer, nnx.Module):
         return ""
     for _, node in nnx.iter_graph(quantizer, graph=True):
@@ -115,13 +115,13 @@ def why_not_backward(quantizer: Any) -> str:
 def quantize_gradient_by(
     y: jax.Array, quantizer: nnx.Module, quantize: Quantize, token: jax.Array | None = None
 ) -> jax.Array:
-    """`y` as it is; its gradient is quantized on the way back.
+    """`y` unchanged; its gradient is quantized in the backward pass.
 
     Args:
         y: float array.
         quantizer: of the gradient.
         quantize: function of the quantizer and a gradient that returns a QuantTensor or an array; hashable.
-        token: its cotangent becomes the scale, for a contraction that goes on with the payload.
+        token: its cotangent becomes the scale, for a contraction that uses the payload.
     """
     taken, slot = for_backward(quantizer)
     with backward_only("a gradient quantizer"):

@@ -27,15 +27,15 @@ class QuantMode(enum.Enum):
     CONVERT = "convert"
     """It is quantized at every call, and the `Freezer` stores it."""
     SERVE = "serve"
-    """What the `Freezer` has stored takes its place; the operand is ignored."""
+    """The `Freezer`'s stored operand is used instead."""
 
 
 class QuantizedOperand(NamedTuple):
     """Low-bit numbers and their scale: the operand is `payload * scale`.
 
     Attributes:
-        payload: integers, 8-bit floats, or the operand itself where it is not quantized.
-        scale: float32, of the operand's rank, size 1 along axes that share a scale; None where it is not quantized.
+        payload: integers, 8-bit floats, or the unquantized operand.
+        scale: float32, of the operand's rank, size 1 along axes that share a scale; None if unquantized.
     """
 
     payload: jax.Array
@@ -55,12 +55,12 @@ class QuantizedOperand(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredForm:
-    """How a payload is stored: the axes that are summed over last, integers of fewer than 8 bits packed into bytes.
+    """How a payload is stored: summed axes last, integers of fewer than 8 bits packed into bytes.
 
     Attributes:
         shape: of the payload.
         dtype: of the payload.
-        summed: its axes that are summed over, counted from the front.
+        summed: its summed axes, counted from the front.
     """
 
     shape: tuple[int, ...]
@@ -75,27 +75,27 @@ class StoredForm:
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """The axes as they are stored."""
+        """The axes in stored order."""
         return (*(axis for axis in range(len(self.shape)) if axis not in self.summed), *self.summed)
 
     @cached_property
     def back(self) -> tuple[int, ...]:
-        """The permutation of stored axes that brings them into the order of the payload."""
+        """The permutation of stored axes to the order of the payload."""
         return tuple(self.order.index(axis) for axis in range(len(self.shape)))
 
     @cached_property
     def packed_bits(self) -> int | None:
-        """Bits of an integer that is packed with others into a byte; None for payloads of whole bytes."""
+        """Bits of an integer that is packed into a byte; None for whole bytes."""
         integer = jnp.issubdtype(self.dtype, jnp.integer) and jnp.iinfo(self.dtype).bits < 8
         return container_bits(jnp.iinfo(self.dtype).bits) if integer else None
 
     def stored(self, payload: jax.Array) -> jax.Array:
-        """A payload as it is stored."""
+        """A payload in its stored form."""
         moved = payload.transpose(self.order)
         return moved if self.packed_bits is None else pack(moved.astype(jnp.int8), self.packed_bits)
 
     def payload(self, stored: jax.Array) -> jax.Array:
-        """The payload from what is stored."""
+        """The payload from its stored form."""
         if self.packed_bits is not None:
             shape = tuple(self.shape[axis] for axis in self.order)
             signed = jnp.issubdtype(self.dtype, jnp.signedinteger)
@@ -110,8 +110,8 @@ class StoredForm:
         Args:
             payload: the payload.
             scale: its scale.
-            metadata: of the operand's Variable; what it says of sharding follows the axes, and axes of a scale of size
-                1 stay unsharded.
+            metadata: of the operand's Variable; its sharding follows the axes, and size-1 axes of a scale stay
+                unsharded.
         """
         ndim = len(self.shape)
         moved = _per_axis(metadata, ndim, lambda names: tuple(names[axis] for axis in self.order))
@@ -122,16 +122,15 @@ class StoredForm:
 class Freezer(nnx.Module):
     """Holds the payload and scale of one operand: `set` stores them, `get` returns them.
 
-    State: `value`, the payload, with the axes that are summed over last, as backends like it (4-bit and narrower
-    integers packed into bytes along the last axis), and `scale`, float32; both `Frozen` variables. Made with shapes,
-    they are there from the start, zeros, with what `metadata` says of their sharding, also under `nnx.eval_shape`;
-    without, they come with the first `set`.
+    State: `value`, the payload, with summed axes last, as backends prefer (4-bit and narrower integers packed into
+    bytes along the last axis), and `scale`, float32; both `Frozen` variables. Given shapes, they exist from the start
+    as zeros, sharded by `metadata`, also under `nnx.eval_shape`; otherwise the first `set` makes them.
 
     Args:
-        shape: of the operand; None to learn it from the first `set`.
+        shape: of the operand; None takes it from the first `set`.
         dtype: of the payload.
         scale_shape: of the scale.
-        summed: the axes of the operand that are summed over.
+        summed: the summed axes of the operand.
         metadata: of the variables, such as `{"out_sharding": ("model", None)}`; for `scale`, axes of size 1 are left
             unsharded.
 
@@ -166,10 +165,10 @@ class Freezer(nnx.Module):
 
         Args:
             operand: its payload and scale.
-            summed: its axes that are summed over.
+            summed: its summed axes.
 
         Raises:
-            ValueError: it is not quantized, or has another shape or dtype than what is held.
+            ValueError: it is not quantized, or differs in shape or dtype from what is held.
         """
         if operand.scale is None:
             raise ValueError(
@@ -178,7 +177,7 @@ class Freezer(nnx.Module):
             )
         payload, scale = operand.payload, operand.scale
         if self.value is None or self.scale is None:
-            # The payload has its sharding from the operand, with or without a mesh.
+            # The payload gets its sharding from the operand, with or without a mesh.
             self.metadata = {**self.metadata, "eager_sharding": False}
             self._hold(payload, scale, tuple(summed))
             return
@@ -203,7 +202,7 @@ class Freezer(nnx.Module):
         return QuantizedOperand(self.form.payload(self.value[...]), self.scale[...])
 
     def placeholder(self, dtype: Any) -> jax.Array:
-        """Zeros of the shape of what is stored.
+        """Zeros of the stored shape.
 
         Raises:
             ValueError: nothing is stored.
@@ -219,7 +218,7 @@ class Freezer(nnx.Module):
 
 
 def nothing_stored() -> ValueError:
-    """The error for serving what was not stored."""
+    """The error for serving before storing."""
     return ValueError(
         "QuantMode.SERVE before CONVERT: there is nothing stored to serve.\n  cure: call it once in QuantMode.CONVERT, "
         "load a frozen checkpoint into a module made with its shapes, or jqinject.freeze(model)"
@@ -229,7 +228,7 @@ def nothing_stored() -> ValueError:
 def _per_axis(
     metadata: Mapping[str, Any], ndim: int, change: Callable[[tuple[Any, ...]], tuple[Any, ...]]
 ) -> dict[str, Any]:
-    """The metadata with what is said of each of the last `ndim` axes changed; stacks of layers have more in front."""
+    """The metadata with the entries of the last `ndim` axes changed; stacks of layers have more in front."""
     names = ("out_sharding", "sharding_names", "sharding")
 
     def changed(found: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -255,7 +254,7 @@ def _described(form: StoredForm | None, scale_shape: tuple[int, ...]) -> str:
 
 
 def served(stored: QuantizedOperand) -> QuantTensor:
-    """A stored operand as a tensor that is contracted."""
+    """A stored operand as a tensor to contract."""
     assert stored.scale is not None, "the Freezer stores nothing else"
     if jnp.issubdtype(stored.payload.dtype, jnp.integer):
         signed = jnp.issubdtype(stored.payload.dtype, jnp.signedinteger)

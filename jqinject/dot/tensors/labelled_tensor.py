@@ -17,12 +17,12 @@ from jqinject.quant_tensor import (
 )
 
 LEAST_GROUP = 128
-"""Groups of fewer elements are contracted as floats: every group makes a whole output, so small ones cost more than
-they save. Qwix draws the line there too."""
+"""Smaller groups are contracted as floats: every group makes a whole output, so they cost more than they save. Qwix
+uses the same limit."""
 
 
 class LabelledTensor(NamedTuple):
-    """A tensor and what its axes are.
+    """A tensor with labelled axes.
 
     Attributes:
         tensor: an array or a QuantTensor.
@@ -38,7 +38,7 @@ class LabelledTensor(NamedTuple):
 
 
 IN_PLACE = ("weight", "parameter", "operand")
-"""Roles whose quantizers know the axes of what they quantize."""
+"""Roles whose quantizers know the axes of their tensor."""
 
 
 def quantized_by(
@@ -50,7 +50,7 @@ def quantized_by(
         proxy: the quantizer.
         x: the operand.
         summed: the summed axes.
-        beside: what a weight's quantizer takes more.
+        beside: further arguments of a weight's quantizer.
         in_rows: whether quantizers of activations and gradients see the summed axes as rows.
     """
     if proxy.role in IN_PLACE:
@@ -64,13 +64,13 @@ def quantized_by(
 def quantized_along(
     quantize: Callable[[jax.Array], Any], x: LabelledTensor, summed: Labels, merges: bool
 ) -> LabelledTensor:
-    """An array quantized by what takes its features last: the summed axes are moved there.
+    """An array quantized by a quantizer that takes features last: the summed axes are moved there.
 
     Args:
         quantize: the quantizer.
         x: the array.
         summed: the summed axes.
-        merges: whether several summed axes become one for the quantizer, so that a row is all that is summed over.
+        merges: whether several summed axes are merged for the quantizer, so that a row is one whole sum.
 
     Returns:
         The quantized tensor, its summed axes last.
@@ -85,7 +85,7 @@ def quantized_along(
 
 
 def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
-    """A tensor in another shape; where its scales have no such shape, the array."""
+    """A tensor in another shape; the array if its scales have no such shape."""
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(shape, x.dtype)
     if isinstance(x, IntQuantTensor):
@@ -98,7 +98,7 @@ def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def cut(x: LabelledTensor, label: Label, size: int) -> LabelledTensor:
-    """With an axis in tiles of `size`: two axes, the tiles and the elements of one.
+    """With an axis in tiles of `size`: two axes, tiles and elements.
 
     Raises:
         ValueError: the tiles do not fill the axis.
@@ -131,7 +131,7 @@ def joined(x: LabelledTensor) -> LabelledTensor:
 def in_large_groups(
     a: LabelledTensor, b: LabelledTensor, summed: Labels
 ) -> tuple[LabelledTensor, LabelledTensor]:
-    """Integers with scales for large groups of a summed axis as tiles of it, and the other operand cut alike."""
+    """Integers with large groups of a summed axis as tiles of it, and the other operand cut likewise."""
     for x, other, mirrored in ((a, b, False), (b, a, True)):
         if not isinstance(x.tensor, GroupwiseIntQuantTensor):
             continue
@@ -148,7 +148,8 @@ def in_large_groups(
 
 
 def scale_beside(x: LabelledTensor, labels: Labels) -> jax.Array | None:
-    """The scale of a quantized tensor laid out to multiply another; None if that lacks an axis along which it varies.
+    """The scale of a quantized tensor laid out to multiply another; None if the other lacks an axis along which it
+    varies.
 
     Args:
         x: the quantized tensor.

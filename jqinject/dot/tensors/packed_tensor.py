@@ -1,4 +1,4 @@
-"""Quantized tensors as a differentiation rule takes and keeps them: their payload, not their value."""
+"""Quantized tensors in the form that differentiation rules take and keep: payloads, not values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Packed:
         scale: float per step.
         zero_point: of integers; None for 0.
         dtype: of the value.
-        bits: of integers, and whether they have a sign; None of 8-bit floats.
+        bits: of integers, and whether they have a sign; None for 8-bit floats.
     """
 
     payload: jax.Array
@@ -57,12 +57,12 @@ def float32_of(x: Any) -> jax.Array:
 
 
 def is_packed(x: Any) -> bool:
-    """Whether something is what `packed_tensor` makes of one."""
+    """Whether something is a result of `packed_tensor`."""
     return isinstance(x, _Packed)
 
 
 def packed_tensor(x: Any) -> Any:
-    """A quantized tensor as its payload and scale, where it keeps one; anything else as it is."""
+    """A quantized tensor as its payload and scale, if it keeps them; anything else unchanged."""
     if isinstance(x, IntQuantTensor) and x.payload is not None and isinstance(x.bit_width, int):
         zero = None if known_zero_point(x) else x.zero_point
         return _Packed(x.payload, x.scale, zero, np.dtype(x.dtype), (x.bit_width, x.signed))
@@ -72,7 +72,7 @@ def packed_tensor(x: Any) -> Any:
 
 
 def unpacked_tensor(x: Any) -> Any:
-    """What `packed_tensor` was given."""
+    """Inverts `packed_tensor`."""
     if not isinstance(x, _Packed):
         return x
     if x.bits is None:

@@ -27,9 +27,9 @@ class Sums:
 
     Attributes:
         accumulator_dtype: of integers; None means int32.
-        tiles: how a summed axis is cut into pieces with scales of their own; None for not at all.
-        in_float32: whether operands without a payload in common are dequantized to float32 before the sum; else they
-            keep their dtype, and one payload beside floats is scaled after it.
+        tiles: how a summed axis is cut into pieces with their own scales; None does not cut.
+        in_float32: whether operands without a common payload are dequantized to float32 before the sum; else they keep
+            their dtype, and a single payload is scaled after it.
     """
 
     accumulator_dtype: Any = None
@@ -42,11 +42,11 @@ PLAIN = Sums()
 
 @dataclass(frozen=True)
 class Decision:
-    """In which numbers two operands are contracted.
+    """The numbers in which two operands are contracted.
 
     Attributes:
         kind: "int", "fp8" or "float".
-        why: where an operand that has a payload is contracted as dequantized floats, the reason; else empty.
+        why: why an operand with a payload is contracted as dequantized floats; else empty.
     """
 
     kind: str
@@ -54,9 +54,9 @@ class Decision:
 
 
 def decide(a: LabelledTensor, b: LabelledTensor, out: Labels) -> Decision:
-    """In which numbers two operands are contracted: payloads where both have them and their scales fit.
+    """The numbers in which two operands are contracted: payloads if both have them and their scales fit.
 
-    A scale fits if it does not vary along an axis that is summed over, but for tiles.
+    A scale fits if it does not vary along a summed axis, except for tiles.
     """
     both = a.tensor, b.tensor
     summed = summed_labels(a.labels, b.labels, out)
@@ -78,7 +78,7 @@ def decide(a: LabelledTensor, b: LabelledTensor, out: Labels) -> Decision:
 
 
 def _why_not(a: Any, b: Any) -> str:
-    """Why quantized operands are contracted as floats; empty where neither is quantized."""
+    """Why quantized operands are contracted as floats; empty if neither is quantized."""
     quantized = [isinstance(x, QuantTensor) for x in (a, b)]
     if not all(quantized):
         return "the other operand is float" if any(quantized) else ""
@@ -93,7 +93,7 @@ def described(x: Any) -> str:
 
 
 def _varies(x: LabelledTensor, summed: Labels, tiles: bool = False) -> bool:
-    """Whether a scale or zero point varies along an axis that is summed over."""
+    """Whether a scale or zero point varies along a summed axis."""
     tensor = x.tensor
     if not isinstance(tensor, IntQuantTensor | FloatQuantTensor):
         return False
@@ -120,9 +120,9 @@ def product(
         a, b: the operands.
         out: labels of the result.
         dtype: of the result.
-        sums: how it sums; the tiles are cut already.
+        sums: how it sums; tiles are already cut.
         out_sharding: as for `lax.dot_general`.
-        sharding_of: function of the permutation that follows, which gives `out_sharding`; None where that is given.
+        sharding_of: gives `out_sharding`, from the permutation that follows; None if that is given.
     """
     a, b = in_large_groups(a, b, summed_labels(a.labels, b.labels, out))
     kind = decide(a, b, out).kind
@@ -156,7 +156,7 @@ def _of_floats(
     where: tuple[Dimensions, tuple[int, ...]],
     sharding: Any,
 ) -> jax.Array:
-    """The contraction of values; of the payload, if only one operand has one, which is scaled after the sum."""
+    """The contraction of values, or of a single operand's payload, scaled after the sum."""
     dims, permutation = where
     summed = summed_labels(a.labels, b.labels, out)
     payload = next((x for x, other in ((a, b), (b, a)) if _scales_after(x, other, summed)), None)
@@ -184,7 +184,7 @@ def _of_floats(
 
 
 def _scales_after(x: LabelledTensor, other: LabelledTensor, summed: Labels) -> bool:
-    """Whether an operand has a payload beside a float one, and scales that can be multiplied in after the sum."""
+    """Whether only one operand has a payload, with scales that can be multiplied in after the sum."""
     tensor = x.tensor
     if isinstance(other.tensor, QuantTensor) or _varies(x, summed, tiles=True):
         return False

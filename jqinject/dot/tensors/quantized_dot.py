@@ -33,17 +33,16 @@ def float8_dot_general(
 ) -> tuple[jax.Array, jax.Array]:
     """Contract the payloads of two 8-bit float tensors: `y = dot(payload_l, payload_r) * scale_l * scale_r`.
 
-    The products are summed in float32. Backward, the operands are the payloads again: with `grad_dtype`, the cotangent
-    of `y` counts as a payload of that dtype times the scale that arrives as the cotangent of the token, so that both
-    gradients contract 8-bit floats too; without, or where a scale varies along an axis that a gradient sums over, they
-    are float. Gradients pass straight through to the values of the operands.
+    The products are summed in float32. The backward pass contracts payloads again: with `grad_dtype`, the cotangent of
+    `y` is a payload of that dtype times the cotangent of the token, so that both gradients also contract 8-bit floats;
+    without it, or if a scale varies along an axis that a gradient sums over, they are float. Gradients pass straight
+    through to the values of the operands.
 
-    A GPU with 8-bit float units (Hopper and later) runs these contractions on them. A CPU has none: it computes the
-    same, no faster than float.
+    GPUs with 8-bit float units (Hopper and later) use them; CPUs compute the same, no faster than float.
 
     Args:
         lhs: the left operand.
-        rhs: the right operand; a scale may vary along axes that are not summed over. A stored one gets no gradient.
+        rhs: the right operand; its scale may vary along axes that are not summed. A stored one gets no gradient.
         dimension_numbers: as for `lax.dot_general`.
         grad_dtype: dtype of the gradient's payload, or None.
         preferred_element_type: dtype of the output; None means that of `lhs`.
@@ -53,8 +52,8 @@ def float8_dot_general(
         (the output, a token: a float32 0 whose cotangent is the gradient's scale).
 
     Raises:
-        TypeError: an operand is no `FloatQuantTensor`.
-        ValueError: a scale varies along an axis that is summed over, or a format is none of hardware's.
+        TypeError: an operand is not a `FloatQuantTensor`.
+        ValueError: a scale varies along a summed axis, or hardware lacks a format.
 
     Source: Flax's `fp8_scaled_dot_general`.
 
@@ -107,7 +106,7 @@ def contract_tensors(
 ) -> jax.Array:
     """The contraction, in the numbers that `contraction` names.
 
-    Gradients pass straight through to the values of the operands, whatever was contracted forward.
+    Gradients pass straight through to the values of the operands.
     """
     kind = contraction_kind(lhs, rhs, dims, contraction)
     if kind == "fp8":
@@ -135,7 +134,7 @@ def contract_tensors(
 
 
 def output_dtype(lhs: Any, rhs: Any, preferred_element_type: Any) -> Any:
-    """The dtype of a contraction's output: what is asked for, or that of the operands together."""
+    """The dtype of a contraction's output: the requested one, or the operands' promoted dtype."""
     if preferred_element_type is not None:
         return np.dtype(preferred_element_type)
     return jnp.promote_types(lhs.dtype, rhs.dtype)

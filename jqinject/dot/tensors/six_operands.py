@@ -1,7 +1,7 @@
-"""The one contraction: `y = x w`, and backward `dx = g w^T` and `dw = x^T g`, each of operands of its own.
+"""The one contraction: `y = x w`, and backward `dx = g w^T` and `dw = x^T g`, each with its own operands.
 
-`product` contracts any two of them in the numbers that they have in common. What the backward products take by default
-is what the forward product took: the payload where it fits, else the dequantized value.
+`product` contracts any two of them in the numbers that they have in common. By default, backward products use the
+forward product's operands: the payload if it fits, else the dequantized value.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ NO_SECOND_DERIVATIVE = (
 
 @dataclass(frozen=True)
 class Plan:
-    """What is static in one contraction and its gradients.
+    """The static part of a contraction and its gradients.
 
     Attributes:
         labels: of the axes of both operands and the output.
         dtype: of the output.
         fprop, dgrad, wgrad: how the products sum.
         out_sharding: of the output, as for `lax.dot_general`.
-        grad_dtype: of the 8-bit floats that the cotangent of the output stands for, if it is quantized already; their
-            scale arrives as the cotangent of the token. None for a cotangent that is not.
+        grad_dtype: the 8-bit float dtype of an output cotangent that is already quantized, whose scale is the cotangent
+            of the token; else None.
     """
 
     labels: Labelling
@@ -61,14 +61,13 @@ class Plan:
 
 
 class BackwardProduct(NamedTuple):
-    """The operands of one of the two backward products; by default both as they are.
+    """The operands of one of the two backward products; by default both unchanged.
 
     Attributes:
         quantizer: of `g`; None leaves it float.
         slot: where that quantizer reports; None if it does not.
-        other: `w` or `x` as this product takes it; None for what the forward product took.
-        folded: what `g` is multiplied by before: the scale of the payload that `other` was made from, laid out beside
-            `g`; None for 1.
+        other: `w` or `x` for this product; None for the forward product's.
+        folded: factor of `g`: the scale of the payload behind `other`, laid out for `g`; None for 1.
     """
 
     quantizer: Any = None
@@ -78,7 +77,7 @@ class BackwardProduct(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What has no gradient: both operands, then of either backward product its other operand, quantizer and factor."""
+    """Arguments without gradient: both operands, then each backward product's other operand, quantizer and factor."""
 
     lhs: Any
     rhs: Any
@@ -106,13 +105,13 @@ def contract_operands(
     dgrad: BackwardProduct = UNCHANGED,
     wgrad: BackwardProduct = UNCHANGED,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The contraction of two operands, whose gradients go straight to their values.
+    """The contraction of two operands, with gradients straight through to their values.
 
     Args:
-        plan: what is static.
-        lhs, rhs: the operands as the forward product takes them: arrays or QuantTensors, their axes in any order, cut
-            into tiles or not. A right one that is stored gets no gradient.
-        dgrad, wgrad: what the backward products take.
+        plan: the static part.
+        lhs, rhs: the forward product's operands: arrays or QuantTensors, axes in any order, in tiles or not. A stored
+            right one gets no gradient.
+        dgrad, wgrad: the backward products' operands.
 
     Returns:
         (an array, its axes in the order of `plan.labels.out`; a token, a float32 0 whose cotangent is the scale of the
@@ -186,14 +185,14 @@ _contract.defvjp(_fwd, _bwd)
 
 
 def _requantized(g: jax.Array, scale: jax.Array, dtype: np.dtype) -> FloatQuantTensor:
-    """The payload of a gradient that was quantized on its way here."""
+    """The payload of a gradient that arrives quantized."""
     return FloatQuantTensor.stored(to_float8_again(g, scale, dtype), scale, g.dtype)
 
 
 def _gradient(
     sums: Sums, g: LabelledTensor, by: tuple[Any, Any], other: LabelledTensor, like: LabelledTensor
 ) -> tuple[jax.Array, Any]:
-    """One of the two backward products, and what the gradient's quantizer has seen.
+    """One of the two backward products, and the report of the gradient's quantizer.
 
     Args:
         sums: how it sums.
@@ -233,13 +232,13 @@ def in_tiles(
 
 
 def tiled_label(tiles: LocalAqt, x: LabelledTensor, summed: Labels) -> Label:
-    """Which of the summed axes is cut."""
+    """Which summed axis is cut."""
     ordered = sorted(summed)
     return ordered[tiles.pair([_length(x, label) for label in ordered])]
 
 
 def in_tiles_of(tiles: LocalAqt, x: LabelledTensor, label: Label) -> LabelledTensor:
-    """An operand with an axis in tiles, unless it is."""
+    """An operand with an axis in tiles, unless it already is."""
     if tile_of(label) in x.labels:
         return x
     size = tiles.contraction_axis_shard_size
@@ -254,5 +253,5 @@ def _length(x: LabelledTensor, label: Label) -> int:
 
 
 def quantized_gradient(labels: Labels, summed: Labels, proxy: Any, g: jax.Array) -> LabelledTensor:
-    """A gradient quantized for the product that sums over some of its axes."""
+    """A gradient quantized for a product that sums over some of its axes."""
     return quantized_by(proxy, LabelledTensor(g, labels), summed)

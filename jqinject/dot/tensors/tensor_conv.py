@@ -24,7 +24,7 @@ def convolves_integers(conv: Convolution, lhs: Any, rhs: Any, contraction: str =
     """Whether two operands are convolved as integers.
 
     Raises:
-        ValueError: they are asked to be and can't; or there is no such contraction.
+        ValueError: they should be and cannot; or `contraction` is unknown.
     """
     if contraction not in KINDS:
         raise ValueError(f"contraction must be one of {', '.join(map(repr, KINDS))}; got {contraction!r}")
@@ -58,7 +58,7 @@ def integer_conv(conv: Convolution, lhs: jax.Array, rhs: Any, left: Affine, righ
 
     Args:
         conv: the convolution.
-        lhs, rhs: the values, which receive the gradients and are not looked at forward; instead of `rhs` the dtype of
+        lhs, rhs: the values, which receive the gradients and are unused forward; instead of `rhs` the dtype of
             its values, if `right` is stored and has no gradient.
         left, right: their integers.
     """

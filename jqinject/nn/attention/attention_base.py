@@ -36,7 +36,7 @@ class AttentionCall(NamedTuple):
         is_causal: whether a query sees only the keys up to its own position.
         broadcast_dropout, dropout_rng, dropout_rate, deterministic: dropout of the weights, as Flax draws it.
         precision: of contractions of floats.
-        module: sows the weights, as they multiply the values; None for none.
+        module: sows the weights, as they multiply the values, if given.
         scale: what queries are multiplied by; None for 1 / sqrt(features of a head).
         contraction: "auto", "float", "int" or "fp8".
     """
@@ -60,7 +60,7 @@ def is_on(proxy: Any) -> bool:
 
 
 def through(proxy: Any, x: Any) -> Any:
-    """`x` quantized, as it is without a quantizer."""
+    """`x` quantized, or unchanged without a quantizer."""
     return x if proxy is None else proxy(x)
 
 
@@ -73,7 +73,7 @@ def attention(
         query: (*batch, queries, heads, features), not scaled yet.
         key, value: (*batch, keys, kv_heads, features), arrays or QuantTensors, quantized already; `kv_heads` divides
             `heads`.
-        proxies: by slot name; None for none.
+        proxies: by slot name, or None.
         call: the rest.
 
     Returns:
@@ -112,7 +112,7 @@ def _weights(query: jax.Array, key: Any, proxies: Mapping[str, Any], call: Atten
         logits = logits.reshape(*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
     if call.bias is not None:
         logits = logits + call.bias.astype(wide)
-    # Before the mask: a masked product is no number to take a range from.
+    # Before the mask: masked products must not enter a range.
     logits = as_array(through(proxies.get("softmax_input_quant"), logits))
     allowed = _allowed(call, logits.shape)
     if allowed is not None:
@@ -162,7 +162,7 @@ def _contract(equation: str, lhs: Any, rhs: Any, dtype: Any, call: AttentionCall
 
 
 def _kind(lhs: Any, rhs: Any, asked: str, equation: str) -> str:
-    """Which numbers are contracted; by itself integers in evaluation, 8-bit floats always where both have them."""
+    """Which numbers are contracted; by default integers in evaluation, and 8-bit floats whenever both have them."""
     if asked != "auto":
         return asked
     if isinstance(lhs, FloatQuantTensor) and isinstance(rhs, FloatQuantTensor):

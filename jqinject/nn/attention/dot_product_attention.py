@@ -32,7 +32,7 @@ Process = Callable[..., jax.Array]
 
 
 def identity(x: Any) -> Any:
-    """`x` as it is."""
+    """`x` unchanged."""
     return x
 
 

@@ -1,7 +1,7 @@
 """The cache of keys and values in low bits: payload, scales and zero points of every position.
 
 What is stored is what attention contracts: a key or value as its quantizer made it at its own step. A float quantity
-(no quantizer, or one whose numbers have no payload of at most 8 bits) is stored as it is.
+(no quantizer, or one whose numbers have no payload of at most 8 bits) is stored unchanged.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def check(name: str, stored: Mapping[str, nnx.Variable[Any] | None], new: Fields
 
     Args:
         name: of the cache.
-        stored: its Variables by field, None for none.
+        stored: its Variables by field, or None.
         new: the fields of the position.
         at: the axis of positions.
 
@@ -164,7 +164,7 @@ def _ungrouped(x: Any) -> Any:
 
 
 def _payload(x: Any) -> jax.Array | None:
-    """The low-bit numbers, several in a byte where they fit; None where there are none of at most 8 bits."""
+    """The low-bit numbers, packed into bytes if they fit; None if there are none of at most 8 bits."""
     if isinstance(x, IntQuantTensor) and has_integers(x):
         bits = container_bits(int(x.bit_width))
         return x.int() if bits == 8 else pack(x.int(), bits)

@@ -63,7 +63,7 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
             of this layer), and one scale for the three weights where a quantizer has one for a tensor, which needs
             NNX's graph mode. If False, or with an `in_kv_features` of its own, each projection has its own quantizers.
         attention_fn: as for `nnx.MultiHeadAttention`. One of your own, such as a `QuantScaledDotProductAttention`, is
-            used as it is, without quantizers of this layer within attention.
+            used unchanged, without this layer's quantizers within attention.
         return_quant_tensor: return a QuantTensor, as `QuantLinearGeneral` does.
         contraction: "auto"; or "float", "int" or "fp8" to insist, of projections and of attention.
         rngs: for the parameters, and for quantizers that draw random numbers.

@@ -16,7 +16,7 @@ from jqinject.program import change_class
 IN_PROJ_INPUT = act_slot("in_proj_input_")
 IN_PROJ, OUT_PROJ = "in_proj_", "out_proj_"
 IN_LAYERS = ("query", "key", "value")
-# What projections that are one matrix share, as far as it is one number for the matrix.
+# Shared by projections that are one matrix, if it is one number for the matrix.
 SHARED = ("weight_quant", "bias_quant")
 
 

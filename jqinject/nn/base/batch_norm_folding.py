@@ -42,7 +42,7 @@ def merge_bn(layer: Any, norm: nnx.BatchNorm) -> None:
 
     weight = weight * factor and bias = bias * factor + summand, by channel, with the factor and the summand that the
     normalization applies in evaluation mode. Quantizers of weight and bias are assembled again from the new values. The
-    normalization itself stays as it is: what calls the two has to leave it out from then on
+    normalization itself is unchanged: what calls the two has to leave it out from then on
     (`jqinject.merge_batch_norm` sees to that).
 
     Args:
@@ -99,7 +99,7 @@ def check_merges(layer: Any, norm: nnx.BatchNorm) -> None:
 
 @final
 class MergedBatchNorm(QuantNormLayer):
-    """What stands in the place of a batch normalization that was merged: y = output_quant(x).
+    """Replaces a batch normalization that was merged: y = output_quant(x).
 
     Args:
         norm: the normalization; its quantizers of output and gradient go on here.

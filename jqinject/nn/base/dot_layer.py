@@ -1,4 +1,4 @@
-"""What layers share whose forward is one contraction, as `lax.dot_general` computes it."""
+"""The base of layers whose forward pass is one `lax.dot_general`."""
 
 import math
 from dataclasses import dataclass
@@ -31,11 +31,11 @@ from jqinject.quant_tensor import (
 
 @dataclass(frozen=True)
 class Placed:
-    """A contraction of input and weight, and where its axes are in the layer's output.
+    """A contraction of input and weight, and the place of its axes in the layer's output.
 
     Attributes:
         dims: of the contraction.
-        order: its result's axes in the order of the output; None as they are.
+        order: its result's axes in the order of the output; None if unchanged.
     """
 
     dims: Dimensions
@@ -55,7 +55,7 @@ class Placed:
         return place if self.order is None else self.order.index(place)
 
     def weight_scale(self, weight: IntQuantTensor) -> jax.Array | None:
-        """The weight's scale as it multiplies the output; None if it varies along what is summed over."""
+        """The weight's scale laid out to multiply the output; None if it varies along summed axes."""
         return scale_in_output(weight.scale, weight.ndim, self.of_weight, self.dims.out_ndim)
 
     def shape_of_bias(self, weight_shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -83,19 +83,19 @@ def _last_with_first(ndim: int) -> Placed:
     return Placed(Dimensions.of(ndim, 2, (((ndim - 1,), (0,)), ((), ()))))
 
 
-# A Flax layer calls what it is given in the place of `lax.dot_general`. It hands in its operands as plain arrays,
+# A Flax layer calls its replacement of `lax.dot_general` with its operands as plain arrays,
 # promoted to its dtype; scales and formats are known here.
 
 
 @dataclass
 class Float8Contraction:
-    """In the place of `lax.dot_general`: contracts 8-bit floats.
+    """Replaces `lax.dot_general`: contracts 8-bit floats.
 
     Attributes:
         x: the input.
         weight: the kernel.
         grad_dtype: dtype of the gradient's payload, or None.
-        token: what the call returned for the scale of the gradient.
+        token: the call's token for the scale of the gradient.
     """
 
     x: FloatQuantTensor
@@ -126,12 +126,12 @@ class Float8Contraction:
 
 @dataclass
 class IntegerContraction:
-    """In the place of `lax.dot_general`: contracts integers.
+    """Replaces `lax.dot_general`: contracts integers.
 
     Attributes:
         x: the input.
         weight: the integers of the kernel.
-        dims: of the contraction, if it is called with `x` and the kernel as they are.
+        dims: of the contraction, if called with `x` and the kernel unchanged.
         stored: the dtype of the values of a frozen kernel, which gets no gradient; None for any other kernel.
     """
 
@@ -168,7 +168,7 @@ class IntegerContraction:
 class QuantDotLayer(QuantWeightLayer):
     """Abstract: a layer that contracts its input with its weight, and can do so in integers and 8-bit floats.
 
-    As it stands, for a weight (in, out) and the last axis of the input; other layers override `_placed`.
+    By default for a weight (in, out) and the last axis of the input; other layers override `_placed`.
     """
 
     @property
@@ -181,7 +181,7 @@ class QuantDotLayer(QuantWeightLayer):
         return (0,)
 
     def _placed(self, shape: tuple[int, ...]) -> Placed | None:
-        """The contraction with an input of a shape; None if it is not a single `dot_general`."""
+        """The contraction with an input of this shape; None if it is not a single `dot_general`."""
         return _last_with_first(len(shape)) if shape else None
 
     # --- payloads
@@ -216,7 +216,7 @@ class QuantDotLayer(QuantWeightLayer):
     # --- scales of bias and output
 
     def _scales_on_weight(self, quant_input: Any, quant_weight: Any) -> tuple[Any, Any]:
-        # Along a batch axis of both operands, which is not summed over, each index of the weight has one input scale.
+        # Along a batch axis of both operands, each index of the weight has one input scale.
         x, weight = quant_input, quant_weight
         if not (isinstance(x, IntQuantTensor) and isinstance(weight, IntQuantTensor)) or x.scale.size == 1:
             return x, weight

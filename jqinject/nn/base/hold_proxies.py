@@ -29,7 +29,7 @@ def make_proxy(
 ) -> Any:
     """The proxy for what was given: a new one for an injector, the same one for a proxy, None for None.
 
-    A proxy that is to be shared comes back as it is; `share` makes it serve the layer, once the layer holds it.
+    A proxy to be shared is returned unchanged; `share` makes it serve the layer, once the layer holds it.
 
     Args:
         layer: the layer, which has its weights.

@@ -15,7 +15,7 @@ from jqinject.quant_tensor import QuantTensor
 
 
 class WeightAxes(ReassembledOnAssignment):
-    """Abstract: a layer with a weight, frozen or not, that says which of its axes are channels and which are summed.
+    """Abstract: a layer with a weight, frozen or not, that knows its channel axes and its summed axes.
 
     Attributes:
         frozen: the low-bit numbers that take the place of the weight, once it is frozen.

@@ -56,7 +56,7 @@ def input_format(layer: Any) -> InputFormat | None:
 
 
 def _sample(proxy: Any) -> Any:
-    """One quantized 0, of which bits and sign are read; only traced, as nothing then runs, where bits are static."""
+    """One quantized 0, of which bits and sign are read; only traced if bits are static, so that nothing runs."""
     traced = jax.eval_shape(proxy.sample)
     static = not isinstance(traced, IntQuantTensor) or isinstance(traced.bit_width, int)
     return traced if static else proxy.sample()

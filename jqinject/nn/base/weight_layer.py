@@ -44,8 +44,8 @@ class ParameterView:
 class QuantWeightLayer(WeightAxes):
     """Abstract: a Flax layer whose weight, bias, input, output and output gradient may each have a quantizer.
 
-    The parent's forward is run as it is on the quantized numbers, so that with no quantizer the output is the parent's
-    to the bit.
+    The parent's forward pass runs unchanged on the quantized numbers, so that with no quantizer the output is the
+    parent's to the bit.
 
     Attributes:
         weight_quant, bias_quant, input_quant, output_quant, grad_quant: proxies, or None.
@@ -120,7 +120,7 @@ class QuantWeightLayer(WeightAxes):
         """Put a batch normalization that follows this layer into its weight and bias: `jqinject.nn.merge_bn`.
 
         Args:
-            norm: `nnx.BatchNorm` or `QuantBatchNorm` over the layer's channels; it stays as it is.
+            norm: `nnx.BatchNorm` or `QuantBatchNorm` over the layer's channels; unchanged.
 
         Raises:
             TypeError: no batch normalization, or a layer that can take none.
@@ -191,7 +191,7 @@ class QuantWeightLayer(WeightAxes):
         return *self._scales_on_weight(quant_input, quant_weight), None
 
     def _expected_features(self, ndim: int) -> Mapping[int, int]:
-        """The size of each axis of the input that is contracted with the weight, as far as it is known."""
+        """The size of each axis of the input that is contracted with the weight, if known."""
         return {}
 
     def _check_features(self, inputs: Any) -> None:
@@ -242,7 +242,7 @@ class QuantWeightLayer(WeightAxes):
         return {self.contraction_name: contraction}
 
     def _payload_contraction(self, x: Any, weight: Any) -> Any:
-        """What contracts the payloads in the place of the parent's own function; None to contract floats.
+        """What contracts the payloads instead of the parent's function; None to contract floats.
 
         Raises:
             ValueError: `contraction` is "int" or "fp8", which the layer or its operands do not support.

@@ -21,12 +21,12 @@ from jqinject.quant_tensor import IntQuantTensor
 class QuantConv(QuantConvLayer, nnx.Conv):
     """`nnx.Conv` with quantizers: y = conv(x_q, W_q) + b_q, channels last, any number of spatial axes.
 
-    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None for none. Further keywords
+    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
     override what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer.
     With every quantizer None the layer is `nnx.Conv` to the bit.
 
     Source: Brevitas's `QuantConv1d`, `QuantConv2d`; differs from Brevitas: the arguments of the float layer are Flax's,
-    an override that does nothing is an error, and sums without a scale are returned as an array (there an error).
+    an override without effect is an error, and sums without a scale are returned as an array (there an error).
 
     Args:
         in_features: input channels.

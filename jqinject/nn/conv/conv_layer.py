@@ -76,7 +76,7 @@ class QuantConvLayer(QuantWeightLayer):
         return len(self.kernel_shape)
 
     def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
-        # The window runs over the spatial axes, and channels are summed: only batch axes stay as they are.
+        # The window runs over the spatial axes, and channels are summed: only batch axes are unchanged.
         return tuple(range(ndim - (self.weight_ndim - 1)))
 
     def _bias_on_grid(self, bias: Any, weight: Any) -> bool | jax.Array | None:

@@ -19,13 +19,13 @@ from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
     """`nnx.ConvTranspose` with quantizers: y = conv_transpose(x_q, W_q) + b_q, channels last.
 
-    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None for none. Further keywords
+    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
     override what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer.
     With every quantizer None the layer is `nnx.ConvTranspose` to the bit. The dequantized floats are convolved, those
     of a frozen weight too.
 
     Source: Brevitas's `QuantConvTranspose1d`, `QuantConvTranspose2d`, `QuantConvTranspose3d`; differs from Brevitas:
-    the arguments of the float layer are Flax's, an override that does nothing is an error, the accumulator's bits are
+    the arguments of the float layer are Flax's, an override without effect is an error, the accumulator's bits are
     enough for every sum, and sums without a scale are returned as an array (there an error).
 
     Args:

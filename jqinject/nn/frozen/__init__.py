@@ -1,1 +1,1 @@
-"""Layers that serve low-bit numbers in the place of their weights."""
+"""Layers that serve low-bit numbers instead of weights."""

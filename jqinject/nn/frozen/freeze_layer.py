@@ -32,7 +32,7 @@ def numbers_of(layer: QuantWeightLayer) -> Any:
 
 
 def freeze_layer(layer: QuantWeightLayer, *, keep_master: bool = False, numbers: Any = None) -> bool:
-    """Put the low-bit numbers of the weight in the place of the weight, its quantizer and that of the gradient.
+    """Replace the weight, its quantizer and that of the gradient by the weight's low-bit numbers.
 
     Args:
         layer: a layer, or a stack of layers.
@@ -111,8 +111,8 @@ def _compiled_numbers(
 ) -> tuple[Any, Any]:
     """What is stored, and whether it is what the quantizer made; compiled once for all layers that are alike.
 
-    Of the weight's size there are no arrays but these. With a learned bit width, which decides on their dtype, the
-    quantized weight comes out as it is.
+    No other arrays have the weight's size. With a learned bit width, which decides on their dtype, the
+    quantized weight is returned.
     """
     proxy = nnx.merge(graphdef, state)
     quantized = _quantized(proxy, weight, known_input)

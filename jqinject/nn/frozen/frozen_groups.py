@@ -30,7 +30,7 @@ class ScaleForms:
     whole_zero_point: bool = False
 
     def of_scale(self, scale: jax.Array, groups: Groups | None) -> tuple[jax.Array, jax.Array | None]:
-        """The scales as they are stored, those of groups in a byte; and the factor that all of them have."""
+        """The scales as stored, those of groups in a byte; and their common factor."""
         if groups is None or self.scale_dtype is None:
             return scale, None
         if self.scale_dtype == np.dtype(jnp.float8_e8m0fnu):
@@ -38,7 +38,7 @@ class ScaleForms:
         return in_two_levels(scale, self.scale_dtype)
 
     def of_zero_point(self, zero_point: jax.Array, dtype: Any, groups: Groups | None) -> jax.Array:
-        """The zero points as they are stored: whole ones of groups as bytes, if the integers have at most 8 bits."""
+        """The zero points as stored: integer ones of groups as bytes, if the integers have at most 8 bits."""
         if groups is None or not self.whole_zero_point or jnp.iinfo(dtype).bits > 8:
             return zero_point
         signed = jnp.issubdtype(dtype, jnp.signedinteger)
@@ -84,6 +84,8 @@ def without_groups(weight: GroupwiseQuantTensor, cut: Cut) -> Any:
         weight: the weight.
         cut: how its groups lie.
     """
+    if weight.as_it_lies is not None:
+        return weight.as_it_lies
     grouped, value = weight.grouped, weight.value
     scale = cut.spread(grouped.scale, value)
     if not isinstance(grouped, IntQuantTensor):

@@ -1,4 +1,4 @@
-"""`FrozenWeight`: the low-bit numbers of a layer's weight, in the place of the weight."""
+"""`FrozenWeight`: the low-bit numbers of a layer's weight, replacing the weight."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class FrozenForm:
 class FrozenWeight(nnx.Module):
     """Payload, scale and zero point of a quantized weight, and what else a QuantTensor knows.
 
-    State: `value`, the payload as it is stored (`StoredForm`); `scale`, float32, or a byte each for groups; and if
+    State: `value`, the payload in its `StoredForm`; `scale`, float32, or a byte each for groups; and if
     there are any, `zero_point`, `sums` of the payload, and the `scale_factor` of scales in bytes.
 
     Args:
@@ -103,14 +103,16 @@ class FrozenWeight(nnx.Module):
         forms: ScaleForms,
         cut: Cut | None = None,
     ) -> None:
-        value_dtype, groups, scaled = np.dtype(weight.dtype), None, weight
+        value_dtype, groups, numbers = np.dtype(weight.dtype), None, (weight.scale, weight.zero_point)
         if isinstance(weight, GroupwiseQuantTensor):
-            groups, scaled, axes_of_sums = weight.groups, weight.grouped, None
+            groups, axes_of_sums = weight.groups, None
+            numbers = weight.scale_, weight.zero_point_
             if cut is None:
                 metadata = wide_metadata(metadata, groups, weight.ndim)
                 summed = wide_axes(summed, groups, weight.ndim)
-            weight = scaled if cut is None else without_groups(weight, cut)
-        scale, factor = forms.of_scale(_full_rank(scaled.scale, scaled.ndim), groups)
+            weight = weight.grouped if cut is None else without_groups(weight, cut)
+        ndim = weight.ndim + (cut is not None)
+        scale, factor = forms.of_scale(_full_rank(numbers[0], ndim), groups)
         if factor is not None:
             self.scale_factor = Frozen(factor)
         payload, kind = _payload(weight)
@@ -118,7 +120,7 @@ class FrozenWeight(nnx.Module):
         self.form = FrozenForm(stored, value_dtype, forms.whole_zero_point, groups, cut, **kind)
         if isinstance(weight, IntQuantTensor):
             if has_zero_point:
-                zero = _full_rank(scaled.zero_point, scaled.ndim)
+                zero = _full_rank(numbers[1], ndim)
                 self.zero_point = Frozen(forms.of_zero_point(zero, payload.dtype, groups))
             if payload.dtype.itemsize == 1 and axes_of_sums is not None:
                 self.sums = Frozen(jnp.sum(payload, axis=axes_of_sums, dtype=jnp.int32, keepdims=True))
@@ -154,16 +156,13 @@ class FrozenWeight(nnx.Module):
         payload, scale, zero = self._read()
         if groups is None:
             return self._tensor(payload, scale, zero)
-        if cut is None:
-            found = self._tensor(payload, scale, zero)
-        else:
-            laid = self._tensor(payload, cut.spread(scale, payload), cut.spread(zero, payload))
-            zeros = {"zero_point": zero} if isinstance(laid, IntQuantTensor) else {}
-            found = laid.set(value=groups.split(laid.value), scale=scale, **zeros)
-        return in_groups(found, groups.size, groups.dim, groups.length)
+        if cut is not None:
+            scale, zero = cut.spread(scale, payload), cut.spread(zero, payload)
+        piece = None if cut is None else cut.piece
+        return in_groups(self._tensor(payload, scale, zero), groups.size, groups.dim, groups.length, piece)
 
     def _read(self) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Payload, scale and zero point as they are stored, but for packing and the order of axes."""
+        """Payload, scale and zero point as stored, except for packing and the order of axes."""
         stored, payload, scale = self.form.stored, self.value[...], self.scale[...].astype(jnp.float32)
         whole_bytes = stored.packed_bits is None
         payload = jax.lax.transpose(payload, stored.back) if whole_bytes else stored.payload(payload)

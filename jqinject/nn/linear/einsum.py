@@ -25,7 +25,7 @@ class PayloadEinsum:
     """In the place of `jnp.einsum`, for a plain contraction: contracts payloads.
 
     Args:
-        contraction: what contracts them in the place of `lax.dot_general`.
+        contraction: what contracts them instead of `lax.dot_general`.
     """
 
     def __init__(self, contraction: Any) -> None:
@@ -50,7 +50,7 @@ class PayloadEinsum:
 class QuantEinsum(QuantDotLayer, nnx.Einsum):
     """`nnx.Einsum` with quantizers: y = einsum(x_q, W_q) + b_q.
 
-    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None for none. Further keywords
+    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
     override what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer.
     With every quantizer None the layer is `nnx.Einsum` to the bit. Frozen, it contracts integers where its input is
     quantized to at most 8 bits and the equation is a plain contraction: one that repeats a label in an operand,
@@ -135,7 +135,7 @@ class QuantEinsum(QuantDotLayer, nnx.Einsum):
 
         Args:
             inputs: float array or QuantTensor.
-            einsum_str: an equation for this call in the place of the layer's. What shares a scale in the kernel is
+            einsum_str: an equation for this call instead of the layer's. What shares a scale in the kernel is
                 decided by the layer's own.
             out_sharding: as for the parent.
 

@@ -24,12 +24,12 @@ from jqinject.quant_tensor import (
 class QuantEmbed(QuantWeightLayer, nnx.Embed):
     """`nnx.Embed` with a quantized table: y = E_q[inputs].
 
-    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None for none. Further keywords
+    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
     override what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer.
     With every quantizer None the layer is `nnx.Embed` to the bit.
 
     Source: Brevitas's `QuantEmbedding`; differs from Brevitas: the arguments of the float layer are Flax's, there is an
-    output quantizer, and an override that does nothing is an error.
+    output quantizer, and an override without effect is an error.
 
     Args:
         num_embeddings: rows of the table.

@@ -19,12 +19,12 @@ from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 class QuantLinear(QuantDotLayer, nnx.Linear):
     """`nnx.Linear` with quantizers: y = x_q @ W_q + b_q.
 
-    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None for none. Further keywords
+    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
     override what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer.
     With every quantizer None the layer is `nnx.Linear` to the bit.
 
-    Source: Brevitas's `QuantLinear`; differs from Brevitas: the arguments of the float layer are Flax's, an
-    override that does nothing is an error, and sums without a scale are returned as an array (there an error).
+    Source: Brevitas's `QuantLinear`; differs from Brevitas: the arguments of the float layer are Flax's, an override
+    without effect is an error, and sums without a scale are returned as an array (there an error).
 
     Args:
         in_features: size of the last axis of the input.

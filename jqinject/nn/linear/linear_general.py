@@ -16,7 +16,7 @@ from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 class QuantLinearGeneral(QuantDotLayer, nnx.LinearGeneral):
     """`nnx.LinearGeneral` with quantizers: y = sum over `axis` of x_q W_q, plus b_q.
 
-    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None for none. Further keywords
+    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
     override what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer.
     With every quantizer None the layer is `nnx.LinearGeneral` to the bit. Frozen, it contracts integers where its
     input is quantized to at most 8 bits.
@@ -118,7 +118,7 @@ class QuantLinearGeneral(QuantDotLayer, nnx.LinearGeneral):
 
     def _expected_features(self, ndim: int) -> Mapping[int, int]:
         if any(not -ndim <= axis < ndim for axis in self.axis):
-            return dict(zip(self.axis, self.in_features, strict=True))  # an axis is missing, which is told
+            return dict(zip(self.axis, self.in_features, strict=True))  # an axis is missing: reported
         axes = sorted(
             self.axis, key=lambda axis: axis % ndim
         )  # as Flax does, whatever order they are given in

@@ -16,7 +16,7 @@ from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 class QuantLoRALinear(QuantDotLayer, nnx.LoRALinear):
     """`nnx.LoRALinear` on a quantized kernel: y = x_q @ W_q + b_q + x_q @ A @ B, with A and B in float.
 
-    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None for none. Further keywords
+    A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
     override what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer.
     With every quantizer None the layer is `nnx.LoRALinear` to the bit. `jqinject.freeze` stores the kernel in low bits
     and leaves A and B, which can then be trained on.

@@ -78,7 +78,7 @@ def run(
 
 
 class Parts:
-    """The QuantTensor that every step makes, taken apart within the loop and put together behind it."""
+    """The QuantTensor that every step makes, split within the loop and merged after it."""
 
     def __init__(self) -> None:
         self.make: Callable[[Any, list[Any]], Any] = lambda value, _: value

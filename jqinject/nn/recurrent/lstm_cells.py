@@ -47,7 +47,7 @@ class QuantLSTMCell(QuantLSTMStep, nnx.LSTMCell):
         tanh_quant: quantizer of what `activation_fn` makes.
         cell_state_quant: quantizer of the cell state and its two parts.
         use_bias: whether there are biases.
-        coupled_input_forget_gates: f = 1 - i, without weights of its own.
+        coupled_input_forget_gates: f = 1 - i, without its own weights.
         shared_intra_layer_weight_quant: one weight quantizer for all gates.
         shared_intra_layer_gate_acc_quant: one quantizer for the sums of all gates.
         input_layers: layer, as "ii" -> the layer of another cell to take in its place.

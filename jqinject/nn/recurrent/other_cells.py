@@ -45,7 +45,7 @@ class QuantSimpleCell(QuantRecurrentCell, nnx.SimpleCell):
         io_quant: quantizer of the input and of the hidden state.
         gate_acc_quant: quantizer of the sum.
         use_bias: whether there is a bias.
-        bias_of_hidden: whether the bias stands in `dense_h`, and not in `dense_i`, as two cells need it that share
+        bias_of_hidden: whether the bias is in `dense_h` instead of `dense_i`, as two cells need it that share
             `dense_i`.
         input_layers: {"dense_i": the layer of another cell to take in its place}.
         rngs: for the parameters, and for quantizers that draw random numbers.

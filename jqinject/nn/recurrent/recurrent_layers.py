@@ -29,14 +29,14 @@ class QuantLSTM(QuantRecurrentStack):
 
     Source: Brevitas's `QuantLSTM`. Differs from Brevitas: parameters are those of `nnx.LSTMCell` (kernels are
     (in, out); `recurrent_state_from_torch` converts); no slot has a quantizer by default; initial states of several
-    layers in one direction are understood; an override that does nothing is an error.
+    layers in one direction are understood; an override without effect is an error.
 
     Args:
         input_size: features of the input.
         hidden_size: features of the hidden state.
         num_layers: layers, each of which runs over the outputs of the one before.
         bias: whether there are biases.
-        batch_first: whether data are (batch, time, features), and not (time, batch, features).
+        batch_first: whether data is (batch, time, features) instead of (time, batch, features).
         bidirectional: also run backwards; the outputs of both directions stand side by side.
         weight_quant: quantizer of the weights; the two of a gate share it.
         bias_quant: quantizer of the biases; `Int32Bias` counts in steps of input scale * weight scale.
@@ -45,8 +45,8 @@ class QuantLSTM(QuantRecurrentStack):
         sigmoid_quant: quantizer of the gates.
         tanh_quant: quantizer of the cell's input, and of the tanh of its state.
         cell_state_quant: quantizer of the cell state and its two parts.
-        coupled_input_forget_gates: forget gate = 1 - input gate, without weights of its own.
-        cat_output_cell_states: return the cell states as one array, and not as a tuple.
+        coupled_input_forget_gates: forget gate = 1 - input gate, without its own weights.
+        cat_output_cell_states: return the cell states as one array instead of a tuple.
         shared_input_hidden_weights: both directions have the kernels of the input in common (input and forget gate
             crossed, as in Brevitas).
         shared_intra_layer_weight_quant: one weight quantizer for all gates of a cell.
@@ -184,7 +184,7 @@ class QuantRNN(QuantRecurrentStack):
     Source: Brevitas's `QuantRNN`. Differs from Brevitas: no slot has a quantizer by default; that of the sums has no
     prefix of its own, and its learned scale does not begin with a random number added; kernels are (in, out)
     (`recurrent_state_from_torch` converts); initial states of several layers in one direction are understood; an
-    override that does nothing is an error.
+    override without effect is an error.
 
     Args:
         input_size: features of the input.
@@ -192,7 +192,7 @@ class QuantRNN(QuantRecurrentStack):
         num_layers: layers, each of which runs over the outputs of the one before.
         nonlinearity: "tanh" or "relu".
         bias: whether there are biases.
-        batch_first: whether data are (batch, time, features), and not (time, batch, features).
+        batch_first: whether data is (batch, time, features) instead of (time, batch, features).
         bidirectional: also run backwards; the outputs of both directions stand side by side.
         weight_quant: quantizer of the weights; the two of a cell share it.
         bias_quant: quantizer of the biases; `Int32Bias` counts in steps of input scale * weight scale.

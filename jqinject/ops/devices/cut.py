@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.devices.explicit_axes import is_split
+from jqinject.ops.devices.explicit_axes import by_compiler, is_split, sharded_as, shards_along
 
 COMBINED: dict[Any, Callable[..., jax.Array]] = {
     jnp.max: jax.ops.segment_max,
@@ -57,7 +58,7 @@ class Cut:
             return found
         last = found.shape[self.axis] // self.size * self.size
         places = jax.lax.broadcasted_iota(jnp.int32, found.shape, self.axis)
-        return jnp.where(places >= last, with_fill, found)
+        return jnp.where(sharded_as(places >= last, found), with_fill, found)
 
     def one_each(self, x: jax.Array) -> jax.Array:
         """Of numbers that the elements of a group share, one for each group.
@@ -105,6 +106,9 @@ class Cut:
         return jnp.take(x, group_of, axis=self.axis, mode="clip")
 
     def _found(self, reduction: Any, x: jax.Array) -> jax.Array:
+        return by_compiler(partial(self._combined, reduction), x, x, self.axis)
+
+    def _combined(self, reduction: Any, x: jax.Array) -> jax.Array:
         axis, length = self.axis, x.shape[self.axis]
         if self.piece > 1:
             shape = (*x.shape[:axis], length // self.piece, self.piece, *x.shape[axis + 1 :])
@@ -115,15 +119,15 @@ class Cut:
 
     def _repeated(self, found: jax.Array, like: jax.Array) -> jax.Array:
         group_of = np.arange(like.shape[self.axis]) // self.size
-        return jnp.take(found, group_of, axis=self.axis, mode="clip")
+        return by_compiler(lambda found: jnp.take(found, group_of, axis=self.axis, mode="clip"), like, found)
 
 
 def cut_in_place(x: jax.Array, size: int, axis: int) -> Cut | None:
     """How to cut an axis into groups that may cross the borders of its shards; None if groups cannot.
 
     The shards of concrete arrays are known. Those over automatic axes of a mesh show in no type while a program is
-    traced: then any number of shards counts that the devices at hand allow. None over explicit axes: groups that cross
-    shards would be an axis of the type, which such an axis cannot divide.
+    traced: then any number of shards counts that the devices at hand allow. Explicit axes show; along these, groups are
+    cut in place unless shards hold whole groups, since only then a type can name the sharding of the two axes.
 
     Args:
         x: the tensor.
@@ -133,14 +137,16 @@ def cut_in_place(x: jax.Array, size: int, axis: int) -> Cut | None:
     Example:
         >>> cut_in_place(jnp.zeros((64, 3)), 16, 0)
     """
-    if is_split(x):
-        return None
     length = x.shape[axis]
+    if is_split(x):
+        shards = shards_along(x, axis)
+        crosses = shards > 1 and bool(length % size or length // size % shards)
+        return Cut(axis, size, math.gcd(size, length // shards)) if crosses else None
     known = _shards_along(x, axis)
     if length == 0 or known == 1:
         return None
     most = math.gcd(length, jax.device_count()) if known is None else known
-    counts = [n for n in range(2, most + 1) if most % n == 0] if known is None else [known]
+    counts = [n for n in range(2, most + 1) if known in (None, n) and most % n == 0]
     if not any(length // n % size and size % (length // n) for n in counts):
         return None
     return Cut(axis, size, math.gcd(size, length // most))

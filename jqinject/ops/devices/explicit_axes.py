@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec, reshard
+from jax.sharding import NamedSharding, PartitionSpec, auto_axes, reshard
 
 
 def is_split(x: jax.Array) -> bool:
@@ -19,6 +19,40 @@ def is_split(x: jax.Array) -> bool:
         False
     """
     return any(jax.typeof(x).sharding.spec)
+
+
+def by_compiler(
+    function: Callable[[jax.Array], jax.Array], like: jax.Array, x: jax.Array, *axes: int
+) -> jax.Array:
+    """`function(x)`, inside of which the compiler chooses shardings; the result is sharded like another array.
+
+    Args:
+        function: makes an array of the number of axes of `like`.
+        like: the other array.
+        x: what it is called with.
+        axes: which axes of the result are whole nevertheless, from the front.
+
+    Example:
+        >>> by_compiler(jnp.abs, jnp.ones(2), -jnp.ones(2))
+        Array([1., 1.], dtype=float32)
+    """
+    sharding = jax.typeof(like).sharding
+    if not any(sharding.spec):
+        return function(x)
+    spec = PartitionSpec(*(None if place in axes else axis for place, axis in enumerate(sharding.spec)))
+    out = NamedSharding(sharding.mesh, spec)
+    inside: Callable[..., Any] = auto_axes(axes=sharding.mesh.explicit_axes, out_sharding=out)
+    return inside(function)(x)
+
+
+def shards_along(x: jax.Array, axis: int) -> int:
+    """The number of shards along an axis that the type of an array names: 1 without explicit axes.
+
+    Example:
+        >>> shards_along(jnp.zeros(3), 0)
+        1
+    """
+    return x.shape[axis] // max(jax.typeof(x).sharding.shard_shape(x.shape)[axis], 1) if is_split(x) else 1
 
 
 def whole(x: jax.Array, *axes: int) -> jax.Array:

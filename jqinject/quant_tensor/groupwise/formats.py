@@ -158,7 +158,7 @@ _BY_FORMAT: dict[type[QuantTensor], type[GroupwiseQuantTensor]] = {
 
 
 def in_groups(
-    grouped: Any, group_size: int, group_dim: int, length: int | None = None
+    grouped: Any, group_size: int, group_dim: int, length: int | None = None, piece: int | None = None
 ) -> GroupwiseQuantTensor:
     """A groupwise tensor of the same number format, from a quantized tensor with two axes for the groups.
 
@@ -167,8 +167,12 @@ def in_groups(
         group_size: elements of a group.
         group_dim: the axis, counted without groups.
         length: elements along it; None if the last group is full.
+        piece: elements of a piece, see `Cut`, of a tensor without the two axes, each of whose elements has the scale
+            of its group; None for one with two axes.
 
     Raises:
         ValueError: it has no such groups.
     """
-    return _BY_FORMAT.get(type(grouped), GroupwiseQuantTensor).of(grouped, group_size, group_dim, length)
+    return _BY_FORMAT.get(type(grouped), GroupwiseQuantTensor).of(
+        grouped, group_size, group_dim, length, piece
+    )

@@ -7,6 +7,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
+from jqinject.ops.devices.cut import Cut
 from jqinject.quant_tensor import shaping
 from jqinject.quant_tensor.base import QuantTensor, as_array
 from jqinject.quant_tensor.groupwise.groups import Groups, groups_of
@@ -21,7 +22,7 @@ def joined(name: str, doc: str) -> Callable[[Any], jax.Array]:
     """A method whose result is that of the tensor in groups, without groups."""
 
     def method(self: "GroupwiseQuantTensor") -> jax.Array:
-        return self.groups.join(getattr(self.grouped, name)())
+        return self._joined(getattr(self._grouped, name)())
 
     method.__name__, method.__doc__ = name, doc
     return method
@@ -30,7 +31,7 @@ def joined(name: str, doc: str) -> Callable[[Any], jax.Array]:
 def register(cls: "type[GroupwiseQuantTensor]") -> None:
     """Make a class of tensors a pytree whose child is the tensor in groups."""
 
-    def unflatten(aux: tuple[Groups, int], children: Iterable[Any]) -> GroupwiseQuantTensor:
+    def unflatten(aux: tuple[Groups, int, Any], children: Iterable[Any]) -> GroupwiseQuantTensor:
         (grouped,) = children
         return cls._of(grouped, *aux)
 
@@ -59,19 +60,31 @@ class GroupwiseQuantTensor(QuantTensor):
         (Array([0.5, 1. , 6. ], dtype=float32), Array([0.5, 0.5, 2. ], dtype=float32), Array([1, 2, 3], dtype=int8))
     """
 
-    __slots__ = ("_group_dim", "_grouped", "_groups")
+    __slots__ = ("_group_dim", "_grouped", "_groups", "_piece")
 
     _grouped: Any
     _groups: Groups
     _group_dim: int
+    _piece: int | None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         register(cls)
 
-    def _hold(self, grouped: Any, groups: Groups, group_dim: int) -> None:
-        for name, field in (("_grouped", grouped), ("_groups", groups), ("_group_dim", group_dim)):
+    def _hold(self, grouped: Any, groups: Groups, group_dim: int, piece: int | None = None) -> None:
+        fields = {"_grouped": grouped, "_groups": groups, "_group_dim": group_dim, "_piece": piece}
+        for name, field in fields.items():
             object.__setattr__(self, name, field)
+
+    @property
+    def _cuts(self) -> Cut | None:
+        """How the groups lie in a tensor that does not have them as two axes; None of one that has."""
+        if self._piece is None:
+            return None
+        return Cut(self._groups.dim % self._grouped.ndim, self._groups.size, self._piece)
+
+    def _joined(self, x: jax.Array) -> jax.Array:
+        return x if self._piece is not None else self._groups.join(x)
 
     def _cut(self, grouped: Any, group_size: int, group_dim: int, shape: tuple[int, ...] | None) -> None:
         """Store what a constructor is given; None as the shape without groups means that they are full."""
@@ -82,7 +95,16 @@ class GroupwiseQuantTensor(QuantTensor):
     @property
     def grouped(self) -> Any:
         """The same numbers as a quantized tensor with the two axes."""
-        return self._grouped
+        if self._piece is None:
+            return self._grouped
+        value, scale, zero_point = self._groups.split(self.value), self.scale_, self.zero_point_
+        zeros = {"zero_point": zero_point} if zero_point.ndim else {}
+        return self._grouped.set(value=value, scale=scale, **zeros)
+
+    @property
+    def as_it_lies(self) -> Any:
+        """The same numbers as a quantized tensor without groups, each with its scale; None unless they are kept so."""
+        return None if self._piece is None else self._grouped
 
     @property
     def groups(self) -> Groups:
@@ -91,9 +113,25 @@ class GroupwiseQuantTensor(QuantTensor):
 
     # --- Brevitas's names: with an underscore in groups, without one expanded
 
-    value_: jax.Array = of_grouped("value", "The dequantized numbers in groups.")
-    scale_: jax.Array = of_grouped("scale", "The scale of each group, with 1 along the elements of a group.")
-    zero_point_: jax.Array = of_grouped("zero_point", "The zero point of each group, or one for all.")
+    @property
+    def value_(self) -> jax.Array:
+        """The dequantized numbers in groups."""
+        value = self._grouped.value
+        return value if self._piece is None else self._groups.split(value)
+
+    @property
+    def scale_(self) -> jax.Array:
+        """The scale of each group, with 1 along the elements of a group."""
+        return self._of_each(self._grouped.scale)
+
+    @property
+    def zero_point_(self) -> jax.Array:
+        """The zero point of each group, or one for all."""
+        return self._of_each(self._grouped.zero_point)
+
+    def _of_each(self, x: jax.Array) -> jax.Array:
+        cut = self._cuts
+        return x if cut is None or x.ndim == 0 else cut.in_two(x)
 
     @property
     def group_size(self) -> int:
@@ -113,17 +151,20 @@ class GroupwiseQuantTensor(QuantTensor):
     @property
     def value(self) -> jax.Array:
         """The dequantized float array."""
-        return self._groups.join(self.value_)
+        return self._joined(self._grouped.value)
 
     @property
     def scale(self) -> jax.Array:
         """The scale of each element."""
-        return self._groups.broadcast(self.scale_)
+        return self._of_elements(self._grouped.scale)
 
     @property
     def zero_point(self) -> jax.Array:
         """The zero point of each element, or one for all."""
-        return self._groups.broadcast(self.zero_point_)
+        return self._of_elements(self._grouped.zero_point)
+
+    def _of_elements(self, x: jax.Array) -> jax.Array:
+        return self._groups.broadcast(x) if self._piece is None else x
 
     @property
     def is_valid(self) -> bool | jax.Array:
@@ -137,12 +178,13 @@ class GroupwiseQuantTensor(QuantTensor):
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of `value`."""
-        return self._groups.shape_of(self.value_.shape)
+        shape = self._grouped.value.shape
+        return self._groups.shape_of(shape) if self._piece is None else shape
 
     @property
     def ndim(self) -> int:
         """Number of axes of `value`."""
-        return self.value_.ndim - 1
+        return self._grouped.value.ndim - (self._piece is None)
 
     @property
     def size(self) -> int:
@@ -152,7 +194,7 @@ class GroupwiseQuantTensor(QuantTensor):
     @property
     def dtype(self) -> np.dtype:
         """The float dtype of `value`."""
-        return self.value_.dtype
+        return self._grouped.value.dtype
 
     def number_range(self, narrow_range: bool = False) -> tuple[Any, Any]:
         """The smallest and the largest number of the format, before scale and zero point."""
@@ -170,12 +212,15 @@ class GroupwiseQuantTensor(QuantTensor):
         """
         inner = {name.removesuffix("_"): field for name, field in changes.items() if name != "value"}
         if "value" in changes:
-            inner["value"] = self._groups.split(as_array(changes["value"]))
-        return self._like(self._grouped.set(**inner))
+            value = as_array(changes["value"])
+            if self._piece is not None and not inner:
+                return self._like(self._grouped.set(value=value))
+            inner["value"] = self._groups.split(value)
+        return self._of(self.grouped.set(**inner), self._groups, self._group_dim)
 
     def astype(self, dtype: Any) -> Self:
         """The same numbers with `value` in another float dtype; scales stay float32."""
-        return self._like(self._grouped.set(value=self.value_.astype(self._float_dtype(dtype))))
+        return self._like(self._grouped.set(value=self._grouped.value.astype(self._float_dtype(dtype))))
 
     def axes(self, **fields: Any) -> Self:
         """A pytree prefix with this tensor's structure, for `in_axes`, `out_axes` or shardings.
@@ -227,7 +272,7 @@ class GroupwiseQuantTensor(QuantTensor):
 
     def _moved(self, move: Any, dim: int) -> Self:
         """Apply `move` to value, scale and zero point; the groups then lie along `dim`."""
-        inner = self._grouped
+        inner = self.grouped
         moved = {
             "value": move(inner.value),
             "scale": inner.scale if inner.scale.ndim == 0 else move(inner.scale),
@@ -238,10 +283,17 @@ class GroupwiseQuantTensor(QuantTensor):
         return self._of(inner.set(**moved), groups, dim)
 
     def _like(self, grouped: Any) -> Self:
-        return self._of(grouped, self._groups, self._group_dim)
+        return self._of(grouped, self._groups, self._group_dim, self._piece)
 
     @classmethod
-    def of(cls, grouped: Any, group_size: int, group_dim: int, length: int | None = None) -> Self:
+    def of(
+        cls,
+        grouped: Any,
+        group_size: int,
+        group_dim: int,
+        length: int | None = None,
+        piece: int | None = None,
+    ) -> Self:
         """A groupwise tensor from a tensor in groups.
 
         Args:
@@ -249,33 +301,39 @@ class GroupwiseQuantTensor(QuantTensor):
             group_size: elements of a group.
             group_dim: the axis, counted without groups.
             length: elements along it; None if the last group is full.
+            piece: as of `in_groups`.
 
         Raises:
             ValueError: it has no such groups.
         """
-        groups = groups_of(grouped.shape, group_size, group_dim, length, cls.__name__)
-        return cls._of(grouped, groups, group_dim)
+        if piece is None:
+            groups = groups_of(grouped.shape, group_size, group_dim, length, cls.__name__)
+        else:
+            dim = group_dim % grouped.ndim - grouped.ndim
+            groups = Groups(group_size, dim, grouped.shape[dim])
+        return cls._of(grouped, groups, group_dim, piece)
 
     @classmethod
-    def _of(cls, grouped: Any, groups: Groups, group_dim: int) -> Self:
+    def _of(cls, grouped: Any, groups: Groups, group_dim: int, piece: int | None = None) -> Self:
         """A tensor of these fields, unchecked."""
         tensor = object.__new__(cls)
-        tensor._hold(grouped, groups, group_dim)
+        tensor._hold(grouped, groups, group_dim, piece)
         return tensor
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self)._of, (self._grouped, self._groups, self._group_dim)
+        return type(self)._of, (self._grouped, self._groups, self._group_dim, self._piece)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(group_size={self.group_size}, group_dim={self.group_dim}, {self._grouped!r})"
 
     def int(self, float_datatype: bool = False) -> jax.Array:
         """The integers, codes or indices of the numbers, without groups. See `int` of the class of `grouped`."""
-        return self._groups.join(self._grouped.int(float_datatype))
+        return self._joined(self._grouped.int(float_datatype))
 
 
-def _flatten(tensor: GroupwiseQuantTensor) -> tuple[list[tuple[Any, Any]], tuple[Groups, int]]:
-    return [(jax.tree_util.GetAttrKey("grouped"), tensor.grouped)], (tensor.groups, tensor.group_dim)
+def _flatten(tensor: GroupwiseQuantTensor) -> tuple[list[tuple[Any, Any]], tuple[Groups, int, int | None]]:
+    static = (tensor._groups, tensor._group_dim, tensor._piece)
+    return [(jax.tree_util.GetAttrKey("grouped"), tensor._grouped)], static
 
 
 register(GroupwiseQuantTensor)
