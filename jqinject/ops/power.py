@@ -66,7 +66,7 @@ def exp2(x: ArrayLike) -> jax.Array:
 @jax.custom_jvp
 @one_program()
 def _log2(x: jax.Array) -> jax.Array:
-    mantissa, exponent = jnp.frexp(x)
+    mantissa, exponent = (sharded_beside(part, x) for part in jnp.frexp(x))  # JAX may drop explicit axes
     low = mantissa < math.sqrt(0.5)
     mantissa = jnp.where(low, mantissa * 2, mantissa)
     exponent = jnp.where(low, exponent - 1, exponent).astype(jnp.float32)
