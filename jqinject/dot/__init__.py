@@ -4,11 +4,10 @@ from jqinject.dot.geometry.output import contraction_bit_width as contraction_bi
 from jqinject.dot.geometry.output import contraction_output as contraction_output
 from jqinject.dot.geometry.output import without_zero_points as without_zero_points
 from jqinject.dot.geometry.tiles import LocalAqt as LocalAqt
-from jqinject.dot.kernels.float8_dot import contracts_in_float8 as contracts_in_float8
 from jqinject.dot.kernels.integer import Affine as Affine
+from jqinject.dot.kernels.integer import IntegerOperand as IntegerOperand
 from jqinject.dot.kernels.integer import affine_dot_general as affine_dot_general
 from jqinject.dot.kernels.integer import affine_of as affine_of
-from jqinject.dot.kernels.integer import contract_integers as contract_integers
 from jqinject.dot.kernels.integer import has_integers as has_integers
 from jqinject.dot.schemes.config import ConfigV4 as ConfigV4
 from jqinject.dot.schemes.config import config_fwd_fp8 as config_fwd_fp8
@@ -25,8 +24,10 @@ from jqinject.dot.schemes.quantized_einsum import kernel_axes_of as kernel_axes_
 from jqinject.dot.schemes.scheme import Kept as Kept
 from jqinject.dot.schemes.scheme import Scheme as Scheme
 from jqinject.dot.schemes.scheme_dot import ExplainedProduct as ExplainedProduct
+from jqinject.dot.tensors.decision import contracts_in_float8 as contracts_in_float8
 from jqinject.dot.tensors.freezer import Freezer as Freezer
 from jqinject.dot.tensors.freezer import QuantizedOperand as QuantizedOperand
 from jqinject.dot.tensors.freezer import QuantMode as QuantMode
 from jqinject.dot.tensors.quantized_dot import float8_dot_general as float8_dot_general
+from jqinject.dot.tensors.six_operands import contract_integers as contract_integers
 from jqinject.dot.tensors.tensor_conv import integer_conv as integer_conv

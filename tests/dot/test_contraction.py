@@ -8,9 +8,8 @@ import pytest
 from jqinject.dot import LocalAqt, OperandInjector, QDotGeneral, Scheme
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.geometry.labels import Labelling
-from jqinject.dot.tensors.labelled_tensor import LabelledTensor
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_tiles
 from jqinject.dot.tensors.product import PLAIN, Sums, product
-from jqinject.dot.tensors.six_operands import in_tiles
 from jqinject.inject import Binding
 
 INT8, INT4, FLOAT = OperandInjector, OperandInjector.let(bits=4), None
@@ -46,7 +45,7 @@ def quantized(operand, x, axes):
 def contract(pair, x, w, dims, dtype, permutation, sums=PLAIN):
     labels = Labelling.of(dims)
     a, b = LabelledTensor(x, labels.lhs), LabelledTensor(w, labels.rhs)
-    a, b, summed = in_tiles(sums, a, b, labels.out)
+    a, b, summed = in_tiles(sums.tiles, a, b, labels.out)
     a, b = (
         LabelledTensor(quantized(operand, t.tensor, tuple(map(t.axis, summed))), t.labels)
         for operand, t in zip(pair, (a, b), strict=True)

@@ -203,6 +203,8 @@ class IntQuant(Component):
 
     def beside(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array) -> tuple[jax.Array, ...]:
         """Scale and zero point as they broadcast against the quantized `x`."""
+        if isinstance(self.input_view_impl, Identity):
+            return scale, zero_point
         return beside(self.input_view_impl, x, scale, zero_point)
 
     def __call__(self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array) -> jax.Array:

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from jqinject.dot.geometry.dimensions import Dimensions
 
@@ -28,6 +29,7 @@ class Labelling:
     out: Labels
 
     @classmethod
+    @lru_cache(maxsize=1024)
     def of(cls, dims: Dimensions) -> Labelling:
         """The labels of a contraction.
 
@@ -53,6 +55,7 @@ def summed_labels(first: Labels, second: Labels, out: Labels) -> Labels:
     return tuple(label for label in first if label in second and label not in out)
 
 
+@lru_cache(maxsize=1024)
 def dimensions_of(first: Labels, second: Labels, out: Labels) -> tuple[Dimensions, tuple[int, ...]]:
     """The contraction of two operands, and the permutation of its result to the order of `out`.
 

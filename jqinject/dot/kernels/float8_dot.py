@@ -40,13 +40,3 @@ def has_output_scales(lhs: FloatQuantTensor, rhs: FloatQuantTensor, dims: Dimens
     return varies_only_along(lhs.scale, lhs.ndim, dims.lhs_places) and varies_only_along(
         rhs.scale, rhs.ndim, dims.rhs_places
     )
-
-
-def contracts_in_float8(lhs: Any, rhs: Any) -> bool:
-    """Whether two operands of a dense layer (last axis with first axis) can be contracted as 8-bit floats."""
-    if not (isinstance(lhs, FloatQuantTensor) and isinstance(rhs, FloatQuantTensor)) or lhs.ndim == 0:
-        return False
-    if not (lhs.is_contractible and rhs.is_contractible):
-        return False
-    dims = Dimensions.of(lhs.ndim, rhs.ndim, (((lhs.ndim - 1,), (0,)), ((), ())))
-    return has_output_scales(lhs, rhs, dims)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -14,21 +13,14 @@ import numpy as np
 
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output, shape_in_output, varying_pairs
 from jqinject.dot.geometry.parts import Block, in_parts, part
-from jqinject.dot.geometry.sharding import sharding_before
 from jqinject.dot.kernels.accumulate import accumulation
 from jqinject.dot.kernels.kernel_table import Alone, Divisible, settled
-from jqinject.ops.derivatives import explain_forward_mode, first_order
 from jqinject.ops.devices.explicit_axes import sharded_beside
 from jqinject.ops.devices.one_device import eagerly, on_one_device
 from jqinject.ops.devices.processes import on_host
 from jqinject.ops.fake_quant import is_known_zero
 from jqinject.ops.ste import nearest
 from jqinject.quant_tensor import IntQuantTensor, is_concrete
-
-NO_SECOND_DERIVATIVE = (
-    "a contraction of integers has no second derivative: its forward pass holds integers.\n"
-    "  cure: contraction='float' where it is differentiated twice"
-)
 
 
 class Affine(NamedTuple):
@@ -80,6 +72,40 @@ class Affine(NamedTuple):
         return self if payload is self.payload else self._replace(payload=payload, sums=None)
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class IntegerOperand:
+    """Integers that are contracted, beside the floats that receive the gradient: an operand of a layer.
+
+    Attributes:
+        integers: forward; None where only the backward pass is left, and it takes the floats.
+        value: the floats, unused forward; None for stored integers, which get no gradient.
+        dtype: of the floats.
+    """
+
+    integers: Affine | None
+    value: jax.Array | None
+    dtype: np.dtype = field(metadata={"static": True})
+
+    @property
+    def array(self) -> jax.Array:
+        """The floats, or stored integers themselves: has their shape and sharding."""
+        return self._stored().payload if self.value is None else self.value
+
+    @property
+    def floats(self) -> jax.Array:
+        """The floats; stored integers are dequantized."""
+        return self._stored().dequantized().astype(self.dtype) if self.value is None else self.value
+
+    def _stored(self) -> Affine:
+        assert self.integers is not None, "an operand has integers or floats"
+        return self.integers
+
+    def for_backward(self) -> IntegerOperand:
+        """What a backward pass keeps."""
+        return self if self.value is None else IntegerOperand(None, self.value, self.dtype)
+
+
 def has_integers(x: Any) -> bool:
     """Whether an IntQuantTensor has integers that backends contract: at most 8 bits, not learned."""
     return isinstance(x.bit_width, int) and x.bit_width <= 8
@@ -91,6 +117,11 @@ def affine_of(x: IntQuantTensor) -> Affine:
     # Outside a program nothing could be fused.
     integers = settled(integers) if isinstance(integers, jax.core.Tracer) else integers
     return Affine(integers, x.scale, None if known_zero_point(x) else x.zero_point)
+
+
+def integer_operand(x: IntQuantTensor) -> IntegerOperand:
+    """The integers of a tensor of at most 8 bits, and its value for the gradient."""
+    return IntegerOperand(affine_of(x), x.value, x.dtype)
 
 
 def known_zero_point(x: IntQuantTensor) -> bool:
@@ -218,83 +249,3 @@ def _expanded(x: jax.Array, ndim: int, places: dict[int, int], out_ndim: int, y:
     )
     alone = jax.typeof(y).sharding.mesh.empty and jax.typeof(expanded).sharding.mesh.empty
     return expanded if alone else sharded_beside(expanded, y)
-
-
-@dataclass(frozen=True)
-class _Contraction:
-    """The static part of a contraction; `stored` is the dtype of the values of a right operand without gradient."""
-
-    dims: Dimensions
-    dtype: np.dtype
-    accumulator_dtype: Any
-    out_sharding: Any
-    stored: np.dtype | None = None
-
-
-def contract_integers(
-    lhs: jax.Array,
-    rhs: Any,
-    left: Affine,
-    right: Affine,
-    dims: Dimensions,
-    dtype: Any,
-    *,
-    accumulator_dtype: Any = None,
-    out_sharding: Any = None,
-) -> jax.Array:
-    """The contraction of integers, with the gradients of the contraction of their values.
-
-    Args:
-        lhs, rhs: the values, which receive the gradients and are unused forward; for `rhs` the dtype of its values, if
-            `right` is stored and has no gradient.
-        left, right: their integers.
-        dims, dtype, accumulator_dtype, out_sharding: as for `affine_dot_general`.
-    """
-    values = rhs if isinstance(rhs, jax.Array) else None
-    stored = np.dtype(rhs) if values is None else None
-    spec = _Contraction(dims, np.dtype(dtype), accumulator_dtype, out_sharding, stored)
-    try:
-        return _integers(spec, lhs, values, left, right)
-    except TypeError as error:
-        explain_forward_mode(error, "a contraction of integers")
-        raise
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _integers(
-    spec: _Contraction, lhs: jax.Array, rhs: jax.Array | None, left: Affine, right: Affine
-) -> jax.Array:
-    return affine_dot_general(left, right, spec.dims, spec.dtype, spec.accumulator_dtype, spec.out_sharding)
-
-
-def _fwd(spec: _Contraction, lhs: jax.Array, rhs: jax.Array | None, left: Affine, right: Affine) -> Any:
-    lhs, rhs = first_order((lhs, rhs), NO_SECOND_DERIVATIVE)
-    return _integers(spec, lhs, rhs, left, right), (lhs, right if rhs is None else rhs)
-
-
-def _bwd(spec: _Contraction, kept: tuple[jax.Array, Any], g: jax.Array) -> Any:
-    lhs, rhs = kept
-    g = first_order(g, NO_SECOND_DERIVATIVE)
-    if isinstance(rhs, Affine):
-        floats = rhs.dequantized().astype(spec.stored)
-        return _gradient(g, floats, spec.dims.gradient_of_lhs(), lhs), None, None, None
-    of_lhs = _gradient(g, rhs, spec.dims.gradient_of_lhs(), lhs)
-    of_rhs = _gradient(g, lhs, spec.dims.gradient_of_rhs(), rhs)
-    return of_lhs, of_rhs, None, None
-
-
-def _gradient(
-    g: jax.Array, other: jax.Array, where: tuple[Dimensions, tuple[int, ...]], like: jax.Array
-) -> jax.Array:
-    dims, permutation = where
-    made = jax.lax.dot_general(
-        g,
-        other.astype(g.dtype),
-        dims.numbers,
-        preferred_element_type=like.dtype,
-        out_sharding=sharding_before(permutation, like),
-    )
-    return made.transpose(permutation)
-
-
-_integers.defvjp(_fwd, _bwd)

@@ -12,12 +12,13 @@ from flax import nnx
 from jqinject.dot.geometry.dimensions import checked_dimensions
 from jqinject.dot.kernels.accumulate import checked_accumulator
 from jqinject.dot.kernels.convolution import Convolution
-from jqinject.dot.kernels.integer import affine_of
+from jqinject.dot.kernels.integer import integer_operand
 from jqinject.dot.schemes.quantized_einsum import einsum_by
 from jqinject.dot.schemes.scheme import SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_conv import scheme_conv
 from jqinject.dot.schemes.scheme_dot import scheme_dot_general
 from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
+from jqinject.dot.tensors.decision import ContractionKind
 from jqinject.dot.tensors.quantized_dot import contract_tensors, output_dtype
 from jqinject.dot.tensors.tensor_conv import convolves_integers, integer_conv
 from jqinject.quant_tensor import QuantTensor, as_array
@@ -41,7 +42,7 @@ def dot_general(
     preferred_element_type: Any = None,
     *,
     config: Any = None,
-    contraction: str = "auto",
+    contraction: ContractionKind = "auto",
     accumulator_dtype: Any = None,
     key: jax.Array | None = None,
     out_sharding: Any = None,
@@ -98,7 +99,7 @@ def einsum(
     rhs: Any,
     *,
     config: Any = None,
-    contraction: str = "auto",
+    contraction: ContractionKind = "auto",
     preferred_element_type: Any = None,
     key: jax.Array | None = None,
 ) -> jax.Array:
@@ -146,7 +147,7 @@ def conv_general_dilated(
     preferred_element_type: Any = None,
     *,
     config: Any = None,
-    contraction: str = "auto",
+    contraction: ContractionKind = "auto",
     key: jax.Array | None = None,
 ) -> jax.Array:
     """`lax.conv_general_dilated` in low bits; see `dot_general`.
@@ -194,7 +195,7 @@ def conv_general_dilated(
         convolution = replace(convolution, accumulator_dtype=quantizers.scheme.fprop.accumulator_dtype)
         return quantizers.stateless(scheme_conv(quantizers, convolution, lhs, rhs))
     if convolves_integers(convolution, lhs, rhs, contraction):
-        return integer_conv(convolution, lhs.value, rhs.value, affine_of(lhs), affine_of(rhs))
+        return integer_conv(convolution, integer_operand(lhs), integer_operand(rhs))
     return convolution.numbers(as_array(lhs), as_array(rhs), convolution.dtype)
 
 

@@ -19,16 +19,21 @@ from jqinject.dot.kernels.integer import known_zero_point
 from jqinject.dot.schemes.random_numbers import NoRandomNumbers
 from jqinject.dot.schemes.scheme import Kept
 from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
-from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_large_groups, joined, scale_beside
-from jqinject.dot.tensors.product import decide, described
+from jqinject.dot.tensors.decision import decide, described
+from jqinject.dot.tensors.labelled_tensor import (
+    LabelledTensor,
+    in_large_groups,
+    in_tiles,
+    in_tiles_of,
+    joined,
+    scale_beside,
+    tiled_label,
+)
 from jqinject.dot.tensors.six_operands import (
     BackwardProduct,
     Plan,
     contract_operands,
-    in_tiles,
-    in_tiles_of,
     quantized_gradient,
-    tiled_label,
 )
 from jqinject.ops.fake_quant import known_zero
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
@@ -80,7 +85,7 @@ class _Operands:
         scheme, labels = quantizers.scheme, Labelling.of(dims)
         plan = Plan(labels, dtype, scheme.fprop, scheme.dgrad, scheme.wgrad, out_sharding)
         x, w = LabelledTensor(lhs, labels.lhs), LabelledTensor(rhs, labels.rhs)
-        left, right, summed = in_tiles(scheme.fprop, x, w, labels.out)
+        left, right, summed = in_tiles(scheme.fprop.tiles, x, w, labels.out)
         if not isinstance(lhs, QuantTensor):
             left = quantizers.operand("fprop_lhs", left, summed, found_in=found_in)
         if not isinstance(rhs, QuantTensor):
@@ -229,7 +234,7 @@ def explain_scheme(
             ("wgrad", operands.wgrad, operands.lhs, labels.rhs, operands.plan.wgrad),
         ):
             other = joined(kept) if taken.other is None else taken.other
-            gradient, beside, summed = in_tiles(sums, g, other, out)
+            gradient, beside, summed = in_tiles(sums.tiles, g, other, out)
             if taken.quantizer is not None:
                 quantize = partial(quantized_gradient, gradient.labels, summed)
                 gradient = taken.quantizer(gradient.tensor, taken.slot, quantize)[0]

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.dot.kernels.integer import known_zero_point
+from jqinject.dot.kernels.integer import IntegerOperand, known_zero_point
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.minifloats.float8_cast import from_float8
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor, as_array
+from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, as_array
 
 
 @jax.tree_util.register_dataclass
@@ -35,13 +35,10 @@ class _Packed:
     bits: tuple[int, bool] | None = field(default=None, metadata={"static": True})
 
 
-def is_tensor(x: Any) -> bool:
-    """Whether something is a quantized tensor."""
-    return isinstance(x, QuantTensor)
-
-
 def shaped_like(x: Any) -> jax.Array:
     """An array that has the shape and the sharding of a tensor; a stored one is not dequantized for it."""
+    if isinstance(x, IntegerOperand):
+        return x.array
     if isinstance(x, FloatQuantTensor) and x.is_stored:
         return x.payload()
     if isinstance(x, IntQuantTensor) and x.is_stored and x.payload is not None:
@@ -49,11 +46,16 @@ def shaped_like(x: Any) -> jax.Array:
     return as_array(x)
 
 
+def floats_of(x: Any) -> jax.Array:
+    """The numbers, in the dtype of the tensor."""
+    return x.floats if isinstance(x, IntegerOperand) else as_array(x)
+
+
 def float32_of(x: Any) -> jax.Array:
     """The numbers in float32; those of a payload are rounded once."""
     if isinstance(x, FloatQuantTensor) and x.is_contractible:
         return from_float8(x.payload(), x.scale, jnp.float32)
-    return as_array(x).astype(jnp.float32)
+    return floats_of(x).astype(jnp.float32)
 
 
 def is_packed(x: Any) -> bool:

@@ -11,15 +11,14 @@ import numpy as np
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.geometry.labels import Labelling
 from jqinject.dot.kernels.float8_dot import has_output_scales
-from jqinject.dot.kernels.integer import affine_of, contract_integers
+from jqinject.dot.kernels.integer import integer_operand
+from jqinject.dot.tensors.decision import ContractionKind, contraction_kind
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 from jqinject.dot.tensors.product import Sums
-from jqinject.dot.tensors.six_operands import Plan, contract_operands
-from jqinject.dot.tensors.tensor_dot import contraction_kind
-from jqinject.ops.derivatives import backward_only
+from jqinject.dot.tensors.six_operands import Plan, contract_integers, contract_operands
 from jqinject.quant_tensor import FloatQuantTensor, as_array
 
-_IN_FLOAT32 = Sums(in_float32=True)
+_IN_FLOAT32 = Sums(floats="float32")
 
 
 def float8_dot_general(
@@ -88,10 +87,10 @@ def float8_dot_general(
         wgrad=_IN_FLOAT32,
         out_sharding=out_sharding,
         grad_dtype=None if grad_dtype is None else np.dtype(grad_dtype),
+        what="a contraction of 8-bit floats",
     )
     left, right = LabelledTensor(lhs, labels.lhs), LabelledTensor(rhs, labels.rhs)
-    with backward_only("a contraction of 8-bit floats"):
-        y, token = contract_operands(plan, left, right)
+    y, token = contract_operands(plan, left, right)
     return y, jnp.zeros((), jnp.float32) if token is None else token
 
 
@@ -100,7 +99,7 @@ def contract_tensors(
     rhs: Any,
     dims: Dimensions,
     dtype: Any,
-    contraction: str = "auto",
+    contraction: ContractionKind = "auto",
     accumulator_dtype: Any = None,
     out_sharding: Any = None,
 ) -> jax.Array:
@@ -114,16 +113,8 @@ def contract_tensors(
             lhs, rhs, dims.numbers, preferred_element_type=dtype, out_sharding=out_sharding
         )[0]
     if kind == "int":
-        return contract_integers(
-            lhs.value,
-            rhs.value,
-            affine_of(lhs),
-            affine_of(rhs),
-            dims,
-            dtype,
-            accumulator_dtype=accumulator_dtype,
-            out_sharding=out_sharding,
-        )
+        left, right = integer_operand(lhs), integer_operand(rhs)
+        return contract_integers(left, right, dims, dtype, accumulator_dtype, out_sharding)
     return jax.lax.dot_general(
         as_array(lhs),
         as_array(rhs),

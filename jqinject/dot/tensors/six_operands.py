@@ -7,35 +7,25 @@ forward product's operands: the payload if it fits, else the dequantized value.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.dot.geometry.labels import Label, Labelling, Labels, summed_labels, tile_of
+from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.dot.geometry.labels import Labelling, Labels
 from jqinject.dot.geometry.sharding import sharding_before
-from jqinject.dot.geometry.tiles import LocalAqt
-from jqinject.dot.tensors.labelled_tensor import LabelledTensor, cut, joined, quantized_by
-from jqinject.dot.tensors.packed_tensor import (
-    is_packed,
-    is_tensor,
-    packed_tensor,
-    shaped_like,
-    unpacked_tensor,
-)
+from jqinject.dot.kernels.integer import IntegerOperand
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_tiles, joined, quantized_by
+from jqinject.dot.tensors.packed_tensor import is_packed, packed_tensor, shaped_like, unpacked_tensor
 from jqinject.dot.tensors.product import PLAIN, Sums, product
-from jqinject.ops.derivatives import backward_only, first_order
+from jqinject.ops.derivatives import explain_forward_mode, first_order
 from jqinject.ops.minifloats.float8_cast import to_float8_again
 from jqinject.ops.minifloats.low_bits import LowBits, as_bits
 from jqinject.ops.observe import mapped_with, summed_like
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, as_array
-
-NO_SECOND_DERIVATIVE = (
-    "a quantized contraction has no second derivative: rounding has none.\n"
-    "  cure: contraction='float' on the layers that are differentiated twice, jax.lax.dot_general for operations"
-)
+from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
 
 
 @dataclass(frozen=True)
@@ -49,6 +39,7 @@ class Plan:
         out_sharding: of the output, as for `lax.dot_general`.
         grad_dtype: the 8-bit float dtype of an output cotangent that is already quantized, whose scale is the cotangent
             of the token; else None.
+        what: the contraction, in words.
     """
 
     labels: Labelling
@@ -58,6 +49,31 @@ class Plan:
     wgrad: Sums = PLAIN
     out_sharding: Any = None
     grad_dtype: np.dtype | None = None
+    what: str = "a quantized contraction"
+
+    @property
+    def no_second_derivative(self) -> str:
+        """The error of differentiating twice."""
+        return (
+            f"{self.what} has no second derivative: rounding has none.\n  cure: contraction='float' on the layers that "
+            "are differentiated twice, jax.lax.dot_general for operations"
+        )
+
+
+@lru_cache(maxsize=1024)
+def plan_of_integers(
+    dims: Dimensions, dtype: np.dtype, accumulator_dtype: Any = None, out_sharding: Any = None
+) -> Plan:
+    """The plan of a contraction of integers; backward, the gradient is contracted with floats in its own dtype.
+
+    Args:
+        dims, out_sharding: as for `lax.dot_general`.
+        dtype: of the output.
+        accumulator_dtype: of integers; None means int32.
+    """
+    backward, forward = Sums(floats="first"), Sums(accumulator_dtype)
+    labels, what = Labelling.of(dims), "a contraction of integers"
+    return Plan(labels, dtype, forward, backward, backward, out_sharding, what=what)
 
 
 class BackwardProduct(NamedTuple):
@@ -76,7 +92,7 @@ class BackwardProduct(NamedTuple):
     folded: jax.Array | None = None
 
 
-class _Kept(NamedTuple):
+class KeptOperands(NamedTuple):
     """Arguments without gradient: both operands, then each backward product's other operand, quantizer and factor."""
 
     lhs: Any
@@ -84,6 +100,16 @@ class _Kept(NamedTuple):
     others: tuple[Any, ...]
     quantizers: tuple[Any, Any]
     folded: tuple[Any, Any]
+
+    def for_backward(self) -> LowBits:
+        """What a backward pass keeps; `from_forward` reads it."""
+        left, right = (x.for_backward() if isinstance(x, IntegerOperand) else x for x in (self.lhs, self.rhs))
+        return as_bits(self._replace(lhs=left, rhs=right))
+
+    @staticmethod
+    def from_forward(kept: LowBits) -> KeptOperands:
+        """What `for_backward` kept."""
+        return jax.tree.map(unpacked_tensor, kept.floats(), is_leaf=is_packed)
 
 
 @dataclass(frozen=True)
@@ -109,40 +135,77 @@ def contract_operands(
 
     Args:
         plan: the static part.
-        lhs, rhs: the forward product's operands: arrays or QuantTensors, axes in any order, in tiles or not. A stored
-            right one gets no gradient.
+        lhs, rhs: the forward product's operands: arrays, QuantTensors or two `IntegerOperand`s, axes in any order, in
+            tiles or not. A stored right one gets no gradient.
         dgrad, wgrad: the backward products' operands.
 
     Returns:
         (an array, its axes in the order of `plan.labels.out`; a token, a float32 0 whose cotangent is the scale of the
         quantized gradient, None without `plan.grad_dtype`).
     """
-    others = dgrad.other, wgrad.other
-    labels = tuple(None if x is None else x.labels for x in others)
-    tensors = tuple(None if x is None else x.tensor for x in others)
-    kept = _Kept(
-        lhs.tensor, rhs.tensor, tensors, (dgrad.quantizer, wgrad.quantizer), (dgrad.folded, wgrad.folded)
-    )
-    packed = jax.tree.map(packed_tensor, kept, is_leaf=is_tensor)
-    stored = isinstance(rhs.tensor, FloatQuantTensor | IntQuantTensor) and rhs.tensor.is_stored
-    with backward_only("a quantized contraction"):
-        return _contract(
-            _Static(plan, lhs.labels, rhs.labels, (labels[0], labels[1]), stored),
-            as_array(lhs.tensor),
-            None if stored else as_array(rhs.tensor),
-            (dgrad.slot, wgrad.slot),
-            packed,
-        )
+    values, kept = operands_of(lhs.tensor, rhs.tensor, dgrad, wgrad)
+    of_dgrad = None if dgrad.other is None else dgrad.other.labels
+    of_wgrad = None if wgrad.other is None else wgrad.other.labels
+    static = _Static(plan, lhs.labels, rhs.labels, (of_dgrad, of_wgrad), values[1] is None)
+    try:
+        return _contract(static, *values, (dgrad.slot, wgrad.slot), kept)
+    except TypeError as error:
+        explain_forward_mode(error, plan.what)
+        raise
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _contract(static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Any, kept: _Kept) -> Any:
-    return _forward(static, kept)
+def contract_integers(
+    lhs: IntegerOperand,
+    rhs: IntegerOperand,
+    dims: Dimensions,
+    dtype: Any,
+    accumulator_dtype: Any = None,
+    out_sharding: Any = None,
+) -> jax.Array:
+    """The contraction of integers, with the gradients of the contraction of their floats.
+
+    Args:
+        lhs, rhs: the operands; a stored right one gets no gradient.
+        dims, out_sharding: as for `lax.dot_general`.
+        dtype: of the output.
+        accumulator_dtype: of the sums; None means int32.
+    """
+    plan = plan_of_integers(dims, np.dtype(dtype), accumulator_dtype, out_sharding)
+    left, right = LabelledTensor(lhs, plan.labels.lhs), LabelledTensor(rhs, plan.labels.rhs)
+    return contract_operands(plan, left, right)[0]
 
 
-def _forward(static: _Static, kept: _Kept) -> tuple[jax.Array, jax.Array | None]:
-    plan = static.plan
-    left, right = (unpacked_tensor(x) for x in (kept.lhs, kept.rhs))
+def operands_of(
+    lhs: Any, rhs: Any, dgrad: BackwardProduct, wgrad: BackwardProduct
+) -> tuple[list[Any], KeptOperands]:
+    """What a derivative rule takes: the floats that receive gradients, None for a stored right operand; the rest.
+
+    Args:
+        lhs, rhs: arrays, QuantTensors or `IntegerOperand`s.
+        dgrad, wgrad: the backward products' operands.
+    """
+    values, tensors = [lhs, rhs], [lhs, rhs]
+    for by in (dgrad, wgrad):
+        tensors.append(None if by.other is None else by.other.tensor)
+    if isinstance(rhs, FloatQuantTensor | IntQuantTensor) and rhs.is_stored:
+        values[1] = None
+    for place, x in enumerate(values):
+        if isinstance(x, QuantTensor | IntegerOperand):
+            values[place] = x.value
+    for place, x in enumerate(tensors):
+        if isinstance(x, QuantTensor):
+            tensors[place] = packed_tensor(x)
+    left, right, *others = tensors
+    quantizers, folded = (dgrad.quantizer, wgrad.quantizer), (dgrad.folded, wgrad.folded)
+    return values, KeptOperands(left, right, tuple(others), quantizers, folded)
+
+
+def _forward(
+    static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Any, kept: KeptOperands
+) -> tuple[jax.Array, jax.Array | None]:
+    plan, left, right = static.plan, kept.lhs, kept.rhs
+    if not isinstance(right, IntegerOperand):
+        left, right = unpacked_tensor(left), unpacked_tensor(right)
     y = product(
         LabelledTensor(left, static.lhs),
         LabelledTensor(right, static.rhs),
@@ -156,16 +219,18 @@ def _forward(static: _Static, kept: _Kept) -> tuple[jax.Array, jax.Array | None]
     return y, mapped_with(jnp.asarray(np.float32(0)), shaped_like(left), shaped_like(right))
 
 
-def _fwd(static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Any, kept: _Kept) -> Any:
+_contract = jax.custom_vjp(_forward, nondiff_argnums=(0,))
+
+
+def _fwd(static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Any, kept: KeptOperands) -> Any:
     # This forward pass is only differentiated by a second derivative.
-    *_, kept = first_order((lhs, rhs, kept), NO_SECOND_DERIVATIVE)
-    return _forward(static, kept), (slots, as_bits(kept))
+    *_, kept = first_order((lhs, rhs, kept), static.plan.no_second_derivative)
+    return _forward(static, lhs, rhs, slots, kept), (slots, kept.for_backward())
 
 
 def _bwd(static: _Static, residuals: tuple[Any, LowBits], cotangents: Any) -> Any:
-    slots = residuals[0]
-    kept: _Kept = jax.tree.map(unpacked_tensor, residuals[1].floats(), is_leaf=is_packed)
-    plan, g = static.plan, first_order(cotangents[0], NO_SECOND_DERIVATIVE)
+    plan, slots, kept = static.plan, residuals[0], KeptOperands.from_forward(residuals[1])
+    g = first_order(cotangents[0], plan.no_second_derivative)
     if plan.grad_dtype is not None:
         g = _requantized(g, cotangents[1], plan.grad_dtype)
     forward = LabelledTensor(kept.lhs, static.lhs), LabelledTensor(kept.rhs, static.rhs)
@@ -203,7 +268,7 @@ def _gradient(
     """
     array = shaped_like(like.tensor)
     whole = joined(LabelledTensor(array, like.labels))
-    g, other, summed = in_tiles(sums, g, other, whole.labels)
+    g, other, summed = in_tiles(sums.tiles, g, other, whole.labels)
     seen = None
     taken, slot = by
     if taken is not None:
@@ -213,43 +278,11 @@ def _gradient(
         g,
         other,
         whole.labels,
-        jnp.float32 if sums.in_float32 else dtype,
+        jnp.float32 if sums.floats == "float32" else dtype,
         sums,
         sharding_of=lambda permutation: sharding_before(permutation, whole.tensor),
     )
     return summed_like(made.reshape(array.shape), array).astype(dtype), seen
-
-
-def in_tiles(
-    sums: Sums, a: LabelledTensor, b: LabelledTensor, out: Labels
-) -> tuple[LabelledTensor, LabelledTensor, Labels]:
-    """Both operands with one summed axis in tiles, and the axes that quantizers see as summed."""
-    summed = summed_labels(a.labels, b.labels, out)
-    if sums.tiles is None or not summed:
-        return a, b, summed
-    cut = tiled_label(sums.tiles, a, summed)
-    return in_tiles_of(sums.tiles, a, cut), in_tiles_of(sums.tiles, b, cut), summed
-
-
-def tiled_label(tiles: LocalAqt, x: LabelledTensor, summed: Labels) -> Label:
-    """Which summed axis is cut."""
-    ordered = sorted(summed)
-    return ordered[tiles.pair([_length(x, label) for label in ordered])]
-
-
-def in_tiles_of(tiles: LocalAqt, x: LabelledTensor, label: Label) -> LabelledTensor:
-    """An operand with an axis in tiles, unless it already is."""
-    if tile_of(label) in x.labels:
-        return x
-    size = tiles.contraction_axis_shard_size
-    if size is None:
-        length = _length(x, label)
-        size = length // tiles.count(length)
-    return cut(x, label, size)
-
-
-def _length(x: LabelledTensor, label: Label) -> int:
-    return x.tensor.shape[x.axis(label)]
 
 
 def quantized_gradient(labels: Labels, summed: Labels, proxy: Any, g: jax.Array) -> LabelledTensor:

@@ -161,7 +161,7 @@ def _contract(equation: str, lhs: Any, rhs: Any, dtype: Any, call: AttentionCall
     return einsum(equation, lhs, rhs, contraction=kind, preferred_element_type=dtype)
 
 
-def _kind(lhs: Any, rhs: Any, asked: str, equation: str) -> str:
+def _kind(lhs: Any, rhs: Any, asked: ContractionKind, equation: str) -> ContractionKind:
     """Which numbers are contracted; by default integers in evaluation, and 8-bit floats whenever both have them."""
     if asked != "auto":
         return asked

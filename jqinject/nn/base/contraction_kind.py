@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
-ContractionKind = Literal["auto", "float", "int", "fp8"]
-CONTRACTIONS: tuple[ContractionKind, ...] = get_args(ContractionKind)
+from jqinject.dot.tensors.decision import KINDS
+from jqinject.dot.tensors.decision import ContractionKind as ContractionKind
 
 
 def checked_contraction(layer: str, contraction: ContractionKind) -> ContractionKind:
@@ -14,7 +12,7 @@ def checked_contraction(layer: str, contraction: ContractionKind) -> Contraction
     Raises:
         ValueError: it is not.
     """
-    if contraction not in CONTRACTIONS:
-        known = ", ".join(map(repr, CONTRACTIONS))
+    if contraction not in KINDS:
+        known = ", ".join(map(repr, KINDS))
         raise ValueError(f"{layer}: contraction must be one of {known}, got {contraction!r}")
     return contraction

@@ -1,15 +1,17 @@
 """The base of layers whose forward pass is one `lax.dot_general`."""
 
 import math
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jqinject.dot import (
     Affine,
+    IntegerOperand,
     affine_of,
     contract_integers,
     contraction_output,
@@ -17,11 +19,13 @@ from jqinject.dot import (
     has_integers,
 )
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
-from jqinject.dot.tensors.tensor_dot import contraction_kind
+from jqinject.dot.tensors.decision import contraction_kind
+from jqinject.dot.tensors.labelled_tensor import LEAST_GROUP
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.nn.frozen.group_contraction import LEAST_GROUP, grouped_contraction
+from jqinject.nn.frozen.group_contraction import in_common_groups, wide_dimensions
 from jqinject.quant_tensor import (
     FloatQuantTensor,
+    Groups,
     GroupwiseIntQuantTensor,
     IntQuantTensor,
     QuantTensor,
@@ -83,25 +87,17 @@ def _last_with_first(ndim: int) -> Placed:
     return Placed(Dimensions.of(ndim, 2, (((ndim - 1,), (0,)), ((), ()))))
 
 
-# A Flax layer calls its replacement of `lax.dot_general` with its operands as plain arrays,
-# promoted to its dtype; scales and formats are known here.
-
-
 @dataclass
-class Float8Contraction:
-    """Replaces `lax.dot_general`: contracts 8-bit floats.
+class PayloadContraction(ABC):
+    """Abstract: replaces `lax.dot_general` in the forward of a Flax layer.
+
+    The layer calls it with plain arrays, promoted to its dtype; scales and formats are known here.
 
     Attributes:
-        x: the input.
-        weight: the kernel.
-        grad_dtype: dtype of the gradient's payload, or None.
-        token: the call's token for the scale of the gradient.
+        token: the call's token for the scale of the gradient; None without.
     """
 
-    x: FloatQuantTensor
-    weight: FloatQuantTensor
-    grad_dtype: Any
-    token: jax.Array | None = None
+    token: jax.Array | None = field(default=None, kw_only=True)
 
     def __call__(
         self,
@@ -112,57 +108,78 @@ class Float8Contraction:
         preferred_element_type: Any = None,
         out_sharding: Any = None,
     ) -> jax.Array:
-        """The contraction; `precision` is that of the format."""
+        """The contraction; gradients go to the arrays, `precision` is that of the format."""
+        dtype = preferred_element_type or lhs.dtype
+        return self.contract(lhs, rhs, dimension_numbers, dtype, out_sharding)
+
+    @abstractmethod
+    def contract(
+        self, lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, dtype: Any, out_sharding: Any
+    ) -> jax.Array:
+        """The payloads contracted, in `dtype`."""
+
+
+@dataclass
+class Float8Contraction(PayloadContraction):
+    """Contracts 8-bit floats.
+
+    Attributes:
+        x: the input.
+        weight: the kernel.
+        grad_dtype: dtype of the gradient's payload, or None.
+    """
+
+    x: FloatQuantTensor
+    weight: FloatQuantTensor
+    grad_dtype: Any
+
+    def contract(
+        self, lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, dtype: Any, out_sharding: Any
+    ) -> jax.Array:
+        """See `PayloadContraction`."""
         y, self.token = float8_dot_general(
             self.x.with_value(lhs),
             self.weight if self.weight.is_stored else self.weight.with_value(rhs),
             dimension_numbers,
             grad_dtype=self.grad_dtype,
-            preferred_element_type=preferred_element_type or lhs.dtype,
+            preferred_element_type=dtype,
             out_sharding=out_sharding,
         )
         return y
 
 
 @dataclass
-class IntegerContraction:
-    """Replaces `lax.dot_general`: contracts integers.
+class IntegerContraction(PayloadContraction):
+    """Contracts integers; those in groups group by group, which are summed in float32.
 
     Attributes:
-        x: the input.
-        weight: the integers of the kernel.
-        dims: of the contraction, if called with `x` and the kernel unchanged.
+        x: the integers of the input.
+        weight: those of the kernel.
+        dims: of the contraction, if called with the arrays of both unchanged.
+        groups: how a summed axis of input and kernel is cut in two in their integers; None if it is not.
         stored: the dtype of the values of a frozen kernel, which gets no gradient; None for any other kernel.
     """
 
-    token: ClassVar[None] = None
-    x: IntQuantTensor
+    x: Affine
     weight: Affine
     dims: Dimensions
+    groups: tuple[Groups, Groups] | None = None
     stored: Any = None
 
-    def __call__(
-        self,
-        lhs: jax.Array,
-        rhs: jax.Array,
-        dimension_numbers: Any,
-        precision: Any = None,
-        preferred_element_type: Any = None,
-        out_sharding: Any = None,
+    def contract(
+        self, lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, dtype: Any, out_sharding: Any
     ) -> jax.Array:
-        """The contraction; gradients go to the arrays."""
+        """See `PayloadContraction`."""
         dims = self.dims
         if dims.lhs_ndim != lhs.ndim or dims.numbers != dimension_numbers:
             dims = Dimensions.of(lhs.ndim, rhs.ndim, dimension_numbers)
-        return contract_integers(
-            lhs,
-            rhs if self.stored is None else self.stored,
-            affine_of(self.x),
-            self.weight,
-            dims,
-            preferred_element_type or lhs.dtype,
-            out_sharding=out_sharding,
-        )
+        if self.groups is not None:
+            of_input, of_weight = self.groups
+            dims = wide_dimensions(dims, of_input.dim % lhs.ndim, of_weight.dim % rhs.ndim)
+            lhs, rhs = of_input.split(lhs), rhs if self.stored is not None else of_weight.split(rhs)
+        value, stored = (rhs, rhs.dtype) if self.stored is None else (None, self.stored)
+        left, right = IntegerOperand(self.x, lhs, lhs.dtype), IntegerOperand(self.weight, value, stored)
+        return contract_integers(left, right, dims, dtype, out_sharding=out_sharding)
 
 
 class QuantDotLayer(QuantWeightLayer):
@@ -208,10 +225,11 @@ class QuantDotLayer(QuantWeightLayer):
         made = weight.groups if isinstance(weight, GroupwiseIntQuantTensor) else None
         groups = made if frozen is None else frozen.contracted_groups
         if groups is None and isinstance(x, IntQuantTensor):
-            return IntegerContraction(x, integers, placed.dims, stored)
-        found = grouped_contraction(x, integers, groups, placed.dims, stored)
-        few = found is not None and found.of_input.size < LEAST_GROUP
-        return None if few and self.contraction != "int" else found
+            return IntegerContraction(affine_of(x), integers, placed.dims, None, stored)
+        found = in_common_groups(x, integers, groups, placed.dims)
+        if found is None or (found.groups[0].size < LEAST_GROUP and self.contraction != "int"):
+            return None
+        return IntegerContraction(found.x, found.weight, placed.dims, found.groups, stored)
 
     # --- scales of bias and output
 

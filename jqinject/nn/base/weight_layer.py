@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.dot import Affine, affine_of, has_integers
-from jqinject.dot.tensors.tensor_dot import describe
+from jqinject.dot.tensors.decision import describe
 from jqinject.nn.base.batch_norm_folding import merge_bn
 from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
 from jqinject.nn.base.hold_proxies import hold_proxies

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jqinject.dot import Affine, affine_of, integer_conv
+from jqinject.dot import Affine, IntegerOperand, affine_of, integer_conv
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.devices.explicit_axes import asked, with_sharding
@@ -45,10 +45,10 @@ class IntegerConvolution:
         dtype = preferred_element_type or lhs.dtype
         options["out_sharding"] = asked(out_sharding, lhs, rhs)
         convolution = Convolution.of(lhs.shape, rhs.shape, window_strides, padding, dtype=dtype, **options)
-        kernel = rhs if self.stored is None else self.stored
-        return with_sharding(
-            integer_conv(convolution, lhs, kernel, self._integers(lhs), self.weight), out_sharding
-        )
+        value, stored = (rhs, rhs.dtype) if self.stored is None else (None, self.stored)
+        left = IntegerOperand(self._integers(lhs), lhs, lhs.dtype)
+        right = IntegerOperand(self.weight, value, stored)
+        return with_sharding(integer_conv(convolution, left, right), out_sharding)
 
     def _integers(self, lhs: jax.Array) -> Affine:
         """The input's integers, in the shape that the layer gave it: other batch axes, or a border added."""

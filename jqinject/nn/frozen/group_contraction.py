@@ -1,78 +1,42 @@
-"""Contracting integers with scales for groups inside the forward of a Flax layer."""
+"""Input and kernel of a contraction in the same groups, if one of them has scales for groups."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
-from jqinject.dot import Affine, affine_of, contract_integers, has_integers
+from jqinject.dot import Affine, affine_of, has_integers
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.nn.frozen.frozen_groups import wide_axis
 from jqinject.quant_tensor import Groups, GroupwiseIntQuantTensor, IntQuantTensor
 
-LEAST_GROUP = 128
-"""Groups of fewer elements are contracted as floats unless integers are asked for. Every group makes a whole output, so
-small ones cost more than they save: on a CPU (256, 1024) x (1024, 1024) in groups of 32 takes 224 ms as integers, 10 ms
-dequantized. Qwix draws the line there too."""
 
+class InCommonGroups(NamedTuple):
+    """Integers of an input and a kernel whose summed axis is cut in two, alike.
 
-class GroupedIntegerContraction:
-    """In the place of `lax.dot_general`: contracts integers group by group, and sums the groups in float32.
-
-    Args:
-        x: the integers of the input, its summed axis that is cut as two.
-        weight: those of the kernel.
-        of_input: how the axis of the input is cut.
-        of_weight: how the axis of the kernel is cut.
-        stored: as for `IntegerContraction`.
+    Attributes:
+        x: of the input.
+        weight: of the kernel.
+        groups: how the axis of the input, and that of the kernel, is cut.
     """
 
-    token = None
-
-    def __init__(
-        self, x: Affine, weight: Affine, of_input: Groups, of_weight: Groups, stored: Any = None
-    ) -> None:
-        self.x = x
-        self.weight = weight
-        self.of_input = of_input
-        self.of_weight = of_weight
-        self.stored = stored
-
-    def __call__(
-        self,
-        lhs: jax.Array,
-        rhs: jax.Array,
-        dimension_numbers: Any,
-        precision: Any = None,
-        preferred_element_type: Any = None,
-        out_sharding: Any = None,
-    ) -> jax.Array:
-        """The contraction; gradients go to the arrays."""
-        dims = Dimensions.of(lhs.ndim, rhs.ndim, dimension_numbers)
-        return contract_integers(
-            self.of_input.split(lhs),
-            self.of_weight.split(rhs) if self.stored is None else self.stored,
-            self.x,
-            self.weight,
-            wide_dimensions(dims, self.of_input.dim % lhs.ndim, self.of_weight.dim % rhs.ndim),
-            preferred_element_type or lhs.dtype,
-            out_sharding=out_sharding,
-        )
+    x: Affine
+    weight: Affine
+    groups: tuple[Groups, Groups]
 
 
-def grouped_contraction(
-    x: Any, weight: Affine, of_weight: Groups | None, dims: Dimensions, stored: Any = None
-) -> GroupedIntegerContraction | None:
-    """What contracts an input with a kernel, one of which has scales for groups; None if their integers do not fit.
+def in_common_groups(
+    x: Any, weight: Affine, of_weight: Groups | None, dims: Dimensions
+) -> InCommonGroups | None:
+    """An input and a kernel, one of which has scales for groups, in the same groups; None if their integers do not fit.
 
     Args:
         x: the input.
         weight: the integers of the kernel, with two axes for one if it has groups.
         of_weight: the groups of the kernel, None if it has none.
         dims: of the contraction, without groups.
-        stored: as for `IntegerContraction`.
     """
     own = x.groups if isinstance(x, GroupwiseIntQuantTensor) else None
     pairs = dict(zip(dims.rhs_contract, dims.lhs_contract, strict=True))
@@ -92,7 +56,7 @@ def grouped_contraction(
     right = Groups(size, back[axis] - dims.rhs_ndim, length)
     if of_weight is None:
         weight = _cut(weight, right)
-    return None if left is None else GroupedIntegerContraction(left, weight, of_input, right, stored)
+    return None if left is None else InCommonGroups(left, weight, (of_input, right))
 
 
 def wide_dimensions(dims: Dimensions, left: int, right: int) -> Dimensions:

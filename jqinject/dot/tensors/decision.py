@@ -1,0 +1,148 @@
+"""In which numbers two operands are contracted, and why: as integers, as 8-bit floats, or as floats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.dot.geometry.labels import Labelling, Labels, summed_labels
+from jqinject.dot.kernels.integer import has_integers
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor
+from jqinject.quant_tensor import (
+    CodebookQuantTensor,
+    FloatQuantTensor,
+    GroupwiseQuantTensor,
+    IntQuantTensor,
+    QuantTensor,
+    is_concrete,
+)
+
+ContractionKind = Literal["auto", "float", "int", "fp8"]
+KINDS: tuple[ContractionKind, ...] = get_args(ContractionKind)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The numbers in which two operands are contracted.
+
+    Attributes:
+        kind: "int", "fp8" or "float".
+        why: why an operand with a payload is contracted as dequantized floats; else empty.
+    """
+
+    kind: str
+    why: str = ""
+
+
+def decide(a: LabelledTensor, b: LabelledTensor, out: Labels, groups: bool = False) -> Decision:
+    """The numbers in which two operands are contracted: payloads if both have them and their scales fit.
+
+    A scale fits if it does not vary along a summed axis. Along tiles, those of integers may vary.
+
+    Args:
+        a, b: the operands.
+        out: labels of the result.
+        groups: whether scales of integers may vary along any summed axis: each of its indices then makes a whole
+            output, which are summed in float32.
+    """
+    both = a.tensor, b.tensor
+    summed = summed_labels(a.labels, b.labels, out)
+    if all(isinstance(x, IntQuantTensor) and has_integers(x) for x in both):
+        kind, varying = "int", [not groups and varies(x, summed) for x in (a, b)]
+    elif all(isinstance(x, FloatQuantTensor) and x.is_contractible for x in both):
+        kind, varying = "fp8", [varies(x, summed, tiles=True) for x in (a, b)]
+    else:
+        return Decision("float", _why_not(*both))
+    for x, unfit in zip(both, varying, strict=True):
+        if unfit:
+            return Decision(
+                "float",
+                f"of {described(x)} the scales of shape {x.scale.shape} vary along what is summed over",
+            )
+    return Decision(kind)
+
+
+def contraction_kind(lhs: Any, rhs: Any, dims: Dimensions, asked: ContractionKind = "auto") -> str:
+    """Which numbers are contracted: "int", "fp8" or "float".
+
+    Args:
+        lhs, rhs: QuantTensors or arrays.
+        dims: of the contraction.
+        asked: "auto" takes integers or 8-bit floats if both operands have them.
+
+    Raises:
+        ValueError: `asked` is unknown, or the operands do not have those numbers.
+    """
+    if asked not in KINDS:
+        raise ValueError(f"contraction must be one of {', '.join(map(repr, KINDS))}; got {asked!r}")
+    if asked == "float":
+        return "float"
+    labels = Labelling.of(dims)
+    operands = LabelledTensor(lhs, labels.lhs), LabelledTensor(rhs, labels.rhs)
+    found = decide(*operands, labels.out, groups=True).kind
+    if asked not in ("auto", found):
+        raise ValueError(
+            f"contraction={asked!r} needs {_NEEDS[asked]}; got {describe(lhs)} and {describe(rhs)}.\n"
+            f"  cure: quantize both so, or contraction={'auto'!r}"
+        )
+    return found
+
+
+_NEEDS = {
+    "int": "two IntQuantTensors of at most 8 bits, known before the program runs",
+    "fp8": "two FloatQuantTensors in 8-bit formats of hardware, whose scales do not vary along what is summed over",
+}
+
+
+def contracts_in_float8(lhs: Any, rhs: Any) -> bool:
+    """Whether two operands of a dense layer (last axis with first axis) can be contracted as 8-bit floats."""
+    if not (isinstance(lhs, FloatQuantTensor) and isinstance(rhs, FloatQuantTensor)) or lhs.ndim == 0:
+        return False
+    dims = Dimensions.of(lhs.ndim, rhs.ndim, (((lhs.ndim - 1,), (0,)), ((), ())))
+    return contraction_kind(lhs, rhs, dims) == "fp8"
+
+
+def varies(x: LabelledTensor, summed: Labels, tiles: bool = False) -> bool:
+    """Whether a scale or zero point varies along a summed axis.
+
+    Args:
+        x: the operand.
+        summed: the summed axes.
+        tiles: whether tiles count among them.
+    """
+    tensor = x.tensor
+    if not isinstance(tensor, IntQuantTensor | FloatQuantTensor):
+        return False
+    for found in (tensor.scale, tensor.zero_point):
+        sizes = (*(1,) * (tensor.ndim - found.ndim), *found.shape)
+        for label, size in zip(x.labels, sizes, strict=True):
+            if size != 1 and label in summed and (tiles or label[0] != "tile"):
+                return True
+    return False
+
+
+def _why_not(a: Any, b: Any) -> str:
+    """Why quantized operands are contracted as floats; empty if neither is quantized."""
+    quantized = [isinstance(x, QuantTensor) for x in (a, b)]
+    if not all(quantized):
+        return "the other operand is float" if any(quantized) else ""
+    return "they have no payload in common that backends contract"
+
+
+def described(x: Any) -> str:
+    """An operand in words."""
+    if isinstance(x, GroupwiseQuantTensor):
+        return f"{described(x.grouped)} in groups of {x.groups.size}"
+    return describe(x)
+
+
+def describe(x: Any) -> str:
+    """An operand in an error text."""
+    if isinstance(x, IntQuantTensor):
+        return f"integers of {x.bit_width if is_concrete(x.bit_width) else 'learned'} bits"
+    if isinstance(x, FloatQuantTensor):
+        return f"{x.format} with scales of shape {x.scale.shape}"
+    if isinstance(x, CodebookQuantTensor):
+        return f"indices into a table of {len(x.codebook.values)} numbers"
+    return f"an array of {x.dtype.name}"
