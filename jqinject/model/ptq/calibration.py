@@ -85,6 +85,7 @@ def calibrate(
     calibration replaces the first.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> from jqinject.nn import QuantLinear
         >>> from jqinject.quant import Int8ActPerTensorMinMax
         >>> layer = QuantLinear(4, 2, input_quant=Int8ActPerTensorMinMax, rngs=nnx.Rngs(0))
