@@ -346,14 +346,7 @@ LAYERS = {
     "general": (lambda rngs: QuantLinearGeneral((2, 8), (4, 3), axis=(-2, -1), **INT8, rngs=rngs), "kernel"),
     "conv": (lambda rngs: QuantConv(3, 4, (3, 3), **INT8, rngs=rngs), "kernel"),
     "embed": (lambda rngs: QuantEmbed(10, 6, **INT8, rngs=rngs), "embedding"),
-    "attention": (
-        lambda rngs: (
-            QuantMultiHeadAttention(
-                2, 8, weight_quant=Int8WeightPerTensorFloat, decode=False, rngs=rngs
-            ).query
-        ),
-        "kernel",
-    ),
+    "attention": (lambda rngs: QuantMultiHeadAttention(2, 8, rngs=rngs).query, "kernel"),
     "cell": (
         lambda rngs: QuantGRUCell(4, 6, weight_quant=Int8WeightPerTensorFloat, rngs=rngs).dense_h,
         "kernel",
