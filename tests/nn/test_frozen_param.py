@@ -322,6 +322,7 @@ def test_sharding(name):
 X = jax.random.normal(jax.random.key(2), (2, 16))
 INT4 = {"weight_quant": Int8WeightPerChannelFloat, "weight_bit_width": 4}
 INT8 = {"weight_quant": Int8WeightPerChannelFloat}
+PROJECTED = {"in_proj_weight_quant": Int8WeightPerTensorFloat}
 PER_TENSOR = {"weight_quant": Int8WeightPerTensorFloat}
 GROUPS = {"weight_quant": MXFloat4e2m1Weight}
 
@@ -346,7 +347,7 @@ LAYERS = {
     "general": (lambda rngs: QuantLinearGeneral((2, 8), (4, 3), axis=(-2, -1), **INT8, rngs=rngs), "kernel"),
     "conv": (lambda rngs: QuantConv(3, 4, (3, 3), **INT8, rngs=rngs), "kernel"),
     "embed": (lambda rngs: QuantEmbed(10, 6, **INT8, rngs=rngs), "embedding"),
-    "attention": (lambda rngs: QuantMultiHeadAttention(2, 8, rngs=rngs).query, "kernel"),
+    "attention": (lambda rngs: QuantMultiHeadAttention(2, 8, **PROJECTED, rngs=rngs).query, "kernel"),
     "cell": (
         lambda rngs: QuantGRUCell(4, 6, weight_quant=Int8WeightPerTensorFloat, rngs=rngs).dense_h,
         "kernel",
