@@ -31,12 +31,16 @@ class Interpreter:
         policy: decides what is quantized.
         quantizers: quantize at a site, and keep its statistics.
         constants_now: whether values that depend on no input are computed while the program is traced.
+        prefix: what the names of its sites begin with.
     """
 
-    def __init__(self, policy: Policy, quantizers: Quantizers, constants_now: bool = False) -> None:
+    def __init__(
+        self, policy: Policy, quantizers: Quantizers, constants_now: bool = False, prefix: str = ""
+    ) -> None:
         self.policy = policy
         self.quantizers = quantizers
         self.constants_now = constants_now
+        self.prefix = prefix
         self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
         self.sites: dict[str, Site] = {}
         self.region: tuple[str, str] | None = None
@@ -185,7 +189,7 @@ class Interpreter:
 
     def within(self, quantizers: Quantizers, counts: Any = None) -> Interpreter:
         """An interpreter for a part of the program."""
-        run = Interpreter(self.policy, quantizers)
+        run = Interpreter(self.policy, quantizers, prefix=self.prefix)
         run.counts = (self.counts if counts is None else counts).copy()
         run.region = self.region
         return run
@@ -215,8 +219,8 @@ class Interpreter:
             overrides["fixed_range"] = x.fixed_range
         key = (quantizer, tuple(sorted(overrides.items())))
         if key not in x.twins:
-            site = site_of(x, name, quantizer, overrides, shape_of(x))
-            self.sites[name] = site
+            site = site_of(x, self.prefix + name, quantizer, overrides, shape_of(x))
+            self.sites[site.name] = site
             twin = x.with_value(self.quantizers.quantize(site, x.value))
             twin.pending, twin.quantized = None, True
             x.twins[key] = twin

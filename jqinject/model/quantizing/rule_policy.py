@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from jqinject.nn.base.norm_layer import QuantNormLayer
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.eltwise import QuantMergeLayer
 from jqinject.nn.pooling import QuantPoolLayer
-from jqinject.program import Choice, Kind, Operation, Site, Tracked, find_sites, other_axes
+from jqinject.program import Call, Choice, Kind, Operation, Site, Tracked, find_sites, other_axes
 from jqinject.proxy import ActQuantProxyFromInjector, QuantProxyFromInjector
 
 OURS = (
@@ -109,15 +110,13 @@ def policy_for(index: ModelIndex, rules: tuple[Rule, ...]) -> RulePolicy | None:
     return RulePolicy(rules, linen) if for_operations or linen else None
 
 
-def sites_of(
-    model: Any, rules: tuple[Rule, ...], inputs: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[dict[str, Site], set[int]]:
-    """The sites between layers that the rules quantize, and the indices of these rules."""
+def sites_of(model: Any, rules: tuple[Rule, ...], calls: Sequence[Call]) -> tuple[dict[str, Site], set[int]]:
+    """The sites between layers that the rules quantize in calls, and the indices of these rules."""
     policy = policy_for(ModelIndex(model), rules)
     if policy is None:
         return {}, set()
     watching = _Watching(policy.rules, policy.linen)
-    return find_sites(model, watching, inputs, kwargs), watching.used
+    return find_sites(model, watching, calls), watching.used
 
 
 def proxy_at(site: Site, rngs: nnx.Rngs | None) -> ActQuantProxyFromInjector:

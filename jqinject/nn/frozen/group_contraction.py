@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import jax
 
 from jqinject.dot import Affine, affine_of, has_integers
+from jqinject.dot.frozen.frozen_groups import wide_axis
 from jqinject.dot.geometry.dimensions import Dimensions
-from jqinject.nn.frozen.frozen_groups import wide_axis
-from jqinject.quant_tensor import Groups, GroupwiseIntQuantTensor, IntQuantTensor
+from jqinject.quant_tensor import Groups, GroupwiseIntQuantTensor, IntQuantTensor, in_pieces, smaller_groups
 
 
 class InCommonGroups(NamedTuple):
@@ -38,6 +38,8 @@ def in_common_groups(
         of_weight: the groups of the kernel, None if it has none.
         dims: of the contraction, without groups.
     """
+    if of_weight is None and isinstance(x, GroupwiseIntQuantTensor):
+        x = in_pieces(x)
     own = x.groups if isinstance(x, GroupwiseIntQuantTensor) else None
     pairs = dict(zip(dims.rhs_contract, dims.lhs_contract, strict=True))
     if of_weight is not None:
@@ -50,6 +52,9 @@ def in_common_groups(
     size = (of_weight or own or Groups(0, 0, 0)).size
     length = x.shape[axis]
     of_input = Groups(size, axis - dims.lhs_ndim, length)
+    if own is not None and own.size % size == 0 and own.size > size:
+        x = smaller_groups(x, size)  # the weight is in pieces of groups that cross shards
+        own = x.groups
     if own is not None and own != of_input:
         return None
     left = _in_groups(x, of_input)
