@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import jax
@@ -49,12 +49,13 @@ class FrozenForm:
         groups = self.groups
         return self.stored.shape if groups is None or self.cut else groups.shape_of(self.stored.shape)
 
-    @property
+    @cached_property
     def contracted_groups(self) -> Groups | None:
         """How a contraction of integers cuts an axis: into groups, or into pieces of groups that cross shards."""
         groups, cut = self.groups, self.cut
         return groups if groups is None or cut is None else Groups(cut.piece, groups.dim, groups.length)
 
+    @lru_cache(maxsize=1024)  # noqa: B019 (forms are compared by value and small)
     def fitted(self, payload_shape: tuple[int, ...]) -> FrozenForm:
         """The form of numbers that were stacked, sliced or looked up: along axes in front, or other sizes.
 
@@ -136,7 +137,6 @@ def _stored_shape(form: FrozenForm) -> tuple[int, ...] | None:
     return None if stored.packed_bits else tuple(stored.shape[axis] for axis in stored.order)
 
 
-@lru_cache(maxsize=1024)
 def _fitted(form: FrozenForm, payload_shape: tuple[int, ...]) -> FrozenForm:
     stored = form.stored
     added = len(payload_shape) - len(stored.shape)

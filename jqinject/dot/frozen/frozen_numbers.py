@@ -166,7 +166,9 @@ def integers_of(
 
 def _read(numbers: Numbers, form: FrozenForm) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Payload, scale and zero point as stored, except for packing and the order of axes."""
-    payload, scale = form.stored.payload(numbers["value"]), numbers["scale"].astype(jnp.float32)
+    stored, value, scale = form.stored, numbers["value"], numbers["scale"].astype(jnp.float32)
+    whole_bytes = stored.packed_bits is None
+    payload = jax.lax.transpose(value, stored.back) if whole_bytes else stored.payload(value)
     factor, offset = numbers.get("scale_factor"), numbers.get("zero_point")
     if factor is not None:
         scale = scale * factor.reshape(factor.shape + (1,) * (scale.ndim - factor.ndim))

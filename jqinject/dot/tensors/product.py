@@ -66,7 +66,8 @@ def product(
         out_sharding: as for `lax.dot_general`.
         sharding_of: gives `out_sharding`, from the permutation that follows; None if that is given.
     """
-    integers = all([isinstance(x.tensor, IntegerOperand) for x in (a, b)])
+    left, right = a.tensor, b.tensor
+    integers = isinstance(left, IntegerOperand) and isinstance(right, IntegerOperand)
     if not integers:
         a, b = in_large_groups(a, b, summed_labels(a.labels, b.labels, out))
     kind = "int" if integers else decide(a, b, out).kind
@@ -77,7 +78,10 @@ def product(
         dims, permutation = dimensions_of(a.labels, b.labels, out)
     sharding = out_sharding if sharding_of is None else sharding_of(permutation)
     if kind == "int":
-        left, right = [x.tensor.integers if integers else affine_of(x.tensor) for x in (a, b)]
+        if integers:
+            left, right = a.tensor.integers, b.tensor.integers
+        else:
+            left, right = affine_of(a.tensor), affine_of(b.tensor)
         y = affine_dot_general(left, right, dims, dtype, sums.accumulator_dtype, sharding)
     elif kind == "fp8":
         y = float8_product(a.tensor, b.tensor, dims, dtype, sharding)

@@ -226,7 +226,7 @@ class QuantDotLayer(QuantWeightLayer):
             return None
         stored = None if frozen is None else frozen.form.value_dtype
         made = weight.groups if isinstance(weight, GroupwiseIntQuantTensor) else None
-        groups = made if frozen is None else frozen.contracted_groups
+        groups = made if frozen is None else frozen.form.contracted_groups
         if groups is None and isinstance(x, IntQuantTensor):
             return IntegerContraction(affine_of(x), integers, placed.dims, None, stored)
         found = in_common_groups(x, integers, groups, placed.dims)

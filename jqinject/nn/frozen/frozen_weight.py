@@ -14,7 +14,6 @@ from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms
 from jqinject.dot.frozen.frozen_numbers import frozen_numbers, integers_of, quant_tensor_of
 from jqinject.ops.devices.cut import Cut
-from jqinject.quant_tensor import Groups
 
 
 class WeightView(FrozenParam):
@@ -96,7 +95,10 @@ class FrozenWeight(nnx.Module):
     @property
     def numbers(self) -> dict[str, jax.Array]:
         """The arrays by name, as stored; their shapes in an abstract model."""
-        return {name: getattr(self, name).get_raw_value() for name in self.form.names}
+        found = {}
+        for name in self.form.names:
+            found[name] = getattr(self, name).get_raw_value()
+        return found
 
     def integers(self, weight: Any, summed: tuple[int, ...] | None = None) -> Affine | None:
         """The integers of at most 8 bits, for a contraction, with two axes for one if there are groups; None otherwise.
@@ -106,11 +108,6 @@ class FrozenWeight(nnx.Module):
             summed: the axes that the contraction sums over; None for those of the stored sums.
         """
         return integers_of(self.numbers, self.form, weight, summed)
-
-    @property
-    def contracted_groups(self) -> Groups | None:
-        """How `integers` cut an axis: into groups, or into pieces of groups that cross shards."""
-        return self.form.contracted_groups
 
     def quant_tensor(self) -> Any:
         """The weight as a QuantTensor, dequantized when its value is read."""
