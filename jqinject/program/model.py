@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -13,12 +14,27 @@ from jqinject.core.construction.assign import assign
 from jqinject.core.state.record import RecordPart, flat_parts
 from jqinject.program.class_swap import ClassMixin, derived_class
 from jqinject.program.interpreter import Interpreter
-from jqinject.program.policy import Policy, Site
+from jqinject.program.moves import Axes
+from jqinject.program.policy import Policy, Site, WeightUse
 from jqinject.program.quantizers import Finder, HeldQuantizers, Quantizers
 from jqinject.program.tracing import Arguments, trace
-from jqinject.proxy import ActQuantProxyFromInjector
+from jqinject.program.tracked_value import Tracked, shape_of
+from jqinject.program.weights import dotted
 
 HELD = "op_quant"
+Path = tuple[Any, ...]
+
+
+class FoundSites(NamedTuple):
+    """What a call of a model quantizes.
+
+    Attributes:
+        sites: name -> site of a tensor.
+        uses: where parameters are contracted or looked up.
+    """
+
+    sites: dict[str, Site]
+    uses: list[WeightUse]
 
 
 class OpQuantizers(nnx.Module):
@@ -27,16 +43,34 @@ class OpQuantizers(nnx.Module):
     Args:
         policy: decides what is quantized; static, compared by value.
         held: name -> proxy.
+        weights: path of a parameter, as text -> what holds its quantizer.
+        tied: paths of parameters that belong to a layer of ours and that the model contracts by itself too.
     """
 
     policy: Policy
-    held: nnx.Dict[ActQuantProxyFromInjector]
+    held: nnx.Dict[Any]
+    weights: nnx.Dict[Any]
+    tied: tuple[Path, ...] = ()
 
-    def __init__(self, policy: Policy, held: dict[str, ActQuantProxyFromInjector]) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        held: Mapping[str, Any],
+        weights: Mapping[str, Any] | None = None,
+        tied: tuple[Path, ...] = (),
+    ) -> None:
         assign(self, policy=policy, held=nnx.Dict(held))
+        if weights:
+            assign(self, weights=nnx.Dict(weights))
+        if tied:
+            self.tied = tied
 
-    def __getitem__(self, name: str) -> ActQuantProxyFromInjector:
+    def __getitem__(self, name: str) -> Any:
         return self.held[name]
+
+    def weight_sites(self) -> Mapping[str, Any]:
+        """What holds the quantizers of parameters, by their paths as text."""
+        return vars(self).get("weights", {})
 
     def __iter__(self) -> Any:
         return iter(self.held)
@@ -62,7 +96,18 @@ class QuantizedProgram(ClassMixin):
 
     def quantizers(self) -> Quantizers:
         """The quantizers of the sites."""
-        return HeldQuantizers(self.op_quant.held)
+        held = self.op_quant
+        sites = held.weight_sites()
+        weights = {name: sites[name].weight_quant for name in sites}
+        stacked = {name: sites[name].stacked for name in sites if sites[name].stacked}
+        weights |= {dotted(path): _node_at(self, path[:-1]).weight_quant for path in held.tied}
+        return HeldQuantizers(held.held, {name: q for name, q in weights.items() if q is not None}, stacked)
+
+
+def _node_at(root: Any, path: Path) -> Any:
+    for key in path:
+        root = root[key] if isinstance(root, list | tuple | dict | nnx.List | nnx.Dict) else getattr(root, key)
+    return root
 
 
 def quantized_class(kind: type, program: type[QuantizedProgram] = QuantizedProgram) -> type:
@@ -83,7 +128,7 @@ def program_class_of(kind: type) -> type:
 def run(model: Any, call: Any, policy: Policy, quantizers: Quantizers, args: Any, kwargs: Any) -> Any:
     """Run `call(model, *args, **kwargs)` with quantizers; the model's state changes as in the call itself."""
     arguments = Arguments(args, kwargs)
-    program = trace(model, call, arguments, policy.leaf_modules, HELD)
+    program = trace(model, call, arguments, policy.is_leaf, HELD)
     interpreter = Interpreter(policy, quantizers)
     values = _outputs(interpreter, program)
     called = (model, *arguments.modules)
@@ -103,7 +148,7 @@ def _outputs(interpreter: Interpreter, program: Any) -> list[Any]:
     count = program.output_tree.num_leaves
     final = interpreter.policy.final_output
     outputs = [final(interpreter, x, index) for index, x in enumerate(found[:count])]
-    return [x.value for x in (*outputs, *found[count:])]
+    return [x.array for x in (*outputs, *found[count:])]
 
 
 def _in_words(leaf: Any) -> Any:
@@ -113,7 +158,7 @@ def _in_words(leaf: Any) -> Any:
 
 def find_sites(
     model: Any, policy: Policy, args: Any, kwargs: Any, quantizers: Quantizers | None = None
-) -> dict[str, Site]:
+) -> FoundSites:
     """The sites at which a call of a model would be quantized; the model is traced, not run.
 
     Args:
@@ -125,7 +170,7 @@ def find_sites(
     """
     kind = program_class_of(type(model))
     try:
-        program = trace(model, kind.__call__, Arguments(args, kwargs), policy.leaf_modules, HELD)
+        program = trace(model, kind.__call__, Arguments(args, kwargs), policy.is_leaf, HELD)
     except Exception as error:
         shapes = jax.tree.map(_in_words, (args, kwargs))
         error.add_note(
@@ -134,6 +179,8 @@ def find_sites(
         raise
     interpreter = Interpreter(policy, quantizers or Finder(), constants_now=quantizers is not None)
     variable = [quantizers is None or x.is_activation for x in program.inputs]
+    if policy.follows_parameters and quantizers is None:
+        program = program._replace(inputs=[_with_axes(x) for x in program.inputs])
 
     def look(values: list[Any]) -> Any:
         given = iter(values)
@@ -143,5 +190,9 @@ def find_sites(
         ]
         return _outputs(interpreter, program._replace(inputs=inputs))
 
-    jax.eval_shape(look, [x.value for x, free in zip(program.inputs, variable, strict=True) if free])
-    return interpreter.sites
+    jax.eval_shape(look, [x.array for x, free in zip(program.inputs, variable, strict=True) if free])
+    return FoundSites(interpreter.sites, interpreter.uses)
+
+
+def _with_axes(x: Tracked) -> Tracked:
+    return replace(x, axes=Axes.of(shape_of(x)), twins={}) if x.is_weight and x.is_float else x

@@ -75,7 +75,7 @@ class Arguments:
 
 
 def trace(
-    model: Any, call: Callable[..., Any], arguments: Arguments, leaf_modules: tuple[type, ...], skip: str = ""
+    model: Any, call: Callable[..., Any], arguments: Arguments, is_leaf: Callable[[Any], bool], skip: str = ""
 ) -> Program:
     """The program of `call(model, *args, **kwargs)`.
 
@@ -83,7 +83,7 @@ def trace(
         model: an NNX module; a copy of it is traced.
         call: its forward.
         arguments: its arguments.
-        leaf_modules: classes of modules that are not looked into.
+        is_leaf: whether a module is not looked into.
         skip: attribute of the model that its forward does not call.
     """
     graphdef, state = nnx.split((model, *arguments.modules), graph=True)
@@ -96,7 +96,7 @@ def trace(
         # Hidden from the forward: a bridge to Linen would treat every attribute as its own.
         put_aside = {skip: vars(copy).pop(skip)} if skip in vars(copy) else {}
         args, kwargs = arguments.filled(arrays, modules)
-        with scopes(copy, leaf_modules):
+        with scopes(copy, is_leaf):
             out = call(copy, *args, **kwargs)
         vars(copy).update(put_aside)
         found["state"] = flat_parts(nnx.state(copies, graph=True))
