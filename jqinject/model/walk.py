@@ -216,7 +216,7 @@ def _former_paths(variable: nnx.Variable[Any], path: Path, below: Path) -> list[
     """Where a Variable, or a part of its record, was in models of earlier versions."""
     if isinstance(variable, Frozen) and path[-2:-1] == ("frozen",):
         return [(*path[:-1], "freezer", path[-1])]  # a frozen weight had a `Freezer`
-    if not below:
+    if not below or isinstance(variable, Frozen):
         return []
     former = (*path[:-1], *below)  # a part was a Variable of its own, or of an `AmaxHistory` of its own
     return [former, (*former, *below)] if below == ("amax_history",) else [former]

@@ -81,7 +81,7 @@ class GradSlot(nnx.Variable[jax.Array]):
     """
 
 
-class Frozen(nnx.Variable[jax.Array]):
+class Frozen(nnx.Variable[Any]):
     """The low-bit numbers of a weight, their scale or zero point: served, never trained.
 
     Example:

@@ -113,10 +113,21 @@ class StoredForm:
             metadata: of the operand's Variable; its sharding follows the axes, and size-1 axes of a scale stay
                 unsharded.
         """
+        moved, kept = self.metadata(metadata, tuple(scale.shape))
+        return Frozen(self.stored(payload), **moved), Frozen(scale, **kept)
+
+    def metadata(
+        self, metadata: Mapping[str, Any], scale_shape: tuple[int, ...]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The metadata of an operand's Variable for its payload as stored, and for its scale.
+
+        Args:
+            metadata: as for `variables`.
+            scale_shape: of the scale.
+        """
         ndim = len(self.shape)
         moved = _per_axis(metadata, ndim, lambda names: tuple(names[axis] for axis in self.order))
-        kept = _per_axis(metadata, ndim, lambda names: _unsharded_ones(names, tuple(scale.shape)))
-        return Frozen(self.stored(payload), **moved), Frozen(scale, **kept)
+        return moved, _per_axis(metadata, ndim, lambda names: _unsharded_ones(names, scale_shape))
 
 
 class Freezer(nnx.Module):

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 from flax import nnx
 
+from jqinject.dot.frozen.frozen_groups import ScaleForms, without_groups
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.nn.frozen.frozen_groups import ScaleForms, without_groups
 from jqinject.nn.frozen.frozen_weight import FrozenWeight
 from jqinject.ops.devices.cut import Cut, cut_in_place
 from jqinject.ops.groups import fitting_size

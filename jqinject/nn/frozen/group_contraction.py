@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 from jqinject.dot import Affine, affine_of, contract_integers, has_integers
+from jqinject.dot.frozen.frozen_groups import wide_axis
 from jqinject.dot.geometry.dimensions import Dimensions
-from jqinject.nn.frozen.frozen_groups import wide_axis
 from jqinject.quant_tensor import Groups, GroupwiseIntQuantTensor, IntQuantTensor
 
 LEAST_GROUP = 128

@@ -1,0 +1,1 @@
+"""Low-bit numbers that are stored in the place of a weight."""

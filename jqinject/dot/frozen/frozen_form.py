@@ -1,0 +1,162 @@
+"""`FrozenForm`: what is static in the low-bit numbers of a weight. Next: `frozen_numbers` makes and reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+
+from jqinject.dot.frozen.frozen_groups import wide_metadata
+from jqinject.dot.tensors.freezer import StoredForm
+from jqinject.ops import Codebook, FloatFormat
+from jqinject.ops.devices.cut import Cut
+from jqinject.quant_tensor import Groups
+
+
+@dataclass(frozen=True)
+class FrozenForm:
+    """What is static in frozen numbers.
+
+    Attributes:
+        stored: how the payload is stored.
+        value_dtype: of the dequantized weight.
+        whole_zero_point: whether every zero point is one of the integers.
+        groups: how an axis of the weight is cut into groups; None without groups.
+        cut: the same for groups that cross shards, whose payload is stored in the weight's shape.
+        format: of minifloats, or the table of codes; None for integers.
+        bit_width: of integers.
+        signed: whether integers have a sign.
+        names: of the numbers, sorted.
+    """
+
+    stored: StoredForm
+    value_dtype: np.dtype
+    whole_zero_point: bool
+    groups: Groups | None = None
+    cut: Cut | None = None
+    format: FloatFormat | Codebook | None = None
+    bit_width: int = 8
+    signed: bool = True
+    names: tuple[str, ...] = ("scale", "value")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight."""
+        groups = self.groups
+        return self.stored.shape if groups is None or self.cut else groups.shape_of(self.stored.shape)
+
+    @property
+    def contracted_groups(self) -> Groups | None:
+        """How a contraction of integers cuts an axis: into groups, or into pieces of groups that cross shards."""
+        groups, cut = self.groups, self.cut
+        return groups if groups is None or cut is None else Groups(cut.piece, groups.dim, groups.length)
+
+    def fitted(self, payload_shape: tuple[int, ...]) -> FrozenForm:
+        """The form of numbers that were stacked, sliced or looked up: along axes in front, or other sizes.
+
+        Args:
+            payload_shape: of the payload as stored; axes may have been added in front, or taken away there.
+
+        Raises:
+            ValueError: more axes were taken away than lie in front.
+        """
+        return self if payload_shape == _stored_shape(self) else _fitted(self, payload_shape)
+
+    def axis_of_payload(self, axis: int) -> int | None:
+        """Where an axis of the weight lies in the payload as stored; None if it is cut into groups or packed."""
+        stored, groups = self.stored, self.groups
+        if groups is not None and axis == groups.dim % len(self.shape):
+            return None
+        place = stored.back[axis if self.cut else self.axis_of_scale(axis)]
+        packed = stored.packed_bits is not None and place == len(stored.shape) - 1
+        return None if packed else place
+
+    def axis_of_scale(self, axis: int) -> int:
+        """Where an axis of the weight lies in the scales."""
+        return axis if self.groups is None else axis + (axis > self.groups.dim % len(self.shape))
+
+    def metadata(
+        self, metadata: Mapping[str, Any], scale_shape: tuple[int, ...]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The metadata of a weight's Variable for the payload and for the scale, as they are stored.
+
+        Args:
+            metadata: its sharding names the weight's axes, with those of a stack in front.
+            scale_shape: of the scale, or of other numbers like it.
+        """
+        if self.groups is not None and self.cut is None:
+            metadata = wide_metadata(metadata, self.groups, len(self.shape))
+        return self.stored.metadata(metadata, scale_shape)
+
+    def partition_specs(
+        self, spec: jax.sharding.PartitionSpec, numbers: Mapping[str, Any]
+    ) -> dict[str, jax.sharding.PartitionSpec]:
+        """How the numbers are sharded if the weight is sharded so.
+
+        Args:
+            spec: of the weight.
+            numbers: their arrays, or their shapes.
+        """
+        form = self.fitted(numbers["value"].shape)
+        full = (*spec, *(None,) * (len(form.shape) - len(spec)))
+        found = {}
+        for name, held in numbers.items():
+            if len(held.shape) < len(form.shape):  # one factor for each layer of a stack
+                found[name] = jax.sharding.PartitionSpec(*full[: len(held.shape)])
+                continue
+            of_payload, of_scale = form.metadata({"out_sharding": full}, held.shape)
+            names = (of_payload if name == "value" else of_scale)["out_sharding"]
+            found[name] = jax.sharding.PartitionSpec(*names)
+        return found
+
+    def partition_spec(
+        self, spec: jax.sharding.PartitionSpec, payload_shape: tuple[int, ...]
+    ) -> jax.sharding.PartitionSpec:
+        """How the weight is sharded whose payload is sharded so: the inverse of `partition_specs`.
+
+        Args:
+            spec: of the payload as stored.
+            payload_shape: its shape.
+        """
+        form = self.fitted(payload_shape)
+        full = (*spec, *(None,) * (len(payload_shape) - len(spec)))
+        names = [full[place] for place in form.stored.back]
+        if form.groups is not None and form.cut is None:
+            del names[form.groups.dim % len(form.shape) + 1]
+        return jax.sharding.PartitionSpec(*names)
+
+
+def _stored_shape(form: FrozenForm) -> tuple[int, ...] | None:
+    """The payload's shape as stored; None if it is packed, so that one size is another."""
+    stored = form.stored
+    return None if stored.packed_bits else tuple(stored.shape[axis] for axis in stored.order)
+
+
+@lru_cache(maxsize=1024)
+def _fitted(form: FrozenForm, payload_shape: tuple[int, ...]) -> FrozenForm:
+    stored = form.stored
+    added = len(payload_shape) - len(stored.shape)
+    taken = max(-added, 0)
+    _check_in_front(form, taken)
+    order = (*range(added), *(axis + added for axis in stored.order[taken:]))
+    sizes = dict(zip(order, payload_shape, strict=True))
+    if stored.packed_bits is not None:
+        sizes[order[-1]] = stored.shape[stored.order[-1]]
+    shape = tuple(sizes[axis] for axis in range(len(order)))
+    summed = tuple(axis + added for axis in stored.summed)
+    cut = None if form.cut is None else replace(form.cut, axis=form.cut.axis + added)
+    return replace(form, stored=StoredForm(shape, stored.dtype, summed), cut=cut)
+
+
+def _check_in_front(form: FrozenForm, taken: int) -> None:
+    """Refuse to take away axes that are not stored in front, or that are cut into groups."""
+    grouped = None if form.groups is None else form.groups.dim % len(form.shape)
+    if form.stored.order[:taken] != tuple(range(taken)) or (grouped is not None and grouped < taken):
+        raise ValueError(
+            f"{taken} axes were taken away from the payload of a frozen weight of shape {form.shape}; those in front "
+            f"are stored as axes {form.stored.order[:taken]}.\n  cure: index the axes in front"
+        )

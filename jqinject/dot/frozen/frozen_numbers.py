@@ -1,0 +1,230 @@
+"""The low-bit numbers of a weight: a dict of arrays, made from a QuantTensor and read as one, with a `FrozenForm`.
+
+| name           | array                                                                     |
+|----------------|---------------------------------------------------------------------------|
+| `value`        | the payload, as its `StoredForm` says                                     |
+| `scale`        | float32, or a byte each for groups; of the payload's rank before storing  |
+| `zero_point`   | likewise, if it may be another than 0                                     |
+| `sums`         | int32 sums of the payload, where a contraction of integers needs them     |
+| `scale_factor` | float32, of scales in bytes                                               |
+
+A layer keeps them in a `FrozenWeight`; a parameter without a layer in a `FrozenParam`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.dot.frozen.frozen_form import FrozenForm
+from jqinject.dot.frozen.frozen_groups import ScaleForms, wide_axes, without_groups
+from jqinject.dot.kernels.integer import Affine
+from jqinject.dot.tensors.freezer import StoredForm
+from jqinject.ops import Codebook
+from jqinject.ops.devices.cut import Cut
+from jqinject.ops.fake_quant import known_zero
+from jqinject.ops.groups import split_groups
+from jqinject.ops.packing import container_bits
+from jqinject.quant_tensor import (
+    CodebookQuantTensor,
+    FloatQuantTensor,
+    GroupwiseQuantTensor,
+    IntQuantTensor,
+    in_groups,
+    is_concrete,
+)
+
+Numbers = Mapping[str, jax.Array]
+
+PACKED = {
+    # (bits in memory, signed): dtype
+    (2, True): jnp.int2,
+    (2, False): jnp.uint2,
+    (4, True): jnp.int4,
+    (4, False): jnp.uint4,
+    (8, True): jnp.int8,
+    (8, False): jnp.uint8,
+}
+
+
+def frozen_numbers(
+    weight: Any,
+    summed: tuple[int, ...],
+    has_zero_point: bool,
+    axes_of_sums: tuple[int, ...] | None,
+    forms: ScaleForms,
+    cut: Cut | None = None,
+) -> tuple[dict[str, jax.Array], FrozenForm]:
+    """What is stored of a quantized weight.
+
+    Args:
+        weight: the quantized weight.
+        summed: its axes that a contraction sums over; stored last. Empty for a convolution.
+        has_zero_point: whether the zero point may be another than 0.
+        axes_of_sums: its axes along which a contraction of integers needs their sums; None for no sums.
+        forms: what is known of its scales and zero points.
+        cut: groups that cross shards, whose payload is stored in the weight's shape; None for any others.
+
+    Raises:
+        TypeError: `weight` is not a QuantTensor.
+        ValueError: its bit width is unknown because the model is abstract and the bit width is learned.
+
+    Example:
+        >>> weight = IntQuantTensor.from_int(jnp.array([[2, -1]], jnp.int8), jnp.array([[0.5]]))
+        >>> numbers, form = frozen_numbers(weight, (1,), False, None, ScaleForms())
+        >>> numbers["value"], quant_tensor_of(numbers, form).value
+        (Array([[ 2, -1]], dtype=int8), Array([[ 1. , -0.5]], dtype=float32))
+    """
+    value_dtype, groups, metadata = np.dtype(weight.dtype), None, (weight.scale, weight.zero_point)
+    if isinstance(weight, GroupwiseQuantTensor):
+        groups, axes_of_sums = weight.groups, None
+        metadata = weight.scale_, weight.zero_point_
+        if cut is None:
+            summed = wide_axes(summed, groups, weight.ndim)
+        weight = weight.grouped if cut is None else without_groups(weight, cut)
+    ndim = weight.ndim + (cut is not None)
+    payload, kind = _payload(weight)
+    stored = StoredForm.of(payload, summed)
+    scale, factor = forms.of_scale(_full_rank(metadata[0], ndim), groups)
+    numbers = {"value": stored.stored(payload), "scale": scale}
+    if factor is not None:
+        numbers["scale_factor"] = factor
+    if isinstance(weight, IntQuantTensor):
+        if has_zero_point:
+            zero = _full_rank(metadata[1], ndim)
+            numbers["zero_point"] = forms.of_zero_point(zero, payload.dtype, groups)
+        if payload.dtype.itemsize == 1 and axes_of_sums is not None:
+            numbers["sums"] = jnp.sum(payload, axis=axes_of_sums, dtype=jnp.int32, keepdims=True)
+    names = tuple(sorted(numbers))
+    form = FrozenForm(stored, value_dtype, forms.whole_zero_point, groups, cut, names=names, **kind)
+    return numbers, form
+
+
+def numbers_of_leaves(leaves: Sequence[Any], form: FrozenForm) -> dict[str, Any]:
+    """Numbers by name from their arrays, in the order of their sorted names.
+
+    Args:
+        leaves: those of `form.names`, or the same without the sums, which an index along a summed axis drops.
+        form: their form.
+
+    Raises:
+        ValueError: there are not as many.
+    """
+    names = form.names
+    if len(leaves) == len(names) - 1:
+        names = tuple(name for name in names if name != "sums")
+    if len(leaves) != len(names):
+        raise ValueError(f"frozen numbers {', '.join(form.names)} are needed, got {len(leaves)} arrays")
+    return dict(zip(names, leaves, strict=True))
+
+
+def quant_tensor_of(numbers: Numbers, form: FrozenForm) -> Any:
+    """The weight as a QuantTensor, dequantized when its value is read.
+
+    Args:
+        numbers: as stored. They may have been stacked along new axes in front, or sliced or looked up along axes that
+            are stored in front.
+        form: of the weight that was frozen.
+    """
+    form = form.fitted(numbers["value"].shape)
+    groups, cut = form.groups, form.cut
+    payload, scale, zero = _read(numbers, form)
+    if groups is None:
+        return _tensor(form, payload, scale, zero)
+    if cut is not None:
+        scale, zero = cut.spread(scale, payload), cut.spread(zero, payload)
+    piece = None if cut is None else cut.piece
+    return in_groups(_tensor(form, payload, scale, zero), groups.size, groups.dim, groups.length, piece)
+
+
+def integers_of(
+    numbers: Numbers, form: FrozenForm, weight: Any, summed: tuple[int, ...] | None = None
+) -> Affine | None:
+    """The integers of at most 8 bits, for a contraction, with two axes for one if there are groups; None otherwise.
+
+    Args:
+        numbers: as stored.
+        form: their form.
+        weight: what `quant_tensor_of` returned.
+        summed: the axes that the contraction sums over; None for those of the stored sums.
+    """
+    form = form.fitted(numbers["value"].shape)
+    if form.format is not None or form.bit_width > 8 or not form.whole_zero_point:
+        return None
+    if form.cut is not None:
+        return _in_pieces(numbers, form, form.cut)
+    whole = weight if form.groups is None else weight.grouped
+    sums = numbers.get("sums")
+    known = summed is None or {*summed} == {*form.stored.summed}
+    zero = whole.zero_point if "zero_point" in numbers else None
+    return Affine(whole.payload, whole.scale, zero, sums if known else None)
+
+
+def _read(numbers: Numbers, form: FrozenForm) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Payload, scale and zero point as stored, except for packing and the order of axes."""
+    payload, scale = form.stored.payload(numbers["value"]), numbers["scale"].astype(jnp.float32)
+    factor, offset = numbers.get("scale_factor"), numbers.get("zero_point")
+    if factor is not None:
+        scale = scale * factor.reshape(factor.shape + (1,) * (scale.ndim - factor.ndim))
+    return payload, scale, known_zero() if offset is None else offset.astype(jnp.float32)
+
+
+def _tensor(form: FrozenForm, payload: jax.Array, scale: jax.Array, zero_point: jax.Array) -> Any:
+    if isinstance(form.format, Codebook):
+        return CodebookQuantTensor.from_codes(payload, scale, form.format, dtype=form.value_dtype)
+    if form.format is not None and payload.dtype == form.format.dtype:
+        return FloatQuantTensor.stored(payload, scale, form.value_dtype)
+    if form.format is not None:
+        return FloatQuantTensor.from_payload(payload, scale, format=form.format, dtype=form.value_dtype)
+    return IntQuantTensor.stored(payload, scale, zero_point, form.bit_width, form.signed, form.value_dtype)
+
+
+def _in_pieces(numbers: Numbers, form: FrozenForm, cut: Cut) -> Affine:
+    """The integers in pieces of groups that no shard divides, each with the scale of its group."""
+    payload, scale, zero = _read(numbers, form)
+    length = payload.shape[cut.axis]
+    pieces = split_groups(payload, cut.piece, cut.axis)
+    offset = cut.of_pieces(zero, length) if "zero_point" in numbers else None
+    return Affine(pieces, cut.of_pieces(scale, length), offset)
+
+
+def _payload(weight: Any) -> tuple[jax.Array, dict[str, Any]]:
+    """What is stored of a quantized weight without groups, and what a `FrozenForm` says of it."""
+    if isinstance(weight, IntQuantTensor):
+        if not is_concrete(weight.bit_width):
+            raise ValueError(
+                "a learned bit width is not known in an abstract model, so the payload's dtype is not either.\n"
+                "  cure: freeze the model itself"
+            )
+        return _narrow(weight), {"bit_width": int(weight.bit_width), "signed": weight.signed}
+    if isinstance(weight, FloatQuantTensor):
+        return _float_payload(weight), {"format": weight.known_format("a frozen weight")}
+    if isinstance(weight, CodebookQuantTensor):
+        bits = container_bits(weight.bit_width)
+        return weight.codes().astype(PACKED[bits, False]), {"format": weight.codebook}
+    raise TypeError(f"a weight that is frozen must be a QuantTensor, got {type(weight).__name__}")
+
+
+def _narrow(weight: IntQuantTensor) -> jax.Array:
+    """The integers in the narrowest dtype that holds them in memory."""
+    bits = int(weight.bit_width)
+    if bits > 8:
+        return weight.int().astype(jnp.int16 if bits <= 16 and weight.signed else jnp.int32)
+    return weight.int().astype(PACKED[container_bits(bits), weight.signed])
+
+
+def _float_payload(weight: FloatQuantTensor) -> jax.Array:
+    """The minifloats in their own dtype if it has 8 bits, else their codes in the narrowest."""
+    bits = weight.known_format("a frozen weight").bit_width
+    if bits == 8 and jnp.issubdtype(weight.q_dtype, jnp.floating):
+        return weight.payload()
+    codes = weight.codes()
+    return codes.astype(PACKED[container_bits(bits), False]) if bits <= 8 else codes
+
+
+def _full_rank(x: jax.Array, ndim: int) -> jax.Array:
+    return x.reshape((1,) * (ndim - x.ndim) + x.shape)

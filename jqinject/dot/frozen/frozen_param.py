@@ -1,0 +1,319 @@
+"""`FrozenParam`: a parameter whose place holds the low-bit numbers of its weight, dequantized when it is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, Self
+
+import jax
+import numpy as np
+from flax import nnx
+from flax.nnx import reprlib
+
+from jqinject.core import Frozen
+from jqinject.dot.frozen.frozen_form import FrozenForm
+from jqinject.dot.frozen.frozen_groups import ScaleForms
+from jqinject.dot.frozen.frozen_numbers import frozen_numbers, quant_tensor_of
+from jqinject.dot.frozen.lookup import look_up
+from jqinject.ops.devices.cut import Cut
+
+DEQUANTIZE = "jqinject_dequantize"
+"""The name of the compiled function that dequantizes a `FrozenParam`, by which a program's equation is known."""
+
+
+def _value_of(numbers: dict[str, jax.Array], form: FrozenForm) -> jax.Array:
+    return quant_tensor_of(numbers, form).value
+
+
+_value_of.__name__ = _value_of.__qualname__ = DEQUANTIZE
+_dequantize = partial(jax.jit, static_argnames="form")(_value_of)
+
+
+def dequantize(numbers: Mapping[str, jax.Array], form: FrozenForm) -> jax.Array:
+    """The dequantized array of frozen numbers: in a program, one equation named `jqinject_dequantize`.
+
+    The inputs of the equation are the numbers in the order of their sorted names; `numbers_of_leaves` names them.
+
+    Args:
+        numbers: as stored; see `quant_tensor_of`.
+        form: of the weight that was frozen.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.quant_tensor import IntQuantTensor
+        >>> weight = IntQuantTensor.from_int(jnp.array([[2, -1]], jnp.int8), jnp.array([[0.5]]))
+        >>> param = FrozenParam.of(weight)
+        >>> jax.make_jaxpr(lambda x: x @ param.T)(jnp.ones((1, 2))).eqns[0].params["name"]
+        'jqinject_dequantize'
+    """
+    return _dequantize(dict(numbers), form)
+
+
+class FrozenParam(Frozen):
+    """A frozen parameter: a dict of arrays, `value` (the payload), `scale`, and any others that `frozen_numbers` lists.
+
+    It is not an `nnx.Param`: nothing trains it. It answers as the parameter did: `shape`, `dtype`, `ndim`, `size`,
+    `nbytes` and `sharding` without computing anything; read as an array, indexed, or in arithmetic, it is the
+    dequantized array in the parameter's dtype. An index dequantizes only what it reads, except along axes that are cut
+    into groups or packed into bytes. `get_raw_value()` returns the numbers; `nnx.as_pure(nnx.state(model))` and Orbax
+    store them, at the paths `<parameter>/value`, `<parameter>/scale`. `nnx.to_pure_dict` dequantizes, because it
+    calls `get_value`.
+
+    Its metadata holds a static `form`, and the sharding that the parameter had. Axes in front may be added and taken
+    away (`nnx.vmap`, `nnx.scan`); all numbers have them.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.quant_tensor import IntQuantTensor
+        >>> weight = IntQuantTensor.from_int(jnp.array([[2, -1], [4, 0]], jnp.int8), jnp.array([[0.5], [1.0]]))
+        >>> table = FrozenParam.of(weight, has_zero_point=False)
+        >>> table.shape, table[1], table[jnp.array([1, 0])] @ jnp.ones(2)
+        ((2, 2), Array([4., 0.], dtype=float32), Array([4. , 0.5], dtype=float32))
+        >>> sorted(table.get_raw_value())
+        ['scale', 'value']
+    """
+
+    @classmethod
+    def of(
+        cls,
+        weight: Any,
+        summed: tuple[int, ...] = (),
+        metadata: Mapping[str, Any] | None = None,
+        has_zero_point: bool = True,
+        axes_of_sums: tuple[int, ...] | None = None,
+        forms: ScaleForms | None = None,
+        cut: Cut | None = None,
+    ) -> Self:
+        """The frozen parameter of a quantized weight.
+
+        Args:
+            weight: a QuantTensor.
+            summed: its axes that contractions sum over; stored last.
+            metadata: of the parameter's Variable.
+            has_zero_point: whether the zero point may be another than 0.
+            axes_of_sums: its axes along which a contraction of integers needs their sums; None for no sums.
+            forms: what is known of its scales and zero points.
+            cut: groups that cross shards; None for any others.
+
+        Raises:
+            TypeError: `weight` is not a QuantTensor.
+            ValueError: its bit width is unknown because the model is abstract and the bit width is learned.
+        """
+        forms = ScaleForms() if forms is None else forms
+        return cls.holding(
+            *frozen_numbers(weight, summed, has_zero_point, axes_of_sums, forms, cut), metadata
+        )
+
+    @classmethod
+    def holding(
+        cls, numbers: Mapping[str, Any], form: FrozenForm, metadata: Mapping[str, Any] | None = None
+    ) -> Self:
+        """The frozen parameter of numbers that `frozen_numbers` returned, perhaps stacked.
+
+        Args:
+            numbers: the arrays, or their shapes.
+            form: their form.
+            metadata: of the parameter's Variable. The numbers are sharded already, so NNX must not.
+        """
+        required = {"hijax": False, "ref": False, "eager_sharding": False}
+        made = cls.from_metadata(dict(numbers), {**(metadata or {}), **required, "form": form})
+        assert isinstance(made, cls), "not a hijax Variable"
+        return made
+
+    def quant_tensor(self) -> Any:
+        """The weight as a QuantTensor."""
+        return quant_tensor_of(self._numbers, self.form)
+
+    @property
+    def form(self) -> FrozenForm:
+        """What is static in the numbers."""
+        return self.get_metadata("form")
+
+    # --- what an array answers, without computing anything
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the parameter."""
+        return self._fitted.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the parameter."""
+        return self.form.value_dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes of the parameter."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements of the parameter."""
+        return math.prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element of the parameter."""
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the dequantized parameter."""
+        return self.size * self.itemsize
+
+    @property
+    def sharding(self) -> Any:
+        """Of the parameter: that of the payload, whose axes may be stored in another order."""
+        payload = self._numbers["value"]
+        held = payload.sharding
+        if isinstance(held, jax.sharding.NamedSharding):
+            spec = self.form.partition_spec(held.spec, payload.shape)
+            return held.update(spec=spec)
+        simple = held is None or held.is_fully_replicated or len(held.device_set) == 1
+        return held if simple else self.get_value().sharding
+
+    @property
+    def _numbers(self) -> dict[str, Any]:
+        return self.get_raw_value()
+
+    @property
+    def _fitted(self) -> FrozenForm:
+        return self.form.fitted(tuple(self._numbers["value"].shape))
+
+    # --- read as an array
+
+    def get_value(self, *, index: Any = ...) -> Any:
+        """The dequantized array, or what an index reads of it; its shape and dtype if the model is abstract."""
+        held = self.get_raw_value()
+        kinds = {_kind(leaf) for leaf in jax.tree.leaves(held)}
+        if kinds == {jax.ShapeDtypeStruct}:
+            whole = jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=self.sharding)
+            return whole if index is ... else jax.eval_shape(lambda x: x[index], whole)
+        if not isinstance(held, dict) or kinds != {jax.Array}:
+            return held  # a prefix of a transformation, or a tree of shardings
+        return self._as_read(self._read(held, index))
+
+    def _read(self, numbers: dict[str, Any], index: Any) -> jax.Array:
+        if isinstance(index, nnx.Variable):
+            index = index.get_value()
+        found = None if index is ... else look_up(numbers, self._fitted, index)
+        if found is not None:
+            return found.finish(dequantize(found.numbers, self.form))
+        value = dequantize(numbers, self.form)
+        return value if index is ... else value[index]
+
+    def _as_read(self, value: jax.Array) -> jax.Array:
+        """What the parameter's own hooks make of it."""
+        hooks = self.get_metadata("on_get_value", ())
+        for hook in hooks if isinstance(hooks, tuple) else (hooks,):
+            value = hook(self, value)
+        return value
+
+    def __getattr__(self, name: str) -> Any:
+        metadata = object.__getattribute__(self, "_var_metadata")
+        if name in metadata:
+            return metadata[name]
+        if name.startswith("__") or getattr(jax.Array, name, None) is None:
+            raise AttributeError(f"FrozenParam has no attribute {name!r}", name=name, obj=self)
+        return getattr(self.get_value(), name)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.get_value(), dtype=dtype)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    # --- written by NNX and by loading alone
+
+    def set_value(self, value: Any, *, index: Any = None) -> None:
+        """Replace the numbers.
+
+        Args:
+            value: a dict of the same names; or, of an abstract parameter, an abstract array with a sharding.
+            index: None; a part cannot be replaced.
+
+        Raises:
+            TypeError: it is anything else, such as a float array.
+        """
+        if index is not None:
+            raise self._refusal(value)
+        numbers = self._of_each(value)
+        if not isinstance(numbers, dict) or numbers.keys() != self._numbers.keys():
+            raise self._refusal(value)
+        super().set_value(numbers)
+
+    def set_raw_value(self, value: Any, **options: Any) -> None:
+        """As of an `nnx.Variable`; a float array is refused.
+
+        Raises:
+            TypeError: an array is given.
+        """
+        self._check_not_array(value)
+        super().set_raw_value(value, **options)
+
+    def update_from_state(self, variable_state: nnx.Variable[Any]) -> None:
+        """As of an `nnx.Variable`; a float parameter is refused.
+
+        Raises:
+            TypeError: the Variable holds an array.
+        """
+        self._check_not_array(variable_state.get_raw_value())
+        super().update_from_state(variable_state)
+
+    def copy(self, *value: Any, **updates: Any) -> Any:
+        """As of an `nnx.Variable`. What NNX gives for the parameter as a whole becomes one for each number: a
+        `PartitionSpec` (`nnx.get_partition_spec`), an abstract array with a sharding (`nnx.as_abstract`).
+
+        Raises:
+            TypeError: a float array is given.
+        """
+        if "value" in updates:
+            value = (updates.pop("value"),)
+        return super().copy(*(self._of_each(whole) for whole in value), **updates)
+
+    replace = copy  # type: ignore[assignment]
+    to_state = copy  # type: ignore[assignment]
+
+    def _of_each(self, whole: Any) -> Any:
+        numbers = self._numbers
+        if isinstance(whole, jax.sharding.PartitionSpec):
+            return self.form.partition_specs(whole, numbers)
+        if not isinstance(whole, jax.ShapeDtypeStruct):
+            self._check_not_array(whole)
+            return whole
+        if whole.shape != self.shape or not isinstance(whole.sharding, jax.sharding.NamedSharding):
+            raise self._refusal(whole)
+        specs = self.form.partition_specs(whole.sharding.spec, numbers)
+        return {
+            name: jax.ShapeDtypeStruct(
+                held.shape, held.dtype, sharding=whole.sharding.update(spec=specs[name])
+            )
+            for name, held in numbers.items()
+        }
+
+    def _check_not_array(self, value: Any) -> None:
+        if isinstance(value, jax.Array | np.ndarray):
+            raise self._refusal(value)
+
+    def _refusal(self, value: Any) -> TypeError:
+        kind, dtype = type(value).__name__, getattr(value, "dtype", None)
+        given = kind if dtype is None else f"{dtype} numbers of shape {tuple(value.shape)}"
+        form = self.form
+        return TypeError(
+            f"a frozen parameter of shape {self.shape} holds {form.stored.dtype.name} numbers "
+            f"({', '.join(form.names)}) and cannot be assigned, got {given}.\n  cure: load float weights before "
+            "jqinject.freeze; jqinject.unfreeze(model) after freeze(model, keep_masters=True); or "
+            "jqinject.load_state(model, state) with the state of a frozen model"
+        )
+
+    def __nnx_repr__(self) -> Iterator[Any]:  # type: ignore[override]
+        yield reprlib.Object(type=type(self).__name__, comment=f" # {self.dtype.name}{list(self.shape)}")
+        yield from (reprlib.Attr(name, number) for name, number in self._numbers.items())
+
+
+def _kind(leaf: Any) -> type:
+    """What a leaf is: an array, a shape, or something else."""
+    kinds = (jax.Array, np.ndarray), (jax.ShapeDtypeStruct,)
+    return next((found[0] for found in kinds if isinstance(leaf, found)), object)

@@ -1,0 +1,130 @@
+"""Indexing frozen numbers before they are dequantized: only what is read is dequantized."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.dot.frozen.frozen_form import FrozenForm
+
+WHOLE = slice(None)
+
+
+class Lookup(NamedTuple):
+    """An index of a weight, as far as it could be applied to the stored numbers.
+
+    Attributes:
+        numbers: what it reads of them; every axis is still there.
+        rest: the index of the dequantized array that remains, one entry for each axis.
+    """
+
+    numbers: dict[str, jax.Array]
+    rest: tuple[Any, ...]
+
+    def finish(self, value: jax.Array) -> jax.Array:
+        """Apply the rest.
+
+        Args:
+            value: the dequantized numbers.
+        """
+        for axis in reversed(range(len(self.rest))):
+            entry = self.rest[axis]
+            if isinstance(entry, _Reshaped):
+                value = value.reshape(*value.shape[:axis], *entry.shape, *value.shape[axis + 1 :])
+            elif not _is_whole(entry):
+                value = value[(*(WHOLE,) * axis, entry)]
+        return value
+
+
+class _Reshaped(NamedTuple):
+    """An index that has been applied flattened: the shape that it had."""
+
+    shape: tuple[int, ...]
+
+
+def look_up(numbers: dict[str, jax.Array], form: FrozenForm, index: Any) -> Lookup | None:
+    """Apply an index of a weight to its stored numbers: integers, arrays of integers, and slices.
+
+    Axes that are cut into groups or packed into bytes are left to the dequantized array.
+
+    Args:
+        numbers: as stored.
+        form: theirs, `fitted`.
+        index: as in `weight[index]`.
+
+    Returns:
+        None for an index of another kind (masks, new axes, several arrays): it needs the whole array.
+    """
+    entries = _entries(index, form.shape)
+    if entries is None:
+        return None
+    found, rest = numbers, list(entries)
+    for axis, entry in enumerate(entries):
+        place = form.axis_of_payload(axis)
+        if place is None or _is_whole(entry):
+            continue
+        flat, rest[axis] = _flattened(entry)
+        found = _indexed(found, form, axis, place, flat)
+    return Lookup(found, tuple(rest))
+
+
+def _indexed(
+    numbers: dict[str, jax.Array], form: FrozenForm, axis: int, place: int, entry: Any
+) -> dict[str, jax.Array]:
+    """The numbers with one axis indexed; sums over this axis are dropped."""
+    of_scale, found = form.axis_of_scale(axis), {}
+    for name, array in numbers.items():
+        at = place if name == "value" else of_scale
+        varies = name == "value" or (at < array.ndim and array.shape[at] > 1)
+        if varies:
+            array = array[(*(WHOLE,) * at, entry)]
+        if varies or name != "sums":
+            found[name] = array
+    return found
+
+
+def _flattened(entry: Any) -> tuple[Any, Any]:
+    """An entry that keeps the rank, and what remains to be done."""
+    if isinstance(entry, slice):
+        return entry, WHOLE
+    if isinstance(entry, int):
+        return slice(entry, entry + 1), _Reshaped(())
+    return entry.reshape(-1), _Reshaped(tuple(entry.shape))
+
+
+def _entries(index: Any, shape: tuple[int, ...]) -> tuple[Any, ...] | None:
+    """One entry for each axis: slices, ints in range, and at most one array; None for any other index."""
+    given = index if isinstance(index, tuple) else (index,)
+    places = [place for place, entry in enumerate(given) if entry is Ellipsis]
+    named = len(given) - len(places)
+    if len(places) > 1 or named > len(shape) or (places and named == len(shape)):
+        return None
+    at = places[0] if places else len(given)
+    full = (*given[:at], *(WHOLE,) * (len(shape) - named), *given[at + 1 :])
+    known = tuple(_in_range(entry, size) for entry, size in zip(full, shape, strict=True))
+    if not all(_is_plain(entry) for entry in known):
+        return None
+    arrays = [axis for axis, entry in enumerate(known) if np.ndim(entry) and not isinstance(entry, slice)]
+    single = [axis for axis, entry in enumerate(known) if not isinstance(entry, slice)]
+    adjacent = not single or single[-1] - single[0] == len(single) - 1
+    return known if not arrays or (len(arrays) == 1 and adjacent) else None
+
+
+def _in_range(entry: Any, size: int) -> Any:
+    """An int counted from the front; None if there is no such place. Other entries as they are."""
+    if isinstance(entry, bool) or not isinstance(entry, int | np.integer):
+        return entry
+    return int(entry) % size if -size <= entry < size else None
+
+
+def _is_plain(entry: Any) -> bool:
+    if isinstance(entry, jax.Array | np.ndarray):
+        return bool(jnp.issubdtype(entry.dtype, jnp.integer))
+    return isinstance(entry, slice) or (isinstance(entry, int) and not isinstance(entry, bool))
+
+
+def _is_whole(entry: Any) -> bool:
+    return isinstance(entry, slice) and entry == WHOLE

@@ -1,0 +1,309 @@
+"""A frozen parameter answers as the float one did, with the dequantized numbers."""
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+
+import jqinject
+from jqinject.dot import (
+    DEQUANTIZE,
+    FrozenParam,
+    ScaleForms,
+    frozen_numbers,
+    numbers_of_leaves,
+    quant_tensor_of,
+)
+from jqinject.ops import NF4
+from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, in_groups
+
+ROWS, COLUMNS = 6, 8
+SCALE = jnp.linspace(0.5, 2.0, ROWS)[:, None]
+INTEGERS = jax.random.randint(jax.random.key(0), (ROWS, COLUMNS), -8, 8).astype(jnp.int8)
+IDS = jnp.array([[5, -1], [0, 2]])
+
+
+def integers(bits=8, zero=0.0, dtype=jnp.float32):
+    return IntQuantTensor.from_int(INTEGERS, SCALE, zero, bits, dtype=dtype)
+
+
+def grouped():
+    return in_groups(
+        IntQuantTensor.from_int(INTEGERS.reshape(ROWS, 2, 4), jnp.linspace(0.5, 2, 12).reshape(ROWS, 2, 1)),
+        4,
+        -1,
+    )
+
+
+def minifloats(dtype):
+    return FloatQuantTensor.from_payload(INTEGERS.astype(jnp.float32).astype(dtype), SCALE)
+
+
+# name: (the quantized weight, its summed axes, zero point?)
+WEIGHTS = {
+    "int8": (integers, (), False),
+    "int8_summed_rows": (integers, (0,), False),
+    "zero_points": (lambda: integers(zero=3.0), (1,), True),
+    "int4": (lambda: integers(4), (1,), False),
+    "int4_packed_rows": (lambda: integers(4), (0,), False),
+    "bfloat16": (lambda: integers(dtype=jnp.bfloat16), (1,), False),
+    "groups": (grouped, (1,), False),
+    "fp8": (lambda: minifloats(jnp.float8_e4m3fn), (1,), False),
+    "fp4": (lambda: minifloats(jnp.float4_e2m1fn), (1,), False),
+    "nf4": (
+        lambda: CodebookQuantTensor.from_codes((INTEGERS + 8).astype(jnp.uint8), SCALE, NF4),
+        (1,),
+        False,
+    ),
+}
+INDICES = [
+    0,
+    -1,
+    jnp.int32(3),
+    (2, 5),
+    ...,
+    (..., 1),
+    slice(1, 4),
+    (slice(None), slice(2, 6)),
+    (slice(None, None, -2), 3),
+    IDS,
+    np.array([1, 1]),
+    (IDS, slice(1, 3)),
+    (slice(None), IDS),
+    (1, IDS),
+    (IDS, IDS),
+    None,
+    INTEGERS[:, 0] > 0,
+]
+
+
+def made(name, metadata=None):
+    make, summed, has_zero_point = WEIGHTS[name]
+    weight = make()
+    param = FrozenParam.of(weight, summed, metadata, has_zero_point, summed or None, ScaleForms(None, True))
+    return weight, param
+
+
+class Holder(nnx.Module):
+    def __init__(self, table):
+        self.table = table
+
+    def __call__(self, x):
+        return x @ self.table
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_it_reads_as_the_parameter(name):
+    weight, param = made(name)
+    value = np.asarray(weight.value)
+    assert (param.shape, param.dtype, param.ndim, param.size) == (value.shape, value.dtype, 2, value.size)
+    assert (len(param), param.nbytes) == (ROWS, value.nbytes)
+    assert not isinstance(param, nnx.Param)
+    x = jnp.ones((2, ROWS), value.dtype)
+    read = {
+        "value": (param.get_value(), value),
+        "array": (jnp.asarray(param), value),
+        "numpy": (np.asarray(param), value),
+        "T": (param.T, value.T),
+        "times": (2 * param, 2 * value),
+        "reshape": (param.reshape(-1), value.reshape(-1)),
+        "astype": (param.astype(jnp.float16), value.astype(np.float16)),
+        "tensor": (param.quant_tensor().value, value),
+        "matmul": (x @ param, x @ jnp.asarray(value)),
+        "einsum": (jnp.einsum("bi,io->bo", x, param), jnp.einsum("bi,io->bo", x, jnp.asarray(value))),
+    }
+    for found, expected in read.values():
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
+    for index in INDICES:
+        np.testing.assert_array_equal(param[index], jnp.asarray(value)[index], err_msg=str(index))
+
+
+def equations(jaxpr):
+    return [e for e in jaxpr.eqns if e.params.get("name") == DEQUANTIZE]
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_lookup_dequantizes_the_rows_it_reads(name):
+    _, param = made(name)
+    (equation,) = equations(jax.make_jaxpr(lambda param, ids: param[ids])(param, IDS))
+    packed_rows = name == "int4_packed_rows"
+    assert equation.outvars[0].aval.shape == (ROWS if packed_rows else IDS.size, COLUMNS)
+    # The inputs of the equation, named, are the numbers that the rows have.
+    leaves = [jnp.zeros(var.aval.shape, var.aval.dtype) for var in equation.invars]
+    numbers = numbers_of_leaves(leaves, param.form)
+    assert {name: leaf.dtype for name, leaf in numbers.items()}.items() <= {
+        name: leaf.dtype for name, leaf in param.get_raw_value().items()
+    }.items()
+    assert quant_tensor_of(numbers, param.form).shape == equation.outvars[0].aval.shape
+    assert type(quant_tensor_of(numbers, param.form)) is type(param.quant_tensor())
+
+
+def test_one_equation_with_sorted_inputs():
+    _, param = made("zero_points")
+    (equation,) = equations(jax.make_jaxpr(lambda param: param[...])(param))
+    shapes = [tuple(var.aval.shape) for var in equation.invars]
+    assert param.form.names == ("scale", "sums", "value", "zero_point")
+    assert shapes == [tuple(param.get_raw_value()[name].shape) for name in param.form.names]
+    with pytest.raises(ValueError, match="are needed, got 1 arrays"):
+        numbers_of_leaves([1], param.form)
+
+
+def stacked(count=3):
+    """A stack of tables, and their dequantized numbers."""
+
+    def one(shift):
+        return frozen_numbers(
+            integers().set(value=integers(4).value + shift, scale=SCALE), (1,), False, (1,), ScaleForms()
+        )
+
+    made_of = [one(SCALE * 0), one(SCALE), one(-SCALE)]
+    numbers = jax.tree.map(lambda *parts: jnp.stack(parts), *(numbers for numbers, _ in made_of))
+    form = made_of[0][1]
+    value = jnp.stack([quant_tensor_of(numbers, form).value for numbers, _ in made_of])
+    return FrozenParam.holding(numbers, form, {"out_sharding": (None, None, "model")}), value
+
+
+def test_stacks():
+    param, value = stacked()
+    assert param.shape == value.shape
+    np.testing.assert_array_equal(param[...], value)
+    np.testing.assert_array_equal(param[1, IDS], value[1, IDS])
+    np.testing.assert_array_equal(param[jnp.array([2, 0]), 1:3], value[jnp.array([2, 0]), 1:3])
+    assert quant_tensor_of(param.get_raw_value(), param.form).shape == value.shape
+    model, ids = Holder(param), jnp.array([1, 4])
+
+    @nnx.jit
+    @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+    def scanned(layer, x):
+        return x + layer.table[ids].sum() + (jnp.ones(ROWS) @ layer.table)
+
+    @nnx.jit
+    @nnx.vmap(in_axes=(0, None))
+    def mapped(layer, x):
+        return nnx.remat(lambda layer, x: x @ layer.table)(layer, x)
+
+    expected = jnp.zeros(COLUMNS)
+    for one in value:
+        expected = expected + one[ids].sum() + jnp.ones(ROWS) @ one
+    np.testing.assert_allclose(scanned(model, jnp.zeros(COLUMNS)), expected, rtol=1e-6)
+    x = jnp.arange(float(ROWS))
+    np.testing.assert_allclose(mapped(model, x), jnp.einsum("i,lio->lo", x, value), rtol=1e-6)
+    assert isinstance(model.table, FrozenParam) and model.table.shape == value.shape
+
+
+def test_axes_in_front_may_be_taken_away():
+    value = IntQuantTensor.from_int(
+        jnp.arange(24, dtype=jnp.int8).reshape(2, 3, 4), jnp.array([0.5, 2.0])[:, None, None]
+    )
+    param = FrozenParam.of(value, (1,), has_zero_point=False)  # stored (2, 4, 3)
+    one = {name: leaf[1] for name, leaf in param.get_raw_value().items()}
+    np.testing.assert_array_equal(quant_tensor_of(one, param.form).value, value.value[1])
+    param = FrozenParam.of(value, (0,), has_zero_point=False)  # stored (3, 4, 2)
+    with pytest.raises(ValueError, match=r"1 axes were taken away .* stored as axes"):
+        param.form.fitted((4, 2))
+
+
+def test_nothing_of_it_is_lost(tmp_path):
+    weight, param = made("int4", {"out_sharding": ("model", None), "note": "kept"})
+    model = Holder(param)
+    graphdef, state = nnx.split(model, graph=True)
+    copies = {
+        "merge": nnx.merge(graphdef, state),
+        "clone": nnx.clone(model),
+        "pickle": pickle.loads(pickle.dumps(model)),
+        "eval_shape": nnx.eval_shape(lambda: model),
+    }
+    for name, copy in copies.items():
+        assert isinstance(copy.table, FrozenParam), name
+        assert copy.table.form == param.form and copy.table.note == "kept"
+        assert copy.table.get_metadata("out_sharding") == ("model", None)
+        assert (copy.table.shape, copy.table.dtype) == (param.shape, param.dtype)
+        if name != "eval_shape":
+            np.testing.assert_array_equal(copy.table[...], weight.value)
+    abstract = copies["eval_shape"]
+    assert abstract.table[...].shape == abstract.table.get_value().shape == (ROWS, COLUMNS)
+    assert abstract.table[IDS].shape == (2, 2, COLUMNS)
+    assert list(nnx.as_pure(state)["table"]) == ["scale", "sums", "value"]
+
+    checkpointer = ocp.StandardCheckpointer()
+    checkpointer.save(tmp_path / "one", state)
+    checkpointer.wait_until_finished()
+    nnx.update(abstract, checkpointer.restore(tmp_path / "one", nnx.state(abstract)))
+    np.testing.assert_array_equal(abstract.table[...], weight.value)
+
+    # load_state, from Orbax without a target, into other numbers.
+    other = Holder(FrozenParam.holding(jax.tree.map(jnp.zeros_like, param.get_raw_value()), param.form))
+    jqinject.load_state(other, checkpointer.restore(tmp_path / "one"))
+    np.testing.assert_array_equal(other.table[...], weight.value)
+
+
+def test_assigning_is_refused():
+    weight, param = made("int4")
+    before, floats = nnx.clone(param), Holder(nnx.Param(weight.value))
+
+    def assign_value():
+        with pytest.warns(DeprecationWarning):
+            param.value = weight.value
+
+    def assign_item():
+        param[0] = 1.0
+
+    attempts = [
+        assign_value,
+        assign_item,
+        lambda: param.set_value(weight.value),
+        lambda: param.set_value({"value": weight.value}),
+        lambda: param.replace(weight.value),
+        lambda: nnx.update(Holder(param), nnx.state(floats)),
+        lambda: nnx.update(Holder(param), {"table": weight.value}),
+    ]
+    for attempt in attempts:
+        with pytest.raises(
+            TypeError, match=r"frozen parameter of shape \(6, 8\) holds int4 .*\n  cure: load float"
+        ):
+            attempt()
+    np.testing.assert_array_equal(param[...], before[...])
+    with pytest.raises(AttributeError, match="no attribute 'keys'"):
+        _ = param.keys
+    assert "int4" not in repr(param) and "uint8" in repr(param)
+
+
+def test_gradients_pass_it():
+    weight, param = made("int8")
+
+    @nnx.jit
+    def slope(model, x):
+        return nnx.grad(lambda x: jnp.sum(jnp.sin(model(x))))(x)
+
+    x = jnp.ones((2, ROWS))
+    expected = jax.grad(lambda x: jnp.sum(jnp.sin(x @ weight.value)))(x)
+    np.testing.assert_allclose(slope(Holder(param), x), expected, rtol=1e-6)
+    assert not jax.tree.leaves(nnx.state(Holder(param), nnx.Param))
+
+
+P = jax.sharding.PartitionSpec
+
+
+@pytest.mark.skipif(jax.device_count() < 8, reason="the mesh has 8 devices")
+@pytest.mark.parametrize("name", ["int8", "int8_summed_rows", "int4", "groups"])
+def test_sharding(name):
+    mesh = jax.make_mesh((2, 4), ("rows", "columns"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    weight, param = made(name, {"out_sharding": ("rows", None)})
+    model = Holder(param)
+    specs = nnx.get_partition_spec(nnx.state(model))["table"].get_raw_value()
+    shardings = {n: jax.NamedSharding(mesh, spec) for n, spec in specs.items()}
+    placed = FrozenParam.holding(jax.device_put(param.get_raw_value(), shardings), param.form)
+    assert placed.sharding.is_equivalent_to(jax.NamedSharding(mesh, P("rows")), 2)
+    assert placed.get_value().sharding.is_equivalent_to(placed.sharding, 2)
+    np.testing.assert_array_equal(placed[IDS], weight.value[IDS])
+    with jax.set_mesh(mesh):
+        abstract = nnx.as_abstract(nnx.eval_shape(lambda: model))
+    held = abstract.table.get_raw_value()
+    assert {n: leaf.sharding.spec for n, leaf in held.items()} == specs
+    assert abstract.table.sharding.spec == P("rows", None)
+    assert abstract.table.shape == (ROWS, COLUMNS)
