@@ -191,10 +191,10 @@ class ModelIndex:
     def proxies(self) -> list[Holders]:
         """The proxies, each once, with the layers that hold it."""
         found: dict[int, Holders] = {}
-        between = {path for path, node in self.places if isinstance(node, OpQuantizers)}
+        between = {(*path, "held") for path, node in self.places if isinstance(node, OpQuantizers)}
         for path, node in self.places:
             # Quantizers between operations depend on no layer's weight.
-            if isinstance(node, nnx.Pytree) and path[:1] not in between:
+            if isinstance(node, nnx.Pytree) and not any(path[: len(inner)] == inner for inner in between):
                 for name, child in vars(node).items():
                     if isinstance(child, QuantProxyFromInjector):
                         entry = found.setdefault(id(child), Holders(child))
@@ -222,6 +222,6 @@ def _former_paths(variable: nnx.Variable[Any], path: Path, below: Path) -> list[
     return [former, (*former, *below)] if below == ("amax_history",) else [former]
 
 
-def dotted(path: Path) -> str:
+def dotted(path: tuple[Any, ...]) -> str:
     """A path as text."""
-    return ".".join(path) or "the model itself"
+    return ".".join(map(str, path)) or "the model itself"

@@ -206,12 +206,14 @@ class Interpreter:
         with jax.ensure_compile_time_eval() if self.constants_now else contextlib.nullcontext():
             return compute()
 
-    def choose(self, path: str, operation: Operation) -> tuple[Choice | None, str]:
+    def choose(
+        self, path: str, operation: Operation, weight_path: tuple[Any, ...] = ()
+    ) -> tuple[Choice | None, str]:
         """The policy's choice for an operation, and the name of this occurrence of it."""
         number = self.counts[path, operation.name]
         self.counts[path, operation.name] += 1
         name = f"{operation.name}{number}"
-        return self.policy.choose(path, operation), f"{path}.{name}" if path else name
+        return self.policy.choose(path, operation, weight_path), f"{path}.{name}" if path else name
 
     def quantized(self, x: Tracked, quantizer: Any, name: str, **overrides: Any) -> Tracked:
         """`x` quantized at the site `name`, once for all operations that use the same quantizer."""

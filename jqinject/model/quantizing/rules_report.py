@@ -10,7 +10,8 @@ from flax import nnx
 
 from jqinject.model.quantizing.plan import LayerRule, check_operations, idle_rules, plan_layers
 from jqinject.model.quantizing.planned_ranges import planned_ranges
-from jqinject.model.quantizing.rule_policy import sites_of
+from jqinject.model.quantizing.parameter_sites import plan_parameters
+from jqinject.model.quantizing.rule_policy import NO_SITES, plan_sites
 from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.static_ranges import uncalibrated
 from jqinject.model.walk import ModelIndex
@@ -81,6 +82,7 @@ def rules_report(model: Any, rules: Rule | Iterable[Rule], *inputs: Any, **kwarg
     check_operations(given)
     index = ModelIndex(model)
     entries, plan = plan_layers(index, given)
-    sites, used = sites_of(model, given, inputs, kwargs) if inputs or kwargs else ({}, set())
-    unseen = (*uncalibrated(index), *planned_ranges(index, given, plan, sites.values()))
-    return RulesReport(given, entries, tuple(sites), idle_rules(given, entries, used), unseen)
+    found = plan_sites(model, given, inputs, kwargs) if inputs or kwargs else NO_SITES
+    planned = plan_parameters(found.uses)
+    unseen = (*uncalibrated(index), *planned_ranges(index, given, plan, found.sites.values()))
+    return RulesReport(given, entries, (*planned, *found.sites), idle_rules(given, entries, found.used), unseen)
