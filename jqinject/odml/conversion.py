@@ -18,6 +18,7 @@ from jqinject.odml.device_policy import OdmlPolicy, Range, is_dynamic
 from jqinject.odml.qat import OdmlQat, check_inputs
 from jqinject.program import (
     HELD,
+    Call,
     OpQuantizers,
     QuantizedProgram,
     Site,
@@ -165,7 +166,7 @@ class OdmlConversion:
         collector = _Collector(held)
         evaluated = nnx.clone(model, graph=True)
         evaluated.eval()
-        find_sites(evaluated, policy, inputs, kwargs, collector)
+        find_sites(evaluated, policy, [Call(inputs, kwargs)], collector)
         change_class(evaluated, quantized_class(type(model), ConvertedProgram))
         delattr(evaluated, HELD)
         setattr(evaluated, HELD, ConvertedSites(policy, collector.markers))

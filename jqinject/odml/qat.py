@@ -13,6 +13,7 @@ from jqinject.odml.device_policy import OdmlPolicy, Range, overrides_of
 from jqinject.odml.device_quantizers import Int8Act, Int8Weight
 from jqinject.program import (
     HELD,
+    Call,
     OpQuantizers,
     QuantizedProgram,
     Site,
@@ -90,7 +91,7 @@ class OdmlQat:
         check_inputs(model, inputs, kwargs, "OdmlQat.quantize")
         _refuse_quantized(model)
         model = nnx.clone(model, graph=True)
-        sites = find_sites(model, self.policy, inputs, kwargs).sites
+        sites = find_sites(model, self.policy, [Call(inputs, kwargs)]).sites
         held = {name: _proxy(site) for name, site in sites.items()}
         change_class(model, quantized_class(type(model)))
         setattr(model, HELD, OpQuantizers(self.policy, held))

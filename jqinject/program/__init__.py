@@ -1,5 +1,13 @@
 """Quantizers between the operations of a model: its traced program is run with quantizers inserted."""
 
+from jqinject.program.call import CALL as CALL
+from jqinject.program.call import Call as Call
+from jqinject.program.call import Method as Method
+from jqinject.program.call import SplitCall as SplitCall
+from jqinject.program.call import arguments_of as arguments_of
+from jqinject.program.call import checked_method as checked_method
+from jqinject.program.call import compiled as compiled
+from jqinject.program.call import with_copied_modules as with_copied_modules
 from jqinject.program.class_swap import change_class as change_class
 from jqinject.program.intercept import Around as Around
 from jqinject.program.intercept import intercept as intercept

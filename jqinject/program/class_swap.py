@@ -28,8 +28,8 @@ class ClassMixin:
         return getattr(cls, name)
 
 
-def derived_class(kind: type, mixin: type[ClassMixin], method: str = "__call__") -> type:
-    """The subclass of `kind` and `mixin` with the mixin's `method` and the name of `kind`; cached.
+def derived_class(kind: type, mixin: type[ClassMixin], *methods: str) -> type:
+    """The subclass of `kind` and `mixin` with the mixin's `methods` and the name of `kind`; cached.
 
     It is pickled as the arguments that it was made from. `kind` comes before the mixin among the bases, because an
     instance can only take a class of the same layout.
@@ -37,17 +37,25 @@ def derived_class(kind: type, mixin: type[ClassMixin], method: str = "__call__")
     Args:
         kind: a class of modules.
         mixin: the addition.
-        method: the method to replace.
+        methods: names of the methods to replace; none means `__call__`.
     """
-    return _derived(kind, mixin, method)
+    return _derived(kind, mixin, tuple(sorted(set(methods or ("__call__",)))))
+
+
+def original_class(kind: type) -> type:
+    """The class that `kind` was derived from, by whatever additions; `kind` itself if there are none."""
+    while "_made_from" in vars(kind):
+        kind = vars(kind)["base_class"]
+    return kind
 
 
 # NNX registers every module class with JAX permanently, so there is one subclass per class, not per module.
 @functools.cache
-def _derived(kind: type, mixin: type[ClassMixin], method: str) -> type:
+def _derived(kind: type, mixin: type[ClassMixin], methods: tuple[str, ...]) -> type:
     body = {name: getattr(kind, name) for name in ("__doc__", "__module__", "__qualname__")}
-    made = {"base_class": kind, method: mixin.method(kind, method), "_made_from": (kind, mixin, method)}
-    return _picklable(type(kind))(kind.__name__, (kind, mixin), body | made)
+    replaced = {name: mixin.method(kind, name) for name in methods}
+    made = {"base_class": kind, "_made_from": (kind, mixin, methods)}
+    return _picklable(type(kind))(kind.__name__, (kind, mixin), body | replaced | made)
 
 
 @functools.cache

@@ -45,7 +45,8 @@ def contraction(
         taken.append(x)
     rest = [x.array for x in inputs[2:]]
     if choice is not None and choice.scheme is not None and eqn.primitive.name in BY_SCHEME:
-        run.sites[name] = site = Site(name, choice.scheme, contraction=eqn.primitive.name)
+        site = Site(run.prefix + name, choice.scheme, contraction=eqn.primitive.name)
+        run.sites[site.name] = site
         value = run.quantizers.contract(site, eqn, lhs.array, rhs.array)
     elif contracts_payloads(choice, taken[0].value, taken[1].value, weight):
         value = contract(eqn, choice, taken[0].value, taken[1].value, rest, evaluate)

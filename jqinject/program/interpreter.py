@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
+from jqinject.dot import DEQUANTIZE
 from jqinject.program import handlers, nested, templates
 from jqinject.program.operations import FUNCTIONS, Operation, operation_of
 from jqinject.program.policy import Choice, Policy, Site, WeightUse, site_of
 from jqinject.program.quantizers import Finder, Quantizers
 from jqinject.program.scopes import BEGIN, END, path_in
 from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
-from jqinject.program.weights import parameter
+from jqinject.program.weights import follow_stored, parameter
 
 Step = Callable[[Any, list[Any]], tuple[list[Any], Any]]
 Body = Callable[[Any, list[Tracked]], list[Tracked]]
@@ -32,12 +33,16 @@ class Interpreter:
         policy: decides what is quantized.
         quantizers: quantize at a site, and keep its statistics.
         constants_now: whether values that depend on no input are computed while the program is traced.
+        prefix: what the names of its sites begin with.
     """
 
-    def __init__(self, policy: Policy, quantizers: Quantizers, constants_now: bool = False) -> None:
+    def __init__(
+        self, policy: Policy, quantizers: Quantizers, constants_now: bool = False, prefix: str = ""
+    ) -> None:
         self.policy = policy
         self.quantizers = quantizers
         self.constants_now = constants_now
+        self.prefix = prefix
         self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
         self.sites: dict[str, Site] = {}
         self.uses: list[WeightUse] = []
@@ -109,6 +114,8 @@ class Interpreter:
         if self.region is not None:
             return [plain(value, inputs) for value in bind(eqn, [x.array for x in inputs])]
         function = nested.name_of_function(eqn)
+        if any(x.form is not None for x in inputs) and (name not in nested.CALLS or function == DEQUANTIZE):
+            return follow_stored(self, where, inputs, lambda values: bind(eqn, values), function)
         if function in FUNCTIONS:
             name = str(function)
         elif name in nested.CALLS:
@@ -189,7 +196,7 @@ class Interpreter:
 
     def within(self, quantizers: Quantizers, counts: Any = None) -> Interpreter:
         """An interpreter for a part of the program."""
-        run = Interpreter(self.policy, quantizers)
+        run = Interpreter(self.policy, quantizers, prefix=self.prefix)
         run.counts = (self.counts if counts is None else counts).copy()
         run.region = self.region
         return run
@@ -221,8 +228,8 @@ class Interpreter:
             overrides["fixed_range"] = x.fixed_range
         key = (quantizer, tuple(sorted(overrides.items())))
         if key not in x.twins:
-            site = site_of(x, name, quantizer, overrides, shape_of(x))
-            self.sites[name] = site
+            site = site_of(x, self.prefix + name, quantizer, overrides, shape_of(x))
+            self.sites[site.name] = site
             twin = x.with_value(self.quantizers.quantize(site, x.array))
             twin.pending, twin.quantized = None, True
             x.twins[key] = twin

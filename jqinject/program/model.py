@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from flax import nnx
 
 from jqinject.core.construction.assign import assign
 from jqinject.core.state.record import RecordPart, flat_parts
-from jqinject.program.class_swap import ClassMixin, derived_class
+from jqinject.program.call import CALL, Call
+from jqinject.program.class_swap import ClassMixin, derived_class, original_class
 from jqinject.program.interpreter import Interpreter
 from jqinject.program.moves import Axes
 from jqinject.program.policy import Policy, Site, WeightUse
 from jqinject.program.quantizers import Finder, HeldQuantizers, Quantizers
-from jqinject.program.tracing import Arguments, trace
+from jqinject.program.tracing import trace
 from jqinject.program.tracked_value import Tracked, shape_of
 from jqinject.program.weights import dotted
 
@@ -80,7 +81,9 @@ class OpQuantizers(nnx.Module):
 
 
 class QuantizedProgram(ClassMixin):
-    """Mixin for the class of a model: its call is run with quantizers between its operations.
+    """Mixin for the class of a model: its call, and maybe others of its methods, run with quantizers in them.
+
+    A method that calls another one runs that one as it was written, as a part of its own program.
 
     Attributes:
         op_quant: the quantizers.
@@ -89,10 +92,15 @@ class QuantizedProgram(ClassMixin):
     __slots__ = ()
     op_quant: OpQuantizers
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model's own call, quantized."""
-        held = self.op_quant
-        return run(self, self.base_class.__call__, held.policy, self.quantizers(), args, kwargs)
+    @classmethod
+    def method(cls, kind: type, name: str) -> Callable[..., Any]:
+        """The model's own method of that name, run as a program."""
+
+        @functools.wraps(getattr(kind, name))
+        def quantized(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return run(self, self.op_quant.policy, self.quantizers(), Call(args, kwargs, name))
+
+        return quantized
 
     def quantizers(self) -> Quantizers:
         """The quantizers of the sites."""
@@ -110,14 +118,17 @@ def _node_at(root: Any, path: Path) -> Any:
     return root
 
 
-def quantized_class(kind: type, program: type[QuantizedProgram] = QuantizedProgram) -> type:
-    """The subclass of `kind` whose call is run as a program; cached.
+def quantized_class(
+    kind: type, program: type[QuantizedProgram] = QuantizedProgram, methods: Iterable[str] = ()
+) -> type:
+    """The subclass of `kind` whose methods are run as programs; cached.
 
     Args:
         kind: a class of modules, or one that this function has made.
         program: `QuantizedProgram`, or a subclass of it.
+        methods: names of the methods; none means those of `kind` if this function has made it, else `__call__`.
     """
-    return derived_class(program_class_of(kind), program)
+    return derived_class(program_class_of(kind), program, *(methods or methods_of(kind)))
 
 
 def program_class_of(kind: type) -> type:
@@ -125,13 +136,22 @@ def program_class_of(kind: type) -> type:
     return kind.base_class if issubclass(kind, QuantizedProgram) else kind
 
 
-def run(model: Any, call: Any, policy: Policy, quantizers: Quantizers, args: Any, kwargs: Any) -> Any:
-    """Run `call(model, *args, **kwargs)` with quantizers; the model's state changes as in the call itself."""
-    arguments = Arguments(args, kwargs)
-    program = trace(model, call, arguments, policy.is_leaf, HELD)
-    interpreter = Interpreter(policy, quantizers)
+def methods_of(kind: type) -> tuple[str, ...]:
+    """The methods that `quantized_class` replaced in `kind`; none if it did not make it."""
+    return kind._made_from[2] if issubclass(kind, QuantizedProgram) else ()  # pyright: ignore
+
+
+def prefix_of(call: Call) -> str:
+    """What the names of a call's sites begin with: nothing for `__call__`, else the method and a colon."""
+    return "" if call.name == CALL else f"{call.name}:"
+
+
+def run(model: Any, policy: Policy, quantizers: Quantizers, call: Call) -> Any:
+    """Run a call of a model with quantizers; the state of the model and the call's modules changes as in the call."""
+    program = trace(model, call, policy.is_leaf, HELD)
+    interpreter = Interpreter(policy, quantizers, prefix=prefix_of(call))
     values = _outputs(interpreter, program)
-    called = (model, *arguments.modules)
+    called = (model, *call.modules)
     live = dict(flat_parts(nnx.state(called, graph=True)))
     for path, variable, value in program.changed(values):
         if path in live and isinstance(live[path], nnx.Variable | RecordPart):
@@ -151,33 +171,35 @@ def _outputs(interpreter: Interpreter, program: Any) -> list[Any]:
     return [x.array for x in (*outputs, *found[count:])]
 
 
-def _in_words(leaf: Any) -> Any:
-    is_array = isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
-    return f"{leaf.dtype}{list(leaf.shape)}" if is_array else leaf
-
-
 def find_sites(
-    model: Any, policy: Policy, args: Any, kwargs: Any, quantizers: Quantizers | None = None
+    model: Any, policy: Policy, calls: Iterable[Call], quantizers: Quantizers | None = None
 ) -> FoundSites:
-    """The sites at which a call of a model would be quantized; the model is traced, not run.
+    """The sites at which calls of a model would be quantized; the model is traced, not run.
 
     Args:
         model: an NNX module, concrete or abstract.
         policy: decides what is quantized.
-        args: of the call: arrays or `jax.ShapeDtypeStruct`s, and anything else.
-        kwargs: of the call.
+        calls: of different methods.
         quantizers: called at the sites, with the model's weights and tracers for everything else; None for no calls.
     """
-    kind = program_class_of(type(model))
+    found = FoundSites({}, [])
+    for call in calls:
+        own = _sites_of_call(model, policy, call, quantizers)
+        found.sites.update(own.sites)
+        found.uses.extend(own.uses)
+    return found
+
+
+def _sites_of_call(model: Any, policy: Policy, call: Call, quantizers: Quantizers | None) -> FoundSites:
     try:
-        program = trace(model, kind.__call__, Arguments(args, kwargs), policy.is_leaf, HELD)
+        program = trace(model, call, policy.is_leaf, HELD)
     except Exception as error:
-        shapes = jax.tree.map(_in_words, (args, kwargs))
-        error.add_note(
-            f"while {kind.__name__} was traced, to find its operations, with {shapes[0]} {shapes[1] or ''}"
-        )
+        traced = original_class(type(model)).__name__ + ("" if call.name == CALL else f".{call.name}")
+        error.add_note(f"while {traced} was traced, to find its operations, with {call}")
         raise
-    interpreter = Interpreter(policy, quantizers or Finder(), constants_now=quantizers is not None)
+    interpreter = Interpreter(
+        policy, quantizers or Finder(), constants_now=quantizers is not None, prefix=prefix_of(call)
+    )
     variable = [quantizers is None or x.is_activation for x in program.inputs]
     if policy.follows_parameters and quantizers is None:
         program = program._replace(inputs=[_with_axes(x) for x in program.inputs])

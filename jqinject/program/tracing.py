@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from flax import nnx
 
 from jqinject.core.state.record import RecordPart, flat_parts
+from jqinject.dot import FrozenParam
+from jqinject.program.call import Call, SplitCall
+from jqinject.program.class_swap import change_class, original_class
 from jqinject.program.scopes import scopes
 from jqinject.program.tracked_value import Origin, Tracked
 
@@ -45,68 +46,36 @@ class Program(NamedTuple):
         return [(path, variable, value) for (path, variable), var, value in rows if var not in known]
 
 
-class Arguments:
-    """Arguments of a call: arrays and modules become inputs of the program, everything else is static.
+def trace(model: Any, call: Call, is_leaf: Callable[[Any], bool], skip: str = "") -> Program:
+    """The program of a call.
 
     Args:
-        args: positional ones.
-        kwargs: by keyword.
-
-    Attributes:
-        arrays: the arrays among them.
-        modules: the NNX objects among them: `nnx.Rngs`, whose counts the call moves.
-    """
-
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        leaves, self._tree = jax.tree.flatten((args, kwargs), is_leaf=lambda x: isinstance(x, nnx.Pytree))
-        self._leaves = leaves
-        kinds = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
-        self._arrays = [i for i, leaf in enumerate(leaves) if isinstance(leaf, kinds)]
-        self._modules = [i for i, leaf in enumerate(leaves) if isinstance(leaf, nnx.Pytree)]
-        self.arrays = [leaves[i] for i in self._arrays]
-        self.modules = [leaves[i] for i in self._modules]
-
-    def filled(self, arrays: Sequence[Any], modules: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments, with their arrays and modules replaced."""
-        leaves = list(self._leaves)
-        for place, given in zip((*self._arrays, *self._modules), (*arrays, *modules), strict=True):
-            leaves[place] = given
-        return jax.tree.unflatten(self._tree, leaves)
-
-
-def trace(
-    model: Any, call: Callable[..., Any], arguments: Arguments, is_leaf: Callable[[Any], bool], skip: str = ""
-) -> Program:
-    """The program of `call(model, *args, **kwargs)`.
-
-    Args:
-        model: an NNX module; a copy of it is traced.
-        call: its forward.
-        arguments: its arguments.
+        model: an NNX module; a copy of it, of its original class, is traced, so that methods call one another as they
+            were written.
+        call: the call.
         is_leaf: whether a module is not looked into.
-        skip: attribute of the model that its forward does not call.
+        skip: attribute of the model that its methods do not use.
     """
-    graphdef, state = nnx.split((model, *arguments.modules), graph=True)
-    flat, treedef = jax.tree.flatten_with_path(state)
+    split = SplitCall(model, call)
+    flat, treedef = jax.tree.flatten_with_path(split.state)
     found: dict[str, Any] = {}
 
     def run(leaves: list[Any], arrays: list[Any]) -> Any:
-        copies = nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves))
-        copy, modules = copies[0], copies[1:]
+        copy, copied_call = split.merged(jax.tree.unflatten(treedef, leaves), arrays)
+        change_class(copy, original_class(type(copy)))
         # Hidden from the forward: a bridge to Linen would treat every attribute as its own.
         put_aside = {skip: vars(copy).pop(skip)} if skip in vars(copy) else {}
-        args, kwargs = arguments.filled(arrays, modules)
         with scopes(copy, is_leaf):
-            out = call(copy, *args, **kwargs)
+            out = copied_call(copy)
         vars(copy).update(put_aside)
-        found["state"] = flat_parts(nnx.state(copies, graph=True))
+        found["state"] = flat_parts(nnx.state((copy, *copied_call.modules), graph=True))
         found["tree"] = jax.tree.structure(out)
         return jax.tree.leaves(out), [_value(leaf) for _, leaf in found["state"]]
 
-    closed = jax.make_jaxpr(run)([leaf for _, leaf in flat], arguments.arrays)
-    variables = {tuple(path): leaf for path, leaf in nnx.to_flat_state(state)}
+    closed = jax.make_jaxpr(run)([leaf for _, leaf in flat], call.arrays)
+    variables = {tuple(path): leaf for path, leaf in nnx.to_flat_state(split.state)}
     inputs = [_state_input(path, leaf, variables) for path, leaf in flat]
-    inputs += [Tracked(array, Origin.ACTIVATION) for array in arguments.arrays]
+    inputs += [Tracked(array, Origin.ACTIVATION) for array in call.arrays]
     return Program(closed, inputs, found["tree"], [(tuple(path), leaf) for path, leaf in found["state"]])
 
 
@@ -117,6 +86,9 @@ def _value(leaf: Any) -> Any:
 def _state_input(path: tuple[Any, ...], leaf: Any, variables: dict[Path, Any]) -> Tracked:
     keys = tuple(part.key for part in path if isinstance(part, jax.tree_util.DictKey))
     holder = next((keys[:end] for end in range(len(keys), 0, -1) if keys[:end] in variables), ())
-    if isinstance(variables.get(holder), nnx.Param):
+    variable = variables.get(holder)
+    if isinstance(variable, nnx.Param):
         return Tracked(leaf, Origin.WEIGHT, weight_path=holder[1:])
+    if isinstance(variable, FrozenParam):
+        return Tracked(leaf, Origin.WEIGHT, weight_path=holder[1:], form=variable.form)
     return Tracked(leaf)

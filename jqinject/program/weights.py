@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from jqinject.dot import DEQUANTIZE, numbers_of_leaves, quant_tensor_of
 from jqinject.program.moves import moved, moves_of
-from jqinject.program.operations import Operation
+from jqinject.program.operations import Operation, operation_of
 from jqinject.program.policy import Choice, Site, WeightUse
 from jqinject.program.tracked_value import Origin, Tracked, shape_of
 from jqinject.quant_tensor import QuantTensor
@@ -23,7 +24,8 @@ def dotted(path: tuple[Any, ...]) -> str:
 
 def parameter(run: Any, x: Tracked) -> Tracked:
     """A parameter that has a quantizer, quantized; once in each part of the program that reads it."""
-    if x.origin is not Origin.WEIGHT or x.quantized or not run.quantizers.holds(x.weight_path):
+    stored = x.form is not None
+    if x.origin is not Origin.WEIGHT or x.quantized or stored or not run.quantizers.holds(x.weight_path):
         return x
     if WEIGHTS not in x.twins:
         name = dotted(x.weight_path)
@@ -32,6 +34,37 @@ def parameter(run: Any, x: Tracked) -> Tracked:
         value = run.constant(lambda: run.quantizers.quantize(site, x.value))
         x.twins[WEIGHTS] = replace(x, value=value, quantized=True, twins={})
     return x.twins[WEIGHTS]
+
+
+def follow_stored(run: Any, path: str, inputs: Sequence[Tracked], evaluate: Evaluate, function: Any) -> list[Tracked]:
+    """The outputs of an operation on the arrays of a frozen parameter: its numbers, where it dequantizes them.
+
+    Args:
+        run: the interpreter.
+        path: of the module.
+        inputs: the operands; one at least is such an array.
+        evaluate: runs the operation.
+        function: the name of the function that the operation calls, if it calls one.
+    """
+    known = next(x for x in inputs if x.form is not None)
+    looked_up = any(x.is_activation for x in inputs)
+    origin = Origin.ACTIVATION if looked_up else Origin.WEIGHT
+    arrays = [x.array for x in inputs]
+    if function != DEQUANTIZE:
+        return [replace(known, value=value, origin=origin, twins={}) for value in evaluate(arrays)]
+    value = quant_tensor_of(numbers_of_leaves(arrays, known.form), known.form)
+    out = Tracked(value, origin, quantized=True, weight_path=known.weight_path)
+    if not looked_up:
+        return [out]
+    choice, name = run.choose(path, operation_of("take"), known.weight_path)
+    return [_output(run, out, choice, name)]
+
+
+def _output(run: Any, out: Tracked, choice: Choice | None, name: str) -> Tracked:
+    """What was looked up, through the output's quantizer if there is one."""
+    if choice is None or choice.parameter is None or choice.output is None:
+        return out
+    return run.quantized(replace(out, quantized=False), choice.output, f"{name}_output")
 
 
 def follow(
@@ -67,9 +100,7 @@ def follow(
         )
         for value, move in zip(values, moves, strict=True)
     ]
-    if choice is not None and choice.parameter is not None and choice.output is not None:
-        return [run.quantized(replace(out, quantized=False), choice.output, f"{name}_output") for out in found]
-    return found
+    return [_output(run, out, choice, name) for out in found]
 
 
 def _is_followed(x: Tracked) -> bool:
@@ -101,7 +132,7 @@ def note_use(
         return
     quantizer = None if choice is None else choice.parameter
     run.uses.append(
-        WeightUse(x.weight_path, name, operation, axes.shape, axes.along(shared), axes.stacked, quantizer)
+        WeightUse(x.weight_path, run.prefix + name, operation, axes.shape, axes.along(shared), axes.stacked, quantizer)
     )
 
 

@@ -23,6 +23,8 @@ from jqinject.quant_tensor.groupwise.groups import Groups as Groups
 from jqinject.quant_tensor.groupwise.groupwise_quant_tensor import (
     GroupwiseQuantTensor as GroupwiseQuantTensor,
 )
+from jqinject.quant_tensor.groupwise.smaller_groups import in_pieces as in_pieces
+from jqinject.quant_tensor.groupwise.smaller_groups import smaller_groups as smaller_groups
 from jqinject.quant_tensor.int_quant_tensor import IntQuantTensor as IntQuantTensor
 from jqinject.quant_tensor.pooling_functions import adaptive_avg_pool as adaptive_avg_pool
 from jqinject.quant_tensor.pooling_functions import avg_pool as avg_pool

@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 import jqinject as jq
 import jqinject.quant as q
-from jqinject.core import MSERange
-from jqinject.nn import QuantLinear
+from jqinject.core import AbsMeanRange, AbsPercentileRange, CalibratedQuant, MinMaxRange, MSERange, RMSRange
+from jqinject.nn import QuantConv, QuantLinear
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="the mesh has 8 devices")
 
@@ -145,6 +145,133 @@ def test_training_gathers_no_weight_along_explicit_axes(weight, spec):
         explicit["gradient"] = False
         frozen = jq.freeze(layer)
         assert gathers(frozen, mesh, P(*spec), **explicit) <= gathers(floating, mesh, P(*spec), **explicit)
+
+
+def of_integers(weight, **metadata):
+    return QuantLinear(
+        ROWS, COLUMNS, weight_quant=weight, input_quant=q.ShiftedUint8DynamicActPerTensorFloat, contraction="int",
+        kernel_metadata=metadata, rngs=nnx.Rngs(0))  # fmt: skip
+
+
+@pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
+@pytest.mark.parametrize("spec", SHARDINGS.values(), ids=SHARDINGS)
+@pytest.mark.parametrize(
+    "weight", [CrossingZeroPoints, CrossingRanges, LongerThanShards], ids=lambda weight: weight.__name__
+)
+def test_integers_of_a_layer_that_is_not_frozen_are_contracted_where_they_lie(weight, spec, gradient, mesh):
+    layer = of_integers(weight)
+    expected = layer(X)
+    floating = gathers(nnx.Linear(ROWS, COLUMNS, rngs=nnx.Rngs(0)), mesh, spec, gradient=gradient)
+    assert gathers(layer, mesh, spec, gradient=gradient) <= floating
+    graphdef, state = placed(layer, mesh, spec)
+    found = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x))(state, X)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("spec", [("model", None), ("data", "model")], ids=str)
+@pytest.mark.parametrize(
+    "weight", [CrossingZeroPoints, CrossingRanges, LongerThanShards], ids=lambda weight: weight.__name__
+)
+def test_integers_of_a_layer_that_is_not_frozen_lie_along_explicit_axes(weight, spec):
+    expected = of_integers(weight)(X)
+    batch = None if "data" in spec else "data"
+    explicit = {"gradient": True, "of_x": (batch, spec[0]), "out_sharding": P(batch, spec[1])}
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        floating = nnx.Linear(ROWS, COLUMNS, kernel_metadata={"out_sharding": spec}, rngs=nnx.Rngs(0))
+        layer = of_integers(weight, out_sharding=spec)
+        assert gathers(layer, mesh, P(*spec), **explicit) <= gathers(floating, mesh, P(*spec), **explicit)
+        found = layer(jax.device_put(X, P(batch, spec[0])), out_sharding=explicit["out_sharding"])
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-6)
+
+
+def test_an_input_in_groups_meets_a_weight_in_pieces(mesh):
+    layer = QuantLinear(
+        ROWS, COLUMNS, weight_quant=CrossingRanges, input_quant=q.Int8DynamicActPerGroupFloat, input_group_size=48,
+        contraction="int", rngs=nnx.Rngs(0))  # fmt: skip
+    expected = layer(X)
+    graphdef, state = placed(layer, mesh, P("model", None))
+    found = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x))(state, X)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-6)
+
+
+IN, OUT = 96, 32
+IMAGES = jax.random.normal(jax.random.key(1), (8, 4, 4, IN))
+KERNEL = jnp.round(jax.random.normal(jax.random.key(2), (3, 3, IN, OUT)) * 16) / 16  # whose sums are exact
+WINDOWS = {
+    "inputs": P(None, None, "model", None),
+    "outputs": P(None, None, None, "model"),
+    "both": P(None, None, "data", "model"),
+}
+RANGES = [
+    MinMaxRange(),
+    RMSRange(),
+    AbsMeanRange(),
+    AbsMeanRange(count_zeros=True),
+    AbsPercentileRange(90.0),
+    MSERange(),
+]
+
+
+def groups_of_windows(method, size=40):
+    """Groups of input channels of shards of 24, which share a range over the window; the last is filled up."""
+    return CalibratedQuant(
+        method, bit_width=8, channelwise_axes=(3,), group_size=size, group_dim=2, group_padding=True
+    )
+
+
+def values_and_gradients(quantizer):
+    """Of the kernel: the numbers without groups and the scales; and the gradient of a sum of the numbers."""
+
+    def values(kernel):
+        result = quantizer(kernel)
+        value = result.value.reshape(3, 3, -1, OUT)[:, :, :IN] if result.value.ndim == 5 else result.value
+        return value, result.scale
+
+    return lambda kernel: (*values(kernel), jax.grad(lambda w: jnp.sum(values(w)[0] * KERNEL[::-1]))(kernel))
+
+
+@pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit], ids=str)
+@pytest.mark.parametrize("spec", WINDOWS.values(), ids=WINDOWS)
+@pytest.mark.parametrize("method", RANGES, ids=str)
+def test_groups_that_share_a_range_over_a_window_are_reduced_where_they_lie(method, spec, axes):
+    run = values_and_gradients(groups_of_windows(method))
+    expected = run(KERNEL)  # of one device, in groups of two axes
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(axes,) * 2)
+    kernel = jax.device_put(KERNEL, NamedSharding(mesh, spec))
+    program = jax.jit(run).lower(kernel).compile()
+    gathered = [
+        int(np.prod([int(n) for n in shape.split(",")])) for shape in GATHER.findall(program.as_text())
+    ]
+    assert not [size for size in gathered if size >= KERNEL.size // 8]
+    value, scale, gradient = program(kernel)
+    np.testing.assert_allclose(value, expected[0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(gradient, expected[2], rtol=1e-4, atol=1e-4)
+    if scale.ndim == 5:  # along explicit axes there is one for each element
+        np.testing.assert_allclose(scale, expected[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("spec", WINDOWS.values(), ids=WINDOWS)
+@pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
+def test_a_convolution_gathers_no_weight_in_groups(gradient, spec, mesh):
+    def program(layer):
+        graphdef, state = nnx.split(layer, graph=True)
+
+        def run(state, x):
+            layer = nnx.merge(graphdef, state)
+            return nnx.grad(lambda m, x: jnp.mean(m(x) ** 2))(layer, x) if gradient else layer(x)
+
+        places = jax.tree.map(lambda x: NamedSharding(mesh, spec if x.ndim == 4 else P()), state)
+        x = jax.device_put(IMAGES, NamedSharding(mesh, P("data")))
+        return jax.jit(run).lower(jax.device_put(state, places), x).compile().as_text()
+
+    def gathered(layer):
+        shapes = GATHER.findall(program(layer))
+        sizes = {int(np.prod([int(n) for n in shape.split(",")])) for shape in shapes}
+        return {size for size in sizes if size >= KERNEL.size // 8}
+
+    layer = QuantConv(IN, OUT, (3, 3), weight_quant=q.Int4WeightPerGroupAbsMax, rngs=nnx.Rngs(0))
+    assert gathered(layer) <= gathered(nnx.Conv(IN, OUT, (3, 3), rngs=nnx.Rngs(0)))
 
 
 class Percentile(q.Int8WeightPerTensorFloat):

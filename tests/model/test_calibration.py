@@ -342,7 +342,7 @@ def test_post_training_quantization_returns_the_model_unfrozen_and_its_report(fr
         (("statics",), {}, r"activations must be one of"),
         (("static",), {}, r"cure: batches="),
         (("float",), {"report": True}, r"a report are made from data"),
-        (("float",), {"report": True, "batches": [{"x": BATCHES[0]}]}, r"got the keywords x"),
+        (("float",), {"report": True, "batches": BATCHES, "method": "cal"}, r"Net has no method 'cal'"),
     ],
 )
 def test_post_training_quantization_refuses(

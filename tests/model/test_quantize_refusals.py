@@ -194,7 +194,7 @@ def test_a_call_that_fails_says_where_and_with_what(rules):
     model = Net()
     error = refused(lambda: quantize(model, rules, inputs=WIDE), TypeError, r"\(9,\) and \(8,\)", model)
     assert "raised in the module at a\n" in notes(error)
-    assert "while Net was traced, to find its operations, with ('float32[4, 9]',)" in notes(error)
+    assert "while Net was traced, to find its operations, with float32[4, 9]" in notes(error)
     error = refused(lambda: quantize(model, rules, inputs=(X, X)), TypeError, r"positional arguments", model)
     assert "while Net was traced" in notes(error)
     outer = Outer()

@@ -42,8 +42,8 @@ class RangeMethod(Protocol):
     """`calibration_impl`: the range of a float32 tensor shared by `axes` and by the mapped axes `names`.
 
     With `takes_cut = True` next to its `__call__` it also takes a `Cut` for the axes: each end of the range then has
-    the shape of the tensor, or size 1 along the axis that is cut. Otherwise, a tensor whose groups cross shards is
-    gathered.
+    the shape of the tensor, or size 1 along the axis that is cut, and size 1 along the `beside` of the `Cut`: further
+    axes that share it. Otherwise, a tensor whose groups cross shards is gathered.
     """
 
     def __call__(self, x: jax.Array, axes: Sequence[int], names: Names = (), /) -> ClippingRange: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import jax
@@ -202,8 +203,12 @@ class CalibratedQuant(Component):
         if not self.group_padding:
             check_divides(x.shape[axis], self.group_size, "CalibratedQuant")
         size = fitting_size(self.group_size, x.shape[axis])
-        in_place = takes_cut(self.calibration_impl) and self._axes_that_share(x.ndim + 1) == (axis + 1,)
+        shared = self._axes_that_share(x.ndim + 1)
+        in_place = x.size > 0 and axis + 1 in shared and takes_cut(self.calibration_impl)
         cut = cut_in_place(x, size, axis) if in_place else None
+        if cut is not None:
+            beside = tuple(each - (each > axis) for each in shared if each != axis + 1)
+            cut = replace(cut, beside=beside)
         return (split_groups(x, size, axis) if cut is None else x), cut
 
     def averaged_range(self, ndim: int = 0) -> ClippingRange:

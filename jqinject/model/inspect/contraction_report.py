@@ -21,13 +21,15 @@ from jqinject.ops import Codebook
 from jqinject.ops.devices.cut import cut_in_place
 from jqinject.ops.devices.explicit_axes import is_split
 from jqinject.ops.groups import fitting_size
-from jqinject.program import HELD
+from jqinject.program import CALL, HELD, Call, Method, checked_method
 from jqinject.quant_tensor.float_quant_tensor import CONTRACTED, AnyFloatFormat
 
 LAYERS = (QuantWeightLayer, nnx.Linear, nnx.LinearGeneral, nnx.Einsum, nnx.Conv, nnx.ConvTranspose)
 
 
-def report(model: nnx.Module, *inputs: Any, numbers: bool = False) -> ContractionReport:
+def report(
+    model: nnx.Module, *inputs: Any, numbers: bool = False, method: Method = CALL, **keywords: Any
+) -> ContractionReport:
     """Report each layer's actual contraction, its cost, why it is not quantized, and its quantization error.
 
     The model is traced in evaluation mode and compiled for this machine, and the compiled program is read: a product
@@ -39,8 +41,11 @@ def report(model: nnx.Module, *inputs: Any, numbers: bool = False) -> Contractio
 
     Args:
         model: an NNX module; it is not changed.
-        inputs: the model's arguments: arrays, or `jax.ShapeDtypeStruct`s.
+        inputs, keywords: the model's arguments, of any kind: pytrees of arrays or `jax.ShapeDtypeStruct`s, modules
+            (which are not changed), flags, None.
         numbers: measure the quantization error of each layer and of the model; needs arrays.
+        method: the method that they are arguments of: its name, or a function that takes the model first, as in
+            `method=lambda model, x: model(x, numbers=3)`.
 
     Returns:
         An entry for every jqinject or Flax layer with a weight; with `numbers`, also for every other quantized jqinject
@@ -48,7 +53,7 @@ def report(model: nnx.Module, *inputs: Any, numbers: bool = False) -> Contractio
 
     Raises:
         TypeError: `model` is not an NNX module; `numbers` with inputs or weights that are not concrete arrays.
-        ValueError: `numbers` with a frozen model whose float weights are gone.
+        ValueError: the model has no such method; `numbers` with a frozen model whose float weights are gone.
 
     Example:
         >>> import jax.numpy as jnp
@@ -66,13 +71,18 @@ def report(model: nnx.Module, *inputs: Any, numbers: bool = False) -> Contractio
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(f"report takes an NNX module, got {type(model).__name__}")
+    return report_of(model, Call(inputs, keywords, checked_method(model, method, "report")), numbers=numbers)
+
+
+def report_of(model: nnx.Module, call: Call, *, numbers: bool) -> ContractionReport:
+    """See `report`."""
     if numbers:
-        check_numbers(model, inputs)
+        check_numbers(model, call)
     copy = nnx.clone(model)
     copy.eval()
     modules = {".".join(map(str, path)): node for path, node in nnx.iter_modules(copy)}
     layers = {name: node for name, node in modules.items() if isinstance(node, LAYERS)}
-    program = program_of(copy, inputs, tuple(layers))
+    program = program_of(copy, call, tuple(layers))
     by_layer: dict[str, list[Contraction]] = {name: [] for name in layers}
     for found in program.contractions:
         by_layer[found.layer].append(found)
@@ -90,7 +100,7 @@ def report(model: nnx.Module, *inputs: Any, numbers: bool = False) -> Contractio
     unseen = uncalibrated(ModelIndex(model))
     if not numbers:
         return ContractionReport(tuple(entries.values()), uncalibrated=unseen)
-    measured = measure(copy, inputs)
+    measured = measure(copy, call)
     both = (
         replace(entries.get(name) or _without_weight(name, node), numbers=measured.layers.get(name))
         for name, node in modules.items()

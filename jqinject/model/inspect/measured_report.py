@@ -18,6 +18,7 @@ from jqinject.model.inspect.sensitivity import SensitivityRuns
 from jqinject.model.running.recorder import Recorder
 from jqinject.model.running.switching import QuantizedLayer, has_float, quantized_layers, switchable
 from jqinject.model.static_ranges import listed
+from jqinject.program import Call
 from jqinject.quant_tensor import is_concrete
 
 ADVICE = (
@@ -61,7 +62,7 @@ def sqnr_db(reference: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> flo
     return -math.inf if signal == 0 else 10 * (math.log10(signal) - math.log10(noise))
 
 
-def check_numbers(model: nnx.Module, inputs: tuple[Any, ...]) -> None:
+def check_numbers(model: nnx.Module, call: Call) -> None:
     """Check that the model can be run and has a float model to compare with.
 
     Raises:
@@ -76,10 +77,11 @@ def check_numbers(model: nnx.Module, inputs: tuple[Any, ...]) -> None:
             "  cure: keep the model that is not frozen, and ask it: freeze(nnx.clone(model)), "
             "post_training_quantize(..., freeze=False); or freeze(model, keep_masters=True)"
         )
-    for place, leaf in jax.tree_util.tree_leaves_with_path(inputs):
+    for (_, place, *_), leaf in jax.tree_util.tree_leaves_with_path((call.args, call.kwargs)):
         if _abstract(leaf):
+            name = place.idx if isinstance(place, jax.tree_util.SequenceKey) else place.key
             raise TypeError(
-                f"report(numbers=True) runs the model and needs numbers; input {place[0].idx} is {_kind(leaf)}.\n"
+                f"report(numbers=True) runs the model and needs numbers; input {name} is {_kind(leaf)}.\n"
                 "  cure: give it arrays, best a batch of data as the model will see; or leave numbers=True away"
             )
     for path, variable in nnx.to_flat_state(nnx.state(model)):
@@ -101,16 +103,16 @@ def _kind(leaf: Any) -> str:
     return f"{kind} ({leaf.dtype}{list(leaf.shape)})"
 
 
-def measure(model: nnx.Module, inputs: tuple[Any, ...]) -> Measured:
+def measure(model: nnx.Module, call: Call) -> Measured:
     """Run a model in float, quantized, and with each layer switched.
 
     Args:
         model: in evaluation mode; not changed.
-        inputs: arrays.
+        call: of it, with arrays.
     """
     nodes = quantized_layers(model)
     layers = {path: switchable(path, node) for path, node in nodes.items()}
-    runs = SensitivityRuns(model, inputs, layers)
+    runs = SensitivityRuns(model, call, layers)
     in_float, quantized = Recorder(), Recorder()
     try:
         output = runs.quantized(quantized)

@@ -11,7 +11,7 @@ import jax
 from flax import nnx
 
 from jqinject.model.inspect.operation_counts import operations_by
-from jqinject.program import Around, intercept
+from jqinject.program import Around, Call, SplitCall, intercept
 
 # A number, not the path: a path may contain characters with a meaning in XLA's text.
 MARK = "jqinject_layer({})"
@@ -68,26 +68,26 @@ class Program:
     operations: dict[str, int]
 
 
-def program_of(model: nnx.Module, inputs: tuple[Any, ...], layers: Sequence[str]) -> Program:
-    """Trace `model(*inputs)`, compile it for this machine, and read the contractions of some layers.
+def program_of(model: nnx.Module, call: Call, layers: Sequence[str]) -> Program:
+    """Trace a call, compile it for this machine, and read the contractions of some layers.
 
     Args:
         model: an NNX module; a copy of it is traced.
-        inputs: arrays, or anything else with a shape and a dtype.
+        call: of the model, with arrays, or anything else with a shape and a dtype.
         layers: paths of layers of the model.
     """
-    graphdef, state = nnx.split(model, graph=True)
+    split = SplitCall(model, call)
     numbers = {name: number for number, name in enumerate(layers)}
 
-    def run(state: Any, *inputs: Any) -> Any:
-        copy = nnx.merge(graphdef, state)
+    def run(state: Any, arrays: Any) -> Any:
+        copy, copied_call = split.merged(state, arrays)
         for path, node in nnx.iter_modules(copy):
             name = ".".join(map(str, path))
             if name in numbers:
                 intercept(node, _UnderName(MARK.format(numbers[name])))
-        return copy(*inputs)
+        return copied_call(copy)
 
-    traced = jax.jit(run).trace(state, *inputs)
+    traced = jax.jit(run).trace(split.state, split.arrays)
     counted = operations_by(traced.jaxpr.jaxpr, MARKED)
     text = traced.lower().compile().as_text()
     return Program(

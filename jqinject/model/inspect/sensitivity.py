@@ -15,27 +15,23 @@ from jqinject.model.running.switching import PARTS, QuantizedLayer, changed
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.devices.processes import on_host
-from jqinject.program import Around, intercept
+from jqinject.program import Around, Call, SplitCall, intercept
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import QuantTensor, as_array
 
 
 class SensitivityRuns:
-    """Runs a copy of a model repeatedly on the same inputs, with layers switched. The model is not changed.
+    """Makes the same call of a copy of a model repeatedly, with layers switched. The model is not changed.
 
     Args:
         model: in evaluation mode.
-        inputs: arrays.
+        call: of it, with arrays.
         layers: path -> quantized layer.
     """
 
-    def __init__(
-        self, model: nnx.Module, inputs: tuple[Any, ...], layers: Mapping[str, QuantizedLayer]
-    ) -> None:
-        self._graphdef, self._state = nnx.split(model, graph=True)
-        leaves, self._tree = jax.tree.flatten(inputs)
-        self._arrays = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)}
-        self._leaves = leaves
+    def __init__(self, model: nnx.Module, call: Call, layers: Mapping[str, QuantizedLayer]) -> None:
+        self._split = SplitCall(model, call)
+        self._state, self._arrays = self._split.state, self._split.arrays
         self.layers = layers
         mixed = self._compiled(True)
         self._mixed = {True: mixed, False: self._compiled(False) if _has_others(model, layers) else mixed}
@@ -94,19 +90,15 @@ class SensitivityRuns:
 
         return jax.jit(run)
 
-    def _call(
-        self, state: Any, arrays: Mapping[int, jax.Array], arounds: Mapping[str, Around], others: bool
-    ) -> list[Any]:
-        copy = nnx.merge(self._graphdef, state)
+    def _call(self, state: Any, arrays: list[Any], arounds: Mapping[str, Around], others: bool) -> list[Any]:
+        copy, call = self._split.merged(state, arrays)
         for path, node in list(nnx.iter_modules(copy)):
             around = arounds.get(".".join(map(str, path)))
             if around is not None:
                 intercept(node, around)
             if isinstance(node, QuantProxyFromInjector) and not others:
                 node.disable_quant = True
-        return _arrays(
-            copy(*jax.tree.unflatten(self._tree, [arrays.get(i, x) for i, x in enumerate(self._leaves)]))
-        )
+        return _arrays(call(copy))
 
 
 def _arrays(outputs: Any) -> list[Any]:

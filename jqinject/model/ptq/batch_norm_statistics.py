@@ -8,13 +8,18 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jqinject.model.ptq.calibration import checked_batch
-from jqinject.model.running.progress import with_progress
+from jqinject.model.running.batches import BatchCalls, CallBatch
 from jqinject.model.walk import dotted
+from jqinject.program import CALL, Call, Method, compiled
 
 
 def calibrate_batch_norm(
-    model: nnx.Module, batches: Iterable[Any], *, progress: bool = True
+    model: nnx.Module,
+    batches: Iterable[Any],
+    *,
+    method: Method = CALL,
+    call: CallBatch | None = None,
+    progress: bool = True,
 ) -> tuple[str, ...]:
     """Re-estimate the mean and variance of every batch normalization from its inputs in the quantized model.
 
@@ -24,13 +29,16 @@ def calibrate_batch_norm(
     Args:
         model: an NNX module with `nnx.BatchNorm`s (or `QuantBatchNorm`s).
         batches: the model's arguments, as for `calibrate`.
+        method: the method that batches are arguments of: its name, or a function that takes the model first.
+        call: a function of the model and a batch, which calls the model; instead of `method`.
         progress: show a progress bar, if `rich` is installed.
 
     Returns:
         Paths of the batch normalizations.
 
     Raises:
-        ValueError: no batch normalization; no batch; a batch with nan or inf. Nothing is changed then.
+        ValueError: the model has no such method; no batch normalization; no batch; a batch with nan or inf.
+            Nothing is changed then.
 
     Example:
         >>> import jax.numpy as jnp
@@ -40,6 +48,7 @@ def calibrate_batch_norm(
         >>> norm.mean[...]
         Array([2., 2.], dtype=float32)
     """
+    calls = BatchCalls(model, method, call, "calibrate_batch_norm")
     norms = _norms(model)
     if not norms:
         raise ValueError(
@@ -52,15 +61,10 @@ def calibrate_batch_norm(
         norm.momentum = 0.0  # after a call the statistics are that batch's own
     total: Any = None
     count = 0
-    for index, batch in enumerate(with_progress(batches, "batch statistics", shown=progress)):
-        args, kwargs = checked_batch(batch, index)
-        seen = _statistics_of(copy, args, kwargs)
+    step = compiled(_statistics_of)
+    for count, called in enumerate(calls.of(batches, "batch statistics", progress=progress), 1):  # noqa: B007
+        seen = step(copy, called)
         total = seen if total is None else jax.tree.map(lambda a, b: a + b, total, seen)
-        count += 1
-    if count == 0:
-        raise ValueError(
-            "calibrate_batch_norm got no batch.\n  cure: an iterable that is not used up, of arrays"
-        )
     for path, norm in norms.items():
         for name, value in total[path].items():
             getattr(norm, name).set_value(value / count)
@@ -72,9 +76,6 @@ def _norms(model: nnx.Module) -> dict[str, nnx.BatchNorm]:
     return {dotted(tuple(map(str, path))): node for path, node in found if isinstance(node, nnx.BatchNorm)}
 
 
-@nnx.jit
-def _statistics_of(
-    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, dict[str, jax.Array]]:
-    model(*args, **kwargs)
+def _statistics_of(model: Any, call: Call) -> dict[str, dict[str, jax.Array]]:
+    call(model)
     return {path: {"mean": n.mean.get_value(), "var": n.var.get_value()} for path, n in _norms(model).items()}

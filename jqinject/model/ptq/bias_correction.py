@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.model.ptq.calibration import Batch, checked_batch
+from jqinject.model.running.batches import BatchCalls, CallBatch
 from jqinject.model.running.progress import with_progress
 from jqinject.model.running.recorder import Recorder
 from jqinject.model.walk import dotted
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.program import Around, intercept
+from jqinject.program import CALL, Around, Call, Method, compiled, intercept, with_copied_modules
 from jqinject.proxy import QuantProxyFromInjector, stack_of
 from jqinject.quant_tensor import as_array
 
@@ -23,7 +22,14 @@ Means = dict[str, np.ndarray]
 MEAN = "mean output"
 
 
-def correct_biases(model: nnx.Module, batches: Iterable[Any], *, progress: bool = True) -> tuple[str, ...]:
+def correct_biases(
+    model: nnx.Module,
+    batches: Iterable[Any],
+    *,
+    method: Method = CALL,
+    call: CallBatch | None = None,
+    progress: bool = True,
+) -> tuple[str, ...]:
     """Correct each bias for the shift that quantization causes in the layer's mean output.
 
         bias += mean(output of the float model) - mean(output of the quantized model), channel by channel
@@ -33,6 +39,8 @@ def correct_biases(model: nnx.Module, batches: Iterable[Any], *, progress: bool 
     Args:
         model: a quantized NNX module, calibrated and not frozen.
         batches: the model's arguments, as for `calibrate`; they are kept in memory.
+        method: the method that batches are arguments of: its name, or a function that takes the model first.
+        call: a function of the model and a batch, which calls the model; instead of `method`.
         progress: show a progress bar, if `rich` is installed.
 
     Returns:
@@ -40,7 +48,8 @@ def correct_biases(model: nnx.Module, batches: Iterable[Any], *, progress: bool 
         stacked.
 
     Raises:
-        ValueError: no such layer; no batch; a batch with nan or inf. Nothing is changed then.
+        ValueError: the model has no such method; no such layer; no batch; a batch with nan or inf. Nothing is
+            changed then.
 
     Source: Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019; Brevitas's
     `bias_correction_mode`.
@@ -54,9 +63,7 @@ def correct_biases(model: nnx.Module, batches: Iterable[Any], *, progress: bool 
         >>> bool(jnp.allclose(layer(x)[0], (x @ layer.kernel[...])[0], atol=1e-6))
         True
     """
-    held = [checked_batch(batch, index) for index, batch in enumerate(batches)]
-    if not held:
-        raise ValueError("correct_biases got no batch.\n  cure: an iterable that is not used up, of arrays")
+    held = list(BatchCalls(model, method, call, "correct_biases").of(batches))
     floating, quantized = nnx.clone(model, graph=True), nnx.clone(model, graph=True)
     for copy in (floating, quantized):
         copy.eval()
@@ -97,30 +104,28 @@ class _MeanOutputs:
 
     Args:
         model: in evaluation mode.
-        batches: its arguments.
+        calls: of it.
     """
 
-    def __init__(self, model: nnx.Module, batches: list[Batch]) -> None:
+    def __init__(self, model: nnx.Module, calls: list[Call]) -> None:
         self._model = model
-        self._batches = batches
+        self._calls = calls
         self._recorder = Recorder()
-        graphdef, _ = nnx.split(model, graph=True)
 
-        def run(state: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            copy = nnx.merge(graphdef, state)
+        def run(model: Any, call: Call) -> None:
+            copy = nnx.clone(model, graph=True)
             for path, layer in _layers(copy).items():
                 intercept(layer, _Recording(path, self._recorder))
-            copy(*args, **kwargs)
+            call(copy)
 
-        self._run = jax.jit(run)
+        self._run = compiled(run)
 
     def __call__(self) -> Means:
         """The means with the current parameters, in execution order."""
         self._recorder.clear()
-        _, state = nnx.split(self._model, graph=True)
-        for args, kwargs in self._batches:
-            self._run(state, args, kwargs)
-        self._recorder.finish(state, self._batches)
+        for call in with_copied_modules(self._calls):
+            self._run(self._model, call)
+        self._recorder.finish(nnx.state(self._model), [call.arrays for call in self._calls])
         paths = self._recorder.layers(MEAN)
         return {path: np.mean([mean for (mean,) in self._recorder.of(path, MEAN)], axis=0) for path in paths}
 

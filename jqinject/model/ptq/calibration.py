@@ -7,20 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from jqinject.core import QuantParam, QuantStat, StaticRange
 from jqinject.core.state.record import flat_parts
-from jqinject.model.running.compiled_call import compiled_call
-from jqinject.model.running.progress import with_progress
+from jqinject.model.running.batches import BatchCalls, CallBatch
 from jqinject.model.static_ranges import listed, static_ranges
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.devices.processes import on_host
+from jqinject.program import CALL, Call, Method, compiled
 from jqinject.proxy import ActQuantProxy, QuantProxyFromInjector
-
-Batch = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -46,6 +43,8 @@ def calibrate(
     model: nnx.Module,
     batches: Iterable[Any],
     *,
+    method: Method = CALL,
+    call: CallBatch | None = None,
     quantized: bool = False,
     progress: bool = True,
 ) -> CalibrationReport:
@@ -66,6 +65,8 @@ def calibrate(
     Args:
         model: a quantized NNX module: built of jqinject layers, or made by `quantize` or `OdmlQat`.
         batches: the model's arguments: arrays, tuples of positional arguments or dicts of keywords.
+        method: the method that batches are arguments of: its name, or a function that takes the model first.
+        call: a function of the model and a batch, which calls the model; instead of `method`.
         quantized: whether activations and weights are quantized while ranges are collected, as a device will run them;
             by default the ranges are those of the float model. Flax layers with a `QDotGeneral` or its kin contract in
             low bits either way.
@@ -76,14 +77,15 @@ def calibrate(
 
     Raises:
         TypeError: `model` is not an NNX module; `batches` is a single batch, or not iterable.
-        ValueError: no batch; a batch with nan or inf; no quantizer with statistics; an abstract model. Nothing is
-            changed then.
+        ValueError: the model has no such method; no batch; a batch with nan or inf; no quantizer with statistics; an
+            abstract model. Nothing is changed then.
 
     Source: Brevitas's `calibration_mode`; Qwix's quantization statistics. Differs from Brevitas: scales that are never
     learned (`scaling_impl_type = "stats"`) take the mean too (there: the moving average of training); a second
     calibration replaces the first.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> from jqinject.nn import QuantLinear
         >>> from jqinject.quant import Int8ActPerTensorMinMax
         >>> layer = QuantLinear(4, 2, input_quant=Int8ActPerTensorMinMax, rngs=nnx.Rngs(0))
@@ -92,8 +94,7 @@ def calibrate(
         >>> layer.input_quant.tensor_quant.averaging_impl.sum_of_max[...]
         Array(1., dtype=float32)
     """
-    if not isinstance(model, nnx.Module):
-        raise TypeError(f"calibrate takes an NNX module, got {type(model).__name__}")
+    calls = BatchCalls(model, method, call, "calibrate")
     _check_batches(batches)
     index = ModelIndex(model)
     ours = _observers(index)
@@ -111,20 +112,14 @@ def calibrate(
         )
     copy = nnx.clone(model, graph=True)
     observers = _prepare(copy, quantized)
-    step = compiled_call(_run)
+    step = compiled(_run)
     count = 0
-    for index, batch in enumerate(with_progress(batches, "calibrating", shown=progress)):
-        args, kwargs = checked_batch(batch, index)
+    for count, called in enumerate(calls.of(batches, "calibrating", progress=progress), 1):
         try:
-            step(copy, args, kwargs)
+            step(copy, called)
         except Exception as error:
-            error.add_note(f"while the model was called with batch {index}; nothing was changed")
+            error.add_note(f"while the model was called with batch {count - 1}; nothing was changed")
             raise
-        count += 1
-    if count == 0:
-        raise ValueError(
-            "calibrate got no batch.\n  cure: give it an iterable that is not used up, of arrays"
-        )
     for observer in observers.values():
         observer.end_calibration()
     reached, missed = _take_over(ours, observers)
@@ -172,39 +167,8 @@ def _check_batches(batches: Any) -> None:
         )
 
 
-def _run(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    model(*args, **kwargs)
-
-
-def checked_batch(batch: Any, index: int) -> Batch:
-    """The arguments to call a model with, from a batch that is checked to be finite.
-
-    Raises:
-        ValueError: the batch holds nan or inf.
-    """
-    args, kwargs = batch_arguments(batch)
-    for path, leaf in jax.tree.leaves_with_path((args, kwargs)):
-        if not _is_finite(leaf):
-            raise ValueError(
-                f"batch {index} has nan or inf in {jax.tree_util.keystr(path[1:]) or 'its array'}, of shape "
-                f"{leaf.shape}: a range made from it would be of no use.\n  cure: leave such samples out"
-            )
-    return args, kwargs
-
-
-def _is_finite(leaf: Any) -> bool:
-    if not (isinstance(leaf, jax.Array | np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.floating)):
-        return True
-    if isinstance(leaf, jax.Array):  # checked in place: an array across processes is not whole in any of them
-        return bool(jnp.isfinite(leaf).all())
-    return bool(np.isfinite(leaf.astype(np.float32)).all())
-
-
-def batch_arguments(batch: Any) -> Batch:
-    """The arguments to call a model with, from an array, a tuple of positional arguments or a dict of keywords."""
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    return (tuple(batch), {}) if isinstance(batch, tuple | list) else ((batch,), {})
+def _run(model: Any, call: Call) -> None:
+    call(model)
 
 
 def _take_over(

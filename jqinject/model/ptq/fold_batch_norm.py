@@ -14,7 +14,7 @@ from jqinject.nn import QuantBatchNorm
 from jqinject.nn.base.batch_norm_folding import FLOAT_LAYERS, MergedBatchNorm, check_merges, merge_bn
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.devices.processes import on_host
-from jqinject.program import Around, intercept
+from jqinject.program import CALL, Around, Call, Method, checked_method, intercept, with_copied_modules
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import QuantTensor, as_array
 
@@ -22,7 +22,11 @@ Pairs = tuple[tuple[str, str], ...]
 
 
 def fold_batch_norm(
-    model: nnx.Module, *inputs: Any, pairs: Iterable[tuple[str, str]] | None = None, **keywords: Any
+    model: nnx.Module,
+    *inputs: Any,
+    pairs: Iterable[tuple[str, str]] | None = None,
+    method: Method = CALL,
+    **keywords: Any,
 ) -> Pairs:
     """Fold batch normalizations into the weights and biases of the layers before them, in place.
 
@@ -36,14 +40,15 @@ def fold_batch_norm(
         inputs, keywords: the model's arguments, used to find which layer precedes which normalization, and to compare
             outputs.
         pairs: paths (layer, normalization), as ("conv", "norm"); None finds them.
+        method: the method that they are arguments of: its name, or a function that takes the model first.
 
     Returns:
         The pairs that were merged.
 
     Raises:
         TypeError: `model` is not an NNX module; a path leads to something else.
-        ValueError: nothing to merge; a layer is called more than once or shared, or its output is also used outside the
-            normalization. Nothing is changed then.
+        ValueError: the model has no such method; nothing to merge; a layer is called more than once or shared, or its
+            output is also used outside the normalization. Nothing is changed then.
 
     Example:
         >>> import jax.numpy as jnp
@@ -56,9 +61,11 @@ def fold_batch_norm(
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(f"fold_batch_norm takes an NNX module, got {type(model).__name__}")
+    given = Call(inputs, keywords, checked_method(model, method, "fold_batch_norm"))
 
     def call(model: Any) -> Any:
-        return model(*inputs, **keywords)
+        (fresh,) = with_copied_modules([given])
+        return fresh(model)
 
     calls = _watched(model, call)
     chosen = tuple(pairs) if pairs is not None else calls.pairs()

@@ -10,12 +10,13 @@ from flax import nnx
 
 from jqinject.core.state.record import flat_parts
 from jqinject.inject import reach_of
-from jqinject.model.ptq.calibration import checked_batch
 from jqinject.model.ptq.round_training import Recipe, RoundingErrors, learn_layer, rounding_of
+from jqinject.model.running.batches import BatchCalls, CallBatch
 from jqinject.model.running.layer_records import LayerRecords, Record
 from jqinject.model.running.progress import with_progress
 from jqinject.model.walk import dotted
 from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.program import CALL, Method
 from jqinject.proxy import QuantProxyFromInjector, WeightQuantProxy, stack_of
 from jqinject.quant.enums import LearnedRoundImplType, as_enum
 
@@ -41,6 +42,8 @@ def learn_rounding(
     model: nnx.Module,
     batches: Iterable[Any],
     *,
+    method: Method = CALL,
+    call: CallBatch | None = None,
     learned_round_impl_type: str | LearnedRoundImplType = LearnedRoundImplType.HARD_SIGMOID,
     steps: int = 1000,
     learning_rate: float = 1e-2,
@@ -66,6 +69,8 @@ def learn_rounding(
     Args:
         model: a quantized NNX module, calibrated and not frozen.
         batches: the model's arguments, as for `calibrate`; they are kept in memory.
+        method: the method that batches are arguments of: its name, or a function that takes the model first.
+        call: a function of the model and a batch, which calls the model; instead of `method`.
         learned_round_impl_type: "hard_sigmoid" (AdaRound), "sigmoid" or "identity" (no regularization).
         steps: optimizer steps per layer; each uses one batch.
         learning_rate: Adam's.
@@ -79,8 +84,9 @@ def learn_rounding(
         The error of every layer, with nearest and with learned rounding.
 
     Raises:
-        ValueError: no unstacked jqinject layer with a quantized weight of its own; no batch; a batch with nan or inf; a
-            number out of range; a quantizer whose rounding is given as a component. Nothing is changed then.
+        ValueError: the model has no such method; no unstacked jqinject layer with a quantized weight of its own; no
+            batch; a batch with nan or inf; a number out of range; a quantizer whose rounding is given as a component.
+            Nothing is changed then.
 
     Source: Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", 2020.
 
@@ -95,9 +101,7 @@ def learn_rounding(
     """
     recipe = _checked(steps, learning_rate, regularization, beta, warmup)
     kind = as_enum(LearnedRoundImplType, learned_round_impl_type, name="learned_round_impl_type")
-    held = [checked_batch(batch, index) for index, batch in enumerate(batches)]
-    if not held:
-        raise ValueError("learn_rounding got no batch.\n  cure: an iterable that is not used up, of arrays")
+    held = list(BatchCalls(model, method, call, "learn_rounding").of(batches))
     floating, quantized = nnx.clone(model, graph=True), nnx.clone(model, graph=True)
     _initialize(quantized)
     for copy in (floating, quantized):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Literal, TypeVar, overload
 
 from flax import nnx
 
 from jqinject.model.freezing import freeze as freeze_model
-from jqinject.model.inspect.contraction_report import report as measured_report
+from jqinject.model.inspect.contraction_report import report_of
 from jqinject.model.inspect.layer_report import ContractionReport
 from jqinject.model.ptq.bias_correction import correct_biases
-from jqinject.model.ptq.calibration import calibrate, checked_batch
+from jqinject.model.ptq.calibration import calibrate
 from jqinject.model.quantizing.quantize_model import quantize
 from jqinject.model.quantizing.rules import Rule
+from jqinject.model.running.batches import BatchCalls, CallBatch
+from jqinject.program import CALL, Method
 from jqinject.quant import (
     Int8ActDynamicPerRow,
     Int8ActPerTensorMinMax,
@@ -32,6 +34,8 @@ def post_training_quantize(
     activations: Activations = "float",
     *,
     batches: Iterable[Any] | None = None,
+    method: Method = CALL,
+    call: CallBatch | None = None,
     weight_quant: QuantizerLike = Int8WeightPerChannelFloat,
     act_quant: QuantizerLike = None,
     keep_float: str | None = None,
@@ -48,6 +52,8 @@ def post_training_quantize(
     activations: Activations = "float",
     *,
     batches: Iterable[Any] | None = None,
+    method: Method = CALL,
+    call: CallBatch | None = None,
     weight_quant: QuantizerLike = Int8WeightPerChannelFloat,
     act_quant: QuantizerLike = None,
     keep_float: str | None = None,
@@ -63,6 +69,8 @@ def post_training_quantize(
     activations: Activations = "float",
     *,
     batches: Iterable[Any] | None = None,
+    method: Method = CALL,
+    call: CallBatch | None = None,
     weight_quant: QuantizerLike = Int8WeightPerChannelFloat,
     act_quant: QuantizerLike = None,
     keep_float: str | None = None,
@@ -85,6 +93,8 @@ def post_training_quantize(
         model: a float NNX module; it is not changed.
         activations: "float", "dynamic" or "static".
         batches: the model's arguments, as for `calibrate`; for static ranges and bias correction.
+        method: the method that batches are arguments of: its name, or a function that takes the model first.
+        call: a function of the model and a batch, which calls the model; instead of `method`.
         weight_quant: quantizer of weights.
         act_quant: quantizer of the inputs of layers; None for an 8-bit one that suits `activations`.
         keep_float: regular expression of the paths of layers that stay float.
@@ -98,7 +108,8 @@ def post_training_quantize(
         The model, frozen unless `freeze=False`; with `report`, a pair of the model and the report.
 
     Raises:
-        ValueError: unknown `activations`; no batches although they are needed; see `quantize` and `calibrate`.
+        ValueError: unknown `activations`; the model has no such method; no batches although they are needed; see
+            `quantize` and `calibrate`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -114,6 +125,7 @@ def post_training_quantize(
         raise ValueError(
             f"activations must be one of {', '.join(map(repr, ACTIVATIONS))}; got {activations!r}"
         )
+    calls = BatchCalls(model, method, call, "post_training_quantize")
     held = None if batches is None else list(batches)
     from_data = {"static ranges": activations == "static", "biases": bias_correction, "a report": report}
     needed = [what for what, on in from_data.items() if on]
@@ -126,20 +138,10 @@ def post_training_quantize(
     rules = [Rule(weight_quant=weight_quant, input_quant=inputs)]
     quantized = quantize(model, rules if keep_float is None else [Rule(keep_float), *rules])
     if activations == "static":
-        calibrate(quantized, held or (), progress=progress)
+        calibrate(quantized, held or (), method=method, call=call, progress=progress)
     quantized.eval()
     if bias_correction:
-        correct_biases(quantized, held or (), progress=progress)
-    found = _report(quantized, held or ()) if report else None
+        correct_biases(quantized, held or (), method=method, call=call, progress=progress)
+    found = report_of(quantized, next(calls.of(held or ())), numbers=True) if report else None
     served = freeze_model(quantized) if freeze else quantized
     return served if found is None else (served, found)
-
-
-def _report(model: nnx.Module, batches: Sequence[Any]) -> ContractionReport:
-    args, kwargs = checked_batch(batches[0], 0)
-    if kwargs:
-        raise ValueError(
-            f"report=True runs the model with a batch of positional arguments, got the keywords {', '.join(kwargs)}.\n"
-            "  cure: batches of arrays or tuples"
-        )
-    return measured_report(model, *args, numbers=True)

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
-import jax
-import numpy as np
 from flax import nnx
 
 from jqinject.model.frozen_ops import op_slot
@@ -31,8 +29,9 @@ from jqinject.model.quantizing.rule_policy import (
     plan_sites,
 )
 from jqinject.model.quantizing.rules import Rule, checked_rules
+from jqinject.model.quantizing.traced_calls import Methods, call_with, traced_calls
 from jqinject.model.walk import ModelIndex, dotted
-from jqinject.program import HELD, OpQuantizers, QuantizedProgram, change_class, quantized_class
+from jqinject.program import CALL, HELD, Call, OpQuantizers, QuantizedProgram, change_class, quantized_class
 
 Model = TypeVar("Model", bound=nnx.Module)
 
@@ -49,6 +48,7 @@ def quantize(
     rules: Rule | Iterable[Rule] | Provider,
     *,
     inputs: Iterable[Any] | Mapping[str, Any] | None = None,
+    methods: Methods | None = None,
     allow_idle: bool = False,
     rngs: nnx.Rngs | None = None,
 ) -> Model:
@@ -62,7 +62,9 @@ def quantize(
     (built under `nnx.vmap`) get stacked quantizers.
 
     Rules with the name of an operation (`op="add"`) quantize operations outside layers: the model's call is traced and
-    run as a program, with the quantizers in `model.op_quant`. So are the layers of Linen models (`nnx.bridge.ToNNX`).
+    run as a program, with the quantizers in `model.op_quant`. So are the layers of Linen models
+    (`nnx.bridge.ToNNX`), and the other methods that `methods` names: their quantizers are named `encode:...`. A method
+    that calls another one runs it as a part of its own program.
 
     The quantizers are in training mode. The result loads a float checkpoint with `jqinject.load_state`.
 
@@ -71,6 +73,9 @@ def quantize(
         rules: the first that matches a layer wins; or `jqinject.odml.OdmlQat(...)`.
         inputs: the model's arguments, arrays or `jax.ShapeDtypeStruct`s (a dict: keywords); needed for rules about
             operations.
+        methods: the arguments of other methods to quantize, a tuple or a dict of keywords for each:
+            `{"encode": (ids,), "decode": {"x": x, "scale": 2.0}}`. A method that is not named here runs as it was
+            written, and quantized methods that it calls run quantized.
         allow_idle: allow rules that match nothing.
         rngs: for quantizers that draw random numbers.
 
@@ -80,8 +85,8 @@ def quantize(
     Raises:
         TypeError: `model` is not an NNX module; `rules` are not rules; a quantizer does not fit its slot; `inputs` are
             not arguments.
-        ValueError: no layer can be quantized, or none is; a rule matches nothing; no inputs for rules about operations;
-            the model is already quantized.
+        ValueError: the model has no such method; no layer can be quantized, or none is; a rule matches nothing; no
+            inputs for rules about operations; the model is already quantized.
 
     Source: Qwix's `quantize_model`. Differs from Qwix: layers change their class instead of functions being patched.
 
@@ -99,20 +104,20 @@ def quantize(
             f"quantize takes an NNX module, got {type(model).__name__}.\n"
             "  cure: a Linen module goes through nnx.bridge.ToNNX(module, rngs=...).lazy_init(x)"
         )
-    args, kwargs = _call(inputs)
+    calls = traced_calls(model, call_with(inputs), methods, "quantize")
     if isinstance(rules, Provider) and not isinstance(rules, type):
-        return rules.quantize(model, *args, **kwargs)
+        return _quantize_by(rules, model, calls)
     given = checked_rules(cast("Rule | Iterable[Rule]", rules))
     check_operations(given)
     model = nnx.clone(model, graph=True)
     index = ModelIndex(model)
     entries, plan = plan_layers(index, given)
-    found = _check(index, model, given, entries, args, kwargs, allow_idle)
+    found = _check(index, model, given, entries, calls, allow_idle)
 
     def quantized(model: Any, index: ModelIndex, plan: Mapping[int, LayerRule]) -> Any:
         _quantize_layers(index.modules, given, plan, rngs)
         if found.sites or any(use.quantizer is not None for use in found.uses):
-            _quantize_program(model, RulePolicy(given), found, rngs)
+            _quantize_program(model, RulePolicy(given), found, calls, rngs)
         return model
 
     def traced(model: Any) -> Any:
@@ -122,19 +127,13 @@ def quantize(
     return nnx.eval_shape(traced, model) if index.is_abstract else quantized(model, index, plan)
 
 
-def _call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if inputs is None:
-        return (), {}
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    if isinstance(inputs, tuple | list):
-        return tuple(inputs), {}
-    if isinstance(inputs, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
-        return (inputs,), {}
-    raise TypeError(
-        f"inputs are what the model is called with, got {type(inputs).__name__}.\n"
-        "  cure: inputs=x, an array; inputs=(x, y), several; inputs={'x': x}, by keyword"
-    )
+def _quantize_by(provider: Provider, model: Any, calls: tuple[Call, ...]) -> Any:
+    if any(call.method != CALL for call in calls):
+        raise ValueError(
+            f"{type(provider).__name__} quantizes the model's call, not other methods.\n  cure: inputs=...; or rules"
+        )
+    args, kwargs = (calls[0].args, calls[0].kwargs) if calls else ((), {})
+    return provider.quantize(model, *args, **kwargs)
 
 
 def _check(
@@ -142,8 +141,7 @@ def _check(
     model: nnx.Module,
     rules: tuple[Rule, ...],
     entries: tuple[LayerRule, ...],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    calls: tuple[Call, ...],
     allow_idle: bool,
 ) -> PlannedSites:
     """Refuse rules that do not fit the model, before anything is built.
@@ -153,7 +151,7 @@ def _check(
     """
     traces = needs_inputs(index, rules)
     _refuse_quantized(index, model, bool(entries), traces)
-    has_inputs = bool(args or kwargs)
+    has_inputs = any(call.args or call.kwargs for call in calls)
     if not entries and not traces and not has_inputs:
         raise ValueError(
             f"{type(model).__name__} has no layer of Flax's own classes; what it contracts by itself is found by tracing "
@@ -162,9 +160,10 @@ def _check(
     if traces and not has_inputs:
         raise ValueError(
             "these rules are about operations, which are found by tracing the model.\n"
-            "  cure: quantize(model, rules, inputs=(x,)), with arrays or jax.ShapeDtypeStructs"
+            "  cure: quantize(model, rules, inputs=(x,)), with arrays or jax.ShapeDtypeStructs; "
+            "methods={'encode': (x,)} for other methods than its call"
         )
-    found = plan_sites(model, rules, args, kwargs) if has_inputs else NO_SITES
+    found = plan_sites(model, rules, calls) if has_inputs else NO_SITES
     planned = plan_parameters(found.uses)
     used = found.used
     idle = idle_rules(rules, entries, used)
@@ -224,8 +223,10 @@ def _quantize_layers(
                 raise
 
 
-def _quantize_program(model: Any, policy: RulePolicy, found: PlannedSites, rngs: nnx.Rngs | None) -> None:
-    """Let a model's call run as a program, with the quantizers that were found for it."""
+def _quantize_program(
+    model: Any, policy: RulePolicy, found: PlannedSites, calls: tuple[Call, ...], rngs: nnx.Rngs | None
+) -> None:
+    """Let a model's methods run as programs, with the quantizers that were found for them."""
     index = ModelIndex(model)
     planned = plan_parameters(found.uses)
     tied = tied_to_layers(index, planned)
@@ -235,7 +236,7 @@ def _quantize_program(model: Any, policy: RulePolicy, found: PlannedSites, rngs:
         for name, parameter in planned.items()
         if parameter.path not in tied
     }
-    change_class(model, quantized_class(type(model)))
+    change_class(model, quantized_class(type(model), methods=[call.name for call in calls]))
     setattr(model, HELD, OpQuantizers(policy, held, weights, tied))
 
 

@@ -20,7 +20,17 @@ from jqinject.nn.base.norm_layer import QuantNormLayer
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.eltwise import QuantMergeLayer
 from jqinject.nn.pooling import QuantPoolLayer
-from jqinject.program import Choice, Operation, Site, Tracked, WeightUse, dotted, find_sites, other_axes
+from jqinject.program import (
+    Call,
+    Choice,
+    Operation,
+    Site,
+    Tracked,
+    WeightUse,
+    dotted,
+    find_sites,
+    other_axes,
+)
 from jqinject.proxy import ActQuantProxyFromInjector, GradQuantProxyFromInjector, QuantProxyFromInjector
 
 SLOTS_OF_CHOICE = {
@@ -153,12 +163,10 @@ class PlannedSites(NamedTuple):
 NO_SITES = PlannedSites({}, (), frozenset())
 
 
-def plan_sites(
-    model: Any, rules: tuple[Rule, ...], inputs: tuple[Any, ...], kwargs: dict[str, Any]
-) -> PlannedSites:
-    """What the rules quantize outside of layers when a model is called with these arguments."""
+def plan_sites(model: Any, rules: tuple[Rule, ...], calls: Sequence[Call]) -> PlannedSites:
+    """What the rules quantize outside of layers in calls of a model."""
     watching = _Watching(rules)
-    found = find_sites(model, watching, inputs, kwargs)
+    found = find_sites(model, watching, calls)
     return PlannedSites(found.sites, found.uses, frozenset(watching.used))
 
 

@@ -13,8 +13,10 @@ from jqinject.model.quantizing.planned_ranges import planned_ranges
 from jqinject.model.quantizing.parameter_sites import plan_parameters
 from jqinject.model.quantizing.rule_policy import NO_SITES, plan_sites
 from jqinject.model.quantizing.rules import Rule, checked_rules
+from jqinject.model.quantizing.traced_calls import Methods, traced_calls
 from jqinject.model.static_ranges import uncalibrated
 from jqinject.model.walk import ModelIndex
+from jqinject.program import Call
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,20 @@ class RulesReport:
         return "\n".join(lines)
 
 
-def rules_report(model: Any, rules: Rule | Iterable[Rule], *inputs: Any, **kwargs: Any) -> RulesReport:
+def rules_report(
+    model: Any,
+    rules: Rule | Iterable[Rule],
+    *inputs: Any,
+    methods: Methods | None = None,
+    **kwargs: Any,
+) -> RulesReport:
     """Report which layers of a model every rule matches, and which rules match none; nothing is changed.
 
     Args:
         model: a float NNX module, concrete or abstract.
         rules: as for `quantize`.
         inputs: the model's arguments, if rules are for operations between layers.
+        methods: the arguments of other methods, as for `quantize`.
         kwargs: its keyword arguments.
 
     Returns:
@@ -65,7 +74,7 @@ def rules_report(model: Any, rules: Rule | Iterable[Rule], *inputs: Any, **kwarg
 
     Raises:
         TypeError: `model` is not an NNX module; `rules` are not rules; a quantizer does not fit its slot.
-        ValueError: a rule names an operation that does not exist.
+        ValueError: a rule names an operation that does not exist; the model has no such method.
 
     Example:
         >>> from jqinject.quant import Int8WeightPerChannelFloat
@@ -80,9 +89,12 @@ def rules_report(model: Any, rules: Rule | Iterable[Rule], *inputs: Any, **kwarg
         raise TypeError(f"rules_report takes an NNX module, got {type(model).__name__}")
     given = checked_rules(rules)
     check_operations(given)
+    call = Call(inputs, kwargs) if inputs or kwargs else None
+    calls = traced_calls(model, call, methods, "rules_report")
     index = ModelIndex(model)
     entries, plan = plan_layers(index, given)
-    found = plan_sites(model, given, inputs, kwargs) if inputs or kwargs else NO_SITES
+    found = plan_sites(model, given, calls) if calls else NO_SITES
     planned = plan_parameters(found.uses)
     unseen = (*uncalibrated(index), *planned_ranges(index, given, plan, found.sites.values()))
-    return RulesReport(given, entries, (*planned, *found.sites), idle_rules(given, entries, found.used), unseen)
+    names = (*planned, *found.sites)
+    return RulesReport(given, entries, names, idle_rules(given, entries, found.used), unseen)

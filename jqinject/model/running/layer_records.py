@@ -10,10 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.model.ptq.calibration import Batch
-from jqinject.model.running.compiled_call import compiled_call
 from jqinject.model.running.recorder import Recorder
-from jqinject.program import Around, intercept
+from jqinject.program import Around, Call, compiled, intercept, with_copied_modules
 from jqinject.quant_tensor import as_array
 
 GIVEN, RETURNED = "given", "returned"
@@ -38,23 +36,23 @@ class LayerRecords:
     Args:
         model: in the mode to run it in; read at each run, never changed.
         layers: finds the layers of a model, by path.
-        batches: the model's arguments.
+        calls: of the model.
     """
 
-    def __init__(self, model: nnx.Module, layers: Layers, batches: list[Batch]) -> None:
+    def __init__(self, model: nnx.Module, layers: Layers, calls: list[Call]) -> None:
         self._model = model
-        self._batches = batches
+        self._calls = calls
         self._recorder = Recorder()
         self._around = {path: _Recording(path, self._recorder, i) for i, path in enumerate(layers(model))}
 
-        def run(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def run(model: Any, call: Call, chosen: jax.Array) -> None:
             copy = nnx.clone(model, graph=True)
             for path, layer in layers(copy).items():
-                self._around[path].chosen = args[0]
+                self._around[path].chosen = chosen
                 intercept(layer, self._around[path])
-            copy(*args[1:], **kwargs)
+            call(copy)
 
-        self._run = compiled_call(run)
+        self._run = compiled(run)
 
     def order(self) -> list[str]:
         """The layers that run, in execution order."""
@@ -72,9 +70,9 @@ class LayerRecords:
 
     def _play(self, chosen: int) -> None:
         self._recorder.clear()
-        for args, kwargs in self._batches:
-            self._run(self._model, (jnp.int32(chosen), *args), kwargs)
-        self._recorder.finish(nnx.state(self._model), self._batches)
+        for call in with_copied_modules(self._calls):
+            self._run(self._model, call, jnp.int32(chosen))
+        self._recorder.finish(nnx.state(self._model), [call.arrays for call in self._calls])
 
 
 class _Recording(Around):

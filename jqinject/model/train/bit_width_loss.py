@@ -26,7 +26,7 @@ from flax import nnx
 from jqinject.core.facts import is_learned
 from jqinject.nn import QuantConv, QuantLinear
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.program import Around, intercept
+from jqinject.program import CALL, Around, Call, Method, checked_method, intercept
 from jqinject.proxy import ActQuantProxy, QuantProxyFromInjector, WeightQuantProxy
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
 
@@ -101,12 +101,13 @@ class ActivationBitWidthWeightedBySize:
         8.0
     """
 
-    def __call__(self, model: nnx.Module, *args: Any, **kwargs: Any) -> jax.Array:
+    def __call__(self, model: nnx.Module, *args: Any, method: Method = CALL, **kwargs: Any) -> jax.Array:
         """The mean bit width, a differentiable float32 scalar.
 
         Args:
             model: the model.
             args: its positional arguments.
+            method: the method that they are arguments of: its name, or a function that takes the model first.
             kwargs: its keyword arguments.
 
         Raises:
@@ -116,7 +117,7 @@ class ActivationBitWidthWeightedBySize:
         def wanted(node: Any) -> bool:
             return isinstance(node, ActQuantProxy) and _learns_bits(node)
 
-        seen = _watch(model, wanted, args, kwargs)
+        seen = _watch(model, wanted, args, kwargs, method)
         costs = [(result.bit_width, _per_example(result)) for _, result in seen]
         cure = "bit_width_impl_type='parameter' on the quantizers whose bits are to be learned"
         return _mean(costs, "activations with a learned bit width", cure)
@@ -136,18 +137,19 @@ class QuantLayerOutputBitWidthWeightedByOps:
 
     layer_types: tuple[type, ...] = (QuantLinear, QuantConv)
 
-    def __call__(self, model: nnx.Module, *args: Any, **kwargs: Any) -> jax.Array:
+    def __call__(self, model: nnx.Module, *args: Any, method: Method = CALL, **kwargs: Any) -> jax.Array:
         """The mean bit width of outputs, a differentiable float32 scalar.
 
         Args:
             model: the model.
             args: its positional arguments.
+            method: the method that they are arguments of: its name, or a function that takes the model first.
             kwargs: its keyword arguments.
 
         Raises:
             ValueError: no layer returned a QuantTensor.
         """
-        seen = _watch(model, lambda node: isinstance(node, self.layer_types), args, kwargs)
+        seen = _watch(model, lambda node: isinstance(node, self.layer_types), args, kwargs, method)
         costs = [
             (result.bit_width, _per_example(result) * _operations(layer) / MEGA)
             for layer, result in seen
@@ -180,12 +182,17 @@ class _Noting(Around):
 
 
 def _watch(
-    model: nnx.Module, wanted: Callable[[Any], bool], args: tuple[Any, ...], kwargs: dict[str, Any]
+    model: nnx.Module,
+    wanted: Callable[[Any], bool],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    method: Method,
 ) -> list[tuple[Any, Any]]:
     """The results of the wanted modules when a copy of the model is called: (module, result), call by call."""
+    call = Call(args, kwargs, checked_method(model, method, "bit width loss"))
     copy = nnx.clone(model, graph=True)
     seen: list[tuple[Any, Any]] = []
     for node in [node for _, node in nnx.iter_modules(copy, graph=True) if wanted(node)]:
         intercept(node, _Noting(seen))
-    copy(*args, **kwargs)
+    call(copy)
     return seen

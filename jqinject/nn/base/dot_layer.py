@@ -26,6 +26,7 @@ from jqinject.quant_tensor import (
     IntQuantTensor,
     QuantTensor,
     as_array,
+    in_pieces,
 )
 
 
@@ -201,6 +202,8 @@ class QuantDotLayer(QuantWeightLayer):
         if placed is None:
             return None
         summed = placed.dims.rhs_contract
+        if frozen is None and isinstance(weight, GroupwiseIntQuantTensor):
+            weight = in_pieces(weight)
         integers = self._made_integers(weight) if frozen is None else frozen.integers(weight, summed)
         if integers is None:
             return None

@@ -10,7 +10,7 @@ import jax
 from jqinject.dot import Affine, affine_of, contract_integers, has_integers
 from jqinject.dot.frozen.frozen_groups import wide_axis
 from jqinject.dot.geometry.dimensions import Dimensions
-from jqinject.quant_tensor import Groups, GroupwiseIntQuantTensor, IntQuantTensor
+from jqinject.quant_tensor import Groups, GroupwiseIntQuantTensor, IntQuantTensor, in_pieces, smaller_groups
 
 LEAST_GROUP = 128
 """Groups of fewer elements are contracted as floats unless integers are asked for. Every group makes a whole output, so
@@ -74,6 +74,8 @@ def grouped_contraction(
         dims: of the contraction, without groups.
         stored: as for `IntegerContraction`.
     """
+    if of_weight is None and isinstance(x, GroupwiseIntQuantTensor):
+        x = in_pieces(x)
     own = x.groups if isinstance(x, GroupwiseIntQuantTensor) else None
     pairs = dict(zip(dims.rhs_contract, dims.lhs_contract, strict=True))
     if of_weight is not None:
@@ -86,6 +88,9 @@ def grouped_contraction(
     size = (of_weight or own or Groups(0, 0, 0)).size
     length = x.shape[axis]
     of_input = Groups(size, axis - dims.lhs_ndim, length)
+    if own is not None and own.size % size == 0 and own.size > size:
+        x = smaller_groups(x, size)  # the weight is in pieces of groups that cross shards
+        own = x.groups
     if own is not None and own != of_input:
         return None
     left = _in_groups(x, of_input)

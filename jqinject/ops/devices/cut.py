@@ -27,17 +27,41 @@ class Cut:
     """An axis that is cut into groups without becoming two axes.
 
     A reduction goes over pieces of groups first, which no shard divides, and only sends what it finds of these. Its
-    result has the shape of the tensor: every element has that of its group. Zeros fill up the last group.
+    result has the shape of the tensor: every element has that of its group. Zeros fill up the last group. Groups may
+    share their numbers over further axes too, which are reduced with them and kept with size 1.
 
     Attributes:
         axis: the axis, from the front.
         size: elements of a group.
         piece: elements of a piece, a divisor of `size`.
+        beside: the further axes, from the front.
     """
 
     axis: int
     size: int
     piece: int
+    beside: tuple[int, ...] = ()
+
+    @property
+    def shared(self) -> tuple[int, ...]:
+        """The axes that share a number, in order."""
+        return tuple(sorted((self.axis, *self.beside)))
+
+    def count(self, shape: tuple[int, ...]) -> int:
+        """The elements that share a number, of a tensor of this shape, with the zeros that fill up a group."""
+        return self.size * self._across(shape)
+
+    def zeros(self, shape: tuple[int, ...]) -> int:
+        """How many zeros the last group has, of a tensor of this shape.
+
+        Example:
+            >>> Cut(axis=0, size=2, piece=1, beside=(1,)).zeros((3, 5))
+            5
+        """
+        return -shape[self.axis] % self.size * self._across(shape)
+
+    def _across(self, shape: tuple[int, ...]) -> int:
+        return math.prod(shape[axis] for axis in self.beside)
 
     def missing(self, x: jax.Array) -> int:
         """How many zeros fill up the last group."""
@@ -49,7 +73,13 @@ class Cut:
         Example:
             >>> Cut(axis=0, size=2, piece=1).reduced(jnp.sum, jnp.array([1.0, 2.0, 3.0]))
             Array([3., 3., 3.], dtype=float32)
+            >>> Cut(axis=0, size=2, piece=1, beside=(1,)).reduced(jnp.sum, jnp.ones((3, 5)))
+            Array([[10.],
+                   [10.],
+                   [ 5.]], dtype=float32)
         """
+        if self.beside:
+            x = reduction(x, axis=self.beside, keepdims=True)
         return self._repeated(self._found(reduction, x), x)
 
     def filled(self, found: jax.Array, with_fill: jax.Array) -> jax.Array:
@@ -67,7 +97,9 @@ class Cut:
             >>> Cut(axis=0, size=2, piece=1).one_each(jnp.array([3.0, 3.0, 1.0]))
             Array([3., 1.], dtype=float32)
         """
-        return self._found(jnp.max, x)
+        # The first of each group, found without comparing: a comparison loses gradients where a compiler rounds anew.
+        first = jax.lax.broadcasted_iota(jnp.int32, x.shape, self.axis) % self.size == 0
+        return self._found(jnp.sum, jnp.where(sharded_as(first, x), x, jnp.zeros((), x.dtype)))
 
     def in_two(self, x: jax.Array) -> jax.Array:
         """Numbers that the elements of a group share, in the shape with two axes; `spread` brings them back.

@@ -111,7 +111,8 @@ def sharded_as(x: jax.Array, like: jax.Array) -> jax.Array:
         Array([1., 1.], dtype=float32)
     """
     own, wanted = jax.typeof(x).sharding, jax.typeof(like).sharding
-    return x if own.spec == wanted.spec else reshard(x, NamedSharding(own.mesh, wanted.spec))
+    mesh = own.mesh if wanted.mesh.empty else wanted.mesh
+    return x if own.spec == wanted.spec else reshard(x, NamedSharding(mesh, wanted.spec))
 
 
 def sharded_beside(x: jax.Array, like: jax.Array) -> jax.Array:

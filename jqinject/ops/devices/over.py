@@ -51,7 +51,7 @@ class Over(NamedTuple):
         if self.axes is None:
             return tuple(range(ndim))
         if isinstance(self.axes, Cut):
-            return (self.axes.axis,)
+            return self.axes.shared
         return tuple(axis % ndim for axis in (self.axes if isinstance(self.axes, tuple) else (self.axes,)))
 
     @classmethod
@@ -98,7 +98,7 @@ class Over(NamedTuple):
             return found
         found = reduce(jnp.add, self._reduced(jnp.sum, x))
         if of_zero is not None and isinstance(self.axes, Cut):
-            zeros = self.axes.missing(found) * len(parts_of(x))
+            zeros = sum(self.axes.zeros(part.shape) for part in parts_of(x))
             found = self.axes.filled(found, found + zeros * of_zero)
         return sum_over(found, self.names)
 
@@ -120,7 +120,7 @@ class Over(NamedTuple):
 
     def _here(self, x: jax.Array) -> int:
         if isinstance(self.axes, Cut):
-            return self.axes.size
+            return self.axes.count(x.shape)
         return math.prod(x.shape[axis] for axis in self.of(x.ndim))
 
     def _with_zeros(self, extreme: Any, found: jax.Array) -> jax.Array:
@@ -135,14 +135,13 @@ class Over(NamedTuple):
         return [reduction(part, axis=self.of(part.ndim), keepdims=self.keeps) for part in parts_of(x)]
 
     def _numbered(self, x: jax.Array, start: int, count: int) -> jax.Array:
-        axes = self.of(x.ndim)
-        found = (
-            jax.lax.broadcasted_iota(jnp.int32, x.shape, axes[0]) if axes else jnp.zeros(x.shape, jnp.int32)
-        )
-        for axis in axes[1:]:
-            found = found * x.shape[axis] + jax.lax.broadcasted_iota(jnp.int32, x.shape, axis)
-        if isinstance(self.axes, Cut):
-            found = found % self.axes.size
+        axes, cut = self.of(x.ndim), self.axes if isinstance(self.axes, Cut) else None
+        found = jnp.zeros(x.shape, jnp.int32)
+        for axis in axes:
+            places, length = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis), x.shape[axis]
+            if cut is not None and axis == cut.axis:
+                places, length = places % cut.size, cut.size
+            found = found * length + places
         if start:
             found = found + start
         if self.names:
