@@ -11,6 +11,7 @@ from flax import nnx
 
 from jqinject.core import Frozen, GradSlot, GradStat, QuantParam, QuantStat
 from jqinject.core.state.record import RecordPart, state_parts
+from jqinject.dot import FrozenParam
 from jqinject.program import OpQuantizers
 from jqinject.proxy import QuantProxyFromInjector
 
@@ -130,6 +131,22 @@ class ModelIndex:
 
     def __init__(self, model: Any) -> None:
         self.places = tuple(walk(model))
+        self._bind_sites()
+
+    def _bind_sites(self) -> None:
+        """Let the sites of parameters know which Variables of this copy of the model these are."""
+        held = [(path, node) for path, node in self.places if isinstance(node, OpQuantizers)]
+        nodes = dict(self.places) if held else {}
+        for path, quantizers in held:
+            for site in quantizers.weight_sites().values():
+                variable = nodes.get((*path[:-1], *map(str, site.weight_path)))
+                if isinstance(variable, nnx.Param):
+                    site.bind(variable)
+
+    @cached_property
+    def frozen_parameters(self) -> list[Any]:
+        """The parameters whose low-bit numbers are in their places."""
+        return [node for _, node in self.places if isinstance(node, FrozenParam)]
 
     @cached_property
     def modules(self) -> list[Any]:

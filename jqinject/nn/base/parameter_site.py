@@ -56,6 +56,7 @@ class ParameterSite(_Facts, DistantWeight):
         weight_quant: the proxy; None once the parameter is frozen.
         weight_path: the parameter's path in the model.
         weight_shape: its shape, with the axes of a stack.
+        master: the float parameter, if it was kept when its low-bit numbers took its place.
 
     Args:
         variable: the parameter.
@@ -69,6 +70,7 @@ class ParameterSite(_Facts, DistantWeight):
     bias = None
     input_quant = None
     frozen = None
+    master: nnx.Variable[Any] | None = None
 
     def __init__(
         self, variable: nnx.Variable[Any], path: tuple[Any, ...], shared: tuple[int, ...], stacked: int = 0
@@ -114,8 +116,12 @@ class ParameterSite(_Facts, DistantWeight):
 class _BesideWeight(_Facts, nnx.Module):
     """A site that holds its parameter."""
 
+    weight_name = "parameter"
+    bias = input_quant = frozen = None
+
     def __init__(self, site: ParameterSite) -> None:
         self.parameter = site.weight
+        self.weight_quant = vars(site).get("weight_quant")
         self.shared, self.stacked, self._ndim = site.shared, site.stacked, site.weight_ndim
 
     @property
