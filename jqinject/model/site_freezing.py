@@ -15,7 +15,7 @@ from jqinject.program import QuantizedProgram
 
 
 def parameter_sites(index: ModelIndex) -> Iterator[tuple[Path, QuantizedProgram, str, ParameterSite]]:
-    """The sites of parameters: path of the model that holds them, that model, the parameter's path as text, the site."""
+    """The sites of parameters, with the path of the model that holds them, that model, and the parameter's path."""
     for path, node in index.places:
         if isinstance(node, QuantizedProgram):
             sites = node.op_quant.weight_sites()

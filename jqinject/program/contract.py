@@ -9,7 +9,6 @@ from jqinject.dot import conv_general_dilated, dot_general
 from jqinject.program.policy import Choice
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
 
-
 CONVOLUTION = (
     "window_strides",
     "padding",
@@ -37,10 +36,10 @@ def contracts_payloads(choice: Choice | None, lhs: Any, rhs: Any, weight: int | 
         return asked != "float"
     if isinstance(lhs, FloatQuantTensor):
         return True
-    kept = (lhs, rhs) if weight is None else ((lhs, rhs)[weight],)
-    return all(isinstance(x, IntQuantTensor) and x.payload is not None for x in kept) and (
-        weight is None or kept[0].is_stored
-    )
+    if weight is not None:
+        stored = (lhs, rhs)[weight]
+        return isinstance(stored, IntQuantTensor) and stored.is_stored
+    return all(isinstance(x, IntQuantTensor) and x.payload is not None for x in (lhs, rhs))
 
 
 def arguments_of(eqn: Any) -> dict[str, Any]:
@@ -50,7 +49,9 @@ def arguments_of(eqn: Any) -> dict[str, Any]:
     return {name: eqn.params[name] for name in names}
 
 
-def contract(eqn: Any, choice: Choice | None, lhs: Any, rhs: Any, rest: list[Any], evaluate: Callable[..., Any]) -> Any:
+def contract(
+    eqn: Any, choice: Choice | None, lhs: Any, rhs: Any, rest: list[Any], evaluate: Callable[..., Any]
+) -> Any:
     """The contraction of two QuantTensors, by their payloads if their scales allow it.
 
     Args:

@@ -39,11 +39,14 @@ class FoundSites(NamedTuple):
 
 
 class OpQuantizers(nnx.Module):
-    """The quantizers between the operations of a model, by the names of their sites.
+    """The quantizers of a model that stand outside of its layers: `model.op_quant[name]`.
+
+    A tensor's is named by its operation (`blocks.0.dot_general1_lhs`), a parameter's by the parameter's path
+    (`blocks.0.w`). Their state paths are `op_quant/held/<name>/...` and `op_quant/weights/<path>/weight_quant/...`.
 
     Args:
         policy: decides what is quantized; static, compared by value.
-        held: name -> proxy.
+        held: name of a tensor -> its quantizer.
         weights: path of a parameter, as text -> what holds its quantizer.
         tied: paths of parameters that belong to a layer of ours and that the model contracts by itself too.
     """
@@ -66,18 +69,19 @@ class OpQuantizers(nnx.Module):
         if tied:
             self.tied = tied
 
-    def __getitem__(self, name: str) -> Any:
-        return self.held[name]
-
     def weight_sites(self) -> Mapping[str, Any]:
         """What holds the quantizers of parameters, by their paths as text."""
         return vars(self).get("weights", {})
 
+    def __getitem__(self, name: str) -> Any:
+        sites = self.weight_sites()
+        return sites[name].weight_quant if name in sites else self.held[name]
+
     def __iter__(self) -> Any:
-        return iter(self.held)
+        return iter((*self.weight_sites(), *self.held))
 
     def __len__(self) -> int:
-        return len(self.held)
+        return len(self.held) + len(self.weight_sites())
 
 
 class QuantizedProgram(ClassMixin):
@@ -114,7 +118,9 @@ class QuantizedProgram(ClassMixin):
 
 def _node_at(root: Any, path: Path) -> Any:
     for key in path:
-        root = root[key] if isinstance(root, list | tuple | dict | nnx.List | nnx.Dict) else getattr(root, key)
+        root = (
+            root[key] if isinstance(root, list | tuple | dict | nnx.List | nnx.Dict) else getattr(root, key)
+        )
     return root
 
 

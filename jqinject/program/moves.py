@@ -97,7 +97,9 @@ class Axes:
 
     def moved(self, move: Move) -> Axes:
         """After a move."""
-        marks = (jax.eval_shape(move.partial, jax.ShapeDtypeStruct(mark, jnp.float32)).shape for mark in self.marks)
+        marks = (
+            jax.eval_shape(move.partial, jax.ShapeDtypeStruct(mark, jnp.float32)).shape for mark in self.marks
+        )
         return Axes(self.shape, tuple(tuple(mark) for mark in marks), self.stacked)
 
     def sliced(self) -> Axes:
@@ -214,10 +216,14 @@ def _gather(eqn: Any, values: Sequence[Any]) -> Move | None:
     out = eqn.outvars[0].aval.shape
 
     def gathered(x: Any, sizes: Sequence[int]) -> Any:
-        kept = {name: eqn.params[name] for name in ("dimension_numbers", "unique_indices", "indices_are_sorted")}
+        kept = {
+            name: eqn.params[name] for name in ("dimension_numbers", "unique_indices", "indices_are_sorted")
+        }
         fill = eqn.params["fill_value"]
         fill = 0 if fill is None and not jnp.issubdtype(x.dtype, jnp.inexact) else fill
-        return lax.gather(x, indices, slice_sizes=tuple(sizes), mode=eqn.params["mode"], fill_value=fill, **kept)
+        return lax.gather(
+            x, indices, slice_sizes=tuple(sizes), mode=eqn.params["mode"], fill_value=fill, **kept
+        )
 
     def partial(x: Any) -> Any:
         sizes = [min(n, size) for n, size in zip(eqn.params["slice_sizes"], x.shape, strict=True)]

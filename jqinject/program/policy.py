@@ -107,9 +107,7 @@ class Policy(Protocol):
         """Whether weights with several output axes are contracted with one."""
 
     @abstractmethod
-    def choose(
-        self, path: str, operation: Operation, weight_path: tuple[Any, ...] = ()
-    ) -> Choice | None:
+    def choose(self, path: str, operation: Operation, weight_path: tuple[Any, ...] = ()) -> Choice | None:
         """The quantizers of an operation; None leaves it alone.
 
         Args:

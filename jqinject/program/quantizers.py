@@ -146,7 +146,9 @@ class HeldQuantizers:
 
     def update(self, state: Any) -> None:
         """Write a state into the quantizers."""
-        for held, parts in zip((self._held, self._weights), (state.get(0, {}), state.get(1, {})), strict=True):
+        for held, parts in zip(
+            (self._held, self._weights), (state.get(0, {}), state.get(1, {})), strict=True
+        ):
             for name, part in parts.items():
                 nnx.update(held[name], part)
 

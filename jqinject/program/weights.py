@@ -36,7 +36,9 @@ def parameter(run: Any, x: Tracked) -> Tracked:
     return x.twins[WEIGHTS]
 
 
-def follow_stored(run: Any, path: str, inputs: Sequence[Tracked], evaluate: Evaluate, function: Any) -> list[Tracked]:
+def follow_stored(
+    run: Any, path: str, inputs: Sequence[Tracked], evaluate: Evaluate, function: Any
+) -> list[Tracked]:
     """The outputs of an operation on the arrays of a frozen parameter: its numbers, where it dequantizes them.
 
     Args:
@@ -85,7 +87,9 @@ def follow(
         choice, name = run.choose(path, operation, x.weight_path)
         if x.origin is Origin.WEIGHT and any(other.is_activation for other in others):
             _note_lookup(run, choice, name, x, eqn)
-    values: Sequence[Any] = [moved(x.value, move) for move in moves] if isinstance(x.value, QuantTensor) else ()
+    values: Sequence[Any] = (
+        [moved(x.value, move) for move in moves] if isinstance(x.value, QuantTensor) else ()
+    )
     if not values or any(value is None for value in values):
         values = evaluate([one.array for one in inputs])
     origin = Origin.ACTIVATION if any(one.is_activation for one in inputs) else x.origin
@@ -132,7 +136,15 @@ def note_use(
         return
     quantizer = None if choice is None else choice.parameter
     run.uses.append(
-        WeightUse(x.weight_path, run.prefix + name, operation, axes.shape, axes.along(shared), axes.stacked, quantizer)
+        WeightUse(
+            x.weight_path,
+            run.prefix + name,
+            operation,
+            axes.shape,
+            axes.along(shared),
+            axes.stacked,
+            quantizer,
+        )
     )
 
 

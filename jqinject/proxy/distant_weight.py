@@ -11,6 +11,11 @@ from flax import nnx
 class DistantWeight(nnx.Module):
     """Abstract: holds the proxy of a weight that another module holds, so that the weight keeps its one path."""
 
+    @property
+    @abstractmethod
+    def weight(self) -> nnx.Variable[Any]:
+        """The weight."""
+
     @abstractmethod
     def beside_weight(self) -> Any:
         """A module with the same facts that holds the weight, for as long as an assembly takes."""

@@ -1,4 +1,4 @@
-"""Quantizers of parameters that a model contracts by itself: one for each parameter, however many contractions read it."""
+"""Quantizers of parameters that a model contracts by itself: one for each, however many contractions read it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def _planned(path: tuple[Any, ...], uses: list[WeightUse], quantizer: Any) -> Pl
             f"{dotted(path)} is summed over every axis by one use or another, so no axis is left for scales:\n"
             f"{_listed(uses)}\n  cure: a rule that keeps it float, Rule({dotted(path)!r})"
         )
-    return PlannedParameter(path, tuple(uses), quantizer, stacked, tuple(sorted(axis - stacked for axis in shared)))
+    return PlannedParameter(
+        path, tuple(uses), quantizer, stacked, tuple(sorted(axis - stacked for axis in shared))
+    )
 
 
 def _listed(uses: Iterable[WeightUse]) -> str:
@@ -89,9 +91,7 @@ def tied_to_layers(index: ModelIndex, planned: Mapping[str, PlannedParameter]) -
     return tuple(found)
 
 
-def parameter_site(
-    index: ModelIndex, parameter: PlannedParameter, rngs: nnx.Rngs | None
-) -> ParameterSite:
+def parameter_site(index: ModelIndex, parameter: PlannedParameter, rngs: nnx.Rngs | None) -> ParameterSite:
     """The site of a parameter, with its quantizer.
 
     Raises:
@@ -110,7 +110,9 @@ def parameter_site(
             f"{name} takes an injector (a class that derives from ExtendedInjector), got {quantizer!r:.80}"
         )
     declared = quantizer if isinstance(quantizer, Binding) else Binding(quantizer)
-    kind = declared.resolve("proxy_class") if declared.declares("proxy_class") else WeightQuantProxyFromInjector
+    kind = (
+        declared.resolve("proxy_class") if declared.declares("proxy_class") else WeightQuantProxyFromInjector
+    )
     if kind.role not in (WeightQuantProxyFromInjector.role, QuantProxyFromInjector.role):
         raise TypeError(
             f"{name} is a weight, and {declared.base.__name__} is not for these: its proxy is a {kind.__name__}.\n"

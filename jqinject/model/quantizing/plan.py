@@ -90,7 +90,9 @@ def check_operations(rules: Iterable[Rule]) -> None:
                 )
 
 
-def idle_rules(rules: tuple[Rule, ...], entries: Iterable[LayerRule], used: Collection[int]) -> tuple[int, ...]:
+def idle_rules(
+    rules: tuple[Rule, ...], entries: Iterable[LayerRule], used: Collection[int]
+) -> tuple[int, ...]:
     """Indices of the rules that match nothing."""
     taken = {*used} | {entry.rule for entry in entries if entry.rule is not None}
     return tuple(index for index in range(len(rules)) if index not in taken)

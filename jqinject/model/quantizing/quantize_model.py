@@ -11,6 +11,7 @@ from flax import nnx
 from jqinject.model.frozen_ops import op_slot
 from jqinject.model.quantizing.counterparts import counterpart_of
 from jqinject.model.quantizing.layer_reuse import LayerReuse
+from jqinject.model.quantizing.parameter_sites import parameter_site, plan_parameters, tied_to_layers
 from jqinject.model.quantizing.plan import (
     LayerRule,
     check_operations,
@@ -18,7 +19,6 @@ from jqinject.model.quantizing.plan import (
     nearest_pattern,
     plan_layers,
 )
-from jqinject.model.quantizing.parameter_sites import parameter_site, plan_parameters, tied_to_layers
 from jqinject.model.quantizing.rule_policy import (
     NO_SITES,
     OURS,
@@ -154,8 +154,8 @@ def _check(
     has_inputs = any(call.args or call.kwargs for call in calls)
     if not entries and not traces and not has_inputs:
         raise ValueError(
-            f"{type(model).__name__} has no layer of Flax's own classes; what it contracts by itself is found by tracing "
-            "it.\n  cure: quantize(model, rules, inputs=(x,)), with arrays or jax.ShapeDtypeStructs"
+            f"{type(model).__name__} has no layer of Flax's own classes; what it contracts by itself is found by "
+            "tracing it.\n  cure: quantize(model, rules, inputs=(x,)), with arrays or jax.ShapeDtypeStructs"
         )
     if traces and not has_inputs:
         raise ValueError(
@@ -168,9 +168,10 @@ def _check(
     used = found.used
     idle = idle_rules(rules, entries, used)
     if idle and not allow_idle:
-        near = {index: nearest_pattern(rules[index], [*(e.path for e in entries), *(dotted(u.weight_path) for u in found.uses)]) for index in idle}
+        weights = dict.fromkeys(dotted(use.weight_path) for use in found.uses)
+        known = [*(entry.path for entry in entries), *weights]
+        near = {index: nearest_pattern(rules[index], known) for index in idle}
         shown = "\n".join(f"    {rules[index]}{near[index]}" for index in idle)
-        known = [*(entry.path for entry in entries), *dict.fromkeys(dotted(use.weight_path) for use in found.uses)]
         paths = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
         raise ValueError(
             f"rules that take nothing (the first rule that matches wins):\n{shown}\n  layers here: {paths or 'none'}\n"

@@ -73,9 +73,7 @@ class RulePolicy:
         """See `Policy`."""
         return isinstance(module, OURS) or type(module) in COUNTERPARTS
 
-    def choose(
-        self, path: str, operation: Operation, weight_path: tuple[Any, ...] = ()
-    ) -> Choice | None:
+    def choose(self, path: str, operation: Operation, weight_path: tuple[Any, ...] = ()) -> Choice | None:
         """See `Policy`."""
         index = self.rule_of(path, operation, weight_path)
         if index is None:

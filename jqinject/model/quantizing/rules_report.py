@@ -8,9 +8,9 @@ from typing import Any
 
 from flax import nnx
 
+from jqinject.model.quantizing.parameter_sites import plan_parameters
 from jqinject.model.quantizing.plan import LayerRule, check_operations, idle_rules, plan_layers
 from jqinject.model.quantizing.planned_ranges import planned_ranges
-from jqinject.model.quantizing.parameter_sites import plan_parameters
 from jqinject.model.quantizing.rule_policy import NO_SITES, plan_sites
 from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.quantizing.traced_calls import Methods, traced_calls

@@ -96,8 +96,8 @@ class ParameterSite(_Facts, DistantWeight):
         found = BOUND.get(self)
         if found is None:
             raise ValueError(
-                f"the site of {'.'.join(map(str, self.weight_path))} belongs to a copy of a model and does not know the "
-                "copy's parameter yet.\n  cure: jqinject.reassemble(model), which finds it by walking the model"
+                f"the site of {'.'.join(map(str, self.weight_path))} belongs to a copy of a model and does not know "
+                "the copy's parameter yet.\n  cure: jqinject.reassemble(model), which finds it by walking the model"
             )
         return found
 

@@ -64,7 +64,9 @@ def frozen_weight(layer: Any, numbers: Any = None) -> FrozenWeight:
         layer.weight_quant.kept_input()  # raises if it is not known, which cannot be told under `vmap`
     cut = _cut(layer, stack)
     if stack:
-        return build_stacked(lambda layers, _: _eager_numbers(layers[0], cut), beside_weights((layer,)), stack)
+        return build_stacked(
+            lambda layers, _: _eager_numbers(layers[0], cut), beside_weights((layer,)), stack
+        )
     return _checked(layer, _numbers(layer) if numbers is None else numbers)
 
 
