@@ -17,6 +17,7 @@ models), `odml` and `export` (for other compilers).
 from jqinject import checkpoint_policies as checkpoint_policies
 from jqinject import export as export
 from jqinject import odml as odml
+from jqinject.core import GatheredWarning as GatheredWarning
 from jqinject.core import UncalibratedWarning as UncalibratedWarning
 from jqinject.inject import DependencyError as DependencyError
 from jqinject.inject import ExtendedInjector as ExtendedInjector
@@ -52,6 +53,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DependencyError",
     "FloatQuantTensor",
+    "GatheredWarning",
     "IntQuantTensor",
     "Rule",
     "UncalibratedWarning",

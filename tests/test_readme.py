@@ -19,9 +19,10 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 @pytest.mark.lengthy
-def test_readme_examples_run(tmp_path: Path) -> None:
-    examples = blocks("README.md", "python")
-    assert examples, "README.md has no python example"
+@pytest.mark.parametrize("page", ["README.md", "docs/models.md"])
+def test_examples_run(page: str, tmp_path: Path) -> None:
+    examples = blocks(page, "python")
+    assert examples, f"{page} has no python example"
     script = tmp_path / "readme_examples.py"
     script.write_text("\n".join(examples), encoding="utf-8")
     environment = dict(os.environ, PYTHONPATH=str(ROOT))

@@ -152,3 +152,4 @@ from jqinject.core.zero_point import RuntimeDynamicStatsZeroPoint as RuntimeDyna
 from jqinject.core.zero_point import ScaleShiftQuantZeroPoint as ScaleShiftQuantZeroPoint
 from jqinject.core.zero_point import StatsFromParameterZeroPoint as StatsFromParameterZeroPoint
 from jqinject.core.zero_point import ZeroZeroPoint as ZeroZeroPoint
+from jqinject.ops.devices.gathered import GatheredWarning as GatheredWarning

@@ -73,7 +73,7 @@ def takes_axes(component: Any) -> bool:
 
 
 def takes_cut(component: Any) -> bool:
-    """Whether a range method takes a `Cut` for its axes; False if unstated.
+    """Whether a range method or a statistic takes a `Cut` for its axes; False if unstated.
 
     Example:
         >>> from jqinject.core import AbsMaxRange

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from jqinject.core.state.record import flat_parts
@@ -17,6 +18,7 @@ from jqinject.model.freezing import settle_ranges
 from jqinject.model.static_ranges import check_calibrated
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.devices.processes import on_host, spans_processes
+from jqinject.program import Call, SplitCall
 from jqinject.quant_tensor import QuantTensor, as_array
 
 
@@ -54,22 +56,64 @@ def _bring_home(model: Any) -> None:
             variable.set_value(jnp.asarray(on_host(held)))
 
 
-def input_specs(inputs: tuple[Any, ...], name: str) -> tuple[Any, ...]:
-    """Shapes and dtypes of the inputs, arrays or pytrees of them.
+class ExportedCall:
+    """A call of a model as a function of arrays alone: everything else in it is a part of the program.
+
+    Args:
+        model: a private copy.
+        call: of it, with arrays or `jax.ShapeDtypeStruct`s.
+        name: the calling function's name, for the error text.
+
+    Attributes:
+        specs: shapes and dtypes of the arrays.
+        signature: the arguments of the program, (positional, by keyword): those of the call that hold arrays, with
+            their shapes and dtypes, and None in the place of everything else.
+        state: of the model and of modules among the arguments.
 
     Raises:
-        TypeError: an input has no shape and dtype, or is a QuantTensor.
+        TypeError: there are arguments, and no array among them; a QuantTensor.
     """
 
-    def spec(x: Any) -> jax.ShapeDtypeStruct:
-        if not isinstance(x, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
+    def __init__(self, model: Any, call: Call, name: str) -> None:
+        leaves = jax.tree.leaves((call.args, call.kwargs), is_leaf=_is_quant_tensor)
+        wrong = [x for x in leaves if _is_quant_tensor(x)] or ([] if call.arrays or call.modules else leaves)
+        if wrong:
             raise TypeError(
-                f"{name} takes arrays or jax.ShapeDtypeStructs as inputs, got {type(x).__name__}.\n"
+                f"{name} takes arrays or jax.ShapeDtypeStructs as inputs, got {type(wrong[0]).__name__}.\n"
                 "  cure: jnp.asarray(x); the value of a QuantTensor, and a quantizer at the model's input"
             )
-        return jax.ShapeDtypeStruct(x.shape, x.dtype)
+        self._name, self._split = name, SplitCall(model, call)
+        self.state = self._split.state
+        self.specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in call.arrays]
+        self.signature = _with_arrays_only(call, self.specs)
 
-    return jax.tree.map(spec, inputs, is_leaf=_is_quant_tensor)
+    def __call__(self, state: Any, arrays: Sequence[Any]) -> Any:
+        """The outputs, with arrays instead of QuantTensors.
+
+        Raises:
+            ValueError: the call changes a module among its arguments, which the program could not return.
+        """
+        model, call = self._split.merged(state, arrays)
+        before = [jax.tree.leaves(nnx.state(module, graph=True)) for module in call.modules]
+        outputs = call(model)
+        for module, given in zip(call.modules, before, strict=True):
+            held = jax.tree.leaves(nnx.state(module, graph=True))
+            if len(held) != len(given) or any(x is not y for x, y in zip(held, given, strict=True)):
+                raise ValueError(
+                    f"{self._name}: the call changes the {type(module).__name__} among its arguments, and the program "
+                    "returns the outputs alone.\n  cure: method=..., a function that takes the model and arrays, makes "
+                    f"the {type(module).__name__} of them, and returns what changed"
+                )
+        return plain(outputs)
+
+
+def _with_arrays_only(call: Call, specs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    frame = replace(call.frame, others=(None,) * len(call.frame.others))
+    bare = frame.filled(specs, [None] * len(call.modules))
+    args = list(bare.args)
+    while args and not jax.tree.leaves(args[-1]):
+        args.pop()
+    return tuple(args), {name: given for name, given in bare.kwargs.items() if jax.tree.leaves(given)}
 
 
 def plain(output: Any) -> Any:

@@ -14,9 +14,10 @@ from jqinject.export._fold import evaluate
 from jqinject.export._grid import KEPT
 from jqinject.export._lowerings import register
 from jqinject.export._marks import mark_quantizers
-from jqinject.export._model import checked_path, input_specs, needed, plain, serving_copy
+from jqinject.export._model import ExportedCall, checked_path, needed, serving_copy
 from jqinject.export._pool import POOLS
 from jqinject.export._unmark import rules
+from jqinject.program import CALL, Call, Method, checked_method
 
 
 def onnx(
@@ -26,7 +27,9 @@ def onnx(
     opset: int = 20,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
+    method: Method = CALL,
     allow_uncalibrated: bool = False,
+    **keywords: Any,
 ) -> Any:
     """Export the model in evaluation mode to ONNX, in QDQ form.
 
@@ -52,42 +55,47 @@ def onnx(
 
     Args:
         model: an NNX module, quantized or not, frozen or not; it is not changed.
-        inputs: of the model; arrays, or `jax.ShapeDtypeStruct`s, whose shape may have symbolic sizes
-            (`jax.export.symbolic_shape("batch, 8")`), or pytrees of them.
+        inputs, keywords: the model's arguments: arrays, or `jax.ShapeDtypeStruct`s, whose shape may have symbolic sizes
+            (`jax.export.symbolic_shape("batch, 8")`), or pytrees of them. Everything else (flags, None, modules)
+            becomes a part of the program.
         path: the file to write, or None.
         opset: version of ONNX's operators, at least 13, the first with scales per channel. From 21 on, onnxruntime 1.31
             refuses some models with signed activations.
         input_names: of the inputs' arrays; `in_0`, `in_1`, ... by default.
         output_names: of the outputs' arrays.
+        method: the method that they are arguments of: its name, or a function that takes the model first.
         allow_uncalibrated: go on even if static ranges of activations never saw data.
 
     Returns:
         An `onnx.ModelProto`.
 
     Raises:
-        TypeError: `model` is not an NNX module, or an input has no shape and dtype.
-        ValueError: a static range that never saw data, named by path; the opset is below 13; the model has an operation
-            that jax2onnx cannot convert to valid ONNX: contractions in float16 or of integers (Flax layers with
-            `QDotGeneral` or its kin).
+        TypeError: `model` is not an NNX module, or there are no arrays among its arguments.
+        ValueError: the model has no such method; the call changes a module among its arguments; a static range that
+            never saw data, named by path; the opset is below 13; the model has an operation that jax2onnx cannot
+            convert to valid ONNX: contractions in float16 or of integers (Flax layers with `QDotGeneral` or its kin).
         FileNotFoundError: the file's folder does not exist.
         ImportError: jax2onnx is not installed.
 
     Differs from jax2onnx: pools have one to three spatial axes, as runtimes expect; reversed scans (bidirectional
     layers) become forward scans between two reversals.
     """
-    copy, specs = serving_copy(model, "onnx", allow_uncalibrated), input_specs(inputs, "onnx")
+    call = Call(inputs, keywords, checked_method(model, method, "onnx"))
+    copy = serving_copy(model, "onnx", allow_uncalibrated)
+    mark_quantizers(copy)
+    exported = ExportedCall(copy, call, "onnx")
     if opset < 13:
         raise ValueError(f"onnx: opset must be at least 13, where scales per channel begin, got {opset}")
     target = None if path is None else checked_path(path, "onnx")
     jax2onnx, package = (needed(name, "onnx", "onnx") for name in ("jax2onnx", "onnx"))
     register(needed("jax2onnx.plugins.plugin_system", "onnx", "onnx"))
     with native.use(False):  # other runtimes do not have these kernels
-        program = _program(copy, specs, opset)
+        program = _program(exported, opset)
     kind = type(model).__name__
     try:
         proto = jax2onnx.to_onnx(
             lambda *xs: evaluate(program, xs, KEPT),
-            inputs=jax.tree.leaves(specs),
+            inputs=exported.specs,
             model_name=kind,
             opset=opset,
             input_names=input_names,
@@ -116,16 +124,15 @@ def _check_valid(proto: Any, package: Any, kind: str) -> None:
         ) from error
 
 
-def _program(model: Any, specs: tuple[Any, ...], opset: int) -> Any:
-    """The model's program, from arrays to arrays, with quantized numbers in ONNX's form."""
-    mark_quantizers(model)
-    graphdef, state = nnx.split(model, graph=True)
-    leaves, structure = jax.tree.flatten(specs)
+def _program(exported: ExportedCall, opset: int) -> Any:
+    """The call's program, from arrays to arrays, with quantized numbers in ONNX's form."""
 
-    def run(state: Any, *leaves: Any) -> Any:
-        return jax.tree.leaves(plain(nnx.merge(graphdef, state)(*jax.tree.unflatten(structure, leaves))))
+    def run(state: Any, *arrays: Any) -> Any:
+        return jax.tree.leaves(exported(state, arrays))
 
     # NNX's transformations need Variables of their own trace: the state is first an argument, then a constant.
-    marked = jax.make_jaxpr(run)(state, *leaves)
-    known = jax.tree.leaves(state)
-    return jax.make_jaxpr(lambda *xs: evaluate(marked, [*known, *xs], {**rules(opset), **POOLS}))(*leaves)
+    marked = jax.make_jaxpr(run)(exported.state, *exported.specs)
+    known = jax.tree.leaves(exported.state)
+    return jax.make_jaxpr(lambda *xs: evaluate(marked, [*known, *xs], {**rules(opset), **POOLS}))(
+        *exported.specs
+    )

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import export
 
-from jqinject.export._model import checked_path, input_specs, needed, plain, serving_copy
+from jqinject.export._model import ExportedCall, checked_path, needed, serving_copy
+from jqinject.program import CALL, Call, Method, checked_method
 
 WEIGHTS = ("constants", "argument")
 
@@ -20,8 +21,8 @@ WEIGHTS = ("constants", "argument")
 class stablehlo:
     """A model's program in evaluation mode, exported by `jax.export`.
 
-    `stablehlo(model, *inputs)` exports, `stablehlo.load(path)` reads a file that `save` wrote. The model is not
-    changed; a copy of it is traced, in evaluation mode. Stored integers stay integers (`tensor<...xi8>`; 4-bit and
+    `stablehlo(model, *inputs, **keywords)` exports, `stablehlo.load(path)` reads a file that `save` wrote. The model is
+    not changed; a copy of it is traced, in evaluation mode. Stored integers stay integers (`tensor<...xi8>`; 4-bit and
     narrower ones packed into bytes), and composites (`jax.lax.composite`) stay composites. If the model returns a
     QuantTensor, the program returns its value.
 
@@ -32,10 +33,12 @@ class stablehlo:
 
     Args:
         model: an NNX module, quantized or not, frozen or not.
-        inputs: of the model; arrays, or `jax.ShapeDtypeStruct`s, whose shape may have symbolic sizes
-            (`jax.export.symbolic_shape("batch, 8")`), or pytrees of them.
+        inputs, keywords: the model's arguments: arrays, or `jax.ShapeDtypeStruct`s, whose shape may have symbolic sizes
+            (`jax.export.symbolic_shape("batch, 8")`), or pytrees of them. Everything else (flags, None, modules)
+            becomes a part of the program.
         weights: "constants": the program holds them, and only needs its inputs. "argument": it takes them when called,
             as a dict from path to array; for large models, and for several sets of weights.
+        method: the method that they are arguments of: its name, or a function that takes the model first.
         platforms: names of JAX platforms, such as `("cpu", "cuda")`; None means the current one.
         allow_uncalibrated: go on even if static ranges of activations never saw data.
 
@@ -44,8 +47,9 @@ class stablehlo:
         weights: path -> array, with `weights="argument"`; otherwise, and in a loaded program, None.
 
     Raises:
-        TypeError: `model` is not an NNX module, or an input has no shape and dtype.
-        ValueError: `weights` is neither "constants" nor "argument"; a static range that never saw data, named by path.
+        TypeError: `model` is not an NNX module, or there are no arrays among its arguments.
+        ValueError: the model has no such method; the call changes a module among its arguments; `weights` is neither
+            "constants" nor "argument"; a static range that never saw data, named by path.
 
     Example:
         >>> import jax.numpy as jnp
@@ -66,21 +70,24 @@ class stablehlo:
         model: nnx.Module,
         *inputs: Any,
         weights: str = "constants",
+        method: Method = CALL,
         platforms: Sequence[str] | None = None,
         allow_uncalibrated: bool = False,
+        **keywords: Any,
     ) -> None:
         if weights not in WEIGHTS:
             raise ValueError(f"stablehlo: weights must be 'constants' or 'argument', got {weights!r}")
-        specs = input_specs(inputs, "stablehlo")
-        run, values = _function(serving_copy(model, "stablehlo", allow_uncalibrated))
+        call = Call(inputs, keywords, checked_method(model, method, "stablehlo"))
+        exported = ExportedCall(serving_copy(model, "stablehlo", allow_uncalibrated), call, "stablehlo")
+        run, values = _function(exported)
+        args, kwargs = exported.signature
         self.weights = values if weights == "argument" else None
         if self.weights is None:
-            program = jax.jit(lambda *xs: run(*xs, weights=jax.lax.optimization_barrier(values)))
-            known: dict[str, Any] = {}
+            program = jax.jit(lambda *xs, **named: run(xs, named, jax.lax.optimization_barrier(values)))
         else:
-            program = jax.jit(run)
-            known = {"weights": {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in values.items()}}
-        self.exported = export.export(program, platforms=platforms)(*specs, **known)
+            program = jax.jit(lambda *xs, weights, **named: run(xs, named, weights))
+            kwargs["weights"] = {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in values.items()}
+        self.exported = export.export(program, platforms=platforms)(*args, **kwargs)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -131,11 +138,12 @@ class stablehlo:
         """The program as StableHLO text."""
         return self.exported.mlir_module()
 
-    def call(self, *inputs: Any, weights: Mapping[str, Any] | None = None) -> Any:
+    def call(self, *inputs: Any, weights: Mapping[str, Any] | None = None, **keywords: Any) -> Any:
         """Run the program; under `jax.jit` too.
 
         Args:
-            inputs: with the shapes and dtypes that it was exported for.
+            inputs, keywords: the arguments that hold arrays, with the shapes and dtypes that it was exported for; None
+                in the place of what is a part of the program.
             weights: path -> array, if they are an argument; None means those of the exported model.
 
         Raises:
@@ -146,14 +154,14 @@ class stablehlo:
                 raise ValueError(
                     "this StableHLO program holds its weights.\n  cure: export with weights='argument' to give others"
                 )
-            return self.exported.call(*inputs)
+            return self.exported.call(*inputs, **keywords)
         given = self.weights if weights is None else weights
         if given is None:
             raise ValueError(
                 "this StableHLO program takes its weights as an argument, and a file has none.\n"
                 "  cure: call(*inputs, weights=...), with the `weights` of the program when it was made"
             )
-        return self.exported.call(*inputs, weights=dict(given))
+        return self.exported.call(*inputs, weights=dict(given), **keywords)
 
     @property
     def _takes_weights(self) -> bool:
@@ -161,19 +169,22 @@ class stablehlo:
         return "weights" in keywords
 
 
-def _function(model: Any) -> tuple[Callable[..., Any], dict[str, jax.Array]]:
-    """The model as a function of inputs and weights, and its weights: path -> array."""
-    graphdef, state = nnx.split(model, graph=True)
-    paths, structure = jax.tree.flatten_with_path(state)
-    leaves = {
-        jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value"): leaf
-        for path, leaf in paths
-    }
+def _function(exported: ExportedCall) -> tuple[Callable[..., Any], dict[str, jax.Array]]:
+    """The call as a function of its arguments and weights, and the weights: path -> array."""
+    paths, structure = jax.tree.flatten_with_path(exported.state)
+    leaves = {_weight_name(path): leaf for path, leaf in paths}
     # A program's signature cannot contain random keys, and evaluation does not use them.
     weights = {n: x for n, x in leaves.items() if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)}
 
-    def run(*inputs: Any, weights: Mapping[str, jax.Array]) -> Any:
-        merged = nnx.merge(graphdef, jax.tree.unflatten(structure, list({**leaves, **weights}.values())))
-        return plain(merged(*inputs))
+    def run(args: Any, kwargs: Any, weights: Mapping[str, jax.Array]) -> Any:
+        state = jax.tree.unflatten(structure, list({**leaves, **weights}.values()))
+        return exported(state, jax.tree.leaves((args, kwargs)))
 
     return run, weights
+
+
+def _weight_name(path: tuple[Any, ...]) -> str:
+    """A path in the model; in a module among the arguments, with its number before it."""
+    name = jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
+    number, _, name = name.partition(".")
+    return name if number == "0" else f"argument{number}.{name}".rstrip(".")

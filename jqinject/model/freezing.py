@@ -47,6 +47,10 @@ def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool
     of the unfrozen layer with `contraction="int"`, and that of fake quantization up to float rounding. Learned and
     averaged input scales become constants: nothing is reduced at run time.
 
+    A frozen layer's weight still answers under its name: `layer.kernel.shape`, `.dtype` and `.sharding` as before. Read
+    as an array (`layer.embedding[ids]`, `layer.kernel.T`) it is the dequantized numbers, and a look-up dequantizes only
+    the rows that it reads. It is not part of the state, and assigning to it raises.
+
     The result saves and restores with Orbax; `nnx.eval_shape(lambda: jqinject.freeze(make_model()))` is the abstract
     model to restore into.
 

@@ -399,6 +399,24 @@ def test_what_jax2onnx_writes_wrong_is_refused(kind):
         jqinject.export.onnx(layer, jnp.ones((2, 8), half))
 
 
+def test_a_method_with_keywords_and_flags(x):
+    class Scores(nnx.Module):
+        def __init__(self):
+            self.dense = QuantLinear(8, 4, rngs=nnx.Rngs(0))
+
+        def score(self, x, *, offset, negative):
+            y = self.dense(x) + offset["by"]
+            return -y if negative else y
+
+    model, offset = jqinject.freeze(Scores()), jnp.arange(4.0)
+    proto = jqinject.export.onnx(model, x, method="score", offset={"by": offset, "name": "b"}, negative=True)
+    assert [held.name for held in proto.graph.input] == ["in_0", "in_1"]
+    found = run(proto, x, offset)
+    np.testing.assert_allclose(
+        found, model.score(x, offset={"by": offset}, negative=True), rtol=1e-5, atol=1e-6
+    )
+
+
 def test_refusals(x, tmp_path):
     layer = QuantLinear(8, 4, rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match=r"onnx takes an NNX module, got function"):

@@ -184,6 +184,51 @@ def test_several_platforms():
     np.testing.assert_array_equal(program.call(x), served(layer, x))
 
 
+class Scores(nnx.Module):
+    def __init__(self):
+        self.dense = QuantLinear(8, 4, rngs=nnx.Rngs(0))
+
+    def score(self, batch, offset, *, mask, positive, other=None):
+        y = self.dense(batch["inputs"][0])
+        if offset is not None:
+            y = y + offset.bias[...] * positive
+        return jnp.where(mask, y, 0.0)
+
+
+@in_files
+@pytest.mark.parametrize("weights", ["constants", "argument"])
+def test_a_method_with_keywords_flags_and_modules(weights):
+    model, x = jqinject.freeze(Scores()), jax.random.normal(jax.random.key(0), (2, 8))
+    offset = nnx.Linear(4, 4, bias_init=nnx.initializers.ones, rngs=nnx.Rngs(1))
+    batch, mask = {"inputs": (x, None), "name": "first"}, np.arange(4) > 0
+    given = dict(mask=mask, positive=2.0, other={"unused": False})
+    program = stablehlo(model, batch, offset, method="score", weights=weights, **given)
+    loaded = stablehlo.deserialize(program.serialize())
+    shown = {"inputs": (x, None), "name": None}  # flags, and the module, are parts of the program
+    found = loaded.call(shown, mask=mask, weights=program.weights)
+    expected = nnx.jit(lambda m, x, offset: m.score({"inputs": [x]}, offset, mask=mask, positive=2.0))
+    np.testing.assert_array_equal(found, expected(model, x, offset))
+    if weights == "argument":
+        assert {name.partition(".")[0] for name in program.weights} == {"dense", "argument1"}
+
+    def score(model, x, mask):
+        return model.score({"inputs": [x]}, None, mask=mask, positive=1.0)
+
+    free = stablehlo(model, x, mask, method=score)
+    np.testing.assert_array_equal(free.call(x, mask), nnx.jit(score)(model, x, mask))
+
+
+def test_what_a_program_cannot_return_is_refused():
+    class Counts(nnx.Module):
+        def __call__(self, x, rngs):
+            return x * rngs.params.uniform()
+
+    with pytest.raises(ValueError, match=r"the call changes the Rngs among its arguments.*\n  cure: method="):
+        stablehlo(Counts(), jnp.ones(2), nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"stablehlo: Scores has no method 'scores'; did you mean 'score'"):
+        stablehlo(Scores(), jnp.ones(2), method="scores")
+
+
 def test_refusals(tmp_path):
     layer, x = QuantLinear(8, 4, rngs=nnx.Rngs(0)), jnp.ones((2, 8))
     with pytest.raises(TypeError, match=r"stablehlo takes an NNX module, got function.\n  cure: "):

@@ -107,7 +107,8 @@ def test_every_kind_of_weight(weight):
     again = frozen.quant_weight()
     assert (type(again), again.bit_width) == (type(numbers), numbers.bit_width)
     np.testing.assert_allclose(again.value, numbers.value, rtol=1e-6)
-    assert not hasattr(frozen, "kernel")
+    assert "kernel" not in vars(frozen)
+    np.testing.assert_allclose(frozen.kernel[...], numbers.value, rtol=1e-6)
     assert frozen.weight_quant is None
 
 

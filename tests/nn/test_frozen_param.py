@@ -18,7 +18,17 @@ from jqinject.dot import (
     numbers_of_leaves,
     quant_tensor_of,
 )
+from jqinject.nn import (
+    QuantConv,
+    QuantEmbed,
+    QuantGRUCell,
+    QuantLinear,
+    QuantLinearGeneral,
+    QuantMultiHeadAttention,
+    QuantScaleBias,
+)
 from jqinject.ops import NF4
+from jqinject.quant import Int8WeightPerChannelFloat, Int8WeightPerTensorFloat, MXFloat4e2m1Weight
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, in_groups
 
 ROWS, COLUMNS = 6, 8
@@ -307,3 +317,136 @@ def test_sharding(name):
     assert {n: leaf.sharding.spec for n, leaf in held.items()} == specs
     assert abstract.table.sharding.spec == P("rows", None)
     assert abstract.table.shape == (ROWS, COLUMNS)
+
+
+X = jax.random.normal(jax.random.key(2), (2, 16))
+INT4 = {"weight_quant": Int8WeightPerChannelFloat, "weight_bit_width": 4}
+INT8 = {"weight_quant": Int8WeightPerChannelFloat}
+PROJECTED = {"in_proj_weight_quant": Int8WeightPerTensorFloat}
+PER_TENSOR = {"weight_quant": Int8WeightPerTensorFloat}
+GROUPS = {"weight_quant": MXFloat4e2m1Weight}
+
+
+class Shared(nnx.Module):
+    """A table that is also the output head, and reads its shape."""
+
+    def __init__(self, rngs):
+        self.embed = QuantEmbed(32, 16, **INT4, rngs=rngs)
+
+    def __call__(self, ids):
+        table = self.embed.embedding
+        x = table[ids] * table.shape[-1] ** 0.5
+        return jnp.einsum("bd,vd->bv", x, table) + jnp.dot(x, table[...].T)
+
+
+# name: (the layer, the name of its weight)
+LAYERS = {
+    "linear": (lambda rngs: QuantLinear(16, 8, **INT8, rngs=rngs), "kernel"),
+    "int4": (lambda rngs: QuantLinear(16, 8, **INT4, rngs=rngs), "kernel"),
+    "groups": (lambda rngs: QuantLinear(64, 8, **GROUPS, rngs=rngs), "kernel"),
+    "general": (lambda rngs: QuantLinearGeneral((2, 8), (4, 3), axis=(-2, -1), **INT8, rngs=rngs), "kernel"),
+    "conv": (lambda rngs: QuantConv(3, 4, (3, 3), **INT8, rngs=rngs), "kernel"),
+    "embed": (lambda rngs: QuantEmbed(10, 6, **INT8, rngs=rngs), "embedding"),
+    "attention": (lambda rngs: QuantMultiHeadAttention(2, 8, **PROJECTED, rngs=rngs).query, "kernel"),
+    "cell": (
+        lambda rngs: QuantGRUCell(4, 6, weight_quant=Int8WeightPerTensorFloat, rngs=rngs).dense_h,
+        "kernel",
+    ),
+    "scale": (lambda rngs: QuantScaleBias(5), "scale"),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_weight_of_a_frozen_layer_answers(name):
+    make, weight_name = LAYERS[name]
+    layer = make(nnx.Rngs(0))
+    before, value = getattr(layer, weight_name), layer.quant_weight().value
+    shape, dtype, sharding = before.shape, before.dtype, before.sharding
+    jqinject.freeze(layer)
+    assert weight_name not in vars(layer)
+    weight = getattr(layer, weight_name)
+    assert (weight.shape, weight.dtype, weight.ndim, weight.sharding) == (shape, dtype, len(shape), sharding)
+    for found, expected in (
+        (weight[...], value),
+        (jnp.asarray(weight), value),
+        (weight.T, value.T),
+        (weight[1:3], value[1:3]),
+        (layer.weight[...], value),
+    ):
+        np.testing.assert_array_equal(found, expected)
+    # It is no part of the state, and cannot be written.
+    flat = nnx.to_flat_state(nnx.state(layer))
+    assert {path[0] for path, _ in flat} <= {"frozen", "bias"}
+    for attempt in (
+        lambda: weight.set_value(value),
+        lambda: weight.set_value(weight.get_raw_value()),
+        lambda: nnx.update(layer, {weight_name: nnx.Param(value)}),
+    ):
+        with pytest.raises(TypeError, match="cannot be assigned"):
+            attempt()
+    with pytest.raises(AttributeError, match="has no attribute 'kernels'"):
+        _ = layer.kernels
+    assert nnx.eval_shape(lambda: layer).weight.shape == shape
+
+
+def test_a_frozen_table_is_looked_up_and_contracted():
+    model, ids = Shared(nnx.Rngs(0)), jnp.array([3, 31])
+    table = model.embed.quant_weight().value
+    jqinject.freeze(model)
+    rows = table[ids] * 4.0
+    expected = 2 * rows @ table.T
+    np.testing.assert_allclose(nnx.jit(lambda m, ids: m(ids))(model, ids), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(nnx.clone(model)(ids), expected, rtol=1e-5, atol=1e-6)
+    (first, *_) = equations(jax.make_jaxpr(lambda ids: model.embed.embedding[ids])(ids))
+    assert first.outvars[0].aval.shape == (2, 16)
+
+
+def test_a_stack_of_frozen_layers_answers():
+    @nnx.vmap
+    def make(key):
+        return QuantLinear(16, 16, **INT4, rngs=nnx.Rngs(key))
+
+    stack = make(jax.random.split(jax.random.key(0), 3))
+    values = nnx.vmap(lambda layer: layer.quant_weight().value)(stack)
+    jqinject.freeze(stack)
+    assert stack.kernel.shape == (3, 16, 16)
+    np.testing.assert_array_equal(stack.kernel[...], values)
+
+    @nnx.jit
+    @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+    def run(layer, x):
+        return jnp.tanh(x @ layer.kernel) + layer.kernel.shape[0]
+
+    expected = X
+    for value in values:
+        expected = jnp.tanh(expected @ value) + 16
+    np.testing.assert_allclose(run(stack, X), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_masters_that_were_kept_answer_themselves():
+    layer = QuantLinear(16, 8, **INT8, rngs=nnx.Rngs(0))
+    value = layer.kernel[...]
+    jqinject.freeze(layer, keep_masters=True)
+    for copy in (layer, nnx.clone(layer)):
+        assert isinstance(copy.kernel, nnx.Param)
+        np.testing.assert_array_equal(copy.kernel[...], value)
+        np.testing.assert_array_equal(jqinject.unfreeze(copy).kernel[...], value)
+
+
+@pytest.mark.skipif(jax.device_count() < 8, reason="the mesh has 8 devices")
+def test_groups_that_cross_shards():
+    mesh = jax.make_mesh((8,), ("model",))
+    metadata = {"out_sharding": ("model", None)}
+    with jax.set_mesh(mesh):
+        layer = QuantLinear(64, 8, **GROUPS, kernel_metadata=metadata, rngs=nnx.Rngs(0))
+        sharding, value = layer.kernel.sharding, np.asarray(layer.quant_weight().value)
+        kernel = jqinject.freeze(layer).kernel
+        assert layer.frozen.form.cut is not None
+        assert kernel.sharding.is_equivalent_to(sharding, 2)
+        assert kernel.get_metadata("out_sharding") == ("model", None)
+        assert jax.typeof(kernel[...]).sharding.spec == P("model", None)
+        np.testing.assert_array_equal(kernel[:, 2:5], value[:, 2:5])
+        stack = {name: np.stack([leaf, leaf]) for name, leaf in kernel.get_raw_value().items()}
+    stacked_kernel = FrozenParam.holding(stack, kernel.form)
+    np.testing.assert_array_equal(stacked_kernel[...], np.stack([value, value]))
+    np.testing.assert_array_equal(stacked_kernel[1, :, 3], value[:, 3])

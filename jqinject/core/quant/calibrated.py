@@ -27,6 +27,7 @@ from jqinject.core.state.variables import all_counted
 from jqinject.ops.choose import shaped
 from jqinject.ops.devices.cut import Cut, cut_in_place
 from jqinject.ops.devices.explicit_axes import is_split
+from jqinject.ops.devices.gathered import told_if_gathered
 from jqinject.ops.devices.mapped import Names, names_at_hand
 from jqinject.ops.fake_quant import in_range_of, known_zero
 from jqinject.ops.groups import check_divides, fitting_size, split_groups
@@ -204,12 +205,20 @@ class CalibratedQuant(Component):
             check_divides(x.shape[axis], self.group_size, "CalibratedQuant")
         size = fitting_size(self.group_size, x.shape[axis])
         shared = self._axes_that_share(x.ndim + 1)
-        in_place = x.size > 0 and axis + 1 in shared and takes_cut(self.calibration_impl)
-        cut = cut_in_place(x, size, axis) if in_place else None
-        if cut is not None:
-            beside = tuple(each - (each > axis) for each in shared if each != axis + 1)
-            cut = replace(cut, beside=beside)
-        return (split_groups(x, size, axis) if cut is None else x), cut
+        cut = cut_in_place(x, size, axis) if x.size > 0 and axis + 1 in shared else None
+        if cut is None:
+            return split_groups(x, size, axis), None
+        if not takes_cut(self.calibration_impl):
+            return split_groups(told_if_gathered(x, (axis,), self._gathers(x, size, axis)), size, axis), None
+        return x, replace(cut, beside=tuple(each - (each > axis) for each in shared if each != axis + 1))
+
+    def _gathers(self, x: jax.Array, size: int, axis: int) -> str:
+        return (
+            f"{type(self.calibration_impl).__name__} needs groups of {size}, which cross shards: a tensor of shape "
+            f"{x.shape} is gathered for it if it is sharded along axis {axis}.\n"
+            "  cure: a range method that takes a Cut for its axes and says takes_cut = True; see "
+            "jqinject.core.RangeMethod"
+        )
 
     def averaged_range(self, ndim: int = 0) -> ClippingRange:
         """The range averaged so far, without a tensor.

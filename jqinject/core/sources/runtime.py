@@ -126,7 +126,9 @@ class Running(_Averaged):
     def _of_batch(self, x: jax.Array, task: Task) -> jax.Array:
         stats: Any = self.stats
         x = x.astype(jnp.float32)
-        stat = self._shaped(stats(x, task) if self.searches else statistic_of(stats, self.view, x))
+        stat = self._shaped(
+            stats(x, task) if self.searches else statistic_of(stats, self.view, x, of_parameter=False)
+        )
         found = jax.lax.stop_gradient(stat)
         counts = all_finite(found)
         before, steps = self.running_stats.get_value(), self.counter.get_value()

@@ -5,6 +5,7 @@ Reducing the tensor axes behind a view's axis saves the view: a transposition, a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -13,11 +14,15 @@ import jax.core
 import jax.numpy as jnp
 
 from jqinject.core._protocols import View
-from jqinject.core.facts import takes_axes
+from jqinject.core.facts import takes_axes, takes_cut
 from jqinject.core.stats.two_phase import TwoPhaseStat
 from jqinject.core.view import MergingView, cut_of
 from jqinject.ops.devices.cut import Cut
+from jqinject.ops.devices.gathered import told_if_gathered
 from jqinject.ops.devices.over import Axes, Tensors, each, parts_of
+
+CURE = "a dataclass that derives from jqinject.core.TwoPhaseStat, whose docstring has an example"
+JOINS = f"{CURE}, with takes_several = True; or a quantizer for each layer"
 
 
 def reduced_axes(view: View, reduce_dim: Axes, shape: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -96,27 +101,55 @@ def _in_groups(view: View, reduce_dim: Axes, x: jax.Array) -> Cut | None:
     return cut if reduces_elements else None
 
 
-def in_place(stat: Any, view: View, x: Tensors, join: int = 0) -> tuple[Any, Any]:
+def in_place(stat: Any, view: View, x: Tensors, join: int = 0, of_parameter: bool = True) -> tuple[Any, Any]:
     """A statistic and its argument for `stat(view(x))`, up to its shape.
 
-    Several tensors are reduced one by one if the statistic can combine them, else joined.
+    Several tensors are reduced one by one if the statistic can combine them, else joined. A `GatheredWarning` is raised
+    if the statistic cannot be taken of sharded tensors where they lie.
 
     Args:
         stat: the statistic.
         view: the view.
         x: the tensor, float32, or several.
         join: the axis along which several views are joined.
+        of_parameter: whether the tensor is a parameter. Activations are sharded along their first axis, as a rule, so
+            that merging their axes gathers nothing.
     """
     takes = takes_axes(stat)
     if isinstance(x, tuple) and not (takes and stat.takes_several and stat.stats_reduce_dim in (None, join)):
-        return stat, jnp.concatenate(each(view, x), axis=join)
+        whole = each(
+            lambda part: _told(stat, part, range(part.ndim), "joins the weights of several layers", JOINS), x
+        )
+        return stat, jnp.concatenate(each(view, whole), axis=join)
+    if takes and not takes_cut(stat) and any(cut_of(view, part) is not None for part in parts_of(x)):
+        takes = False
     if not takes:
-        return stat, each(view, x)
+        return stat, each(lambda part: view(_told_of_view(stat, view, part, of_parameter)), x)
     axes, tensors = reduced(view, stat.stats_reduce_dim, x)
     return (stat if axes == stat.stats_reduce_dim else stat.along(axes)), tensors
 
 
-def statistic_of(stat: Any, view: Any, x: Tensors, join: int = 0) -> jax.Array:
+def _told_of_view(stat: Any, view: View, x: jax.Array, of_parameter: bool) -> jax.Array:
+    """A tensor that is about to be viewed for a statistic that cannot be taken of it where it lies."""
+    cut = cut_of(view, x)
+    if cut is not None:
+        return _told(stat, x, (cut.axis,), f"needs groups of {cut.size}, which cross shards", CURE)
+    if not (of_parameter and isinstance(view, MergingView)):
+        return x
+    merged = [[axis for axis in axes if x.shape[axis] > 1] for axes in view.merged(x.shape)]
+    return _told(stat, x, [axis for axes in merged for axis in axes[1:]], "merges axes of the tensor", CURE)
+
+
+def _told(stat: Any, x: jax.Array, axes: Sequence[int], why: str, cure: str) -> jax.Array:
+    along = f"axis {axes[0]}" if len(axes) == 1 else f"one of its axes {tuple(axes)}"
+    message = (
+        f"{type(stat).__name__} {why}: a tensor of shape {x.shape} is gathered for it if it is sharded along {along}."
+        f"\n  cure: {cure}"
+    )
+    return told_if_gathered(x, axes, message)
+
+
+def statistic_of(stat: Any, view: Any, x: Tensors, join: int = 0, of_parameter: bool = True) -> jax.Array:
     """`stat(view(x))`, up to its shape.
 
     Args:
@@ -124,11 +157,14 @@ def statistic_of(stat: Any, view: Any, x: Tensors, join: int = 0) -> jax.Array:
         view: the view.
         x: the tensor, float32, or several with a common statistic.
         join: the axis along which several views are joined.
+        of_parameter: see `in_place`.
     """
     if isinstance(stat, TwoPhaseStat) and isinstance(view, MergingView) and not isinstance(x, tuple):
         direct = as_it_lies(stat, view, x.shape)
-        return stat(view(x)) if direct is None else direct(x)
-    stat, x = in_place(stat, view, x, join)
+        if direct is not None:
+            return direct(x)
+        return stat(view(x if takes_axes(stat) else _told_of_view(stat, view, x, of_parameter)))
+    stat, x = in_place(stat, view, x, join, of_parameter)
     return stat(x)
 
 
@@ -142,8 +178,8 @@ def gated_statistic_of(stat: Any, view: Any, x: jax.Array, active: jax.Array) ->
         active: bool scalar, traced or not.
     """
     if not isinstance(active, jax.core.Tracer) and bool(active):
-        return statistic_of(stat, view, x)
-    stat, x = in_place(stat, view, x)
+        return statistic_of(stat, view, x, of_parameter=False)
+    stat, x = in_place(stat, view, x, of_parameter=False)
     if isinstance(stat, TwoPhaseStat):
         return stat.gated(x, active)
     shape = jax.eval_shape(stat, x)

@@ -127,6 +127,7 @@ class MeanLearnedSigmaStd(nnx.Module):
 
     takes_several = True
     takes_axes = True
+    takes_cut = True
     signed = False
     axis_name: Any = None
 

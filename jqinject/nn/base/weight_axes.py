@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 from flax import nnx
@@ -30,8 +30,19 @@ class WeightAxes(ReassembledOnAssignment):
 
     @property
     def weight(self) -> nnx.Variable[Any]:
-        """The weight Variable."""
+        """The weight Variable; of a frozen layer a `WeightView`."""
         return getattr(self, self.weight_name)
+
+    if not TYPE_CHECKING:  # it would hide misspelt attributes
+
+        def __getattr__(self, name: str) -> Any:
+            """A frozen layer's weight, dequantized when it is read."""
+            frozen = vars(self).get("frozen")
+            if name == self.weight_name and frozen is not None:
+                return frozen.view()
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+            )
 
     @property
     def output_channel_dim(self) -> int | tuple[int, ...]:

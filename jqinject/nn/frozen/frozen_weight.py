@@ -9,12 +9,43 @@ import jax
 from flax import nnx
 
 from jqinject.core import Frozen
-from jqinject.dot import Affine
+from jqinject.dot import Affine, FrozenParam
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms
 from jqinject.dot.frozen.frozen_numbers import frozen_numbers, integers_of, quant_tensor_of
 from jqinject.ops.devices.cut import Cut
 from jqinject.quant_tensor import Groups
+
+
+class WeightView(FrozenParam):
+    """A frozen layer's weight, under the name that the float weight had: a `FrozenParam` that cannot be written.
+
+    It is made each time it is read, so it is not part of the layer's state.
+    """
+
+    def set_value(self, value: Any, *, index: Any = None) -> None:
+        """Raise.
+
+        Raises:
+            TypeError: always.
+        """
+        raise self._refusal(value)
+
+    def set_raw_value(self, value: Any, **options: Any) -> None:
+        """Raise.
+
+        Raises:
+            TypeError: always.
+        """
+        raise self._refusal(value)
+
+    def update_from_state(self, variable_state: nnx.Variable[Any]) -> None:
+        """Raise.
+
+        Raises:
+            TypeError: always.
+        """
+        raise self._refusal(variable_state.get_raw_value())
 
 
 class FrozenWeight(nnx.Module):
@@ -64,8 +95,8 @@ class FrozenWeight(nnx.Module):
 
     @property
     def numbers(self) -> dict[str, jax.Array]:
-        """The arrays by name, as stored."""
-        return {name: getattr(self, name)[...] for name in self.form.names}
+        """The arrays by name, as stored; their shapes in an abstract model."""
+        return {name: getattr(self, name).get_raw_value() for name in self.form.names}
 
     def integers(self, weight: Any, summed: tuple[int, ...] | None = None) -> Affine | None:
         """The integers of at most 8 bits, for a contraction, with two axes for one if there are groups; None otherwise.
@@ -84,6 +115,15 @@ class FrozenWeight(nnx.Module):
     def quant_tensor(self) -> Any:
         """The weight as a QuantTensor, dequantized when its value is read."""
         return quant_tensor_of(self.numbers, self.form)
+
+    def view(self) -> WeightView:
+        """The weight as the float parameter answered, dequantized when it is read."""
+        metadata = self.value.get_metadata()
+        names = metadata.get("out_sharding")
+        if names:
+            spec = self.form.partition_spec(jax.sharding.PartitionSpec(*names), self.value.shape)
+            metadata["out_sharding"] = tuple(spec)
+        return WeightView.holding(self.numbers, self.form, metadata)
 
     @property
     def shape(self) -> tuple[int, ...]:
