@@ -11,7 +11,14 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import SimpleMovingAverage
+from jqinject.dot import FrozenParam
 from jqinject.model.frozen_ops import freeze_op, quantized_op, unfreeze_op
+from jqinject.model.site_freezing import (
+    check_parameters_unfreeze,
+    freeze_parameters,
+    parameter_sites,
+    unfreeze_parameters,
+)
 from jqinject.model.static_ranges import check_calibrated
 from jqinject.model.walk import ModelIndex, dotted
 from jqinject.nn.base.weight_layer import QuantWeightLayer
@@ -81,8 +88,9 @@ def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool
         if op is not None:
             op.module.check_freezes()
     ours = [layer for layer in layers if isinstance(layer, QuantWeightLayer) and freezes(layer)]
-    _check_finite(index, ours)
-    if not any(map(_is_quantized, layers)):
+    sites = [site for *_, site in parameter_sites(index) if site.master is None]
+    _check_finite(index, [*ours, *sites])
+    if not any(map(_is_quantized, [*layers, *index.frozen_parameters])):
         warnings.warn(
             f"freeze: {type(model).__name__} has no quantizer, so nothing was frozen: it stays a float model.\n"
             "  cure: jqinject.quantize(model, Rule(weight_quant=...)) first",
@@ -95,6 +103,7 @@ def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool
     for layer, following in itertools.zip_longest(ours, ours[1:]):
         numbers, ahead = ahead, None if following is None else numbers_of(following)
         freeze_layer(layer, keep_master=keep_masters, numbers=numbers)
+    freeze_parameters(index, keep_masters)
     for layer in layers:
         op = None if isinstance(layer, QuantWeightLayer) else quantized_op(layer)
         if op is not None:
@@ -116,7 +125,9 @@ def settle_ranges(modules: Iterable[Any]) -> None:
 
 
 def _is_quantized(module: Any) -> bool:
-    """Whether a module quantizes something, or is frozen already."""
+    """Whether a module quantizes something, or is frozen already, or is a frozen parameter."""
+    if isinstance(module, FrozenParam):
+        return True
     if isinstance(module, QuantProxyFromInjector):
         return module.is_quant_enabled
     if isinstance(module, QuantWeightLayer):
@@ -170,17 +181,20 @@ def unfreeze(model: Model) -> Model:
         (4, 2)
     """
     _check_model(model, "unfreeze")
-    layers = ModelIndex(model).modules
+    index = ModelIndex(model)
+    layers = index.modules
     for layer in layers:
         if isinstance(layer, QuantWeightLayer):
             check_unfreezes(layer)
         else:
             unfreeze_op(layer, only_check=True)
+    check_parameters_unfreeze(index)
     for layer in layers:
         if isinstance(layer, QuantWeightLayer):
             unfreeze_layer(layer)
         else:
             unfreeze_op(layer)
+    unfreeze_parameters(index)
     for module in ModelIndex(model).modules:
         if isinstance(module, SimpleMovingAverage):
             module.settled = False

@@ -11,6 +11,7 @@ from flax import nnx
 
 from jqinject.core import Frozen, GradSlot, GradStat, QuantParam, QuantStat
 from jqinject.core.state.record import RecordPart, state_parts
+from jqinject.dot import FrozenParam
 from jqinject.program import OpQuantizers
 from jqinject.proxy import QuantProxyFromInjector
 
@@ -130,6 +131,22 @@ class ModelIndex:
 
     def __init__(self, model: Any) -> None:
         self.places = tuple(walk(model))
+        self._bind_sites()
+
+    def _bind_sites(self) -> None:
+        """Let the sites of parameters know which Variables of this copy of the model these are."""
+        held = [(path, node) for path, node in self.places if isinstance(node, OpQuantizers)]
+        nodes = dict(self.places) if held else {}
+        for path, quantizers in held:
+            for site in quantizers.weight_sites().values():
+                variable = nodes.get((*path[:-1], *map(str, site.weight_path)))
+                if isinstance(variable, nnx.Param):
+                    site.bind(variable)
+
+    @cached_property
+    def frozen_parameters(self) -> list[Any]:
+        """The parameters whose low-bit numbers are in their places."""
+        return [node for _, node in self.places if isinstance(node, FrozenParam)]
 
     @cached_property
     def modules(self) -> list[Any]:
@@ -191,10 +208,10 @@ class ModelIndex:
     def proxies(self) -> list[Holders]:
         """The proxies, each once, with the layers that hold it."""
         found: dict[int, Holders] = {}
-        between = {path for path, node in self.places if isinstance(node, OpQuantizers)}
+        between = {(*path, "held") for path, node in self.places if isinstance(node, OpQuantizers)}
         for path, node in self.places:
             # Quantizers between operations depend on no layer's weight.
-            if isinstance(node, nnx.Pytree) and path[:1] not in between:
+            if isinstance(node, nnx.Pytree) and not any(path[: len(inner)] == inner for inner in between):
                 for name, child in vars(node).items():
                     if isinstance(child, QuantProxyFromInjector):
                         entry = found.setdefault(id(child), Holders(child))
@@ -222,6 +239,6 @@ def _former_paths(variable: nnx.Variable[Any], path: Path, below: Path) -> list[
     return [former, (*former, *below)] if below == ("amax_history",) else [former]
 
 
-def dotted(path: Path) -> str:
+def dotted(path: tuple[Any, ...]) -> str:
     """A path as text."""
-    return ".".join(path) or "the model itself"
+    return ".".join(map(str, path)) or "the model itself"

@@ -48,6 +48,14 @@ class Markers:
             )
         return self._markers[site.name](x)
 
+    def contract(self, site: Site, eqn: Any, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        """The contraction of floats."""
+        return eqn.primitive.bind(lhs, rhs, **eqn.params)
+
+    def holds(self, weight_path: tuple[Any, ...]) -> bool:
+        """Weights are marked where they are contracted."""
+        return False
+
     def state(self, names: Iterable[str]) -> Any:
         """Has no effect."""
         return ()

@@ -37,9 +37,13 @@ class OdmlPolicy:
     flattens_weights: bool = False
 
     delayed = True
-    leaf_modules = ()
+    follows_parameters = False
 
-    def choose(self, path: str, operation: Operation) -> Choice | None:
+    def is_leaf(self, module: Any) -> bool:
+        """See `Policy`."""
+        return False
+
+    def choose(self, path: str, operation: Operation, weight_path: tuple[Any, ...] = ()) -> Choice | None:
         """See `Policy`."""
         for rule in self.rules:
             if rule.matches(path) and (rule.op is None or operation.name in rule.op):

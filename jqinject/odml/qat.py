@@ -91,7 +91,7 @@ class OdmlQat:
         check_inputs(model, inputs, kwargs, "OdmlQat.quantize")
         _refuse_quantized(model)
         model = nnx.clone(model, graph=True)
-        sites = find_sites(model, self.policy, [Call(inputs, kwargs)])
+        sites = find_sites(model, self.policy, [Call(inputs, kwargs)]).sites
         held = {name: _proxy(site) for name, site in sites.items()}
         change_class(model, quantized_class(type(model)))
         setattr(model, HELD, OpQuantizers(self.policy, held))

@@ -23,6 +23,8 @@ from jqinject.program.operations import known_operations as known_operations
 from jqinject.program.policy import Choice as Choice
 from jqinject.program.policy import Policy as Policy
 from jqinject.program.policy import Site as Site
+from jqinject.program.policy import WeightUse as WeightUse
 from jqinject.program.policy import other_axes as other_axes
 from jqinject.program.quantizers import Quantizers as Quantizers
 from jqinject.program.tracked_value import Tracked as Tracked
+from jqinject.program.weights import dotted as dotted

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jqinject.program.contract import contract, contracts_payloads
 from jqinject.program.operations import Operation
-from jqinject.program.policy import Choice, other_axes
+from jqinject.program.policy import Choice, Site, other_axes
 from jqinject.program.tracked_value import Origin, Tracked, shape_of
+from jqinject.program.weights import as_activation, note_use, weight_among
 
 Axes = tuple[int, ...]
+BY_SCHEME = ("dot_general", "conv_general_dilated")
 
 
 def contraction(
@@ -21,8 +24,9 @@ def contraction(
     eqn: Any,
 ) -> list[Tracked]:
     """Run a contraction on quantized operands."""
-    choice, name = run.choose(path, operation)
     lhs, rhs = inputs[:2]
+    weight = weight_among(lhs, rhs) if run.policy.follows_parameters else None
+    choice, name = run.choose(path, operation, () if weight is None else inputs[weight].weight_path)
     if run.policy.flattens_weights and _is_flattened(run, operation, eqn, rhs):
         rhs = rhs.with_value(run.constant(lambda: rhs.value.reshape(rhs.value.shape[0], -1)))
         evaluate = _flattened(eqn, inputs[1].value.shape[1:])
@@ -30,19 +34,36 @@ def contraction(
         run.policy.not_an_activation(path, f"the left operand of {name}")
     swapped = operation.name == "einsum" and lhs.is_weight and rhs.is_activation
     labels = ("_rhs", "_lhs") if swapped else ("_lhs", "_rhs")
-    taken = [
-        _operand(run, x, other, choice, name + label, axes)
-        for x, other, label, axes in zip((lhs, rhs), (rhs, lhs), labels, summed_axes(eqn), strict=True)
-    ]
-    (value,) = evaluate([*(x.value for x in taken), *(x.value for x in inputs[2:])])
+    summed = summed_axes(eqn)
+    if weight is not None:
+        note_use(run, choice, name, operation.name, inputs[weight], summed[weight])
+    taken: list[Tracked] = []
+    for place, (x, other) in enumerate(((lhs, rhs), (rhs, lhs))):
+        if place != weight:
+            x = as_activation(x) if run.policy.follows_parameters else x
+            x = _operand(run, x, other, choice, name + labels[place], summed[place], place)
+        taken.append(x)
+    rest = [x.array for x in inputs[2:]]
+    if choice is not None and choice.scheme is not None and eqn.primitive.name in BY_SCHEME:
+        site = Site(run.prefix + name, choice.scheme, contraction=eqn.primitive.name)
+        run.sites[site.name] = site
+        value = run.quantizers.contract(site, eqn, lhs.array, rhs.array)
+    elif contracts_payloads(choice, taken[0].value, taken[1].value, weight):
+        value = contract(eqn, choice, taken[0].value, taken[1].value, rest, evaluate)
+    else:
+        (value,) = evaluate([*(x.array for x in taken), *rest])
     if not (lhs.is_activation or rhs.is_activation):
         return [Tracked(value)]
+    if choice is not None and choice.grad is not None:
+        value = run.quantized(Tracked(value, Origin.ACTIVATION), choice.grad, f"{name}_grad").array
     out = run.output(value, choice, name)
     out.fusible = True
     return [out]
 
 
-def _operand(run: Any, x: Tracked, other: Tracked, choice: Choice | None, name: str, summed: Axes) -> Tracked:
+def _operand(
+    run: Any, x: Tracked, other: Tracked, choice: Choice | None, name: str, summed: Axes, place: int
+) -> Tracked:
     if choice is None or x.quantized or not x.is_float:
         return x
     ndim = len(shape_of(x))
@@ -58,8 +79,9 @@ def _operand(run: Any, x: Tracked, other: Tracked, choice: Choice | None, name: 
             return x
         axes = run.policy.channel_axes(summed, ndim, is_weight=False)
         return run.quantized(x, choice.inputs, name, channelwise_axes=axes)
-    wanted = x.pending or choice.inputs
-    return x if choice.inputs is None or wanted is None else run.quantized(x, wanted, name)
+    own = (choice.lhs, choice.rhs)[place] if other.is_activation else None
+    wanted = own or (None if choice.inputs is None else x.pending or choice.inputs)
+    return x if wanted is None else run.quantized(x, wanted, name)
 
 
 def _is_flattened(run: Any, operation: Operation, eqn: Any, rhs: Tracked) -> bool:
@@ -85,6 +107,9 @@ def _flattened(eqn: Any, outputs: Axes) -> Callable[[list[Any]], list[Any]]:
 
 def summed_axes(eqn: Any) -> tuple[Axes, Axes]:
     """The axes of both operands of a contraction that share a scale because they are summed over."""
+    if eqn.primitive.name == "ragged_dot_general":
+        (left, right), _ = eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
+        return tuple(left), tuple(right)
     numbers = eqn.params["dimension_numbers"]
     if eqn.primitive.name == "dot_general":
         (left, right), _ = numbers

@@ -13,6 +13,7 @@ from jqinject.program.contractions import contraction
 from jqinject.program.operations import LOGISTIC_RANGE, OPERATIONS, Kind, Operation
 from jqinject.program.policy import Choice
 from jqinject.program.tracked_value import Masked, Origin, Tracked, joined, plain, shape_of
+from jqinject.program.weights import follow
 
 Evaluate = Callable[[list[Any]], list[Any]]
 
@@ -40,17 +41,20 @@ def handle(
     """
     if operation.kind is Kind.CONTRACTION:
         return contraction(run, operation, path, inputs, evaluate, eqn)
+    followed = follow(run, operation, path, inputs, evaluate, eqn)
+    if followed is not None:
+        return followed
     if operation.kind is Kind.TRANSPARENT:
-        return [joined(value, inputs) for value in evaluate([x.value for x in inputs])]
+        return [joined(value, inputs) for value in evaluate([x.array for x in inputs])]
     if not any(x.is_activation for x in inputs):
-        return [Tracked(value) for value in evaluate([x.value for x in inputs])]
+        return [Tracked(value) for value in evaluate([x.array for x in inputs])]
     if operation.kind is Kind.UNKNOWN:
         return _unknown(run, path, unknown_name, inputs, evaluate)
     return HANDLERS[operation.kind](run, operation, path, inputs, evaluate, eqn)
 
 
 def _unknown(run: Any, path: str, name: str, inputs: Sequence[Tracked], evaluate: Evaluate) -> list[Tracked]:
-    outputs = [plain(value, inputs) for value in evaluate([x.value for x in inputs])]
+    outputs = [plain(value, inputs) for value in evaluate([x.array for x in inputs])]
     # Integers and booleans are not quantized.
     if any(x.is_float and x.is_activation for x in inputs) and any(out.is_float for out in outputs):
         run.policy.unknown(path, name)
@@ -96,7 +100,7 @@ def _masked_operand(run: Any, x: Tracked, choice: Choice | None, name: str) -> T
     assert x.masked is not None
     kept = x.masked.kept()
     taken = _operand(run, kept, choice, name)
-    return x if taken is kept else replace(taken, value=x.masked.filled(taken.value), twins={})
+    return x if taken is kept else replace(taken, value=x.masked.filled(taken.array), twins={})
 
 
 def _quantized(
@@ -107,7 +111,7 @@ def _quantized(
     if operation.name == "silu" and choice is not None and choice.inputs is not None:
         values = [_silu(run, taken[0], choice, name)]
     else:
-        values = evaluate([x.value for x in taken])
+        values = evaluate([x.array for x in taken])
     return [_ranged(run.output, value, choice, name, operation) for value in values]
 
 
@@ -119,8 +123,8 @@ def _ranged(output: Any, value: Any, choice: Choice | None, name: str, operation
 
 def _silu(run: Any, x: Tracked, choice: Choice, name: str) -> jax.Array:
     """`x * sigmoid(x)`, with the sigmoid quantized."""
-    sigmoid = Tracked(jax.nn.sigmoid(x.value), Origin.ACTIVATION, fixed_range=LOGISTIC_RANGE)
-    return x.value * _operand(run, sigmoid, choice, f"{name}_sigmoid").value
+    sigmoid = Tracked(jax.nn.sigmoid(x.array), Origin.ACTIVATION, fixed_range=LOGISTIC_RANGE)
+    return x.array * _operand(run, sigmoid, choice, f"{name}_sigmoid").array
 
 
 def _arithmetic(
@@ -143,7 +147,7 @@ def _arithmetic(
 
 
 def _only(evaluate: Evaluate, inputs: Sequence[Tracked]) -> Any:
-    (value,) = evaluate([x.value for x in inputs])
+    (value,) = evaluate([x.array for x in inputs])
     return value
 
 
@@ -196,7 +200,7 @@ def _float(
     run: Any, operation: Operation, path: str, inputs: Sequence[Tracked], evaluate: Evaluate, eqn: Any
 ) -> list[Tracked]:
     run.choose(path, operation)
-    return [plain(value, inputs) for value in evaluate([x.value for x in inputs])]
+    return [plain(value, inputs) for value in evaluate([x.array for x in inputs])]
 
 
 def _selecting(
@@ -210,12 +214,12 @@ def _selecting(
         return [out]
 
     def filled(value: Any) -> Any:
-        (found,) = evaluate([which.value, *(value if p in places else x.value for p, x in enumerate(cases))])
+        (found,) = evaluate([which.array, *(value if p in places else x.array for p, x in enumerate(cases))])
         return found
 
     def kept() -> Tracked:
-        given = [x.value if p in places else jnp.zeros_like(x.value) for p, x in enumerate(cases)]
-        (found,) = evaluate([which.value, *given])
+        given = [x.value if p in places else jnp.zeros_like(x.array) for p, x in enumerate(cases)]
+        (found,) = evaluate([which.array, *given])
         return Tracked(found, Origin.ACTIVATION, pending=cases[places[0]].pending)
 
     out.masked = Masked(kept, filled)

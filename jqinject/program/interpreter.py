@@ -12,12 +12,14 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
+from jqinject.dot import DEQUANTIZE
 from jqinject.program import handlers, nested, templates
 from jqinject.program.operations import FUNCTIONS, Operation, operation_of
-from jqinject.program.policy import Choice, Policy, Site, site_of
+from jqinject.program.policy import Choice, Policy, Site, WeightUse, site_of
 from jqinject.program.quantizers import Finder, Quantizers
 from jqinject.program.scopes import BEGIN, END, path_in
 from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
+from jqinject.program.weights import follow_stored, parameter
 
 Step = Callable[[Any, list[Any]], tuple[list[Any], Any]]
 Body = Callable[[Any, list[Tracked]], list[Tracked]]
@@ -43,6 +45,7 @@ class Interpreter:
         self.prefix = prefix
         self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
         self.sites: dict[str, Site] = {}
+        self.uses: list[WeightUse] = []
         self.region: tuple[str, str] | None = None
         self._entered = Tracked(None)
 
@@ -84,7 +87,7 @@ class Interpreter:
 
     def _run_function(self, equations: Sequence[Any], match: templates.Match, env: Any, path: str) -> None:
         where = path_in(equations[0].source_info.name_stack) or path
-        x = env[match.input]
+        x = parameter(self, env[match.input])
 
         def evaluate(value: Any) -> list[Any]:
             local: dict[Any, Any] = {match.input: value}
@@ -109,12 +112,15 @@ class Interpreter:
     def _run_marked(self, eqn: Any, inputs: list[Tracked], where: str) -> list[Tracked]:
         name = eqn.primitive.name
         if self.region is not None:
-            return [plain(value, inputs) for value in bind(eqn, [x.value for x in inputs])]
+            return [plain(value, inputs) for value in bind(eqn, [x.array for x in inputs])]
         function = nested.name_of_function(eqn)
+        if any(x.form is not None for x in inputs) and (name not in nested.CALLS or function == DEQUANTIZE):
+            return follow_stored(self, where, inputs, lambda values: bind(eqn, values), function)
         if function in FUNCTIONS:
             name = str(function)
         elif name in nested.CALLS:
             return nested.CALLS[name](self, eqn, inputs, where)
+        inputs = [parameter(self, x) for x in inputs]
         operation = self._einsum_or(operation_of(name), eqn)
         return handlers.handle(
             self, operation, where, inputs, lambda values: bind(eqn, values), eqn=eqn, unknown_name=name
@@ -168,10 +174,10 @@ class Interpreter:
             inside: the inputs as the part sees them, if they differ: the slices of a loop.
         """
         seen = inputs if inside is None else inside
-        finder = self.within(Finder())
+        finder = self.within(Finder(self.quantizers))
         jax.eval_shape(
-            lambda values: [out.value for out in body(finder, _with_values(seen, values))],
-            [x.value for x in seen],
+            lambda values: [out.array for out in body(finder, _with_values(seen, values))],
+            [x.array for x in seen],
         )
         before, outputs = self.counts.copy(), []
 
@@ -179,12 +185,13 @@ class Interpreter:
             quantizers = self.quantizers.restored(state)
             run = self.within(quantizers, before)
             outputs[:] = body(run, _with_values(seen, values))
-            return [out.value for out in outputs], quantizers.state(finder.sites)
+            return [out.array for out in outputs], quantizers.state(finder.sites)
 
-        values, state = wrap(step)(self.quantizers.state(finder.sites), [x.value for x in inputs])
+        values, state = wrap(step)(self.quantizers.state(finder.sites), [x.array for x in inputs])
         self.quantizers.update(state)
         self.counts = finder.counts
         self.sites |= finder.sites
+        self.uses += finder.uses
         return _with_values(outputs, values)
 
     def within(self, quantizers: Quantizers, counts: Any = None) -> Interpreter:
@@ -206,12 +213,14 @@ class Interpreter:
         with jax.ensure_compile_time_eval() if self.constants_now else contextlib.nullcontext():
             return compute()
 
-    def choose(self, path: str, operation: Operation) -> tuple[Choice | None, str]:
+    def choose(
+        self, path: str, operation: Operation, weight_path: tuple[Any, ...] = ()
+    ) -> tuple[Choice | None, str]:
         """The policy's choice for an operation, and the name of this occurrence of it."""
         number = self.counts[path, operation.name]
         self.counts[path, operation.name] += 1
         name = f"{operation.name}{number}"
-        return self.policy.choose(path, operation), f"{path}.{name}" if path else name
+        return self.policy.choose(path, operation, weight_path), f"{path}.{name}" if path else name
 
     def quantized(self, x: Tracked, quantizer: Any, name: str, **overrides: Any) -> Tracked:
         """`x` quantized at the site `name`, once for all operations that use the same quantizer."""
@@ -221,7 +230,7 @@ class Interpreter:
         if key not in x.twins:
             site = site_of(x, self.prefix + name, quantizer, overrides, shape_of(x))
             self.sites[site.name] = site
-            twin = x.with_value(self.quantizers.quantize(site, x.value))
+            twin = x.with_value(self.quantizers.quantize(site, x.array))
             twin.pending, twin.quantized = None, True
             x.twins[key] = twin
         return x.twins[key]
@@ -262,7 +271,7 @@ def _read(env: dict[Any, Tracked], var: Any) -> Tracked:
 
 def _local(local: dict[Any, Any], env: dict[Any, Tracked], var: Any) -> Any:
     inside = not isinstance(var, core.Literal) and var in local
-    return local[var] if inside else _read(env, var).value
+    return local[var] if inside else _read(env, var).array
 
 
 def _last_use(jaxpr: Any) -> dict[Any, int]:

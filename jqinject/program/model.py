@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
@@ -15,36 +15,73 @@ from jqinject.core.state.record import RecordPart, flat_parts
 from jqinject.program.call import CALL, Call
 from jqinject.program.class_swap import ClassMixin, derived_class, original_class
 from jqinject.program.interpreter import Interpreter
-from jqinject.program.policy import Policy, Site
+from jqinject.program.moves import Axes
+from jqinject.program.policy import Policy, Site, WeightUse
 from jqinject.program.quantizers import Finder, HeldQuantizers, Quantizers
 from jqinject.program.tracing import trace
-from jqinject.proxy import ActQuantProxyFromInjector
+from jqinject.program.tracked_value import Tracked, shape_of
+from jqinject.program.weights import dotted
 
 HELD = "op_quant"
+Path = tuple[Any, ...]
+
+
+class FoundSites(NamedTuple):
+    """What a call of a model quantizes.
+
+    Attributes:
+        sites: name -> site of a tensor.
+        uses: where parameters are contracted or looked up.
+    """
+
+    sites: dict[str, Site]
+    uses: list[WeightUse]
 
 
 class OpQuantizers(nnx.Module):
-    """The quantizers between the operations of a model, by the names of their sites.
+    """The quantizers of a model that stand outside of its layers: `model.op_quant[name]`.
+
+    A tensor's is named by its operation (`blocks.0.dot_general1_lhs`), a parameter's by the parameter's path
+    (`blocks.0.w`). Their state paths are `op_quant/held/<name>/...` and `op_quant/weights/<path>/weight_quant/...`.
 
     Args:
         policy: decides what is quantized; static, compared by value.
-        held: name -> proxy.
+        held: name of a tensor -> its quantizer.
+        weights: path of a parameter, as text -> what holds its quantizer.
+        tied: paths of parameters that belong to a layer of ours and that the model contracts by itself too.
     """
 
     policy: Policy
-    held: nnx.Dict[ActQuantProxyFromInjector]
+    held: nnx.Dict[Any]
+    weights: nnx.Dict[Any]
+    tied: tuple[Path, ...] = ()
 
-    def __init__(self, policy: Policy, held: dict[str, ActQuantProxyFromInjector]) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        held: Mapping[str, Any],
+        weights: Mapping[str, Any] | None = None,
+        tied: tuple[Path, ...] = (),
+    ) -> None:
         assign(self, policy=policy, held=nnx.Dict(held))
+        if weights:
+            assign(self, weights=nnx.Dict(weights))
+        if tied:
+            self.tied = tied
 
-    def __getitem__(self, name: str) -> ActQuantProxyFromInjector:
-        return self.held[name]
+    def weight_sites(self) -> Mapping[str, Any]:
+        """What holds the quantizers of parameters, by their paths as text."""
+        return vars(self).get("weights", {})
+
+    def __getitem__(self, name: str) -> Any:
+        sites = self.weight_sites()
+        return sites[name].weight_quant if name in sites else self.held[name]
 
     def __iter__(self) -> Any:
-        return iter(self.held)
+        return iter((*self.weight_sites(), *self.held))
 
     def __len__(self) -> int:
-        return len(self.held)
+        return len(self.held) + len(self.weight_sites())
 
 
 class QuantizedProgram(ClassMixin):
@@ -71,7 +108,20 @@ class QuantizedProgram(ClassMixin):
 
     def quantizers(self) -> Quantizers:
         """The quantizers of the sites."""
-        return HeldQuantizers(self.op_quant.held)
+        held = self.op_quant
+        sites = held.weight_sites()
+        weights = {name: sites[name].weight_quant for name in sites}
+        stacked = {name: sites[name].stacked for name in sites if sites[name].stacked}
+        weights |= {dotted(path): _node_at(self, path[:-1]).weight_quant for path in held.tied}
+        return HeldQuantizers(held.held, {name: q for name, q in weights.items() if q is not None}, stacked)
+
+
+def _node_at(root: Any, path: Path) -> Any:
+    for key in path:
+        root = (
+            root[key] if isinstance(root, list | tuple | dict | nnx.List | nnx.Dict) else getattr(root, key)
+        )
+    return root
 
 
 def quantized_class(
@@ -104,7 +154,7 @@ def prefix_of(call: Call) -> str:
 
 def run(model: Any, policy: Policy, quantizers: Quantizers, call: Call) -> Any:
     """Run a call of a model with quantizers; the state of the model and the call's modules changes as in the call."""
-    program = trace(model, call, policy.leaf_modules, HELD)
+    program = trace(model, call, policy.is_leaf, HELD)
     interpreter = Interpreter(policy, quantizers, prefix=prefix_of(call))
     values = _outputs(interpreter, program)
     called = (model, *call.modules)
@@ -124,12 +174,12 @@ def _outputs(interpreter: Interpreter, program: Any) -> list[Any]:
     count = program.output_tree.num_leaves
     final = interpreter.policy.final_output
     outputs = [final(interpreter, x, index) for index, x in enumerate(found[:count])]
-    return [x.value for x in (*outputs, *found[count:])]
+    return [x.array for x in (*outputs, *found[count:])]
 
 
 def find_sites(
     model: Any, policy: Policy, calls: Iterable[Call], quantizers: Quantizers | None = None
-) -> dict[str, Site]:
+) -> FoundSites:
     """The sites at which calls of a model would be quantized; the model is traced, not run.
 
     Args:
@@ -138,15 +188,17 @@ def find_sites(
         calls: of different methods.
         quantizers: called at the sites, with the model's weights and tracers for everything else; None for no calls.
     """
-    sites: dict[str, Site] = {}
+    found = FoundSites({}, [])
     for call in calls:
-        sites |= _sites_of_call(model, policy, call, quantizers)
-    return sites
+        own = _sites_of_call(model, policy, call, quantizers)
+        found.sites.update(own.sites)
+        found.uses.extend(own.uses)
+    return found
 
 
-def _sites_of_call(model: Any, policy: Policy, call: Call, quantizers: Quantizers | None) -> dict[str, Site]:
+def _sites_of_call(model: Any, policy: Policy, call: Call, quantizers: Quantizers | None) -> FoundSites:
     try:
-        program = trace(model, call, policy.leaf_modules, HELD)
+        program = trace(model, call, policy.is_leaf, HELD)
     except Exception as error:
         traced = original_class(type(model)).__name__ + ("" if call.name == CALL else f".{call.name}")
         error.add_note(f"while {traced} was traced, to find its operations, with {call}")
@@ -155,6 +207,8 @@ def _sites_of_call(model: Any, policy: Policy, call: Call, quantizers: Quantizer
         policy, quantizers or Finder(), constants_now=quantizers is not None, prefix=prefix_of(call)
     )
     variable = [quantizers is None or x.is_activation for x in program.inputs]
+    if policy.follows_parameters and quantizers is None:
+        program = program._replace(inputs=[_with_axes(x) for x in program.inputs])
 
     def look(values: list[Any]) -> Any:
         given = iter(values)
@@ -164,5 +218,9 @@ def _sites_of_call(model: Any, policy: Policy, call: Call, quantizers: Quantizer
         ]
         return _outputs(interpreter, program._replace(inputs=inputs))
 
-    jax.eval_shape(look, [x.value for x, free in zip(program.inputs, variable, strict=True) if free])
-    return interpreter.sites
+    jax.eval_shape(look, [x.array for x, free in zip(program.inputs, variable, strict=True) if free])
+    return FoundSites(interpreter.sites, interpreter.uses)
+
+
+def _with_axes(x: Tracked) -> Tracked:
+    return replace(x, axes=Axes.of(shape_of(x)), twins={}) if x.is_weight and x.is_float else x

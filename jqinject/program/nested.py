@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
 from jax.extend import core
 
 from jqinject.program.tracked_value import Origin, Tracked, plain
+from jqinject.program.weights import parameter
 
 
 def name_of_function(eqn: Any) -> str | None:
@@ -41,6 +43,7 @@ def _scanned(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Track
     consts, carries = _scan_counts(eqn)
     closed = eqn.params["jaxpr"]
     options = {name: eqn.params[name] for name in ("reverse", "length", "unroll")}
+    inputs = [parameter(run, x) for x in inputs]
     fixed, carry, xs = inputs[:consts], inputs[consts : consts + carries], inputs[consts + carries :]
 
     def body(run: Any, inside: list[Tracked]) -> list[Tracked]:
@@ -116,7 +119,8 @@ def _unknown_in_loop(x: Tracked, depends: bool) -> Tracked:
 
 
 def _slice(x: Tracked) -> Tracked:
-    return x.with_value(jax.ShapeDtypeStruct(x.value.shape[1:], x.value.dtype))
+    inside = x.with_value(jax.ShapeDtypeStruct(x.value.shape[1:], x.value.dtype))
+    return inside if x.axes is None else replace(inside, axes=x.axes.sliced())
 
 
 def _settled(run: Any, out: Tracked, name: str) -> Tracked:
@@ -126,7 +130,8 @@ def _settled(run: Any, out: Tracked, name: str) -> Tracked:
 
 def _unchanged_part(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Tracked]:
     """A part that runs unchanged: branches, loops of unknown length, functions with custom derivatives."""
-    outputs = [plain(value, inputs) for value in run.bind(eqn, [x.value for x in inputs])]
+    inputs = [parameter(run, x) for x in inputs]
+    outputs = [plain(value, inputs) for value in run.bind(eqn, [x.array for x in inputs])]
     if any(x.is_float and x.is_activation for x in inputs) and any(out.is_float for out in outputs):
         run.policy.unknown(path, eqn.primitive.name)
     return outputs

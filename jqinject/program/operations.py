@@ -70,7 +70,9 @@ def _rows(kind: Kind, *names: str, **more: Any) -> tuple[Operation, ...]:
 OPERATIONS = {
     row.name: row
     for row in (
-        *_rows(Kind.CONTRACTION, "dot_general", "einsum", "conv_general_dilated", inputs=(0, 1)),
+        *_rows(
+            Kind.CONTRACTION, "dot_general", "einsum", "conv_general_dilated", "ragged_dot", inputs=(0, 1)
+        ),
         *_rows(Kind.ARITHMETIC, "add", fuses=True),
         *_rows(Kind.ARITHMETIC, "subtract", "multiply", "truediv"),
         *_rows(
@@ -127,6 +129,7 @@ ALIASES = {
     "reduce_window_max": "max_pool",
     "reduce_window_sum": "avg_pool",
     "gather": "take",
+    "ragged_dot_general": "ragged_dot",
     "logistic": "sigmoid",
     "select_n": "where",
     "eq": "equal",

@@ -15,16 +15,27 @@ class Choice:
     """The quantizers of one operation: injectors, or None.
 
     Attributes:
-        weight: of an operand that is a weight.
+        weight: of an operand that is a weight, at this operation.
         inputs: of operands that depend on the model's inputs.
         output: of the output.
         dynamic: whether `inputs` takes its range from the tensor itself, only for contractions with a weight.
+        parameter: of an operand that is a weight, in the parameter's own shape, for all operations that read it.
+        lhs, rhs: of the two operands of a contraction of activations; None for `inputs`.
+        grad: of the output's gradient.
+        contraction: in which numbers a contraction is done, as for a layer.
+        scheme: of a contraction, which then quantizes all operands, forward and backward.
     """
 
     weight: Any = None
     inputs: Any = None
     output: Any = None
     dynamic: bool = False
+    parameter: Any = None
+    lhs: Any = None
+    rhs: Any = None
+    grad: Any = None
+    contraction: str = "auto"
+    scheme: Any = None
 
 
 @dataclass(frozen=True)
@@ -38,6 +49,7 @@ class Site:
         is_weight: whether the tensor is a weight.
         shape: of the tensor.
         weight_path: a weight's path in the model.
+        contraction: the primitive that a scheme contracts by, if the site is a whole contraction.
     """
 
     name: str
@@ -46,6 +58,30 @@ class Site:
     is_weight: bool = False
     shape: tuple[int, ...] = ()
     weight_path: tuple[Any, ...] = ()
+    contraction: str = ""
+
+
+@dataclass(frozen=True)
+class WeightUse:
+    """One place where a parameter is contracted, or where rows of it are looked up.
+
+    Attributes:
+        weight_path: the parameter's path in the model.
+        name: the operation's, unique in the model.
+        operation: "einsum", "dot_general", "take", ...
+        shape: of the parameter.
+        shared: its axes along which all numbers need one scale here.
+        stacked: its leading axes that a loop runs over.
+        quantizer: the injector; None if no rule takes the parameter here.
+    """
+
+    weight_path: tuple[Any, ...]
+    name: str
+    operation: str
+    shape: tuple[int, ...]
+    shared: frozenset[int]
+    stacked: int
+    quantizer: Any = None
 
 
 class Policy(Protocol):
@@ -56,10 +92,14 @@ class Policy(Protocol):
     def delayed(self) -> bool:
         """Whether the operation that takes an output quantizes it, so that operations in between can be fused."""
 
+    @abstractmethod
+    def is_leaf(self, module: Any) -> bool:
+        """Whether a module is not looked into."""
+
     @property
     @abstractmethod
-    def leaf_modules(self) -> tuple[type, ...]:
-        """Classes of modules that are not looked into."""
+    def follows_parameters(self) -> bool:
+        """Whether parameters are quantized in their own shape, and followed to where they are contracted."""
 
     @property
     @abstractmethod
@@ -67,8 +107,14 @@ class Policy(Protocol):
         """Whether weights with several output axes are contracted with one."""
 
     @abstractmethod
-    def choose(self, path: str, operation: Operation) -> Choice | None:
-        """The quantizers of an operation in the module at `path`; None leaves it alone."""
+    def choose(self, path: str, operation: Operation, weight_path: tuple[Any, ...] = ()) -> Choice | None:
+        """The quantizers of an operation; None leaves it alone.
+
+        Args:
+            path: of the module that it is in.
+            operation: its row of the table.
+            weight_path: of the parameter that it contracts or looks up; empty if there is none.
+        """
 
     @abstractmethod
     def unknown(self, path: str, name: str) -> None:

@@ -10,17 +10,28 @@ import jax
 from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
+from jqinject.program.contract import arguments_of
 from jqinject.program.policy import Site
-from jqinject.proxy import ActQuantProxyFromInjector, check_range
-from jqinject.quant_tensor import as_array
+from jqinject.program.weights import dotted
+from jqinject.proxy import check_range
+from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, as_array
+from jqinject.quant_tensor.shaping import full_rank
 
 
 class Quantizers(Protocol):
     """The quantizers that the interpreter uses."""
 
     @abstractmethod
-    def quantize(self, site: Site, x: jax.Array) -> jax.Array:
-        """`x`, quantized and dequantized."""
+    def quantize(self, site: Site, x: jax.Array) -> Any:
+        """`x`, quantized: a QuantTensor or an array."""
+
+    @abstractmethod
+    def contract(self, site: Site, eqn: Any, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        """A contraction by a scheme."""
+
+    @abstractmethod
+    def holds(self, weight_path: tuple[Any, ...]) -> bool:
+        """Whether a parameter has a quantizer."""
 
     @abstractmethod
     def state(self, names: Iterable[str]) -> Any:
@@ -36,11 +47,26 @@ class Quantizers(Protocol):
 
 
 class Finder:
-    """Quantizes nothing: for a run that only finds the sites."""
+    """Quantizes nothing: for a run that only finds the sites.
+
+    Args:
+        like: the quantizers that another run uses; None if there are none yet.
+    """
+
+    def __init__(self, like: Quantizers | None = None) -> None:
+        self._like = like
+
+    def holds(self, weight_path: tuple[Any, ...]) -> bool:
+        """See `Quantizers`."""
+        return self._like is not None and self._like.holds(weight_path)
 
     def quantize(self, site: Site, x: jax.Array) -> jax.Array:
         """`x` as it is."""
         return x
+
+    def contract(self, site: Site, eqn: Any, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        """The contraction of floats."""
+        return eqn.primitive.bind(lhs, rhs, **eqn.params)
 
     def state(self, names: Iterable[str]) -> Any:
         """None."""
@@ -55,22 +81,48 @@ class Finder:
 
 
 class HeldQuantizers:
-    """The quantizers that a model holds, by the names of their sites.
+    """The quantizers that a model holds: by the names of their sites, and by the paths of parameters.
 
     Args:
         held: name -> proxy.
+        weights: path of a parameter, as text -> proxy.
+        stacked: path of a parameter -> its leading axes over which a loop runs; 0 if there is no entry.
     """
 
-    def __init__(self, held: Mapping[str, ActQuantProxyFromInjector]) -> None:
+    def __init__(
+        self,
+        held: Mapping[str, Any],
+        weights: Mapping[str, Any] | None = None,
+        stacked: Mapping[str, int] | None = None,
+    ) -> None:
         self._held = held
+        self._weights = weights or {}
+        self._stacked = stacked or {}
         self._graphdef: Any = None
 
-    def quantize(self, site: Site, x: jax.Array) -> jax.Array:
+    def holds(self, weight_path: tuple[Any, ...]) -> bool:
+        """See `Quantizers`."""
+        return dotted(weight_path) in self._weights
+
+    def quantize(self, site: Site, x: jax.Array) -> Any:
         """`x` through its quantizer.
 
         Raises:
             ValueError: the model was quantized for a program that has no such site.
         """
+        if site.weight_path and site.name in self._weights:
+            return quantized_stack(self._weights[site.name], x, self._stacked.get(site.name, 0))
+        proxy = self._at(site)
+        if proxy.is_quant_enabled:
+            check_range(proxy, x, f"op_quant[{site.name!r}]")
+        return proxy(x)
+
+    def contract(self, site: Site, eqn: Any, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        """See `Quantizers`."""
+        dtype = eqn.outvars[0].aval.dtype
+        return self._at(site)(lhs, rhs, **arguments_of(eqn), preferred_element_type=dtype)
+
+    def _at(self, site: Site) -> Any:
         if site.name not in self._held:
             hint = did_you_mean(site.name, self._held)
             raise ValueError(
@@ -78,23 +130,56 @@ class HeldQuantizers:
                 f"quantized{'; ' + hint if hint else '.'}\n"
                 "  cure: quantize it with inputs that lead through them, in the mode that it is called in"
             )
-        proxy = self._held[site.name]
-        if proxy.is_quant_enabled:
-            check_range(proxy, x, f"op_quant[{site.name!r}]")
-        return as_array(proxy(x))
+        return self._held[site.name]
 
     def state(self, names: Iterable[str]) -> Any:
         """The Variables of some quantizers, as a state."""
-        chosen = {name: self._held[name] for name in sorted(names) if name in self._held}
-        self._graphdef, state = nnx.split(nnx.Dict(chosen), graph=True)
+        parts = (self._held, self._weights)
+        chosen = [nnx.Dict({name: part[name] for name in sorted(names) if name in part}) for part in parts]
+        self._graphdef, state = nnx.split(tuple(chosen), graph=True)
         return state
 
     def restored(self, state: Any) -> HeldQuantizers:
         """Copies with that state."""
-        copies = nnx.merge(self._graphdef, state)
-        return HeldQuantizers({name: copies[name] for name in copies})
+        held, weights = nnx.merge(self._graphdef, state)
+        return HeldQuantizers(held, weights, self._stacked)
 
     def update(self, state: Any) -> None:
         """Write a state into the quantizers."""
-        for name, part in state.items():
-            nnx.update(self._held[name], part)
+        for held, parts in zip(
+            (self._held, self._weights), (state.get(0, {}), state.get(1, {})), strict=True
+        ):
+            for name, part in parts.items():
+                nnx.update(held[name], part)
+
+
+def quantized_stack(proxy: Any, weight: jax.Array, depth: int) -> Any:
+    """A weight through its quantizer, or each weight of a stack through its own.
+
+    Args:
+        proxy: the quantizer, its Variables stacked likewise.
+        weight: the weight.
+        depth: the number of leading axes along which it is stacked.
+    """
+    if depth == 0:
+        return proxy(weight)
+    graphdef, state = nnx.split(proxy, graph=True)
+
+    def one(state: Any, weight: jax.Array) -> tuple[Any, Any]:
+        quantizer = nnx.merge(graphdef, state)
+        return full_metadata(quantizer(weight)), nnx.state(quantizer, graph=True)
+
+    mapped = one
+    for _ in range(depth):
+        mapped = jax.vmap(mapped)
+    quantized, state = mapped(state, weight)
+    nnx.update(proxy, state)
+    return quantized
+
+
+def full_metadata(x: Any) -> Any:
+    """A quantized tensor whose scales have as many axes as it has, so that they can be stacked."""
+    if isinstance(x, IntQuantTensor):
+        ndim = x.ndim
+        return x.set(scale=full_rank(x.scale, ndim), zero_point=full_rank(x.zero_point, ndim))
+    return x.set(scale=full_rank(x.scale, x.ndim)) if isinstance(x, FloatQuantTensor) else as_array(x)

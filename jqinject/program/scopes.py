@@ -49,9 +49,9 @@ def path_in(name_stack: Any) -> str | None:
     return found[-1] if found[-1] == around else f"{around}.{found[-1][1:]}".lstrip(".")
 
 
-def region_of(module: Any, leaf_modules: tuple[type, ...]) -> str | None:
+def region_of(module: Any, is_leaf: Callable[[Any], bool]) -> str | None:
     """The operation that a module counts as; "layer" or "quantized_layer" if it is not looked into; else None."""
-    if isinstance(module, leaf_modules):
+    if is_leaf(module):
         ends_quantized = getattr(module, "output_quant", None) or getattr(module, "act_quant", None)
         return "layer" if ends_quantized is None else "quantized_layer"
     regions = LINEN_REGIONS if isinstance(module, linen.Module) else NNX_REGIONS
@@ -71,19 +71,19 @@ class _Scope(Around):
 
 
 @contextlib.contextmanager
-def scopes(model: Any, leaf_modules: tuple[type, ...]) -> Iterator[None]:
+def scopes(model: Any, is_leaf: Callable[[Any], bool]) -> Iterator[None]:
     """Let every module of a private copy of a model leave marks when it is called.
 
     Args:
         model: a private copy.
-        leaf_modules: classes of modules that are not looked into.
+        is_leaf: whether a module is not looked into.
     """
     modules = list(nnx.iter_modules(model, graph=True))
     for path, module in modules:
         if path and "__call__" in dir(type(module)):
-            intercept(module, _Scope(".".join(map(str, path)), region_of(module, leaf_modules)))
+            intercept(module, _Scope(".".join(map(str, path)), region_of(module, is_leaf)))
     has_linen = any(isinstance(module, nnx.bridge.ToNNX) for _, module in modules)
-    with linen_scopes(leaf_modules) if has_linen else contextlib.nullcontext():
+    with linen_scopes(is_leaf) if has_linen else contextlib.nullcontext():
         yield
     for _, module in list(nnx.iter_modules(model, graph=True)):
         release(module, _Scope)
@@ -120,14 +120,14 @@ def _is_float(x: Any) -> bool:
 
 
 @contextlib.contextmanager
-def linen_scopes(leaf_modules: tuple[type, ...]) -> Iterator[None]:
+def linen_scopes(is_leaf: Callable[[Any], bool]) -> Iterator[None]:
     """Let Linen modules, wrapped by `nnx.bridge.ToNNX`, leave the same marks."""
 
     def named(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         if context.method_name != "__call__" or not context.module.path:
             return call(*args, **kwargs)
         path = "+" + ".".join(context.module.path)
-        return in_scope(path, region_of(context.module, leaf_modules), call, args, kwargs)
+        return in_scope(path, region_of(context.module, is_leaf), call, args, kwargs)
 
     with linen.intercept_methods(named):
         yield

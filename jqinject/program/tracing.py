@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
 
 from jqinject.core.state.record import RecordPart, flat_parts
+from jqinject.dot import FrozenParam
 from jqinject.program.call import Call, SplitCall
 from jqinject.program.class_swap import change_class, original_class
 from jqinject.program.scopes import scopes
@@ -45,14 +47,14 @@ class Program(NamedTuple):
         return [(path, variable, value) for (path, variable), var, value in rows if var not in known]
 
 
-def trace(model: Any, call: Call, leaf_modules: tuple[type, ...], skip: str = "") -> Program:
+def trace(model: Any, call: Call, is_leaf: Callable[[Any], bool], skip: str = "") -> Program:
     """The program of a call.
 
     Args:
         model: an NNX module; a copy of it, of its original class, is traced, so that methods call one another as they
             were written.
         call: the call.
-        leaf_modules: classes of modules that are not looked into.
+        is_leaf: whether a module is not looked into.
         skip: attribute of the model that its methods do not use.
     """
     split = SplitCall(model, call)
@@ -64,7 +66,7 @@ def trace(model: Any, call: Call, leaf_modules: tuple[type, ...], skip: str = ""
         change_class(copy, original_class(type(copy)))
         # Hidden from the forward: a bridge to Linen would treat every attribute as its own.
         put_aside = {skip: vars(copy).pop(skip)} if skip in vars(copy) else {}
-        with scopes(copy, leaf_modules):
+        with scopes(copy, is_leaf):
             out = copied_call(copy)
         vars(copy).update(put_aside)
         found["state"] = flat_parts(nnx.state((copy, *copied_call.modules), graph=True))
@@ -85,6 +87,9 @@ def _value(leaf: Any) -> Any:
 def _state_input(path: tuple[Any, ...], leaf: Any, variables: dict[Path, Any]) -> Tracked:
     keys = tuple(part.key for part in path if isinstance(part, jax.tree_util.DictKey))
     holder = next((keys[:end] for end in range(len(keys), 0, -1) if keys[:end] in variables), ())
-    if isinstance(variables.get(holder), nnx.Param):
+    variable = variables.get(holder)
+    if isinstance(variable, nnx.Param):
         return Tracked(leaf, Origin.WEIGHT, weight_path=holder[1:])
+    if isinstance(variable, FrozenParam):
+        return Tracked(leaf, Origin.WEIGHT, weight_path=holder[1:], form=variable.form)
     return Tracked(leaf)

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
+
+from jqinject.program.moves import Axes
+from jqinject.quant_tensor import as_array
 
 
 class Origin(enum.Enum):
@@ -37,13 +39,16 @@ class Tracked:
     """A value of a program.
 
     Attributes:
-        value: the array.
+        value: the array, or the QuantTensor that it was quantized to.
         origin: whether it depends on the inputs, is a weight, or neither.
         pending: the quantizer that its producer chose; the next operation decides whether to apply it.
         quantized: whether it is already quantized.
         fusible: whether it comes from a contraction, so constants may be added before it is quantized.
         fixed_range: the range of its values, if known.
-        weight_path: a weight's path.
+        weight_path: the path of the parameter whose numbers these are, at most moved or cast; for an activation,
+            numbers that were looked up in it.
+        axes: where the axes of that parameter are now; only while sites are looked for.
+        form: how the parameter is stored, of an array of a frozen one.
         masked: set if some of its elements were replaced by constants.
         twins: quantizer -> this value quantized by it, for the operations that share it.
     """
@@ -55,8 +60,15 @@ class Tracked:
     fusible: bool = False
     fixed_range: tuple[float, float] | None = None
     weight_path: tuple[Any, ...] = ()
+    axes: Axes | None = None
+    form: Any = None
     masked: Masked | None = None
     twins: dict[Any, Tracked] = field(default_factory=dict)
+
+    @property
+    def array(self) -> Any:
+        """The numbers as an array."""
+        return as_array(self.value)
 
     @property
     def is_activation(self) -> bool:
@@ -71,7 +83,7 @@ class Tracked:
     @property
     def is_float(self) -> bool:
         """Whether it can be quantized."""
-        return jnp.issubdtype(jnp.result_type(self.value), jnp.floating)
+        return jnp.issubdtype(dtype_of(self.value), jnp.floating)
 
     def with_value(self, value: Any) -> Tracked:
         """The same facts for another value that holds the same numbers."""
@@ -103,4 +115,9 @@ def joined(value: Any, inputs: Any) -> Tracked:
 
 def shape_of(x: Tracked) -> tuple[int, ...]:
     """The shape of a tracked value."""
-    return tuple(jax.typeof(x.value).shape)
+    return tuple(x.value.shape) if hasattr(x.value, "shape") else ()
+
+
+def dtype_of(value: Any) -> Any:
+    """The dtype of an array, a QuantTensor or a number."""
+    return value.dtype if hasattr(value, "dtype") else jnp.result_type(value)

@@ -15,6 +15,8 @@ from jqinject.proxy.assembly import write as write
 from jqinject.proxy.base import QuantizerLike as QuantizerLike
 from jqinject.proxy.base import QuantProxyFromInjector as QuantProxyFromInjector
 from jqinject.proxy.bias import BiasQuantProxyFromInjector as BiasQuantProxyFromInjector
+from jqinject.proxy.distant_weight import DistantWeight as DistantWeight
+from jqinject.proxy.distant_weight import beside_weights as beside_weights
 from jqinject.proxy.grad import GradQuantProxyFromInjector as GradQuantProxyFromInjector
 from jqinject.proxy.input_format import InputFormat as InputFormat
 from jqinject.proxy.links import LINKS as LINKS

@@ -19,6 +19,7 @@ from jqinject.proxy.assembly import (
     stack_of,
 )
 from jqinject.proxy.declared_injector import DeclaredInjector, asks_for_layers
+from jqinject.proxy.distant_weight import beside_weights
 from jqinject.proxy.links import known_layers, link, linked_layers, relink
 from jqinject.proxy.metadata import QuantMetadata, quant_metadata_of
 from jqinject.proxy.naming import checked_quantizer, note_quantizer, packable
@@ -82,16 +83,17 @@ class QuantProxyFromInjector(HoldsRanges):
         declared = DeclaredInjector.of(injector, overrides, offered, where)
         assign(self, binding=declared.binding, use_running_average=False)
         trace: set[str] = set()
+        layers = beside_weights((layer,))
         try:
             # First what is said of it: a flag that is not one is reported by the quantizer's name.
-            said = quant_metadata_of(self.binding, (layer,))
-            quantizer = self._build((layer,), rngs, trace, stack)
+            said = quant_metadata_of(self.binding, layers)
+            quantizer = self._build(layers, rngs, trace, stack)
         except DependencyError:
             # A misspelt override is the likelier cause than the name that is missing because of it.
             declared.check_known(trace)
             raise
-        declared.check_read(self, quantizer, trace, self._handed((layer,), rngs))
-        assign(self, quant_metadata=self._read_metadata(said, (layer,), quantizer))
+        declared.check_read(self, quantizer, trace, self._handed(layers, rngs))
+        assign(self, quant_metadata=self._read_metadata(said, layers, quantizer))
         if isinstance(quantizer, nnx.Module):
             assign(self, tensor_quant=quantizer)
         else:
@@ -180,7 +182,7 @@ class QuantProxyFromInjector(HoldsRanges):
         """
         if layers and self.served_layers != (count := len(relink(self, layers))):
             self.served_layers = count  # set needlessly it would be another graph, and a retrace
-        known = known_layers(self)
+        known = beside_weights(known_layers(self))
         before = self.tensor_quant
         replaced = self._assemble_for(known)
         if replaced and not same_parameters(before, self.tensor_quant, known):
@@ -205,7 +207,7 @@ class QuantProxyFromInjector(HoldsRanges):
         if any(layer is other for other in known):
             return
         refuse_tree_mode()
-        self._assemble_for((*known, layer))
+        self._assemble_for(beside_weights((*known, layer)))
         link(self, layer)
         self.served_layers = len(known) + 1
 

@@ -65,10 +65,10 @@ def reshape(x: Tensor, shape: int | Sequence[int]) -> Tensor:
         (8,)
     """
     value = x.value.reshape(shape)
-    return map_metadata(x, value, lambda metadata: _reshape_metadata(metadata, x.shape, value.shape))
+    return map_metadata(x, value, lambda metadata: reshape_metadata(metadata, x.shape, value.shape))
 
 
-def _reshape_metadata(metadata: jax.Array, old: _Shape, new: _Shape) -> jax.Array:
+def reshape_metadata(metadata: jax.Array, old: _Shape, new: _Shape) -> jax.Array:
     """Metadata for the new shape: axes are matched in the smallest blocks of equal size, each kept or expanded."""
     if 0 in old:
         return jnp.broadcast_to(metadata, old).reshape(new)

@@ -431,3 +431,22 @@ def test_masters_that_were_kept_answer_themselves():
         assert isinstance(copy.kernel, nnx.Param)
         np.testing.assert_array_equal(copy.kernel[...], value)
         np.testing.assert_array_equal(jqinject.unfreeze(copy).kernel[...], value)
+
+
+@pytest.mark.skipif(jax.device_count() < 8, reason="the mesh has 8 devices")
+def test_groups_that_cross_shards():
+    mesh = jax.make_mesh((8,), ("model",))
+    metadata = {"out_sharding": ("model", None)}
+    with jax.set_mesh(mesh):
+        layer = QuantLinear(64, 8, **GROUPS, kernel_metadata=metadata, rngs=nnx.Rngs(0))
+        sharding, value = layer.kernel.sharding, np.asarray(layer.quant_weight().value)
+        kernel = jqinject.freeze(layer).kernel
+        assert layer.frozen.form.cut is not None
+        assert kernel.sharding.is_equivalent_to(sharding, 2)
+        assert kernel.get_metadata("out_sharding") == ("model", None)
+        assert jax.typeof(kernel[...]).sharding.spec == P("model", None)
+        np.testing.assert_array_equal(kernel[:, 2:5], value[:, 2:5])
+        stack = {name: np.stack([leaf, leaf]) for name, leaf in kernel.get_raw_value().items()}
+    stacked_kernel = FrozenParam.holding(stack, kernel.form)
+    np.testing.assert_array_equal(stacked_kernel[...], np.stack([value, value]))
+    np.testing.assert_array_equal(stacked_kernel[1, :, 3], value[:, 3])

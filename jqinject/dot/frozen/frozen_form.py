@@ -148,8 +148,14 @@ def _fitted(form: FrozenForm, payload_shape: tuple[int, ...]) -> FrozenForm:
         sizes[order[-1]] = stored.shape[stored.order[-1]]
     shape = tuple(sizes[axis] for axis in range(len(order)))
     summed = tuple(axis + added for axis in stored.summed)
-    cut = None if form.cut is None else replace(form.cut, axis=form.cut.axis + added)
-    return replace(form, stored=StoredForm(shape, stored.dtype, summed), cut=cut)
+    return replace(form, stored=StoredForm(shape, stored.dtype, summed), cut=_moved(form.cut, added))
+
+
+def _moved(cut: Cut | None, by: int) -> Cut | None:
+    """A cut whose axes lie further behind."""
+    if cut is None:
+        return None
+    return replace(cut, axis=cut.axis + by, beside=tuple(axis + by for axis in cut.beside))
 
 
 def _check_in_front(form: FrozenForm, taken: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any, Self
 
 import jax
@@ -13,42 +12,12 @@ from flax import nnx
 from flax.nnx import reprlib
 
 from jqinject.core import Frozen
+from jqinject.dot.frozen.dequantize import dequantize
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms
 from jqinject.dot.frozen.frozen_numbers import frozen_numbers, quant_tensor_of
 from jqinject.dot.frozen.lookup import look_up
 from jqinject.ops.devices.cut import Cut
-
-DEQUANTIZE = "jqinject_dequantize"
-"""The name of the compiled function that dequantizes a `FrozenParam`, by which a program's equation is known."""
-
-
-def _value_of(numbers: dict[str, jax.Array], form: FrozenForm) -> jax.Array:
-    return quant_tensor_of(numbers, form).value
-
-
-_value_of.__name__ = _value_of.__qualname__ = DEQUANTIZE
-_dequantize = partial(jax.jit, static_argnames="form")(_value_of)
-
-
-def dequantize(numbers: Mapping[str, jax.Array], form: FrozenForm) -> jax.Array:
-    """The dequantized array of frozen numbers: in a program, one equation named `jqinject_dequantize`.
-
-    The inputs of the equation are the numbers in the order of their sorted names; `numbers_of_leaves` names them.
-
-    Args:
-        numbers: as stored; see `quant_tensor_of`.
-        form: of the weight that was frozen.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from jqinject.quant_tensor import IntQuantTensor
-        >>> weight = IntQuantTensor.from_int(jnp.array([[2, -1]], jnp.int8), jnp.array([[0.5]]))
-        >>> param = FrozenParam.of(weight)
-        >>> jax.make_jaxpr(lambda x: x @ param.T)(jnp.ones((1, 2))).eqns[0].params["name"]
-        'jqinject_dequantize'
-    """
-    return _dequantize(dict(numbers), form)
 
 
 class FrozenParam(Frozen):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from flax import nnx
 
@@ -50,7 +51,7 @@ def plan_layers(
         inside.add(path)  # modules inside a jqinject layer belong to it
         kind = type(module).__name__
         number = next(
-            (i for i, r in enumerate(rules) if r.matches(".".join(path)) and (r.op is None or kind in r.op)),
+            (i for i, r in enumerate(rules) if _takes(r, module, ".".join(path))),
             None,
         )
         slots: tuple[str, ...] = ()
@@ -62,6 +63,14 @@ def plan_layers(
         by_module[id(module)] = LayerRule(dotted(path), kind, number, slots)
         entries.append(by_module[id(module)])
     return tuple(entries), by_module
+
+
+def _takes(rule: Rule, module: Any, path: str) -> bool:
+    """Whether a rule is for a layer: by the layer's path, or by that of its weight."""
+    if rule.op is not None:
+        return type(module).__name__ in rule.op and rule.matches(path)
+    weight = next((name for name in ("kernel", "embedding") if name in vars(module)), None)
+    return rule.matches(path) or (weight is not None and rule.matches(f"{path}.{weight}".lstrip(".")))
 
 
 def check_operations(rules: Iterable[Rule]) -> None:
@@ -81,9 +90,11 @@ def check_operations(rules: Iterable[Rule]) -> None:
                 )
 
 
-def idle_rules(rules: tuple[Rule, ...], entries: Iterable[LayerRule], used: set[int]) -> tuple[int, ...]:
+def idle_rules(
+    rules: tuple[Rule, ...], entries: Iterable[LayerRule], used: Collection[int]
+) -> tuple[int, ...]:
     """Indices of the rules that match nothing."""
-    taken = used | {entry.rule for entry in entries if entry.rule is not None}
+    taken = {*used} | {entry.rule for entry in entries if entry.rule is not None}
     return tuple(index for index in range(len(rules)) if index not in taken)
 
 

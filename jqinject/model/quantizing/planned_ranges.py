@@ -10,7 +10,7 @@ from flax import nnx
 from jqinject.core import StaticRange
 from jqinject.model.quantizing.plan import LayerRule
 from jqinject.model.quantizing.quantize_model import quantize_layer
-from jqinject.model.quantizing.rule_policy import proxy_at
+from jqinject.model.quantizing.rule_policy import held_at
 from jqinject.model.quantizing.rules import Rule
 from jqinject.model.static_ranges import static_ranges
 from jqinject.model.walk import ModelIndex
@@ -41,7 +41,7 @@ def planned_ranges(
             known[kind] = _ranges_of(layer, rules[entry.rule], entry)
         yield from (f"{entry.path}.{name}" if layer is not root else name for name in known[kind])
     for site in sites:
-        if proxy_at(site, nnx.Rngs(0)).has_range() is not None:
+        if held_at(site, nnx.Rngs(0)).has_range() is not None:
             yield f"{HELD}.held.{site.name}"
 
 

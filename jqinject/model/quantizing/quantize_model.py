@@ -11,6 +11,7 @@ from flax import nnx
 from jqinject.model.frozen_ops import op_slot
 from jqinject.model.quantizing.counterparts import counterpart_of
 from jqinject.model.quantizing.layer_reuse import LayerReuse
+from jqinject.model.quantizing.parameter_sites import parameter_site, plan_parameters, tied_to_layers
 from jqinject.model.quantizing.plan import (
     LayerRule,
     check_operations,
@@ -18,7 +19,15 @@ from jqinject.model.quantizing.plan import (
     nearest_pattern,
     plan_layers,
 )
-from jqinject.model.quantizing.rule_policy import OURS, RulePolicy, policy_for, proxy_at, sites_of
+from jqinject.model.quantizing.rule_policy import (
+    NO_SITES,
+    OURS,
+    PlannedSites,
+    RulePolicy,
+    held_at,
+    needs_inputs,
+    plan_sites,
+)
 from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.quantizing.traced_calls import Methods, call_with, traced_calls
 from jqinject.model.walk import ModelIndex, dotted
@@ -102,14 +111,13 @@ def quantize(
     check_operations(given)
     model = nnx.clone(model, graph=True)
     index = ModelIndex(model)
-    policy = policy_for(index, given)
     entries, plan = plan_layers(index, given)
-    _check(index, model, given, entries, policy, calls, allow_idle)
+    found = _check(index, model, given, entries, calls, allow_idle)
 
     def quantized(model: Any, index: ModelIndex, plan: Mapping[int, LayerRule]) -> Any:
         _quantize_layers(index.modules, given, plan, rngs)
-        if policy is not None:
-            _quantize_between(model, policy, calls, rngs)
+        if found.sites or any(use.quantizer is not None for use in found.uses):
+            _quantize_program(model, RulePolicy(given), found, calls, rngs)
         return model
 
     def traced(model: Any) -> Any:
@@ -133,41 +141,49 @@ def _check(
     model: nnx.Module,
     rules: tuple[Rule, ...],
     entries: tuple[LayerRule, ...],
-    policy: RulePolicy | None,
     calls: tuple[Call, ...],
     allow_idle: bool,
-) -> None:
-    """Refuse rules that do not fit the model, before anything is built."""
-    needs_inputs = policy is not None
-    _refuse_quantized(index, model, bool(entries), needs_inputs)
-    if not entries and not needs_inputs:
+) -> PlannedSites:
+    """Refuse rules that do not fit the model, before anything is built.
+
+    Returns:
+        What the rules quantize outside of layers.
+    """
+    traces = needs_inputs(index, rules)
+    _refuse_quantized(index, model, bool(entries), traces)
+    has_inputs = any(call.args or call.kwargs for call in calls)
+    if not entries and not traces and not has_inputs:
         raise ValueError(
-            f"{type(model).__name__} has no layer that could be quantized: none of Flax's own classes.\n"
-            "  cure: a rule for operations, Rule(op='dot_general', ...), and inputs=... reach operations "
-            "outside layers"
+            f"{type(model).__name__} has no layer of Flax's own classes; what it contracts by itself is found by "
+            "tracing it.\n  cure: quantize(model, rules, inputs=(x,)), with arrays or jax.ShapeDtypeStructs"
         )
-    if needs_inputs and not any(call.args or call.kwargs for call in calls):
+    if traces and not has_inputs:
         raise ValueError(
             "these rules are about operations, which are found by tracing the model.\n"
             "  cure: quantize(model, rules, inputs=(x,)), with arrays or jax.ShapeDtypeStructs; "
             "methods={'encode': (x,)} for other methods than its call"
         )
-    used = sites_of(model, rules, calls)[1] if needs_inputs else set()
+    found = plan_sites(model, rules, calls) if has_inputs else NO_SITES
+    planned = plan_parameters(found.uses)
+    used = found.used
     idle = idle_rules(rules, entries, used)
     if idle and not allow_idle:
-        near = {index: nearest_pattern(rules[index], [entry.path for entry in entries]) for index in idle}
+        weights = dict.fromkeys(dotted(use.weight_path) for use in found.uses)
+        known = [*(entry.path for entry in entries), *weights]
+        near = {index: nearest_pattern(rules[index], known) for index in idle}
         shown = "\n".join(f"    {rules[index]}{near[index]}" for index in idle)
-        paths = ", ".join(entry.path for entry in entries[:8]) + (", ..." if len(entries) > 8 else "")
+        paths = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
         raise ValueError(
             f"rules that take nothing (the first rule that matches wins):\n{shown}\n  layers here: {paths or 'none'}\n"
             "  cure: mend the path or the order, or allow_idle=True; jqinject.rules_report(model, rules) shows the plan"
         )
-    if not (used or allow_idle or any(entry.slots for entry in entries)):
+    if not (planned or found.sites or allow_idle or any(entry.slots for entry in entries)):
         shown = "\n".join(f"    {rule}" for rule in rules)
         raise ValueError(
             f"these rules quantize nothing: what they match stays float.\n{shown}\n"
             "  cure: weight_quant=..., input_quant=..., of a kind that the layers take; or allow_idle=True"
         )
+    return found
 
 
 def _refuse_quantized(index: ModelIndex, model: nnx.Module, has_layers: bool, needs_inputs: bool) -> None:
@@ -208,16 +224,21 @@ def _quantize_layers(
                 raise
 
 
-def _quantize_between(
-    model: Any,
-    policy: RulePolicy,
-    calls: tuple[Call, ...],
-    rngs: nnx.Rngs | None,
+def _quantize_program(
+    model: Any, policy: RulePolicy, found: PlannedSites, calls: tuple[Call, ...], rngs: nnx.Rngs | None
 ) -> None:
-    sites, _ = sites_of(model, policy.rules, calls)
-    held = {name: proxy_at(site, rngs) for name, site in sites.items()}
+    """Let a model's methods run as programs, with the quantizers that were found for them."""
+    index = ModelIndex(model)
+    planned = plan_parameters(found.uses)
+    tied = tied_to_layers(index, planned)
+    held = {name: held_at(site, rngs) for name, site in found.sites.items()}
+    weights = {
+        name: parameter_site(index, parameter, rngs)
+        for name, parameter in planned.items()
+        if parameter.path not in tied
+    }
     change_class(model, quantized_class(type(model), methods=[call.name for call in calls]))
-    setattr(model, HELD, OpQuantizers(policy, held))
+    setattr(model, HELD, OpQuantizers(policy, held, weights, tied))
 
 
 def quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | None) -> None:

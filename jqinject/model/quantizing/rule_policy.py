@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import nnx
 
+from jqinject.dot import QConvGeneralDilated, QDotGeneral
 from jqinject.inject import Binding, ExtendedInjector
 from jqinject.model.quantizing.counterparts import COUNTERPARTS
 from jqinject.model.quantizing.rules import Rule
@@ -19,9 +20,28 @@ from jqinject.nn.base.norm_layer import QuantNormLayer
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.eltwise import QuantMergeLayer
 from jqinject.nn.pooling import QuantPoolLayer
-from jqinject.program import Call, Choice, Kind, Operation, Site, Tracked, find_sites, other_axes
-from jqinject.proxy import ActQuantProxyFromInjector, QuantProxyFromInjector
+from jqinject.program import (
+    Call,
+    Choice,
+    Operation,
+    Site,
+    Tracked,
+    WeightUse,
+    dotted,
+    find_sites,
+    other_axes,
+)
+from jqinject.proxy import ActQuantProxyFromInjector, GradQuantProxyFromInjector, QuantProxyFromInjector
 
+SLOTS_OF_CHOICE = {
+    "weight": "weight",
+    "inputs": "input",
+    "output": "output",
+    "lhs": "lhs",
+    "rhs": "rhs",
+    "grad": "grad",
+}
+CONTRACTIONS = {"dot_general": QDotGeneral, "conv_general_dilated": QConvGeneralDilated}
 OURS = (
     QuantWeightLayer,
     QuantNormLayer,
@@ -35,34 +55,49 @@ OURS = (
 
 @dataclass(frozen=True)
 class RulePolicy:
-    """Quantizes the operations that rules name; it does not look inside layers.
+    """Quantizes what rules name outside of layers; it does not look inside layers.
+
+    A rule without an operation takes every contraction with a parameter, and every look-up in one.
 
     Attributes:
         rules: the rules.
-        linen: whether the model holds Linen modules, whose layers count as operations.
     """
 
     rules: tuple[Rule, ...]
-    linen: bool = False
 
     delayed = False
     flattens_weights = False
-    leaf_modules = (*OURS, *COUNTERPARTS)
+    follows_parameters = True
 
-    def choose(self, path: str, operation: Operation) -> Choice | None:
+    def is_leaf(self, module: Any) -> bool:
         """See `Policy`."""
-        index = self.rule_of(path, operation)
+        return isinstance(module, OURS) or type(module) in COUNTERPARTS
+
+    def choose(self, path: str, operation: Operation, weight_path: tuple[Any, ...] = ()) -> Choice | None:
+        """See `Policy`."""
+        index = self.rule_of(path, operation, weight_path)
         if index is None:
             return None
         rule = self.rules[index]
-        found = Choice(*(_declared(rule, slot) for slot in ("weight_quant", "input_quant", "output_quant")))
-        return None if found == Choice() else found
+        slots = {field: _declared(rule, f"{slot}_quant") for field, slot in SLOTS_OF_CHOICE.items()}
+        weight = {"parameter": slots["weight"]} if weight_path else {"lhs": slots["lhs"], "rhs": slots["rhs"]}
+        found = Choice(
+            slots["weight"],
+            slots["inputs"],
+            slots["output"],
+            grad=slots["grad"],
+            contraction=rule.contraction,
+            scheme=rule.scheme,
+            **weight,
+        )
+        return None if rule.keeps_float else found
 
-    def rule_of(self, path: str, operation: Operation) -> int | None:
+    def rule_of(self, path: str, operation: Operation, weight_path: tuple[Any, ...] = ()) -> int | None:
         """The index of the first rule for an operation, or None."""
+        places = (path, dotted(weight_path), dotted(weight_path[:-1])) if weight_path else (path,)
         for index, rule in enumerate(self.rules):
-            is_layer = self.linen and operation.kind is Kind.CONTRACTION and rule.op is None
-            if (is_layer or (rule.op is not None and operation.name in rule.op)) and rule.matches(path):
+            takes = bool(weight_path) if rule.op is None else operation.name in rule.op
+            if takes and any(rule.matches(place) for place in places):
                 return index
         return None
 
@@ -88,43 +123,59 @@ class RulePolicy:
 class _Watching(RulePolicy):
     """Records which rules matched an operation."""
 
-    def __init__(self, rules: tuple[Rule, ...], linen: bool) -> None:
-        super().__init__(rules, linen)
+    def __init__(self, rules: tuple[Rule, ...]) -> None:
+        super().__init__(rules)
         object.__setattr__(self, "used", set())
 
     used: set[int]
 
-    def rule_of(self, path: str, operation: Operation) -> int | None:
+    def rule_of(self, path: str, operation: Operation, weight_path: tuple[Any, ...] = ()) -> int | None:
         """See `RulePolicy`."""
-        index = super().rule_of(path, operation)
+        index = super().rule_of(path, operation, weight_path)
         if index is not None:
             self.used.add(index)
         return index
 
 
-def policy_for(index: ModelIndex, rules: tuple[Rule, ...]) -> RulePolicy | None:
-    """The policy for operations outside layers; None if no rule concerns them."""
-    linen = any(isinstance(node, nnx.bridge.ToNNX) for node in index.modules)
+def needs_inputs(index: ModelIndex, rules: tuple[Rule, ...]) -> bool:
+    """Whether rules cannot be applied without tracing the model: they name operations, or it holds Linen modules."""
     layers = {kind.__name__ for kind in COUNTERPARTS}
-    for_operations = [rule for rule in rules if rule.op is not None and not set(rule.op) <= layers]
-    return RulePolicy(rules, linen) if for_operations or linen else None
+    linen = any(isinstance(node, nnx.bridge.ToNNX) for node in index.modules)
+    return linen or any(rule.op is not None and not set(rule.op) <= layers for rule in rules)
 
 
-def sites_of(model: Any, rules: tuple[Rule, ...], calls: Sequence[Call]) -> tuple[dict[str, Site], set[int]]:
-    """The sites between layers that the rules quantize in calls, and the indices of these rules."""
-    policy = policy_for(ModelIndex(model), rules)
-    if policy is None:
-        return {}, set()
-    watching = _Watching(policy.rules, policy.linen)
-    return find_sites(model, watching, calls), watching.used
+class PlannedSites(NamedTuple):
+    """What rules quantize outside of layers.
+
+    Attributes:
+        sites: name -> site of a tensor.
+        uses: where parameters are contracted or looked up, whether or not a rule takes them.
+        used: the indices of the rules that take something.
+    """
+
+    sites: Mapping[str, Site]
+    uses: Sequence[WeightUse]
+    used: frozenset[int]
 
 
-def proxy_at(site: Site, rngs: nnx.Rngs | None) -> ActQuantProxyFromInjector:
-    """The quantizer of a site between layers.
+NO_SITES = PlannedSites({}, (), frozenset())
+
+
+def plan_sites(model: Any, rules: tuple[Rule, ...], calls: Sequence[Call]) -> PlannedSites:
+    """What the rules quantize outside of layers in calls of a model."""
+    watching = _Watching(rules)
+    found = find_sites(model, watching, calls)
+    return PlannedSites(found.sites, found.uses, frozenset(watching.used))
+
+
+def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:
+    """The quantizer of a tensor outside of layers, or the contraction by a scheme.
 
     Raises:
         TypeError: a weight quantizer for an activation; not an injector; an override that has no effect.
     """
+    if site.contraction:
+        return CONTRACTIONS[site.contraction](site.quantizer, rngs=rngs)
     is_injector = isinstance(site.quantizer, type) and issubclass(site.quantizer, ExtendedInjector)
     if not (is_injector or isinstance(site.quantizer, Binding)):
         raise TypeError(
@@ -132,14 +183,17 @@ def proxy_at(site: Site, rngs: nnx.Rngs | None) -> ActQuantProxyFromInjector:
         )
     declared = site.quantizer if isinstance(site.quantizer, Binding) else Binding(site.quantizer)
     kind = declared.resolve("proxy_class") if declared.declares("proxy_class") else None
-    roles = (ActQuantProxyFromInjector.role, QuantProxyFromInjector.role)
+    wanted = GradQuantProxyFromInjector if site.name.endswith("_grad") else ActQuantProxyFromInjector
+    what = "a gradient" if wanted is GradQuantProxyFromInjector else "an activation"
+    roles = (wanted.role, QuantProxyFromInjector.role)
     if kind is not None and kind.role not in roles and not site.is_weight:
         raise TypeError(
-            f"{site.name} is an activation, and {declared.base.__name__} is not for these: its proxy is a "
-            f"{kind.__name__}.\n  cure: a quantizer of activations, such as Int8ActPerTensorMinMax"
+            f"{site.name} is {what}, and {declared.base.__name__} is not for these: its proxy is a "
+            f"{kind.__name__}.\n  cure: a quantizer of {what.split()[-1]}s, such as "
+            f"{'Int8GradPerTensorDynamic' if what == 'a gradient' else 'Int8ActPerTensorMinMax'}"
         )
     axes = site.overrides.get("channelwise_axes", ())
-    return ActQuantProxyFromInjector(
+    return wanted(
         declared.base,
         Operand(site),
         overrides=declared.overrides,

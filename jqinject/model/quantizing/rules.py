@@ -13,17 +13,27 @@ from jqinject.inject.errors import did_you_mean
 from jqinject.nn import ContractionKind
 from jqinject.quant import QuantizerLike
 
-SLOTS = ("weight_quant", "bias_quant", "input_quant", "output_quant", "grad_quant")
-PREFIXES = ("weight_", "bias_", "input_", "output_", "grad_")
+SLOTS = (
+    "weight_quant",
+    "bias_quant",
+    "input_quant",
+    "output_quant",
+    "grad_quant",
+    "lhs_quant",
+    "rhs_quant",
+)
+PREFIXES = tuple(slot.removesuffix("quant") for slot in SLOTS)
 KEYWORDS = (*SLOTS, "op", "contraction", "scheme")
 
 
 @dataclass(frozen=True, init=False)
 class Rule:
-    """Quantizers for the layers, or the operations, whose path matches.
+    """Quantizers for the weights, or the operations, whose path matches.
 
-    A rule without `op` is for layers: the layer at a matching path gets these quantizers. With `op` it is for
-    operations outside layers (adding, concatenating, a softmax) in modules whose path matches, or only for layers of
+    A rule without `op` is for weights: Flax's layers, and every parameter that the model contracts or looks rows up in
+    by itself (`quantize` finds these in the model's program, if it is given `inputs`). The path is the layer's, the
+    parameter's, that of the module that holds it, or that of the module that contracts it. With `op` a rule is for
+    operations (adding, concatenating, a softmax, `dot_general`) in modules whose path matches, or only for layers of
     the named classes. A slot that is None stays float; a rule with only a path keeps what it matches float. Of several
     rules, the first that matches wins.
 
@@ -33,6 +43,8 @@ class Rule:
             (`Conv`); None for all layers.
         weight_quant, bias_quant, input_quant, output_quant, grad_quant: injectors, or None. For an operation,
             `input_quant` is for its inputs that are not quantized yet, `output_quant` for its output.
+        lhs_quant, rhs_quant: of the left and of the right operand of a contraction of two activations, instead of
+            `input_quant`; only with `op`.
         contraction: "auto", "int", "fp8" or "float", as for `QuantLinear`. A scheme given here is taken as `scheme`:
             an older spelling, deprecated.
         scheme: a scheme of contractions such as `jqinject.dot.config_v4()`, by which Flax's own layers contract,
@@ -71,11 +83,13 @@ class Rule:
         input_quant: QuantizerLike = None,
         output_quant: QuantizerLike = None,
         grad_quant: QuantizerLike = None,
+        lhs_quant: QuantizerLike = None,
+        rhs_quant: QuantizerLike = None,
         contraction: ContractionKind | Any = "auto",
         scheme: Any = None,
         **overrides: Any,
     ) -> None:
-        given = (weight_quant, bias_quant, input_quant, output_quant, grad_quant)
+        given = (weight_quant, bias_quant, input_quant, output_quant, grad_quant, lhs_quant, rhs_quant)
         names = (op,) if isinstance(op, str) else op
         if scheme is None and not isinstance(contraction, str):
             contraction, scheme = "auto", contraction

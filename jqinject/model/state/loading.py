@@ -1,6 +1,6 @@
 """`load_state`: loads weights into a model and re-assembles its quantizers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ from jqinject.model.state.reassembly import reassemble_held
 from jqinject.model.state.reports import LoadReport
 from jqinject.model.state.soundness import never_right, not_finite, read_by_magnitude
 from jqinject.model.walk import Holders, ModelIndex, Path, PlainArray, VariableEntry, dotted
-from jqinject.proxy import write
+from jqinject.proxy import DistantWeight, write
 from jqinject.quant_tensor import is_concrete
 
 SHOWN = 50
@@ -141,8 +141,13 @@ def _of_changed_layers(index: ModelIndex, changed: list[Any]) -> list[Holders]:
     return [
         held
         for held in index.proxies
-        if any(id(child) in written for layer in held.layers for child in vars(layer).values())
+        if any(id(child) in written for layer in held.layers for child in _own(layer))
     ]
+
+
+def _own(layer: Any) -> Iterable[Any]:
+    """What a layer holds, and the weight of one that holds only its quantizer."""
+    return (layer.weight, *vars(layer).values()) if isinstance(layer, DistantWeight) else vars(layer).values()
 
 
 def _but_of(absent: tuple[str, ...], proxies: tuple[str, ...]) -> tuple[str, ...]:

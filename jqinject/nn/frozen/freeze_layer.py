@@ -13,7 +13,7 @@ from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.frozen.frozen_weight import FrozenWeight
 from jqinject.ops.devices.cut import Cut, cut_in_place
 from jqinject.ops.groups import fitting_size
-from jqinject.proxy import build_stacked, stack_of
+from jqinject.proxy import beside_weights, build_stacked, stack_of
 from jqinject.quant_tensor import GroupwiseQuantTensor, IntQuantTensor, is_concrete
 
 
@@ -44,20 +44,30 @@ def freeze_layer(layer: QuantWeightLayer, *, keep_master: bool = False, numbers:
     """
     if not freezes(layer):
         return False
-    stack = stack_of((layer,))
-    if stack and layer.weight_quant.requires_quant_input and layer.input_quant is None:
-        layer.weight_quant.kept_input()  # raises if it is not known, which cannot be told under `vmap`
-    cut = _cut(layer, stack)
-    layer.frozen = (
-        build_stacked(lambda layers, _: _eager_numbers(layers[0], cut), (layer,), stack)
-        if stack
-        else _checked(layer, _numbers(layer) if numbers is None else numbers)
-    )
+    layer.frozen = frozen_weight(layer, numbers)
     if not keep_master:
         for name in (layer.weight_name, "weight_quant", "grad_quant"):
             if vars(layer).get(name) is not None:
                 delattr(layer, name)
     return True
+
+
+def frozen_weight(layer: Any, numbers: Any = None) -> FrozenWeight:
+    """The low-bit numbers of a layer that `freezes`.
+
+    Args:
+        layer: a layer, or a stack of layers.
+        numbers: what `numbers_of` returned for it.
+    """
+    stack = stack_of((layer,))
+    if stack and layer.weight_quant.requires_quant_input and layer.input_quant is None:
+        layer.weight_quant.kept_input()  # raises if it is not known, which cannot be told under `vmap`
+    cut = _cut(layer, stack)
+    if stack:
+        return build_stacked(
+            lambda layers, _: _eager_numbers(layers[0], cut), beside_weights((layer,)), stack
+        )
+    return _checked(layer, _numbers(layer) if numbers is None else numbers)
 
 
 def unfreeze_layer(layer: QuantWeightLayer) -> bool:

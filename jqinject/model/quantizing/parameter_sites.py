@@ -1,0 +1,136 @@
+"""Quantizers of parameters that a model contracts by itself: one for each, however many contractions read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flax import nnx
+
+from jqinject.inject import Binding, ExtendedInjector
+from jqinject.model.walk import ModelIndex, Path
+from jqinject.nn.base.parameter_site import ParameterSite
+from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.program import WeightUse, dotted
+from jqinject.proxy import QuantProxyFromInjector, WeightQuantProxyFromInjector
+
+
+@dataclass(frozen=True)
+class PlannedParameter:
+    """A parameter that gets a quantizer.
+
+    Attributes:
+        path: of the parameter.
+        uses: where it is contracted or looked up.
+        quantizer: the injector.
+        stacked: its leading axes over which a loop runs.
+        shared: its axes, in one weight, along which all numbers need one scale.
+    """
+
+    path: tuple[Any, ...]
+    uses: tuple[WeightUse, ...]
+    quantizer: Any
+    stacked: int
+    shared: tuple[int, ...]
+
+
+def plan_parameters(uses: Iterable[WeightUse]) -> dict[str, PlannedParameter]:
+    """The parameters that rules quantize, by their paths as text.
+
+    Raises:
+        ValueError: two contractions of one parameter have different quantizers, or leave no axis for scales.
+    """
+    by_path: dict[tuple[Any, ...], list[WeightUse]] = {}
+    for use in uses:
+        by_path.setdefault(use.weight_path, []).append(use)
+    found = {}
+    for path, own in by_path.items():
+        quantizers = list(dict.fromkeys(use.quantizer for use in own if use.quantizer is not None))
+        if len(quantizers) > 1:
+            raise ValueError(
+                f"{dotted(path)} has one payload, and rules give its uses different quantizers:\n{_listed(own)}\n"
+                "  cure: one rule for the parameter's path, before those that tell its uses apart"
+            )
+        if quantizers:
+            found[dotted(path)] = _planned(path, own, quantizers[0])
+    return found
+
+
+def _planned(path: tuple[Any, ...], uses: list[WeightUse], quantizer: Any) -> PlannedParameter:
+    stacked = min(use.stacked for use in uses)
+    shared = frozenset().union(*(use.shared for use in uses))
+    ndim = len(uses[0].shape)
+    if len(uses) > 1 and ndim - stacked > 1 and len(shared) == ndim - stacked:
+        raise ValueError(
+            f"{dotted(path)} is summed over every axis by one use or another, so no axis is left for scales:\n"
+            f"{_listed(uses)}\n  cure: a rule that keeps it float, Rule({dotted(path)!r})"
+        )
+    return PlannedParameter(
+        path, tuple(uses), quantizer, stacked, tuple(sorted(axis - stacked for axis in shared))
+    )
+
+
+def _listed(uses: Iterable[WeightUse]) -> str:
+    return "\n".join(
+        f"    {use.name or use.operation} ({use.operation}): {getattr(use.quantizer, '__name__', use.quantizer)}, "
+        f"one scale along axes {sorted(use.shared)} of {use.shape}"
+        for use in uses
+    )
+
+
+def tied_to_layers(index: ModelIndex, planned: Mapping[str, PlannedParameter]) -> tuple[tuple[Any, ...], ...]:
+    """The planned parameters that are the weight of a layer of ours, which quantizes them."""
+    layers = {path: node for path, node in index.places if isinstance(node, QuantWeightLayer)}
+    found = []
+    for parameter in planned.values():
+        path: Path = tuple(map(str, parameter.path))
+        layer = layers.get(path[:-1])
+        if layer is not None and path[-1] == layer.weight_name and layer.weight_quant is not None:
+            found.append(parameter.path)
+    return tuple(found)
+
+
+def parameter_site(index: ModelIndex, parameter: PlannedParameter, rngs: nnx.Rngs | None) -> ParameterSite:
+    """The site of a parameter, with its quantizer.
+
+    Raises:
+        TypeError: no injector of a weight quantizer; one that goes by the input; an override that has no effect.
+    """
+    name, quantizer = dotted(parameter.path), parameter.quantizer
+    variable: Any = index.by_path[tuple(map(str, parameter.path))].variable
+    site = ParameterSite(variable, parameter.path, parameter.shared, parameter.stacked)
+    if isinstance(quantizer, QuantProxyFromInjector):
+        site.weight_quant = quantizer
+        quantizer.add_tracked_module(site)
+        return site
+    is_injector = isinstance(quantizer, type) and issubclass(quantizer, ExtendedInjector)
+    if not (is_injector or isinstance(quantizer, Binding)):
+        raise TypeError(
+            f"{name} takes an injector (a class that derives from ExtendedInjector), got {quantizer!r:.80}"
+        )
+    declared = quantizer if isinstance(quantizer, Binding) else Binding(quantizer)
+    kind = (
+        declared.resolve("proxy_class") if declared.declares("proxy_class") else WeightQuantProxyFromInjector
+    )
+    if kind.role not in (WeightQuantProxyFromInjector.role, QuantProxyFromInjector.role):
+        raise TypeError(
+            f"{name} is a weight, and {declared.base.__name__} is not for these: its proxy is a {kind.__name__}.\n"
+            "  cure: a quantizer of weights, such as Int8WeightPerChannelFloat"
+        )
+    proxy = kind(
+        declared.base,
+        site,
+        overrides=declared.overrides,
+        rngs=rngs,
+        where=(f"the weight quantizer of {name}", ""),
+        stack=site.weight_shape[: parameter.stacked],
+    )
+    site.weight_quant = proxy
+    if proxy.requires_quant_input:
+        raise TypeError(
+            f"{name}: {declared.base.__name__} quantizes a weight for one quantized input, and a parameter that the "
+            "model contracts by itself may have several.\n  cure: another weight quantizer, such as "
+            "Int8WeightPerChannelFloat"
+        )
+    return site

@@ -1,0 +1,113 @@
+"""Freezing parameters that a model contracts by itself: their low-bit numbers take their places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from flax import nnx
+
+from jqinject.dot import FrozenParam
+from jqinject.model.walk import ModelIndex, Path, dotted
+from jqinject.nn.base.parameter_site import ParameterSite
+from jqinject.nn.frozen.freeze_layer import frozen_weight
+from jqinject.program import QuantizedProgram
+
+
+def parameter_sites(index: ModelIndex) -> Iterator[tuple[Path, QuantizedProgram, str, ParameterSite]]:
+    """The sites of parameters, with the path of the model that holds them, that model, and the parameter's path."""
+    for path, node in index.places:
+        if isinstance(node, QuantizedProgram):
+            sites = node.op_quant.weight_sites()
+            yield from ((path, node, name, sites[name]) for name in list(sites))
+
+
+def freeze_parameters(index: ModelIndex, keep_masters: bool) -> None:
+    """Put the low-bit numbers of quantized parameters in the places of these.
+
+    Args:
+        index: of the model.
+        keep_masters: keep the float parameters and their quantizers, in the sites.
+    """
+    for _, model, name, site in parameter_sites(index):
+        proxy = site.weight_quant
+        if site.master is not None or proxy is None or not proxy.is_quant_enabled:
+            continue
+        variable = site.weight
+        numbers = frozen_weight(site)
+        frozen = FrozenParam.holding(numbers.numbers, numbers.form, variable.get_metadata())
+        _replace(index, variable, frozen)
+        if keep_masters:
+            site.master = variable
+        else:
+            del model.op_quant.weights[name]
+
+
+def check_parameters_unfreeze(index: ModelIndex) -> None:
+    """Raise if a parameter that was frozen in its place was not kept.
+
+    Raises:
+        ValueError: names the parameters.
+    """
+    kept = {id(node) for node in _frozen_of_masters(index)}
+    gone = [
+        dotted(path) for path, node in index.places if isinstance(node, FrozenParam) and id(node) not in kept
+    ]
+    if gone:
+        raise ValueError(
+            f"the float parameters {', '.join(gone)} are gone.\n  cure: freeze(model, keep_masters=True), or load a "
+            "float checkpoint into a model that was not frozen"
+        )
+
+
+def unfreeze_parameters(index: ModelIndex) -> None:
+    """Put the float parameters that were kept back in their places."""
+    for path, _, _, site in parameter_sites(index):
+        if site.master is not None:
+            master = site.master
+            _replace(index, _at(index, path, site), master)
+            del site.master
+            site.bind(master)
+
+
+def _frozen_of_masters(index: ModelIndex) -> Iterator[Any]:
+    for path, _, _, site in parameter_sites(index):
+        if site.master is not None:
+            yield _at(index, path, site)
+
+
+def _at(index: ModelIndex, path: Path, site: ParameterSite) -> Any:
+    """What is in the place of a site's parameter."""
+    wanted = (*path, *map(str, site.weight_path))
+    return next(node for place, node in index.places if place == wanted)
+
+
+def _replace(index: ModelIndex, old: Any, new: nnx.Variable[Any]) -> None:
+    """Put a Variable in every place of another one."""
+    nodes = {path: node for path, node in index.places if not isinstance(node, nnx.Variable)}
+    for path, node in index.places:
+        if node is not old or "op_quant" in path:
+            continue
+        depth = next(depth for depth in range(len(path) - 1, -1, -1) if path[:depth] in nodes)
+        holder, *keys = path[depth:]
+        _set(nodes[path[:depth]], [holder, *keys], new)
+
+
+def _set(node: Any, keys: list[str], new: nnx.Variable[Any]) -> None:
+    """Set what is below a module: an attribute, or an item of containers in one."""
+    *above, last = keys
+    for key in above:
+        node = _child(node, key)
+    if isinstance(node, nnx.Pytree) and not isinstance(node, nnx.List):
+        setattr(node, last, new)
+    else:
+        node[_key(node, last)] = new
+
+
+def _child(node: Any, key: str) -> Any:
+    return vars(node)[key] if isinstance(node, nnx.Pytree) else node[_key(node, key)]
+
+
+def _key(node: Any, key: str) -> Any:
+    """The key of a container whose text is given."""
+    return int(key) if isinstance(node, list | nnx.List) else next(k for k in node if str(k) == key)

@@ -1,0 +1,135 @@
+"""`ParameterSite`: the place of a weight quantizer whose parameter belongs to a module that is no layer of ours."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jqinject.nn.base.slots import WEIGHT
+from jqinject.proxy import DistantWeight
+
+BOUND: weakref.WeakKeyDictionary[nnx.Module, nnx.Variable[Any]] = weakref.WeakKeyDictionary()
+
+
+class _Facts:
+    """What a weight quantizer asks of its layer.
+
+    Attributes:
+        stacked: leading axes of the parameter over which a loop runs.
+        shared: axes of one weight along which all numbers need one scale.
+    """
+
+    stacked: int
+    shared: tuple[int, ...]
+    weight_shape: Any
+
+    @property
+    def weight_ndim(self) -> int:
+        """The axes of one weight."""
+        return self._ndim
+
+    @property
+    def output_channel_dim(self) -> int | tuple[int, ...]:
+        """The axes that none of the contractions sums over."""
+        found = tuple(axis for axis in range(self._ndim) if axis not in self.shared)
+        return found[0] if len(found) == 1 else found
+
+    def summed_axes(self) -> tuple[int, ...]:
+        """None are stored last: the model moves the parameter's axes itself."""
+        return ()
+
+    def axes_of_sums(self) -> None:
+        """No sums are stored."""
+
+    _ndim: int
+
+
+class ParameterSite(_Facts, DistantWeight):
+    """Holds the quantizer of a parameter that a model contracts by itself, in `model.op_quant.weights`.
+
+    The parameter stays where it is; the site knows its path, and the Variable once a walk of the model has bound it.
+
+    Attributes:
+        weight_quant: the proxy; None once the parameter is frozen.
+        weight_path: the parameter's path in the model.
+        weight_shape: its shape, with the axes of a stack.
+        master: the float parameter, if it was kept when its low-bit numbers took its place.
+
+    Args:
+        variable: the parameter.
+        path: its path.
+        shared: its axes, in one weight, along which all numbers need one scale.
+        stacked: its leading axes over which a loop runs.
+    """
+
+    weight_quant: Any = WEIGHT
+    weight_name = "parameter"
+    bias = None
+    input_quant = None
+    frozen = None
+    master: nnx.Variable[Any] | None = None
+
+    def __init__(
+        self, variable: nnx.Variable[Any], path: tuple[Any, ...], shared: tuple[int, ...], stacked: int = 0
+    ) -> None:
+        self.weight_path = path
+        self.weight_shape = tuple(variable.shape)
+        self.shared = shared
+        self.stacked = stacked
+        self._ndim = len(self.weight_shape) - stacked
+        self.bind(variable)
+
+    def bind(self, variable: nnx.Variable[Any]) -> None:
+        """Note which Variable the parameter is."""
+        BOUND[self] = variable
+
+    @property
+    def weight(self) -> nnx.Variable[Any]:
+        """The parameter.
+
+        Raises:
+            ValueError: no walk of this copy of the model has found it yet.
+        """
+        found = BOUND.get(self)
+        if found is None:
+            raise ValueError(
+                f"the site of {'.'.join(map(str, self.weight_path))} belongs to a copy of a model and does not know "
+                "the copy's parameter yet.\n  cure: jqinject.reassemble(model), which finds it by walking the model"
+            )
+        return found
+
+    def input_format(self) -> None:
+        """Not known: several contractions may read the parameter."""
+
+    def beside_weight(self) -> Any:
+        """See `DistantWeight`."""
+        return _BesideWeight(self)
+
+    def quantized(self, weight: jax.Array) -> Any:
+        """The parameter, quantized."""
+        return self.weight_quant(weight)
+
+
+class _BesideWeight(_Facts, nnx.Module):
+    """A site that holds its parameter."""
+
+    weight_name = "parameter"
+    bias = input_quant = frozen = None
+
+    def __init__(self, site: ParameterSite) -> None:
+        self.parameter = site.weight
+        self.weight_quant = vars(site).get("weight_quant")
+        self.shared, self.stacked, self._ndim = site.shared, site.stacked, site.weight_ndim
+
+    @property
+    def weight(self) -> nnx.Variable[Any]:
+        """The parameter."""
+        return self.parameter
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """Of the parameter, with the axes of a stack."""
+        return tuple(self.parameter.shape)

@@ -1,0 +1,80 @@
+"""One contraction of a program on the numbers that its operands have: payloads where both have them, else floats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jqinject.dot import conv_general_dilated, dot_general
+from jqinject.program.policy import Choice
+from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
+
+CONVOLUTION = (
+    "window_strides",
+    "padding",
+    "lhs_dilation",
+    "rhs_dilation",
+    "feature_group_count",
+    "batch_group_count",
+)
+
+
+def contracts_payloads(choice: Choice | None, lhs: Any, rhs: Any, weight: int | None) -> bool:
+    """Whether a contraction takes the operands' payloads, if they have one in common.
+
+    Training contracts floats: integers made anew at every step cost more than they save.
+
+    Args:
+        choice: the quantizers of the operation.
+        lhs, rhs: the operands.
+        weight: which of them is a weight.
+    """
+    if not (isinstance(lhs, QuantTensor) and isinstance(rhs, QuantTensor)):
+        return False
+    asked = "auto" if choice is None else choice.contraction
+    if asked != "auto":
+        return asked != "float"
+    if isinstance(lhs, FloatQuantTensor):
+        return True
+    if weight is not None:
+        stored = (lhs, rhs)[weight]
+        return isinstance(stored, IntQuantTensor) and stored.is_stored
+    return all(isinstance(x, IntQuantTensor) and x.payload is not None for x in (lhs, rhs))
+
+
+def arguments_of(eqn: Any) -> dict[str, Any]:
+    """What says which contraction of its kind an equation is."""
+    convolution = eqn.primitive.name == "conv_general_dilated"
+    names = (*CONVOLUTION, "dimension_numbers") if convolution else ("dimension_numbers",)
+    return {name: eqn.params[name] for name in names}
+
+
+def contract(
+    eqn: Any, choice: Choice | None, lhs: Any, rhs: Any, rest: list[Any], evaluate: Callable[..., Any]
+) -> Any:
+    """The contraction of two QuantTensors, by their payloads if their scales allow it.
+
+    Args:
+        eqn: its equation.
+        choice: the quantizers of the operation.
+        lhs, rhs: the operands.
+        rest: further operands.
+        evaluate: contracts arrays.
+    """
+    asked: Any = "auto" if choice is None else choice.contraction
+    dtype, params = eqn.outvars[0].aval.dtype, eqn.params
+    if eqn.primitive.name == "dot_general":
+        return dot_general(
+            lhs,
+            rhs,
+            params["dimension_numbers"],
+            preferred_element_type=dtype,
+            contraction=asked,
+            out_sharding=params.get("out_sharding"),
+        )
+    if eqn.primitive.name == "conv_general_dilated":
+        return conv_general_dilated(
+            lhs, rhs, **arguments_of(eqn), preferred_element_type=dtype, contraction=asked
+        )
+    (found,) = evaluate([lhs.value, rhs.value, *rest])
+    return found

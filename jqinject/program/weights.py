@@ -1,0 +1,171 @@
+"""Parameters in a program: quantized in their own shape, and followed to where they are contracted or looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from jqinject.dot import DEQUANTIZE, numbers_of_leaves, quant_tensor_of
+from jqinject.program.moves import moved, moves_of
+from jqinject.program.operations import Operation, operation_of
+from jqinject.program.policy import Choice, Site, WeightUse
+from jqinject.program.tracked_value import Origin, Tracked, shape_of
+from jqinject.quant_tensor import QuantTensor
+
+Evaluate = Callable[[list[Any]], list[Any]]
+WEIGHTS = "weights"
+
+
+def dotted(path: tuple[Any, ...]) -> str:
+    """A parameter's path as text, by which its quantizer is held."""
+    return ".".join(map(str, path))
+
+
+def parameter(run: Any, x: Tracked) -> Tracked:
+    """A parameter that has a quantizer, quantized; once in each part of the program that reads it."""
+    stored = x.form is not None
+    if x.origin is not Origin.WEIGHT or x.quantized or stored or not run.quantizers.holds(x.weight_path):
+        return x
+    if WEIGHTS not in x.twins:
+        name = dotted(x.weight_path)
+        site = Site(name, None, {}, is_weight=True, shape=shape_of(x), weight_path=x.weight_path)
+        run.sites[name] = site
+        value = run.constant(lambda: run.quantizers.quantize(site, x.value))
+        x.twins[WEIGHTS] = replace(x, value=value, quantized=True, twins={})
+    return x.twins[WEIGHTS]
+
+
+def follow_stored(
+    run: Any, path: str, inputs: Sequence[Tracked], evaluate: Evaluate, function: Any
+) -> list[Tracked]:
+    """The outputs of an operation on the arrays of a frozen parameter: its numbers, where it dequantizes them.
+
+    Args:
+        run: the interpreter.
+        path: of the module.
+        inputs: the operands; one at least is such an array.
+        evaluate: runs the operation.
+        function: the name of the function that the operation calls, if it calls one.
+    """
+    known = next(x for x in inputs if x.form is not None)
+    looked_up = any(x.is_activation for x in inputs)
+    origin = Origin.ACTIVATION if looked_up else Origin.WEIGHT
+    arrays = [x.array for x in inputs]
+    if function != DEQUANTIZE:
+        return [replace(known, value=value, origin=origin, twins={}) for value in evaluate(arrays)]
+    value = quant_tensor_of(numbers_of_leaves(arrays, known.form), known.form)
+    out = Tracked(value, origin, quantized=True, weight_path=known.weight_path)
+    if not looked_up:
+        return [out]
+    choice, name = run.choose(path, operation_of("take"), known.weight_path)
+    return [_output(run, out, choice, name)]
+
+
+def _output(run: Any, out: Tracked, choice: Choice | None, name: str) -> Tracked:
+    """What was looked up, through the output's quantizer if there is one."""
+    if choice is None or choice.parameter is None or choice.output is None:
+        return out
+    return run.quantized(replace(out, quantized=False), choice.output, f"{name}_output")
+
+
+def follow(
+    run: Any, operation: Operation, path: str, inputs: Sequence[Tracked], evaluate: Evaluate, eqn: Any
+) -> list[Tracked] | None:
+    """The outputs of an operation that only moves a parameter's numbers; None for any other.
+
+    Arguments as for `handlers.handle`.
+    """
+    if eqn is None or not run.policy.follows_parameters or not inputs or not _is_followed(inputs[0]):
+        return None
+    x, others = inputs[0], inputs[1:]
+    moves = moves_of(eqn, [x.value, *(other.array for other in others)])
+    if moves is None:
+        return None
+    choice, name = None, ""
+    if operation.name == "take":
+        choice, name = run.choose(path, operation, x.weight_path)
+        if x.origin is Origin.WEIGHT and any(other.is_activation for other in others):
+            _note_lookup(run, choice, name, x, eqn)
+    values: Sequence[Any] = (
+        [moved(x.value, move) for move in moves] if isinstance(x.value, QuantTensor) else ()
+    )
+    if not values or any(value is None for value in values):
+        values = evaluate([one.array for one in inputs])
+    origin = Origin.ACTIVATION if any(one.is_activation for one in inputs) else x.origin
+    found = [
+        replace(
+            x,
+            value=value,
+            origin=origin,
+            axes=None if x.axes is None else x.axes.moved(move),
+            masked=None,
+            twins={},
+        )
+        for value, move in zip(values, moves, strict=True)
+    ]
+    return [_output(run, out, choice, name) for out in found]
+
+
+def _is_followed(x: Tracked) -> bool:
+    return bool(x.weight_path) and x.is_float and (x.axes is not None or x.quantized)
+
+
+def _note_lookup(run: Any, choice: Choice | None, name: str, x: Tracked, eqn: Any) -> None:
+    if x.axes is not None:
+        looked_up = eqn.params["dimension_numbers"].start_index_map
+        others = [axis for axis in range(len(shape_of(x))) if axis not in looked_up]
+        note_use(run, choice, name, "take", x, others)
+
+
+def note_use(
+    run: Any, choice: Choice | None, name: str, operation: str, x: Tracked, shared: Sequence[int]
+) -> None:
+    """Note where a parameter is contracted or looked up, if such places are looked for.
+
+    Args:
+        run: the interpreter.
+        choice: the quantizers of the operation.
+        name: of the operation.
+        operation: what kind it is.
+        x: the parameter's numbers.
+        shared: the axes along which they need one scale.
+    """
+    axes = x.axes
+    if axes is None:
+        return
+    quantizer = None if choice is None else choice.parameter
+    run.uses.append(
+        WeightUse(
+            x.weight_path,
+            run.prefix + name,
+            operation,
+            axes.shape,
+            axes.along(shared),
+            axes.stacked,
+            quantizer,
+        )
+    )
+
+
+def weight_among(lhs: Tracked, rhs: Tracked) -> int | None:
+    """Which operand of a contraction is the weight; None if both are activations, or both are weights.
+
+    Numbers that were looked up in a parameter are a weight beside an activation (the experts that a router chose), and
+    an activation beside a weight (the rows of an embedding).
+    """
+    operands = (lhs, rhs)
+    for is_one in (lambda x: x.origin is Origin.WEIGHT, lambda x: bool(x.weight_path)):
+        found = [place for place, x in enumerate(operands) if is_one(x)]
+        if len(found) == 1:
+            return found[0] if operands[1 - found[0]].is_activation else None
+        if found:
+            return None
+    return None
+
+
+def as_activation(x: Tracked) -> Tracked:
+    """Looked-up numbers as an activation that is not quantized yet."""
+    if not x.weight_path or not x.is_activation:
+        return x
+    return Tracked(x.array, Origin.ACTIVATION, pending=x.pending)
