@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.quant_tensor.array_methods import ArrayMethods
+from jqinject.quant_tensor.attribute import attribute
 
 
 class QuantTensor(ArrayMethods):
@@ -34,25 +35,14 @@ class QuantTensor(ArrayMethods):
     def set(self, **changes: Any) -> Self:
         """A copy with some fields replaced."""
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of `value`."""
-        return self.value.shape
+    # A class whose value is made when it is read keeps something that has its shape, and its dtype, by these names.
+    _shaped: Any = attribute("value", "Something of the shape of `value`.")
+    _dtype: Any = attribute("value.dtype", "The float dtype of `value`.")
 
-    @property
-    def ndim(self) -> int:
-        """Number of axes of `value`."""
-        return self.value.ndim
-
-    @property
-    def size(self) -> int:
-        """Number of elements of `value`."""
-        return self.value.size
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The float dtype of `value`."""
-        return self.value.dtype
+    shape: tuple[int, ...] = attribute("_shaped.shape", "Shape of `value`.")
+    ndim: int = attribute("_shaped.ndim", "Number of axes of `value`.")
+    size: int = attribute("_shaped.size", "Number of elements of `value`.")
+    dtype: np.dtype = attribute("_dtype", "The float dtype of `value`.")
 
     def __len__(self) -> int:
         if self.ndim == 0:

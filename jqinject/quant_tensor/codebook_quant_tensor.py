@@ -1,12 +1,12 @@
 """`CodebookQuantTensor`: a dequantized array of indices into a table."""
 
-from operator import attrgetter
 from typing import Any, final
 
 import jax
 import jax.numpy as jnp
 
 from jqinject.ops.minifloats.nearest_code import Codebook
+from jqinject.quant_tensor.attribute import attribute
 from jqinject.quant_tensor.concrete import is_concrete
 from jqinject.quant_tensor.scaled_quant_tensor import ScaledQuantTensor
 
@@ -63,7 +63,7 @@ class CodebookQuantTensor(ScaledQuantTensor):
         scale = jnp.asarray(scale, jnp.float32)
         return cls((codebook.decode(codes) * scale).astype(dtype), scale, codebook, training)
 
-    codebook: Codebook = property(attrgetter("_format"), doc="The table.")  # type: ignore[assignment]
+    codebook: Codebook = attribute("_format", "The table.")
 
     @property
     def signed(self) -> bool:

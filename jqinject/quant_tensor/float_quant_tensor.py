@@ -1,6 +1,5 @@
 """`FloatQuantTensor`: a dequantized array of minifloats."""
 
-from operator import attrgetter
 from typing import Any, Self, final
 
 import jax
@@ -16,8 +15,9 @@ from jqinject.ops.minifloats.float_grid import (
     to_float_grid,
 )
 from jqinject.quant_tensor._float_fields import CONTRACTED, AnyFloatFormat, float_format
+from jqinject.quant_tensor.attribute import attribute
 from jqinject.quant_tensor.concrete import is_concrete
-from jqinject.quant_tensor.scaled_quant_tensor import ScaledQuantTensor, of_format
+from jqinject.quant_tensor.scaled_quant_tensor import ScaledQuantTensor
 
 
 @final
@@ -121,22 +121,25 @@ class FloatQuantTensor(ScaledQuantTensor):
         assert self._payload is not None, "what is dequantized when it is read"
         return from_float8(self._payload, self._scale, value)
 
-    format: AnyFloatFormat = property(attrgetter("_format"), doc="The format of its minifloats.")  # type: ignore[assignment]
-    exponent_bit_width: Any = of_format(
-        "exponent_bit_width", "Bits of the exponent: an int, or an array if learned."
+    format: AnyFloatFormat = attribute("_format", "The format of its minifloats.")
+    exponent_bit_width: Any = attribute(
+        "_format.exponent_bit_width", "Bits of the exponent: an int, or an array if learned."
     )
-    mantissa_bit_width: Any = of_format(
-        "mantissa_bit_width", "Bits of the mantissa, without the implicit 1: an int, or an array if learned."
+    mantissa_bit_width: Any = attribute(
+        "_format.mantissa_bit_width",
+        "Bits of the mantissa, without the implicit 1: an int, or an array if learned.",
     )
-    exponent_bias: Any = of_format("bias", "The bias that is subtracted from the exponent field.")
-    saturating: bool = of_format("saturating", "Whether numbers that are too large saturate at the largest.")
-    inf_values: tuple[str, ...] | None = of_format(
-        "inf_values", "Mantissas that mean inf together with the largest exponent."
+    exponent_bias: Any = attribute("_format.bias", "The bias that is subtracted from the exponent field.")
+    saturating: bool = attribute(
+        "_format.saturating", "Whether numbers that are too large saturate at the largest."
     )
-    nan_values: tuple[str, ...] | None = of_format(
-        "nan_values", "Mantissas that mean nan together with the largest exponent."
+    inf_values: tuple[str, ...] | None = attribute(
+        "_format.inf_values", "Mantissas that mean inf together with the largest exponent."
     )
-    signed: bool = of_format("signed", "Whether there are numbers below 0.")
+    nan_values: tuple[str, ...] | None = attribute(
+        "_format.nan_values", "Mantissas that mean nan together with the largest exponent."
+    )
+    signed: bool = attribute("_format.signed", "Whether there are numbers below 0.")
 
     def number_range(self, narrow_range: bool = False) -> tuple[Any, Any]:
         """The smallest and the largest minifloat."""

@@ -1,8 +1,7 @@
 """`IntQuantTensor`: a dequantized array of integers, as a pytree."""
 
 from collections.abc import Iterable
-from operator import attrgetter
-from typing import Any, Self, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +20,7 @@ from jqinject.quant_tensor._fields import (
     metadata,
     why_invalid,
 )
+from jqinject.quant_tensor.attribute import attribute
 from jqinject.quant_tensor.base import as_array
 from jqinject.quant_tensor.bit_widths import BitWidth
 from jqinject.quant_tensor.concrete import is_concrete
@@ -178,23 +178,21 @@ class IntQuantTensor(IntegerOperations):
             raise AttributeError(f"IntQuantTensor has no attribute {name!r}", name=name, obj=self)
         return dequantized(self._shaped, self.scale, self.zero_point, self._dtype)
 
-    # attrgetter runs in C, without a Python frame: every call of every layer reads these.
-    value: jax.Array = property(attrgetter("_value"), doc="The dequantized float array.")  # type: ignore[assignment]
-    scale: jax.Array = property(attrgetter("_scale"), doc="Float per integer step.")  # type: ignore[assignment]
-    zero_point: jax.Array = property(attrgetter("_zero_point"), doc="The integer that stands for 0.0.")  # type: ignore[assignment]
-    bit_width: BitWidth = property(
-        attrgetter("_bit_width"), doc="Bits: a Python int, or an array if learned."
-    )  # type: ignore[assignment]
-    signed: bool = property(attrgetter("_signed"), doc="Whether the integers are signed.")  # type: ignore[assignment]
-    training: bool = property(attrgetter("_training"), doc="Whether it was made in training mode.")  # type: ignore[assignment]
+    if TYPE_CHECKING:
 
-    payload: jax.Array | None = property(  # type: ignore[assignment]
-        attrgetter("_payload"), doc="The integers, where they are kept; `int` makes them where they are not."
+        @property
+        def value(self) -> jax.Array: ...  # abstract in the base, so that it must be a property
+
+    else:
+        value: jax.Array = attribute("_value", "The dequantized float array.")
+    scale: jax.Array = attribute("_scale", "Float per integer step.")
+    zero_point: jax.Array = attribute("_zero_point", "The integer that stands for 0.0.")
+    bit_width: BitWidth = attribute("_bit_width", "Bits: a Python int, or an array if learned.")
+    signed: bool = attribute("_signed", "Whether the integers are signed.")
+    training: bool = attribute("_training", "Whether it was made in training mode.")
+    payload: jax.Array | None = attribute(
+        "_payload", "The integers, if they are kept; else `int` makes them."
     )
-    shape: tuple[int, ...] = property(attrgetter("_shaped.shape"), doc="Shape of `value`.")  # type: ignore[assignment]
-    ndim: int = property(attrgetter("_shaped.ndim"), doc="Number of axes of `value`.")  # type: ignore[assignment]
-    size: int = property(attrgetter("_shaped.size"), doc="Number of elements of `value`.")  # type: ignore[assignment]
-    dtype: np.dtype = property(attrgetter("_dtype"), doc="The float dtype of `value`.")  # type: ignore[assignment]
 
     def set(self, **changes: Any) -> Self:
         """A copy with some fields replaced.

@@ -1,7 +1,6 @@
 """What quantized tensors without a zero point share: a value, a scale and a format of any kind."""
 
 from collections.abc import Iterable
-from operator import attrgetter
 from typing import Any, ClassVar, Self
 
 import jax
@@ -10,15 +9,11 @@ import numpy as np
 
 from jqinject.ops.minifloats.float_format import LearnedFloatFormat
 from jqinject.quant_tensor._fields import float_value, metadata
+from jqinject.quant_tensor.attribute import attribute
 from jqinject.quant_tensor.base import QuantTensor, as_array
 from jqinject.quant_tensor.concrete import brief, hidden
 
-_SLOTS = ("_value", "_scale", "_format", "_training", "_payload", "_shaped")
-
-
-def of_format(name: str, doc: str) -> Any:
-    """An attribute that is the format's."""
-    return property(attrgetter("_format." + name), doc=doc)
+_SLOTS = ("_value", "_scale", "_format", "_training", "_payload", "_shaped", "_dtype")
 
 
 class ScaledQuantTensor(QuantTensor):
@@ -58,8 +53,10 @@ class ScaledQuantTensor(QuantTensor):
         self._hold((value, scale, format, training), payload)
 
     def _hold(self, fields: tuple[Any, ...], payload: jax.Array | None) -> None:
-        shaped = payload if isinstance(fields[0], np.dtype) else fields[0]
-        for slot, content in zip(_SLOTS, (*fields, payload, shaped), strict=True):
+        value = fields[0]
+        stored = isinstance(value, np.dtype)
+        derived = (payload, value) if stored else (value, getattr(value, "dtype", None))
+        for slot, content in zip(_SLOTS, (*fields, payload, *derived), strict=True):
             object.__setattr__(self, slot, content)
 
     @classmethod
@@ -72,18 +69,9 @@ class ScaledQuantTensor(QuantTensor):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self)._of, tuple(getattr(self, name) for name in self.fields)
 
-    scale: jax.Array = property(attrgetter("_scale"), doc="The factor of the format's numbers.")  # type: ignore[assignment]
-    training: bool = property(attrgetter("_training"), doc="Whether it was made in training mode.")  # type: ignore[assignment]
-    shape: tuple[int, ...] = property(attrgetter("_shaped.shape"), doc="Shape of `value`.")  # type: ignore[assignment]
-    ndim: int = property(attrgetter("_shaped.ndim"), doc="Number of axes of `value`.")  # type: ignore[assignment]
-    size: int = property(attrgetter("_shaped.size"), doc="Number of elements of `value`.")  # type: ignore[assignment]
-    bit_width: Any = of_format("bit_width", "Bits of one number.")
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The float dtype of `value`."""
-        value = self._value
-        return value if isinstance(value, np.dtype) else value.dtype
+    scale: jax.Array = attribute("_scale", "The factor of the format's numbers.")
+    training: bool = attribute("_training", "Whether it was made in training mode.")
+    bit_width: Any = attribute("_format.bit_width", "Bits of one number.")
 
     @property
     def value(self) -> jax.Array:

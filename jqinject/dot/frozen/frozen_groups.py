@@ -96,22 +96,6 @@ def without_groups(weight: GroupwiseQuantTensor, cut: Cut) -> Any:
     return IntQuantTensor(value, scale, zero, *fields, payload)
 
 
-def wide_axes(axes: tuple[int, ...], groups: Groups, ndim: int) -> tuple[int, ...]:
-    """Axes of a weight as axes of the weight in groups, both of the axis that is cut.
-
-    Example:
-        >>> wide_axes((0, 1), Groups(size=32, dim=-2, length=64), 2)
-        (0, 1, 2)
-    """
-    cut = groups.dim % ndim
-    return tuple(wide for axis in axes for wide in wide_axis(axis % ndim, cut))
-
-
-def wide_axis(axis: int, cut: int) -> tuple[int, ...]:
-    """Where an axis is when another, `cut`, has become two."""
-    return (axis, axis + 1) if axis == cut else (axis + (axis > cut),)
-
-
 def wide_metadata(metadata: Mapping[str, Any], groups: Groups, ndim: int) -> dict[str, Any]:
     """A weight's metadata for the weight in groups: what shards the axis shards its groups."""
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.dot.frozen.frozen_form import FrozenForm
-from jqinject.dot.frozen.frozen_groups import ScaleForms, wide_axes, without_groups
+from jqinject.dot.frozen.frozen_groups import ScaleForms, without_groups
 from jqinject.dot.kernels.integer import Affine
 from jqinject.dot.tensors.freezer import StoredForm
 from jqinject.ops import Codebook
@@ -37,6 +37,7 @@ from jqinject.quant_tensor import (
     in_groups,
     is_concrete,
 )
+from jqinject.quant_tensor.groupwise.groups import with_two_axes
 
 Numbers = Mapping[str, jax.Array]
 
@@ -84,7 +85,8 @@ def frozen_numbers(
         groups, axes_of_sums = weight.groups, None
         metadata = weight.scale_, weight.zero_point_
         if cut is None:
-            summed = wide_axes(summed, groups, weight.ndim)
+            ndim = weight.ndim
+            summed = with_two_axes((axis % ndim for axis in summed), groups.dim % ndim)
         weight = weight.grouped if cut is None else without_groups(weight, cut)
     ndim = weight.ndim + (cut is not None)
     payload, kind = _payload(weight)

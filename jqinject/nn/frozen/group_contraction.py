@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import jax
 
 from jqinject.dot import Affine, affine_of, has_integers
-from jqinject.dot.frozen.frozen_groups import wide_axis
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.quant_tensor import Groups, GroupwiseIntQuantTensor, IntQuantTensor, in_pieces, smaller_groups
+from jqinject.quant_tensor.groupwise.groups import with_two_axes
 
 
 class InCommonGroups(NamedTuple):
@@ -67,17 +67,14 @@ def in_common_groups(
 def wide_dimensions(dims: Dimensions, left: int, right: int) -> Dimensions:
     """The dimensions of a contraction, of whose operands the summed axes `left` and `right` have become two."""
 
-    def widened(axes: tuple[int, ...], cut: int) -> tuple[int, ...]:
-        return tuple(wide for axis in axes for wide in wide_axis(axis, cut))
-
     return replace(
         dims,
         lhs_ndim=dims.lhs_ndim + 1,
         rhs_ndim=dims.rhs_ndim + 1,
-        lhs_contract=widened(dims.lhs_contract, left),
-        rhs_contract=widened(dims.rhs_contract, right),
-        lhs_batch=widened(dims.lhs_batch, left),
-        rhs_batch=widened(dims.rhs_batch, right),
+        lhs_contract=with_two_axes(dims.lhs_contract, left),
+        rhs_contract=with_two_axes(dims.rhs_contract, right),
+        lhs_batch=with_two_axes(dims.lhs_batch, left),
+        rhs_batch=with_two_axes(dims.rhs_batch, right),
     )
 
 

@@ -1,15 +1,28 @@
 """Tensors in groups by the format of their numbers, each with the constructor and the names of that format."""
 
+from collections.abc import Callable
 from typing import Any, final
 
+import jax
 import numpy as np
 
 from jqinject.ops.minifloats.nearest_code import Codebook
+from jqinject.quant_tensor.attribute import attribute
 from jqinject.quant_tensor.base import QuantTensor, as_array
 from jqinject.quant_tensor.codebook_quant_tensor import CodebookQuantTensor
 from jqinject.quant_tensor.float_quant_tensor import AnyFloatFormat, FloatQuantTensor
-from jqinject.quant_tensor.groupwise.groupwise_quant_tensor import GroupwiseQuantTensor, joined, of_grouped
+from jqinject.quant_tensor.groupwise.groupwise_quant_tensor import GroupwiseQuantTensor
 from jqinject.quant_tensor.int_quant_tensor import IntQuantTensor
+
+
+def _joined(name: str, doc: str) -> Callable[[Any], jax.Array]:
+    """A method whose result is that of the tensor in groups, without groups."""
+
+    def method(self: GroupwiseQuantTensor) -> jax.Array:
+        return self._joined(getattr(self._grouped, name)())
+
+    method.__name__, method.__doc__ = name, doc
+    return method
 
 
 @final
@@ -92,19 +105,27 @@ class GroupwiseFloatQuantTensor(GroupwiseQuantTensor):
         grouped = FloatQuantTensor(as_array(value), scale, format, training)
         self._cut(grouped, group_size, group_dim, dequant_shape)
 
-    format: AnyFloatFormat = of_grouped("format", "The format of its minifloats.")
-    exponent_bit_width: Any = of_grouped("exponent_bit_width", "Bits of the exponent.")
-    mantissa_bit_width: Any = of_grouped(
-        "mantissa_bit_width", "Bits of the mantissa, without the implicit 1."
+    format: AnyFloatFormat = attribute("_grouped.format", "The format of its minifloats.")
+    exponent_bit_width: Any = attribute("_grouped.exponent_bit_width", "Bits of the exponent.")
+    mantissa_bit_width: Any = attribute(
+        "_grouped.mantissa_bit_width", "Bits of the mantissa, without the implicit 1."
     )
-    exponent_bias: Any = of_grouped("exponent_bias", "The bias that is subtracted from the exponent field.")
-    saturating: bool = of_grouped("saturating", "Whether numbers that are too large saturate at the largest.")
-    inf_values: tuple[str, ...] | None = of_grouped("inf_values", "Mantissas of inf; see `FloatFormat`.")
-    nan_values: tuple[str, ...] | None = of_grouped("nan_values", "Mantissas of nan; see `FloatFormat`.")
-    q_dtype: np.dtype = of_grouped("q_dtype", "Dtype of the payload.")
-    payload = joined("payload", "The numbers in `q_dtype`, without groups. See `FloatQuantTensor.payload`.")
-    codes = joined("codes", "The codes of the minifloats, without groups.")
-    minifloat = joined(
+    exponent_bias: Any = attribute(
+        "_grouped.exponent_bias", "The bias that is subtracted from the exponent field."
+    )
+    saturating: bool = attribute(
+        "_grouped.saturating", "Whether numbers that are too large saturate at the largest."
+    )
+    inf_values: tuple[str, ...] | None = attribute(
+        "_grouped.inf_values", "Mantissas of inf; see `FloatFormat`."
+    )
+    nan_values: tuple[str, ...] | None = attribute(
+        "_grouped.nan_values", "Mantissas of nan; see `FloatFormat`."
+    )
+    q_dtype: np.dtype = attribute("_grouped.q_dtype", "Dtype of the payload.")
+    payload = _joined("payload", "The numbers in `q_dtype`, without groups. See `FloatQuantTensor.payload`.")
+    codes = _joined("codes", "The codes of the minifloats, without groups.")
+    minifloat = _joined(
         "minifloat", "The minifloats in float32, without groups. See `FloatQuantTensor.minifloat`."
     )
 
@@ -145,9 +166,9 @@ class GroupwiseCodebookQuantTensor(GroupwiseQuantTensor):
         grouped = CodebookQuantTensor(as_array(value), scale, codebook, training)
         self._cut(grouped, group_size, group_dim, dequant_shape)
 
-    codebook: Codebook = of_grouped("codebook", "The table.")
-    codes = joined("codes", "The indices, uint8, without groups; no gradient.")
-    payload = joined("payload", "As `codes`.")
+    codebook: Codebook = attribute("_grouped.codebook", "The table.")
+    codes = _joined("codes", "The indices, uint8, without groups; no gradient.")
+    payload = _joined("payload", "As `codes`.")
 
 
 _BY_FORMAT: dict[type[QuantTensor], type[GroupwiseQuantTensor]] = {

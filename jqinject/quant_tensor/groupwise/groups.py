@@ -1,6 +1,8 @@
 """The division of an axis into groups."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
@@ -74,3 +76,41 @@ def groups_of(
     if -(-length // size) != count:
         raise ValueError(f"{where}: {count} groups of {size} do not hold {length} elements")
     return Groups(size, dim, length)
+
+
+def with_two_axes(axes: Iterable[int], cut: int) -> tuple[int, ...]:
+    """Axes, counted from the front, where another one, `cut`, has become two.
+
+    Example:
+        >>> with_two_axes((2, 1, 0), cut=1)
+        (3, 1, 2, 0)
+    """
+    return tuple(
+        wide for axis in axes for wide in ((axis, axis + 1) if axis == cut else (axis + (axis > cut),))
+    )
+
+
+def key_of_whole_groups(key: Any, ndim: int, cut: int) -> tuple[Any, ...] | None:
+    """An index with one entry for each axis, where `cut` has become two; None if it changes that axis.
+
+    Args:
+        key: as in `x[key]`.
+        ndim: axes of the array without groups.
+        cut: the axis that is in groups, counted from the front.
+
+    Returns:
+        None also for indices other than slices, ints and one Ellipsis, or too many of them.
+
+    Example:
+        >>> key_of_whole_groups((..., 0), ndim=3, cut=1)
+        (slice(None, None, None), slice(None, None, None), slice(None, None, None), 0)
+    """
+    keys = key if isinstance(key, tuple) else (key,)
+    basic = all(k is Ellipsis or (isinstance(k, slice | int) and not isinstance(k, bool)) for k in keys)
+    if not basic or len(keys) > ndim + (Ellipsis in keys):
+        return None
+    whole: list[Any] = []
+    for k in keys:
+        whole += [slice(None)] * (ndim - len(keys) + 1) if k is Ellipsis else [k]
+    whole += [slice(None)] * (ndim - len(whole))
+    return None if whole[cut] != slice(None) else (*whole[:cut], slice(None), *whole[cut:])

@@ -1,31 +1,15 @@
 """The generic wrapper that gives a quantized tensor of any format a scale for each group along one axis."""
 
-from collections.abc import Callable, Iterable
-from operator import attrgetter
+from collections.abc import Iterable
 from typing import Any, Self
 
 import jax
-import numpy as np
 
 from jqinject.ops.devices.cut import Cut
 from jqinject.quant_tensor import shaping
+from jqinject.quant_tensor.attribute import attribute
 from jqinject.quant_tensor.base import QuantTensor, as_array
-from jqinject.quant_tensor.groupwise.groups import Groups, groups_of
-
-
-def of_grouped(name: str, doc: str) -> Any:
-    """An attribute that is that of the tensor in groups."""
-    return property(attrgetter("_grouped." + name), doc=doc)
-
-
-def joined(name: str, doc: str) -> Callable[[Any], jax.Array]:
-    """A method whose result is that of the tensor in groups, without groups."""
-
-    def method(self: "GroupwiseQuantTensor") -> jax.Array:
-        return self._joined(getattr(self._grouped, name)())
-
-    method.__name__, method.__doc__ = name, doc
-    return method
+from jqinject.quant_tensor.groupwise.groups import Groups, groups_of, key_of_whole_groups, with_two_axes
 
 
 def register(cls: "type[GroupwiseQuantTensor]") -> None:
@@ -106,10 +90,7 @@ class GroupwiseQuantTensor(QuantTensor):
         """The same numbers as a quantized tensor without groups, each with its scale; None unless they are kept so."""
         return None if self._piece is None else self._grouped
 
-    @property
-    def groups(self) -> Groups:
-        """The division of the axis into groups."""
-        return self._groups
+    groups: Groups = attribute("_groups", "The division of the axis into groups.")
 
     # --- Brevitas's names: with an underscore in groups, without one expanded
 
@@ -133,20 +114,11 @@ class GroupwiseQuantTensor(QuantTensor):
         cut = self._cuts
         return x if cut is None or x.ndim == 0 else cut.in_two(x)
 
-    @property
-    def group_size(self) -> int:
-        """Elements of a group."""
-        return self._groups.size
+    group_size: int = attribute("_groups.size", "Elements of a group.")
 
-    @property
-    def group_dim(self) -> int:
-        """The axis that is divided into groups, as given."""
-        return self._group_dim
+    group_dim: int = attribute("_group_dim", "The axis that is divided into groups, as given.")
 
-    @property
-    def dequant_shape(self) -> tuple[int, ...]:
-        """The shape without groups."""
-        return self.shape
+    dequant_shape: tuple[int, ...] = attribute("shape", "The shape without groups.")
 
     @property
     def value(self) -> jax.Array:
@@ -171,30 +143,21 @@ class GroupwiseQuantTensor(QuantTensor):
         """Whether the numbers lie on the grids of their groups."""
         return self._grouped.is_valid
 
-    training: bool = of_grouped("training", "Whether it was made in training mode.")
-    bit_width: Any = of_grouped("bit_width", "Bits of one number: a Python int, or an array if learned.")
-    signed: bool = of_grouped("signed", "Whether there are numbers below 0.")
+    training: bool = attribute("_grouped.training", "Whether it was made in training mode.")
+    bit_width: Any = attribute(
+        "_grouped.bit_width", "Bits of one number: a Python int, or an array if learned."
+    )
+    signed: bool = attribute("_grouped.signed", "Whether there are numbers below 0.")
+
+    _shaped: Any = attribute("_abstract_value", "Something of the shape of `value`.")
+    _dtype: Any = attribute("_grouped.dtype", "The float dtype of `value`.")
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of `value`."""
-        shape = self._grouped.value.shape
-        return self._groups.shape_of(shape) if self._piece is None else shape
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes of `value`."""
-        return self._grouped.value.ndim - (self._piece is None)
-
-    @property
-    def size(self) -> int:
-        """Number of elements of `value`."""
-        return int(np.prod(self.shape))
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The float dtype of `value`."""
-        return self._grouped.value.dtype
+    def _abstract_value(self) -> jax.ShapeDtypeStruct:
+        shape = self._grouped.shape
+        return jax.ShapeDtypeStruct(
+            self._groups.shape_of(shape) if self._piece is None else shape, self._dtype
+        )
 
     def number_range(self, narrow_range: bool = False) -> tuple[Any, Any]:
         """The smallest and the largest number of the format, before scale and zero point."""
@@ -245,7 +208,7 @@ class GroupwiseQuantTensor(QuantTensor):
         ndim = self.ndim
         order = [axis % ndim for axis in given] or list(reversed(range(ndim)))
         cut = self._groups.dim % ndim
-        wide = [a for axis in order for a in ((axis, axis + 1) if axis == cut else (axis + (axis > cut),))]
+        wide = with_two_axes(order, cut)
         return self._moved(lambda x: x.transpose(wide), order.index(cut) - ndim)
 
     def swapaxes(self, axis1: int, axis2: int) -> Self:
@@ -255,19 +218,12 @@ class GroupwiseQuantTensor(QuantTensor):
         return self.transpose(order)
 
     def __getitem__(self, key: Any) -> Any:
-        keys = key if isinstance(key, tuple) else (key,)
-        basic = all(k is Ellipsis or (isinstance(k, slice | int) and not isinstance(k, bool)) for k in keys)
-        if not basic or len(keys) > self.ndim + (Ellipsis in keys):
+        ndim = self.ndim
+        cut = self._groups.dim % ndim
+        wide = key_of_whole_groups(key, ndim, cut)
+        if wide is None:
             return self.value[key]
-        whole: list[Any] = []
-        for k in keys:
-            whole += [slice(None)] * (self.ndim - len(keys) + 1) if k is Ellipsis else [k]
-        whole += [slice(None)] * (self.ndim - len(whole))
-        cut = self._groups.dim % self.ndim
-        if whole[cut] != slice(None):
-            return self.value[key]
-        wide = (*whole[:cut], slice(None), *whole[cut:])
-        after = sum(isinstance(k, slice) for k in whole[cut + 1 :])
+        after = sum(isinstance(k, slice) for k in wide[cut + 2 :])
         return self._moved(lambda x: x[shaping.basic_key(wide, x.shape)], -1 - after)
 
     def _moved(self, move: Any, dim: int) -> Self:
