@@ -49,6 +49,11 @@ def moves_of(eqn: Any, values: Sequence[Any]) -> list[Move] | None:
     return made if made is None or isinstance(made, list) else [made]
 
 
+def only_moves(name: str) -> bool:
+    """Whether an operation moves numbers without changing them, so that a weight can be followed through it."""
+    return name in MOVES
+
+
 def moved(tensor: Any, move: Move) -> Any:
     """A quantized weight after a move; None if its scales cannot follow."""
     dtype = tensor.dtype if move.dtype is None else move.dtype
