@@ -141,7 +141,7 @@ def note_use(
         eqn: the equation.
         beside: the other operand of a contraction.
     """
-    frozen = x.axes is None and isinstance(x.value, QuantTensor)
+    frozen = x.axes is None and x.quantized
     axes = Axes.of(shape_of(x)) if frozen else x.axes
     if axes is None:
         return
