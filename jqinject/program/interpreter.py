@@ -6,6 +6,7 @@ import collections
 import contextlib
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from jax.extend import core
 
 from jqinject.dot import DEQUANTIZE
 from jqinject.program import handlers, nested, templates
+from jqinject.program.kept_state import MARK, KeptState, strong
 from jqinject.program.operations import FUNCTIONS, Operation, operation_of
 from jqinject.program.policy import Choice, Policy, Site, WeightUse, site_of
 from jqinject.program.quantizers import Finder, Quantizers
@@ -48,6 +50,7 @@ class Interpreter:
         self.uses: list[WeightUse] = []
         self.region: tuple[str, str] | None = None
         self._entered = Tracked(None)
+        self.kept = KeptState()
 
     # --- programs
 
@@ -80,14 +83,20 @@ class Interpreter:
                 index += match.length
                 continue
             eqn = jaxpr.eqns[index]
-            outputs = self._run_equation(eqn, [_read(env, var) for var in eqn.invars], path)
+            outputs = self._run_equation(eqn, [self._read(env, var) for var in eqn.invars], path)
             env.update(zip(eqn.outvars, outputs, strict=True))
+            for var, out in zip(eqn.outvars, outputs, strict=True):
+                if out.state is not None and var not in last:
+                    self.kept.thrown_away(out)
             index += 1
-        return [_read(env, var) for var in jaxpr.outvars]
+        return [self._read(env, var) for var in jaxpr.outvars]
+
+    def _read(self, env: dict[Any, Tracked], var: Any) -> Tracked:
+        return self.kept.current(_read(env, var))
 
     def _run_function(self, equations: Sequence[Any], match: templates.Match, env: Any, path: str) -> None:
         where = path_in(equations[0].source_info.name_stack) or path
-        x = parameter(self, env[match.input])
+        x = parameter(self, self._read(env, match.input))
 
         def evaluate(value: Any) -> list[Any]:
             local: dict[Any, Any] = {match.input: value}
@@ -105,6 +114,8 @@ class Interpreter:
         where = path_in(eqn.source_info.name_stack) or path
         if name == "name" and self._marks_region(eqn.params["name"]):
             return [self._cross(eqn.params["name"], inputs[0], where)]
+        if name == "name" and eqn.params["name"].startswith(MARK):
+            return [self.kept.marked(eqn.params["name"], inputs[0])]
         if not any(x.is_activation for x in inputs):
             return self.constant(lambda: self._run_marked(eqn, inputs, where))
         return self._run_marked(eqn, inputs, where)
@@ -164,41 +175,61 @@ class Interpreter:
         inputs: list[Tracked],
         wrap: Callable[[Step], Step],
         inside: list[Tracked] | None = None,
+        constants: int = 0,
     ) -> list[Tracked]:
         """Run a part of the program under a transformation that carries the quantizers' state.
+
+        State of the model's layers that the part throws away leaves it by further outputs. If a loop reads it as a
+        constant, every iteration leaves it to the next one.
 
         Args:
             body: runs the part, given an interpreter and inputs.
             inputs: the inputs.
             wrap: transforms a function of state and values.
             inside: the inputs as the part sees them, if they differ: the slices of a loop.
+            constants: how many inputs, from the first, are the same in every iteration of a loop.
         """
         seen = inputs if inside is None else inside
         finder = self.within(Finder(self.quantizers))
-        jax.eval_shape(
-            lambda values: [out.array for out in body(finder, _with_values(seen, values))],
-            [x.array for x in seen],
-        )
+        crossing: dict[str, int] = {}
+
+        def look(values: list[Any]) -> list[Any]:
+            found = body(finder, _with_values(seen, values))
+            crossing.update(finder.kept.crossing(seen, found))
+            return [out.array for out in found]
+
+        jax.eval_shape(look, [x.array for x in seen])
+        looped = {text: place for text, place in crossing.items() if place < constants}
+        single = [text for text in crossing if text not in looped]
         before, outputs = self.counts.copy(), []
 
         def step(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
-            quantizers = self.quantizers.restored(state)
+            quantizers = self.quantizers.restored(state[0])
             run = self.within(quantizers, before)
+            for text, value in state[1].items():
+                run.kept.put(text, value)
             outputs[:] = body(run, _with_values(seen, values))
-            return [out.array for out in outputs], quantizers.state(finder.sites)
+            left = {text: run.kept.value(text, seen[place]) for text, place in crossing.items()}
+            found = [*(out.array for out in outputs), *(left[text] for text in single)]
+            return found, (quantizers.state(finder.sites), {text: left[text] for text in looped})
 
-        values, state = wrap(step)(self.quantizers.state(finder.sites), [x.array for x in inputs])
+        entering = {text: strong(inputs[place].array) for text, place in looped.items()}
+        start = (self.quantizers.state(finder.sites), entering)
+        values, (state, left) = wrap(step)(start, [x.array for x in inputs])
         self.quantizers.update(state)
         self.counts = finder.counts
         self.sites |= finder.sites
         self.uses += finder.uses
-        return _with_values(outputs, values)
+        for text, value in (*left.items(), *zip(single, values[len(outputs) :], strict=True)):
+            self.kept.put(text, value)
+        return _with_values(outputs, values[: len(outputs)])
 
     def within(self, quantizers: Quantizers, counts: Any = None) -> Interpreter:
         """An interpreter for a part of the program."""
         run = Interpreter(self.policy, quantizers, prefix=self.prefix)
         run.counts = (self.counts if counts is None else counts).copy()
         run.region = self.region
+        run.kept = self.kept.within()
         return run
 
     @staticmethod
@@ -248,7 +279,7 @@ class Interpreter:
 
 
 def _with_values(tracked: Sequence[Tracked], values: Sequence[Any]) -> list[Tracked]:
-    return [x.with_value(value) for x, value in zip(tracked, values, strict=True)]
+    return [replace(x.with_value(value), state=x.state) for x, value in zip(tracked, values, strict=True)]
 
 
 def bind(eqn: Any, values: Sequence[Any]) -> list[Any]:

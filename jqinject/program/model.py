@@ -159,7 +159,7 @@ def run(model: Any, policy: Policy, quantizers: Quantizers, call: Call) -> Any:
     values = _outputs(interpreter, program)
     called = (model, *call.modules)
     live = dict(flat_parts(nnx.state(called, graph=True)))
-    for path, variable, value in program.changed(values):
+    for path, variable, value in program.changed(values, interpreter.kept):
         if path in live and isinstance(live[path], nnx.Variable | RecordPart):
             live[path].set_value(value)
         else:
