@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from jqinject.dot import DEQUANTIZE, numbers_of_leaves, quant_tensor_of
-from jqinject.program.moves import moved, moves_of
+from jqinject.program.moved_weight import moved
+from jqinject.program.moves import moves_of
 from jqinject.program.operations import Operation, operation_of
 from jqinject.program.policy import Choice, Site, WeightUse
 from jqinject.program.tracked_value import Origin, Tracked, shape_of
