@@ -11,11 +11,13 @@ from jqinject.program.call import with_copied_modules as with_copied_modules
 from jqinject.program.class_swap import change_class as change_class
 from jqinject.program.intercept import Around as Around
 from jqinject.program.intercept import intercept as intercept
+from jqinject.program.kept_state import LostStateWarning as LostStateWarning
 from jqinject.program.model import HELD as HELD
 from jqinject.program.model import OpQuantizers as OpQuantizers
 from jqinject.program.model import QuantizedProgram as QuantizedProgram
 from jqinject.program.model import find_sites as find_sites
 from jqinject.program.model import quantized_class as quantized_class
+from jqinject.program.model import throws_away as throws_away
 from jqinject.program.operations import OPERATIONS as OPERATIONS
 from jqinject.program.operations import Kind as Kind
 from jqinject.program.operations import Operation as Operation

@@ -6,7 +6,6 @@ import collections
 import contextlib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,16 +14,14 @@ from jax.extend import core
 
 from jqinject.dot import DEQUANTIZE
 from jqinject.program import handlers, nested, templates
-from jqinject.program.kept_state import MARK, KeptState, strong
+from jqinject.program.kept_state import MARK, KeptState
 from jqinject.program.operations import FUNCTIONS, Operation, operation_of
 from jqinject.program.policy import Choice, Policy, Site, WeightUse, site_of
-from jqinject.program.quantizers import Finder, Quantizers
+from jqinject.program.quantizers import Quantizers
 from jqinject.program.scopes import BEGIN, END, path_in
 from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
 from jqinject.program.weights import follow_stored, parameter
 
-Step = Callable[[Any, list[Any]], tuple[list[Any], Any]]
-Body = Callable[[Any, list[Tracked]], list[Tracked]]
 EINSUM = re.compile(r"(?:^|[/(])[A-Za-z.]*(?:,[A-Za-z.]*)+->[A-Za-z.]*\)*$")
 
 
@@ -167,62 +164,7 @@ class Interpreter:
         self.region = None
         return handlers.leave_region(self, region, path, self._entered, x)
 
-    # --- programs within: see `nested`
-
-    def carried(
-        self,
-        body: Body,
-        inputs: list[Tracked],
-        wrap: Callable[[Step], Step],
-        inside: list[Tracked] | None = None,
-        constants: int = 0,
-    ) -> list[Tracked]:
-        """Run a part of the program under a transformation that carries the quantizers' state.
-
-        State of the model's layers that the part throws away leaves it by further outputs. If a loop reads it as a
-        constant, every iteration leaves it to the next one.
-
-        Args:
-            body: runs the part, given an interpreter and inputs.
-            inputs: the inputs.
-            wrap: transforms a function of state and values.
-            inside: the inputs as the part sees them, if they differ: the slices of a loop.
-            constants: how many inputs, from the first, are the same in every iteration of a loop.
-        """
-        seen = inputs if inside is None else inside
-        finder = self.within(Finder(self.quantizers))
-        crossing: dict[str, int] = {}
-
-        def look(values: list[Any]) -> list[Any]:
-            found = body(finder, _with_values(seen, values))
-            crossing.update(finder.kept.crossing(seen, found))
-            return [out.array for out in found]
-
-        jax.eval_shape(look, [x.array for x in seen])
-        looped = {text: place for text, place in crossing.items() if place < constants}
-        single = [text for text in crossing if text not in looped]
-        before, outputs = self.counts.copy(), []
-
-        def step(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
-            quantizers = self.quantizers.restored(state[0])
-            run = self.within(quantizers, before)
-            for text, value in state[1].items():
-                run.kept.put(text, value)
-            outputs[:] = body(run, _with_values(seen, values))
-            left = {text: run.kept.value(text, seen[place]) for text, place in crossing.items()}
-            found = [*(out.array for out in outputs), *(left[text] for text in single)]
-            return found, (quantizers.state(finder.sites), {text: left[text] for text in looped})
-
-        entering = {text: strong(inputs[place].array) for text, place in looped.items()}
-        start = (self.quantizers.state(finder.sites), entering)
-        values, (state, left) = wrap(step)(start, [x.array for x in inputs])
-        self.quantizers.update(state)
-        self.counts = finder.counts
-        self.sites |= finder.sites
-        self.uses += finder.uses
-        for text, value in (*left.items(), *zip(single, values[len(outputs) :], strict=True)):
-            self.kept.put(text, value)
-        return _with_values(outputs, values[: len(outputs)])
+    # --- programs within: see `nested` and `carrying`
 
     def within(self, quantizers: Quantizers, counts: Any = None) -> Interpreter:
         """An interpreter for a part of the program."""
@@ -276,10 +218,6 @@ class Interpreter:
             out.pending = wanted
             return out
         return self.quantized(out, wanted, f"{name}_output")
-
-
-def _with_values(tracked: Sequence[Tracked], values: Sequence[Any]) -> list[Tracked]:
-    return [replace(x.with_value(value), state=x.state) for x, value in zip(tracked, values, strict=True)]
 
 
 def bind(eqn: Any, values: Sequence[Any]) -> list[Any]:

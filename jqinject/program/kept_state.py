@@ -10,6 +10,7 @@ and so does the model at the end (`KeptState`). See `Interpreter.carried` for ho
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from jax.extend import core
 from jqinject.program.tracked_value import Origin, StateVersion, Tracked, shape_of
 
 MARK = "jqinject_state:"
+SHOWN = 8
 Path = tuple[Any, ...]
 
 
@@ -53,9 +55,7 @@ class KeptState:
 
     def put(self, text: str, value: Any) -> None:
         """Keep a value."""
-        self.newest[text] = Tracked(
-            value, Origin.ACTIVATION, state=StateVersion(text, next(self._numbers))
-        )
+        self.newest[text] = Tracked(value, Origin.ACTIVATION, state=StateVersion(text, next(self._numbers)))
 
     def thrown_away(self, x: Tracked) -> None:
         """Keep a value of the program that nothing reads, if it is a new value of state."""
@@ -66,7 +66,11 @@ class KeptState:
         """`x`, or the value that replaced it and was thrown away."""
         if x.state is None or x.state.number >= self._number(x.state.label):
             return x
-        return self.newest[x.state.label]
+        newest = self.newest[x.state.label]
+        if shape_of(newest) == shape_of(x):
+            return newest
+        self.lost.add(x.state.label)  # one for each row of a batch that is mapped over
+        return x
 
     def _number(self, text: str) -> int:
         known = self.newest.get(text)
@@ -99,6 +103,20 @@ class KeptState:
     def value(self, text: str, like: Tracked) -> Any:
         """The newest value, of the dtype of an older one."""
         return jax.lax.convert_element_type(self.newest[text].array, like.array.dtype)
+
+    def warn_of_lost(self, model: Any) -> None:
+        """Tell which state is lost."""
+        if self.lost:
+            paths = sorted(of_model(text) for text in self.lost)
+            more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
+            warnings.warn(
+                f"{type(model).__name__} throws away what its quantizers record in {', '.join(paths[:SHOWN])}{more}: "
+                "copies of their layers are called inside a transformation that does not give this state back.\n"
+                "  cure: nnx.remat, nnx.scan, nnx.vmap, nnx.cond, which do; or jax.checkpoint and jax.lax.scan on the "
+                "state that nnx.split returns, as it is; model.eval() records nothing",
+                LostStateWarning,
+                stacklevel=4,
+            )
 
     def check_unchanged_part(self, eqn: Any) -> None:
         """Note the state that a part of the program which runs as it is throws away."""

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
+from jqinject.program.carrying import carried
 from jqinject.program.tracked_value import Origin, Tracked, plain
 from jqinject.program.weights import parameter
 
@@ -36,7 +37,7 @@ def _rematerialized(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> lis
     def body(run: Any, inside: list[Tracked]) -> list[Tracked]:
         return run.run(jaxpr, (), inside, path)
 
-    return run.carried(body, inputs, lambda step: jax.checkpoint(step, **options))
+    return carried(run, body, inputs, lambda step: jax.checkpoint(step, **options))
 
 
 def _scanned(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Tracked]:
@@ -75,7 +76,7 @@ def _scanned(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Track
         *(_unknown_in_loop(x, grown) for x, grown in zip(carry, depends, strict=True)),
         *(_slice(x) for x in xs),
     ]
-    return run.carried(body, inputs, loop, inside, consts)
+    return carried(run, body, inputs, loop, inside, consts)
 
 
 def _scan_counts(eqn: Any) -> tuple[int, int]:

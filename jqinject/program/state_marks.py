@@ -1,4 +1,4 @@
-"""While a model is traced, the layers and quantizers in it mark the state that their calls change. Next: `kept_state`."""
+"""Layers and quantizers of a model that is traced mark the state that their calls change. Next: `kept_state`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.program.intercept import Around, intercept, release
 from jqinject.program.kept_state import MARK, Path, label
 from jqinject.proxy import QuantProxyFromInjector
-
 
 STATE = (QuantParam, QuantStat, GradStat, GradSlot, nnx.RngState)
 METHODS = ("__call__", "attend")

@@ -13,6 +13,7 @@ from flax import nnx
 import jqinject
 from jqinject import Rule, calibrate, freeze, load_state, quantize
 from jqinject.core.state.record import flat_parts
+from jqinject.program import QuantizedProgram
 from jqinject.quant import (
     Fp8e4m3ActPerTensorDelayed,
     Fp8e4m3WeightPerTensorDelayed,
@@ -144,7 +145,9 @@ def test_calibration_collects(way: Any) -> None:
     batches = [X, -3 * X]
     wanted, got = (calibrate(model, batches, progress=False) for model in (plain, split))
     assert got == wanted
-    assert len(got.quantizers) == 2 * DEPTH + 1  # the product outside of layers has a quantizer for each of its calls
+    assert (
+        len(got.quantizers) == 2 * DEPTH + 1
+    )  # the product outside of layers has a quantizer for each of its calls
     same(values(split), values(plain))
     np.testing.assert_allclose(split(X), plain(X), 1e-6, 1e-6)
     loaded = made(way, rule)
@@ -208,7 +211,9 @@ class Stack(nnx.Module):
                 x = block(x)
             return x
         if self.way == "nnx.scan":
-            return nnx.scan(lambda x, block: block(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(x, self.blocks)
+            return nnx.scan(lambda x, block: block(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(
+                x, self.blocks
+            )
 
         def body(x: jax.Array, state: Any) -> Any:
             return self.way(nnx.merge(graphdef, state), x), None
@@ -259,3 +264,81 @@ def test_blocks_that_a_transformation_closes_over(way: Any) -> None:
     for number in range(2):
         np.testing.assert_allclose(split(X * (number + 1)), plain(X * (number + 1)), 1e-6, 1e-6)
     same(values(split), values(plain))
+
+
+class Dense(nnx.Module):
+    """Layers of Flax's own classes alone."""
+
+    def __init__(self, way: Any, rngs: nnx.Rngs) -> None:
+        self.layers = nnx.List([nnx.Linear(WIDTH, WIDTH, rngs=rngs) for _ in range(2)])
+        self.way = way
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for layer in self.layers:
+            x = jax.nn.relu(self.way(layer, x))
+        return x
+
+
+COLLECTED = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActPerTensorMinMax)
+
+
+@pytest.mark.parametrize("way", [checkpointed, closed_over])
+def test_models_of_layers_become_programs_where_they_lose_state(way: Any) -> None:
+    plain, split = made(directly, COLLECTED, Dense), made(way, COLLECTED, Dense)
+    assert not isinstance(plain, QuantizedProgram)
+    assert isinstance(split, QuantizedProgram)
+    for model in (plain, split):
+        assert len(calibrate(model, [X, -3 * X], progress=False).quantizers) == 2
+    same(values(split), values(plain))
+    np.testing.assert_allclose(split(X), plain(X), 1e-6, 1e-6)
+    np.testing.assert_allclose(freeze(split)(X), freeze(plain)(X), 1e-6, 1e-6)
+
+
+@pytest.mark.parametrize("way", [directly, rematerialized])
+def test_models_that_lose_no_state_stay_as_they_are(way: Any) -> None:
+    assert not isinstance(made(way, COLLECTED, Dense), QuantizedProgram)
+
+
+def test_quantizers_without_state_need_no_program() -> None:
+    assert not isinstance(
+        made(checkpointed, Rule(weight_quant=Int8WeightPerChannelFloat), Dense), QuantizedProgram
+    )
+
+
+def test_calibration_without_a_program_says_what_is_lost() -> None:
+    model = quantize(Dense(checkpointed, nnx.Rngs(0)), COLLECTED)
+    before = values(model)
+    with pytest.raises(
+        ValueError, match=r"layers\.0\.input_quant, layers\.1\.input_quant.*\n.*inputs="
+    ) as raised:
+        calibrate(model, [X], progress=False)
+    assert "Dense throws away" in str(raised.value)
+    same(values(model), before)
+
+
+class Unreached(Dense):
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x
+
+
+def test_calibration_that_reaches_nothing_is_refused() -> None:
+    model = quantize(Unreached(directly, nnx.Rngs(0)), COLLECTED)
+    with pytest.raises(ValueError, match=r"1 batches, and none reached .*layers\.0\.input_quant"):
+        calibrate(model, [X], progress=False)
+
+
+def mapped(block: Any, x: jax.Array) -> jax.Array:
+    graphdef, state = nnx.split(block)
+    return jax.vmap(lambda row: nnx.merge(graphdef, state)(row))(x)
+
+
+def branched(block: Any, x: jax.Array) -> jax.Array:
+    graphdef, state = nnx.split(block)
+    return jax.lax.cond(x.sum() > 0, lambda s, x: nnx.merge(graphdef, s)(x), lambda s, x: x, state, x)
+
+
+@pytest.mark.parametrize("way", [mapped, branched])
+def test_state_that_cannot_be_kept_is_named(way: Any) -> None:
+    model = quantize(Dense(way, nnx.Rngs(0)), W8A8, inputs=X)
+    with pytest.warns(jqinject.LostStateWarning, match=r"Dense throws away .*layers\.0\.input_quant"):
+        model(X)
