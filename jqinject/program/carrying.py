@@ -68,6 +68,7 @@ def carried(
     run.counts = finder.counts
     run.sites |= finder.sites
     run.uses += finder.uses
+    run.products += finder.products
     for text, value in (*left.items(), *zip(single, values[len(outputs) :], strict=True)):
         run.kept.put(text, value)
     return _with_values(outputs, values[: len(outputs)])

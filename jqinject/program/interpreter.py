@@ -16,7 +16,7 @@ from jqinject.dot import DEQUANTIZE
 from jqinject.program import handlers, nested, templates
 from jqinject.program.kept_state import MARK, KeptState
 from jqinject.program.operations import FUNCTIONS, Operation, operation_of
-from jqinject.program.policy import Choice, Policy, Site, WeightUse, site_of
+from jqinject.program.policy import ActivationProduct, Choice, Policy, Site, WeightUse, site_of
 from jqinject.program.quantizers import Quantizers
 from jqinject.program.scopes import BEGIN, END, path_in
 from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
@@ -45,6 +45,7 @@ class Interpreter:
         self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
         self.sites: dict[str, Site] = {}
         self.uses: list[WeightUse] = []
+        self.products: list[ActivationProduct] = []
         self.region: tuple[str, str] | None = None
         self._entered = Tracked(None)
         self.kept = KeptState()
@@ -204,7 +205,7 @@ class Interpreter:
             site = site_of(x, self.prefix + name, quantizer, overrides, shape_of(x))
             self.sites[site.name] = site
             twin = x.with_value(self.quantizers.quantize(site, x.array))
-            twin.pending, twin.quantized = None, True
+            twin.pending, twin.quantized, twin.site = None, True, site.name
             x.twins[key] = twin
         return x.twins[key]
 
