@@ -18,7 +18,7 @@ from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.quantizing.traced_calls import Methods, traced_calls
 from jqinject.model.static_ranges import uncalibrated
 from jqinject.model.walk import ModelIndex
-from jqinject.program import Call
+from jqinject.program import Call, QuantizedProgram
 
 
 @dataclass(frozen=True)
@@ -104,5 +104,6 @@ def rules_report(
     planned = plan_parameters(found.uses)
     unseen = (*uncalibrated(index), *planned_ranges(index, given, plan, found.sites.values()))
     names = (*planned, *found.sites)
-    covered = coverage_of(planned_model(model, given, found, calls), calls, given)
+    quantized = isinstance(model, QuantizedProgram)
+    covered = coverage_of(model if quantized else planned_model(model, given, found, calls), calls, given)
     return RulesReport(given, entries, names, idle_rules(given, entries, found.used), unseen, covered)
