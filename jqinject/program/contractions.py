@@ -36,7 +36,7 @@ def contraction(
     labels = ("_rhs", "_lhs") if swapped else ("_lhs", "_rhs")
     summed = summed_axes(eqn)
     if weight is not None:
-        note_use(run, choice, name, operation.name, inputs[weight], summed[weight])
+        note_use(run, choice, name, operation.name, inputs[weight], summed[weight], mapped=run.maps(eqn))
     taken: list[Tracked] = []
     for place, (x, other) in enumerate(((lhs, rhs), (rhs, lhs))):
         if place != weight:

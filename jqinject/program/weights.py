@@ -120,7 +120,14 @@ def _note_lookup(run: Any, choice: Choice | None, name: str, x: Tracked, eqn: An
 
 
 def note_use(
-    run: Any, choice: Choice | None, name: str, operation: str, x: Tracked, shared: Sequence[int]
+    run: Any,
+    choice: Choice | None,
+    name: str,
+    operation: str,
+    x: Tracked,
+    shared: Sequence[int],
+    *,
+    mapped: bool = False,
 ) -> None:
     """Note where a parameter is contracted or looked up, if such places are looked for.
 
@@ -131,10 +138,14 @@ def note_use(
         operation: what kind it is.
         x: the parameter's numbers.
         shared: the axes along which they need one scale.
+        mapped: whether it is under `vmap`, which leaves no other trace than an axis in front that is not summed.
     """
     axes = x.axes
     if axes is None:
         return
+    stacked, needing = axes.stacked, axes.along(shared)
+    if mapped and stacked not in needing and len(axes.shape) - stacked > 2:
+        stacked += 1
     quantizer = None if choice is None else choice.parameter
     run.uses.append(
         WeightUse(
@@ -142,8 +153,8 @@ def note_use(
             run.prefix + name,
             operation,
             axes.shape,
-            axes.along(shared),
-            axes.stacked,
+            needing,
+            stacked,
             quantizer,
         )
     )
