@@ -50,6 +50,11 @@ def moves_of(eqn: Any, values: Sequence[Any]) -> list[Move] | None:
     return made if made is None or isinstance(made, list) else [made]
 
 
+def only_moves(name: str) -> bool:
+    """Whether an operation moves numbers without changing them, so that a weight can be followed through it."""
+    return name in MOVES
+
+
 @dataclass(frozen=True)
 class Axes:
     """Where the axes of a parameter are after some moves.
