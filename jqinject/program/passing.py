@@ -65,7 +65,7 @@ def _is_quantized_weight(x: Tracked) -> bool:
 
 def _taken_apart(x: Tracked) -> Passed:
     tensor = x.value
-    inner = tensor
+    inner: Any = tensor
     if isinstance(tensor, GroupwiseQuantTensor):
         along = tensor.groups.dim % tensor.ndim
         inner = None if along == 0 else tensor.grouped if tensor.as_it_lies is None else tensor.as_it_lies
@@ -93,6 +93,7 @@ def _taken_apart(x: Tracked) -> Passed:
 def _numbers(tensor: Any) -> dict[str, jax.Array] | None:
     """The arrays of a quantized tensor without groups, by name; None if its format is not known here."""
     stored = isinstance(tensor, IntQuantTensor | FloatQuantTensor) and tensor.is_stored
+    numbers: Any
     if isinstance(tensor, IntQuantTensor):
         numbers = tensor.payload if stored else tensor.value
         return {"numbers": numbers, "scale": tensor.scale, "zero_point": tensor.zero_point}
