@@ -39,7 +39,7 @@ class Markers:
     def __init__(self, markers: dict[str, FakeQuantMarker]) -> None:
         self._markers = markers
 
-    def quantize(self, site: Site, x: jax.Array) -> jax.Array:
+    def quantize(self, site: Site, x: jax.Array, token: jax.Array | None = None) -> jax.Array:
         """`x`, marked."""
         if site.name not in self._markers:
             raise ValueError(
@@ -47,6 +47,9 @@ class Markers:
                 "  cure: convert it with inputs like those that it is called with"
             )
         return self._markers[site.name](x)
+
+    def grad_dtype(self, name: str) -> None:
+        """Gradients are not marked."""
 
     def contract(self, site: Site, eqn: Any, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         """The contraction of floats."""
@@ -181,7 +184,7 @@ class _Collector(Markers):
         self._held = held
         self.markers: dict[str, FakeQuantMarker] = {}
 
-    def quantize(self, site: Site, x: jax.Array) -> jax.Array:
+    def quantize(self, site: Site, x: jax.Array, token: jax.Array | None = None) -> jax.Array:
         """`x` unchanged; records its marker."""
         if site.name not in self._held.held:
             raise ValueError(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from jqinject.dot import conv_general_dilated, dot_general, ragged_dot_general
+from jqinject.dot import conv_general_dilated, dot_general, float8_dot_general, ragged_dot_general
+from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.dot.tensors.decision import contraction_kind
 from jqinject.program.policy import Choice
 from jqinject.quant_tensor import FloatQuantTensor, GroupwiseIntQuantTensor, IntQuantTensor, QuantTensor
 
@@ -48,6 +50,51 @@ def arguments_of(eqn: Any) -> dict[str, Any]:
     convolution = eqn.primitive.name == "conv_general_dilated"
     names = (*CONVOLUTION, "dimension_numbers") if convolution else ("dimension_numbers",)
     return {name: eqn.params[name] for name in names}
+
+
+class Contracted(NamedTuple):
+    """The output of a contraction.
+
+    Attributes:
+        value: the output.
+        token: whose cotangent is the scale of the output's gradient, if backward its payload is contracted; else None.
+    """
+
+    value: Any
+    token: Any = None
+
+
+def contract_float8(
+    eqn: Any, choice: Choice | None, lhs: Any, rhs: Any, grad_dtype: Any
+) -> Contracted | None:
+    """The contraction of two tensors of 8-bit floats that goes on with the gradient's payload backward.
+
+    Args:
+        eqn: its equation.
+        choice: the quantizers of the operation.
+        lhs, rhs: the operands.
+        grad_dtype: dtype of the gradient's payload, or None.
+
+    Returns:
+        None if there is no such payload, or the operands are contracted in other numbers.
+    """
+    asked: Any = "auto" if choice is None else choice.contraction
+    floats = isinstance(lhs, FloatQuantTensor) and isinstance(rhs, FloatQuantTensor)
+    if grad_dtype is None or not floats or eqn.primitive.name != "dot_general":
+        return None
+    numbers = eqn.params["dimension_numbers"]
+    if contraction_kind(lhs, rhs, Dimensions.of(lhs.ndim, rhs.ndim, numbers), asked) != "fp8":
+        return None
+    return Contracted(
+        *float8_dot_general(
+            lhs,
+            rhs,
+            numbers,
+            grad_dtype=grad_dtype,
+            preferred_element_type=eqn.outvars[0].aval.dtype,
+            out_sharding=eqn.params.get("out_sharding"),
+        )
+    )
 
 
 def contract(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jqinject.program.contract import contract, contracts_payloads
+from jqinject.program.contract import Contracted, contract, contract_float8, contracts_payloads
 from jqinject.program.operations import Operation
 from jqinject.program.policy import ActivationProduct, Choice, Site, other_axes
 from jqinject.program.tracked_value import Origin, Tracked, shape_of
 from jqinject.program.weights import as_activation, name_of_quantizer, note_use, weight_among
+from jqinject.quant_tensor import as_array
 
 Axes = tuple[int, ...]
 BY_SCHEME = ("dot_general", "conv_general_dilated")
@@ -52,17 +53,30 @@ def contraction(
         site = Site(run.prefix + name, choice.scheme, contraction=eqn.primitive.name)
         run.sites[site.name] = site
         value = run.quantizers.contract(site, eqn, lhs.array, rhs.array)
+        value = _with_gradient(run, choice, name, Contracted(value))
     elif contracts_payloads(choice, taken[0].value, taken[1].value, weight):
-        value = contract(eqn, choice, taken[0].value, taken[1].value, rest, evaluate)
+        operands = taken[0].value, taken[1].value
+        grad_dtype = run.quantizers.grad_dtype(f"{run.prefix}{name}_grad")
+        found = contract_float8(eqn, choice, *operands, grad_dtype)
+        found = found or Contracted(contract(eqn, choice, *operands, rest, evaluate))
+        value = _with_gradient(run, choice, name, found)
     else:
         (value,) = evaluate([*(x.array for x in taken), *rest])
+        value = _with_gradient(run, choice, name, Contracted(value))
     if not (lhs.is_activation or rhs.is_activation):
         return [Tracked(value)]
-    if choice is not None and choice.grad is not None:
-        value = run.quantized(Tracked(value, Origin.ACTIVATION), choice.grad, f"{name}_grad").array
     out = run.output(value, choice, name)
     out.fusible = True
     return [out]
+
+
+def _with_gradient(run: Any, choice: Choice | None, name: str, found: Contracted) -> Any:
+    """The output, with its gradient's quantizer if it has one."""
+    if choice is None or choice.grad is None:
+        return found.value
+    site = Site(f"{run.prefix}{name}_grad", choice.grad, shape=tuple(found.value.shape))
+    run.sites[site.name] = site
+    return as_array(run.quantizers.quantize(site, found.value, found.token))
 
 
 def _operand(

@@ -28,8 +28,18 @@ class Quantizers(Protocol):
     """The quantizers that the interpreter uses."""
 
     @abstractmethod
-    def quantize(self, site: Site, x: jax.Array) -> Any:
-        """`x`, quantized: a QuantTensor or an array."""
+    def quantize(self, site: Site, x: jax.Array, token: jax.Array | None = None) -> Any:
+        """`x`, quantized: a QuantTensor or an array.
+
+        Args:
+            site: the site.
+            x: the tensor; of a gradient's quantizer, the output whose gradient it is.
+            token: of a contraction that goes on with the gradient's payload.
+        """
+
+    @abstractmethod
+    def grad_dtype(self, name: str) -> Any:
+        """Dtype of the 8-bit floats that a gradient's quantizer makes; None for any other, and if there is none."""
 
     @abstractmethod
     def contract(self, site: Site, eqn: Any, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
@@ -66,9 +76,12 @@ class Finder:
         """See `Quantizers`."""
         return self._like is not None and self._like.holds(weight_path)
 
-    def quantize(self, site: Site, x: jax.Array) -> jax.Array:
+    def quantize(self, site: Site, x: jax.Array, token: jax.Array | None = None) -> jax.Array:
         """`x` as it is."""
         return x
+
+    def grad_dtype(self, name: str) -> None:
+        """None."""
 
     def contract(self, site: Site, eqn: Any, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         """The contraction of floats."""
@@ -110,7 +123,11 @@ class HeldQuantizers:
         """See `Quantizers`."""
         return dotted(weight_path) in self._weights
 
-    def quantize(self, site: Site, x: jax.Array) -> Any:
+    def grad_dtype(self, name: str) -> Any:
+        """See `Quantizers`."""
+        return getattr(self._held.get(name), "q_dtype", None)
+
+    def quantize(self, site: Site, x: jax.Array, token: jax.Array | None = None) -> Any:
         """`x` through its quantizer.
 
         Raises:
@@ -121,7 +138,7 @@ class HeldQuantizers:
         proxy = self._at(site)
         if proxy.is_quant_enabled:
             check_range(proxy, x, f"op_quant[{site.name!r}]")
-        return proxy(x)
+        return proxy(x) if token is None else proxy(x, token)
 
     def contract(self, site: Site, eqn: Any, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         """See `Quantizers`."""

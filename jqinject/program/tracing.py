@@ -13,6 +13,7 @@ from jqinject.dot import FrozenParam
 from jqinject.program.call import Call, SplitCall
 from jqinject.program.class_swap import change_class, original_class
 from jqinject.program.kept_state import KeptState, label
+from jqinject.program.linen_parameters import dequantized_for_linen
 from jqinject.program.scopes import scopes
 from jqinject.program.state_marks import state_marks
 from jqinject.program.tracked_value import Origin, StateVersion, Tracked
@@ -81,6 +82,7 @@ def trace(
         with (
             scopes(copy, is_leaf),
             state_marks((copy, *copied_call.modules), is_leaf, mark_all),
+            dequantized_for_linen(copy),
         ):
             out = copied_call(copy)
         vars(copy).update(put_aside)

@@ -56,6 +56,8 @@ def follow_stored(
     if function != DEQUANTIZE:
         return [replace(known, value=value, origin=origin, twins={}) for value in evaluate(arrays)]
     value = quant_tensor_of(numbers_of_leaves(arrays, known.form), known.form)
+    if "zero_point" in known.form.names and not known.form.whole_zero_point:
+        value = value.value  # a zero point between integers: these are not contracted
     out = Tracked(value, origin, quantized=True, weight_path=known.weight_path)
     if not looked_up:
         return [out]

@@ -12,11 +12,12 @@ from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.geometry.labels import Labelling
 from jqinject.dot.kernels.float8_dot import has_output_scales
 from jqinject.dot.kernels.integer import integer_operand
+from jqinject.dot.tensors.common_groups import operands_in_groups
 from jqinject.dot.tensors.decision import ContractionKind, contraction_kind
-from jqinject.dot.tensors.labelled_tensor import LabelledTensor
+from jqinject.dot.tensors.labelled_tensor import LEAST_GROUP, LabelledTensor
 from jqinject.dot.tensors.product import Sums
 from jqinject.dot.tensors.six_operands import Plan, contract_integers, contract_operands
-from jqinject.quant_tensor import FloatQuantTensor, as_array
+from jqinject.quant_tensor import FloatQuantTensor, GroupwiseIntQuantTensor, as_array
 
 _IN_FLOAT32 = Sums(floats="float32")
 
@@ -107,6 +108,10 @@ def contract_tensors(
 
     Gradients pass straight through to the values of the operands.
     """
+    if contraction in ("auto", "int"):
+        y = _in_groups(lhs, rhs, dims, dtype, contraction == "int", accumulator_dtype, out_sharding)
+        if y is not None:
+            return y
     kind = contraction_kind(lhs, rhs, dims, contraction)
     if kind == "fp8":
         return float8_dot_general(
@@ -122,6 +127,31 @@ def contract_tensors(
         preferred_element_type=dtype,
         out_sharding=out_sharding,
     )
+
+
+def _in_groups(
+    lhs: Any,
+    rhs: Any,
+    dims: Dimensions,
+    dtype: Any,
+    any_size: bool,
+    accumulator_dtype: Any,
+    out_sharding: Any,
+) -> jax.Array | None:
+    """The contraction of integers of which one has scales for groups; None if they cannot be contracted so.
+
+    Args:
+        lhs, rhs, dims, dtype, accumulator_dtype, out_sharding: as for `contract_tensors`.
+        any_size: whether groups of fewer elements than pays are contracted too.
+    """
+    least = 1 if any_size else LEAST_GROUP
+    if isinstance(lhs, GroupwiseIntQuantTensor) and not isinstance(rhs, GroupwiseIntQuantTensor):
+        swapped = operands_in_groups(rhs, lhs, dims.swapped(), least) if out_sharding is None else None
+        if swapped is not None:
+            y = contract_integers(*swapped, dtype, accumulator_dtype)
+            return y.transpose(dims.swapped().rhs_first)
+    found = operands_in_groups(lhs, rhs, dims, least)
+    return None if found is None else contract_integers(*found, dtype, accumulator_dtype, out_sharding)
 
 
 def output_dtype(lhs: Any, rhs: Any, preferred_element_type: Any) -> Any:

@@ -19,10 +19,10 @@ from jqinject.dot import (
     has_integers,
 )
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
+from jqinject.dot.tensors.common_groups import in_common_groups, wide_dimensions
 from jqinject.dot.tensors.decision import contraction_kind
 from jqinject.dot.tensors.labelled_tensor import LEAST_GROUP
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.nn.frozen.group_contraction import in_common_groups, wide_dimensions
 from jqinject.quant_tensor import (
     FloatQuantTensor,
     Groups,
