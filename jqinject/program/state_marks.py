@@ -100,7 +100,7 @@ def state_marks(called: tuple[Any, ...], is_leaf: Callable[[Any], bool], always:
         release(module, _Marks, method)
 
 
-Holder = tuple[Any, list[tuple[Path, nnx.Variable[Any]]]]
+Holder = tuple[Any, list[tuple[Path, Any]]]
 
 
 def _holders(node: Any, is_leaf: Callable[[Any], bool], seen: set[int]) -> Iterator[Holder]:
