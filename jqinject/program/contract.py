@@ -22,7 +22,8 @@ CONVOLUTION = (
 def contracts_payloads(choice: Choice | None, lhs: Any, rhs: Any, weight: int | None) -> bool:
     """Whether a contraction takes the operands' payloads, if they have one in common.
 
-    Training contracts floats: integers made anew at every step cost more than they save.
+    Training contracts floats: integers made anew at every step cost more than they save. Evaluation contracts what the
+    frozen model contracts.
 
     Args:
         choice: the quantizers of the operation.
@@ -37,8 +38,7 @@ def contracts_payloads(choice: Choice | None, lhs: Any, rhs: Any, weight: int | 
     if isinstance(lhs, FloatQuantTensor):
         return True
     if weight is not None:
-        stored = (lhs, rhs)[weight]
-        return isinstance(stored, IntQuantTensor) and stored.is_stored
+        return not (lhs, rhs)[weight].training
     return all(isinstance(x, IntQuantTensor) and x.payload is not None for x in (lhs, rhs))
 
 

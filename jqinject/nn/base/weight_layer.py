@@ -248,8 +248,11 @@ class QuantWeightLayer(WeightAxes):
             ValueError: `contraction` is "int" or "fp8", which the layer or its operands do not support.
         """
         asked, kind = self.contraction, "fp8" if isinstance(weight, FloatQuantTensor) else "int"
-        if asked == "auto" and self.frozen is None and kind == "int":
-            return None  # training contracts floats, which costs less than integers made anew at every step
+        if asked == "auto" and kind == "int" and getattr(weight, "training", True):
+            # Training contracts floats, which costs less than integers made anew at every step. Evaluation contracts
+            # what the frozen layer contracts: where sums are rounded otherwise, numbers near a tie fall on the other
+            # side, and a deep network carries that on.
+            return None
         if asked == "float" or (asked == "auto" and not self._contracts_as_flax()):
             return None
         found = None
