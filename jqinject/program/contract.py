@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jqinject.dot import conv_general_dilated, dot_general
+from jqinject.dot.kernels.integer import keeps_integers
 from jqinject.program.policy import Choice
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
 
@@ -19,7 +20,7 @@ CONVOLUTION = (
 )
 
 
-def contracts_payloads(choice: Choice | None, lhs: Any, rhs: Any, weight: int | None) -> bool:
+def contracts_payloads(choice: Choice | None, lhs: Any, rhs: Any) -> bool:
     """Whether a contraction takes the operands' payloads, if they have one in common.
 
     Training contracts floats: integers made anew at every step cost more than they save. Evaluation contracts what the
@@ -28,7 +29,6 @@ def contracts_payloads(choice: Choice | None, lhs: Any, rhs: Any, weight: int | 
     Args:
         choice: the quantizers of the operation.
         lhs, rhs: the operands.
-        weight: which of them is a weight.
     """
     if not (isinstance(lhs, QuantTensor) and isinstance(rhs, QuantTensor)):
         return False
@@ -37,9 +37,9 @@ def contracts_payloads(choice: Choice | None, lhs: Any, rhs: Any, weight: int | 
         return asked != "float"
     if isinstance(lhs, FloatQuantTensor):
         return True
-    if weight is not None:
-        return not (lhs, rhs)[weight].training
-    return all(isinstance(x, IntQuantTensor) and x.payload is not None for x in (lhs, rhs))
+    return any(x.is_stored for x in (lhs, rhs) if isinstance(x, IntQuantTensor)) or (
+        keeps_integers(lhs) and keeps_integers(rhs)
+    )
 
 
 def arguments_of(eqn: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from jqinject.program.interpreter import Interpreter
 from jqinject.program.moves import Axes
 from jqinject.program.policy import Policy, Site, WeightUse
 from jqinject.program.quantizers import Finder, HeldQuantizers, Quantizers
-from jqinject.program.tracing import trace
+from jqinject.program.tracing import node_at, trace
 from jqinject.program.tracked_value import Tracked, shape_of
 from jqinject.program.weights import dotted
 
@@ -112,16 +112,8 @@ class QuantizedProgram(ClassMixin):
         sites = held.weight_sites()
         weights = {name: sites[name].weight_quant for name in sites}
         stacked = {name: sites[name].stacked for name in sites if sites[name].stacked}
-        weights |= {dotted(path): _node_at(self, path[:-1]).weight_quant for path in held.tied}
+        weights |= {dotted(path): node_at(self, path[:-1]).weight_quant for path in held.tied}
         return HeldQuantizers(held.held, {name: q for name, q in weights.items() if q is not None}, stacked)
-
-
-def _node_at(root: Any, path: Path) -> Any:
-    for key in path:
-        root = (
-            root[key] if isinstance(root, list | tuple | dict | nnx.List | nnx.Dict) else getattr(root, key)
-        )
-    return root
 
 
 def quantized_class(

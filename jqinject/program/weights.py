@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from jqinject.dot import DEQUANTIZE, numbers_of_leaves, quant_tensor_of
-from jqinject.program.moves import moved, moves_of
+from jqinject.program.moves import MOVES, moved, moves_of
 from jqinject.program.operations import Operation, operation_of
 from jqinject.program.policy import Choice, Site, WeightUse
-from jqinject.program.tracked_value import Origin, Tracked, shape_of
+from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
 from jqinject.quant_tensor import QuantTensor
 
 Evaluate = Callable[[list[Any]], list[Any]]
@@ -37,12 +37,13 @@ def parameter(run: Any, x: Tracked) -> Tracked:
 
 
 def follow_stored(
-    run: Any, path: str, inputs: Sequence[Tracked], evaluate: Evaluate, function: Any
+    run: Any, operation: str, path: str, inputs: Sequence[Tracked], evaluate: Evaluate, function: Any
 ) -> list[Tracked]:
     """The outputs of an operation on the arrays of a frozen parameter: its numbers, where it dequantizes them.
 
     Args:
         run: the interpreter.
+        operation: the primitive's name.
         path: of the module.
         inputs: the operands; one at least is such an array.
         evaluate: runs the operation.
@@ -53,7 +54,10 @@ def follow_stored(
     origin = Origin.ACTIVATION if looked_up else Origin.WEIGHT
     arrays = [x.array for x in inputs]
     if function != DEQUANTIZE:
-        return [replace(known, value=value, origin=origin, twins={}) for value in evaluate(arrays)]
+        found = evaluate(arrays)
+        if operation not in MOVES or inputs[0] is not known:
+            return [plain(value, inputs) for value in found]
+        return [replace(known, value=value, origin=origin, twins={}) for value in found]
     value = quant_tensor_of(numbers_of_leaves(arrays, known.form), known.form)
     out = Tracked(value, origin, quantized=True, weight_path=known.weight_path)
     if not looked_up:

@@ -11,6 +11,7 @@ from jax.sharding import auto_axes
 from jqinject.nn.base.keywords import split_keywords
 from jqinject.nn.base.weight_layer import ParameterView
 from jqinject.nn.conv.conv_layer import QuantConvLayer
+from jqinject.nn.conv.replaced_convolution import with_convolution
 from jqinject.ops.devices.explicit_axes import asked, with_sharding
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 
@@ -59,8 +60,11 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
         ((2, 10, 10, 8), (1, 1, 1, 8))
     """
 
+    contraction_name = "conv_general_dilated"
+    flax_contraction = staticmethod(jax.lax.conv_general_dilated)
     contraction_needs = {
-        "int": "a contraction of integers, which transposed convolutions do not have",
+        "int": "an input with one scale and one zero point, a weight without zero point and mask, with one scale or one for "
+        "each output channel, and no transpose_kernel",
         "fp8": "a contraction of 8-bit floats, which transposed convolutions do not have",
     }
 
@@ -117,7 +121,20 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
         added = sum(math.ceil(size / stride) for size, stride in zip(window, strides, strict=True))
         return max(self.in_features * math.prod(places), self.out_features * added)
 
+    def _integer_contraction(self, x: Any, weight: Any) -> Any:
+        return None if self.transpose_kernel else super()._integer_contraction(x, weight)
+
     def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
+        convolve = vars(parameter_view).get(self.contraction_name)
+        if convolve is not None:
+
+            def plain(inputs: jax.Array, kernel: jax.Array, bias: Any) -> jax.Array:
+                view: Any = ParameterView(parameter_view, {"kernel": kernel, "bias": bias})
+                return nnx.ConvTranspose.__call__(view, inputs)
+
+            kernel = parameter_view.kernel[...]
+            y = with_convolution(convolve, plain, inputs, kernel, parameter_view.bias)
+            return with_sharding(y, out_sharding)
         if asked(out_sharding, inputs, parameter_view.kernel) is None:
             return with_sharding(nnx.ConvTranspose.__call__(parameter_view, inputs), out_sharding)
 
