@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jqinject.dot import conv_general_dilated, dot_general
+from jqinject.dot import conv_general_dilated, dot_general, ragged_dot_general
 from jqinject.dot.kernels.integer import keeps_integers
 from jqinject.program.policy import Choice
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
+from jqinject.quant_tensor import FloatQuantTensor, GroupwiseIntQuantTensor, IntQuantTensor, QuantTensor
 
 CONVOLUTION = (
     "window_strides",
@@ -37,9 +37,12 @@ def contracts_payloads(choice: Choice | None, lhs: Any, rhs: Any) -> bool:
         return asked != "float"
     if isinstance(lhs, FloatQuantTensor):
         return True
-    return any(x.is_stored for x in (lhs, rhs) if isinstance(x, IntQuantTensor)) or (
-        keeps_integers(lhs) and keeps_integers(rhs)
-    )
+    return any(map(_is_stored, (lhs, rhs))) or (keeps_integers(lhs) and keeps_integers(rhs))
+
+
+def _is_stored(x: Any) -> bool:
+    whole = x.grouped if isinstance(x, GroupwiseIntQuantTensor) else x
+    return isinstance(whole, IntQuantTensor) and whole.is_stored
 
 
 def arguments_of(eqn: Any) -> dict[str, Any]:
@@ -76,5 +79,26 @@ def contract(
         return conv_general_dilated(
             lhs, rhs, **arguments_of(eqn), preferred_element_type=dtype, contraction=asked
         )
+    if eqn.primitive.name == "ragged_dot_general" and _cuts_rows_alone(params):
+        numbers = params["ragged_dot_dimension_numbers"]
+        return ragged_dot_general(
+            lhs,
+            rhs,
+            rest[0],
+            numbers,
+            preferred_element_type=dtype,
+            precision=params["precision"],
+            contraction=asked,
+        )
+    if asked in ("int", "fp8"):
+        raise ValueError(
+            f"contraction={asked!r} of {eqn.primitive.name} with these parameters is not defined: {params}\n"
+            "  cure: contraction='auto'"
+        )
     (found,) = evaluate([lhs.value, rhs.value, *rest])
     return found
+
+
+def _cuts_rows_alone(params: Any) -> bool:
+    """Whether a ragged contraction asks for nothing beside the groups of rows."""
+    return params.get("group_offset") is None and params.get("out_sharding") is None

@@ -15,10 +15,11 @@ from jqinject.core.state.record import RecordPart, flat_parts
 from jqinject.program.call import CALL, Call
 from jqinject.program.class_swap import ClassMixin, derived_class, original_class
 from jqinject.program.interpreter import Interpreter
+from jqinject.program.kept_state import of_model
 from jqinject.program.moves import Axes
-from jqinject.program.policy import Policy, Site, WeightUse
+from jqinject.program.policy import ActivationProduct, Policy, Site, WeightUse
 from jqinject.program.quantizers import Finder, HeldQuantizers, Quantizers
-from jqinject.program.tracing import node_at, trace
+from jqinject.program.tracing import Program, node_at, trace
 from jqinject.program.tracked_value import Tracked, shape_of
 from jqinject.program.weights import dotted
 
@@ -32,10 +33,12 @@ class FoundSites(NamedTuple):
     Attributes:
         sites: name -> site of a tensor.
         uses: where parameters are contracted or looked up.
+        products: contractions of two activations.
     """
 
     sites: dict[str, Site]
     uses: list[WeightUse]
+    products: list[ActivationProduct]
 
 
 class OpQuantizers(nnx.Module):
@@ -149,9 +152,10 @@ def run(model: Any, policy: Policy, quantizers: Quantizers, call: Call) -> Any:
     program = trace(model, call, policy.is_leaf, HELD)
     interpreter = Interpreter(policy, quantizers, prefix=prefix_of(call))
     values = _outputs(interpreter, program)
+    interpreter.kept.warn_of_lost(model)
     called = (model, *call.modules)
     live = dict(flat_parts(nnx.state(called, graph=True)))
-    for path, variable, value in program.changed(values):
+    for path, variable, value in program.changed(values, interpreter.kept):
         if path in live and isinstance(live[path], nnx.Variable | RecordPart):
             live[path].set_value(value)
         else:
@@ -180,21 +184,39 @@ def find_sites(
         calls: of different methods.
         quantizers: called at the sites, with the model's weights and tracers for everything else; None for no calls.
     """
-    found = FoundSites({}, [])
+    found = FoundSites({}, [], [])
     for call in calls:
         own = _sites_of_call(model, policy, call, quantizers)
         found.sites.update(own.sites)
         found.uses.extend(own.uses)
+        found.products.extend(own.products)
     return found
 
 
-def _sites_of_call(model: Any, policy: Policy, call: Call, quantizers: Quantizers | None) -> FoundSites:
+def program_of_call(model: Any, policy: Policy, call: Call) -> Program:
+    """The program of a call, in which a policy's sites can be found.
+
+    Args:
+        model: an NNX module, concrete or abstract.
+        policy: says which modules are not looked into.
+        call: of the model.
+    """
     try:
-        program = trace(model, call, policy.is_leaf, HELD)
+        return trace(model, call, policy.is_leaf, HELD)
     except Exception as error:
         traced = original_class(type(model)).__name__ + ("" if call.name == CALL else f".{call.name}")
         error.add_note(f"while {traced} was traced, to find its operations, with {call}")
         raise
+
+
+def _sites_of_call(model: Any, policy: Policy, call: Call, quantizers: Quantizers | None) -> FoundSites:
+    return sites_of_program(program_of_call(model, policy, call), policy, call, quantizers)
+
+
+def sites_of_program(
+    program: Program, policy: Policy, call: Call, quantizers: Quantizers | None = None
+) -> FoundSites:
+    """See `find_sites`, of one traced call."""
     interpreter = Interpreter(
         policy, quantizers or Finder(), constants_now=quantizers is not None, prefix=prefix_of(call)
     )
@@ -211,7 +233,31 @@ def _sites_of_call(model: Any, policy: Policy, call: Call, quantizers: Quantizer
         return _outputs(interpreter, program._replace(inputs=inputs))
 
     jax.eval_shape(look, [x.array for x, free in zip(program.inputs, variable, strict=True) if free])
-    return FoundSites(interpreter.sites, interpreter.uses)
+    return FoundSites(interpreter.sites, interpreter.uses, interpreter.products)
+
+
+def throws_away(model: Any, policy: Policy, calls: Iterable[Call]) -> tuple[str, ...]:
+    """Paths of quantizers' state that calls of a model would lose, unless they are run as programs.
+
+    Args:
+        model: a quantized NNX module; it is traced, not run.
+        policy: which says which modules are layers.
+        calls: of different methods.
+    """
+    found: set[str] = set()
+    for call in calls:
+        program = trace(model, call, policy.is_leaf, HELD, mark_all=True)
+        interpreter = Interpreter(policy, Finder())
+
+        def look(values: list[Any], program: Any = program, interpreter: Interpreter = interpreter) -> Any:
+            given = zip(program.inputs, values, strict=True)
+            return _outputs(
+                interpreter, program._replace(inputs=[replace(x, value=v, twins={}) for x, v in given])
+            )
+
+        jax.eval_shape(look, [x.array for x in program.inputs])
+        found |= {*interpreter.kept.newest, *interpreter.kept.lost}
+    return tuple(sorted(map(of_model, found)))
 
 
 def _with_axes(x: Tracked) -> Tracked:

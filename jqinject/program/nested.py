@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
+from jqinject.program.carrying import carried
 from jqinject.program.tracked_value import Origin, Tracked, plain
 from jqinject.program.weights import parameter
 
@@ -36,11 +37,11 @@ def _rematerialized(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> lis
     def body(run: Any, inside: list[Tracked]) -> list[Tracked]:
         return run.run(jaxpr, (), inside, path)
 
-    return run.carried(body, inputs, lambda step: jax.checkpoint(step, **options))
+    return carried(run, body, inputs, lambda step: jax.checkpoint(step, **options))
 
 
 def _scanned(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Tracked]:
-    consts, carries = _scan_counts(eqn)
+    consts, carries = scan_counts(eqn)
     closed = eqn.params["jaxpr"]
     options = {name: eqn.params[name] for name in ("reverse", "length", "unroll")}
     inputs = [parameter(run, x) for x in inputs]
@@ -75,10 +76,10 @@ def _scanned(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Track
         *(_unknown_in_loop(x, grown) for x, grown in zip(carry, depends, strict=True)),
         *(_slice(x) for x in xs),
     ]
-    return run.carried(body, inputs, loop, inside)
+    return carried(run, body, inputs, loop, inside, consts)
 
 
-def _scan_counts(eqn: Any) -> tuple[int, int]:
+def scan_counts(eqn: Any) -> tuple[int, int]:
     """How many operands of a scan are constants, and how many are carried."""
     if "num_consts" in eqn.params:
         return eqn.params["num_consts"], eqn.params["num_carry"]
@@ -87,7 +88,7 @@ def _scan_counts(eqn: Any) -> tuple[int, int]:
 
 
 def _as_it_is(x: Tracked) -> Tracked:
-    return x.with_value(x.value)
+    return replace(x.with_value(x.value), state=x.state)
 
 
 def _depending_carries(jaxpr: Any, entering: list[bool], consts: int, carries: int) -> list[bool]:
@@ -120,6 +121,7 @@ def _unknown_in_loop(x: Tracked, depends: bool) -> Tracked:
 
 def _slice(x: Tracked) -> Tracked:
     inside = x.with_value(jax.ShapeDtypeStruct(x.value.shape[1:], x.value.dtype))
+    inside.state = x.state
     return inside if x.axes is None else replace(inside, axes=x.axes.sliced())
 
 
@@ -130,6 +132,7 @@ def _settled(run: Any, out: Tracked, name: str) -> Tracked:
 
 def _unchanged_part(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Tracked]:
     """A part that runs unchanged: branches, loops of unknown length, functions with custom derivatives."""
+    run.kept.check_unchanged_part(eqn)
     inputs = [parameter(run, x) for x in inputs]
     outputs = [plain(value, inputs) for value in run.bind(eqn, [x.array for x in inputs])]
     if any(x.is_float and x.is_activation for x in inputs) and any(out.is_float for out in outputs):
@@ -150,3 +153,8 @@ CALLS: dict[str, Callable[[Any, Any, list[Tracked], str], list[Tracked]]] = {
     "custom_vjp_call": _unchanged_part,
     "custom_vjp_call_jaxpr": _unchanged_part,
 }
+
+
+def runs_inside(name: str) -> bool:
+    """Whether quantizers reach the operations in a part of a program, given the name of the part's operation."""
+    return CALLS.get(name, _unchanged_part) is not _unchanged_part

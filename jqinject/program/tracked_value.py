@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -34,6 +34,18 @@ class Masked:
     filled: Callable[[Any], Any]
 
 
+class StateVersion(NamedTuple):
+    """Which state of the model a value is. See `kept_state`.
+
+    Attributes:
+        label: path of the Variable, as text.
+        number: 0 as the program begins, and larger for every later value.
+    """
+
+    label: str
+    number: int = 0
+
+
 @dataclass(eq=False)
 class Tracked:
     """A value of a program.
@@ -43,6 +55,7 @@ class Tracked:
         origin: whether it depends on the inputs, is a weight, or neither.
         pending: the quantizer that its producer chose; the next operation decides whether to apply it.
         quantized: whether it is already quantized.
+        site: the name of the site that quantized it; "" if that was elsewhere.
         fusible: whether it comes from a contraction, so constants may be added before it is quantized.
         fixed_range: the range of its values, if known.
         weight_path: the path of the parameter whose numbers these are, at most moved or cast; for an activation,
@@ -50,6 +63,7 @@ class Tracked:
         axes: where the axes of that parameter are now; only while sites are looked for.
         form: how the parameter is stored, of an array of a frozen one.
         masked: set if some of its elements were replaced by constants.
+        state: which state of the model it is.
         twins: quantizer -> this value quantized by it, for the operations that share it.
     """
 
@@ -57,12 +71,14 @@ class Tracked:
     origin: Origin = Origin.CONSTANT
     pending: Any = None
     quantized: bool = False
+    site: str = ""
     fusible: bool = False
     fixed_range: tuple[float, float] | None = None
     weight_path: tuple[Any, ...] = ()
     axes: Axes | None = None
     form: Any = None
     masked: Masked | None = None
+    state: StateVersion | None = None
     twins: dict[Any, Tracked] = field(default_factory=dict)
 
     @property
@@ -87,7 +103,7 @@ class Tracked:
 
     def with_value(self, value: Any) -> Tracked:
         """The same facts for another value that holds the same numbers."""
-        return replace(self, value=value, masked=None, twins={})
+        return replace(self, value=value, masked=None, state=None, twins={})
 
 
 def plain(value: Any, inputs: Any) -> Tracked:

@@ -44,8 +44,8 @@ class QuantConv(QuantConvLayer, nnx.Conv):
         return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`; an
             array where sums have no scale of their own (scales along a summed axis, groups, minifloats).
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
-        contraction: "auto" convolves the integers of a frozen weight, and floats otherwise; "int" insists on integers;
-            "float" convolves the dequantized floats in any case.
+        contraction: "auto" convolves integers in evaluation and once frozen, floats in training; "int" insists on
+            integers; "float" convolves the dequantized floats in any case.
         overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
 
     Raises:
