@@ -6,6 +6,7 @@ import collections
 import contextlib
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ from jqinject.program.scopes import BEGIN, END, path_in
 from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
 from jqinject.program.weights import follow_stored, parameter
 
-Step = Callable[[Any, list[Any]], tuple[list[Any], Any]]
+Step = Callable[[Any, list[tuple[Any, Any]]], tuple[list[Any], Any]]
 Body = Callable[[Any, list[Tracked]], list[Tracked]]
 EINSUM = re.compile(r"(?:^|[/(])[A-Za-z.]*(?:,[A-Za-z.]*)+->[A-Za-z.]*\)*$")
 
@@ -46,6 +47,7 @@ class Interpreter:
         self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
         self.sites: dict[str, Site] = {}
         self.uses: list[WeightUse] = []
+        self.adapted: set[tuple[tuple[Any, ...], str]] = set()
         self.region: tuple[str, str] | None = None
         self._entered = Tracked(None)
 
@@ -176,23 +178,25 @@ class Interpreter:
         seen = inputs if inside is None else inside
         finder = self.within(Finder(self.quantizers))
         jax.eval_shape(
-            lambda values: [out.array for out in body(finder, _with_values(seen, values))],
-            [x.array for x in seen],
+            lambda values: [out.array for out in body(finder, _crossed(seen, values))],
+            [crossing(x) for x in seen],
         )
         before, outputs = self.counts.copy(), []
 
-        def step(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
+        def step(state: Any, values: list[tuple[Any, Any]]) -> tuple[list[Any], Any]:
             quantizers = self.quantizers.restored(state)
             run = self.within(quantizers, before)
-            outputs[:] = body(run, _with_values(seen, values))
+            outputs[:] = body(run, _crossed(seen, values))
             return [out.array for out in outputs], quantizers.state(finder.sites)
 
-        values, state = wrap(step)(self.quantizers.state(finder.sites), [x.array for x in inputs])
+        values, state = wrap(step)(self.quantizers.state(finder.sites), [crossing(x) for x in inputs])
         self.quantizers.update(state)
         self.counts = finder.counts
         self.sites |= finder.sites
         self.uses += finder.uses
-        return _with_values(outputs, values)
+        self.adapted |= finder.adapted
+        # Updates do not leave the part: `lora` refuses a model where a weight would leave one and be contracted.
+        return [replace(x.with_value(value), low_rank=None) for x, value in zip(outputs, values, strict=True)]
 
     def within(self, quantizers: Quantizers, counts: Any = None) -> Interpreter:
         """An interpreter for a part of the program."""
@@ -247,8 +251,16 @@ class Interpreter:
         return self.quantized(out, wanted, f"{name}_output")
 
 
-def _with_values(tracked: Sequence[Tracked], values: Sequence[Any]) -> list[Tracked]:
-    return [x.with_value(value) for x, value in zip(tracked, values, strict=True)]
+def crossing(x: Tracked) -> tuple[Any, Any]:
+    """The arrays of a value that enters a part of the program: its own, and those of its update."""
+    return x.array, x.low_rank
+
+
+def _crossed(tracked: Sequence[Tracked], values: Sequence[tuple[Any, Any]]) -> list[Tracked]:
+    return [
+        replace(x.with_value(value), low_rank=low_rank)
+        for x, (value, low_rank) in zip(tracked, values, strict=True)
+    ]
 
 
 def bind(eqn: Any, values: Sequence[Any]) -> list[Any]:

@@ -44,23 +44,25 @@ def _scanned(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Track
     closed = eqn.params["jaxpr"]
     options = {name: eqn.params[name] for name in ("reverse", "length", "unroll")}
     inputs = [parameter(run, x) for x in inputs]
+    # What a carried weight becomes is not known, so it has no update.
+    inputs[consts : consts + carries] = [replace(x, low_rank=None) for x in inputs[consts : consts + carries]]
     fixed, carry, xs = inputs[:consts], inputs[consts : consts + carries], inputs[consts + carries :]
 
     def body(run: Any, inside: list[Tracked]) -> list[Tracked]:
         outputs = run.run(closed.jaxpr, closed.consts, inside, path)
         return [_settled(run, out, f"{path}.scan_output{i}".lstrip(".")) for i, out in enumerate(outputs)]
 
-    def loop(step: Callable[[Any, list[Any]], tuple[list[Any], Any]]) -> Any:
+    def loop(step: Callable[[Any, list[tuple[Any, Any]]], tuple[list[Any], Any]]) -> Any:
         def scan(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
             held, start, slices = (
                 values[:consts],
-                values[consts : consts + carries],
+                [array for array, _ in values[consts : consts + carries]],
                 values[consts + carries :],
             )
 
             def one(carried: Any, x: Any) -> Any:
                 state, now = carried
-                out, state = step(state, [*held, *now, *x])
+                out, state = step(state, [*held, *((array, None) for array in now), *x])
                 return (state, out[:carries]), out[carries:]
 
             (state, end), stacked = jax.lax.scan(one, (state, start), slices, **options)
@@ -119,7 +121,8 @@ def _unknown_in_loop(x: Tracked, depends: bool) -> Tracked:
 
 
 def _slice(x: Tracked) -> Tracked:
-    inside = x.with_value(jax.ShapeDtypeStruct(x.value.shape[1:], x.value.dtype))
+    sliced = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), x.low_rank)
+    inside = replace(x.with_value(jax.ShapeDtypeStruct(x.value.shape[1:], x.value.dtype)), low_rank=sliced)
     return inside if x.axes is None else replace(inside, axes=x.axes.sliced())
 
 

@@ -73,6 +73,7 @@ class WeightUse:
         shared: its axes along which all numbers need one scale here.
         stacked: its leading axes that a loop runs over.
         quantizer: the injector; None if no rule takes the parameter here.
+        free: its axes that are axes of the contraction's output and of no other operand.
     """
 
     weight_path: tuple[Any, ...]
@@ -82,6 +83,7 @@ class WeightUse:
     shared: frozenset[int]
     stacked: int
     quantizer: Any = None
+    free: frozenset[int] = frozenset()
 
 
 class Policy(Protocol):

@@ -49,13 +49,16 @@ def follow_stored(
         function: the name of the function that the operation calls, if it calls one.
     """
     known = next(x for x in inputs if x.form is not None)
+    low_rank = next((x.low_rank for x in inputs if x.low_rank is not None), None)
     looked_up = any(x.is_activation for x in inputs)
     origin = Origin.ACTIVATION if looked_up else Origin.WEIGHT
     arrays = [x.array for x in inputs]
     if function != DEQUANTIZE:
-        return [replace(known, value=value, origin=origin, twins={}) for value in evaluate(arrays)]
+        return [replace(known.with_value(value), origin=origin) for value in evaluate(arrays)]
     value = quant_tensor_of(numbers_of_leaves(arrays, known.form), known.form)
-    out = Tracked(value, origin, quantized=True, weight_path=known.weight_path)
+    out = Tracked(
+        value, origin, quantized=True, weight_path=known.weight_path, low_rank=None if looked_up else low_rank
+    )
     if not looked_up:
         return [out]
     choice, name = run.choose(path, operation_of("take"), known.weight_path)
@@ -100,6 +103,7 @@ def follow(
             origin=origin,
             axes=None if x.axes is None else x.axes.moved(move),
             masked=None,
+            low_rank=None if x.low_rank is None else x.low_rank.moved(move),
             twins={},
         )
         for value, move in zip(values, moves, strict=True)
@@ -108,7 +112,8 @@ def follow(
 
 
 def _is_followed(x: Tracked) -> bool:
-    return bool(x.weight_path) and x.is_float and (x.axes is not None or x.quantized)
+    known = x.axes is not None or x.quantized or x.low_rank is not None
+    return bool(x.weight_path) and x.is_float and known
 
 
 def _note_lookup(run: Any, choice: Choice | None, name: str, x: Tracked, eqn: Any) -> None:
@@ -119,7 +124,13 @@ def _note_lookup(run: Any, choice: Choice | None, name: str, x: Tracked, eqn: An
 
 
 def note_use(
-    run: Any, choice: Choice | None, name: str, operation: str, x: Tracked, shared: Sequence[int]
+    run: Any,
+    choice: Choice | None,
+    name: str,
+    operation: str,
+    x: Tracked,
+    shared: Sequence[int],
+    free: Sequence[int] = (),
 ) -> None:
     """Note where a parameter is contracted or looked up, if such places are looked for.
 
@@ -130,6 +141,7 @@ def note_use(
         operation: what kind it is.
         x: the parameter's numbers.
         shared: the axes along which they need one scale.
+        free: the axes that are axes of the output, and of no other operand.
     """
     axes = x.axes
     if axes is None:
@@ -144,6 +156,7 @@ def note_use(
             axes.along(shared),
             axes.stacked,
             quantizer,
+            axes.along(free),
         )
     )
 

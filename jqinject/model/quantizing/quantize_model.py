@@ -117,7 +117,7 @@ def quantize(
     def quantized(model: Any, index: ModelIndex, plan: Mapping[int, LayerRule]) -> Any:
         _quantize_layers(index.modules, given, plan, rngs)
         if found.sites or any(use.quantizer is not None for use in found.uses):
-            _quantize_program(model, RulePolicy(given), found, calls, rngs)
+            quantize_program(model, RulePolicy(given), found, calls, rngs)
         return model
 
     def traced(model: Any) -> Any:
@@ -163,7 +163,7 @@ def _check(
             "  cure: quantize(model, rules, inputs=(x,)), with arrays or jax.ShapeDtypeStructs; "
             "methods={'encode': (x,)} for other methods than its call"
         )
-    found = plan_sites(model, rules, calls) if has_inputs else NO_SITES
+    found = plan_sites(model, RulePolicy(rules), calls) if has_inputs else NO_SITES
     planned = plan_parameters(found.uses)
     used = found.used
     idle = idle_rules(rules, entries, used)
@@ -224,7 +224,7 @@ def _quantize_layers(
                 raise
 
 
-def _quantize_program(
+def quantize_program(
     model: Any, policy: RulePolicy, found: PlannedSites, calls: tuple[Call, ...], rngs: nnx.Rngs | None
 ) -> None:
     """Let a model's methods run as programs, with the quantizers that were found for them."""
