@@ -16,7 +16,7 @@ from jax.extend import core
 from jqinject.dot import DEQUANTIZE
 from jqinject.program import handlers, nested, templates
 from jqinject.program.operations import FUNCTIONS, Operation, operation_of
-from jqinject.program.policy import Choice, Policy, Site, WeightUse, site_of
+from jqinject.program.policy import ActivationProduct, Choice, Policy, Site, WeightUse, site_of
 from jqinject.program.quantizers import Finder, Quantizers
 from jqinject.program.scopes import BEGIN, END, path_in
 from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
@@ -48,6 +48,7 @@ class Interpreter:
         self.sites: dict[str, Site] = {}
         self.uses: list[WeightUse] = []
         self.adapted: set[tuple[tuple[Any, ...], str]] = set()
+        self.products: list[ActivationProduct] = []
         self.region: tuple[str, str] | None = None
         self._entered = Tracked(None)
 
@@ -195,6 +196,7 @@ class Interpreter:
         self.sites |= finder.sites
         self.uses += finder.uses
         self.adapted |= finder.adapted
+        self.products += finder.products
         # Updates do not leave the part: `lora` refuses a model where a weight would leave one and be contracted.
         return [replace(x.with_value(value), low_rank=None) for x, value in zip(outputs, values, strict=True)]
 
@@ -235,7 +237,7 @@ class Interpreter:
             site = site_of(x, self.prefix + name, quantizer, overrides, shape_of(x))
             self.sites[site.name] = site
             twin = x.with_value(self.quantizers.quantize(site, x.array))
-            twin.pending, twin.quantized = None, True
+            twin.pending, twin.quantized, twin.site = None, True, site.name
             x.twins[key] = twin
         return x.twins[key]
 

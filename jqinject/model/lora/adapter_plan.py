@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -186,7 +186,7 @@ def new_adapter(
         contracted,
         free,
         (rank if alpha is None else alpha) / rank,
-        base,
+        None if base is None else replace(base, uses=()),
         plan.lookups,
         layer,
     )
