@@ -74,7 +74,8 @@ def _update(
     """The contraction of the other operand, not quantized, with the weight's low-rank update."""
     low_rank = inputs[weight].low_rank
     assert low_rank is not None, "asked for where there is one"
-    run.adapted.add((inputs[weight].weight_path, run.prefix + name))
+    names = (run.prefix + name, low_rank.lookup) if low_rank.lookup else (run.prefix + name,)
+    run.adapted.update((inputs[weight].weight_path, one) for one in names)
     x = inputs[1 - weight].array
     if low_rank.dropout:
         site = Site(low_rank.dropout, None)

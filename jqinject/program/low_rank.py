@@ -18,7 +18,7 @@ from jqinject.program.moves import Move
 Evaluate = Callable[[list[Any]], list[Any]]
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["a", "b"], meta_fields=["scale", "dropout"])
+@partial(jax.tree_util.register_dataclass, data_fields=["a", "b"], meta_fields=["scale", "dropout", "lookup"])
 @dataclass(frozen=True)
 class LowRank:
     """A weight's update, the sum over r of `scale * a[..., r] * b[..., r]`.
@@ -27,17 +27,24 @@ class LowRank:
         a, b: the weight's axes, of size 1 where the factor does not vary, and the rank as the last axis.
         scale: static.
         dropout: the name of the dropout of the input; empty for none.
+        lookup: the name of the look-up that chose these of the weight's rows; empty for none.
     """
 
     a: jax.Array
     b: jax.Array
     scale: float
     dropout: str = ""
+    lookup: str = ""
 
-    def moved(self, move: Move) -> LowRank:
-        """The update of the weight after a move."""
+    def moved(self, move: Move, lookup: str = "") -> LowRank:
+        """The update of the weight after a move.
+
+        Args:
+            move: of the weight.
+            lookup: the name of the move if it is a look-up.
+        """
         along = jax.vmap(move.partial, in_axes=-1, out_axes=-1)
-        return replace(self, a=along(self.a), b=along(self.b))
+        return replace(self, a=along(self.a), b=along(self.b), lookup=lookup or self.lookup)
 
     def dense(self) -> jax.Array:
         """The update as an array; axes along which neither factor varies have size 1."""

@@ -34,7 +34,8 @@ class FoundSites(NamedTuple):
         sites: name -> site of a tensor.
         uses: where parameters are contracted or looked up.
         products: contractions of two activations.
-        adapted: the path of a parameter and the name of a contraction that its adapter takes part in.
+        adapted: the path of a parameter and the name of a contraction that its adapter takes part in, or of a look-up
+            whose rows are then contracted.
     """
 
     sites: dict[str, Site]

@@ -104,7 +104,9 @@ def follow(
             origin=origin,
             axes=None if x.axes is None else x.axes.moved(move),
             masked=None,
-            low_rank=None if x.low_rank is None else x.low_rank.moved(move),
+            low_rank=None
+            if x.low_rank is None
+            else x.low_rank.moved(move, run.prefix + name if name else ""),
             twins={},
         )
         for value, move in zip(values, moves, strict=True)

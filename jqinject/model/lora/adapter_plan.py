@@ -187,8 +187,7 @@ def new_adapter(
         free,
         (rank if alpha is None else alpha) / rank,
         None if base is None else replace(base, uses=()),
-        plan.lookups,
-        layer,
+        dropout=layer,
     )
 
 

@@ -23,6 +23,7 @@ from jqinject.program import Call, QuantizedProgram, find_sites
 from jqinject.proxy import QuantProxyFromInjector
 
 Model = TypeVar("Model", bound=nnx.Module)
+Names = set[tuple[tuple[Any, ...], str]]
 
 
 def lora(
@@ -147,28 +148,38 @@ def _check_followed(
     Raises:
         ValueError: one has none.
     """
-    missing = _without_update(model, policy, calls, plans)
+    adapted, missing = _without_update(model, policy, calls, plans)
     if not missing:
+        _note_lookups(model, plans, adapted)
         return
     nodes = dict(ModelIndex(model).places)
     for plan in missing:
         variable = nodes[tuple(map(str, plan.path))]
         if isinstance(variable, FrozenParam):
             variable.set_metadata(**{READS_WHOLE: True})
-    missing = _without_update(model, policy, calls, plans)
+    adapted, missing = _without_update(model, policy, calls, plans)
     if missing:
         shown = "\n".join(f"    {dotted(plan.path)}: {plan.uses[0].name}" for plan in missing)
         raise ValueError(
             f"lora: these weights change on their way to a contraction, so that an update cannot follow:\n{shown}\n"
             "  cure: rank={pattern: rank} that leaves them out"
         )
+    _note_lookups(model, plans, adapted)
 
 
 def _without_update(
     model: Any, policy: RulePolicy, calls: tuple[Call, ...], plans: tuple[PlannedAdapter, ...]
-) -> list[PlannedAdapter]:
+) -> tuple[Names, list[PlannedAdapter]]:
+    """What is adapted, and the plans of which a contraction is not."""
     adapted = find_sites(model, policy, calls).adapted
-    return [plan for plan in plans if any((plan.path, use.name) not in adapted for use in plan.uses)]
+    return adapted, [plan for plan in plans if any((plan.path, use.name) not in adapted for use in plan.uses)]
+
+
+def _note_lookups(model: Any, plans: tuple[PlannedAdapter, ...], adapted: Names) -> None:
+    """Let adapters know the look-ups whose rows are used otherwise than in a contraction."""
+    for plan in plans:
+        alone = tuple(name for name in plan.lookups if (plan.path, name) not in adapted)
+        model.op_quant.adapters[dotted(plan.path)].lookups = alone
 
 
 def _check_numbers(alpha: Any, dropout: Any, rngs: Any) -> None:
