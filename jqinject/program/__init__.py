@@ -12,6 +12,7 @@ from jqinject.program.call import with_copied_modules as with_copied_modules
 from jqinject.program.class_swap import change_class as change_class
 from jqinject.program.intercept import Around as Around
 from jqinject.program.intercept import intercept as intercept
+from jqinject.program.kept_state import LostStateWarning as LostStateWarning
 from jqinject.program.model import HELD as HELD
 from jqinject.program.model import OpQuantizers as OpQuantizers
 from jqinject.program.model import QuantizedProgram as QuantizedProgram
@@ -20,6 +21,7 @@ from jqinject.program.model import program_class_of as program_class_of
 from jqinject.program.model import program_of_call as program_of_call
 from jqinject.program.model import quantized_class as quantized_class
 from jqinject.program.model import sites_of_program as sites_of_program
+from jqinject.program.model import throws_away as throws_away
 from jqinject.program.moves import only_moves as only_moves
 from jqinject.program.nested import name_of_function as name_of_function
 from jqinject.program.nested import runs_inside as runs_inside
@@ -29,6 +31,7 @@ from jqinject.program.operations import Kind as Kind
 from jqinject.program.operations import Operation as Operation
 from jqinject.program.operations import known_operations as known_operations
 from jqinject.program.operations import operation_of as operation_of
+from jqinject.program.policy import ActivationProduct as ActivationProduct
 from jqinject.program.policy import Choice as Choice
 from jqinject.program.policy import Policy as Policy
 from jqinject.program.policy import Site as Site

@@ -44,7 +44,9 @@ def contraction(
     if weight is not None:
         used, beside = inputs[weight], taken[1 - weight]
         free = free_axes(eqn, weight, len(shape_of(used)))
-        note_use(run, choice, name, operation.name, used, summed[weight], eqn, beside, free)
+        note_use(
+            run, choice, name, operation.name, used, summed[weight], eqn, beside, free, mapped=run.maps(eqn)
+        )
     elif lhs.is_activation and rhs.is_activation:
         by = (name_of_quantizer(run, choice, name, x) for x in taken)
         run.products.append(ActivationProduct(run.prefix + name, operation.name, *by, equation=eqn))

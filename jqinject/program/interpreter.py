@@ -5,8 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,15 +14,14 @@ from jax.extend import core
 
 from jqinject.dot import DEQUANTIZE
 from jqinject.program import handlers, nested, templates
+from jqinject.program.kept_state import MARK, KeptState
 from jqinject.program.operations import FUNCTIONS, Operation, operation_of
 from jqinject.program.policy import ActivationProduct, Choice, Policy, Site, WeightUse, site_of
-from jqinject.program.quantizers import Finder, Quantizers
+from jqinject.program.quantizers import Quantizers
 from jqinject.program.scopes import BEGIN, END, path_in
 from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
 from jqinject.program.weights import follow_stored, parameter
 
-Step = Callable[[Any, list[tuple[Any, Any]]], tuple[list[Any], Any]]
-Body = Callable[[Any, list[Tracked]], list[Tracked]]
 EINSUM = re.compile(r"(?:^|[/(])[A-Za-z.]*(?:,[A-Za-z.]*)+->[A-Za-z.]*\)*$")
 
 
@@ -50,7 +48,9 @@ class Interpreter:
         self.adapted: set[tuple[tuple[Any, ...], str]] = set()
         self.products: list[ActivationProduct] = []
         self.region: tuple[str, str] | None = None
+        self.mapped = False
         self._entered = Tracked(None)
+        self.kept = KeptState()
 
     # --- programs
 
@@ -83,14 +83,20 @@ class Interpreter:
                 index += match.length
                 continue
             eqn = jaxpr.eqns[index]
-            outputs = self._run_equation(eqn, [_read(env, var) for var in eqn.invars], path)
+            outputs = self._run_equation(eqn, [self._read(env, var) for var in eqn.invars], path)
             env.update(zip(eqn.outvars, outputs, strict=True))
+            for var, out in zip(eqn.outvars, outputs, strict=True):
+                if out.state is not None and var not in last:
+                    self.kept.thrown_away(out)
             index += 1
-        return [_read(env, var) for var in jaxpr.outvars]
+        return [self._read(env, var) for var in jaxpr.outvars]
+
+    def _read(self, env: dict[Any, Tracked], var: Any) -> Tracked:
+        return self.kept.current(_read(env, var))
 
     def _run_function(self, equations: Sequence[Any], match: templates.Match, env: Any, path: str) -> None:
         where = path_in(equations[0].source_info.name_stack) or path
-        x = parameter(self, env[match.input])
+        x = parameter(self, self._read(env, match.input))
 
         def evaluate(value: Any) -> list[Any]:
             local: dict[Any, Any] = {match.input: value}
@@ -108,6 +114,8 @@ class Interpreter:
         where = path_in(eqn.source_info.name_stack) or path
         if name == "name" and self._marks_region(eqn.params["name"]):
             return [self._cross(eqn.params["name"], inputs[0], where)]
+        if name == "name" and eqn.params["name"].startswith(MARK):
+            return [self.kept.marked(eqn.params["name"], inputs[0])]
         if not any(x.is_activation for x in inputs):
             return self.constant(lambda: self._run_marked(eqn, inputs, where))
         return self._run_marked(eqn, inputs, where)
@@ -122,12 +130,25 @@ class Interpreter:
         if function in FUNCTIONS:
             name = str(function)
         elif name in nested.CALLS:
-            return nested.CALLS[name](self, eqn, inputs, where)
+            with self._mapping(eqn):
+                return nested.CALLS[name](self, eqn, inputs, where)
         inputs = [parameter(self, x) for x in inputs]
         operation = self._einsum_or(operation_of(name), eqn)
         return handlers.handle(
             self, operation, where, inputs, lambda values: bind(eqn, values), eqn=eqn, unknown_name=name
         )
+
+    @contextlib.contextmanager
+    def _mapping(self, eqn: Any) -> Iterator[None]:
+        """The names of equations within a program do not tell what is around it."""
+        before = self.mapped
+        self.mapped = self.maps(eqn)
+        yield
+        self.mapped = before
+
+    def maps(self, eqn: Any) -> bool:
+        """Whether an equation is under `vmap`."""
+        return self.mapped or "vmap(" in str(eqn.source_info.name_stack)
 
     @staticmethod
     def _einsum_or(operation: Operation, eqn: Any) -> Operation:
@@ -159,52 +180,14 @@ class Interpreter:
         self.region = None
         return handlers.leave_region(self, region, path, self._entered, x)
 
-    # --- programs within: see `nested`
-
-    def carried(
-        self,
-        body: Body,
-        inputs: list[Tracked],
-        wrap: Callable[[Step], Step],
-        inside: list[Tracked] | None = None,
-    ) -> list[Tracked]:
-        """Run a part of the program under a transformation that carries the quantizers' state.
-
-        Args:
-            body: runs the part, given an interpreter and inputs.
-            inputs: the inputs.
-            wrap: transforms a function of state and values.
-            inside: the inputs as the part sees them, if they differ: the slices of a loop.
-        """
-        seen = inputs if inside is None else inside
-        finder = self.within(Finder(self.quantizers))
-        jax.eval_shape(
-            lambda values: [out.array for out in body(finder, _crossed(seen, values))],
-            [crossing(x) for x in seen],
-        )
-        before, outputs = self.counts.copy(), []
-
-        def step(state: Any, values: list[tuple[Any, Any]]) -> tuple[list[Any], Any]:
-            quantizers = self.quantizers.restored(state)
-            run = self.within(quantizers, before)
-            outputs[:] = body(run, _crossed(seen, values))
-            return [out.array for out in outputs], quantizers.state(finder.sites)
-
-        values, state = wrap(step)(self.quantizers.state(finder.sites), [crossing(x) for x in inputs])
-        self.quantizers.update(state)
-        self.counts = finder.counts
-        self.sites |= finder.sites
-        self.uses += finder.uses
-        self.adapted |= finder.adapted
-        self.products += finder.products
-        # Updates do not leave the part: `lora` refuses a model where a weight would leave one and be contracted.
-        return [replace(x.with_value(value), low_rank=None) for x, value in zip(outputs, values, strict=True)]
+    # --- programs within: see `nested` and `carrying`
 
     def within(self, quantizers: Quantizers, counts: Any = None) -> Interpreter:
         """An interpreter for a part of the program."""
         run = Interpreter(self.policy, quantizers, prefix=self.prefix)
         run.counts = (self.counts if counts is None else counts).copy()
-        run.region = self.region
+        run.region, run.mapped = self.region, self.mapped
+        run.kept = self.kept.within()
         return run
 
     @staticmethod
@@ -251,18 +234,6 @@ class Interpreter:
             out.pending = wanted
             return out
         return self.quantized(out, wanted, f"{name}_output")
-
-
-def crossing(x: Tracked) -> tuple[Any, Any]:
-    """The arrays of a value that enters a part of the program: its own, and those of its update."""
-    return x.array, x.low_rank
-
-
-def _crossed(tracked: Sequence[Tracked], values: Sequence[tuple[Any, Any]]) -> list[Tracked]:
-    return [
-        replace(x.with_value(value), low_rank=low_rank)
-        for x, (value, low_rank) in zip(tracked, values, strict=True)
-    ]
 
 
 def bind(eqn: Any, values: Sequence[Any]) -> list[Any]:

@@ -16,6 +16,7 @@ from jqinject.program.adapter import Adapter, dropout_name, with_adapters
 from jqinject.program.call import CALL, Call
 from jqinject.program.class_swap import ClassMixin, derived_class, original_class
 from jqinject.program.interpreter import Interpreter
+from jqinject.program.kept_state import of_model
 from jqinject.program.moves import Axes
 from jqinject.program.policy import ActivationProduct, Policy, Site, WeightUse
 from jqinject.program.quantizers import Finder, HeldQuantizers, Quantizers
@@ -175,9 +176,10 @@ def run(model: Any, policy: Policy, quantizers: Quantizers, call: Call) -> Any:
     program = with_adapters(model, trace(model, call, policy.is_leaf, HELD))
     interpreter = Interpreter(policy, quantizers, prefix=prefix_of(call))
     values = _outputs(interpreter, program)
+    interpreter.kept.warn_of_lost(model)
     called = (model, *call.modules)
     live = dict(flat_parts(nnx.state(called, graph=True)))
-    for path, variable, value in program.changed(values):
+    for path, variable, value in program.changed(values, interpreter.kept):
         if path in live and isinstance(live[path], nnx.Variable | RecordPart):
             live[path].set_value(value)
         else:
@@ -192,7 +194,13 @@ def _outputs(interpreter: Interpreter, program: Any) -> list[Any]:
     count = program.output_tree.num_leaves
     final = interpreter.policy.final_output
     outputs = [final(interpreter, x, index) for index, x in enumerate(found[:count])]
-    return [x.array for x in (*outputs, *found[count:])]
+    # A parameter that the program hands through is not changed by having been quantized.
+    parameters = {x.weight_path: x.array for x in program.inputs if x.is_weight and x.form is None}
+    state = [
+        parameters.get(x.weight_path, x.array) if x.is_weight and x.quantized else x.array
+        for x in found[count:]
+    ]
+    return [*(x.array for x in outputs), *state]
 
 
 def find_sites(
@@ -257,6 +265,30 @@ def sites_of_program(
 
     jax.eval_shape(look, [x.array for x, free in zip(program.inputs, variable, strict=True) if free])
     return FoundSites(interpreter.sites, interpreter.uses, interpreter.products, interpreter.adapted)
+
+
+def throws_away(model: Any, policy: Policy, calls: Iterable[Call]) -> tuple[str, ...]:
+    """Paths of quantizers' state that calls of a model would lose, unless they are run as programs.
+
+    Args:
+        model: a quantized NNX module; it is traced, not run.
+        policy: which says which modules are layers.
+        calls: of different methods.
+    """
+    found: set[str] = set()
+    for call in calls:
+        program = trace(model, call, policy.is_leaf, HELD, mark_all=True)
+        interpreter = Interpreter(policy, Finder())
+
+        def look(values: list[Any], program: Any = program, interpreter: Interpreter = interpreter) -> Any:
+            given = zip(program.inputs, values, strict=True)
+            return _outputs(
+                interpreter, program._replace(inputs=[replace(x, value=v, twins={}) for x, v in given])
+            )
+
+        jax.eval_shape(look, [x.array for x in program.inputs])
+        found |= {*interpreter.kept.newest, *interpreter.kept.lost}
+    return tuple(sorted(map(of_model, found)))
 
 
 def _with_axes(x: Tracked) -> Tracked:

@@ -9,6 +9,8 @@ from typing import Any
 import jax
 from jax.extend import core
 
+from jqinject.program.carrying import carried
+from jqinject.program.passing import closed_over, in_slices
 from jqinject.program.tracked_value import Origin, Tracked, plain
 from jqinject.program.weights import parameter
 
@@ -32,11 +34,12 @@ def _inlined(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Track
 def _rematerialized(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Tracked]:
     jaxpr = eqn.params["jaxpr"]
     options = {"policy": eqn.params["policy"], "prevent_cse": eqn.params["prevent_cse"]}
+    passed = closed_over(inputs)
 
     def body(run: Any, inside: list[Tracked]) -> list[Tracked]:
-        return run.run(jaxpr, (), inside, path)
+        return run.run(jaxpr, (), passed.inside(inside), path)
 
-    return run.carried(body, inputs, lambda step: jax.checkpoint(step, **options))
+    return carried(run, body, passed.arrays, lambda step: jax.checkpoint(step, **options))
 
 
 def _scanned(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Tracked]:
@@ -44,25 +47,33 @@ def _scanned(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Track
     closed = eqn.params["jaxpr"]
     options = {name: eqn.params[name] for name in ("reverse", "length", "unroll")}
     inputs = [parameter(run, x) for x in inputs]
-    # What a carried weight becomes is not known, so it has no update.
-    inputs[consts : consts + carries] = [replace(x, low_rank=None) for x in inputs[consts : consts + carries]]
-    fixed, carry, xs = inputs[:consts], inputs[consts : consts + carries], inputs[consts + carries :]
+    entering = [x.is_activation for x in inputs]
+    depends = _depending_carries(closed.jaxpr, entering, consts, carries)
+    held, carry, slices = (
+        closed_over(inputs[:consts]),
+        inputs[consts : consts + carries],
+        in_slices(inputs[consts + carries :]),
+    )
+    fixed, xs, consts = held.arrays, slices.arrays, len(held.arrays)
+    inputs = [*fixed, *carry, *xs]
 
     def body(run: Any, inside: list[Tracked]) -> list[Tracked]:
-        outputs = run.run(closed.jaxpr, closed.consts, inside, path)
+        now, each = inside[consts : consts + carries], inside[consts + carries :]
+        entered = [*held.inside(inside[:consts]), *now, *slices.inside(each)]
+        outputs = run.run(closed.jaxpr, closed.consts, entered, path)
         return [_settled(run, out, f"{path}.scan_output{i}".lstrip(".")) for i, out in enumerate(outputs)]
 
-    def loop(step: Callable[[Any, list[tuple[Any, Any]]], tuple[list[Any], Any]]) -> Any:
+    def loop(step: Callable[[Any, list[Any]], tuple[list[Any], Any]]) -> Any:
         def scan(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
             held, start, slices = (
                 values[:consts],
-                [array for array, _ in values[consts : consts + carries]],
+                values[consts : consts + carries],
                 values[consts + carries :],
             )
 
             def one(carried: Any, x: Any) -> Any:
                 state, now = carried
-                out, state = step(state, [*held, *((array, None) for array in now), *x])
+                out, state = step(state, [*held, *now, *x])
                 return (state, out[:carries]), out[carries:]
 
             (state, end), stacked = jax.lax.scan(one, (state, start), slices, **options)
@@ -70,14 +81,12 @@ def _scanned(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Track
 
         return scan
 
-    entering = [x.is_activation for x in inputs]
-    depends = _depending_carries(closed.jaxpr, entering, consts, carries)
     inside = [
         *(_as_it_is(x) for x in fixed),
         *(_unknown_in_loop(x, grown) for x, grown in zip(carry, depends, strict=True)),
         *(_slice(x) for x in xs),
     ]
-    return run.carried(body, inputs, loop, inside)
+    return carried(run, body, inputs, loop, inside, consts)
 
 
 def scan_counts(eqn: Any) -> tuple[int, int]:
@@ -89,7 +98,7 @@ def scan_counts(eqn: Any) -> tuple[int, int]:
 
 
 def _as_it_is(x: Tracked) -> Tracked:
-    return x.with_value(x.value)
+    return replace(x.with_value(x.value), state=x.state)
 
 
 def _depending_carries(jaxpr: Any, entering: list[bool], consts: int, carries: int) -> list[bool]:
@@ -121,8 +130,8 @@ def _unknown_in_loop(x: Tracked, depends: bool) -> Tracked:
 
 
 def _slice(x: Tracked) -> Tracked:
-    sliced = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), x.low_rank)
-    inside = replace(x.with_value(jax.ShapeDtypeStruct(x.value.shape[1:], x.value.dtype)), low_rank=sliced)
+    inside = x.with_value(jax.ShapeDtypeStruct(x.value.shape[1:], x.value.dtype))
+    inside.state = x.state
     return inside if x.axes is None else replace(inside, axes=x.axes.sliced())
 
 
@@ -133,6 +142,7 @@ def _settled(run: Any, out: Tracked, name: str) -> Tracked:
 
 def _unchanged_part(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Tracked]:
     """A part that runs unchanged: branches, loops of unknown length, functions with custom derivatives."""
+    run.kept.check_unchanged_part(eqn)
     inputs = [parameter(run, x) for x in inputs]
     outputs = [plain(value, inputs) for value in run.bind(eqn, [x.array for x in inputs])]
     if any(x.is_float and x.is_activation for x in inputs) and any(out.is_float for out in outputs):

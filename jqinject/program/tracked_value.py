@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -37,6 +37,18 @@ class Masked:
     filled: Callable[[Any], Any]
 
 
+class StateVersion(NamedTuple):
+    """Which state of the model a value is. See `kept_state`.
+
+    Attributes:
+        label: path of the Variable, as text.
+        number: 0 as the program begins, and larger for every later value.
+    """
+
+    label: str
+    number: int = 0
+
+
 @dataclass(eq=False)
 class Tracked:
     """A value of a program.
@@ -55,6 +67,7 @@ class Tracked:
         form: how the parameter is stored, of an array of a frozen one.
         low_rank: the update of that parameter, moved as it is; None without an adapter.
         masked: set if some of its elements were replaced by constants.
+        state: which state of the model it is.
         twins: quantizer -> this value quantized by it, for the operations that share it.
     """
 
@@ -70,6 +83,7 @@ class Tracked:
     form: Any = None
     low_rank: LowRank | None = None
     masked: Masked | None = None
+    state: StateVersion | None = None
     twins: dict[Any, Tracked] = field(default_factory=dict)
 
     @property
@@ -95,7 +109,8 @@ class Tracked:
     def with_value(self, value: Any) -> Tracked:
         """The same facts for another value that holds the same numbers."""
         same = self.low_rank is None or jnp.shape(value) == shape_of(self)
-        return replace(self, value=value, masked=None, twins={}, low_rank=self.low_rank if same else None)
+        low_rank = self.low_rank if same else None
+        return replace(self, value=value, masked=None, state=None, twins={}, low_rank=low_rank)
 
 
 def plain(value: Any, inputs: Any) -> Tracked:

@@ -107,6 +107,7 @@ def follow(
             low_rank=None
             if x.low_rank is None
             else x.low_rank.moved(move, run.prefix + name if name else ""),
+            state=None,
             twins={},
         )
         for value, move in zip(values, moves, strict=True)
@@ -136,6 +137,8 @@ def note_use(
     eqn: Any,
     beside: Tracked | None = None,
     free: Sequence[int] = (),
+    *,
+    mapped: bool = False,
 ) -> None:
     """Note where a parameter is contracted or looked up, if such places are looked for.
 
@@ -149,11 +152,15 @@ def note_use(
         eqn: the equation.
         beside: the other operand of a contraction.
         free: the axes that are axes of the output, and of no other operand.
+        mapped: whether it is under `vmap`, which leaves no other trace than an axis in front that is not summed.
     """
-    frozen = x.axes is None and isinstance(x.value, QuantTensor)
+    frozen = x.axes is None and x.quantized
     axes = Axes.of(shape_of(x)) if frozen else x.axes
     if axes is None:
         return
+    stacked, needing = axes.stacked, axes.along(shared)
+    if mapped and stacked not in needing and len(axes.shape) - stacked > 2:
+        stacked += 1
     quantizer = None if choice is None or frozen else choice.parameter
     run.uses.append(
         WeightUse(
@@ -161,8 +168,8 @@ def note_use(
             run.prefix + name,
             operation,
             axes.shape,
-            axes.along(shared),
-            axes.stacked,
+            needing,
+            stacked,
             quantizer,
             name_of_quantizer(run, choice, name, beside),
             eqn,

@@ -11,6 +11,7 @@ from flax import nnx
 from jqinject.model.frozen_ops import op_slot
 from jqinject.model.quantizing.counterparts import counterpart_of
 from jqinject.model.quantizing.layer_reuse import LayerReuse
+from jqinject.model.quantizing.low_coverage import asked_bytes, reached_paths, warn_of_low_coverage
 from jqinject.model.quantizing.parameter_sites import parameter_site, plan_parameters, tied_to_layers
 from jqinject.model.quantizing.plan import (
     LayerRule,
@@ -31,7 +32,16 @@ from jqinject.model.quantizing.rule_policy import (
 from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.quantizing.traced_calls import Methods, call_with, traced_calls
 from jqinject.model.walk import ModelIndex, dotted
-from jqinject.program import CALL, HELD, Call, OpQuantizers, QuantizedProgram, change_class, quantized_class
+from jqinject.program import (
+    CALL,
+    HELD,
+    Call,
+    OpQuantizers,
+    QuantizedProgram,
+    change_class,
+    quantized_class,
+    throws_away,
+)
 
 Model = TypeVar("Model", bound=nnx.Module)
 
@@ -64,7 +74,9 @@ def quantize(
     Rules with the name of an operation (`op="add"`) quantize operations outside layers: the model's call is traced and
     run as a program, with the quantizers in `model.op_quant`. So are the layers of Linen models
     (`nnx.bridge.ToNNX`), and the other methods that `methods` names: their quantizers are named `encode:...`. A method
-    that calls another one runs it as a part of its own program.
+    that calls another one runs it as a part of its own program. A model whose layers are all of Flax's classes is run
+    as a program too if its call, traced with `inputs`, splits blocks and throws copies of them away (in
+    `jax.checkpoint`, `jax.lax.scan`): so what the quantizers of these blocks record is kept.
 
     The quantizers are in training mode. The result loads a float checkpoint with `jqinject.load_state`.
 
@@ -81,6 +93,9 @@ def quantize(
 
     Returns:
         A new model, of the class of `model` or a subclass.
+
+    Warns:
+        LowCoverageWarning: less than half of the weight bytes that the rules ask for are reached.
 
     Raises:
         TypeError: `model` is not an NNX module; `rules` are not rules; a quantizer does not fit its slot; `inputs` are
@@ -113,18 +128,55 @@ def quantize(
     index = ModelIndex(model)
     entries, plan = plan_layers(index, given)
     found = _check(index, model, given, entries, calls, allow_idle)
+    asked, reached = asked_bytes(index, given), reached_paths(index, plan, plan_parameters(found.uses))
+    if index.is_abstract:
+        quantized = planned_model(model, given, found, calls, rngs)
+    else:
+        quantized = _quantized(model, index, given, plan, found, calls, rngs)
+    warn_of_low_coverage(asked, reached, quantized, calls, given)
+    return quantized
 
-    def quantized(model: Any, index: ModelIndex, plan: Mapping[int, LayerRule]) -> Any:
-        _quantize_layers(index.modules, given, plan, rngs)
-        if found.sites or any(use.quantizer is not None for use in found.uses):
-            quantize_program(model, RulePolicy(given), found, calls, rngs)
-        return model
+
+def planned_model(
+    model: Any,
+    rules: tuple[Rule, ...],
+    found: PlannedSites,
+    calls: tuple[Call, ...],
+    rngs: nnx.Rngs | None = None,
+) -> Any:
+    """The abstract quantized model, of shapes alone.
+
+    Args:
+        model: a float NNX module, concrete or abstract.
+        rules: for it.
+        found: what they quantize outside of layers.
+        calls: that were traced to find it.
+        rngs: see `quantize`.
+    """
 
     def traced(model: Any) -> Any:
         index = ModelIndex(model)
-        return quantized(model, index, plan_layers(index, given)[1])
+        return _quantized(model, index, rules, plan_layers(index, rules)[1], found, calls, rngs)
 
-    return nnx.eval_shape(traced, model) if index.is_abstract else quantized(model, index, plan)
+    return nnx.eval_shape(traced, model)
+
+
+def _quantized(
+    model: Any,
+    index: ModelIndex,
+    rules: tuple[Rule, ...],
+    plan: Mapping[int, LayerRule],
+    found: PlannedSites,
+    calls: tuple[Call, ...],
+    rngs: nnx.Rngs | None,
+) -> Any:
+    """A model whose layers and program have the quantizers of the rules; changed in place."""
+    _quantize_layers(index.modules, rules, plan, rngs)
+    policy = RulePolicy(rules)
+    outside = found.sites or any(use.quantizer is not None for use in found.uses)
+    if outside or throws_away(model, policy, calls if _have_inputs(calls) else ()):
+        quantize_program(model, policy, found, calls, rngs)
+    return model
 
 
 def _quantize_by(provider: Provider, model: Any, calls: tuple[Call, ...]) -> Any:
@@ -134,6 +186,10 @@ def _quantize_by(provider: Provider, model: Any, calls: tuple[Call, ...]) -> Any
         )
     args, kwargs = (calls[0].args, calls[0].kwargs) if calls else ((), {})
     return provider.quantize(model, *args, **kwargs)
+
+
+def _have_inputs(calls: Iterable[Call]) -> bool:
+    return any(call.args or call.kwargs for call in calls)
 
 
 def _check(
@@ -151,7 +207,7 @@ def _check(
     """
     traces = needs_inputs(index, rules)
     _refuse_quantized(index, model, bool(entries), traces)
-    has_inputs = any(call.args or call.kwargs for call in calls)
+    has_inputs = _have_inputs(calls)
     if not entries and not traces and not has_inputs:
         raise ValueError(
             f"{type(model).__name__} has no layer of Flax's own classes; what it contracts by itself is found by "
