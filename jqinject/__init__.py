@@ -24,18 +24,22 @@ from jqinject.inject import ExtendedInjector as ExtendedInjector
 from jqinject.inject import explain as explain
 from jqinject.inject import this as this
 from jqinject.inject import value as value
+from jqinject.model import LowCoverageWarning as LowCoverageWarning
 from jqinject.model import Rule as Rule
 from jqinject.model import begin_step as begin_step
 from jqinject.model import calibrate as calibrate
 from jqinject.model import calibrate_batch_norm as calibrate_batch_norm
 from jqinject.model import correct_biases as correct_biases
+from jqinject.model import coverage as coverage
 from jqinject.model import end_step as end_step
 from jqinject.model import fold_batch_norm as fold_batch_norm
 from jqinject.model import freeze as freeze
 from jqinject.model import grad as grad
 from jqinject.model import learn_rounding as learn_rounding
 from jqinject.model import load_state as load_state
+from jqinject.model import lora as lora
 from jqinject.model import merge_batch_norm as merge_batch_norm
+from jqinject.model import merge_lora as merge_lora
 from jqinject.model import post_training_quantize as post_training_quantize
 from jqinject.model import quantization_status_manager as quantization_status_manager
 from jqinject.model import quantize as quantize
@@ -57,6 +61,7 @@ __all__ = [
     "GatheredWarning",
     "IntQuantTensor",
     "LostStateWarning",
+    "LowCoverageWarning",
     "Rule",
     "UncalibratedWarning",
     "begin_step",
@@ -64,6 +69,7 @@ __all__ = [
     "calibrate_batch_norm",
     "checkpoint_policies",
     "correct_biases",
+    "coverage",
     "end_step",
     "explain",
     "export",
@@ -72,7 +78,9 @@ __all__ = [
     "grad",
     "learn_rounding",
     "load_state",
+    "lora",
     "merge_batch_norm",
+    "merge_lora",
     "odml",
     "post_training_quantize",
     "quantization_status_manager",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -45,8 +45,10 @@ class Interpreter:
         self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
         self.sites: dict[str, Site] = {}
         self.uses: list[WeightUse] = []
+        self.adapted: set[tuple[tuple[Any, ...], str]] = set()
         self.products: list[ActivationProduct] = []
         self.region: tuple[str, str] | None = None
+        self.mapped = False
         self._entered = Tracked(None)
         self.kept = KeptState()
 
@@ -128,12 +130,25 @@ class Interpreter:
         if function in FUNCTIONS:
             name = str(function)
         elif name in nested.CALLS:
-            return nested.CALLS[name](self, eqn, inputs, where)
+            with self._mapping(eqn):
+                return nested.CALLS[name](self, eqn, inputs, where)
         inputs = [parameter(self, x) for x in inputs]
         operation = self._einsum_or(operation_of(name), eqn)
         return handlers.handle(
             self, operation, where, inputs, lambda values: bind(eqn, values), eqn=eqn, unknown_name=name
         )
+
+    @contextlib.contextmanager
+    def _mapping(self, eqn: Any) -> Iterator[None]:
+        """The names of equations within a program do not tell what is around it."""
+        before = self.mapped
+        self.mapped = self.maps(eqn)
+        yield
+        self.mapped = before
+
+    def maps(self, eqn: Any) -> bool:
+        """Whether an equation is under `vmap`."""
+        return self.mapped or "vmap(" in str(eqn.source_info.name_stack)
 
     @staticmethod
     def _einsum_or(operation: Operation, eqn: Any) -> Operation:
@@ -171,7 +186,7 @@ class Interpreter:
         """An interpreter for a part of the program."""
         run = Interpreter(self.policy, quantizers, prefix=self.prefix)
         run.counts = (self.counts if counts is None else counts).copy()
-        run.region = self.region
+        run.region, run.mapped = self.region, self.mapped
         run.kept = self.kept.within()
         return run
 

@@ -97,7 +97,7 @@ def trace(
     }
     inputs = [_state_input(path, leaf, variables, stored) for path, leaf in flat]
     inputs += [Tracked(array, Origin.ACTIVATION) for array in call.arrays]
-    paths: list[Path] = [tuple(getattr(part, "key", part) for part in path) for path, _ in flat]
+    paths = [_keys(path) for path, _ in flat]
     new_state = [(tuple(path), leaf) for path, leaf in found["state"]]
     return Program(closed, inputs, found["tree"], new_state, [*paths, *(() for _ in call.arrays)])
 
@@ -106,10 +106,14 @@ def _value(leaf: Any) -> Any:
     return leaf.get_value() if isinstance(leaf, nnx.Variable | RecordPart) else leaf
 
 
+def _keys(path: tuple[Any, ...]) -> Path:
+    return tuple(part.key for part in path if isinstance(part, jax.tree_util.DictKey))
+
+
 def _state_input(
     path: tuple[Any, ...], leaf: Any, variables: dict[Path, Any], stored: dict[Path, tuple[Path, Any]]
 ) -> Tracked:
-    keys = tuple(part.key for part in path if isinstance(part, jax.tree_util.DictKey))
+    keys = _keys(path)
     holder = next((keys[:end] for end in range(len(keys), 0, -1) if keys[:end] in variables), ())
     variable = variables.get(holder)
     state = StateVersion(label(keys))

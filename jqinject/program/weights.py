@@ -51,6 +51,7 @@ def follow_stored(
         function: the name of the function that the operation calls, if it calls one.
     """
     known = next(x for x in inputs if x.form is not None)
+    low_rank = next((x.low_rank for x in inputs if x.low_rank is not None), None)
     looked_up = any(x.is_activation for x in inputs)
     origin = Origin.ACTIVATION if looked_up else Origin.WEIGHT
     arrays = [x.array for x in inputs]
@@ -58,9 +59,11 @@ def follow_stored(
         found = evaluate(arrays)
         if operation not in MOVES or inputs[0] is not known:
             return [plain(value, inputs) for value in found]
-        return [replace(known, value=value, origin=origin, twins={}) for value in found]
+        return [replace(known.with_value(value), origin=origin) for value in found]
     value = quant_tensor_of(numbers_of_leaves(arrays, known.form), known.form)
-    out = Tracked(value, origin, quantized=True, weight_path=known.weight_path)
+    out = Tracked(
+        value, origin, quantized=True, weight_path=known.weight_path, low_rank=None if looked_up else low_rank
+    )
     if not looked_up:
         return [out]
     choice, name = run.choose(path, operation_of("take"), known.weight_path)
@@ -105,6 +108,9 @@ def follow(
             origin=origin,
             axes=None if x.axes is None else x.axes.moved(move),
             masked=None,
+            low_rank=None
+            if x.low_rank is None
+            else x.low_rank.moved(move, run.prefix + name if name else ""),
             state=None,
             twins={},
         )
@@ -114,7 +120,8 @@ def follow(
 
 
 def _is_followed(x: Tracked) -> bool:
-    return bool(x.weight_path) and x.is_float and (x.axes is not None or x.quantized)
+    known = x.axes is not None or x.quantized or x.low_rank is not None
+    return bool(x.weight_path) and x.is_float and known
 
 
 def _note_lookup(run: Any, choice: Choice | None, name: str, x: Tracked, eqn: Any) -> None:
@@ -133,6 +140,9 @@ def note_use(
     shared: Sequence[int],
     eqn: Any,
     beside: Tracked | None = None,
+    free: Sequence[int] = (),
+    *,
+    mapped: bool = False,
 ) -> None:
     """Note where a parameter is contracted or looked up, if such places are looked for.
 
@@ -145,11 +155,16 @@ def note_use(
         shared: the axes along which they need one scale.
         eqn: the equation.
         beside: the other operand of a contraction.
+        free: the axes that are axes of the output, and of no other operand.
+        mapped: whether it is under `vmap`, which leaves no other trace than an axis in front that is not summed.
     """
-    frozen = x.axes is None and isinstance(x.value, QuantTensor)
+    frozen = x.axes is None and x.quantized
     axes = Axes.of(shape_of(x)) if frozen else x.axes
     if axes is None:
         return
+    stacked, needing = axes.stacked, axes.along(shared)
+    if mapped and stacked not in needing and len(axes.shape) - stacked > 2:
+        stacked += 1
     quantizer = None if choice is None or frozen else choice.parameter
     run.uses.append(
         WeightUse(
@@ -157,11 +172,12 @@ def note_use(
             run.prefix + name,
             operation,
             axes.shape,
-            axes.along(shared),
-            axes.stacked,
+            needing,
+            stacked,
             quantizer,
             name_of_quantizer(run, choice, name, beside),
             eqn,
+            axes.along(free),
         )
     )
 
