@@ -45,6 +45,7 @@ class Interpreter:
         self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
         self.sites: dict[str, Site] = {}
         self.uses: list[WeightUse] = []
+        self.adapted: set[tuple[tuple[Any, ...], str]] = set()
         self.products: list[ActivationProduct] = []
         self.region: tuple[str, str] | None = None
         self.mapped = False
@@ -82,7 +83,10 @@ class Interpreter:
                 index += match.length
                 continue
             eqn = jaxpr.eqns[index]
-            outputs = self._run_equation(eqn, [self._read(env, var) for var in eqn.invars], path)
+            inputs = [self._read(env, var) for var in eqn.invars]
+            outputs = self._run_equation(eqn, inputs, path)
+            if self.region is None:
+                outputs = self.kept.followed(eqn, inputs, outputs)
             env.update(zip(eqn.outvars, outputs, strict=True))
             for var, out in zip(eqn.outvars, outputs, strict=True):
                 if out.state is not None and var not in last:
@@ -125,7 +129,7 @@ class Interpreter:
             return [plain(value, inputs) for value in bind(eqn, [x.array for x in inputs])]
         function = nested.name_of_function(eqn)
         if any(x.form is not None for x in inputs) and (name not in nested.CALLS or function == DEQUANTIZE):
-            return follow_stored(self, where, inputs, lambda values: bind(eqn, values), function)
+            return follow_stored(self, name, where, inputs, lambda values: bind(eqn, values), function)
         if function in FUNCTIONS:
             name = str(function)
         elif name in nested.CALLS:

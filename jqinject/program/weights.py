@@ -8,10 +8,10 @@ from typing import Any
 
 from jqinject.dot import DEQUANTIZE, numbers_of_leaves, quant_tensor_of
 from jqinject.program.moved_weight import moved
-from jqinject.program.moves import Axes, moves_of
+from jqinject.program.moves import MOVES, Axes, moves_of
 from jqinject.program.operations import Operation, operation_of
 from jqinject.program.policy import Choice, Site, WeightUse
-from jqinject.program.tracked_value import Origin, Tracked, shape_of
+from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
 from jqinject.quant_tensor import QuantTensor
 
 Evaluate = Callable[[list[Any]], list[Any]]
@@ -38,27 +38,34 @@ def parameter(run: Any, x: Tracked) -> Tracked:
 
 
 def follow_stored(
-    run: Any, path: str, inputs: Sequence[Tracked], evaluate: Evaluate, function: Any
+    run: Any, operation: str, path: str, inputs: Sequence[Tracked], evaluate: Evaluate, function: Any
 ) -> list[Tracked]:
     """The outputs of an operation on the arrays of a frozen parameter: its numbers, where it dequantizes them.
 
     Args:
         run: the interpreter.
+        operation: the primitive's name.
         path: of the module.
         inputs: the operands; one at least is such an array.
         evaluate: runs the operation.
         function: the name of the function that the operation calls, if it calls one.
     """
     known = next(x for x in inputs if x.form is not None)
+    low_rank = next((x.low_rank for x in inputs if x.low_rank is not None), None)
     looked_up = any(x.is_activation for x in inputs)
     origin = Origin.ACTIVATION if looked_up else Origin.WEIGHT
     arrays = [x.array for x in inputs]
     if function != DEQUANTIZE:
-        return [replace(known, value=value, origin=origin, twins={}) for value in evaluate(arrays)]
+        found = evaluate(arrays)
+        if operation not in MOVES or inputs[0] is not known:
+            return [plain(value, inputs) for value in found]
+        return [replace(known.with_value(value), origin=origin) for value in found]
     value = quant_tensor_of(numbers_of_leaves(arrays, known.form), known.form)
     if "zero_point" in known.form.names and not known.form.whole_zero_point:
         value = value.value  # a zero point between integers: these are not contracted
-    out = Tracked(value, origin, quantized=True, weight_path=known.weight_path)
+    out = Tracked(
+        value, origin, quantized=True, weight_path=known.weight_path, low_rank=None if looked_up else low_rank
+    )
     if not looked_up:
         return [out]
     choice, name = run.choose(path, operation_of("take"), known.weight_path)
@@ -103,6 +110,9 @@ def follow(
             origin=origin,
             axes=None if x.axes is None else x.axes.moved(move),
             masked=None,
+            low_rank=None
+            if x.low_rank is None
+            else x.low_rank.moved(move, run.prefix + name if name else ""),
             state=None,
             twins={},
         )
@@ -112,7 +122,8 @@ def follow(
 
 
 def _is_followed(x: Tracked) -> bool:
-    return bool(x.weight_path) and x.is_float and (x.axes is not None or x.quantized)
+    known = x.axes is not None or x.quantized or x.low_rank is not None
+    return bool(x.weight_path) and x.is_float and known
 
 
 def _note_lookup(run: Any, choice: Choice | None, name: str, x: Tracked, eqn: Any) -> None:
@@ -131,6 +142,7 @@ def note_use(
     shared: Sequence[int],
     eqn: Any,
     beside: Tracked | None = None,
+    free: Sequence[int] = (),
     *,
     mapped: bool = False,
 ) -> None:
@@ -145,6 +157,7 @@ def note_use(
         shared: the axes along which they need one scale.
         eqn: the equation.
         beside: the other operand of a contraction.
+        free: the axes that are axes of the output, and of no other operand.
         mapped: whether it is under `vmap`, which leaves no other trace than an axis in front that is not summed.
     """
     frozen = x.axes is None and x.quantized
@@ -166,6 +179,7 @@ def note_use(
             quantizer,
             name_of_quantizer(run, choice, name, beside),
             eqn,
+            axes.along(free),
         )
     )
 

@@ -194,8 +194,10 @@ def test_histories_of_both_passes(way: Any, jit: bool) -> None:
 class Stack(nnx.Module):
     """A stack of blocks, split and scanned over."""
 
+    depth = DEPTH
+
     def __init__(self, way: Any, rngs: nnx.Rngs) -> None:
-        @nnx.split_rngs(splits=DEPTH)
+        @nnx.split_rngs(splits=self.depth)
         @nnx.vmap
         def stacked(rngs: nnx.Rngs) -> Block:
             return Block(rngs)
@@ -205,11 +207,6 @@ class Stack(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         graphdef, state = nnx.split(self.blocks)
-        if self.way is None:
-            for number in range(DEPTH):
-                block = nnx.merge(graphdef, jax.tree.map(lambda x, i=number: x[i], state))
-                x = block(x)
-            return x
         if self.way == "nnx.scan":
             return nnx.scan(lambda x, block: block(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(
                 x, self.blocks
@@ -229,6 +226,79 @@ def test_stacks_in_a_scan(way: Any) -> None:
     same(values(split), values(plain))
 
 
+def train(model: Any, steps: int = 2) -> Any:
+    def step(model: Any, x: jax.Array) -> Any:
+        return jqinject.value_and_grad(lambda m, x: jnp.mean(m(x) ** 2))(model, x)
+
+    run = nnx.jit(step)
+    return [run(model, X * (number + 1)) for number in range(steps)]
+
+
+def close(got: Any, wanted: Any) -> None:
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, 1e-4, 1e-6), got, wanted)
+
+
+@pytest.mark.parametrize("way", [directly, checkpointed])
+def test_histories_of_stacks_in_a_scan(way: Any) -> None:
+    plain, split = made("nnx.scan", FP8, Stack), made(way, FP8, Stack)
+    close(train(split), train(plain))
+    same(values(split), values(plain), 1e-5)
+    up = split.blocks.up
+    for proxy in (up.input_quant, up.weight_quant, up.grad_quant):
+        assert [np.count_nonzero(row) for row in proxy.amax_history.amax_history[...]] == [2] * DEPTH
+
+
+def test_stacks_are_calibrated_loaded_and_frozen() -> None:
+    rule = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActPerTensorMinMax)
+    plain, split = made("nnx.scan", rule, Stack), made(checkpointed, rule, Stack)
+    wanted, got = (calibrate(model, [X, -3 * X], progress=False) for model in (plain, split))
+    assert got == wanted
+    same(values(split), values(plain))
+    loaded = made(checkpointed, rule, Stack)
+    load_state(loaded, nnx.state(plain))
+    for model in (split, loaded):
+        np.testing.assert_allclose(freeze(model)(X), freeze(plain)(X), 1e-6, 1e-6)
+
+
+class Grouped(Stack):
+    """Four blocks, scanned over in two groups; or one after another, each cut out of the stack."""
+
+    depth = 4
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        graphdef, state = nnx.split(self.blocks)
+        if self.way == "nnx.scan":
+            return super().__call__(x)
+        if self.way == "cut":
+            for number in range(self.depth):
+                one = nnx.merge(graphdef, jax.tree.map(lambda s, i=number: s[i], state))
+                x = checkpointed(one, x)
+            return x
+
+        @jax.checkpoint
+        def group(x: jax.Array, state: Any) -> Any:
+            return jax.lax.scan(lambda x, one: (nnx.merge(graphdef, one)(x), None), x, state)[0], None
+
+        groups = jax.tree.map(lambda s: s.reshape(2, 2, *s.shape[1:]), state)
+        return jax.lax.scan(group, x, groups)[0]
+
+
+@pytest.mark.parametrize("way", ["cut", "grouped"])
+def test_stacks_that_are_cut_or_grouped(way: str) -> None:
+    rule = Rule(".*up", weight_quant=Int8WeightPerChannelFloat, input_quant=Learned)
+    plain, split = made("nnx.scan", rule, Grouped), made(way, rule, Grouped)
+    for number in range(4):
+        np.testing.assert_allclose(split(X * (number + 1)), plain(X * (number + 1)), 1e-6, 1e-6)
+    same(values(split), values(plain))
+
+
+def test_histories_of_stacks_in_groups() -> None:
+    rule = Rule(".*up", weight_quant=Weight, input_quant=Act, grad_quant=Grad)
+    plain, split = made("nnx.scan", rule, Grouped), made("grouped", rule, Grouped)
+    close(train(split), train(plain))
+    same(values(split), values(plain), 1e-5)
+
+
 class Recurrent(nnx.Module):
     """A block whose state a scan closes over."""
 
@@ -243,6 +313,14 @@ class Recurrent(nnx.Module):
             return x
         graphdef, state = nnx.split(self.block)
         return jax.lax.scan(lambda x, _: (self.way(nnx.merge(graphdef, state), x), None), x, length=3)[0]
+
+
+@pytest.mark.parametrize("way", [copied, checkpointed])
+def test_histories_of_one_block_in_every_iteration(way: Any) -> None:
+    rule = Rule(r".*\.up", weight_quant=Weight, input_quant=Act, grad_quant=Grad)
+    plain, split = made(directly, rule, Recurrent), made(way, rule, Recurrent)
+    close(train(split), train(plain))
+    same(values(split), values(plain), 1e-5)
 
 
 @pytest.mark.parametrize("way", [copied, checkpointed])
