@@ -139,7 +139,10 @@ class HeldQuantizers:
         if site.name in self._dropouts:
             return self._dropouts[site.name](x)
         if site.weight_path and site.name in self._weights:
-            return quantized_stack(self._weights[site.name], x, self._stacked.get(site.name, 0))
+            proxy = self._weights[site.name]
+            found = quantized_stack(proxy, x, self._stacked.get(site.name, 0))
+            # Zero points between integers: no contraction may take the integers.
+            return found if proxy.has_whole_zero_points else as_array(found)
         proxy = self._at(site)
         if proxy.is_quant_enabled:
             check_range(proxy, x, f"op_quant[{site.name!r}]")
