@@ -5,12 +5,15 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 
 from jqinject.program.moves import Axes
 from jqinject.quant_tensor import as_array
+
+if TYPE_CHECKING:
+    from jqinject.program.low_rank import LowRank
 
 
 class Origin(enum.Enum):
@@ -62,6 +65,7 @@ class Tracked:
             numbers that were looked up in it.
         axes: where the axes of that parameter are now; only while sites are looked for.
         form: how the parameter is stored, of an array of a frozen one.
+        low_rank: the update of that parameter, moved as it is; None without an adapter.
         masked: set if some of its elements were replaced by constants.
         state: which state of the model it is.
         twins: quantizer -> this value quantized by it, for the operations that share it.
@@ -77,6 +81,7 @@ class Tracked:
     weight_path: tuple[Any, ...] = ()
     axes: Axes | None = None
     form: Any = None
+    low_rank: LowRank | None = None
     masked: Masked | None = None
     state: StateVersion | None = None
     twins: dict[Any, Tracked] = field(default_factory=dict)
@@ -103,7 +108,9 @@ class Tracked:
 
     def with_value(self, value: Any) -> Tracked:
         """The same facts for another value that holds the same numbers."""
-        return replace(self, value=value, masked=None, state=None, twins={})
+        same = self.low_rank is None or jnp.shape(value) == shape_of(self)
+        low_rank = self.low_rank if same else None
+        return replace(self, value=value, masked=None, state=None, twins={}, low_rank=low_rank)
 
 
 def plain(value: Any, inputs: Any) -> Tracked:

@@ -52,8 +52,8 @@ def report(
 
     Returns:
         An entry for every jqinject or Flax layer with a weight, and for every parameter that the model contracts or
-        looks up by itself, named by its path; with `numbers`, also for every other quantized jqinject layer. Below them: the
-        static ranges of activations that never saw data, the contractions of two activations, and the coverage.
+        looks up by itself, named by its path; with `numbers`, also for every other quantized jqinject layer. Besides
+        the static ranges that never saw data, the contractions of two activations, and the coverage.
 
     Raises:
         TypeError: `model` is not an NNX module; `numbers` with inputs or weights that are not concrete arrays.
