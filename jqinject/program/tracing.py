@@ -9,7 +9,7 @@ import jax
 from flax import nnx
 
 from jqinject.core.state.record import RecordPart, flat_parts
-from jqinject.dot import FrozenParam
+from jqinject.dot import FrozenParam, StoredWeight
 from jqinject.program.call import Call, SplitCall
 from jqinject.program.class_swap import change_class, original_class
 from jqinject.program.kept_state import KeptState, label
@@ -90,7 +90,12 @@ def trace(
 
     closed = jax.make_jaxpr(run)([leaf for _, leaf in flat], call.arrays)
     variables = {tuple(path): leaf for path, leaf in nnx.to_flat_state(split.state)}
-    inputs = [_state_input(path, leaf, variables) for path, leaf in flat]
+    stored = {
+        (0, *path): ((0, *path[:-1], node_at(model, path[:-1]).weight_name), node.form)
+        for path, node in nnx.iter_modules(model, graph=True)
+        if isinstance(node, StoredWeight) and path
+    }
+    inputs = [_state_input(path, leaf, variables, stored) for path, leaf in flat]
     inputs += [Tracked(array, Origin.ACTIVATION) for array in call.arrays]
     paths = [_keys(path) for path, _ in flat]
     new_state = [(tuple(path), leaf) for path, leaf in found["state"]]
@@ -105,7 +110,9 @@ def _keys(path: tuple[Any, ...]) -> Path:
     return tuple(part.key for part in path if isinstance(part, jax.tree_util.DictKey))
 
 
-def _state_input(path: tuple[Any, ...], leaf: Any, variables: dict[Path, Any]) -> Tracked:
+def _state_input(
+    path: tuple[Any, ...], leaf: Any, variables: dict[Path, Any], stored: dict[Path, tuple[Path, Any]]
+) -> Tracked:
     keys = _keys(path)
     holder = next((keys[:end] for end in range(len(keys), 0, -1) if keys[:end] in variables), ())
     variable = variables.get(holder)
@@ -114,4 +121,15 @@ def _state_input(path: tuple[Any, ...], leaf: Any, variables: dict[Path, Any]) -
         return Tracked(leaf, Origin.WEIGHT, weight_path=holder[1:], state=state)
     if isinstance(variable, FrozenParam):
         return Tracked(leaf, Origin.WEIGHT, weight_path=holder[1:], form=variable.form)
+    if holder[:-1] in stored:
+        weight_path, form = stored[holder[:-1]]
+        return Tracked(leaf, Origin.WEIGHT, weight_path=weight_path[1:], form=form)
     return Tracked(leaf, state=state)
+
+
+def node_at(root: Any, path: Path) -> Any:
+    """What is at a path below a module."""
+    for key in path:
+        is_item = isinstance(root, list | tuple | dict | nnx.List | nnx.Dict)
+        root = root[key] if is_item else getattr(root, key)
+    return root
