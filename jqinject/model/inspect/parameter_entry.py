@@ -47,7 +47,7 @@ def parameter_entry(
 def _note_of_floats(rows: Sequence[Any]) -> str:
     if any(row.operation != "take" and not row.input for row in rows):
         return "the input is not quantized"
-    return "quantized in float until it is frozen, or where it is contracted its payload does not fit"
+    return "contracted dequantized, somewhere at least: the operands have no payloads in common there"
 
 
 def _bytes_of(model: nnx.Module, name: str) -> int:
