@@ -9,6 +9,8 @@ from jqinject.dot.frozen.frozen_numbers import integers_of as integers_of
 from jqinject.dot.frozen.frozen_numbers import numbers_of_leaves as numbers_of_leaves
 from jqinject.dot.frozen.frozen_numbers import quant_tensor_of as quant_tensor_of
 from jqinject.dot.frozen.frozen_param import FrozenParam as FrozenParam
+from jqinject.dot.frozen.low_bit_cache import LowBitCache as LowBitCache
+from jqinject.dot.frozen.low_bit_cache import is_low_bit_cache as is_low_bit_cache
 from jqinject.dot.geometry.output import contraction_bit_width as contraction_bit_width
 from jqinject.dot.geometry.output import contraction_output as contraction_output
 from jqinject.dot.geometry.output import without_zero_points as without_zero_points

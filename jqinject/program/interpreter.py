@@ -14,6 +14,7 @@ from jax.extend import core
 
 from jqinject.dot import DEQUANTIZE
 from jqinject.program import handlers, nested, templates
+from jqinject.program.cache_writes import opened, written
 from jqinject.program.operations import FUNCTIONS, Operation, operation_of
 from jqinject.program.policy import Choice, Policy, Site, WeightUse, site_of
 from jqinject.program.quantizers import Finder, Quantizers
@@ -120,7 +121,10 @@ class Interpreter:
             name = str(function)
         elif name in nested.CALLS:
             return nested.CALLS[name](self, eqn, inputs, where)
-        inputs = [parameter(self, x) for x in inputs]
+        cache = written(self, eqn, inputs, where)
+        if cache is not None:
+            return cache
+        inputs = [opened(parameter(self, x)) for x in inputs]
         operation = self._einsum_or(operation_of(name), eqn)
         return handlers.handle(
             self, operation, where, inputs, lambda values: bind(eqn, values), eqn=eqn, unknown_name=name
@@ -176,8 +180,8 @@ class Interpreter:
         seen = inputs if inside is None else inside
         finder = self.within(Finder(self.quantizers))
         jax.eval_shape(
-            lambda values: [out.array for out in body(finder, _with_values(seen, values))],
-            [x.array for x in seen],
+            lambda values: [out.crossing for out in body(finder, _with_values(seen, values))],
+            [x.crossing for x in seen],
         )
         before, outputs = self.counts.copy(), []
 
@@ -185,9 +189,9 @@ class Interpreter:
             quantizers = self.quantizers.restored(state)
             run = self.within(quantizers, before)
             outputs[:] = body(run, _with_values(seen, values))
-            return [out.array for out in outputs], quantizers.state(finder.sites)
+            return [out.crossing for out in outputs], quantizers.state(finder.sites)
 
-        values, state = wrap(step)(self.quantizers.state(finder.sites), [x.array for x in inputs])
+        values, state = wrap(step)(self.quantizers.state(finder.sites), [x.crossing for x in inputs])
         self.quantizers.update(state)
         self.counts = finder.counts
         self.sites |= finder.sites

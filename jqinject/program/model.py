@@ -12,11 +12,12 @@ from flax import nnx
 
 from jqinject.core.construction.assign import assign
 from jqinject.core.state.record import RecordPart, flat_parts
+from jqinject.program.cache_writes import check_caches_stay
 from jqinject.program.call import CALL, Call
 from jqinject.program.class_swap import ClassMixin, derived_class, original_class
 from jqinject.program.interpreter import Interpreter
 from jqinject.program.moves import Axes
-from jqinject.program.policy import Policy, Site, WeightUse
+from jqinject.program.policy import CacheSite, Policy, Site, WeightUse
 from jqinject.program.quantizers import Finder, HeldQuantizers, Quantizers
 from jqinject.program.tracing import trace
 from jqinject.program.tracked_value import Tracked, shape_of
@@ -49,12 +50,14 @@ class OpQuantizers(nnx.Module):
         held: name of a tensor -> its quantizer.
         weights: path of a parameter, as text -> what holds its quantizer.
         tied: paths of parameters that belong to a layer of ours and that the model contracts by itself too.
+        caches: caches whose rows are quantized when they are written.
     """
 
     policy: Policy
     held: nnx.Dict[Any]
     weights: nnx.Dict[Any]
     tied: tuple[Path, ...] = ()
+    caches: tuple[CacheSite, ...] = ()
 
     def __init__(
         self,
@@ -62,12 +65,15 @@ class OpQuantizers(nnx.Module):
         held: Mapping[str, Any],
         weights: Mapping[str, Any] | None = None,
         tied: tuple[Path, ...] = (),
+        caches: tuple[CacheSite, ...] = (),
     ) -> None:
         assign(self, policy=policy, held=nnx.Dict(held))
         if weights:
             assign(self, weights=nnx.Dict(weights))
         if tied:
             self.tied = tied
+        if caches:
+            self.caches = caches
 
     def weight_sites(self) -> Mapping[str, Any]:
         """What holds the quantizers of parameters, by their paths as text."""
@@ -159,12 +165,15 @@ def run(model: Any, policy: Policy, quantizers: Quantizers, call: Call) -> Any:
     values = _outputs(interpreter, program)
     called = (model, *call.modules)
     live = dict(flat_parts(nnx.state(called, graph=True)))
-    for path, variable, value in program.changed(values):
+    outputs = jax.tree.unflatten(program.output_tree, values[: program.output_tree.num_leaves])
+    changed = program.changed(values)
+    check_caches_stay(program.inputs, outputs, live, changed)
+    for path, variable, value in changed:
         if path in live and isinstance(live[path], nnx.Variable | RecordPart):
             live[path].set_value(value)
         else:
             nnx.update(called[path[0]], nnx.from_flat_state([(path[1:], variable.replace(value))]))
-    return jax.tree.unflatten(program.output_tree, values[: program.output_tree.num_leaves])
+    return outputs
 
 
 def _outputs(interpreter: Interpreter, program: Any) -> list[Any]:
@@ -174,7 +183,7 @@ def _outputs(interpreter: Interpreter, program: Any) -> list[Any]:
     count = program.output_tree.num_leaves
     final = interpreter.policy.final_output
     outputs = [final(interpreter, x, index) for index, x in enumerate(found[:count])]
-    return [x.array for x in (*outputs, *found[count:])]
+    return [x.crossing for x in (*outputs, *found[count:])]
 
 
 def find_sites(
@@ -218,7 +227,7 @@ def _sites_of_call(model: Any, policy: Policy, call: Call, quantizers: Quantizer
         ]
         return _outputs(interpreter, program._replace(inputs=inputs))
 
-    jax.eval_shape(look, [x.array for x, free in zip(program.inputs, variable, strict=True) if free])
+    jax.eval_shape(look, [x.crossing for x, free in zip(program.inputs, variable, strict=True) if free])
     return FoundSites(interpreter.sites, interpreter.uses)
 
 

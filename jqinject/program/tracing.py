@@ -9,11 +9,12 @@ import jax
 from flax import nnx
 
 from jqinject.core.state.record import RecordPart, flat_parts
-from jqinject.dot import FrozenParam
+from jqinject.dot import FrozenParam, LowBitCache, is_low_bit_cache
 from jqinject.program.call import Call, SplitCall
 from jqinject.program.class_swap import change_class, original_class
 from jqinject.program.scopes import scopes
 from jqinject.program.tracked_value import Origin, Tracked
+from jqinject.program.weights import dotted
 
 Path = tuple[Any, ...]
 
@@ -58,7 +59,7 @@ def trace(model: Any, call: Call, is_leaf: Callable[[Any], bool], skip: str = ""
         skip: attribute of the model that its methods do not use.
     """
     split = SplitCall(model, call)
-    flat, treedef = jax.tree.flatten_with_path(split.state)
+    flat, treedef = jax.tree.flatten_with_path(split.state, is_leaf=is_low_bit_cache)
     found: dict[str, Any] = {}
 
     def run(leaves: list[Any], arrays: list[Any]) -> Any:
@@ -73,10 +74,15 @@ def trace(model: Any, call: Call, is_leaf: Callable[[Any], bool], skip: str = ""
         found["tree"] = jax.tree.structure(out)
         return jax.tree.leaves(out), [_value(leaf) for _, leaf in found["state"]]
 
-    closed = jax.make_jaxpr(run)([leaf for _, leaf in flat], call.arrays)
+    closed = jax.make_jaxpr(run)([_stand_in(leaf) for _, leaf in flat], [_stand_in(x) for x in call.arrays])
     variables = {tuple(path): leaf for path, leaf in nnx.to_flat_state(split.state)}
-    inputs = [_state_input(path, leaf, variables) for path, leaf in flat]
-    inputs += [Tracked(array, Origin.ACTIVATION) for array in call.arrays]
+    places = call.places(model)
+    modules = [(), *places[len(call.arrays) :]]
+    inputs = [_state_input(path, leaf, variables, modules) for path, leaf in flat]
+    inputs += [
+        Tracked(array, Origin.ACTIVATION, cache=dotted(place), cache_ndim=len(array.shape))
+        for array, place in zip(call.arrays, places, strict=False)
+    ]
     return Program(closed, inputs, found["tree"], [(tuple(path), leaf) for path, leaf in found["state"]])
 
 
@@ -84,7 +90,14 @@ def _value(leaf: Any) -> Any:
     return leaf.get_value() if isinstance(leaf, nnx.Variable | RecordPart) else leaf
 
 
-def _state_input(path: tuple[Any, ...], leaf: Any, variables: dict[Path, Any]) -> Tracked:
+def _stand_in(leaf: Any) -> Any:
+    """What the model's code sees of an input: of a cache in low bits, the float array in whose place it stands."""
+    return leaf.stand_in if isinstance(leaf, LowBitCache) else leaf
+
+
+def _state_input(
+    path: tuple[Any, ...], leaf: Any, variables: dict[Path, Any], modules: list[tuple[str, ...]]
+) -> Tracked:
     keys = tuple(part.key for part in path if isinstance(part, jax.tree_util.DictKey))
     holder = next((keys[:end] for end in range(len(keys), 0, -1) if keys[:end] in variables), ())
     variable = variables.get(holder)
@@ -92,4 +105,6 @@ def _state_input(path: tuple[Any, ...], leaf: Any, variables: dict[Path, Any]) -
         return Tracked(leaf, Origin.WEIGHT, weight_path=holder[1:])
     if isinstance(variable, FrozenParam):
         return Tracked(leaf, Origin.WEIGHT, weight_path=holder[1:], form=variable.form)
-    return Tracked(leaf)
+    if not holder or not hasattr(leaf, "shape"):
+        return Tracked(leaf)
+    return Tracked(leaf, cache=dotted((*modules[keys[0]], *holder[1:])), cache_ndim=len(leaf.shape))

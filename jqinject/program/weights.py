@@ -108,7 +108,7 @@ def follow(
 
 
 def _is_followed(x: Tracked) -> bool:
-    return bool(x.weight_path) and x.is_float and (x.axes is not None or x.quantized)
+    return bool(x.weight_path or x.cache) and x.is_float and (x.axes is not None or x.quantized)
 
 
 def _note_lookup(run: Any, choice: Choice | None, name: str, x: Tracked, eqn: Any) -> None:

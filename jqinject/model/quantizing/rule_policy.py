@@ -96,7 +96,21 @@ class RulePolicy:
         """The index of the first rule for an operation, or None."""
         places = (path, dotted(weight_path), dotted(weight_path[:-1])) if weight_path else (path,)
         for index, rule in enumerate(self.rules):
-            takes = bool(weight_path) if rule.op is None else operation.name in rule.op
+            takes = bool(weight_path) and rule.takes_weights if rule.op is None else operation.name in rule.op
+            if takes and any(rule.matches(place) for place in places):
+                return index
+        return None
+
+    def cache_quantizer(self, path: str, cache: str) -> Any:
+        """See `Policy`."""
+        index = self.cache_rule_of(path, cache)
+        return None if index is None else _declared(self.rules[index], "cache_quant")
+
+    def cache_rule_of(self, path: str, cache: str) -> int | None:
+        """The index of the first rule for a cache, or None."""
+        places = (path, cache, cache.rpartition(".")[0])
+        for index, rule in enumerate(self.rules):
+            takes = rule.quantizer("cache_quant") is not None or (rule.keeps_float and rule.op is None)
             if takes and any(rule.matches(place) for place in places):
                 return index
         return None
@@ -126,12 +140,22 @@ class _Watching(RulePolicy):
     def __init__(self, rules: tuple[Rule, ...]) -> None:
         super().__init__(rules)
         object.__setattr__(self, "used", set())
+        object.__setattr__(self, "caches", {})
 
     used: set[int]
+    caches: dict[str, int | None]
 
     def rule_of(self, path: str, operation: Operation, weight_path: tuple[Any, ...] = ()) -> int | None:
         """See `RulePolicy`."""
         index = super().rule_of(path, operation, weight_path)
+        if index is not None:
+            self.used.add(index)
+        return index
+
+    def cache_rule_of(self, path: str, cache: str) -> int | None:
+        """See `RulePolicy`."""
+        index = super().cache_rule_of(path, cache)
+        self.caches[cache] = index
         if index is not None:
             self.used.add(index)
         return index
@@ -141,7 +165,8 @@ def needs_inputs(index: ModelIndex, rules: tuple[Rule, ...]) -> bool:
     """Whether rules cannot be applied without tracing the model: they name operations, or it holds Linen modules."""
     layers = {kind.__name__ for kind in COUNTERPARTS}
     linen = any(isinstance(node, nnx.bridge.ToNNX) for node in index.modules)
-    return linen or any(rule.op is not None and not set(rule.op) <= layers for rule in rules)
+    caches = any(rule.quantizer("cache_quant") is not None for rule in rules)
+    return linen or caches or any(rule.op is not None and not set(rule.op) <= layers for rule in rules)
 
 
 class PlannedSites(NamedTuple):
@@ -151,21 +176,23 @@ class PlannedSites(NamedTuple):
         sites: name -> site of a tensor.
         uses: where parameters are contracted or looked up, whether or not a rule takes them.
         used: the indices of the rules that take something.
+        caches: name of a cache that the calls write -> the index of its rule, or None.
     """
 
     sites: Mapping[str, Site]
     uses: Sequence[WeightUse]
     used: frozenset[int]
+    caches: Mapping[str, int | None]
 
 
-NO_SITES = PlannedSites({}, (), frozenset())
+NO_SITES = PlannedSites({}, (), frozenset(), {})
 
 
 def plan_sites(model: Any, rules: tuple[Rule, ...], calls: Sequence[Call]) -> PlannedSites:
     """What the rules quantize outside of layers in calls of a model."""
     watching = _Watching(rules)
     found = find_sites(model, watching, calls)
-    return PlannedSites(found.sites, found.uses, frozenset(watching.used))
+    return PlannedSites(found.sites, found.uses, frozenset(watching.used), watching.caches)
 
 
 def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:
