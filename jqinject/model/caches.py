@@ -55,14 +55,15 @@ def quantized_cache(model: Any, cache: Cache = None) -> Cache:
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(f"quantized_cache takes an NNX module, got {type(model).__name__}")
-    sites = model.op_quant.caches if isinstance(model, QuantizedProgram) else ()
+    program: Any = model if isinstance(model, QuantizedProgram) else None
+    sites = () if program is None else program.op_quant.caches
     if not sites:
         raise ValueError(
             f"quantized_cache: {type(model).__name__} has no rule for caches.\n"
             "  cure: jqinject.quantize(model, [..., Rule(cache_quant=Int8DynamicActPerRowFloat)], inputs=...), with "
             "inputs that hold a cache"
         )
-    held = {name: model.op_quant.held[name] for name in (site.name for site in sites)}
+    held = {name: program.op_quant.held[name] for name in (site.name for site in sites)}
     whole: Any = model if cache is None else cache
     flat, tree = jax.tree_util.tree_flatten_with_path(whole, is_leaf=_is_leaf)
     leaves: list[Any] = [nnx.clone(leaf, graph=True) if _is_module(leaf) else leaf for _, leaf in flat]
