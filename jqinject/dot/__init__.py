@@ -42,3 +42,4 @@ from jqinject.dot.tensors.freezer import QuantMode as QuantMode
 from jqinject.dot.tensors.quantized_dot import float8_dot_general as float8_dot_general
 from jqinject.dot.tensors.six_operands import contract_integers as contract_integers
 from jqinject.dot.tensors.tensor_conv import integer_conv as integer_conv
+from jqinject.dot.tensors.tensor_ragged import ragged_dot_general as ragged_dot_general

@@ -15,11 +15,18 @@ from jqinject.program.model import HELD as HELD
 from jqinject.program.model import OpQuantizers as OpQuantizers
 from jqinject.program.model import QuantizedProgram as QuantizedProgram
 from jqinject.program.model import find_sites as find_sites
+from jqinject.program.model import program_of_call as program_of_call
 from jqinject.program.model import quantized_class as quantized_class
+from jqinject.program.model import sites_of_program as sites_of_program
+from jqinject.program.moves import only_moves as only_moves
+from jqinject.program.nested import name_of_function as name_of_function
+from jqinject.program.nested import runs_inside as runs_inside
+from jqinject.program.nested import scan_counts as scan_counts
 from jqinject.program.operations import OPERATIONS as OPERATIONS
 from jqinject.program.operations import Kind as Kind
 from jqinject.program.operations import Operation as Operation
 from jqinject.program.operations import known_operations as known_operations
+from jqinject.program.operations import operation_of as operation_of
 from jqinject.program.policy import CacheSite as CacheSite
 from jqinject.program.policy import Choice as Choice
 from jqinject.program.policy import Policy as Policy
@@ -27,5 +34,7 @@ from jqinject.program.policy import Site as Site
 from jqinject.program.policy import WeightUse as WeightUse
 from jqinject.program.policy import other_axes as other_axes
 from jqinject.program.quantizers import Quantizers as Quantizers
+from jqinject.program.scopes import path_in as path_in
+from jqinject.program.tracing import Program as Program
 from jqinject.program.tracked_value import Tracked as Tracked
 from jqinject.program.weights import dotted as dotted

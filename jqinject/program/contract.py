@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jqinject.dot import conv_general_dilated, dot_general
+from jqinject.dot import conv_general_dilated, dot_general, ragged_dot_general
 from jqinject.program.policy import Choice
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
+from jqinject.quant_tensor import FloatQuantTensor, GroupwiseIntQuantTensor, IntQuantTensor, QuantTensor
 
 CONVOLUTION = (
     "window_strides",
@@ -38,7 +38,8 @@ def contracts_payloads(choice: Choice | None, lhs: Any, rhs: Any, weight: int | 
         return True
     if weight is not None:
         stored = (lhs, rhs)[weight]
-        return isinstance(stored, IntQuantTensor) and stored.is_stored
+        whole = stored.grouped if isinstance(stored, GroupwiseIntQuantTensor) else stored
+        return isinstance(whole, IntQuantTensor) and whole.is_stored
     return all(isinstance(x, IntQuantTensor) and x.payload is not None for x in (lhs, rhs))
 
 
@@ -76,5 +77,26 @@ def contract(
         return conv_general_dilated(
             lhs, rhs, **arguments_of(eqn), preferred_element_type=dtype, contraction=asked
         )
+    if eqn.primitive.name == "ragged_dot_general" and _cuts_rows_alone(params):
+        numbers = params["ragged_dot_dimension_numbers"]
+        return ragged_dot_general(
+            lhs,
+            rhs,
+            rest[0],
+            numbers,
+            preferred_element_type=dtype,
+            precision=params["precision"],
+            contraction=asked,
+        )
+    if asked in ("int", "fp8"):
+        raise ValueError(
+            f"contraction={asked!r} of {eqn.primitive.name} with these parameters is not defined: {params}\n"
+            "  cure: contraction='auto'"
+        )
     (found,) = evaluate([lhs.value, rhs.value, *rest])
     return found
+
+
+def _cuts_rows_alone(params: Any) -> bool:
+    """Whether a ragged contraction asks for nothing beside the groups of rows."""
+    return params.get("group_offset") is None and params.get("out_sharding") is None

@@ -7,9 +7,9 @@ from typing import Any
 
 from jqinject.program.contract import contract, contracts_payloads
 from jqinject.program.operations import Operation
-from jqinject.program.policy import Choice, Site, other_axes
+from jqinject.program.policy import ActivationProduct, Choice, Site, other_axes
 from jqinject.program.tracked_value import Origin, Tracked, shape_of
-from jqinject.program.weights import as_activation, note_use, weight_among
+from jqinject.program.weights import as_activation, name_of_quantizer, note_use, weight_among
 
 Axes = tuple[int, ...]
 BY_SCHEME = ("dot_general", "conv_general_dilated")
@@ -35,14 +35,17 @@ def contraction(
     swapped = operation.name == "einsum" and lhs.is_weight and rhs.is_activation
     labels = ("_rhs", "_lhs") if swapped else ("_lhs", "_rhs")
     summed = summed_axes(eqn)
-    if weight is not None:
-        note_use(run, choice, name, operation.name, inputs[weight], summed[weight])
     taken: list[Tracked] = []
     for place, (x, other) in enumerate(((lhs, rhs), (rhs, lhs))):
         if place != weight:
             x = as_activation(x) if run.policy.follows_parameters else x
             x = _operand(run, x, other, choice, name + labels[place], summed[place], place)
         taken.append(x)
+    if weight is not None:
+        note_use(run, choice, name, operation.name, inputs[weight], summed[weight], eqn, taken[1 - weight])
+    elif lhs.is_activation and rhs.is_activation:
+        by = (name_of_quantizer(run, choice, name, x) for x in taken)
+        run.products.append(ActivationProduct(run.prefix + name, operation.name, *by, equation=eqn))
     rest = [x.array for x in inputs[2:]]
     if choice is not None and choice.scheme is not None and eqn.primitive.name in BY_SCHEME:
         site = Site(run.prefix + name, choice.scheme, contraction=eqn.primitive.name)

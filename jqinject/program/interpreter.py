@@ -16,7 +16,7 @@ from jqinject.dot import DEQUANTIZE
 from jqinject.program import handlers, nested, templates
 from jqinject.program.cache_writes import opened, written
 from jqinject.program.operations import FUNCTIONS, Operation, operation_of
-from jqinject.program.policy import Choice, Policy, Site, WeightUse, site_of
+from jqinject.program.policy import ActivationProduct, Choice, Policy, Site, WeightUse, site_of
 from jqinject.program.quantizers import Finder, Quantizers
 from jqinject.program.scopes import BEGIN, END, path_in
 from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
@@ -47,6 +47,7 @@ class Interpreter:
         self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
         self.sites: dict[str, Site] = {}
         self.uses: list[WeightUse] = []
+        self.products: list[ActivationProduct] = []
         self.region: tuple[str, str] | None = None
         self._entered = Tracked(None)
 
@@ -196,6 +197,7 @@ class Interpreter:
         self.counts = finder.counts
         self.sites |= finder.sites
         self.uses += finder.uses
+        self.products += finder.products
         return _with_values(outputs, values)
 
     def within(self, quantizers: Quantizers, counts: Any = None) -> Interpreter:
@@ -235,7 +237,7 @@ class Interpreter:
             site = site_of(x, self.prefix + name, quantizer, overrides, shape_of(x))
             self.sites[site.name] = site
             twin = x.with_value(self.quantizers.quantize(site, x.array))
-            twin.pending, twin.quantized = None, True
+            twin.pending, twin.quantized, twin.site = None, True, site.name
             x.twins[key] = twin
         return x.twins[key]
 

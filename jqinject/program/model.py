@@ -17,9 +17,9 @@ from jqinject.program.call import CALL, Call
 from jqinject.program.class_swap import ClassMixin, derived_class, original_class
 from jqinject.program.interpreter import Interpreter
 from jqinject.program.moves import Axes
-from jqinject.program.policy import CacheSite, Policy, Site, WeightUse
+from jqinject.program.policy import ActivationProduct, CacheSite, Policy, Site, WeightUse
 from jqinject.program.quantizers import Finder, HeldQuantizers, Quantizers
-from jqinject.program.tracing import trace
+from jqinject.program.tracing import Program, trace
 from jqinject.program.tracked_value import Tracked, shape_of
 from jqinject.program.weights import dotted
 
@@ -33,10 +33,12 @@ class FoundSites(NamedTuple):
     Attributes:
         sites: name -> site of a tensor.
         uses: where parameters are contracted or looked up.
+        products: contractions of two activations.
     """
 
     sites: dict[str, Site]
     uses: list[WeightUse]
+    products: list[ActivationProduct]
 
 
 class OpQuantizers(nnx.Module):
@@ -197,21 +199,39 @@ def find_sites(
         calls: of different methods.
         quantizers: called at the sites, with the model's weights and tracers for everything else; None for no calls.
     """
-    found = FoundSites({}, [])
+    found = FoundSites({}, [], [])
     for call in calls:
         own = _sites_of_call(model, policy, call, quantizers)
         found.sites.update(own.sites)
         found.uses.extend(own.uses)
+        found.products.extend(own.products)
     return found
 
 
-def _sites_of_call(model: Any, policy: Policy, call: Call, quantizers: Quantizers | None) -> FoundSites:
+def program_of_call(model: Any, policy: Policy, call: Call) -> Program:
+    """The program of a call, in which a policy's sites can be found.
+
+    Args:
+        model: an NNX module, concrete or abstract.
+        policy: says which modules are not looked into.
+        call: of the model.
+    """
     try:
-        program = trace(model, call, policy.is_leaf, HELD)
+        return trace(model, call, policy.is_leaf, HELD)
     except Exception as error:
         traced = original_class(type(model)).__name__ + ("" if call.name == CALL else f".{call.name}")
         error.add_note(f"while {traced} was traced, to find its operations, with {call}")
         raise
+
+
+def _sites_of_call(model: Any, policy: Policy, call: Call, quantizers: Quantizers | None) -> FoundSites:
+    return sites_of_program(program_of_call(model, policy, call), policy, call, quantizers)
+
+
+def sites_of_program(
+    program: Program, policy: Policy, call: Call, quantizers: Quantizers | None = None
+) -> FoundSites:
+    """See `find_sites`, of one traced call."""
     interpreter = Interpreter(
         policy, quantizers or Finder(), constants_now=quantizers is not None, prefix=prefix_of(call)
     )
@@ -228,7 +248,7 @@ def _sites_of_call(model: Any, policy: Policy, call: Call, quantizers: Quantizer
         return _outputs(interpreter, program._replace(inputs=inputs))
 
     jax.eval_shape(look, [x.crossing for x, free in zip(program.inputs, variable, strict=True) if free])
-    return FoundSites(interpreter.sites, interpreter.uses)
+    return FoundSites(interpreter.sites, interpreter.uses, interpreter.products)
 
 
 def _with_axes(x: Tracked) -> Tracked:

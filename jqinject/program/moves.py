@@ -2,7 +2,7 @@
 
 A weight reaches its contraction behind casts, reshapes, transposes, slices and look-ups. `Move` says what one of these
 does to the full array (value or payload) and to what varies along some of its axes only (scale, zero point), which has
-size 1 along the others and keeps it.
+size 1 along the others and keeps it. Next: `moved_weight` applies it to a QuantTensor.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
-from jqinject.quant_tensor.shaping import full_rank, reshape_metadata
+from jqinject.quant_tensor.shaping import reshape_metadata
 
 Shape = tuple[int, ...]
 Function = Callable[[Any], Any]
@@ -30,11 +29,13 @@ class Move:
         full: moves an array of the weight's shape.
         partial: moves an array of as many axes, of size 1 where it does not vary.
         dtype: the float dtype that the operation casts to; None if it does not.
+        picks: the axes of the weight along which it picks or reorders numbers.
     """
 
     full: Function
     partial: Function
     dtype: Any = None
+    picks: frozenset[int] = frozenset()
 
 
 def moves_of(eqn: Any, values: Sequence[Any]) -> list[Move] | None:
@@ -49,30 +50,9 @@ def moves_of(eqn: Any, values: Sequence[Any]) -> list[Move] | None:
     return made if made is None or isinstance(made, list) else [made]
 
 
-def moved(tensor: Any, move: Move) -> Any:
-    """A quantized weight after a move; None if its scales cannot follow."""
-    dtype = tensor.dtype if move.dtype is None else move.dtype
-    if isinstance(tensor, IntQuantTensor):
-        scale, zero = _follow(tensor.scale, tensor, move), _follow(tensor.zero_point, tensor, move)
-        if tensor.is_stored:
-            assert isinstance(tensor.bit_width, int) and tensor.payload is not None, "stored with known bits"
-            return IntQuantTensor.stored(
-                move.full(tensor.payload), scale, zero, tensor.bit_width, tensor.signed, dtype
-            )
-        return tensor.set(value=move.full(tensor.value).astype(dtype), scale=scale, zero_point=zero)
-    if isinstance(tensor, FloatQuantTensor):
-        scale = _follow(tensor.scale, tensor, move)
-        if tensor.is_stored:
-            return FloatQuantTensor.stored(move.full(tensor.payload()), scale, dtype)
-        return tensor.set(value=move.full(tensor.value).astype(dtype), scale=scale)
-    return None
-
-
-def _follow(metadata: jax.Array, tensor: Any, move: Move) -> jax.Array:
-    """A scale or zero point after a move; one for all stays one for all."""
-    if metadata.size == 1:
-        return metadata.reshape(())
-    return move.partial(full_rank(metadata, tensor.ndim))
+def only_moves(name: str) -> bool:
+    """Whether an operation moves numbers without changing them, so that a weight can be followed through it."""
+    return name in MOVES
 
 
 @dataclass(frozen=True)
@@ -205,7 +185,7 @@ def _dynamic_slice(eqn: Any, values: Sequence[Any]) -> Move:
 
 def _reverse(eqn: Any, values: Sequence[Any]) -> Move:
     dims = eqn.params["dimensions"]
-    return Move(lambda x: lax.rev(x, dims), lambda x: lax.rev(x, dims))
+    return Move(lambda x: lax.rev(x, dims), lambda x: lax.rev(x, dims), picks=frozenset(dims))
 
 
 def _gather(eqn: Any, values: Sequence[Any]) -> Move | None:
@@ -234,7 +214,7 @@ def _gather(eqn: Any, values: Sequence[Any]) -> Move | None:
         sides = dict(zip(numbers.offset_dims, kept, strict=True))
         return x.reshape([sides.get(axis, 1) for axis in range(len(out))])
 
-    return Move(lambda x: gathered(x, eqn.params["slice_sizes"]), partial)
+    return Move(lambda x: gathered(x, eqn.params["slice_sizes"]), partial, picks=frozenset(indexed))
 
 
 MOVES: dict[str, Callable[[Any, Sequence[Any]], Move | list[Move] | None]] = {

@@ -41,7 +41,7 @@ def _rematerialized(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> lis
 
 
 def _scanned(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Tracked]:
-    consts, carries = _scan_counts(eqn)
+    consts, carries = scan_counts(eqn)
     closed = eqn.params["jaxpr"]
     options = {name: eqn.params[name] for name in ("reverse", "length", "unroll")}
     inputs = [parameter(run, x) for x in inputs]
@@ -79,7 +79,7 @@ def _scanned(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Track
     return run.carried(body, inputs, loop, inside)
 
 
-def _scan_counts(eqn: Any) -> tuple[int, int]:
+def scan_counts(eqn: Any) -> tuple[int, int]:
     """How many operands of a scan are constants, and how many are carried."""
     if "num_consts" in eqn.params:
         return eqn.params["num_consts"], eqn.params["num_carry"]
@@ -154,3 +154,8 @@ CALLS: dict[str, Callable[[Any, Any, list[Tracked], str], list[Tracked]]] = {
     "custom_vjp_call": _unchanged_part,
     "custom_vjp_call_jaxpr": _unchanged_part,
 }
+
+
+def runs_inside(name: str) -> bool:
+    """Whether quantizers reach the operations in a part of a program, given the name of the part's operation."""
+    return CALLS.get(name, _unchanged_part) is not _unchanged_part

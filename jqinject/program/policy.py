@@ -75,6 +75,9 @@ class WeightUse:
         shared: its axes along which all numbers need one scale here.
         stacked: its leading axes that a loop runs over.
         quantizer: the injector; None if no rule takes the parameter here.
+        beside: name of the site that quantizes the other operand, or of the contraction by a scheme; "quantized" if it
+            comes quantized from elsewhere; "" if it is float.
+        equation: of the program.
     """
 
     weight_path: tuple[Any, ...]
@@ -84,6 +87,26 @@ class WeightUse:
     shared: frozenset[int]
     stacked: int
     quantizer: Any = None
+    beside: str = ""
+    equation: Any = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class ActivationProduct:
+    """A contraction of two activations.
+
+    Attributes:
+        name: the operation's, unique in the model.
+        operation: what kind it is.
+        lhs, rhs: what quantizes each operand, as `WeightUse.beside`.
+        equation: of the program.
+    """
+
+    name: str
+    operation: str
+    lhs: str
+    rhs: str
+    equation: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ class Program(NamedTuple):
     Attributes:
         closed: the program: state and array arguments in; outputs, then the new state, out.
         inputs: its inputs, as tracked values.
+        paths: of its inputs in the state, as in `new_state`; () for the arguments.
         output_tree: the structure of the outputs.
         new_state: path and Variable of each entry of the new state; a path begins with 0 for the model, with 1 and so
             on for the modules among the arguments.
@@ -34,6 +35,7 @@ class Program(NamedTuple):
     inputs: list[Tracked]
     output_tree: Any
     new_state: list[tuple[Path, Any]]
+    paths: list[Path]
 
     def changed(self, values: list[Any]) -> list[tuple[Path, Any, Any]]:
         """Path, Variable and value of every change of the state.
@@ -83,7 +85,9 @@ def trace(model: Any, call: Call, is_leaf: Callable[[Any], bool], skip: str = ""
         Tracked(array, Origin.ACTIVATION, cache=dotted(place), cache_ndim=len(array.shape))
         for array, place in zip(call.arrays, places, strict=False)
     ]
-    return Program(closed, inputs, found["tree"], [(tuple(path), leaf) for path, leaf in found["state"]])
+    paths: list[Path] = [tuple(getattr(part, "key", part) for part in path) for path, _ in flat]
+    new_state = [(tuple(path), leaf) for path, leaf in found["state"]]
+    return Program(closed, inputs, found["tree"], new_state, [*paths, *(() for _ in call.arrays)])
 
 
 def _value(leaf: Any) -> Any:

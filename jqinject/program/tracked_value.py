@@ -44,6 +44,7 @@ class Tracked:
         origin: whether it depends on the inputs, is a weight, or neither.
         pending: the quantizer that its producer chose; the next operation decides whether to apply it.
         quantized: whether it is already quantized.
+        site: the name of the site that quantized it; "" if that was elsewhere.
         fusible: whether it comes from a contraction, so constants may be added before it is quantized.
         fixed_range: the range of its values, if known.
         weight_path: the path of the parameter whose numbers these are, at most moved or cast; for an activation,
@@ -61,6 +62,7 @@ class Tracked:
     origin: Origin = Origin.CONSTANT
     pending: Any = None
     quantized: bool = False
+    site: str = ""
     fusible: bool = False
     fixed_range: tuple[float, float] | None = None
     weight_path: tuple[Any, ...] = ()

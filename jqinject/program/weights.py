@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from jqinject.dot import DEQUANTIZE, numbers_of_leaves, quant_tensor_of
-from jqinject.program.moves import moved, moves_of
+from jqinject.program.moved_weight import moved
+from jqinject.program.moves import Axes, moves_of
 from jqinject.program.operations import Operation, operation_of
 from jqinject.program.policy import Choice, Site, WeightUse
 from jqinject.program.tracked_value import Origin, Tracked, shape_of
@@ -115,11 +116,18 @@ def _note_lookup(run: Any, choice: Choice | None, name: str, x: Tracked, eqn: An
     if x.axes is not None:
         looked_up = eqn.params["dimension_numbers"].start_index_map
         others = [axis for axis in range(len(shape_of(x))) if axis not in looked_up]
-        note_use(run, choice, name, "take", x, others)
+        note_use(run, choice, name, "take", x, others, eqn)
 
 
 def note_use(
-    run: Any, choice: Choice | None, name: str, operation: str, x: Tracked, shared: Sequence[int]
+    run: Any,
+    choice: Choice | None,
+    name: str,
+    operation: str,
+    x: Tracked,
+    shared: Sequence[int],
+    eqn: Any,
+    beside: Tracked | None = None,
 ) -> None:
     """Note where a parameter is contracted or looked up, if such places are looked for.
 
@@ -130,11 +138,14 @@ def note_use(
         operation: what kind it is.
         x: the parameter's numbers.
         shared: the axes along which they need one scale.
+        eqn: the equation.
+        beside: the other operand of a contraction.
     """
-    axes = x.axes
+    frozen = x.axes is None and isinstance(x.value, QuantTensor)
+    axes = Axes.of(shape_of(x)) if frozen else x.axes
     if axes is None:
         return
-    quantizer = None if choice is None else choice.parameter
+    quantizer = None if choice is None or frozen else choice.parameter
     run.uses.append(
         WeightUse(
             x.weight_path,
@@ -144,8 +155,25 @@ def note_use(
             axes.along(shared),
             axes.stacked,
             quantizer,
+            name_of_quantizer(run, choice, name, beside),
+            eqn,
         )
     )
+
+
+def name_of_quantizer(run: Any, choice: Choice | None, name: str, x: Tracked | None) -> str:
+    """The site that quantizes an operand of a contraction, as in `WeightUse.beside`.
+
+    Args:
+        run: the interpreter.
+        choice: the quantizers of the contraction.
+        name: its name.
+        x: the operand; None for a look-up.
+    """
+    if x is not None and x.quantized:
+        return x.site or "quantized"
+    by_scheme = x is not None and choice is not None and choice.scheme is not None
+    return run.prefix + name if by_scheme else ""
 
 
 def weight_among(lhs: Tracked, rhs: Tracked) -> int | None:

@@ -70,4 +70,15 @@ def _of_convolution(equation: Any) -> int:
     return equation.outvars[0].aval.size * taps // math.prod(params["lhs_dilation"])
 
 
-COUNTS: dict[str, Callable[[Any], int]] = {"dot_general": _of_dot, "conv_general_dilated": _of_convolution}
+def _of_ragged_dot(equation: Any) -> int:
+    """Every row meets one group's matrix."""
+    (summed, _), _ = equation.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
+    lhs = equation.invars[0].aval
+    return equation.outvars[0].aval.size * math.prod(lhs.shape[axis] for axis in summed)
+
+
+COUNTS: dict[str, Callable[[Any], int]] = {
+    "dot_general": _of_dot,
+    "conv_general_dilated": _of_convolution,
+    "ragged_dot_general": _of_ragged_dot,
+}

@@ -59,9 +59,11 @@ def plan_parameters(uses: Iterable[WeightUse]) -> dict[str, PlannedParameter]:
 
 def _planned(path: tuple[Any, ...], uses: list[WeightUse], quantizer: Any) -> PlannedParameter:
     stacked = min(use.stacked for use in uses)
-    shared = frozenset().union(*(use.shared for use in uses))
+    # Rows are looked up whatever their scales vary along; alone they have one each.
+    contracted = [use for use in uses if use.operation != "take"] or uses
+    shared = frozenset().union(*(use.shared for use in contracted))
     ndim = len(uses[0].shape)
-    if len(uses) > 1 and ndim - stacked > 1 and len(shared) == ndim - stacked:
+    if len(contracted) > 1 and ndim - stacked > 1 and len(shared) == ndim - stacked:
         raise ValueError(
             f"{dotted(path)} is summed over every axis by one use or another, so no axis is left for scales:\n"
             f"{_listed(uses)}\n  cure: a rule that keeps it float, Rule({dotted(path)!r})"

@@ -238,6 +238,15 @@ class GroupwiseQuantTensor(QuantTensor):
         groups = Groups(self.group_size, dim, self._groups.length)
         return self._of(inner.set(**moved), groups, dim)
 
+    def moved(self, grouped: Any, groups: Groups) -> Self:
+        """The tensor in the same groups elsewhere.
+
+        Args:
+            grouped: what takes the place of `grouped`; of `as_it_lies`, if there is one.
+            groups: where they lie now.
+        """
+        return self._of(grouped, groups, groups.dim, self._piece)
+
     def _like(self, grouped: Any) -> Self:
         return self._of(grouped, self._groups, self._group_dim, self._piece)
 

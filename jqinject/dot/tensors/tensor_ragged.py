@@ -1,0 +1,124 @@
+"""The ragged contraction of two operands, forward as integers, and its gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from jqinject.dot.kernels.integer import IntegerOperand, affine_of, has_integers, integer_operand
+from jqinject.dot.kernels.ragged import Ragged
+from jqinject.dot.tensors.decision import ContractionKind, describe
+from jqinject.ops.derivatives import backward_only, first_order
+from jqinject.quant_tensor import IntQuantTensor, as_array
+from jqinject.quant_tensor.shaping import full_rank
+
+WHAT = "a ragged contraction of integers"
+NO_SECOND_DERIVATIVE = (
+    f"{WHAT} has no second derivative: rounding has none.\n"
+    "  cure: differentiate it once, or use jax.lax.ragged_dot where it is differentiated twice"
+)
+
+
+def ragged_dot_general(
+    lhs: Any,
+    rhs: Any,
+    group_sizes: jax.Array,
+    dimension_numbers: Any,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    *,
+    contraction: ContractionKind = "auto",
+) -> jax.Array:
+    """`lax.ragged_dot_general` in low bits: the rows of each group with the expert of that group.
+
+    Two `IntQuantTensor`s of at most 8 bits are contracted as integers if none of their scales and zero points varies
+    along a summed axis: one for each expert and output channel, and one for each row. Everything else is contracted as
+    floats.
+
+    Args:
+        lhs, rhs: QuantTensors or arrays.
+        group_sizes: how many rows each expert gets.
+        dimension_numbers, precision: as for `lax.ragged_dot_general`.
+        preferred_element_type: dtype of the output; None promotes those of the operands.
+        contraction: "auto"; "int" or "float" to insist.
+
+    Returns:
+        An array; rows of no group are 0. Gradients pass straight through to the values of the operands.
+
+    Raises:
+        ValueError: `contraction` is "int" or "fp8", and the operands cannot be contracted so.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> x = IntQuantTensor.from_int(jnp.array([[2], [3]]), 0.5)
+        >>> experts = IntQuantTensor.from_int(jnp.array([[[1]], [[1]]]), jnp.array([1.0, 10.0]).reshape(2, 1, 1))
+        >>> numbers = jax.lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,))
+        >>> ragged_dot_general(x, experts, jnp.array([1, 1]), numbers).tolist()
+        [[1.0], [15.0]]
+    """
+    dtype = preferred_element_type or jax.numpy.promote_types(lhs.dtype, rhs.dtype)
+    ragged = Ragged.of(lhs, rhs, dimension_numbers, dtype, precision)
+    wanted = contraction in ("auto", "int") and group_sizes.ndim == 1
+    if ragged is not None and wanted and _fits(ragged, lhs, rhs):
+        with backward_only(WHAT):
+            left = integer_operand(lhs)
+            right = _stored(rhs) if rhs.is_stored else integer_operand(rhs)
+            return _contract(ragged, left.value, right.value, group_sizes, (left, right))
+    if contraction in ("int", "fp8"):
+        raise ValueError(
+            f"contraction={contraction!r} of a ragged contraction needs two IntQuantTensors of at most 8 bits whose "
+            f"scales do not vary along what is summed over; got {describe(lhs)} and {describe(rhs)}.\n"
+            "  cure: contraction='auto'"
+        )
+    return jax.lax.ragged_dot_general(
+        as_array(lhs),
+        as_array(rhs),
+        group_sizes,
+        dimension_numbers,
+        precision,
+        preferred_element_type=preferred_element_type,
+    )
+
+
+def _fits(ragged: Ragged, lhs: Any, rhs: Any) -> bool:
+    for x, summed in ((lhs, ragged.lhs_contract), (rhs, ragged.rhs_contract)):
+        if not (isinstance(x, IntQuantTensor) and has_integers(x)):
+            return False
+        for metadata in (x.scale, x.zero_point):
+            if any(full_rank(metadata, x.ndim).shape[axis] > 1 for axis in summed):
+                return False
+    return ragged.holds_sums(affine_of(lhs), affine_of(rhs))
+
+
+def _stored(x: IntQuantTensor) -> IntegerOperand:
+    return IntegerOperand(affine_of(x), None, x.dtype)
+
+
+def _forward(
+    ragged: Ragged, lhs: jax.Array, rhs: jax.Array | None, group_sizes: jax.Array, kept: Any
+) -> jax.Array:
+    left, right = kept
+    return ragged.integers(left.integers, right.integers, group_sizes)
+
+
+_contract = jax.custom_vjp(_forward, nondiff_argnums=(0,))
+
+
+def _fwd(
+    ragged: Ragged, lhs: jax.Array, rhs: jax.Array | None, group_sizes: jax.Array, kept: Any
+) -> tuple[jax.Array, Any]:
+    *_, (left, right) = first_order((lhs, rhs, kept), NO_SECOND_DERIVATIVE)
+    y = _forward(ragged, lhs, rhs, group_sizes, (left, right))
+    return y, (left.for_backward(), right.for_backward(), group_sizes)
+
+
+def _bwd(ragged: Ragged, residuals: tuple[IntegerOperand, IntegerOperand, jax.Array], g: jax.Array) -> Any:
+    left, right, group_sizes = residuals
+    g = first_order(g, NO_SECOND_DERIVATIVE)
+    _, pull = jax.vjp(lambda a, b: ragged.floats(a, b, group_sizes), left.floats, right.floats)
+    dx, dw = pull(g)
+    return dx, None if right.value is None else dw, None, None
+
+
+_contract.defvjp(_fwd, _bwd)

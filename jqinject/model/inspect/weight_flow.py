@@ -1,0 +1,246 @@
+"""Where the weights of a program go: every contraction and look-up of one, also where no quantizer reaches.
+
+The interpreter of `jqinject.program` follows a parameter only through operations that move its numbers. Here it is
+followed through every operation, and into branches, loops and functions with custom derivatives, so that what the
+interpreter does not reach can be named. Next: `coverage_rows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jax.extend import core
+
+from jqinject.dot import DEQUANTIZE
+from jqinject.model.inspect.operation_counts import COUNTS
+from jqinject.program import name_of_function, only_moves, operation_of, path_in, runs_inside, scan_counts
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Where a value of a program comes from.
+
+    Attributes:
+        depends: whether it depends on the arguments of the call.
+        sources: the arrays of the model that it is made of; for a value that depends on arguments, the array that its
+            rows were looked up in.
+        through: the first operation on the way that does more than move numbers; "" if there is none.
+    """
+
+    depends: bool = False
+    sources: frozenset[str] = frozenset()
+    through: str = ""
+
+    def joined(self, other: Flow) -> Flow:
+        """Of a value that is one or the other."""
+        return Flow(
+            self.depends or other.depends, self.sources | other.sources, self.through or other.through
+        )
+
+
+ARGUMENT = Flow(depends=True)
+
+
+@dataclass(frozen=True)
+class Contracted:
+    """One contraction, or one look-up.
+
+    Attributes:
+        equation: of the program.
+        sources: the arrays of the model in the operand that is a weight; empty for two activations.
+        operation: its name, as in rules.
+        path: of the module.
+        times: how often it runs: a loop's body once per iteration (once if the trip count is unknown); of several
+            branches, the one with the most multiply-adds.
+        through: as in `Flow`, of the weight.
+        inside: the operation that it is inside of and that quantizers do not reach into; "" if there is none.
+    """
+
+    equation: Any
+    sources: frozenset[str]
+    operation: str
+    path: str
+    times: int
+    through: str = ""
+    inside: str = ""
+
+    @property
+    def operations(self) -> int:
+        """Multiply-adds of all its runs; 0 for a look-up."""
+        counts = COUNTS.get(self.equation.primitive.name)
+        return 0 if counts is None else self.times * counts(self.equation)
+
+    @property
+    def kind(self) -> str:
+        """ "int", "fp8" or "float", by the dtypes of the operands; "none" for a look-up."""
+        if self.operation == "take":
+            return "none"
+        names = [str(var.aval.dtype) for var in self.equation.invars[:2]]
+        if all("int" in name for name in names):
+            return "int"
+        return "fp8" if all(name.startswith("float8") for name in names) else "float"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a program an equation is: see `Contracted`."""
+
+    path: str = ""
+    times: int = 1
+    inside: str = ""
+
+    def within(self, equation: Any) -> Place:
+        """Inside a part of the program."""
+        name = equation.primitive.name
+        path = path_in(equation.source_info.name_stack) or self.path
+        times = self.times * (equation.params["length"] if name == "scan" else 1)
+        return Place(path, times, self.inside or ("" if runs_inside(name) else name))
+
+
+class WeightFlow:
+    """Follows the arrays of a model through a program.
+
+    Attributes:
+        found: the contractions and look-ups, in the program's order.
+        read: the arrays that some operation reads.
+
+    Args:
+        jaxpr: the program.
+        inputs: of its inputs and its constants.
+    """
+
+    def __init__(self, jaxpr: Any, inputs: Sequence[Flow], constants: Sequence[Flow] = ()) -> None:
+        self.found: list[Contracted] = []
+        self.read: set[str] = set()
+        self._run(jaxpr, inputs, Place(), constants)
+
+    def _run(
+        self, jaxpr: Any, inputs: Sequence[Flow], place: Place, constants: Sequence[Flow] = ()
+    ) -> list[Flow]:
+        jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+        env: dict[Any, Flow] = dict(zip(jaxpr.invars, inputs, strict=True))
+        env.update(zip(jaxpr.constvars, constants, strict=False))
+        for equation in jaxpr.eqns:
+            taken = [_flow(env, var) for var in equation.invars]
+            self.read.update(*(x.sources for x in taken))
+            env.update(zip(equation.outvars, self._outputs(equation, taken, place), strict=True))
+        return [_flow(env, var) for var in jaxpr.outvars]
+
+    def _outputs(self, equation: Any, inputs: list[Flow], place: Place) -> list[Flow]:
+        name, count = equation.primitive.name, len(equation.outvars)
+        if name_of_function(equation) == DEQUANTIZE:
+            return [_all(inputs)] * count
+        if name in ("cond", "while", "scan"):
+            return {"cond": self._branches, "while": self._while, "scan": self._scan}[name](
+                equation, inputs, place.within(equation)
+            )
+        body = _body(equation, len(inputs))
+        if body is not None:
+            return self._run(body, inputs, place.within(equation))
+        if name in COUNTS:
+            return [self._contraction(equation, inputs, place)]
+        if only_moves(name) and inputs:
+            return [self._moved(equation, inputs, place)] * count
+        return [_changed(inputs, name)] * count
+
+    # --- single operations
+
+    def _contraction(self, equation: Any, inputs: list[Flow], place: Place) -> Flow:
+        lhs, rhs = inputs[:2]
+        if not (lhs.depends or rhs.depends):
+            return _changed(inputs, equation.primitive.name)
+        weights = [x for x in (lhs, rhs) if x.sources and not x.depends]
+        weights = weights or [x for x in (lhs, rhs) if x.sources]
+        if len(weights) == 1:
+            self._note(equation, weights[0], place)
+        elif lhs.depends and rhs.depends:
+            self._note(equation, ARGUMENT, place)
+        return ARGUMENT
+
+    def _moved(self, equation: Any, inputs: list[Flow], place: Place) -> Flow:
+        x, others = inputs[0], inputs[1:]
+        if not any(other.depends for other in others):
+            return x
+        if x.sources and not x.depends and equation.primitive.name == "gather":
+            self._note(equation, x, place)
+        return replace(x, depends=True)
+
+    def _note(self, equation: Any, weight: Flow, place: Place) -> None:
+        path = path_in(equation.source_info.name_stack) or place.path
+        operation = operation_of(equation.primitive.name).name
+        self.found.append(
+            Contracted(equation, weight.sources, operation, path, place.times, weight.through, place.inside)
+        )
+
+    # --- programs within
+
+    def _branches(self, equation: Any, inputs: list[Flow], place: Place) -> list[Flow]:
+        outputs: list[list[Flow]] = []
+        runs: list[list[Contracted]] = []
+        outer = self.found
+        for branch in equation.params["branches"]:
+            self.found = []
+            outputs.append(self._run(branch, inputs[1:], place))
+            runs.append(self.found)
+        self.found = outer
+        counts = [sum(one.operations for one in run) for run in runs]
+        most = counts.index(max(counts))
+        for number, run in enumerate(runs):
+            self.found += run if number == most else [replace(one, times=0) for one in run]
+        found = [_all(flows) for flows in zip(*outputs, strict=True)]
+        return [replace(x, depends=True) for x in found] if inputs[0].depends else found
+
+    def _while(self, equation: Any, inputs: list[Flow], place: Place) -> list[Flow]:
+        before, held = equation.params["cond_nconsts"], equation.params["body_nconsts"]
+        body, consts = equation.params["body_jaxpr"], inputs[before : before + held]
+        carry = self._settled(body, consts, inputs[before + held :], [])
+        self._run(equation.params["cond_jaxpr"], [*inputs[:before], *carry], place)
+        return self._run(body, [*consts, *carry], place)
+
+    def _scan(self, equation: Any, inputs: list[Flow], place: Place) -> list[Flow]:
+        consts, carries = scan_counts(equation)
+        body, held, xs = equation.params["jaxpr"], inputs[:consts], inputs[consts + carries :]
+        carry = self._settled(body, held, inputs[consts : consts + carries], xs)
+        return self._run(body, [*held, *carry, *xs], place)
+
+    def _settled(self, body: Any, held: list[Flow], carry: list[Flow], xs: list[Flow]) -> list[Flow]:
+        """Carried values, as they are in any iteration."""
+        outer, self.found = self.found, []
+        while True:
+            after = self._run(body, [*held, *carry, *xs], Place())[: len(carry)]
+            joined = [a.joined(b) for a, b in zip(carry, after, strict=True)]
+            if joined == carry:
+                self.found = outer
+                return carry
+            carry = joined
+
+
+def _flow(env: Mapping[Any, Flow], var: Any) -> Flow:
+    return Flow() if isinstance(var, core.Literal) else env.get(var, Flow())
+
+
+def _all(inputs: Sequence[Flow]) -> Flow:
+    found = Flow()
+    for x in inputs:
+        found = found.joined(x)
+    return found
+
+
+def _changed(inputs: Sequence[Flow], name: str) -> Flow:
+    """The output of an operation that does more than move numbers."""
+    found = _all(inputs)
+    if found.depends:
+        return ARGUMENT
+    return replace(found, through=found.through or name) if found.sources else found
+
+
+def _body(equation: Any, inputs: int) -> Any:
+    """The program that an operation runs on its inputs; None if it has none."""
+    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        found = equation.params.get(name)
+        inner = getattr(found, "jaxpr", found)
+        if inner is not None and len(getattr(inner, "invars", ())) == inputs:
+            return found
+    return None

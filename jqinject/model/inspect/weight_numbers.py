@@ -1,0 +1,251 @@
+"""The weights of a model and the numbers that they are quantized to, read from the model itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jqinject.core import Frozen
+from jqinject.core.facts import number_format
+from jqinject.dot import FrozenParam
+from jqinject.model.frozen_ops import quantized_op
+from jqinject.model.walk import ModelIndex, Path, PlainArray
+from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.program import HELD, Program
+from jqinject.proxy import QuantProxyFromInjector
+from jqinject.quant_tensor import IntQuantTensor
+
+# Variables that a call writes: what is contracted of them comes from activations.
+WRITTEN = (nnx.Cache, nnx.Intermediate, nnx.BatchStat, nnx.RngState)
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """The numbers that a quantizer makes.
+
+    Attributes:
+        name: such as "int8", "uint4", "e4m3"; "int4 in 32s" with a scale for each group of 32.
+        bits: of one number; None if it is learned, or if only the scheme knows.
+    """
+
+    name: str
+    bits: float | None
+
+    @property
+    def is_low(self) -> bool:
+        """Whether it has at most 8 bits, or learned ones."""
+        return self.bits is None or self.bits <= 8
+
+
+@dataclass(frozen=True)
+class Weight:
+    """An array of a model that may be contracted.
+
+    Attributes:
+        path: in the model.
+        shape: of the array.
+        dtype: of the float array.
+        kind: the class of its Variable; "array" if it has none.
+        is_parameter: whether it is a float `nnx.Param`, or one that is frozen.
+    """
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: Any
+    kind: str
+    is_parameter: bool
+
+    @property
+    def size(self) -> int:
+        """The number of its elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the array in floats."""
+        return self.size * np.dtype(self.dtype).itemsize
+
+
+class ModelWeights:
+    """The weights of a model, by their paths as text.
+
+    Args:
+        model: an NNX module, concrete or abstract.
+    """
+
+    def __init__(self, model: nnx.Module) -> None:
+        self.model = model
+        self.nodes = dict(ModelIndex(model).places)
+        self._formats: dict[Any, NumberFormat] = {}
+
+    @cached_property
+    def all(self) -> Mapping[str, Weight]:
+        """Every array that may be a weight."""
+        found = {}
+        for path, node in self.nodes.items():
+            if isinstance(node, nnx.Variable | PlainArray):
+                name = self.name_of(path)
+                if name:
+                    found.setdefault(name, self._weight(name, node))
+        return found
+
+    def names(self, program: Program) -> list[str]:
+        """What weight each input of a program is; "" for other inputs, such as scales."""
+        return [self.name_of(tuple(map(str, path[1:]))) if path[:1] == (0,) else "" for path in program.paths]
+
+    def name_of(self, path: Path) -> str:
+        """The path, as text, of the weight that an array of the state stores; "" for other arrays."""
+        held = next((path[:end] for end in range(len(path), -1, -1) if self._is_variable(path[:end])), None)
+        if held is None or self._in_quantizer(held):
+            return ""
+        node, below = self.nodes[held], path[len(held) :]
+        if isinstance(node, FrozenParam):
+            return ".".join(held) if below in ((), ("value",)) else ""
+        if isinstance(node, Frozen):
+            return self._of_frozen(held)
+        return "" if isinstance(node, WRITTEN) else ".".join(held)
+
+    def _is_variable(self, path: Path) -> bool:
+        return isinstance(self.nodes.get(path), nnx.Variable | PlainArray)
+
+    def _in_quantizer(self, path: Path) -> bool:
+        above = (self.nodes.get(path[:end]) for end in range(len(path)))
+        return HELD in path or any(isinstance(node, QuantProxyFromInjector) for node in above)
+
+    def _of_frozen(self, path: Path) -> str:
+        """The weight of the layer that keeps its low-bit numbers there."""
+        for end in range(len(path) - 1, -1, -1):
+            layer, inner = self.nodes.get(path[:end]), path[end:]
+            if isinstance(layer, QuantWeightLayer):
+                return ".".join((*path[:end], layer.weight_name)) if inner == ("frozen", "value") else ""
+            if layer is not None and quantized_op(layer) is not None:
+                return ".".join((*path[:end], "kernel")) if inner[-1] == "value" else ""
+        return ""
+
+    def _weight(self, name: str, node: Any) -> Weight:
+        path = tuple(name.split("."))
+        layer = self.nodes.get(path[:-1])
+        kind = type(node).__name__ if isinstance(node, nnx.Variable) else "array"
+        if isinstance(node, Frozen) and not isinstance(node, FrozenParam):
+            array = layer.weight if isinstance(layer, QuantWeightLayer) else _stored_kernel(layer)
+            return (
+                Weight(path, tuple(array[0]), array[1], "Param", True)
+                if isinstance(array, tuple)
+                else (Weight(path, tuple(array.shape), array.dtype, "Param", True))
+            )
+        value = node if isinstance(node, FrozenParam) else node.get_value()
+        shape, dtype = tuple(getattr(value, "shape", ())), getattr(value, "dtype", np.dtype(np.float32))
+        is_float = jnp.issubdtype(dtype, jnp.floating)
+        return Weight(path, shape, dtype, kind, isinstance(node, FrozenParam | nnx.Param) and is_float)
+
+    # --- how they are quantized
+
+    def format_of(self, name: str) -> NumberFormat | None:
+        """The low-bit numbers of a weight; None if it is float."""
+        path = tuple(name.split("."))
+        node, layer = self.nodes.get(path), self.nodes.get(path[:-1])
+        if isinstance(node, FrozenParam):
+            return _of_form(node.form)
+        if isinstance(layer, QuantWeightLayer) and path[-1] == layer.weight_name:
+            if layer.frozen is not None:
+                return _of_form(layer.frozen.form)
+            return self.numbers_of(layer.weight_quant, layer.weight_shape)
+        if layer is not None and path[-1] == "kernel" and quantized_op(layer) is not None:
+            return self._of_op(layer, 1)
+        site = self._sites.get(name)
+        return None if site is None else self.numbers_of(site.weight_quant, site.weight_shape, site.stacked)
+
+    def input_format(self, name: str) -> NumberFormat | None:
+        """The low-bit numbers that a layer makes of its own input; None if it makes none."""
+        layer = self.nodes.get(tuple(name.split("."))[:-1])
+        if isinstance(layer, QuantWeightLayer):
+            return self.numbers_of(layer.input_quant)
+        return None if layer is None or quantized_op(layer) is None else self._of_op(layer, 0)
+
+    def format_at(self, site: str) -> NumberFormat | None:
+        """The numbers of what a site between operations quantizes; "quantized" if they came so from a layer."""
+        if not site:
+            return None
+        if site == "quantized":
+            return NumberFormat("quantized", None)
+        held = self._held.get(site)
+        if held is None or isinstance(held, QuantProxyFromInjector):
+            return self.numbers_of(held)
+        return NumberFormat("scheme", None)
+
+    @property
+    def _sites(self) -> Mapping[str, Any]:
+        held = vars(self.model).get(HELD)
+        return {} if held is None else held.weight_sites()
+
+    @property
+    def _held(self) -> Mapping[str, Any]:
+        held = vars(self.model).get(HELD)
+        return {} if held is None else held.held
+
+    def _of_op(self, layer: Any, operand: int) -> NumberFormat | None:
+        op = quantized_op(layer)
+        return NumberFormat("scheme", None) if op is not None and op.module.quantizes[operand] else None
+
+    def numbers_of(self, proxy: Any, shape: tuple[int, ...] = (), stacked: int = 0) -> NumberFormat | None:
+        """The numbers that a quantizer makes; None if it is off.
+
+        Args:
+            proxy: the quantizer, or None.
+            shape: of the weight, with the axes of a stack; not needed for an activation.
+            stacked: the number of these.
+        """
+        if proxy is None or not proxy.is_quant_enabled:
+            return None
+        if proxy.binding not in self._formats:  # what affects the numbers is in the binding
+            self._formats[proxy.binding] = _made_by(proxy, shape[stacked:], stacked)
+        return self._formats[proxy.binding]
+
+
+def _stored_kernel(layer: Any) -> tuple[tuple[int, ...], Any]:
+    op = quantized_op(layer)
+    assert op is not None, "its numbers are stored there"
+    return op.module.rhs_freezer.form.shape, layer.kernel.dtype
+
+
+def _of_form(form: Any) -> NumberFormat:
+    """Of frozen numbers."""
+    size = None if form.groups is None else form.groups.size
+    if form.format is not None:
+        return _named(str(form.format), form.format.bit_width, size)
+    return _named(f"{'int' if form.signed else 'uint'}{form.bit_width}", form.bit_width, size)
+
+
+def _named(name: str, bits: Any, group_size: int | None) -> NumberFormat:
+    groups = "" if group_size is None else f" in {group_size}s"
+    return NumberFormat(name + groups, float(bits) if isinstance(bits, int | float) else None)
+
+
+def _made_by(proxy: Any, shape: tuple[int, ...], stacked: int) -> NumberFormat:
+    form = number_format(proxy.tensor_quant)
+    size = proxy.quant_metadata.group_size
+    if form is not None:
+        return _named(str(form), getattr(form, "bit_width", None), size)
+    graphdef, state = nnx.split(proxy, graph=True)
+
+    def run(state: Any) -> Any:
+        for _ in range(stacked):
+            state = jax.tree.map(lambda x: x[0], state)
+        copy = nnx.merge(graphdef, state)
+        return copy(jnp.zeros(shape)) if proxy.role == "weight" else copy.sample()
+
+    made = jax.eval_shape(run, state)
+    made = getattr(made, "grouped", made)
+    if not isinstance(made, IntQuantTensor):
+        return _named(str(getattr(made, "format", type(made).__name__)), None, size)
+    sign = "int" if made.signed else "uint"
+    bits = made.bit_width
+    return _named(f"{sign}{bits}" if isinstance(bits, int) else f"{sign} (learned)", bits, size)
