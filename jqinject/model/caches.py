@@ -51,19 +51,19 @@ def quantized_cache(model: Any, cache: Cache = None) -> Cache:
         >>> cache = quantized_cache(model, empty)
         >>> _, cache = model(jnp.ones((1, 1, 64)), cache)
         >>> empty.nbytes, cache.nbytes, cache[0, 1:4, 0]
-        (2048, 544, Array([0., 1., 0.], dtype=float32))
+        (2048, 544, Array([0.       , 0.9921875, 0.       ], dtype=float32))
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(f"quantized_cache takes an NNX module, got {type(model).__name__}")
-    program: Any = model if isinstance(model, QuantizedProgram) else None
-    sites = () if program is None else program.op_quant.caches
+    held_by: Any = model.op_quant if isinstance(model, QuantizedProgram) else None
+    sites = () if held_by is None else held_by.caches
     if not sites:
         raise ValueError(
             f"quantized_cache: {type(model).__name__} has no rule for caches.\n"
             "  cure: jqinject.quantize(model, [..., Rule(cache_quant=Int8DynamicActPerRowFloat)], inputs=...), with "
             "inputs that hold a cache"
         )
-    held = {name: program.op_quant.held[name] for name in (site.name for site in sites)}
+    held = {name: held_by.held[name] for name in (site.name for site in sites)}
     whole: Any = model if cache is None else cache
     flat, tree = jax.tree_util.tree_flatten_with_path(whole, is_leaf=_is_leaf)
     leaves: list[Any] = [nnx.clone(leaf, graph=True) if _is_module(leaf) else leaf for _, leaf in flat]
