@@ -45,6 +45,7 @@ from jqinject.model import report as report
 from jqinject.model import rules_report as rules_report
 from jqinject.model import unfreeze as unfreeze
 from jqinject.model import value_and_grad as value_and_grad
+from jqinject.program import LostStateWarning as LostStateWarning
 from jqinject.quant_tensor import FloatQuantTensor as FloatQuantTensor
 from jqinject.quant_tensor import IntQuantTensor as IntQuantTensor
 
@@ -56,6 +57,7 @@ __all__ = [
     "FloatQuantTensor",
     "GatheredWarning",
     "IntQuantTensor",
+    "LostStateWarning",
     "Rule",
     "UncalibratedWarning",
     "begin_step",

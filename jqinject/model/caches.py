@@ -55,15 +55,14 @@ def quantized_cache(model: Any, cache: Cache = None) -> Cache:
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(f"quantized_cache takes an NNX module, got {type(model).__name__}")
-    held_by: Any = model.op_quant if isinstance(model, QuantizedProgram) else None
-    sites = () if held_by is None else held_by.caches
+    sites: tuple[CacheSite, ...] = model.op_quant.caches if isinstance(model, QuantizedProgram) else ()  # pyright: ignore
     if not sites:
         raise ValueError(
             f"quantized_cache: {type(model).__name__} has no rule for caches.\n"
             "  cure: jqinject.quantize(model, [..., Rule(cache_quant=Int8DynamicActPerRowFloat)], inputs=...), with "
             "inputs that hold a cache"
         )
-    held = {name: held_by.held[name] for name in (site.name for site in sites)}
+    held = {site.name: model.op_quant.held[site.name] for site in sites}  # pyright: ignore
     whole: Any = model if cache is None else cache
     flat, tree = jax.tree_util.tree_flatten_with_path(whole, is_leaf=_is_leaf)
     leaves: list[Any] = [nnx.clone(leaf, graph=True) if _is_module(leaf) else leaf for _, leaf in flat]

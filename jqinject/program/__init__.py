@@ -11,6 +11,7 @@ from jqinject.program.call import with_copied_modules as with_copied_modules
 from jqinject.program.class_swap import change_class as change_class
 from jqinject.program.intercept import Around as Around
 from jqinject.program.intercept import intercept as intercept
+from jqinject.program.kept_state import LostStateWarning as LostStateWarning
 from jqinject.program.model import HELD as HELD
 from jqinject.program.model import OpQuantizers as OpQuantizers
 from jqinject.program.model import QuantizedProgram as QuantizedProgram
@@ -18,6 +19,7 @@ from jqinject.program.model import find_sites as find_sites
 from jqinject.program.model import program_of_call as program_of_call
 from jqinject.program.model import quantized_class as quantized_class
 from jqinject.program.model import sites_of_program as sites_of_program
+from jqinject.program.model import throws_away as throws_away
 from jqinject.program.moves import only_moves as only_moves
 from jqinject.program.nested import name_of_function as name_of_function
 from jqinject.program.nested import runs_inside as runs_inside

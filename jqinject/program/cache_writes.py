@@ -30,7 +30,7 @@ def opened(x: Tracked) -> Tracked:
     """A cache in low bits as a QuantTensor; anything else as it is."""
     if not isinstance(x.value, LowBitCache):
         return x
-    return replace(x, value=x.value.quant_tensor(), origin=Origin.ACTIVATION, quantized=True, twins={})
+    return replace(_after(x, x.value.quant_tensor()), quantized=True)
 
 
 def written(run: Any, eqn: Any, inputs: Sequence[Tracked], path: str) -> list[Tracked] | None:
@@ -91,7 +91,7 @@ def _write(
     if not isinstance(held.value, LowBitCache) or isinstance(run.quantizers, Finder):
         values = [rounded.get(place, x.value) for place, x in enumerate(inputs)]
         (value,) = run.bind(eqn, [Tracked(value).array for value in values])
-        return replace(held, value=value, origin=Origin.ACTIVATION, twins={})
+        return _after(held, value)
     cache = held.value
     rows = {place: LowBitCache.of(x, "zero_point" in cache.form.names) for place, x in rounded.items()}
     if not all(cache.fits(row) for row in rows.values()):
@@ -100,9 +100,12 @@ def _write(
             "  cure: jqinject.quantized_cache(model, cache) with this model"
         )
     given = [rows.get(place, x.value) for place, x in enumerate(inputs)]
-    return replace(
-        held, value=WRITES[eqn.primitive.name](eqn, given, cache), origin=Origin.ACTIVATION, twins={}
-    )
+    return _after(held, WRITES[eqn.primitive.name](eqn, given, cache))
+
+
+def _after(held: Tracked, value: Any) -> Tracked:
+    """A cache with other numbers."""
+    return replace(held.with_value(value), origin=Origin.ACTIVATION)
 
 
 def _places_of_new(eqn: Any, is_cache: list[bool]) -> list[int]:

@@ -15,15 +15,14 @@ from jax.extend import core
 from jqinject.dot import DEQUANTIZE
 from jqinject.program import handlers, nested, templates
 from jqinject.program.cache_writes import opened, written
+from jqinject.program.kept_state import MARK, KeptState
 from jqinject.program.operations import FUNCTIONS, Operation, operation_of
 from jqinject.program.policy import ActivationProduct, Choice, Policy, Site, WeightUse, site_of
-from jqinject.program.quantizers import Finder, Quantizers
+from jqinject.program.quantizers import Quantizers
 from jqinject.program.scopes import BEGIN, END, path_in
 from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
 from jqinject.program.weights import follow_stored, parameter
 
-Step = Callable[[Any, list[Any]], tuple[list[Any], Any]]
-Body = Callable[[Any, list[Tracked]], list[Tracked]]
 EINSUM = re.compile(r"(?:^|[/(])[A-Za-z.]*(?:,[A-Za-z.]*)+->[A-Za-z.]*\)*$")
 
 
@@ -50,6 +49,7 @@ class Interpreter:
         self.products: list[ActivationProduct] = []
         self.region: tuple[str, str] | None = None
         self._entered = Tracked(None)
+        self.kept = KeptState()
 
     # --- programs
 
@@ -82,14 +82,20 @@ class Interpreter:
                 index += match.length
                 continue
             eqn = jaxpr.eqns[index]
-            outputs = self._run_equation(eqn, [_read(env, var) for var in eqn.invars], path)
+            outputs = self._run_equation(eqn, [self._read(env, var) for var in eqn.invars], path)
             env.update(zip(eqn.outvars, outputs, strict=True))
+            for var, out in zip(eqn.outvars, outputs, strict=True):
+                if out.state is not None and var not in last:
+                    self.kept.thrown_away(out)
             index += 1
-        return [_read(env, var) for var in jaxpr.outvars]
+        return [self._read(env, var) for var in jaxpr.outvars]
+
+    def _read(self, env: dict[Any, Tracked], var: Any) -> Tracked:
+        return self.kept.current(_read(env, var))
 
     def _run_function(self, equations: Sequence[Any], match: templates.Match, env: Any, path: str) -> None:
         where = path_in(equations[0].source_info.name_stack) or path
-        x = parameter(self, env[match.input])
+        x = parameter(self, self._read(env, match.input))
 
         def evaluate(value: Any) -> list[Any]:
             local: dict[Any, Any] = {match.input: value}
@@ -107,6 +113,8 @@ class Interpreter:
         where = path_in(eqn.source_info.name_stack) or path
         if name == "name" and self._marks_region(eqn.params["name"]):
             return [self._cross(eqn.params["name"], inputs[0], where)]
+        if name == "name" and eqn.params["name"].startswith(MARK):
+            return [self.kept.marked(eqn.params["name"], inputs[0])]
         if not any(x.is_activation for x in inputs):
             return self.constant(lambda: self._run_marked(eqn, inputs, where))
         return self._run_marked(eqn, inputs, where)
@@ -161,50 +169,14 @@ class Interpreter:
         self.region = None
         return handlers.leave_region(self, region, path, self._entered, x)
 
-    # --- programs within: see `nested`
-
-    def carried(
-        self,
-        body: Body,
-        inputs: list[Tracked],
-        wrap: Callable[[Step], Step],
-        inside: list[Tracked] | None = None,
-    ) -> list[Tracked]:
-        """Run a part of the program under a transformation that carries the quantizers' state.
-
-        Args:
-            body: runs the part, given an interpreter and inputs.
-            inputs: the inputs.
-            wrap: transforms a function of state and values.
-            inside: the inputs as the part sees them, if they differ: the slices of a loop.
-        """
-        seen = inputs if inside is None else inside
-        finder = self.within(Finder(self.quantizers))
-        jax.eval_shape(
-            lambda values: [out.crossing for out in body(finder, _with_values(seen, values))],
-            [x.crossing for x in seen],
-        )
-        before, outputs = self.counts.copy(), []
-
-        def step(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
-            quantizers = self.quantizers.restored(state)
-            run = self.within(quantizers, before)
-            outputs[:] = body(run, _with_values(seen, values))
-            return [out.crossing for out in outputs], quantizers.state(finder.sites)
-
-        values, state = wrap(step)(self.quantizers.state(finder.sites), [x.crossing for x in inputs])
-        self.quantizers.update(state)
-        self.counts = finder.counts
-        self.sites |= finder.sites
-        self.uses += finder.uses
-        self.products += finder.products
-        return _with_values(outputs, values)
+    # --- programs within: see `nested` and `carrying`
 
     def within(self, quantizers: Quantizers, counts: Any = None) -> Interpreter:
         """An interpreter for a part of the program."""
         run = Interpreter(self.policy, quantizers, prefix=self.prefix)
         run.counts = (self.counts if counts is None else counts).copy()
         run.region = self.region
+        run.kept = self.kept.within()
         return run
 
     @staticmethod
@@ -251,10 +223,6 @@ class Interpreter:
             out.pending = wanted
             return out
         return self.quantized(out, wanted, f"{name}_output")
-
-
-def _with_values(tracked: Sequence[Tracked], values: Sequence[Any]) -> list[Tracked]:
-    return [x.with_value(value) for x, value in zip(tracked, values, strict=True)]
 
 
 def bind(eqn: Any, values: Sequence[Any]) -> list[Any]:

@@ -16,6 +16,7 @@ from jqinject.program.cache_writes import check_caches_stay
 from jqinject.program.call import CALL, Call
 from jqinject.program.class_swap import ClassMixin, derived_class, original_class
 from jqinject.program.interpreter import Interpreter
+from jqinject.program.kept_state import of_model
 from jqinject.program.moves import Axes
 from jqinject.program.policy import ActivationProduct, CacheSite, Policy, Site, WeightUse
 from jqinject.program.quantizers import Finder, HeldQuantizers, Quantizers
@@ -165,10 +166,11 @@ def run(model: Any, policy: Policy, quantizers: Quantizers, call: Call) -> Any:
     program = trace(model, call, policy.is_leaf, HELD)
     interpreter = Interpreter(policy, quantizers, prefix=prefix_of(call))
     values = _outputs(interpreter, program)
+    interpreter.kept.warn_of_lost(model)
     called = (model, *call.modules)
     live = dict(flat_parts(nnx.state(called, graph=True)))
     outputs = jax.tree.unflatten(program.output_tree, values[: program.output_tree.num_leaves])
-    changed = program.changed(values)
+    changed = program.changed(values, interpreter.kept)
     check_caches_stay(program.inputs, outputs, live, changed)
     for path, variable, value in changed:
         if path in live and isinstance(live[path], nnx.Variable | RecordPart):
@@ -185,7 +187,7 @@ def _outputs(interpreter: Interpreter, program: Any) -> list[Any]:
     count = program.output_tree.num_leaves
     final = interpreter.policy.final_output
     outputs = [final(interpreter, x, index) for index, x in enumerate(found[:count])]
-    return [x.crossing for x in (*outputs, *found[count:])]
+    return [x.passed for x in (*outputs, *found[count:])]
 
 
 def find_sites(
@@ -247,8 +249,32 @@ def sites_of_program(
         ]
         return _outputs(interpreter, program._replace(inputs=inputs))
 
-    jax.eval_shape(look, [x.crossing for x, free in zip(program.inputs, variable, strict=True) if free])
+    jax.eval_shape(look, [x.passed for x, free in zip(program.inputs, variable, strict=True) if free])
     return FoundSites(interpreter.sites, interpreter.uses, interpreter.products)
+
+
+def throws_away(model: Any, policy: Policy, calls: Iterable[Call]) -> tuple[str, ...]:
+    """Paths of quantizers' state that calls of a model would lose, unless they are run as programs.
+
+    Args:
+        model: a quantized NNX module; it is traced, not run.
+        policy: which says which modules are layers.
+        calls: of different methods.
+    """
+    found: set[str] = set()
+    for call in calls:
+        program = trace(model, call, policy.is_leaf, HELD, mark_all=True)
+        interpreter = Interpreter(policy, Finder())
+
+        def look(values: list[Any], program: Any = program, interpreter: Interpreter = interpreter) -> Any:
+            given = zip(program.inputs, values, strict=True)
+            return _outputs(
+                interpreter, program._replace(inputs=[replace(x, value=v, twins={}) for x, v in given])
+            )
+
+        jax.eval_shape(look, [x.array for x in program.inputs])
+        found |= {*interpreter.kept.newest, *interpreter.kept.lost}
+    return tuple(sorted(map(of_model, found)))
 
 
 def _with_axes(x: Tracked) -> Tracked:

@@ -10,6 +10,7 @@ import jax
 from jax.extend import core
 
 from jqinject.dot import is_low_bit_cache
+from jqinject.program.carrying import carried
 from jqinject.program.tracked_value import Origin, Tracked, plain
 from jqinject.program.weights import parameter
 
@@ -37,7 +38,7 @@ def _rematerialized(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> lis
     def body(run: Any, inside: list[Tracked]) -> list[Tracked]:
         return run.run(jaxpr, (), inside, path)
 
-    return run.carried(body, inputs, lambda step: jax.checkpoint(step, **options))
+    return carried(run, body, inputs, lambda step: jax.checkpoint(step, **options))
 
 
 def _scanned(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Tracked]:
@@ -76,7 +77,7 @@ def _scanned(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Track
         *(_unknown_in_loop(x, grown) for x, grown in zip(carry, depends, strict=True)),
         *(_slice(x) for x in xs),
     ]
-    return run.carried(body, inputs, loop, inside)
+    return carried(run, body, inputs, loop, inside, consts)
 
 
 def scan_counts(eqn: Any) -> tuple[int, int]:
@@ -88,7 +89,7 @@ def scan_counts(eqn: Any) -> tuple[int, int]:
 
 
 def _as_it_is(x: Tracked) -> Tracked:
-    return x.with_value(x.value)
+    return replace(x.with_value(x.value), state=x.state)
 
 
 def _depending_carries(jaxpr: Any, entering: list[bool], consts: int, carries: int) -> list[bool]:
@@ -124,6 +125,7 @@ def _unknown_in_loop(x: Tracked, depends: bool) -> Tracked:
 def _slice(x: Tracked) -> Tracked:
     known = x.value if is_low_bit_cache(x.value) else jax.ShapeDtypeStruct(x.value.shape, x.value.dtype)
     inside = x.with_value(jax.tree.map(lambda held: jax.ShapeDtypeStruct(held.shape[1:], held.dtype), known))
+    inside.state = x.state
     return inside if x.axes is None else replace(inside, axes=x.axes.sliced())
 
 
@@ -134,6 +136,7 @@ def _settled(run: Any, out: Tracked, name: str) -> Tracked:
 
 def _unchanged_part(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Tracked]:
     """A part that runs unchanged: branches, loops of unknown length, functions with custom derivatives."""
+    run.kept.check_unchanged_part(eqn)
     inputs = [parameter(run, x) for x in inputs]
     outputs = [plain(value, inputs) for value in run.bind(eqn, [x.array for x in inputs])]
     if any(x.is_float and x.is_activation for x in inputs) and any(out.is_float for out in outputs):

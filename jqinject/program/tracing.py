@@ -12,8 +12,10 @@ from jqinject.core.state.record import RecordPart, flat_parts
 from jqinject.dot import FrozenParam, LowBitCache, is_low_bit_cache
 from jqinject.program.call import Call, SplitCall
 from jqinject.program.class_swap import change_class, original_class
+from jqinject.program.kept_state import KeptState, label
 from jqinject.program.scopes import scopes
-from jqinject.program.tracked_value import Origin, Tracked
+from jqinject.program.state_marks import state_marks
+from jqinject.program.tracked_value import Origin, StateVersion, Tracked
 from jqinject.program.weights import dotted
 
 Path = tuple[Any, ...]
@@ -37,20 +39,27 @@ class Program(NamedTuple):
     new_state: list[tuple[Path, Any]]
     paths: list[Path]
 
-    def changed(self, values: list[Any]) -> list[tuple[Path, Any, Any]]:
+    def changed(self, values: list[Any], kept: KeptState) -> list[tuple[Path, Any, Any]]:
         """Path, Variable and value of every change of the state.
 
         Args:
             values: the outputs of the program.
+            kept: state that parts of the program threw away.
         """
         jaxpr = self.closed.jaxpr
         known = set(jaxpr.invars)
         first = len(jaxpr.outvars) - len(self.new_state)
         rows = zip(self.new_state, jaxpr.outvars[first:], values[first:], strict=True)
-        return [(path, variable, value) for (path, variable), var, value in rows if var not in known]
+        return [
+            (path, variable, value)
+            for (path, variable), var, value in rows
+            if var not in known or label(path) in kept.newest
+        ]
 
 
-def trace(model: Any, call: Call, is_leaf: Callable[[Any], bool], skip: str = "") -> Program:
+def trace(
+    model: Any, call: Call, is_leaf: Callable[[Any], bool], skip: str = "", mark_all: bool = False
+) -> Program:
     """The program of a call.
 
     Args:
@@ -59,6 +68,7 @@ def trace(model: Any, call: Call, is_leaf: Callable[[Any], bool], skip: str = ""
         call: the call.
         is_leaf: whether a module is not looked into.
         skip: attribute of the model that its methods do not use.
+        mark_all: whether quantizers mark all their state, although it may not have changed.
     """
     split = SplitCall(model, call)
     flat, treedef = jax.tree.flatten_with_path(split.state, is_leaf=is_low_bit_cache)
@@ -69,7 +79,10 @@ def trace(model: Any, call: Call, is_leaf: Callable[[Any], bool], skip: str = ""
         change_class(copy, original_class(type(copy)))
         # Hidden from the forward: a bridge to Linen would treat every attribute as its own.
         put_aside = {skip: vars(copy).pop(skip)} if skip in vars(copy) else {}
-        with scopes(copy, is_leaf):
+        with (
+            scopes(copy, is_leaf),
+            state_marks((copy, *copied_call.modules), is_leaf, mark_all),
+        ):
             out = copied_call(copy)
         vars(copy).update(put_aside)
         found["state"] = flat_parts(nnx.state((copy, *copied_call.modules), graph=True))
@@ -105,10 +118,12 @@ def _state_input(
     keys = tuple(part.key for part in path if isinstance(part, jax.tree_util.DictKey))
     holder = next((keys[:end] for end in range(len(keys), 0, -1) if keys[:end] in variables), ())
     variable = variables.get(holder)
+    state = StateVersion(label(keys))
     if isinstance(variable, nnx.Param):
-        return Tracked(leaf, Origin.WEIGHT, weight_path=holder[1:])
+        return Tracked(leaf, Origin.WEIGHT, weight_path=holder[1:], state=state)
     if isinstance(variable, FrozenParam):
         return Tracked(leaf, Origin.WEIGHT, weight_path=holder[1:], form=variable.form)
     if not holder or not hasattr(leaf, "shape"):
-        return Tracked(leaf)
-    return Tracked(leaf, cache=dotted((*modules[keys[0]], *holder[1:])), cache_ndim=len(leaf.shape))
+        return Tracked(leaf, state=state)
+    name = dotted((*modules[keys[0]], *holder[1:]))
+    return Tracked(leaf, state=state, cache=name, cache_ndim=len(leaf.shape))

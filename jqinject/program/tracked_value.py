@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -35,6 +35,18 @@ class Masked:
     filled: Callable[[Any], Any]
 
 
+class StateVersion(NamedTuple):
+    """Which state of the model a value is. See `kept_state`.
+
+    Attributes:
+        label: path of the Variable, as text.
+        number: 0 as the program begins, and larger for every later value.
+    """
+
+    label: str
+    number: int = 0
+
+
 @dataclass(eq=False)
 class Tracked:
     """A value of a program.
@@ -55,6 +67,7 @@ class Tracked:
             into; empty for others.
         cache_ndim: how many axes that array has.
         masked: set if some of its elements were replaced by constants.
+        state: which state of the model it is.
         twins: quantizer -> this value quantized by it, for the operations that share it.
     """
 
@@ -71,6 +84,7 @@ class Tracked:
     cache: str = ""
     cache_ndim: int = 0
     masked: Masked | None = None
+    state: StateVersion | None = None
     twins: dict[Any, Tracked] = field(default_factory=dict)
 
     @property
@@ -79,7 +93,7 @@ class Tracked:
         return self.value.dequantized() if isinstance(self.value, LowBitCache) else as_array(self.value)
 
     @property
-    def crossing(self) -> Any:
+    def passed(self) -> Any:
         """What enters and leaves a part of the program: a cache in low bits as it is, else the array."""
         return self.value if isinstance(self.value, LowBitCache) else self.array
 
@@ -100,7 +114,7 @@ class Tracked:
 
     def with_value(self, value: Any) -> Tracked:
         """The same facts for another value that holds the same numbers."""
-        return replace(self, value=value, masked=None, twins={})
+        return replace(self, value=value, masked=None, state=None, twins={})
 
 
 def plain(value: Any, inputs: Any) -> Tracked:

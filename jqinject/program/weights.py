@@ -101,6 +101,7 @@ def follow(
             origin=origin,
             axes=None if x.axes is None else x.axes.moved(move),
             masked=None,
+            state=None,
             twins={},
         )
         for value, move in zip(values, moves, strict=True)

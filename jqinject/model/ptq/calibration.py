@@ -12,11 +12,12 @@ from flax import nnx
 
 from jqinject.core import QuantParam, QuantStat, StaticRange
 from jqinject.core.state.record import flat_parts
+from jqinject.model.quantizing.rule_policy import RulePolicy
 from jqinject.model.running.batches import BatchCalls, CallBatch
 from jqinject.model.static_ranges import listed, static_ranges
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.devices.processes import on_host
-from jqinject.program import CALL, Call, Method, compiled
+from jqinject.program import CALL, Call, Method, QuantizedProgram, compiled, throws_away
 from jqinject.proxy import ActQuantProxy, QuantProxyFromInjector
 
 
@@ -77,8 +78,9 @@ def calibrate(
 
     Raises:
         TypeError: `model` is not an NNX module; `batches` is a single batch, or not iterable.
-        ValueError: the model has no such method; no batch; a batch with nan or inf; no quantizer with statistics; an
-            abstract model. Nothing is changed then.
+        ValueError: the model has no such method; no batch; a batch with nan or inf; no quantizer with statistics, or
+            none that a batch reaches; the model throws away what is collected, in copies of its layers; an abstract
+            model. Nothing is changed then.
 
     Source: Brevitas's `calibration_mode`; Qwix's quantization statistics. Differs from Brevitas: scales that are never
     learned (`scaling_impl_type = "stats"`) take the mean too (there: the moving average of training); a second
@@ -113,7 +115,7 @@ def calibrate(
     copy = nnx.clone(model, graph=True)
     observers = _prepare(copy, quantized)
     step = compiled(_run)
-    count = 0
+    count, called = 0, None
     for count, called in enumerate(calls.of(batches, "calibrating", progress=progress), 1):
         try:
             step(copy, called)
@@ -122,7 +124,13 @@ def calibrate(
             raise
     for observer in observers.values():
         observer.end_calibration()
+    _check_not_lost(copy, called, observers)
     reached, missed = _take_over(ours, observers)
+    if not reached:
+        raise ValueError(
+            f"calibrate ran {count} batches, and none reached a quantizer of activations: {listed(missed)}.\n"
+            "  cure: batches and a method that lead through these layers"
+        )
     model.eval()
     return CalibrationReport(count, reached, missed)
 
@@ -164,6 +172,22 @@ def _check_batches(batches: Any) -> None:
         raise TypeError(
             f"calibrate takes an iterable of batches, got {type(batches).__name__}.\n"
             "  cure: [x] for a single batch; list(x) where every x[i] is one"
+        )
+
+
+def _check_not_lost(copy: Any, call: Call | None, observers: dict[str, StaticRange]) -> None:
+    """Refuse ranges that were collected in copies of layers, which the model throws away."""
+    missed = tuple(path for path, observer in observers.items() if observer.has_range() is False)
+    if not missed or call is None or isinstance(copy, QuantizedProgram):
+        return
+    thrown = throws_away(copy, RulePolicy(()), [call])
+    lost = tuple(path for path in missed if any(state.startswith(f"{path}.") for state in thrown))
+    if lost:
+        raise ValueError(
+            f"{type(copy).__name__} throws away what is collected in {listed(lost)}: copies of these layers are called "
+            "inside a transformation (jax.checkpoint, jax.lax.scan). Nothing was changed.\n"
+            "  cure: quantize(float_model, rules, inputs=(x,)), which runs the model as a program and keeps it; "
+            "or nnx.remat and nnx.scan instead"
         )
 
 

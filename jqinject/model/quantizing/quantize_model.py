@@ -42,6 +42,7 @@ from jqinject.program import (
     QuantizedProgram,
     change_class,
     quantized_class,
+    throws_away,
 )
 
 Model = TypeVar("Model", bound=nnx.Module)
@@ -75,7 +76,9 @@ def quantize(
     Rules with the name of an operation (`op="add"`) quantize operations outside layers: the model's call is traced and
     run as a program, with the quantizers in `model.op_quant`. So are the layers of Linen models
     (`nnx.bridge.ToNNX`), and the other methods that `methods` names: their quantizers are named `encode:...`. A method
-    that calls another one runs it as a part of its own program.
+    that calls another one runs it as a part of its own program. A model whose layers are all of Flax's classes is run
+    as a program too if its call, traced with `inputs`, splits blocks and throws copies of them away (in
+    `jax.checkpoint`, `jax.lax.scan`): so what the quantizers of these blocks record is kept.
 
     The quantizers are in training mode. The result loads a float checkpoint with `jqinject.load_state`.
 
@@ -124,11 +127,14 @@ def quantize(
     index = ModelIndex(model)
     entries, plan = plan_layers(index, given)
     found = _check(index, model, given, entries, calls, allow_idle)
+    has_inputs = _have_inputs(calls)
 
     def quantized(model: Any, index: ModelIndex, plan: Mapping[int, LayerRule]) -> Any:
         _quantize_layers(index.modules, given, plan, rngs)
-        if found.sites or any(use.quantizer is not None for use in found.uses):
-            _quantize_program(model, RulePolicy(given), found, calls, rngs)
+        policy = RulePolicy(given)
+        outside = found.sites or any(use.quantizer is not None for use in found.uses)
+        if outside or throws_away(model, policy, calls if has_inputs else ()):
+            _quantize_program(model, policy, found, calls, rngs)
         return model
 
     def traced(model: Any) -> Any:
@@ -147,6 +153,10 @@ def _quantize_by(provider: Provider, model: Any, calls: tuple[Call, ...]) -> Any
     return provider.quantize(model, *args, **kwargs)
 
 
+def _have_inputs(calls: Iterable[Call]) -> bool:
+    return any(call.args or call.kwargs for call in calls)
+
+
 def _check(
     index: ModelIndex,
     model: nnx.Module,
@@ -162,7 +172,7 @@ def _check(
     """
     traces = needs_inputs(index, rules)
     _refuse_quantized(index, model, bool(entries), traces)
-    has_inputs = any(call.args or call.kwargs for call in calls)
+    has_inputs = _have_inputs(calls)
     if not entries and not traces and not has_inputs:
         raise ValueError(
             f"{type(model).__name__} has no layer of Flax's own classes; what it contracts by itself is found by "

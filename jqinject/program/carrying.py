@@ -1,0 +1,78 @@
+"""How the state of quantizers crosses a transformation in a program: rematerialized parts, loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from jqinject.program.kept_state import strong
+from jqinject.program.quantizers import Finder
+from jqinject.program.tracked_value import Tracked
+
+Step = Callable[[Any, list[Any]], tuple[list[Any], Any]]
+Body = Callable[[Any, list[Tracked]], list[Tracked]]
+
+
+def carried(
+    run: Any,
+    body: Body,
+    inputs: list[Tracked],
+    wrap: Callable[[Step], Step],
+    inside: list[Tracked] | None = None,
+    constants: int = 0,
+) -> list[Tracked]:
+    """Run a part of the program under a transformation that carries the quantizers' state.
+
+    State of the model's layers that the part throws away leaves it by further outputs. If a loop reads it as a
+    constant, every iteration leaves it to the next one.
+
+    Args:
+        run: the interpreter of what surrounds the part.
+        body: runs the part, given an interpreter and inputs.
+        inputs: the inputs.
+        wrap: transforms a function of state and values.
+        inside: the inputs as the part sees them, if they differ: the slices of a loop.
+        constants: how many inputs, from the first, are the same in every iteration of a loop.
+    """
+    seen = inputs if inside is None else inside
+    finder = run.within(Finder(run.quantizers))
+    crossing: dict[str, int] = {}
+
+    def look(values: list[Any]) -> list[Any]:
+        found = body(finder, _with_values(seen, values))
+        crossing.update(finder.kept.crossing(seen, found))
+        return [out.passed for out in found]
+
+    jax.eval_shape(look, [x.passed for x in seen])
+    looped = {text: place for text, place in crossing.items() if place < constants}
+    single = [text for text in crossing if text not in looped]
+    before, outputs = run.counts.copy(), []
+
+    def step(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
+        quantizers = run.quantizers.restored(state[0])
+        part = run.within(quantizers, before)
+        for text, value in state[1].items():
+            part.kept.put(text, value)
+        outputs[:] = body(part, _with_values(seen, values))
+        left = {text: part.kept.value(text, seen[place]) for text, place in crossing.items()}
+        found = [*(out.passed for out in outputs), *(left[text] for text in single)]
+        return found, (quantizers.state(finder.sites), {text: left[text] for text in looped})
+
+    entering = {text: strong(inputs[place].array) for text, place in looped.items()}
+    start = (run.quantizers.state(finder.sites), entering)
+    values, (state, left) = wrap(step)(start, [x.passed for x in inputs])
+    run.quantizers.update(state)
+    run.counts = finder.counts
+    run.sites |= finder.sites
+    run.uses += finder.uses
+    run.products += finder.products
+    for text, value in (*left.items(), *zip(single, values[len(outputs) :], strict=True)):
+        run.kept.put(text, value)
+    return _with_values(outputs, values[: len(outputs)])
+
+
+def _with_values(tracked: Sequence[Tracked], values: Sequence[Any]) -> list[Tracked]:
+    return [replace(x.with_value(value), state=x.state) for x, value in zip(tracked, values, strict=True)]

@@ -1,0 +1,159 @@
+"""The state of quantizers that a model's layers hold, kept through whatever the model does to itself.
+
+A model may split a block, call a copy of it inside `jax.checkpoint` or `lax.scan`, and throw the copy away, with all
+that its quantizers recorded. While a private copy of the model is traced, every change of a quantizer's state leaves an
+equation in the program that names the Variable (`state_marks`). The interpreter knows which inputs of the program are
+that state. A new value that nothing reads was thrown away: from then on, whoever reads an older value gets it instead,
+and so does the model at the end (`KeptState`). See `Interpreter.carried` for how it crosses a loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from jqinject.program.tracked_value import Origin, StateVersion, Tracked, shape_of
+
+MARK = "jqinject_state:"
+SHOWN = 8
+Path = tuple[Any, ...]
+
+
+class LostStateWarning(UserWarning):
+    """A part of a program threw away what quantizers recorded in it."""
+
+
+class KeptState:
+    """State that a program computes and throws away.
+
+    Args:
+        numbers: of versions, in the order of the program; shared by all its parts.
+
+    Attributes:
+        newest: label -> the newest value that was thrown away.
+        lost: labels of state that cannot be kept.
+    """
+
+    def __init__(self, numbers: Iterator[int] | None = None, lost: set[str] | None = None) -> None:
+        self._numbers = itertools.count(1) if numbers is None else numbers
+        self.newest: dict[str, Tracked] = {}
+        self.lost: set[str] = set() if lost is None else lost
+
+    def within(self) -> KeptState:
+        """That of a part of the program, whose inputs are up to date."""
+        return KeptState(self._numbers, self.lost)
+
+    def marked(self, name: str, x: Tracked) -> Tracked:
+        """`x`, known as a new value of the state that the mark names."""
+        return replace(x, state=StateVersion(name.removeprefix(MARK), next(self._numbers)), twins={})
+
+    def put(self, text: str, value: Any) -> None:
+        """Keep a value."""
+        self.newest[text] = Tracked(value, Origin.ACTIVATION, state=StateVersion(text, next(self._numbers)))
+
+    def thrown_away(self, x: Tracked) -> None:
+        """Keep a value of the program that nothing reads, if it is a new value of state."""
+        if x.state is not None and x.state.number > self._number(x.state.label):
+            self.newest[x.state.label] = x
+
+    def current(self, x: Tracked) -> Tracked:
+        """`x`, or the value that replaced it and was thrown away."""
+        if x.state is None or x.state.number >= self._number(x.state.label):
+            return x
+        newest = self.newest[x.state.label]
+        if shape_of(newest) == shape_of(x):
+            return newest
+        self.lost.add(x.state.label)  # one for each row of a batch that is mapped over
+        return x
+
+    def _number(self, text: str) -> int:
+        known = self.newest.get(text)
+        return 0 if known is None or known.state is None else known.state.number
+
+    def _shape(self, text: str) -> tuple[int, ...] | None:
+        return shape_of(self.newest[text]) if text in self.newest else None
+
+    def not_returned(self, outputs: Iterable[Tracked]) -> list[str]:
+        """Labels of what was thrown away, without newer values among the outputs."""
+        returned = {x.state.label: x.state.number for x in outputs if x.state is not None}
+        return [text for text in self.newest if returned.get(text, 0) < self._number(text)]
+
+    def crossing(self, inputs: list[Tracked], outputs: list[Tracked]) -> dict[str, int]:
+        """What a part of the program throws away: label -> place of the input that it came in by.
+
+        Args:
+            inputs: of the part, as it sees them.
+            outputs: of the part.
+        """
+        entered = {
+            x.state.label: place
+            for place, x in enumerate(inputs)
+            if x.state is not None and shape_of(x) == self._shape(x.state.label)
+        }
+        left = self.not_returned(outputs)
+        self.lost.update(text for text in left if text not in entered)
+        return {text: entered[text] for text in left if text in entered}
+
+    def value(self, text: str, like: Tracked) -> Any:
+        """The newest value, of the dtype of an older one."""
+        return jax.lax.convert_element_type(self.newest[text].array, like.array.dtype)
+
+    def warn_of_lost(self, model: Any) -> None:
+        """Tell which state is lost."""
+        if self.lost:
+            paths = sorted(of_model(text) for text in self.lost)
+            more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
+            warnings.warn(
+                f"{type(model).__name__} throws away what its quantizers record in {', '.join(paths[:SHOWN])}{more}: "
+                "copies of their layers are called inside a transformation that does not give this state back.\n"
+                "  cure: nnx.remat, nnx.scan, nnx.vmap, nnx.cond, which do; or jax.checkpoint and jax.lax.scan on the "
+                "state that nnx.split returns, as it is; model.eval() records nothing",
+                LostStateWarning,
+                stacklevel=4,
+            )
+
+    def check_unchanged_part(self, eqn: Any) -> None:
+        """Note the state that a part of the program which runs as it is throws away."""
+        for inner in _programs_in(eqn):
+            self.lost |= _thrown_away_in(inner)
+
+
+def _programs_in(eqn: Any) -> Iterator[Any]:
+    for given in jax.tree.leaves(eqn.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
+        jaxpr = getattr(given, "jaxpr", given)
+        if hasattr(jaxpr, "eqns"):
+            yield jaxpr
+
+
+def _thrown_away_in(jaxpr: Any) -> set[str]:
+    used = {var for eqn in jaxpr.eqns for var in eqn.invars if not isinstance(var, core.Literal)}
+    used |= {var for var in jaxpr.outvars if not isinstance(var, core.Literal)}
+    found: set[str] = set()
+    for eqn in jaxpr.eqns:
+        name = eqn.params.get("name", "") if eqn.primitive.name == "name" else ""
+        if name.startswith(MARK) and eqn.outvars[0] not in used:
+            found.add(name.removeprefix(MARK))
+        for inner in _programs_in(eqn):
+            found |= _thrown_away_in(inner)
+    return found
+
+
+def strong(x: Any) -> Any:
+    """`x` with a dtype that does not give way to others, which a loop cannot carry."""
+    return jax.lax.convert_element_type(x, x.dtype)
+
+
+def label(path: Path) -> str:
+    """The path of a state's array, as text; it begins with the number of the module among those of the call."""
+    return ".".join(map(str, path))
+
+
+def of_model(text: str) -> str:
+    """A label without the number that says of which module it is."""
+    return text.split(".", 1)[-1]
