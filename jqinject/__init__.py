@@ -24,11 +24,13 @@ from jqinject.inject import ExtendedInjector as ExtendedInjector
 from jqinject.inject import explain as explain
 from jqinject.inject import this as this
 from jqinject.inject import value as value
+from jqinject.model import LowCoverageWarning as LowCoverageWarning
 from jqinject.model import Rule as Rule
 from jqinject.model import begin_step as begin_step
 from jqinject.model import calibrate as calibrate
 from jqinject.model import calibrate_batch_norm as calibrate_batch_norm
 from jqinject.model import correct_biases as correct_biases
+from jqinject.model import coverage as coverage
 from jqinject.model import end_step as end_step
 from jqinject.model import fold_batch_norm as fold_batch_norm
 from jqinject.model import freeze as freeze
@@ -58,6 +60,7 @@ __all__ = [
     "GatheredWarning",
     "IntQuantTensor",
     "LostStateWarning",
+    "LowCoverageWarning",
     "Rule",
     "UncalibratedWarning",
     "begin_step",
@@ -65,6 +68,7 @@ __all__ = [
     "calibrate_batch_norm",
     "checkpoint_policies",
     "correct_biases",
+    "coverage",
     "end_step",
     "explain",
     "export",

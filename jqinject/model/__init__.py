@@ -5,6 +5,11 @@ from jqinject.model.freezing import NothingFrozenWarning as NothingFrozenWarning
 from jqinject.model.freezing import freeze as freeze
 from jqinject.model.freezing import unfreeze as unfreeze
 from jqinject.model.inspect.contraction_report import report as report
+from jqinject.model.inspect.coverage import Coverage as Coverage
+from jqinject.model.inspect.coverage import coverage as coverage
+from jqinject.model.inspect.coverage_rows import ActivationContraction as ActivationContraction
+from jqinject.model.inspect.coverage_rows import ContractedWeight as ContractedWeight
+from jqinject.model.inspect.coverage_rows import MissedWeight as MissedWeight
 from jqinject.model.inspect.histograms import Histogram as Histogram
 from jqinject.model.inspect.histories import History as History
 from jqinject.model.inspect.layer_numbers import Histograms as Histograms
@@ -22,6 +27,7 @@ from jqinject.model.ptq.learned_rounding import RoundingReport as RoundingReport
 from jqinject.model.ptq.learned_rounding import learn_rounding as learn_rounding
 from jqinject.model.ptq.post_training import post_training_quantize as post_training_quantize
 from jqinject.model.ptq.round_training import RoundingErrors as RoundingErrors
+from jqinject.model.quantizing.low_coverage import LowCoverageWarning as LowCoverageWarning
 from jqinject.model.quantizing.quantize_model import quantize as quantize
 from jqinject.model.quantizing.rules import Rule as Rule
 from jqinject.model.quantizing.rules_report import RulesReport as RulesReport

@@ -42,7 +42,8 @@ def contraction(
             x = _operand(run, x, other, choice, name + labels[place], summed[place], place)
         taken.append(x)
     if weight is not None:
-        note_use(run, choice, name, operation.name, inputs[weight], summed[weight], eqn, taken[1 - weight])
+        used, beside = inputs[weight], taken[1 - weight]
+        note_use(run, choice, name, operation.name, used, summed[weight], eqn, beside, mapped=run.maps(eqn))
     elif lhs.is_activation and rhs.is_activation:
         by = (name_of_quantizer(run, choice, name, x) for x in taken)
         run.products.append(ActivationProduct(run.prefix + name, operation.name, *by, equation=eqn))

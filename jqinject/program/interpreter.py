@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -48,6 +48,7 @@ class Interpreter:
         self.uses: list[WeightUse] = []
         self.products: list[ActivationProduct] = []
         self.region: tuple[str, str] | None = None
+        self.mapped = False
         self._entered = Tracked(None)
         self.kept = KeptState()
 
@@ -129,7 +130,8 @@ class Interpreter:
         if function in FUNCTIONS:
             name = str(function)
         elif name in nested.CALLS:
-            return nested.CALLS[name](self, eqn, inputs, where)
+            with self._mapping(eqn):
+                return nested.CALLS[name](self, eqn, inputs, where)
         cache = written(self, eqn, inputs, where)
         if cache is not None:
             return cache
@@ -138,6 +140,18 @@ class Interpreter:
         return handlers.handle(
             self, operation, where, inputs, lambda values: bind(eqn, values), eqn=eqn, unknown_name=name
         )
+
+    @contextlib.contextmanager
+    def _mapping(self, eqn: Any) -> Iterator[None]:
+        """The names of equations within a program do not tell what is around it."""
+        before = self.mapped
+        self.mapped = self.maps(eqn)
+        yield
+        self.mapped = before
+
+    def maps(self, eqn: Any) -> bool:
+        """Whether an equation is under `vmap`."""
+        return self.mapped or "vmap(" in str(eqn.source_info.name_stack)
 
     @staticmethod
     def _einsum_or(operation: Operation, eqn: Any) -> Operation:
@@ -175,7 +189,7 @@ class Interpreter:
         """An interpreter for a part of the program."""
         run = Interpreter(self.policy, quantizers, prefix=self.prefix)
         run.counts = (self.counts if counts is None else counts).copy()
-        run.region = self.region
+        run.region, run.mapped = self.region, self.mapped
         run.kept = self.kept.within()
         return run
 

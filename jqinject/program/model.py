@@ -187,7 +187,13 @@ def _outputs(interpreter: Interpreter, program: Any) -> list[Any]:
     count = program.output_tree.num_leaves
     final = interpreter.policy.final_output
     outputs = [final(interpreter, x, index) for index, x in enumerate(found[:count])]
-    return [x.passed for x in (*outputs, *found[count:])]
+    # A parameter that the program hands through is not changed by having been quantized.
+    parameters = {x.weight_path: x.array for x in program.inputs if x.is_weight and x.form is None}
+    state = [
+        parameters.get(x.weight_path, x.array) if x.is_weight and x.quantized else x.passed
+        for x in found[count:]
+    ]
+    return [*(x.passed for x in outputs), *state]
 
 
 def find_sites(

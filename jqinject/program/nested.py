@@ -11,6 +11,7 @@ from jax.extend import core
 
 from jqinject.dot import is_low_bit_cache
 from jqinject.program.carrying import carried
+from jqinject.program.passing import closed_over, in_slices
 from jqinject.program.tracked_value import Origin, Tracked, plain
 from jqinject.program.weights import parameter
 
@@ -34,11 +35,12 @@ def _inlined(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Track
 def _rematerialized(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Tracked]:
     jaxpr = eqn.params["jaxpr"]
     options = {"policy": eqn.params["policy"], "prevent_cse": eqn.params["prevent_cse"]}
+    passed = closed_over(inputs)
 
     def body(run: Any, inside: list[Tracked]) -> list[Tracked]:
-        return run.run(jaxpr, (), inside, path)
+        return run.run(jaxpr, (), passed.inside(inside), path)
 
-    return carried(run, body, inputs, lambda step: jax.checkpoint(step, **options))
+    return carried(run, body, passed.arrays, lambda step: jax.checkpoint(step, **options))
 
 
 def _scanned(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Tracked]:
@@ -46,10 +48,20 @@ def _scanned(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Track
     closed = eqn.params["jaxpr"]
     options = {name: eqn.params[name] for name in ("reverse", "length", "unroll")}
     inputs = [parameter(run, x) for x in inputs]
-    fixed, carry, xs = inputs[:consts], inputs[consts : consts + carries], inputs[consts + carries :]
+    entering = [x.is_activation for x in inputs]
+    depends = _depending_carries(closed.jaxpr, entering, consts, carries)
+    held, carry, slices = (
+        closed_over(inputs[:consts]),
+        inputs[consts : consts + carries],
+        in_slices(inputs[consts + carries :]),
+    )
+    fixed, xs, consts = held.arrays, slices.arrays, len(held.arrays)
+    inputs = [*fixed, *carry, *xs]
 
     def body(run: Any, inside: list[Tracked]) -> list[Tracked]:
-        outputs = run.run(closed.jaxpr, closed.consts, inside, path)
+        now, each = inside[consts : consts + carries], inside[consts + carries :]
+        entered = [*held.inside(inside[:consts]), *now, *slices.inside(each)]
+        outputs = run.run(closed.jaxpr, closed.consts, entered, path)
         return [_settled(run, out, f"{path}.scan_output{i}".lstrip(".")) for i, out in enumerate(outputs)]
 
     def loop(step: Callable[[Any, list[Any]], tuple[list[Any], Any]]) -> Any:
@@ -70,8 +82,6 @@ def _scanned(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Track
 
         return scan
 
-    entering = [x.is_activation for x in inputs]
-    depends = _depending_carries(closed.jaxpr, entering, consts, carries)
     inside = [
         *(_as_it_is(x) for x in fixed),
         *(_unknown_in_loop(x, grown) for x, grown in zip(carry, depends, strict=True)),

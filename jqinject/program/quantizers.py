@@ -14,7 +14,13 @@ from jqinject.program.contract import arguments_of
 from jqinject.program.policy import Site
 from jqinject.program.weights import dotted
 from jqinject.proxy import check_range
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, as_array
+from jqinject.quant_tensor import (
+    CodebookQuantTensor,
+    FloatQuantTensor,
+    GroupwiseQuantTensor,
+    IntQuantTensor,
+    as_array,
+)
 from jqinject.quant_tensor.shaping import full_rank
 
 
@@ -182,4 +188,7 @@ def full_metadata(x: Any) -> Any:
     if isinstance(x, IntQuantTensor):
         ndim = x.ndim
         return x.set(scale=full_rank(x.scale, ndim), zero_point=full_rank(x.zero_point, ndim))
-    return x.set(scale=full_rank(x.scale, x.ndim)) if isinstance(x, FloatQuantTensor) else as_array(x)
+    if isinstance(x, GroupwiseQuantTensor) and x.as_it_lies is None:
+        return x.moved(full_metadata(x.grouped), x.groups)
+    has_scale = isinstance(x, FloatQuantTensor | CodebookQuantTensor)
+    return x.set(scale=full_rank(x.scale, x.ndim)) if has_scale else as_array(x)

@@ -98,13 +98,17 @@ def trace(
         Tracked(array, Origin.ACTIVATION, cache=dotted(place), cache_ndim=len(array.shape))
         for array, place in zip(call.arrays, places, strict=False)
     ]
-    paths: list[Path] = [tuple(getattr(part, "key", part) for part in path) for path, _ in flat]
+    paths = [_keys(path) for path, _ in flat]
     new_state = [(tuple(path), leaf) for path, leaf in found["state"]]
     return Program(closed, inputs, found["tree"], new_state, [*paths, *(() for _ in call.arrays)])
 
 
 def _value(leaf: Any) -> Any:
     return leaf.get_value() if isinstance(leaf, nnx.Variable | RecordPart) else leaf
+
+
+def _keys(path: tuple[Any, ...]) -> Path:
+    return tuple(part.key for part in path if isinstance(part, jax.tree_util.DictKey))
 
 
 def _stand_in(leaf: Any) -> Any:
@@ -115,7 +119,7 @@ def _stand_in(leaf: Any) -> Any:
 def _state_input(
     path: tuple[Any, ...], leaf: Any, variables: dict[Path, Any], modules: list[tuple[str, ...]]
 ) -> Tracked:
-    keys = tuple(part.key for part in path if isinstance(part, jax.tree_util.DictKey))
+    keys = _keys(path)
     holder = next((keys[:end] for end in range(len(keys), 0, -1) if keys[:end] in variables), ())
     variable = variables.get(holder)
     state = StateVersion(label(keys))

@@ -129,6 +129,8 @@ def note_use(
     shared: Sequence[int],
     eqn: Any,
     beside: Tracked | None = None,
+    *,
+    mapped: bool = False,
 ) -> None:
     """Note where a parameter is contracted or looked up, if such places are looked for.
 
@@ -141,11 +143,15 @@ def note_use(
         shared: the axes along which they need one scale.
         eqn: the equation.
         beside: the other operand of a contraction.
+        mapped: whether it is under `vmap`, which leaves no other trace than an axis in front that is not summed.
     """
-    frozen = x.axes is None and isinstance(x.value, QuantTensor)
+    frozen = x.axes is None and x.quantized
     axes = Axes.of(shape_of(x)) if frozen else x.axes
     if axes is None:
         return
+    stacked, needing = axes.stacked, axes.along(shared)
+    if mapped and stacked not in needing and len(axes.shape) - stacked > 2:
+        stacked += 1
     quantizer = None if choice is None or frozen else choice.parameter
     run.uses.append(
         WeightUse(
@@ -153,8 +159,8 @@ def note_use(
             run.prefix + name,
             operation,
             axes.shape,
-            axes.along(shared),
-            axes.stacked,
+            needing,
+            stacked,
             quantizer,
             name_of_quantizer(run, choice, name, beside),
             eqn,

@@ -238,7 +238,7 @@ def _changed(inputs: Sequence[Flow], name: str) -> Flow:
 
 def _body(equation: Any, inputs: int) -> Any:
     """The program that an operation runs on its inputs; None if it has none."""
-    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr", "program"):
         found = equation.params.get(name)
         inner = getattr(found, "jaxpr", found)
         if inner is not None and len(getattr(inner, "invars", ())) == inputs:

@@ -77,6 +77,11 @@ class Weight:
 class ModelWeights:
     """The weights of a model, by their paths as text.
 
+    Attributes:
+        model: the model.
+        nodes: path -> every module, Variable and array.
+        at_sites: weight -> name of the site that quantizes it at its contraction, for a policy that does so.
+
     Args:
         model: an NNX module, concrete or abstract.
     """
@@ -84,6 +89,7 @@ class ModelWeights:
     def __init__(self, model: nnx.Module) -> None:
         self.model = model
         self.nodes = dict(ModelIndex(model).places)
+        self.at_sites: dict[str, str] = {}
         self._formats: dict[Any, NumberFormat] = {}
 
     @cached_property
@@ -160,8 +166,17 @@ class ModelWeights:
             return self.numbers_of(layer.weight_quant, layer.weight_shape)
         if layer is not None and path[-1] == "kernel" and quantized_op(layer) is not None:
             return self._of_op(layer, 1)
-        site = self._sites.get(name)
+        site = self.sites.get(name)
+        if name in self.at_sites:
+            return self.format_at(self.at_sites[name])
         return None if site is None else self.numbers_of(site.weight_quant, site.weight_shape, site.stacked)
+
+    def is_frozen(self, name: str) -> bool:
+        """Whether low-bit numbers are stored in the place of a weight."""
+        path = tuple(name.split("."))
+        layer = self.nodes.get(path[:-1])
+        frozen = isinstance(layer, QuantWeightLayer) and layer.frozen is not None
+        return frozen or isinstance(self.nodes.get(path), FrozenParam)
 
     def input_format(self, name: str) -> NumberFormat | None:
         """The low-bit numbers that a layer makes of its own input; None if it makes none."""
@@ -176,18 +191,20 @@ class ModelWeights:
             return None
         if site == "quantized":
             return NumberFormat("quantized", None)
-        held = self._held.get(site)
+        held = self.held.get(site)
         if held is None or isinstance(held, QuantProxyFromInjector):
             return self.numbers_of(held)
         return NumberFormat("scheme", None)
 
     @property
-    def _sites(self) -> Mapping[str, Any]:
+    def sites(self) -> Mapping[str, Any]:
+        """The quantizers of parameters that the model contracts by itself, by path."""
         held = vars(self.model).get(HELD)
         return {} if held is None else held.weight_sites()
 
     @property
-    def _held(self) -> Mapping[str, Any]:
+    def held(self) -> Mapping[str, Any]:
+        """The quantizers of tensors between operations, by name."""
         held = vars(self.model).get(HELD)
         return {} if held is None else held.held
 

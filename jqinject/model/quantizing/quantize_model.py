@@ -13,6 +13,7 @@ from jqinject.model.caches import check_cache_quantizer
 from jqinject.model.frozen_ops import op_slot
 from jqinject.model.quantizing.counterparts import counterpart_of
 from jqinject.model.quantizing.layer_reuse import LayerReuse
+from jqinject.model.quantizing.low_coverage import asked_bytes, reached_paths, warn_of_low_coverage
 from jqinject.model.quantizing.parameter_sites import parameter_site, plan_parameters, tied_to_layers
 from jqinject.model.quantizing.plan import (
     LayerRule,
@@ -96,6 +97,9 @@ def quantize(
     Returns:
         A new model, of the class of `model` or a subclass.
 
+    Warns:
+        LowCoverageWarning: less than half of the weight bytes that the rules ask for are reached.
+
     Raises:
         TypeError: `model` is not an NNX module; `rules` are not rules; a quantizer does not fit its slot; `inputs` are
             not arguments.
@@ -127,21 +131,55 @@ def quantize(
     index = ModelIndex(model)
     entries, plan = plan_layers(index, given)
     found = _check(index, model, given, entries, calls, allow_idle)
-    has_inputs = _have_inputs(calls)
+    asked, reached = asked_bytes(index, given), reached_paths(index, plan, plan_parameters(found.uses))
+    if index.is_abstract:
+        quantized = planned_model(model, given, found, calls, rngs)
+    else:
+        quantized = _quantized(model, index, given, plan, found, calls, rngs)
+    warn_of_low_coverage(asked, reached, quantized, calls, given)
+    return quantized
 
-    def quantized(model: Any, index: ModelIndex, plan: Mapping[int, LayerRule]) -> Any:
-        _quantize_layers(index.modules, given, plan, rngs)
-        policy = RulePolicy(given)
-        outside = found.sites or any(use.quantizer is not None for use in found.uses)
-        if outside or throws_away(model, policy, calls if has_inputs else ()):
-            _quantize_program(model, policy, found, calls, rngs)
-        return model
+
+def planned_model(
+    model: Any,
+    rules: tuple[Rule, ...],
+    found: PlannedSites,
+    calls: tuple[Call, ...],
+    rngs: nnx.Rngs | None = None,
+) -> Any:
+    """The abstract quantized model, of shapes alone.
+
+    Args:
+        model: a float NNX module, concrete or abstract.
+        rules: for it.
+        found: what they quantize outside of layers.
+        calls: that were traced to find it.
+        rngs: see `quantize`.
+    """
 
     def traced(model: Any) -> Any:
         index = ModelIndex(model)
-        return quantized(model, index, plan_layers(index, given)[1])
+        return _quantized(model, index, rules, plan_layers(index, rules)[1], found, calls, rngs)
 
-    return nnx.eval_shape(traced, model) if index.is_abstract else quantized(model, index, plan)
+    return nnx.eval_shape(traced, model)
+
+
+def _quantized(
+    model: Any,
+    index: ModelIndex,
+    rules: tuple[Rule, ...],
+    plan: Mapping[int, LayerRule],
+    found: PlannedSites,
+    calls: tuple[Call, ...],
+    rngs: nnx.Rngs | None,
+) -> Any:
+    """A model whose layers and program have the quantizers of the rules; changed in place."""
+    _quantize_layers(index.modules, rules, plan, rngs)
+    policy = RulePolicy(rules)
+    outside = found.sites or any(use.quantizer is not None for use in found.uses)
+    if outside or throws_away(model, policy, calls if _have_inputs(calls) else ()):
+        _quantize_program(model, policy, found, calls, rngs)
+    return model
 
 
 def _quantize_by(provider: Provider, model: Any, calls: tuple[Call, ...]) -> Any:

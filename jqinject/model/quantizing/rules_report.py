@@ -8,15 +8,17 @@ from typing import Any
 
 from flax import nnx
 
+from jqinject.model.inspect.coverage import Coverage, coverage_of
 from jqinject.model.quantizing.parameter_sites import plan_parameters
 from jqinject.model.quantizing.plan import LayerRule, check_operations, idle_rules, plan_layers
 from jqinject.model.quantizing.planned_ranges import planned_ranges
+from jqinject.model.quantizing.quantize_model import planned_model
 from jqinject.model.quantizing.rule_policy import NO_SITES, plan_sites
 from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.quantizing.traced_calls import Methods, traced_calls
 from jqinject.model.static_ranges import uncalibrated
 from jqinject.model.walk import ModelIndex
-from jqinject.program import Call
+from jqinject.program import Call, QuantizedProgram
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class RulesReport:
         sites: names of the quantized sites between layers; empty if no inputs were given.
         idle: indices of the rules that match nothing.
         uncalibrated: paths of activation quantizers whose static range must see data first (`calibrate`, or training).
+        coverage: which weights the rules quantize, how, and why not the others.
     """
 
     rules: tuple[Rule, ...]
@@ -38,6 +41,7 @@ class RulesReport:
     sites: tuple[str, ...] = ()
     idle: tuple[int, ...] = ()
     uncalibrated: tuple[str, ...] = ()
+    coverage: Coverage | None = None
 
     def __str__(self) -> str:
         rows = [("layer", "class", "rule", "quantizers")]
@@ -50,6 +54,7 @@ class RulesReport:
         lines += [f"rule {index}: {rule}" for index, rule in enumerate(self.rules)]
         lines += [f"rule {index} takes nothing" for index in self.idle]
         lines += [f"to be calibrated: {path}" for path in self.uncalibrated]
+        lines += () if self.coverage is None else self.coverage.summary
         return "\n".join(lines)
 
 
@@ -84,6 +89,8 @@ def rules_report(
         layers.0  Linear  0     weight_quant
         layers.1  Linear  -     stays float
         rule 0: Rule('.*0', weight_quant=Int8WeightPerChannelFloat)
+        coverage: 1 of 2 matrices quantized, 66.7% of the weight bytes, multiply-adds unknown
+        not quantized: 1 more, of at most 1,024 numbers each
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(f"rules_report takes an NNX module, got {type(model).__name__}")
@@ -97,4 +104,6 @@ def rules_report(
     planned = plan_parameters(found.uses)
     unseen = (*uncalibrated(index), *planned_ranges(index, given, plan, found.sites.values()))
     names = (*planned, *found.sites)
-    return RulesReport(given, entries, names, idle_rules(given, entries, found.used), unseen)
+    quantized = isinstance(model, QuantizedProgram)
+    covered = coverage_of(model if quantized else planned_model(model, given, found, calls), calls, given)
+    return RulesReport(given, entries, names, idle_rules(given, entries, found.used), unseen, covered)

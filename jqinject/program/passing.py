@@ -1,0 +1,116 @@
+"""Quantized weights enter a part of a program (a loop, a rematerialized block) with their payloads and scales.
+
+A part is run on arrays. A weight that is the same in every iteration is closed over; one of a stack that a loop runs
+over is taken apart into its arrays, which the loop slices, and put together again inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from jqinject.program.tracked_value import Tracked, shape_of
+from jqinject.quant_tensor import (
+    CodebookQuantTensor,
+    FloatQuantTensor,
+    GroupwiseQuantTensor,
+    IntQuantTensor,
+    QuantTensor,
+)
+from jqinject.quant_tensor.shaping import full_rank
+
+Inside = Callable[[Sequence[Tracked]], list[Tracked]]
+
+
+class Passed(NamedTuple):
+    """How some inputs enter a part of a program.
+
+    Attributes:
+        arrays: what is passed in.
+        inside: the inputs as the part sees them, from the same arrays inside.
+    """
+
+    arrays: list[Tracked]
+    inside: Inside
+
+
+def closed_over(inputs: Sequence[Tracked]) -> Passed:
+    """Inputs of which quantized weights are not passed: the part reads them from outside."""
+    passed = [x for x in inputs if not _is_quantized_weight(x)]
+
+    def inside(arrays: Sequence[Tracked]) -> list[Tracked]:
+        given = iter(arrays)
+        return [x.with_value(x.value) if _is_quantized_weight(x) else next(given) for x in inputs]
+
+    return Passed(passed, inside)
+
+
+def in_slices(inputs: Sequence[Tracked]) -> Passed:
+    """Inputs along whose first axis a loop runs, quantized weights as several arrays each."""
+    taken = [_taken_apart(x) for x in inputs]
+    arrays = [array for passed in taken for array in passed.arrays]
+
+    def inside(slices: Sequence[Tracked]) -> list[Tracked]:
+        given = iter(slices)
+        return [x for passed in taken for x in passed.inside([next(given) for _ in passed.arrays])]
+
+    return Passed(arrays, inside)
+
+
+def _is_quantized_weight(x: Tracked) -> bool:
+    return x.is_weight and isinstance(x.value, QuantTensor)
+
+
+def _taken_apart(x: Tracked) -> Passed:
+    tensor = x.value
+    inner: Any = tensor
+    if isinstance(tensor, GroupwiseQuantTensor):
+        along = tensor.groups.dim % tensor.ndim
+        inner = None if along == 0 else tensor.grouped if tensor.as_it_lies is None else tensor.as_it_lies
+    numbers = _numbers(inner) if _is_quantized_weight(x) and shape_of(x) else None
+    if numbers is None:
+        return Passed([x], list)
+    length = shape_of(x)[0]
+    full = {
+        name: array if array.ndim == 0 else full_rank(array, inner.ndim) for name, array in numbers.items()
+    }
+    sliced = [name for name, array in full.items() if array.ndim and array.shape[0] == length]
+    same = {
+        name: array if array.ndim == 0 else array[0] for name, array in full.items() if name not in sliced
+    }
+
+    def inside(slices: Sequence[Tracked]) -> list[Tracked]:
+        own = {name: one.value for name, one in zip(sliced, slices, strict=True)}
+        one = _tensor_like(inner, {**same, **own})
+        whole = tensor.moved(one, tensor.groups) if isinstance(tensor, GroupwiseQuantTensor) else one
+        return [x.with_value(whole)]
+
+    return Passed([Tracked(full[name], x.origin) for name in sliced], inside)
+
+
+def _numbers(tensor: Any) -> dict[str, jax.Array] | None:
+    """The arrays of a quantized tensor without groups, by name; None if its format is not known here."""
+    stored = isinstance(tensor, IntQuantTensor | FloatQuantTensor) and tensor.is_stored
+    numbers: Any
+    if isinstance(tensor, IntQuantTensor):
+        numbers = tensor.payload if stored else tensor.value
+        return {"numbers": numbers, "scale": tensor.scale, "zero_point": tensor.zero_point}
+    if isinstance(tensor, FloatQuantTensor | CodebookQuantTensor):
+        numbers = tensor.payload() if stored else tensor.value
+        return {"numbers": numbers, "scale": tensor.scale}
+    return None
+
+
+def _tensor_like(like: Any, numbers: dict[str, jax.Array]) -> Any:
+    """A tensor of the same format with other arrays; the inverse of `_numbers`."""
+    array, metadata = numbers["numbers"], {name: x for name, x in numbers.items() if name != "numbers"}
+    if isinstance(like, IntQuantTensor) and like.is_stored:
+        assert isinstance(like.bit_width, int), "stored with known bits"
+        return IntQuantTensor.stored(
+            array, metadata["scale"], metadata["zero_point"], like.bit_width, like.signed, like.dtype
+        )
+    if isinstance(like, FloatQuantTensor) and like.is_stored:
+        return FloatQuantTensor.stored(array, metadata["scale"], like.dtype)
+    return like.set(value=array, **metadata)

@@ -1,0 +1,227 @@
+"""Coverage: which weights are quantized, how each is contracted, and why the others are not."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+import jqinject
+from jqinject import LowCoverageWarning, Rule, coverage, freeze, quantize, rules_report
+from jqinject.quant import Fp8e4m3OCPWeightPerTensorFloat, Int8ActPerTensorFloat, Int8WeightPerChannelFloat
+
+W8A8 = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActPerTensorFloat)
+X = jnp.linspace(-1, 1, 3 * 40).reshape(3, 40)
+BIG = (40, 40)
+
+
+def matrix(seed: int, shape: tuple[int, ...] = BIG) -> nnx.Param[jax.Array]:
+    return nnx.Param(jax.random.normal(jax.random.key(seed), shape) * 0.1)
+
+
+class Mixed(nnx.Module):
+    """A layer of Flax, a matrix of its own, a stack in a loop, and scores of two activations."""
+
+    def __init__(self) -> None:
+        self.layer = nnx.Linear(40, 40, use_bias=False, rngs=nnx.Rngs(0))
+        self.own = matrix(1)
+        self.stack = matrix(2, (5, *BIG))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = self.layer(x) @ self.own
+        x = jax.lax.scan(lambda x, w: (jnp.tanh(jnp.einsum("bi,io->bo", x, w)), None), x, self.stack[...])[0]
+        return x @ x.T
+
+
+@jax.custom_vjp
+def own_derivative(x: jax.Array, w: jax.Array) -> jax.Array:
+    return x @ w
+
+
+own_derivative.defvjp(lambda x, w: (x @ w, (x, w)), lambda held, g: (g @ held[1].T, held[0].T @ g))
+
+
+class Hidden(nnx.Module):
+    """Weights that quantizers do not reach, each for a reason of its own; and one that they do."""
+
+    def __init__(self) -> None:
+        self.reached = matrix(0)
+        self.scaled = matrix(1)
+        self.branch = matrix(2)
+        self.loop = matrix(3)
+        self.derivative = matrix(4)
+        self.variable = nnx.Variable(matrix(5)[...])
+        self.codes = nnx.Param(jnp.ones(BIG, jnp.int8))
+        self.added = matrix(6, (3, 400))
+        self.unread = matrix(7)
+        self.small = matrix(8, (40, 2))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x @ self.reached
+        x = x @ (self.scaled[...] * 2.0)
+        x = jax.lax.cond(x[0, 0] > 0, lambda x: x @ self.branch[...], lambda x: x, x)
+        x = jax.lax.while_loop(lambda x: x[0, 0] > 1, lambda x: x @ self.loop[...], x)
+        x = own_derivative(x, self.derivative[...])
+        x = x @ self.variable[...]
+        x = x @ self.codes[...].astype(x.dtype)
+        return (x.sum() + self.added[...]).sum() + x @ (self.small[...] + 1)
+
+
+def test_every_contraction_is_listed_with_its_numbers() -> None:
+    found = coverage(quantize(Mixed(), W8A8, inputs=(X,)), X)
+    rows = {row.parameter: row for row in found.weights}
+    assert list(rows) == ["layer.kernel", "own", "stack"]
+    once = 3 * 40 * 40
+    assert [row.operations for row in found.weights] == [once, once, 5 * once]  # a loop of five
+    assert {(row.weight, row.input, row.contraction) for row in found.weights} == {("int8", "int8", "float")}
+    assert rows["stack"].operation == "einsum"
+    (scores,) = found.activations
+    assert (scores.operations, scores.is_low_bit) == (3 * 3 * 40, False)
+    assert (found.matrices, found.quantized_matrices, found.missed) == (3, 3, ())
+    assert found.weight_bytes == found.quantized_bytes == 4 * 7 * 40 * 40
+    assert found.share_of_bytes == found.share_of_operations == 1.0
+
+
+def test_frozen_abstract_and_float_models_are_covered_alike() -> None:
+    quantized = quantize(Mixed(), W8A8, inputs=(X,))
+    abstract = nnx.eval_shape(lambda: quantize(Mixed(), W8A8, inputs=(X,)))
+    assert coverage(abstract, jax.ShapeDtypeStruct(X.shape, X.dtype)) == coverage(quantized, X)
+    before = coverage(quantized, X)
+    frozen = coverage(freeze(quantized, allow_uncalibrated=True), X)
+    assert [row.contraction for row in frozen.weights][:2] == ["int"] * 2
+    assert [row.operations for row in frozen.weights] == [row.operations for row in before.weights]
+    assert frozen.line == before.line
+    plain = coverage(Mixed(), X)
+    assert (plain.quantized_matrices, plain.low_bit_operations, plain.share_of_bytes) == (0, 0, 0.0)
+    assert {one.why for one in plain.missed} == {"the model is not quantized"}
+
+
+def test_weights_alone_are_no_multiply_adds_in_low_bits() -> None:
+    rule = Rule(weight_quant=Fp8e4m3OCPWeightPerTensorFloat)
+    found = coverage(quantize(Mixed(), rule, inputs=(X,)), X)
+    assert {row.weight for row in found.weights} == {found.weights[0].weight} != {""}
+    assert {row.input for row in found.weights} == {""}
+    assert (found.share_of_bytes, found.share_of_operations) == (1.0, 0.0)
+
+
+def test_scores_in_low_bits() -> None:
+    scores = Rule(op="dot_general", lhs_quant=Int8ActPerTensorFloat, rhs_quant=Int8ActPerTensorFloat)
+    found = coverage(quantize(Mixed(), [W8A8, scores], inputs=(X,)), X)
+    (row,) = found.activations
+    assert (row.lhs, row.rhs, row.is_low_bit) == ("int8", "int8", True)
+
+
+def test_each_weight_that_is_not_reached_says_why() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LowCoverageWarning)
+        model = quantize(Hidden(), W8A8, inputs=(X,))
+    found = coverage(model, X)
+    whys = {one.parameter: one.why for one in found.missed}
+    expected = {
+        "scaled": "not followed because of mul between the parameter and its contraction",
+        "branch": "inside a branch",
+        "loop": "inside a loop of unknown length",
+        "derivative": "inside a function with a derivative of its own",
+        "variable": "not a float nnx.Param, but a Variable",
+        "codes": "not a float nnx.Param, but numbers of int8",
+        "unread": "no traced call reads it",
+        "small": "not followed because of add",
+    }
+    assert whys.keys() == expected.keys()
+    for name, why in expected.items():
+        assert why in whys[name], (name, whys[name])
+    assert (found.quantized_matrices, found.matrices) == (1, 9)
+    text = str(found)
+    assert "not quantized: scaled (1,600 numbers): it is not followed because of mul" in text
+    assert "not quantized: small" not in text and "1 more, of at most 1,024 numbers" in text
+    assert "added" not in text
+
+
+def test_rules_that_pass_a_weight_by_are_named_with_the_one_that_takes_it() -> None:
+    rules = [Rule("own"), Rule("layer", weight_quant=Int8WeightPerChannelFloat)]
+    model = quantize(Mixed(), [*rules, Rule("stac.", input_quant=Int8ActPerTensorFloat)], inputs=(X,))
+    missed = {one.parameter: one for one in coverage(model, X).missed}
+    assert missed["own"].why == "rule 0 keeps it float: Rule('own')"
+    assert "rule 2 has no weight_quant" in missed["stack"].why
+    (idle,) = [one for one in rules_report(Mixed(), rules, X).coverage.missed if one.parameter == "stack"]
+    assert (idle.why, idle.rule) == ("no rule matches its path", "Rule('stack', ...)")
+    cured = [*rules, Rule(re.findall(r"'(.*)'", idle.rule)[0], weight_quant=Int8WeightPerChannelFloat)]
+    left = [one.parameter for one in coverage(quantize(Mixed(), cured, inputs=(X,)), X).missed]
+    assert left == ["own"]
+
+
+def test_without_inputs_the_program_is_not_looked_at() -> None:
+    report = rules_report(Mixed(), W8A8)
+    assert {one.parameter for one in report.coverage.missed} == {"own", "stack"}
+    assert all("no inputs were given" in one.why for one in report.coverage.missed)
+    lines = str(report).splitlines()
+    assert "coverage: 1 of 3 matrices quantized, 14.3% of the weight bytes, multiply-adds unknown" in lines
+    assert lines[-2].startswith("not quantized: stack (8,000 numbers): no inputs were given")
+
+
+def test_rules_report_plans_what_quantize_does() -> None:
+    rules = [Rule("own"), W8A8]
+    planned = rules_report(Mixed(), rules, X).coverage
+    assert planned == coverage(quantize(Mixed(), rules, inputs=(X,)), X)
+    assert planned.line in str(rules_report(Mixed(), rules, X))
+
+
+def test_quantize_warns_if_most_of_what_was_asked_for_is_not_reached() -> None:
+    with pytest.warns(LowCoverageWarning, match=r"1 of 3 matrices(.|\n)*stack(.|\n)*cure: .*inputs=\(x,\)"):
+        quantize(Mixed(), W8A8)
+    with pytest.warns(
+        LowCoverageWarning, match=r"branch \(1,600 numbers\): it is contracted inside(.|\n)*coverage"
+    ):
+        quantize(Hidden(), W8A8, inputs=(X,))
+
+
+@pytest.mark.parametrize("rules", [W8A8, Rule("own", weight_quant=Int8WeightPerChannelFloat)])
+def test_quantize_does_not_warn_if_it_reaches_what_was_asked_for(rules: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        quantize(Mixed(), rules, inputs=(X,))
+
+
+class Halves(nnx.Module):
+    """Two methods, each with a weight, called with keywords."""
+
+    def __init__(self) -> None:
+        self.a, self.b = matrix(0), matrix(1)
+
+    def encode(self, *, x: jax.Array, scale: float = 1.0) -> jax.Array:
+        return scale * (x @ self.a)
+
+    def decode(self, x: jax.Array) -> jax.Array:
+        return x @ self.b
+
+
+def test_a_method_is_covered_by_name_and_what_another_reads_is_told() -> None:
+    model = quantize(Halves(), W8A8, methods={"encode": {"x": X, "scale": 2.0}, "decode": (X,)})
+    found = coverage(model, method="encode", x=X, scale=2.0)
+    assert [(row.parameter, row.name) for row in found.weights] == [("a", "encode:dot_general0")]
+    half = quantize(Halves(), W8A8, methods={"encode": {"x": X}})
+    (missed,) = coverage(half, method="encode", x=X).missed
+    assert missed.parameter == "b" and "no traced call reads it" in missed.why
+
+
+def test_a_branch_counts_by_its_most_multiply_adds() -> None:
+    class Branches(nnx.Module):
+        def __init__(self) -> None:
+            self.a, self.b = matrix(0), matrix(1)
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return jax.lax.cond(
+                x[0, 0] > 0, lambda x: x @ self.a[...], lambda x: x @ self.b[...] @ self.b[...], x
+            )
+
+    assert coverage(Branches(), X).operations == 2 * 3 * 40 * 40
+
+
+def test_what_is_no_module_is_refused() -> None:
+    with pytest.raises(TypeError, match="coverage takes an NNX module, got int"):
+        jqinject.coverage(3)  # pyright: ignore[reportArgumentType]

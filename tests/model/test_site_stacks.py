@@ -1,0 +1,172 @@
+"""Stacks of parameters that loops slice: quantized, trained and frozen layer by layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jqinject
+from jqinject import Rule, freeze, quantize
+from jqinject.quant import (
+    Fp8e4m3ActPerTensorDelayed,
+    Fp8e4m3WeightPerTensorDelayed,
+    Fp8e5m2GradPerTensorDelayed,
+    Int4WeightPerGroupAbsMax,
+    Int8ActPerTensorFloat,
+    Int8WeightPerChannelFloat,
+    Int8WeightPerTensorFloat,
+    NF4WeightPerGroupFloat,
+    NVFP4Weight,
+)
+
+L, D = 3, 64
+X = jax.random.normal(jax.random.key(1), (5, D))
+
+
+class Learned(Int8WeightPerTensorFloat):
+    scaling_impl_type = "parameter_from_stats"
+
+
+W8A8 = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActPerTensorFloat)
+FP8 = Rule(
+    weight_quant=Fp8e4m3WeightPerTensorDelayed,
+    input_quant=Fp8e4m3ActPerTensorDelayed,
+    grad_quant=Fp8e5m2GradPerTensorDelayed,
+)
+RULES = {
+    "int8": (W8A8, "int8"),
+    "fp8": (FP8, "float8_e4m3fn"),
+    "int4 groups": (Rule(weight_quant=Int4WeightPerGroupAbsMax), "float32"),
+    "nf4": (Rule(weight_quant=NF4WeightPerGroupFloat), "float32"),
+    "nvfp4": (Rule(weight_quant=NVFP4Weight), "float32"),
+    "learned": (Rule(weight_quant=Learned), "float32"),
+}
+
+
+class Raw(nnx.Module):
+    """A stack of matrices, scanned over by the model itself."""
+
+    def __init__(self) -> None:
+        self.w = nnx.Param(jax.random.normal(jax.random.key(0), (L, D, D)) * 0.1)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        def layer(h: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+            return jnp.tanh(h @ w.astype(h.dtype)), None
+
+        return jax.lax.scan(jax.checkpoint(layer), x, self.w[...])[0]
+
+
+class Indexed(Raw):
+    """The same, with a loop over indices."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        w = self.w[...]
+        return jax.lax.fori_loop(0, L, lambda i, h: jnp.tanh(h @ w[i]), x)
+
+
+class Block(nnx.Module):
+    def __init__(self, key: jax.Array) -> None:
+        self.w = nnx.Param(jax.random.normal(key, (D, D)) * 0.1)
+
+    def __call__(self, h: jax.Array) -> jax.Array:
+        return jnp.tanh(h @ self.w)
+
+
+class Scanned(nnx.Module):
+    """Blocks made by `nnx.vmap` and run by `nnx.scan`, rematerialized."""
+
+    def __init__(self) -> None:
+        self.blocks = nnx.vmap(Block)(jax.random.split(jax.random.key(0), L))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+        @nnx.remat
+        def run(block: Block, h: jax.Array) -> jax.Array:
+            return block(h)
+
+        return run(self.blocks, x)
+
+
+class Mapped(Scanned):
+    """Blocks side by side."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        run = nnx.vmap(lambda block, h: block(h), in_axes=(0, None))
+        return run(self.blocks, x).sum(0)
+
+
+def stack_of(model: Any) -> tuple[str, Any]:
+    (name,) = model.op_quant.weight_sites()
+    return name, model.blocks.w if hasattr(model, "blocks") else model.w
+
+
+def contracted_dtypes(jaxpr: Any) -> set[str]:
+    found = set()
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            found |= {x.aval.dtype.name for x in eqn.invars}
+        for inner in jax.tree.leaves(eqn.params, is_leaf=lambda p: hasattr(p, "eqns") or hasattr(p, "jaxpr")):
+            if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
+                found |= contracted_dtypes(getattr(inner, "jaxpr", inner))
+    return found
+
+
+@pytest.mark.parametrize("form", RULES)
+@pytest.mark.parametrize("kind", [Raw, Scanned, Mapped])
+def test_a_stack_is_that_of_its_layers(kind: type, form: str) -> None:
+    rule, dtype = RULES[form]
+    model: Any = quantize(kind(), rule, inputs=X)
+    name, stack = stack_of(model)
+    before, (proxy, held) = stack[...], (model.op_quant[name], stack)
+    found = jqinject.grad(lambda m: (m(X) ** 2).sum())(model)
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(found))
+    np.testing.assert_array_equal(held[...], before)  # what a block hands through is not written back rounded
+    one: Any = quantize(_Single(before[1]), rule, inputs=X)
+    wanted = one.op_quant["w"](before[1])
+    model.eval()
+    frozen = freeze(nnx.clone(model, graph=True))
+    np.testing.assert_allclose(stack_of(model)[1][...], before)
+    layers = frozen.blocks.w if hasattr(frozen, "blocks") else frozen.w
+    if form != "fp8":  # whose scale is that of an earlier step
+        np.testing.assert_array_equal(layers[...][1], wanted.value)
+    np.testing.assert_allclose(frozen(X), model(X), rtol=1e-5, atol=1e-5)
+    graphdef, state = nnx.split(frozen, graph=True)
+    program = jax.make_jaxpr(lambda state, x: nnx.merge(graphdef, state)(x))(state, X)
+    assert contracted_dtypes(program.jaxpr) == {dtype}
+    assert proxy.is_quant_enabled
+
+
+class _Single(nnx.Module):
+    def __init__(self, w: jax.Array) -> None:
+        self.w = nnx.Param(w)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x @ self.w
+
+
+def test_indexing_a_stack_in_a_loop_is_scanning_over_it() -> None:
+    scanned, indexed = quantize(Raw(), W8A8, inputs=X), quantize(Indexed(), W8A8, inputs=X)
+    np.testing.assert_allclose(indexed(X), scanned(X), rtol=1e-6, atol=1e-6)
+    for model in (scanned, indexed):
+        model.eval()
+    wanted = scanned(X)
+    np.testing.assert_allclose(freeze(indexed)(X), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_of_a_stack_are_those_of_its_layers_one_by_one() -> None:
+    model: Any = quantize(Raw(), RULES["int4 groups"][0], inputs=X)
+    singles = [quantize(_Single(w), RULES["int4 groups"][0], inputs=X).op_quant["w"] for w in model.w[...]]
+
+    def unrolled(w: jax.Array) -> jax.Array:
+        h = X
+        for i, proxy in enumerate(singles):
+            h = jnp.tanh(h @ proxy(w[i]).value)
+        return (h**2).sum()
+
+    found = jqinject.grad(lambda m: (m(X) ** 2).sum())(model)["w"][...]
+    np.testing.assert_allclose(found, jax.grad(unrolled)(model.w[...]), rtol=1e-4, atol=1e-5)
