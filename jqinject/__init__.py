@@ -37,7 +37,9 @@ from jqinject.model import freeze as freeze
 from jqinject.model import grad as grad
 from jqinject.model import learn_rounding as learn_rounding
 from jqinject.model import load_state as load_state
+from jqinject.model import lora as lora
 from jqinject.model import merge_batch_norm as merge_batch_norm
+from jqinject.model import merge_lora as merge_lora
 from jqinject.model import post_training_quantize as post_training_quantize
 from jqinject.model import quantization_status_manager as quantization_status_manager
 from jqinject.model import quantize as quantize
@@ -77,7 +79,9 @@ __all__ = [
     "grad",
     "learn_rounding",
     "load_state",
+    "lora",
     "merge_batch_norm",
+    "merge_lora",
     "odml",
     "post_training_quantize",
     "quantization_status_manager",

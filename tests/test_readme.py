@@ -19,7 +19,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize("page", ["README.md", "docs/models.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/models.md", "docs/lora.md"])
 def test_examples_run(page: str, tmp_path: Path) -> None:
     examples = blocks(page, "python")
     assert examples, f"{page} has no python example"

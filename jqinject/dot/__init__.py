@@ -8,6 +8,7 @@ from jqinject.dot.frozen.frozen_numbers import frozen_numbers as frozen_numbers
 from jqinject.dot.frozen.frozen_numbers import integers_of as integers_of
 from jqinject.dot.frozen.frozen_numbers import numbers_of_leaves as numbers_of_leaves
 from jqinject.dot.frozen.frozen_numbers import quant_tensor_of as quant_tensor_of
+from jqinject.dot.frozen.frozen_param import READS_WHOLE as READS_WHOLE
 from jqinject.dot.frozen.frozen_param import FrozenParam as FrozenParam
 from jqinject.dot.frozen.low_bit_cache import LowBitCache as LowBitCache
 from jqinject.dot.frozen.low_bit_cache import is_low_bit_cache as is_low_bit_cache

@@ -89,7 +89,7 @@ def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool
             op.module.check_freezes()
     ours = [layer for layer in layers if isinstance(layer, QuantWeightLayer) and freezes(layer)]
     sites = [site for *_, site in parameter_sites(index) if site.master is None]
-    _check_finite(index, [*ours, *sites])
+    check_finite(index, [*ours, *sites], "freeze")
     if not any(map(_is_quantized, [*layers, *index.frozen_parameters])):
         warnings.warn(
             f"freeze: {type(model).__name__} has no quantizer, so nothing was frozen: it stays a float model.\n"
@@ -135,7 +135,7 @@ def _is_quantized(module: Any) -> bool:
     return quantized_op(module) is not None
 
 
-def _check_finite(index: ModelIndex, layers: list[Any]) -> None:
+def check_finite(index: ModelIndex, layers: list[Any], caller: str) -> None:
     """Refuse weights with nan or inf, which have no integer value, before any weight is replaced."""
     weights = [layer.weight[...] for layer in layers]
     known = [isinstance(weight, jax.Array | np.ndarray) and is_concrete(weight) for weight in weights]
@@ -144,7 +144,7 @@ def _check_finite(index: ModelIndex, layers: list[Any]) -> None:
     if wrong:
         paths = {id(module): dotted(path) for path, module in reversed(index.places) if id(module) in wrong}
         raise ValueError(
-            f"freeze: the weights of {', '.join(reversed(paths.values()))} have nan or inf.\n"
+            f"{caller}: the weights of {', '.join(reversed(paths.values()))} have nan or inf.\n"
             "  cure: load weights that are finite; in training, skip updates whose gradient is not "
             "(optax.apply_if_finite)"
         )

@@ -34,13 +34,17 @@ def freeze_parameters(index: ModelIndex, keep_masters: bool) -> None:
         if site.master is not None or proxy is None or not proxy.is_quant_enabled:
             continue
         variable = site.weight
-        numbers = frozen_weight(site)
-        frozen = FrozenParam.holding(numbers.numbers, numbers.form, variable.get_metadata())
-        _replace(index, variable, frozen)
+        put_in_place(index, variable, frozen_parameter(site))
         if keep_masters:
             site.master = variable
         else:
             del model.op_quant.weights[name]
+
+
+def frozen_parameter(site: ParameterSite) -> FrozenParam:
+    """The low-bit numbers of a site's parameter."""
+    numbers = frozen_weight(site)
+    return FrozenParam.holding(numbers.numbers, numbers.form, site.weight.get_metadata())
 
 
 def check_parameters_unfreeze(index: ModelIndex) -> None:
@@ -65,7 +69,7 @@ def unfreeze_parameters(index: ModelIndex) -> None:
     for path, _, _, site in parameter_sites(index):
         if site.master is not None:
             master = site.master
-            _replace(index, _at(index, path, site), master)
+            put_in_place(index, _at(index, path, site), master)
             del site.master
             site.bind(master)
 
@@ -82,7 +86,7 @@ def _at(index: ModelIndex, path: Path, site: ParameterSite) -> Any:
     return next(node for place, node in index.places if place == wanted)
 
 
-def _replace(index: ModelIndex, old: Any, new: nnx.Variable[Any]) -> None:
+def put_in_place(index: ModelIndex, old: Any, new: nnx.Variable[Any]) -> None:
     """Put a Variable in every place of another one."""
     nodes = {path: node for path, node in index.places if not isinstance(node, nnx.Variable)}
     for path, node in index.places:

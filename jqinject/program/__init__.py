@@ -1,5 +1,6 @@
 """Quantizers between the operations of a model: its traced program is run with quantizers inserted."""
 
+from jqinject.program.adapter import Adapter as Adapter
 from jqinject.program.call import CALL as CALL
 from jqinject.program.call import Call as Call
 from jqinject.program.call import Method as Method
@@ -16,6 +17,7 @@ from jqinject.program.model import HELD as HELD
 from jqinject.program.model import OpQuantizers as OpQuantizers
 from jqinject.program.model import QuantizedProgram as QuantizedProgram
 from jqinject.program.model import find_sites as find_sites
+from jqinject.program.model import program_class_of as program_class_of
 from jqinject.program.model import program_of_call as program_of_call
 from jqinject.program.model import quantized_class as quantized_class
 from jqinject.program.model import sites_of_program as sites_of_program

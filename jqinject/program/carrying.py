@@ -69,9 +69,11 @@ def carried(
     run.sites |= finder.sites
     run.uses += finder.uses
     run.products += finder.products
+    run.adapted |= finder.adapted
     for text, value in (*left.items(), *zip(single, values[len(outputs) :], strict=True)):
         run.kept.put(text, value)
-    return _with_values(outputs, values[: len(outputs)])
+    # Updates do not leave the part: `lora` refuses a model whose weights leave one before they are contracted.
+    return [replace(x, low_rank=None) for x in _with_values(outputs, values[: len(outputs)])]
 
 
 def _with_values(tracked: Sequence[Tracked], values: Sequence[Any]) -> list[Tracked]:

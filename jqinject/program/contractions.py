@@ -43,7 +43,10 @@ def contraction(
         taken.append(x)
     if weight is not None:
         used, beside = inputs[weight], taken[1 - weight]
-        note_use(run, choice, name, operation.name, used, summed[weight], eqn, beside, mapped=run.maps(eqn))
+        free = free_axes(eqn, weight, len(shape_of(used)))
+        note_use(
+            run, choice, name, operation.name, used, summed[weight], eqn, beside, free, mapped=run.maps(eqn)
+        )
     elif lhs.is_activation and rhs.is_activation:
         by = (name_of_quantizer(run, choice, name, x) for x in taken)
         run.products.append(ActivationProduct(run.prefix + name, operation.name, *by, equation=eqn))
@@ -56,6 +59,8 @@ def contraction(
         value = contract(eqn, choice, taken[0].value, taken[1].value, rest, evaluate)
     else:
         (value,) = evaluate([*(x.array for x in taken), *rest])
+    if weight is not None and inputs[weight].low_rank is not None:
+        value = value + _update(run, name, eqn, inputs, weight, evaluate).astype(value.dtype)
     if not (lhs.is_activation or rhs.is_activation):
         return [Tracked(value)]
     if choice is not None and choice.grad is not None:
@@ -63,6 +68,23 @@ def contraction(
     out = run.output(value, choice, name)
     out.fusible = True
     return [out]
+
+
+def _update(
+    run: Any, name: str, eqn: Any, inputs: Sequence[Tracked], weight: int, evaluate: Callable[..., Any]
+) -> Any:
+    """The contraction of the other operand, not quantized, with the weight's low-rank update."""
+    low_rank = inputs[weight].low_rank
+    assert low_rank is not None, "asked for where there is one"
+    names = (run.prefix + name, low_rank.lookup) if low_rank.lookup else (run.prefix + name,)
+    run.adapted.update((inputs[weight].weight_path, one) for one in names)
+    x = inputs[1 - weight].array
+    if low_rank.dropout:
+        site = Site(low_rank.dropout, None)
+        run.sites[site.name] = site
+        x = run.quantizers.quantize(site, x)
+    rest = [operand.array for operand in inputs[2:]]
+    return low_rank.contracted(eqn, x, weight, rest, shape_of(inputs[weight]), evaluate)
 
 
 def _operand(
@@ -107,6 +129,21 @@ def _flattened(eqn: Any, outputs: Axes) -> Callable[[list[Any]], list[Any]]:
         return [out.reshape(*out.shape[:-1], *outputs)]
 
     return evaluate
+
+
+def free_axes(eqn: Any, place: int, ndim: int) -> Axes:
+    """The axes of a contraction's operand that its output has, and the other operand does not."""
+    name, params = eqn.primitive.name, eqn.params
+    if name == "conv_general_dilated":
+        numbers = params["dimension_numbers"]
+        return ((numbers.lhs_spec, numbers.rhs_spec)[place][0],)
+    if name == "ragged_dot_general":
+        ragged = params["ragged_dot_dimension_numbers"]
+        contracted, batch = ragged.dot_dimension_numbers
+        groups = ragged.rhs_group_dimensions if place == 1 else ()
+        return other_axes((*contracted[place], *batch[place], *groups), ndim)
+    contracted, batch = params["dimension_numbers"]
+    return other_axes((*contracted[place], *batch[place]), ndim)
 
 
 def summed_axes(eqn: Any) -> tuple[Axes, Axes]:

@@ -46,6 +46,7 @@ class Interpreter:
         self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
         self.sites: dict[str, Site] = {}
         self.uses: list[WeightUse] = []
+        self.adapted: set[tuple[tuple[Any, ...], str]] = set()
         self.products: list[ActivationProduct] = []
         self.region: tuple[str, str] | None = None
         self.mapped = False

@@ -12,6 +12,7 @@ from flax import nnx
 
 from jqinject.core.construction.assign import assign
 from jqinject.core.state.record import RecordPart, flat_parts
+from jqinject.program.adapter import Adapter, dropout_name, with_adapters
 from jqinject.program.cache_writes import check_caches_stay
 from jqinject.program.call import CALL, Call
 from jqinject.program.class_swap import ClassMixin, derived_class, original_class
@@ -35,18 +36,22 @@ class FoundSites(NamedTuple):
         sites: name -> site of a tensor.
         uses: where parameters are contracted or looked up.
         products: contractions of two activations.
+        adapted: the path of a parameter and the name of a contraction that its adapter takes part in, or of a look-up
+            whose rows are then contracted.
     """
 
     sites: dict[str, Site]
     uses: list[WeightUse]
     products: list[ActivationProduct]
+    adapted: set[tuple[Path, str]]
 
 
 class OpQuantizers(nnx.Module):
     """The quantizers of a model that stand outside of its layers: `model.op_quant[name]`.
 
     A tensor's is named by its operation (`blocks.0.dot_general1_lhs`), a parameter's by the parameter's path
-    (`blocks.0.w`). Their state paths are `op_quant/held/<name>/...` and `op_quant/weights/<path>/weight_quant/...`.
+    (`blocks.0.w`). Their state paths are `op_quant/held/<name>/...` and `op_quant/weights/<path>/weight_quant/...`;
+    those of adapters, `op_quant/adapters/<path>/a` and `.../b`.
 
     Args:
         policy: decides what is quantized; static, compared by value.
@@ -59,6 +64,7 @@ class OpQuantizers(nnx.Module):
     policy: Policy
     held: nnx.Dict[Any]
     weights: nnx.Dict[Any]
+    adapters: nnx.Dict[Any]
     tied: tuple[Path, ...] = ()
     caches: tuple[CacheSite, ...] = ()
 
@@ -81,6 +87,10 @@ class OpQuantizers(nnx.Module):
     def weight_sites(self) -> Mapping[str, Any]:
         """What holds the quantizers of parameters, by their paths as text."""
         return vars(self).get("weights", {})
+
+    def adapters_by_path(self) -> Mapping[str, Adapter]:
+        """The adapters of parameters, by their paths as text."""
+        return vars(self).get("adapters", {})
 
     def __getitem__(self, name: str) -> Any:
         sites = self.weight_sites()
@@ -122,7 +132,13 @@ class QuantizedProgram(ClassMixin):
         weights = {name: sites[name].weight_quant for name in sites}
         stacked = {name: sites[name].stacked for name in sites if sites[name].stacked}
         weights |= {dotted(path): _node_at(self, path[:-1]).weight_quant for path in held.tied}
-        return HeldQuantizers(held.held, {name: q for name, q in weights.items() if q is not None}, stacked)
+        dropouts = {
+            dropout_name(path): adapter.dropout
+            for path, adapter in held.adapters_by_path().items()
+            if adapter.dropout is not None
+        }
+        known = {name: q for name, q in weights.items() if q is not None}
+        return HeldQuantizers(held.held, known, stacked, dropouts)
 
 
 def _node_at(root: Any, path: Path) -> Any:
@@ -163,7 +179,7 @@ def prefix_of(call: Call) -> str:
 
 def run(model: Any, policy: Policy, quantizers: Quantizers, call: Call) -> Any:
     """Run a call of a model with quantizers; the state of the model and the call's modules changes as in the call."""
-    program = trace(model, call, policy.is_leaf, HELD)
+    program = with_adapters(model, trace(model, call, policy.is_leaf, HELD))
     interpreter = Interpreter(policy, quantizers, prefix=prefix_of(call))
     values = _outputs(interpreter, program)
     interpreter.kept.warn_of_lost(model)
@@ -207,11 +223,12 @@ def find_sites(
         calls: of different methods.
         quantizers: called at the sites, with the model's weights and tracers for everything else; None for no calls.
     """
-    found = FoundSites({}, [], [])
+    found = FoundSites({}, [], [], set())
     for call in calls:
         own = _sites_of_call(model, policy, call, quantizers)
         found.sites.update(own.sites)
         found.uses.extend(own.uses)
+        found.adapted.update(own.adapted)
         found.products.extend(own.products)
     return found
 
@@ -225,7 +242,7 @@ def program_of_call(model: Any, policy: Policy, call: Call) -> Program:
         call: of the model.
     """
     try:
-        return trace(model, call, policy.is_leaf, HELD)
+        return with_adapters(model, trace(model, call, policy.is_leaf, HELD))
     except Exception as error:
         traced = original_class(type(model)).__name__ + ("" if call.name == CALL else f".{call.name}")
         error.add_note(f"while {traced} was traced, to find its operations, with {call}")
@@ -256,7 +273,7 @@ def sites_of_program(
         return _outputs(interpreter, program._replace(inputs=inputs))
 
     jax.eval_shape(look, [x.passed for x, free in zip(program.inputs, variable, strict=True) if free])
-    return FoundSites(interpreter.sites, interpreter.uses, interpreter.products)
+    return FoundSites(interpreter.sites, interpreter.uses, interpreter.products, interpreter.adapted)
 
 
 def throws_away(model: Any, policy: Policy, calls: Iterable[Call]) -> tuple[str, ...]:

@@ -200,7 +200,8 @@ def _gather(eqn: Any, values: Sequence[Any]) -> Move | None:
             name: eqn.params[name] for name in ("dimension_numbers", "unique_indices", "indices_are_sorted")
         }
         fill = eqn.params["fill_value"]
-        fill = 0 if fill is None and not jnp.issubdtype(x.dtype, jnp.inexact) else fill
+        # Payloads of integers have no nan.
+        fill = fill if jnp.issubdtype(x.dtype, jnp.inexact) else 0
         return lax.gather(
             x, indices, slice_sizes=tuple(sizes), mode=eqn.params["mode"], fill_value=fill, **kept
         )

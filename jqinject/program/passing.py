@@ -7,6 +7,7 @@ over is taken apart into its arrays, which the loop slices, and put together aga
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -64,6 +65,19 @@ def _is_quantized_weight(x: Tracked) -> bool:
 
 
 def _taken_apart(x: Tracked) -> Passed:
+    low_rank = x.low_rank
+    if low_rank is None:
+        return _weight_taken_apart(x)
+    passed = _weight_taken_apart(replace(x, low_rank=None, twins={}))
+
+    def inside(slices: Sequence[Tracked]) -> list[Tracked]:
+        *own, a, b = slices
+        return [replace(one, low_rank=replace(low_rank, a=a.value, b=b.value)) for one in passed.inside(own)]
+
+    return Passed([*passed.arrays, Tracked(low_rank.a), Tracked(low_rank.b)], inside)
+
+
+def _weight_taken_apart(x: Tracked) -> Passed:
     tensor = x.value
     inner: Any = tensor
     if isinstance(tensor, GroupwiseQuantTensor):

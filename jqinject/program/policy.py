@@ -78,6 +78,7 @@ class WeightUse:
         beside: name of the site that quantizes the other operand, or of the contraction by a scheme; "quantized" if it
             comes quantized from elsewhere; "" if it is float.
         equation: of the program.
+        free: its axes that are axes of the contraction's output and of no other operand.
     """
 
     weight_path: tuple[Any, ...]
@@ -89,6 +90,7 @@ class WeightUse:
     quantizer: Any = None
     beside: str = ""
     equation: Any = field(default=None, compare=False, repr=False)
+    free: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,7 @@ class HeldQuantizers:
         held: name -> proxy.
         weights: path of a parameter, as text -> proxy.
         stacked: path of a parameter -> its leading axes over which a loop runs; 0 if there is no entry.
+        dropouts: name -> what is applied to the input of an adapter.
     """
 
     def __init__(
@@ -100,10 +101,12 @@ class HeldQuantizers:
         held: Mapping[str, Any],
         weights: Mapping[str, Any] | None = None,
         stacked: Mapping[str, int] | None = None,
+        dropouts: Mapping[str, Any] | None = None,
     ) -> None:
         self._held = held
         self._weights = weights or {}
         self._stacked = stacked or {}
+        self._dropouts = dropouts or {}
         self._graphdef: Any = None
 
     def holds(self, weight_path: tuple[Any, ...]) -> bool:
@@ -116,6 +119,8 @@ class HeldQuantizers:
         Raises:
             ValueError: the model was quantized for a program that has no such site.
         """
+        if site.name in self._dropouts:
+            return self._dropouts[site.name](x)
         if site.weight_path and site.name in self._weights:
             return quantized_stack(self._weights[site.name], x, self._stacked.get(site.name, 0))
         proxy = self._at(site)
@@ -140,21 +145,20 @@ class HeldQuantizers:
 
     def state(self, names: Iterable[str]) -> Any:
         """The Variables of some quantizers, as a state."""
-        parts = (self._held, self._weights)
+        parts = (self._held, self._weights, self._dropouts)
         chosen = [nnx.Dict({name: part[name] for name in sorted(names) if name in part}) for part in parts]
         self._graphdef, state = nnx.split(tuple(chosen), graph=True)
         return state
 
     def restored(self, state: Any) -> HeldQuantizers:
         """Copies with that state."""
-        held, weights = nnx.merge(self._graphdef, state)
-        return HeldQuantizers(held, weights, self._stacked)
+        held, weights, dropouts = nnx.merge(self._graphdef, state)
+        return HeldQuantizers(held, weights, self._stacked, dropouts)
 
     def update(self, state: Any) -> None:
         """Write a state into the quantizers."""
-        for held, parts in zip(
-            (self._held, self._weights), (state.get(0, {}), state.get(1, {})), strict=True
-        ):
+        for place, held in enumerate((self._held, self._weights, self._dropouts)):
+            parts = state.get(place, {})
             for name, part in parts.items():
                 nnx.update(held[name], part)
 

@@ -58,29 +58,24 @@ def _writable(layer: Any, path: Path) -> Iterator[nnx.Variable[Any]]:
     NNX lets nobody write to such a Variable, because the value would be lost; a mark keeps it.
     """
     holder = layer
-    for key in path[:-1]:
-        holder = _children(holder)[_name(holder, key)]
-    children, name = _children(holder), _name(holder, path[-1])
-    variable = children[name]
+    for name in path[:-1]:
+        holder = _children(holder)[name]
+    children = _children(holder)
+    variable = children[path[-1]]
     try:
         variable.set_value(variable.get_raw_value())
     except TraceContextError:
-        children[name] = variable.copy()
+        children[path[-1]] = variable.copy()
         try:
-            yield children[name]
+            yield children[path[-1]]
         finally:
-            children[name] = variable
+            children[path[-1]] = variable
     else:
         yield variable
 
 
 def _children(node: Any) -> Any:
-    return node if isinstance(node, list | dict) else vars(node)
-
-
-def _name(node: Any, key: Any) -> Any:
-    # NNX's lists keep their items as attributes, under their numbers.
-    return str(key) if isinstance(node, nnx.Pytree) else key
+    return node if isinstance(node, list | tuple | dict) else vars(node)
 
 
 @contextlib.contextmanager
@@ -94,9 +89,8 @@ def state_marks(called: tuple[Any, ...], is_leaf: Callable[[Any], bool], always:
     """
     paths = {id(variable): path for path, variable in nnx.to_flat_state(nnx.state(called, graph=True))}
     marked: list[tuple[Any, str]] = []
-    for module in _holders(called, is_leaf):
-        state = nnx.to_flat_state(nnx.state(module, STATE, graph=True))
-        held = tuple((inside, paths[id(variable)]) for inside, variable in state)
+    for module, variables in _holders(called, is_leaf, set()):
+        held = tuple((inside, paths[id(one)]) for inside, one in variables if id(one) in paths)
         for method in METHODS if held else ():
             if callable(getattr(type(module), method, None)):
                 intercept(module, _Marks(held, always), method)
@@ -106,20 +100,47 @@ def state_marks(called: tuple[Any, ...], is_leaf: Callable[[Any], bool], always:
         release(module, _Marks, method)
 
 
-def _holders(called: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
-    """The outermost modules whose calls change the state of quantizers."""
-    found: list[Any] = []
-    below: set[int] = set()
-    for _, module in nnx.iter_modules(called, graph=True):
-        ours = isinstance(module, QuantProxyFromInjector | QuantizedOp) or is_leaf(module)
-        if ours and _has_state(module):
-            found.append(module)
-            below |= {id(node) for _, node in nnx.iter_modules(module, graph=True) if node is not module}
-    return [module for module in found if id(module) not in below]
+Holder = tuple[Any, list[tuple[Path, Any]]]
 
 
-def _has_state(module: Any) -> bool:
-    return any(
-        isinstance(node, QuantProxyFromInjector | QuantizedOp)
-        for _, node in nnx.iter_modules(module, graph=True)
-    )
+def _holders(node: Any, is_leaf: Callable[[Any], bool], seen: set[int]) -> Iterator[Holder]:
+    """The outermost modules whose calls change the state of quantizers, with that state by its path in them."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, nnx.Module) and (_is_quantizer(node) or is_leaf(node)):
+        below = list(_below(node, (), set()))
+        if any(_is_quantizer(one) for _, one in below):
+            state = [(path, one) for path, one in below if isinstance(one, STATE)]
+            yield node, state
+            return
+    for _, child in _items(node):
+        yield from _holders(child, is_leaf, seen)
+
+
+def _is_quantizer(node: Any) -> bool:
+    return isinstance(node, QuantProxyFromInjector | QuantizedOp)
+
+
+def _below(node: Any, path: Path, seen: set[int]) -> Iterator[tuple[Path, Any]]:
+    """A module, and the modules and Variables in it, each once."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    yield path, node
+    for name, child in _items(node):
+        yield from _below(child, (*path, name), seen)
+
+
+def _items(node: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(node, nnx.Variable):
+        return
+    if isinstance(node, nnx.Pytree):
+        named: Any = vars(node).items()
+    elif isinstance(node, dict):
+        named = node.items()
+    else:
+        named = enumerate(node)
+    for name, child in named:
+        if isinstance(child, nnx.Pytree | nnx.Variable | dict | list | tuple):
+            yield name, child

@@ -5,13 +5,16 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 
 from jqinject.dot import LowBitCache
 from jqinject.program.moves import Axes
 from jqinject.quant_tensor import as_array
+
+if TYPE_CHECKING:
+    from jqinject.program.low_rank import LowRank
 
 
 class Origin(enum.Enum):
@@ -66,6 +69,7 @@ class Tracked:
         cache: the name of the array that the program is given and whose numbers these are, at most moved or written
             into; empty for others.
         cache_ndim: how many axes that array has.
+        low_rank: the update of that parameter, moved as it is; None without an adapter.
         masked: set if some of its elements were replaced by constants.
         state: which state of the model it is.
         twins: quantizer -> this value quantized by it, for the operations that share it.
@@ -83,6 +87,7 @@ class Tracked:
     form: Any = None
     cache: str = ""
     cache_ndim: int = 0
+    low_rank: LowRank | None = None
     masked: Masked | None = None
     state: StateVersion | None = None
     twins: dict[Any, Tracked] = field(default_factory=dict)
@@ -114,7 +119,9 @@ class Tracked:
 
     def with_value(self, value: Any) -> Tracked:
         """The same facts for another value that holds the same numbers."""
-        return replace(self, value=value, masked=None, state=None, twins={})
+        same = self.low_rank is None or jnp.shape(value) == shape_of(self)
+        low_rank = self.low_rank if same else None
+        return replace(self, value=value, masked=None, state=None, twins={}, low_rank=low_rank)
 
 
 def plain(value: Any, inputs: Any) -> Tracked:

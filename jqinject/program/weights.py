@@ -50,13 +50,16 @@ def follow_stored(
         function: the name of the function that the operation calls, if it calls one.
     """
     known = next(x for x in inputs if x.form is not None)
+    low_rank = next((x.low_rank for x in inputs if x.low_rank is not None), None)
     looked_up = any(x.is_activation for x in inputs)
     origin = Origin.ACTIVATION if looked_up else Origin.WEIGHT
     arrays = [x.array for x in inputs]
     if function != DEQUANTIZE:
-        return [replace(known, value=value, origin=origin, twins={}) for value in evaluate(arrays)]
+        return [replace(known.with_value(value), origin=origin) for value in evaluate(arrays)]
     value = quant_tensor_of(numbers_of_leaves(arrays, known.form), known.form)
-    out = Tracked(value, origin, quantized=True, weight_path=known.weight_path)
+    out = Tracked(
+        value, origin, quantized=True, weight_path=known.weight_path, low_rank=None if looked_up else low_rank
+    )
     if not looked_up:
         return [out]
     choice, name = run.choose(path, operation_of("take"), known.weight_path)
@@ -101,6 +104,9 @@ def follow(
             origin=origin,
             axes=None if x.axes is None else x.axes.moved(move),
             masked=None,
+            low_rank=None
+            if x.low_rank is None
+            else x.low_rank.moved(move, run.prefix + name if name else ""),
             state=None,
             twins={},
         )
@@ -110,7 +116,8 @@ def follow(
 
 
 def _is_followed(x: Tracked) -> bool:
-    return bool(x.weight_path or x.cache) and x.is_float and (x.axes is not None or x.quantized)
+    known = x.axes is not None or x.quantized or x.low_rank is not None
+    return bool(x.weight_path or x.cache) and x.is_float and known
 
 
 def _note_lookup(run: Any, choice: Choice | None, name: str, x: Tracked, eqn: Any) -> None:
@@ -129,6 +136,7 @@ def note_use(
     shared: Sequence[int],
     eqn: Any,
     beside: Tracked | None = None,
+    free: Sequence[int] = (),
     *,
     mapped: bool = False,
 ) -> None:
@@ -143,6 +151,7 @@ def note_use(
         shared: the axes along which they need one scale.
         eqn: the equation.
         beside: the other operand of a contraction.
+        free: the axes that are axes of the output, and of no other operand.
         mapped: whether it is under `vmap`, which leaves no other trace than an axis in front that is not summed.
     """
     frozen = x.axes is None and x.quantized
@@ -164,6 +173,7 @@ def note_use(
             quantizer,
             name_of_quantizer(run, choice, name, beside),
             eqn,
+            axes.along(free),
         )
     )
 

@@ -6,6 +6,7 @@ from jqinject.proxy import QuantizerLike as QuantizerLike
 from jqinject.quant.codebook import (
     NF4WeightPerChannelFloat as NF4WeightPerChannelFloat,
     NF4WeightPerGroupFloat as NF4WeightPerGroupFloat,
+    NF4WeightPerGroupFp8Scale as NF4WeightPerGroupFp8Scale,
     NF4WeightPerTensorFloat as NF4WeightPerTensorFloat,
 )
 from jqinject.quant.enums import (

@@ -2,10 +2,11 @@
 
 from jqinject.core.clamp import TensorClamp
 from jqinject.core.quant import CodebookQuant
-from jqinject.inject import ExtendedInjector
+from jqinject.inject import ExtendedInjector, this
 from jqinject.ops import NF4
 from jqinject.quant.enums import RestrictValueType, ScalingPerOutputType
 from jqinject.quant.fragments import MaxStatsScaling
+from jqinject.quant.minifloat.nvfp4 import Fp8e4m3Scales
 from jqinject.quant.solver import WeightQuantSolver
 
 
@@ -57,3 +58,23 @@ class NF4WeightPerGroupFloat(NF4WeightPerChannelFloat):
 
     group_size = 64
     scaling_per_output_type = ScalingPerOutputType.GROUP
+
+
+class NF4WeightPerGroupFp8Scale(NF4WeightPerGroupFloat):
+    """NF4WeightPerGroupFloat with double quantization: e4m3 scales, one float32 factor for these.
+
+    4.125 bits a weight, 4.5 with float32 scales.
+
+    Source: QLoRA, as above. Differs from it: one factor for all scales of a weight, whose mean is not subtracted; there
+    one for each 256.
+
+    Example:
+        >>> from flax import nnx
+        >>> from jqinject.nn import QuantLinear
+        >>> fc = QuantLinear(128, 4, weight_quant=NF4WeightPerGroupFp8Scale, rngs=nnx.Rngs(0))
+        >>> fc.weight_quant.scale_dtype
+        dtype(float8_e4m3fn)
+    """
+
+    scale_quant = Fp8e4m3Scales
+    restrict_scale_threshold_impl = this.scale_quant.restrict_scale_impl

@@ -229,6 +229,40 @@ def test_stacks_in_a_scan(way: Any) -> None:
     same(values(split), values(plain))
 
 
+def train(model: Any, steps: int = 2) -> Any:
+    def step(model: Any, x: jax.Array) -> Any:
+        return jqinject.value_and_grad(lambda m, x: jnp.mean(m(x) ** 2))(model, x)
+
+    run = nnx.jit(step)
+    return [run(model, X * (number + 1)) for number in range(steps)]
+
+
+def close(got: Any, wanted: Any) -> None:
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, 1e-4, 1e-6), got, wanted)
+
+
+@pytest.mark.parametrize("way", [directly, checkpointed])
+def test_histories_of_stacks_in_a_scan(way: Any) -> None:
+    plain, split = made("nnx.scan", FP8, Stack), made(way, FP8, Stack)
+    close(train(split), train(plain))
+    same(values(split), values(plain), 1e-5)
+    up = split.blocks.up
+    for proxy in (up.input_quant, up.weight_quant, up.grad_quant):
+        assert [np.count_nonzero(row) for row in proxy.amax_history.amax_history[...]] == [2] * DEPTH
+
+
+def test_stacks_are_calibrated_loaded_and_frozen() -> None:
+    rule = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActPerTensorMinMax)
+    plain, split = made("nnx.scan", rule, Stack), made(checkpointed, rule, Stack)
+    wanted, got = (calibrate(model, [X, -3 * X], progress=False) for model in (plain, split))
+    assert got == wanted
+    same(values(split), values(plain))
+    loaded = made(checkpointed, rule, Stack)
+    load_state(loaded, nnx.state(plain))
+    for model in (split, loaded):
+        np.testing.assert_allclose(freeze(model)(X), freeze(plain)(X), 1e-6, 1e-6)
+
+
 class Recurrent(nnx.Module):
     """A block whose state a scan closes over."""
 
@@ -243,6 +277,14 @@ class Recurrent(nnx.Module):
             return x
         graphdef, state = nnx.split(self.block)
         return jax.lax.scan(lambda x, _: (self.way(nnx.merge(graphdef, state), x), None), x, length=3)[0]
+
+
+@pytest.mark.parametrize("way", [copied, checkpointed])
+def test_histories_of_one_block_in_every_iteration(way: Any) -> None:
+    rule = Rule(r".*\.up", weight_quant=Weight, input_quant=Act, grad_quant=Grad)
+    plain, split = made(directly, rule, Recurrent), made(way, rule, Recurrent)
+    close(train(split), train(plain))
+    same(values(split), values(plain), 1e-5)
 
 
 @pytest.mark.parametrize("way", [copied, checkpointed])

@@ -19,6 +19,9 @@ from jqinject.dot.frozen.frozen_numbers import frozen_numbers, quant_tensor_of
 from jqinject.dot.frozen.lookup import look_up
 from jqinject.ops.devices.cut import Cut
 
+READS_WHOLE = "reads_whole"
+"""Metadata of a `FrozenParam` that is dequantized before it is indexed, so that an adapter can follow the index."""
+
 
 class FrozenParam(Frozen):
     """A frozen parameter: a dict of arrays, `value` (the payload), `scale`, and any others that `frozen_numbers` lists.
@@ -167,7 +170,8 @@ class FrozenParam(Frozen):
     def _read(self, numbers: dict[str, Any], index: Any) -> jax.Array:
         if isinstance(index, nnx.Variable):
             index = index.get_value()
-        found = None if index is ... else look_up(numbers, self._fitted, index)
+        whole = index is ... or self.get_metadata(READS_WHOLE, False)
+        found = None if whole else look_up(numbers, self._fitted, index)
         if found is not None:
             return found.finish(dequantize(found.numbers, self.form))
         value = dequantize(numbers, self.form)

@@ -178,7 +178,7 @@ def _quantized(
     policy = RulePolicy(rules)
     outside = found.sites or any(use.quantizer is not None for use in found.uses)
     if outside or throws_away(model, policy, calls if _have_inputs(calls) else ()):
-        _quantize_program(model, policy, found, calls, rngs)
+        quantize_program(model, policy, found, calls, rngs)
     return model
 
 
@@ -222,7 +222,7 @@ def _check(
             "  cure: quantize(model, rules, inputs=(x,)), with arrays or jax.ShapeDtypeStructs; "
             "methods={'encode': (x,)} for other methods than its call"
         )
-    found = plan_sites(model, rules, calls) if has_inputs else NO_SITES
+    found = plan_sites(model, RulePolicy(rules), calls) if has_inputs else NO_SITES
     planned = plan_parameters(found.uses)
     if not allow_idle:
         _check_caches(rules, found)
@@ -301,7 +301,7 @@ def _quantize_layers(
                 raise
 
 
-def _quantize_program(
+def quantize_program(
     model: Any, policy: RulePolicy, found: PlannedSites, calls: tuple[Call, ...], rngs: nnx.Rngs | None
 ) -> None:
     """Let a model's methods run as programs, with the quantizers that were found for them."""

@@ -61,9 +61,11 @@ class RulePolicy:
 
     Attributes:
         rules: the rules.
+        into_layers: whether Flax's layers are looked into, so that their weights are sites.
     """
 
     rules: tuple[Rule, ...]
+    into_layers: bool = False
 
     delayed = False
     flattens_weights = False
@@ -71,7 +73,7 @@ class RulePolicy:
 
     def is_leaf(self, module: Any) -> bool:
         """See `Policy`."""
-        return isinstance(module, OURS) or type(module) in COUNTERPARTS
+        return isinstance(module, OURS) or (type(module) in COUNTERPARTS and not self.into_layers)
 
     def choose(self, path: str, operation: Operation, weight_path: tuple[Any, ...] = ()) -> Choice | None:
         """See `Policy`."""
@@ -137,19 +139,22 @@ class RulePolicy:
 class _Watching(RulePolicy):
     """Records which rules matched an operation."""
 
-    def __init__(self, rules: tuple[Rule, ...]) -> None:
-        super().__init__(rules)
+    def __init__(self, policy: RulePolicy) -> None:
+        super().__init__(policy.rules, policy.into_layers)
         object.__setattr__(self, "used", set())
         object.__setattr__(self, "caches", {})
+        object.__setattr__(self, "taken", set())
 
     used: set[int]
     caches: dict[str, int | None]
+    taken: set[tuple[tuple[Any, ...], str]]
 
     def rule_of(self, path: str, operation: Operation, weight_path: tuple[Any, ...] = ()) -> int | None:
         """See `RulePolicy`."""
         index = super().rule_of(path, operation, weight_path)
         if index is not None:
             self.used.add(index)
+            self.taken.add((weight_path, operation.name))
         return index
 
     def cache_rule_of(self, path: str, cache: str) -> int | None:
@@ -177,22 +182,25 @@ class PlannedSites(NamedTuple):
         uses: where parameters are contracted or looked up, whether or not a rule takes them.
         used: the indices of the rules that take something.
         caches: name of a cache that the calls write -> the index of its rule, or None.
+        taken: the path of a parameter and the name of an operation on it, where a rule takes it.
     """
 
     sites: Mapping[str, Site]
     uses: Sequence[WeightUse]
     used: frozenset[int]
     caches: Mapping[str, int | None]
+    taken: frozenset[tuple[tuple[Any, ...], str]] = frozenset()
 
 
 NO_SITES = PlannedSites({}, (), frozenset(), {})
 
 
-def plan_sites(model: Any, rules: tuple[Rule, ...], calls: Sequence[Call]) -> PlannedSites:
-    """What the rules quantize outside of layers in calls of a model."""
-    watching = _Watching(rules)
+def plan_sites(model: Any, policy: RulePolicy, calls: Sequence[Call]) -> PlannedSites:
+    """What rules quantize outside of layers in calls of a model."""
+    watching = _Watching(policy)
     found = find_sites(model, watching, calls)
-    return PlannedSites(found.sites, found.uses, frozenset(watching.used), watching.caches)
+    used, taken = frozenset(watching.used), frozenset(watching.taken)
+    return PlannedSites(found.sites, found.uses, used, watching.caches, taken)
 
 
 def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:

@@ -13,7 +13,7 @@ from jqinject.model.quantizing.parameter_sites import plan_parameters
 from jqinject.model.quantizing.plan import LayerRule, check_operations, idle_rules, plan_layers
 from jqinject.model.quantizing.planned_ranges import planned_ranges
 from jqinject.model.quantizing.quantize_model import planned_model
-from jqinject.model.quantizing.rule_policy import NO_SITES, plan_sites
+from jqinject.model.quantizing.rule_policy import NO_SITES, RulePolicy, plan_sites
 from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.quantizing.traced_calls import Methods, traced_calls
 from jqinject.model.static_ranges import uncalibrated
@@ -100,7 +100,7 @@ def rules_report(
     calls = traced_calls(model, call, methods, "rules_report")
     index = ModelIndex(model)
     entries, plan = plan_layers(index, given)
-    found = plan_sites(model, given, calls) if calls else NO_SITES
+    found = plan_sites(model, RulePolicy(given), calls) if calls else NO_SITES
     planned = plan_parameters(found.uses)
     unseen = (*uncalibrated(index), *planned_ranges(index, given, plan, found.sites.values()))
     names = (*planned, *found.sites)

@@ -22,6 +22,7 @@ from jqinject.model.train.steps import (
     set_slots,
     without_slots,
 )
+from jqinject.program import OpQuantizers
 
 ArgNum = int | nnx.DiffState
 
@@ -65,7 +66,8 @@ def value_and_grad(
     Args:
         f: a function of models and arrays that returns a scalar, or `(scalar, aux)` with `has_aux`; without it, a
             decorator is returned.
-        argnums, has_aux, holomorphic, allow_int, reduce_axes, graph, graph_updates: as for `nnx.value_and_grad`.
+        argnums, has_aux, holomorphic, allow_int, reduce_axes, graph, graph_updates: as for `nnx.value_and_grad`. Of a
+            model with adapters (`jqinject.lora`), a number stands for its `nnx.LoRAParam`s instead of its `nnx.Param`s.
 
     Returns:
         A function that returns the value and the gradients of the parameters, like that of `nnx.value_and_grad`.
@@ -156,7 +158,7 @@ def _reporting(
         ]
         if with_slots:
             _require_graph_mode(options)
-        asked, extra = _differentiated(wanted, with_slots, len(args))
+        asked, extra = _differentiated(_adapters_alone(wanted, args), with_slots, len(args))
         own = [scaling for scaling in found if not scaling.in_step]
         open_before = [scaling for scaling in found if scaling.in_step]
         open_steps(own)
@@ -198,6 +200,23 @@ def _listening(f: Callable[..., Any]) -> Callable[..., Any]:
             set_slots(heard, adding=False)
 
     return listened
+
+
+def _adapters_alone(wanted: Sequence[ArgNum], args: Sequence[Any]) -> tuple[ArgNum, ...]:
+    """What to differentiate: of a model with adapters, named by its number alone, these."""
+    return tuple(
+        nnx.DiffState(which % len(args), nnx.LoRAParam)
+        if isinstance(which, int) and args and _has_adapters(args[which])
+        else which
+        for which in wanted
+    )
+
+
+def _has_adapters(given: Any) -> bool:
+    if not isinstance(given, nnx.Module):
+        return False
+    modules = (module for _, module in nnx.iter_modules(given, graph=True))
+    return any(isinstance(module, OpQuantizers) and bool(module.adapters_by_path()) for module in modules)
 
 
 def _number(which: ArgNum) -> int:

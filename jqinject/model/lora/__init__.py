@@ -1,0 +1,1 @@
+"""Low-rank adapters: trainable updates beside frozen weights."""

@@ -1,0 +1,216 @@
+"""Which parameters of a model get an adapter, and along which axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jqinject.inject.errors import did_you_mean
+from jqinject.model.quantizing.parameter_sites import PlannedParameter
+from jqinject.model.quantizing.rule_policy import PlannedSites
+from jqinject.model.quantizing.rules import matches_path
+from jqinject.program import Adapter, WeightUse, dotted
+
+Rank = int | Mapping[str, int]
+PER_AXIS = ("out_sharding", "sharding_names", "sharding")
+
+
+@dataclass(frozen=True)
+class PlannedAdapter:
+    """An adapter to be made.
+
+    Attributes:
+        path: of the parameter.
+        uses: its contractions.
+        lookups: the names of its look-ups.
+        rank: of the update.
+    """
+
+    path: tuple[Any, ...]
+    uses: tuple[WeightUse, ...]
+    lookups: tuple[str, ...]
+    rank: int
+
+    @property
+    def contracted(self) -> tuple[int, ...]:
+        """The axes that the first contraction sums over."""
+        return self._axes("contracted")
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        """The axes that the first contraction leaves, and that its other operand does not have."""
+        return self._axes("free")
+
+    def _axes(self, role: str) -> tuple[int, ...]:
+        return tuple(axis for axis, own in enumerate(_roles(self.uses[0])) if own == role)
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """The other axes: experts, layers of a stack."""
+        return self._axes("batch")
+
+
+def _roles(use: WeightUse) -> list[str]:
+    """What each axis of a parameter is in a contraction: contracted, free or batch.
+
+    Of an axis of size 1 the program does not tell; it is what the axis before it is, or the one after it.
+    """
+    found = ["" if size == 1 and axis >= use.stacked else "batch" for axis, size in enumerate(use.shape)]
+    for axis in range(len(found)):
+        if (axis in use.shared) != (axis in use.free):
+            found[axis] = "contracted" if axis in use.shared else "free"
+    if "" in found and "contracted" not in found:
+        found[found.index("")] = "contracted"
+    if "" in found and "free" not in found:
+        found[len(found) - 1 - found[::-1].index("")] = "free"
+    for axis, role in enumerate(found):
+        if not role:
+            before = found[axis - 1] if axis else ""
+            found[axis] = before or next((role for role in found if role), "contracted")
+    return found
+
+
+def plan_adapters(found: PlannedSites, rank: Rank) -> tuple[PlannedAdapter, ...]:
+    """The adapters of the parameters that rules take.
+
+    Raises:
+        ValueError: a pattern of ranks matches nothing that is contracted and taken by a rule.
+    """
+    by_path: dict[tuple[Any, ...], list[WeightUse]] = {}
+    for use in found.uses:
+        by_path.setdefault(use.weight_path, []).append(use)
+    planned, candidates, matched = [], [], set()
+    for path, uses in by_path.items():
+        contractions = tuple(use for use in uses if use.operation != "take")
+        if not any((path, use.operation) in found.taken for use in contractions):
+            continue
+        candidates.append(dotted(path))
+        pattern = _pattern(rank, path)
+        if pattern is not None:
+            matched.add(pattern)
+            chosen = rank if isinstance(rank, int) else rank[pattern]
+            lookups = tuple(use.name for use in uses if use.operation == "take")
+            planned.append(PlannedAdapter(path, contractions, lookups, chosen))
+    patterns = [""] if isinstance(rank, int) else list(rank)
+    idle = [pattern for pattern in patterns if pattern not in matched]
+    if idle or not planned:
+        raise ValueError(_nothing(idle, candidates))
+    return tuple(planned)
+
+
+def _pattern(rank: Rank, path: tuple[Any, ...]) -> str | None:
+    """The first pattern that matches a parameter's path, or that of the module that holds it; None if none does."""
+    if isinstance(rank, int):
+        return ""
+    places = (dotted(path), dotted(path[:-1]))
+    return next((pattern for pattern in rank if any(matches_path(pattern, place) for place in places)), None)
+
+
+def _nothing(idle: Sequence[str], candidates: Sequence[str]) -> str:
+    known = ", ".join(candidates[:8]) + (", ..." if len(candidates) > 8 else "")
+    if not candidates:
+        return (
+            "lora: the rules take no parameter that the model contracts, so there is nothing to adapt.\n"
+            "  cure: mend the rules; jqinject.rules_report(model, rules, inputs=...) shows the plan"
+        )
+    hints = [
+        f"{pattern!r}{'; ' + hint if (hint := did_you_mean(pattern, candidates)) else ''}" for pattern in idle
+    ]
+    return (
+        f"lora: no parameter that is contracted and taken by a rule matches the ranks' {', '.join(hints)}.\n"
+        f"  parameters here: {known}\n  cure: mend the pattern, a regular expression for the whole path"
+    )
+
+
+def checked_rank(rank: Any) -> Rank:
+    """Ranks as given.
+
+    Raises:
+        TypeError: not an integer, nor a dict of such.
+        ValueError: below 1, or no pattern.
+    """
+    if isinstance(rank, Mapping):
+        if not rank:
+            raise ValueError("lora: rank={} names no parameter.\n  cure: rank=8, or rank={'.*attn.*': 8}")
+        for pattern, given in rank.items():
+            _check_one(given, f"rank[{pattern!r}]")
+        return dict(rank)
+    _check_one(rank, "rank")
+    return rank
+
+
+def _check_one(rank: Any, name: str) -> None:
+    if not isinstance(rank, int) or isinstance(rank, bool):
+        raise TypeError(f"lora: {name} is an integer, got {type(rank).__name__} {rank!r:.40}")
+    if rank < 1:
+        raise ValueError(f"lora: {name} must be at least 1, got {rank}.\n  cure: rank=8")
+
+
+def new_adapter(
+    plan: PlannedAdapter,
+    variable: Any,
+    alpha: float | None,
+    dropout: float,
+    base: PlannedParameter | None,
+    rngs: nnx.Rngs,
+) -> Adapter:
+    """An adapter whose update is zero.
+
+    Args:
+        plan: the plan.
+        variable: the float parameter.
+        alpha: the update's factor times the rank; None for the rank.
+        dropout: of the input.
+        base: how the parameter is quantized.
+        rngs: for A, and for dropout.
+    """
+    shape, rank = tuple(variable.shape), plan.rank
+    batch, contracted, free = plan.batch, plan.contracted, plan.free
+    depth = len(batch)
+    fan_in = math.prod(shape[axis] for axis in contracted)
+    bound = math.sqrt(6.0 / max(fan_in, 1))  # he_uniform of one weight of a stack
+    of_a = tuple(shape[axis] for axis in (*batch, *contracted))
+    of_b = (*of_a[:depth], rank, *(shape[axis] for axis in free))
+    a = jax.random.uniform(rngs.params(), (*of_a, rank), variable.dtype, -bound, bound)
+    b = jax.numpy.zeros(of_b, variable.dtype)
+    layer = None if dropout == 0 else nnx.Dropout(dropout, rngs=rngs)
+    return Adapter(
+        _placed(a, variable, (*batch, *contracted, None)),
+        _placed(b, variable, (*batch, None, *free)),
+        plan.path,
+        contracted,
+        free,
+        (rank if alpha is None else alpha) / rank,
+        None if base is None else replace(base, uses=()),
+        dropout=layer,
+    )
+
+
+def _placed(factor: jax.Array, variable: Any, axes: Iterable[int | None]) -> nnx.LoRAParam[jax.Array]:
+    """A factor as a Variable, sharded as the axes of the parameter that it has.
+
+    Args:
+        factor: the array.
+        variable: the parameter.
+        axes: the parameter's axis of each of its axes; None for the rank.
+    """
+    axes = tuple(axes)
+    held = variable.get_raw_value()
+    sharding = getattr(held, "sharding", None)
+    if isinstance(sharding, jax.sharding.NamedSharding) and isinstance(factor, jax.Array):
+        spec = jax.sharding.PartitionSpec(*_along(tuple(sharding.spec), axes))
+        factor = jax.device_put(factor, sharding.update(spec=spec))
+    metadata = variable.get_metadata()
+    named = {name: _along(metadata[name], axes) for name in PER_AXIS if metadata.get(name) is not None}
+    kept = {"mesh": metadata["mesh"]} if named and metadata.get("mesh") is not None else {}
+    return nnx.LoRAParam(factor, **named, **kept)
+
+
+def _along(names: Any, axes: Sequence[int | None]) -> Any:
+    given = tuple(names)
+    return tuple(given[axis] if axis is not None and axis < len(given) else None for axis in axes)

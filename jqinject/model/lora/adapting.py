@@ -1,0 +1,232 @@
+"""`lora`: freezes a model's weights in low bits, with trainable low-rank updates beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from flax import nnx
+
+from jqinject.dot import READS_WHOLE, FrozenParam
+from jqinject.model.freezing import check_finite
+from jqinject.model.lora.adapter_plan import PlannedAdapter, Rank, checked_rank, new_adapter, plan_adapters
+from jqinject.model.quantizing.parameter_sites import PlannedParameter, plan_parameters
+from jqinject.model.quantizing.plan import check_operations, idle_rules
+from jqinject.model.quantizing.quantize_model import quantize_program
+from jqinject.model.quantizing.rule_policy import OURS, PlannedSites, RulePolicy, plan_sites
+from jqinject.model.quantizing.rules import Rule, checked_rules
+from jqinject.model.quantizing.traced_calls import Methods, call_with, traced_calls
+from jqinject.model.site_freezing import freeze_parameters, parameter_sites
+from jqinject.model.walk import ModelIndex, dotted
+from jqinject.program import Call, QuantizedProgram, find_sites
+from jqinject.proxy import QuantProxyFromInjector
+
+Model = TypeVar("Model", bound=nnx.Module)
+Names = set[tuple[tuple[Any, ...], str]]
+
+
+def lora(
+    model: Model,
+    rules: Rule | Iterable[Rule],
+    *,
+    rank: Rank,
+    alpha: float | None = None,
+    dropout: float = 0.0,
+    inputs: Iterable[Any] | Mapping[str, Any] | None = None,
+    methods: Methods | None = None,
+    rngs: nnx.Rngs,
+) -> Model:
+    """Make a model whose weights are frozen, and whose contractions get trainable low-rank updates (LoRA, QLoRA).
+
+    Every parameter that a rule takes and that the model contracts, in Flax's layers and by itself, gets an adapter: a
+    contraction of x with w becomes `x w + (alpha / rank) (x A) B`. The parameter is stored in the low bits of the
+    rule's `weight_quant`; a rule without one leaves it float. B begins as zeros, so the model computes at first what
+    its quantized base does; A begins as He's uniform numbers, as in Qwix. Adapters see the float input, whatever
+    quantizer the base's input has.
+
+    With the axes K of w that the contraction sums over, its free axes N, and any batch axes E (experts, layers of a
+    stack), A has the shape (*E, *K, rank), B (*E, rank, *N), both w's dtype and sharding. They are `nnx.LoRAParam`s at
+    the state paths `op_quant/adapters/<path of w>/a` and `.../b`: `nnx.state(model, nnx.LoRAParam)` is all there is to
+    train and to save, and `jqinject.value_and_grad(loss)(model)` differentiates nothing else. Look-ups (embeddings)
+    read w without the update. All layers are run as parts of the model's program, as `quantize` runs a model that
+    contracts parameters by itself; a method that is not in `methods` runs as it was written, without updates.
+
+    Args:
+        model: a float NNX module, concrete or abstract; it is not changed. Load its checkpoint first.
+        rules: the first that matches a weight wins. Input quantizers with statistics are live: `calibrate`.
+        rank: of all adapters; or of those whose parameter or module path matches a regular expression,
+            `{".*attn.*": 16}`: the first that matches wins, and other weights are quantized without an adapter.
+        alpha: the factor of an update is alpha / rank; None for the rank, a factor of 1.
+        dropout: the share of an adapter's input that is set to 0 in training.
+        inputs: the model's arguments, as for `quantize`.
+        methods: the arguments of other methods, as for `quantize`.
+        rngs: for A and for dropout.
+
+    Returns:
+        A new model, of the class of `model` or a subclass.
+
+    Raises:
+        TypeError: arguments of another kind; a proxy as quantizer.
+        ValueError: a rank below 1, or a pattern that matches nothing; a rule that takes nothing; a model that has
+            adapters or is quantized already, named by path; no inputs; weights that are not finite; a weight whose
+            contraction cannot be followed. Nothing is changed then.
+
+    Source: Hu et al., 2021, "LoRA"; Dettmers et al., 2023, "QLoRA"; Qwix's `apply_lora_to_model`. Differs from Qwix:
+    an `einsum` over experts has a B for each, and A keeps the axes of w.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from jqinject.quant import NF4WeightPerGroupFloat
+        >>> x = jnp.ones((3, 64))
+        >>> base = nnx.Linear(64, 4, rngs=nnx.Rngs(0))
+        >>> model = lora(base, Rule(weight_quant=NF4WeightPerGroupFloat), rank=2, inputs=x, rngs=nnx.Rngs(1))
+        >>> jax.tree.map(jnp.shape, nnx.to_pure_dict(nnx.state(model, nnx.LoRAParam)))
+        {'op_quant': {'adapters': {'kernel': {'a': (64, 2), 'b': (2, 4)}}}}
+    """
+    if not isinstance(model, nnx.Module):
+        raise TypeError(f"lora takes an NNX module, got {type(model).__name__}")
+    _check_numbers(alpha, dropout, rngs)
+    ranks, given = checked_rank(rank), checked_rules(rules)
+    check_operations(given)
+    calls = traced_calls(model, call_with(inputs), methods, "lora")
+    model = nnx.clone(model, graph=True)
+    index = ModelIndex(model)
+    _refuse_adapted(index)
+    if not any(call.args or call.kwargs for call in calls):
+        raise ValueError(
+            "lora finds the contractions of a model by tracing it.\n"
+            "  cure: lora(model, rules, inputs=(x,), ...), with arrays or jax.ShapeDtypeStructs"
+        )
+    policy = RulePolicy(given, into_layers=True)
+    found = plan_sites(model, policy, calls)
+    bases = plan_parameters(found.uses)
+    _check_rules(given, found, bases)
+    plans = plan_adapters(found, ranks)
+
+    def adapted(model: Any, rngs: nnx.Rngs) -> Any:
+        return _adapted(model, policy, found, calls, plans, bases, (alpha, dropout), rngs)
+
+    if index.is_abstract:
+        return nnx.eval_shape(lambda model: adapted(model, nnx.clone(rngs)), model)
+    return adapted(model, rngs)
+
+
+def _adapted(
+    model: Any,
+    policy: RulePolicy,
+    found: PlannedSites,
+    calls: tuple[Call, ...],
+    plans: tuple[PlannedAdapter, ...],
+    bases: Mapping[str, PlannedParameter],
+    numbers: tuple[float | None, float],
+    rngs: nnx.Rngs,
+) -> Any:
+    """The model with adapters, its base frozen."""
+    quantize_program(model, policy, found, calls, rngs)
+    index = ModelIndex(model)
+    check_finite(index, [site for *_, site in parameter_sites(index)], "lora")
+    adapters = {}
+    for plan in plans:
+        name = dotted(plan.path)
+        variable = index.by_path[tuple(map(str, plan.path))].variable
+        adapters[name] = new_adapter(plan, variable, *numbers, bases.get(name), rngs)
+    model.op_quant.adapters = nnx.Dict(adapters)
+    freeze_parameters(index, keep_masters=False)
+    _check_followed(model, policy, calls, plans)
+    return model
+
+
+def _check_followed(
+    model: Any, policy: RulePolicy, calls: tuple[Call, ...], plans: tuple[PlannedAdapter, ...]
+) -> None:
+    """See that every contraction has its update.
+
+    A parameter that is indexed before it is contracted is from then on dequantized first, so that the update follows.
+
+    Raises:
+        ValueError: one has none.
+    """
+    adapted, missing = _without_update(model, policy, calls, plans)
+    if not missing:
+        _note_lookups(model, plans, adapted)
+        return
+    nodes = dict(ModelIndex(model).places)
+    for plan in missing:
+        variable = nodes[tuple(map(str, plan.path))]
+        if isinstance(variable, FrozenParam):
+            variable.set_metadata(**{READS_WHOLE: True})
+    adapted, missing = _without_update(model, policy, calls, plans)
+    if missing:
+        shown = "\n".join(f"    {dotted(plan.path)}: {plan.uses[0].name}" for plan in missing)
+        raise ValueError(
+            f"lora: these weights change on their way to a contraction, so that an update cannot follow:\n{shown}\n"
+            "  cure: rank={pattern: rank} that leaves them out"
+        )
+    _note_lookups(model, plans, adapted)
+
+
+def _without_update(
+    model: Any, policy: RulePolicy, calls: tuple[Call, ...], plans: tuple[PlannedAdapter, ...]
+) -> tuple[Names, list[PlannedAdapter]]:
+    """What is adapted, and the plans of which a contraction is not."""
+    adapted = find_sites(model, policy, calls).adapted
+    return adapted, [plan for plan in plans if any((plan.path, use.name) not in adapted for use in plan.uses)]
+
+
+def _note_lookups(model: Any, plans: tuple[PlannedAdapter, ...], adapted: Names) -> None:
+    """Let adapters know the look-ups whose rows are used otherwise than in a contraction."""
+    for plan in plans:
+        alone = tuple(name for name in plan.lookups if (plan.path, name) not in adapted)
+        model.op_quant.adapters[dotted(plan.path)].lookups = alone
+
+
+def _check_numbers(alpha: Any, dropout: Any, rngs: Any) -> None:
+    if alpha is not None and not (isinstance(alpha, int | float) and math.isfinite(alpha) and alpha != 0):
+        raise ValueError(f"lora: alpha is a finite number other than 0, got {alpha!r:.40}")
+    if not (isinstance(dropout, int | float) and 0 <= dropout < 1):
+        raise ValueError(f"lora: dropout is a share from 0 to below 1, got {dropout!r:.40}")
+    if not isinstance(rngs, nnx.Rngs):
+        raise TypeError(f"lora: rngs is an nnx.Rngs, got {type(rngs).__name__}.\n  cure: rngs=nnx.Rngs(0)")
+
+
+def _refuse_adapted(index: ModelIndex) -> None:
+    """Refuse a model that has adapters, or that is quantized already."""
+    adapted = [dotted(path) for path, node in index.places if isinstance(node, nnx.LoRAParam)]
+    if adapted:
+        raise ValueError(
+            f"lora: the model has adapters already: {_listed(adapted)}.\n"
+            "  cure: jqinject.merge_lora(model) puts them into the weights; or adapt the model without them"
+        )
+    quantized = [
+        dotted(path)
+        for path, node in index.places
+        if isinstance(node, (*OURS, QuantizedProgram, FrozenParam))
+    ]
+    if quantized:
+        raise ValueError(
+            f"lora: the model is quantized already, in {_listed(quantized)}.\n"
+            "  cure: lora(float_model, rules, ...), whose rules quantize the base"
+        )
+
+
+def _listed(paths: list[str]) -> str:
+    return ", ".join(paths[:8]) + (", ..." if len(paths) > 8 else "")
+
+
+def _check_rules(rules: tuple[Rule, ...], found: PlannedSites, bases: Mapping[str, PlannedParameter]) -> None:
+    idle = idle_rules(rules, (), found.used)
+    if idle:
+        known = dict.fromkeys(dotted(use.weight_path) for use in found.uses)
+        shown = "\n".join(f"    {rules[index]}" for index in idle)
+        raise ValueError(
+            f"lora: rules that take nothing (the first rule that matches wins):\n{shown}\n"
+            f"  weights here: {_listed(list(known)) or 'none'}\n  cure: mend the path or the order"
+        )
+    shared = [name for name, base in bases.items() if isinstance(base.quantizer, QuantProxyFromInjector)]
+    if shared:
+        raise TypeError(
+            f"lora: the weight quantizer of {_listed(shared)} is a proxy, and frozen weights have none to share.\n"
+            "  cure: its injector, such as NF4WeightPerGroupFloat"
+        )

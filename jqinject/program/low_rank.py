@@ -1,0 +1,161 @@
+"""Low-rank updates of weights: they follow a weight through its moves, and are contracted beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jqinject.program.contract import arguments_of
+from jqinject.program.moves import Move
+
+Evaluate = Callable[[list[Any]], list[Any]]
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["a", "b"], meta_fields=["scale", "dropout", "lookup"])
+@dataclass(frozen=True)
+class LowRank:
+    """A weight's update, the sum over r of `scale * a[..., r] * b[..., r]`.
+
+    Attributes:
+        a, b: the weight's axes, of size 1 where the factor does not vary, and the rank as the last axis.
+        scale: static.
+        dropout: the name of the dropout of the input; empty for none.
+        lookup: the name of the look-up that chose these of the weight's rows; empty for none.
+    """
+
+    a: jax.Array
+    b: jax.Array
+    scale: float
+    dropout: str = ""
+    lookup: str = ""
+
+    def moved(self, move: Move, lookup: str = "") -> LowRank:
+        """The update of the weight after a move.
+
+        Args:
+            move: of the weight.
+            lookup: the name of the move if it is a look-up.
+        """
+        along = jax.vmap(move.partial, in_axes=-1, out_axes=-1)
+        return replace(self, a=along(self.a), b=along(self.b), lookup=lookup or self.lookup)
+
+    def dense(self) -> jax.Array:
+        """The update as an array; axes along which neither factor varies have size 1."""
+        return self.scale * (self.a * self.b).sum(-1)
+
+    def contracted(
+        self, eqn: Any, x: jax.Array, place: int, rest: Sequence[Any], shape: tuple[int, ...], run: Evaluate
+    ) -> jax.Array:
+        """The contraction of an array with the update.
+
+        Args:
+            eqn: the equation that contracts the array with the weight.
+            x: the array.
+            place: which operand the weight is.
+            rest: further operands.
+            shape: of the weight.
+            run: runs the equation.
+        """
+        low = replace(self, a=self.a.astype(x.dtype), b=self.b.astype(x.dtype))
+        found = FACTORED.get(eqn.primitive.name, _not_factored)(low, eqn, x, place, rest)
+        if found is None:  # grouped convolutions, for example
+            update = jnp.broadcast_to(low.dense(), shape).astype(x.dtype)
+            operands = (x, update) if place == 1 else (update, x)
+            (y,) = run([*operands, *rest])
+            return y
+        return low.scale * found
+
+
+def _not_factored(low: LowRank, eqn: Any, x: Any, place: int, rest: Sequence[Any]) -> None:
+    """None: the update is multiplied out."""
+    return
+
+
+def _varies(factor: jax.Array, axis: int) -> bool:
+    return factor.shape[axis] > 1
+
+
+def _dot(low: LowRank, eqn: Any, x: jax.Array, place: int, rest: Sequence[Any]) -> jax.Array:
+    """First with the factor that varies along the summed axes, then with the other one."""
+    contracted, batch = eqn.params["dimension_numbers"]
+    ndim, rank = low.a.ndim - 1, x.ndim + low.a.ndim
+    partners = dict(
+        zip((*contracted[1 - place], *batch[1 - place]), (*contracted[place], *batch[place]), strict=True)
+    )
+    of_x = [partners.get(axis, ndim + axis) for axis in range(x.ndim)]
+    free_of_x = [label for label in of_x if label >= ndim]
+    used = {*contracted[place], *batch[place]}
+    free = [axis for axis in range(ndim) if axis not in used]
+    out = [*batch[place], *(free_of_x if place == 1 else free), *(free if place == 1 else free_of_x)]
+    a_is_first = any(_varies(low.a, axis) for axis in contracted[place])
+    first, second = (low.a, low.b) if a_is_first else (low.b, low.a)
+    (first, of_first), (second, of_second) = _labelled(first, rank), _labelled(second, rank)
+    between = [label for label in dict.fromkeys((*of_x, *of_first)) if label in {*of_second, *out}]
+    inner = jnp.einsum(x, of_x, first, of_first, between, **_inner_options(eqn))
+    present = [label for label in out if label in {*between, *of_second}]
+    y = jnp.einsum(inner, between, second, of_second, present, **_options(eqn))
+    shape = eqn.outvars[0].aval.shape
+    sizes = [n if label in present else 1 for n, label in zip(shape, out, strict=True)]
+    return jnp.broadcast_to(y.reshape(sizes), shape)
+
+
+def _labelled(factor: jax.Array, rank: int) -> tuple[jax.Array, list[int]]:
+    """A factor without the axes along which it does not vary, and the labels of the others."""
+    axes = [axis for axis in range(factor.ndim - 1) if _varies(factor, axis)]
+    return factor.reshape([factor.shape[axis] for axis in axes] + [factor.shape[-1]]), [*axes, rank]
+
+
+def _inner_options(eqn: Any) -> dict[str, Any]:
+    return {"precision": eqn.params["precision"]}
+
+
+def _options(eqn: Any) -> dict[str, Any]:
+    return {"precision": eqn.params["precision"]}
+
+
+def _conv(low: LowRank, eqn: Any, x: jax.Array, place: int, rest: Sequence[Any]) -> jax.Array | None:
+    """A convolution with the first factor, then a product along the features with the second."""
+    numbers = eqn.params["dimension_numbers"]
+    channel, ndim = numbers.rhs_spec[0], low.a.ndim - 1
+    grouped = eqn.params["feature_group_count"] * eqn.params["batch_group_count"] > 1
+    if place == 0 or grouped or _varies(low.a, channel):
+        return None
+    if any(_varies(low.b, axis) for axis in range(ndim) if axis != channel):
+        return None
+    kernel = jnp.moveaxis(low.a.squeeze(channel), -1, channel)
+    inner = lax.conv_general_dilated(x, kernel, **arguments_of(eqn), precision=eqn.params["precision"])
+    features = numbers.out_spec[1]
+    second = low.b.reshape(-1, low.b.shape[-1])
+    y = jnp.tensordot(inner, second, axes=((features,), (1,)), precision=eqn.params["precision"])
+    return jnp.moveaxis(y, -1, features)
+
+
+def _ragged(low: LowRank, eqn: Any, x: jax.Array, place: int, rest: Sequence[Any]) -> jax.Array | None:
+    """Rows in groups, each group with its own matrices."""
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    plain = (
+        numbers.dot_dimension_numbers == (([1], [1]), ([], []))
+        or tuple(map(lambda part: tuple(map(tuple, part)), numbers.dot_dimension_numbers))
+        == (((1,), (1,)), ((), ()))
+    ) and (tuple(numbers.lhs_ragged_dimensions), tuple(numbers.rhs_group_dimensions)) == ((0,), (0,))
+    if not plain or place == 0 or _varies(low.a, 2) or _varies(low.b, 1):
+        return None
+    groups, rank = math.prod(rest[0].shape), low.a.shape[-1]
+    a = jnp.broadcast_to(low.a[:, :, 0], (groups, low.a.shape[1], rank))
+    b = jnp.broadcast_to(low.b[:, 0], (groups, low.b.shape[2], rank))
+    inner = lax.ragged_dot(x, a, rest[0])
+    return lax.ragged_dot(inner, jnp.swapaxes(b, 1, 2), rest[0])
+
+
+FACTORED: dict[str, Callable[..., jax.Array | None]] = {
+    "dot_general": _dot,
+    "conv_general_dilated": _conv,
+    "ragged_dot_general": _ragged,
+}
