@@ -43,8 +43,10 @@ def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool
     `Freezer` and are served from there; if several layers share an op, each gets its own. Everything else stays as it
     is. Weights are replaced one by one, so there are never two copies of the model.
 
-    A frozen layer contracts integers if its input is quantized to at most 8 bits. Its output equals, bit for bit, that
-    of the unfrozen layer with `contraction="int"`, and that of fake quantization up to float rounding. Learned and
+    A parameter that the model contracts by itself becomes a `FrozenParam` in its place.
+
+    A frozen layer contracts integers if its input is quantized to at most 8 bits. Its output equals that of the
+    unfrozen layer in evaluation, and that of training up to float rounding. Learned and
     averaged input scales become constants: nothing is reduced at run time.
 
     A frozen layer's weight still answers under its name: `layer.kernel.shape`, `.dtype` and `.sharding` as before. Read

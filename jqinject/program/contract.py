@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jqinject.dot import conv_general_dilated, dot_general, ragged_dot_general
+from jqinject.dot.kernels.integer import keeps_integers
 from jqinject.program.policy import Choice
 from jqinject.quant_tensor import FloatQuantTensor, GroupwiseIntQuantTensor, IntQuantTensor, QuantTensor
 
@@ -19,15 +20,15 @@ CONVOLUTION = (
 )
 
 
-def contracts_payloads(choice: Choice | None, lhs: Any, rhs: Any, weight: int | None) -> bool:
+def contracts_payloads(choice: Choice | None, lhs: Any, rhs: Any) -> bool:
     """Whether a contraction takes the operands' payloads, if they have one in common.
 
-    Training contracts floats: integers made anew at every step cost more than they save.
+    Training contracts floats: integers made anew at every step cost more than they save. Evaluation contracts what the
+    frozen model contracts.
 
     Args:
         choice: the quantizers of the operation.
         lhs, rhs: the operands.
-        weight: which of them is a weight.
     """
     if not (isinstance(lhs, QuantTensor) and isinstance(rhs, QuantTensor)):
         return False
@@ -36,11 +37,12 @@ def contracts_payloads(choice: Choice | None, lhs: Any, rhs: Any, weight: int | 
         return asked != "float"
     if isinstance(lhs, FloatQuantTensor):
         return True
-    if weight is not None:
-        stored = (lhs, rhs)[weight]
-        whole = stored.grouped if isinstance(stored, GroupwiseIntQuantTensor) else stored
-        return isinstance(whole, IntQuantTensor) and whole.is_stored
-    return all(isinstance(x, IntQuantTensor) and x.payload is not None for x in (lhs, rhs))
+    return any(map(_is_stored, (lhs, rhs))) or (keeps_integers(lhs) and keeps_integers(rhs))
+
+
+def _is_stored(x: Any) -> bool:
+    whole = x.grouped if isinstance(x, GroupwiseIntQuantTensor) else x
+    return isinstance(whole, IntQuantTensor) and whole.is_stored
 
 
 def arguments_of(eqn: Any) -> dict[str, Any]:

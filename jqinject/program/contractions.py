@@ -55,7 +55,7 @@ def contraction(
         site = Site(run.prefix + name, choice.scheme, contraction=eqn.primitive.name)
         run.sites[site.name] = site
         value = run.quantizers.contract(site, eqn, lhs.array, rhs.array)
-    elif contracts_payloads(choice, taken[0].value, taken[1].value, weight):
+    elif contracts_payloads(choice, taken[0].value, taken[1].value):
         value = contract(eqn, choice, taken[0].value, taken[1].value, rest, evaluate)
     else:
         (value,) = evaluate([*(x.array for x in taken), *rest])

@@ -127,7 +127,7 @@ class Interpreter:
             return [plain(value, inputs) for value in bind(eqn, [x.array for x in inputs])]
         function = nested.name_of_function(eqn)
         if any(x.form is not None for x in inputs) and (name not in nested.CALLS or function == DEQUANTIZE):
-            return follow_stored(self, where, inputs, lambda values: bind(eqn, values), function)
+            return follow_stored(self, name, where, inputs, lambda values: bind(eqn, values), function)
         if function in FUNCTIONS:
             name = str(function)
         elif name in nested.CALLS:

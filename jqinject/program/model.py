@@ -21,7 +21,7 @@ from jqinject.program.kept_state import of_model
 from jqinject.program.moves import Axes
 from jqinject.program.policy import ActivationProduct, CacheSite, Policy, Site, WeightUse
 from jqinject.program.quantizers import Finder, HeldQuantizers, Quantizers
-from jqinject.program.tracing import Program, trace
+from jqinject.program.tracing import Program, node_at, trace
 from jqinject.program.tracked_value import Tracked, shape_of
 from jqinject.program.weights import dotted
 
@@ -131,7 +131,7 @@ class QuantizedProgram(ClassMixin):
         sites = held.weight_sites()
         weights = {name: sites[name].weight_quant for name in sites}
         stacked = {name: sites[name].stacked for name in sites if sites[name].stacked}
-        weights |= {dotted(path): _node_at(self, path[:-1]).weight_quant for path in held.tied}
+        weights |= {dotted(path): node_at(self, path[:-1]).weight_quant for path in held.tied}
         dropouts = {
             dropout_name(path): adapter.dropout
             for path, adapter in held.adapters_by_path().items()
@@ -139,14 +139,6 @@ class QuantizedProgram(ClassMixin):
         }
         known = {name: q for name, q in weights.items() if q is not None}
         return HeldQuantizers(held.held, known, stacked, dropouts)
-
-
-def _node_at(root: Any, path: Path) -> Any:
-    for key in path:
-        root = (
-            root[key] if isinstance(root, list | tuple | dict | nnx.List | nnx.Dict) else getattr(root, key)
-        )
-    return root
 
 
 def quantized_class(

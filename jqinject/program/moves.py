@@ -199,9 +199,8 @@ def _gather(eqn: Any, values: Sequence[Any]) -> Move | None:
         kept = {
             name: eqn.params[name] for name in ("dimension_numbers", "unique_indices", "indices_are_sorted")
         }
-        fill = eqn.params["fill_value"]
-        # Payloads of integers have no nan.
-        fill = fill if jnp.issubdtype(x.dtype, jnp.inexact) else 0
+        # Integers have no nan: the scale has it, or else a number that is missing is 0.
+        fill = eqn.params["fill_value"] if jnp.issubdtype(x.dtype, jnp.inexact) else 0
         return lax.gather(
             x, indices, slice_sizes=tuple(sizes), mode=eqn.params["mode"], fill_value=fill, **kept
         )

@@ -9,7 +9,7 @@ import jax
 from flax import nnx
 
 from jqinject.core.state.record import RecordPart, flat_parts
-from jqinject.dot import FrozenParam, LowBitCache, is_low_bit_cache
+from jqinject.dot import FrozenParam, LowBitCache, StoredWeight, is_low_bit_cache
 from jqinject.program.call import Call, SplitCall
 from jqinject.program.class_swap import change_class, original_class
 from jqinject.program.kept_state import KeptState, label
@@ -91,9 +91,14 @@ def trace(
 
     closed = jax.make_jaxpr(run)([_stand_in(leaf) for _, leaf in flat], [_stand_in(x) for x in call.arrays])
     variables = {tuple(path): leaf for path, leaf in nnx.to_flat_state(split.state)}
+    stored = {
+        (0, *path): ((0, *path[:-1], node_at(model, path[:-1]).weight_name), node.form)
+        for path, node in nnx.iter_modules(model, graph=True)
+        if isinstance(node, StoredWeight) and path
+    }
     places = call.places(model)
     modules = [(), *places[len(call.arrays) :]]
-    inputs = [_state_input(path, leaf, variables, modules) for path, leaf in flat]
+    inputs = [_state_input(path, leaf, variables, stored, modules) for path, leaf in flat]
     inputs += [
         Tracked(array, Origin.ACTIVATION, cache=dotted(place), cache_ndim=len(array.shape))
         for array, place in zip(call.arrays, places, strict=False)
@@ -117,7 +122,11 @@ def _stand_in(leaf: Any) -> Any:
 
 
 def _state_input(
-    path: tuple[Any, ...], leaf: Any, variables: dict[Path, Any], modules: list[tuple[str, ...]]
+    path: tuple[Any, ...],
+    leaf: Any,
+    variables: dict[Path, Any],
+    stored: dict[Path, tuple[Path, Any]],
+    modules: list[tuple[str, ...]],
 ) -> Tracked:
     keys = _keys(path)
     holder = next((keys[:end] for end in range(len(keys), 0, -1) if keys[:end] in variables), ())
@@ -127,7 +136,18 @@ def _state_input(
         return Tracked(leaf, Origin.WEIGHT, weight_path=holder[1:], state=state)
     if isinstance(variable, FrozenParam):
         return Tracked(leaf, Origin.WEIGHT, weight_path=holder[1:], form=variable.form)
+    if holder[:-1] in stored:
+        weight_path, form = stored[holder[:-1]]
+        return Tracked(leaf, Origin.WEIGHT, weight_path=weight_path[1:], form=form)
     if not holder or not hasattr(leaf, "shape"):
         return Tracked(leaf, state=state)
     name = dotted((*modules[keys[0]], *holder[1:]))
     return Tracked(leaf, state=state, cache=name, cache_ndim=len(leaf.shape))
+
+
+def node_at(root: Any, path: Path) -> Any:
+    """What is at a path below a module."""
+    for key in path:
+        is_item = isinstance(root, list | tuple | dict | nnx.List | nnx.Dict)
+        root = root[key] if is_item else getattr(root, key)
+    return root

@@ -8,10 +8,10 @@ from typing import Any
 
 from jqinject.dot import DEQUANTIZE, numbers_of_leaves, quant_tensor_of
 from jqinject.program.moved_weight import moved
-from jqinject.program.moves import Axes, moves_of
+from jqinject.program.moves import MOVES, Axes, moves_of
 from jqinject.program.operations import Operation, operation_of
 from jqinject.program.policy import Choice, Site, WeightUse
-from jqinject.program.tracked_value import Origin, Tracked, shape_of
+from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
 from jqinject.quant_tensor import QuantTensor
 
 Evaluate = Callable[[list[Any]], list[Any]]
@@ -38,12 +38,13 @@ def parameter(run: Any, x: Tracked) -> Tracked:
 
 
 def follow_stored(
-    run: Any, path: str, inputs: Sequence[Tracked], evaluate: Evaluate, function: Any
+    run: Any, operation: str, path: str, inputs: Sequence[Tracked], evaluate: Evaluate, function: Any
 ) -> list[Tracked]:
     """The outputs of an operation on the arrays of a frozen parameter: its numbers, where it dequantizes them.
 
     Args:
         run: the interpreter.
+        operation: the primitive's name.
         path: of the module.
         inputs: the operands; one at least is such an array.
         evaluate: runs the operation.
@@ -55,7 +56,10 @@ def follow_stored(
     origin = Origin.ACTIVATION if looked_up else Origin.WEIGHT
     arrays = [x.array for x in inputs]
     if function != DEQUANTIZE:
-        return [replace(known.with_value(value), origin=origin) for value in evaluate(arrays)]
+        found = evaluate(arrays)
+        if operation not in MOVES or inputs[0] is not known:
+            return [plain(value, inputs) for value in found]
+        return [replace(known.with_value(value), origin=origin) for value in found]
     value = quant_tensor_of(numbers_of_leaves(arrays, known.form), known.form)
     out = Tracked(
         value, origin, quantized=True, weight_path=known.weight_path, low_rank=None if looked_up else low_rank

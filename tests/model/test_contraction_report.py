@@ -55,15 +55,14 @@ def test_what_is_contracted(reports):
 
     training, frozen = map(kinds, reports)
     never = {"no_input": "float", "no_weight": "float", "plain": "float", "half": "float", "unused": "none"}
-    assert training == {**never, "conv": "float", "dense.0": "float", "op": "int", "float8": "float"}
-    assert frozen == {**never, "conv": "int", "dense.0": "int", "op": "int", "float8": "float"}
+    assert training == frozen == {**never, "conv": "int", "dense.0": "int", "op": "int", "float8": "float"}
     assert reports[1]["op"].program == reports[1]["dense.0"].program == "s8 x s8 -> s32"
 
 
 @pytest.mark.parametrize(
     ("path", "note"),
     [
-        ("dense.0", "quantized in float until it is frozen"),
+        ("dense.0", ""),
         ("no_input", "give it input_quant=..."),
         ("no_weight", "the weight is not quantized"),
         ("plain", "is not quantized"),

@@ -255,7 +255,7 @@ def test_a_hostile_path_is_only_text():
             return self.layers[hostile](x)
 
     found = jqinject.report(Model(), X, numbers=True)
-    assert found[f"layers.{hostile}"].contraction == "float"
+    assert found[f"layers.{hostile}"].contraction == "int"
     text = found.html()
     assert "<script" not in text and "&lt;script&gt;" in text
     assert f"layers.{hostile}" in Page(text).text

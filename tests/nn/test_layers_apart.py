@@ -136,14 +136,32 @@ def test_8_bit_floats_are_contracted_forward_and_backward(make):
     assert float(payloads.grad_quant.amax_history.newest) > 0
 
 
-def test_transposed_convolutions_and_tables_have_no_payload_contraction():
+def test_what_has_no_payload_contraction():
+    flipped = {"transpose_kernel": True, "kernel_size": 3, "in_features": 4, "out_features": 6}
     for layer, x in (
-        (QuantConvTranspose(6, 4, 3, **INT8, rngs=nnx.Rngs(0)), X),
+        (QuantConvTranspose(**flipped, **INT8, rngs=nnx.Rngs(0)), X[None, ..., :4]),
         (QuantEmbed(7, 6, rngs=nnx.Rngs(0)), jnp.array([1, 2])),
     ):
         layer.set_attributes(contraction="int")
-        with pytest.raises(ValueError, match=r"needs a contraction of integers, which (transposed|a lookup)"):
+        with pytest.raises(
+            ValueError, match=r"needs (an input in integers|a contraction of integers, which a)"
+        ):
             layer(x)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"strides": 2, "padding": "VALID"}, {"padding": "CIRCULAR", "strides": 2}]
+)
+def test_transposed_convolutions_of_integers(options):
+    given = {**INT8, **options, "rngs": nnx.Rngs(0)}
+    integers = QuantConvTranspose(4, 6, 3, contraction="int", **given)
+    floats = QuantConvTranspose(4, 6, 3, contraction="float", **{**given, "rngs": nnx.Rngs(0)})
+    x = jax.random.normal(jax.random.key(1), (2, 5, 4))
+    step = nnx.jit(nnx.value_and_grad(lambda m, x: jnp.sum(jnp.sin(m(x)))))
+    (ours, gradients), (theirs, wanted) = step(integers, x), step(floats, x)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    np.testing.assert_allclose(gradients.kernel[...], wanted.kernel[...], rtol=1e-4, atol=1e-5)
+    assert "i8[" in str(jax.make_jaxpr(lambda x: nnx.clone(integers)(x))(x))
 
 
 # --- einsum
@@ -158,7 +176,7 @@ def test_an_equation_of_a_call():
     layer.eval()
     parent.kernel = nnx.Param(layer.quant_weight().value)
     expected = parent(layer.input_quant(x).value, "bh,ndh->bdn")
-    np.testing.assert_array_equal(layer(x, " bh,ndh -> bdn"), expected)
+    np.testing.assert_allclose(layer(x, " bh,ndh -> bdn"), expected, rtol=1e-5, atol=1e-7)
     np.testing.assert_array_equal(layer(X, "bd,ndh->bhn"), layer(X))
     assert layer.einsum_str == "bd,ndh->bhn"
     # Frozen, the sums of the integers that are known are those of the layer's own equation.

@@ -76,7 +76,13 @@ def einsum(where, shape, scale, contracts=True):
 
 def transposed(where, shape, scale, **given):
     return Case(
-        QuantConvTranspose, nnx.ConvTranspose, where, shape, scale, {**noisy(), **given}, contracts=False
+        QuantConvTranspose,
+        nnx.ConvTranspose,
+        where,
+        shape,
+        scale,
+        {**noisy(), **given},
+        contracts=not given.get("transpose_kernel"),
     )
 
 
@@ -203,7 +209,7 @@ def check_frozen(case, weight):
     layer.eval()
     expected, numbers = layer(x), layer.quant_weight()
     frozen = jqinject.freeze(nnx.clone(layer))
-    assert getattr(frozen, layer.weight_name, None) is None
+    assert layer.weight_name not in vars(frozen)
     again = frozen.quant_weight()
     np.testing.assert_array_equal(again.int(), numbers.int())
     np.testing.assert_allclose(again.value, numbers.value, rtol=1e-6, atol=1e-7)
@@ -212,14 +218,14 @@ def check_frozen(case, weight):
 
 @every
 def test_frozen_contracts_integers_where_it_says_so(case):
-    if case.ours in (QuantConvTranspose, QuantEmbed):
+    if case.ours is QuantEmbed:
         with pytest.raises(TypeError, match="takes no argument 'contraction'"):
             case.make(contraction="int")
         return
     integers = case.make(**case.quantizers, contraction="int")
     x = case.input()
     if not case.contracts:
-        with pytest.raises(ValueError, match="an equation that is a plain contraction"):
+        with pytest.raises(ValueError, match=r"an equation that is a plain contraction|no transpose_kernel"):
             integers(x)
         return
     integers(x)
@@ -330,6 +336,6 @@ def test_the_integers_of_the_output_are_those_of_an_integer_contraction(case):
     expected = exact(numbers.int().astype(jnp.float32))  # whole numbers below 2**24: exact in float32
     np.testing.assert_array_equal(jnp.round(y.value / y.scale), expected)
     assert y.scale.ndim == y.ndim
-    if layer.bias is None or case.contracts:
+    if layer.bias is None or (case.contracts and case.ours is not QuantConvTranspose):
         np.testing.assert_array_equal(y.int(), expected)
     assert y.is_valid

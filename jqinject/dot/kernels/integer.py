@@ -20,7 +20,7 @@ from jqinject.ops.devices.one_device import eagerly, on_one_device
 from jqinject.ops.devices.processes import on_host
 from jqinject.ops.fake_quant import is_known_zero
 from jqinject.ops.ste import nearest
-from jqinject.quant_tensor import IntQuantTensor, is_concrete
+from jqinject.quant_tensor import GroupwiseIntQuantTensor, IntQuantTensor, is_concrete
 
 
 class Affine(NamedTuple):
@@ -109,6 +109,12 @@ class IntegerOperand:
 def has_integers(x: Any) -> bool:
     """Whether an IntQuantTensor has integers that backends contract: at most 8 bits, not learned."""
     return isinstance(x.bit_width, int) and x.bit_width <= 8
+
+
+def keeps_integers(x: Any) -> bool:
+    """Whether a tensor keeps the integers that it was rounded to, as quantizers in evaluation mode let it."""
+    inner = x.grouped if isinstance(x, GroupwiseIntQuantTensor) else x
+    return isinstance(inner, IntQuantTensor) and inner.payload is not None and has_integers(inner)
 
 
 def affine_of(x: IntQuantTensor) -> Affine:

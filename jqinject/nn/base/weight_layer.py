@@ -8,6 +8,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.dot import Affine, affine_of, has_integers
+from jqinject.dot.kernels.integer import keeps_integers
 from jqinject.dot.tensors.decision import describe
 from jqinject.nn.base.batch_norm_folding import merge_bn
 from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
@@ -248,8 +249,16 @@ class QuantWeightLayer(WeightAxes):
             ValueError: `contraction` is "int" or "fp8", which the layer or its operands do not support.
         """
         asked, kind = self.contraction, "fp8" if isinstance(weight, FloatQuantTensor) else "int"
-        if asked == "auto" and self.frozen is None and kind == "int":
-            return None  # training contracts floats, which costs less than integers made anew at every step
+        if (
+            asked == "auto"
+            and kind == "int"
+            and self.frozen is None
+            and not (keeps_integers(weight) and keeps_integers(x))
+        ):
+            # Training contracts floats, which costs less than integers made anew at every step. Evaluation contracts
+            # what the frozen layer contracts: where sums are rounded otherwise, numbers near a tie fall on the other
+            # side, and a deep network carries that on.
+            return None
         if asked == "float" or (asked == "auto" and not self._contracts_as_flax()):
             return None
         found = None

@@ -10,9 +10,8 @@ from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
 from flax.nnx.nn.linear import default_bias_init, default_kernel_init
 from flax.typing import Dtype, Initializer, PaddingLike, PrecisionLike
 
-from jqinject.dot import has_integers
 from jqinject.nn.base.contraction_kind import ContractionKind
-from jqinject.nn.conv.conv_layer import IntegerConvolution, QuantConvLayer
+from jqinject.nn.conv.conv_layer import QuantConvLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import IntQuantTensor
 
@@ -45,8 +44,8 @@ class QuantConv(QuantConvLayer, nnx.Conv):
         return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`; an
             array where sums have no scale of their own (scales along a summed axis, groups, minifloats).
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
-        contraction: "auto" convolves the integers of a frozen weight, and floats otherwise; "int" insists on integers;
-            "float" convolves the dequantized floats in any case.
+        contraction: "auto" convolves integers in evaluation and once frozen, floats in training; "int" insists on
+            integers; "float" convolves the dequantized floats in any case.
         overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
 
     Raises:
@@ -161,17 +160,3 @@ class QuantConv(QuantConvLayer, nnx.Conv):
             return x, weight
         each = jnp.repeat(x.scale.reshape(-1), self.out_features // self.in_features)
         return x.set(scale=jnp.ones(())), weight.set(scale=weight.scale * each)
-
-    def _integer_contraction(self, x: Any, weight: Any) -> Any:
-        if not isinstance(x, IntQuantTensor) or not has_integers(x) or not isinstance(weight, IntQuantTensor):
-            return None
-        frozen = self.frozen
-        integers = self._made_integers(weight) if frozen is None else frozen.integers(weight)
-        if integers is None:
-            return None
-        one_input_scale = x.scale.size == x.zero_point.size == 1
-        whole_filters = integers.scale.size in (1, self.out_channels) and self.mask is None
-        plain_weight = integers.zero_point is None and integers.payload.dtype != jnp.uint8
-        if not (one_input_scale and whole_filters and plain_weight):
-            return None
-        return IntegerConvolution(x, integers, None if frozen is None else frozen.form.value_dtype)

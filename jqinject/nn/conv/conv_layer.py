@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jqinject.dot import Affine, IntegerOperand, affine_of, integer_conv
+from jqinject.dot import Affine, IntegerOperand, affine_of, has_integers, integer_conv
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.devices.explicit_axes import asked, with_sharding
@@ -65,6 +65,7 @@ class QuantConvLayer(QuantWeightLayer):
 
     kernel_shape: Sequence[int]
     in_features: int
+    mask: Any
     _channels_last: ClassVar[bool] = True
 
     def _expected_features(self, ndim: int) -> Mapping[int, int]:
@@ -74,6 +75,20 @@ class QuantConvLayer(QuantWeightLayer):
     def weight_ndim(self) -> int:
         """A kernel has the axes of the window, and one each for input and output channels."""
         return len(self.kernel_shape)
+
+    def _integer_contraction(self, x: Any, weight: Any) -> Any:
+        if not isinstance(x, IntQuantTensor) or not has_integers(x) or not isinstance(weight, IntQuantTensor):
+            return None
+        frozen = self.frozen
+        integers = self._made_integers(weight) if frozen is None else frozen.integers(weight)
+        if integers is None:
+            return None
+        one_input_scale = x.scale.size == x.zero_point.size == 1
+        whole_filters = integers.scale.size in (1, self.out_channels) and self.mask is None
+        plain_weight = integers.zero_point is None and integers.payload.dtype != jnp.uint8
+        if not (one_input_scale and whole_filters and plain_weight):
+            return None
+        return IntegerConvolution(x, integers, None if frozen is None else frozen.form.value_dtype)
 
     def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
         # The window runs over the spatial axes, and channels are summed: only batch axes are unchanged.

@@ -8,9 +8,11 @@ import jax
 from flax import nnx
 from jax.sharding import auto_axes
 
+from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.keywords import split_keywords
 from jqinject.nn.base.weight_layer import ParameterView
 from jqinject.nn.conv.conv_layer import QuantConvLayer
+from jqinject.nn.conv.replaced_convolution import with_convolution
 from jqinject.ops.devices.explicit_axes import asked, with_sharding
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 
@@ -21,8 +23,7 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
     override what a quantizer declares: `weight_bit_width=4` declares `bit_width = 4` anew for the weight quantizer.
-    With every quantizer None the layer is `nnx.ConvTranspose` to the bit. The dequantized floats are convolved, those
-    of a frozen weight too.
+    With every quantizer None the layer is `nnx.ConvTranspose` to the bit.
 
     Source: Brevitas's `QuantConvTranspose1d`, `QuantConvTranspose2d`, `QuantConvTranspose3d`; differs from Brevitas:
     the arguments of the float layer are Flax's, an override without effect is an error, the accumulator's bits are
@@ -42,6 +43,7 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
         return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`; an
             array where sums have no scale of their own (scales along a summed axis, groups, minifloats).
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
+        contraction: as for `QuantConv`.
         rngs: for the parameters, and for quantizers that draw random numbers.
         more: the other keywords of `nnx.ConvTranspose` (`padding`, `transpose_kernel`, ...), and overrides:
             `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
@@ -59,8 +61,11 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
         ((2, 10, 10, 8), (1, 1, 1, 8))
     """
 
+    contraction_name = "conv_general_dilated"
+    flax_contraction = staticmethod(jax.lax.conv_general_dilated)
     contraction_needs = {
-        "int": "a contraction of integers, which transposed convolutions do not have",
+        "int": "an input in integers of at most 8 bits with one scale and one zero point, a signed weight without zero "
+        "point and with one scale or one for each output channel, no mask and no transpose_kernel",
         "fp8": "a contraction of 8-bit floats, which transposed convolutions do not have",
     }
 
@@ -78,6 +83,7 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
         return_quant_tensor: bool = False,
         act_quant: QuantizerLike = None,
         grad_quant: QuantizerLike = None,
+        contraction: ContractionKind = "auto",
         rngs: nnx.Rngs,
         **more: Any,
     ) -> None:
@@ -90,6 +96,7 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
             "output_quant": output_quant,
             "act_quant": act_quant,
             "grad_quant": grad_quant,
+            "contraction": contraction,
         }
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
@@ -117,7 +124,20 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
         added = sum(math.ceil(size / stride) for size, stride in zip(window, strides, strict=True))
         return max(self.in_features * math.prod(places), self.out_features * added)
 
+    def _integer_contraction(self, x: Any, weight: Any) -> Any:
+        return None if self.transpose_kernel else super()._integer_contraction(x, weight)
+
     def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
+        convolve = vars(parameter_view).get(self.contraction_name)
+        if convolve is not None:
+
+            def plain(inputs: jax.Array, kernel: jax.Array, bias: Any) -> jax.Array:
+                view: Any = ParameterView(parameter_view, {"kernel": kernel, "bias": bias})
+                return nnx.ConvTranspose.__call__(view, inputs)
+
+            kernel = parameter_view.kernel[...]
+            y = with_convolution(convolve, plain, inputs, kernel, parameter_view.bias)
+            return with_sharding(y, out_sharding)
         if asked(out_sharding, inputs, parameter_view.kernel) is None:
             return with_sharding(nnx.ConvTranspose.__call__(parameter_view, inputs), out_sharding)
 

@@ -13,6 +13,7 @@ from jqinject.dot import Affine, FrozenParam
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms
 from jqinject.dot.frozen.frozen_numbers import frozen_numbers, integers_of, quant_tensor_of
+from jqinject.dot.frozen.stored_weight import StoredWeight
 from jqinject.ops.devices.cut import Cut
 
 
@@ -47,7 +48,7 @@ class WeightView(FrozenParam):
         raise self._refusal(variable_state.get_raw_value())
 
 
-class FrozenWeight(nnx.Module):
+class FrozenWeight(StoredWeight):
     """Payload, scale and zero point of a quantized weight, and what else a QuantTensor knows.
 
     State: `value`, the payload in its `StoredForm`; `scale`, float32, or a byte each for groups; and if

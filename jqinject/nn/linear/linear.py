@@ -39,9 +39,9 @@ class QuantLinear(QuantDotLayer, nnx.Linear):
         return_quant_tensor: return an `IntQuantTensor`, with the scale of the accumulator or of `output_quant`; an
             array where sums have no scale of their own (scales along a summed axis, groups, minifloats).
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
-        contraction: "auto" contracts the payloads of an 8-bit float input and weight, the integers of a frozen weight,
-            and floats otherwise; "int" and "fp8" insist on the payloads; "float" contracts the dequantized floats in
-            any case. 8-bit floats are faster where the machine has units for them, a CPU gains nothing.
+        contraction: "auto" contracts the payloads of an 8-bit float input and weight, integers in evaluation and once
+            frozen, and floats otherwise; "int" and "fp8" insist on the payloads; "float" contracts the dequantized
+            floats in any case. 8-bit floats are faster where the machine has units for them, a CPU gains nothing.
         overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
 
     Raises:

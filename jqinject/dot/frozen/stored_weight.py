@@ -1,0 +1,17 @@
+"""Modules whose Variables are the numbers of a frozen weight."""
+
+from __future__ import annotations
+
+from flax import nnx
+
+from jqinject.dot.frozen.frozen_form import FrozenForm
+
+
+class StoredWeight(nnx.Module):
+    """Abstract: a module whose Variables are the numbers of the frozen weight of the module that holds it.
+
+    Attributes:
+        form: of the weight.
+    """
+
+    form: FrozenForm
