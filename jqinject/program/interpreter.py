@@ -84,7 +84,10 @@ class Interpreter:
                 index += match.length
                 continue
             eqn = jaxpr.eqns[index]
-            outputs = self._run_equation(eqn, [self._read(env, var) for var in eqn.invars], path)
+            inputs = [self._read(env, var) for var in eqn.invars]
+            outputs = self._run_equation(eqn, inputs, path)
+            if self.region is None:
+                outputs = self.kept.followed(eqn, inputs, outputs)
             env.update(zip(eqn.outvars, outputs, strict=True))
             for var, out in zip(eqn.outvars, outputs, strict=True):
                 if out.state is not None and var not in last:

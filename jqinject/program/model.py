@@ -191,6 +191,7 @@ def run(model: Any, policy: Policy, quantizers: Quantizers, call: Call) -> Any:
 def _outputs(interpreter: Interpreter, program: Any) -> list[Any]:
     closed = program.closed
     inputs = [interpreter.policy.model_input(x) if x.is_activation else x for x in program.inputs]
+    interpreter.kept.begin(inputs)
     found = interpreter.run(closed.jaxpr, closed.consts, inputs)
     count = program.output_tree.num_leaves
     final = interpreter.policy.final_output

@@ -14,7 +14,7 @@ from jqinject.program.call import Call, SplitCall
 from jqinject.program.class_swap import change_class, original_class
 from jqinject.program.kept_state import KeptState, label
 from jqinject.program.scopes import scopes
-from jqinject.program.state_marks import state_marks
+from jqinject.program.state_marks import STATE, state_marks
 from jqinject.program.tracked_value import Origin, StateVersion, Tracked
 from jqinject.program.weights import dotted
 
@@ -131,7 +131,7 @@ def _state_input(
     keys = _keys(path)
     holder = next((keys[:end] for end in range(len(keys), 0, -1) if keys[:end] in variables), ())
     variable = variables.get(holder)
-    state = StateVersion(label(keys))
+    state = StateVersion(label(keys)) if isinstance(variable, STATE) else None
     if isinstance(variable, nnx.Param):
         return Tracked(leaf, Origin.WEIGHT, weight_path=holder[1:], state=state)
     if isinstance(variable, FrozenParam):

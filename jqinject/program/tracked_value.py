@@ -44,10 +44,12 @@ class StateVersion(NamedTuple):
     Attributes:
         label: path of the Variable, as text.
         number: 0 as the program begins, and larger for every later value.
+        places: where these numbers are in the whole state, if the program has moved it: an index for each of them.
     """
 
     label: str
     number: int = 0
+    places: Any = None
 
 
 @dataclass(eq=False)
