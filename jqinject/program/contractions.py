@@ -8,6 +8,7 @@ from typing import Any
 from jqinject.program.contract import Contracted, contract, contract_float8, contracts_payloads
 from jqinject.program.operations import Operation
 from jqinject.program.policy import ActivationProduct, Choice, Site, other_axes
+from jqinject.program.scopes import weight_scope
 from jqinject.program.tracked_value import Origin, Tracked, shape_of
 from jqinject.program.weights import as_activation, name_of_quantizer, note_use, weight_among
 from jqinject.quant_tensor import as_array
@@ -52,19 +53,8 @@ def contraction(
         by = (name_of_quantizer(run, choice, name, x) for x in taken)
         run.products.append(ActivationProduct(run.prefix + name, operation.name, *by, equation=eqn))
     rest = [x.array for x in inputs[2:]]
-    if choice is not None and choice.scheme is not None and eqn.primitive.name in BY_SCHEME:
-        site = Site(run.prefix + name, choice.scheme, contraction=eqn.primitive.name)
-        run.sites[site.name] = site
-        value = run.quantizers.contract(site, eqn, lhs.array, rhs.array)
-        found = Contracted(value)
-    elif contracts_payloads(choice, taken[0].value, taken[1].value):
-        operands = taken[0].value, taken[1].value
-        grad_dtype = run.quantizers.grad_dtype(f"{run.prefix}{name}_grad")
-        found = contract_float8(eqn, choice, *operands, grad_dtype)
-        found = found or Contracted(contract(eqn, choice, *operands, rest, evaluate))
-    else:
-        (value,) = evaluate([*(x.array for x in taken), *rest])
-        found = Contracted(value)
+    with weight_scope(() if weight is None else inputs[weight].weight_path):
+        found = _contracted(run, choice, name, eqn, (lhs, rhs), taken, rest, evaluate)
     value = _with_gradient(run, choice, name, found)
     if weight is not None and inputs[weight].low_rank is not None:
         value = value + _update(run, name, eqn, inputs, weight, evaluate).astype(value.dtype)
@@ -73,6 +63,30 @@ def contraction(
     out = run.output(value, choice, name)
     out.fusible = True
     return [out]
+
+
+def _contracted(
+    run: Any,
+    choice: Choice | None,
+    name: str,
+    eqn: Any,
+    operands: Sequence[Tracked],
+    taken: Sequence[Tracked],
+    rest: list[Any],
+    evaluate: Callable[[list[Any]], list[Any]],
+) -> Contracted:
+    """The contraction: by a scheme, which quantizes the operands itself, by their payloads, or by their floats."""
+    if choice is not None and choice.scheme is not None and eqn.primitive.name in BY_SCHEME:
+        site = Site(run.prefix + name, choice.scheme, contraction=eqn.primitive.name)
+        run.sites[site.name] = site
+        return Contracted(run.quantizers.contract(site, eqn, *(x.array for x in operands)))
+    left, right = (x.value for x in taken)
+    if contracts_payloads(choice, left, right):
+        grad_dtype = run.quantizers.grad_dtype(f"{run.prefix}{name}_grad")
+        found = contract_float8(eqn, choice, left, right, grad_dtype)
+        return found or Contracted(contract(eqn, choice, left, right, rest, evaluate))
+    (value,) = evaluate([*(x.array for x in taken), *rest])
+    return Contracted(value)
 
 
 def _with_gradient(run: Any, choice: Choice | None, name: str, found: Contracted) -> Any:
