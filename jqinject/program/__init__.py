@@ -32,12 +32,14 @@ from jqinject.program.operations import Operation as Operation
 from jqinject.program.operations import known_operations as known_operations
 from jqinject.program.operations import operation_of as operation_of
 from jqinject.program.policy import ActivationProduct as ActivationProduct
+from jqinject.program.policy import CacheSite as CacheSite
 from jqinject.program.policy import Choice as Choice
 from jqinject.program.policy import Policy as Policy
 from jqinject.program.policy import Site as Site
 from jqinject.program.policy import WeightUse as WeightUse
 from jqinject.program.policy import other_axes as other_axes
 from jqinject.program.quantizers import Quantizers as Quantizers
+from jqinject.program.scopes import name_in_scope as name_in_scope
 from jqinject.program.scopes import path_in as path_in
 from jqinject.program.tracing import Program as Program
 from jqinject.program.tracked_value import Tracked as Tracked

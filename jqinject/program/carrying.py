@@ -46,9 +46,9 @@ def carried(
         finder.kept.begin(here)
         found = body(finder, here)
         crossing.update(finder.kept.crossing(inputs, seen, found))
-        return [out.array for out in found]
+        return [out.passed for out in found]
 
-    jax.eval_shape(look, [x.array for x in seen])
+    jax.eval_shape(look, [x.passed for x in seen])
     looped = {text: place for text, place in crossing.items() if place < constants}
     single = [text for text in crossing if text not in looped]
     before, outputs = run.counts.copy(), []
@@ -62,12 +62,12 @@ def carried(
             part.kept.put(text, value)
         outputs[:] = body(part, here)
         left = {text: part.kept.value(text, seen[place]) for text, place in crossing.items()}
-        found = [*(out.array for out in outputs), *(left[text] for text in single)]
+        found = [*(out.passed for out in outputs), *(left[text] for text in single)]
         return found, (quantizers.state(finder.sites), {text: left[text] for text in looped})
 
     entering = {text: strong(inputs[place].array) for text, place in looped.items()}
     start = (run.quantizers.state(finder.sites), entering)
-    values, (state, left) = wrap(step)(start, [x.array for x in inputs])
+    values, (state, left) = wrap(step)(start, [x.passed for x in inputs])
     run.quantizers.update(state)
     run.counts = finder.counts
     run.sites |= finder.sites
