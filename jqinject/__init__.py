@@ -43,6 +43,7 @@ from jqinject.model import merge_lora as merge_lora
 from jqinject.model import post_training_quantize as post_training_quantize
 from jqinject.model import quantization_status_manager as quantization_status_manager
 from jqinject.model import quantize as quantize
+from jqinject.model import quantized_cache as quantized_cache
 from jqinject.model import reassemble as reassemble
 from jqinject.model import report as report
 from jqinject.model import rules_report as rules_report
@@ -85,6 +86,7 @@ __all__ = [
     "post_training_quantize",
     "quantization_status_manager",
     "quantize",
+    "quantized_cache",
     "reassemble",
     "report",
     "rules_report",

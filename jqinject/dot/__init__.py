@@ -10,6 +10,8 @@ from jqinject.dot.frozen.frozen_numbers import numbers_of_leaves as numbers_of_l
 from jqinject.dot.frozen.frozen_numbers import quant_tensor_of as quant_tensor_of
 from jqinject.dot.frozen.frozen_param import READS_WHOLE as READS_WHOLE
 from jqinject.dot.frozen.frozen_param import FrozenParam as FrozenParam
+from jqinject.dot.frozen.low_bit_cache import LowBitCache as LowBitCache
+from jqinject.dot.frozen.low_bit_cache import is_low_bit_cache as is_low_bit_cache
 from jqinject.dot.frozen.stored_weight import StoredWeight as StoredWeight
 from jqinject.dot.geometry.output import contraction_bit_width as contraction_bit_width
 from jqinject.dot.geometry.output import contraction_output as contraction_output

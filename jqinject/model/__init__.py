@@ -1,5 +1,6 @@
 """Operations on whole models: quantizing, calibration, freezing, checkpoints, training steps and reports."""
 
+from jqinject.model.caches import quantized_cache as quantized_cache
 from jqinject.model.freezing import NothingFrozenWarning as NothingFrozenWarning
 from jqinject.model.freezing import freeze as freeze
 from jqinject.model.freezing import unfreeze as unfreeze

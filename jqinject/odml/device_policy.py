@@ -53,6 +53,9 @@ class OdmlPolicy:
                 return Choice(weight, act, act, dynamic=act is not None and is_dynamic(act))
         return None
 
+    def cache_quantizer(self, path: str, cache: str) -> None:
+        """Caches stay float."""
+
     def unknown(self, path: str, name: str) -> None:
         """See `Policy`."""
         if self.strict:

@@ -6,6 +6,7 @@ of the program, as in a direct call: the model may branch on it.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +15,12 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jqinject.dot import LowBitCache
 from jqinject.inject.errors import did_you_mean
 from jqinject.program.class_swap import original_class
 
 CALL = "__call__"
-ARRAYS = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
+ARRAYS = (jax.Array, np.ndarray, jax.ShapeDtypeStruct, LowBitCache)
 Method = str | Callable[..., Any]
 """A method of a model: its name, or a function that takes the model first, such as `Whisper.encode`."""
 
@@ -71,7 +73,7 @@ class Call:
 
     def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any], method: Method = CALL) -> None:
         self.args, self.kwargs, self.method = tuple(args), dict(kwargs), method
-        leaves, tree = jax.tree.flatten((self.args, self.kwargs), is_leaf=_is_module)
+        leaves, tree = jax.tree.flatten((self.args, self.kwargs), is_leaf=_is_leaf)
         arrays = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, ARRAYS))
         modules = tuple(i for i, leaf in enumerate(leaves) if _is_module(leaf))
         self.arrays = [leaves[i] for i in arrays]
@@ -90,8 +92,34 @@ class Call:
 
     def __str__(self) -> str:
         """The arguments, arrays by dtype and shape."""
-        args, kwargs = jax.tree.map(_in_words, (self.args, self.kwargs), is_leaf=_is_module)
+        args, kwargs = jax.tree.map(_in_words, (self.args, self.kwargs), is_leaf=_is_leaf)
         return ", ".join([*map(str, args), *(f"{name}={given}" for name, given in kwargs.items())])
+
+    def places(self, model: Any) -> list[tuple[str, ...]]:
+        """Where each array, then each module, is among the arguments: the parameter's name, and keys below it.
+
+        Args:
+            model: whose method is called.
+        """
+        flat, _ = jax.tree_util.tree_flatten_with_path((self.args, self.kwargs), is_leaf=_is_leaf)
+        names = self._names(model)
+        paths = [tuple(jax.tree_util.keystr((key,), simple=True) for key in path[1:]) for path, _ in flat]
+        named = [
+            (names[int(path[0])], *path[1:]) if place[0].idx == 0 else path
+            for path, (place, _) in zip(paths, flat, strict=True)
+        ]
+        return [named[place] for place in (*self.frame.arrays, *self.frame.modules)]
+
+    def _names(self, model: Any) -> list[str]:
+        """The names of the parameters that the positional arguments are for."""
+        count = len(self.args)
+        function = getattr(type(model), self.method) if isinstance(self.method, str) else self.method
+        try:
+            known = list(inspect.signature(function).parameters.values())[1:]
+        except (TypeError, ValueError):
+            known = []
+        names = [one.name for one in known if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+        return [*names[:count], *(f"argument{place}" for place in range(len(names), count))]
 
     @property
     def name(self) -> str:
@@ -197,6 +225,10 @@ def checked_method(model: Any, method: Any, caller: str) -> Method:
 
 def _is_module(leaf: Any) -> bool:
     return isinstance(leaf, nnx.Pytree | nnx.Variable)
+
+
+def _is_leaf(leaf: Any) -> bool:
+    return _is_module(leaf) or isinstance(leaf, LowBitCache)
 
 
 def _in_words(leaf: Any) -> Any:

@@ -37,16 +37,18 @@ def carried(
         inside: the inputs as the part sees them, if they differ: the slices of a loop.
         constants: how many inputs, from the first, are the same in every iteration of a loop.
     """
-    seen = inputs if inside is None else inside
+    seen = [_at_home(x) for x in (inputs if inside is None else inside)]
     finder = run.within(Finder(run.quantizers))
     crossing: dict[str, int] = {}
 
     def look(values: list[Any]) -> list[Any]:
-        found = body(finder, _with_values(seen, values))
+        here = _with_values(seen, values)
+        finder.kept.begin(here)
+        found = body(finder, here)
         crossing.update(finder.kept.crossing(seen, found))
-        return [out.array for out in found]
+        return [out.passed for out in found]
 
-    jax.eval_shape(look, [x.array for x in seen])
+    jax.eval_shape(look, [x.passed for x in seen])
     looped = {text: place for text, place in crossing.items() if place < constants}
     single = [text for text in crossing if text not in looped]
     before, outputs = run.counts.copy(), []
@@ -54,26 +56,40 @@ def carried(
     def step(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
         quantizers = run.quantizers.restored(state[0])
         part = run.within(quantizers, before)
+        here = _with_values(seen, values)
+        part.kept.begin(here)
         for text, value in state[1].items():
             part.kept.put(text, value)
-        outputs[:] = body(part, _with_values(seen, values))
+        outputs[:] = body(part, here)
         left = {text: part.kept.value(text, seen[place]) for text, place in crossing.items()}
-        found = [*(out.array for out in outputs), *(left[text] for text in single)]
+        found = [*(out.passed for out in outputs), *(left[text] for text in single)]
         return found, (quantizers.state(finder.sites), {text: left[text] for text in looped})
 
     entering = {text: strong(inputs[place].array) for text, place in looped.items()}
     start = (run.quantizers.state(finder.sites), entering)
-    values, (state, left) = wrap(step)(start, [x.array for x in inputs])
+    values, (state, left) = wrap(step)(start, [x.passed for x in inputs])
     run.quantizers.update(state)
     run.counts = finder.counts
     run.sites |= finder.sites
     run.uses += finder.uses
     run.products += finder.products
     run.adapted |= finder.adapted
+    places = {x.state.label: x.state.places for x in inputs if x.state is not None}
     for text, value in (*left.items(), *zip(single, values[len(outputs) :], strict=True)):
-        run.kept.put(text, value)
+        run.kept.put(text, value, places[text])
     # Updates do not leave the part: `lora` refuses a model whose weights leave one before they are contracted.
-    return [replace(x, low_rank=None) for x in _with_values(outputs, values[: len(outputs)])]
+    found = [replace(x, low_rank=None) for x in _with_values(outputs, values[: len(outputs)])]
+    for x in found:
+        if x.state is not None and x.state.places is None:
+            x.state = x.state._replace(places=places.get(x.state.label))
+    return found
+
+
+def _at_home(x: Tracked) -> Tracked:
+    """An input of a part of the program, where it is the whole of its state."""
+    if x.state is None or x.state.places is None:
+        return x
+    return replace(x, state=x.state._replace(places=None), twins=x.twins)
 
 
 def _with_values(tracked: Sequence[Tracked], values: Sequence[Any]) -> list[Tracked]:

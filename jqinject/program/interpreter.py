@@ -14,6 +14,7 @@ from jax.extend import core
 
 from jqinject.dot import DEQUANTIZE
 from jqinject.program import handlers, nested, templates
+from jqinject.program.cache_writes import opened, written
 from jqinject.program.kept_state import MARK, KeptState
 from jqinject.program.operations import FUNCTIONS, Operation, operation_of
 from jqinject.program.policy import ActivationProduct, Choice, Policy, Site, WeightUse, site_of
@@ -83,7 +84,10 @@ class Interpreter:
                 index += match.length
                 continue
             eqn = jaxpr.eqns[index]
-            outputs = self._run_equation(eqn, [self._read(env, var) for var in eqn.invars], path)
+            inputs = [self._read(env, var) for var in eqn.invars]
+            outputs = self._run_equation(eqn, inputs, path)
+            if self.region is None:
+                outputs = self.kept.followed(eqn, inputs, outputs)
             env.update(zip(eqn.outvars, outputs, strict=True))
             for var, out in zip(eqn.outvars, outputs, strict=True):
                 if out.state is not None and var not in last:
@@ -132,7 +136,10 @@ class Interpreter:
         elif name in nested.CALLS:
             with self._mapping(eqn):
                 return nested.CALLS[name](self, eqn, inputs, where)
-        inputs = [parameter(self, x) for x in inputs]
+        cache = written(self, eqn, inputs, where)
+        if cache is not None:
+            return cache
+        inputs = [opened(parameter(self, x)) for x in inputs]
         operation = self._einsum_or(operation_of(name), eqn)
         return handlers.handle(
             self, operation, where, inputs, lambda values: bind(eqn, values), eqn=eqn, unknown_name=name

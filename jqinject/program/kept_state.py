@@ -9,16 +9,22 @@ and so does the model at the end (`KeptState`). See `Interpreter.carried` for ho
 
 from __future__ import annotations
 
+import collections
 import itertools
+import math
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 
+from jqinject.program.moves import only_moves
 from jqinject.program.tracked_value import Origin, StateVersion, Tracked, shape_of
+from jqinject.quant_tensor import is_concrete
 
 MARK = "jqinject_state:"
 SHOWN = 8
@@ -43,30 +49,72 @@ class KeptState:
     def __init__(self, numbers: Iterator[int] | None = None, lost: set[str] | None = None) -> None:
         self._numbers = itertools.count(1) if numbers is None else numbers
         self.newest: dict[str, Tracked] = {}
+        self._whole: dict[str, Tracked] = {}
         self.lost: set[str] = set() if lost is None else lost
 
     def within(self) -> KeptState:
         """That of a part of the program, whose inputs are up to date."""
         return KeptState(self._numbers, self.lost)
 
+    def begin(self, inputs: Iterable[Tracked]) -> None:
+        """Know the inputs of the program, or of the part, which are the whole state there."""
+        self._whole = {x.state.label: x for x in inputs if x.state is not None}
+
     def marked(self, name: str, x: Tracked) -> Tracked:
         """`x`, known as a new value of the state that the mark names."""
         return replace(x, state=StateVersion(name.removeprefix(MARK), next(self._numbers)), twins={})
 
-    def put(self, text: str, value: Any) -> None:
-        """Keep a value."""
+    def followed(self, eqn: Any, inputs: list[Tracked], outputs: list[Tracked]) -> list[Tracked]:
+        """The outputs of an operation; if it only moves numbers of state, with the places of these numbers."""
+        state = inputs[0].state if inputs else None
+        others = [x.array for x in inputs[1:]]
+        moves = state is not None and len(outputs) == 1 and only_moves(eqn.primitive.name)
+        if state is None or not moves or not is_concrete(*others):
+            return outputs
+        shape, places = shape_of(inputs[0]), state.places
+        before = np.arange(math.prod(shape), dtype=np.int32).reshape(shape) if places is None else places
+        parameters = {**eqn.params, "new_dtype": before.dtype} if "new_dtype" in eqn.params else eqn.params
+        with jax.ensure_compile_time_eval():
+            after = np.asarray(eqn.primitive.bind(before, *others, **parameters))
+        return [replace(outputs[0], state=state._replace(places=after), twins={})]
+
+    def put(self, text: str, value: Any, places: Any = None) -> None:
+        """Keep a value.
+
+        Args:
+            text: its label.
+            value: of the state, or of the numbers at some places in it.
+            places: None for all numbers, in their order.
+        """
+        if places is not None:
+            whole = self.newest.get(text, self._whole.get(text))
+            if whole is None or jnp.issubdtype(value.dtype, jax.dtypes.extended):
+                return  # a slot, of which only the cotangent counts
+            value = whole.array.reshape(-1).at[places].set(value).reshape(shape_of(whole))
         self.newest[text] = Tracked(value, Origin.ACTIVATION, state=StateVersion(text, next(self._numbers)))
 
     def thrown_away(self, x: Tracked) -> None:
         """Keep a value of the program that nothing reads, if it is a new value of state."""
-        if x.state is not None and x.state.number > self._number(x.state.label):
+        if x.state is None or x.state.number <= self._number(x.state.label):
+            return
+        if x.state.places is None:
             self.newest[x.state.label] = x
+        else:
+            self.put(x.state.label, x.array, x.state.places)
 
     def current(self, x: Tracked) -> Tracked:
         """`x`, or the value that replaced it and was thrown away."""
         if x.state is None or x.state.number >= self._number(x.state.label):
             return x
-        newest = self.newest[x.state.label]
+        newest, places = self.newest[x.state.label], x.state.places
+        if places is not None:
+            value = newest.array.reshape(-1)[places]
+            return replace(
+                newest,
+                value=value,
+                state=StateVersion(x.state.label, self._number(x.state.label), places),
+                twins={},
+            )
         if shape_of(newest) == shape_of(x):
             return newest
         self.lost.add(x.state.label)  # one for each row of a batch that is mapped over
@@ -91,10 +139,12 @@ class KeptState:
             inputs: of the part, as it sees them.
             outputs: of the part.
         """
+        states = [(x.state.label, place) for place, x in enumerate(inputs) if x.state is not None]
+        times = collections.Counter(text for text, _ in states)
         entered = {
-            x.state.label: place
-            for place, x in enumerate(inputs)
-            if x.state is not None and shape_of(x) == self._shape(x.state.label)
+            text: place
+            for text, place in states
+            if shape_of(inputs[place]) == self._shape(text) and times[text] == 1
         }
         left = self.not_returned(outputs)
         self.lost.update(text for text in left if text not in entered)

@@ -98,9 +98,10 @@ def _dot(low: LowRank, eqn: Any, x: jax.Array, place: int, rest: Sequence[Any]) 
     first, second = (low.a, low.b) if a_is_first else (low.b, low.a)
     (first, of_first), (second, of_second) = _labelled(first, rank), _labelled(second, rank)
     between = [label for label in dict.fromkeys((*of_x, *of_first)) if label in {*of_second, *out}]
-    inner = jnp.einsum(x, of_x, first, of_first, between, **_inner_options(eqn))
+    specs = _specs(eqn, x, of_x, out)
+    inner = jnp.einsum(x, of_x, first, of_first, between, **_options(eqn, specs[0], between))
     present = [label for label in out if label in {*between, *of_second}]
-    y = jnp.einsum(inner, between, second, of_second, present, **_options(eqn))
+    y = jnp.einsum(inner, between, second, of_second, present, **_options(eqn, specs[1], present))
     shape = eqn.outvars[0].aval.shape
     sizes = [n if label in present else 1 for n, label in zip(shape, out, strict=True)]
     return jnp.broadcast_to(y.reshape(sizes), shape)
@@ -112,12 +113,25 @@ def _labelled(factor: jax.Array, rank: int) -> tuple[jax.Array, list[int]]:
     return factor.reshape([factor.shape[axis] for axis in axes] + [factor.shape[-1]]), [*axes, rank]
 
 
-def _inner_options(eqn: Any) -> dict[str, Any]:
-    return {"precision": eqn.params["precision"]}
+def _specs(
+    eqn: Any, x: jax.Array, of_x: Sequence[int], out: Sequence[int]
+) -> tuple[dict[int, Any], dict[int, Any]]:
+    """The mesh axes of each label, of the array and of the output; nothing if the program does not say the output's."""
+    wanted = eqn.params.get("out_sharding")
+    if wanted is None:
+        return {}, {}
+    given = jax.typeof(x).sharding.spec
+    padded = (*wanted.spec, *(None,) * (len(out) - len(wanted.spec)))
+    return dict(zip(of_x, given, strict=True)), dict(zip(out, padded, strict=True))
 
 
-def _options(eqn: Any) -> dict[str, Any]:
-    return {"precision": eqn.params["precision"]}
+def _options(eqn: Any, specs: dict[int, Any], labels: Sequence[int]) -> dict[str, Any]:
+    found: dict[str, Any] = {"precision": eqn.params["precision"]}
+    wanted = eqn.params.get("out_sharding")
+    if wanted is not None:
+        spec = jax.sharding.PartitionSpec(*(specs.get(label) for label in labels))
+        found["out_sharding"] = wanted.update(spec=spec)
+    return found
 
 
 def _conv(low: LowRank, eqn: Any, x: jax.Array, place: int, rest: Sequence[Any]) -> jax.Array | None:
@@ -140,11 +154,9 @@ def _conv(low: LowRank, eqn: Any, x: jax.Array, place: int, rest: Sequence[Any])
 def _ragged(low: LowRank, eqn: Any, x: jax.Array, place: int, rest: Sequence[Any]) -> jax.Array | None:
     """Rows in groups, each group with its own matrices."""
     numbers = eqn.params["ragged_dot_dimension_numbers"]
-    plain = (
-        numbers.dot_dimension_numbers == (([1], [1]), ([], []))
-        or tuple(map(lambda part: tuple(map(tuple, part)), numbers.dot_dimension_numbers))
-        == (((1,), (1,)), ((), ()))
-    ) and (tuple(numbers.lhs_ragged_dimensions), tuple(numbers.rhs_group_dimensions)) == ((0,), (0,))
+    (summed, batch), ragged = numbers.dot_dimension_numbers, numbers.lhs_ragged_dimensions
+    found = tuple(map(tuple, (*summed, *batch, ragged, numbers.rhs_group_dimensions)))
+    plain = found == ((1,), (1,), (), (), (0,), (0,))
     if not plain or place == 0 or _varies(low.a, 2) or _varies(low.b, 1):
         return None
     groups, rank = math.prod(rest[0].shape), low.a.shape[-1]

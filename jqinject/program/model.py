@@ -13,12 +13,13 @@ from flax import nnx
 from jqinject.core.construction.assign import assign
 from jqinject.core.state.record import RecordPart, flat_parts
 from jqinject.program.adapter import Adapter, dropout_name, with_adapters
+from jqinject.program.cache_writes import check_caches_stay
 from jqinject.program.call import CALL, Call
 from jqinject.program.class_swap import ClassMixin, derived_class, original_class
 from jqinject.program.interpreter import Interpreter
 from jqinject.program.kept_state import of_model
 from jqinject.program.moves import Axes
-from jqinject.program.policy import ActivationProduct, Policy, Site, WeightUse
+from jqinject.program.policy import ActivationProduct, CacheSite, Policy, Site, WeightUse
 from jqinject.program.quantizers import Finder, HeldQuantizers, Quantizers
 from jqinject.program.tracing import Program, node_at, trace
 from jqinject.program.tracked_value import Tracked, shape_of
@@ -57,6 +58,7 @@ class OpQuantizers(nnx.Module):
         held: name of a tensor -> its quantizer.
         weights: path of a parameter, as text -> what holds its quantizer.
         tied: paths of parameters that belong to a layer of ours and that the model contracts by itself too.
+        caches: caches whose rows are quantized when they are written.
     """
 
     policy: Policy
@@ -64,6 +66,7 @@ class OpQuantizers(nnx.Module):
     weights: nnx.Dict[Any]
     adapters: nnx.Dict[Any]
     tied: tuple[Path, ...] = ()
+    caches: tuple[CacheSite, ...] = ()
 
     def __init__(
         self,
@@ -71,12 +74,15 @@ class OpQuantizers(nnx.Module):
         held: Mapping[str, Any],
         weights: Mapping[str, Any] | None = None,
         tied: tuple[Path, ...] = (),
+        caches: tuple[CacheSite, ...] = (),
     ) -> None:
         assign(self, policy=policy, held=nnx.Dict(held))
         if weights:
             assign(self, weights=nnx.Dict(weights))
         if tied:
             self.tied = tied
+        if caches:
+            self.caches = caches
 
     def weight_sites(self) -> Mapping[str, Any]:
         """What holds the quantizers of parameters, by their paths as text."""
@@ -171,17 +177,21 @@ def run(model: Any, policy: Policy, quantizers: Quantizers, call: Call) -> Any:
     interpreter.kept.warn_of_lost(model)
     called = (model, *call.modules)
     live = dict(flat_parts(nnx.state(called, graph=True)))
-    for path, variable, value in program.changed(values, interpreter.kept):
+    outputs = jax.tree.unflatten(program.output_tree, values[: program.output_tree.num_leaves])
+    changed = program.changed(values, interpreter.kept)
+    check_caches_stay(program.inputs, outputs, live, changed)
+    for path, variable, value in changed:
         if path in live and isinstance(live[path], nnx.Variable | RecordPart):
             live[path].set_value(value)
         else:
             nnx.update(called[path[0]], nnx.from_flat_state([(path[1:], variable.replace(value))]))
-    return jax.tree.unflatten(program.output_tree, values[: program.output_tree.num_leaves])
+    return outputs
 
 
 def _outputs(interpreter: Interpreter, program: Any) -> list[Any]:
     closed = program.closed
     inputs = [interpreter.policy.model_input(x) if x.is_activation else x for x in program.inputs]
+    interpreter.kept.begin(inputs)
     found = interpreter.run(closed.jaxpr, closed.consts, inputs)
     count = program.output_tree.num_leaves
     final = interpreter.policy.final_output
@@ -189,10 +199,10 @@ def _outputs(interpreter: Interpreter, program: Any) -> list[Any]:
     # A parameter that the program hands through is not changed by having been quantized.
     parameters = {x.weight_path: x.array for x in program.inputs if x.is_weight and x.form is None}
     state = [
-        parameters.get(x.weight_path, x.array) if x.is_weight and x.quantized else x.array
+        parameters.get(x.weight_path, x.array) if x.is_weight and x.quantized else x.passed
         for x in found[count:]
     ]
-    return [*(x.array for x in outputs), *state]
+    return [*(x.passed for x in outputs), *state]
 
 
 def find_sites(
@@ -255,7 +265,7 @@ def sites_of_program(
         ]
         return _outputs(interpreter, program._replace(inputs=inputs))
 
-    jax.eval_shape(look, [x.array for x, free in zip(program.inputs, variable, strict=True) if free])
+    jax.eval_shape(look, [x.passed for x, free in zip(program.inputs, variable, strict=True) if free])
     return FoundSites(interpreter.sites, interpreter.uses, interpreter.products, interpreter.adapted)
 
 

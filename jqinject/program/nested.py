@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
+from jqinject.dot import is_low_bit_cache
 from jqinject.program.carrying import carried
 from jqinject.program.passing import closed_over, in_slices
 from jqinject.program.tracked_value import Origin, Tracked, plain
@@ -126,11 +127,14 @@ def _depending_carries(jaxpr: Any, entering: list[bool], consts: int, carries: i
 
 def _unknown_in_loop(x: Tracked, depends: bool) -> Tracked:
     """A carried value, which differs between iterations, so that only its origin is known."""
-    return Tracked(x.value, Origin.ACTIVATION if depends else x.origin)
+    return Tracked(
+        x.value, Origin.ACTIVATION if depends else x.origin, cache=x.cache, cache_ndim=x.cache_ndim
+    )
 
 
 def _slice(x: Tracked) -> Tracked:
-    inside = x.with_value(jax.ShapeDtypeStruct(x.value.shape[1:], x.value.dtype))
+    known = x.value if is_low_bit_cache(x.value) else jax.ShapeDtypeStruct(x.value.shape, x.value.dtype)
+    inside = x.with_value(jax.tree.map(lambda held: jax.ShapeDtypeStruct(held.shape[1:], held.dtype), known))
     inside.state = x.state
     return inside if x.axes is None else replace(inside, axes=x.axes.sliced())
 

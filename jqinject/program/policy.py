@@ -50,6 +50,7 @@ class Site:
         shape: of the tensor.
         weight_path: a weight's path in the model.
         contraction: the primitive that a scheme contracts by, if the site is a whole contraction.
+        cache_ndim: of the cache that the tensor is written into; 0 for any others.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Site:
     shape: tuple[int, ...] = ()
     weight_path: tuple[Any, ...] = ()
     contraction: str = ""
+    cache_ndim: int = 0
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,22 @@ class ActivationProduct:
     equation: Any = field(default=None, compare=False, repr=False)
 
 
+@dataclass(frozen=True)
+class CacheSite:
+    """A cache that a model writes, and for which a rule has a quantizer.
+
+    Attributes:
+        name: the parameter's name and the keys below it, `cache.layer_0.k`; or the path of a Variable of the model. Its
+            quantizer is `op_quant.held[name]`.
+        shape: of what is written there.
+        stacked: its leading axes over which a loop runs, and which `shape` has not.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    stacked: int = 0
+
+
 class Policy(Protocol):
     """The questions that the interpreter asks."""
 
@@ -139,6 +157,15 @@ class Policy(Protocol):
             path: of the module that it is in.
             operation: its row of the table.
             weight_path: of the parameter that it contracts or looks up; empty if there is none.
+        """
+
+    @abstractmethod
+    def cache_quantizer(self, path: str, cache: str) -> Any:
+        """The quantizer of what is written into a cache; None leaves it float.
+
+        Args:
+            path: of the module that writes.
+            cache: the name of the array: `cache.layer_0.k` in the argument `cache`, or a Variable's path.
         """
 
     @abstractmethod

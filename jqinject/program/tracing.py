@@ -9,13 +9,14 @@ import jax
 from flax import nnx
 
 from jqinject.core.state.record import RecordPart, flat_parts
-from jqinject.dot import FrozenParam, StoredWeight
+from jqinject.dot import FrozenParam, LowBitCache, StoredWeight, is_low_bit_cache
 from jqinject.program.call import Call, SplitCall
 from jqinject.program.class_swap import change_class, original_class
 from jqinject.program.kept_state import KeptState, label
 from jqinject.program.scopes import scopes
-from jqinject.program.state_marks import state_marks
+from jqinject.program.state_marks import STATE, state_marks
 from jqinject.program.tracked_value import Origin, StateVersion, Tracked
+from jqinject.program.weights import dotted
 
 Path = tuple[Any, ...]
 
@@ -70,7 +71,7 @@ def trace(
         mark_all: whether quantizers mark all their state, although it may not have changed.
     """
     split = SplitCall(model, call)
-    flat, treedef = jax.tree.flatten_with_path(split.state)
+    flat, treedef = jax.tree.flatten_with_path(split.state, is_leaf=is_low_bit_cache)
     found: dict[str, Any] = {}
 
     def run(leaves: list[Any], arrays: list[Any]) -> Any:
@@ -88,15 +89,20 @@ def trace(
         found["tree"] = jax.tree.structure(out)
         return jax.tree.leaves(out), [_value(leaf) for _, leaf in found["state"]]
 
-    closed = jax.make_jaxpr(run)([leaf for _, leaf in flat], call.arrays)
+    closed = jax.make_jaxpr(run)([_stand_in(leaf) for _, leaf in flat], [_stand_in(x) for x in call.arrays])
     variables = {tuple(path): leaf for path, leaf in nnx.to_flat_state(split.state)}
     stored = {
         (0, *path): ((0, *path[:-1], node_at(model, path[:-1]).weight_name), node.form)
         for path, node in nnx.iter_modules(model, graph=True)
         if isinstance(node, StoredWeight) and path
     }
-    inputs = [_state_input(path, leaf, variables, stored) for path, leaf in flat]
-    inputs += [Tracked(array, Origin.ACTIVATION) for array in call.arrays]
+    places = call.places(model)
+    modules = [(), *places[len(call.arrays) :]]
+    inputs = [_state_input(path, leaf, variables, stored, modules) for path, leaf in flat]
+    inputs += [
+        Tracked(array, Origin.ACTIVATION, cache=dotted(place), cache_ndim=len(array.shape))
+        for array, place in zip(call.arrays, places, strict=False)
+    ]
     paths = [_keys(path) for path, _ in flat]
     new_state = [(tuple(path), leaf) for path, leaf in found["state"]]
     return Program(closed, inputs, found["tree"], new_state, [*paths, *(() for _ in call.arrays)])
@@ -110,13 +116,22 @@ def _keys(path: tuple[Any, ...]) -> Path:
     return tuple(part.key for part in path if isinstance(part, jax.tree_util.DictKey))
 
 
+def _stand_in(leaf: Any) -> Any:
+    """What the model's code sees of an input: of a cache in low bits, the float array in whose place it stands."""
+    return leaf.stand_in if isinstance(leaf, LowBitCache) else leaf
+
+
 def _state_input(
-    path: tuple[Any, ...], leaf: Any, variables: dict[Path, Any], stored: dict[Path, tuple[Path, Any]]
+    path: tuple[Any, ...],
+    leaf: Any,
+    variables: dict[Path, Any],
+    stored: dict[Path, tuple[Path, Any]],
+    modules: list[tuple[str, ...]],
 ) -> Tracked:
     keys = _keys(path)
     holder = next((keys[:end] for end in range(len(keys), 0, -1) if keys[:end] in variables), ())
     variable = variables.get(holder)
-    state = StateVersion(label(keys))
+    state = StateVersion(label(keys)) if isinstance(variable, STATE) else None
     if isinstance(variable, nnx.Param):
         return Tracked(leaf, Origin.WEIGHT, weight_path=holder[1:], state=state)
     if isinstance(variable, FrozenParam):
@@ -124,7 +139,10 @@ def _state_input(
     if holder[:-1] in stored:
         weight_path, form = stored[holder[:-1]]
         return Tracked(leaf, Origin.WEIGHT, weight_path=weight_path[1:], form=form)
-    return Tracked(leaf, state=state)
+    if not holder or not hasattr(leaf, "shape"):
+        return Tracked(leaf, state=state)
+    name = dotted((*modules[keys[0]], *holder[1:]))
+    return Tracked(leaf, state=state, cache=name, cache_ndim=len(leaf.shape))
 
 
 def node_at(root: Any, path: Path) -> Any:

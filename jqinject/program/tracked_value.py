@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 
+from jqinject.dot import LowBitCache
 from jqinject.program.moves import Axes
 from jqinject.quant_tensor import as_array
 
@@ -43,10 +44,12 @@ class StateVersion(NamedTuple):
     Attributes:
         label: path of the Variable, as text.
         number: 0 as the program begins, and larger for every later value.
+        places: where these numbers are in the whole state, if the program has moved it: an index for each of them.
     """
 
     label: str
     number: int = 0
+    places: Any = None
 
 
 @dataclass(eq=False)
@@ -65,6 +68,9 @@ class Tracked:
             numbers that were looked up in it.
         axes: where the axes of that parameter are now; only while sites are looked for.
         form: how the parameter is stored, of an array of a frozen one.
+        cache: the name of the array that the program is given and whose numbers these are, at most moved or written
+            into; empty for others.
+        cache_ndim: how many axes that array has.
         low_rank: the update of that parameter, moved as it is; None without an adapter.
         masked: set if some of its elements were replaced by constants.
         state: which state of the model it is.
@@ -81,6 +87,8 @@ class Tracked:
     weight_path: tuple[Any, ...] = ()
     axes: Axes | None = None
     form: Any = None
+    cache: str = ""
+    cache_ndim: int = 0
     low_rank: LowRank | None = None
     masked: Masked | None = None
     state: StateVersion | None = None
@@ -89,7 +97,12 @@ class Tracked:
     @property
     def array(self) -> Any:
         """The numbers as an array."""
-        return as_array(self.value)
+        return self.value.dequantized() if isinstance(self.value, LowBitCache) else as_array(self.value)
+
+    @property
+    def passed(self) -> Any:
+        """What enters and leaves a part of the program: a cache in low bits as it is, else the array."""
+        return self.value if isinstance(self.value, LowBitCache) else self.array
 
     @property
     def is_activation(self) -> bool:

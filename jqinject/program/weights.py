@@ -121,7 +121,7 @@ def follow(
 
 def _is_followed(x: Tracked) -> bool:
     known = x.axes is not None or x.quantized or x.low_rank is not None
-    return bool(x.weight_path) and x.is_float and known
+    return bool(x.weight_path or x.cache) and x.is_float and known
 
 
 def _note_lookup(run: Any, choice: Choice | None, name: str, x: Tracked, eqn: Any) -> None:

@@ -18,6 +18,7 @@ from jqinject.quant import (
     Int8ActPerTensorFloat,
     Int8WeightPerChannelFloat,
     MXFloat4e2m1Weight,
+    NF4WeightPerChannelFloat,
     NF4WeightPerGroupFloat,
 )
 
@@ -296,3 +297,77 @@ def test_what_cannot_be_adapted_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no adapter matches 'x'; here are table, w"):
         merge_lora(make(), "x")
     jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(nnx.state(base)), before)
+
+
+def wave(shape: tuple[int, ...], frequency: float) -> jax.Array:
+    numbers = np.arange(1, np.prod(shape) + 1) ** 1.1
+    return jnp.asarray(np.sin(frequency * numbers).reshape(shape).astype(np.float32))
+
+
+class Waves(nnx.Module):
+    def __init__(self, with_conv: bool) -> None:
+        rngs = nnx.Rngs(0)
+        self.with_conv = with_conv
+        self.fc1, self.fc2 = nnx.Linear(8, 6, rngs=rngs), nnx.Linear(6, 4, rngs=rngs)
+        self.ein = nnx.Einsum("bd,dnh->bnh", (4, 2, 3), None, rngs=rngs)
+        self.conv = nnx.Conv(3, 5, (2,), rngs=rngs)
+        for number, layer in enumerate((self.fc1, self.fc2, self.ein, self.conv)):
+            layer.kernel[...] = wave(layer.kernel.shape, 1 + number)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.ein(self.fc2(jax.nn.relu(self.fc1(x))))
+        return self.conv(y) if self.with_conv else y
+
+
+QWIX = {
+    None: """ 0.8112162   1.6234305   1.3698003   0.40868807 -0.34446573 -0.16272119  0.693388    0.18041766
+        -0.9790505  -0.8593145   1.2764032   2.5534897   2.2697632   0.7863333  -0.6699071  -0.69162095  1.1759883
+        0.4673561  -1.7338297  -1.9608071  -0.32711878 -0.33245838  0.08609366  0.60801333  0.72434896 -1.3290614
+        0.02085914  0.13868913 -0.7363957  -0.9055004""",
+    NF4WeightPerChannelFloat: """ 0.27481234  0.2676096  -0.8089664   1.536525   -1.1350052   0.18557604  0.35247314
+        0.7582526  -1.0497283   2.702524   -1.4219456   0.40239102 -0.2955158   0.47598377  1.1171536   1.127816
+        -0.02208716  1.0670714""",
+}
+
+
+@pytest.mark.parametrize("quantizer", QWIX)
+def test_outputs_are_those_of_qwix(quantizer: Any) -> None:
+    """Reference: Qwix 0.1.8, `apply_lora_to_model(Waves(...), LoraProvider(module_path=".*", rank=2, alpha=5.0,
+    weight_qtype=None or "nf4"), x)` with each `kernel_lora_a` set to `0.5 * wave(shape, 3.3)`, each `kernel_lora_b` to
+    `0.5 * wave(shape, 0.37)`, in the same shapes as here.
+    """
+    x = wave((3, 8), 0.7)
+    base = Waves(with_conv=quantizer is None)
+    model = lora(base, Rule(weight_quant=quantizer), rank=2, alpha=5.0, inputs=x, rngs=nnx.Rngs(1))
+    for adapter in model.op_quant.adapters.values():
+        adapter.a[...], adapter.b[...] = (
+            0.5 * wave(adapter.a.shape, 3.3),
+            0.5 * wave(adapter.b.shape, 0.37),
+        )
+    wanted = np.array(QWIX[quantizer].split(), np.float32)
+    np.testing.assert_allclose(model(x).reshape(-1), wanted, rtol=1e-5, atol=1e-6)
+
+
+class Sharded(nnx.Module):
+    def __init__(self) -> None:
+        self.fc = nnx.Linear(8, 6, kernel_metadata={"out_sharding": ("m", None)}, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.fc(x, out_sharding=jax.P("d", None))
+
+
+@pytest.mark.parametrize("quantizer", [None, Int8WeightPerChannelFloat])
+def test_factors_are_sharded_as_the_axes_that_they_have(quantizer: Any) -> None:
+    explicit = (jax.sharding.AxisType.Explicit,) * 2
+    mesh = jax.make_mesh((2, 2), ("d", "m"), axis_types=explicit)
+    with jax.set_mesh(mesh):
+        x = jax.device_put(wave((4, 8), 0.3), jax.NamedSharding(mesh, jax.P("d", "m")))
+        model = lora(Sharded(), Rule(weight_quant=quantizer), rank=2, inputs=x, rngs=nnx.Rngs(1))
+        adapter = model.op_quant.adapters["fc.kernel"]
+        assert adapter.a.sharding.spec == jax.P("m", None) and adapter.b.sharding.spec == jax.P(None, None)
+        assert adapter.a.get_metadata("out_sharding") == ("m", None)
+        without = np.asarray(model(x))
+        adapter.b[...] = jax.device_put(jnp.ones((2, 6)), adapter.b.sharding)
+        found = model(x)
+    wanted = np.asarray(x) @ np.asarray(adapter.a[...]) @ np.ones((2, 6))
+    np.testing.assert_allclose(np.asarray(found) - without, wanted, rtol=1e-4, atol=1e-5)

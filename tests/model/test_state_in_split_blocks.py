@@ -194,8 +194,10 @@ def test_histories_of_both_passes(way: Any, jit: bool) -> None:
 class Stack(nnx.Module):
     """A stack of blocks, split and scanned over."""
 
+    depth = DEPTH
+
     def __init__(self, way: Any, rngs: nnx.Rngs) -> None:
-        @nnx.split_rngs(splits=DEPTH)
+        @nnx.split_rngs(splits=self.depth)
         @nnx.vmap
         def stacked(rngs: nnx.Rngs) -> Block:
             return Block(rngs)
@@ -205,11 +207,6 @@ class Stack(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         graphdef, state = nnx.split(self.blocks)
-        if self.way is None:
-            for number in range(DEPTH):
-                block = nnx.merge(graphdef, jax.tree.map(lambda x, i=number: x[i], state))
-                x = block(x)
-            return x
         if self.way == "nnx.scan":
             return nnx.scan(lambda x, block: block(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(
                 x, self.blocks
@@ -261,6 +258,45 @@ def test_stacks_are_calibrated_loaded_and_frozen() -> None:
     load_state(loaded, nnx.state(plain))
     for model in (split, loaded):
         np.testing.assert_allclose(freeze(model)(X), freeze(plain)(X), 1e-6, 1e-6)
+
+
+class Grouped(Stack):
+    """Four blocks, scanned over in two groups; or one after another, each cut out of the stack."""
+
+    depth = 4
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        graphdef, state = nnx.split(self.blocks)
+        if self.way == "nnx.scan":
+            return super().__call__(x)
+        if self.way == "cut":
+            for number in range(self.depth):
+                one = nnx.merge(graphdef, jax.tree.map(lambda s, i=number: s[i], state))
+                x = checkpointed(one, x)
+            return x
+
+        @jax.checkpoint
+        def group(x: jax.Array, state: Any) -> Any:
+            return jax.lax.scan(lambda x, one: (nnx.merge(graphdef, one)(x), None), x, state)[0], None
+
+        groups = jax.tree.map(lambda s: s.reshape(2, 2, *s.shape[1:]), state)
+        return jax.lax.scan(group, x, groups)[0]
+
+
+@pytest.mark.parametrize("way", ["cut", "grouped"])
+def test_stacks_that_are_cut_or_grouped(way: str) -> None:
+    rule = Rule(".*up", weight_quant=Int8WeightPerChannelFloat, input_quant=Learned)
+    plain, split = made("nnx.scan", rule, Grouped), made(way, rule, Grouped)
+    for number in range(4):
+        np.testing.assert_allclose(split(X * (number + 1)), plain(X * (number + 1)), 1e-6, 1e-6)
+    same(values(split), values(plain))
+
+
+def test_histories_of_stacks_in_groups() -> None:
+    rule = Rule(".*up", weight_quant=Weight, input_quant=Act, grad_quant=Grad)
+    plain, split = made("nnx.scan", rule, Grouped), made("grouped", rule, Grouped)
+    close(train(split), train(plain))
+    same(values(split), values(plain), 1e-5)
 
 
 class Recurrent(nnx.Module):

@@ -69,6 +69,8 @@ def _takes(rule: Rule, module: Any, path: str) -> bool:
     """Whether a rule is for a layer: by the layer's path, or by that of its weight."""
     if rule.op is not None:
         return type(module).__name__ in rule.op and rule.matches(path)
+    if not rule.takes_weights:
+        return False
     weight = next((name for name in ("kernel", "embedding") if name in vars(module)), None)
     return rule.matches(path) or (weight is not None and rule.matches(f"{path}.{weight}".lstrip(".")))
 

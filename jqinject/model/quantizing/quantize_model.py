@@ -8,6 +8,8 @@ from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 from flax import nnx
 
+from jqinject.inject.errors import did_you_mean
+from jqinject.model.caches import check_cache_quantizer
 from jqinject.model.frozen_ops import op_slot
 from jqinject.model.quantizing.counterparts import counterpart_of
 from jqinject.model.quantizing.layer_reuse import LayerReuse
@@ -35,6 +37,7 @@ from jqinject.model.walk import ModelIndex, dotted
 from jqinject.program import (
     CALL,
     HELD,
+    CacheSite,
     Call,
     OpQuantizers,
     QuantizedProgram,
@@ -221,6 +224,8 @@ def _check(
         )
     found = plan_sites(model, RulePolicy(rules), calls) if has_inputs else NO_SITES
     planned = plan_parameters(found.uses)
+    if not allow_idle:
+        _check_caches(rules, found)
     used = found.used
     idle = idle_rules(rules, entries, used)
     if idle and not allow_idle:
@@ -240,6 +245,22 @@ def _check(
             "  cure: weight_quant=..., input_quant=..., of a kind that the layers take; or allow_idle=True"
         )
     return found
+
+
+def _check_caches(rules: tuple[Rule, ...], found: PlannedSites) -> None:
+    """Refuse a rule for caches that takes none."""
+    idle = [
+        rule
+        for number, rule in enumerate(rules)
+        if rule.quantizer("cache_quant") is not None and number not in found.caches.values()
+    ]
+    if idle:
+        hint = did_you_mean(idle[0].path, found.caches)
+        known = ", ".join(found.caches) or "none; caches are float arrays among the arguments, or Variables"
+        raise ValueError(
+            f"{idle[0]} finds no cache to quantize{'; ' + hint if hint else '.'}\n  caches that the calls write: "
+            f"{known}\n  cure: inputs that hold a cache, as in a step of generation; mend the path or the order"
+        )
 
 
 def _refuse_quantized(index: ModelIndex, model: nnx.Module, has_layers: bool, needs_inputs: bool) -> None:
@@ -294,7 +315,14 @@ def quantize_program(
         if parameter.path not in tied
     }
     change_class(model, quantized_class(type(model), methods=[call.name for call in calls]))
-    setattr(model, HELD, OpQuantizers(policy, held, weights, tied))
+    caches = tuple(
+        CacheSite(name, site.shape, site.cache_ndim - len(site.shape))
+        for name, site in found.sites.items()
+        if site.cache_ndim
+    )
+    for site in caches:
+        check_cache_quantizer(site, held[site.name])
+    setattr(model, HELD, OpQuantizers(policy, held, weights, tied, caches))
 
 
 def quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | None) -> None:

@@ -98,7 +98,21 @@ class RulePolicy:
         """The index of the first rule for an operation, or None."""
         places = (path, dotted(weight_path), dotted(weight_path[:-1])) if weight_path else (path,)
         for index, rule in enumerate(self.rules):
-            takes = bool(weight_path) if rule.op is None else operation.name in rule.op
+            takes = bool(weight_path) and rule.takes_weights if rule.op is None else operation.name in rule.op
+            if takes and any(rule.matches(place) for place in places):
+                return index
+        return None
+
+    def cache_quantizer(self, path: str, cache: str) -> Any:
+        """See `Policy`."""
+        index = self.cache_rule_of(path, cache)
+        return None if index is None else _declared(self.rules[index], "cache_quant")
+
+    def cache_rule_of(self, path: str, cache: str) -> int | None:
+        """The index of the first rule for a cache, or None."""
+        places = (path, cache, cache.rpartition(".")[0])
+        for index, rule in enumerate(self.rules):
+            takes = rule.quantizer("cache_quant") is not None or (rule.keeps_float and rule.op is None)
             if takes and any(rule.matches(place) for place in places):
                 return index
         return None
@@ -128,9 +142,11 @@ class _Watching(RulePolicy):
     def __init__(self, policy: RulePolicy) -> None:
         super().__init__(policy.rules, policy.into_layers)
         object.__setattr__(self, "used", set())
+        object.__setattr__(self, "caches", {})
         object.__setattr__(self, "taken", set())
 
     used: set[int]
+    caches: dict[str, int | None]
     taken: set[tuple[tuple[Any, ...], str]]
 
     def rule_of(self, path: str, operation: Operation, weight_path: tuple[Any, ...] = ()) -> int | None:
@@ -141,12 +157,21 @@ class _Watching(RulePolicy):
             self.taken.add((weight_path, operation.name))
         return index
 
+    def cache_rule_of(self, path: str, cache: str) -> int | None:
+        """See `RulePolicy`."""
+        index = super().cache_rule_of(path, cache)
+        self.caches[cache] = index
+        if index is not None:
+            self.used.add(index)
+        return index
+
 
 def needs_inputs(index: ModelIndex, rules: tuple[Rule, ...]) -> bool:
     """Whether rules cannot be applied without tracing the model: they name operations, or it holds Linen modules."""
     layers = {kind.__name__ for kind in COUNTERPARTS}
     linen = any(isinstance(node, nnx.bridge.ToNNX) for node in index.modules)
-    return linen or any(rule.op is not None and not set(rule.op) <= layers for rule in rules)
+    caches = any(rule.quantizer("cache_quant") is not None for rule in rules)
+    return linen or caches or any(rule.op is not None and not set(rule.op) <= layers for rule in rules)
 
 
 class PlannedSites(NamedTuple):
@@ -156,23 +181,26 @@ class PlannedSites(NamedTuple):
         sites: name -> site of a tensor.
         uses: where parameters are contracted or looked up, whether or not a rule takes them.
         used: the indices of the rules that take something.
+        caches: name of a cache that the calls write -> the index of its rule, or None.
         taken: the path of a parameter and the name of an operation on it, where a rule takes it.
     """
 
     sites: Mapping[str, Site]
     uses: Sequence[WeightUse]
     used: frozenset[int]
+    caches: Mapping[str, int | None]
     taken: frozenset[tuple[tuple[Any, ...], str]] = frozenset()
 
 
-NO_SITES = PlannedSites({}, (), frozenset())
+NO_SITES = PlannedSites({}, (), frozenset(), {})
 
 
 def plan_sites(model: Any, policy: RulePolicy, calls: Sequence[Call]) -> PlannedSites:
     """What rules quantize outside of layers in calls of a model."""
     watching = _Watching(policy)
     found = find_sites(model, watching, calls)
-    return PlannedSites(found.sites, found.uses, frozenset(watching.used), frozenset(watching.taken))
+    used, taken = frozenset(watching.used), frozenset(watching.taken)
+    return PlannedSites(found.sites, found.uses, used, watching.caches, taken)
 
 
 def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:

@@ -21,6 +21,7 @@ SLOTS = (
     "grad_quant",
     "lhs_quant",
     "rhs_quant",
+    "cache_quant",
 )
 PREFIXES = tuple(slot.removesuffix("quant") for slot in SLOTS)
 KEYWORDS = (*SLOTS, "op", "contraction", "scheme")
@@ -45,6 +46,10 @@ class Rule:
             `input_quant` is for its inputs that are not quantized yet, `output_quant` for its output.
         lhs_quant, rhs_quant: of the left and of the right operand of a contraction of two activations, instead of
             `input_quant`; only with `op`.
+        cache_quant: of what the model writes into caches of keys and values: a quantizer of activations whose scales
+            do not vary along the last axis. The path is the module's that writes, the cache's
+            (`cache.layer_0.k` in the argument `cache`) or that of what holds it; of the rules with `cache_quant`, or
+            with only a path, the first that matches wins. A rule with `cache_quant` alone leaves weights to the others.
         contraction: "auto", "int", "fp8" or "float", as for `QuantLinear`. A scheme given here is taken as `scheme`:
             an older spelling, deprecated.
         scheme: a scheme of contractions such as `jqinject.dot.config_v4()`, by which Flax's own layers contract,
@@ -85,11 +90,21 @@ class Rule:
         grad_quant: QuantizerLike = None,
         lhs_quant: QuantizerLike = None,
         rhs_quant: QuantizerLike = None,
+        cache_quant: QuantizerLike = None,
         contraction: ContractionKind | Any = "auto",
         scheme: Any = None,
         **overrides: Any,
     ) -> None:
-        given = (weight_quant, bias_quant, input_quant, output_quant, grad_quant, lhs_quant, rhs_quant)
+        given = (
+            weight_quant,
+            bias_quant,
+            input_quant,
+            output_quant,
+            grad_quant,
+            lhs_quant,
+            rhs_quant,
+            cache_quant,
+        )
         names = (op,) if isinstance(op, str) else op
         if scheme is None and not isinstance(contraction, str):
             contraction, scheme = "auto", contraction
@@ -97,6 +112,11 @@ class Rule:
             raise ValueError(
                 "Rule: a scheme quantizes weights, inputs and gradients by itself, and says how they are contracted.\n"
                 "  cure: a rule with scheme=... alone, or with quantizers and a contraction alone"
+            )
+        if cache_quant is not None and op is not None:
+            raise ValueError(
+                "Rule: cache_quant is for what modules write into caches, whatever the operation, and a rule with "
+                "op=... is for operations.\n  cure: a rule with cache_quant=... of its own"
             )
         self._set(
             path=path,
@@ -124,6 +144,11 @@ class Rule:
     def keeps_float(self) -> bool:
         """Whether matching layers stay float."""
         return not self.quantizers and not self.configures
+
+    @property
+    def takes_weights(self) -> bool:
+        """Whether it is for weights: it names no operation, and is not for caches alone."""
+        return self.op is None and (self.configures or [s for s, _ in self.quantizers] != ["cache_quant"])
 
     @property
     def shares(self) -> bool:

@@ -1,0 +1,178 @@
+"""`LowBitCache`: keys or values of a model's cache in low bits, with a scale for each position and head.
+
+It stands in the place of the float array, in a dict that a model takes and returns or in a Variable. The payload and
+the scales are those of frozen weights (`frozen_numbers`), but for the scales' axes: every row of features has its own,
+so that rows are written and read one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.dot.frozen.frozen_form import FrozenForm
+from jqinject.dot.frozen.frozen_groups import ScaleForms
+from jqinject.dot.frozen.frozen_numbers import frozen_numbers, quant_tensor_of
+from jqinject.ops.minifloats.float_format import FloatFormat
+from jqinject.quant_tensor import CodebookQuantTensor, QuantTensor
+
+MOST_BITS = 8
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class LowBitCache:
+    """An array of a cache in low bits: its payload, and what each row along the last axis is scaled by.
+
+    It answers `shape`, `dtype`, `ndim`, `size` and `sharding` as the float array did; `nbytes` is what it takes in
+    memory. Read as an array (`jnp.asarray`, an index), it is dequantized. A pytree: it passes `jax.jit`, `lax.scan`,
+    `jax.device_put` and checkpoints as the dict of its arrays does.
+
+    Args:
+        numbers: arrays by name: `value` (the payload), `scale`, and maybe `zero_point`.
+        form: what is static in them.
+
+    Example:
+        >>> from jqinject.quant_tensor import IntQuantTensor
+        >>> row = IntQuantTensor.from_int(jnp.array([[[[2, -1]]]], jnp.int8), jnp.array([[[[0.5]]]]))
+        >>> cache = LowBitCache.of(row)
+        >>> cache.shape, cache.dtype.name, cache.nbytes, cache[0, 0, 0]
+        ((1, 1, 1, 2), 'float32', 6, Array([ 1. , -0.5], dtype=float32))
+    """
+
+    def __init__(self, numbers: Mapping[str, Any], form: FrozenForm) -> None:
+        self.numbers, self.form = dict(numbers), form
+
+    @classmethod
+    def of(cls, x: Any, has_zero_point: bool = False) -> LowBitCache:
+        """The rows of a quantized array.
+
+        Args:
+            x: a QuantTensor of at least 2 axes.
+            has_zero_point: whether its zero point may be another than 0.
+
+        Raises:
+            ValueError: it has no payload of at most 8 bits; scales along the features, or groups of several rows.
+        """
+        _check(x)
+        numbers, form = frozen_numbers(x, (), has_zero_point, None, ScaleForms())
+        own = 1 if form.groups is None else 2  # the axes of a row, as stored
+        for name in numbers.keys() - {"value"}:
+            held = numbers[name]
+            if held.shape[-1] != 1:
+                raise ValueError(
+                    f"a cache has a scale for each row of features, and this quantizer has {held.shape[-1]} for each.\n"
+                    "  cure: a dynamic quantizer of rows or groups, such as Int8DynamicActPerRowFloat"
+                )
+            rows = (*x.shape[:-1], *held.shape[held.ndim - own :])
+            numbers[name] = jnp.broadcast_to(held, rows)
+        return cls(numbers, form)
+
+    def quant_tensor(self) -> Any:
+        """The numbers as a QuantTensor."""
+        return quant_tensor_of(self.numbers, self.form)
+
+    def dequantized(self) -> jax.Array:
+        """The numbers as an array of the cache's dtype."""
+        return self.quant_tensor().value
+
+    def with_numbers(self, numbers: Mapping[str, Any]) -> LowBitCache:
+        """The same form with other numbers."""
+        return LowBitCache(numbers, self.form)
+
+    def fits(self, rows: LowBitCache) -> bool:
+        """Whether rows are stored in the same form: they may have other sizes, but for the features."""
+        shape = tuple(rows.numbers["value"].shape)
+        same_names = self.numbers.keys() == rows.numbers.keys()
+        return same_names and self.ndim == rows.ndim and self.form.fitted(shape) == rows.form.fitted(shape)
+
+    @property
+    def stand_in(self) -> jax.ShapeDtypeStruct:
+        """The shape and dtype of the float array in whose place it stands."""
+        return jax.ShapeDtypeStruct(self.shape, self.dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the float array."""
+        return self.form.fitted(tuple(self.numbers["value"].shape)).shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the float array."""
+        return self.form.value_dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of payload, scales and zero points."""
+        return sum(math.prod(held.shape) * held.dtype.itemsize for held in self.numbers.values())
+
+    @property
+    def sharding(self) -> Any:
+        """Of the payload."""
+        return self.numbers["value"].sharding
+
+    def __getitem__(self, index: Any) -> jax.Array:
+        return self.dequantized()[index]
+
+    def __jax_array__(self) -> jax.Array:
+        return self.dequantized()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.dequantized(), dtype=dtype)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        held = ", ".join(f"{name}={x.dtype}{list(x.shape)}" for name, x in self.numbers.items())
+        return f"LowBitCache({self.dtype}{list(self.shape)}: {held})"
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[tuple[str, ...], FrozenForm]]:
+        """See `jax.tree_util.register_pytree_with_keys_class`."""
+        names = tuple(sorted(self.numbers))
+        return [(jax.tree_util.DictKey(name), self.numbers[name]) for name in names], (names, self.form)
+
+    @classmethod
+    def tree_unflatten(cls, known: tuple[tuple[str, ...], FrozenForm], leaves: Any) -> LowBitCache:
+        """See `jax.tree_util.register_pytree_with_keys_class`."""
+        names, form = known
+        return cls(dict(zip(names, leaves, strict=True)), form)
+
+
+def is_low_bit_cache(x: Any) -> bool:
+    """Whether something is a `LowBitCache`: for `is_leaf=`."""
+    return isinstance(x, LowBitCache)
+
+
+def _check(x: Any) -> None:
+    """Refuse what has no payload, or shares scales between rows in groups."""
+    groups = getattr(x, "groups", None)
+    if groups is not None and groups.dim % x.ndim != x.ndim - 1:
+        raise ValueError(
+            "a cache is written row by row, and groups of several rows are not known at one of them.\n"
+            "  cure: groups along the features, group_dim = -1"
+        )
+    whole = x if groups is None else x.grouped
+    form = getattr(whole, "format", None)
+    bits = form.bit_width if isinstance(form, FloatFormat) else getattr(whole, "bit_width", None)
+    codes = isinstance(whole, CodebookQuantTensor)
+    if not isinstance(x, QuantTensor) or not (codes or (isinstance(bits, int) and bits <= MOST_BITS)):
+        found = type(x).__name__ if bits is None else f"{bits} bits"
+        raise ValueError(
+            f"a cache in low bits needs a payload of at most {MOST_BITS} bits, got {found}.\n"
+            "  cure: a quantizer such as Int8DynamicActPerRowFloat"
+        )

@@ -1,0 +1,167 @@
+"""`quantized_cache`: the caches of keys and values that a model takes, in low bits by its rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.dot import LowBitCache, is_low_bit_cache
+from jqinject.inject.errors import did_you_mean
+from jqinject.program import CacheSite, QuantizedProgram, dotted
+
+Cache = TypeVar("Cache")
+
+
+def quantized_cache(model: Any, cache: Cache = None) -> Cache:
+    """A float cache in low bits, to be given to the model and returned by it in the place of the float one.
+
+    Every array that a rule's `cache_quant` takes becomes a `jqinject.dot.LowBitCache`: its payload, and a float32 scale
+    for each position and head (each row along the last axis), or for each group of features. Arrays that no rule takes
+    (indices) stay. What the cache holds already is quantized, so it may be an empty one, or one after a float prefill.
+
+    Args:
+        model: a model of `quantize`, frozen or not.
+        cache: what the model takes: an array, a pytree of arrays (a dict for each layer), a module with Variables, a
+            list of these; concrete or abstract. If the model takes caches in several arguments, a dict of them by name.
+            None for the Variables that the model itself holds.
+
+    Returns:
+        A cache of the same structure, or a copy of the model that shares its other arrays. `cache` is not changed.
+
+    Raises:
+        TypeError: `model` is not an NNX module.
+        ValueError: the model has no rule for caches, or `cache` holds none of those it has; an array of another rank or
+            with other features than the model was quantized with. Named by path.
+
+    Example:
+        >>> import jqinject
+        >>> from jqinject.quant import Int8DynamicActPerRowFloat
+        >>> class Memory(nnx.Module):
+        ...     def __call__(self, x, cache):
+        ...         cache = jax.lax.dynamic_update_slice(cache, x, (0, 2, 0))
+        ...         return cache.sum(1), cache
+        >>> empty = jnp.zeros((1, 8, 64))
+        >>> rule = jqinject.Rule(cache_quant=Int8DynamicActPerRowFloat)
+        >>> model = jqinject.quantize(Memory(), rule, inputs=(jnp.ones((1, 1, 64)), empty))
+        >>> cache = quantized_cache(model, empty)
+        >>> _, cache = model(jnp.ones((1, 1, 64)), cache)
+        >>> empty.nbytes, cache.nbytes, cache[0, 1:4, 0]
+        (2048, 544, Array([0.       , 0.9921875, 0.       ], dtype=float32))
+    """
+    if not isinstance(model, nnx.Module):
+        raise TypeError(f"quantized_cache takes an NNX module, got {type(model).__name__}")
+    sites: tuple[CacheSite, ...] = model.op_quant.caches if isinstance(model, QuantizedProgram) else ()  # pyright: ignore
+    if not sites:
+        raise ValueError(
+            f"quantized_cache: {type(model).__name__} has no rule for caches.\n"
+            "  cure: jqinject.quantize(model, [..., Rule(cache_quant=Int8DynamicActPerRowFloat)], inputs=...), with "
+            "inputs that hold a cache"
+        )
+    held = {site.name: model.op_quant.held[site.name] for site in sites}  # pyright: ignore
+    whole: Any = model if cache is None else cache
+    flat, tree = jax.tree_util.tree_flatten_with_path(whole, is_leaf=_is_leaf)
+    leaves: list[Any] = [nnx.clone(leaf, graph=True) if _is_module(leaf) else leaf for _, leaf in flat]
+    known: list[str] = []
+    taken = 0
+    for place, (path, _) in enumerate(flat):
+        keys = tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
+        for below, array, put in _arrays(leaves, place):
+            name = dotted((*keys, *below))
+            known.append(name)
+            site = _site_of(name, sites, cache is None)
+            if site is not None and not isinstance(array, LowBitCache):
+                put(_quantized(held[site.name], array, site, name))
+            taken += site is not None
+    if not taken:
+        near = did_you_mean(sites[0].name, known)
+        raise ValueError(
+            f"quantized_cache: none of the arrays {', '.join(known[:8]) or '(none)'} is a cache that the model's rules "
+            f"take: {', '.join(site.name for site in sites[:8])}{'; ' + near if near else ''}.\n"
+            "  cure: the argument itself, as in a call; a dict by the arguments' names, for several; "
+            "quantized_cache(model), for Variables of the model"
+        )
+    return jax.tree.unflatten(tree, leaves)
+
+
+def check_cache_quantizer(site: CacheSite, proxy: Any, dtype: Any = jnp.float32) -> None:
+    """Refuse a quantizer whose numbers a cache cannot hold.
+
+    Raises:
+        ValueError: it has no payload of at most 8 bits, or shares scales otherwise than by row.
+    """
+    one = jax.ShapeDtypeStruct(site.shape, dtype)
+    try:
+        jax.eval_shape(lambda: _encoded(proxy, jnp.zeros(one.shape, one.dtype)))
+    except Exception as error:
+        error.add_note(f"while the quantizer of the cache {site.name} was tried on {site.shape}")
+        raise
+
+
+def _encoded(proxy: Any, x: jax.Array) -> LowBitCache:
+    """The rows of an array, through a copy of the quantizer in evaluation mode, whose statistics do not move."""
+    copy = nnx.clone(proxy, graph=True)
+    copy.eval()
+    return LowBitCache.of(copy(x), proxy.has_zero_point)
+
+
+def _quantized(proxy: Any, array: Any, site: CacheSite, name: str) -> LowBitCache:
+    stacked = array.ndim - len(site.shape)
+    fits = stacked == site.stacked and array.shape[-1:] == site.shape[-1:]
+    if not fits or not jnp.issubdtype(array.dtype, jnp.floating):
+        raise ValueError(
+            f"quantized_cache: {name} is {array.dtype}{list(array.shape)}, and the model was quantized with a "
+            f"float cache of {len(site.shape) + site.stacked} axes and {site.shape[-1]} features in the last.\n"
+            "  cure: a cache of that layout; its other sizes are free"
+        )
+    encode: Callable[[Any], Any] = partial(_encoded, proxy)
+    for _ in range(stacked):
+        encode = jax.vmap(encode)
+    return (
+        jax.eval_shape(encode, array) if isinstance(array, jax.ShapeDtypeStruct) else jax.jit(encode)(array)
+    )
+
+
+def _site_of(name: str, sites: Sequence[CacheSite], of_model: bool) -> CacheSite | None:
+    """The site of an array by its name, in the model or below an argument."""
+    exact = next((site for site in sites if site.name == name), None)
+    if exact is not None or of_model:
+        return exact
+    found = [site for site in sites if site.name.partition(".")[2] == name]
+    if len(found) > 1:
+        raise ValueError(
+            f"quantized_cache: {name or 'the array'} may be {' or '.join(site.name for site in found)}.\n"
+            f"  cure: {{{found[0].name.partition('.')[0]!r}: cache}}, a dict by the arguments' names"
+        )
+    return found[0] if found else None
+
+
+def _arrays(leaves: list[Any], place: int) -> list[tuple[tuple[Any, ...], Any, Any]]:
+    """The arrays of a leaf of a cache: path below it, array, and a function that replaces it."""
+    leaf = leaves[place]
+    if isinstance(leaf, nnx.Variable):
+        return [((), leaf.get_raw_value(), leaf.set_value)]
+    if _is_module(leaf):
+        flat = nnx.to_flat_state(nnx.state(leaf, graph=True))
+        return [
+            (path, held.get_raw_value(), held.set_value)
+            for path, held in flat
+            if isinstance(held, nnx.Variable)
+        ]
+
+    def put(new: Any) -> None:
+        leaves[place] = new
+
+    return [((), leaf, put)]
+
+
+def _is_module(leaf: Any) -> bool:
+    return isinstance(leaf, nnx.Pytree | nnx.Variable)
+
+
+def _is_leaf(leaf: Any) -> bool:
+    return _is_module(leaf) or is_low_bit_cache(leaf)

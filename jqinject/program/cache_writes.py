@@ -1,0 +1,245 @@
+"""Caches of a program: arrays that it is given and writes into, float or in low bits, by row of features.
+
+A cache is a float array among the arguments, or in a Variable, into which the program writes by
+`dynamic_update_slice`, by a scatter that replaces (`.at[...].set`), or by a concatenation. What it writes goes through
+the quantizer that a rule has for the cache. A float cache gets the rounded numbers; a `LowBitCache` gets their payload
+and scales. Reading a `LowBitCache` in any other operation reads a QuantTensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from jqinject.dot import LowBitCache, is_low_bit_cache
+from jqinject.program.operations import operation_of
+from jqinject.program.policy import Site
+from jqinject.program.quantizers import Finder
+from jqinject.program.tracked_value import Origin, Tracked, shape_of
+
+Write = Callable[[Any, Sequence[Any], Sequence[Any]], Any]
+
+
+def opened(x: Tracked) -> Tracked:
+    """A cache in low bits as a QuantTensor; anything else as it is."""
+    if not isinstance(x.value, LowBitCache):
+        return x
+    return replace(_after(x, x.value.quant_tensor()), quantized=True)
+
+
+def written(run: Any, eqn: Any, inputs: Sequence[Tracked], path: str) -> list[Tracked] | None:
+    """The cache after an operation that writes into one; None for any other operation.
+
+    Args:
+        run: the interpreter.
+        eqn: its equation.
+        inputs: its operands.
+        path: of the module.
+
+    Raises:
+        ValueError: a rule takes the cache, and the write is of a part of a row; a cache in low bits of another form
+            than its quantizer's, or that no rule takes.
+    """
+    name = eqn.primitive.name
+    if name not in WRITES or not run.policy.follows_parameters:
+        return None
+    is_cache = [bool(x.cache) and x.is_float for x in inputs]
+    held = next((x for x, known in zip(inputs, is_cache, strict=True) if known), None)
+    if held is None or not (is_cache[0] or name == "concatenate"):
+        return None
+    if name in ("copy", "copy_p", "name", "sharding_constraint"):
+        return _placed(eqn, held) if isinstance(held.value, LowBitCache) else None
+    quantizer = run.policy.cache_quantizer(path, held.cache)
+    if quantizer is None and not isinstance(held.value, LowBitCache):
+        return None
+    if name == "concatenate":
+        run.choose(path, operation_of(name))
+    return [_write(run, eqn, inputs, is_cache, held, quantizer, path)]
+
+
+def _write(
+    run: Any,
+    eqn: Any,
+    inputs: Sequence[Tracked],
+    is_cache: list[bool],
+    held: Tracked,
+    quantizer: Any,
+    path: str,
+) -> Tracked:
+    where = f"the cache {held.cache}, written in {path or 'the model'} by {eqn.primitive.name},"
+    if quantizer is None:
+        raise ValueError(
+            f"{where} is in low bits, and no rule of the model has cache_quant for it.\n"
+            "  cure: Rule(cache_quant=...) in quantize, or a float cache"
+        )
+    new = _places_of_new(eqn, is_cache)
+    if not _writes_rows(eqn, inputs, new):
+        raise ValueError(
+            f"{where} has other axes than the quantizer needs: a part of the last axis of {shape_of(held)} is written, "
+            "which has one scale.\n  cure: a layout with the features last, written as a whole; or a rule that keeps "
+            f"it float, Rule({held.cache!r}), before the others"
+        )
+    site = Site(held.cache, quantizer, shape=shape_of(inputs[new[0]]), cache_ndim=held.cache_ndim)
+    run.sites[site.name] = site
+    rounded = {place: run.quantizers.quantize(site, inputs[place].array) for place in new}
+    if not isinstance(held.value, LowBitCache) or isinstance(run.quantizers, Finder):
+        values = [rounded.get(place, x.value) for place, x in enumerate(inputs)]
+        (value,) = run.bind(eqn, [Tracked(value).array for value in values])
+        return _after(held, value)
+    cache = held.value
+    rows = {place: LowBitCache.of(x, "zero_point" in cache.form.names) for place, x in rounded.items()}
+    if not all(cache.fits(row) for row in rows.values()):
+        raise ValueError(
+            f"{where} is stored as {cache}, and its quantizer makes {next(iter(rows.values()))}.\n"
+            "  cure: jqinject.quantized_cache(model, cache) with this model"
+        )
+    given = [rows.get(place, x.value) for place, x in enumerate(inputs)]
+    return _after(held, WRITES[eqn.primitive.name](eqn, given, cache))
+
+
+def _after(held: Tracked, value: Any) -> Tracked:
+    """A cache with other numbers."""
+    return replace(held.with_value(value), origin=Origin.ACTIVATION)
+
+
+def _places_of_new(eqn: Any, is_cache: list[bool]) -> list[int]:
+    """Which operands are written into the cache."""
+    if eqn.primitive.name == "concatenate":
+        return [place for place, known in enumerate(is_cache) if not known]
+    return [1 if eqn.primitive.name == "dynamic_update_slice" else 2]
+
+
+def _writes_rows(eqn: Any, inputs: Sequence[Tracked], new: list[int]) -> bool:
+    """Whether whole rows of features are written, and the features are the last axis of what is written."""
+    name, shape = eqn.primitive.name, shape_of(inputs[0])
+    if not shape or any(shape_of(inputs[place])[-1:] != shape[-1:] for place in new):
+        return False
+    last = len(shape) - 1
+    if name == "concatenate":
+        return eqn.params["dimension"] != last
+    if name == "dynamic_update_slice":
+        return True
+    numbers = eqn.params["dimension_numbers"]
+    indexed = {
+        *numbers.inserted_window_dims,
+        *numbers.scatter_dims_to_operand_dims,
+        *numbers.operand_batching_dims,
+    }
+    return last not in indexed and len(shape_of(inputs[2])) - 1 in numbers.update_window_dims
+
+
+def _each(cache: LowBitCache, write: Callable[[str, jax.Array, int], jax.Array]) -> LowBitCache:
+    """A cache with each of its arrays written, given how many axes more than the float array it has."""
+    numbers = cache.numbers
+    return cache.with_numbers({name: write(name, x, x.ndim - cache.ndim) for name, x in numbers.items()})
+
+
+def _updated(eqn: Any, given: Sequence[Any], cache: LowBitCache) -> LowBitCache:
+    _, new, *starts = given
+
+    def write(name: str, x: jax.Array, added: int) -> jax.Array:
+        zero = jnp.zeros_like(starts[-1])
+        return lax.dynamic_update_slice(x, new.numbers[name], [*starts[:-1], *(zero,) * (added + 1)])
+
+    return _each(cache, write)
+
+
+def _scattered(eqn: Any, given: Sequence[Any], cache: LowBitCache) -> LowBitCache:
+    _, indices, new = given
+    known = eqn.params["dimension_numbers"]
+    options = {name: eqn.params[name] for name in ("indices_are_sorted", "unique_indices", "mode")}
+
+    def write(name: str, x: jax.Array, added: int) -> jax.Array:
+        rows = new.numbers[name]
+        window = (*known.update_window_dims, *range(rows.ndim - added, rows.ndim))
+        numbers = lax.ScatterDimensionNumbers(
+            window,
+            known.inserted_window_dims,
+            known.scatter_dims_to_operand_dims,
+            known.operand_batching_dims,
+            known.scatter_indices_batching_dims,
+        )
+        return lax.scatter(x, indices, rows, numbers, **options)
+
+    return _each(cache, write)
+
+
+def _joined(eqn: Any, given: Sequence[Any], cache: LowBitCache) -> LowBitCache:
+    axis = eqn.params["dimension"]
+    return _each(cache, lambda name, x, added: lax.concatenate([one.numbers[name] for one in given], axis))
+
+
+def _placed(eqn: Any, held: Tracked) -> list[Tracked]:
+    """A cache after an operation that leaves its numbers: its arrays lie where the float array would."""
+    cache, sharding = held.value, eqn.params.get("sharding")
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return [held]
+    specs = cache.form.partition_specs(sharding.spec, cache.numbers)
+    placed = {
+        name: lax.with_sharding_constraint(x, sharding.update(spec=specs[name]))
+        for name, x in cache.numbers.items()
+    }
+    return [held.with_value(cache.with_numbers(placed))]
+
+
+WRITES: dict[str, Any] = {
+    "dynamic_update_slice": _updated,
+    "scatter": _scattered,
+    "concatenate": _joined,
+    **dict.fromkeys(("copy", "copy_p", "name", "sharding_constraint")),
+}
+
+
+def check_caches_stay(
+    inputs: Sequence[Tracked],
+    outputs: Any,
+    live: Mapping[tuple[Any, ...], Any],
+    changed: Iterable[tuple[tuple[Any, ...], Any, Any]],
+) -> None:
+    """Refuse a call that was given a cache in low bits and leaves a float array in its place.
+
+    Args:
+        inputs: of the program.
+        outputs: of the call: a cache is found again by its name below the argument.
+        live: the Variables, by path.
+        changed: path, Variable and new value of those that the call changes.
+
+    Raises:
+        ValueError: it does.
+    """
+    given = {x.cache: x.value for x in inputs if isinstance(x.value, LowBitCache)}
+    if not given:
+        return
+    lost = [
+        ".".join(map(str, path))
+        for path, _, value in changed
+        if path in live and _holds_low_bits(live[path]) and not isinstance(value, LowBitCache)
+    ]
+    flat, _ = jax.tree_util.tree_flatten_with_path(outputs, is_leaf=is_low_bit_cache)
+    for path, value in flat:
+        keys = [jax.tree_util.keystr((key,), simple=True) for key in path]
+        for name, cache in given.items():
+            own = name.split(".")[1:]
+            same = own and keys[-len(own) :] == own and getattr(value, "shape", None) == cache.shape
+            if same and not isinstance(value, LowBitCache):
+                lost.append(name)
+    if lost:
+        raise ValueError(
+            f"{', '.join(dict.fromkeys(lost))}: the cache was given in low bits, and the call leaves a float array in "
+            f"its place: it is written by an operation other than {', '.join(SERVED)} (`where`, a loop, a "
+            "branch), or after it was moved.\n  cure: write it by one of these, as a whole row of features; or a rule "
+            "that keeps it float"
+        )
+
+
+def _holds_low_bits(variable: Any) -> bool:
+    return isinstance(variable, nnx.Variable) and isinstance(variable.get_raw_value(), LowBitCache)
+
+
+SERVED = ("dynamic_update_slice", ".at[...].set", "concatenate")
