@@ -5,7 +5,8 @@
 
 The models are those of `tests/model/_real_models.py`: language models with parameters and equations of their own,
 experts, scanned blocks, state spaces, encoder and decoder, vision transformer, U-Net. int8 weights with a scale for
-each output channel; int8 inputs whose range is that of the tensor at hand, of each of its rows with Qwix's `PtqProvider`.
+each output channel; int8 inputs whose range is that of the tensor at hand, of each of its rows with Qwix's
+`PtqProvider`.
 
 For each model: decibels between the float model's output and the quantized one's; seconds to quantize (and freeze), to
 trace the result; milliseconds to run it, compiled, interleaved. `-` where a library cannot.
