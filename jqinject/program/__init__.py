@@ -39,6 +39,7 @@ from jqinject.program.policy import Site as Site
 from jqinject.program.policy import WeightUse as WeightUse
 from jqinject.program.policy import other_axes as other_axes
 from jqinject.program.quantizers import Quantizers as Quantizers
+from jqinject.program.scopes import name_in_scope as name_in_scope
 from jqinject.program.scopes import path_in as path_in
 from jqinject.program.tracing import Program as Program
 from jqinject.program.tracked_value import Tracked as Tracked

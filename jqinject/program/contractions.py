@@ -8,6 +8,7 @@ from typing import Any
 from jqinject.program.contract import contract, contracts_payloads
 from jqinject.program.operations import Operation
 from jqinject.program.policy import ActivationProduct, Choice, Site, other_axes
+from jqinject.program.scopes import weight_scope
 from jqinject.program.tracked_value import Origin, Tracked, shape_of
 from jqinject.program.weights import as_activation, name_of_quantizer, note_use, weight_among
 
@@ -51,14 +52,15 @@ def contraction(
         by = (name_of_quantizer(run, choice, name, x) for x in taken)
         run.products.append(ActivationProduct(run.prefix + name, operation.name, *by, equation=eqn))
     rest = [x.array for x in inputs[2:]]
-    if choice is not None and choice.scheme is not None and eqn.primitive.name in BY_SCHEME:
-        site = Site(run.prefix + name, choice.scheme, contraction=eqn.primitive.name)
-        run.sites[site.name] = site
-        value = run.quantizers.contract(site, eqn, lhs.array, rhs.array)
-    elif contracts_payloads(choice, taken[0].value, taken[1].value):
-        value = contract(eqn, choice, taken[0].value, taken[1].value, rest, evaluate)
-    else:
-        (value,) = evaluate([*(x.array for x in taken), *rest])
+    with weight_scope(() if weight is None else inputs[weight].weight_path):
+        if choice is not None and choice.scheme is not None and eqn.primitive.name in BY_SCHEME:
+            site = Site(run.prefix + name, choice.scheme, contraction=eqn.primitive.name)
+            run.sites[site.name] = site
+            value = run.quantizers.contract(site, eqn, lhs.array, rhs.array)
+        elif contracts_payloads(choice, taken[0].value, taken[1].value):
+            value = contract(eqn, choice, taken[0].value, taken[1].value, rest, evaluate)
+        else:
+            (value,) = evaluate([*(x.array for x in taken), *rest])
     if weight is not None and inputs[weight].low_rank is not None:
         value = value + _update(run, name, eqn, inputs, weight, evaluate).astype(value.dtype)
     if not (lhs.is_activation or rhs.is_activation):

@@ -17,6 +17,8 @@ from jqinject.program.intercept import Around, intercept, release
 
 SCOPE = "jqinject_module({})"
 SCOPED = re.compile(r"jqinject_module\(([^)]*)\)")
+WEIGHT_SCOPE = "jqinject_weight({})"
+NO_NAME = re.compile(r"[^\w.\-]")
 BEGIN, END = "jqinject_begin", "jqinject_end"
 RAISED_IN = "raised in the module at"
 
@@ -47,6 +49,18 @@ def path_in(name_stack: Any) -> str | None:
     # A Linen module knows its path relative to the module that wraps it.
     around = next((path for path in reversed(found) if not path.startswith("+")), "")
     return found[-1] if found[-1] == around else f"{around}.{found[-1][1:]}".lstrip(".")
+
+
+def weight_scope(weight_path: tuple[Any, ...]) -> contextlib.AbstractContextManager[Any]:
+    """Marks the contraction of a parameter, by its path, in the program's text; marks nothing without a path."""
+    if not weight_path:
+        return contextlib.nullcontext()
+    return jax.named_scope(WEIGHT_SCOPE.format(name_in_scope(".".join(map(str, weight_path)))))
+
+
+def name_in_scope(path: str) -> str:
+    """A path without the characters that have a meaning in a program's text."""
+    return NO_NAME.sub("_", path)
 
 
 def region_of(module: Any, is_leaf: Callable[[Any], bool]) -> str | None:

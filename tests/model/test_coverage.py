@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 import jqinject
-from jqinject import LowCoverageWarning, Rule, coverage, freeze, quantize, rules_report
+from jqinject import LowCoverageWarning, Rule, coverage, freeze, quantize, report, rules_report
 from jqinject.quant import Fp8e4m3OCPWeightPerTensorFloat, Int8ActPerTensorFloat, Int8WeightPerChannelFloat
 
 W8A8 = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActPerTensorFloat)
@@ -78,7 +78,8 @@ def test_every_contraction_is_listed_with_its_numbers() -> None:
     assert list(rows) == ["layer.kernel", "own", "stack"]
     once = 3 * 40 * 40
     assert [row.operations for row in found.weights] == [once, once, 5 * once]  # a loop of five
-    assert {(row.weight, row.input, row.contraction) for row in found.weights} == {("int8", "int8", "float")}
+    assert {(row.weight, row.input) for row in found.weights} == {("int8", "int8")}
+    assert [row.contraction for row in found.weights][:2] == ["int", "int"]
     assert rows["stack"].operation == "einsum"
     (scores,) = found.activations
     assert (scores.operations, scores.is_low_bit) == (3 * 3 * 40, False)
@@ -220,6 +221,48 @@ def test_a_branch_counts_by_its_most_multiply_adds() -> None:
             )
 
     assert coverage(Branches(), X).operations == 2 * 3 * 40 * 40
+
+
+def test_report_lists_layers_and_parameters_alike_and_ends_with_the_coverage() -> None:
+    model = freeze(quantize(Mixed(), W8A8, inputs=(X,)), allow_uncalibrated=True)
+    found = report(model, X)
+    assert [entry.path for entry in found] == ["layer", "own", "stack"]
+    assert found["layer.kernel"] is found["layer"]
+    assert {entry.program for entry in found} == {"s8 x s8 -> s32"}
+    assert {entry.contraction for entry in found} == {"int"}
+    assert [entry.operations for entry in found] == [row.operations for row in coverage(model, X).weights]
+    assert found["own"].weight_bytes == 40 * 40 + 4 * 40  # integers, and a scale for each column
+    assert found.coverage == coverage(model, X)
+    lines = str(found).splitlines()
+    assert lines[-1] == found.coverage.line
+    assert "contraction of activations: dot_general1 (dot_general): float x float, 360 operations" in lines
+    assert found.coverage.line in found.html()
+    assert found.as_dict()["coverage"]["matrices"] == 3
+
+
+def test_report_says_why_a_parameter_is_float() -> None:
+    model = quantize(Mixed(), [Rule("own"), W8A8], inputs=(X,))
+    found = report(model, X)
+    assert found["own"].note == "rule 0 keeps it float: Rule('own')"
+    assert str(found).splitlines()[-1].startswith("not quantized: own (1,600 numbers): rule 0 keeps it float")
+    assert [entry.path for entry in report(Mixed(), X)] == ["layer", "own", "stack"]
+
+
+class Subclass(nnx.Linear):
+    """A layer of the user's, which is quantized through the program."""
+
+
+def test_a_subclass_of_a_flax_layer_has_the_name_that_the_layer_has() -> None:
+    def model(kind: type[nnx.Linear]) -> Any:
+        return quantize(nnx.Sequential(kind(40, 40, rngs=nnx.Rngs(0))), W8A8, inputs=(X,))
+
+    ours, through = report(model(nnx.Linear), X), report(model(Subclass), X)
+    assert [entry.path for entry in ours] == [entry.path for entry in through] == ["layers.0"]
+    assert ours["layers.0"].operations == through["layers.0.kernel"].operations == 3 * 40 * 40
+    rows = [coverage(model(kind), X).weights[0] for kind in (nnx.Linear, Subclass)]
+    assert rows[0].parameter == rows[1].parameter and rows[0].weight == rows[1].weight == "int8"
+    frozen = report(freeze(model(Subclass), allow_uncalibrated=True), X)
+    assert frozen["layers.0"].contraction == "int"
 
 
 def test_what_is_no_module_is_refused() -> None:

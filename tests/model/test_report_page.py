@@ -164,7 +164,7 @@ def measured():
 def test_it_prints(measured):
     _, found = measured
     lines = str(found).splitlines()
-    assert len({len(line.split("  ")[0]) for line in lines[1:-1]}) == 3
+    assert len({len(line.split("  ")[0]) for line in lines[1:-2]}) == 3
     for name in (
         "operations",
         "alone dB",
@@ -178,7 +178,8 @@ def test_it_prints(measured):
     row = next(line for line in lines if line.startswith("first"))
     numbers = found["first"].numbers
     assert f"{numbers.isolated_sqnr_db:.1f}" in row and f"0.00% {numbers.saturation.input:.2%} -" in row
-    assert f"{found.output_sqnr_db:.1f}" in lines[-1]
+    assert f"{found.output_sqnr_db:.1f}" in lines[-2]
+    assert lines[-1] == found.coverage.line
 
 
 def test_it_prints_with_rich(measured):

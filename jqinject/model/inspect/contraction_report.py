@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,11 @@ from flax import nnx
 
 from jqinject.core.facts import number_format
 from jqinject.model.frozen_ops import quantized_op
+from jqinject.model.inspect.coverage import Coverage, coverage_of
 from jqinject.model.inspect.layer_numbers import LayerReport
 from jqinject.model.inspect.layer_report import ContractionReport
 from jqinject.model.inspect.measured_report import check_numbers, measure
+from jqinject.model.inspect.parameter_entry import parameter_entry
 from jqinject.model.inspect.program_contractions import Contraction, program_of
 from jqinject.model.static_ranges import uncalibrated
 from jqinject.model.walk import ModelIndex
@@ -48,8 +51,9 @@ def report(
             `method=lambda model, x: model(x, numbers=3)`.
 
     Returns:
-        An entry for every jqinject or Flax layer with a weight; with `numbers`, also for every other quantized jqinject
-        layer. Static ranges of activations that never saw data are listed by path.
+        An entry for every jqinject or Flax layer with a weight, and for every parameter that the model contracts or
+        looks up by itself, named by its path; with `numbers`, also for every other quantized jqinject layer. Besides
+        the static ranges that never saw data, the contractions of two activations, and the coverage.
 
     Raises:
         TypeError: `model` is not an NNX module; `numbers` with inputs or weights that are not concrete arrays.
@@ -82,8 +86,10 @@ def report_of(model: nnx.Module, call: Call, *, numbers: bool) -> ContractionRep
     copy.eval()
     modules = {".".join(map(str, path)): node for path, node in nnx.iter_modules(copy)}
     layers = {name: node for name, node in modules.items() if isinstance(node, LAYERS)}
-    program = program_of(copy, call, tuple(layers))
-    by_layer: dict[str, list[Contraction]] = {name: [] for name in layers}
+    covered = coverage_of(copy, [call])
+    parameters = _entries_of_parameters(covered, layers)
+    program = program_of(copy, call, tuple(layers), parameters)
+    by_layer: dict[str, list[Contraction]] = {name: [] for name in (*layers, *parameters.values())}
     for found in program.contractions:
         by_layer[found.layer].append(found)
     quantized_sites = tuple(vars(model).get(HELD) or ())
@@ -97,16 +103,30 @@ def report_of(model: nnx.Module, call: Call, *, numbers: bool) -> ContractionRep
         )
         for name in layers
     }
+    sites = tuple(
+        parameter_entry(name, copy, covered, by_layer[name], program.operations[name])
+        for name in dict.fromkeys(parameters.values())
+        if name not in layers
+    )
     unseen = uncalibrated(ModelIndex(model))
     if not numbers:
-        return ContractionReport(tuple(entries.values()), uncalibrated=unseen)
+        return ContractionReport((*entries.values(), *sites), uncalibrated=unseen, coverage=covered)
     measured = measure(copy, call)
     both = (
         replace(entries.get(name) or _without_weight(name, node), numbers=measured.layers.get(name))
         for name, node in modules.items()
         if name in entries or name in measured.layers
     )
-    return ContractionReport(tuple(both), measured.output_sqnr_db, unseen)
+    return ContractionReport((*both, *sites), measured.output_sqnr_db, unseen, covered)
+
+
+def _entries_of_parameters(covered: Coverage, layers: Mapping[str, Any]) -> dict[str, str]:
+    """The parameters that are contracted or looked up -> the layer's entry that they belong to, else their own."""
+    found = {}
+    for row in covered.weights:
+        layer = row.parameter.rpartition(".")[0]
+        found[row.parameter] = layer if layer in layers else row.parameter
+    return found
 
 
 def _without_weight(name: str, layer: Any) -> LayerReport:

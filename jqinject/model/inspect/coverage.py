@@ -42,7 +42,7 @@ class Coverage:
         matrices, quantized_matrices: how many there are, and how many are quantized wherever they are read.
         weight_bytes, quantized_bytes: of these.
         operations, low_bit_operations: multiply-adds with a weight, and those of them whose operands both have at most
-            8 bits. In an unfrozen model these numbers are contracted as floats; `ContractedWeight.contraction` says so.
+            8 bits. Whether they are contracted as such or dequantized, `ContractedWeight.contraction` says.
     """
 
     weights: tuple[ContractedWeight, ...]
@@ -132,7 +132,7 @@ def coverage(model: nnx.Module, *inputs: Any, method: Method = CALL, **keywords:
         >>> print(coverage(quantize(model, rule, inputs=x), x))
         parameter        operation    weight  input  contracts  multiply-adds
         layers.0.kernel  dot_general  float   float  float              6,144
-        layers.1.kernel  dot_general  int8    int8   float              1,536
+        layers.1.kernel  dot_general  int8    int8   int                1,536
         coverage: 1 of 2 matrices quantized, 20.0% of the weight bytes, 20.0% of the multiply-adds in low bits
         not quantized: layers.0.kernel (2,048 numbers): no rule took it; Rule('layers.0.kernel', ...)
     """

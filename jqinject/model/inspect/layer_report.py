@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jqinject.model.inspect.coverage import Coverage
 from jqinject.model.inspect.layer_numbers import LayerReport, plain
 from jqinject.model.inspect.report_page import page
 from jqinject.model.inspect.report_table import as_rich, as_text
+
+WEIGHTS = ("kernel", "embedding")
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class ContractionReport:
         output_sqnr_db: signal-to-quantization-noise ratio of the model's output (all its floating-point arrays
             together), in decibels; None without numbers.
         uncalibrated: paths of activation quantizers whose static range never saw data.
+        coverage: which weights are quantized, and why not the others; see `jqinject.coverage`.
 
     Example:
         >>> import jax
@@ -39,9 +43,13 @@ class ContractionReport:
     layers: tuple[LayerReport, ...]
     output_sqnr_db: float | None = None
     uncalibrated: tuple[str, ...] = ()
+    coverage: Coverage | None = None
 
     def __getitem__(self, path: str) -> LayerReport:
-        return {entry.path: entry for entry in self.layers}[path]
+        """The entry of a layer or of a parameter, by path; a parameter of a layer has the layer's entry."""
+        found = {entry.path: entry for entry in self.layers}
+        layer, _, name = path.rpartition(".")
+        return found[layer if path not in found and layer in found and name in WEIGHTS else path]
 
     def __iter__(self) -> Iterator[LayerReport]:
         return iter(self.layers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -11,11 +11,12 @@ import jax
 from flax import nnx
 
 from jqinject.model.inspect.operation_counts import operations_by
-from jqinject.program import Around, Call, SplitCall, intercept
+from jqinject.program import Around, Call, SplitCall, intercept, name_in_scope
 
 # A number, not the path: a path may contain characters with a meaning in XLA's text.
 MARK = "jqinject_layer({})"
-MARKED = re.compile(r"jqinject_layer\((\d+)\)")
+# A layer's mark, or that of a parameter that a program contracts.
+MARKED = re.compile(r"jqinject_(layer\(\d+|weight\([^)]*)\)")
 PARTS = re.compile(r"jqinject_parts\((\d+)\)")
 DEFINITION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\w+)\[", re.MULTILINE)
 CONTRACTION = re.compile(
@@ -32,7 +33,7 @@ class Contraction:
     """One contraction of a compiled program.
 
     Attributes:
-        layer: path of the layer it belongs to.
+        layer: path of the layer it belongs to; outside of these, of the parameter that it contracts.
         operands: dtypes of its operands, in XLA's notation.
         output: dtype of its output.
         parts: into how many partial sums it is split: a sum too long for the output dtype is computed in parts.
@@ -61,20 +62,23 @@ class Program:
 
     Attributes:
         contractions: of the compiled program.
-        operations: path of a layer -> multiply-accumulates of its contractions.
+        operations: path of a layer or parameter -> multiply-accumulates of its contractions.
     """
 
     contractions: tuple[Contraction, ...]
     operations: dict[str, int]
 
 
-def program_of(model: nnx.Module, call: Call, layers: Sequence[str]) -> Program:
-    """Trace a call, compile it for this machine, and read the contractions of some layers.
+def program_of(
+    model: nnx.Module, call: Call, layers: Sequence[str], parameters: Mapping[str, str]
+) -> Program:
+    """Trace a call, compile it for this machine, and read the contractions of some layers and parameters.
 
     Args:
         model: an NNX module; a copy of it is traced.
         call: of the model, with arrays, or anything else with a shape and a dtype.
         layers: paths of layers of the model.
+        parameters: path of a parameter that the model contracts by itself -> the name to list it under.
     """
     split = SplitCall(model, call)
     numbers = {name: number for number, name in enumerate(layers)}
@@ -88,11 +92,14 @@ def program_of(model: nnx.Module, call: Call, layers: Sequence[str]) -> Program:
         return copied_call(copy)
 
     traced = jax.jit(run).trace(split.state, split.arrays)
-    counted = operations_by(traced.jaxpr.jaxpr, MARKED)
+    names = {f"layer({number}": name for name, number in numbers.items()}
+    names |= {f"weight({name_in_scope(path)}": name for path, name in parameters.items()}
+    operations = dict.fromkeys(names.values(), 0)
+    for mark, count in operations_by(traced.jaxpr.jaxpr, MARKED).items():
+        if mark in names:
+            operations[names[mark]] += count
     text = traced.lower().compile().as_text()
-    return Program(
-        tuple(_read(text or "", layers)), {name: counted[str(number)] for name, number in numbers.items()}
-    )
+    return Program(tuple(_read(text or "", names)), operations)
 
 
 @final
@@ -107,17 +114,17 @@ class _UnderName(Around):
             return call(*args, **kwargs)
 
 
-def _read(text: str, layers: Sequence[str]) -> Iterator[Contraction]:
+def _read(text: str, layers: Mapping[str, str]) -> Iterator[Contraction]:
     dtypes = dict(DEFINITION.findall(text))
     for found in CONTRACTION.finditer(text):
-        numbers = MARKED.findall(found["rest"])
+        marks = MARKED.findall(found["rest"])
         target = re.search(r'custom_call_target="([^"]*)"', found["rest"])
-        if not numbers or (found["op"] == "custom-call" and not _multiplies(target)):
+        if not marks or marks[-1] not in layers or (found["op"] == "custom-call" and not _multiplies(target)):
             continue
         names = [OPERAND.search(operand) for operand in _split(found["operands"])]
         operands = tuple(dtypes.get(name[1], "?") for name in names[:2] if name)
         parts = PARTS.search(found["rest"])
-        yield Contraction(layers[int(numbers[-1])], operands, found["out"], int(parts[1]) if parts else 1)
+        yield Contraction(layers[marks[-1]], operands, found["out"], int(parts[1]) if parts else 1)
 
 
 def _split(operands: str) -> list[str]:

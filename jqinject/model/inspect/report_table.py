@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Protocol
 
+from jqinject.model.inspect.coverage import Coverage
 from jqinject.model.inspect.layer_numbers import LayerReport
 
 COLUMNS = ("layer", "class", "contracts", "program", "bytes", "operations")
@@ -29,6 +30,11 @@ class Rows(Protocol):
     @property
     def uncalibrated(self) -> tuple[str, ...]:
         """Paths of static ranges that never saw data."""
+        ...
+
+    @property
+    def coverage(self) -> Coverage | None:
+        """Which weights are quantized, and why not the others."""
         ...
 
     @property
@@ -79,9 +85,7 @@ def as_rich(report: Rows) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(
-        caption=Text("\n".join(notes(report))) if report.uncalibrated else None, caption_justify="left"
-    )
+    table = Table(caption=Text("\n".join(notes(report))) if notes(report) else None, caption_justify="left")
     for name in head(report):
         table.add_column(name, justify="right" if name in RIGHT else "left", overflow="fold")
     for row in rows(report):
@@ -91,8 +95,16 @@ def as_rich(report: Rows) -> Any:
 
 def notes(report: Rows) -> tuple[str, ...]:
     """Notes beneath the table."""
-    unseen = report.uncalibrated
-    return (f"static ranges that never saw data: {', '.join(unseen)}",) if unseen else ()
+    unseen, covered = report.uncalibrated, report.coverage
+    lines = (f"static ranges that never saw data: {', '.join(unseen)}",) if unseen else ()
+    if covered is None:
+        return lines
+    products = (
+        f"contraction of activations: {one.name} ({one.operation}): {one.lhs or 'float'} x {one.rhs or 'float'}, "
+        f"{one.operations:,} operations"
+        for one in covered.activations
+    )
+    return (*lines, *products, *covered.summary)
 
 
 def decibels(ratio: float | None) -> str:
