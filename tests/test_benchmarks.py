@@ -28,6 +28,7 @@ SMALL = {
     ],
     "matmul.py": ["--sizes", "16", "--rounds", "2"],
     "quantize_model.py": ["--width", "16", "--depth", "2", "--rounds", "2"],
+    "real_models.py": ["--model", "u-net", "--rounds", "2"],
     "serve.py": ["--width", "16", "--depth", "2", "--batches", "1", "4", "--rounds", "2"],
     "train_step.py": ["--width", "16", "--depth", "2", "--batch", "8", "--rounds", "2"],
 }

@@ -49,10 +49,12 @@ def written(run: Any, eqn: Any, inputs: Sequence[Tracked], path: str) -> list[Tr
     name = eqn.primitive.name
     if name not in WRITES or not run.policy.follows_parameters:
         return None
-    is_cache = [bool(x.cache) and x.is_float for x in inputs]
+    is_cache = _which_are_caches(inputs)
     held = next((x for x, known in zip(inputs, is_cache, strict=True) if known), None)
     if held is None or not (is_cache[0] or name == "concatenate"):
         return None
+    if name == "concatenate" and eqn.params["dimension"] == len(shape_of(held)) - 1:
+        return None  # features beside features, which no cache grows by
     if name in ("copy", "copy_p", "name", "sharding_constraint"):
         return _placed(eqn, held) if isinstance(held.value, LowBitCache) else None
     quantizer = run.policy.cache_quantizer(path, held.cache)
@@ -103,6 +105,13 @@ def _write(
     return _after(held, WRITES[eqn.primitive.name](eqn, given, cache))
 
 
+def _which_are_caches(inputs: Sequence[Tracked]) -> list[bool]:
+    """Which operands a write may be into: those in low bits, else the first array that the program was given."""
+    low = [isinstance(x.value, LowBitCache) for x in inputs]
+    given = [place for place, x in enumerate(inputs) if x.cache and x.is_float]
+    return low if any(low) else [place in given[:1] for place in range(len(inputs))]
+
+
 def _after(held: Tracked, value: Any) -> Tracked:
     """A cache with other numbers."""
     return replace(held.with_value(value), origin=Origin.ACTIVATION)
@@ -121,9 +130,7 @@ def _writes_rows(eqn: Any, inputs: Sequence[Tracked], new: list[int]) -> bool:
     if not shape or any(shape_of(inputs[place])[-1:] != shape[-1:] for place in new):
         return False
     last = len(shape) - 1
-    if name == "concatenate":
-        return eqn.params["dimension"] != last
-    if name == "dynamic_update_slice":
+    if name in ("concatenate", "dynamic_update_slice"):
         return True
     numbers = eqn.params["dimension_numbers"]
     indexed = {

@@ -45,7 +45,7 @@ def carried(
         here = _with_values(seen, values)
         finder.kept.begin(here)
         found = body(finder, here)
-        crossing.update(finder.kept.crossing(seen, found))
+        crossing.update(finder.kept.crossing(inputs, seen, found))
         return [out.passed for out in found]
 
     jax.eval_shape(look, [x.passed for x in seen])

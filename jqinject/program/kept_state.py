@@ -132,15 +132,18 @@ class KeptState:
         returned = {x.state.label: x.state.number for x in outputs if x.state is not None}
         return [text for text in self.newest if returned.get(text, 0) < self._number(text)]
 
-    def crossing(self, inputs: list[Tracked], outputs: list[Tracked]) -> dict[str, int]:
+    def crossing(self, given: list[Tracked], inputs: list[Tracked], outputs: list[Tracked]) -> dict[str, int]:
         """What a part of the program throws away: label -> place of the input that it came in by.
 
         Args:
-            inputs: of the part, as it sees them.
+            given: the inputs of the part.
+            inputs: the same, as the part sees them.
             outputs: of the part.
         """
         states = [(x.state.label, place) for place, x in enumerate(inputs) if x.state is not None]
-        times = collections.Counter(text for text, _ in states)
+        # State may come in twice, but not by parts, of which a mark does not say which it was.
+        forms = {(x.state.label, shape_of(x), id(x.state.places)) for x in given if x.state is not None}
+        times = collections.Counter(text for text, *_ in forms)
         entered = {
             text: place
             for text, place in states

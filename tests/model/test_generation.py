@@ -218,6 +218,46 @@ def test_rules_choose_caches_by_the_path_of_the_cache_or_the_module() -> None:
     assert low == [("layer_1", "k")]
 
 
+class Memory(nnx.Module):
+    """Layers stacked in a scan, with a cache of which every layer takes its own, and a sharding of its own."""
+
+    def __call__(self, x: jax.Array, keys: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
+        mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+        spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, None, None, "x"))
+
+        def layer(x: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+            keys = jax.lax.dynamic_update_slice(keys, x, (0, at, 0, 0))
+            keys = jax.lax.with_sharding_constraint(keys, spread)
+            return jnp.einsum("btnh,bsnh,bsnd->btnd", x, keys, keys) / 8, keys
+
+        return jax.lax.scan(layer, x, keys)
+
+
+class Growing(nnx.Module):
+    def __call__(self, x: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        keys = jnp.concatenate([keys, x], axis=1)
+        return jnp.einsum("btnh,bsnh->bnts", x, keys[:, 1:]), keys
+
+
+def test_caches_of_scanned_layers_and_growing_caches() -> None:
+    x = jax.random.normal(jax.random.key(1), (1, 2, KV_HEADS, FEATURES))
+    stack, at = jnp.zeros((3, 1, 6, KV_HEADS, FEATURES)), jnp.int32(1)
+    model = quantize(Memory(), KV8, inputs=(x, stack, at))
+    wanted, rounded = model(x, stack, at)
+    found, low = nnx.jit(lambda model, *given: model(*given))(model, x, quantized_cache(model, stack), at)
+    assert low.numbers["scale"].shape == (3, 1, 6, KV_HEADS, 1) and jnp.abs(rounded).max() > 0.1
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(low.dequantized(), rounded, rtol=1e-5, atol=1e-6)
+
+    grows = quantize(Growing(), KV8, inputs=(x, x[:, :0]))
+    scores, longer = grows(x, quantized_cache(grows, x))
+    first = quantized_cache(grows, x)
+    assert longer.shape == (1, 4, KV_HEADS, FEATURES) and longer.numbers["value"].dtype == jnp.int8
+    np.testing.assert_array_equal(longer.numbers["value"], jnp.concatenate([first.numbers["value"]] * 2, 1))
+    wanted = jnp.einsum("btnh,bsnh->bnts", x, longer.dequantized()[:, 1:])
+    np.testing.assert_allclose(scores, wanted, rtol=1e-5, atol=1e-5)
+
+
 class Masked(nnx.Module):
     """Writes by a mask, which a cache in low bits does not follow."""
 

@@ -336,6 +336,22 @@ def closed_over(block: Any, x: jax.Array) -> jax.Array:
     return jax.checkpoint(lambda x: block(x))(x)
 
 
+def given_and_closed_over(block: Any, x: jax.Array) -> jax.Array:
+    graphdef, state = nnx.split(block)
+
+    @jax.checkpoint
+    def half(given: Any, x: jax.Array) -> jax.Array:
+        y = nnx.merge(graphdef, given)(x)
+        return y + 0.0 * nnx.merge(graphdef, state)(y)
+
+    return half(state, x)
+
+
+def called_twice(block: Any, x: jax.Array) -> jax.Array:
+    y = block(x)
+    return y + 0.0 * block(y)
+
+
 @pytest.mark.parametrize("way", [closed_over])
 def test_blocks_that_a_transformation_closes_over(way: Any) -> None:
     plain, split = made(directly), made(way)
@@ -370,6 +386,13 @@ def test_models_of_layers_become_programs_where_they_lose_state(way: Any) -> Non
     same(values(split), values(plain))
     np.testing.assert_allclose(split(X), plain(X), 1e-6, 1e-6)
     np.testing.assert_allclose(freeze(split)(X), freeze(plain)(X), 1e-6, 1e-6)
+
+
+def test_state_that_comes_in_twice() -> None:
+    plain, split = made(called_twice, COLLECTED, Dense), made(given_and_closed_over, COLLECTED, Dense)
+    for model in (plain, split):
+        calibrate(model, [X, -3 * X], progress=False)
+    same(values(split), values(plain))
 
 
 @pytest.mark.parametrize("way", [directly, rematerialized])

@@ -29,8 +29,8 @@ class LowBitCache:
     """An array of a cache in low bits: its payload, and what each row along the last axis is scaled by.
 
     It answers `shape`, `dtype`, `ndim`, `size` and `sharding` as the float array did; `nbytes` is what it takes in
-    memory. Read as an array (`jnp.asarray`, an index), it is dequantized. A pytree: it passes `jax.jit`, `lax.scan`,
-    `jax.device_put` and checkpoints as the dict of its arrays does.
+    memory. Read as an array (`jnp.asarray`, an index), it is dequantized. A pytree: it passes `jax.jit`, `lax.scan`
+    and `jax.device_put` as the dict of its arrays does.
 
     Args:
         numbers: arrays by name: `value` (the payload), `scale`, and maybe `zero_point`.
