@@ -12,6 +12,9 @@ Time: interleaved in one process, everything compiled before. Memory: a process 
 so that compilers and their code do not count (the first call: its time), then the whole one. `growth` is the largest
 resident size during this call over that before it, with the float model; the ratio is that of float weights plus growth
 to what has to be there: float weights, and integers where there are such.
+
+Loading (`jqinject.load_frozen`): a float checkpoint is read one array after the other, and each is frozen before the
+next. No float model is there; the ratio is that of `growth` to the frozen model and the largest array that is read.
 """
 
 import argparse
@@ -32,6 +35,7 @@ MiB = 2**20
 STATUS, PEAK_RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 INTEGERS = ("quantize and freeze", "PtqProvider")
 PAIRS = (("quantize", "QtProvider"), INTEGERS)
+LOADING = ("load_frozen", "load_state and freeze")
 
 
 def make_model(options: argparse.Namespace, depth: int) -> Any:
@@ -104,19 +108,58 @@ def resident(name: str) -> int:
     return int(line.split()[1]) * 1024
 
 
+def peak_growth(run: Callable[[], Any]) -> tuple[Any, int]:
+    """Return what `run` returns, and by how many bytes this process grew meanwhile, at most."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed before is not to be taken again unseen
+    PEAK_RESET.write_text("5")
+    before = resident("VmRSS")
+    result = finished(run())
+    return result, resident("VmHWM") - before
+
+
+def measure_loading(options: argparse.Namespace) -> None:
+    """Print the peak of loading a float checkpoint into a frozen model, for the process that asked for it."""
+    import jax
+    import numpy as np
+    from flax import nnx
+
+    import jqinject
+    from jqinject.quant import Int8ActDynamicPerRow, Int8WeightPerChannelFloat
+
+    rule = jqinject.Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActDynamicPerRow)
+
+    def load(depth: int) -> Any:
+        def make() -> Any:
+            return jqinject.quantize(make_model(options, depth)[0], rule)
+
+        floats = nnx.eval_shape(lambda: make_model(options, depth)[0])
+        shapes = [(path, x.get_value()) for path, x in nnx.to_flat_state(nnx.state(floats, nnx.Param))]
+        arrays = ((path, np.ones(x.shape, x.dtype)) for path, x in shapes)
+        if options.only == LOADING[0]:
+            return jqinject.load_frozen(make, arrays)
+        model = make()
+        jqinject.load_state(model, nnx.from_flat_state(list(arrays)), missing=...)
+        return jqinject.freeze(model)
+
+    load(1)
+    model, growth = peak_growth(lambda: load(options.depth))
+    largest = 4 * options.width**2 * (4 if options.blocks else 1)
+    jax.block_until_ready(jax.live_arrays())
+    print(json.dumps({"frozen": bytes_of(model), "largest": largest, "growth": growth}))
+
+
 def measure_memory(options: argparse.Namespace) -> None:
     """Print the peak of one call, for the process that asked for it."""
+    if options.only in LOADING:
+        measure_loading(options)
+        return
     quantized = quantizers()[options.only]
     start = time.perf_counter()
     finished(quantized(*make_model(options, 1)))
     first = time.perf_counter() - start
     model, x = make_model(options, options.depth)
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what was freed before is not to be taken again unseen
-    PEAK_RESET.write_text("5")
-    before = resident("VmRSS")
-    result = finished(quantized(model, x))
-    growth = resident("VmHWM") - before
+    result, growth = peak_growth(lambda: quantized(model, x))
     found = {"float": bytes_of(model), "quantized": bytes_of(result), "growth": growth, "first": first}
     print(json.dumps(found))
 
@@ -163,6 +206,18 @@ def print_memory(options: argparse.Namespace, names: list[str]) -> None:
     print_table("Memory: ratio of the peak to the weights that have to be there", columns, rows)
 
 
+def print_loading(options: argparse.Namespace) -> None:
+    """Measure the memory of loading, and print it."""
+    rows = []
+    for name in LOADING:
+        found = memory_of(name, options)
+        ratio = found["growth"] / (found["frozen"] + found["largest"])
+        cells = [f"{found[part] / MiB:.1f}" for part in ("frozen", "largest", "growth")]
+        rows.append([f"jqinject, {name}", *cells, f"{ratio:.2f}"])
+    columns = ["MiB", "frozen", "largest array", "growth", "ratio"]
+    print_table("Loading: ratio of the peak to the frozen model and the largest array", columns, rows)
+
+
 def label(name: str) -> str:
     """Whose it is."""
     return f"{'jqinject' if name in dict(PAIRS) else 'Qwix'}, {name}"
@@ -186,6 +241,7 @@ def main() -> None:
     print_times(options, names, f"Quantizing {options.depth} {kind} of {options.width}")
     if STATUS.exists():
         print_memory(options, names)
+        print_loading(options)
     else:
         print("The memory of a process is read from /proc, which is not here.")
     if len(names) == len(PAIRS):

@@ -36,6 +36,7 @@ from jqinject.model import fold_batch_norm as fold_batch_norm
 from jqinject.model import freeze as freeze
 from jqinject.model import grad as grad
 from jqinject.model import learn_rounding as learn_rounding
+from jqinject.model import load_frozen as load_frozen
 from jqinject.model import load_state as load_state
 from jqinject.model import lora as lora
 from jqinject.model import merge_batch_norm as merge_batch_norm
@@ -78,6 +79,7 @@ __all__ = [
     "freeze",
     "grad",
     "learn_rounding",
+    "load_frozen",
     "load_state",
     "lora",
     "merge_batch_norm",

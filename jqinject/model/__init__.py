@@ -34,6 +34,7 @@ from jqinject.model.quantizing.quantize_model import quantize as quantize
 from jqinject.model.quantizing.rules import Rule as Rule
 from jqinject.model.quantizing.rules_report import RulesReport as RulesReport
 from jqinject.model.quantizing.rules_report import rules_report as rules_report
+from jqinject.model.state.load_frozen import load_frozen as load_frozen
 from jqinject.model.state.loading import load_state as load_state
 from jqinject.model.state.reassembly import reassemble as reassemble
 from jqinject.model.state.reports import LoadReport as LoadReport

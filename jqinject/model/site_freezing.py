@@ -34,11 +34,26 @@ def freeze_parameters(index: ModelIndex, keep_masters: bool) -> None:
         if site.master is not None or proxy is None or not proxy.is_quant_enabled:
             continue
         variable = site.weight
-        put_in_place(index, variable, frozen_parameter(site))
+        freeze_parameter(index, site)
         if keep_masters:
             site.master = variable
         else:
             del model.op_quant.weights[name]
+
+
+def freeze_parameter(index: ModelIndex, site: ParameterSite) -> FrozenParam:
+    """Put the low-bit numbers of a site's parameter in its places.
+
+    Args:
+        index: of the model.
+        site: the site.
+
+    Returns:
+        The numbers.
+    """
+    frozen = frozen_parameter(site)
+    put_in_place(index, site.weight, frozen)
+    return frozen
 
 
 def frozen_parameter(site: ParameterSite) -> FrozenParam:

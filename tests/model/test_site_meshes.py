@@ -62,7 +62,9 @@ def gathered(model: Any, x: jax.Array) -> list[int]:
     """How many numbers each gathering of a compiled program makes."""
     graphdef, state = nnx.split(model, graph=True)
     compiled = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x)).lower(state, x).compile()
-    return [int(np.prod([int(n) for n in found.split(",")])) for found in GATHER.findall(compiled.as_text())]
+    return [
+        int(np.prod([int(n) for n in found.split(",")])) for found in GATHER.findall(compiled.as_text() or "")
+    ]
 
 
 @pytest.mark.parametrize("rule", [W8A8, GROUPS], ids=["int8", "groups"])

@@ -103,7 +103,7 @@ def _load(model: Any, entries: Mapping[Path, Any], index: ModelIndex) -> LoadRep
     weights = {path: value for path, value in chosen.items() if not by_path[path].in_quantizer}
     for path, value in weights.items():
         write(by_path[path].variable, value)
-    beside = _of_changed_layers(index, [by_path[path].variable for path in weights])
+    beside = proxies_beside(index, [by_path[path].variable for path in weights])
     report = reassemble_held(held for held in beside if held.proxy.depends_on_layers())
     kept = tuple(dotted(held.paths[0]) for held in beside if not held.proxy.depends_on_layers())
     # Re-assembly may have replaced Variables.
@@ -135,7 +135,7 @@ def _load(model: Any, entries: Mapping[Path, Any], index: ModelIndex) -> LoadRep
     )
 
 
-def _of_changed_layers(index: ModelIndex, changed: list[Any]) -> list[Holders]:
+def proxies_beside(index: ModelIndex, changed: list[Any]) -> list[Holders]:
     """The proxies held by a layer that holds one of the Variables itself."""
     written = {id(variable) for variable in changed}
     return [

@@ -1,0 +1,127 @@
+"""A float checkpoint that is frozen while it is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jqinject import Rule, freeze, load_frozen, quantize
+from jqinject.quant import (
+    Int8ActDynamicPerRow,
+    Int8WeightPerChannelFloat,
+    Int8WeightPerTensorFloat,
+    NVFP4Weight,
+)
+
+IDS = jnp.arange(6)
+
+
+class Learned(Int8WeightPerTensorFloat):
+    scaling_impl_type = "parameter_from_stats"
+
+
+class Mixed(nnx.Module):
+    """A tied table, a matrix, a layer of Flax with a bias, and a parameter that no rule takes."""
+
+    def __init__(self, seed: int = 0, sharded: bool = False) -> None:
+        rngs = nnx.Rngs(seed)
+        names: dict[str, Any] = {"out_sharding": (None, "model")} if sharded else {}
+        self.table = nnx.Param(rngs.params.normal((32, 16)))
+        self.w = nnx.Param(rngs.params.normal((16, 24)), **names)
+        self.layer = nnx.Linear(24, 16, rngs=rngs)
+        self.scale = nnx.Param(rngs.params.normal((16,)))
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        x = self.table[ids] * self.scale
+        return self.layer(x @ self.w) @ self.table.T
+
+
+RULES = {
+    "int8": Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActDynamicPerRow),
+    "nvfp4": Rule(weight_quant=NVFP4Weight),
+    "learned": Rule(weight_quant=Learned),
+}
+
+
+def checkpoint(seed: int = 1) -> Iterator[tuple[Any, np.ndarray]]:
+    for path, variable in nnx.to_flat_state(nnx.state(Mixed(seed))):
+        yield path, np.asarray(variable.get_value())
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_numbers_are_those_of_freezing_the_loaded_model(rule: Rule) -> None:
+    wanted = freeze(quantize(Mixed(1), rule, inputs=IDS))
+    found = load_frozen(lambda: quantize(Mixed(), rule, inputs=IDS), checkpoint())
+    assert jax.tree.structure(nnx.state(found)) == jax.tree.structure(nnx.state(wanted))
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(found), nnx.state(wanted))
+    np.testing.assert_array_equal(found(IDS), wanted(IDS))
+
+
+def test_floats_are_let_go_of_one_by_one() -> None:
+    """When an array is read, those before it have become integers."""
+    width, depth = 64, 6
+
+    class Deep(nnx.Module):
+        def __init__(self) -> None:
+            self.w = nnx.List([nnx.Param(jnp.ones((width, width))) for _ in range(depth)])
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            for w in self.w:
+                x = x @ w
+            return x
+
+    alive = []
+
+    def arrays() -> Iterator[tuple[Any, np.ndarray]]:
+        for i in range(depth):
+            held = [a for a in jax.live_arrays() if a.shape == (width, width) and a.dtype == jnp.float32]
+            alive.append(len(held))
+            yield ("w", i), np.full((width, width), 1.0 + i, np.float32)
+
+    before = [a for a in jax.live_arrays() if a.shape == (width, width) and a.dtype == jnp.float32]
+    model = load_frozen(
+        lambda: quantize(Deep(), RULES["int8"], inputs=jnp.ones((2, width))),
+        arrays(),
+        allow_uncalibrated=True,
+    )
+    assert max(alive) <= len(before) + 1
+    np.testing.assert_allclose(model.w[3][...], np.full((width, width), 4.0), rtol=1e-6)
+
+
+@pytest.mark.skipif(jax.device_count() < 8, reason="the mesh has 8 devices")
+def test_arrays_are_put_where_the_model_wants_them() -> None:
+    mesh = jax.make_mesh((8,), ("model",), axis_types=(AxisType.Auto,))
+    with jax.set_mesh(mesh):
+        model = load_frozen(lambda: quantize(Mixed(sharded=True), RULES["int8"], inputs=IDS), checkpoint())
+        assert isinstance(model.w.sharding, NamedSharding) and model.w.sharding.spec == P(None, "model")
+        value = model.w.get_raw_value()["value"]
+        assert value.sharding.shard_shape(value.shape) == (16, 3)
+        wanted = freeze(quantize(Mixed(1), RULES["int8"], inputs=IDS))(IDS)
+        np.testing.assert_allclose(model(IDS), wanted, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda given: given[1:], "no array was given for layer.bias"),
+        (lambda given: [*given, given[0]], "layer.bias was given before"),
+        (lambda given: [*given, (("ww",), given[0][1])], "the model has no ww; did you mean"),
+        (lambda given: [(given[0][0], np.ones(3, np.float32)), *given[1:]], "layer.bias: "),
+        (lambda given: [(path, np.full_like(a, np.nan)) for path, a in given], "have nan or inf"),
+    ],
+    ids=["missing", "twice", "unknown", "shape", "nan"],
+)
+def test_checkpoints_that_do_not_fit(change: Any, error: str) -> None:
+    given = sorted(checkpoint())
+    assert given[0][0] == ("layer", "bias")
+    with pytest.raises(ValueError, match=re.escape(error)):
+        load_frozen(lambda: quantize(Mixed(), RULES["int8"], inputs=IDS), change(given))
