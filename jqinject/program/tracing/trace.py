@@ -10,14 +10,14 @@ from flax import nnx
 
 from jqinject.core.state.record import RecordPart, flat_parts
 from jqinject.dot import FrozenParam, LowBitCache, StoredWeight, is_low_bit_cache
-from jqinject.program.call import Call, SplitCall
-from jqinject.program.class_swap import change_class, original_class
-from jqinject.program.kept_state import KeptState, label
 from jqinject.program.linen_parameters import dequantized_for_linen
-from jqinject.program.scopes import scopes
-from jqinject.program.state_marks import STATE, state_marks
+from jqinject.program.tracing.call import Call, SplitCall
+from jqinject.program.tracing.class_swap import change_class, original_class
+from jqinject.program.tracing.kept_state import KeptState, label
+from jqinject.program.tracing.scopes import scopes
+from jqinject.program.tracing.state_marks import STATE, state_marks
 from jqinject.program.tracked_value import Origin, StateVersion, Tracked
-from jqinject.program.weights import dotted
+from jqinject.program.weights.parameters import dotted
 
 Path = tuple[Any, ...]
 
