@@ -23,6 +23,7 @@ from jqinject.program import HELD, Call, QuantizedProgram
 
 
 def have_inputs(calls: Iterable[Call]) -> bool:
+    """Whether any of the calls to trace has arguments."""
     return any(call.args or call.kwargs for call in calls)
 
 
