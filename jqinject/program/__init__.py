@@ -1,18 +1,5 @@
 """Quantizers between the operations of a model: its traced program is run with quantizers inserted."""
 
-from jqinject.program.adapter import Adapter as Adapter
-from jqinject.program.call import CALL as CALL
-from jqinject.program.call import Call as Call
-from jqinject.program.call import Method as Method
-from jqinject.program.call import SplitCall as SplitCall
-from jqinject.program.call import arguments_of as arguments_of
-from jqinject.program.call import checked_method as checked_method
-from jqinject.program.call import compiled as compiled
-from jqinject.program.call import with_copied_modules as with_copied_modules
-from jqinject.program.class_swap import change_class as change_class
-from jqinject.program.intercept import Around as Around
-from jqinject.program.intercept import intercept as intercept
-from jqinject.program.kept_state import LostStateWarning as LostStateWarning
 from jqinject.program.model import HELD as HELD
 from jqinject.program.model import OpQuantizers as OpQuantizers
 from jqinject.program.model import QuantizedProgram as QuantizedProgram
@@ -22,7 +9,6 @@ from jqinject.program.model import program_of_call as program_of_call
 from jqinject.program.model import quantized_class as quantized_class
 from jqinject.program.model import sites_of_program as sites_of_program
 from jqinject.program.model import throws_away as throws_away
-from jqinject.program.moves import only_moves as only_moves
 from jqinject.program.nested import name_of_function as name_of_function
 from jqinject.program.nested import runs_inside as runs_inside
 from jqinject.program.nested import scan_counts as scan_counts
@@ -39,8 +25,22 @@ from jqinject.program.policy import Site as Site
 from jqinject.program.policy import WeightUse as WeightUse
 from jqinject.program.policy import other_axes as other_axes
 from jqinject.program.quantizers import Quantizers as Quantizers
-from jqinject.program.scopes import name_in_scope as name_in_scope
-from jqinject.program.scopes import path_in as path_in
-from jqinject.program.tracing import Program as Program
+from jqinject.program.tracing.call import CALL as CALL
+from jqinject.program.tracing.call import Call as Call
+from jqinject.program.tracing.call import Method as Method
+from jqinject.program.tracing.call import SplitCall as SplitCall
+from jqinject.program.tracing.call import arguments_of as arguments_of
+from jqinject.program.tracing.call import checked_method as checked_method
+from jqinject.program.tracing.call import compiled as compiled
+from jqinject.program.tracing.call import with_copied_modules as with_copied_modules
+from jqinject.program.tracing.class_swap import change_class as change_class
+from jqinject.program.tracing.intercept import Around as Around
+from jqinject.program.tracing.intercept import intercept as intercept
+from jqinject.program.tracing.kept_state import LostStateWarning as LostStateWarning
+from jqinject.program.tracing.scopes import name_in_scope as name_in_scope
+from jqinject.program.tracing.scopes import path_in as path_in
+from jqinject.program.tracing.trace import Program as Program
 from jqinject.program.tracked_value import Tracked as Tracked
-from jqinject.program.weights import dotted as dotted
+from jqinject.program.weights.adapter import Adapter as Adapter
+from jqinject.program.weights.moves import only_moves as only_moves
+from jqinject.program.weights.parameters import dotted as dotted

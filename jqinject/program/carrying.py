@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
-from jqinject.program.kept_state import strong
 from jqinject.program.quantizers import Finder
+from jqinject.program.tracing.kept_state import strong
 from jqinject.program.tracked_value import Tracked
 
 Step = Callable[[Any, list[Any]], tuple[list[Any], Any]]

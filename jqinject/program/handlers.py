@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jqinject.program.contractions import contraction
 from jqinject.program.operations import LOGISTIC_RANGE, OPERATIONS, Kind, Operation
 from jqinject.program.policy import Choice
 from jqinject.program.tracked_value import Masked, Origin, Tracked, joined, plain, shape_of
-from jqinject.program.weights import follow
+from jqinject.program.weights.contractions import contraction
+from jqinject.program.weights.parameters import follow
 
 Evaluate = Callable[[list[Any]], list[Any]]
 

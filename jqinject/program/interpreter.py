@@ -15,13 +15,13 @@ from jax.extend import core
 from jqinject.dot import DEQUANTIZE
 from jqinject.program import handlers, nested, templates
 from jqinject.program.cache_writes import opened, written
-from jqinject.program.kept_state import MARK, KeptState
 from jqinject.program.operations import FUNCTIONS, Operation, operation_of
 from jqinject.program.policy import ActivationProduct, Choice, Policy, Site, WeightUse, site_of
 from jqinject.program.quantizers import Quantizers
-from jqinject.program.scopes import BEGIN, END, path_in
+from jqinject.program.tracing.kept_state import MARK, KeptState
+from jqinject.program.tracing.scopes import BEGIN, END, path_in
 from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
-from jqinject.program.weights import follow_stored, parameter
+from jqinject.program.weights.parameters import follow_stored, parameter
 
 EINSUM = re.compile(r"(?:^|[/(])[A-Za-z.]*(?:,[A-Za-z.]*)+->[A-Za-z.]*\)*$")
 

@@ -12,18 +12,18 @@ from flax import nnx
 
 from jqinject.core.construction.assign import assign
 from jqinject.core.state.record import RecordPart, flat_parts
-from jqinject.program.adapter import Adapter, dropout_name, with_adapters
 from jqinject.program.cache_writes import check_caches_stay
-from jqinject.program.call import CALL, Call
-from jqinject.program.class_swap import ClassMixin, derived_class, original_class
 from jqinject.program.interpreter import Interpreter
-from jqinject.program.kept_state import of_model
-from jqinject.program.moves import Axes
 from jqinject.program.policy import ActivationProduct, CacheSite, Policy, Site, WeightUse
 from jqinject.program.quantizers import Finder, HeldQuantizers, Quantizers
-from jqinject.program.tracing import Program, node_at, trace
+from jqinject.program.tracing.call import CALL, Call
+from jqinject.program.tracing.class_swap import ClassMixin, derived_class, original_class
+from jqinject.program.tracing.kept_state import of_model
+from jqinject.program.tracing.trace import Program, node_at, trace
 from jqinject.program.tracked_value import Tracked, shape_of
-from jqinject.program.weights import dotted
+from jqinject.program.weights.adapter import Adapter, dropout_name, with_adapters
+from jqinject.program.weights.moves import Axes
+from jqinject.program.weights.parameters import dotted
 
 HELD = "op_quant"
 Path = tuple[Any, ...]

@@ -13,7 +13,7 @@ from jqinject.dot import is_low_bit_cache
 from jqinject.program.carrying import carried
 from jqinject.program.passing import closed_over, in_slices
 from jqinject.program.tracked_value import Origin, Tracked, plain
-from jqinject.program.weights import parameter
+from jqinject.program.weights.parameters import parameter
 
 
 def name_of_function(eqn: Any) -> str | None:

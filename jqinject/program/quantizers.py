@@ -10,9 +10,9 @@ import jax
 from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
-from jqinject.program.contract import arguments_of
 from jqinject.program.policy import Site
-from jqinject.program.weights import dotted
+from jqinject.program.weights.equation_arguments import arguments_of
+from jqinject.program.weights.parameters import dotted
 from jqinject.proxy import check_range
 from jqinject.quant_tensor import (
     CodebookQuantTensor,

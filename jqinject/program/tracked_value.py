@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax.numpy as jnp
 
 from jqinject.dot import LowBitCache
-from jqinject.program.moves import Axes
+from jqinject.program.weights.moves import Axes
 from jqinject.quant_tensor import as_array
 
 if TYPE_CHECKING:
-    from jqinject.program.low_rank import LowRank
+    from jqinject.program.weights.low_rank import LowRank
 
 
 class Origin(enum.Enum):

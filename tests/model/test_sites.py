@@ -141,6 +141,17 @@ def test_loading_reassembles_them() -> None:
     np.testing.assert_allclose(model.op_quant["q.w"].scale(), jnp.abs(other.q.w[...]).max() / 127, rtol=1e-6)
 
 
+def test_a_program_cannot_branch_on_values() -> None:
+    class Branching(Einsum):
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return super().__call__(x) if x.sum() > 0 else x
+
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        quantize(Branching("bd,de->be", (4, 4), nnx.Rngs(0)), W8, inputs=jnp.ones((3, 4)))
+    notes = "\n".join(caught.value.__notes__)
+    assert "Branching is read as a program" in notes and "cure: jnp.where" in notes
+
+
 def test_uses_of_one_parameter_agree() -> None:
     rules = [Rule("q", op="einsum", weight_quant=Int8WeightPerTensorFloat), W8]
     quantize(Decoder(nnx.Rngs(0)), rules, inputs=IDS)

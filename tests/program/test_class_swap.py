@@ -7,8 +7,8 @@ import numpy as np
 from flax import nnx
 
 from jqinject.program import Around, QuantizedProgram, change_class, intercept, quantized_class
-from jqinject.program.class_swap import derived_class
-from jqinject.program.intercept import release
+from jqinject.program.tracing.class_swap import derived_class
+from jqinject.program.tracing.intercept import release
 
 
 class Doubled(Around):

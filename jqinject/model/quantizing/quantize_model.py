@@ -8,9 +8,9 @@ from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 from flax import nnx
 
-from jqinject.inject.errors import did_you_mean
 from jqinject.model.caches import check_cache_quantizer
 from jqinject.model.frozen_ops import op_slot
+from jqinject.model.quantizing.check_rules import check_rules, have_inputs
 from jqinject.model.quantizing.counterparts import counterpart_of
 from jqinject.model.quantizing.layer_reuse import LayerReuse
 from jqinject.model.quantizing.low_coverage import asked_bytes, reached_paths, warn_of_low_coverage
@@ -18,29 +18,22 @@ from jqinject.model.quantizing.parameter_sites import parameter_site, plan_param
 from jqinject.model.quantizing.plan import (
     LayerRule,
     check_operations,
-    idle_rules,
-    nearest_pattern,
     plan_layers,
 )
 from jqinject.model.quantizing.rule_policy import (
-    NO_SITES,
-    OURS,
     PlannedSites,
     RulePolicy,
     held_at,
-    needs_inputs,
-    plan_sites,
 )
 from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.quantizing.traced_calls import Methods, call_with, traced_calls
-from jqinject.model.walk import ModelIndex, dotted
+from jqinject.model.walk import ModelIndex
 from jqinject.program import (
     CALL,
     HELD,
     CacheSite,
     Call,
     OpQuantizers,
-    QuantizedProgram,
     change_class,
     quantized_class,
     throws_away,
@@ -130,7 +123,7 @@ def quantize(
     model = nnx.clone(model, graph=True)
     index = ModelIndex(model)
     entries, plan = plan_layers(index, given)
-    found = _check(index, model, given, entries, calls, allow_idle)
+    found = check_rules(index, model, given, entries, calls, allow_idle)
     asked, reached = asked_bytes(index, given), reached_paths(index, plan, plan_parameters(found.uses))
     if index.is_abstract:
         quantized = planned_model(model, given, found, calls, rngs)
@@ -177,7 +170,7 @@ def _quantized(
     _quantize_layers(index.modules, rules, plan, rngs)
     policy = RulePolicy(rules)
     outside = found.sites or any(use.quantizer is not None for use in found.uses)
-    if outside or throws_away(model, policy, calls if _have_inputs(calls) else ()):
+    if outside or throws_away(model, policy, calls if have_inputs(calls) else ()):
         quantize_program(model, policy, found, calls, rngs)
     return model
 
@@ -189,98 +182,6 @@ def _quantize_by(provider: Provider, model: Any, calls: tuple[Call, ...]) -> Any
         )
     args, kwargs = (calls[0].args, calls[0].kwargs) if calls else ((), {})
     return provider.quantize(model, *args, **kwargs)
-
-
-def _have_inputs(calls: Iterable[Call]) -> bool:
-    return any(call.args or call.kwargs for call in calls)
-
-
-def _check(
-    index: ModelIndex,
-    model: nnx.Module,
-    rules: tuple[Rule, ...],
-    entries: tuple[LayerRule, ...],
-    calls: tuple[Call, ...],
-    allow_idle: bool,
-) -> PlannedSites:
-    """Refuse rules that do not fit the model, before anything is built.
-
-    Returns:
-        What the rules quantize outside of layers.
-    """
-    traces = needs_inputs(index, rules)
-    _refuse_quantized(index, model, bool(entries), traces)
-    has_inputs = _have_inputs(calls)
-    if not entries and not traces and not has_inputs:
-        raise ValueError(
-            f"{type(model).__name__} has no layer of Flax's own classes; what it contracts by itself is found by "
-            "tracing it.\n  cure: quantize(model, rules, inputs=(x,)), with arrays or jax.ShapeDtypeStructs"
-        )
-    if traces and not has_inputs:
-        raise ValueError(
-            "these rules are about operations, which are found by tracing the model.\n"
-            "  cure: quantize(model, rules, inputs=(x,)), with arrays or jax.ShapeDtypeStructs; "
-            "methods={'encode': (x,)} for other methods than its call"
-        )
-    found = plan_sites(model, RulePolicy(rules), calls) if has_inputs else NO_SITES
-    planned = plan_parameters(found.uses)
-    if not allow_idle:
-        _check_caches(rules, found)
-    used = found.used
-    idle = idle_rules(rules, entries, used)
-    if idle and not allow_idle:
-        weights = dict.fromkeys(dotted(use.weight_path) for use in found.uses)
-        known = [*(entry.path for entry in entries), *weights]
-        near = {index: nearest_pattern(rules[index], known) for index in idle}
-        shown = "\n".join(f"    {rules[index]}{near[index]}" for index in idle)
-        paths = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
-        raise ValueError(
-            f"rules that take nothing (the first rule that matches wins):\n{shown}\n  layers here: {paths or 'none'}\n"
-            "  cure: mend the path or the order, or allow_idle=True; jqinject.rules_report(model, rules) shows the plan"
-        )
-    if not (planned or found.sites or allow_idle or any(entry.slots for entry in entries)):
-        shown = "\n".join(f"    {rule}" for rule in rules)
-        raise ValueError(
-            f"these rules quantize nothing: what they match stays float.\n{shown}\n"
-            "  cure: weight_quant=..., input_quant=..., of a kind that the layers take; or allow_idle=True"
-        )
-    return found
-
-
-def _check_caches(rules: tuple[Rule, ...], found: PlannedSites) -> None:
-    """Refuse a rule for caches that takes none."""
-    idle = [
-        rule
-        for number, rule in enumerate(rules)
-        if rule.quantizer("cache_quant") is not None and number not in found.caches.values()
-    ]
-    if idle:
-        hint = did_you_mean(idle[0].path, found.caches)
-        known = ", ".join(found.caches) or "none; caches are float arrays among the arguments, or Variables"
-        raise ValueError(
-            f"{idle[0]} finds no cache to quantize{'; ' + hint if hint else '.'}\n  caches that the calls write: "
-            f"{known}\n  cure: inputs that hold a cache, as in a step of generation; mend the path or the order"
-        )
-
-
-def _refuse_quantized(index: ModelIndex, model: nnx.Module, has_layers: bool, needs_inputs: bool) -> None:
-    """Refuse a model that is already quantized; operations may still be quantized after layers, by other rules."""
-    if isinstance(model, QuantizedProgram) and (
-        needs_inputs or not isinstance(model.op_quant.policy, RulePolicy)
-    ):
-        raise ValueError(
-            f"{type(model).__name__} is quantized already: it holds quantizers between its operations, in {HELD}.\n"
-            "  cure: quantize the float model, with all rules at once"
-        )
-    if has_layers or needs_inputs:
-        return
-    ours = [dotted(path) for path, node in index.places if isinstance(node, OURS)]
-    if ours:
-        shown = ", ".join(ours[:8]) + (", ..." if len(ours) > 8 else "")
-        raise ValueError(
-            f"{type(model).__name__} is quantized already, in {shown}; it has no float layer left.\n"
-            "  cure: quantize the float model; the weights of this one go into it by jqinject.load_state"
-        )
 
 
 def _quantize_layers(

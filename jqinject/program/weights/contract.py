@@ -10,16 +10,8 @@ from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.kernels.integer import keeps_integers
 from jqinject.dot.tensors.decision import contraction_kind
 from jqinject.program.policy import Choice
+from jqinject.program.weights.equation_arguments import arguments_of
 from jqinject.quant_tensor import FloatQuantTensor, GroupwiseIntQuantTensor, IntQuantTensor, QuantTensor
-
-CONVOLUTION = (
-    "window_strides",
-    "padding",
-    "lhs_dilation",
-    "rhs_dilation",
-    "feature_group_count",
-    "batch_group_count",
-)
 
 
 def contracts_payloads(choice: Choice | None, lhs: Any, rhs: Any) -> bool:
@@ -45,13 +37,6 @@ def contracts_payloads(choice: Choice | None, lhs: Any, rhs: Any) -> bool:
 def _is_stored(x: Any) -> bool:
     whole = x.grouped if isinstance(x, GroupwiseIntQuantTensor) else x
     return isinstance(whole, IntQuantTensor) and whole.is_stored
-
-
-def arguments_of(eqn: Any) -> dict[str, Any]:
-    """What says which contraction of its kind an equation is."""
-    convolution = eqn.primitive.name == "conv_general_dilated"
-    names = (*CONVOLUTION, "dimension_numbers") if convolution else ("dimension_numbers",)
-    return {name: eqn.params[name] for name in names}
 
 
 class Contracted(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 
 from flax import nnx
 
-from jqinject.program.class_swap import ClassMixin, change_class, derived_class
+from jqinject.program.tracing.class_swap import ClassMixin, change_class, derived_class
 
 
 class Around:

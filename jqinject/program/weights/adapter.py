@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.program.low_rank import LowRank
-from jqinject.program.tracing import Program
-from jqinject.program.weights import dotted
+from jqinject.program.tracing.trace import Program
+from jqinject.program.weights.low_rank import LowRank
+from jqinject.program.weights.parameters import dotted
 
 
 class Adapter(nnx.Module):

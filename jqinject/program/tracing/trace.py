@@ -10,14 +10,14 @@ from flax import nnx
 
 from jqinject.core.state.record import RecordPart, flat_parts
 from jqinject.dot import FrozenParam, LowBitCache, StoredWeight, is_low_bit_cache
-from jqinject.program.call import Call, SplitCall
-from jqinject.program.class_swap import change_class, original_class
-from jqinject.program.kept_state import KeptState, label
 from jqinject.program.linen_parameters import dequantized_for_linen
-from jqinject.program.scopes import scopes
-from jqinject.program.state_marks import STATE, state_marks
+from jqinject.program.tracing.call import Call, SplitCall
+from jqinject.program.tracing.class_swap import change_class, original_class
+from jqinject.program.tracing.kept_state import KeptState, label
+from jqinject.program.tracing.scopes import scopes
+from jqinject.program.tracing.state_marks import STATE, state_marks
 from jqinject.program.tracked_value import Origin, StateVersion, Tracked
-from jqinject.program.weights import dotted
+from jqinject.program.weights.parameters import dotted
 
 Path = tuple[Any, ...]
 
@@ -91,7 +91,17 @@ def trace(
         found["tree"] = jax.tree.structure(out)
         return jax.tree.leaves(out), [_value(leaf) for _, leaf in found["state"]]
 
-    closed = jax.make_jaxpr(run)([_stand_in(leaf) for _, leaf in flat], [_stand_in(x) for x in call.arrays])
+    try:
+        closed = jax.make_jaxpr(run)(
+            [_stand_in(leaf) for _, leaf in flat], [_stand_in(x) for x in call.arrays]
+        )
+    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
+        error.add_note(
+            f"{type(model).__name__} is read as a program, so that what it contracts by itself can be quantized: each "
+            "call outside of nnx.jit traces it, and it cannot branch in Python on the values of arrays.\n"
+            "  cure: jnp.where, jax.lax.cond; or a Python flag as an argument"
+        )
+        raise
     variables = {tuple(path): leaf for path, leaf in nnx.to_flat_state(split.state)}
     stored = {
         (0, *path): ((0, *path[:-1], node_at(model, path[:-1]).weight_name), node.form)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jqinject.program.contract import Contracted, contract, contract_float8, contracts_payloads
 from jqinject.program.operations import Operation
 from jqinject.program.policy import ActivationProduct, Choice, Site, other_axes
-from jqinject.program.scopes import weight_scope
+from jqinject.program.tracing.scopes import weight_scope
 from jqinject.program.tracked_value import Origin, Tracked, shape_of
-from jqinject.program.weights import as_activation, name_of_quantizer, note_use, weight_among
+from jqinject.program.weights.contract import Contracted, contract, contract_float8, contracts_payloads
+from jqinject.program.weights.parameters import as_activation, name_of_quantizer, note_use, weight_among
 from jqinject.quant_tensor import as_array
 
 Axes = tuple[int, ...]

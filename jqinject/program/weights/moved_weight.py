@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jqinject.program.moves import Function, Move, Shape
+from jqinject.program.weights.moves import Function, Move, Shape
 from jqinject.quant_tensor import (
     CodebookQuantTensor,
     FloatQuantTensor,

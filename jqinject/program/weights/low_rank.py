@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jqinject.program.contract import arguments_of
-from jqinject.program.moves import Move
+from jqinject.program.weights.equation_arguments import arguments_of
+from jqinject.program.weights.moves import Move
 
 Evaluate = Callable[[list[Any]], list[Any]]
 

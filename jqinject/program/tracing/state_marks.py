@@ -14,8 +14,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jqinject.core import GradSlot, GradStat, QuantParam, QuantStat
 from jqinject.core.state.record import state_parts
 from jqinject.dot.schemes.quantized_op import QuantizedOp
-from jqinject.program.intercept import Around, intercept, release
-from jqinject.program.kept_state import MARK, Path, label
+from jqinject.program.tracing.intercept import Around, intercept, release
+from jqinject.program.tracing.kept_state import MARK, Path, label
 from jqinject.proxy import QuantProxyFromInjector
 
 STATE = (QuantParam, QuantStat, GradStat, GradSlot, nnx.RngState)

@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from jqinject.program.moves import only_moves
 from jqinject.program.tracked_value import Origin, StateVersion, Tracked, shape_of
+from jqinject.program.weights.moves import only_moves
 from jqinject.quant_tensor import is_concrete
 
 MARK = "jqinject_state:"

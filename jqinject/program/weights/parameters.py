@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from jqinject.dot import DEQUANTIZE, numbers_of_leaves, quant_tensor_of
-from jqinject.program.moved_weight import moved
-from jqinject.program.moves import MOVES, Axes, moves_of
 from jqinject.program.operations import Operation, operation_of
 from jqinject.program.policy import Choice, Site, WeightUse
 from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
+from jqinject.program.weights.moved_weight import moved
+from jqinject.program.weights.moves import MOVES, Axes, moves_of
 from jqinject.quant_tensor import QuantTensor
 
 Evaluate = Callable[[list[Any]], list[Any]]

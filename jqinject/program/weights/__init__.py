@@ -1,0 +1,1 @@
+"""Parameters in a program: followed to their contractions, and contracted there."""
