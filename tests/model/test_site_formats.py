@@ -183,8 +183,10 @@ def test_numbers_are_those_of_the_layer(kind: str, form: str) -> None:
     found = measured(quantize(bare, rule, inputs=x), x)
     for name in wanted:
         if isinstance(wanted[name], jax.Array):
-            # Frozen, the scales of a convolution are multiplied in another order.
-            rtol, atol = (1e-5, 1e-6) if ("conv" in kind and name == "frozen") else (0, 0)
+            # Frozen, floats are summed in the order that XLA likes for the layout in which they are stored; integers
+            # have one sum, which a convolution scales in another order.
+            exact = name != "frozen" or (kind != "conv" and set(wanted["contracted"]) == {("int8", "int8")})
+            rtol, atol = (0, 0) if exact else (1e-5, 1e-5)
             np.testing.assert_allclose(found[name], wanted[name], rtol=rtol, atol=atol, err_msg=name)
         else:
             assert found[name] == wanted[name], name
@@ -244,4 +246,4 @@ def test_modules_of_linen_are_quantized_through_the_bridge(form: str) -> None:
     step(model, X)
     model.eval()
     np.testing.assert_array_equal(step(model, X), wanted["evaluation"])
-    np.testing.assert_array_equal(step(freeze(model), X), wanted["frozen"])
+    np.testing.assert_allclose(step(freeze(model), X), wanted["frozen"], rtol=1e-5, atol=1e-5)
