@@ -84,6 +84,10 @@ class ConvertedSites(nnx.Module):
     def __init__(self, policy: OdmlPolicy, markers: dict[str, FakeQuantMarker]) -> None:
         assign(self, policy=policy, markers=tuple(sorted(markers.items(), key=lambda item: item[0])))
 
+    def adapters_by_path(self) -> dict[tuple[Any, ...], Any]:
+        """None: devices have no adapters."""
+        return {}
+
     def __iter__(self) -> Any:
         return (name for name, _ in self.markers)
 

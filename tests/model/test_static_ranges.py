@@ -134,7 +134,7 @@ def test_reports_list_them() -> None:
     report = jqinject.report(quantized(), X)
     assert report.uncalibrated == PATHS
     said = f"static ranges that never saw data: {', '.join(PATHS)}"
-    assert str(report).endswith(said) and f"<p>{said}</p>" in report.html()
+    assert said in str(report) and f"<p>{said}</p>" in report.html()
     assert report.as_dict()["uncalibrated"] == list(PATHS)
     assert "never saw data" not in str(jqinject.report(calibrated(), X))
 

@@ -15,6 +15,7 @@ from jqinject.nn.conv.conv_layer import QuantConvLayer
 from jqinject.nn.conv.replaced_convolution import with_convolution
 from jqinject.ops.devices.explicit_axes import asked, with_sharding
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
+from jqinject.quant_tensor import QuantTensor
 
 
 @final
@@ -125,7 +126,13 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
         return max(self.in_features * math.prod(places), self.out_features * added)
 
     def _integer_contraction(self, x: Any, weight: Any) -> Any:
-        return None if self.transpose_kernel else super()._integer_contraction(x, weight)
+        # Flax hands no sharding to its convolution: along explicit axes floats are convolved.
+        explicit = (
+            asked(True, x.value, weight.scale)
+            if isinstance(x, QuantTensor) and isinstance(weight, QuantTensor)
+            else None
+        )
+        return None if self.transpose_kernel or explicit else super()._integer_contraction(x, weight)
 
     def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         convolve = vars(parameter_view).get(self.contraction_name)
