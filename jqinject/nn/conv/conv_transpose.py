@@ -15,7 +15,7 @@ from jqinject.nn.conv.conv_layer import QuantConvLayer
 from jqinject.nn.conv.replaced_convolution import with_convolution
 from jqinject.ops.devices.explicit_axes import asked, with_sharding
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
-from jqinject.quant_tensor import QuantTensor
+from jqinject.quant_tensor import IntQuantTensor
 
 
 @final
@@ -127,11 +127,9 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
 
     def _integer_contraction(self, x: Any, weight: Any) -> Any:
         # Flax hands no sharding to its convolution: along explicit axes floats are convolved.
-        explicit = (
-            asked(True, x.value, weight.scale)
-            if isinstance(x, QuantTensor) and isinstance(weight, QuantTensor)
-            else None
-        )
+        if not (isinstance(x, IntQuantTensor) and isinstance(weight, IntQuantTensor)):
+            return None
+        explicit = asked(True, x.value, weight.scale)
         return None if self.transpose_kernel or explicit else super()._integer_contraction(x, weight)
 
     def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
