@@ -114,7 +114,7 @@ def _entries(index: Any, shape: tuple[int, ...]) -> tuple[Any, ...] | None:
 
 
 def _in_range(entry: Any, size: int) -> Any:
-    """An int counted from the front; None if there is no such place. Other entries as they are."""
+    """An int, counted from the front, or None if it is out of range; any other entry unchanged."""
     if isinstance(entry, bool) or not isinstance(entry, int | np.integer):
         return entry
     return int(entry) % size if -size <= entry < size else None

@@ -183,7 +183,7 @@ class _Gathered:
                     use = call.uses.get((id(one.equation), name))
                     known = self.weights.all.get(name)
                     self.whys[name] = (
-                        "it is no array of the model: hold it in an nnx.Param"
+                        "it is not one of the arrays of the model: hold it in an nnx.Param"
                         if known is None
                         else self.reasons.of_contracted(known, one, use)
                     )

@@ -56,7 +56,7 @@ class BatchCalls:
 
         Raises:
             TypeError: a batch has shapes without numbers.
-            ValueError: a batch holds nan or inf; there is no batch.
+            ValueError: a batch holds nan or inf, or there are no batches.
         """
         count = 0
         for count, batch in enumerate(with_progress(batches, what, shown=progress), 1):

@@ -1,4 +1,4 @@
-"""`ParameterSite`: the place of a weight quantizer whose parameter belongs to a module that is no layer of ours."""
+"""`ParameterSite`: holds the weight quantizer of a parameter that belongs to no quantized layer."""
 
 from __future__ import annotations
 
