@@ -1,5 +1,7 @@
 """Quantizers between the operations of a model: its traced program is run with quantizers inserted."""
 
+from jqinject.program.interpreter import bind as bind
+from jqinject.program.interpreter import is_einsum as is_einsum
 from jqinject.program.model import HELD as HELD
 from jqinject.program.model import OpQuantizers as OpQuantizers
 from jqinject.program.model import QuantizedProgram as QuantizedProgram
@@ -25,6 +27,7 @@ from jqinject.program.policy import Site as Site
 from jqinject.program.policy import WeightUse as WeightUse
 from jqinject.program.policy import other_axes as other_axes
 from jqinject.program.quantizers import Quantizers as Quantizers
+from jqinject.program.quantizers import quantized_stack as quantized_stack
 from jqinject.program.tracing.call import CALL as CALL
 from jqinject.program.tracing.call import Call as Call
 from jqinject.program.tracing.call import Method as Method
