@@ -122,7 +122,7 @@ class WeightQuantProxyFromInjector(FormatQueries):
         return None if kept is None else InputFormat(*kept)
 
     def commit(self, *layers: Any) -> None:
-        """Keep the scales that the weights have now, whatever becomes of the weights: see `jqinject.core.CommittedQuant`.
+        """Keep the scales that the weights have now, whatever becomes of the weights (`jqinject.core.CommittedQuant`).
 
         Args:
             layers: as for `init_tensor_quant`.

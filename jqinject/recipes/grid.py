@@ -37,7 +37,7 @@ class MatrixGrid:
         """The nearest numbers of the grid."""
         return self.grid.nearest(x, self.scale, self.zero_point)
 
-    def spread(self, shape: tuple[int, int]) -> MatrixGrid:
+    def spread(self, shape: tuple[int, ...]) -> MatrixGrid:
         """The grid with a scale and a zero point for each number of a matrix."""
         scale, zero_point = (jnp.broadcast_to(x, shape) for x in (self.scale, self.zero_point))
         return replace(self, scale=scale, zero_point=zero_point)

@@ -86,7 +86,8 @@ class Recipe:
         >>> from jqinject.recipes import GPTQ, Recipe, Solve
         >>> model = nnx.Sequential(nnx.Linear(16, 8, rngs=nnx.Rngs(0)), nnx.relu, nnx.Linear(8, 4, rngs=nnx.Rngs(1)))
         >>> x = jax.random.normal(jax.random.key(2), (64, 16))
-        >>> result = Recipe(Solve(GPTQ())).apply(model, Rule(weight_quant=Int8WeightPerChannelFloat), [x], progress=False)
+        >>> rule = Rule(weight_quant=Int8WeightPerChannelFloat.let(bit_width=4))
+        >>> result = Recipe(Solve(GPTQ())).apply(model, rule, [x], progress=False)
         >>> [site.solved < site.nearest for site in result.report.steps[0].sites]
         [True, True]
     """

@@ -41,6 +41,8 @@ class CommittedQuant(nnx.Module):
         Array([ 0.2, -0.4], dtype=float32)
     """
 
+    quantizer: Any
+
     def __init__(self, quantizer: Any, x: jax.Array) -> None:
         if grid_of(quantizer) is None:
             raise TypeError(

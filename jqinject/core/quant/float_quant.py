@@ -221,8 +221,9 @@ class FloatQuant(Component):
     def grid(self) -> MinifloatGrid | None:
         """See `SaysGrid`."""
         form = self.format
-        nearest = is_nearest(self.float_to_int_impl) and isinstance(form, FloatFormat)
-        return MinifloatGrid(form, np.dtype(np.float32)) if nearest else None
+        if not isinstance(form, FloatFormat) or not is_nearest(self.float_to_int_impl):
+            return None
+        return MinifloatGrid(form, np.dtype(np.float32))
 
     def scaling_threshold(self, form: AnyFloatFormat) -> Any:
         """The number that the statistic is scaled to; None without `float_scaling_impl`."""

@@ -44,7 +44,7 @@ class ContractionSite:
     """One contraction of a parameter.
 
     Attributes:
-        name: the operation's, as `jqinject.coverage` names it; with the turns of loops around it, unique in the program.
+        name: the operation's, as `jqinject.coverage` names it, with the turns of loops around it: unique.
         operand: the name under which a rule's quantizer of the other operand is held.
         turn: which turn of the loops around it this is.
         path: the parameter's path in the model.

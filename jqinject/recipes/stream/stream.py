@@ -119,7 +119,7 @@ class Stream:
 
     def __iter__(self) -> Iterator[Visit]:
         """Every site in turn; after each, the values go on to the next."""
-        for index, site in enumerate(self.sites):
+        for index in range(len(self.sites)):
             for traced in self._known.values():
                 self._run_to(traced, traced.found.sites[index].step)
             visit = Visit(self, index)
