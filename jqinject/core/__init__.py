@@ -105,6 +105,7 @@ from jqinject.core.scaling import StatsFromParameterScaling as StatsFromParamete
 from jqinject.core.scaling import TruncMsbScaling as TruncMsbScaling
 from jqinject.core.scaling import TruncScalingWrapper as TruncScalingWrapper
 from jqinject.core.state.amax_history import AmaxHistory as AmaxHistory
+from jqinject.core.state.lost_state import LostStateWarning as LostStateWarning
 from jqinject.core.state.uncalibrated import UncalibratedWarning as UncalibratedWarning
 from jqinject.core.state.uncalibrated import warn_if_uncalibrated as warn_if_uncalibrated
 from jqinject.core.state.variables import Frozen as Frozen
