@@ -52,7 +52,7 @@ class QuantizedParameter:
         found = grid_of(self.proxy.tensor_quant)
         if found is None:
             raise TypeError(
-                f"{self.name}: {self.proxy.binding.base.__name__} does not round to nearest on a grid that it knows, so no "
+                f"{self.name}: {self.proxy.binding.base.__name__} has no grid of its own to round to nearest on, so no "
                 "solver can choose its numbers.\n  cure: float_to_int_impl_type = 'round'; or a rule with another "
                 "weight quantizer for this parameter"
             )
