@@ -18,6 +18,7 @@ from jqinject import checkpoint_policies as checkpoint_policies
 from jqinject import export as export
 from jqinject import odml as odml
 from jqinject.core import GatheredWarning as GatheredWarning
+from jqinject.core import LostStateWarning as LostStateWarning
 from jqinject.core import UncalibratedWarning as UncalibratedWarning
 from jqinject.inject import DependencyError as DependencyError
 from jqinject.inject import ExtendedInjector as ExtendedInjector
@@ -50,7 +51,6 @@ from jqinject.model import report as report
 from jqinject.model import rules_report as rules_report
 from jqinject.model import unfreeze as unfreeze
 from jqinject.model import value_and_grad as value_and_grad
-from jqinject.program import LostStateWarning as LostStateWarning
 from jqinject.quant_tensor import FloatQuantTensor as FloatQuantTensor
 from jqinject.quant_tensor import IntQuantTensor as IntQuantTensor
 
