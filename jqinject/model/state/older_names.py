@@ -18,7 +18,7 @@ def with_names_of_now(index: ModelIndex, entries: dict[Path, Any]) -> tuple[dict
     Returns:
         The entries, those of old names only where there are none of the new one; old path of a quantizer -> new path.
     """
-    renamed = {
+    renamed: dict[Path, Path] = {
         (*place, "held", old): (*place, "held", new)
         for place, node in index.places
         if isinstance(node, OpQuantizers)
