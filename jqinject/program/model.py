@@ -59,6 +59,7 @@ class OpQuantizers(nnx.Module):
         weights: path of a parameter, as text -> what holds its quantizer.
         tied: paths of parameters that belong to a layer of ours and that the model contracts by itself too.
         caches: caches whose rows are quantized when they are written.
+        unstored: paths of parameters that a scheme quantizes within a contraction, and why they cannot be stored.
     """
 
     policy: Policy
@@ -67,6 +68,7 @@ class OpQuantizers(nnx.Module):
     adapters: nnx.Dict[Any]
     tied: tuple[Path, ...] = ()
     caches: tuple[CacheSite, ...] = ()
+    unstored: tuple[tuple[str, str], ...] = ()
 
     def __init__(
         self,
@@ -75,6 +77,7 @@ class OpQuantizers(nnx.Module):
         weights: Mapping[str, Any] | None = None,
         tied: tuple[Path, ...] = (),
         caches: tuple[CacheSite, ...] = (),
+        unstored: tuple[tuple[str, str], ...] = (),
     ) -> None:
         assign(self, policy=policy, held=nnx.Dict(held))
         if weights:
@@ -83,6 +86,8 @@ class OpQuantizers(nnx.Module):
             self.tied = tied
         if caches:
             self.caches = caches
+        if unstored:
+            self.unstored = unstored
 
     def weight_sites(self) -> Mapping[str, Any]:
         """What holds the quantizers of parameters, by their paths as text."""
@@ -138,7 +143,8 @@ class QuantizedProgram(ClassMixin):
             if adapter.dropout is not None
         }
         known = {name: q for name, q in weights.items() if q is not None}
-        return HeldQuantizers(held.held, known, stacked, dropouts)
+        again = frozenset(name for name in sites if sites[name].rounded_again)
+        return HeldQuantizers(held.held, known, stacked, dropouts, again)
 
 
 def quantized_class(
