@@ -36,9 +36,9 @@ class CommittedQuant(nnx.Module):
 
     Example:
         >>> from jqinject.core import CalibratedQuant
-        >>> quant = CommittedQuant(CalibratedQuant(bit_width=4), jnp.array([0.7, -1.5]))
-        >>> quant(jnp.array([0.25, -0.4])).value.round(2)
-        Array([ 0.2, -0.4], dtype=float32)
+        >>> quant = CommittedQuant(CalibratedQuant(bit_width=4), jnp.array([7.0, -7.5]))
+        >>> quant(jnp.array([2.6, -4.1])).value
+        Array([ 3., -4.], dtype=float32)
     """
 
     quantizer: Any
