@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import jax
@@ -34,7 +34,7 @@ class MagR:
         200
     """
 
-    solver: Solver = GPTQ()
+    solver: Solver = field(default_factory=GPTQ)
     alpha: float = 0.01
     steps: int = 200
 
@@ -109,7 +109,7 @@ class QEP:
         0.01
     """
 
-    solver: Solver = GPTQ()
+    solver: Solver = field(default_factory=GPTQ)
     factor: float = 0.5
     damping: float = 0.01
 
