@@ -144,6 +144,7 @@ _ROOMS = {
     "core",
     "dot",
     "export",
+    "formats",
     "inject",
     "model",
     "native",
