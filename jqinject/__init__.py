@@ -155,6 +155,7 @@ _ROOMS = {
     "proxy",
     "quant",
     "quant_tensor",
+    "recipes",
 }
 
 
