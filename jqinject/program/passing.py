@@ -61,10 +61,23 @@ def in_slices(inputs: Sequence[Tracked]) -> Passed:
 
 
 def _is_quantized_weight(x: Tracked) -> bool:
-    return x.is_weight and isinstance(x.value, QuantTensor)
+    return x.is_weight and (isinstance(x.value, QuantTensor) or x.beside is not None)
 
 
 def _taken_apart(x: Tracked) -> Passed:
+    beside = x.beside
+    if beside is None:
+        return _without_floats_taken_apart(x)
+    passed = _without_floats_taken_apart(replace(x, beside=None, twins={}))
+
+    def inside(slices: Sequence[Tracked]) -> list[Tracked]:
+        *own, floats = slices
+        return [replace(one, beside=beside._replace(floats=floats.value)) for one in passed.inside(own)]
+
+    return Passed([*passed.arrays, Tracked(beside.floats)], inside)
+
+
+def _without_floats_taken_apart(x: Tracked) -> Passed:
     low_rank = x.low_rank
     if low_rank is None:
         return _weight_taken_apart(x)
@@ -83,7 +96,8 @@ def _weight_taken_apart(x: Tracked) -> Passed:
     if isinstance(tensor, GroupwiseQuantTensor):
         along = tensor.groups.dim % tensor.ndim
         inner = None if along == 0 else tensor.grouped if tensor.as_it_lies is None else tensor.as_it_lies
-    numbers = _numbers(inner) if _is_quantized_weight(x) and shape_of(x) else None
+    is_quantized = x.is_weight and isinstance(tensor, QuantTensor)
+    numbers = _numbers(inner) if is_quantized and shape_of(x) else None
     if numbers is None:
         return Passed([x], list)
     length = shape_of(x)[0]

@@ -38,6 +38,18 @@ class Masked:
     filled: Callable[[Any], Any]
 
 
+class Beside(NamedTuple):
+    """The float numbers of a quantized parameter, moved as it is; only while a report runs.
+
+    Attributes:
+        floats: the numbers.
+        chosen: what an operation that takes arrays reads, given the quantized numbers and the floats.
+    """
+
+    floats: Any
+    chosen: Callable[[Any, Any], Any]
+
+
 class StateVersion(NamedTuple):
     """Which state of the model a value is. See `kept_state`.
 
@@ -72,6 +84,7 @@ class Tracked:
             into; empty for others.
         cache_ndim: how many axes that array has.
         low_rank: the update of that parameter, moved as it is; None without an adapter.
+        beside: of a quantized parameter, its float numbers; only while a report runs.
         masked: set if some of its elements were replaced by constants.
         state: which state of the model it is.
         twins: quantizer -> this value quantized by it, for the operations that share it.
@@ -90,6 +103,7 @@ class Tracked:
     cache: str = ""
     cache_ndim: int = 0
     low_rank: LowRank | None = None
+    beside: Beside | None = None
     masked: Masked | None = None
     state: StateVersion | None = None
     twins: dict[Any, Tracked] = field(default_factory=dict)
@@ -97,7 +111,13 @@ class Tracked:
     @property
     def array(self) -> Any:
         """The numbers as an array."""
-        return self.value.dequantized() if isinstance(self.value, LowBitCache) else as_array(self.value)
+        found = self.value.dequantized() if isinstance(self.value, LowBitCache) else as_array(self.value)
+        return found if self.beside is None else self.beside.chosen(found, self.beside.floats)
+
+    @property
+    def floats(self) -> Any:
+        """The numbers as they are without the quantizer of the parameter, as far as they are known."""
+        return self.array if self.beside is None else self.beside.floats
 
     @property
     def passed(self) -> Any:
@@ -123,7 +143,8 @@ class Tracked:
         """The same facts for another value that holds the same numbers."""
         same = self.low_rank is None or jnp.shape(value) == shape_of(self)
         low_rank = self.low_rank if same else None
-        return replace(self, value=value, masked=None, state=None, twins={}, low_rank=low_rank)
+        beside = self.beside if value is self.value else None
+        return replace(self, value=value, masked=None, state=None, twins={}, low_rank=low_rank, beside=beside)
 
 
 def plain(value: Any, inputs: Any) -> Tracked:

@@ -12,6 +12,7 @@ from jqinject.program.policy import Choice, Site, WeightUse
 from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
 from jqinject.program.weights.moved_weight import moved
 from jqinject.program.weights.moves import MOVES, Axes, moves_of
+from jqinject.program.weights.weight_call import Heard, WeightCall
 from jqinject.quant_tensor import QuantTensor
 
 Evaluate = Callable[[list[Any]], list[Any]]
@@ -33,7 +34,8 @@ def parameter(run: Any, x: Tracked) -> Tracked:
         site = Site(name, None, {}, is_weight=True, shape=shape_of(x), weight_path=x.weight_path)
         run.sites[name] = site
         value = run.constant(lambda: run.quantizers.quantize(site, x.value))
-        x.twins[WEIGHTS] = replace(x, value=value, quantized=True, twins={})
+        beside = run.quantizers.beside(name, x.value)
+        x.twins[WEIGHTS] = replace(x, value=value, quantized=True, beside=beside, twins={})
     return x.twins[WEIGHTS]
 
 
@@ -69,14 +71,27 @@ def follow_stored(
     if not looked_up:
         return [out]
     choice, name = run.choose(path, operation_of("take"), known.weight_path)
-    return [_output(run, out, choice, name)]
+    return [_output(run, path, out, choice, name, looked_up=True)]
 
 
-def _output(run: Any, out: Tracked, choice: Choice | None, name: str) -> Tracked:
+def _output(
+    run: Any, path: str, out: Tracked, choice: Choice | None, name: str, *, looked_up: bool
+) -> Tracked:
     """What was looked up, through the output's quantizer if there is one."""
-    if choice is None or choice.parameter is None or choice.output is None:
-        return out
-    return run.quantized(replace(out, quantized=False), choice.output, f"{name}_output")
+    wanted = None if choice is None or choice.parameter is None else choice.output
+
+    def quantized() -> Tracked:
+        rows = replace(out, beside=None, twins={})
+        if wanted is None:
+            return rows
+        found = run.quantized(replace(rows, quantized=False), wanted, f"{name}_output")
+        call.heard.append(Heard("output", found.site, rows.array, found.value))
+        return found
+
+    call = WeightCall(dotted(out.weight_path), path, quantized, lambda: out.floats)
+    found = run.quantizers.run(call) if looked_up else quantized()
+    # Rows without a quantizer of their own may yet be contracted as a weight, which chooses again.
+    return out if wanted is None else found
 
 
 def follow(
@@ -93,15 +108,18 @@ def follow(
     if moves is None:
         return None
     choice, name = None, ""
+    looked_up = x.origin is Origin.WEIGHT and any(other.is_activation for other in others)
     if operation.name == "take":
         choice, name = run.choose(path, operation, x.weight_path)
-        if x.origin is Origin.WEIGHT and any(other.is_activation for other in others):
+        if looked_up:
             _note_lookup(run, choice, name, x, eqn)
     values: Sequence[Any] = (
         [moved(x.value, move) for move in moves] if isinstance(x.value, QuantTensor) else ()
     )
+    rest = [other.array for other in others]
     if not values or any(value is None for value in values):
-        values = evaluate([one.array for one in inputs])
+        values = evaluate([replace(x, beside=None).array, *rest])
+    floats = [None for _ in moves] if x.beside is None else evaluate([x.beside.floats, *rest])
     origin = Origin.ACTIVATION if any(one.is_activation for one in inputs) else x.origin
     found = [
         replace(
@@ -109,6 +127,7 @@ def follow(
             value=value,
             origin=origin,
             axes=None if x.axes is None else x.axes.moved(move),
+            beside=None if x.beside is None else x.beside._replace(floats=beside),
             masked=None,
             low_rank=None
             if x.low_rank is None
@@ -116,9 +135,9 @@ def follow(
             state=None,
             twins={},
         )
-        for value, move in zip(values, moves, strict=True)
+        for value, beside, move in zip(values, floats, moves, strict=True)
     ]
-    return [_output(run, out, choice, name) for out in found]
+    return [_output(run, path, out, choice, name, looked_up=looked_up) for out in found]
 
 
 def _is_followed(x: Tracked) -> bool:
