@@ -61,27 +61,14 @@ def in_slices(inputs: Sequence[Tracked]) -> Passed:
 
 
 def _is_quantized_weight(x: Tracked) -> bool:
-    return x.is_weight and (isinstance(x.value, QuantTensor) or x.beside is not None)
+    return x.is_weight and (isinstance(x.value, QuantTensor) or x.chosen is not None)
 
 
 def _taken_apart(x: Tracked) -> Passed:
-    beside = x.beside
-    if beside is None:
-        return _without_floats_taken_apart(x)
-    passed = _without_floats_taken_apart(replace(x, beside=None, twins={}))
-
-    def inside(slices: Sequence[Tracked]) -> list[Tracked]:
-        *own, floats = slices
-        return [replace(one, beside=beside._replace(floats=floats.value)) for one in passed.inside(own)]
-
-    return Passed([*passed.arrays, Tracked(beside.floats)], inside)
-
-
-def _without_floats_taken_apart(x: Tracked) -> Passed:
     low_rank = x.low_rank
     if low_rank is None:
-        return _weight_taken_apart(x)
-    passed = _weight_taken_apart(replace(x, low_rank=None, twins={}))
+        return _with_unrounded(x)
+    passed = _with_unrounded(replace(x, low_rank=None, twins={}))
 
     def inside(slices: Sequence[Tracked]) -> list[Tracked]:
         *own, a, b = slices
@@ -90,14 +77,25 @@ def _without_floats_taken_apart(x: Tracked) -> Passed:
     return Passed([*passed.arrays, Tracked(low_rank.a), Tracked(low_rank.b)], inside)
 
 
+def _with_unrounded(x: Tracked) -> Passed:
+    if x.unrounded is None:
+        return _weight_taken_apart(x)
+    passed = _weight_taken_apart(replace(x, unrounded=None, chosen=None, twins={}))
+
+    def inside(slices: Sequence[Tracked]) -> list[Tracked]:
+        *own, unrounded = slices
+        return [replace(one, unrounded=unrounded.value, chosen=x.chosen) for one in passed.inside(own)]
+
+    return Passed([*passed.arrays, Tracked(x.unrounded)], inside)
+
+
 def _weight_taken_apart(x: Tracked) -> Passed:
     tensor = x.value
     inner: Any = tensor
     if isinstance(tensor, GroupwiseQuantTensor):
         along = tensor.groups.dim % tensor.ndim
         inner = None if along == 0 else tensor.grouped if tensor.as_it_lies is None else tensor.as_it_lies
-    is_quantized = x.is_weight and isinstance(tensor, QuantTensor)
-    numbers = _numbers(inner) if is_quantized and shape_of(x) else None
+    numbers = _numbers(inner) if _is_quantized_weight(x) and shape_of(x) else None
     if numbers is None:
         return Passed([x], list)
     length = shape_of(x)[0]

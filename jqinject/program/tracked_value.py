@@ -38,18 +38,6 @@ class Masked:
     filled: Callable[[Any], Any]
 
 
-class Beside(NamedTuple):
-    """The float numbers of a quantized parameter, moved as it is; only while a report runs.
-
-    Attributes:
-        floats: the numbers.
-        chosen: what an operation that takes arrays reads, given the quantized numbers and the floats.
-    """
-
-    floats: Any
-    chosen: Callable[[Any, Any], Any]
-
-
 class StateVersion(NamedTuple):
     """Which state of the model a value is. See `kept_state`.
 
@@ -83,8 +71,11 @@ class Tracked:
         cache: the name of the array that the program is given and whose numbers these are, at most moved or written
             into; empty for others.
         cache_ndim: how many axes that array has.
+        unrounded: what a quantized parameter was made from, moved as it is, if a scheme rounds it again backward, or a
+            report runs.
+        chosen: what an operation that takes arrays reads of a quantized parameter, given the quantized and the
+            unrounded numbers; None for the quantized ones.
         low_rank: the update of that parameter, moved as it is; None without an adapter.
-        beside: of a quantized parameter, its float numbers; only while a report runs.
         masked: set if some of its elements were replaced by constants.
         state: which state of the model it is.
         twins: quantizer -> this value quantized by it, for the operations that share it.
@@ -102,8 +93,9 @@ class Tracked:
     form: Any = None
     cache: str = ""
     cache_ndim: int = 0
+    unrounded: Any = None
+    chosen: Callable[[Any, Any], Any] | None = None
     low_rank: LowRank | None = None
-    beside: Beside | None = None
     masked: Masked | None = None
     state: StateVersion | None = None
     twins: dict[Any, Tracked] = field(default_factory=dict)
@@ -112,12 +104,12 @@ class Tracked:
     def array(self) -> Any:
         """The numbers as an array."""
         found = self.value.dequantized() if isinstance(self.value, LowBitCache) else as_array(self.value)
-        return found if self.beside is None else self.beside.chosen(found, self.beside.floats)
+        return found if self.chosen is None else self.chosen(found, self.unrounded)
 
     @property
     def floats(self) -> Any:
-        """The numbers as they are without the quantizer of the parameter, as far as they are known."""
-        return self.array if self.beside is None else self.beside.floats
+        """The numbers without the quantizer of the parameter, as far as they are known."""
+        return self.array if self.unrounded is None else self.unrounded
 
     @property
     def passed(self) -> Any:
@@ -141,10 +133,13 @@ class Tracked:
 
     def with_value(self, value: Any) -> Tracked:
         """The same facts for another value that holds the same numbers."""
-        same = self.low_rank is None or jnp.shape(value) == shape_of(self)
-        low_rank = self.low_rank if same else None
-        beside = self.beside if value is self.value else None
-        return replace(self, value=value, masked=None, state=None, twins={}, low_rank=low_rank, beside=beside)
+        alone = self.low_rank is None and self.unrounded is None
+        same = alone or jnp.shape(value) == shape_of(self)
+        low_rank, unrounded = (self.low_rank, self.unrounded) if same else (None, None)
+        found = replace(self, value=value, masked=None, state=None, twins={})
+        found.low_rank, found.unrounded = low_rank, unrounded
+        found.chosen = None if unrounded is None else self.chosen
+        return found
 
 
 def plain(value: Any, inputs: Any) -> Tracked:

@@ -56,8 +56,8 @@ class LayerNumbers:
 
     Attributes:
         calls: how often the layer was called, or the parameter contracted or looked up. Each iteration of a scan
-            counts. 0 leaves all else None, but for a parameter that is read within a branch or a loop of unknown length: then
-            the ratios of the weight and of the model's output are known.
+            counts. 0 leaves all else None, but for a parameter that is read within a branch or a loop of unknown
+            length: then the ratios of the weight and of the model's output are known.
         isolated_sqnr_db: of the layer's output, if only this layer is quantized and its input is the float model's.
         accumulated_sqnr_db: of the layer's output in the quantized model, against the same output in the float model.
         weight_sqnr_db: of the weight.

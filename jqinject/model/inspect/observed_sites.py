@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.model.running.recorder import Recorder, clipped_fields
-from jqinject.program import Around, Beside, Quantizers, Site, Tracked, WeightCall
+from jqinject.program import Around, Quantizers, Site, Tracked, WeightCall
 from jqinject.quant_tensor import QuantTensor
 
 SLOTS = {"weight": "weight_quant", "input": "input_quant", "output": "output_quant"}
@@ -32,7 +32,7 @@ class Sites(NamedTuple):
     def entry_of(self, call: WeightCall) -> str | None:
         """The entry that a contraction belongs to; None if it is not measured here."""
         entry = self.entries.get(call.name)
-        return None if entry in self.layers and call.module == entry else entry
+        return None if entry is not None and entry in self.layers and call.module == entry else entry
 
 
 class SiteRun:
@@ -186,10 +186,10 @@ class ObservedQuantizers:
         finally:
             self._entry = before
 
-    def beside(self, name: str, floats: jax.Array) -> Beside | None:
+    def chosen(self, name: str) -> Callable[[Any, Any], Any] | None:
         """See `Quantizers`."""
         entry = self._sites.sites.entries.get(name)
-        return None if entry is None else Beside(floats, partial(self._sites.chosen, entry))
+        return None if entry is None else partial(self._sites.chosen, entry)
 
     def quantize(self, site: Site, x: jax.Array, token: jax.Array | None = None) -> Any:
         """See `Quantizers`."""
@@ -210,9 +210,13 @@ class ObservedQuantizers:
         """See `Quantizers`."""
         return self._held.grad_dtype(name)
 
-    def contract(self, site: Site, eqn: Any, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    def contract(self, site: Site, eqn: Any, lhs: Any, rhs: Any, weight: int | None, unrounded: Any) -> Any:
         """See `Quantizers`."""
-        return self._held.contract(site, eqn, lhs, rhs)
+        return self._held.contract(site, eqn, lhs, rhs, weight, unrounded)
+
+    def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
+        """See `Quantizers`."""
+        return self._held.rounds_again(weight_path)
 
     def holds(self, weight_path: tuple[Any, ...]) -> bool:
         """See `Quantizers`."""

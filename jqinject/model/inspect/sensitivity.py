@@ -125,6 +125,7 @@ class SensitivityRuns:
         self, state: Any, arrays: list[Any], arounds: Mapping[str, Around], sites: SiteRun
     ) -> list[Any]:
         copy, call = self._split.merged(state, arrays)
+        root: Any = copy
         observed = _observed(copy)
         for path, node in list(nnx.iter_modules(copy)):
             around = arounds.get(".".join(map(str, path)))
@@ -136,7 +137,7 @@ class SensitivityRuns:
             if isinstance(node, QuantProxyFromInjector) and not sites.others and id(node) not in observed:
                 node.disable_quant = True
         if isinstance(copy, QuantizedProgram):
-            intercept(copy, Observing(sites), "quantizers")
+            intercept(root, Observing(sites), "quantizers")
         return _arrays(call(copy))
 
 

@@ -38,7 +38,8 @@ def contraction(
     lhs, rhs = inputs[:2]
     among = weight_among(lhs, rhs)
     weight = among if run.policy.follows_parameters else None
-    choice, name = run.choose(path, operation, () if weight is None else inputs[weight].weight_path)
+    read = next((x.weight_path for x in (lhs, rhs) if x.weight_path), ())
+    choice, name = run.choose(path, operation, () if weight is None else inputs[weight].weight_path, read)
     if run.policy.flattens_weights and _is_flattened(run, operation, eqn, rhs):
         rhs = rhs.with_value(run.constant(lambda: rhs.value.reshape(rhs.value.shape[0], -1)))
         evaluate = _flattened(eqn, inputs[1].value.shape[1:])
@@ -51,7 +52,7 @@ def contraction(
     if not (lhs.is_activation or rhs.is_activation):
         return [Tracked(one.value())]
     of_parameter = "" if among is None else dotted(inputs[among].weight_path)
-    call = WeightCall(of_parameter or run.prefix + name, path, one.quantized, one.floating, one.heard)
+    call = WeightCall(of_parameter or run.names.full(name), path, one.quantized, one.floating, one.heard)
     return [run.quantizers.run(call)]
 
 
@@ -95,16 +96,17 @@ class _Contraction:
 
     def value(self) -> Any:
         """The output before its own quantizer."""
-        taken = self._taken()
+        run, choice, taken = self.run, self.choice, self._taken()
         self._note(taken)
         weight = () if self.weight is None else self.operands[self.weight].weight_path
-        pairs = zip(self.operands, taken, strict=True)
-        given = [t if place == self.weight else x for place, (x, t) in enumerate(pairs)]
-        with weight_scope(weight or (self.run.prefix + self.name,)):
-            found = _contracted(
-                self.run, self.choice, self.name, self.eqn, given, taken, self.rest, self.evaluate
-            )
-        return self._updated(_with_gradient(self.run, self.choice, self.name, found))
+        with weight_scope(weight or (run.names.full(self.name),)):
+            if choice is not None and choice.scheme is not None:
+                pairs = zip(self.operands, taken, strict=True)
+                given = [t if place == self.weight else x for place, (x, t) in enumerate(pairs)]
+                found = _by_scheme(run, choice, self.name, self.operation, self.eqn, given, self.weight)
+            else:
+                found = _contracted(run, choice, self.eqn, self.name, taken, self.rest, self.evaluate)
+        return self._updated(_with_gradient(run, choice, self.name, found))
 
     def _taken(self) -> list[Tracked]:
         """The operands, quantized."""
@@ -115,7 +117,7 @@ class _Contraction:
         taken: list[Tracked] = []
         for place, (x, other) in enumerate(((lhs, rhs), (rhs, lhs))):
             if place == self.weight:
-                taken.append(replace(x, beside=None, twins={}))
+                taken.append(replace(x, chosen=None, twins={}))
                 continue
             made = _operand(self.run, x, other, self.choice, self.name + labels[place], summed[place], place)
             if made is not x:
@@ -135,7 +137,9 @@ class _Contraction:
             note_use(run, self.choice, self.name, kind, used, summed, self.eqn, beside, free, mapped=mapped)
         elif lhs.is_activation and rhs.is_activation:
             by = (name_of_quantizer(run, self.choice, self.name, x) for x in taken)
-            product = ActivationProduct(run.prefix + self.name, self.operation.name, *by, equation=self.eqn)
+            product = ActivationProduct(
+                run.names.full(self.name), self.operation.name, *by, equation=self.eqn
+            )
             run.products.append(product)
 
     def _updated(self, value: Any) -> Any:
@@ -150,32 +154,60 @@ class _Contraction:
 def _contracted(
     run: Any,
     choice: Choice | None,
-    name: str,
     eqn: Any,
-    operands: Sequence[Tracked],
+    name: str,
     taken: Sequence[Tracked],
     rest: list[Any],
     evaluate: Callable[[list[Any]], list[Any]],
 ) -> Contracted:
-    """The contraction: by a scheme, which quantizes the operands itself, by their payloads, or by their floats."""
-    if choice is not None and choice.scheme is not None and eqn.primitive.name in BY_SCHEME:
-        site = Site(run.prefix + name, choice.scheme, contraction=eqn.primitive.name)
-        run.sites[site.name] = site
-        return Contracted(run.quantizers.contract(site, eqn, *(x.array for x in operands)))
+    """The contraction, by the operands' payloads or by their floats."""
     left, right = (x.value for x in taken)
     if contracts_payloads(choice, left, right):
-        grad_dtype = run.quantizers.grad_dtype(f"{run.prefix}{name}_grad")
+        grad_dtype = run.quantizers.grad_dtype(run.names.full(f"{name}_grad"))
         found = contract_float8(eqn, choice, left, right, grad_dtype)
         return found or Contracted(contract(eqn, choice, left, right, rest, evaluate))
     (value,) = evaluate([*(x.array for x in taken), *rest])
     return Contracted(value)
 
 
+def _by_scheme(
+    run: Any,
+    choice: Choice,
+    name: str,
+    operation: Operation,
+    eqn: Any,
+    operands: Sequence[Tracked],
+    weight: int | None,
+) -> Contracted:
+    """The contraction by a scheme, which quantizes its operands itself; a parameter comes quantized.
+
+    Raises:
+        ValueError: a scheme does not say how such a contraction is done.
+    """
+    kind = eqn.primitive.name
+    if kind not in BY_SCHEME or (weight == 0 and kind != "dot_general"):
+        path = dotted(operands[weight].weight_path) if weight is not None else name
+        what = (
+            f"a {operation.name}" if kind not in BY_SCHEME else "a convolution with a parameter for its image"
+        )
+        raise ValueError(
+            f"{path}: a scheme does not say how {what} is contracted ({name}).\n  cure: Rule({path!r}), which keeps it "
+            "float, or a rule with weight_quant and input_quant, before the rule with the scheme"
+        )
+    apart = weight is not None and choice.parameter is not None
+    path = () if weight is None else operands[weight].weight_path
+    site = Site(run.names.full(name), choice.scheme, is_weight=apart, weight_path=path, contraction=kind)
+    run.sites[site.name] = site
+    values = [x.value if apart and place == weight else x.array for place, x in enumerate(operands)]
+    unrounded = operands[weight].unrounded if apart and weight is not None else None
+    return Contracted(run.quantizers.contract(site, eqn, *values, weight, unrounded))
+
+
 def _with_gradient(run: Any, choice: Choice | None, name: str, found: Contracted) -> Any:
     """The output, with its gradient's quantizer if it has one."""
     if choice is None or choice.grad is None:
         return found.value
-    site = Site(f"{run.prefix}{name}_grad", choice.grad, shape=tuple(found.value.shape))
+    site = Site(run.names.full(f"{name}_grad"), choice.grad, shape=tuple(found.value.shape))
     run.sites[site.name] = site
     return as_array(run.quantizers.quantize(site, found.value, found.token))
 
@@ -192,7 +224,8 @@ def _update(
     """The contraction of the other operand, not quantized, with the weight's low-rank update."""
     low_rank = operands[weight].low_rank
     assert low_rank is not None, "asked for where there is one"
-    names = (run.prefix + name, low_rank.lookup) if low_rank.lookup else (run.prefix + name,)
+    own = run.names.full(name)
+    names = (own, low_rank.lookup) if low_rank.lookup else (own,)
     run.adapted.update((operands[weight].weight_path, one) for one in names)
     x = operands[1 - weight].array
     if low_rank.dropout:

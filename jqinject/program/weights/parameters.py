@@ -34,8 +34,11 @@ def parameter(run: Any, x: Tracked) -> Tracked:
         site = Site(name, None, {}, is_weight=True, shape=shape_of(x), weight_path=x.weight_path)
         run.sites[name] = site
         value = run.constant(lambda: run.quantizers.quantize(site, x.value))
-        beside = run.quantizers.beside(name, x.value)
-        x.twins[WEIGHTS] = replace(x, value=value, quantized=True, beside=beside, twins={})
+        chosen = run.quantizers.chosen(name)
+        original = x.value if chosen is not None or run.quantizers.rounds_again(x.weight_path) else None
+        x.twins[WEIGHTS] = replace(
+            x, value=value, quantized=True, unrounded=original, chosen=chosen, twins={}
+        )
     return x.twins[WEIGHTS]
 
 
@@ -81,7 +84,7 @@ def _output(
     wanted = None if choice is None or choice.parameter is None else choice.output
 
     def quantized() -> Tracked:
-        rows = replace(out, beside=None, twins={})
+        rows = replace(out, chosen=None, twins={})
         if wanted is None:
             return rows
         found = run.quantized(replace(rows, quantized=False), wanted, f"{name}_output")
@@ -89,7 +92,7 @@ def _output(
         return found
 
     call = WeightCall(dotted(out.weight_path), path, quantized, lambda: out.floats)
-    found = run.quantizers.run(call) if looked_up else quantized()
+    found = run.quantizers.run(call) if looked_up and name else quantized()
     # Rows without a quantizer of their own may yet be contracted as a weight, which chooses again.
     return out if wanted is None else found
 
@@ -116,10 +119,11 @@ def follow(
     values: Sequence[Any] = (
         [moved(x.value, move) for move in moves] if isinstance(x.value, QuantTensor) else ()
     )
-    rest = [other.array for other in others]
     if not values or any(value is None for value in values):
-        values = evaluate([replace(x, beside=None).array, *rest])
-    floats = [None for _ in moves] if x.beside is None else evaluate([x.beside.floats, *rest])
+        values = evaluate([replace(x, chosen=None).array, *(other.array for other in others)])
+    originals: Sequence[Any] = (None,) * len(moves)
+    if x.unrounded is not None:
+        originals = evaluate([x.unrounded, *(other.array for other in others)])
     origin = Origin.ACTIVATION if any(one.is_activation for one in inputs) else x.origin
     found = [
         replace(
@@ -127,15 +131,15 @@ def follow(
             value=value,
             origin=origin,
             axes=None if x.axes is None else x.axes.moved(move),
-            beside=None if x.beside is None else x.beside._replace(floats=beside),
             masked=None,
+            unrounded=original,
             low_rank=None
             if x.low_rank is None
-            else x.low_rank.moved(move, run.prefix + name if name else ""),
+            else x.low_rank.moved(move, run.names.full(name) if name else ""),
             state=None,
             twins={},
         )
-        for value, beside, move in zip(values, floats, moves, strict=True)
+        for value, move, original in zip(values, moves, originals, strict=True)
     ]
     return [_output(run, path, out, choice, name, looked_up=looked_up) for out in found]
 
@@ -190,7 +194,7 @@ def note_use(
     run.uses.append(
         WeightUse(
             x.weight_path,
-            run.prefix + name,
+            run.names.full(name),
             operation,
             axes.shape,
             needing,
@@ -199,6 +203,7 @@ def note_use(
             name_of_quantizer(run, choice, name, beside),
             eqn,
             axes.along(free),
+            choice is not None and choice.rounds_again,
         )
     )
 
@@ -215,7 +220,7 @@ def name_of_quantizer(run: Any, choice: Choice | None, name: str, x: Tracked | N
     if x is not None and x.quantized:
         return x.site or "quantized"
     by_scheme = x is not None and choice is not None and choice.scheme is not None
-    return run.prefix + name if by_scheme else ""
+    return run.names.full(name) if by_scheme else ""
 
 
 def weight_among(lhs: Tracked, rhs: Tracked) -> int | None:
