@@ -55,7 +55,7 @@ def test_sharded_caches_hold_the_numbers_of_one_device(kind: AxisType, quantizer
     with jax.set_mesh(mesh):
         cache = quantized_cache(model, {"k": jax.device_put(EMPTY, NamedSharding(mesh, spec))})
         assert cache["k"].sharding.spec[:3] == spec[:3]
-        for call in (model, nnx.jit(lambda model, *given: model(*given))):
+        for call in (model, nnx.jit(lambda *given: model(*given))):
             found, after = call(jax.device_put(X, NamedSharding(mesh, spec)), cache)
             np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
             for name, held in after["k"].numbers.items():
