@@ -125,6 +125,10 @@ _ROWS: Mapping[str, tuple[str, str]] = {
         "float | None",
         "initial shift of a learned affine map of the statistic",
     ),
+    "scaling_gradient_scale": (
+        "float | None",
+        "factor of the gradient of a learned scale instead of `1 / sqrt(N Q)`",
+    ),
     "scale_quant": ("Injector", "injector that quantizes the scales themselves"),
     "scale_stop_grad": ("bool", "stop the gradient of the range"),
     "dynamic_scaling_broadcastable_fn": ("Component", "brings a statistic into a shape that broadcasts"),

@@ -663,6 +663,7 @@ class WeightWeightNames(TypedDict, total=False):
     weight_scaling_affine_rescaling_init: float | None
     weight_scaling_affine_shifting_init: float | None
     weight_scaling_const: float
+    weight_scaling_gradient_scale: float | None
     weight_scaling_impl: Component
     weight_scaling_impl_type: ScalingImplType
     weight_scaling_init: Array
@@ -1689,6 +1690,7 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_scaling_affine_rescaling_init: float | None
     in_proj_weight_scaling_affine_shifting_init: float | None
     in_proj_weight_scaling_const: float
+    in_proj_weight_scaling_gradient_scale: float | None
     in_proj_weight_scaling_impl: Component
     in_proj_weight_scaling_impl_type: ScalingImplType
     in_proj_weight_scaling_init: Array
@@ -2144,6 +2146,7 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_scaling_affine_rescaling_init: float | None
     out_proj_weight_scaling_affine_shifting_init: float | None
     out_proj_weight_scaling_const: float
+    out_proj_weight_scaling_gradient_scale: float | None
     out_proj_weight_scaling_impl: Component
     out_proj_weight_scaling_impl_type: ScalingImplType
     out_proj_weight_scaling_init: Array
