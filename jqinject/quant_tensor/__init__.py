@@ -49,4 +49,5 @@ AnyQuantTensor: TypeAlias = (
     | CodebookQuantTensor
     | GroupwiseIntQuantTensor
     | GroupwiseFloatQuantTensor
+    | GroupwiseCodebookQuantTensor
 )
