@@ -20,7 +20,7 @@ from jqinject.program.policy import ActivationProduct, Choice, Policy, Site, Wei
 from jqinject.program.quantizers import Quantizers
 from jqinject.program.tracing.kept_state import MARK, KeptState
 from jqinject.program.tracing.scopes import BEGIN, END, path_in
-from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
+from jqinject.program.tracked_value import Origin, Tracked, plain
 from jqinject.program.weights.parameters import follow_stored, parameter
 
 EINSUM = re.compile(r"(?:^|[/(])[A-Za-z.]*(?:,[A-Za-z.]*)+->[A-Za-z.]*\)*$")
@@ -218,13 +218,23 @@ class Interpreter:
         name = f"{operation.name}{number}"
         return self.policy.choose(path, operation, weight_path), f"{path}.{name}" if path else name
 
-    def quantized(self, x: Tracked, quantizer: Any, name: str, **overrides: Any) -> Tracked:
-        """`x` quantized at the site `name`, once for all operations that use the same quantizer."""
+    def quantized(
+        self, x: Tracked, quantizer: Any, name: str, rows: tuple[int, ...] = (), **overrides: Any
+    ) -> Tracked:
+        """`x` quantized at the site `name`, once for all operations that use the same quantizer.
+
+        Args:
+            x: the value.
+            quantizer: the injector.
+            name: of the site, without the prefix.
+            rows: see `Site`.
+            overrides: names that the injector redeclares here.
+        """
         if x.fixed_range is not None and not x.is_weight:
             overrides["fixed_range"] = x.fixed_range
-        key = (quantizer, tuple(sorted(overrides.items())))
+        key = (quantizer, rows, tuple(sorted(overrides.items())))
         if key not in x.twins:
-            site = site_of(x, self.prefix + name, quantizer, overrides, shape_of(x))
+            site = site_of(x, self.prefix + name, quantizer, overrides, rows)
             self.sites[site.name] = site
             twin = x.with_value(self.quantizers.quantize(site, x.array))
             twin.pending, twin.quantized, twin.site = None, True, site.name

@@ -13,6 +13,7 @@ from jqinject.inject.errors import did_you_mean
 from jqinject.program.policy import Site
 from jqinject.program.weights.equation_arguments import arguments_of
 from jqinject.program.weights.parameters import dotted
+from jqinject.program.weights.quantized_rows import quantized_in_rows
 from jqinject.proxy import check_range
 from jqinject.quant_tensor import (
     CodebookQuantTensor,
@@ -146,6 +147,8 @@ class HeldQuantizers:
         proxy = self._at(site)
         if proxy.is_quant_enabled:
             check_range(proxy, x, f"op_quant[{site.name!r}]")
+        if site.rows:
+            return quantized_in_rows(proxy, x, site.rows)
         return proxy(x) if token is None else proxy(x, token)
 
     def contract(self, site: Site, eqn: Any, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
@@ -195,16 +198,19 @@ def quantized_stack(proxy: Any, weight: jax.Array, depth: int) -> Any:
         return proxy(weight)
     graphdef, state = nnx.split(proxy, graph=True)
 
-    def one(state: Any, weight: jax.Array) -> tuple[Any, Any]:
+    def one(state: Any, weight: jax.Array) -> tuple[Any, Any, Any]:
         quantizer = nnx.merge(graphdef, state)
-        return full_metadata(quantizer(weight)), nnx.state(quantizer, graph=True)
+        quantized = quantizer(weight)
+        # The integers that evaluation keeps are no part of the pytree.
+        payload = quantized.payload if isinstance(quantized, IntQuantTensor) else None
+        return full_metadata(quantized), payload, nnx.state(quantizer, graph=True)
 
     mapped = one
     for _ in range(depth):
         mapped = jax.vmap(mapped)
-    quantized, state = mapped(state, weight)
+    quantized, payload, state = mapped(state, weight)
     nnx.update(proxy, state)
-    return quantized
+    return quantized if payload is None else quantized.keeping(payload)
 
 
 def full_metadata(x: Any) -> Any:

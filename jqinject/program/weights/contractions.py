@@ -11,6 +11,7 @@ from jqinject.program.tracing.scopes import weight_scope
 from jqinject.program.tracked_value import Origin, Tracked, shape_of
 from jqinject.program.weights.contract import Contracted, contract, contract_float8, contracts_payloads
 from jqinject.program.weights.parameters import as_activation, name_of_quantizer, note_use, weight_among
+from jqinject.program.weights.quantized_rows import has_row_scales
 from jqinject.quant_tensor import as_array
 
 Axes = tuple[int, ...]
@@ -135,7 +136,10 @@ def _operand(
         return run.quantized(x, choice.inputs, name, channelwise_axes=axes)
     own = (choice.lhs, choice.rhs)[place] if other.is_activation else None
     wanted = own or (None if choice.inputs is None else x.pending or choice.inputs)
-    return x if wanted is None else run.quantized(x, wanted, name)
+    if wanted is None:
+        return x
+    rows = () if summed == (ndim - 1,) or not has_row_scales(wanted) else summed
+    return run.quantized(x, wanted, name, rows)
 
 
 def _is_flattened(run: Any, operation: Operation, eqn: Any, rhs: Tracked) -> bool:
