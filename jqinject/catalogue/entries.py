@@ -25,6 +25,7 @@ SCALINGS = {
     "StatsFromParameterScaling": "statistics",
     "RuntimeStatsScaling": "running statistics",
     "ParameterFromStatsFromParameterScaling": "parameter from statistics",
+    "LearnedStepScaling": "learned step",
     "ParameterFromRuntimeStatsScaling": "parameter from statistics",
     "DelayedScaling": "delayed",
     "CurrentScaling": "current",

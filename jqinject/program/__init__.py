@@ -36,7 +36,6 @@ from jqinject.program.tracing.call import with_copied_modules as with_copied_mod
 from jqinject.program.tracing.class_swap import change_class as change_class
 from jqinject.program.tracing.intercept import Around as Around
 from jqinject.program.tracing.intercept import intercept as intercept
-from jqinject.program.tracing.kept_state import LostStateWarning as LostStateWarning
 from jqinject.program.tracing.scopes import name_in_scope as name_in_scope
 from jqinject.program.tracing.scopes import path_in as path_in
 from jqinject.program.tracing.trace import Program as Program

@@ -237,7 +237,7 @@ def explain_scheme(
             gradient, beside, summed = in_tiles(sums.tiles, g, other, out)
             if taken.quantizer is not None:
                 quantize = partial(quantized_gradient, gradient.labels, summed)
-                gradient = taken.quantizer(gradient.tensor, taken.slot, quantize)[0]
+                gradient = taken.quantizer(gradient.tensor, None, quantize)[0]  # reports nothing
             found.append(_explained(name, gradient, beside, out))
         return jnp.zeros(())
 
