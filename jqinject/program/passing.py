@@ -130,4 +130,4 @@ def _tensor_like(like: Any, numbers: dict[str, jax.Array]) -> Any:
     if isinstance(like, FloatQuantTensor) and like.is_stored:
         return FloatQuantTensor.stored(array, metadata["scale"], like.dtype)
     made = like.set(value=array, **metadata)
-    return made if payload is None else made.keeping(payload)
+    return made.keeping(payload) if payload is not None and isinstance(made, IntQuantTensor) else made
