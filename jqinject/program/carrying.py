@@ -73,6 +73,7 @@ def carried(
     run.sites |= finder.sites
     run.uses += finder.uses
     run.products += finder.products
+    run.occurrences += finder.occurrences
     run.adapted |= finder.adapted
     places = {x.state.label: x.state.places for x in inputs if x.state is not None}
     for text, value in (*left.items(), *zip(single, values[len(outputs) :], strict=True)):

@@ -21,6 +21,7 @@ from jqinject.program import (
     SplitCall,
     WeightUse,
     dotted,
+    names_of,
     program_of_call,
     sites_of_program,
 )
@@ -121,7 +122,7 @@ def traced(model: nnx.Module, call: Call, policy: Policy, weights: ModelWeights)
         weights: of the model.
     """
     program = program_of_call(model, policy, call)
-    found = sites_of_program(program, policy, call)
+    found = sites_of_program(program, policy, names_of(model, call))
     weights.at_sites |= {
         dotted(site.weight_path): site.name
         for site in found.sites.values()

@@ -183,6 +183,7 @@ class PlannedSites(NamedTuple):
         used: the indices of the rules that take something.
         caches: name of a cache that the calls write -> the index of its rule, or None.
         taken: the path of a parameter and the name of an operation on it, where a rule takes it.
+        same: name of a site of one method -> its name in the program of an earlier one.
     """
 
     sites: Mapping[str, Site]
@@ -190,6 +191,7 @@ class PlannedSites(NamedTuple):
     used: frozenset[int]
     caches: Mapping[str, int | None]
     taken: frozenset[tuple[tuple[Any, ...], str]] = frozenset()
+    same: Mapping[str, str] = {}
 
 
 NO_SITES = PlannedSites({}, (), frozenset(), {})
@@ -200,7 +202,7 @@ def plan_sites(model: Any, policy: RulePolicy, calls: Sequence[Call]) -> Planned
     watching = _Watching(policy)
     found = find_sites(model, watching, calls)
     used, taken = frozenset(watching.used), frozenset(watching.taken)
-    return PlannedSites(found.sites, found.uses, used, watching.caches, taken)
+    return PlannedSites(found.sites, found.uses, used, watching.caches, taken, found.same)
 
 
 def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:

@@ -29,7 +29,8 @@ def contraction(
     """Run a contraction on quantized operands."""
     lhs, rhs = inputs[:2]
     weight = weight_among(lhs, rhs) if run.policy.follows_parameters else None
-    choice, name = run.choose(path, operation, () if weight is None else inputs[weight].weight_path)
+    read = next((x.weight_path for x in (lhs, rhs) if x.weight_path), ())
+    choice, name = run.choose(path, operation, () if weight is None else inputs[weight].weight_path, read)
     if run.policy.flattens_weights and _is_flattened(run, operation, eqn, rhs):
         rhs = rhs.with_value(run.constant(lambda: rhs.value.reshape(rhs.value.shape[0], -1)))
         evaluate = _flattened(eqn, inputs[1].value.shape[1:])
@@ -52,7 +53,7 @@ def contraction(
         )
     elif lhs.is_activation and rhs.is_activation:
         by = (name_of_quantizer(run, choice, name, x) for x in taken)
-        run.products.append(ActivationProduct(run.prefix + name, operation.name, *by, equation=eqn))
+        run.products.append(ActivationProduct(run.names.full(name), operation.name, *by, equation=eqn))
     rest = [x.array for x in inputs[2:]]
     with weight_scope(() if weight is None else inputs[weight].weight_path):
         found = _contracted(run, choice, name, eqn, (lhs, rhs), taken, rest, evaluate)
@@ -78,12 +79,12 @@ def _contracted(
 ) -> Contracted:
     """The contraction: by a scheme, which quantizes the operands itself, by their payloads, or by their floats."""
     if choice is not None and choice.scheme is not None and eqn.primitive.name in BY_SCHEME:
-        site = Site(run.prefix + name, choice.scheme, contraction=eqn.primitive.name)
+        site = Site(run.names.full(name), choice.scheme, contraction=eqn.primitive.name)
         run.sites[site.name] = site
         return Contracted(run.quantizers.contract(site, eqn, *(x.array for x in operands)))
     left, right = (x.value for x in taken)
     if contracts_payloads(choice, left, right):
-        grad_dtype = run.quantizers.grad_dtype(f"{run.prefix}{name}_grad")
+        grad_dtype = run.quantizers.grad_dtype(run.names.full(f"{name}_grad"))
         found = contract_float8(eqn, choice, left, right, grad_dtype)
         return found or Contracted(contract(eqn, choice, left, right, rest, evaluate))
     (value,) = evaluate([*(x.array for x in taken), *rest])
@@ -94,7 +95,7 @@ def _with_gradient(run: Any, choice: Choice | None, name: str, found: Contracted
     """The output, with its gradient's quantizer if it has one."""
     if choice is None or choice.grad is None:
         return found.value
-    site = Site(f"{run.prefix}{name}_grad", choice.grad, shape=tuple(found.value.shape))
+    site = Site(run.names.full(f"{name}_grad"), choice.grad, shape=tuple(found.value.shape))
     run.sites[site.name] = site
     return as_array(run.quantizers.quantize(site, found.value, found.token))
 
@@ -105,7 +106,8 @@ def _update(
     """The contraction of the other operand, not quantized, with the weight's low-rank update."""
     low_rank = inputs[weight].low_rank
     assert low_rank is not None, "asked for where there is one"
-    names = (run.prefix + name, low_rank.lookup) if low_rank.lookup else (run.prefix + name,)
+    own = run.names.full(name)
+    names = (own, low_rank.lookup) if low_rank.lookup else (own,)
     run.adapted.update((inputs[weight].weight_path, one) for one in names)
     x = inputs[1 - weight].array
     if low_rank.dropout:

@@ -112,7 +112,7 @@ def follow(
             masked=None,
             low_rank=None
             if x.low_rank is None
-            else x.low_rank.moved(move, run.prefix + name if name else ""),
+            else x.low_rank.moved(move, run.names.full(name) if name else ""),
             state=None,
             twins={},
         )
@@ -171,7 +171,7 @@ def note_use(
     run.uses.append(
         WeightUse(
             x.weight_path,
-            run.prefix + name,
+            run.names.full(name),
             operation,
             axes.shape,
             needing,
@@ -196,7 +196,7 @@ def name_of_quantizer(run: Any, choice: Choice | None, name: str, x: Tracked | N
     if x is not None and x.quantized:
         return x.site or "quantized"
     by_scheme = x is not None and choice is not None and choice.scheme is not None
-    return run.prefix + name if by_scheme else ""
+    return run.names.full(name) if by_scheme else ""
 
 
 def weight_among(lhs: Tracked, rhs: Tracked) -> int | None:
