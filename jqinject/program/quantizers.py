@@ -51,6 +51,10 @@ class Quantizers(Protocol):
         """Whether a parameter has a quantizer."""
 
     @abstractmethod
+    def has_state(self) -> bool:
+        """Whether any quantizer has arrays."""
+
+    @abstractmethod
     def state(self, names: Iterable[str]) -> Any:
         """The arrays that the quantizers at some sites may change."""
 
@@ -88,6 +92,10 @@ class Finder:
         """The contraction of floats."""
         return eqn.primitive.bind(lhs, rhs, **eqn.params)
 
+    def has_state(self) -> bool:
+        """No."""
+        return False
+
     def state(self, names: Iterable[str]) -> Any:
         """None."""
         return ()
@@ -122,6 +130,7 @@ class HeldQuantizers:
         self._stacked = stacked or {}
         self._dropouts = dropouts or {}
         self._graphdef: Any = None
+        self._has_state: bool | None = None
 
     def holds(self, weight_path: tuple[Any, ...]) -> bool:
         """See `Quantizers`."""
@@ -165,6 +174,14 @@ class HeldQuantizers:
                 "  cure: quantize it with inputs that lead through them, in the mode that it is called in"
             )
         return self._held[site.name]
+
+    def has_state(self) -> bool:
+        """See `Quantizers`."""
+        if self._has_state is None:
+            self._has_state = bool(
+                jax.tree.leaves(self.state((*self._held, *self._weights, *self._dropouts)))
+            )
+        return self._has_state
 
     def state(self, names: Iterable[str]) -> Any:
         """The Variables of some quantizers, as a state."""
