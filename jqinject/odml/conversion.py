@@ -51,9 +51,13 @@ class Markers:
     def grad_dtype(self, name: str) -> None:
         """Gradients are not marked."""
 
-    def contract(self, site: Site, eqn: Any, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    def contract(self, site: Site, eqn: Any, lhs: Any, rhs: Any, weight: int | None, unrounded: Any) -> Any:
         """The contraction of floats."""
         return eqn.primitive.bind(lhs, rhs, **eqn.params)
+
+    def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
+        """Nothing is contracted backward."""
+        return False
 
     def holds(self, weight_path: tuple[Any, ...]) -> bool:
         """Weights are marked where they are contracted."""

@@ -39,6 +39,7 @@ class OpQuantizers(nnx.Module):
         tied: paths of parameters that belong to a layer of ours and that the model contracts by itself too.
         caches: caches whose rows are quantized when they are written.
         same: see `FoundSites`.
+        unstored: paths of parameters that a scheme quantizes within a contraction, and why they cannot be stored.
     """
 
     policy: Policy
@@ -48,6 +49,7 @@ class OpQuantizers(nnx.Module):
     tied: tuple[Path, ...] = ()
     caches: tuple[CacheSite, ...] = ()
     same: tuple[tuple[str, str], ...] = ()
+    unstored: tuple[tuple[str, str], ...] = ()
 
     def __init__(
         self,
@@ -57,6 +59,7 @@ class OpQuantizers(nnx.Module):
         tied: tuple[Path, ...] = (),
         caches: tuple[CacheSite, ...] = (),
         same: Mapping[str, str] | None = None,
+        unstored: tuple[tuple[str, str], ...] = (),
     ) -> None:
         assign(self, policy=policy, held=nnx.Dict(held))
         if weights:
@@ -67,6 +70,8 @@ class OpQuantizers(nnx.Module):
             self.caches = caches
         if same:
             self.same = tuple(sorted(same.items()))
+        if unstored:
+            self.unstored = unstored
 
     def weight_sites(self) -> Mapping[str, Any]:
         """What holds the quantizers of parameters, by their paths as text."""
@@ -122,7 +127,8 @@ class QuantizedProgram(ClassMixin):
             if adapter.dropout is not None
         }
         known = {name: q for name, q in weights.items() if q is not None}
-        return HeldQuantizers(held.held, known, stacked, dropouts)
+        again = frozenset(name for name in sites if sites[name].rounded_again)
+        return HeldQuantizers(held.held, known, stacked, dropouts, again)
 
 
 def quantized_class(

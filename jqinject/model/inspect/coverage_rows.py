@@ -126,7 +126,7 @@ def traced(model: nnx.Module, call: Call, policy: Policy, weights: ModelWeights)
     weights.at_sites |= {
         dotted(site.weight_path): site.name
         for site in found.sites.values()
-        if site.is_weight and site.weight_path and site.name in weights.held
+        if site.weight_path and site.name in weights.held and site.is_weight != bool(site.contraction)
     }
     names = weights.names(program)
     flows = [

@@ -24,6 +24,7 @@ from jqinject.model.quantizing.rule_policy import (
     PlannedSites,
     RulePolicy,
     held_at,
+    unstored_weights,
 )
 from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.quantizing.traced_calls import Methods, call_with, traced_calls
@@ -132,7 +133,11 @@ def quantize(
     index = ModelIndex(model)
     entries, plan = plan_layers(index, given)
     found = check_rules(index, model, given, entries, calls, allow_idle)
-    asked, reached = asked_bytes(index, given), reached_paths(index, plan, plan_parameters(found.uses))
+    within = (name for name, _ in unstored_weights(found.sites.values()))
+    asked, reached = (
+        asked_bytes(index, given),
+        reached_paths(index, plan, {*plan_parameters(found.uses), *within}),
+    )
     if index.is_abstract:
         quantized = planned_model(model, given, found, calls, rngs)
     else:
@@ -233,7 +238,8 @@ def quantize_program(
     )
     for site in caches:
         check_cache_quantizer(site, held[site.name])
-    setattr(model, HELD, OpQuantizers(policy, held, weights, tied, caches, found.same))
+    unstored = unstored_weights(found.sites.values())
+    setattr(model, HELD, OpQuantizers(policy, held, weights, tied, caches, found.same, unstored))
 
 
 def quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | None) -> None:
