@@ -55,6 +55,10 @@ def dtypes(eqns: list[Any]) -> set[tuple[str, ...]]:
     return {tuple(x.aval.dtype.name for x in eqn.invars[:2]) for eqn in eqns}
 
 
+def sites_of(model: Any) -> set[str]:
+    return set(model.op_quant.held)
+
+
 CALLS = {
     "last axes": ((B, T, N, H), (N, H, D), (2, 3), lambda x, w: jnp.einsum("btnh,nhd->btd", x, w)),
     "axes apart": ((N, B, H, T), (N, H, D), (0, 2), lambda x, w: jnp.einsum("nbht,nhd->btd", x, w)),
@@ -75,7 +79,7 @@ def test_a_row_is_all_that_is_summed_over(name: str) -> None:
     given, shape, summed, call = CALLS[name]
     x = spread(given)
     plain = Contraction(shape, call)
-    model = quantize(plain, ROWS, inputs=x)
+    model: Any = quantize(plain, ROWS, inputs=x)
     model.eval()
     evaluated = model(x)
     scale = jnp.abs(x).max(summed, keepdims=True) / 127.5
@@ -104,9 +108,9 @@ def test_a_value_that_is_summed_along_two_axes_has_scales_for_both() -> None:
             return jnp.einsum("ij,jk->ik", x, self.a[...]) + jnp.einsum("ij,ik->kj", x, self.b[...])
 
     x = spread((3, 4))
-    assert set(quantize(Both(), ROWS, inputs=x).op_quant.held) == {"einsum0_lhs", "einsum1_lhs"}
+    assert sites_of(quantize(Both(), ROWS, inputs=x)) == {"einsum0_lhs", "einsum1_lhs"}
     tensor = Rule(weight_quant=q.Int8WeightPerChannelFloat, input_quant=q.Int8ActDynamicPerTensor)
-    assert set(quantize(Both(), tensor, inputs=x).op_quant.held) == {"einsum0_lhs"}
+    assert sites_of(quantize(Both(), tensor, inputs=x)) == {"einsum0_lhs"}
 
 
 class Products(nnx.Module):
@@ -118,7 +122,7 @@ class Products(nnx.Module):
 
 def test_products_of_activations_have_rows_of_their_own() -> None:
     x = spread((B, T, N, H))
-    model = quantize(Products(), Rule(op="einsum", input_quant=q.Int8ActDynamicPerRow), inputs=x)
+    model: Any = quantize(Products(), Rule(op="einsum", input_quant=q.Int8ActDynamicPerRow), inputs=x)
     model.eval()
     assert dtypes(program_of(model, x)) == {("int8", "int8")}
 
@@ -140,7 +144,7 @@ class Groups(q.Int4WeightPerGroupAbsMax):
 def test_groups_lie_along_the_axis_that_is_summed_over(given: Any, shape: Any, call: Any, axis: int) -> None:
     x = spread(given)
     plain = Contraction(shape, call)
-    model = quantize(plain, Rule(weight_quant=Groups), inputs=x)
+    model: Any = quantize(plain, Rule(weight_quant=Groups), inputs=x)
     made = model.op_quant["w"](plain.w[...])
     assert made.groups.dim % len(shape) == axis
     np.testing.assert_allclose(model(x), call(x, made.value), rtol=1e-5, atol=1e-4)
@@ -195,7 +199,7 @@ class Stack(nnx.Module):
 )
 def test_evaluation_contracts_the_integers_that_the_frozen_model_does(call: Any) -> None:
     x = spread((T, H))
-    model = quantize(Stack(call), ROWS, inputs=x)
+    model: Any = quantize(Stack(call), ROWS, inputs=x)
     assert dtypes(program_of(model, x)) == {("float32", "float32")}  # training
     model.eval()
     evaluated = model(x)
