@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 
 from jqinject.dot import DEQUANTIZE
@@ -292,7 +292,8 @@ def bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
 def _read(env: dict[Any, Tracked], var: Any) -> Tracked:
     if isinstance(var, core.Literal):
         dtype = var.aval.dtype  # pyright: ignore[reportAttributeAccessIssue]
-        return Tracked(jnp.asarray(var.val, dtype))
+        # Of NumPy: each array of JAX would be put on a device, to become a constant of the new program.
+        return Tracked(np.asarray(var.val, dtype))
     return env[var]
 
 

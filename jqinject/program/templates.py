@@ -130,11 +130,7 @@ def _compare(
     used_later: Callable[[Any, int], bool],
 ) -> Match | None:
     # What a function is traced to depends on these settings.
-    settings = (
-        jax.config.jax_enable_x64,
-        jax.config.jax_numpy_dtype_promotion,
-        jax.sharding.get_abstract_mesh(),
-    )
+    settings = jnp.result_type(float), jax.sharding.get_abstract_mesh()
     traced = _traced(candidate, operand.aval.shape, operand.aval.dtype, settings)
     pattern = traced.jaxpr
     end = start + len(pattern.eqns)
