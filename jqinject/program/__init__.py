@@ -6,6 +6,8 @@ from jqinject.program.finding import names_of as names_of
 from jqinject.program.finding import program_of_call as program_of_call
 from jqinject.program.finding import sites_of_program as sites_of_program
 from jqinject.program.finding import throws_away as throws_away
+from jqinject.program.interpreter import bind as bind
+from jqinject.program.interpreter import is_einsum as is_einsum
 from jqinject.program.model import OpQuantizers as OpQuantizers
 from jqinject.program.model import QuantizedProgram as QuantizedProgram
 from jqinject.program.model import program_class_of as program_class_of
@@ -26,6 +28,7 @@ from jqinject.program.policy import Site as Site
 from jqinject.program.policy import WeightUse as WeightUse
 from jqinject.program.policy import other_axes as other_axes
 from jqinject.program.quantizers import Quantizers as Quantizers
+from jqinject.program.quantizers import quantized_stack as quantized_stack
 from jqinject.program.tracing.call import CALL as CALL
 from jqinject.program.tracing.call import Call as Call
 from jqinject.program.tracing.call import Method as Method

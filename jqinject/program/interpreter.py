@@ -27,6 +27,11 @@ from jqinject.program.weights.parameters import follow_stored, parameter
 EINSUM = re.compile(r"(?:^|[/(])[A-Za-z.]*(?:,[A-Za-z.]*)+->[A-Za-z.]*\)*$")
 
 
+def is_einsum(eqn: Any) -> bool:
+    """Whether a `dot_general` comes from `jnp.einsum`."""
+    return EINSUM.search(str(eqn.source_info.name_stack)) is not None
+
+
 class Interpreter:
     """One run of a program.
 
@@ -168,8 +173,7 @@ class Interpreter:
 
     @staticmethod
     def _einsum_or(operation: Operation, eqn: Any) -> Operation:
-        from_einsum = operation.name == "dot_general" and EINSUM.search(str(eqn.source_info.name_stack))
-        return operation_of("einsum") if from_einsum else operation
+        return operation_of("einsum") if operation.name == "dot_general" and is_einsum(eqn) else operation
 
     # --- modules that are one operation
 

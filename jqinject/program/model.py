@@ -164,7 +164,7 @@ def run(model: Any, policy: Policy, quantizers: Quantizers, call: Call) -> Any:
     live = dict(flat_parts(nnx.state(called, graph=True)))
     outputs = jax.tree.unflatten(program.output_tree, values[: program.output_tree.num_leaves])
     changed = program.changed(values, interpreter.kept)
-    check_caches_stay(program.inputs, outputs, live, changed)
+    check_caches_stay(program, outputs, live, changed)
     for path, variable, value in changed:
         if path in live and isinstance(live[path], nnx.Variable | RecordPart):
             live[path].set_value(value)
