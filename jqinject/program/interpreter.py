@@ -251,9 +251,11 @@ class Interpreter:
         """`x` quantized at the site `name`, once for all operations that use the same quantizer."""
         if x.fixed_range is not None and not x.is_weight:
             overrides["fixed_range"] = x.fixed_range
-        key = (quantizer, tuple(sorted(overrides.items())))
+        same = (quantizer, tuple(sorted(overrides.items())))
+        key = (*same, self.quantizers.mode)
         if key not in x.twins:
-            site = site_of(x, self.names.full(name), quantizer, overrides, shape_of(x))
+            known = next((twin.site for other, twin in x.twins.items() if other[:2] == same), "")
+            site = site_of(x, known or self.names.full(name), quantizer, overrides, shape_of(x))
             self.sites[site.name] = site
             twin = x.with_value(self.quantizers.quantize(site, x.array))
             twin.pending, twin.quantized, twin.site = None, True, site.name
