@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,10 @@ class GPFQ:
     act_order: bool = False
     scales: ScaleRule = "original"
 
-    statistics: ClassVar[tuple[str, ...]] = ("hessian", "cross")
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """See `Solver`."""
+        return ("hessian", "cross")
 
     def __post_init__(self) -> None:
         if self.scales not in ("original", "live"):
@@ -140,7 +143,10 @@ class Qronos:
     act_order: bool = False
     damping: float = 1e-6
 
-    statistics: ClassVar[tuple[str, ...]] = ("hessian", "cross")
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """See `Solver`."""
+        return ("hessian", "cross")
 
     def __call__(self, problem: Problem) -> Solution:
         """See `Solver`."""
