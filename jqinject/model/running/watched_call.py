@@ -61,6 +61,13 @@ def watch_call(model: Any) -> None:
         change_class(model, derived_class(type(model), WatchedCall))
 
 
+def unwatch_call(model: Any) -> None:
+    """Undo `watch_call`, for a caller that looks itself."""
+    kind: Any = type(model)
+    if issubclass(kind, WatchedCall) and WatchedCall in kind.__bases__:
+        change_class(model, kind.base_class)
+
+
 def _training(model: Any) -> list[Any]:
     return [
         node
