@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import jax
@@ -11,8 +11,11 @@ from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
 from jqinject.program.policy import Site
+from jqinject.program.tracked_value import Tracked
 from jqinject.program.weights.equation_arguments import arguments_of, weight_last
 from jqinject.program.weights.parameters import dotted
+from jqinject.program.weights.quantized_rows import quantized_in_rows
+from jqinject.program.weights.weight_call import WeightCall
 from jqinject.proxy import check_range
 from jqinject.quant_tensor import (
     CodebookQuantTensor,
@@ -61,6 +64,27 @@ class Quantizers(Protocol):
     def holds(self, weight_path: tuple[Any, ...]) -> bool:
         """Whether a parameter has a quantizer."""
 
+    @property
+    @abstractmethod
+    def mode(self) -> Any:
+        """Hashable; a tensor is quantized once for all operations that share a quantizer and a mode."""
+
+    @abstractmethod
+    def run(self, call: WeightCall) -> Tracked:
+        """The output of a contraction or a look-up."""
+
+    @abstractmethod
+    def chosen(self, name: str) -> Callable[[Any, Any], Any] | None:
+        """`Tracked.chosen` of a quantized parameter.
+
+        Args:
+            name: its path as text.
+        """
+
+    @abstractmethod
+    def has_state(self) -> bool:
+        """Whether any quantizer has arrays."""
+
     @abstractmethod
     def state(self, names: Iterable[str]) -> Any:
         """The arrays that the quantizers at some sites may change."""
@@ -74,7 +98,24 @@ class Quantizers(Protocol):
         """Adopt a state."""
 
 
-class Finder:
+class AsWritten:
+    """Abstract: runs contractions with their quantizers, as they come."""
+
+    @property
+    def mode(self) -> Any:
+        """See `Quantizers`."""
+        return None
+
+    def run(self, call: WeightCall) -> Tracked:
+        """See `Quantizers`."""
+        return call.quantized()
+
+    def chosen(self, name: str) -> Callable[[Any, Any], Any] | None:
+        """See `Quantizers`."""
+        return None
+
+
+class Finder(AsWritten):
     """Quantizes nothing: for a run that only finds the sites.
 
     Args:
@@ -103,6 +144,10 @@ class Finder:
         """See `Quantizers`."""
         return self._like is not None and self._like.rounds_again(weight_path)
 
+    def has_state(self) -> bool:
+        """No."""
+        return False
+
     def state(self, names: Iterable[str]) -> Any:
         """None."""
         return ()
@@ -115,7 +160,7 @@ class Finder:
         """Has no effect."""
 
 
-class HeldQuantizers:
+class HeldQuantizers(AsWritten):
     """The quantizers that a model holds: by the names of their sites, and by the paths of parameters.
 
     Args:
@@ -140,6 +185,7 @@ class HeldQuantizers:
         self._dropouts = dropouts or {}
         self._again = again
         self._graphdef: Any = None
+        self._has_state: bool | None = None
 
     def holds(self, weight_path: tuple[Any, ...]) -> bool:
         """See `Quantizers`."""
@@ -165,6 +211,8 @@ class HeldQuantizers:
         proxy = self._at(site)
         if proxy.is_quant_enabled:
             check_range(proxy, x, f"op_quant[{site.name!r}]")
+        if site.rows:
+            return quantized_in_rows(proxy, x, site.rows)
         return proxy(x) if token is None else proxy(x, token)
 
     def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
@@ -181,6 +229,10 @@ class HeldQuantizers:
         y = self._at(site)(lhs, rhs, **arguments, preferred_element_type=dtype, unrounded=unrounded)
         return y if permutation is None else jax.lax.transpose(y, permutation)
 
+    def proxy_at(self, name: str) -> Any:
+        """The quantizer of a parameter, by its path, or of a tensor; None if there is none."""
+        return self._weights.get(name, self._held.get(name))
+
     def _at(self, site: Site) -> Any:
         if site.name not in self._held:
             hint = did_you_mean(site.name, self._held)
@@ -190,6 +242,14 @@ class HeldQuantizers:
                 "  cure: quantize it with inputs that lead through them, in the mode that it is called in"
             )
         return self._held[site.name]
+
+    def has_state(self) -> bool:
+        """See `Quantizers`."""
+        if self._has_state is None:
+            self._has_state = bool(
+                jax.tree.leaves(self.state((*self._held, *self._weights, *self._dropouts)))
+            )
+        return self._has_state
 
     def state(self, names: Iterable[str]) -> Any:
         """The Variables of some quantizers, as a state."""
@@ -223,16 +283,19 @@ def quantized_stack(proxy: Any, weight: jax.Array, depth: int) -> Any:
         return proxy(weight)
     graphdef, state = nnx.split(proxy, graph=True)
 
-    def one(state: Any, weight: jax.Array) -> tuple[Any, Any]:
+    def one(state: Any, weight: jax.Array) -> tuple[Any, Any, Any]:
         quantizer = nnx.merge(graphdef, state)
-        return full_metadata(quantizer(weight)), nnx.state(quantizer, graph=True)
+        quantized = quantizer(weight)
+        # The integers that evaluation keeps are no part of the pytree.
+        payload = quantized.payload if isinstance(quantized, IntQuantTensor) else None
+        return full_metadata(quantized), payload, nnx.state(quantizer, graph=True)
 
     mapped = one
     for _ in range(depth):
         mapped = jax.vmap(mapped)
-    quantized, state = mapped(state, weight)
+    quantized, payload, state = mapped(state, weight)
     nnx.update(proxy, state)
-    return quantized
+    return quantized if payload is None else quantized.keeping(payload)
 
 
 def full_metadata(x: Any) -> Any:
