@@ -83,7 +83,7 @@ def onto_ball(rows: jax.Array) -> jax.Array:
     sums = jnp.cumsum(falling, axis=1) - 1
     counts = jnp.arange(1, rows.shape[1] + 1, dtype=rows.dtype)
     held = (falling - sums / counts > 0).sum(axis=1, keepdims=True)
-    threshold = jnp.take_along_axis(sums, held - 1, axis=1) / held
+    threshold = jnp.take_along_axis(sums, held - 1, axis=1) / held.astype(rows.dtype)
     inside = magnitudes.sum(axis=1, keepdims=True) <= 1
     shrunk = jnp.sign(rows) * jnp.maximum(magnitudes - threshold, 0.0)
     return jnp.where(inside, rows, shrunk)
