@@ -211,6 +211,14 @@ class IntQuantTensor(IntegerOperations):
         kept = self._payload if changes.keys() <= {"training"} else None
         return type(self)(**changed_fields(self, changes), payload=kept)
 
+    def keeping(self, payload: jax.Array) -> Self:
+        """The same tensor, which keeps its integers for `int` and for contractions.
+
+        Args:
+            payload: its integers.
+        """
+        return type(self)(*(getattr(self, field) for field in FIELDS), payload=payload)
+
     def axes(
         self, value: Any = None, scale: Any = None, zero_point: Any = None, bit_width: Any = None
     ) -> "IntQuantTensor":
