@@ -14,45 +14,51 @@ layer), `nn` (layers), `quant_tensor` (what flows between layers), `program` (wh
 models), `odml` and `export` (for other compilers).
 """
 
-from jqinject import checkpoint_policies as checkpoint_policies
-from jqinject import export as export
-from jqinject import odml as odml
-from jqinject.core import GatheredWarning as GatheredWarning
-from jqinject.core import UncalibratedWarning as UncalibratedWarning
+import importlib as _importlib
+import typing as _typing
+
 from jqinject.inject import DependencyError as DependencyError
 from jqinject.inject import ExtendedInjector as ExtendedInjector
 from jqinject.inject import explain as explain
 from jqinject.inject import this as this
 from jqinject.inject import value as value
-from jqinject.model import LowCoverageWarning as LowCoverageWarning
-from jqinject.model import Rule as Rule
-from jqinject.model import begin_step as begin_step
-from jqinject.model import calibrate as calibrate
-from jqinject.model import calibrate_batch_norm as calibrate_batch_norm
-from jqinject.model import correct_biases as correct_biases
-from jqinject.model import coverage as coverage
-from jqinject.model import end_step as end_step
-from jqinject.model import fold_batch_norm as fold_batch_norm
-from jqinject.model import freeze as freeze
-from jqinject.model import grad as grad
-from jqinject.model import learn_rounding as learn_rounding
-from jqinject.model import load_frozen as load_frozen
-from jqinject.model import load_state as load_state
-from jqinject.model import lora as lora
-from jqinject.model import merge_batch_norm as merge_batch_norm
-from jqinject.model import merge_lora as merge_lora
-from jqinject.model import post_training_quantize as post_training_quantize
-from jqinject.model import quantization_status_manager as quantization_status_manager
-from jqinject.model import quantize as quantize
-from jqinject.model import quantized_cache as quantized_cache
-from jqinject.model import reassemble as reassemble
-from jqinject.model import report as report
-from jqinject.model import rules_report as rules_report
-from jqinject.model import unfreeze as unfreeze
-from jqinject.model import value_and_grad as value_and_grad
-from jqinject.program import LostStateWarning as LostStateWarning
-from jqinject.quant_tensor import FloatQuantTensor as FloatQuantTensor
-from jqinject.quant_tensor import IntQuantTensor as IntQuantTensor
+from jqinject.inject.errors import did_you_mean as _did_you_mean
+
+if _typing.TYPE_CHECKING:
+    from jqinject import checkpoint_policies as checkpoint_policies
+    from jqinject import export as export
+    from jqinject import odml as odml
+    from jqinject.core import GatheredWarning as GatheredWarning
+    from jqinject.core import LostStateWarning as LostStateWarning
+    from jqinject.core import UncalibratedWarning as UncalibratedWarning
+    from jqinject.model import LowCoverageWarning as LowCoverageWarning
+    from jqinject.model import Rule as Rule
+    from jqinject.model import begin_step as begin_step
+    from jqinject.model import calibrate as calibrate
+    from jqinject.model import calibrate_batch_norm as calibrate_batch_norm
+    from jqinject.model import correct_biases as correct_biases
+    from jqinject.model import coverage as coverage
+    from jqinject.model import end_step as end_step
+    from jqinject.model import fold_batch_norm as fold_batch_norm
+    from jqinject.model import freeze as freeze
+    from jqinject.model import grad as grad
+    from jqinject.model import learn_rounding as learn_rounding
+    from jqinject.model import load_frozen as load_frozen
+    from jqinject.model import load_state as load_state
+    from jqinject.model import lora as lora
+    from jqinject.model import merge_batch_norm as merge_batch_norm
+    from jqinject.model import merge_lora as merge_lora
+    from jqinject.model import post_training_quantize as post_training_quantize
+    from jqinject.model import quantization_status_manager as quantization_status_manager
+    from jqinject.model import quantize as quantize
+    from jqinject.model import quantized_cache as quantized_cache
+    from jqinject.model import reassemble as reassemble
+    from jqinject.model import report as report
+    from jqinject.model import rules_report as rules_report
+    from jqinject.model import unfreeze as unfreeze
+    from jqinject.model import value_and_grad as value_and_grad
+    from jqinject.quant_tensor import FloatQuantTensor as FloatQuantTensor
+    from jqinject.quant_tensor import IntQuantTensor as IntQuantTensor
 
 __version__ = "0.1.0"
 
@@ -97,3 +103,69 @@ __all__ = [
     "value",
     "value_and_grad",
 ]
+
+# Where the names are that are loaded when they are first asked for: `import jqinject` takes no time, and who uses one
+# room waits for the rooms below it alone.
+_PLACES = {
+    "GatheredWarning": "jqinject.core",
+    "LostStateWarning": "jqinject.core",
+    "UncalibratedWarning": "jqinject.core",
+    "LowCoverageWarning": "jqinject.model",
+    "Rule": "jqinject.model",
+    "begin_step": "jqinject.model",
+    "calibrate": "jqinject.model",
+    "calibrate_batch_norm": "jqinject.model",
+    "correct_biases": "jqinject.model",
+    "coverage": "jqinject.model",
+    "end_step": "jqinject.model",
+    "fold_batch_norm": "jqinject.model",
+    "freeze": "jqinject.model",
+    "grad": "jqinject.model",
+    "learn_rounding": "jqinject.model",
+    "load_frozen": "jqinject.model",
+    "load_state": "jqinject.model",
+    "lora": "jqinject.model",
+    "merge_batch_norm": "jqinject.model",
+    "merge_lora": "jqinject.model",
+    "post_training_quantize": "jqinject.model",
+    "quantization_status_manager": "jqinject.model",
+    "quantize": "jqinject.model",
+    "quantized_cache": "jqinject.model",
+    "reassemble": "jqinject.model",
+    "report": "jqinject.model",
+    "rules_report": "jqinject.model",
+    "unfreeze": "jqinject.model",
+    "value_and_grad": "jqinject.model",
+    "FloatQuantTensor": "jqinject.quant_tensor",
+    "IntQuantTensor": "jqinject.quant_tensor",
+}
+_ROOMS = {
+    "checkpoint_policies",
+    "core",
+    "dot",
+    "export",
+    "inject",
+    "model",
+    "native",
+    "nn",
+    "odml",
+    "ops",
+    "program",
+    "proxy",
+    "quant",
+    "quant_tensor",
+}
+
+
+def __getattr__(name: str) -> _typing.Any:
+    if name in _ROOMS:
+        return _importlib.import_module(f"{__name__}.{name}")
+    if name not in _PLACES:
+        near = _did_you_mean(name, __dir__())
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{near and ': ' + near}")
+    found = globals()[name] = getattr(_importlib.import_module(_PLACES[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PLACES, *_ROOMS})

@@ -1,6 +1,10 @@
 """What `import jqinject` offers."""
 
+import ast
+import inspect
 import pydoc
+import subprocess
+import sys
 
 import pytest
 
@@ -19,9 +23,8 @@ def test_help_shows_the_functions():
 
 
 def test_every_public_name_is_in_all():
-    names = {
-        name for name, thing in vars(jqinject).items() if not name.startswith("_") and not _is_room(thing)
-    }
+    found = {name: getattr(jqinject, name) for name in dir(jqinject) if not name.startswith("_")}
+    names = {name for name, thing in found.items() if not _is_room(thing)}
     assert names - {*jqinject.__all__} == {"ExtendedInjector"}
 
 
@@ -29,6 +32,28 @@ def _is_room(thing: object) -> bool:
     return (
         isinstance(thing, type(jqinject)) and thing.__name__.removeprefix("jqinject.") not in jqinject.__all__
     )
+
+
+def test_type_checkers_and_programs_find_the_same_names():
+    tree = ast.parse(inspect.getsource(jqinject))
+    checked = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {name.name: str(line.module) for line in checked.body for name in line.names}  # type: ignore[attr-defined]
+    rooms = {name for name, place in seen.items() if place == "jqinject"}
+    assert rooms <= jqinject._ROOMS
+    assert {name: place for name, place in seen.items() if name not in rooms} == jqinject._PLACES
+    assert all(getattr(jqinject, room).__name__ == f"jqinject.{room}" for room in jqinject._ROOMS)
+
+
+def test_a_name_that_is_not_there():
+    with pytest.raises(AttributeError, match=r"module 'jqinject' has no attribute 'quantise'.*'quantize'"):
+        _ = jqinject.quantise
+
+
+def test_importing_it_imports_no_jax():
+    program = (
+        "import sys, jqinject; print([name for name in ('jax', 'flax', 'orbax') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "[]\n"
 
 
 def test_a_scheme_is_a_word_of_its_own_in_a_rule():

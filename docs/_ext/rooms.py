@@ -29,7 +29,8 @@ def public_names(room: str) -> dict[str, str]:
     module = importlib.import_module(room)
     tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
     found: dict[str, str] = {}
-    for node in tree.body:
+    typed = [node for block in tree.body if isinstance(block, ast.If) for node in block.body]
+    for node in [*tree.body, *typed]:
         if isinstance(node, ast.ImportFrom):
             found |= {
                 alias.name: str(node.module)
@@ -131,7 +132,7 @@ def _group(room: str, source: str) -> str:
 
 def _same(name: str, room: str) -> bool:
     package, module = importlib.import_module(PACKAGE), importlib.import_module(f"{PACKAGE}.{room}")
-    return vars(package).get(name, package) is getattr(module, name)
+    return getattr(package, name, package) is getattr(module, name)
 
 
 def _is_module(module: Any, name: str) -> bool:

@@ -1,7 +1,11 @@
-"""Finds and explains the ready-made quantizers: `python -m jqinject list`, `explain NAME`, `catalogue FOLDER`."""
+"""Finds and explains the ready-made quantizers: `python -m jqinject list`, `explain NAME`, `catalogue FOLDER`.
 
-from jqinject.catalogue.entries import Entry as Entry
-from jqinject.catalogue.entries import all_entries as all_entries
-from jqinject.catalogue.entries import entry_of as entry_of
-from jqinject.catalogue.entries import find as find
+`entry`, `index`, `goals`, `pages` and `command` import no JAX. `entries`, `examples`, `curves`, `overriding` and
+`write_index` read the quantizers themselves.
+"""
+
+from jqinject.catalogue.entry import Entry as Entry
+from jqinject.catalogue.index import all_entries as all_entries
+from jqinject.catalogue.index import entry_of as entry_of
+from jqinject.catalogue.index import find as find
 from jqinject.catalogue.pages import write_catalogue as write_catalogue

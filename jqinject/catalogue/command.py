@@ -1,30 +1,40 @@
-"""The command line of the catalogue: `list`, `explain`, `catalogue`."""
+"""The command line of the catalogue: `list`, `explain`, `catalogue`.
+
+It answers from the index; JAX is imported for overrides and for quantizers of your own alone.
+"""
 
 from __future__ import annotations
 
 import argparse
-import ast
-import importlib
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import jqinject.core
-from jqinject.catalogue.entries import FILTERS, Entry, entry_for, find, quantizer_named
-from jqinject.catalogue.examples import example_of
+from jqinject.catalogue.entry import FILTERS, Entry
+from jqinject.catalogue.goals import GOALS
+from jqinject.catalogue.index import entry_of, find
 from jqinject.catalogue.pages import described, write_catalogue
-from jqinject.inject import DependencyError, ExtendedInjector
+from jqinject.inject import DependencyError
 
 COMMANDS = ("list", "explain", "catalogue")
+LEAST = 13  # characters of the last column, whose words are wrapped in narrow terminals
 
 
 def parser() -> argparse.ArgumentParser:
     """The arguments of the three commands."""
     made = argparse.ArgumentParser(prog="python -m jqinject", description=__doc__)
     commands = made.add_subparsers(dest="command", required=True)
-    listing = commands.add_parser("list", help="the ready-made quantizers, filtered")
+    goals = "\n".join(f"  {name}\n    {goal.aim}" for name, goal in GOALS.items())
+    listing = commands.add_parser(
+        "list",
+        help="the ready-made quantizers, filtered",
+        epilog=f"goals:\n{goals}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     listing.add_argument("text", nargs="?", default="", help="part of the name")
+    listing.add_argument("--goal", default="", help="those to begin with for a goal, listed below")
     for name in FILTERS:
         listing.add_argument(f"--{name}", default="", help=f"only those whose {name} starts so")
     explaining = commands.add_parser("explain", help="the wiring of one quantizer, with overrides")
@@ -53,7 +63,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if given.command == "list":
             asked = {name: getattr(given, name) for name in FILTERS}
-            _print_table(find(text=given.text, **asked))
+            found = find(text=given.text, goal=given.goal, **asked)
+            print(*_listed(found, given.goal), sep="\n")
         elif given.command == "explain":
             print(explained(given.name, given.overrides))
         else:
@@ -82,38 +93,29 @@ def explained(name: str, overrides: Sequence[str]) -> str:
         >>> next(line for line in text.splitlines() if "bit_width =" in line)
         '│   ├── bit_width = 4  <- override by let'
     """
-    quantizer = _imported(name) if ":" in name else quantizer_named(name)
-    given = dict(_override(text) for text in overrides)
-    example = example_of(quantizer, given)
-    return described(entry_for(name, quantizer, given), example, given)
+    if ":" not in name:
+        ready = entry_of(name)
+        if not overrides:
+            return described(ready)
+    from jqinject.catalogue.overriding import explained_anew
+
+    return explained_anew(name, overrides)
 
 
-def _imported(name: str) -> type[ExtendedInjector]:
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{name} cannot be imported: {error}") from None
-    if not (isinstance(found, type) and issubclass(found, ExtendedInjector)):
-        raise ValueError(f"{name} is not a quantizer: expected a class derived from ExtendedInjector")
-    return found
-
-
-def _override(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not (equals and name.isidentifier()):
-        raise ValueError(f"an override is name=value, got {text!r}")
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, getattr(jqinject.core, value, value)
-
-
-def _print_table(found: Sequence[Entry]) -> None:
+def _listed(found: Sequence[Entry], goal: str) -> list[str]:
+    """The table of quantizers, as wide as the terminal; on two lines each where their names leave no room."""
     if not found:
-        print("no quantizer is of all these kinds")
-        return
+        return ["no quantizer is of all these kinds"]
     rows = [("quantizer", *FILTERS), *((e.name, *(getattr(e, name) for name in FILTERS)) for e in found)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    *widths, last = (max(len(row[column]) for row in rows) for column in range(len(rows[0])))
+    left = shutil.get_terminal_size().columns - sum(widths) - 2 * len(widths)
+    lines = [GOALS[goal].aim, ""] if goal else []
     for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        if left >= min(last, LEAST):
+            wrapped = textwrap.wrap(row[-1], left)
+            lines += ["  ".join([*cells, wrapped[0]]).rstrip()]
+            lines += [" " * (sum(widths) + 2 * len(widths)) + more for more in wrapped[1:]]
+        else:
+            lines += [row[0], "    " + "  ".join([*cells[1:], row[-1]])]
+    return lines

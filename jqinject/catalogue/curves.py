@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.catalogue.examples import CHANNELS, OUT_FEATURES, Example
+from jqinject.catalogue.pages import HEIGHT, MARGIN, WIDTH, line_svg
 from jqinject.quant_tensor import IntQuantTensor, as_array
 
-WIDTH, HEIGHT, MARGIN = 240, 160, 10
 POINTS = 512
 BEYOND = 1.25  # curves of activations extend past the collected range
 
@@ -41,6 +41,22 @@ def transfer_curve(example: Example) -> tuple[np.ndarray, np.ndarray]:
     raise ValueError("a quantizer of gradients leaves the forward pass as it is")
 
 
+def curve_points(x: np.ndarray, y: np.ndarray) -> str:
+    """The curve as the points of a line in a picture of `WIDTH` by `HEIGHT`.
+
+    Args:
+        x: the inputs, ascending.
+        y: the outputs.
+    """
+    low = float(min(x.min(), y.min()))
+    high = float(max(x.max(), y.max()))
+    across, up = (WIDTH - 2 * MARGIN) / (high - low or 1.0), (HEIGHT - 2 * MARGIN) / (high - low or 1.0)
+    return " ".join(
+        f"{MARGIN + (float(x[i]) - low) * across:.1f},{HEIGHT - MARGIN - (float(y[i]) - low) * up:.1f}"
+        for i in _corners(x, y)
+    )
+
+
 def curve_svg(x: np.ndarray, y: np.ndarray, title: str) -> str:
     """The curve as a small picture, with the identity line behind it.
 
@@ -49,21 +65,7 @@ def curve_svg(x: np.ndarray, y: np.ndarray, title: str) -> str:
         y: the outputs.
         title: alternative text.
     """
-    low = float(min(x.min(), y.min()))
-    high = float(max(x.max(), y.max()))
-    across, up = (WIDTH - 2 * MARGIN) / (high - low or 1.0), (HEIGHT - 2 * MARGIN) / (high - low or 1.0)
-    corners = _corners(x, y)
-    points = " ".join(
-        f"{MARGIN + (float(x[i]) - low) * across:.1f},{HEIGHT - MARGIN - (float(y[i]) - low) * up:.1f}"
-        for i in corners
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        f'role="img"><title>{title}</title>'
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>'
-        f'<line x1="{MARGIN}" y1="{HEIGHT - MARGIN}" x2="{WIDTH - MARGIN}" y2="{MARGIN}" stroke="#bbbbbb"/>'
-        f'<polyline fill="none" stroke="#1f5fa8" stroke-width="1.5" points="{points}"/></svg>\n'
-    )
+    return line_svg(curve_points(x, y), title)
 
 
 def _corners(x: np.ndarray, y: np.ndarray) -> list[int]:

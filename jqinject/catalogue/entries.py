@@ -5,19 +5,18 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 import jqinject.quant
+from jqinject.catalogue.entry import Entry
 from jqinject.catalogue.examples import kind_of, wiring_of
 from jqinject.inject import ExtendedInjector, Node
 from jqinject.inject.errors import did_you_mean
 from jqinject.ops import NF4
 from jqinject.quant.fragments import FpFNUZMixin, FpOCPMixin
 
-FILTERS = ("kind", "format", "granularity", "scaling")
 # Components by the reader's search term; subclasses count too. Methods take precedence over scalings.
 SCALINGS = {
     "ConstScaling": "constant",
@@ -25,6 +24,7 @@ SCALINGS = {
     "StatsFromParameterScaling": "statistics",
     "RuntimeStatsScaling": "running statistics",
     "ParameterFromStatsFromParameterScaling": "parameter from statistics",
+    "LearnedStepScaling": "learned step",
     "ParameterFromRuntimeStatsScaling": "parameter from statistics",
     "DelayedScaling": "delayed",
     "CurrentScaling": "current",
@@ -43,27 +43,6 @@ METHODS = {
 }
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One ready-made quantizer.
-
-    Attributes:
-        name: its name in `jqinject.quant`.
-        kind: its role: weight, act, bias, grad or trunc.
-        format: of its numbers: int8, uint8, fp8 e4m3, binary, ...
-        granularity: what shares a scale: tensor, channel, group or row.
-        scaling: where the scale comes from.
-        quantizer: the injector.
-    """
-
-    name: str
-    kind: str
-    format: str
-    granularity: str
-    scaling: str
-    quantizer: type[ExtendedInjector]
-
-
 @functools.cache
 def ready_made() -> dict[str, type[ExtendedInjector]]:
     """The quantizers that `jqinject.quant` offers, by name."""
@@ -75,40 +54,12 @@ def ready_made() -> dict[str, type[ExtendedInjector]]:
     return dict(sorted(found.items()))
 
 
-def all_entries() -> tuple[Entry, ...]:
-    """Every ready-made quantizer, by name.
-
-    Example:
-        >>> all_entries()[0].kind in ("weight", "act", "bias", "grad", "trunc")
-        True
-    """
-    return tuple(entry_of(name) for name in ready_made())
-
-
-@functools.cache
-def entry_of(name: str) -> Entry:
-    """The entry of one quantizer.
-
-    Args:
-        name: its name in `jqinject.quant`.
-
-    Raises:
-        ValueError: there is none of that name; the message suggests the nearest.
-
-    Example:
-        >>> entry = entry_of("Int8WeightPerChannelFloat")
-        >>> entry.kind, entry.format, entry.granularity, entry.scaling
-        ('weight', 'int8', 'channel', 'statistics')
-    """
-    return entry_for(name, quantizer_named(name), {})
-
-
 def entry_for(name: str, quantizer: type[ExtendedInjector], overrides: Mapping[str, Any]) -> Entry:
     """The entry of any quantizer, also a user's own, with some names redeclared; nothing is built."""
     wiring = wiring_of(quantizer, overrides)
     kind = kind_of(quantizer)
     facts = _format(wiring) + _variant(quantizer), _granularity(wiring), _scaling(wiring, kind)
-    return Entry(name, kind, *facts, quantizer)
+    return Entry(name, kind, *facts)
 
 
 def quantizer_named(name: str) -> type[ExtendedInjector]:
@@ -121,45 +72,6 @@ def quantizer_named(name: str) -> type[ExtendedInjector]:
         hint = did_you_mean(name, ready_made())
         raise ValueError(f"there is no quantizer {name!r}{': ' + hint if hint else ''}")
     return ready_made()[name]
-
-
-def find(
-    *,
-    text: str = "",
-    kind: str = "",
-    format: str = "",
-    granularity: str = "",
-    scaling: str = "",
-) -> tuple[Entry, ...]:
-    """The ready-made quantizers that match all criteria.
-
-    Args:
-        text: part of the name, in any case.
-        kind, format, granularity, scaling: the entry's value, or its first words, in any case.
-
-    Raises:
-        ValueError: no quantizer has this kind, format, granularity or scaling; the message lists those that exist.
-
-    Example:
-        >>> [entry.name for entry in find(kind="bias", text="16")]
-        ['Int16Bias']
-    """
-    asked = dict(zip(FILTERS, (kind, format, granularity, scaling), strict=True))
-    known = all_entries()
-    for name, wanted in asked.items():
-        choices = sorted({getattr(entry, name) for entry in known})
-        if wanted and not any(_is_of(choice, wanted) for choice in choices):
-            raise ValueError(f"no quantizer has the {name} {wanted!r}; there are: {', '.join(choices)}")
-    return tuple(
-        entry
-        for entry in known
-        if text.lower() in entry.name.lower()
-        and all(_is_of(getattr(entry, name), wanted) for name, wanted in asked.items())
-    )
-
-
-def _is_of(found: str, wanted: str) -> bool:
-    return found.lower().startswith(wanted.lower())
 
 
 def summary_of(quantizer: type) -> str:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
-from jqinject.catalogue.curves import curve_svg, transfer_curve
-from jqinject.catalogue.entries import FILTERS, Entry, all_entries, components_of, summary_of
-from jqinject.catalogue.examples import Example, example_of
-from jqinject.inject import explain
-from jqinject.inject.show import brief
+from jqinject.catalogue.entry import FILTERS, Entry
+from jqinject.catalogue.index import all_entries
 
 CURVES = "curves"
+WIDTH, HEIGHT, MARGIN = 240, 160, 10
 
 
 def write_catalogue(folder: Path, *, golden: Path | None = None) -> list[Path]:
@@ -39,13 +35,11 @@ def write_catalogue(folder: Path, *, golden: Path | None = None) -> list[Path]:
     for kind, members in groupby(known, key=lambda entry: entry.kind):
         parts = [f"# Quantizers of {PLURALS[kind]}\n"]
         for entry in members:
-            example = example_of(entry.quantizer, {})
             curve = ""
-            if entry.kind != "grad":
+            if entry.points:
                 curve = f"{CURVES}/{entry.name}.svg"
-                x, y = transfer_curve(example)
-                written[folder / curve] = curve_svg(x, y, f"transfer curve of {entry.name}")
-            parts.append(section(entry, example_of(entry.quantizer, {}), curve, cases.get(entry.name, ())))
+                written[folder / curve] = line_svg(entry.points, f"transfer curve of {entry.name}")
+            parts.append(section(entry, curve, cases.get(entry.name, ())))
         written[folder / f"{kind}.md"] = "\n".join(parts)
     for path, text in written.items():
         path.write_text(text, encoding="utf-8")
@@ -91,33 +85,20 @@ GROUPS_RUN = (
 )
 
 
-def section(entry: Entry, example: Example, curve: str, cases: Iterable[str]) -> str:
+def section(entry: Entry, curve: str, cases: Iterable[str]) -> str:
     """The section of one quantizer."""
-    parts = [f"## {entry.name}", "", summary_of(entry.quantizer), ""]
+    parts = [f"## {entry.name}", "", entry.summary, ""]
     facts = ", ".join(f"{name}: {getattr(entry, name)}" for name in FILTERS[1:])
-    parts += [facts + _shown(example.overrides), ""]
+    parts += [facts + entry.given, ""]
     if entry.granularity == "group":
         parts += [GROUPS_RUN, ""]
     if curve:
         parts += [f"![transfer curve]({curve})", ""]
-    parts += ["Formulas:", "", *formulas(example), "", "Wiring:", "", "```text", wiring(example), "```", ""]
+    parts += ["Formulas:", "", *entry.formulas, "", "Wiring:", "", "```text", entry.wiring, "```", ""]
     named = ", ".join(f"`{case}`" for case in cases)
     if named:
         parts += [f"Reference cases: {named}", ""]
     return "\n".join(parts)
-
-
-def formulas(example: Example) -> list[str]:
-    """What each component of a quantizer computes, the outermost first."""
-    tree = explain(example.proxy, module=example.layer)
-    return [
-        f"- `{node.name}` {node.value.__name__}: {summary_of(node.value)}" for node in components_of(tree)
-    ]
-
-
-def wiring(example: Example) -> str:
-    """The wiring tree as text."""
-    return str(explain(example.proxy, module=example.layer))
 
 
 def golden_cases(manifest: Path | None) -> dict[str, list[str]]:
@@ -131,39 +112,46 @@ def golden_cases(manifest: Path | None) -> dict[str, list[str]]:
     return found
 
 
-def described(entry: Entry, example: Example, overrides: Mapping[str, Any]) -> str:
+def described(entry: Entry, changed: str = "") -> str:
     """One quantizer for the terminal: docstring, facts, formulas and wiring.
 
     Args:
         entry: its entry, with the overrides.
-        example: a layer that holds it, with the overrides.
-        overrides: the names that the reader redeclared; the docstring describes the quantizer without them.
+        changed: the names that the reader redeclared, as text; the docstring describes the quantizer without them.
     """
-    changed = ", ".join(f"{name}={brief(value)}" for name, value in overrides.items())
     width = max(map(len, FILTERS))
     facts = [f"  {name.ljust(width)}  {getattr(entry, name)}" for name in FILTERS]
-    text = inspect.getdoc(entry.quantizer) or ""
-    about = text.split("\n\nExample:")[0]
+    several = ", " in changed
     return "\n".join(
         [
             f"{entry.name} with {changed}" if changed else entry.name,
             "",
-            f"Without {'them' if len(overrides) > 1 else 'it'}: {about}" if changed else about,
+            f"Without {'them' if several else 'it'}: {entry.about}" if changed else entry.about,
             "",
             *facts,
             "",
             "Formulas",
             "",
-            *formulas(example),
+            *entry.formulas,
             "",
             "Wiring",
             "",
-            wiring(example),
+            entry.wiring,
         ]
     )
 
 
-def _shown(overrides: Mapping[str, Any]) -> str:
-    if not overrides:
-        return ""
-    return "; here with " + ", ".join(f"`{name}={value!r}`" for name, value in overrides.items())
+def line_svg(points: str, title: str) -> str:
+    """A curve as a small picture, with the identity line behind it.
+
+    Args:
+        points: of the curve, in pixels: "10.0,150.0 230.0,10.0".
+        title: alternative text.
+    """
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'role="img"><title>{title}</title>'
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>'
+        f'<line x1="{MARGIN}" y1="{HEIGHT - MARGIN}" x2="{WIDTH - MARGIN}" y2="{MARGIN}" stroke="#bbbbbb"/>'
+        f'<polyline fill="none" stroke="#1f5fa8" stroke-width="1.5" points="{points}"/></svg>\n'
+    )

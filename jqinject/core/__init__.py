@@ -20,6 +20,7 @@ from jqinject.core.calibration import RangeMethod as RangeMethod
 from jqinject.core.calibration import RMSRange as RMSRange
 from jqinject.core.calibration import SimpleMovingAverage as SimpleMovingAverage
 from jqinject.core.calibration.range_to_scale import scale_and_zero_point as scale_and_zero_point
+from jqinject.core.clamp import ClampBeforeRounding as ClampBeforeRounding
 from jqinject.core.clamp import ClampMin as ClampMin
 from jqinject.core.clamp import Identity as Identity
 from jqinject.core.clamp import ScalarClamp as ScalarClamp
@@ -89,6 +90,8 @@ from jqinject.core.scaling import DelayedScaling as DelayedScaling
 from jqinject.core.scaling import FloatScaling as FloatScaling
 from jqinject.core.scaling import InputAwarePreScaling as InputAwarePreScaling
 from jqinject.core.scaling import IntScaling as IntScaling
+from jqinject.core.scaling import LearnedStepScaling as LearnedStepScaling
+from jqinject.core.scaling import MaxIntScaling as MaxIntScaling
 from jqinject.core.scaling import ParameterFromRuntimeStatsScaling as ParameterFromRuntimeStatsScaling
 from jqinject.core.scaling import (
     ParameterFromStatsFromParameterScaling as ParameterFromStatsFromParameterScaling,
@@ -105,6 +108,7 @@ from jqinject.core.scaling import StatsFromParameterScaling as StatsFromParamete
 from jqinject.core.scaling import TruncMsbScaling as TruncMsbScaling
 from jqinject.core.scaling import TruncScalingWrapper as TruncScalingWrapper
 from jqinject.core.state.amax_history import AmaxHistory as AmaxHistory
+from jqinject.core.state.lost_state import LostStateWarning as LostStateWarning
 from jqinject.core.state.uncalibrated import UncalibratedWarning as UncalibratedWarning
 from jqinject.core.state.uncalibrated import warn_if_uncalibrated as warn_if_uncalibrated
 from jqinject.core.state.variables import Frozen as Frozen

@@ -45,6 +45,25 @@ class TensorClamp:
 
 
 @dataclass(frozen=True)
+class ClampBeforeRounding:
+    """Clamps as `TensorClamp`; in an `IntQuant`, numbers beyond a bound before rounding count as clamped already.
+
+    The values are the same, the gradient of a number within half a step beyond a bound is not: it goes to the bound.
+    By itself, and after a rounding that has state, it is `TensorClamp`.
+
+    Source: LSQ, `round(clamp(x / s))`.
+    """
+
+    is_nearest = True
+    passes_gradient = False
+    clamps_first = True
+
+    def __call__(self, x: ArrayLike, min_val: ArrayLike, max_val: ArrayLike) -> jax.Array:
+        """Clamp `x` to `min_val` .. `max_val`."""
+        return clamp.tensor_clamp(x, min_val, max_val)
+
+
+@dataclass(frozen=True)
 class TensorClampSte:
     """Clamp; the gradient goes straight through to `x`. See `jqinject.ops.tensor_clamp_ste`."""
 

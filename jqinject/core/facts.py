@@ -200,7 +200,8 @@ class SaysPositive(Protocol):
 class SaysElementwise(Protocol):
     """A rounding whose class knows a stateless elementwise function with the same values.
 
-    Such a clamp also states `passes_gradient`: whether the gradient passes where it clamps.
+    Such a clamp also states `passes_gradient`: whether the gradient passes where it clamps; and may state
+    `clamps_first`: whether it clamps in the gradient from the bound on, before rounding.
     """
 
     @staticmethod

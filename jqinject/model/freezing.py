@@ -14,6 +14,7 @@ from jqinject.core import SimpleMovingAverage
 from jqinject.dot import FrozenParam
 from jqinject.model.frozen_ops import freeze_op, quantized_op, unfreeze_op
 from jqinject.model.site_freezing import (
+    check_parameters_freeze,
     check_parameters_unfreeze,
     freeze_parameters,
     parameter_sites,
@@ -89,6 +90,7 @@ def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool
         op = None if isinstance(layer, QuantWeightLayer) else quantized_op(layer)
         if op is not None:
             op.module.check_freezes()
+    check_parameters_freeze(index)
     ours = [layer for layer in layers if isinstance(layer, QuantWeightLayer) and freezes(layer)]
     sites = [site for *_, site in parameter_sites(index) if site.master is None]
     check_finite(index, [*ours, *sites], "freeze")

@@ -22,6 +22,22 @@ def parameter_sites(index: ModelIndex) -> Iterator[tuple[Path, QuantizedProgram,
             yield from ((path, node, name, sites[name]) for name in list(sites))
 
 
+def check_parameters_freeze(index: ModelIndex) -> None:
+    """Raise if a parameter is quantized within a contraction, in a form that cannot be stored.
+
+    Raises:
+        ValueError: names the parameters.
+    """
+    for _, node in index.places:
+        if isinstance(node, QuantizedProgram) and node.op_quant.unstored:
+            shown = "\n".join(f"    {name}: {why}" for name, why in node.op_quant.unstored)
+            raise ValueError(
+                f"freeze: weights that schemes quantize cannot be stored for serving:\n{shown}\n"
+                "  cure: a scheme without tile_size, whose fprop_rhs is a quantizer of weights; or a rule before it "
+                "that keeps them float"
+            )
+
+
 def freeze_parameters(index: ModelIndex, keep_masters: bool) -> None:
     """Put the low-bit numbers of quantized parameters in the places of these.
 

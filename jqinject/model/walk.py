@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from jqinject.program import OpQuantizers
 from jqinject.proxy import QuantProxyFromInjector
 
 Path = tuple[str, ...]
+M = TypeVar("M", bound=nnx.Module)
 QUANTIZER_KINDS = (QuantParam, QuantStat, GradStat, GradSlot)
 TRACKED = (
     "tracked_parameters"  # the attribute in which a component holds weights of layers, even without a proxy
@@ -237,6 +238,17 @@ def _former_paths(variable: nnx.Variable[Any], path: Path, below: Path) -> list[
         return []
     former = (*path[:-1], *below)  # a part was a Variable of its own, or of an `AmaxHistory` of its own
     return [former, (*former, *below)] if below == ("amax_history",) else [former]
+
+
+def modules_by_path(model: Any, kind: type[M]) -> dict[str, M]:
+    """The modules of a class, each once, by their first path as text.
+
+    Args:
+        model: an NNX module.
+        kind: the class.
+    """
+    found = nnx.iter_modules(model, graph=True)
+    return {dotted(path): node for path, node in found if isinstance(node, kind)}
 
 
 def dotted(path: tuple[Any, ...]) -> str:

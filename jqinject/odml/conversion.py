@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,9 +51,13 @@ class Markers:
     def grad_dtype(self, name: str) -> None:
         """Gradients are not marked."""
 
-    def contract(self, site: Site, eqn: Any, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    def contract(self, site: Site, eqn: Any, lhs: Any, rhs: Any, weight: int | None, unrounded: Any) -> Any:
         """The contraction of floats."""
         return eqn.primitive.bind(lhs, rhs, **eqn.params)
+
+    def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
+        """Nothing is contracted backward."""
+        return False
 
     def holds(self, weight_path: tuple[Any, ...]) -> bool:
         """Weights are marked where they are contracted."""
@@ -77,12 +81,20 @@ class ConvertedSites(nnx.Module):
     Args:
         policy: decides where they are inserted.
         markers: name -> marker; static.
+        same: as for `OpQuantizers`.
     """
 
     markers: tuple[tuple[str, FakeQuantMarker], ...]
+    same: tuple[tuple[str, str], ...]
 
-    def __init__(self, policy: OdmlPolicy, markers: dict[str, FakeQuantMarker]) -> None:
-        assign(self, policy=policy, markers=tuple(sorted(markers.items(), key=lambda item: item[0])))
+    def __init__(
+        self,
+        policy: OdmlPolicy,
+        markers: dict[str, FakeQuantMarker],
+        same: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        ordered = tuple(sorted(markers.items(), key=lambda item: item[0]))
+        assign(self, policy=policy, markers=ordered, same=same)
 
     def adapters_by_path(self) -> dict[tuple[Any, ...], Any]:
         """None: devices have no adapters."""
@@ -163,6 +175,26 @@ class OdmlConversion:
                 varies along two axes; a quantizer does not make signed 8-bit integers.
         """
         check_inputs(model, inputs, kwargs, "OdmlConversion.quantize")
+        return self.quantize_calls(model, [Call(inputs, kwargs)])
+
+    def quantize_calls(self, model: Any, calls: Sequence[Call]) -> Any:
+        """The converted model, of which each of several methods is traced; see `OdmlQat.quantize_calls`.
+
+        `jqinject.quantize(model, OdmlConversion(), inputs=..., methods=...)` calls it. The methods are to be those that
+        the model was quantized with, or some of them.
+
+        Args:
+            model: as for `quantize`.
+            calls: of different methods.
+
+        Returns:
+            As `quantize`; a method that is not among `calls` runs as it was written.
+
+        Raises:
+            TypeError, ValueError: as `quantize`.
+        """
+        for call in calls or [Call((), {})]:
+            check_inputs(model, call.args, call.kwargs, f"OdmlConversion.quantize (of {call.name})")
         held = vars(model).get(HELD)
         if not isinstance(held, OpQuantizers) or not isinstance(held.policy, OdmlPolicy):
             raise ValueError(
@@ -173,10 +205,11 @@ class OdmlConversion:
         collector = _Collector(held)
         evaluated = nnx.clone(model, graph=True)
         evaluated.eval()
-        find_sites(evaluated, policy, [Call(inputs, kwargs)], collector)
-        change_class(evaluated, quantized_class(type(model), ConvertedProgram))
+        find_sites(evaluated, policy, calls, collector)
+        methods = [call.name for call in calls]
+        change_class(evaluated, quantized_class(type(model), ConvertedProgram, methods))
         delattr(evaluated, HELD)
-        setattr(evaluated, HELD, ConvertedSites(policy, collector.markers))
+        setattr(evaluated, HELD, ConvertedSites(policy, collector.markers, held.same))
         return evaluated
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from flax import nnx
@@ -89,12 +89,31 @@ class OdmlQat:
             ValueError: no inputs; an unknown operation in strict mode; the model is already quantized.
         """
         check_inputs(model, inputs, kwargs, "OdmlQat.quantize")
+        return self.quantize_calls(model, [Call(inputs, kwargs)])
+
+    def quantize_calls(self, model: Any, calls: Sequence[Call]) -> Any:
+        """The model with quantizers between the operations of several methods, of which each is traced.
+
+        `jqinject.quantize(model, OdmlQat(), inputs=..., methods=...)` calls it.
+
+        Args:
+            model: an NNX module; it is not changed, its arrays are shared.
+            calls: of different methods.
+
+        Returns:
+            As `quantize`. A place that several methods run has one quantizer.
+
+        Raises:
+            TypeError, ValueError: as `quantize`.
+        """
+        for call in calls or [Call((), {})]:
+            check_inputs(model, call.args, call.kwargs, f"OdmlQat.quantize (of {call.name})")
         _refuse_quantized(model)
         model = nnx.clone(model, graph=True)
-        sites = find_sites(model, self.policy, [Call(inputs, kwargs)]).sites
-        held = {name: _proxy(site) for name, site in sites.items()}
-        change_class(model, quantized_class(type(model)))
-        setattr(model, HELD, OpQuantizers(self.policy, held))
+        found = find_sites(model, self.policy, calls)
+        held = {name: _proxy(site) for name, site in found.sites.items()}
+        change_class(model, quantized_class(type(model), methods=[call.name for call in calls]))
+        setattr(model, HELD, OpQuantizers(self.policy, held, same=found.same))
         return model
 
 

@@ -112,6 +112,8 @@ class Steps:
         by_reciprocal: whether numbers are multiplied by the reciprocal of the scale; see `jqinject.ops.by_reciprocal`.
         repeated: whether the scale has the shape of the numbers, and is one for many of them nevertheless.
         payload: the dtype in which the integers are returned beside the value; None to return the value alone.
+        clamps_first: whether the gradient counts numbers as clamped that lie beyond a bound before they are rounded
+            (7.3 of at most 7); else only if they still do afterwards.
     """
 
     rounding: Callable[[jax.Array], jax.Array] = nearest
@@ -120,6 +122,7 @@ class Steps:
     by_reciprocal: bool = False
     repeated: bool = False
     payload: Any = None
+    clamps_first: bool = False
 
     def rounded(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array) -> tuple[jax.Array, jax.Array]:
         """`x / scale`, and the whole number that it is rounded to with the zero point added."""
@@ -168,7 +171,10 @@ def _change(how: Steps, primals: Any, tangents: Any) -> jax.Array:
     steps, rounded = how.rounded(x, scale, zero_point)
     integers = bounded(rounded, low, high)
     centered = integers if how.centered else integers - zero_point
-    inside = None if how.straight else integers == rounded
+    place = rounded
+    if how.clamps_first:
+        place = steps if how.centered else steps + zero_point
+    inside = None if how.straight else bounded(place, low, high) == place
     parts = []
     if along_x is not None:
         along_x = jax.lax.optimization_barrier(along_x)
@@ -183,9 +189,9 @@ def _change(how: Steps, primals: Any, tangents: Any) -> jax.Array:
         if along_zero_point is not None:
             parts.append(choose(inside, 0.0, -scale * along_zero_point))
         if along_low is not None:
-            parts.append(choose(rounded < low, scale * along_low, 0.0))
+            parts.append(choose(place < low, scale * along_low, 0.0))
         if along_high is not None:
-            parts.append(choose(rounded > high, scale * along_high, 0.0))
+            parts.append(choose(place > high, scale * along_high, 0.0))
     return sum(parts[1:], parts[0]) if parts else jnp.zeros_like(centered)
 
 

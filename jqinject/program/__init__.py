@@ -1,14 +1,15 @@
 """Quantizers between the operations of a model: its traced program is run with quantizers inserted."""
 
-from jqinject.program.model import HELD as HELD
+from jqinject.program.finding import HELD as HELD
+from jqinject.program.finding import find_sites as find_sites
+from jqinject.program.finding import names_of as names_of
+from jqinject.program.finding import program_of_call as program_of_call
+from jqinject.program.finding import sites_of_program as sites_of_program
+from jqinject.program.finding import throws_away as throws_away
 from jqinject.program.model import OpQuantizers as OpQuantizers
 from jqinject.program.model import QuantizedProgram as QuantizedProgram
-from jqinject.program.model import find_sites as find_sites
 from jqinject.program.model import program_class_of as program_class_of
-from jqinject.program.model import program_of_call as program_of_call
 from jqinject.program.model import quantized_class as quantized_class
-from jqinject.program.model import sites_of_program as sites_of_program
-from jqinject.program.model import throws_away as throws_away
 from jqinject.program.nested import name_of_function as name_of_function
 from jqinject.program.nested import runs_inside as runs_inside
 from jqinject.program.nested import scan_counts as scan_counts
@@ -36,7 +37,6 @@ from jqinject.program.tracing.call import with_copied_modules as with_copied_mod
 from jqinject.program.tracing.class_swap import change_class as change_class
 from jqinject.program.tracing.intercept import Around as Around
 from jqinject.program.tracing.intercept import intercept as intercept
-from jqinject.program.tracing.kept_state import LostStateWarning as LostStateWarning
 from jqinject.program.tracing.scopes import name_in_scope as name_in_scope
 from jqinject.program.tracing.scopes import path_in as path_in
 from jqinject.program.tracing.trace import Program as Program

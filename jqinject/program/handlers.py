@@ -240,9 +240,11 @@ HANDLERS: dict[Kind, Callable[..., list[Tracked]]] = {
 def enter_region(run: Any, region: str, path: str, x: Tracked) -> Tracked:
     """The input of a module that is one operation."""
     operation = OPERATIONS.get(region)
+    if operation is None:
+        run.note(path, region, path, (path,))
     if operation is None or not x.is_activation or (region == "batch_norm_op" and x.fusible):
         return x
-    choice, name = run.choose(path, operation)
+    choice, name = run.choose(path, operation, read=(path,))
     return _operand(run, x, choice, name)
 
 

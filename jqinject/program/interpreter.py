@@ -18,6 +18,7 @@ from jqinject.program.cache_writes import opened, written
 from jqinject.program.operations import FUNCTIONS, Operation, operation_of
 from jqinject.program.policy import ActivationProduct, Choice, Policy, Site, WeightUse, site_of
 from jqinject.program.quantizers import Quantizers
+from jqinject.program.same_places import PLAIN, Occurrence, SiteNames
 from jqinject.program.tracing.kept_state import MARK, KeptState
 from jqinject.program.tracing.scopes import BEGIN, END, path_in
 from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
@@ -33,24 +34,30 @@ class Interpreter:
         policy: decides what is quantized.
         quantizers: quantize at a site, and keep its statistics.
         constants_now: whether values that depend on no input are computed while the program is traced.
-        prefix: what the names of its sites begin with.
+        names: of its sites in the model.
     """
 
     def __init__(
-        self, policy: Policy, quantizers: Quantizers, constants_now: bool = False, prefix: str = ""
+        self,
+        policy: Policy,
+        quantizers: Quantizers,
+        constants_now: bool = False,
+        names: SiteNames = PLAIN,
     ) -> None:
         self.policy = policy
         self.quantizers = quantizers
         self.constants_now = constants_now
-        self.prefix = prefix
+        self.names = names
         self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
         self.sites: dict[str, Site] = {}
         self.uses: list[WeightUse] = []
         self.adapted: set[tuple[tuple[Any, ...], str]] = set()
         self.products: list[ActivationProduct] = []
+        self.occurrences: list[Occurrence] = []
         self.region: tuple[str, str] | None = None
         self.mapped = False
         self._entered = Tracked(None)
+        self._equation: Any = None
         self.kept = KeptState()
 
     # --- programs
@@ -100,6 +107,7 @@ class Interpreter:
 
     def _run_function(self, equations: Sequence[Any], match: templates.Match, env: Any, path: str) -> None:
         where = path_in(equations[0].source_info.name_stack) or path
+        self._equation = equations[0]
         x = parameter(self, self._read(env, match.input))
 
         def evaluate(value: Any) -> list[Any]:
@@ -115,6 +123,7 @@ class Interpreter:
 
     def _run_equation(self, eqn: Any, inputs: list[Tracked], path: str) -> list[Tracked]:
         name = eqn.primitive.name
+        self._equation = eqn
         where = path_in(eqn.source_info.name_stack) or path
         if name == "name" and self._marks_region(eqn.params["name"]):
             return [self._cross(eqn.params["name"], inputs[0], where)]
@@ -191,9 +200,9 @@ class Interpreter:
 
     def within(self, quantizers: Quantizers, counts: Any = None) -> Interpreter:
         """An interpreter for a part of the program."""
-        run = Interpreter(self.policy, quantizers, prefix=self.prefix)
+        run = Interpreter(self.policy, quantizers, names=self.names)
         run.counts = (self.counts if counts is None else counts).copy()
-        run.region, run.mapped = self.region, self.mapped
+        run.region, run.mapped, run._equation = self.region, self.mapped, self._equation
         run.kept = self.kept.within()
         return run
 
@@ -210,13 +219,29 @@ class Interpreter:
             return compute()
 
     def choose(
-        self, path: str, operation: Operation, weight_path: tuple[Any, ...] = ()
+        self,
+        path: str,
+        operation: Operation,
+        weight_path: tuple[Any, ...] = (),
+        read: tuple[Any, ...] = (),
     ) -> tuple[Choice | None, str]:
-        """The policy's choice for an operation, and the name of this occurrence of it."""
+        """The policy's choice for an operation, and the name of this occurrence of it.
+
+        Args:
+            path: of the module.
+            operation: the operation.
+            weight_path: of the parameter for which there may be a rule.
+            read: what tells the place from others; None for `weight_path`.
+        """
         number = self.counts[path, operation.name]
         self.counts[path, operation.name] += 1
-        name = f"{operation.name}{number}"
-        return self.policy.choose(path, operation, weight_path), f"{path}.{name}" if path else name
+        name = f"{path}.{operation.name}{number}" if path else f"{operation.name}{number}"
+        self.note(path, operation.name, name, read or weight_path)
+        return self.policy.choose(path, operation, weight_path), name
+
+    def note(self, path: str, operation: str, name: str, read: tuple[Any, ...]) -> None:
+        """Note an operation, or the call of a layer; see `Occurrence`."""
+        self.occurrences.append(Occurrence(path, operation, read, self._equation, self.names.prefix + name))
 
     def quantized(self, x: Tracked, quantizer: Any, name: str, **overrides: Any) -> Tracked:
         """`x` quantized at the site `name`, once for all operations that use the same quantizer."""
@@ -224,7 +249,7 @@ class Interpreter:
             overrides["fixed_range"] = x.fixed_range
         key = (quantizer, tuple(sorted(overrides.items())))
         if key not in x.twins:
-            site = site_of(x, self.prefix + name, quantizer, overrides, shape_of(x))
+            site = site_of(x, self.names.full(name), quantizer, overrides, shape_of(x))
             self.sites[site.name] = site
             twin = x.with_value(self.quantizers.quantize(site, x.array))
             twin.pending, twin.quantized, twin.site = None, True, site.name

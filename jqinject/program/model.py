@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from flax import nnx
@@ -13,37 +12,17 @@ from flax import nnx
 from jqinject.core.construction.assign import assign
 from jqinject.core.state.record import RecordPart, flat_parts
 from jqinject.program.cache_writes import check_caches_stay
+from jqinject.program.finding import HELD, names_of, outputs_of
 from jqinject.program.interpreter import Interpreter
-from jqinject.program.policy import ActivationProduct, CacheSite, Policy, Site, WeightUse
-from jqinject.program.quantizers import Finder, HeldQuantizers, Quantizers
-from jqinject.program.tracing.call import CALL, Call
-from jqinject.program.tracing.class_swap import ClassMixin, derived_class, original_class
-from jqinject.program.tracing.kept_state import of_model
-from jqinject.program.tracing.trace import Program, node_at, trace
-from jqinject.program.tracked_value import Tracked, shape_of
+from jqinject.program.policy import CacheSite, Policy
+from jqinject.program.quantizers import HeldQuantizers, Quantizers
+from jqinject.program.tracing.call import Call
+from jqinject.program.tracing.class_swap import ClassMixin, derived_class
+from jqinject.program.tracing.trace import node_at, trace
 from jqinject.program.weights.adapter import Adapter, dropout_name, with_adapters
-from jqinject.program.weights.moves import Axes
 from jqinject.program.weights.parameters import dotted
 
-HELD = "op_quant"
 Path = tuple[Any, ...]
-
-
-class FoundSites(NamedTuple):
-    """What a call of a model quantizes.
-
-    Attributes:
-        sites: name -> site of a tensor.
-        uses: where parameters are contracted or looked up.
-        products: contractions of two activations.
-        adapted: the path of a parameter and the name of a contraction that its adapter takes part in, or of a look-up
-            whose rows are then contracted.
-    """
-
-    sites: dict[str, Site]
-    uses: list[WeightUse]
-    products: list[ActivationProduct]
-    adapted: set[tuple[Path, str]]
 
 
 class OpQuantizers(nnx.Module):
@@ -59,6 +38,8 @@ class OpQuantizers(nnx.Module):
         weights: path of a parameter, as text -> what holds its quantizer.
         tied: paths of parameters that belong to a layer of ours and that the model contracts by itself too.
         caches: caches whose rows are quantized when they are written.
+        same: see `FoundSites`.
+        unstored: paths of parameters that a scheme quantizes within a contraction, and why they cannot be stored.
     """
 
     policy: Policy
@@ -67,6 +48,8 @@ class OpQuantizers(nnx.Module):
     adapters: nnx.Dict[Any]
     tied: tuple[Path, ...] = ()
     caches: tuple[CacheSite, ...] = ()
+    same: tuple[tuple[str, str], ...] = ()
+    unstored: tuple[tuple[str, str], ...] = ()
 
     def __init__(
         self,
@@ -75,6 +58,8 @@ class OpQuantizers(nnx.Module):
         weights: Mapping[str, Any] | None = None,
         tied: tuple[Path, ...] = (),
         caches: tuple[CacheSite, ...] = (),
+        same: Mapping[str, str] | None = None,
+        unstored: tuple[tuple[str, str], ...] = (),
     ) -> None:
         assign(self, policy=policy, held=nnx.Dict(held))
         if weights:
@@ -83,6 +68,10 @@ class OpQuantizers(nnx.Module):
             self.tied = tied
         if caches:
             self.caches = caches
+        if same:
+            self.same = tuple(sorted(same.items()))
+        if unstored:
+            self.unstored = unstored
 
     def weight_sites(self) -> Mapping[str, Any]:
         """What holds the quantizers of parameters, by their paths as text."""
@@ -138,7 +127,8 @@ class QuantizedProgram(ClassMixin):
             if adapter.dropout is not None
         }
         known = {name: q for name, q in weights.items() if q is not None}
-        return HeldQuantizers(held.held, known, stacked, dropouts)
+        again = frozenset(name for name in sites if sites[name].rounded_again)
+        return HeldQuantizers(held.held, known, stacked, dropouts, again)
 
 
 def quantized_class(
@@ -164,16 +154,11 @@ def methods_of(kind: type) -> tuple[str, ...]:
     return kind._made_from[2] if issubclass(kind, QuantizedProgram) else ()  # pyright: ignore
 
 
-def prefix_of(call: Call) -> str:
-    """What the names of a call's sites begin with: nothing for `__call__`, else the method and a colon."""
-    return "" if call.name == CALL else f"{call.name}:"
-
-
 def run(model: Any, policy: Policy, quantizers: Quantizers, call: Call) -> Any:
     """Run a call of a model with quantizers; the state of the model and the call's modules changes as in the call."""
     program = with_adapters(model, trace(model, call, policy.is_leaf, HELD))
-    interpreter = Interpreter(policy, quantizers, prefix=prefix_of(call))
-    values = _outputs(interpreter, program)
+    interpreter = Interpreter(policy, quantizers, names=names_of(model, call))
+    values = outputs_of(interpreter, program)
     interpreter.kept.warn_of_lost(model)
     called = (model, *call.modules)
     live = dict(flat_parts(nnx.state(called, graph=True)))
@@ -186,112 +171,3 @@ def run(model: Any, policy: Policy, quantizers: Quantizers, call: Call) -> Any:
         else:
             nnx.update(called[path[0]], nnx.from_flat_state([(path[1:], variable.replace(value))]))
     return outputs
-
-
-def _outputs(interpreter: Interpreter, program: Any) -> list[Any]:
-    closed = program.closed
-    inputs = [interpreter.policy.model_input(x) if x.is_activation else x for x in program.inputs]
-    interpreter.kept.begin(inputs)
-    found = interpreter.run(closed.jaxpr, closed.consts, inputs)
-    count = program.output_tree.num_leaves
-    final = interpreter.policy.final_output
-    outputs = [final(interpreter, x, index) for index, x in enumerate(found[:count])]
-    # A parameter that the program hands through is not changed by having been quantized.
-    parameters = {x.weight_path: x.array for x in program.inputs if x.is_weight and x.form is None}
-    state = [
-        parameters.get(x.weight_path, x.array) if x.is_weight and x.quantized else x.passed
-        for x in found[count:]
-    ]
-    return [*(x.passed for x in outputs), *state]
-
-
-def find_sites(
-    model: Any, policy: Policy, calls: Iterable[Call], quantizers: Quantizers | None = None
-) -> FoundSites:
-    """The sites at which calls of a model would be quantized; the model is traced, not run.
-
-    Args:
-        model: an NNX module, concrete or abstract.
-        policy: decides what is quantized.
-        calls: of different methods.
-        quantizers: called at the sites, with the model's weights and tracers for everything else; None for no calls.
-    """
-    found = FoundSites({}, [], [], set())
-    for call in calls:
-        own = _sites_of_call(model, policy, call, quantizers)
-        found.sites.update(own.sites)
-        found.uses.extend(own.uses)
-        found.adapted.update(own.adapted)
-        found.products.extend(own.products)
-    return found
-
-
-def program_of_call(model: Any, policy: Policy, call: Call) -> Program:
-    """The program of a call, in which a policy's sites can be found.
-
-    Args:
-        model: an NNX module, concrete or abstract.
-        policy: says which modules are not looked into.
-        call: of the model.
-    """
-    try:
-        return with_adapters(model, trace(model, call, policy.is_leaf, HELD))
-    except Exception as error:
-        traced = original_class(type(model)).__name__ + ("" if call.name == CALL else f".{call.name}")
-        error.add_note(f"while {traced} was traced, to find its operations, with {call}")
-        raise
-
-
-def _sites_of_call(model: Any, policy: Policy, call: Call, quantizers: Quantizers | None) -> FoundSites:
-    return sites_of_program(program_of_call(model, policy, call), policy, call, quantizers)
-
-
-def sites_of_program(
-    program: Program, policy: Policy, call: Call, quantizers: Quantizers | None = None
-) -> FoundSites:
-    """See `find_sites`, of one traced call."""
-    interpreter = Interpreter(
-        policy, quantizers or Finder(), constants_now=quantizers is not None, prefix=prefix_of(call)
-    )
-    variable = [quantizers is None or x.is_activation for x in program.inputs]
-    if policy.follows_parameters and quantizers is None:
-        program = program._replace(inputs=[_with_axes(x) for x in program.inputs])
-
-    def look(values: list[Any]) -> Any:
-        given = iter(values)
-        inputs = [
-            replace(x, value=next(given), twins={}) if free else x
-            for x, free in zip(program.inputs, variable, strict=True)
-        ]
-        return _outputs(interpreter, program._replace(inputs=inputs))
-
-    jax.eval_shape(look, [x.passed for x, free in zip(program.inputs, variable, strict=True) if free])
-    return FoundSites(interpreter.sites, interpreter.uses, interpreter.products, interpreter.adapted)
-
-
-def throws_away(model: Any, policy: Policy, calls: Iterable[Call]) -> tuple[str, ...]:
-    """Paths of quantizers' state that calls of a model would lose, unless they are run as programs.
-
-    Args:
-        model: a quantized NNX module; it is traced, not run.
-        policy: which says which modules are layers.
-        calls: of different methods.
-    """
-    found: set[str] = set()
-    for call in calls:
-        program = trace(model, call, policy.is_leaf, HELD, mark_all=True)
-        interpreter = Interpreter(policy, Finder())
-
-        def look(values: list[Any], program: Any = program, interpreter: Interpreter = interpreter) -> Any:
-            given = zip(program.inputs, values, strict=True)
-            return _outputs(
-                interpreter, program._replace(inputs=[replace(x, value=v, twins={}) for x, v in given])
-            )
-
-        jax.eval_shape(look, [x.array for x in program.inputs])
-        found |= {*interpreter.kept.newest, *interpreter.kept.lost}
-    return tuple(sorted(map(of_model, found)))
-
-
-def _with_axes(x: Tracked) -> Tracked:
-    return replace(x, axes=Axes.of(shape_of(x)), twins={}) if x.is_weight and x.is_float else x

@@ -67,14 +67,26 @@ def _is_quantized_weight(x: Tracked) -> bool:
 def _taken_apart(x: Tracked) -> Passed:
     low_rank = x.low_rank
     if low_rank is None:
-        return _weight_taken_apart(x)
-    passed = _weight_taken_apart(replace(x, low_rank=None, twins={}))
+        return _with_unrounded(x)
+    passed = _with_unrounded(replace(x, low_rank=None, twins={}))
 
     def inside(slices: Sequence[Tracked]) -> list[Tracked]:
         *own, a, b = slices
         return [replace(one, low_rank=replace(low_rank, a=a.value, b=b.value)) for one in passed.inside(own)]
 
     return Passed([*passed.arrays, Tracked(low_rank.a), Tracked(low_rank.b)], inside)
+
+
+def _with_unrounded(x: Tracked) -> Passed:
+    if x.unrounded is None:
+        return _weight_taken_apart(x)
+    passed = _weight_taken_apart(replace(x, unrounded=None, twins={}))
+
+    def inside(slices: Sequence[Tracked]) -> list[Tracked]:
+        *own, unrounded = slices
+        return [replace(one, unrounded=unrounded.value) for one in passed.inside(own)]
+
+    return Passed([*passed.arrays, Tracked(x.unrounded)], inside)
 
 
 def _weight_taken_apart(x: Tracked) -> Passed:

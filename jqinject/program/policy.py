@@ -23,7 +23,9 @@ class Choice:
         lhs, rhs: of the two operands of a contraction of activations; None for `inputs`.
         grad: of the output's gradient.
         contraction: in which numbers a contraction is done, as for a layer.
-        scheme: of a contraction, which then quantizes all operands, forward and backward.
+        scheme: of a contraction, which then quantizes all operands, forward and backward; with `parameter`, all but
+            the weight in the forward product.
+        rounds_again: whether the scheme takes another version of the weight backward.
     """
 
     weight: Any = None
@@ -36,6 +38,7 @@ class Choice:
     grad: Any = None
     contraction: str = "auto"
     scheme: Any = None
+    rounds_again: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ class Site:
         is_weight: whether the tensor is a weight.
         shape: of the tensor.
         weight_path: a weight's path in the model.
-        contraction: the primitive that a scheme contracts by, if the site is a whole contraction.
+        contraction: the primitive that a scheme contracts by, if the site is a whole contraction. `is_weight` then says
+            whether one operand is a weight that comes quantized, and `weight_path` is that of the weight.
         cache_ndim: of the cache that the tensor is written into; 0 for any others.
     """
 
@@ -79,6 +83,7 @@ class WeightUse:
             comes quantized from elsewhere; "" if it is float.
         equation: of the program.
         free: its axes that are axes of the contraction's output and of no other operand.
+        rounds_again: whether a scheme takes another version of it backward here.
     """
 
     weight_path: tuple[Any, ...]
@@ -91,6 +96,7 @@ class WeightUse:
     beside: str = ""
     equation: Any = field(default=None, compare=False, repr=False)
     free: frozenset[int] = frozenset()
+    rounds_again: bool = False
 
 
 @dataclass(frozen=True)

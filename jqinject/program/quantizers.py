@@ -11,7 +11,7 @@ from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
 from jqinject.program.policy import Site
-from jqinject.program.weights.equation_arguments import arguments_of
+from jqinject.program.weights.equation_arguments import arguments_of, weight_last
 from jqinject.program.weights.parameters import dotted
 from jqinject.proxy import check_range
 from jqinject.quant_tensor import (
@@ -42,8 +42,20 @@ class Quantizers(Protocol):
         """Dtype of the 8-bit floats that a gradient's quantizer makes; None for any other, and if there is none."""
 
     @abstractmethod
-    def contract(self, site: Site, eqn: Any, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        """A contraction by a scheme."""
+    def contract(self, site: Site, eqn: Any, lhs: Any, rhs: Any, weight: int | None, unrounded: Any) -> Any:
+        """A contraction by a scheme.
+
+        Args:
+            site: the site.
+            eqn: its equation.
+            lhs, rhs: its operands: arrays, or a weight that is quantized.
+            weight: which of them is the weight; None if neither is.
+            unrounded: what a quantized weight was made from; None if it is not known or needed.
+        """
+
+    @abstractmethod
+    def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
+        """Whether a scheme takes another version of a parameter backward than the one that its quantizer makes."""
 
     @abstractmethod
     def holds(self, weight_path: tuple[Any, ...]) -> bool:
@@ -83,9 +95,13 @@ class Finder:
     def grad_dtype(self, name: str) -> None:
         """None."""
 
-    def contract(self, site: Site, eqn: Any, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    def contract(self, site: Site, eqn: Any, lhs: Any, rhs: Any, weight: int | None, unrounded: Any) -> Any:
         """The contraction of floats."""
-        return eqn.primitive.bind(lhs, rhs, **eqn.params)
+        return eqn.primitive.bind(as_array(lhs), as_array(rhs), **eqn.params)
+
+    def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
+        """See `Quantizers`."""
+        return self._like is not None and self._like.rounds_again(weight_path)
 
     def state(self, names: Iterable[str]) -> Any:
         """None."""
@@ -107,6 +123,7 @@ class HeldQuantizers:
         weights: path of a parameter, as text -> proxy.
         stacked: path of a parameter -> its leading axes over which a loop runs; 0 if there is no entry.
         dropouts: name -> what is applied to the input of an adapter.
+        again: paths of the parameters of which a scheme takes another version backward.
     """
 
     def __init__(
@@ -115,11 +132,13 @@ class HeldQuantizers:
         weights: Mapping[str, Any] | None = None,
         stacked: Mapping[str, int] | None = None,
         dropouts: Mapping[str, Any] | None = None,
+        again: frozenset[str] = frozenset(),
     ) -> None:
         self._held = held
         self._weights = weights or {}
         self._stacked = stacked or {}
         self._dropouts = dropouts or {}
+        self._again = again
         self._graphdef: Any = None
 
     def holds(self, weight_path: tuple[Any, ...]) -> bool:
@@ -148,10 +167,19 @@ class HeldQuantizers:
             check_range(proxy, x, f"op_quant[{site.name!r}]")
         return proxy(x) if token is None else proxy(x, token)
 
-    def contract(self, site: Site, eqn: Any, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
         """See `Quantizers`."""
+        return dotted(weight_path) in self._again
+
+    def contract(self, site: Site, eqn: Any, lhs: Any, rhs: Any, weight: int | None, unrounded: Any) -> Any:
+        """See `Quantizers`."""
+        arguments, permutation = arguments_of(eqn), None
+        if weight == 0:
+            lhs, rhs = rhs, lhs
+            arguments, permutation = weight_last(arguments["dimension_numbers"], lhs.ndim, rhs.ndim)
         dtype = eqn.outvars[0].aval.dtype
-        return self._at(site)(lhs, rhs, **arguments_of(eqn), preferred_element_type=dtype)
+        y = self._at(site)(lhs, rhs, **arguments, preferred_element_type=dtype, unrounded=unrounded)
+        return y if permutation is None else jax.lax.transpose(y, permutation)
 
     def _at(self, site: Site) -> Any:
         if site.name not in self._held:
@@ -173,7 +201,7 @@ class HeldQuantizers:
     def restored(self, state: Any) -> HeldQuantizers:
         """Copies with that state."""
         held, weights, dropouts = nnx.merge(self._graphdef, state)
-        return HeldQuantizers(held, weights, self._stacked, dropouts)
+        return HeldQuantizers(held, weights, self._stacked, dropouts, self._again)
 
     def update(self, state: Any) -> None:
         """Write a state into the quantizers."""

@@ -71,6 +71,7 @@ class Tracked:
         cache: the name of the array that the program is given and whose numbers these are, at most moved or written
             into; empty for others.
         cache_ndim: how many axes that array has.
+        unrounded: what a quantized parameter was made from, moved as it is, if a scheme rounds it again backward.
         low_rank: the update of that parameter, moved as it is; None without an adapter.
         masked: set if some of its elements were replaced by constants.
         state: which state of the model it is.
@@ -89,6 +90,7 @@ class Tracked:
     form: Any = None
     cache: str = ""
     cache_ndim: int = 0
+    unrounded: Any = None
     low_rank: LowRank | None = None
     masked: Masked | None = None
     state: StateVersion | None = None
@@ -121,9 +123,12 @@ class Tracked:
 
     def with_value(self, value: Any) -> Tracked:
         """The same facts for another value that holds the same numbers."""
-        same = self.low_rank is None or jnp.shape(value) == shape_of(self)
-        low_rank = self.low_rank if same else None
-        return replace(self, value=value, masked=None, state=None, twins={}, low_rank=low_rank)
+        alone = self.low_rank is None and self.unrounded is None
+        same = alone or jnp.shape(value) == shape_of(self)
+        low_rank, unrounded = (self.low_rank, self.unrounded) if same else (None, None)
+        found = replace(self, value=value, masked=None, state=None, twins={})
+        found.low_rank, found.unrounded = low_rank, unrounded
+        return found
 
 
 def plain(value: Any, inputs: Any) -> Tracked:

@@ -23,7 +23,8 @@ class GradQuantProxyFromInjector(FormatQueries):
 
     Any format will do whose scale is made from the gradient at hand, is constant, or follows recorded amaxes. These
     are moved by `jqinject.value_and_grad` and `jqinject.grad`, once per step, and by nothing else: under plain
-    `nnx.grad` the gradient is quantized with the scale there is, and the statistics stay.
+    `nnx.grad` the gradient is quantized with the scale there is, the statistics stay, and in training mode a
+    `jqinject.LostStateWarning` tells so.
 
     Example:
         >>> import jax.numpy as jnp

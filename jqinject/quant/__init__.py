@@ -91,6 +91,11 @@ from jqinject.quant.integer.group_int import (
     ShiftedUint8WeightGroupQuantFloatMSE as ShiftedUint8WeightGroupQuantFloatMSE,
     ShiftedUint8WeightPerGroupFloatHQO as ShiftedUint8WeightPerGroupFloatHQO,
 )
+from jqinject.quant.integer.learned_int import (
+    Int2WeightPerChannelLearned as Int2WeightPerChannelLearned,
+    Int4WeightPerChannelLearned as Int4WeightPerChannelLearned,
+    Int8WeightPerChannelLearned as Int8WeightPerChannelLearned,
+)
 from jqinject.quant.integer.scaled_int import (
     Int8ActPerTensorFloat as Int8ActPerTensorFloat,
     Int8ActPerTensorFloatBatchQuant1d as Int8ActPerTensorFloatBatchQuant1d,

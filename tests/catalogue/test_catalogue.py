@@ -1,6 +1,8 @@
 """The catalogue: every ready-made quantizer is found by what it is, explained, and drawn."""
 
+import dataclasses
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +15,11 @@ from jqinject.__main__ import main as program
 from jqinject.catalogue import all_entries, entry_of, find, write_catalogue
 from jqinject.catalogue.command import main
 from jqinject.catalogue.curves import curve_svg, transfer_curve
+from jqinject.catalogue.entries import ready_made
 from jqinject.catalogue.examples import example_of
+from jqinject.catalogue.goals import GOALS
 from jqinject.catalogue.pages import index_page, section
+from jqinject.catalogue.write_index import entry_made, with_curve
 from jqinject.inject import ExtendedInjector
 from jqinject.quant import Int8WeightPerTensorFloat
 
@@ -64,7 +69,8 @@ def test_filters_narrow_the_list():
         find(kind="wait")
 
 
-def test_list_prints_a_table(capsys):
+def test_list_prints_a_table(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
     assert main(["list", "FixedPoint", "--kind", "bias"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["quantizer", "kind", "format", "granularity", "scaling"]
@@ -149,9 +155,7 @@ def test_a_curve_has_the_steps_of_its_quantizer():
 
 
 def test_a_section_has_all_parts():
-    entry = entry_of("Int8WeightPerChannelFloat")
-    example = example_of(entry.quantizer, {})
-    text = section(entry, example, "curves/it.svg", ["weight_int/003"])
+    text = section(entry_of("Int8WeightPerChannelFloat"), "curves/it.svg", ["weight_int/003"])
     parts = [
         "## Int8WeightPerChannelFloat",
         "max |w| / 127",
@@ -174,8 +178,85 @@ def test_the_committed_catalogue_is_of_these_quantizers():
         assert (COMMITTED / "curves" / f"{entry.name}.svg").is_file() == (entry.kind != "grad"), cure
 
 
+ANEW = "python -m jqinject.catalogue.write_index, then the catalogue"
+
+
+def test_the_index_is_of_these_quantizers():
+    indexed = {entry.name: dataclasses.replace(entry, points="") for entry in all_entries()}
+    made = {name: entry_made(name, quantizer, {}) for name, quantizer in ready_made().items()}
+    assert indexed.keys() == made.keys(), ANEW
+    assert [name for name in made if made[name] != indexed[name]] == [], ANEW
+
+
+def assert_same_curve(entry):
+    """Within the tenth of a pixel that points are rounded to; which of them are corners is a matter of compilers."""
+    made = with_curve(dataclasses.replace(entry, points=""), example_of(entry.quantizer, {}))
+    one, two = (
+        np.array([[float(number) for number in point.split(",")] for point in points.split()])
+        for points in (entry.points, made.points)
+    )
+    across = np.union1d(one[:, 0], two[:, 0])
+    lines = [np.interp(across, curve[:, 0], curve[:, 1]) for curve in (one, two)]
+    np.testing.assert_allclose(*lines, atol=0.21, err_msg=f"{entry.name}: {ANEW}")
+
+
+@pytest.mark.parametrize("name", ["Int8WeightPerTensorFloat", "Int8ActPerTensorMinMax", "Fp8e4m3OCPWeight"])
+def test_curves_in_the_index_are_theirs(name):
+    assert_same_curve(entry_of(name))
+
+
 @pytest.mark.slow
-def test_the_whole_catalogue_is_written(tmp_path):
+def test_all_curves_in_the_index_are_theirs():
+    for entry in all_entries():
+        assert bool(entry.points) == (entry.kind != "grad")
+        if entry.points:
+            assert_same_curve(entry)
+
+
+def test_the_catalogue_is_written(tmp_path):
     written = write_catalogue(tmp_path / "pages", golden=None)
     assert all(path.stat().st_size > 200 for path in written)
     assert {"README.md", "weight.md", "act.md", "bias.md", "grad.md"} <= {path.name for path in written}
+    curve = Path("curves", "Int8Bias.svg")
+    assert (tmp_path / "pages" / curve).read_text() == (COMMITTED / curve).read_text()
+
+
+def test_goals_name_quantizers():
+    known = {entry.name for entry in all_entries()}
+    for name, goal in GOALS.items():
+        assert len(goal.aim) <= 76, name
+        assert set(goal.quantizers) <= known, name
+        assert {entry.name for entry in find(goal=name)} == set(goal.quantizers)
+    kinds = {entry.kind for entry in find(goal="train-fp8")}
+    assert kinds == {"weight", "act", "grad"}
+    with pytest.raises(ValueError, match=r"there is no goal 'train-fp9'; did you mean 'train-fp8'"):
+        find(goal="train-fp9")
+    with pytest.raises(ValueError, match=r"no goal 'x'; there are: serve-int, ptq-8bit"):
+        find(goal="x")
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+@pytest.mark.parametrize("asked", [["--goal", "serve-int"], ["AccumulatorAware"], []])
+def test_lines_of_the_list_fit_the_terminal(asked, columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["list", *asked]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    words = " ".join(lines).split()
+    assert all(word in words for word in ("quantizer", "kind", "format", "granularity", "scaling"))
+    if asked[:1] == ["--goal"]:
+        assert lines[0] == GOALS["serve-int"].aim
+
+
+@pytest.mark.parametrize(
+    "arguments", [["list", "--goal", "ptq-4bit"], ["explain", "NVFP4Weight"], ["list", "--help"], ["--help"]]
+)
+def test_the_catalogue_answers_without_jax(arguments):
+    program = (
+        "import sys, jqinject.__main__ as m; sys.argv[1:] = {!r}\n"
+        "try: m.main()\n"
+        "except SystemExit: pass\n"
+        "sys.exit('jax' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program.format(arguments)], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == "" and len(done.stdout) > 100

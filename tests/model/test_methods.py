@@ -10,7 +10,7 @@ from flax import nnx
 
 import jqinject
 from jqinject import Rule, quantize
-from jqinject.odml import OdmlQat
+from jqinject.odml import OdmlConversion, OdmlQat
 from jqinject.quant import Int8ActPerTensorAbsMax, Int8WeightPerChannelFloat
 
 X = jax.random.normal(jax.random.key(0), (3, 4))
@@ -72,11 +72,13 @@ def test_methods_run_quantized_and_the_call_still_raises():
 def test_a_method_in_a_method_is_part_of_its_program():
     model = quantize(Both(), SUMS, inputs=X, methods={Both.encode: (X,)})
     alone = quantize(Both(), SUMS, inputs=X)
-    assert list(model.op_quant) == [*alone.op_quant, "encode:add0_lhs"]
-    jqinject.calibrate(model, [X], progress=False)
-    jqinject.calibrate(alone, [X], progress=False)
+    assert list(model.op_quant) == list(alone.op_quant)
+    jqinject.calibrate(model, [2 * X], progress=False)
+    jqinject.calibrate(alone, [2 * X], progress=False)
     np.testing.assert_array_equal(model(X), alone(X))
-    assert model.op_quant["encode:add0_lhs"].has_range() is False
+    inner = Both().encoder(X)
+    top = Both().encoder(2 * X)  # encode is served by the range that the call has seen
+    np.testing.assert_allclose(model.encode(X), fake_quantized(inner, top) + 1, rtol=1e-5, atol=1e-6)
     assert type(quantize(Both(), SUMS, methods={"__call__": X, "encode": X})) is type(model)
     copy = pickle.loads(pickle.dumps(model))
     assert type(copy) is type(model)
@@ -128,6 +130,83 @@ def test_refused(case):
         quantize(Speech(), SUMS, **arguments)
 
 
-def test_device_compilers_have_one_program():
-    with pytest.raises(ValueError, match="OdmlQat quantizes the model's call, not other methods"):
-        quantize(Speech(), OdmlQat(), methods=METHODS)
+class Products(nnx.Module):
+    """Parameters and products of activations in methods that the call runs, and one that it does not run."""
+
+    def __init__(self):
+        key = jax.random.key(1)
+        self.a, self.b = (nnx.Param(jax.random.normal(k, (4, 4))) for k in jax.random.split(key))
+
+    def encode(self, x):
+        y = x @ self.a[...]
+        return y @ y.T
+
+    def decode(self, y):
+        return (y @ y.T) @ self.b[...][:3]
+
+    def score(self, x):
+        y = x @ self.a[...]
+        return y @ x.T
+
+    def __call__(self, x):
+        return self.decode(self.encode(x))
+
+
+def test_ranges_of_parameters_and_products_are_shared_by_the_methods_that_run_them():
+    rule = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActPerTensorAbsMax)
+    products = Rule(op="dot_general", input_quant=Int8ActPerTensorAbsMax)
+    methods = {"encode": (X,), "decode": (X @ X.T,), "score": (X,)}
+    model = quantize(Products(), [rule, products], inputs=X, methods=methods)
+    plain = quantize(Products(), [rule, products], inputs=X)
+    # The input of `a` is one place in all of them; the product in `score` is another line of code.
+    assert set(model.op_quant) - set(plain.op_quant) == {"score:dot_general1_lhs", "score:dot_general1_rhs"}
+    for one in (model, plain):
+        jqinject.calibrate(one, [X, 3 * X], progress=False)
+    jqinject.calibrate(model, [X], method="score", progress=False)
+    np.testing.assert_array_equal(model.decode(model.encode(X)), plain(X))
+    frozen = jqinject.freeze(model)
+    np.testing.assert_allclose(frozen.decode(frozen.encode(X)), plain(X), rtol=1e-5, atol=1e-5)
+    rows = jqinject.coverage(model, X, method="encode").weights
+    assert [(row.parameter, row.input) for row in rows] == [("a", "int8")]
+
+
+def test_checkpoints_with_ranges_for_each_method_are_read():
+    model = quantize(Both(), SUMS, inputs=X, methods={"encode": (X,)})
+    jqinject.calibrate(model, [2 * X], progress=False)
+    wanted = model.encode(X)
+    old = nnx.to_pure_dict(nnx.state(model))
+    held = old["op_quant"]["held"]
+    other = quantize(Both(), SUMS, inputs=X, methods={"encode": (X,)})
+    jqinject.calibrate(other, [X], progress=False)
+    held["encode:add0_lhs"] = nnx.to_pure_dict(nnx.state(other))["op_quant"]["held"]["add0_lhs"]
+    report = jqinject.load_state(other, old)
+    np.testing.assert_array_equal(other.encode(X), wanted)
+    assert report.merged == {"op_quant.held.encode:add0_lhs": "op_quant.held.add0_lhs"}
+    assert "one range now: op_quant.held.encode:add0_lhs (op_quant.held.add0_lhs)" in str(report)
+    # A checkpoint of a model that had only the method's own quantizer.
+    held["encode:add0_lhs"] = held.pop("add0_lhs")
+    again = quantize(Both(), SUMS, inputs=X, methods={"encode": (X,)})
+    jqinject.load_state(again, old)
+    again.eval()
+    np.testing.assert_array_equal(again.encode(X), wanted)
+    held["encode:add0_rhs"] = held["encode:add0_lhs"]
+    with pytest.raises(ValueError, match=r"encode:add0_rhs.*the model has no such variable"):
+        jqinject.load_state(again, old)
+
+
+def test_device_compilers_quantize_methods():
+    model = quantize(Both(), OdmlQat(strict=False), inputs=X, methods={"encode": (X,)})
+    alone = quantize(Both(), OdmlQat(strict=False), inputs=X)
+    assert set(model.op_quant) - set(alone.op_quant) == {"encode:final_output0"}
+    for one in (model, alone):
+        one(X)
+    np.testing.assert_array_equal(model(X), alone(X))
+    model.encode(X)
+    converted = quantize(model, OdmlConversion(), inputs=X, methods={"encode": (X,)})
+    model.eval()
+    for method in ("__call__", "encode"):
+        found = getattr(converted, method)
+        np.testing.assert_allclose(found(X), getattr(model, method)(X), rtol=1e-5, atol=1e-5)
+        assert str(jax.make_jaxpr(found)(X)).count("name=quant.fake_quant") >= 3
+    with pytest.raises(ValueError, match=r"OdmlQat.quantize \(of encode\) needs inputs"):
+        quantize(Both(), OdmlQat(), methods={"encode": ()})

@@ -94,7 +94,10 @@ class IntGrid:
 def _steps(rounding: type, clamp: type, centered: bool, payload: np.dtype | None) -> Steps | None:
     """Rounding and clamping as one stateless elementwise function, or None."""
     function, passes = class_fact(rounding, "elementwise"), class_fact(clamp, "passes_gradient")
-    return None if function is None or passes is None else Steps(function, passes, centered, payload=payload)
+    if function is None or passes is None:
+        return None
+    first = bool(class_fact(clamp, "clamps_first"))
+    return Steps(function, passes, centered, payload=payload, clamps_first=first)
 
 
 @lru_cache(maxsize=256)

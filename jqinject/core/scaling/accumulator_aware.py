@@ -48,17 +48,33 @@ class ZeroCenter(Protocol):
 class _AccumulatorAware(NormParameter):
     """Abstract: a scale before rounding that prevents accumulator overflow.
 
-    Args:
-        accumulator_bit_width_impl: P, the bits of an accumulator.
-        arguments: see `NormParameter`.
+    Arguments: see `AccumulatorAwareParameterPreScaling`.
     """
 
     zero_centered: ClassVar[bool]
     accumulator_bit_width: BitWidth
 
-    def __init__(self, accumulator_bit_width_impl: BitWidth, *arguments: Any) -> None:
+    def __init__(
+        self,
+        scaling_impl: Scaling,
+        normalize_stats_impl: Stat,
+        accumulator_bit_width_impl: BitWidth,
+        scaling_stats_input_view_shape_impl: View,
+        tracked_parameter_list: Iterable[Any],
+        pre_scaling_shape: tuple[int, ...] | None = None,
+        restrict_pre_scaling_impl: Restrict | None = None,
+        pre_scaling_min_val: float | None = None,
+    ) -> None:
         self.accumulator_bit_width = checked_accumulator(accumulator_bit_width_impl, type(self).__name__)
-        super().__init__(*arguments)
+        super().__init__(
+            scaling_impl,
+            normalize_stats_impl,
+            scaling_stats_input_view_shape_impl,
+            tracked_parameter_list,
+            pre_scaling_shape,
+            restrict_pre_scaling_impl,
+            pre_scaling_min_val,
+        )
 
     def check_input(self, input_bit_width: Any, input_is_signed: bool) -> None:
         """Refuse an input too wide for the accumulator.
@@ -121,28 +137,6 @@ class AccumulatorAwareParameterPreScaling(_AccumulatorAware):
     """
 
     zero_centered = False
-
-    def __init__(
-        self,
-        scaling_impl: Scaling,
-        normalize_stats_impl: Stat,
-        accumulator_bit_width_impl: BitWidth,
-        scaling_stats_input_view_shape_impl: View,
-        tracked_parameter_list: Iterable[Any],
-        pre_scaling_shape: tuple[int, ...] | None = None,
-        restrict_pre_scaling_impl: Restrict | None = None,
-        pre_scaling_min_val: float | None = None,
-    ) -> None:
-        super().__init__(
-            accumulator_bit_width_impl,
-            scaling_impl,
-            normalize_stats_impl,
-            scaling_stats_input_view_shape_impl,
-            tracked_parameter_list,
-            pre_scaling_shape,
-            restrict_pre_scaling_impl,
-            pre_scaling_min_val,
-        )
 
     def __call__(self, weights: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
         """The scale before rounding, float32.
@@ -207,9 +201,9 @@ class AccumulatorAwareZeroCenterParameterPreScaling(_AccumulatorAware):
             )
         self.pre_zero_point = pre_zero_point_impl
         super().__init__(
-            accumulator_bit_width_impl,
             scaling_impl,
             normalize_stats_impl,
+            accumulator_bit_width_impl,
             scaling_stats_input_view_shape_impl,
             tracked_parameter_list,
             pre_scaling_shape,

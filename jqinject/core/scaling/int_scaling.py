@@ -90,6 +90,39 @@ class PowerOfTwoIntScaling:
 
 @checked_arguments
 @dataclass(frozen=True)
+class MaxIntScaling:
+    """The largest integer: 127 of signed 8 bits, whether or not -128 is used; 1 of signed 2 bits.
+
+    Args:
+        narrow_range: whether one value of the range is left out.
+        signed: whether the integers have a sign; may be passed in the call instead.
+
+    Example:
+        >>> MaxIntScaling(narrow_range=False, signed=True)(8)
+        127
+    """
+
+    is_constant = True
+    narrow_range: bool
+    signed: bool | None = None
+
+    def __call__(self, bit_width: int | jax.Array, signed: bool | None = None) -> int | jax.Array:
+        """The largest integer: a Python int for an int bit width, else a float32 array.
+
+        Raises:
+            ValueError: when signedness is unknown, or it is 0 (1 bit).
+        """
+        most = max_int(_signedness(signed, self.signed, "MaxIntScaling"), self.narrow_range, bit_width)
+        if isinstance(most, int) and most == 0:
+            raise ValueError(
+                f"MaxIntScaling: {bit_width} bit has no integer above 0. Use more bits, or BinaryQuant for the two "
+                "values -scale and +scale."
+            )
+        return most
+
+
+@checked_arguments
+@dataclass(frozen=True)
 class SingleArgStatelessBuffer:
     """A constant instead of a one-argument component: `int_scaling_impl` for scales that already count floats per step.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
@@ -15,15 +14,16 @@ from jqinject.core import Frozen
 from jqinject.dot.frozen.dequantize import dequantize
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms
-from jqinject.dot.frozen.frozen_numbers import frozen_numbers, quant_tensor_of
+from jqinject.dot.frozen.frozen_numbers import frozen_numbers
 from jqinject.dot.frozen.lookup import look_up
+from jqinject.dot.frozen.stored_array import StoredArray
 from jqinject.ops.devices.cut import Cut
 
 READS_WHOLE = "reads_whole"
 """Metadata of a `FrozenParam` that is dequantized before it is indexed, so that an adapter can follow the index."""
 
 
-class FrozenParam(Frozen):
+class FrozenParam(StoredArray, Frozen):
     """A frozen parameter: a dict of arrays, `value` (the payload), `scale`, and any others that `frozen_numbers` lists.
 
     It is not an `nnx.Param`: nothing trains it. It answers as the parameter did: `shape`, `dtype`, `ndim`, `size`,
@@ -94,9 +94,10 @@ class FrozenParam(Frozen):
         assert isinstance(made, cls), "not a hijax Variable"
         return made
 
-    def quant_tensor(self) -> Any:
-        """The weight as a QuantTensor."""
-        return quant_tensor_of(self._numbers, self.form)
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The arrays by name, or their shapes."""
+        return self.get_raw_value()
 
     @property
     def form(self) -> FrozenForm:
@@ -104,26 +105,6 @@ class FrozenParam(Frozen):
         return self.get_metadata("form")
 
     # --- what an array answers, without computing anything
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the parameter."""
-        return self._fitted.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Of the parameter."""
-        return self.form.value_dtype
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes of the parameter."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of elements of the parameter."""
-        return math.prod(self.shape)
 
     @property
     def itemsize(self) -> int:
@@ -138,21 +119,13 @@ class FrozenParam(Frozen):
     @property
     def sharding(self) -> Any:
         """Of the parameter: that of the payload, whose axes may be stored in another order."""
-        payload = self._numbers["value"]
+        payload = self.numbers["value"]
         held = payload.sharding
         if isinstance(held, jax.sharding.NamedSharding):
             spec = self.form.partition_spec(held.spec, payload.shape)
             return held.update(spec=spec)
         simple = held is None or held.is_fully_replicated or len(held.device_set) == 1
         return held if simple else self.get_value().sharding
-
-    @property
-    def _numbers(self) -> dict[str, Any]:
-        return self.get_raw_value()
-
-    @property
-    def _fitted(self) -> FrozenForm:
-        return self.form.fitted(tuple(self._numbers["value"].shape))
 
     # --- read as an array
 
@@ -171,7 +144,7 @@ class FrozenParam(Frozen):
         if isinstance(index, nnx.Variable):
             index = index.get_value()
         whole = index is ... or self.get_metadata(READS_WHOLE, False)
-        found = None if whole else look_up(numbers, self._fitted, index)
+        found = None if whole else look_up(numbers, self.fitted_form, index)
         if found is not None:
             return found.finish(dequantize(found.numbers, self.form))
         value = dequantize(numbers, self.form)
@@ -195,9 +168,6 @@ class FrozenParam(Frozen):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.get_value(), dtype=dtype)
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
     # --- written by NNX and by loading alone
 
     def set_value(self, value: Any, *, index: Any = None) -> None:
@@ -213,7 +183,7 @@ class FrozenParam(Frozen):
         if index is not None:
             raise self._refusal(value)
         numbers = self._of_each(value)
-        if not isinstance(numbers, dict) or numbers.keys() != self._numbers.keys():
+        if not isinstance(numbers, dict) or numbers.keys() != self.numbers.keys():
             raise self._refusal(value)
         super().set_value(numbers)
 
@@ -250,7 +220,7 @@ class FrozenParam(Frozen):
     to_state = copy  # type: ignore[assignment]
 
     def _of_each(self, whole: Any) -> Any:
-        numbers = self._numbers
+        numbers = self.numbers
         if isinstance(whole, jax.sharding.PartitionSpec):
             return self.form.partition_specs(whole, numbers)
         if not isinstance(whole, jax.ShapeDtypeStruct):
@@ -283,7 +253,7 @@ class FrozenParam(Frozen):
 
     def __nnx_repr__(self) -> Iterator[Any]:  # type: ignore[override]
         yield reprlib.Object(type=type(self).__name__, comment=f" # {self.dtype.name}{list(self.shape)}")
-        yield from (reprlib.Attr(name, number) for name, number in self._numbers.items())
+        yield from (reprlib.Attr(name, number) for name, number in self.numbers.items())
 
 
 def _kind(leaf: Any) -> type:

@@ -17,7 +17,8 @@ import numpy as np
 
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms
-from jqinject.dot.frozen.frozen_numbers import frozen_numbers, quant_tensor_of
+from jqinject.dot.frozen.frozen_numbers import frozen_numbers
+from jqinject.dot.frozen.stored_array import StoredArray
 from jqinject.ops.minifloats.float_format import FloatFormat
 from jqinject.quant_tensor import CodebookQuantTensor, QuantTensor
 
@@ -25,7 +26,7 @@ MOST_BITS = 8
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class LowBitCache:
+class LowBitCache(StoredArray):
     """An array of a cache in low bits: its payload, and what each row along the last axis is scaled by.
 
     It answers `shape`, `dtype`, `ndim`, `size` and `sharding` as the float array did; `nbytes` is what it takes in
@@ -45,7 +46,7 @@ class LowBitCache:
     """
 
     def __init__(self, numbers: Mapping[str, Any], form: FrozenForm) -> None:
-        self.numbers, self.form = dict(numbers), form
+        self._numbers, self._form = dict(numbers), form
 
     @classmethod
     def of(cls, x: Any, has_zero_point: bool = False) -> LowBitCache:
@@ -72,9 +73,15 @@ class LowBitCache:
             numbers[name] = jnp.broadcast_to(held, rows)
         return cls(numbers, form)
 
-    def quant_tensor(self) -> Any:
-        """The numbers as a QuantTensor."""
-        return quant_tensor_of(self.numbers, self.form)
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The arrays by name."""
+        return self._numbers
+
+    @property
+    def form(self) -> FrozenForm:
+        """What is static in them."""
+        return self._form
 
     def dequantized(self) -> jax.Array:
         """The numbers as an array of the cache's dtype."""
@@ -96,26 +103,6 @@ class LowBitCache:
         return jax.ShapeDtypeStruct(self.shape, self.dtype)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the float array."""
-        return self.form.fitted(tuple(self.numbers["value"].shape)).shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Of the float array."""
-        return self.form.value_dtype
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-    @property
     def nbytes(self) -> int:
         """Bytes of payload, scales and zero points."""
         return sum(math.prod(held.shape) * held.dtype.itemsize for held in self.numbers.values())
@@ -133,9 +120,6 @@ class LowBitCache:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.dequantized(), dtype=dtype)
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def __repr__(self) -> str:
         held = ", ".join(f"{name}={x.dtype}{list(x.shape)}" for name, x in self.numbers.items())

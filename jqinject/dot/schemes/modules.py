@@ -13,6 +13,7 @@ from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.dot.schemes.scheme_conv import operands_of, scheme_conv
 from jqinject.dot.schemes.scheme_dot import ExplainedScheme, explain_scheme
 from jqinject.ops.devices.explicit_axes import asked, with_sharding
+from jqinject.quant_tensor import as_array
 
 
 class QDotGeneral(QuantizedOp):
@@ -62,9 +63,15 @@ class QDotGeneral(QuantizedOp):
         precision: Any = None,
         preferred_element_type: Any = None,
         out_sharding: Any = None,
+        *,
+        unrounded: jax.Array | None = None,
     ) -> jax.Array:
-        """The contraction; arguments as for `lax.dot_general`."""
-        return self._contract(lhs, rhs, dimension_numbers, preferred_element_type, out_sharding)
+        """The contraction; arguments as for `lax.dot_general`.
+
+        An operand may be a QuantTensor or a `FrozenParam`, which is contracted as it is. `unrounded` is the array that
+        a quantized `rhs` was made from, where a scheme rounds it again backward; None takes its dequantized value.
+        """
+        return self._contract(lhs, rhs, dimension_numbers, preferred_element_type, out_sharding, unrounded)
 
     def explain(self, lhs: Any, rhs: Any, dimension_numbers: Any) -> ExplainedScheme:
         """Explains what a scheme's three products contract (payloads or floats) and why, without computing.
@@ -174,8 +181,10 @@ class QConvGeneralDilated(QuantizedOp):
         precision: Any = None,
         preferred_element_type: Any = None,
         out_sharding: Any = None,
+        *,
+        unrounded: jax.Array | None = None,
     ) -> jax.Array:
-        """The convolution; arguments as for `lax.conv_general_dilated`."""
+        """The convolution; arguments as for `lax.conv_general_dilated`, and operands as for `QDotGeneral`."""
         seen = self._seen(lhs, rhs)
         convolution = Convolution.of(
             seen[0].shape,
@@ -188,9 +197,10 @@ class QConvGeneralDilated(QuantizedOp):
             feature_group_count,
             batch_group_count,
             dtype=preferred_element_type or jax.numpy.promote_types(lhs.dtype, rhs.dtype),
-            out_sharding=asked(out_sharding, lhs, rhs),
+            out_sharding=asked(out_sharding, *map(as_array, seen)),
             accumulator_dtype=self.scheme.scheme.fprop.accumulator_dtype,
         )
         x, kernel = operands_of(convolution, *seen)
         left, right = self._served("lhs", *x), self._served("rhs", *kernel)
-        return with_sharding(scheme_conv(self.scheme, convolution, left, right), out_sharding)
+        y = scheme_conv(self.scheme, convolution, left, right, unrounded)
+        return with_sharding(y, out_sharding)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core import CalibratedQuant, warn_if_uncalibrated
+from jqinject.dot.frozen.frozen_param import FrozenParam
 from jqinject.dot.geometry.dimensions import checked_dimensions
 from jqinject.dot.geometry.labels import Labelling, Labels, summed_labels
 from jqinject.dot.schemes.scheme import SchemeSpec, checked_scheme
@@ -104,7 +105,13 @@ class QuantizedOp(nnx.Module):
         return other
 
     def _contract(
-        self, lhs: jax.Array, rhs: jax.Array, numbers: Any, preferred_element_type: Any, out_sharding: Any
+        self,
+        lhs: Any,
+        rhs: Any,
+        numbers: Any,
+        preferred_element_type: Any,
+        out_sharding: Any,
+        unrounded: Any = None,
     ) -> jax.Array:
         """The contraction of two operands, quantized here or stored."""
         dtype = preferred_element_type or jnp.promote_types(lhs.dtype, rhs.dtype)
@@ -119,7 +126,7 @@ class QuantizedOp(nnx.Module):
             if self.lhs_range.use_running_average:
                 warn_if_uncalibrated(self, lambda: f"{type(self).__name__}.lhs_range", lhs)
             found_in = CollectedRange(self.lhs_range)
-        return scheme_dot_general(self.scheme, left, right, dims, dtype, out_sharding, found_in)
+        return scheme_dot_general(self.scheme, left, right, dims, dtype, out_sharding, found_in, unrounded)
 
     def _served(self, side: str, x: LabelledTensor, summed: Labels) -> Any:
         """An operand, or its stored form; stores it if its mode says so."""
@@ -132,8 +139,9 @@ class QuantizedOp(nnx.Module):
             freezer.set(self.scheme.stored(f"fprop_{side}", x, summed), over)
         return served(freezer.get())
 
-    def _seen(self, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _seen(self, lhs: Any, rhs: Any) -> tuple[Any, Any]:
         """The operands as the op sees them: one served from storage has the stored shape."""
+        lhs, rhs = (x.quant_tensor() if isinstance(x, FrozenParam) else x for x in (lhs, rhs))
         if self.lhs_quant_mode is QuantMode.SERVE:
             lhs = self.lhs_freezer.placeholder(lhs.dtype)
         if self.rhs_quant_mode is QuantMode.SERVE:

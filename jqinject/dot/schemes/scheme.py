@@ -143,6 +143,11 @@ class SchemeSpec:
         floats = tuple((name, given if name in FORWARD else None) for name, given in self.operands)
         return replace(self, operands=floats)
 
+    def beside_quantized_weight(self) -> SchemeSpec:
+        """For a weight that comes quantized: the scheme leaves it as it is in the forward product."""
+        kept = tuple((name, None if name == "fprop_rhs" else given) for name, given in self.operands)
+        return replace(self, operands=kept)
+
     def __getitem__(self, name: str) -> Operand:
         return dict(self.operands)[name]
 

@@ -37,6 +37,7 @@ def scheme_conv(
     conv: Convolution,
     lhs: jax.Array | QuantTensor,
     rhs: jax.Array | QuantTensor,
+    unrounded: jax.Array | None = None,
 ) -> jax.Array:
     """The convolution of two arrays by a scheme, forward and backward.
 
@@ -48,6 +49,7 @@ def scheme_conv(
         quantizers: of the scheme; tiles are ignored.
         conv: the convolution.
         lhs, rhs: float arrays, or operands that are already quantized.
+        unrounded: what a quantized `rhs` was made from, for `dgrad_rhs`; None for its dequantized value.
     """
     scheme = quantizers.scheme.of_convolution()
     (x, over_x), (kernel, over_kernel) = operands_of(conv, lhs, rhs)
@@ -61,7 +63,7 @@ def scheme_conv(
     g = jax.ShapeDtypeStruct(shape, conv.dtype)
     # What a backward product keeps: examples and inputs, inputs and outputs.
     kernel_of_dgrad, x_of_wgrad = (
-        _labelled("rhs", rhs, conv.specs[1][1]),
+        _labelled("rhs", rhs if unrounded is None else unrounded, conv.specs[1][1]),
         _labelled("lhs", lhs, conv.specs[0][1]),
     )
     dgrad = _backward(quantizers, scheme, "dgrad", _labelled("out", g, conv.specs[2][0]), kernel_of_dgrad)
@@ -77,9 +79,11 @@ def _backward(
     grad = f"{product}_grad"
     by = (None, None) if scheme[grad] is None else quantizers.gradient(grad, *g)
     x, over = other
-    if scheme[name] is Kept.FPROP or isinstance(x.tensor, QuantTensor):
+    # Of a stored operand the original is gone: the next best is what was made of it.
+    gone = isinstance(x.tensor, QuantTensor) and scheme[name] is None
+    if scheme[name] is Kept.FPROP or gone:
         return BackwardProduct(*by)
-    fixed = LabelledTensor(jax.lax.stop_gradient(x.tensor), x.labels)
+    fixed = LabelledTensor(jax.lax.stop_gradient(as_array(x.tensor)), x.labels)
     if scheme[name] is None:
         return BackwardProduct(*by, fixed)
     if quantizers.draws_in_vain(name, fixed, over):

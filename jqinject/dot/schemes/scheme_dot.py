@@ -36,7 +36,7 @@ from jqinject.dot.tensors.six_operands import (
     quantized_gradient,
 )
 from jqinject.ops.fake_quant import known_zero
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor
+from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor, as_array
 
 
 def scheme_dot_general(
@@ -47,6 +47,7 @@ def scheme_dot_general(
     dtype: Any,
     out_sharding: Any = None,
     found_in: Any = None,
+    unrounded: jax.Array | None = None,
 ) -> jax.Array:
     """The contraction of two float arrays by a scheme, forward and backward.
 
@@ -55,8 +56,9 @@ def scheme_dot_general(
         lhs, rhs: float arrays, or tensors that are already quantized.
         dims, dtype, out_sharding: as for `lax.dot_general`.
         found_in: finds the range of `lhs` instead of its quantizer's `calibration`, if given.
+        unrounded: what a quantized `rhs` was made from, for `dgrad_rhs`; None for its dequantized value.
     """
-    operands = _Operands.of(quantizers, lhs, rhs, dims, np.dtype(dtype), out_sharding, found_in)
+    operands = _Operands.of(quantizers, lhs, rhs, dims, np.dtype(dtype), out_sharding, found_in, unrounded)
     return contract_operands(operands.plan, operands.lhs, operands.rhs, operands.dgrad, operands.wgrad)[0]
 
 
@@ -80,6 +82,7 @@ class _Operands:
         dtype: np.dtype,
         out_sharding: Any = None,
         found_in: Any = None,
+        unrounded: jax.Array | None = None,
     ) -> _Operands:
         """The forward pass's part of quantization."""
         scheme, labels = quantizers.scheme, Labelling.of(dims)
@@ -91,6 +94,7 @@ class _Operands:
         if not isinstance(rhs, QuantTensor):
             right = quantizers.operand("fprop_rhs", right, summed, beside=left.tensor)
         g = LabelledTensor(jax.ShapeDtypeStruct(_out_shape(lhs, rhs, labels), dtype), labels.out)
+        w = w if unrounded is None else LabelledTensor(unrounded, labels.rhs)
         dgrad = _backward(quantizers, ("dgrad_grad", "dgrad_rhs"), g, w, right, labels.lhs)
         wgrad = _backward(quantizers, ("wgrad_grad", "wgrad_lhs"), g, x, left, labels.rhs)
         return cls(plan, left, right, dgrad, wgrad)
@@ -118,10 +122,14 @@ def _backward(
     summed, tiles = summed_labels(g.labels, x.labels, out), getattr(scheme, product).tiles
     in_pieces = _pieces(tiles, g, summed)
     g = in_pieces(g)
-    if scheme[names[1]] is Kept.FPROP or isinstance(x.tensor, QuantTensor):
+    # Of a stored operand the original is gone: the next best is what was made of it.
+    gone = isinstance(x.tensor, QuantTensor) and scheme[names[1]] is None
+    folds = f"{product}_use_fwd_quant" in scheme.flags
+    if scheme[names[1]] is Kept.FPROP or (gone and not folds):
         return BackwardProduct(*quantizers.gradient(names[0], g, summed))
+    x = LabelledTensor(as_array(x.tensor), x.labels)
     folded = None
-    if f"{product}_use_fwd_quant" in scheme.flags:
+    if folds:
         x, folded = _payload_and_scale(joined(made), x, beside, as_integers=scheme[names[1]] is None)
     array = isinstance(x.tensor, jax.Array)
     other = LabelledTensor(jax.lax.stop_gradient(x.tensor), x.labels) if array else x
@@ -237,7 +245,7 @@ def explain_scheme(
             gradient, beside, summed = in_tiles(sums.tiles, g, other, out)
             if taken.quantizer is not None:
                 quantize = partial(quantized_gradient, gradient.labels, summed)
-                gradient = taken.quantizer(gradient.tensor, taken.slot, quantize)[0]
+                gradient = taken.quantizer(gradient.tensor, None, quantize)[0]  # reports nothing
             found.append(_explained(name, gradient, beside, out))
         return jnp.zeros(())
 

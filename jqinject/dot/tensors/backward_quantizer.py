@@ -19,7 +19,9 @@ from flax import nnx
 from jqinject.core import GradSlot, StaticRange
 from jqinject.core.delay import DelayWrapper
 from jqinject.core.facts import collects_in_steps
+from jqinject.core.state.lost_state import warn_of_unheard
 from jqinject.core.state.variables import QuantParam
+from jqinject.inject import Binding
 from jqinject.ops.choose import known_zeros
 from jqinject.ops.derivatives import backward_only
 from jqinject.ops.observe import SLOT_SIZE, mapped_beside
@@ -48,17 +50,25 @@ class BackwardQuantizer:
 
         Args:
             g: the gradient.
-            slot: where the quantizer reports, if it does.
+            slot: where the quantizer reports, if it does. One that does not add by maximum is listened to by nobody,
+                which is told.
             quantize: function of the merged quantizer and the gradient.
         """
         quantizer = nnx.merge(self.graphdef, *self.state)
         scaling = reporting(quantizer)
         if scaling is None or slot is None:
             return quantize(quantizer, g), None
+        if not scaling.use_running_average and slot.dtype == jnp.float32:
+            warn_of_unheard(_name(quantizer))
         scaling.use_running_average = False
         scaling.begin_step()
         made = quantize(quantizer, g)
         return made, jax.lax.convert_element_type(scaling.pending.get_value(), slot.dtype)
+
+
+def _name(quantizer: Any) -> str:
+    binding = vars(quantizer).get("binding")
+    return binding.base.__name__ if isinstance(binding, Binding) else type(quantizer).__name__
 
 
 def reporting(quantizer: Any) -> Any:

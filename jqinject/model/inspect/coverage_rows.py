@@ -21,6 +21,7 @@ from jqinject.program import (
     SplitCall,
     WeightUse,
     dotted,
+    names_of,
     program_of_call,
     sites_of_program,
 )
@@ -121,11 +122,11 @@ def traced(model: nnx.Module, call: Call, policy: Policy, weights: ModelWeights)
         weights: of the model.
     """
     program = program_of_call(model, policy, call)
-    found = sites_of_program(program, policy, call)
+    found = sites_of_program(program, policy, names_of(model, call))
     weights.at_sites |= {
         dotted(site.weight_path): site.name
         for site in found.sites.values()
-        if site.is_weight and site.weight_path and site.name in weights.held
+        if site.weight_path and site.name in weights.held and site.is_weight != bool(site.contraction)
     }
     names = weights.names(program)
     flows = [

@@ -167,8 +167,10 @@ class ModelWeights:
         if layer is not None and path[-1] == "kernel" and quantized_op(layer) is not None:
             return self._of_op(layer, 1)
         site = self.sites.get(name)
-        if name in self.at_sites:
-            return self.format_at(self.at_sites[name])
+        if site is None and name in self.at_sites:
+            held = self.held[self.at_sites[name]]
+            is_float = not isinstance(held, QuantProxyFromInjector) and not held.quantizes[1]
+            return None if is_float else self.format_at(self.at_sites[name])
         return None if site is None else self.numbers_of(site.weight_quant, site.weight_shape, site.stacked)
 
     def is_frozen(self, name: str) -> bool:

@@ -9,7 +9,7 @@ import jax
 from flax import nnx
 
 from jqinject.model.running.batches import BatchCalls, CallBatch
-from jqinject.model.walk import dotted
+from jqinject.model.walk import modules_by_path
 from jqinject.program import CALL, Call, Method, compiled
 
 
@@ -49,14 +49,14 @@ def calibrate_batch_norm(
         Array([2., 2.], dtype=float32)
     """
     calls = BatchCalls(model, method, call, "calibrate_batch_norm")
-    norms = _norms(model)
+    norms = modules_by_path(model, nnx.BatchNorm)
     if not norms:
         raise ValueError(
             f"{type(model).__name__} has no nnx.BatchNorm, so there are no statistics to take again"
         )
     copy = nnx.clone(model, graph=True)
     copy.eval()
-    for norm in _norms(copy).values():
+    for norm in modules_by_path(copy, nnx.BatchNorm).values():
         norm.use_running_average = False
         norm.momentum = 0.0  # after a call the statistics are that batch's own
     total: Any = None
@@ -71,11 +71,9 @@ def calibrate_batch_norm(
     return tuple(norms)
 
 
-def _norms(model: nnx.Module) -> dict[str, nnx.BatchNorm]:
-    found = nnx.iter_modules(model, graph=True)
-    return {dotted(tuple(map(str, path))): node for path, node in found if isinstance(node, nnx.BatchNorm)}
-
-
 def _statistics_of(model: Any, call: Call) -> dict[str, dict[str, jax.Array]]:
     call(model)
-    return {path: {"mean": n.mean.get_value(), "var": n.var.get_value()} for path, n in _norms(model).items()}
+    norms = modules_by_path(model, nnx.BatchNorm)
+    return {
+        path: {"mean": norm.mean.get_value(), "var": norm.var.get_value()} for path, norm in norms.items()
+    }

@@ -12,7 +12,7 @@ from flax import nnx
 from jqinject.model.running.batches import BatchCalls, CallBatch
 from jqinject.model.running.progress import with_progress
 from jqinject.model.running.recorder import Recorder
-from jqinject.model.walk import dotted
+from jqinject.model.walk import modules_by_path
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import CALL, Around, Call, Method, compiled, intercept, with_copied_modules
 from jqinject.proxy import QuantProxyFromInjector, stack_of
@@ -88,11 +88,8 @@ def correct_biases(
 
 
 def _layers(model: nnx.Module) -> dict[str, QuantWeightLayer]:
-    found = {}
-    for path, node in nnx.iter_modules(model, graph=True):
-        if isinstance(node, QuantWeightLayer) and _has_both(node) and not stack_of((node,)):
-            found[dotted(tuple(map(str, path)))] = node
-    return found
+    found = modules_by_path(model, QuantWeightLayer)
+    return {path: layer for path, layer in found.items() if _has_both(layer) and not stack_of((layer,))}
 
 
 def _has_both(layer: QuantWeightLayer) -> bool:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jqinject.model.walk import dotted
+from jqinject.model.walk import modules_by_path
 from jqinject.nn import QuantBatchNorm
 from jqinject.nn.base.batch_norm_folding import FLOAT_LAYERS, MergedBatchNorm, check_merges, merge_bn
 from jqinject.nn.base.weight_layer import QuantWeightLayer
@@ -137,21 +137,18 @@ def _watched(model: nnx.Module, call: Callable[[Any], Any]) -> _Calls:
     copy = nnx.clone(model, graph=True)
     copy.eval()
     calls = _Calls()
-    for path, node in list(nnx.iter_modules(copy, graph=True)):
-        if isinstance(
-            node, QuantProxyFromInjector
-        ):  # ranges of these inputs: the model may not be calibrated yet
+    for path, node in modules_by_path(copy, nnx.Module).items():
+        if isinstance(node, QuantProxyFromInjector):
+            # Ranges of these inputs: the model may not be calibrated yet.
             node.set_attributes(use_running_average=False, raise_if_not_found=False)
         if isinstance(node, QuantWeightLayer | nnx.BatchNorm) or type(node) in FLOAT_LAYERS:
-            intercept(node, _Watched(dotted(tuple(map(str, path))), calls))
+            intercept(node, _Watched(path, calls))
     call(copy)
     return calls
 
 
 def _fold(model: nnx.Module, pairs: Pairs) -> None:
-    modules: dict[str, Any] = {
-        dotted(tuple(map(str, path))): node for path, node in nnx.iter_modules(model, graph=True)
-    }
+    modules: dict[str, Any] = modules_by_path(model, nnx.Module)
     for layer, norm in pairs:
         for path in (layer, norm):
             if path not in modules:

@@ -14,7 +14,7 @@ from jqinject.model.ptq.round_training import Recipe, RoundingErrors, learn_laye
 from jqinject.model.running.batches import BatchCalls, CallBatch
 from jqinject.model.running.layer_records import LayerRecords, Record
 from jqinject.model.running.progress import with_progress
-from jqinject.model.walk import dotted
+from jqinject.model.walk import modules_by_path
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import CALL, Method
 from jqinject.proxy import QuantProxyFromInjector, WeightQuantProxy, stack_of
@@ -152,11 +152,8 @@ def _checked(steps: int, rate: float, weight: float, beta: tuple[float, float], 
 
 def _layers(model: nnx.Module) -> dict[str, QuantWeightLayer]:
     """Layers whose quantized weight may learn its rounding, by path."""
-    found = {}
-    for path, node in nnx.iter_modules(model, graph=True):
-        if isinstance(node, QuantWeightLayer) and _learns(node) and not stack_of((node,)):
-            found[dotted(tuple(map(str, path)))] = node
-    return found
+    found = modules_by_path(model, QuantWeightLayer)
+    return {path: layer for path, layer in found.items() if _learns(layer) and not stack_of((layer,))}
 
 
 def _learns(layer: QuantWeightLayer) -> bool:

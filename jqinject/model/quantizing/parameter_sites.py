@@ -15,6 +15,9 @@ from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import WeightUse, dotted
 from jqinject.proxy import QuantProxyFromInjector, WeightQuantProxyFromInjector
 
+OPERAND = "operand"
+"""The role of a scheme's own quantizers, which take any operand; as a parameter's they are quantizers of weights."""
+
 
 @dataclass(frozen=True)
 class PlannedParameter:
@@ -26,6 +29,7 @@ class PlannedParameter:
         quantizer: the injector.
         stacked: its leading axes over which a loop runs.
         shared: its axes, in one weight, along which all numbers need one scale.
+        free: its axes, in one weight, that the outputs have and no other operands.
     """
 
     path: tuple[Any, ...]
@@ -33,6 +37,7 @@ class PlannedParameter:
     quantizer: Any
     stacked: int
     shared: tuple[int, ...]
+    free: tuple[int, ...] = ()
 
 
 def plan_parameters(uses: Iterable[WeightUse]) -> dict[str, PlannedParameter]:
@@ -68,9 +73,9 @@ def _planned(path: tuple[Any, ...], uses: list[WeightUse], quantizer: Any) -> Pl
             f"{dotted(path)} is summed over every axis by one use or another, so no axis is left for scales:\n"
             f"{_listed(uses)}\n  cure: a rule that keeps it float, Rule({dotted(path)!r})"
         )
-    return PlannedParameter(
-        path, tuple(uses), quantizer, stacked, tuple(sorted(axis - stacked for axis in shared))
-    )
+    free = frozenset.intersection(*(use.free for use in contracted)) - shared - {*range(stacked)}
+    in_one = (tuple(sorted(axis - stacked for axis in axes)) for axes in (shared, free))
+    return PlannedParameter(path, tuple(uses), quantizer, stacked, *in_one)
 
 
 def _listed(uses: Iterable[WeightUse]) -> str:
@@ -101,7 +106,8 @@ def parameter_site(index: ModelIndex, parameter: PlannedParameter, rngs: nnx.Rng
     """
     name, quantizer = dotted(parameter.path), parameter.quantizer
     variable: Any = index.by_path[tuple(map(str, parameter.path))].variable
-    site = ParameterSite(variable, parameter.path, parameter.shared, parameter.stacked)
+    site = ParameterSite(variable, parameter.path, parameter.shared, parameter.stacked, parameter.free)
+    site.rounded_again = any(use.rounds_again for use in parameter.uses)
     if isinstance(quantizer, QuantProxyFromInjector):
         site.weight_quant = quantizer
         quantizer.add_tracked_module(site)
@@ -115,6 +121,8 @@ def parameter_site(index: ModelIndex, parameter: PlannedParameter, rngs: nnx.Rng
     kind = (
         declared.resolve("proxy_class") if declared.declares("proxy_class") else WeightQuantProxyFromInjector
     )
+    if kind.role == OPERAND:
+        kind = WeightQuantProxyFromInjector
     if kind.role not in (WeightQuantProxyFromInjector.role, QuantProxyFromInjector.role):
         raise TypeError(
             f"{name} is a weight, and {declared.base.__name__} is not for these: its proxy is a {kind.__name__}.\n"

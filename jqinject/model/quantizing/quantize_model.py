@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
@@ -24,6 +24,7 @@ from jqinject.model.quantizing.rule_policy import (
     PlannedSites,
     RulePolicy,
     held_at,
+    unstored_weights,
 )
 from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.quantizing.traced_calls import Methods, call_with, traced_calls
@@ -49,6 +50,13 @@ class Provider(Protocol):
     def quantize(self, model: Any, *inputs: Any, **kwargs: Any) -> Any: ...
 
 
+@runtime_checkable
+class MethodsProvider(Provider, Protocol):
+    """A provider that quantizes several methods of a model."""
+
+    def quantize_calls(self, model: Any, calls: Sequence[Call]) -> Any: ...
+
+
 def quantize(
     model: Model,
     rules: Rule | Iterable[Rule] | Provider,
@@ -70,9 +78,10 @@ def quantize(
     Rules with the name of an operation (`op="add"`) quantize operations outside layers: the model's call is traced and
     run as a program, with the quantizers in `model.op_quant`. So are the layers of Linen models
     (`nnx.bridge.ToNNX`), and the other methods that `methods` names: their quantizers are named `encode:...`. A method
-    that calls another one runs it as a part of its own program. A model whose layers are all of Flax's classes is run
-    as a program too if its call, traced with `inputs`, splits blocks and throws copies of them away (in
-    `jax.checkpoint`, `jax.lax.scan`): so what the quantizers of these blocks record is kept.
+    that calls another one runs it as a part of its own program; a place that several methods run has one quantizer. A
+    model whose layers are all of Flax's classes is run as a program too if its call, traced with `inputs`, splits
+    blocks and throws copies of them away (in `jax.checkpoint`, `jax.lax.scan`): so what the quantizers of these blocks
+    record is kept.
 
     The quantizers are in training mode. The result loads a float checkpoint with `jqinject.load_state`.
 
@@ -124,7 +133,11 @@ def quantize(
     index = ModelIndex(model)
     entries, plan = plan_layers(index, given)
     found = check_rules(index, model, given, entries, calls, allow_idle)
-    asked, reached = asked_bytes(index, given), reached_paths(index, plan, plan_parameters(found.uses))
+    within = (name for name, _ in unstored_weights(found.sites.values()))
+    asked, reached = (
+        asked_bytes(index, given),
+        reached_paths(index, plan, {*plan_parameters(found.uses), *within}),
+    )
     if index.is_abstract:
         quantized = planned_model(model, given, found, calls, rngs)
     else:
@@ -177,6 +190,8 @@ def _quantized(
 
 def _quantize_by(provider: Provider, model: Any, calls: tuple[Call, ...]) -> Any:
     if any(call.method != CALL for call in calls):
+        if isinstance(provider, MethodsProvider):
+            return provider.quantize_calls(model, calls)
         raise ValueError(
             f"{type(provider).__name__} quantizes the model's call, not other methods.\n  cure: inputs=...; or rules"
         )
@@ -223,7 +238,8 @@ def quantize_program(
     )
     for site in caches:
         check_cache_quantizer(site, held[site.name])
-    setattr(model, HELD, OpQuantizers(policy, held, weights, tied, caches))
+    unstored = unstored_weights(found.sites.values())
+    setattr(model, HELD, OpQuantizers(policy, held, weights, tied, caches, found.same, unstored))
 
 
 def quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | None) -> None:

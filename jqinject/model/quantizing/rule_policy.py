@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from flax import nnx
 
 from jqinject.dot import QConvGeneralDilated, QDotGeneral
+from jqinject.dot.schemes.weight_operand import (
+    RAGGED,
+    ragged_input_quantizer,
+    rounds_weight_again,
+    weight_quantizer,
+    why_not_stored,
+)
 from jqinject.inject import Binding, ExtendedInjector
 from jqinject.model.quantizing.counterparts import COUNTERPARTS
 from jqinject.model.quantizing.rules import Rule
@@ -82,17 +89,19 @@ class RulePolicy:
             return None
         rule = self.rules[index]
         slots = {field: _declared(rule, f"{slot}_quant") for field, slot in SLOTS_OF_CHOICE.items()}
+        if rule.keeps_float:
+            return None
+        if rule.configures:
+            return by_scheme(rule.scheme, operation.name, weight_path)
         weight = {"parameter": slots["weight"]} if weight_path else {"lhs": slots["lhs"], "rhs": slots["rhs"]}
-        found = Choice(
+        return Choice(
             slots["weight"],
             slots["inputs"],
             slots["output"],
             grad=slots["grad"],
             contraction=rule.contraction,
-            scheme=rule.scheme,
             **weight,
         )
-        return None if rule.keeps_float else found
 
     def rule_of(self, path: str, operation: Operation, weight_path: tuple[Any, ...] = ()) -> int | None:
         """The index of the first rule for an operation, or None."""
@@ -134,6 +143,30 @@ class RulePolicy:
     def final_output(self, run: Any, x: Tracked, index: int) -> Tracked:
         """See `Policy`."""
         return x
+
+
+def by_scheme(scheme: Any, operation: str, weight_path: tuple[Any, ...]) -> Choice | None:
+    """The quantizers of an operation by a scheme; None of a look-up, which is no contraction.
+
+    Args:
+        scheme: the scheme.
+        operation: the operation's name.
+        weight_path: of the parameter that it contracts; empty if there is none.
+
+    Raises:
+        ValueError: a ragged contraction, by a scheme that does more than it can.
+    """
+    if operation == "take":
+        return None
+    if not weight_path:
+        return Choice(scheme=scheme)
+    parameter = weight_quantizer(scheme, operation)
+    if operation != RAGGED:
+        return Choice(scheme=scheme, parameter=parameter, rounds_again=rounds_weight_again(scheme))
+    try:
+        return Choice(parameter, ragged_input_quantizer(scheme), parameter=parameter)
+    except ValueError as error:
+        raise ValueError(f"{dotted(weight_path)}: {error}") from None
 
 
 class _Watching(RulePolicy):
@@ -183,6 +216,7 @@ class PlannedSites(NamedTuple):
         used: the indices of the rules that take something.
         caches: name of a cache that the calls write -> the index of its rule, or None.
         taken: the path of a parameter and the name of an operation on it, where a rule takes it.
+        same: name of a site of one method -> its name in the program of an earlier one.
     """
 
     sites: Mapping[str, Site]
@@ -190,6 +224,7 @@ class PlannedSites(NamedTuple):
     used: frozenset[int]
     caches: Mapping[str, int | None]
     taken: frozenset[tuple[tuple[Any, ...], str]] = frozenset()
+    same: Mapping[str, str] = {}
 
 
 NO_SITES = PlannedSites({}, (), frozenset(), {})
@@ -200,7 +235,7 @@ def plan_sites(model: Any, policy: RulePolicy, calls: Sequence[Call]) -> Planned
     watching = _Watching(policy)
     found = find_sites(model, watching, calls)
     used, taken = frozenset(watching.used), frozenset(watching.taken)
-    return PlannedSites(found.sites, found.uses, used, watching.caches, taken)
+    return PlannedSites(found.sites, found.uses, used, watching.caches, taken, found.same)
 
 
 def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:
@@ -210,7 +245,10 @@ def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:
         TypeError: a weight quantizer for an activation; not an injector; an override that has no effect.
     """
     if site.contraction:
-        return CONTRACTIONS[site.contraction](site.quantizer, rngs=rngs)
+        op = CONTRACTIONS[site.contraction](site.quantizer, rngs=rngs)
+        if site.is_weight:
+            op.scheme.scheme = op.scheme.scheme.beside_quantized_weight()
+        return op
     is_injector = isinstance(site.quantizer, type) and issubclass(site.quantizer, ExtendedInjector)
     if not (is_injector or isinstance(site.quantizer, Binding)):
         raise TypeError(
@@ -236,6 +274,13 @@ def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:
         rngs=rngs,
         where=(f"the quantizer of {site.name}", ""),
     )
+
+
+def unstored_weights(sites: Iterable[Site]) -> tuple[tuple[str, str], ...]:
+    """The parameters that schemes quantize within contractions, and why they cannot be stored for serving."""
+    within = (site for site in sites if site.contraction and site.weight_path and not site.is_weight)
+    known = {dotted(site.weight_path): why_not_stored(site.quantizer, site.contraction) for site in within}
+    return tuple((name, why) for name, why in known.items() if why)
 
 
 class Operand:

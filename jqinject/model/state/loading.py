@@ -1,6 +1,7 @@
 """`load_state`: loads weights into a model and re-assembles its quantizers."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from jqinject.model.state.checkpoint_entries import (
     problem_of,
     unwrapped,
 )
+from jqinject.model.state.older_names import with_names_of_now
 from jqinject.model.state.reassembly import reassemble_held
 from jqinject.model.state.reports import LoadReport
 from jqinject.model.state.soundness import never_right, not_finite, read_by_magnitude
@@ -71,14 +73,15 @@ def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
     index = ModelIndex(model)
     by_path = index.by_path
     _refuse_abstract(index.variables)
-    given = unwrapped(flat_entries(state), set(by_path))
+    stored, merged = with_names_of_now(index, flat_entries(state))
+    given = unwrapped(stored, set(by_path))
     _refuse(_ill_formed(given, by_path))
     entries = with_checkpoint_defaults(index, given)
     absent = _absent(entries, index.variables, missing)
     _refuse([*_unknown(entries, by_path), *absent, *_misfits(entries, by_path)])
     said = {path: value for path, value in entries.items() if path in given}
     _refuse(_contradictions(entries, by_path) or never_right(index, said))
-    return _all_or_nothing(index, lambda: _load(model, entries, index))
+    return _all_or_nothing(index, lambda: replace(_load(model, entries, index), merged=merged))
 
 
 def _refuse(problems: list[str]) -> None:

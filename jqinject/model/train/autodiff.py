@@ -11,7 +11,6 @@ from flax import nnx
 
 from jqinject.core import GradSlot
 from jqinject.core._protocols import StepStatistic
-from jqinject.core.state.listening import reports_expected
 from jqinject.model.train.steps import (
     abandon_steps,
     adding_by_maximum,
@@ -22,6 +21,7 @@ from jqinject.model.train.steps import (
     set_slots,
     without_slots,
 )
+from jqinject.model.train.unheard import refuse_unheard
 from jqinject.program import OpQuantizers
 
 ArgNum = int | nnx.DiffState
@@ -60,8 +60,13 @@ def value_and_grad(
 
     The model must be a positional argument, differentiated or not. NNX loses what the forward pass of a module writes
     if `nnx.scan` or `nnx.vmap` only broadcasts it (`in_axes=None`); carry it through a scan (`nnx.Carry`), like any
-    module with statistics. Plain `nnx.grad` corrupts nothing: the statistics of gradients stay as they are, and forward
-    ones advance at every use.
+    module with statistics. Plain `nnx.grad` corrupts nothing: the statistics of gradients stay as they are, which a
+    `jqinject.LostStateWarning` tells when the program is traced, and forward ones advance at every use.
+
+    A model in training mode that `f` reaches past its arguments would lose the statistics of its gradients. It is
+    refused where Python knows of it: closure variables, globals that the code of `f` or of functions in the same file
+    names, default values, the arguments of a `functools.partial`, the module of a bound method. The same warning tells
+    of any other: in an attribute of a plain object, merged from states without their statistics, made during the call.
 
     Args:
         f: a function of models and arrays that returns a scalar, or `(scalar, aux)` with `has_aux`; without it, a
@@ -73,8 +78,8 @@ def value_and_grad(
         A function that returns the value and the gradients of the parameters, like that of `nnx.value_and_grad`.
 
     Raises:
-        ValueError: (when called) a gradient quantizer in training mode is not reached by the arguments, or statistics
-            were filtered out. The models are unchanged then.
+        ValueError: (when called) `f` reaches a gradient quantizer in training mode that is not in the positional
+            arguments, or statistics of a model in them were filtered away. The models are unchanged then.
         TypeError: (when called) a model with gradient quantizers is a keyword argument.
 
     Example:
@@ -151,6 +156,7 @@ def _reporting(
         _refuse_keywords(f, kwargs)
         per_argument = [amax_scalings([arg]) for arg in args]
         found = list({id(scaling): scaling for held in per_argument for scaling in held}.values())
+        refuse_unheard(f, args, found)
         with_slots = [
             number
             for number, held in enumerate(per_argument)
@@ -194,8 +200,7 @@ def _listening(f: Callable[..., Any]) -> Callable[..., Any]:
             assert scaling.slot is not None
             scaling.slot.set_value(adding_by_maximum(scaling.slot.get_value()))
         try:
-            with reports_expected():
-                return f(*args, **kwargs)
+            return f(*args, **kwargs)
         finally:
             set_slots(heard, adding=False)
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from jqinject.dot.schemes.held_operand import OperandAxes
 from jqinject.nn.base.slots import WEIGHT
 from jqinject.proxy import DistantWeight
 
@@ -20,11 +21,18 @@ class _Facts:
     Attributes:
         stacked: leading axes of the parameter over which a loop runs.
         shared: axes of one weight along which all numbers need one scale.
+        free: axes of one weight that the outputs have and no other operands.
     """
 
     stacked: int
     shared: tuple[int, ...]
+    free: tuple[int, ...]
     weight_shape: Any
+
+    @property
+    def axes(self) -> OperandAxes:
+        """The axes of one weight, as a scheme's quantizers of operands ask for them."""
+        return OperandAxes(tuple(self.weight_shape)[self.stacked :], self.shared, self.free)
 
     @property
     def weight_ndim(self) -> int:
@@ -57,12 +65,14 @@ class ParameterSite(_Facts, DistantWeight):
         weight_path: the parameter's path in the model.
         weight_shape: its shape, with the axes of a stack.
         master: the float parameter, if it was kept when its low-bit numbers took its place.
+        rounded_again: whether a scheme takes another version of the parameter backward.
 
     Args:
         variable: the parameter.
         path: its path.
         shared: its axes, in one weight, along which all numbers need one scale.
         stacked: its leading axes over which a loop runs.
+        free: see `_Facts`.
     """
 
     weight_quant: Any = WEIGHT
@@ -71,14 +81,23 @@ class ParameterSite(_Facts, DistantWeight):
     input_quant = None
     frozen = None
     master: nnx.Variable[Any] | None = None
+    rounded_again: bool = False
+    free = ()
 
     def __init__(
-        self, variable: nnx.Variable[Any], path: tuple[Any, ...], shared: tuple[int, ...], stacked: int = 0
+        self,
+        variable: nnx.Variable[Any],
+        path: tuple[Any, ...],
+        shared: tuple[int, ...],
+        stacked: int = 0,
+        free: tuple[int, ...] = (),
     ) -> None:
         self.weight_path = path
         self.weight_shape = tuple(variable.shape)
         self.shared = shared
         self.stacked = stacked
+        if free:
+            self.free = free
         self._ndim = len(self.weight_shape) - stacked
         self.bind(variable)
 
@@ -123,6 +142,7 @@ class _BesideWeight(_Facts, nnx.Module):
         self.parameter = site.weight
         self.weight_quant = vars(site).get("weight_quant")
         self.shared, self.stacked, self._ndim = site.shared, site.stacked, site.weight_ndim
+        self.free = site.free
 
     @property
     def weight(self) -> nnx.Variable[Any]:

@@ -9,6 +9,7 @@ import jax
 from flax import nnx
 
 from jqinject.dot.frozen.frozen_groups import ScaleForms, without_groups
+from jqinject.dot.frozen.frozen_numbers import frozen_numbers
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.frozen.frozen_weight import FrozenWeight
 from jqinject.ops.devices.cut import Cut, cut_in_place
@@ -174,7 +175,8 @@ def _frozen(
     cut: Cut | None,
 ) -> FrozenWeight:
     forms = ScaleForms(proxy.scale_dtype, proxy.has_whole_zero_points)
-    return FrozenWeight(quantized, summed, metadata, proxy.has_zero_point, axes_of_sums, forms, cut)
+    numbers, form = frozen_numbers(quantized, summed, proxy.has_zero_point, axes_of_sums, forms, cut)
+    return FrozenWeight(numbers, form, metadata)
 
 
 def _known_input(layer: QuantWeightLayer) -> Any:

@@ -11,10 +11,8 @@ from flax import nnx
 from jqinject.core import Frozen
 from jqinject.dot import Affine, FrozenParam
 from jqinject.dot.frozen.frozen_form import FrozenForm
-from jqinject.dot.frozen.frozen_groups import ScaleForms
-from jqinject.dot.frozen.frozen_numbers import frozen_numbers, integers_of, quant_tensor_of
+from jqinject.dot.frozen.frozen_numbers import integers_of, quant_tensor_of
 from jqinject.dot.frozen.stored_weight import StoredWeight
-from jqinject.ops.devices.cut import Cut
 
 
 class WeightView(FrozenParam):
@@ -55,17 +53,9 @@ class FrozenWeight(StoredWeight):
     there are any, `zero_point`, `sums` of the payload, and the `scale_factor` of scales in bytes.
 
     Args:
-        weight: the quantized weight.
-        summed: its axes that a contraction sums over; stored last. Empty for a convolution.
+        numbers: of the weight, from `frozen_numbers`.
+        form: their form.
         metadata: of the weight's Variable, for the sharding of the payload.
-        has_zero_point: whether the zero point may be another than 0.
-        axes_of_sums: its axes along which a contraction of integers needs their sums; None for no sums.
-        forms: what is known of its scales and zero points.
-        cut: groups that cross shards, whose payload is stored in the weight's shape; None for any others.
-
-    Raises:
-        TypeError: `weight` is not a QuantTensor.
-        ValueError: its bit width is unknown because the model is abstract and the bit width is learned.
     """
 
     value: Frozen
@@ -76,19 +66,12 @@ class FrozenWeight(StoredWeight):
     form: FrozenForm
 
     def __init__(
-        self,
-        weight: Any,
-        summed: tuple[int, ...],
-        metadata: Mapping[str, Any],
-        has_zero_point: bool,
-        axes_of_sums: tuple[int, ...] | None,
-        forms: ScaleForms,
-        cut: Cut | None = None,
+        self, numbers: Mapping[str, jax.Array], form: FrozenForm, metadata: Mapping[str, Any]
     ) -> None:
-        numbers, self.form = frozen_numbers(weight, summed, has_zero_point, axes_of_sums, forms, cut)
+        self.form = form
         # The payload has its sharding from the weight, with or without a mesh.
         known = {**metadata, "eager_sharding": False}
-        of_value, of_scale = self.form.metadata(known, numbers["scale"].shape)
+        of_value, of_scale = form.metadata(known, numbers["scale"].shape)
         of_each = {"value": of_value, "scale": of_scale}
         for name, array in numbers.items():
             setattr(self, name, Frozen(array, **of_each.get(name, {})))

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from jqinject.core import LostStateWarning
 from jqinject.program.tracked_value import Origin, StateVersion, Tracked, shape_of
 from jqinject.program.weights.moves import only_moves
 from jqinject.quant_tensor import is_concrete
@@ -29,10 +30,6 @@ from jqinject.quant_tensor import is_concrete
 MARK = "jqinject_state:"
 SHOWN = 8
 Path = tuple[Any, ...]
-
-
-class LostStateWarning(UserWarning):
-    """A part of a program threw away what quantizers recorded in it."""
 
 
 class KeptState:

@@ -10,7 +10,13 @@ from jqinject.program.policy import ActivationProduct, Choice, Site, other_axes
 from jqinject.program.tracing.scopes import weight_scope
 from jqinject.program.tracked_value import Origin, Tracked, shape_of
 from jqinject.program.weights.contract import Contracted, contract, contract_float8, contracts_payloads
-from jqinject.program.weights.parameters import as_activation, name_of_quantizer, note_use, weight_among
+from jqinject.program.weights.parameters import (
+    as_activation,
+    dotted,
+    name_of_quantizer,
+    note_use,
+    weight_among,
+)
 from jqinject.quant_tensor import as_array
 
 Axes = tuple[int, ...]
@@ -28,7 +34,8 @@ def contraction(
     """Run a contraction on quantized operands."""
     lhs, rhs = inputs[:2]
     weight = weight_among(lhs, rhs) if run.policy.follows_parameters else None
-    choice, name = run.choose(path, operation, () if weight is None else inputs[weight].weight_path)
+    read = next((x.weight_path for x in (lhs, rhs) if x.weight_path), ())
+    choice, name = run.choose(path, operation, () if weight is None else inputs[weight].weight_path, read)
     if run.policy.flattens_weights and _is_flattened(run, operation, eqn, rhs):
         rhs = rhs.with_value(run.constant(lambda: rhs.value.reshape(rhs.value.shape[0], -1)))
         evaluate = _flattened(eqn, inputs[1].value.shape[1:])
@@ -51,10 +58,13 @@ def contraction(
         )
     elif lhs.is_activation and rhs.is_activation:
         by = (name_of_quantizer(run, choice, name, x) for x in taken)
-        run.products.append(ActivationProduct(run.prefix + name, operation.name, *by, equation=eqn))
+        run.products.append(ActivationProduct(run.names.full(name), operation.name, *by, equation=eqn))
     rest = [x.array for x in inputs[2:]]
     with weight_scope(() if weight is None else inputs[weight].weight_path):
-        found = _contracted(run, choice, name, eqn, (lhs, rhs), taken, rest, evaluate)
+        if choice is not None and choice.scheme is not None:
+            found = _by_scheme(run, choice, name, operation, eqn, (lhs, rhs), weight)
+        else:
+            found = _contracted(run, choice, eqn, name, taken, rest, evaluate)
     value = _with_gradient(run, choice, name, found)
     if weight is not None and inputs[weight].low_rank is not None:
         value = value + _update(run, name, eqn, inputs, weight, evaluate).astype(value.dtype)
@@ -68,32 +78,60 @@ def contraction(
 def _contracted(
     run: Any,
     choice: Choice | None,
-    name: str,
     eqn: Any,
-    operands: Sequence[Tracked],
+    name: str,
     taken: Sequence[Tracked],
     rest: list[Any],
     evaluate: Callable[[list[Any]], list[Any]],
 ) -> Contracted:
-    """The contraction: by a scheme, which quantizes the operands itself, by their payloads, or by their floats."""
-    if choice is not None and choice.scheme is not None and eqn.primitive.name in BY_SCHEME:
-        site = Site(run.prefix + name, choice.scheme, contraction=eqn.primitive.name)
-        run.sites[site.name] = site
-        return Contracted(run.quantizers.contract(site, eqn, *(x.array for x in operands)))
+    """The contraction, by the operands' payloads or by their floats."""
     left, right = (x.value for x in taken)
     if contracts_payloads(choice, left, right):
-        grad_dtype = run.quantizers.grad_dtype(f"{run.prefix}{name}_grad")
+        grad_dtype = run.quantizers.grad_dtype(run.names.full(f"{name}_grad"))
         found = contract_float8(eqn, choice, left, right, grad_dtype)
         return found or Contracted(contract(eqn, choice, left, right, rest, evaluate))
     (value,) = evaluate([*(x.array for x in taken), *rest])
     return Contracted(value)
 
 
+def _by_scheme(
+    run: Any,
+    choice: Choice,
+    name: str,
+    operation: Operation,
+    eqn: Any,
+    operands: Sequence[Tracked],
+    weight: int | None,
+) -> Contracted:
+    """The contraction by a scheme, which quantizes its operands itself; a parameter comes quantized.
+
+    Raises:
+        ValueError: a scheme does not say how such a contraction is done.
+    """
+    kind = eqn.primitive.name
+    if kind not in BY_SCHEME or (weight == 0 and kind != "dot_general"):
+        path = dotted(operands[weight].weight_path) if weight is not None else name
+        what = (
+            f"a {operation.name}" if kind not in BY_SCHEME else "a convolution with a parameter for its image"
+        )
+        raise ValueError(
+            f"{path}: a scheme does not say how {what} is contracted ({name}).\n  cure: Rule({path!r}), which keeps it "
+            "float, or a rule with weight_quant and input_quant, before the rule with the scheme"
+        )
+    apart = weight is not None and choice.parameter is not None
+    path = () if weight is None else operands[weight].weight_path
+    site = Site(run.names.full(name), choice.scheme, is_weight=apart, weight_path=path, contraction=kind)
+    run.sites[site.name] = site
+    values = [x.value if apart and place == weight else x.array for place, x in enumerate(operands)]
+    unrounded = operands[weight].unrounded if apart and weight is not None else None
+    return Contracted(run.quantizers.contract(site, eqn, *values, weight, unrounded))
+
+
 def _with_gradient(run: Any, choice: Choice | None, name: str, found: Contracted) -> Any:
     """The output, with its gradient's quantizer if it has one."""
     if choice is None or choice.grad is None:
         return found.value
-    site = Site(f"{run.prefix}{name}_grad", choice.grad, shape=tuple(found.value.shape))
+    site = Site(run.names.full(f"{name}_grad"), choice.grad, shape=tuple(found.value.shape))
     run.sites[site.name] = site
     return as_array(run.quantizers.quantize(site, found.value, found.token))
 
@@ -104,7 +142,8 @@ def _update(
     """The contraction of the other operand, not quantized, with the weight's low-rank update."""
     low_rank = inputs[weight].low_rank
     assert low_rank is not None, "asked for where there is one"
-    names = (run.prefix + name, low_rank.lookup) if low_rank.lookup else (run.prefix + name,)
+    own = run.names.full(name)
+    names = (own, low_rank.lookup) if low_rank.lookup else (own,)
     run.adapted.update((inputs[weight].weight_path, one) for one in names)
     x = inputs[1 - weight].array
     if low_rank.dropout:

@@ -19,3 +19,21 @@ def arguments_of(eqn: Any) -> dict[str, Any]:
     convolution = eqn.primitive.name == "conv_general_dilated"
     names = (*CONVOLUTION, "dimension_numbers") if convolution else ("dimension_numbers",)
     return {name: eqn.params[name] for name in names}
+
+
+def weight_last(numbers: Any, ndim: int, weight_ndim: int) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """The arguments of a `dot_general` whose left operand is the weight, for the operands the other way round.
+
+    Args:
+        numbers: its dimension numbers, the weight first.
+        ndim, weight_ndim: axes of the other operand, and of the weight.
+
+    Returns:
+        (the arguments, the permutation of that contraction's output to the output of this one).
+    """
+    (of_weight, of_other), (batch_of_weight, batch_of_other) = numbers
+    batch = len(batch_of_other)
+    free, free_of_weight = ndim - len(of_other) - batch, weight_ndim - len(of_weight) - batch
+    first, last = range(batch + free, batch + free + free_of_weight), range(batch, batch + free)
+    swapped = (of_other, of_weight), (batch_of_other, batch_of_weight)
+    return {"dimension_numbers": swapped}, (*range(batch), *first, *last)

@@ -33,7 +33,8 @@ def parameter(run: Any, x: Tracked) -> Tracked:
         site = Site(name, None, {}, is_weight=True, shape=shape_of(x), weight_path=x.weight_path)
         run.sites[name] = site
         value = run.constant(lambda: run.quantizers.quantize(site, x.value))
-        x.twins[WEIGHTS] = replace(x, value=value, quantized=True, twins={})
+        original = x.value if run.quantizers.rounds_again(x.weight_path) else None
+        x.twins[WEIGHTS] = replace(x, value=value, quantized=True, unrounded=original, twins={})
     return x.twins[WEIGHTS]
 
 
@@ -102,6 +103,9 @@ def follow(
     )
     if not values or any(value is None for value in values):
         values = evaluate([one.array for one in inputs])
+    originals: Sequence[Any] = (None,) * len(moves)
+    if x.unrounded is not None:
+        originals = evaluate([x.unrounded, *(other.array for other in others)])
     origin = Origin.ACTIVATION if any(one.is_activation for one in inputs) else x.origin
     found = [
         replace(
@@ -110,13 +114,14 @@ def follow(
             origin=origin,
             axes=None if x.axes is None else x.axes.moved(move),
             masked=None,
+            unrounded=original,
             low_rank=None
             if x.low_rank is None
-            else x.low_rank.moved(move, run.prefix + name if name else ""),
+            else x.low_rank.moved(move, run.names.full(name) if name else ""),
             state=None,
             twins={},
         )
-        for value, move in zip(values, moves, strict=True)
+        for value, move, original in zip(values, moves, originals, strict=True)
     ]
     return [_output(run, out, choice, name) for out in found]
 
@@ -171,7 +176,7 @@ def note_use(
     run.uses.append(
         WeightUse(
             x.weight_path,
-            run.prefix + name,
+            run.names.full(name),
             operation,
             axes.shape,
             needing,
@@ -180,6 +185,7 @@ def note_use(
             name_of_quantizer(run, choice, name, beside),
             eqn,
             axes.along(free),
+            choice is not None and choice.rounds_again,
         )
     )
 
@@ -196,7 +202,7 @@ def name_of_quantizer(run: Any, choice: Choice | None, name: str, x: Tracked | N
     if x is not None and x.quantized:
         return x.site or "quantized"
     by_scheme = x is not None and choice is not None and choice.scheme is not None
-    return run.prefix + name if by_scheme else ""
+    return run.names.full(name) if by_scheme else ""
 
 
 def weight_among(lhs: Tracked, rhs: Tracked) -> int | None:

@@ -1,8 +1,8 @@
 """Where a scale comes from, what shares it, and which values it may take."""
 
-from jqinject.core.clamp import Identity
+from jqinject.core.clamp import ClampBeforeRounding, Identity
 from jqinject.core.rounding import CeilSte
-from jqinject.core.scaling import RuntimeDynamicGroupStatsScaling
+from jqinject.core.scaling import LearnedStepScaling, MaxIntScaling, RuntimeDynamicGroupStatsScaling
 from jqinject.inject import ExtendedInjector
 from jqinject.quant.enums import RestrictValueType, ScalingImplType, ScalingPerOutputType, StatsOp
 
@@ -50,6 +50,17 @@ class ParamFromRuntimeMinMaxScaling(ExtendedInjector):
     scaling_impl_type = ScalingImplType.PARAMETER_FROM_STATS
     scaling_stats_op = StatsOp.MIN_MAX
     collect_stats_steps = 300
+    scaling_min_val = 1e-10
+
+
+class LearnedStepFromWeight(ExtendedInjector):
+    """A learned step that starts at 2 mean |w| / sqrt(largest integer), with LSQ's gradient."""
+
+    scaling_impl_type = ScalingImplType.PARAMETER_FROM_STATS
+    scaling_impl = LearnedStepScaling
+    int_scaling_impl = MaxIntScaling
+    tensor_clamp_impl = ClampBeforeRounding
+    scaling_stats_op = StatsOp.AVE
     scaling_min_val = 1e-10
 
 

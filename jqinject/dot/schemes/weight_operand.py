@@ -1,0 +1,82 @@
+"""The weight among a scheme's operands: which of them can be quantized apart from the contraction, and stored."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from jqinject.dot.schemes.operand import OperandInjector
+from jqinject.dot.schemes.scheme import AGAIN, GRADIENTS, Kept, SchemeSpec
+from jqinject.inject import Binding
+
+WEIGHTS = ("weight", "parameter")
+CONVOLUTION, RAGGED = "conv_general_dilated", "ragged_dot"
+
+
+@lru_cache(maxsize=256)
+def spec_of(scheme: Any) -> SchemeSpec:
+    """A scheme, resolved once for all its contractions."""
+    return SchemeSpec.of(scheme)
+
+
+def weight_quantizer(scheme: Any, operation: str) -> Binding | None:
+    """The quantizer that a scheme has for `w`, if it can quantize the parameter in its own shape.
+
+    Args:
+        scheme: a `Scheme`.
+        operation: "einsum", "dot_general", "conv_general_dilated", ...
+
+    Returns:
+        None if `w` is float, or can only be quantized as the contraction sees it; see `why_not_stored`.
+    """
+    spec = spec_of(scheme)
+    found = spec["fprop_rhs"]
+    return found if isinstance(found, Binding) and not why_not_stored(scheme, operation) else None
+
+
+def why_not_stored(scheme: Any, operation: str) -> str:
+    """Why the weight of a contraction by a scheme cannot be stored for serving; empty if it can, or is float."""
+    spec = spec_of(scheme)
+    found = spec["fprop_rhs"]
+    if not isinstance(found, Binding):
+        return ""
+    if spec.fprop.tiles is not None and operation != CONVOLUTION:
+        return "its forward contraction is cut into pieces (tile_size=), which have scales of their own"
+    if issubclass(found.injector, OperandInjector):
+        mode = getattr(found.injector, "dequant_mode", "output")
+        return "" if mode == "output" else f"its dequant_mode is {mode!r}, so no payload is contracted"
+    role = found.resolve("proxy_class").role if found.declares("proxy_class") else "parameter"
+    if role in WEIGHTS:
+        return ""
+    return f"{found.base.__name__} quantizes {role}s, as the contraction sees them"
+
+
+def rounds_weight_again(scheme: Any) -> bool:
+    """Whether a scheme takes another version of `w` backward than the forward product's."""
+    spec = spec_of(scheme)
+    return spec["dgrad_rhs"] is not Kept.FPROP or "conv_gradients" not in spec.flags
+
+
+def ragged_input_quantizer(scheme: Any) -> Binding | None:
+    """The quantizer of `x` for a ragged contraction by a scheme, whose gradients are those of the dequantized values.
+
+    Raises:
+        ValueError: the scheme quantizes gradients or rounds operands again, in tiles, or with quantizers that need the
+            contraction's axes; a ragged contraction does none of these.
+    """
+    spec = spec_of(scheme)
+    why = why_not_stored(scheme, RAGGED)
+    backward = [name for name in GRADIENTS if spec[name] is not None]
+    backward += [name for name in AGAIN if spec[name] is not Kept.FPROP]
+    found = spec["fprop_lhs"]
+    if backward:
+        why = f"it says how {', '.join(backward)} is rounded"
+    elif isinstance(found, Binding):
+        row = found.declares("proxy_class") and found.resolve("proxy_class").role == "activation"
+        why = why or ("" if row else f"{found.base.__name__} is not a quantizer of activations")
+    if why:
+        raise ValueError(
+            f"the scheme {spec.name} does not fit a ragged contraction: {why}.\n  cure: a rule before it that names "
+            "the parameter, with a scheme of fprop_lhs and fprop_rhs alone, or with weight_quant and input_quant"
+        )
+    return found if isinstance(found, Binding) else None

@@ -1,0 +1,185 @@
+"""What calls of a model quantize, found by tracing them. Next: `model`, which runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+
+from jqinject.program.interpreter import Interpreter
+from jqinject.program.policy import ActivationProduct, Policy, Site, WeightUse
+from jqinject.program.quantizers import Finder, Quantizers
+from jqinject.program.same_places import Occurrence, SiteNames, same_places
+from jqinject.program.tracing.call import CALL, Call
+from jqinject.program.tracing.class_swap import original_class
+from jqinject.program.tracing.kept_state import of_model
+from jqinject.program.tracing.trace import Program, trace
+from jqinject.program.tracked_value import Tracked, shape_of
+from jqinject.program.weights.adapter import with_adapters
+from jqinject.program.weights.moves import Axes
+
+HELD = "op_quant"
+Path = tuple[Any, ...]
+
+
+class FoundSites(NamedTuple):
+    """What a call of a model quantizes.
+
+    Attributes:
+        sites: name -> site of a tensor.
+        uses: where parameters are contracted or looked up.
+        products: contractions of two activations.
+        adapted: the path of a parameter and the name of a contraction that its adapter takes part in, or of a look-up
+            whose rows are then contracted.
+        same: name of a site of one method -> its name in the program of an earlier one, of which it is a part.
+        occurrences: operations and layers, in order.
+    """
+
+    sites: dict[str, Site]
+    uses: list[WeightUse]
+    products: list[ActivationProduct]
+    adapted: set[tuple[Path, str]]
+    same: dict[str, str] = {}
+    occurrences: Sequence[Occurrence] = ()
+
+    def renamed(self, same: Mapping[str, str]) -> FoundSites:
+        """The same, where sites have the names that `same` has for them."""
+
+        def full(name: str) -> str:
+            return same.get(name, name)
+
+        return self._replace(
+            sites={full(name): replace(site, name=full(name)) for name, site in self.sites.items()},
+            uses=[replace(use, beside=full(use.beside)) for use in self.uses],
+            products=[replace(one, lhs=full(one.lhs), rhs=full(one.rhs)) for one in self.products],
+        )
+
+
+def names_of(model: Any, call: Call) -> SiteNames:
+    """The names of a call's sites: plain ones for `__call__`, else with the method and a colon in front.
+
+    Args:
+        model: which knows the sites that several methods run, if it is quantized.
+        call: of it.
+    """
+    return SiteNames("" if call.name == CALL else f"{call.name}:", dict(_same_of(model)))
+
+
+def _same_of(model: Any) -> tuple[tuple[str, str], ...]:
+    held = vars(model).get(HELD)
+    return () if held is None else held.same
+
+
+def outputs_of(interpreter: Interpreter, program: Any) -> list[Any]:
+    """Run a program: its outputs, then the new state."""
+    closed = program.closed
+    inputs = [interpreter.policy.model_input(x) if x.is_activation else x for x in program.inputs]
+    interpreter.kept.begin(inputs)
+    found = interpreter.run(closed.jaxpr, closed.consts, inputs)
+    count = program.output_tree.num_leaves
+    final = interpreter.policy.final_output
+    outputs = [final(interpreter, x, index) for index, x in enumerate(found[:count])]
+    # A parameter that the program hands through is not changed by having been quantized.
+    parameters = {x.weight_path: x.array for x in program.inputs if x.is_weight and x.form is None}
+    state = [
+        parameters.get(x.weight_path, x.array) if x.is_weight and x.quantized else x.passed
+        for x in found[count:]
+    ]
+    return [*(x.passed for x in outputs), *state]
+
+
+def find_sites(
+    model: Any, policy: Policy, calls: Iterable[Call], quantizers: Quantizers | None = None
+) -> FoundSites:
+    """The sites at which calls of a model would be quantized; the model is traced, not run.
+
+    Args:
+        model: an NNX module, concrete or abstract.
+        policy: decides what is quantized.
+        calls: of different methods.
+        quantizers: called at the sites, with the model's weights and tracers for everything else; None for no calls.
+    """
+    parts = [_sites_of_call(model, policy, call, quantizers) for call in calls]
+    same = {**dict(_same_of(model)), **same_places((part.occurrences, part.sites) for part in parts)}
+    found = FoundSites({}, [], [], set(), same)
+    for part in parts:
+        own = part.renamed(same)
+        found.sites.update({name: site for name, site in own.sites.items() if name not in found.sites})
+        found.uses.extend(own.uses)
+        found.adapted.update(own.adapted)
+        found.products.extend(own.products)
+    return found
+
+
+def program_of_call(model: Any, policy: Policy, call: Call) -> Program:
+    """The program of a call, in which a policy's sites can be found.
+
+    Args:
+        model: an NNX module, concrete or abstract.
+        policy: says which modules are not looked into.
+        call: of the model.
+    """
+    try:
+        return with_adapters(model, trace(model, call, policy.is_leaf, HELD))
+    except Exception as error:
+        traced = original_class(type(model)).__name__ + ("" if call.name == CALL else f".{call.name}")
+        error.add_note(f"while {traced} was traced, to find its operations, with {call}")
+        raise
+
+
+def _sites_of_call(model: Any, policy: Policy, call: Call, quantizers: Quantizers | None) -> FoundSites:
+    return sites_of_program(program_of_call(model, policy, call), policy, names_of(model, call), quantizers)
+
+
+def sites_of_program(
+    program: Program, policy: Policy, names: SiteNames, quantizers: Quantizers | None = None
+) -> FoundSites:
+    """See `find_sites`, of one traced call."""
+    interpreter = Interpreter(
+        policy, quantizers or Finder(), constants_now=quantizers is not None, names=names
+    )
+    variable = [quantizers is None or x.is_activation for x in program.inputs]
+    if policy.follows_parameters and quantizers is None:
+        program = program._replace(inputs=[_with_axes(x) for x in program.inputs])
+
+    def look(values: list[Any]) -> Any:
+        given = iter(values)
+        inputs = [
+            replace(x, value=next(given), twins={}) if free else x
+            for x, free in zip(program.inputs, variable, strict=True)
+        ]
+        return outputs_of(interpreter, program._replace(inputs=inputs))
+
+    jax.eval_shape(look, [x.passed for x, free in zip(program.inputs, variable, strict=True) if free])
+    run = interpreter
+    return FoundSites(run.sites, run.uses, run.products, run.adapted, {}, run.occurrences)
+
+
+def throws_away(model: Any, policy: Policy, calls: Iterable[Call]) -> tuple[str, ...]:
+    """Paths of quantizers' state that calls of a model would lose, unless they are run as programs.
+
+    Args:
+        model: a quantized NNX module; it is traced, not run.
+        policy: which says which modules are layers.
+        calls: of different methods.
+    """
+    found: set[str] = set()
+    for call in calls:
+        program = trace(model, call, policy.is_leaf, HELD, mark_all=True)
+        interpreter = Interpreter(policy, Finder())
+
+        def look(values: list[Any], program: Any = program, interpreter: Interpreter = interpreter) -> Any:
+            given = zip(program.inputs, values, strict=True)
+            return outputs_of(
+                interpreter, program._replace(inputs=[replace(x, value=v, twins={}) for x, v in given])
+            )
+
+        jax.eval_shape(look, [x.array for x in program.inputs])
+        found |= {*interpreter.kept.newest, *interpreter.kept.lost}
+    return tuple(sorted(map(of_model, found)))
+
+
+def _with_axes(x: Tracked) -> Tracked:
+    return replace(x, axes=Axes.of(shape_of(x)), twins={}) if x.is_weight and x.is_float else x
