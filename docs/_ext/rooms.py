@@ -18,7 +18,8 @@ from docstrings import as_rst
 
 PACKAGE = "jqinject"
 ROOMS = """
-nn quant core proxy inject dot model program quant_tensor ops odml export native checkpoint_policies catalogue
+nn quant core proxy inject dot model program recipes quant_tensor ops odml export native checkpoint_policies
+catalogue
 """.split()  # noqa: SIM905
 LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)#\s]+\.md)\)")
 LINE = re.compile(r"^<!-- names of ([\w.]+) -->$", flags=re.MULTILINE)

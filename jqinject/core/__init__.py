@@ -51,6 +51,7 @@ from jqinject.core.quant import CalibratedQuant as CalibratedQuant
 from jqinject.core.quant import ClampedBinaryQuant as ClampedBinaryQuant
 from jqinject.core.quant import CodebookQuant as CodebookQuant
 from jqinject.core.quant import CodebookQuantResult as CodebookQuantResult
+from jqinject.core.quant import CommittedQuant as CommittedQuant
 from jqinject.core.quant import DecoupledIntQuant as DecoupledIntQuant
 from jqinject.core.quant import DecoupledQuantResult as DecoupledQuantResult
 from jqinject.core.quant import DecoupledRescalingIntQuant as DecoupledRescalingIntQuant
@@ -59,9 +60,13 @@ from jqinject.core.quant import Float8Quant as Float8Quant
 from jqinject.core.quant import Float8QuantResult as Float8QuantResult
 from jqinject.core.quant import FloatQuant as FloatQuant
 from jqinject.core.quant import FloatQuantResult as FloatQuantResult
+from jqinject.core.quant import Grid as Grid
+from jqinject.core.quant import IntegerGrid as IntegerGrid
 from jqinject.core.quant import IntQuant as IntQuant
+from jqinject.core.quant import MinifloatGrid as MinifloatGrid
 from jqinject.core.quant import PrescaledRestrictIntQuant as PrescaledRestrictIntQuant
 from jqinject.core.quant import RescalingIntQuant as RescalingIntQuant
+from jqinject.core.quant import TableGrid as TableGrid
 from jqinject.core.quant import TernaryQuant as TernaryQuant
 from jqinject.core.quant import TruncIntQuant as TruncIntQuant
 from jqinject.core.quant.int_quant import QuantResult as QuantResult

@@ -132,6 +132,11 @@ def is_nearest(*components: Any) -> bool:
     return all(getattr(component, "is_nearest", False) for component in components)
 
 
+def grid_of(quantizer: Any) -> Any:
+    """The grid that a quantizer rounds to nearest on; None if it does something else, or does not state it."""
+    return getattr(quantizer, "grid", None)
+
+
 # The facts as protocols, for the author of a component.
 
 
@@ -258,3 +263,18 @@ class SaysNearest(Protocol):
 
     @property
     def is_nearest(self) -> bool: ...
+
+
+class SaysGrid(Protocol):
+    """A quantizer that knows its grid at scale 1, a `jqinject.core.Grid`, and quantizes by a scale that it is given.
+
+    Solvers choose numbers of that grid, and `CommittedQuant` keeps what they chose. None if it does not round to
+    nearest.
+    """
+
+    @property
+    def grid(self) -> Any: ...
+
+    def by_scale(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool) -> Any:
+        """The result for `x` with the scale and the zero point of an earlier result; with its payload if `keep`."""
+        ...

@@ -4,7 +4,7 @@
 name of the nested injector `sub`, and `(this << 1).x` is a name of the injector around a nested one.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jqinject.inject.library import DependencyError, This
 
@@ -49,7 +49,10 @@ class Link(This):
         return Link, (self.__expression__,)
 
 
-this = Link(())
+if TYPE_CHECKING:
+    this: Any  # a name of any type
+else:
+    this = Link(())
 
 
 def steps_of(link: This) -> tuple[Step, ...]:

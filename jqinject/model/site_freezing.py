@@ -84,15 +84,20 @@ def check_parameters_unfreeze(index: ModelIndex) -> None:
     Raises:
         ValueError: names the parameters.
     """
-    kept = {id(node) for node in _frozen_of_masters(index)}
-    gone = [
-        dotted(path) for path, node in index.places if isinstance(node, FrozenParam) and id(node) not in kept
-    ]
+    gone = without_masters(index)
     if gone:
         raise ValueError(
             f"the float parameters {', '.join(gone)} are gone.\n  cure: freeze(model, keep_masters=True), or load a "
             "float checkpoint into a model that was not frozen"
         )
+
+
+def without_masters(index: ModelIndex) -> list[str]:
+    """The paths of the frozen parameters whose float numbers were not kept."""
+    kept = {id(node) for node in _frozen_of_masters(index)}
+    return [
+        dotted(path) for path, node in index.places if isinstance(node, FrozenParam) and id(node) not in kept
+    ]
 
 
 def unfreeze_parameters(index: ModelIndex) -> None:

@@ -14,6 +14,7 @@ from jqinject.nn.attention.torch_attention import attention_from_torch as attent
 from jqinject.nn.base.batch_norm_folding import MergedBatchNorm as MergedBatchNorm
 from jqinject.nn.base.batch_norm_folding import merge_bn as merge_bn
 from jqinject.nn.base.contraction_kind import ContractionKind as ContractionKind
+from jqinject.nn.batch_norm import QuantBatchNorm as QuantBatchNorm
 from jqinject.nn.checkpoint import QuantCheckpoint as QuantCheckpoint
 from jqinject.nn.conv.conv import QuantConv as QuantConv
 from jqinject.nn.conv.conv_transpose import QuantConvTranspose as QuantConvTranspose
@@ -26,7 +27,6 @@ from jqinject.nn.linear.embed import QuantEmbed as QuantEmbed
 from jqinject.nn.linear.linear import QuantLinear as QuantLinear
 from jqinject.nn.linear.linear_general import QuantLinearGeneral as QuantLinearGeneral
 from jqinject.nn.linear.lora import QuantLoRALinear as QuantLoRALinear
-from jqinject.nn.norms import QuantBatchNorm as QuantBatchNorm
 from jqinject.nn.norms import QuantGroupNorm as QuantGroupNorm
 from jqinject.nn.norms import QuantLayerNorm as QuantLayerNorm
 from jqinject.nn.norms import QuantRMSNorm as QuantRMSNorm

@@ -1,6 +1,7 @@
 """Quantized activations: an activation function, then a quantizer."""
 
-from typing import Any, final
+from collections.abc import Mapping
+from typing import Any, Unpack, final
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,14 @@ from flax import nnx
 
 from jqinject.inject import Binding, ExtendedInjector
 from jqinject.nn.base.act_layer import QuantActLayer
+from jqinject.nn.base.override_keywords import (
+    QuantHardTanhOverrides,
+    QuantIdentityOverrides,
+    QuantReLUOverrides,
+    QuantSigmoidOverrides,
+    QuantTanhOverrides,
+)
+from jqinject.nn.base.quant_layer import Out
 from jqinject.ops import tensor_clamp
 from jqinject.quant import (
     Int8ActPerTensorFloat,
@@ -19,7 +28,7 @@ from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor,
 
 
 @final
-class QuantIdentity(QuantActLayer):
+class QuantIdentity(QuantActLayer[Out]):
     """A quantizer as a layer: y = act_quant(x). Without one, what comes in goes out.
 
     Args:
@@ -49,7 +58,7 @@ class QuantIdentity(QuantActLayer):
         return_quant_tensor: bool = False,
         grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
-        **overrides: Any,
+        **overrides: Unpack[QuantIdentityOverrides],
     ) -> None:
         self._init_quantizers(
             {"act_quant": act_quant, "grad_quant": grad_quant}, overrides, return_quant_tensor, rngs
@@ -60,7 +69,7 @@ class QuantIdentity(QuantActLayer):
 
 
 @final
-class QuantReLU(QuantActLayer):
+class QuantReLU(QuantActLayer[Out]):
     """y = act_quant(max(x, 0)); by default unsigned 8 bits. Without a quantizer a QuantTensor keeps its scale.
 
     Args:
@@ -91,7 +100,7 @@ class QuantReLU(QuantActLayer):
         return_quant_tensor: bool = False,
         grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
-        **overrides: Any,
+        **overrides: Unpack[QuantReLUOverrides],
     ) -> None:
         arguments = {"act_quant": act_quant, "input_quant": input_quant, "grad_quant": grad_quant}
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
@@ -101,7 +110,7 @@ class QuantReLU(QuantActLayer):
 
 
 @final
-class QuantSigmoid(QuantActLayer):
+class QuantSigmoid(QuantActLayer[Out]):
     """y = act_quant(1 / (1 + exp(-x))); by default unsigned 8 bits.
 
     Args:
@@ -130,7 +139,7 @@ class QuantSigmoid(QuantActLayer):
         return_quant_tensor: bool = False,
         grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
-        **overrides: Any,
+        **overrides: Unpack[QuantSigmoidOverrides],
     ) -> None:
         arguments = {"act_quant": act_quant, "input_quant": input_quant, "grad_quant": grad_quant}
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
@@ -140,7 +149,7 @@ class QuantSigmoid(QuantActLayer):
 
 
 @final
-class QuantTanh(QuantActLayer):
+class QuantTanh(QuantActLayer[Out]):
     """y = act_quant(tanh(x)); by default signed 8 bits.
 
     Args:
@@ -169,7 +178,7 @@ class QuantTanh(QuantActLayer):
         return_quant_tensor: bool = False,
         grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
-        **overrides: Any,
+        **overrides: Unpack[QuantTanhOverrides],
     ) -> None:
         arguments = {"act_quant": act_quant, "input_quant": input_quant, "grad_quant": grad_quant}
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
@@ -179,7 +188,7 @@ class QuantTanh(QuantActLayer):
 
 
 @final
-class QuantHardTanh(QuantActLayer):
+class QuantHardTanh(QuantActLayer[Out]):
     """y = act_quant(min(max(x, min_val), max_val)); by default signed 8 bits, the scale learned from the two bounds on.
 
     A quantizer that clamps already is not clamped twice: where one is on, its own range decides. Without a quantizer a
@@ -217,7 +226,7 @@ class QuantHardTanh(QuantActLayer):
         return_quant_tensor: bool = False,
         grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
-        **overrides: Any,
+        **overrides: Unpack[QuantHardTanhOverrides],
     ) -> None:
         binding = _binding(act_quant)
         self.min_val, self.max_val = _bounds(binding, min_val, max_val)
@@ -225,12 +234,13 @@ class QuantHardTanh(QuantActLayer):
             raise ValueError(
                 f"QuantHardTanh: min_val has to be below max_val, got {self.min_val} and {self.max_val}"
             )
+        given: Mapping[str, Any] = overrides
         offered = {"min_val": self.min_val, "max_val": self.max_val}
         if binding is not None:
             asked_for = {"min_val": min_val, "max_val": max_val}
-            overrides = {**{n: offered[n] for n in asked_for if asked_for[n] is not None}, **overrides}
+            given = {**{n: offered[n] for n in asked_for if asked_for[n] is not None}, **overrides}
         arguments = {"act_quant": act_quant, "input_quant": input_quant, "grad_quant": grad_quant}
-        self._init_quantizers(arguments, overrides, return_quant_tensor, rngs, offered)
+        self._init_quantizers(arguments, given, return_quant_tensor, rngs, offered)
 
     def _activation(self, x: Any) -> Any:
         value = as_array(x)

@@ -1,12 +1,14 @@
 """Activations that are kept for the backward pass in few bits."""
 
-from typing import Any, final
+from typing import Any, Unpack, final
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.nn.base.hold_proxies import hold_proxies
+from jqinject.nn.base.override_keywords import QuantCheckpointOverrides
+from jqinject.nn.base.quant_layer import QuantLayer
 from jqinject.nn.base.slots import ACT, GRAD
 from jqinject.ops import FloatFormat
 from jqinject.ops.saved import saved_codes, saved_floats, saved_integers
@@ -23,7 +25,7 @@ MOST_BITS = 8
 
 
 @final
-class QuantCheckpoint(nnx.Module):
+class QuantCheckpoint(QuantLayer[jax.Array]):
     """`y = act_quant(x)`, kept for the backward pass as payload and scale.
 
     Put it at the beginning of a block that is rematerialised with `jqinject.checkpoint_policies.save_quantized`: what
@@ -70,7 +72,7 @@ class QuantCheckpoint(nnx.Module):
         *,
         grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
-        **overrides: Any,
+        **overrides: Unpack[QuantCheckpointOverrides],
     ) -> None:
         if act_quant is None:
             raise ValueError(

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, final
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack, final
 
 import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.nn.base.hold_proxies import hold_proxies
+from jqinject.nn.base.override_keywords import QuantConcatOverrides, QuantEltwiseAddOverrides
+from jqinject.nn.base.quant_layer import Out, QuantLayer
 from jqinject.nn.base.slots import INPUT, OUTPUT
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import QuantTensor, as_array, concatenate
 
 
-class QuantMergeLayer(nnx.Module):
+class QuantMergeLayer(QuantLayer[Out]):
     """Abstract: y = output_quant(merge(input_quant(a), input_quant(b), ...)), with one quantizer for all inputs.
 
     Attributes:
@@ -34,7 +36,7 @@ class QuantMergeLayer(nnx.Module):
         tied: bool,
         return_quant_tensor: bool,
         rngs: nnx.Rngs | None,
-        overrides: dict[str, Any],
+        overrides: Mapping[str, Any],
     ) -> None:
         self.return_quant_tensor = return_quant_tensor
         arguments = {"input_quant": input_quant, "output_quant": output_quant}
@@ -75,7 +77,7 @@ class QuantMergeLayer(nnx.Module):
 
 
 @final
-class QuantEltwiseAdd(QuantMergeLayer):
+class QuantEltwiseAdd(QuantMergeLayer[Out]):
     """A residual sum: y = output_quant(input_quant(a) + input_quant(b)).
 
     Both operands have one quantizer, so that in evaluation their integers count in the same steps and add as integers.
@@ -111,7 +113,7 @@ class QuantEltwiseAdd(QuantMergeLayer):
         tie_input_output_quant: bool = False,
         return_quant_tensor: bool = False,
         rngs: nnx.Rngs | None = None,
-        **overrides: Any,
+        **overrides: Unpack[QuantEltwiseAddOverrides],
     ) -> None:
         self._init_quantizers(
             input_quant, output_quant, tie_input_output_quant, return_quant_tensor, rngs, overrides
@@ -134,7 +136,7 @@ class QuantEltwiseAdd(QuantMergeLayer):
 
 
 @final
-class QuantConcat(QuantMergeLayer):
+class QuantConcat(QuantMergeLayer[Out]):
     """Tensors joined along an axis, on one grid: y = output_quant(concatenate([input_quant(x) for x in tensors])).
 
     Args:
@@ -166,7 +168,7 @@ class QuantConcat(QuantMergeLayer):
         tie_input_output_quant: bool = False,
         return_quant_tensor: bool = False,
         rngs: nnx.Rngs | None = None,
-        **overrides: Any,
+        **overrides: Unpack[QuantConcatOverrides],
     ) -> None:
         self._init_quantizers(
             input_quant, output_quant, tie_input_output_quant, return_quant_tensor, rngs, overrides

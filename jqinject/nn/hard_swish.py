@@ -1,17 +1,19 @@
 """The quantized hard swish."""
 
-from typing import Any, final
+from typing import Any, Unpack, final
 
 import jax
 from flax import nnx
 
 from jqinject.nn.base.act_layer import QuantActLayer
+from jqinject.nn.base.override_keywords import QuantHardSwishOverrides
+from jqinject.nn.base.quant_layer import Out
 from jqinject.quant import QuantizerLike, Uint8ActPerTensorFloat
 from jqinject.quant_tensor import as_array
 
 
 @final
-class QuantHardSwish(QuantActLayer):
+class QuantHardSwish(QuantActLayer[Out]):
     """y = act_quant(x * min(max(x + 3, 0), 6) / 6); by default unsigned 8 bits, which clip its few negative results.
 
     Args:
@@ -41,7 +43,7 @@ class QuantHardSwish(QuantActLayer):
         return_quant_tensor: bool = False,
         grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
-        **overrides: Any,
+        **overrides: Unpack[QuantHardSwishOverrides],
     ) -> None:
         arguments = {"act_quant": act_quant, "input_quant": input_quant, "grad_quant": grad_quant}
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any, final
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack, final
 
 import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.nn.base.hold_proxies import hold_proxies
+from jqinject.nn.base.override_keywords import QuantAvgPoolOverrides, QuantMaxPoolOverrides
+from jqinject.nn.base.quant_layer import Out, QuantLayer
 from jqinject.nn.base.slots import INPUT, OUTPUT
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import IntQuantTensor, as_array, avg_pool, max_pool
 
 
-class QuantPoolLayer(nnx.Module):
+class QuantPoolLayer(QuantLayer[Out]):
     """Abstract: y = output_quant(pool(input_quant(x))), channels last.
 
     Attributes:
@@ -31,7 +33,7 @@ class QuantPoolLayer(nnx.Module):
         self,
         window: tuple[Sequence[int], Sequence[int] | None, Any],
         arguments: dict[str, Any],
-        overrides: dict[str, Any],
+        overrides: Mapping[str, Any],
         return_quant_tensor: bool,
         rngs: nnx.Rngs | None,
     ) -> None:
@@ -76,7 +78,7 @@ class QuantPoolLayer(nnx.Module):
 
 
 @final
-class QuantMaxPool(QuantPoolLayer):
+class QuantMaxPool(QuantPoolLayer[Out]):
     """The largest element of every window; scale, zero point and bit width stay.
 
     Args:
@@ -111,7 +113,7 @@ class QuantMaxPool(QuantPoolLayer):
         output_quant: QuantizerLike = None,
         return_quant_tensor: bool = True,
         rngs: nnx.Rngs | None = None,
-        **overrides: Any,
+        **overrides: Unpack[QuantMaxPoolOverrides],
     ) -> None:
         arguments = {"input_quant": input_quant, "output_quant": output_quant}
         self._init_pool((window_shape, strides, padding), arguments, overrides, return_quant_tensor, rngs)
@@ -121,7 +123,7 @@ class QuantMaxPool(QuantPoolLayer):
 
 
 @final
-class QuantAvgPool(QuantPoolLayer):
+class QuantAvgPool(QuantPoolLayer[Out]):
     """The mean of every window. A QuantTensor's integers are summed: scale / k, bits = ceil(log2((2^b - 1) k)).
 
     Args:
@@ -159,7 +161,7 @@ class QuantAvgPool(QuantPoolLayer):
         output_quant: QuantizerLike = None,
         return_quant_tensor: bool = True,
         rngs: nnx.Rngs | None = None,
-        **overrides: Any,
+        **overrides: Unpack[QuantAvgPoolOverrides],
     ) -> None:
         self.count_include_pad = count_include_pad
         arguments = {"input_quant": input_quant, "output_quant": output_quant}

@@ -1,6 +1,6 @@
 """A quantized factor and summand for each channel: what a batch normalization is once it is trained."""
 
-from typing import Any, Self, final
+from typing import Any, Self, Unpack, final
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +11,15 @@ from flax.typing import Dtype
 from jqinject.dot import without_zero_points
 from jqinject.nn.base.batch_norm_folding import factors_of
 from jqinject.nn.base.input_shape import check_features
+from jqinject.nn.base.override_keywords import QuantScaleBiasOverrides
+from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import IntQuantTensor, QuantTensor, as_array, reshape
 
 
 @final
-class QuantScaleBias(QuantWeightLayer):
+class QuantScaleBias(QuantWeightLayer[Out]):
     """y = x_q * s_q + b_q, with one s and one b for each channel.
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
@@ -76,7 +78,7 @@ class QuantScaleBias(QuantWeightLayer):
         act_quant: QuantizerLike = None,
         grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
-        **overrides: Any,
+        **overrides: Unpack[QuantScaleBiasOverrides],
     ) -> None:
         self.num_features = num_features
         self.axis = axis

@@ -2,12 +2,18 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any, Unpack, final
 
 from flax import nnx
 
 from jqinject.core.construction.assign import assign
 from jqinject.nn.base.hold_proxies import hold_proxies
+from jqinject.nn.base.override_keywords import (
+    TruncAdaptiveAvgPool2dOverrides,
+    TruncAvgPool2dOverrides,
+    TruncAvgPoolOverrides,
+)
+from jqinject.nn.base.quant_layer import Out, QuantLayer
 from jqinject.nn.base.slots import TRUNC
 from jqinject.quant import QuantizerLike, RoundTo8bit
 from jqinject.quant_tensor import IntQuantTensor, adaptive_avg_pool, as_array, avg_pool
@@ -15,7 +21,7 @@ from jqinject.quant_tensor import IntQuantTensor, adaptive_avg_pool, as_array, a
 _Padding = str | Sequence[tuple[int, int]]
 
 
-class QuantTruncLayer(nnx.Module):
+class QuantTruncLayer(QuantLayer[Out]):
     """Abstract: y = trunc_quant(mean(x)), where the integers of the mean are sums.
 
     Attributes:
@@ -68,7 +74,7 @@ class QuantTruncLayer(nnx.Module):
 
 
 @final
-class TruncAvgPool(QuantTruncLayer):
+class TruncAvgPool(QuantTruncLayer[Out]):
     """The mean of every window of an `IntQuantTensor`: the sums of its integers, cut to fewer bits by `trunc_quant`.
 
     For k elements in a window the integers are sums of k and have ceil(log2((2**b - 1) * k)) bits; the scale is that of
@@ -106,7 +112,7 @@ class TruncAvgPool(QuantTruncLayer):
         trunc_quant: QuantizerLike = RoundTo8bit,
         return_quant_tensor: bool = True,
         rngs: nnx.Rngs | None = None,
-        **overrides: Any,
+        **overrides: Unpack[TruncAvgPoolOverrides],
     ) -> None:
         self.window_shape = tuple(window_shape)
         self.strides = None if strides is None else tuple(strides)
@@ -118,7 +124,7 @@ class TruncAvgPool(QuantTruncLayer):
 
 
 @final
-class TruncAvgPool2d(QuantTruncLayer):
+class TruncAvgPool2d(QuantTruncLayer[Out]):
     """`TruncAvgPool` for images: (*batch, height, width, channels).
 
     Source: Brevitas's `TruncAvgPool2d`; differs from Brevitas: channels last, and the arguments of `nnx.avg_pool`:
@@ -153,7 +159,7 @@ class TruncAvgPool2d(QuantTruncLayer):
         trunc_quant: QuantizerLike = RoundTo8bit,
         return_quant_tensor: bool = True,
         rngs: nnx.Rngs | None = None,
-        **overrides: Any,
+        **overrides: Unpack[TruncAvgPool2dOverrides],
     ) -> None:
         self.window_shape = _pair(window_shape, "window_shape")
         self.strides = None if strides is None else _pair(strides, "strides")
@@ -165,7 +171,7 @@ class TruncAvgPool2d(QuantTruncLayer):
 
 
 @final
-class TruncAdaptiveAvgPool2d(QuantTruncLayer):
+class TruncAdaptiveAvgPool2d(QuantTruncLayer[Out]):
     """`TruncAvgPool2d` with windows that leave `output_size` along height and width.
 
     Source: Brevitas's `TruncAdaptiveAvgPool2d`; differs from Brevitas: channels last, and sizes that do not divide
@@ -195,7 +201,7 @@ class TruncAdaptiveAvgPool2d(QuantTruncLayer):
         trunc_quant: QuantizerLike = RoundTo8bit,
         return_quant_tensor: bool = True,
         rngs: nnx.Rngs | None = None,
-        **overrides: Any,
+        **overrides: Unpack[TruncAdaptiveAvgPool2dOverrides],
     ) -> None:
         self.output_size = _pair(output_size, "output_size")
         self._init_quantizers(trunc_quant, overrides, return_quant_tensor, rngs)

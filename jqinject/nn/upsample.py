@@ -9,8 +9,8 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
+from jqinject.nn.base.quant_layer import Out, QuantLayer
 from jqinject.ops.ste import round_ste
 from jqinject.quant_tensor import IntQuantTensor, as_array, pre_round_integers
 from jqinject.quant_tensor.shaping import map_metadata
@@ -19,7 +19,7 @@ METHODS = ("nearest", "bilinear")
 
 
 @final
-class QuantUpsample(nnx.Module):
+class QuantUpsample(QuantLayer[Out]):
     """`x` enlarged along its spatial axes, channels last. A QuantTensor keeps scale, zero point and bit width.
 
     "nearest" repeats elements: output i is input floor(i * r), where r = n / m, or 1 / scale_factor. "bilinear"

@@ -18,6 +18,7 @@ from flax import nnx
 from jax import lax
 
 from jqinject.dot import LowBitCache, is_low_bit_cache
+from jqinject.program.cache_flow import outputs_with_rows
 from jqinject.program.operations import operation_of
 from jqinject.program.policy import Site
 from jqinject.program.quantizers import Finder
@@ -204,23 +205,20 @@ WRITES: dict[str, Any] = {
 
 
 def check_caches_stay(
-    inputs: Sequence[Tracked],
-    outputs: Any,
-    live: Mapping[tuple[Any, ...], Any],
-    changed: Iterable[tuple[tuple[Any, ...], Any, Any]],
+    program: Any, outputs: Any, live: Mapping[tuple[Any, ...], Any], changed: Iterable[tuple[Any, ...]]
 ) -> None:
     """Refuse a call that was given a cache in low bits and leaves a float array in its place.
 
     Args:
-        inputs: of the program.
-        outputs: of the call: a cache is found again by its name below the argument.
+        program: of the call.
+        outputs: of the call. A cache is found again by where the program moves its rows.
         live: the Variables, by path.
         changed: path, Variable and new value of those that the call changes.
 
     Raises:
         ValueError: it does.
     """
-    given = {x.cache: x.value for x in inputs if isinstance(x.value, LowBitCache)}
+    given = [place for place, x in enumerate(program.inputs) if isinstance(x.value, LowBitCache)]
     if not given:
         return
     lost = [
@@ -229,20 +227,50 @@ def check_caches_stay(
         if path in live and _holds_low_bits(live[path]) and not isinstance(value, LowBitCache)
     ]
     flat, _ = jax.tree_util.tree_flatten_with_path(outputs, is_leaf=is_low_bit_cache)
-    for path, value in flat:
-        keys = [jax.tree_util.keystr((key,), simple=True) for key in path]
-        for name, cache in given.items():
-            own = name.split(".")[1:]
-            same = own and keys[-len(own) :] == own and getattr(value, "shape", None) == cache.shape
-            if same and not isinstance(value, LowBitCache):
-                lost.append(name)
+    for place in given:
+        name, holding = program.inputs[place].cache, outputs_with_rows(program.closed.jaxpr, place)
+        found = [(path, value, _is_named(path, name)) for path, value in flat]
+        found = [entry for out, entry in enumerate(found) if out in holding or entry[2]]
+        floats = [(path, named) for path, value, named in found if not isinstance(value, LowBitCache)]
+        if floats and (len(floats) == len(found) or any(named for _, named in floats)):
+            path, named = max(floats, key=lambda one: one[1])
+            left = jax.tree_util.keystr(path, simple=True, separator=".")
+            lost.append(name if named else f"{name} (in the output{' ' * bool(left)}{left})")
+    _refuse(lost, "the call")
+
+
+def check_caches_carried(carried: Sequence[Tracked], before: Sequence[Any], after: Sequence[Any]) -> None:
+    """Refuse a loop that carries a cache in low bits and leaves a float array in its place.
+
+    Args:
+        carried: what the loop carries.
+        before: the same, as an iteration sees it.
+        after: what it leaves to the next one.
+
+    Raises:
+        ValueError: it does.
+    """
+    each = zip(carried, before, after, strict=False)
+    _refuse(
+        [x.cache for x, old, new in each if is_low_bit_cache(old) and not is_low_bit_cache(new)], "a loop"
+    )
+
+
+def _refuse(lost: list[str], where: str) -> None:
     if lost:
         raise ValueError(
-            f"{', '.join(dict.fromkeys(lost))}: the cache was given in low bits, and the call leaves a float array in "
+            f"{', '.join(dict.fromkeys(lost))}: the cache was given in low bits, and {where} leaves a float array in "
             f"its place: it is written by an operation other than {', '.join(SERVED)} (`where`, a loop, a "
-            "branch), or after it was moved.\n  cure: write it by one of these, as a whole row of features; or a rule "
-            "that keeps it float"
+            "branch), or moved (reshaped, padded, stacked with others, reordered).\n  cure: write it by one of these, "
+            "as a whole row of features; or a rule that keeps it float"
         )
+
+
+def _is_named(path: tuple[Any, ...], cache: str) -> bool:
+    """Whether an output has the name that a cache has below its argument."""
+    own = cache.split(".")[1:]
+    keys = [jax.tree_util.keystr((key,), simple=True) for key in path]
+    return bool(own) and keys[-len(own) :] == own
 
 
 def _holds_low_bits(variable: Any) -> bool:

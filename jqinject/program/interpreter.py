@@ -27,6 +27,11 @@ from jqinject.program.weights.parameters import follow_stored, parameter
 EINSUM = re.compile(r"(?:^|[/(])[A-Za-z.]*(?:,[A-Za-z.]*)+->[A-Za-z.]*\)*$")
 
 
+def is_einsum(eqn: Any) -> bool:
+    """Whether a `dot_general` comes from `jnp.einsum`."""
+    return EINSUM.search(str(eqn.source_info.name_stack)) is not None
+
+
 class Interpreter:
     """One run of a program.
 
@@ -168,8 +173,7 @@ class Interpreter:
 
     @staticmethod
     def _einsum_or(operation: Operation, eqn: Any) -> Operation:
-        from_einsum = operation.name == "dot_general" and EINSUM.search(str(eqn.source_info.name_stack))
-        return operation_of("einsum") if from_einsum else operation
+        return operation_of("einsum") if operation.name == "dot_general" and is_einsum(eqn) else operation
 
     # --- modules that are one operation
 
@@ -247,9 +251,11 @@ class Interpreter:
         """`x` quantized at the site `name`, once for all operations that use the same quantizer."""
         if x.fixed_range is not None and not x.is_weight:
             overrides["fixed_range"] = x.fixed_range
-        key = (quantizer, tuple(sorted(overrides.items())))
+        same = (quantizer, tuple(sorted(overrides.items())))
+        key = (*same, self.quantizers.mode)
         if key not in x.twins:
-            site = site_of(x, self.names.full(name), quantizer, overrides, shape_of(x))
+            known = next((twin.site for other, twin in x.twins.items() if other[:2] == same), "")
+            site = site_of(x, known or self.names.full(name), quantizer, overrides, shape_of(x))
             self.sites[site.name] = site
             twin = x.with_value(self.quantizers.quantize(site, x.array))
             twin.pending, twin.quantized, twin.site = None, True, site.name

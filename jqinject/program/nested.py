@@ -10,6 +10,7 @@ import jax
 from jax.extend import core
 
 from jqinject.dot import is_low_bit_cache
+from jqinject.program.cache_writes import check_caches_carried
 from jqinject.program.carrying import carried
 from jqinject.program.passing import closed_over, in_slices
 from jqinject.program.tracked_value import Origin, Tracked, plain
@@ -75,6 +76,7 @@ def _scanned(run: Any, eqn: Any, inputs: list[Tracked], path: str) -> list[Track
             def one(carried: Any, x: Any) -> Any:
                 state, now = carried
                 out, state = step(state, [*held, *now, *x])
+                check_caches_carried(carry, now, out)
                 return (state, out[:carries]), out[carries:]
 
             (state, end), stacked = jax.lax.scan(one, (state, start), slices, **options)

@@ -38,6 +38,7 @@ class QuantProxyFromInjector(HoldsRanges):
     Attributes:
         binding: the injector and the overrides.
         observing: set it to collect statistics only: the QuantTensor has the scale, and the tensor's own value.
+        committed: whether scales are those of the weight at the time of `commit`, and do not follow it.
         role: what it quantizes: "weight", "bias", "activation", "gradient", "accumulator", or "parameter" if unset.
         made_from_parameters: whether the quantizer is assembled from the weights or biases of its layers.
         reads: the names of the injector that a class of proxies reads itself, so that they may be overridden although
@@ -64,6 +65,7 @@ class QuantProxyFromInjector(HoldsRanges):
     quant_metadata: QuantMetadata
     use_running_average: bool
     observing: bool = False
+    committed: bool = False
     served_layers: int = 1
     role: ClassVar[str] = "parameter"
     made_from_parameters: ClassVar[bool] = True
@@ -231,9 +233,14 @@ class QuantProxyFromInjector(HoldsRanges):
     ) -> Any:
         def build(layers: tuple[Any, ...], rngs: nnx.Rngs | None) -> Any:
             found = self.binding.resolve("tensor_quant", trace=trace, **self._handed(layers, rngs))
-            return checked_quantizer(found, self.binding.base.__name__)
+            quantizer = checked_quantizer(found, self.binding.base.__name__)
+            return self._with_kept_scales(quantizer, layers) if self.committed else quantizer
 
         return build_stacked(build, layers, stack, rngs) if stack else build(layers, rngs)
+
+    def _with_kept_scales(self, quantizer: Any, layers: tuple[Any, ...]) -> Any:
+        """A quantizer whose scales do not follow the weight; those of other tensors do not."""
+        return quantizer
 
     def _handed(self, layers: tuple[Any, ...], rngs: nnx.Rngs | None) -> dict[str, Any]:
         """What an assembly is handed beside what the injector declares."""

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from jqinject.core import CommittedQuant
 from jqinject.proxy.input_format import InputFormat, input_format_of
 from jqinject.proxy.links import first_parameters
 from jqinject.proxy.number_format import FormatQueries
@@ -119,6 +120,26 @@ class WeightQuantProxyFromInjector(FormatQueries):
         """
         kept = self.tensor_quant.kept_input()
         return None if kept is None else InputFormat(*kept)
+
+    def commit(self, *layers: Any) -> None:
+        """Keep the scales that the weights have now, whatever becomes of the weights (`jqinject.core.CommittedQuant`).
+
+        Args:
+            layers: as for `init_tensor_quant`.
+
+        Raises:
+            TypeError: the quantizer does not round to nearest on a grid that it knows.
+        """
+        if not self.committed and self.is_quant_enabled:
+            self.committed = True
+            try:
+                self.init_tensor_quant(*layers)
+            except Exception:
+                self.committed = False
+                raise
+
+    def _with_kept_scales(self, quantizer: Any, layers: tuple[Any, ...]) -> Any:
+        return CommittedQuant(quantizer, layers[0].weight.get_value())
 
     def _attribute(self, name: str) -> Any:
         return getattr(self._looked_at(), name) if self.is_quant_enabled else None

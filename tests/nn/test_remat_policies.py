@@ -120,7 +120,8 @@ def test_loss_and_gradients_are_those_without_remat(case):
     def steps(models, x):
         policies = (None, *POLICIES.values())
         return [
-            nnx.value_and_grad(loss(p), argnums=(0, 1))(m, x) for p, m in zip(policies, models, strict=True)
+            jqinject.value_and_grad(loss(p), argnums=(0, 1))(m, x)
+            for p, m in zip(policies, models, strict=True)
         ]
 
     expected, *found = steps([nnx.clone(model) for _ in (None, *POLICIES)], x)

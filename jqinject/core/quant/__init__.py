@@ -5,6 +5,7 @@ from jqinject.core.quant.binary import ClampedBinaryQuant as ClampedBinaryQuant
 from jqinject.core.quant.calibrated import CalibratedQuant as CalibratedQuant
 from jqinject.core.quant.codebook_quant import CodebookQuant as CodebookQuant
 from jqinject.core.quant.codebook_quant import CodebookQuantResult as CodebookQuantResult
+from jqinject.core.quant.committed import CommittedQuant as CommittedQuant
 from jqinject.core.quant.decoupled import DecoupledIntQuant as DecoupledIntQuant
 from jqinject.core.quant.decoupled import DecoupledQuantResult as DecoupledQuantResult
 from jqinject.core.quant.decoupled import DecoupledRescalingIntQuant as DecoupledRescalingIntQuant
@@ -15,6 +16,10 @@ from jqinject.core.quant.float8_quant import Float8Quant as Float8Quant
 from jqinject.core.quant.float8_quant import Float8QuantResult as Float8QuantResult
 from jqinject.core.quant.float_quant import FloatQuant as FloatQuant
 from jqinject.core.quant.float_quant import FloatQuantResult as FloatQuantResult
+from jqinject.core.quant.grids import Grid as Grid
+from jqinject.core.quant.grids import IntegerGrid as IntegerGrid
+from jqinject.core.quant.grids import MinifloatGrid as MinifloatGrid
+from jqinject.core.quant.grids import TableGrid as TableGrid
 from jqinject.core.quant.int_quant import IntQuant as IntQuant
 from jqinject.core.quant.rescaling_int_quant import PrescaledRestrictIntQuant as PrescaledRestrictIntQuant
 from jqinject.core.quant.rescaling_int_quant import RescalingIntQuant as RescalingIntQuant

@@ -14,8 +14,10 @@ from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.delay import DelayWrapper, delay_of
 from jqinject.core.facts import scale_dtype
+from jqinject.core.quant.grids import TableGrid
 from jqinject.core.quant.int_quant import QuantResult
 from jqinject.ops.fake_quant import known_zero
+from jqinject.ops.minifloats.nearest_code import Codebook
 from jqinject.ops.ste import binary_sign_ste
 
 
@@ -63,10 +65,21 @@ class BinaryQuant(Component):
         x = check.float_input(x, "BinaryQuant")
         x32 = x.astype(jnp.float32)
         scale = self.scaling_impl(x32)
-        y = (binary_sign_ste(x32) * scale).astype(x.dtype)
-        if self.delay is not None:
-            y = self.delay(x, y)
-        return QuantResult(y, scale, known_zero(), 1)
+        return QuantResult(self._rounded(x, scale), scale, known_zero(), 1)
+
+    def by_scale(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool) -> QuantResult:
+        """See `SaysGrid`."""
+        x = check.float_input(x, "BinaryQuant")
+        return QuantResult(self._rounded(x, scale), scale, known_zero(), 1)
+
+    @property
+    def grid(self) -> TableGrid:
+        """See `SaysGrid`."""
+        return TableGrid(Codebook((-1.0, 1.0)))
+
+    def _rounded(self, x: jax.Array, scale: jax.Array) -> jax.Array:
+        y = (binary_sign_ste(x.astype(jnp.float32)) * scale).astype(x.dtype)
+        return y if self.delay is None else self.delay(x, y)
 
 
 @checked_arguments

@@ -19,7 +19,7 @@ from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
-from jqinject.core.facts import is_nearest, takes_cut
+from jqinject.core.facts import has_zero_point, is_nearest, takes_cut
 from jqinject.core.quant.float_quant import FloatQuantResult
 from jqinject.core.quant.grids import Grid, IntegerGrid, MinifloatGrid, minifloat_dtype, on_grid
 from jqinject.core.quant.int_quant import QuantResult, ResultWithPayload
@@ -33,6 +33,7 @@ from jqinject.ops.fake_quant import in_range_of, known_zero
 from jqinject.ops.groups import check_divides, fitting_size, split_groups
 from jqinject.ops.minifloats.float_format import FloatFormat
 from jqinject.ops.power import divide
+from jqinject.ops.ste import with_gradient_of
 
 MOST_BITS = 24  # rounding is in float32, which holds no wider integers
 Ends = TypeVar("Ends", ClippingRange, jax.Array)
@@ -277,6 +278,35 @@ class CalibratedQuant(Component):
     def keeping_payload(self, x: jax.Array) -> QuantResult | FloatQuantResult:
         """Like a call; the result also has integers of at most 8 bits."""
         return self._quantized(x, keep=True)
+
+    def by_scale(
+        self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool
+    ) -> QuantResult | FloatQuantResult:
+        """See `SaysGrid`."""
+        grid, x = self.grid, check.float_input(x, "CalibratedQuant")
+        if self.group_size is not None:
+            x = split_groups(x, fitting_size(self.group_size, x.shape[self.group_dim]), self.group_dim)
+        x32 = x.astype(jnp.float32)
+        if isinstance(grid, MinifloatGrid):
+            value = with_gradient_of(x32, jax.lax.stop_gradient(grid.nearest(x32, scale)))
+            return FloatQuantResult(value.astype(x.dtype), scale, grid.form)
+        narrow = keep and self.bit_width <= 8
+        kept = replace(grid, payload=np.dtype(np.int8) if narrow else None)
+        made = kept.nearest(jax.lax.stop_gradient(x32), scale, zero_point)
+        value, payload = made if narrow else (made, None)
+        value = in_range_of(with_gradient_of(x32, value), scale, x.dtype)
+        return ResultWithPayload.of(value, scale, zero_point, self.bit_width, payload)
+
+    @property
+    def grid(self) -> Any:
+        """See `SaysGrid`."""
+        if self.float_to_int_impl is not None and not is_nearest(self.float_to_int_impl):
+            return None
+        if self.q_dtype is not None:
+            return MinifloatGrid(FloatFormat.of_dtype(self.q_dtype), np.dtype(np.float32))
+        edge = 2.0 ** (self.bit_width - 1)
+        centered = not has_zero_point(self)
+        return IntegerGrid(self.narrow_range - edge, edge - 1.0, centered, None)
 
     def _quantized(self, x: jax.Array, keep: bool) -> QuantResult | FloatQuantResult:
         x, cut = self._laid(check.float_input(x, "CalibratedQuant"))

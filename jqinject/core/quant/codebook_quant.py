@@ -17,6 +17,7 @@ from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.facts import groups_of, scale_dtype
+from jqinject.core.quant.grids import TableGrid
 from jqinject.core.stats.search import Candidate, Search, scale_of
 from jqinject.core.view import beside, in_layout
 from jqinject.ops.fake_quant import known_zero
@@ -141,6 +142,17 @@ class CodebookQuant(Component):
     ) -> CodebookQuantResult:
         """`x` quantized by a scale; the zero point is 0."""
         return CodebookQuantResult(self.quantize(x, scale), scale, self.codebook)
+
+    def by_scale(
+        self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool
+    ) -> CodebookQuantResult:
+        """See `SaysGrid`."""
+        return self.try_zero_point(check.float_input(x, "CodebookQuant"), scale, None)
+
+    @property
+    def grid(self) -> TableGrid:
+        """See `SaysGrid`."""
+        return TableGrid(self.codebook)
 
     def quantize(self, x: jax.Array, scale: jax.Array) -> jax.Array:
         """`x` quantized by a scale and back, in its dtype."""

@@ -17,6 +17,7 @@ from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.facts import groups_of, scale_dtype
+from jqinject.core.quant.grids import MinifloatGrid
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.minifloats.float8_cast import float8_dtype, float8_max, quantize_float8
 from jqinject.ops.minifloats.float_format import FloatFormat
@@ -131,6 +132,17 @@ class Float8Quant(Component):
         x = self.input_view_impl(check.float_input(x, "Float8Quant"))
         scale = self.scaling_impl(x.astype(jnp.float32), float8_max(self.q_dtype))
         return self._quantized(x, scale)
+
+    def by_scale(
+        self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool
+    ) -> Float8QuantResult:
+        """See `SaysGrid`."""
+        return self._quantized(self.input_view_impl(check.float_input(x, "Float8Quant")), scale)
+
+    @property
+    def grid(self) -> MinifloatGrid:
+        """See `SaysGrid`."""
+        return MinifloatGrid(self.format, np.dtype(np.float32))
 
     def _quantized(self, x: jax.Array, scale: jax.Array) -> Float8QuantResult:
         scale = jax.lax.stop_gradient(scale)

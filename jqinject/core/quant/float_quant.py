@@ -18,6 +18,7 @@ from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.facts import groups_of, is_nearest, scale_dtype
 from jqinject.core.float_width import ComputeMaxMantissa
+from jqinject.core.quant.grids import MinifloatGrid
 from jqinject.core.rounding import RoundSte
 from jqinject.core.scaling.constant import ConstScaling
 from jqinject.core.stats.search import Candidate, Search, scale_of
@@ -211,6 +212,18 @@ class FloatQuant(Component):
         """`x` quantized by a scale; the zero point is 0."""
         form = self.format
         return FloatQuantResult(self.quantize(x, scale, form), scale, form)
+
+    def by_scale(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool) -> FloatQuantResult:
+        """See `SaysGrid`."""
+        return self.try_zero_point(check.float_input(x, "FloatQuant"), scale, None)
+
+    @property
+    def grid(self) -> MinifloatGrid | None:
+        """See `SaysGrid`."""
+        form = self.format
+        if not isinstance(form, FloatFormat) or not is_nearest(self.float_to_int_impl):
+            return None
+        return MinifloatGrid(form, np.dtype(np.float32))
 
     def scaling_threshold(self, form: AnyFloatFormat) -> Any:
         """The number that the statistic is scaled to; None without `float_scaling_impl`."""

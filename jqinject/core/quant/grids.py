@@ -12,10 +12,11 @@ import numpy as np
 from jqinject.core._protocols import Rounding
 from jqinject.core.calibration.ranges import ClippingRange
 from jqinject.ops.clip import within_range
-from jqinject.ops.fake_quant import Steps, bounded
+from jqinject.ops.fake_quant import Steps, bounded, quotient
 from jqinject.ops.minifloats.float8_cast import FLOAT8_DTYPES, to_float8
 from jqinject.ops.minifloats.float_format import FloatFormat
 from jqinject.ops.minifloats.float_grid import float_steps, from_float_steps, to_float_grid
+from jqinject.ops.minifloats.nearest_code import Codebook
 from jqinject.ops.ste import nearest, with_gradient_of
 
 
@@ -40,6 +41,7 @@ class IntegerGrid:
         centered: whether the zero point is 0.
         payload: the dtype in which the integers are also returned; None does not return them.
         repeated: whether the scale is repeated for each number.
+        divides: whether numbers are divided by the scale, instead of multiplied by its reciprocal.
     """
 
     low: float
@@ -47,6 +49,7 @@ class IntegerGrid:
     centered: bool
     payload: np.dtype | None
     repeated: bool = False
+    divides: bool = False
 
     def nearest(self, x: jax.Array, scale: jax.Array, *zero_point: jax.Array) -> Any:
         """See `Grid`."""
@@ -60,7 +63,7 @@ class IntegerGrid:
         how = Steps(
             rounding,
             centered=self.centered,
-            by_reciprocal=self.centered,
+            by_reciprocal=self.centered and not self.divides,
             repeated=self.repeated,
             payload=self.payload,
         )
@@ -95,6 +98,30 @@ class MinifloatGrid:
 
     def _floats(self, steps: jax.Array, scale: jax.Array) -> jax.Array:
         return from_float_steps(steps, scale, self.dtype).astype(jnp.float32)
+
+
+@dataclass(frozen=True)
+class TableGrid:
+    """Numbers of a table.
+
+    Attributes:
+        table: the table.
+    """
+
+    table: Codebook
+
+    def nearest(self, x: jax.Array, scale: jax.Array, *zero_point: jax.Array) -> jax.Array:
+        """See `Grid`; ties go to the lower number."""
+        steps = bounded(
+            quotient(x, scale), jnp.float32(self.table.values[0]), jnp.float32(self.table.values[-1])
+        )
+        return jnp.where(jnp.isnan(steps), steps, self.table.decode(self.table.encode(steps))) * scale
+
+    def rounded(
+        self, rounding: Rounding, x: jax.Array, scale: jax.Array, *zero_point: jax.Array
+    ) -> jax.Array:
+        """See `Grid`; a table has one way to round."""
+        return self.nearest(x, scale)
 
 
 def on_grid(

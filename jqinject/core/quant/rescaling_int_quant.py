@@ -15,6 +15,7 @@ from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.facts import class_fact, groups_of, has_zero_point, is_nearest, scale_dtype, searches
+from jqinject.core.quant.grids import IntegerGrid
 from jqinject.core.quant.int_quant import IntQuant, QuantResult, ResultWithPayload
 from jqinject.core.stats.search import Candidate, Search, scale_of, zero_point_of
 from jqinject.ops.fake_quant import known_zero
@@ -133,6 +134,25 @@ class RescalingIntQuant(Component):
             return QuantResult(self.int_quant(scale, zero_point, bit_width, x), scale, zero_point, bit_width)
         value = self.int_quant(scale, zero_point, bit_width, x32).astype(x.dtype)
         return QuantResult(value, scale, zero_point, bit_width)
+
+    def by_scale(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool) -> QuantResult:
+        """See `SaysGrid`."""
+        x, bit_width = check.float_input(x, "RescalingIntQuant"), self._bits()[0]
+        payload = None
+        if keep and isinstance(self.int_quant, IntQuant):
+            value, payload = self.int_quant.with_payload(scale, zero_point, bit_width, x)
+        else:
+            value = self.int_quant(scale, zero_point, bit_width, x)
+        return ResultWithPayload.of(value.astype(x.dtype), scale, zero_point, bit_width, payload)
+
+    @property
+    def grid(self) -> IntegerGrid | None:
+        """See `SaysGrid`."""
+        if not is_nearest(getattr(self.int_quant, "float_to_int_impl", None)):
+            return None
+        bits = self._bits()[0]
+        low, high = self.int_quant.min_int(bits), self.int_quant.max_int(bits)
+        return IntegerGrid(float(low), float(high), not self.has_zero_point, None, divides=True)
 
     def _bits(self) -> tuple[Any, Any]:
         """Bit width, and the number of integer steps."""

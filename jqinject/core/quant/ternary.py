@@ -15,8 +15,10 @@ from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
 from jqinject.core.delay import DelayWrapper, delay_of
 from jqinject.core.facts import scale_dtype
+from jqinject.core.quant.grids import TableGrid
 from jqinject.core.quant.int_quant import QuantResult
 from jqinject.ops.fake_quant import known_zero
+from jqinject.ops.minifloats.nearest_code import Codebook
 from jqinject.ops.ste import ternary_sign_ste
 
 
@@ -59,10 +61,21 @@ class TernaryQuant(Component):
     def __call__(self, x: jax.Array) -> QuantResult:
         """`x` quantized; zero point 0, bit width 2."""
         x = check.float_input(x, "TernaryQuant")
+        scale = self.scaling_impl(x.astype(jnp.float32))
+        return QuantResult(self._rounded(x, scale), scale, known_zero(), 2)
+
+    def by_scale(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool) -> QuantResult:
+        """See `SaysGrid`."""
+        x = check.float_input(x, "TernaryQuant")
+        return QuantResult(self._rounded(x, scale), scale, known_zero(), 2)
+
+    @property
+    def grid(self) -> TableGrid:
+        """See `SaysGrid`."""
+        return TableGrid(Codebook((-1.0, 0.0, 1.0)))
+
+    def _rounded(self, x: jax.Array, scale: jax.Array) -> jax.Array:
         x32 = x.astype(jnp.float32)
-        scale = self.scaling_impl(x32)
         mask = (jnp.abs(x32) > self.threshold * scale).astype(jnp.float32)
         y = (mask * ternary_sign_ste(x32) * scale).astype(x.dtype)
-        if self.delay is not None:
-            y = self.delay(x, y)
-        return QuantResult(y, scale, known_zero(), 2)
+        return y if self.delay is None else self.delay(x, y)

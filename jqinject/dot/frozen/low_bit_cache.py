@@ -99,8 +99,13 @@ class LowBitCache(StoredArray):
 
     @property
     def stand_in(self) -> jax.ShapeDtypeStruct:
-        """The shape and dtype of the float array in whose place it stands."""
-        return jax.ShapeDtypeStruct(self.shape, self.dtype)
+        """Shape, dtype and sharding of the float array in whose place it stands."""
+        held = self.numbers["value"]
+        known = None if isinstance(held, jax.ShapeDtypeStruct) else jax.typeof(held).sharding
+        if not isinstance(known, jax.sharding.NamedSharding) or known.mesh.empty:
+            return jax.ShapeDtypeStruct(self.shape, self.dtype)
+        spec = self.form.partition_spec(known.spec, tuple(held.shape))
+        return jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=known.update(spec=spec))
 
     @property
     def nbytes(self) -> int:

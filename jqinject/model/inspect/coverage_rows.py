@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jqinject.dot import is_low_bit_cache
 from jqinject.model.inspect.weight_flow import ARGUMENT, Contracted, Flow, WeightFlow
 from jqinject.model.inspect.weight_numbers import ModelWeights, NumberFormat
 from jqinject.program import (
@@ -154,6 +155,9 @@ def _kinds(model: nnx.Module, call: Call, flows: Sequence[Flow]) -> dict[str, fr
     """How each weight is contracted when the model runs as it is."""
     split = SplitCall(model, call)
     leaves, tree = jax.tree.flatten(split.state)
+    inputs = [*jax.tree.leaves(split.state, is_leaf=is_low_bit_cache), *split.arrays]
+    # A cache in low bits is one input of the program as the model was written, and several arrays.
+    each = [flow for flow, held in zip(flows, inputs, strict=True) for _ in jax.tree.leaves(held)]
 
     def run(leaves: list[Any], arrays: list[Any]) -> Any:
         copy, copied = split.merged(jax.tree.unflatten(tree, leaves), arrays)
@@ -161,7 +165,7 @@ def _kinds(model: nnx.Module, call: Call, flows: Sequence[Flow]) -> dict[str, fr
 
     closed = jax.make_jaxpr(run)(leaves, split.arrays)
     found: dict[str, frozenset[str]] = {}
-    for one in WeightFlow(closed.jaxpr, flows).found:
+    for one in WeightFlow(closed.jaxpr, each).found:
         for name in one.sources if one.kind != "none" else ():
             found[name] = found.get(name, frozenset()) | {one.kind}
     return found

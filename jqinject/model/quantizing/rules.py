@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Unpack
 
 from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
 from jqinject.nn import ContractionKind
+from jqinject.nn.base.override_keywords import RuleOverrides
+from jqinject.nn.base.slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT
 from jqinject.quant import QuantizerLike
 
 SLOTS = (
@@ -22,6 +24,15 @@ SLOTS = (
     "lhs_quant",
     "rhs_quant",
     "cache_quant",
+)
+# As keywords of layers name them; the operands of a contraction and caches are activations.
+RULE_SLOTS = (
+    WEIGHT,
+    BIAS,
+    INPUT,
+    OUTPUT,
+    GRAD,
+    *(replace(INPUT, name=f"{name}_quant", prefix=f"{name}_") for name in ("lhs", "rhs", "cache")),
 )
 PREFIXES = tuple(slot.removesuffix("quant") for slot in SLOTS)
 KEYWORDS = (*SLOTS, "op", "contraction", "scheme")
@@ -93,7 +104,7 @@ class Rule:
         cache_quant: QuantizerLike = None,
         contraction: ContractionKind | Any = "auto",
         scheme: Any = None,
-        **overrides: Any,
+        **overrides: Unpack[RuleOverrides],
     ) -> None:
         given = (
             weight_quant,

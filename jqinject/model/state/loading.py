@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jqinject.dot import is_low_bit_cache
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.state.checkpoint_defaults import with_checkpoint_defaults
 from jqinject.model.state.checkpoint_entries import (
@@ -229,6 +230,12 @@ def _contradictions(entries: Mapping[Path, Any], by_path: Mapping[Path, Variable
 def _refuse_abstract(targets: list[VariableEntry]) -> None:
     for found in targets:
         held = found.variable.get_value()
+        if is_low_bit_cache(held):
+            raise ValueError(
+                f"load_state: {dotted(found.path)} holds a cache in low bits, which is not loaded.\n"
+                "  cure: load the model before jqinject.quantized_cache(model); nnx.update(model, state) puts a whole "
+                "state back"
+            )
         if not isinstance(held, jax.Array | np.ndarray) or not is_concrete(held):
             raise ValueError(
                 f"load_state writes into real arrays, and {dotted(found.path)} holds {type(held).__name__}.\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, Unpack, final
 
 import jax
 from flax import nnx
@@ -24,6 +24,8 @@ from jqinject.nn.attention.attention_base import (
 )
 from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
 from jqinject.nn.base.hold_proxies import hold_proxies
+from jqinject.nn.base.override_keywords import QuantScaledDotProductAttentionOverrides
+from jqinject.nn.base.quant_layer import Out, QuantLayer
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import as_array
 
@@ -89,7 +91,7 @@ class ScaledDotProductAttention(nnx.Module):
 
 
 @final
-class QuantScaledDotProductAttention(nnx.Module):
+class QuantScaledDotProductAttention(QuantLayer[Out]):
     """Scaled dot-product attention with quantizers of all it contracts.
 
     `out_q(w_q(softmax(s_q(q_q(q / sqrt(d)) k_q(k)^T))) v_q(v))`, with the quantizers named below. In evaluation,
@@ -149,7 +151,7 @@ class QuantScaledDotProductAttention(nnx.Module):
         return_quant_tensor: bool = False,
         contraction: ContractionKind = "auto",
         rngs: nnx.Rngs | None = None,
-        **overrides: Any,
+        **overrides: Unpack[QuantScaledDotProductAttentionOverrides],
     ) -> None:
         self.pre_process_q = pre_process_q
         self.pre_process_k = pre_process_k

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Unpack, final
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
+from flax.nnx.nn.linear import default_kernel_init
+from flax.typing import DotGeneralT, Dtype, Initializer, PrecisionLike, PromoteDtypeFn
 
 from jqinject.nn.attention import kv_cache
 from jqinject.nn.attention.attention_base import (
@@ -22,11 +25,14 @@ from jqinject.nn.attention.attention_base import (
     is_on,
     through,
 )
-from jqinject.nn.attention.projections import IN_PROJ_INPUT, hold_projections, stack_along
+from jqinject.nn.attention.projections import IN_PROJ_INPUT, PROJECTION_SLOTS, hold_projections, stack_along
 from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
 from jqinject.nn.base.hold_proxies import hold_proxies
 from jqinject.nn.base.input_shape import check_features
-from jqinject.nn.base.keywords import split_keywords
+from jqinject.nn.base.keywords import flax_arguments
+from jqinject.nn.base.override_keywords import QuantMultiHeadAttentionOverrides
+from jqinject.nn.base.quant_layer import Out, QuantLayer
+from jqinject.nn.base.slots import Slot
 from jqinject.nn.base.weight_layer import ParameterView
 from jqinject.quant import QuantizerLike
 
@@ -34,7 +40,7 @@ CACHED = {"k_transposed_quant": "cached_key", "v_quant": "cached_value"}
 
 
 @final
-class QuantMultiHeadAttention(nnx.MultiHeadAttention):
+class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
     """`nnx.MultiHeadAttention` with quantizers of its projections and of all that attention contracts.
 
     Parameters, their paths and shapes are those of `nnx.MultiHeadAttention`, so that float checkpoints load. Quantizer
@@ -59,6 +65,7 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
         k_transposed_quant, v_quant: quantizers of keys and values, and so of their cache.
         out_proj_input_quant, out_proj_weight_quant, out_proj_bias_quant, out_proj_output_quant: quantizers of the
             output projection.
+        in_proj_grad_quant, out_proj_grad_quant: quantizers of the gradients that flow into the projections.
         packed_in_proj: project queries, keys and values as by one matrix: one input quantizer (`in_proj_input_quant`
             of this layer), and one scale for the three weights where a quantizer has one for a tensor, which needs
             NNX's graph mode. If False, or with an `in_kv_features` of its own, each projection has its own quantizers.
@@ -67,8 +74,12 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
         return_quant_tensor: return a QuantTensor, as `QuantLinearGeneral` does.
         contraction: "auto"; or "float", "int" or "fp8" to insist, of projections and of attention.
         rngs: for the parameters, and for quantizers that draw random numbers.
-        more: the other keywords of `nnx.MultiHeadAttention` (`dropout_rate`, `decode`, `normalize_qk`, ...),
-            `in_proj_grad_quant`, `out_proj_grad_quant`, and overrides.
+        dtype, param_dtype, broadcast_dropout, dropout_rate, deterministic, precision, kernel_init,
+            out_kernel_init, bias_init, out_bias_init, use_bias, decode, normalize_qk, qkv_promote_dtype,
+            out_promote_dtype, ln_promote_dtype, qkv_dot_general, out_dot_general, qkv_dot_general_cls,
+            out_dot_general_cls, keep_rngs, kernel_metadata, out_kernel_metadata, bias_metadata,
+            out_bias_metadata, query_ln_scale_metadata, key_ln_scale_metadata: as for `nnx.MultiHeadAttention`.
+        overrides: `in_proj_weight_...` and its like for each of the quantizers above.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
@@ -106,6 +117,11 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
     cached_value_scale: nnx.Cache[Any] | None = None
     cached_value_zero_point: nnx.Cache[Any] | None = None
 
+    @classmethod
+    def override_slots(cls) -> tuple[Slot, ...]:
+        """Those of the projections, and those within attention."""
+        return (*PROJECTION_SLOTS, *IN_ATTENTION)
+
     def __init__(
         self,
         num_heads: int,
@@ -115,6 +131,34 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
         num_kv_heads: int | None = None,
         in_kv_features: int | None = None,
         *,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        broadcast_dropout: bool = True,
+        dropout_rate: float = 0.0,
+        deterministic: bool | None = None,
+        precision: PrecisionLike = None,
+        kernel_init: Initializer = default_kernel_init,
+        out_kernel_init: Initializer | None = None,
+        bias_init: Initializer = nnx.initializers.zeros,
+        out_bias_init: Initializer | None = None,
+        use_bias: bool = True,
+        decode: bool | None = None,
+        normalize_qk: bool = False,
+        qkv_promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        out_promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        ln_promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        qkv_dot_general: DotGeneralT | None = None,
+        out_dot_general: DotGeneralT | None = None,
+        qkv_dot_general_cls: Any = None,
+        out_dot_general_cls: Any = None,
+        keep_rngs: bool = True,
+        kernel_metadata: Mapping[str, Any] = {},
+        out_kernel_metadata: Mapping[str, Any] = {},
+        bias_metadata: Mapping[str, Any] = {},
+        out_bias_metadata: Mapping[str, Any] = {},
+        query_ln_scale_metadata: Mapping[str, Any] = {},
+        key_ln_scale_metadata: Mapping[str, Any] = {},
+        rngs: nnx.Rngs,
         in_proj_input_quant: QuantizerLike = None,
         in_proj_weight_quant: QuantizerLike = None,
         in_proj_bias_quant: QuantizerLike = None,
@@ -127,16 +171,15 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
         out_proj_weight_quant: QuantizerLike = None,
         out_proj_bias_quant: QuantizerLike = None,
         out_proj_output_quant: QuantizerLike = None,
+        in_proj_grad_quant: QuantizerLike = None,
+        out_proj_grad_quant: QuantizerLike = None,
         packed_in_proj: bool = False,
         attention_fn: Callable[..., jax.Array] = nnx.dot_product_attention,
         return_quant_tensor: bool = False,
         contraction: ContractionKind = "auto",
-        rngs: nnx.Rngs,
-        **more: Any,
+        **overrides: Unpack[QuantMultiHeadAttentionOverrides],
     ) -> None:
-        flax, overrides = split_keywords(nnx.MultiHeadAttention, more)
-        sizes = (num_heads, in_features, qkv_features, out_features, num_kv_heads, in_kv_features)
-        nnx.MultiHeadAttention.__init__(self, *sizes, attention_fn=attention_fn, rngs=rngs, **flax)
+        nnx.MultiHeadAttention.__init__(self, **flax_arguments(nnx.MultiHeadAttention, locals()))
         arguments = {
             "in_proj_input_quant": in_proj_input_quant,
             "in_proj_weight_quant": in_proj_weight_quant,
@@ -150,13 +193,15 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
             "out_proj_weight_quant": out_proj_weight_quant,
             "out_proj_bias_quant": out_proj_bias_quant,
             "out_proj_output_quant": out_proj_output_quant,
+            "in_proj_grad_quant": in_proj_grad_quant,
+            "out_proj_grad_quant": out_proj_grad_quant,
         }
         self._init_quantizers(arguments, overrides, packed_in_proj, return_quant_tensor, contraction, rngs)
 
     def _init_quantizers(
         self,
         arguments: dict[str, Any],
-        overrides: dict[str, Any],
+        overrides: Mapping[str, Any],
         packed: bool,
         return_quant_tensor: bool,
         contraction: ContractionKind,
@@ -170,12 +215,8 @@ class QuantMultiHeadAttention(nnx.MultiHeadAttention):
                 "QuantMultiHeadAttention(packed_in_proj=True) shares quantizers between projections, and NNX's tree "
                 "mode knows no shared objects.\n  cure: packed_in_proj=False, or graph mode"
             )
-        of_projections = {}
-        for name in [*overrides]:
-            if name in ("in_proj_grad_quant", "out_proj_grad_quant"):
-                arguments[name] = overrides.pop(name)
-            elif name.startswith(("in_proj_", "out_proj_")):
-                of_projections[name] = overrides.pop(name)
+        of_projections = {n: v for n, v in overrides.items() if n.startswith(("in_proj_", "out_proj_"))}
+        overrides = {n: v for n, v in overrides.items() if n not in of_projections}
         within = {n: arguments.pop(n) for n in list(arguments) if "_proj_" not in n}
         self._check_attention_fn(within)
         hold_projections(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from flax import nnx
@@ -10,11 +11,20 @@ from flax import nnx
 from jqinject.nn.attention.attention_base import act_slot
 from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.hold_proxies import hold_proxies
+from jqinject.nn.base.slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT
 from jqinject.nn.linear.linear_general import QuantLinearGeneral
 from jqinject.program import change_class
 
 IN_PROJ_INPUT = act_slot("in_proj_input_")
 IN_PROJ, OUT_PROJ = "in_proj_", "out_proj_"
+PROJECTION_SLOTS = tuple(
+    replace(slot, name=side + slot.name, prefix=side + slot.prefix)
+    for side, slots in (
+        (IN_PROJ, (INPUT, WEIGHT, BIAS, GRAD)),
+        (OUT_PROJ, (INPUT, WEIGHT, BIAS, OUTPUT, GRAD)),
+    )
+    for slot in slots
+)
 IN_LAYERS = ("query", "key", "value")
 # Shared by projections that are one matrix, if it is one number for the matrix.
 SHARED = ("weight_quant", "bias_quant")

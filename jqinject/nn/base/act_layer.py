@@ -1,6 +1,7 @@
 """What layers with an activation function share: quantizers for input, output and gradient around the function."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -8,11 +9,12 @@ from flax import nnx
 
 from jqinject.core.construction.assign import assign
 from jqinject.nn.base.hold_proxies import hold_proxies
+from jqinject.nn.base.quant_layer import Out, QuantLayer
 from jqinject.nn.base.slots import ACT, GRAD, INPUT
 from jqinject.quant_tensor import as_array
 
 
-class QuantActLayer(nnx.Module):
+class QuantActLayer(QuantLayer[Out]):
     """Abstract: y = act_quant(f(input_quant(x))).
 
     Attributes:
@@ -30,7 +32,7 @@ class QuantActLayer(nnx.Module):
     def _init_quantizers(
         self,
         arguments: dict[str, Any],
-        overrides: dict[str, Any],
+        overrides: Mapping[str, Any],
         return_quant_tensor: bool,
         rngs: nnx.Rngs | None,
         offered: dict[str, Any] | None = None,

@@ -4,10 +4,11 @@ from typing import Any, ClassVar
 
 from flax import nnx
 
+from jqinject.nn.base.quant_layer import Out, QuantLayer
 from jqinject.nn.base.slots import BIAS, WEIGHT
 
 
-class ReassembledOnAssignment(nnx.Module):
+class ReassembledOnAssignment(QuantLayer[Out]):
     """Abstract: a new weight or bias assembles its quantizer again."""
 
     weight_quant: Any = WEIGHT

@@ -22,6 +22,7 @@ from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
 from jqinject.dot.tensors.common_groups import in_common_groups, wide_dimensions
 from jqinject.dot.tensors.decision import contraction_kind
 from jqinject.dot.tensors.labelled_tensor import LEAST_GROUP
+from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant_tensor import (
     FloatQuantTensor,
@@ -183,7 +184,7 @@ class IntegerContraction(PayloadContraction):
         return contract_integers(left, right, dims, dtype, out_sharding=out_sharding)
 
 
-class QuantDotLayer(QuantWeightLayer):
+class QuantDotLayer(QuantWeightLayer[Out]):
     """Abstract: a layer that contracts its input with its weight, and can do so in integers and 8-bit floats.
 
     By default for a weight (in, out) and the last axis of the input; other layers override `_placed`.

@@ -1,5 +1,6 @@
 """Whose keywords are whose: of the Flax layer, of the quantizers, or of nobody."""
 
+import functools
 import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -8,6 +9,7 @@ from jqinject.inject.errors import did_you_mean
 from jqinject.nn.base.slots import Slot
 
 
+@functools.cache
 def arguments_of(layer: type) -> tuple[str, ...]:
     """The names that a class takes as arguments, those that it passes on to its bases included."""
     found: dict[str, None] = {}
@@ -20,16 +22,14 @@ def arguments_of(layer: type) -> tuple[str, ...]:
     return tuple(found)
 
 
-def split_keywords(parent: type, keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keywords that a Flax layer takes, and the others.
+def flax_arguments(parent: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the constructor of a Flax layer takes of a layer's own arguments, by name.
 
     Args:
         parent: the class of the Flax layer.
-        keywords: what the user passed.
+        given: the `locals()` of the layer's `__init__`, at its beginning.
     """
-    known = arguments_of(parent)
-    own = {name: value for name, value in keywords.items() if name in known}
-    return own, {name: value for name, value in keywords.items() if name not in known}
+    return {name: given[name] for name in arguments_of(parent) if name in given}
 
 
 def split_overrides(

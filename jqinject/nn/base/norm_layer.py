@@ -8,11 +8,12 @@ from flax import nnx
 
 from jqinject.nn.base.hold_proxies import hold_proxies
 from jqinject.nn.base.input_shape import check_features
+from jqinject.nn.base.quant_layer import Out, QuantLayer
 from jqinject.nn.base.slots import GRAD, INPUT, OUTPUT
 from jqinject.quant_tensor import as_array
 
 
-class QuantNormLayer(nnx.Module):
+class QuantNormLayer(QuantLayer[Out]):
     """Abstract: y = output_quant(norm(input_quant(x))), the norm computed in float.
 
     Attributes:

@@ -9,12 +9,13 @@ from flax import nnx
 
 from jqinject.dot import contraction_output
 from jqinject.nn.base.assignment import ReassembledOnAssignment
+from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.slots import INPUT
 from jqinject.nn.frozen.frozen_weight import FrozenWeight
 from jqinject.quant_tensor import QuantTensor
 
 
-class WeightAxes(ReassembledOnAssignment):
+class WeightAxes(ReassembledOnAssignment[Out]):
     """Abstract: a layer with a weight, frozen or not, that knows its channel axes and its summed axes.
 
     Attributes:

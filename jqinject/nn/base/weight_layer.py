@@ -14,6 +14,7 @@ from jqinject.nn.base.batch_norm_folding import merge_bn
 from jqinject.nn.base.contraction_kind import ContractionKind, checked_contraction
 from jqinject.nn.base.hold_proxies import hold_proxies
 from jqinject.nn.base.input_shape import check_features
+from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.slots import GRAD, OUTPUT
 from jqinject.nn.base.weight_axes import WeightAxes, is_on
 from jqinject.nn.base.weight_input import check_input_for_weight, input_format
@@ -42,7 +43,7 @@ class ParameterView:
         return getattr(self._layer, name)
 
 
-class QuantWeightLayer(WeightAxes):
+class QuantWeightLayer(WeightAxes[Out]):
     """Abstract: a Flax layer whose weight, bias, input, output and output gradient may each have a quantizer.
 
     The parent's forward pass runs unchanged on the quantized numbers, so that with no quantizer the output is the

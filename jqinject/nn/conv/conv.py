@@ -1,7 +1,7 @@
 """The quantized convolution."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any, Unpack, final
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +11,15 @@ from flax.nnx.nn.linear import default_bias_init, default_kernel_init
 from flax.typing import Dtype, Initializer, PaddingLike, PrecisionLike
 
 from jqinject.nn.base.contraction_kind import ContractionKind
+from jqinject.nn.base.override_keywords import QuantConvOverrides
+from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.conv.conv_layer import QuantConvLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import IntQuantTensor
 
 
 @final
-class QuantConv(QuantConvLayer, nnx.Conv):
+class QuantConv(QuantConvLayer[Out], nnx.Conv):
     """`nnx.Conv` with quantizers: y = conv(x_q, W_q) + b_q, channels last, any number of spatial axes.
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
@@ -101,7 +103,7 @@ class QuantConv(QuantConvLayer, nnx.Conv):
         act_quant: QuantizerLike = None,
         grad_quant: QuantizerLike = None,
         contraction: ContractionKind = "auto",
-        **overrides: Any,
+        **overrides: Unpack[QuantConvOverrides],
     ) -> None:
         nnx.Conv.__init__(
             self,

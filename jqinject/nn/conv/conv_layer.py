@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jqinject.dot import Affine, IntegerOperand, affine_of, has_integers, integer_conv
 from jqinject.dot.kernels.convolution import Convolution
+from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.devices.explicit_axes import asked, with_sharding
 from jqinject.quant_tensor import IntQuantTensor
@@ -60,7 +61,7 @@ class IntegerConvolution:
         return affine_of(self.x.set(value=lhs, scale=scale, zero_point=zero))
 
 
-class QuantConvLayer(QuantWeightLayer):
+class QuantConvLayer(QuantWeightLayer[Out]):
     """Abstract: a layer that moves a window over spatial axes, channels last."""
 
     kernel_shape: Sequence[int]

@@ -1,15 +1,21 @@
 """The quantized transposed convolution."""
 
 import math
-from collections.abc import Sequence
-from typing import Any, final
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack, final
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
+from flax.nnx.nn.linear import default_bias_init, default_kernel_init
+from flax.typing import Dtype, Initializer, PaddingLike, PrecisionLike, PromoteDtypeFn
 from jax.sharding import auto_axes
 
 from jqinject.nn.base.contraction_kind import ContractionKind
-from jqinject.nn.base.keywords import split_keywords
+from jqinject.nn.base.keywords import flax_arguments
+from jqinject.nn.base.override_keywords import QuantConvTransposeOverrides
+from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.weight_layer import ParameterView
 from jqinject.nn.conv.conv_layer import QuantConvLayer
 from jqinject.nn.conv.replaced_convolution import with_convolution
@@ -19,7 +25,7 @@ from jqinject.quant_tensor import IntQuantTensor
 
 
 @final
-class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
+class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
     """`nnx.ConvTranspose` with quantizers: y = conv_transpose(x_q, W_q) + b_q, channels last.
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
@@ -46,8 +52,10 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
         contraction: as for `QuantConv`.
         rngs: for the parameters, and for quantizers that draw random numbers.
-        more: the other keywords of `nnx.ConvTranspose` (`padding`, `transpose_kernel`, ...), and overrides:
-            `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
+        padding, kernel_dilation, use_bias, mask, dtype, param_dtype, precision, kernel_init, bias_init,
+            transpose_kernel, promote_dtype, preferred_element_type, kernel_metadata, bias_metadata: as for
+            `nnx.ConvTranspose`.
+        overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
@@ -77,6 +85,21 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
         kernel_size: int | Sequence[int],
         strides: int | Sequence[int] | None = None,
         *,
+        padding: PaddingLike = "SAME",
+        kernel_dilation: int | Sequence[int] | None = None,
+        use_bias: bool = True,
+        mask: jax.Array | None = None,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        precision: PrecisionLike | None = None,
+        kernel_init: Initializer = default_kernel_init,
+        bias_init: Initializer = default_bias_init,
+        transpose_kernel: bool = False,
+        promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        preferred_element_type: Dtype | None = None,
+        kernel_metadata: Mapping[str, Any] = {},
+        bias_metadata: Mapping[str, Any] = {},
+        rngs: nnx.Rngs,
         weight_quant: QuantizerLike = Int8WeightPerTensorFloat,
         bias_quant: QuantizerLike = None,
         input_quant: QuantizerLike = None,
@@ -85,11 +108,9 @@ class QuantConvTranspose(QuantConvLayer, nnx.ConvTranspose):
         act_quant: QuantizerLike = None,
         grad_quant: QuantizerLike = None,
         contraction: ContractionKind = "auto",
-        rngs: nnx.Rngs,
-        **more: Any,
+        **overrides: Unpack[QuantConvTransposeOverrides],
     ) -> None:
-        flax, overrides = split_keywords(nnx.ConvTranspose, more)
-        nnx.ConvTranspose.__init__(self, in_features, out_features, kernel_size, strides, rngs=rngs, **flax)
+        nnx.ConvTranspose.__init__(self, **flax_arguments(nnx.ConvTranspose, locals()))
         arguments = {
             "weight_quant": weight_quant,
             "bias_quant": bias_quant,

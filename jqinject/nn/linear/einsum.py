@@ -1,14 +1,17 @@
 """The quantized einsum layer."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, final
+from typing import Any, Unpack, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
+from flax.nnx.nn.linear import default_bias_init, default_kernel_init
+from flax.typing import Dtype, EinsumT, Initializer, PrecisionLike, PromoteDtypeFn
 
 from jqinject.dot import kernel_axes_of
 from jqinject.dot.geometry.equation import Equation
@@ -16,7 +19,9 @@ from jqinject.dot.schemes.quantized_einsum import einsum_by
 from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import Placed, QuantDotLayer
 from jqinject.nn.base.input_shape import WrongFeaturesError, check_features
-from jqinject.nn.base.keywords import split_keywords
+from jqinject.nn.base.keywords import flax_arguments
+from jqinject.nn.base.override_keywords import QuantEinsumOverrides
+from jqinject.nn.base.quant_layer import Out
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import as_array
 
@@ -47,7 +52,7 @@ class PayloadEinsum:
 
 
 @final
-class QuantEinsum(QuantDotLayer, nnx.Einsum):
+class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
     """`nnx.Einsum` with quantizers: y = einsum(x_q, W_q) + b_q.
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
@@ -71,8 +76,9 @@ class QuantEinsum(QuantDotLayer, nnx.Einsum):
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
         contraction: as for `QuantLinear`.
         rngs: for the parameters, and for quantizers that draw random numbers.
-        more: the other keywords of `nnx.Einsum` (`dtype`, `kernel_init`, ...), and overrides: `weight_...`,
-            `bias_...`, `input_...`, `output_...`, `grad_...`.
+        dtype, param_dtype, precision, kernel_init, bias_init, promote_dtype, einsum_op, preferred_element_type,
+            kernel_metadata, bias_metadata: as for `nnx.Einsum`.
+        overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
@@ -106,6 +112,17 @@ class QuantEinsum(QuantDotLayer, nnx.Einsum):
         kernel_shape: Sequence[int],
         bias_shape: Sequence[int] | None = None,
         *,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        precision: PrecisionLike = None,
+        kernel_init: Initializer = default_kernel_init,
+        bias_init: Initializer = default_bias_init,
+        promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        einsum_op: EinsumT = jnp.einsum,
+        preferred_element_type: Dtype | None = None,
+        kernel_metadata: Mapping[str, Any] = {},
+        bias_metadata: Mapping[str, Any] = {},
+        rngs: nnx.Rngs,
         weight_quant: QuantizerLike = Int8WeightPerTensorFloat,
         bias_quant: QuantizerLike = None,
         input_quant: QuantizerLike = None,
@@ -114,11 +131,10 @@ class QuantEinsum(QuantDotLayer, nnx.Einsum):
         act_quant: QuantizerLike = None,
         grad_quant: QuantizerLike = None,
         contraction: ContractionKind = "auto",
-        rngs: nnx.Rngs,
-        **more: Any,
+        **overrides: Unpack[QuantEinsumOverrides],
     ) -> None:
-        flax, overrides = split_keywords(nnx.Einsum, more)
-        nnx.Einsum.__init__(self, einsum_str, tuple(kernel_shape), bias_shape, rngs=rngs, **flax)
+        kernel_shape = tuple(kernel_shape)
+        nnx.Einsum.__init__(self, **flax_arguments(nnx.Einsum, locals()))
         arguments = {
             "weight_quant": weight_quant,
             "bias_quant": bias_quant,

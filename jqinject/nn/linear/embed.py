@@ -1,13 +1,19 @@
 """The quantized embedding."""
 
-from typing import Any, final
+from collections.abc import Mapping
+from typing import Any, Unpack, final
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
+from flax.nnx.nn.linear import default_embed_init
+from flax.typing import Dtype, Initializer, PromoteDtypeFn
 
 from jqinject.nn.base.input_shape import check_features
-from jqinject.nn.base.keywords import split_keywords
+from jqinject.nn.base.keywords import flax_arguments
+from jqinject.nn.base.override_keywords import QuantEmbedOverrides
+from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.weight_layer import ParameterView, QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import (
@@ -21,7 +27,7 @@ from jqinject.quant_tensor import (
 
 
 @final
-class QuantEmbed(QuantWeightLayer, nnx.Embed):
+class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
     """`nnx.Embed` with a quantized table: y = E_q[inputs].
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
@@ -40,8 +46,8 @@ class QuantEmbed(QuantWeightLayer, nnx.Embed):
         return_quant_tensor: return a QuantTensor, with the scale of the table or of `output_quant`.
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
         rngs: for the parameters, and for quantizers that draw random numbers.
-        more: the other keywords of `nnx.Embed` (`dtype`, `embedding_init`, ...), and overrides: `weight_...`,
-            `output_...`, `grad_...`.
+        dtype, param_dtype, embedding_init, promote_dtype, embedding_metadata: as for `nnx.Embed`.
+        overrides: `weight_...`, `output_...`, `grad_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
@@ -73,15 +79,19 @@ class QuantEmbed(QuantWeightLayer, nnx.Embed):
         num_embeddings: int,
         features: int,
         *,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        embedding_init: Initializer = default_embed_init,
+        promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        embedding_metadata: Mapping[str, Any] = {},
+        rngs: nnx.Rngs,
         weight_quant: QuantizerLike = Int8WeightPerTensorFloat,
         output_quant: QuantizerLike = None,
         return_quant_tensor: bool = False,
         grad_quant: QuantizerLike = None,
-        rngs: nnx.Rngs,
-        **more: Any,
+        **overrides: Unpack[QuantEmbedOverrides],
     ) -> None:
-        flax, overrides = split_keywords(nnx.Embed, more)
-        nnx.Embed.__init__(self, num_embeddings, features, rngs=rngs, **flax)
+        nnx.Embed.__init__(self, **flax_arguments(nnx.Embed, locals()))
         arguments = {"weight_quant": weight_quant, "output_quant": output_quant, "grad_quant": grad_quant}
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 

@@ -1,7 +1,7 @@
 """The quantized dense layer."""
 
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Any, Unpack, final
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +12,13 @@ from flax.typing import Dtype, Initializer, PrecisionLike
 
 from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import QuantDotLayer
+from jqinject.nn.base.override_keywords import QuantLinearOverrides
+from jqinject.nn.base.quant_layer import Out
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 
 
 @final
-class QuantLinear(QuantDotLayer, nnx.Linear):
+class QuantLinear(QuantDotLayer[Out], nnx.Linear):
     """`nnx.Linear` with quantizers: y = x_q @ W_q + b_q.
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
@@ -89,7 +91,7 @@ class QuantLinear(QuantDotLayer, nnx.Linear):
         act_quant: QuantizerLike = None,
         grad_quant: QuantizerLike = None,
         contraction: ContractionKind = "auto",
-        **overrides: Any,
+        **overrides: Unpack[QuantLinearOverrides],
     ) -> None:
         nnx.Linear.__init__(
             self,

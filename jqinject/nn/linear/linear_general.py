@@ -1,19 +1,25 @@
 """The quantized dense layer over any axes."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any, Unpack, final
 
+import jax.numpy as jnp
 from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
+from flax.nnx.nn.linear import default_bias_init, default_kernel_init
+from flax.typing import DotGeneralT, Dtype, Initializer, PrecisionLike, PromoteDtypeFn
 
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import Placed, QuantDotLayer
-from jqinject.nn.base.keywords import split_keywords
+from jqinject.nn.base.keywords import flax_arguments
+from jqinject.nn.base.override_keywords import QuantLinearGeneralOverrides
+from jqinject.nn.base.quant_layer import Out
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 
 
 @final
-class QuantLinearGeneral(QuantDotLayer, nnx.LinearGeneral):
+class QuantLinearGeneral(QuantDotLayer[Out], nnx.LinearGeneral):
     """`nnx.LinearGeneral` with quantizers: y = sum over `axis` of x_q W_q, plus b_q.
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
@@ -36,8 +42,10 @@ class QuantLinearGeneral(QuantDotLayer, nnx.LinearGeneral):
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
         contraction: as for `QuantLinear`.
         rngs: for the parameters, and for quantizers that draw random numbers.
-        more: the other keywords of `nnx.LinearGeneral` (`axis`, `batch_axis`, `use_bias`, ...), and overrides:
-            `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
+        axis, batch_axis, use_bias, dtype, param_dtype, kernel_init, bias_init, precision, promote_dtype,
+            dot_general, dot_general_cls, preferred_element_type, kernel_metadata, bias_metadata: as for
+            `nnx.LinearGeneral`.
+        overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
@@ -63,6 +71,21 @@ class QuantLinearGeneral(QuantDotLayer, nnx.LinearGeneral):
         in_features: int | Sequence[int],
         out_features: int | Sequence[int],
         *,
+        axis: int | Sequence[int] = -1,
+        batch_axis: Mapping[int, int] = {},
+        use_bias: bool = True,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        kernel_init: Initializer = default_kernel_init,
+        bias_init: Initializer = default_bias_init,
+        precision: PrecisionLike = None,
+        promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        dot_general: DotGeneralT | None = None,
+        dot_general_cls: Any = None,
+        preferred_element_type: Dtype | None = None,
+        kernel_metadata: Mapping[str, Any] = {},
+        bias_metadata: Mapping[str, Any] = {},
+        rngs: nnx.Rngs,
         weight_quant: QuantizerLike = Int8WeightPerTensorFloat,
         bias_quant: QuantizerLike = None,
         input_quant: QuantizerLike = None,
@@ -71,11 +94,9 @@ class QuantLinearGeneral(QuantDotLayer, nnx.LinearGeneral):
         act_quant: QuantizerLike = None,
         grad_quant: QuantizerLike = None,
         contraction: ContractionKind = "auto",
-        rngs: nnx.Rngs,
-        **more: Any,
+        **overrides: Unpack[QuantLinearGeneralOverrides],
     ) -> None:
-        flax, overrides = split_keywords(nnx.LinearGeneral, more)
-        nnx.LinearGeneral.__init__(self, in_features, out_features, rngs=rngs, **flax)
+        nnx.LinearGeneral.__init__(self, **flax_arguments(nnx.LinearGeneral, locals()))
         arguments = {
             "weight_quant": weight_quant,
             "bias_quant": bias_quant,

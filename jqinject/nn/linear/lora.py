@@ -1,19 +1,26 @@
 """The quantized dense layer with a low-rank update in float."""
 
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Any, Unpack, final
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
+from flax.nnx.nn.linear import default_bias_init, default_kernel_init
+from flax.nnx.nn.lora import default_a_initializer, default_b_initializer
+from flax.typing import DotGeneralT, Dtype, Initializer, PrecisionLike, PromoteDtypeFn
 
 from jqinject.nn.base.contraction_kind import ContractionKind
 from jqinject.nn.base.dot_layer import QuantDotLayer
-from jqinject.nn.base.keywords import split_keywords
+from jqinject.nn.base.keywords import flax_arguments
+from jqinject.nn.base.override_keywords import QuantLoRALinearOverrides
+from jqinject.nn.base.quant_layer import Out
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 
 
 @final
-class QuantLoRALinear(QuantDotLayer, nnx.LoRALinear):
+class QuantLoRALinear(QuantDotLayer[Out], nnx.LoRALinear):
     """`nnx.LoRALinear` on a quantized kernel: y = x_q @ W_q + b_q + x_q @ A @ B, with A and B in float.
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
@@ -35,8 +42,10 @@ class QuantLoRALinear(QuantDotLayer, nnx.LoRALinear):
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
         contraction: as for `QuantLinear`, of input and kernel.
         rngs: for the parameters, and for quantizers that draw random numbers.
-        more: the other keywords of `nnx.LoRALinear` and `nnx.Linear`, and overrides: `weight_...`, `bias_...`,
-            `input_...`, `output_...`, `grad_...`.
+        use_bias, dtype, param_dtype, precision, kernel_init, bias_init, dot_general, promote_dtype,
+            preferred_element_type, kernel_metadata, bias_metadata, lora_dtype, lora_param_dtype, a_initializer,
+            b_initializer, lora_param_type, lora_promote_dtype, a_metadata, b_metadata: as for `nnx.LoRALinear`.
+        overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
@@ -63,6 +72,26 @@ class QuantLoRALinear(QuantDotLayer, nnx.LoRALinear):
         in_features: int,
         out_features: int,
         *,
+        use_bias: bool = True,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        precision: PrecisionLike = None,
+        kernel_init: Initializer = default_kernel_init,
+        bias_init: Initializer = default_bias_init,
+        dot_general: DotGeneralT = jax.lax.dot_general,
+        promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        preferred_element_type: Dtype | None = None,
+        kernel_metadata: Mapping[str, Any] = {},
+        bias_metadata: Mapping[str, Any] = {},
+        lora_dtype: Dtype | None = None,
+        lora_param_dtype: Dtype = jnp.float32,
+        a_initializer: Initializer = default_a_initializer,
+        b_initializer: Initializer = default_b_initializer,
+        lora_param_type: type[nnx.Variable] = nnx.LoRAParam,
+        lora_promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        a_metadata: Mapping[str, Any] = {},
+        b_metadata: Mapping[str, Any] = {},
+        rngs: nnx.Rngs,
         lora_rank: int,
         weight_quant: QuantizerLike = Int8WeightPerTensorFloat,
         bias_quant: QuantizerLike = None,
@@ -72,11 +101,9 @@ class QuantLoRALinear(QuantDotLayer, nnx.LoRALinear):
         act_quant: QuantizerLike = None,
         grad_quant: QuantizerLike = None,
         contraction: ContractionKind = "auto",
-        rngs: nnx.Rngs,
-        **more: Any,
+        **overrides: Unpack[QuantLoRALinearOverrides],
     ) -> None:
-        flax, overrides = split_keywords(nnx.LoRALinear, more)
-        nnx.LoRALinear.__init__(self, in_features, out_features, lora_rank=lora_rank, rngs=rngs, **flax)
+        nnx.LoRALinear.__init__(self, **flax_arguments(nnx.LoRALinear, locals()))
         arguments = {
             "weight_quant": weight_quant,
             "bias_quant": bias_quant,

@@ -11,6 +11,7 @@ from flax import nnx
 from jqinject.nn.base.hold_proxies import make_proxy, share
 from jqinject.nn.base.input_shape import check_features
 from jqinject.nn.base.keywords import split_overrides
+from jqinject.nn.base.quant_layer import QuantLayer
 from jqinject.nn.base.slots import BIAS, WEIGHT, Slot, slots_of
 from jqinject.nn.base.weight_layer import ParameterView
 from jqinject.nn.linear.linear import QuantLinear
@@ -23,6 +24,7 @@ IO, GATE_ACC, SIGMOID, TANH, CELL_STATE = (
     Slot(f"{name}_quant", f"{name}_", ActQuantProxyFromInjector, "activations")
     for name in ("io", "gate_acc", "sigmoid", "tanh", "cell_state")
 )
+ORTHOGONAL = nnx.initializers.orthogonal()
 Quantizers = Mapping[str, Any]
 Parameters = Mapping[str, tuple[jax.Array, jax.Array | None]]
 
@@ -60,7 +62,7 @@ class CellArguments:
     input_layers: Mapping[str, Any] = field(default_factory=dict)
 
 
-class QuantRecurrentCell(nnx.Module):
+class QuantRecurrentCell(QuantLayer[jax.Array]):
     """Abstract: a recurrent cell of Flax with quantizers.
 
     A class says in `gates` which layers make each gate's sum, and by its slots where activations are quantized.
@@ -73,6 +75,11 @@ class QuantRecurrentCell(nnx.Module):
     io_quant: Any = IO
     in_features: int
     hidden_features: int
+
+    @classmethod
+    def override_slots(cls) -> tuple[Slot, ...]:
+        """Those of weights and biases, which the layers of the cell hold, and its own."""
+        return (WEIGHT, BIAS, *slots_of(cls))
 
     @property
     def act_quantizers(self) -> Mapping[str, Slot]:

@@ -6,14 +6,17 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.nn.base.input_shape import check_features
+from jqinject.nn.base.quant_layer import Out, QuantLayer
+from jqinject.nn.base.slots import Slot
 from jqinject.nn.recurrent import _sequence
+from jqinject.nn.recurrent._cell import QuantRecurrentCell
 from jqinject.quant_tensor import IntQuantTensor, as_array, concatenate, expand_dims
 
 
@@ -27,7 +30,7 @@ class UniformInit:
         return jax.random.uniform(key, shape, dtype, -self.bound, self.bound)
 
 
-class QuantRecurrentStack(nnx.Module):
+class QuantRecurrentStack(QuantLayer[Out]):
     """Abstract: layers of recurrent cells over whole sequences.
 
     Attributes:
@@ -35,6 +38,12 @@ class QuantRecurrentStack(nnx.Module):
     """
 
     layers: Any
+    cell_class: ClassVar[type[QuantRecurrentCell]]
+
+    @classmethod
+    def override_slots(cls) -> tuple[Slot, ...]:
+        """Those of the cells."""
+        return cls.cell_class.override_slots()
 
     def _build(
         self,

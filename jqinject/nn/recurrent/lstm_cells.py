@@ -1,14 +1,28 @@
 """Quantized cells of long short-term memories, for `nnx.RNN`."""
 
-from collections.abc import Mapping
-from typing import Any, final
+from collections.abc import Callable, Mapping
+from typing import Any, Unpack, final
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
+from flax.nnx.nn.linear import default_kernel_init
+from flax.nnx.nn.recurrent import modified_orthogonal
+from flax.typing import Dtype, Initializer, PromoteDtypeFn
 
-from jqinject.nn.base.keywords import split_keywords
-from jqinject.nn.recurrent._cell import CellArguments, Parameters, Quantizers, Result, set_bias, sigmoid, tanh
+from jqinject.nn.base.keywords import flax_arguments
+from jqinject.nn.base.override_keywords import QuantLSTMCellOverrides, QuantOptimizedLSTMCellOverrides
+from jqinject.nn.recurrent._cell import (
+    ORTHOGONAL,
+    CellArguments,
+    Parameters,
+    Quantizers,
+    Result,
+    set_bias,
+    sigmoid,
+    tanh,
+)
 from jqinject.nn.recurrent._lstm_step import QuantLSTMStep
 from jqinject.quant import QuantizerLike
 
@@ -52,8 +66,11 @@ class QuantLSTMCell(QuantLSTMStep, nnx.LSTMCell):
         shared_intra_layer_gate_acc_quant: one quantizer for the sums of all gates.
         input_layers: layer, as "ii" -> the layer of another cell to take in its place.
         rngs: for the parameters, and for quantizers that draw random numbers.
-        more: the other keywords of `nnx.LSTMCell` (`gate_fn`, `kernel_init`, `dtype`, ...), and overrides:
-            `weight_...`, `bias_...`, `io_...`, `gate_acc_...`, `sigmoid_...`, `tanh_...`, `cell_state_...`.
+        gate_fn, activation_fn, kernel_init, recurrent_kernel_init, bias_init, dtype, param_dtype, carry_init,
+            promote_dtype, keep_rngs, kernel_metadata, recurrent_kernel_metadata, bias_metadata: as for
+            `nnx.LSTMCell`.
+        overrides: `weight_...`, `bias_...`, `io_...`, `gate_acc_...`, `sigmoid_...`, `tanh_...`,
+            `cell_state_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
@@ -74,6 +91,20 @@ class QuantLSTMCell(QuantLSTMStep, nnx.LSTMCell):
         in_features: int,
         hidden_features: int,
         *,
+        gate_fn: Callable[..., Any] = sigmoid,
+        activation_fn: Callable[..., Any] = tanh,
+        kernel_init: Initializer = default_kernel_init,
+        recurrent_kernel_init: Initializer = modified_orthogonal,
+        bias_init: Initializer = nnx.initializers.zeros,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        carry_init: Initializer | None = None,
+        promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        keep_rngs: bool = False,
+        kernel_metadata: Mapping[str, Any] = {},
+        recurrent_kernel_metadata: Mapping[str, Any] = {},
+        bias_metadata: Mapping[str, Any] = {},
+        rngs: nnx.Rngs,
         weight_quant: QuantizerLike = None,
         bias_quant: QuantizerLike = None,
         io_quant: QuantizerLike = None,
@@ -86,11 +117,9 @@ class QuantLSTMCell(QuantLSTMStep, nnx.LSTMCell):
         shared_intra_layer_weight_quant: bool = False,
         shared_intra_layer_gate_acc_quant: bool = False,
         input_layers: Mapping[str, Any] = {},
-        rngs: nnx.Rngs,
-        **more: Any,
+        **overrides: Unpack[QuantLSTMCellOverrides],
     ) -> None:
-        flax, overrides = split_keywords(nnx.LSTMCell, {"gate_fn": sigmoid, "activation_fn": tanh, **more})
-        nnx.LSTMCell.__init__(self, in_features, hidden_features, rngs=rngs, **flax)
+        nnx.LSTMCell.__init__(self, **flax_arguments(nnx.LSTMCell, locals()))
         if coupled_input_forget_gates:
             self.coupled_input_forget_gates = True
             del self.if_, self.hf
@@ -152,8 +181,11 @@ class QuantOptimizedLSTMCell(QuantLSTMStep, nnx.OptimizedLSTMCell):
         cell_state_quant: quantizer of the cell state and its two parts.
         shared_intra_layer_gate_acc_quant: one quantizer for the sums of all gates.
         rngs: for the parameters, and for quantizers that draw random numbers.
-        more: the other keywords of `nnx.OptimizedLSTMCell`, and overrides: `weight_...`, `bias_...`, `io_...`,
-            `gate_acc_...`, `sigmoid_...`, `tanh_...`, `cell_state_...`.
+        gate_fn, activation_fn, kernel_init, recurrent_kernel_init, bias_init, dtype, param_dtype, carry_init,
+            promote_dtype, keep_rngs, kernel_metadata, recurrent_kernel_metadata, bias_metadata: as for
+            `nnx.OptimizedLSTMCell`.
+        overrides: `weight_...`, `bias_...`, `io_...`, `gate_acc_...`, `sigmoid_...`, `tanh_...`,
+            `cell_state_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
@@ -174,6 +206,20 @@ class QuantOptimizedLSTMCell(QuantLSTMStep, nnx.OptimizedLSTMCell):
         in_features: int,
         hidden_features: int,
         *,
+        gate_fn: Callable[..., Any] = sigmoid,
+        activation_fn: Callable[..., Any] = tanh,
+        kernel_init: Initializer = default_kernel_init,
+        recurrent_kernel_init: Initializer = ORTHOGONAL,
+        bias_init: Initializer = nnx.initializers.zeros,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        carry_init: Initializer | None = None,
+        promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        keep_rngs: bool = False,
+        kernel_metadata: Mapping[str, Any] = {},
+        recurrent_kernel_metadata: Mapping[str, Any] = {},
+        bias_metadata: Mapping[str, Any] = {},
+        rngs: nnx.Rngs,
         weight_quant: QuantizerLike = None,
         bias_quant: QuantizerLike = None,
         io_quant: QuantizerLike = None,
@@ -182,13 +228,9 @@ class QuantOptimizedLSTMCell(QuantLSTMStep, nnx.OptimizedLSTMCell):
         tanh_quant: QuantizerLike = None,
         cell_state_quant: QuantizerLike = None,
         shared_intra_layer_gate_acc_quant: bool = False,
-        rngs: nnx.Rngs,
-        **more: Any,
+        **overrides: Unpack[QuantOptimizedLSTMCellOverrides],
     ) -> None:
-        flax, overrides = split_keywords(
-            nnx.OptimizedLSTMCell, {"gate_fn": sigmoid, "activation_fn": tanh, **more}
-        )
-        nnx.OptimizedLSTMCell.__init__(self, in_features, hidden_features, rngs=rngs, **flax)
+        nnx.OptimizedLSTMCell.__init__(self, **flax_arguments(nnx.OptimizedLSTMCell, locals()))
         quantizers = {
             "weight_quant": weight_quant,
             "bias_quant": bias_quant,

@@ -1,15 +1,20 @@
 """Quantized cells with a hidden state alone, for `nnx.RNN`."""
 
-from collections.abc import Mapping
-from typing import Any, final
+from collections.abc import Callable, Mapping
+from typing import Any, Unpack, final
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
+from flax.nnx.nn.linear import default_kernel_init
+from flax.typing import Dtype, Initializer, PromoteDtypeFn
 
-from jqinject.nn.base.keywords import split_keywords
+from jqinject.nn.base.keywords import flax_arguments
+from jqinject.nn.base.override_keywords import QuantGRUCellOverrides, QuantSimpleCellOverrides
 from jqinject.nn.recurrent._cell import (
     GATE_ACC,
+    ORTHOGONAL,
     SIGMOID,
     TANH,
     CellArguments,
@@ -49,8 +54,10 @@ class QuantSimpleCell(QuantRecurrentCell, nnx.SimpleCell):
             `dense_i`.
         input_layers: {"dense_i": the layer of another cell to take in its place}.
         rngs: for the parameters, and for quantizers that draw random numbers.
-        more: the other keywords of `nnx.SimpleCell` (`activation_fn`, `residual`, ...), and overrides: `weight_...`,
-            `bias_...`, `io_...`, `gate_acc_...`.
+        dtype, param_dtype, carry_init, residual, activation_fn, kernel_init, recurrent_kernel_init, bias_init,
+            promote_dtype, keep_rngs, kernel_metadata, recurrent_kernel_metadata, bias_metadata: as for
+            `nnx.SimpleCell`.
+        overrides: `weight_...`, `bias_...`, `io_...`, `gate_acc_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
@@ -72,6 +79,20 @@ class QuantSimpleCell(QuantRecurrentCell, nnx.SimpleCell):
         in_features: int,
         hidden_features: int,
         *,
+        dtype: Dtype = jnp.float32,
+        param_dtype: Dtype = jnp.float32,
+        carry_init: Initializer | None = None,
+        residual: bool = False,
+        activation_fn: Callable[..., Any] = tanh,
+        kernel_init: Initializer = default_kernel_init,
+        recurrent_kernel_init: Initializer = ORTHOGONAL,
+        bias_init: Initializer = nnx.initializers.zeros,
+        promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        keep_rngs: bool = False,
+        kernel_metadata: Mapping[str, Any] = {},
+        recurrent_kernel_metadata: Mapping[str, Any] = {},
+        bias_metadata: Mapping[str, Any] = {},
+        rngs: nnx.Rngs,
         weight_quant: QuantizerLike = None,
         bias_quant: QuantizerLike = None,
         io_quant: QuantizerLike = None,
@@ -79,11 +100,9 @@ class QuantSimpleCell(QuantRecurrentCell, nnx.SimpleCell):
         use_bias: bool = True,
         bias_of_hidden: bool = False,
         input_layers: Mapping[str, Any] = {},
-        rngs: nnx.Rngs,
-        **more: Any,
+        **overrides: Unpack[QuantSimpleCellOverrides],
     ) -> None:
-        flax, overrides = split_keywords(nnx.SimpleCell, {"activation_fn": tanh, **more})
-        nnx.SimpleCell.__init__(self, in_features, hidden_features, rngs=rngs, **flax)
+        nnx.SimpleCell.__init__(self, **flax_arguments(nnx.SimpleCell, locals()))
         # Layers that share a quantizer are held in the order in which they share it, so that assembling it again finds
         # the same structure.
         of_hidden = self.dense_h
@@ -138,8 +157,10 @@ class QuantGRUCell(QuantRecurrentCell, nnx.GRUCell):
         tanh_quant: quantizer of what `activation_fn` makes.
         shared_intra_layer_gate_acc_quant: one quantizer for all sums.
         rngs: for the parameters, and for quantizers that draw random numbers.
-        more: the other keywords of `nnx.GRUCell` (`gate_fn`, `kernel_init`, ...), and overrides: `weight_...`,
-            `bias_...`, `io_...`, `gate_acc_...`, `sigmoid_...`, `tanh_...`.
+        gate_fn, activation_fn, kernel_init, recurrent_kernel_init, bias_init, dtype, param_dtype, carry_init,
+            promote_dtype, keep_rngs, kernel_metadata, recurrent_kernel_metadata, bias_metadata: as for
+            `nnx.GRUCell`.
+        overrides: `weight_...`, `bias_...`, `io_...`, `gate_acc_...`, `sigmoid_...`, `tanh_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
@@ -166,6 +187,20 @@ class QuantGRUCell(QuantRecurrentCell, nnx.GRUCell):
         in_features: int,
         hidden_features: int,
         *,
+        gate_fn: Callable[..., Any] = sigmoid,
+        activation_fn: Callable[..., Any] = tanh,
+        kernel_init: Initializer = default_kernel_init,
+        recurrent_kernel_init: Initializer = ORTHOGONAL,
+        bias_init: Initializer = nnx.initializers.zeros,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        carry_init: Initializer | None = None,
+        promote_dtype: PromoteDtypeFn = default_promote_dtype,
+        keep_rngs: bool = False,
+        kernel_metadata: Mapping[str, Any] = {},
+        recurrent_kernel_metadata: Mapping[str, Any] = {},
+        bias_metadata: Mapping[str, Any] = {},
+        rngs: nnx.Rngs,
         weight_quant: QuantizerLike = None,
         bias_quant: QuantizerLike = None,
         io_quant: QuantizerLike = None,
@@ -173,11 +208,9 @@ class QuantGRUCell(QuantRecurrentCell, nnx.GRUCell):
         sigmoid_quant: QuantizerLike = None,
         tanh_quant: QuantizerLike = None,
         shared_intra_layer_gate_acc_quant: bool = False,
-        rngs: nnx.Rngs,
-        **more: Any,
+        **overrides: Unpack[QuantGRUCellOverrides],
     ) -> None:
-        flax, overrides = split_keywords(nnx.GRUCell, {"gate_fn": sigmoid, "activation_fn": tanh, **more})
-        nnx.GRUCell.__init__(self, in_features, hidden_features, rngs=rngs, **flax)
+        nnx.GRUCell.__init__(self, **flax_arguments(nnx.GRUCell, locals()))
         quantizers = {
             "weight_quant": weight_quant,
             "bias_quant": bias_quant,

@@ -1,11 +1,13 @@
 """Recurrent layers over whole sequences."""
 
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Any, Unpack, final
 
 import jax
 from flax import nnx
 
+from jqinject.nn.base.override_keywords import QuantLSTMOverrides, QuantRNNOverrides
+from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.recurrent._cell import relu, tanh
 from jqinject.nn.recurrent._stack import QuantRecurrentStack, returned
 from jqinject.nn.recurrent.lstm_cells import QuantLSTMCell
@@ -19,7 +21,7 @@ NONLINEARITIES = {"tanh": tanh, "relu": relu}
 
 
 @final
-class QuantLSTM(QuantRecurrentStack):
+class QuantLSTM(QuantRecurrentStack[Out]):
     """Long short-term memories over whole sequences, quantized; `torch.nn.LSTM` with Brevitas's quantizers.
 
     `layers[layer][direction]` is a `QuantLSTMCell`, which says what is quantized where. Weights are quantized once a
@@ -73,6 +75,8 @@ class QuantLSTM(QuantRecurrentStack):
         ((2, 5, 4), (1, 2, 4), (1, 2, 4))
     """
 
+    cell_class = QuantLSTMCell
+
     def __init__(
         self,
         input_size: int,
@@ -97,7 +101,7 @@ class QuantLSTM(QuantRecurrentStack):
         shared_cell_state_quant: bool = True,
         return_quant_tensor: bool = False,
         rngs: nnx.Rngs,
-        **more: Any,
+        **more: Unpack[QuantLSTMOverrides],
     ) -> None:
         if cat_output_cell_states and cell_state_quant is not None and not shared_cell_state_quant:
             raise ValueError(
@@ -174,7 +178,7 @@ class QuantLSTM(QuantRecurrentStack):
 
 
 @final
-class QuantRNN(QuantRecurrentStack):
+class QuantRNN(QuantRecurrentStack[Out]):
     """Simple recurrent layers over whole sequences, quantized; `torch.nn.RNN` with Brevitas's quantizers.
 
     `layers[layer][direction]` is a `QuantSimpleCell`, which says what is quantized where; its bias stands in `dense_h`.
@@ -219,6 +223,8 @@ class QuantRNN(QuantRecurrentStack):
         ((5, 2, 8), (4, 2, 4))
     """
 
+    cell_class = QuantSimpleCell
+
     def __init__(
         self,
         input_size: int,
@@ -236,7 +242,7 @@ class QuantRNN(QuantRecurrentStack):
         shared_input_hidden_weights: bool = False,
         return_quant_tensor: bool = False,
         rngs: nnx.Rngs,
-        **more: Any,
+        **more: Unpack[QuantRNNOverrides],
     ) -> None:
         if nonlinearity not in NONLINEARITIES:
             known = " or ".join(map(repr, NONLINEARITIES))

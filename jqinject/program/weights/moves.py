@@ -111,6 +111,18 @@ def _placed(eqn: Any, values: Sequence[Any]) -> Move:
     return Move(lambda x: eqn.primitive.bind(x, **eqn.params), _same)
 
 
+def _reshard(eqn: Any, values: Sequence[Any]) -> Move:
+    """A change of an explicit sharding, which scales follow, but for their axes of size 1."""
+    wanted = eqn.params["dst_sharding"]
+
+    def follow(x: jax.Array) -> jax.Array:
+        names = (*wanted.spec, *(None,) * (x.ndim - len(wanted.spec)))
+        kept = (None if size == 1 else name for name, size in zip(names, x.shape, strict=True))
+        return jax.sharding.reshard(x, wanted.update(spec=jax.sharding.PartitionSpec(*kept)))
+
+    return Move(_bound(eqn), follow)
+
+
 def _transpose(eqn: Any, values: Sequence[Any]) -> Move:
     order = eqn.params["permutation"]
     return Move(lambda x: lax.transpose(x, order), lambda x: lax.transpose(x, order))
@@ -231,5 +243,6 @@ MOVES: dict[str, Callable[[Any, Sequence[Any]], Move | list[Move] | None]] = {
     "copy": _unchanged,
     "copy_p": _unchanged,
     "name": _unchanged,
-    **dict.fromkeys(("sharding_constraint", "layout_constraint", "pvary", "reshard", "mesh_cast"), _placed),
+    **dict.fromkeys(("sharding_constraint", "layout_constraint", "pvary", "mesh_cast"), _placed),
+    "reshard": _reshard,
 }

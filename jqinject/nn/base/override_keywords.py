@@ -1,0 +1,16 @@
+"""The further keywords of each layer as a `TypedDict`, for type checkers, which read the stub beside this file.
+
+`python -m jqinject.catalogue.typed_keywords` writes the stub from the ready-made quantizers. `QuantLinear.overrides()`
+says the same to a program, with what each keyword means. Here names stand without fields, so that importing is fast.
+"""
+
+from typing import Any, TypedDict
+
+
+def __getattr__(name: str) -> Any:
+    if not name.endswith("Overrides"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    make: Any = TypedDict
+    made = make(name, {}, total=False)
+    globals()[name] = made
+    return made

@@ -1,0 +1,75 @@
+"""What all quantized layers share: a signature that `inspect` reads, the list of their overrides, what they return."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from flax import nnx
+
+from jqinject.nn.base.overrides import Overrides, overrides_of
+from jqinject.nn.base.slots import Slot, slots_of
+from jqinject.quant import QuantizerLike
+
+Out = TypeVar("Out", covariant=True)
+
+
+class ConstructorSignature:
+    """The signature of a class of layers, which `inspect` would take from NNX's metaclass: `(*args, **kwargs)`."""
+
+    def __get__(self, layer: Any, owner: Any) -> inspect.Signature:
+        if layer is not None:
+            raise AttributeError("__signature__")  # of an instance: that of its `__call__`
+        own = inspect.signature(owner.__init__)
+        return own.replace(parameters=list(own.parameters.values())[1:])
+
+
+class _QuantLayer(nnx.Module):
+    """Abstract: a layer with places for quantizers."""
+
+    __signature__: Any = ConstructorSignature()
+
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, returned: Any) -> Any:
+            """`QuantLinear[jax.Array]`, for annotations: the class itself."""
+            return cls
+
+    @classmethod
+    def override_slots(cls) -> tuple[Slot, ...]:
+        """The places for quantizers as the keywords of the layer name them."""
+        return slots_of(cls)
+
+    @classmethod
+    def overrides(cls, **quantizers: QuantizerLike) -> Overrides:
+        """What the layer's further keywords can declare anew: names, types, present values, meanings.
+
+        A name that your own injector adds is listed without a type; declare it with `.let()`, which type checkers
+        accept: `weight_quant=Mine.let(my_name=3)`.
+
+        Args:
+            quantizers: the quantizers that the layer would be given, such as `weight_quant=Int8WeightPerChannelFloat`;
+                one that is missing is the default of its argument.
+
+        Returns:
+            A sequence of `Override`s, which prints as a table.
+
+        Raises:
+            TypeError: an argument that is not a quantizer of the layer.
+
+        Example:
+            >>> from jqinject.nn import QuantIdentity
+            >>> from jqinject.quant import Int8ActPerTensorFloat
+            >>> print(str(QuantIdentity.overrides(act_quant=Int8ActPerTensorFloat))[:60])
+            keyword                              type
+        """
+        return overrides_of(cls, cls.override_slots(), quantizers)
+
+
+if TYPE_CHECKING:
+
+    class QuantLayer(_QuantLayer, Generic[Out]):
+        """Abstract: a layer with places for quantizers, that returns `Out`."""
+
+else:
+    QuantLayer = _QuantLayer

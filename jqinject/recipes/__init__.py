@@ -1,0 +1,12 @@
+"""Algorithms after training, as passes over a model that compose."""
+
+from jqinject.recipes.passes.solve import Solve as Solve
+from jqinject.recipes.recipe import Recipe as Recipe
+from jqinject.recipes.recipe import Result as Result
+from jqinject.recipes.solvers.gpfq import GPFQ as GPFQ
+from jqinject.recipes.solvers.gpfq import Qronos as Qronos
+from jqinject.recipes.solvers.gptq import GPTQ as GPTQ
+from jqinject.recipes.solvers.gptq import RTN as RTN
+from jqinject.recipes.solvers.solver import Problem as Problem
+from jqinject.recipes.solvers.solver import Solution as Solution
+from jqinject.recipes.solvers.solver import Solver as Solver

@@ -1,0 +1,62 @@
+"""The numbers that a site's quantizer can make of a weight, as a solver sees them: matrices with a scale for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.core import Grid
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class MatrixGrid:
+    """A quantizer's own grid, at given scales.
+
+    Attributes:
+        scale: of each number, or broadcasting with the matrix `(rows, columns)`; float32.
+        zero_point: likewise.
+        grid: the numbers at scale 1: static.
+
+    Example:
+        >>> from jqinject.core import IntegerGrid
+        >>> grid = MatrixGrid(jnp.float32([[0.5], [1.0]]), jnp.float32(0), IntegerGrid(-8.0, 7.0, True, None))
+        >>> grid.nearest(jnp.array([[0.6, -9.0], [0.6, -9.0]])).tolist()
+        [[0.5, -4.0], [1.0, -8.0]]
+    """
+
+    scale: jax.Array
+    zero_point: jax.Array
+    grid: Grid = field(metadata={"static": True})
+
+    def nearest(self, x: jax.Array) -> jax.Array:
+        """The nearest numbers of the grid."""
+        return self.grid.nearest(x, self.scale, self.zero_point)
+
+    def spread(self, shape: tuple[int, ...]) -> MatrixGrid:
+        """The grid with a scale and a zero point for each number of a matrix."""
+        scale, zero_point = (jnp.broadcast_to(x, shape) for x in (self.scale, self.zero_point))
+        return replace(self, scale=scale, zero_point=zero_point)
+
+    def columns(self, at: Any) -> MatrixGrid:
+        """The grid of some columns; scales are for each number.
+
+        Args:
+            at: a slice, or places of columns.
+        """
+        return replace(self, scale=self.scale[:, at], zero_point=self.zero_point[:, at])
+
+    def from_column(self, start: Any, size: int) -> MatrixGrid:
+        """The grid of `size` columns from a place that may be traced."""
+        scale, zero_point = (
+            jax.lax.dynamic_slice_in_dim(x, start, size, 1) for x in (self.scale, self.zero_point)
+        )
+        return replace(self, scale=scale, zero_point=zero_point)
+
+
+Measure = Callable[[jax.Array], MatrixGrid]
+"""From a matrix to the grid that its quantizer would choose for it."""

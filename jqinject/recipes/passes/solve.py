@@ -1,0 +1,167 @@
+"""`Solve`: puts every weight that a rule quantizes on its quantizer's grid, site by site."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.model.running.progress import with_progress
+from jqinject.recipes.grid import MatrixGrid
+from jqinject.recipes.quantized_parameter import QuantizedParameter
+from jqinject.recipes.solvers.solver import Problem, Solution, Solver
+from jqinject.recipes.statistics import Statistics
+from jqinject.recipes.stream.site import ContractionSite
+from jqinject.recipes.stream.stream import Visit
+from jqinject.recipes.work import Work, site_path
+
+
+@dataclass(frozen=True)
+class Solved:
+    """What a solver did to one site.
+
+    Attributes:
+        name: the site's.
+        path: the parameter's.
+        nearest: mean squared error of the site's output with rounding to nearest, relative to the output.
+        solved: the same with the solver's numbers.
+    """
+
+    name: str
+    path: str
+    nearest: float
+    solved: float
+
+
+@dataclass(frozen=True)
+class Solve:
+    """Chooses the low-bit numbers of every weight that a rule quantizes.
+
+    Sites are taken in the order in which they run. The inputs of a site come from the model whose earlier sites are
+    solved and whose inputs are quantized as the rules say. Numbers and scales are committed: they survive loading,
+    cloning, freezing and training. A parameter that several sites contract is solved at the first.
+
+    Args:
+        solver: the algorithm.
+
+    Example:
+        >>> from jqinject.recipes import GPTQ
+        >>> Solve(GPTQ(act_order=True))
+        Solve(solver=GPTQ(block_size=128, damping=0.01, act_order=True, scales='original', damp_dead=True))
+    """
+
+    solver: Solver
+
+    def __call__(self, work: Work) -> list[Solved]:
+        """See `Pass`."""
+        parameters = work.parameters()
+        stream = work.stream()
+        found: list[Solved] = []
+        done: dict[str, Any] = {}
+        for visit in with_progress(stream, "solving", shown=work.progress):
+            name = site_path(visit.site)
+            if name not in parameters:
+                continue
+            state = done.setdefault(name, _Solving(parameters[name], visit.original))
+            if state.takes(visit.site):
+                try:
+                    found.append(state.solve(visit, self.solver))
+                except ValueError as error:
+                    raise ValueError(f"{visit.site.name} ({name}): {error}") from error
+        for name, state in done.items():
+            parameters[name].put(state.values, state.scale, state.zero_point)
+        return found
+
+
+class _Solving:
+    """A parameter on its way to the grid, site by site where a loop cuts it.
+
+    Args:
+        parameter: of the quantized model.
+        original: of the float model.
+    """
+
+    def __init__(self, parameter: QuantizedParameter, original: jax.Array) -> None:
+        self.parameter = parameter
+        self.values = original.astype(jnp.float32)
+        self.original = self.values
+        self.scale, self.zero_point = parameter.measure(self.values)
+        self.taken = jnp.zeros((original.size,), bool)
+
+    def takes(self, site: ContractionSite) -> bool:
+        """Whether numbers that a site contracts are not solved yet."""
+        return not bool(self.taken[site.places.reshape(-1)].all())
+
+    def solve(self, visit: Visit, solver: Solver) -> Solved:
+        """Solve the numbers that a site contracts, and let the stream go on with them."""
+        site = visit.site
+        statistics = visit.statistics("hessian", *(name for name in solver.statistics if name != "hessian"))
+        matrices, original = site.weights(self.values), site.weights(self.original)
+        solutions = [
+            solver(
+                Problem(
+                    matrices[place],
+                    original[place],
+                    jax.tree.map(lambda x, place=place: x[place], statistics),
+                    self._measure(site, place),
+                    self.parameter.group_size,
+                )
+            )
+            for place in range(len(matrices))
+        ]
+        before = self._nearest(site, matrices)
+        self._write(site, solutions)
+        visit.put(self.values)
+        after = site.weights(self.values)
+        return Solved(
+            site.name,
+            site_path(site),
+            output_error(before - original, original, statistics),
+            output_error(after - original, original, statistics),
+        )
+
+    def _measure(self, site: ContractionSite, place: int) -> Any:
+        """From one matrix of a site to the quantizer's grid for it."""
+        grid, matrices = self.parameter.grid, site.weights(self.values)
+
+        def measure(matrix: jax.Array) -> MatrixGrid:
+            whole = matrices.at[place].set(matrix)
+            flat = self.values.reshape(-1).at[site.places].set(site.as_operand(whole))
+            scale, zero_point = self.parameter.measure(flat.reshape(self.values.shape))
+            return MatrixGrid(site.weights(scale)[place], site.weights(zero_point)[place], grid)
+
+        return measure
+
+    def _nearest(self, site: ContractionSite, matrices: jax.Array) -> jax.Array:
+        scale, zero_point = (site.weights(x) for x in (self.scale, self.zero_point))
+        return self.parameter.grid.nearest(matrices, scale, zero_point)
+
+    def _write(self, site: ContractionSite, solutions: list[Solution]) -> None:
+        def written(whole: jax.Array, matrices: list[jax.Array]) -> jax.Array:
+            shape = solutions[0].values.shape
+            stacked = jnp.stack([jnp.broadcast_to(matrix, shape) for matrix in matrices])
+            return whole.reshape(-1).at[site.places].set(site.as_operand(stacked)).reshape(whole.shape)
+
+        self.values = written(self.values, [one.values for one in solutions])
+        self.scale = written(self.scale, [one.scale for one in solutions])
+        self.zero_point = written(self.zero_point, [one.zero_point for one in solutions])
+        self.taken = self.taken.at[site.places.reshape(-1)].set(True)
+
+
+def output_error(difference: jax.Array, weights: jax.Array, statistics: Statistics) -> float:
+    """`tr(D H D^T) / tr(W H W^T)`: the mean squared error of a site's output, relative to the output.
+
+    Args:
+        difference: `D`, of the weights.
+        weights: `W`.
+        statistics: with the Hessian.
+    """
+    hessian = statistics.mean("hessian")
+
+    def size(w: jax.Array) -> jax.Array:
+        return jnp.einsum("sri,sij,srj->", w, hessian, w, precision=jax.lax.Precision.HIGHEST)
+
+    whole = size(weights)
+    return float(size(difference) / jnp.where(whole > 0, whole, 1.0))

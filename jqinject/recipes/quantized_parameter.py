@@ -1,0 +1,131 @@
+"""A parameter of a quantized model, with the quantizer that a rule gave it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.core import CommittedQuant, Grid
+from jqinject.core.facts import grid_of
+from jqinject.model.walk import ModelIndex
+from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.ops.groups import fitting_size, split_groups
+from jqinject.program import OpQuantizers, quantized_stack
+from jqinject.proxy import WeightQuantProxyFromInjector
+
+
+class QuantizedParameter:
+    """A parameter and its quantizer.
+
+    Args:
+        name: its path, as text.
+        holder: the layer or the site that holds the quantizer.
+
+    Attributes:
+        proxy: the quantizer's proxy.
+    """
+
+    def __init__(self, name: str, holder: Any) -> None:
+        self.name, self.holder = name, holder
+        self.proxy: WeightQuantProxyFromInjector = holder.weight_quant
+
+    @property
+    def depth(self) -> int:
+        """The leading axes along which the parameter is a stack of weights."""
+        return len(self.holder.weight_shape) - self.holder.weight_ndim
+
+    @property
+    def value(self) -> jax.Array:
+        """The parameter."""
+        return self.holder.weight.get_value()
+
+    @property
+    def grid(self) -> Grid:
+        """The quantizer's grid.
+
+        Raises:
+            TypeError: it states none.
+        """
+        found = grid_of(self.proxy.tensor_quant)
+        if found is None:
+            raise TypeError(
+                f"{self.name}: {self.proxy.binding.base.__name__} has no grid of its own to round to nearest on, so no "
+                "solver can choose its numbers.\n  cure: float_to_int_impl_type = 'round'; or a rule with another "
+                "weight quantizer for this parameter"
+            )
+        return found
+
+    @property
+    def group_size(self) -> int | None:
+        """Consecutive numbers along one axis that share a scale; None without groups."""
+        return self.proxy.quant_metadata.group_size
+
+    def quantized(self, value: jax.Array) -> Any:
+        """A parameter as the quantizer would quantize it now: a QuantTensor. Nothing moves."""
+        return quantized_stack(nnx.clone(self.proxy, graph=True), value, self.depth)
+
+    def measure(self, value: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Scale and zero point of each number, float32, in the shape of the parameter.
+
+        Args:
+            value: the parameter, or another one in its place.
+        """
+        found = self.quantized(value)
+        return tuple(jnp.broadcast_to(x, value.shape) for x in (found.scale, found.zero_point))  # pyright: ignore
+
+    def put(self, values: jax.Array, scale: jax.Array, zero_point: jax.Array) -> None:
+        """Keep what a solver chose: the numbers, and the scales that they are on.
+
+        Args:
+            values: in the shape of the parameter, on the grid.
+            scale, zero_point: of each number.
+        """
+        self.proxy.commit(self.holder)
+        quantizer = self.proxy.tensor_quant
+        assert isinstance(quantizer, CommittedQuant), "made by commit"
+        held = quantizer.committed_zero_point
+        for variable, full in ((quantizer.committed_scale, scale), (held, zero_point)):
+            if variable is not None:
+                variable.set_value(self._as_held(full, variable.get_value()))
+        self.holder.weight.set_value(values.astype(self.value.dtype))
+
+    def _as_held(self, full: jax.Array, held: jax.Array) -> jax.Array:
+        """Scales of each number as the quantizer holds them: one for those that share it."""
+
+        def one(full: jax.Array, held: jax.Array) -> jax.Array:
+            groups = self.proxy.quant_metadata
+            if groups.group_size is not None and groups.group_dim is not None:
+                axis = groups.group_dim % full.ndim
+                full = split_groups(full, fitting_size(groups.group_size, full.shape[axis]), axis)
+            if held.ndim == 0:
+                return full.reshape(-1)[0]
+            shape = (1,) * (full.ndim - held.ndim) + held.shape
+            first = full[tuple(slice(0, 1) if size == 1 else slice(None) for size in shape)]
+            return first.reshape(held.shape)
+
+        for _ in range(self.depth):
+            one = jax.vmap(one)
+        return one(full, held)
+
+
+def quantized_parameters(model: nnx.Module) -> dict[str, QuantizedParameter]:
+    """The parameters of a model that have a quantizer, by their paths as text.
+
+    Args:
+        model: a quantized NNX module.
+    """
+    found: dict[str, QuantizedParameter] = {}
+    for path, node in ModelIndex(model).places:
+        if isinstance(node, OpQuantizers):
+            held = {name: site for name, site in node.weight_sites().items() if site.weight_quant is not None}
+            found |= {name: QuantizedParameter(name, site) for name, site in held.items()}
+        elif isinstance(node, QuantWeightLayer) and isinstance(
+            node.weight_quant, WeightQuantProxyFromInjector
+        ):
+            name = ".".join((*path, node.weight_name))
+            if node.weight_quant.is_quant_enabled and all(node is not each.holder for each in found.values()):
+                found[name] = QuantizedParameter(name, node)
+    return found

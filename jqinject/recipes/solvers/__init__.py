@@ -1,0 +1,1 @@
+"""Algorithms that choose low-bit numbers for a weight."""

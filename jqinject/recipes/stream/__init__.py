@@ -1,0 +1,1 @@
+"""Calibration data on its way through a model."""

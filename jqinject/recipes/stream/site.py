@@ -1,0 +1,227 @@
+"""Sites of a flat program: where a parameter is contracted, and which of its numbers are contracted there."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.program import dotted, is_einsum, operation_of
+from jqinject.recipes.stream.flat_program import CONTRACTIONS, FlatProgram, Slot, Step
+from jqinject.recipes.stream.matrices import Matrices, matrices_of
+
+Path = tuple[Any, ...]
+# Operations that move numbers or change their dtype; what they do to numbers, they do to the numbers' places.
+CASTS = (
+    "convert_element_type",
+    "stop_gradient",
+    "copy",
+    "copy_p",
+    "name",
+    "reduce_precision",
+    "optimization_barrier",
+)
+MOVES = (
+    *("reshape", "transpose", "slice", "squeeze", "expand_dims", "broadcast_in_dim", "rev", "split"),
+    *(
+        "dynamic_slice",
+        "gather",
+        "slice_of_stack",
+        "sharding_constraint",
+        "layout_constraint",
+        "reshard",
+        "pvary",
+    ),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class ContractionSite:
+    """One contraction of a parameter.
+
+    Attributes:
+        name: the operation's, as `jqinject.coverage` names it, with the turns of loops around it: unique.
+        operand: the name under which a rule's quantizer of the other operand is held.
+        turn: which turn of the loops around it this is.
+        path: the parameter's path in the model.
+        operation: "dot_general", "conv_general_dilated" or "ragged_dot_general".
+        step: index of the step.
+        weight: the slot of the operand that is the parameter.
+        other: the slot of the other operand.
+        rest: slots of further operands.
+        place: which operand the parameter is.
+        matrices: how it is a product of matrices.
+        places: for each number of the operand, its place in the flattened parameter.
+    """
+
+    name: str
+    operand: str
+    turn: tuple[int, ...]
+    path: Path
+    operation: str
+    step: int
+    weight: Slot
+    other: Slot
+    rest: tuple[Slot, ...]
+    place: int
+    matrices: Matrices
+    places: np.ndarray = field(repr=False)
+
+    def weights(self, parameter: Any) -> Any:
+        """The numbers of the parameter that are contracted here, as matrices `(stack, rows, columns)`."""
+        return self.matrices.weight.matrices(parameter.reshape(-1)[self.places])
+
+    def as_operand(self, matrices: Any) -> Any:
+        """Matrices as the operand."""
+        return self.matrices.weight.array(matrices)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A contraction of a parameter that no solver can reach.
+
+    Attributes:
+        name: the operation's.
+        path: the parameter's path.
+        reason: why.
+    """
+
+    name: str
+    path: Path
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({dotted(self.path)}): {self.reason}"
+
+
+@dataclass
+class FoundSites:
+    """The contractions of parameters in a program, in the order in which they run.
+
+    Attributes:
+        sites: those that can be solved.
+        left_out: the others.
+        fixed: the slots that depend on parameters alone.
+    """
+
+    sites: list[ContractionSite] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    fixed: set[Slot] = field(default_factory=set)
+
+
+def sites_of(
+    flat: FlatProgram, parameters: Mapping[Slot, tuple[Path, tuple[int, ...]]], state: set[Slot]
+) -> FoundSites:
+    """The contractions of parameters in a program.
+
+    Args:
+        flat: the program.
+        parameters: path and shape of the parameter in each slot that holds one.
+        state: the slots of the model's state, parameters included.
+    """
+    found = FoundSites(fixed={*state, *flat.constants})
+    owner: dict[Slot, Slot] = {slot: slot for slot in parameters}
+    made_by: dict[Slot, tuple[Step, int]] = {}
+    counts: collections.Counter[tuple[Any, ...]] = collections.Counter()
+    for index, step in enumerate(flat.steps):
+        owners = {owner[slot] for slot in step.inputs if slot in owner}
+        if all(slot in found.fixed for slot in step.inputs):
+            found.fixed.update(step.outputs)
+        if len(owners) == 1 and (step.outputs[0] in found.fixed or _moves_owned(step, owner)):
+            owner.update(dict.fromkeys(step.outputs, owners.pop()))
+        made_by.update({slot: (step, place) for place, slot in enumerate(step.outputs)})
+        if step.name in CONTRACTIONS:
+            kind = operation_of(step.name).name
+            kind = "einsum" if step.name == "dot_general" and is_einsum(step.equation) else kind
+            name = f"{step.path}.{kind}{counts[step.path, kind, step.turn]}".lstrip(".")
+            counts[step.path, kind, step.turn] += 1
+            _look(flat, found, index, name, owner, made_by, parameters)
+    return found
+
+
+def _moves_owned(step: Step, owner: Mapping[Slot, Slot]) -> bool:
+    return step.name in (*CASTS, *MOVES) and step.inputs[0] in owner
+
+
+def _look(
+    flat: FlatProgram,
+    found: FoundSites,
+    index: int,
+    name: str,
+    owner: Mapping[Slot, Slot],
+    made_by: Mapping[Slot, tuple[Step, int]],
+    parameters: Mapping[Slot, tuple[Path, tuple[int, ...]]],
+) -> None:
+    step = flat.steps[index]
+    among = [place for place in (0, 1) if step.inputs[place] in owner]
+    if len(among) != 1 or step.inputs[1 - among[0]] in found.fixed:
+        return
+    place = among[0]
+    slot = step.inputs[place]
+    path, shape = parameters[owner[slot]]
+    if slot not in found.fixed:
+        reason = "which of the parameter's numbers are contracted depends on the input"
+        found.left_out.append(LeftOut(name, path, reason))
+        return
+    matrices = matrices_of(step.equation, place)
+    places = _places(flat, slot, owner[slot], shape, made_by)
+    if isinstance(matrices, str) or isinstance(places, str):
+        reason = matrices if isinstance(matrices, str) else str(places)
+        found.left_out.append(LeftOut(name, path, reason))
+        return
+    swapped = name.rpartition(".")[2].startswith("einsum") and place == 0
+    operand = name + ("_lhs" if place == 1 or swapped else "_rhs")
+    unique = name + "".join(f"[{turn}]" for turn in step.turn)
+    found.sites.append(
+        ContractionSite(
+            name=unique,
+            operand=operand,
+            turn=step.turn,
+            path=path,
+            operation=step.name,
+            step=index,
+            weight=slot,
+            other=step.inputs[1 - place],
+            rest=step.inputs[2:],
+            place=place,
+            matrices=matrices,
+            places=places,
+        )
+    )
+
+
+def _places(
+    flat: FlatProgram,
+    slot: Slot,
+    source: Slot,
+    shape: tuple[int, ...],
+    made_by: Mapping[Slot, tuple[Step, int]],
+) -> np.ndarray | str:
+    """Where each number of an operand stands in the parameter; a sentence if it is not simply one of its numbers."""
+    chain: list[tuple[Step, int]] = []
+    while slot != source:
+        step, place = made_by[slot]
+        if step.name not in (*CASTS, *MOVES):
+            return f"the parameter goes through {step.name} before it is contracted"
+        chain.append((step, place))
+        slot = step.inputs[0]
+    where: Any = jnp.arange(int(np.prod(shape)), dtype=jnp.int32).reshape(shape)
+    for step, place in reversed(chain):
+        if step.name not in CASTS:
+            where = step.run(where, *(_known(flat, other, made_by) for other in step.inputs[1:]))[place]
+    places = np.asarray(where)
+    if len(np.unique(places)) != places.size:
+        return "a number of the parameter is contracted more than once"
+    return places
+
+
+def _known(flat: FlatProgram, slot: Slot, made_by: Mapping[Slot, tuple[Step, int]]) -> Any:
+    """A value that depends on no parameter."""
+    if slot in flat.constants:
+        return flat.constants[slot]
+    step, place = made_by[slot]
+    return step.run(*(_known(flat, other, made_by) for other in step.inputs))[place]

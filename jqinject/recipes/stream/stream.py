@@ -1,0 +1,276 @@
+"""Runs calibration data through a model site by site, as the float model and as the model quantized so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jqinject.program import Call, Policy, Program, dotted, program_of_call
+from jqinject.recipes.statistics import Statistics
+from jqinject.recipes.stream.flat_program import FlatProgram, Slot, flatten
+from jqinject.recipes.stream.site import ContractionSite, FoundSites, LeftOut, Path, sites_of
+
+QuantizeInput = Callable[[ContractionSite, jax.Array], jax.Array]
+
+
+@dataclass
+class _Traced:
+    """A program and its sites, for all calls with arguments of the same shapes."""
+
+    program: Program
+    flat: FlatProgram
+    found: FoundSites
+    last: dict[Slot, int]
+
+
+class Batch:
+    """One call on its way through the program.
+
+    Args:
+        traced: the program.
+        values: slot -> value of its inputs that are no state.
+    """
+
+    def __init__(self, traced: _Traced, values: dict[Slot, Any]) -> None:
+        self.traced = traced
+        self.floats = dict(values)
+        self.quantized = dict(values)
+
+
+class Stream:
+    """Calibration data on its way through a model, at one site at a time.
+
+    The float model's values and those of the quantized model go side by side: at a site, a pass reads the inputs of
+    both, and may put other numbers in the parameter's place, with which the quantized model goes on. Between sites
+    only the values that later operations read are kept.
+
+    Args:
+        model: a float NNX module; it is traced in evaluation mode and not changed.
+        calls: of the model.
+        policy: says which modules are not looked into.
+        quantize_input: what the quantized model contracts instead of an input; None for the input itself.
+        parameters: path -> array in the place of the model's own parameter, in the quantized model.
+        on_host: whether values that wait between sites are kept in the host's memory.
+    """
+
+    def __init__(
+        self,
+        model: nnx.Module,
+        calls: Sequence[Call],
+        policy: Policy,
+        *,
+        quantize_input: QuantizeInput | None = None,
+        parameters: Mapping[Path, Any] | None = None,
+        on_host: bool = False,
+    ) -> None:
+        self.quantize_input = quantize_input
+        self.parameters: dict[Path, Any] = dict(parameters or {})
+        self.on_host = on_host
+        self._model, self._policy = model, policy
+        self._known: dict[Any, _Traced] = {}
+        self._fixed: dict[int, dict[Slot, Any]] = {}
+        self.batches = [self._begin(call) for call in calls]
+        self.traced = self.batches[0].traced
+        self._at = 0
+        self._position = {id(traced): 0 for traced in self._known.values()}
+
+    @property
+    def sites(self) -> list[ContractionSite]:
+        """The sites, in the order in which they run."""
+        return self.traced.found.sites
+
+    @property
+    def left_out(self) -> list[LeftOut]:
+        """Contractions of parameters that no pass can reach."""
+        return self.traced.found.left_out
+
+    def _begin(self, call: Call) -> Batch:
+        key = (call.frame, tuple((np.shape(x), np.dtype(x.dtype)) for x in call.arrays))
+        if key not in self._known:
+            program = program_of_call(self._model, self._policy, call)
+            flat = flatten(program.closed)
+            parameters, state = {}, set()
+            for slot, given in zip(flat.inputs, program.inputs, strict=True):
+                if given.is_activation:
+                    continue
+                state.add(slot)
+                if given.is_weight:
+                    parameters[slot] = (given.weight_path, tuple(given.value.shape))
+            traced = _Traced(program, flat, sites_of(flat, parameters, state), flat.last_uses())
+            self._known[key] = traced
+            values = zip(flat.inputs, program.inputs, strict=True)
+            self._fixed[id(traced)] = {**flat.constants, **{s: x.value for s, x in values if s in state}}
+        traced = self._known[key]
+        arrays = [
+            slot
+            for slot, given in zip(traced.flat.inputs, traced.program.inputs, strict=True)
+            if given.is_activation
+        ]
+        return Batch(traced, dict(zip(arrays, call.arrays, strict=True)))
+
+    def __len__(self) -> int:
+        """The number of sites."""
+        return len(self.sites)
+
+    def __iter__(self) -> Iterator[Visit]:
+        """Every site in turn; after each, the values go on to the next."""
+        for index in range(len(self.sites)):
+            for traced in self._known.values():
+                self._run_to(traced, traced.found.sites[index].step)
+            visit = Visit(self, index)
+            yield visit
+            for batch in self.batches:
+                visit.contract(batch)
+            for traced in self._known.values():
+                self._position[id(traced)] = traced.found.sites[index].step + 1
+                self._forget(traced)
+
+    def outputs(self) -> Iterator[tuple[list[Any], list[Any]]]:
+        """After the last site: outputs of the float model and of the quantized one, for each batch."""
+        for traced in self._known.values():
+            self._run_to(traced, len(traced.flat.steps))
+        for batch in self.batches:
+            count = batch.traced.program.output_tree.num_leaves
+            slots = batch.traced.flat.outputs[:count]
+            fixed = self._fixed[id(batch.traced)]
+            yield tuple([env.get(s, fixed.get(s)) for s in slots] for env in (batch.floats, batch.quantized))  # pyright: ignore
+
+    def _run_to(self, traced: _Traced, end: int) -> None:
+        fixed, found = self._fixed[id(traced)], traced.found
+        for index in range(self._position[id(traced)], end):
+            step = traced.flat.steps[index]
+            if step.outputs and step.outputs[0] in found.fixed:
+                made = step.run(*(fixed[slot] for slot in step.inputs))
+                fixed.update(zip(step.outputs, made, strict=True))
+                continue
+            for batch in self.batches:
+                if batch.traced is traced:
+                    _run(step, batch, fixed)
+            self._forget_after(traced, index)
+        self._position[id(traced)] = end
+
+    def _forget_after(self, traced: _Traced, index: int) -> None:
+        """Let go of values that nothing reads any more."""
+        for slot in traced.flat.steps[index].inputs:
+            if traced.last.get(slot, index) <= index and slot not in traced.found.fixed:
+                for batch in self.batches:
+                    batch.floats.pop(slot, None)
+                    batch.quantized.pop(slot, None)
+
+    def _forget(self, traced: _Traced) -> None:
+        at = self._position[id(traced)]
+        self._forget_after(traced, at - 1)
+        fixed = self._fixed[id(traced)]
+        for slot in [s for s in fixed if s not in traced.flat.constants and traced.last.get(s, -1) < at]:
+            if slot not in traced.flat.inputs:
+                del fixed[slot]
+        if self.on_host:
+            for batch in self.batches:
+                batch.floats = jax.device_get(batch.floats)
+                batch.quantized = jax.device_get(batch.quantized)
+
+
+def _run(step: Any, batch: Batch, fixed: Mapping[Slot, Any]) -> None:
+    same = all(slot in fixed or batch.floats.get(slot) is batch.quantized.get(slot) for slot in step.inputs)
+    made = step.run(*(fixed[s] if s in fixed else batch.floats[s] for s in step.inputs))
+    batch.floats.update(zip(step.outputs, made, strict=True))
+    if not same:
+        made = step.run(*(fixed[s] if s in fixed else batch.quantized[s] for s in step.inputs))
+    batch.quantized.update(zip(step.outputs, made, strict=True))
+
+
+class Visit:
+    """A stream that has come to a site.
+
+    Args:
+        stream: the stream.
+        index: of the site.
+    """
+
+    def __init__(self, stream: Stream, index: int) -> None:
+        self.stream, self.index = stream, index
+        self.site = stream.sites[index]
+
+    @property
+    def original(self) -> Any:
+        """The float model's parameter."""
+        traced = self.stream.traced
+        values = zip(traced.flat.inputs, traced.program.inputs, strict=True)
+        return next(x.value for _, x in values if x.is_weight and x.weight_path == self.site.path)
+
+    @property
+    def parameter(self) -> Any:
+        """The parameter of the quantized model so far."""
+        return self.stream.parameters.get(self.site.path, self.original)
+
+    def put(self, parameter: Any) -> None:
+        """Let the quantized model go on with another parameter.
+
+        Args:
+            parameter: in the parameter's shape.
+        """
+        self.stream.parameters[self.site.path] = parameter
+
+    def inputs(self) -> Iterator[tuple[jax.Array, jax.Array, Any]]:
+        """For each batch: samples of the float model and of the quantized one, and which belong to which matrix."""
+        for batch in self.stream.batches:
+            site = batch.traced.found.sites[self.index]
+            floats, quantized = self._operands(batch, site)
+            rest = [self._value(batch, batch.floats, slot) for slot in site.rest]
+            samples, own = site.matrices.samples(floats, *rest)
+            yield samples, site.matrices.samples(quantized, *rest)[0], own
+
+    def statistics(self, *wanted: str) -> Statistics:
+        """Sums over the inputs of all batches.
+
+        Args:
+            wanted: attributes of `Statistics`.
+        """
+        total = None
+        for floats, quantized, own in self.inputs():
+            found = Statistics.of(floats, quantized, wanted, own)
+            total = found if total is None else total.merged(found)
+        assert total is not None, "a stream has batches"
+        return total
+
+    def contract(self, batch: Batch) -> None:
+        """Contract the site's operands, in both models."""
+        site = batch.traced.found.sites[self.index]
+        step = batch.traced.flat.steps[site.step]
+        fixed = self.stream._fixed[id(batch.traced)]
+        floats, quantized = self._operands(batch, site)
+        rest = [self._value(batch, batch.floats, slot) for slot in site.rest]
+        weight = fixed[site.weight]
+        batch.floats.update(zip(step.outputs, step.run(*_in_order(site, weight, floats), *rest), strict=True))
+        if site.path in self.stream.parameters:
+            put = self.stream.parameters[site.path]
+            weight = put.reshape(-1)[site.places].astype(weight.dtype)
+        elif floats is quantized:
+            batch.quantized.update({slot: batch.floats[slot] for slot in step.outputs})
+            return
+        made = step.run(*_in_order(site, weight, quantized), *rest)
+        batch.quantized.update(zip(step.outputs, made, strict=True))
+
+    def _operands(self, batch: Batch, site: ContractionSite) -> tuple[jax.Array, jax.Array]:
+        floats = self._value(batch, batch.floats, site.other)
+        quantized = self._value(batch, batch.quantized, site.other)
+        quantize = self.stream.quantize_input
+        return floats, quantized if quantize is None else quantize(site, quantized)
+
+    def _value(self, batch: Batch, env: Mapping[Slot, Any], slot: Slot) -> Any:
+        fixed = self.stream._fixed[id(batch.traced)]
+        return fixed[slot] if slot in fixed else env[slot]
+
+
+def _in_order(site: ContractionSite, weight: Any, other: Any) -> tuple[Any, Any]:
+    return (weight, other) if site.place == 0 else (other, weight)
+
+
+def described(left_out: Iterable[LeftOut]) -> str:
+    """A sentence for each contraction that no pass can reach."""
+    return "\n".join(f"  {one.name} ({dotted(one.path)}): {one.reason}" for one in left_out)

@@ -1,0 +1,149 @@
+"""What passes work on: the float model, the model quantized so far, and the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.model import calibrate, quantize
+from jqinject.model.quantizing.rules import Rule
+from jqinject.model.walk import ModelIndex
+from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.program import CALL, Call, OpQuantizers, dotted
+from jqinject.quant_tensor import as_array
+from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
+from jqinject.recipes.stream.site import ContractionSite
+from jqinject.recipes.stream.stream import Stream
+
+
+@dataclass(frozen=True)
+class LooksIntoEverything:
+    """A policy of a trace in which every module is looked into."""
+
+    follows_parameters = True
+
+    def is_leaf(self, module: Any) -> bool:
+        """No module is taken whole."""
+        return False
+
+
+@dataclass
+class Work:
+    """The state that a recipe's passes change.
+
+    Attributes:
+        original: the float model as it was given.
+        model: the float model as earlier passes left it; its function is the original's.
+        rules: which quantizer each site gets.
+        batches: the calibration data.
+        calls: of the model, one for each batch.
+        inputs: the arguments that `quantize` traces the model with.
+        notes: what passes have done, for the report.
+        on_host: whether values between sites are kept in the host's memory.
+        progress: whether progress bars are shown.
+    """
+
+    original: nnx.Module
+    model: nnx.Module
+    rules: tuple[Rule, ...]
+    batches: Sequence[Any]
+    calls: Sequence[Call]
+    inputs: Any
+    methods: Any = None
+    notes: list[Any] = field(default_factory=list)
+    on_host: bool = False
+    progress: bool = True
+    _quantized: nnx.Module | None = None
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether a pass has asked for the quantized model."""
+        return self._quantized is not None
+
+    @property
+    def quantized(self) -> nnx.Module:
+        """The quantized model: made from the float model when it is first asked for, its ranges calibrated."""
+        if self._quantized is None:
+            self._quantized = quantize(self.model, self.rules, inputs=self.inputs, methods=self.methods)
+            self._calibrate()
+        return self._quantized
+
+    def _calibrate(self) -> None:
+        assert self._quantized is not None
+        self._quantized.eval()
+        if any(has_open_range(node) for _, node in ModelIndex(self._quantized).places):
+            calibrate(self._quantized, self.batches, progress=False)
+
+    def parameters(self) -> dict[str, QuantizedParameter]:
+        """The parameters that have a quantizer, by path."""
+        return quantized_parameters(self.quantized)
+
+    def float_stream(self) -> Stream:
+        """The data through the float model alone."""
+        return Stream(self.model, self.calls, LooksIntoEverything(), on_host=self.on_host)  # pyright: ignore
+
+    def stream(self) -> Stream:
+        """The data through the float model, and through it with the inputs of its sites quantized."""
+        held = InputQuantizers(self.quantized)
+        return Stream(
+            self.model,
+            self.calls,
+            LooksIntoEverything(),  # pyright: ignore
+            quantize_input=held.quantize,
+            on_host=self.on_host,
+        )
+
+
+def has_open_range(node: Any) -> bool:
+    """Whether a module is a proxy whose range is collected from data, and has none yet."""
+    ask = getattr(type(node), "has_range", None)
+    return ask is not None and node.has_range() is False
+
+
+class InputQuantizers:
+    """The quantizers of the inputs of sites, in a quantized model.
+
+    Args:
+        model: quantized, in evaluation mode.
+    """
+
+    def __init__(self, model: nnx.Module) -> None:
+        places = ModelIndex(model).places
+        self._layers = {path: node for path, node in places if isinstance(node, QuantWeightLayer)}
+        self._held: dict[str, Any] = {}
+        for _, node in places:
+            if isinstance(node, OpQuantizers):
+                self._held |= dict(node.held.items())
+
+    def of(self, site: ContractionSite) -> Any:
+        """The quantizer of a site's input; None if it has none."""
+        layer = self._layers.get(tuple(map(str, site.path[:-1])))
+        if layer is not None and layer.weight_name == str(site.path[-1]):
+            return layer.input_quant
+        return self._held.get(site.operand)
+
+    def quantize(self, site: ContractionSite, x: jax.Array) -> jax.Array:
+        """A site's input as the quantized model sees it, in float."""
+        proxy = self.of(site)
+        if proxy is None or not getattr(proxy, "is_quant_enabled", True):
+            return x
+        return jnp.asarray(as_array(_at_turn(proxy, site.turn)(x)))
+
+
+def _at_turn(proxy: Any, turn: tuple[int, ...]) -> Any:
+    """The quantizer of one turn of a loop, of those that are stacked; one quantizer serves all turns otherwise."""
+    return proxy
+
+
+def site_path(site: ContractionSite) -> str:
+    """The path of a site's parameter, as text."""
+    return dotted(site.path)
+
+
+Evaluate = Callable[[nnx.Module], float]
+METHOD = CALL

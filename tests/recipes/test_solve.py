@@ -1,0 +1,51 @@
+"""What solvers choose stays: on the quantizer's grid, in codes and in scales."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jqinject
+from jqinject import Rule, quant
+from jqinject.recipes import GPFQ, GPTQ, RTN, Qronos, Recipe, Solve
+
+X = jax.random.normal(jax.random.key(2), (96, 64)) @ jax.random.normal(jax.random.key(3), (64, 64))
+FORMATS = {
+    "int4 channels": quant.Int8WeightPerChannelFloat.let(bit_width=4),
+    "int4 groups": quant.Int4WeightPerGroupAbsMax,
+    "uint4 with zero points": quant.ShiftedUint8WeightPerChannelFloat.let(bit_width=4),
+    "mxfp4": quant.MXFloat4e2m1Weight,
+    "nvfp4": quant.NVFP4Weight,
+    "nf4 groups": quant.NF4WeightPerGroupFloat,
+}
+
+
+def model() -> nnx.Sequential:
+    return nnx.Sequential(nnx.Linear(64, 32, rngs=nnx.Rngs(0)), nnx.relu, nnx.Linear(32, 8, rngs=nnx.Rngs(1)))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_gptq_chooses_is_better_and_stays(name: str) -> None:
+    floating = model()
+    result = Recipe(Solve(GPTQ())).apply(floating, Rule(weight_quant=FORMATS[name]), [X], progress=False)
+    for site in result.report.steps[0].sites:
+        assert site.solved < site.nearest
+    wanted = result.model(X)
+    stored = result.model.layers[0].kernel.get_value()
+    np.testing.assert_array_equal(result.model.layers[0].quant_weight().value, stored)
+    copy = nnx.clone(result.model)
+    jqinject.load_state(copy, nnx.state(result.model))
+    np.testing.assert_array_equal(copy(X), wanted)
+    np.testing.assert_allclose(jqinject.freeze(copy)(X), wanted, rtol=1e-5, atol=1e-5)
+    assert float(jnp.abs(floating(X) - model()(X)).max()) == 0
+
+
+@pytest.mark.parametrize("solver", [RTN(), GPFQ(), Qronos(), GPTQ(act_order=True, block_size=7)])
+def test_solvers_leave_numbers_of_the_grid(solver: object) -> None:
+    rule = Rule(weight_quant=quant.Int8WeightPerChannelFloat.let(bit_width=3))
+    result = Recipe(Solve(solver)).apply(model(), rule, [X[:48], X[48:]], progress=False)  # pyright: ignore
+    for layer in (result.model.layers[0], result.model.layers[2]):
+        tensor = layer.quant_weight()
+        np.testing.assert_array_equal(tensor.value, layer.kernel.get_value())
+        assert set(np.unique(tensor.int())) <= set(range(-3, 4))
