@@ -137,7 +137,7 @@ def way() -> None:
 
 ROOMS = (
     (RED, "catalogue | demo", "the ready-made quantizers found and drawn; the main job"),
-    (RED, "odml | export", "device compilers; StableHLO and ONNX"),
+    (RED, "odml | export | formats", "device compilers; StableHLO and ONNX; checkpoint files"),
     (VIOLET, "recipes", "passes over whole models after training"),
     (VIOLET, "model", "whole models: rules, calibration, loading, training steps, freezing, reports"),
     (VIOLET, "nn", "layers: the user's room"),

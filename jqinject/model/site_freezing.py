@@ -8,6 +8,7 @@ from typing import Any
 from flax import nnx
 
 from jqinject.dot import FrozenParam
+from jqinject.model.frozen_ops import is_frozen_op
 from jqinject.model.walk import ModelIndex, Path, dotted
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.frozen.freeze_layer import frozen_weight
@@ -114,6 +115,9 @@ def _frozen_of_masters(index: ModelIndex) -> Iterator[Any]:
     for path, _, _, site in parameter_sites(index):
         if site.master is not None:
             yield _at(index, path, site)
+    for layer in index.modules:
+        if is_frozen_op(layer) and layer.float_kernel is not None:
+            yield layer.kernel
 
 
 def _at(index: ModelIndex, path: Path, site: ParameterSite) -> Any:

@@ -64,6 +64,10 @@ class Markers(AsWritten):
         """Weights are marked where they are contracted."""
         return False
 
+    def has_state(self) -> bool:
+        """No."""
+        return False
+
     def state(self, names: Iterable[str]) -> Any:
         """Has no effect."""
         return ()

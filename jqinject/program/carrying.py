@@ -38,6 +38,8 @@ def carried(
         constants: how many inputs, from the first, are the same in every iteration of a loop.
     """
     seen = [_at_home(x) for x in (inputs if inside is None else inside)]
+    if not run.quantizers.has_state() and all(x.state is None for x in inputs):
+        return _without_state(run, body, inputs, seen, wrap)
     finder = run.within(Finder(run.quantizers))
     crossing: dict[str, int] = {}
 
@@ -69,12 +71,7 @@ def carried(
     start = (run.quantizers.state(finder.sites), entering)
     values, (state, left) = wrap(step)(start, [x.passed for x in inputs])
     run.quantizers.update(state)
-    run.counts = finder.counts
-    run.sites |= finder.sites
-    run.uses += finder.uses
-    run.products += finder.products
-    run.occurrences += finder.occurrences
-    run.adapted |= finder.adapted
+    _adopt(run, finder)
     places = {x.state.label: x.state.places for x in inputs if x.state is not None}
     for text, value in (*left.items(), *zip(single, values[len(outputs) :], strict=True)):
         run.kept.put(text, value, places[text])
@@ -87,6 +84,37 @@ def carried(
         if x.state is not None and x.state.places is None:
             x.state = x.state._replace(places=places.get(x.state.label))
     return found
+
+
+def _without_state(
+    run: Any, body: Body, inputs: list[Tracked], seen: list[Tracked], wrap: Callable[[Step], Step]
+) -> list[Tracked]:
+    """As `carried`, where nothing has state: which sites there are need not be found out first."""
+    before, ran = run.counts.copy(), []
+
+    def step(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
+        part = run.within(run.quantizers, before)
+        here = _with_values(seen, values)
+        part.kept.begin(here)
+        outputs = body(part, here)
+        ran[:] = [(part, outputs)]
+        return [out.passed for out in outputs], state
+
+    values, _ = wrap(step)((), [x.passed for x in inputs])
+    ((part, outputs),) = ran
+    part.kept.crossing(inputs, seen, outputs)  # notes what is lost
+    _adopt(run, part)
+    return [replace(x, low_rank=None) for x in _with_values(outputs, values)]
+
+
+def _adopt(run: Any, part: Any) -> None:
+    """Let an interpreter know what that of a part of its program has found."""
+    run.counts = part.counts
+    run.sites |= part.sites
+    run.uses += part.uses
+    run.products += part.products
+    run.occurrences += part.occurrences
+    run.adapted |= part.adapted
 
 
 def _at_home(x: Tracked) -> Tracked:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 
 from jqinject.dot import DEQUANTIZE
@@ -21,7 +21,7 @@ from jqinject.program.quantizers import Quantizers
 from jqinject.program.same_places import PLAIN, Occurrence, SiteNames
 from jqinject.program.tracing.kept_state import MARK, KeptState
 from jqinject.program.tracing.scopes import BEGIN, END, path_in
-from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
+from jqinject.program.tracked_value import Origin, Tracked, plain
 from jqinject.program.weights.parameters import follow_stored, parameter
 
 EINSUM = re.compile(r"(?:^|[/(])[A-Za-z.]*(?:,[A-Za-z.]*)+->[A-Za-z.]*\)*$")
@@ -247,15 +247,25 @@ class Interpreter:
         """Note an operation, or the call of a layer; see `Occurrence`."""
         self.occurrences.append(Occurrence(path, operation, read, self._equation, self.names.prefix + name))
 
-    def quantized(self, x: Tracked, quantizer: Any, name: str, **overrides: Any) -> Tracked:
-        """`x` quantized at the site `name`, once for all operations that use the same quantizer."""
+    def quantized(
+        self, x: Tracked, quantizer: Any, name: str, rows: tuple[int, ...] = (), **overrides: Any
+    ) -> Tracked:
+        """`x` quantized at the site `name`, once for all operations that use the same quantizer.
+
+        Args:
+            x: the value.
+            quantizer: the injector.
+            name: of the site, without the prefix.
+            rows: see `Site`.
+            overrides: names that the injector redeclares here.
+        """
         if x.fixed_range is not None and not x.is_weight:
             overrides["fixed_range"] = x.fixed_range
-        same = (quantizer, tuple(sorted(overrides.items())))
+        same = (quantizer, rows, tuple(sorted(overrides.items())))
         key = (*same, self.quantizers.mode)
         if key not in x.twins:
-            known = next((twin.site for other, twin in x.twins.items() if other[:2] == same), "")
-            site = site_of(x, known or self.names.full(name), quantizer, overrides, shape_of(x))
+            known = next((twin.site for other, twin in x.twins.items() if other[:3] == same), "")
+            site = site_of(x, known or self.names.full(name), quantizer, overrides, rows)
             self.sites[site.name] = site
             twin = x.with_value(self.quantizers.quantize(site, x.array))
             twin.pending, twin.quantized, twin.site = None, True, site.name
@@ -288,7 +298,8 @@ def bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
 def _read(env: dict[Any, Tracked], var: Any) -> Tracked:
     if isinstance(var, core.Literal):
         dtype = var.aval.dtype  # pyright: ignore[reportAttributeAccessIssue]
-        return Tracked(jnp.asarray(var.val, dtype))
+        # Of NumPy: each array of JAX would be put on a device, to become a constant of the new program.
+        return Tracked(np.asarray(var.val, dtype))
     return env[var]
 
 

@@ -122,7 +122,8 @@ def _numbers(tensor: Any) -> dict[str, jax.Array] | None:
     numbers: Any
     if isinstance(tensor, IntQuantTensor):
         numbers = tensor.payload if stored else tensor.value
-        return {"numbers": numbers, "scale": tensor.scale, "zero_point": tensor.zero_point}
+        found = {"numbers": numbers, "scale": tensor.scale, "zero_point": tensor.zero_point}
+        return found if stored or tensor.payload is None else {**found, "payload": tensor.payload}
     if isinstance(tensor, FloatQuantTensor | CodebookQuantTensor):
         numbers = tensor.payload() if stored else tensor.value
         return {"numbers": numbers, "scale": tensor.scale}
@@ -131,7 +132,8 @@ def _numbers(tensor: Any) -> dict[str, jax.Array] | None:
 
 def _tensor_like(like: Any, numbers: dict[str, jax.Array]) -> Any:
     """A tensor of the same format with other arrays; the inverse of `_numbers`."""
-    array, metadata = numbers["numbers"], {name: x for name, x in numbers.items() if name != "numbers"}
+    array, payload = numbers["numbers"], numbers.get("payload")
+    metadata = {name: x for name, x in numbers.items() if name not in ("numbers", "payload")}
     if isinstance(like, IntQuantTensor) and like.is_stored:
         assert isinstance(like.bit_width, int), "stored with known bits"
         return IntQuantTensor.stored(
@@ -139,4 +141,5 @@ def _tensor_like(like: Any, numbers: dict[str, jax.Array]) -> Any:
         )
     if isinstance(like, FloatQuantTensor) and like.is_stored:
         return FloatQuantTensor.stored(array, metadata["scale"], like.dtype)
-    return like.set(value=array, **metadata)
+    made = like.set(value=array, **metadata)
+    return made.keeping(payload) if payload is not None and isinstance(made, IntQuantTensor) else made

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from jqinject.program.operations import Operation
-from jqinject.program.tracked_value import Tracked
+from jqinject.program.tracked_value import Tracked, shape_of
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class Site:
         contraction: the primitive that a scheme contracts by, if the site is a whole contraction. `is_weight` then says
             whether one operand is a weight that comes quantized, and `weight_path` is that of the weight.
         cache_ndim: of the cache that the tensor is written into; 0 for any others.
+        rows: the axes that a contraction sums over, which share one scale; empty for the quantizer's own axes.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Site:
     weight_path: tuple[Any, ...] = ()
     contraction: str = ""
     cache_ndim: int = 0
+    rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -200,6 +202,8 @@ def other_axes(axes: tuple[int, ...], ndim: int) -> tuple[int, ...]:
     return tuple(axis for axis in range(ndim) if axis not in axes)
 
 
-def site_of(x: Tracked, name: str, quantizer: Any, overrides: dict[str, Any], shape: tuple[int, ...]) -> Site:
+def site_of(
+    x: Tracked, name: str, quantizer: Any, overrides: dict[str, Any], rows: tuple[int, ...] = ()
+) -> Site:
     """The site where `x` is quantized."""
-    return Site(name, quantizer, overrides, x.is_weight, shape, x.weight_path)
+    return Site(name, quantizer, overrides, x.is_weight, shape_of(x), x.weight_path, rows=rows)

@@ -14,6 +14,7 @@ from jqinject.program.policy import Site
 from jqinject.program.tracked_value import Tracked
 from jqinject.program.weights.equation_arguments import arguments_of, weight_last
 from jqinject.program.weights.parameters import dotted
+from jqinject.program.weights.quantized_rows import quantized_in_rows
 from jqinject.program.weights.weight_call import WeightCall
 from jqinject.proxy import check_range
 from jqinject.quant_tensor import (
@@ -81,6 +82,10 @@ class Quantizers(Protocol):
         """
 
     @abstractmethod
+    def has_state(self) -> bool:
+        """Whether any quantizer has arrays."""
+
+    @abstractmethod
     def state(self, names: Iterable[str]) -> Any:
         """The arrays that the quantizers at some sites may change."""
 
@@ -139,6 +144,10 @@ class Finder(AsWritten):
         """See `Quantizers`."""
         return self._like is not None and self._like.rounds_again(weight_path)
 
+    def has_state(self) -> bool:
+        """No."""
+        return False
+
     def state(self, names: Iterable[str]) -> Any:
         """None."""
         return ()
@@ -176,6 +185,7 @@ class HeldQuantizers(AsWritten):
         self._dropouts = dropouts or {}
         self._again = again
         self._graphdef: Any = None
+        self._has_state: bool | None = None
 
     def holds(self, weight_path: tuple[Any, ...]) -> bool:
         """See `Quantizers`."""
@@ -201,6 +211,8 @@ class HeldQuantizers(AsWritten):
         proxy = self._at(site)
         if proxy.is_quant_enabled:
             check_range(proxy, x, f"op_quant[{site.name!r}]")
+        if site.rows:
+            return quantized_in_rows(proxy, x, site.rows)
         return proxy(x) if token is None else proxy(x, token)
 
     def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
@@ -230,6 +242,14 @@ class HeldQuantizers(AsWritten):
                 "  cure: quantize it with inputs that lead through them, in the mode that it is called in"
             )
         return self._held[site.name]
+
+    def has_state(self) -> bool:
+        """See `Quantizers`."""
+        if self._has_state is None:
+            self._has_state = bool(
+                jax.tree.leaves(self.state((*self._held, *self._weights, *self._dropouts)))
+            )
+        return self._has_state
 
     def state(self, names: Iterable[str]) -> Any:
         """The Variables of some quantizers, as a state."""
@@ -263,16 +283,19 @@ def quantized_stack(proxy: Any, weight: jax.Array, depth: int) -> Any:
         return proxy(weight)
     graphdef, state = nnx.split(proxy, graph=True)
 
-    def one(state: Any, weight: jax.Array) -> tuple[Any, Any]:
+    def one(state: Any, weight: jax.Array) -> tuple[Any, Any, Any]:
         quantizer = nnx.merge(graphdef, state)
-        return full_metadata(quantizer(weight)), nnx.state(quantizer, graph=True)
+        quantized = quantizer(weight)
+        # The integers that evaluation keeps are no part of the pytree.
+        payload = quantized.payload if isinstance(quantized, IntQuantTensor) else None
+        return full_metadata(quantized), payload, nnx.state(quantizer, graph=True)
 
     mapped = one
     for _ in range(depth):
         mapped = jax.vmap(mapped)
-    quantized, state = mapped(state, weight)
+    quantized, payload, state = mapped(state, weight)
     nnx.update(proxy, state)
-    return quantized
+    return quantized if payload is None else quantized.keeping(payload)
 
 
 def full_metadata(x: Any) -> Any:

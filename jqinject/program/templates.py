@@ -15,7 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-Function = Callable[[Any], Any]
+Function = Callable[..., Any]
+Candidate = tuple[Any, ...]
+"""A function of the pattern's input, and its further arguments: hashable, so that it is traced once for each shape."""
 
 
 class Match(NamedTuple):
@@ -34,42 +36,60 @@ class Match(NamedTuple):
     outputs: tuple[Any, ...]
 
 
-def _softmaxes(first: Any, shape: Any) -> Iterator[Function]:
+def _softmaxes(first: Any, shape: Any) -> Iterator[Candidate]:
     if first.primitive.name == "reduce_max" and len(first.params["axes"]) == 1:
         axis = first.params["axes"][0]
-        yield lambda x: jax.nn.softmax(x, axis=axis)
+        yield _softmax, axis
         # Attention maps it over an axis, which adds transposes.
         for mapped in range(len(shape)):
             inner = axis - (mapped < axis)
             for out in {mapped, 0} if mapped != axis else ():
-                yield jax.vmap(functools.partial(jax.nn.softmax, axis=inner), mapped, out)
+                yield _mapped_softmax, inner, mapped, out
 
 
-def _means(first: Any, shape: Any) -> Iterator[Function]:
+def _softmax(x: Any, axis: int) -> Any:
+    return jax.nn.softmax(x, axis=axis)
+
+
+def _mapped_softmax(x: Any, axis: int, mapped: int, out: int) -> Any:
+    return jax.vmap(functools.partial(jax.nn.softmax, axis=axis), mapped, out)(x)
+
+
+def _means(first: Any, shape: Any) -> Iterator[Candidate]:
     if first.primitive.name == "reduce_sum":
         axes = tuple(first.params["axes"])
-        yield lambda x: jnp.mean(x, axis=axes)
-        yield lambda x: jnp.mean(x, axis=axes, keepdims=True)
+        yield _mean, axes, False
+        yield _mean, axes, True
 
 
-def _gelus(first: Any, shape: Any) -> Iterator[Function]:
-    yield lambda x: jax.nn.gelu(x, approximate=True)
-    yield lambda x: jax.nn.gelu(x, approximate=False)
+def _mean(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    return jnp.mean(x, axis=axes, keepdims=keepdims)
 
 
-def _average_pools(first: Any, shape: Any) -> Iterator[Function]:
+def _gelus(first: Any, shape: Any) -> Iterator[Candidate]:
+    yield _gelu, True
+    yield _gelu, False
+
+
+def _gelu(x: Any, approximate: bool) -> Any:
+    return jax.nn.gelu(x, approximate=approximate)
+
+
+def _average_pools(first: Any, shape: Any) -> Iterator[Candidate]:
     if first.primitive.name == "reduce_window_sum":
-        window = first.params["window_dimensions"]
-        count = float(np.prod(window))
+        yield _average_pool, *(tuple(first.params[name]) for name in _WINDOW)
 
-        def pool(x: Any) -> Any:
-            return first.primitive.bind(x, **first.params) / count
 
-        yield pool
+_WINDOW = ("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation")
+
+
+def _average_pool(x: Any, *window: Any) -> Any:
+    sums = jax.lax.reduce_window_sum_p.bind(x, **dict(zip(_WINDOW, window, strict=True)))
+    return sums / float(np.prod(window[0]))
 
 
 # The start of a name's templates: (primitives, candidates for a first equation).
-TEMPLATES: dict[str, tuple[frozenset[str], Callable[[Any, Any], Iterator[Function]]]] = {
+TEMPLATES: dict[str, tuple[frozenset[str], Callable[[Any, Any], Iterator[Candidate]]]] = {
     "softmax": (frozenset({"reduce_max"}), _softmaxes),
     "mean": (frozenset({"reduce_sum"}), _means),
     "gelu": (frozenset({"integer_pow", "mul", "square", "neg", "div", "pow", "sqrt"}), _gelus),
@@ -93,8 +113,8 @@ def find(equations: Sequence[Any], start: int, used_later: Callable[[Any, int], 
         for operand in first.invars:
             if isinstance(operand, core.Literal) or not jnp.issubdtype(operand.aval.dtype, jnp.floating):
                 continue
-            for function in candidates(first, operand.aval.shape):
-                found = _compare(name, function, operand, equations, start, used_later)
+            for candidate in candidates(first, operand.aval.shape):
+                found = _compare(name, candidate, operand, equations, start, used_later)
                 if found is not None:
                     return found
             break
@@ -103,14 +123,15 @@ def find(equations: Sequence[Any], start: int, used_later: Callable[[Any, int], 
 
 def _compare(
     name: str,
-    function: Function,
+    candidate: Candidate,
     operand: Any,
     equations: Sequence[Any],
     start: int,
     used_later: Callable[[Any, int], bool],
 ) -> Match | None:
-    shape = jax.ShapeDtypeStruct(operand.aval.shape, operand.aval.dtype)
-    traced = jax.make_jaxpr(function)(shape)
+    # What a function is traced to depends on these settings.
+    settings = jnp.result_type(float), jax.sharding.get_abstract_mesh()
+    traced = _traced(candidate, operand.aval.shape, operand.aval.dtype, settings)
     pattern = traced.jaxpr
     end = start + len(pattern.eqns)
     if traced.consts or not pattern.eqns or end > len(equations):
@@ -124,6 +145,12 @@ def _compare(
     if None in outputs or any(used_later(var, end) for var in inner):
         return None
     return Match(name, len(pattern.eqns), operand, outputs)
+
+
+@functools.lru_cache(maxsize=256)  # of programs of a few equations, without constants
+def _traced(candidate: Candidate, shape: tuple[int, ...], dtype: Any, settings: Any) -> Any:
+    function, *arguments = candidate
+    return jax.make_jaxpr(lambda x: function(x, *arguments))(jax.ShapeDtypeStruct(shape, dtype))
 
 
 def _equal(wanted: Any, found: Any, same: dict[Any, Any]) -> bool:

@@ -44,6 +44,11 @@ class OnIntegers(Protocol):
         ...
 
     @property
+    def payload(self) -> jax.Array | None:
+        """The integers, if they are kept."""
+        ...
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the value."""
         ...
@@ -60,6 +65,10 @@ class OnIntegers(Protocol):
 
     def set(self, **changes: Any) -> Self:
         """A copy with some fields replaced."""
+        ...
+
+    def keeping(self, payload: jax.Array) -> Self:
+        """The same tensor, which keeps its integers."""
         ...
 
 

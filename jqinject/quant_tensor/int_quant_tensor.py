@@ -172,11 +172,13 @@ class IntQuantTensor(IntegerOperations):
         """Whether it keeps its integers only, so that no gradient can reach its value."""
         return self._payload is not None and self._shaped is self._payload
 
-    def __getattr__(self, name: str) -> Any:
-        """The value of a `stored` tensor, whose slot is empty: dequantized when it is read."""
-        if name != "value":
-            raise AttributeError(f"IntQuantTensor has no attribute {name!r}", name=name, obj=self)
-        return dequantized(self._shaped, self.scale, self.zero_point, self._dtype)
+    if not TYPE_CHECKING:  # it would hide misspelt names
+
+        def __getattr__(self, name: str) -> Any:
+            """The value of a `stored` tensor, whose slot is empty: dequantized when it is read."""
+            if name != "value":
+                raise AttributeError(f"IntQuantTensor has no attribute {name!r}", name=name, obj=self)
+            return dequantized(self._shaped, self.scale, self.zero_point, self._dtype)
 
     if TYPE_CHECKING:
 
@@ -210,6 +212,14 @@ class IntQuantTensor(IntegerOperations):
         """
         kept = self._payload if changes.keys() <= {"training"} else None
         return type(self)(**changed_fields(self, changes), payload=kept)
+
+    def keeping(self, payload: jax.Array) -> Self:
+        """The same tensor, which keeps its integers for `int` and for contractions.
+
+        Args:
+            payload: its integers.
+        """
+        return type(self)(*(getattr(self, field) for field in FIELDS), payload=payload)
 
     def axes(
         self, value: Any = None, scale: Any = None, zero_point: Any = None, bit_width: Any = None

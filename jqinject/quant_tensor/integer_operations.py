@@ -1,5 +1,6 @@
 """Operations on tensors of integers that keep their grid: arithmetic, and moves of axes."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -20,6 +21,15 @@ class IntegerOperations(QuantTensor):
     bit_width: BitWidth
     signed: bool
     training: bool
+    payload: jax.Array | None
+
+    @abstractmethod
+    def keeping(self, payload: jax.Array) -> Self:
+        """The same tensor, which keeps its integers.
+
+        Args:
+            payload: its integers.
+        """
 
     def swapaxes(self, axis1: Any, axis2: Any) -> Self:
         """Two axes exchanged."""

@@ -21,16 +21,23 @@ from jqinject.quant_tensor._integer_fields import Tensor
 _Shape = tuple[int, ...]
 
 
-def map_metadata(x: Tensor, value: jax.Array, move: Callable[[jax.Array], jax.Array]) -> Tensor:
+def map_metadata(
+    x: Tensor,
+    value: jax.Array,
+    move: Callable[[jax.Array], jax.Array],
+    payload: jax.Array | None = None,
+) -> Tensor:
     """`x` with a new value, and `move` applied to scale and zero point if they vary.
 
-    `move` gets the metadata with as many axes as the old value has, of size 1 where it does not vary.
+    Args:
+        x: the tensor.
+        value: its new value.
+        move: gets the metadata with as many axes as the old value has, of size 1 where it does not vary.
+        payload: the integers of the new value, if they are known.
     """
-    return x.set(
-        value=value,
-        scale=_move(x.scale, x.ndim, value.ndim, move),
-        zero_point=_move(x.zero_point, x.ndim, value.ndim, move),
-    )
+    scale, zero_point = (_move(held, x.ndim, value.ndim, move) for held in (x.scale, x.zero_point))
+    moved = x.set(value=value, scale=scale, zero_point=zero_point)
+    return moved if payload is None else moved.keeping(payload)
 
 
 def _move(metadata: jax.Array, ndim: int, new_ndim: int, move: Callable[[jax.Array], jax.Array]) -> jax.Array:
@@ -64,8 +71,13 @@ def reshape(x: Tensor, shape: int | Sequence[int]) -> Tensor:
         >>> reshape(x, -1).scale.shape
         (8,)
     """
-    value = x.value.reshape(shape)
-    return map_metadata(x, value, lambda metadata: reshape_metadata(metadata, x.shape, value.shape))
+    value, payload = x.value.reshape(shape), x.payload
+    return map_metadata(
+        x,
+        value,
+        lambda metadata: reshape_metadata(metadata, x.shape, value.shape),
+        None if payload is None else payload.reshape(shape),
+    )
 
 
 def reshape_metadata(metadata: jax.Array, old: _Shape, new: _Shape) -> jax.Array:
@@ -74,14 +86,14 @@ def reshape_metadata(metadata: jax.Array, old: _Shape, new: _Shape) -> jax.Array
         return jnp.broadcast_to(metadata, old).reshape(new)
     expanded: list[int] = []
     target: list[int] = []
-    for old_axes, new_axes in _matching_blocks(old, new):
+    for old_axes, new_axes in matching_blocks(old, new):
         varies = any(metadata.shape[axis] > 1 for axis in old_axes)
         expanded += [old[axis] if varies else 1 for axis in old_axes]
         target += [new[axis] if varies else 1 for axis in new_axes]
     return jnp.broadcast_to(metadata, expanded).reshape(target)
 
 
-def _matching_blocks(old: _Shape, new: _Shape) -> list[tuple[range, range]]:
+def matching_blocks(old: _Shape, new: _Shape) -> list[tuple[range, range]]:
     """Divide two shapes of equal size into the smallest consecutive blocks of axes with equally many elements."""
     blocks: list[tuple[range, range]] = []
     i = j = 0
@@ -107,7 +119,8 @@ def transpose(x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
         >>> transpose(x).scale.shape
         (1, 2)
     """
-    return map_metadata(x, jnp.transpose(x.value, axes), lambda metadata: jnp.transpose(metadata, axes))
+    payload = None if x.payload is None else jnp.transpose(x.payload, axes)
+    return map_metadata(x, jnp.transpose(x.value, axes), lambda held: jnp.transpose(held, axes), payload)
 
 
 def swapaxes(x: Tensor, axis1: int, axis2: int) -> Tensor:

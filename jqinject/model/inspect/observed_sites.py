@@ -222,6 +222,10 @@ class ObservedQuantizers:
         """See `Quantizers`."""
         return self._held.holds(weight_path)
 
+    def has_state(self) -> bool:
+        """Yes: of what is measured."""
+        return True
+
     def state(self, names: Iterable[str]) -> Any:
         """See `Quantizers`."""
         return self._held.state(names)

@@ -18,6 +18,7 @@ from jqinject.program.weights.parameters import (
     note_use,
     weight_among,
 )
+from jqinject.program.weights.quantized_rows import has_row_scales
 from jqinject.program.weights.weight_call import Heard, WeightCall
 from jqinject.quant_tensor import as_array
 
@@ -255,7 +256,10 @@ def _operand(
         return run.quantized(x, choice.inputs, name, channelwise_axes=axes)
     own = (choice.lhs, choice.rhs)[place] if other.is_activation else None
     wanted = own or (None if choice.inputs is None else x.pending or choice.inputs)
-    return x if wanted is None else run.quantized(x, wanted, name)
+    if wanted is None:
+        return x
+    rows = () if summed == (ndim - 1,) or not has_row_scales(wanted) else summed
+    return run.quantized(x, wanted, name, rows)
 
 
 def _is_flattened(run: Any, operation: Operation, eqn: Any, rhs: Tracked) -> bool:

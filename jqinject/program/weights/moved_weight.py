@@ -59,7 +59,8 @@ def _with_numbers(tensor: Any, full: Function, follow: Function, dtype: Any) -> 
             return IntQuantTensor.stored(
                 full(tensor.payload), scale, zero, tensor.bit_width, tensor.signed, dtype
             )
-        return tensor.set(value=full(tensor.value).astype(dtype), scale=scale, zero_point=zero)
+        found = tensor.set(value=full(tensor.value).astype(dtype), scale=scale, zero_point=zero)
+        return found if tensor.payload is None else found.keeping(full(tensor.payload))
     if isinstance(tensor, FloatQuantTensor) and tensor.is_stored:
         return FloatQuantTensor.stored(full(tensor.payload()), follow(tensor.scale), dtype)
     if isinstance(tensor, FloatQuantTensor | CodebookQuantTensor):
@@ -76,9 +77,8 @@ class _Place(NamedTuple):
 
 def _place_after(move: Move, axis: int, shape: Shape) -> _Place | None:
     """Where an axis is after a move; None if it is picked from, divided, or merged with another."""
-    mark = tuple(n if i == axis else 1 for i, n in enumerate(shape))
-    found = jax.eval_shape(move.partial, jax.ShapeDtypeStruct(mark, jnp.float32)).shape
-    places = [place for place, n in enumerate(found) if n > 1]
+    found = jax.eval_shape(move.full, jax.ShapeDtypeStruct(shape, jnp.float32)).shape
+    places = move.where(axis)
     if axis in move.picks or len(places) != 1 or found[places[0]] != shape[axis]:
         return None
     return _Place(places[0], len(found))

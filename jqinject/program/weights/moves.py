@@ -8,17 +8,21 @@ size 1 along the others and keeps it. Next: `moved_weight` applies it to a Quant
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jqinject.quant_tensor.shaping import reshape_metadata
+from jqinject.quant_tensor.shaping import matching_blocks, reshape_metadata
 
 Shape = tuple[int, ...]
 Function = Callable[[Any], Any]
+
+
+def _itself(axis: int) -> Shape:
+    return (axis,)
 
 
 @dataclass(frozen=True)
@@ -30,12 +34,18 @@ class Move:
         partial: moves an array of as many axes, of size 1 where it does not vary.
         dtype: the float dtype that the operation casts to; None if it does not.
         picks: the axes of the weight along which it picks or reorders numbers.
+        where: an axis of the weight -> the axes of the result along which it lies; of size 1 too.
     """
 
     full: Function
     partial: Function
     dtype: Any = None
     picks: frozenset[int] = frozenset()
+    where: Callable[[int], Shape] = _itself
+
+    def axes_after(self, axes: Shape) -> Shape:
+        """The axes of the result along which some axes of the weight lie."""
+        return tuple(sorted({place for axis in axes for place in self.where(axis)}))
 
 
 def moves_of(eqn: Any, values: Sequence[Any]) -> list[Move] | None:
@@ -61,36 +71,31 @@ class Axes:
 
     Attributes:
         shape: of the parameter.
-        marks: for each axis of the parameter, the shape of an array that varies along this axis alone.
+        places: for each axis of the parameter, the axes of the moved array along which it lies.
         stacked: leading axes of the parameter over which a loop runs.
     """
 
     shape: Shape
-    marks: tuple[Shape, ...]
+    places: tuple[Shape, ...]
     stacked: int = 0
 
     @classmethod
     def of(cls, shape: Shape) -> Axes:
         """Of a parameter that has not been moved."""
-        marks = (tuple(n if i == axis else 1 for i, n in enumerate(shape)) for axis in range(len(shape)))
-        return cls(shape, tuple(marks))
+        return cls(shape, tuple((axis,) for axis in range(len(shape))))
 
     def moved(self, move: Move) -> Axes:
         """After a move."""
-        marks = (
-            jax.eval_shape(move.partial, jax.ShapeDtypeStruct(mark, jnp.float32)).shape for mark in self.marks
-        )
-        return Axes(self.shape, tuple(tuple(mark) for mark in marks), self.stacked)
+        return replace(self, places=tuple(move.axes_after(places) for places in self.places))
 
     def sliced(self) -> Axes:
         """As the body of a loop over the leading axis sees it."""
-        return Axes(self.shape, tuple(mark[1:] for mark in self.marks), self.stacked + 1)
+        places = tuple(tuple(place - 1 for place in own if place) for own in self.places)
+        return Axes(self.shape, places, self.stacked + 1)
 
     def along(self, axes: Sequence[int]) -> frozenset[int]:
         """The axes of the parameter that lie along some axes of the moved array."""
-        return frozenset(
-            number for number, mark in enumerate(self.marks) if any(mark[axis] > 1 for axis in axes)
-        )
+        return frozenset(number for number, own in enumerate(self.places) if not {*own}.isdisjoint(axes))
 
 
 def _cast(eqn: Any, values: Sequence[Any]) -> Move | None:
@@ -125,14 +130,38 @@ def _reshard(eqn: Any, values: Sequence[Any]) -> Move:
 
 def _transpose(eqn: Any, values: Sequence[Any]) -> Move:
     order = eqn.params["permutation"]
-    return Move(lambda x: lax.transpose(x, order), lambda x: lax.transpose(x, order))
+    places = {axis: place for place, axis in enumerate(order)}
+
+    def permuted(x: Any) -> Any:
+        return lax.transpose(x, order)
+
+    return Move(permuted, permuted, where=lambda axis: (places[axis],))
 
 
 def _reshape(eqn: Any, values: Sequence[Any]) -> Move | None:
     if eqn.params["dimensions"] is not None:
         return None
     old, new = tuple(values[0].shape), tuple(eqn.params["new_sizes"])
-    return Move(_bound(eqn), lambda x: reshape_metadata(x, old, new))
+    return Move(
+        _bound(eqn), lambda x: reshape_metadata(x, old, new), where=_where_reshaped(old, new).__getitem__
+    )
+
+
+def _where_reshaped(old: Shape, new: Shape) -> list[Shape]:
+    """For each axis, the axes of the new shape along which it lies: those of its block, of the same kind if any.
+
+    An axis of size 1 lies along one of size 1, or along the axes that it is merged with.
+    """
+    if 0 in old:
+        return [tuple(range(len(new)))] * len(old)
+    found: list[Shape] = []
+    for before, after in matching_blocks(old, new):
+        single = iter([axis for axis in after if new[axis] == 1])
+        several = tuple(axis for axis in after if new[axis] > 1)
+        for axis in before:
+            own = next(single, None) if old[axis] == 1 else None
+            found.append(several if own is None else (own,))
+    return found
 
 
 def _bound(eqn: Any) -> Function:
@@ -141,7 +170,12 @@ def _bound(eqn: Any) -> Function:
 
 def _squeeze(eqn: Any, values: Sequence[Any]) -> Move:
     dims = eqn.params["dimensions"]
-    return Move(lambda x: lax.squeeze(x, dims), lambda x: lax.squeeze(x, dims))
+    left = [axis for axis in range(len(values[0].shape)) if axis not in dims]
+
+    def squeezed(x: Any) -> Any:
+        return lax.squeeze(x, dims)
+
+    return Move(squeezed, squeezed, where=lambda axis: (left.index(axis),) if axis in left else ())
 
 
 def _broadcast(eqn: Any, values: Sequence[Any]) -> Move:
@@ -151,16 +185,16 @@ def _broadcast(eqn: Any, values: Sequence[Any]) -> Move:
         sizes = dict(zip(places, x.shape, strict=True))
         return lax.broadcast_in_dim(x, [sizes.get(axis, 1) for axis in range(len(shape))], places)
 
-    return Move(_bound(eqn), partial)
+    return Move(_bound(eqn), partial, where=lambda axis: (places[axis],))
 
 
 def _slice(eqn: Any, values: Sequence[Any]) -> Move:
     start, limit = eqn.params["start_indices"], eqn.params["limit_indices"]
     strides = eqn.params["strides"] or (1,) * len(start)
-    return _sliced(start, limit, strides)
+    return _sliced(values[0].shape, start, limit, strides)
 
 
-def _sliced(start: Sequence[int], limit: Sequence[int], strides: Sequence[int]) -> Move:
+def _sliced(shape: Shape, start: Sequence[int], limit: Sequence[int], strides: Sequence[int]) -> Move:
     def partial(x: Any) -> Any:
         varies = [n > 1 for n in x.shape]
         return lax.slice(
@@ -170,7 +204,13 @@ def _sliced(start: Sequence[int], limit: Sequence[int], strides: Sequence[int]) 
             [s if v else 1 for s, v in zip(strides, varies, strict=True)],
         )
 
-    return Move(lambda x: lax.slice(x, start, limit, strides), partial)
+    sizes = [-(-(b - a) // s) for a, b, s in zip(start, limit, strides, strict=True)]
+    return Move(lambda x: lax.slice(x, start, limit, strides), partial, where=_where_sliced(shape, sizes))
+
+
+def _where_sliced(shape: Shape, sizes: Sequence[int]) -> Callable[[int], Shape]:
+    """Nothing lies along an axis of which one index is left."""
+    return lambda axis: () if sizes[axis] == 1 < shape[axis] else (axis,)
 
 
 def _split(eqn: Any, values: Sequence[Any]) -> list[Move]:
@@ -179,7 +219,7 @@ def _split(eqn: Any, values: Sequence[Any]) -> list[Move]:
     for size in eqn.params["sizes"]:
         start, limit = [0] * len(shape), list(shape)
         start[axis], limit[axis] = begin, begin + size
-        moves.append(_sliced(start, limit, (1,) * len(shape)))
+        moves.append(_sliced(shape, start, limit, (1,) * len(shape)))
         begin += size
     return moves
 
@@ -192,7 +232,8 @@ def _dynamic_slice(eqn: Any, values: Sequence[Any]) -> Move:
         begin = [a if v else jnp.zeros_like(a) for a, v in zip(starts, varies, strict=True)]
         return lax.dynamic_slice(x, begin, [n if v else 1 for n, v in zip(sizes, varies, strict=True)])
 
-    return Move(lambda x: lax.dynamic_slice(x, starts, sizes), partial)
+    where = _where_sliced(values[0].shape, sizes)
+    return Move(lambda x: lax.dynamic_slice(x, starts, sizes), partial, where=where)
 
 
 def _reverse(eqn: Any, values: Sequence[Any]) -> Move:
@@ -226,7 +267,15 @@ def _gather(eqn: Any, values: Sequence[Any]) -> Move | None:
         sides = dict(zip(numbers.offset_dims, kept, strict=True))
         return x.reshape([sides.get(axis, 1) for axis in range(len(out))])
 
-    return Move(lambda x: gathered(x, eqn.params["slice_sizes"]), partial, picks=frozenset(indexed))
+    kept = [axis for axis in range(len(values[0].shape)) if axis not in numbers.collapsed_slice_dims]
+    looked_up = tuple(axis for axis in range(len(out)) if axis not in numbers.offset_dims)
+
+    def where(axis: int) -> Shape:
+        own = (numbers.offset_dims[kept.index(axis)],) if axis in kept else ()
+        picked = axis in indexed and values[0].shape[axis] > 1
+        return (*own, *looked_up) if picked else own
+
+    return Move(lambda x: gathered(x, eqn.params["slice_sizes"]), partial, None, frozenset(indexed), where)
 
 
 MOVES: dict[str, Callable[[Any, Sequence[Any]], Move | list[Move] | None]] = {
