@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
+from flax import nnx
 
 from jqinject.program.interpreter import Interpreter
 from jqinject.program.policy import ActivationProduct, Policy, Site, WeightUse
@@ -15,6 +16,7 @@ from jqinject.program.same_places import Occurrence, SiteNames, same_places
 from jqinject.program.tracing.call import CALL, Call
 from jqinject.program.tracing.class_swap import original_class
 from jqinject.program.tracing.kept_state import of_model
+from jqinject.program.tracing.state_marks import STATE
 from jqinject.program.tracing.trace import Program, trace
 from jqinject.program.tracked_value import Tracked, shape_of
 from jqinject.program.weights.adapter import with_adapters
@@ -167,6 +169,8 @@ def throws_away(model: Any, policy: Policy, calls: Iterable[Call]) -> tuple[str,
     """
     found: set[str] = set()
     for call in calls:
+        if not jax.tree.leaves(nnx.state((model, *call.modules), nnx.Any(*STATE), graph=True)):
+            continue  # there is nothing to lose
         program = trace(model, call, policy.is_leaf, HELD, mark_all=True)
         interpreter = Interpreter(policy, Finder())
 

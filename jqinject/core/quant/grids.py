@@ -67,7 +67,7 @@ class IntegerGrid:
             repeated=self.repeated,
             payload=self.payload,
         )
-        return how.quantized(x, scale, zero_point, jnp.float32(self.low), jnp.float32(self.high))
+        return how.quantized(x, scale, zero_point, np.float32(self.low), np.float32(self.high))
 
 
 @dataclass(frozen=True)
