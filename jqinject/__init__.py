@@ -60,7 +60,7 @@ if _typing.TYPE_CHECKING:
     from jqinject.quant_tensor import FloatQuantTensor as FloatQuantTensor
     from jqinject.quant_tensor import IntQuantTensor as IntQuantTensor
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Without ExtendedInjector: `help` cannot read classes whose metaclass comes from `dependencies`, and would fail on all.
 __all__ = [
@@ -144,6 +144,7 @@ _ROOMS = {
     "core",
     "dot",
     "export",
+    "formats",
     "inject",
     "model",
     "native",
@@ -154,6 +155,7 @@ _ROOMS = {
     "proxy",
     "quant",
     "quant_tensor",
+    "recipes",
 }
 
 

@@ -1,10 +1,12 @@
-"""`python -m jqinject`: the main job; with `list`, `explain` or `catalogue`, the ready-made quantizers."""
+"""`python -m jqinject`: the main job; with `list`, `explain` or `catalogue`, the ready-made quantizers; with `inspect`,
+a checkpoint."""
 
 import sys
 
 from jqinject.catalogue.command import COMMANDS
 from jqinject.catalogue.command import main as catalogue
 from jqinject.demo.cli import main as demo
+from jqinject.formats.command import main as inspect
 
 
 def main() -> int:
@@ -14,6 +16,8 @@ def main() -> int:
         The exit status.
     """
     arguments = sys.argv[1:]
+    if arguments[:1] == ["inspect"]:
+        return inspect(arguments[1:])
     return catalogue(arguments) if arguments[:1] and arguments[0] in COMMANDS else demo(arguments)
 
 

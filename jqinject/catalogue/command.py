@@ -6,9 +6,7 @@ It answers from the index; JAX is imported for overrides and for quantizers of y
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,9 +15,9 @@ from jqinject.catalogue.goals import GOALS
 from jqinject.catalogue.index import entry_of, find
 from jqinject.catalogue.pages import described, write_catalogue
 from jqinject.inject import DependencyError
+from jqinject.terminal import table
 
 COMMANDS = ("list", "explain", "catalogue")
-LEAST = 13  # characters of the last column, whose words are wrapped in narrow terminals
 
 
 def parser() -> argparse.ArgumentParser:
@@ -106,16 +104,5 @@ def _listed(found: Sequence[Entry], goal: str) -> list[str]:
     """The table of quantizers, as wide as the terminal; on two lines each where their names leave no room."""
     if not found:
         return ["no quantizer is of all these kinds"]
-    rows = [("quantizer", *FILTERS), *((e.name, *(getattr(e, name) for name in FILTERS)) for e in found)]
-    *widths, last = (max(len(row[column]) for row in rows) for column in range(len(rows[0])))
-    left = shutil.get_terminal_size().columns - sum(widths) - 2 * len(widths)
-    lines = [GOALS[goal].aim, ""] if goal else []
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        if left >= min(last, LEAST):
-            wrapped = textwrap.wrap(row[-1], left)
-            lines += ["  ".join([*cells, wrapped[0]]).rstrip()]
-            lines += [" " * (sum(widths) + 2 * len(widths)) + more for more in wrapped[1:]]
-        else:
-            lines += [row[0], "    " + "  ".join([*cells[1:], row[-1]])]
-    return lines
+    rows = [(entry.name, *(getattr(entry, name) for name in FILTERS)) for entry in found]
+    return [*([GOALS[goal].aim, ""] if goal else []), *table(("quantizer", *FILTERS), rows)]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from jqinject.catalogue.entry import FILTERS, Entry
 from jqinject.catalogue.index import all_entries
+from jqinject.terminal import wrapped, wrapped_tree
 
 CURVES = "curves"
 WIDTH, HEIGHT, MARGIN = 240, 160, 10
@@ -126,17 +127,17 @@ def described(entry: Entry, changed: str = "") -> str:
         [
             f"{entry.name} with {changed}" if changed else entry.name,
             "",
-            f"Without {'them' if several else 'it'}: {entry.about}" if changed else entry.about,
+            wrapped(f"Without {'them' if several else 'it'}: {entry.about}" if changed else entry.about),
             "",
             *facts,
             "",
             "Formulas",
             "",
-            *entry.formulas,
+            *(wrapped(formula, hang="  ") for formula in entry.formulas),
             "",
             "Wiring",
             "",
-            entry.wiring,
+            wrapped_tree(entry.wiring),
         ]
     )
 

@@ -87,8 +87,8 @@ def onnx(
     if opset < 13:
         raise ValueError(f"onnx: opset must be at least 13, where scales per channel begin, got {opset}")
     target = None if path is None else checked_path(path, "onnx")
-    jax2onnx, package = (needed(name, "onnx", "onnx") for name in ("jax2onnx", "onnx"))
-    register(needed("jax2onnx.plugins.plugin_system", "onnx", "onnx"))
+    jax2onnx, package = (needed(name, "export", "onnx") for name in ("jax2onnx", "onnx"))
+    register(needed("jax2onnx.plugins.plugin_system", "export", "onnx"))
     with native.use(False):  # other runtimes do not have these kernels
         program = _program(exported, opset)
     kind = type(model).__name__

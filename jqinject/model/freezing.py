@@ -40,9 +40,9 @@ def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool
     The model is set to evaluation mode. In every jqinject layer with a quantized weight, a `FrozenWeight` replaces the
     weight, its quantizer and the gradient quantizer. It holds the payload (int8; 4-bit and narrower integers packed;
     8-bit floats in their dtype, other minifloats as codes, packed likewise), its scale, and its zero point if it has
-    one. Flax layers with a `QDotGeneral`, `QEinsum` or `QConvGeneralDilated` store their kernel in the right operand's
-    `Freezer` and are served from there; if several layers share an op, each gets its own. Everything else stays as it
-    is. Weights are replaced one by one, so there are never two copies of the model.
+    one. Of Flax layers with a `QDotGeneral`, `QEinsum` or `QConvGeneralDilated` the kernel becomes a `FrozenParam`,
+    which the op contracts. Everything else stays as it is. Weights are replaced one by one, so there are never two
+    copies of the model.
 
     A parameter that the model contracts by itself becomes a `FrozenParam` in its place.
 
@@ -102,7 +102,6 @@ def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool
             2,
         )
     _to_evaluation(model, layers)
-    seen: set[int] = set()
     ahead = numbers_of(ours[0]) if ours else None
     for layer, following in itertools.zip_longest(ours, ours[1:]):
         numbers, ahead = ahead, None if following is None else numbers_of(following)
@@ -111,8 +110,7 @@ def freeze(model: Model, *, keep_masters: bool = False, allow_uncalibrated: bool
     for layer in layers:
         op = None if isinstance(layer, QuantWeightLayer) else quantized_op(layer)
         if op is not None:
-            freeze_op(layer, shared=id(op.module) in seen, keep_master=keep_masters)
-            seen.add(id(op.module))
+            freeze_op(layer, keep_master=keep_masters)
     settle_ranges(layers)
     return model
 

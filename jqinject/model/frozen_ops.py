@@ -1,14 +1,18 @@
 """Freezes the kernels of Flax layers that contract through a quantized op."""
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from jqinject.dot import Freezer, QConvGeneralDilated, QDotGeneral, QEinsum, QuantMode, kernel_axes_of
+from jqinject.dot import FrozenParam, QConvGeneralDilated, QDotGeneral, QEinsum, QuantMode, kernel_axes_of
+from jqinject.program import change_class
+from jqinject.program.tracing.class_swap import ClassMixin, derived_class
 
 Axes = tuple[int, ...]
 
@@ -80,46 +84,101 @@ def quantized_op(layer: Any) -> OpOfLayer | None:
     return None
 
 
-def freeze_op(layer: Any, *, shared: bool, keep_master: bool) -> None:
-    """Store the kernel of a layer in its op, and serve it from there.
+class KernelInOp(ClassMixin):
+    """What a Flax layer becomes whose kernel is a `FrozenParam`: its op gets the parameter, not the dequantized kernel.
+
+    Attributes:
+        float_kernel: the kernel before, if it was kept.
+    """
+
+    __slots__ = ()
+    float_kernel: nnx.Variable[Any] | None = None
+
+    @classmethod
+    def method(cls, kind: type, name: str) -> Callable[..., Any]:
+        """The layer's own method, called on a stand-in whose op contracts the frozen kernel."""
+        own = getattr(kind, name)
+
+        @functools.wraps(own)
+        def frozen(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return own(_stand_in(self, kind), *args, **kwargs)
+
+        return frozen
+
+
+def is_frozen_op(layer: Any) -> bool:
+    """Whether a layer's op contracts a kernel that is a `FrozenParam`."""
+    return isinstance(layer, KernelInOp)
+
+
+def _stand_in(layer: Any, kind: type) -> Any:
+    """A layer with the same attributes, but for the kernel and the op."""
+    op, kernel = quantized_op(layer), layer.kernel
+    found = object.__new__(kind)
+    vars(found).update(vars(layer))
+    if op is not None and isinstance(kernel, FrozenParam):
+        # Flax reads the kernel, casts it and hands it to the op: what comes out of that says the dtype.
+        vars(found)["kernel"] = nnx.Param(jnp.zeros(kernel.shape, kernel.dtype), eager_sharding=False)
+        vars(found)[op.name] = _with_kernel(op.module, kernel, 2 if op.name == "einsum_op" else 1)
+    return found
+
+
+def _with_kernel(op: Any, kernel: FrozenParam, place: int) -> Callable[..., jax.Array]:
+    """An op that contracts a frozen kernel in the place of the one that it is given."""
+
+    def contract(*args: Any, **kwargs: Any) -> jax.Array:
+        stored = kernel.operand(args[place].dtype)
+        return op(*args[:place], stored, *args[place + 1 :], **kwargs)
+
+    return contract
+
+
+def freeze_op(layer: Any, *, keep_master: bool) -> None:
+    """Put the low-bit numbers of a layer's kernel in its place, from which its op takes them.
 
     Args:
         layer: a Flax layer with a quantized op.
-        shared: whether another layer has already frozen its kernel in the op; then this one gets an op of its own.
         keep_master: keep the kernel too.
     """
     op = quantized_op(layer)
     assert op is not None, "asked for by freeze, which has looked"
-    module = op.module
-    if not module.quantizes[1] or (module.rhs_quant_mode is QuantMode.SERVE and not shared):
+    served = is_frozen_op(layer) or op.module.rhs_quant_mode is QuantMode.SERVE
+    if served or not op.module.quantizes[1]:
         return
-    if shared:
-        module = module.fresh()
-        setattr(layer, op.name, module)
     kernel = layer.kernel
-    module.rhs_freezer = _stored(op, kernel)
-    module.rhs_quant_mode = QuantMode.SERVE
-    if not keep_master:
-        # The layer still passes a kernel to the op, which ignores it. Stacks keep their axes.
-        stack = kernel.shape[: kernel.ndim - op.kernel_ndim]
-        layer.kernel = nnx.Param(jnp.zeros((*stack, *(0,) * op.kernel_ndim), kernel.dtype))
+    mask = vars(layer).get("mask")  # of a convolution
+    layer.kernel = _frozen(op, kernel, mask, kernel.dtype if layer.dtype is None else layer.dtype)
+    change_class(layer, derived_class(type(layer), KernelInOp))
+    if keep_master:
+        layer.float_kernel = kernel
 
 
-def _stored(op: OpOfLayer, kernel: nnx.Variable[Any]) -> Freezer:
-    """The kernel in a `Freezer`, whose variables are stacked if the layers are."""
-    made: dict[str, Any] = {}
+def _frozen(op: OpOfLayer, kernel: nnx.Variable[Any], mask: Any, dtype: Any) -> FrozenParam:
+    """The low-bit numbers of a kernel, stacked if the layers are.
 
-    def one(kernel_of_one: jax.Array) -> Any:
-        freezer = Freezer(metadata=kernel.get_metadata())
-        freezer.set(op.module.quantized_rhs(kernel_of_one, op.summed), op.summed if op.stored_last else ())
-        made["graphdef"], state = nnx.split(freezer, graph=True)
-        return state
+    Args:
+        op: the layer's.
+        kernel: its kernel.
+        mask: of the kernel, or None.
+        dtype: that the layer casts it to.
+    """
+    graphdef, state = nnx.split(op.module, graph=True)
+    forms: list[Any] = []
 
-    mapped: Callable[[jax.Array], Any] = one
-    for _ in range(kernel.ndim - op.kernel_ndim):
-        mapped = jax.vmap(mapped)
-    state = mapped(kernel[...])
-    return nnx.merge(made["graphdef"], state)
+    def one(kernel: jax.Array, state: Any) -> dict[str, jax.Array]:
+        module = nnx.merge(graphdef, state)
+        masked = kernel if mask is None else kernel * mask
+        last = op.summed if op.stored_last else ()
+        numbers, form = module.frozen_rhs(masked.astype(dtype), op.summed, last)
+        forms.append(replace(form, value_dtype=np.dtype(kernel.dtype)))
+        return numbers
+
+    mapped: Callable[..., dict[str, jax.Array]] = one
+    for size in reversed(kernel.shape[: kernel.ndim - op.kernel_ndim]):
+        axes = jax.tree.map(lambda leaf, n=size: 0 if leaf.ndim and leaf.shape[0] == n else None, state)
+        mapped = jax.vmap(mapped, in_axes=(0, axes))
+    numbers = mapped(kernel[...], state)
+    return FrozenParam.holding(numbers, forms[0], kernel.get_metadata())
 
 
 def unfreeze_op(layer: Any, *, only_check: bool = False) -> None:
@@ -129,12 +188,17 @@ def unfreeze_op(layer: Any, *, only_check: bool = False) -> None:
         ValueError: it was not kept.
     """
     op = quantized_op(layer)
-    if op is None or op.module.rhs_quant_mode is not QuantMode.SERVE:
+    if op is None or not (is_frozen_op(layer) or op.module.rhs_quant_mode is QuantMode.SERVE):
         return
-    if layer.kernel.size == 0 and 0 not in op.module.rhs_freezer.form.shape:
+    if is_frozen_op(layer) and layer.float_kernel is None:
         raise ValueError(
             f"{type(layer).__name__}: the float kernel is gone.\n  cure: freeze(model, keep_masters=True), or load a "
             "float checkpoint into a model that was not frozen"
         )
-    if not only_check:
-        op.module.rhs_quant_mode = QuantMode.TRAIN
+    if only_check:
+        return
+    op.module.rhs_quant_mode = QuantMode.TRAIN
+    if is_frozen_op(layer):
+        layer.kernel = layer.float_kernel
+        del layer.float_kernel
+        change_class(layer, type(layer).base_class)

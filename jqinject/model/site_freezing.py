@@ -8,6 +8,7 @@ from typing import Any
 from flax import nnx
 
 from jqinject.dot import FrozenParam
+from jqinject.model.frozen_ops import is_frozen_op
 from jqinject.model.walk import ModelIndex, Path, dotted
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.frozen.freeze_layer import frozen_weight
@@ -84,15 +85,20 @@ def check_parameters_unfreeze(index: ModelIndex) -> None:
     Raises:
         ValueError: names the parameters.
     """
-    kept = {id(node) for node in _frozen_of_masters(index)}
-    gone = [
-        dotted(path) for path, node in index.places if isinstance(node, FrozenParam) and id(node) not in kept
-    ]
+    gone = without_masters(index)
     if gone:
         raise ValueError(
             f"the float parameters {', '.join(gone)} are gone.\n  cure: freeze(model, keep_masters=True), or load a "
             "float checkpoint into a model that was not frozen"
         )
+
+
+def without_masters(index: ModelIndex) -> list[str]:
+    """The paths of the frozen parameters whose float numbers were not kept."""
+    kept = {id(node) for node in _frozen_of_masters(index)}
+    return [
+        dotted(path) for path, node in index.places if isinstance(node, FrozenParam) and id(node) not in kept
+    ]
 
 
 def unfreeze_parameters(index: ModelIndex) -> None:
@@ -109,6 +115,9 @@ def _frozen_of_masters(index: ModelIndex) -> Iterator[Any]:
     for path, _, _, site in parameter_sites(index):
         if site.master is not None:
             yield _at(index, path, site)
+    for layer in index.modules:
+        if is_frozen_op(layer) and layer.float_kernel is not None:
+            yield layer.kernel
 
 
 def _at(index: ModelIndex, path: Path, site: ParameterSite) -> Any:

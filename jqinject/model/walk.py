@@ -16,6 +16,8 @@ from jqinject.program import OpQuantizers
 from jqinject.proxy import QuantProxyFromInjector
 
 Path = tuple[str, ...]
+OPS = ("dot_general", "einsum_op", "conv_general_dilated")
+"""The attributes of Flax's layers that may hold a quantized op."""
 M = TypeVar("M", bound=nnx.Module)
 QUANTIZER_KINDS = (QuantParam, QuantStat, GradStat, GradSlot)
 TRACKED = (
@@ -234,6 +236,8 @@ def _former_paths(variable: nnx.Variable[Any], path: Path, below: Path) -> list[
     """Where a Variable, or a part of its record, was in models of earlier versions."""
     if isinstance(variable, Frozen) and path[-2:-1] == ("frozen",):
         return [(*path[:-1], "freezer", path[-1])]  # a frozen weight had a `Freezer`
+    if isinstance(variable, FrozenParam) and path[-1:] == ("kernel",):  # it was in its op's `Freezer`
+        return [(*path[:-1], name, "rhs_freezer", *below) for name in OPS]
     if not below or isinstance(variable, Frozen):
         return []
     former = (*path[:-1], *below)  # a part was a Variable of its own, or of an `AmaxHistory` of its own

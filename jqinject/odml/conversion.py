@@ -18,6 +18,7 @@ from jqinject.odml.device_policy import OdmlPolicy, Range, is_dynamic
 from jqinject.odml.qat import OdmlQat, check_inputs
 from jqinject.program import (
     HELD,
+    AsWritten,
     Call,
     OpQuantizers,
     QuantizedProgram,
@@ -29,7 +30,7 @@ from jqinject.program import (
 from jqinject.quant_tensor import as_array, is_concrete
 
 
-class Markers:
+class Markers(AsWritten):
     """Puts `quant.fake_quant` at the sites.
 
     Args:
@@ -61,6 +62,10 @@ class Markers:
 
     def holds(self, weight_path: tuple[Any, ...]) -> bool:
         """Weights are marked where they are contracted."""
+        return False
+
+    def has_state(self) -> bool:
+        """No."""
         return False
 
     def state(self, names: Iterable[str]) -> Any:

@@ -27,6 +27,7 @@ from jqinject.program.policy import Policy as Policy
 from jqinject.program.policy import Site as Site
 from jqinject.program.policy import WeightUse as WeightUse
 from jqinject.program.policy import other_axes as other_axes
+from jqinject.program.quantizers import AsWritten as AsWritten
 from jqinject.program.quantizers import Quantizers as Quantizers
 from jqinject.program.quantizers import quantized_stack as quantized_stack
 from jqinject.program.tracing.call import CALL as CALL
@@ -40,6 +41,7 @@ from jqinject.program.tracing.call import with_copied_modules as with_copied_mod
 from jqinject.program.tracing.class_swap import change_class as change_class
 from jqinject.program.tracing.intercept import Around as Around
 from jqinject.program.tracing.intercept import intercept as intercept
+from jqinject.program.tracing.scopes import in_scope as in_scope
 from jqinject.program.tracing.scopes import name_in_scope as name_in_scope
 from jqinject.program.tracing.scopes import path_in as path_in
 from jqinject.program.tracing.trace import Program as Program
@@ -47,3 +49,4 @@ from jqinject.program.tracked_value import Tracked as Tracked
 from jqinject.program.weights.adapter import Adapter as Adapter
 from jqinject.program.weights.moves import only_moves as only_moves
 from jqinject.program.weights.parameters import dotted as dotted
+from jqinject.program.weights.weight_call import WeightCall as WeightCall

@@ -76,7 +76,10 @@ def carried(
     for text, value in (*left.items(), *zip(single, values[len(outputs) :], strict=True)):
         run.kept.put(text, value, places[text])
     # Updates do not leave the part: `lora` refuses a model whose weights leave one before they are contracted.
-    found = [replace(x, low_rank=None, unrounded=None) for x in _with_values(outputs, values[: len(outputs)])]
+    found = [
+        replace(x, low_rank=None, unrounded=None, chosen=None)
+        for x in _with_values(outputs, values[: len(outputs)])
+    ]
     for x in found:
         if x.state is not None and x.state.places is None:
             x.state = x.state._replace(places=places.get(x.state.label))

@@ -261,9 +261,11 @@ class Interpreter:
         """
         if x.fixed_range is not None and not x.is_weight:
             overrides["fixed_range"] = x.fixed_range
-        key = (quantizer, rows, tuple(sorted(overrides.items())))
+        same = (quantizer, rows, tuple(sorted(overrides.items())))
+        key = (*same, self.quantizers.mode)
         if key not in x.twins:
-            site = site_of(x, self.names.full(name), quantizer, overrides, rows)
+            known = next((twin.site for other, twin in x.twins.items() if other[:3] == same), "")
+            site = site_of(x, known or self.names.full(name), quantizer, overrides, rows)
             self.sites[site.name] = site
             twin = x.with_value(self.quantizers.quantize(site, x.array))
             twin.pending, twin.quantized, twin.site = None, True, site.name

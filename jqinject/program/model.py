@@ -114,13 +114,17 @@ class QuantizedProgram(ClassMixin):
 
         return quantized
 
+    def tied_quantizers(self) -> dict[str, Any]:
+        """The quantizers, by path as text, of parameters that belong to a layer of ours."""
+        return {dotted(path): node_at(self, path[:-1]).weight_quant for path in self.op_quant.tied}
+
     def quantizers(self) -> Quantizers:
         """The quantizers of the sites."""
         held = self.op_quant
         sites = held.weight_sites()
         weights = {name: sites[name].weight_quant for name in sites}
         stacked = {name: sites[name].stacked for name in sites if sites[name].stacked}
-        weights |= {dotted(path): node_at(self, path[:-1]).weight_quant for path in held.tied}
+        weights |= self.tied_quantizers()
         dropouts = {
             dropout_name(path): adapter.dropout
             for path, adapter in held.adapters_by_path().items()

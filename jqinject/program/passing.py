@@ -61,7 +61,7 @@ def in_slices(inputs: Sequence[Tracked]) -> Passed:
 
 
 def _is_quantized_weight(x: Tracked) -> bool:
-    return x.is_weight and isinstance(x.value, QuantTensor)
+    return x.is_weight and (isinstance(x.value, QuantTensor) or x.chosen is not None)
 
 
 def _taken_apart(x: Tracked) -> Passed:
@@ -80,11 +80,11 @@ def _taken_apart(x: Tracked) -> Passed:
 def _with_unrounded(x: Tracked) -> Passed:
     if x.unrounded is None:
         return _weight_taken_apart(x)
-    passed = _weight_taken_apart(replace(x, unrounded=None, twins={}))
+    passed = _weight_taken_apart(replace(x, unrounded=None, chosen=None, twins={}))
 
     def inside(slices: Sequence[Tracked]) -> list[Tracked]:
         *own, unrounded = slices
-        return [replace(one, unrounded=unrounded.value) for one in passed.inside(own)]
+        return [replace(one, unrounded=unrounded.value, chosen=x.chosen) for one in passed.inside(own)]
 
     return Passed([*passed.arrays, Tracked(x.unrounded)], inside)
 

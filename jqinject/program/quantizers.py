@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import jax
@@ -11,9 +11,11 @@ from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
 from jqinject.program.policy import Site
+from jqinject.program.tracked_value import Tracked
 from jqinject.program.weights.equation_arguments import arguments_of, weight_last
 from jqinject.program.weights.parameters import dotted
 from jqinject.program.weights.quantized_rows import quantized_in_rows
+from jqinject.program.weights.weight_call import WeightCall
 from jqinject.proxy import check_range
 from jqinject.quant_tensor import (
     CodebookQuantTensor,
@@ -62,6 +64,23 @@ class Quantizers(Protocol):
     def holds(self, weight_path: tuple[Any, ...]) -> bool:
         """Whether a parameter has a quantizer."""
 
+    @property
+    @abstractmethod
+    def mode(self) -> Any:
+        """Hashable; a tensor is quantized once for all operations that share a quantizer and a mode."""
+
+    @abstractmethod
+    def run(self, call: WeightCall) -> Tracked:
+        """The output of a contraction or a look-up."""
+
+    @abstractmethod
+    def chosen(self, name: str) -> Callable[[Any, Any], Any] | None:
+        """`Tracked.chosen` of a quantized parameter.
+
+        Args:
+            name: its path as text.
+        """
+
     @abstractmethod
     def has_state(self) -> bool:
         """Whether any quantizer has arrays."""
@@ -79,7 +98,24 @@ class Quantizers(Protocol):
         """Adopt a state."""
 
 
-class Finder:
+class AsWritten:
+    """Abstract: runs contractions with their quantizers, as they come."""
+
+    @property
+    def mode(self) -> Any:
+        """See `Quantizers`."""
+        return None
+
+    def run(self, call: WeightCall) -> Tracked:
+        """See `Quantizers`."""
+        return call.quantized()
+
+    def chosen(self, name: str) -> Callable[[Any, Any], Any] | None:
+        """See `Quantizers`."""
+        return None
+
+
+class Finder(AsWritten):
     """Quantizes nothing: for a run that only finds the sites.
 
     Args:
@@ -124,7 +160,7 @@ class Finder:
         """Has no effect."""
 
 
-class HeldQuantizers:
+class HeldQuantizers(AsWritten):
     """The quantizers that a model holds: by the names of their sites, and by the paths of parameters.
 
     Args:
@@ -192,6 +228,10 @@ class HeldQuantizers:
         dtype = eqn.outvars[0].aval.dtype
         y = self._at(site)(lhs, rhs, **arguments, preferred_element_type=dtype, unrounded=unrounded)
         return y if permutation is None else jax.lax.transpose(y, permutation)
+
+    def proxy_at(self, name: str) -> Any:
+        """The quantizer of a parameter, by its path, or of a tensor; None if there is none."""
+        return self._weights.get(name, self._held.get(name))
 
     def _at(self, site: Site) -> Any:
         if site.name not in self._held:

@@ -71,7 +71,10 @@ class Tracked:
         cache: the name of the array that the program is given and whose numbers these are, at most moved or written
             into; empty for others.
         cache_ndim: how many axes that array has.
-        unrounded: what a quantized parameter was made from, moved as it is, if a scheme rounds it again backward.
+        unrounded: what a quantized parameter was made from, moved as it is, if a scheme rounds it again backward, or a
+            report runs.
+        chosen: what an operation that takes arrays reads of a quantized parameter, given the quantized and the
+            unrounded numbers; None for the quantized ones.
         low_rank: the update of that parameter, moved as it is; None without an adapter.
         masked: set if some of its elements were replaced by constants.
         state: which state of the model it is.
@@ -91,6 +94,7 @@ class Tracked:
     cache: str = ""
     cache_ndim: int = 0
     unrounded: Any = None
+    chosen: Callable[[Any, Any], Any] | None = None
     low_rank: LowRank | None = None
     masked: Masked | None = None
     state: StateVersion | None = None
@@ -99,7 +103,13 @@ class Tracked:
     @property
     def array(self) -> Any:
         """The numbers as an array."""
-        return self.value.dequantized() if isinstance(self.value, LowBitCache) else as_array(self.value)
+        found = self.value.dequantized() if isinstance(self.value, LowBitCache) else as_array(self.value)
+        return found if self.chosen is None else self.chosen(found, self.unrounded)
+
+    @property
+    def floats(self) -> Any:
+        """The numbers without the quantizer of the parameter, as far as they are known."""
+        return self.array if self.unrounded is None else self.unrounded
 
     @property
     def passed(self) -> Any:
@@ -128,6 +138,7 @@ class Tracked:
         low_rank, unrounded = (self.low_rank, self.unrounded) if same else (None, None)
         found = replace(self, value=value, masked=None, state=None, twins={})
         found.low_rank, found.unrounded = low_rank, unrounded
+        found.chosen = None if unrounded is None else self.chosen
         return found
 
 

@@ -42,7 +42,7 @@ from jqinject.quant import (
 )
 from jqinject.quant_tensor import as_array, avg_pool, max_pool
 
-REASON = "ONNX needs jax2onnx, onnx and onnxruntime: pip install 'jqinject[onnx]' onnxruntime"
+REASON = "ONNX needs jax2onnx, onnx and onnxruntime: pip install 'jqinject[export]' onnxruntime"
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # those of other packages, as they are imported
     pytest.importorskip("jax2onnx", reason=REASON)

@@ -1,22 +1,27 @@
 """`freeze` and `unfreeze`: what is served is what was evaluated, in a fraction of the bytes."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
+from jax.sharding import PartitionSpec
 
 import jqinject
 import jqinject.quant as q
 from jqinject import native
 from jqinject.core import Frozen
 from jqinject.dot import (
+    FrozenParam,
     LocalAqt,
     QConvGeneralDilated,
     QDotGeneral,
     QEinsum,
     QuantMode,
+    Scheme,
     config_v4,
 )
 from jqinject.nn import QuantConv, QuantLinear, QuantReLU
@@ -312,9 +317,10 @@ def with_op(kind, bits=8):
 @pytest.mark.parametrize("kind", OPS)
 def test_flax_layers_serve_what_they_trained(kind, bits):
     layer, x = with_op(kind, bits)
-    expected = call(layer, x)
+    expected, kernel = call(layer, x), layer.kernel[...]
     jqinject.freeze(layer)
-    assert layer.kernel.size == 0
+    assert isinstance(layer.kernel, FrozenParam) and layer.kernel.shape == kernel.shape
+    np.testing.assert_allclose(layer.kernel[...], kernel, atol=0.1)
     np.testing.assert_array_equal(call(layer, x), expected)
     frozen = nnx.state(layer, Frozen)
     assert (
@@ -324,7 +330,7 @@ def test_flax_layers_serve_what_they_trained(kind, bits):
     )
 
 
-def test_attention_projections_share_an_op_until_they_are_frozen():
+def test_attention_projections_share_an_op():
     attention = nnx.MultiHeadAttention(
         num_heads=2,
         in_features=16,
@@ -337,7 +343,53 @@ def test_attention_projections_share_an_op_until_they_are_frozen():
     expected = call(attention, x)
     jqinject.freeze(attention)
     np.testing.assert_array_equal(call(attention, x), expected)
-    assert attention.query.dot_general is not attention.key.dot_general
+    assert attention.query.dot_general is attention.key.dot_general
+
+
+def test_a_checkpoint_of_a_kernel_in_its_op_is_read():
+    (frozen, _), (other, _) = with_op("linear", 4), with_op("linear", 4)
+    other.kernel[...] *= -2
+    frozen, other = jqinject.freeze(frozen), jqinject.freeze(other)
+    state = nnx.as_pure(nnx.state(frozen))
+    state["dot_general"] = {"rhs_freezer": state["kernel"]}
+    state["kernel"] = jnp.zeros((0, 0))
+    jqinject.load_state(other, state)
+    np.testing.assert_array_equal(call(other, X), call(frozen, X))
+
+
+def test_frozen_kernels_are_copied_and_differentiated():
+    layer, _ = with_op("linear")
+    layer.eval()
+    expected, slope = call(layer, X), jax.grad(lambda x: jnp.sin(layer(x)).sum())(X)
+    frozen = jqinject.freeze(layer)
+    for copy in (frozen, nnx.clone(frozen), pickle.loads(pickle.dumps(frozen))):
+        assert type(copy).__name__ == "Linear" and isinstance(copy, nnx.Linear)
+        np.testing.assert_array_equal(call(copy, X), expected)
+    # Backward, the scheme rounds the dequantized kernel in the place of the kernel.
+    np.testing.assert_allclose(jax.grad(lambda x: jnp.sin(frozen(x)).sum())(X), slope, atol=0.05)
+    paths = {"/".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(frozen))}
+    assert paths == {"bias", "kernel"}
+
+
+def test_a_masked_convolution_serves_the_masked_kernel():
+    config, mask = config_v4(rng_type=None), jnp.arange(9.0).reshape(3, 3, 1, 1) % 2 * jnp.ones((3, 3, 4, 8))
+    op = QConvGeneralDilated(config)
+    layer = nnx.Conv(4, 8, (3, 3), mask=mask, conv_general_dilated=op, rngs=nnx.Rngs(0))
+    expected = call(layer, IMAGES)
+    np.testing.assert_array_equal(call(jqinject.freeze(layer), IMAGES), expected)
+
+
+@pytest.mark.parametrize(
+    "weights", [q.NVFP4Weight, q.NF4WeightPerGroupFloat, q.ShiftedUint8WeightPerTensorFloat]
+)
+def test_schemes_serve_every_format(weights):
+    op = QDotGeneral(Scheme.let(fprop_lhs=q.Int8ActDynamicPerRow, fprop_rhs=weights))
+    layer = nnx.Linear(16, 8, dot_general=op, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    layer.eval()
+    expected = call(layer, X)
+    frozen = jqinject.freeze(layer)
+    assert frozen.kernel.get_raw_value()["value"].dtype.itemsize == 1 and expected.dtype == jnp.bfloat16
+    np.testing.assert_allclose(*(np.float32(y) for y in (call(frozen, X), expected)), rtol=0.02, atol=0.02)
 
 
 def test_unfreeze_of_flax_layers():
@@ -380,16 +432,15 @@ def test_annotations_of_sharding_are_carried_over():
         abstract = nnx.eval_shape(lambda: jqinject.freeze(make()))
     frozen = jqinject.freeze(model)  # without a mesh around it
     for layers in (frozen, abstract):
-        first, second = layers[0].frozen, layers[1].dot_general.rhs_freezer
-        names = [
-            v.get_metadata()["out_sharding"] for v in (first.value, first.scale, second.value, second.scale)
-        ]
+        first = layers[0].frozen
+        names = [v.get_metadata()["out_sharding"] for v in (first.value, first.scale)]
         # Stored (out, in), and unsplit where there is one scale for all.
-        assert names == [("model", None), (None, "model"), (None, "model"), (None, None)]
+        assert names == [("model", None), (None, "model")]
+        specs = nnx.get_partition_spec(nnx.state(layers))[1]["kernel"].get_raw_value()
+        assert specs == {"value": PartitionSpec(None, "model"), "scale": PartitionSpec(None, None)}
     assert {s.data.shape for s in frozen[0].frozen.value[...].addressable_shards} == {(4, 16)}
-    assert {s.data.shape for s in frozen[1].dot_general.rhs_freezer.value[...].addressable_shards} == {
-        (16, 4)
-    }
+    payload = frozen[1].kernel.get_raw_value()["value"]
+    assert {s.data.shape for s in payload.addressable_shards} == {(16, 4)}
 
 
 def test_a_layer_of_ours_around_an_op_is_frozen_as_ours():
@@ -420,13 +471,12 @@ def test_stacks_of_flax_layers_under_scan(kind, annotated):
     stack = make(jax.random.split(jax.random.key(0), 3))
     expected = run(stack, X)
     jqinject.freeze(stack)
-    stored = stack.dot_general.rhs_freezer
-    assert (stored.value.shape, stored.scale.shape) == ((3, 16, 16), (3, 1, 16))
-    assert stack.kernel.size == 0
+    stored = stack.kernel.get_raw_value()
+    assert (stored["value"].shape, stored["scale"].shape) == ((3, 16, 16), (3, 1, 16))
+    assert stack.kernel.shape == (3, 16, 16)
     np.testing.assert_array_equal(run(stack, X), expected)
     if annotated:
-        assert stored.value.get_metadata()["out_sharding"] == ("layers", "model", None)
-        assert stored.scale.get_metadata()["out_sharding"] == ("layers", None, "model")
+        assert stack.kernel.get_metadata()["out_sharding"] == ("layers", None, "model")
 
 
 def test_training_goes_on_after_a_shared_op_was_split():

@@ -273,11 +273,15 @@ def test_the_first_rule_that_matches_wins() -> None:
     others = [Rule("second", weight_quant=Int8WeightPerChannelFloat), Rule(scheme=W8A8)]
     model = quantize(Both(), [*floats, *others], inputs=(X,))
     assert {*model.op_quant} == {"second.w", "third.w", "third.dot_general0"}
+    model.eval()
+    wanted = model(X)
     formats = {row.parameter: row.weight for row in coverage(freeze(model), X).weights}
     assert formats == {
         **{"first.w": "", "second.w": "int8", "third.w": "int8"},
-        **{"up.kernel": "scheme", "head.kernel": ""},
+        **{"up.kernel": "int8", "head.kernel": ""},
     }
+
+    assert decibels(model(X), wanted) > 60 and isinstance(model.up.kernel, FrozenParam)
 
 
 def test_frozen_models_are_copied_saved_and_reported(tmp_path: Any) -> None:

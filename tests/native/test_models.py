@@ -11,7 +11,7 @@ from flax import nnx
 import jqinject
 import jqinject.quant as q
 from jqinject import native
-from jqinject.dot import QDotGeneral, QEinsum, config_v4
+from jqinject.dot import FrozenParam, QDotGeneral, QEinsum, config_v4
 from jqinject.dot.kernels.kernel_table import XLA_CONVOLVES
 from jqinject.export import stablehlo
 from jqinject.native.library import FUNCTION
@@ -107,7 +107,7 @@ def test_flax_layers_with_our_operations(both):
     assert calls == 3
     np.testing.assert_array_equal(with_kernel, without)
     frozen = jqinject.freeze(model)
-    assert frozen.first.dot_general.rhs_freezer is not None
+    assert isinstance(frozen.first.kernel, FrozenParam)
     calls, frozen_result, _ = run(both, frozen, x)
     assert calls == 3
     np.testing.assert_array_equal(frozen_result, with_kernel)

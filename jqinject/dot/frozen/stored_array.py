@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,23 @@ class StoredArray:
     def form(self) -> FrozenForm:
         """What is static in the numbers."""
 
-    def quant_tensor(self) -> Any:
-        """The numbers as a QuantTensor, dequantized when its value is read."""
-        return quant_tensor_of(self.numbers, self.form)
+    def quant_tensor(self, dtype: Any = None) -> Any:
+        """The numbers as a QuantTensor, dequantized when its value is read.
+
+        Args:
+            dtype: of its value; None for that of the float array.
+        """
+        form = self.form if dtype is None else replace(self.form, value_dtype=np.dtype(dtype))
+        return quant_tensor_of(self.numbers, form)
+
+    def operand(self, dtype: Any = None) -> Any:
+        """The numbers as an operand of a contraction: dequantized if zero points lie between integers.
+
+        Args:
+            dtype: as for `quant_tensor`.
+        """
+        found, form = self.quant_tensor(dtype), self.form
+        return found.value if "zero_point" in form.names and not form.whole_zero_point else found
 
     @property
     def fitted_form(self) -> FrozenForm:

@@ -77,6 +77,8 @@ class OperandProxy(nnx.Module):
 
     role = "operand"
     requires_quant_input = False
+    scale_dtype = None
+    has_whole_zero_points = True
     tensor_quant: Any
 
     def __init__(

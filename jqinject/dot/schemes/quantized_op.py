@@ -11,14 +11,16 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core import CalibratedQuant, warn_if_uncalibrated
+from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_param import FrozenParam
 from jqinject.dot.geometry.dimensions import checked_dimensions
 from jqinject.dot.geometry.labels import Labelling, Labels, summed_labels
+from jqinject.dot.schemes.frozen_operand import frozen_operand
 from jqinject.dot.schemes.scheme import SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_dot import scheme_dot_general
 from jqinject.dot.schemes.scheme_quantizers import SchemeQuantizers
 from jqinject.dot.schemes.static_range import CollectedRange, checked_range, range_of
-from jqinject.dot.tensors.freezer import Freezer, QuantizedOperand, QuantMode, served
+from jqinject.dot.tensors.freezer import Freezer, QuantMode, served
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 
 Axes = tuple[int, ...]
@@ -65,19 +67,22 @@ class QuantizedOp(nnx.Module):
         """
         self.scheme.check_freezes()
 
-    def quantized_rhs(self, rhs: jax.Array, summed: Axes) -> QuantizedOperand:
-        """The right operand in its stored form.
+    def frozen_rhs(
+        self, rhs: jax.Array, summed: Axes, stored_last: Axes
+    ) -> tuple[dict[str, jax.Array], FrozenForm]:
+        """The low-bit numbers of the right operand, as `frozen_numbers` returns them.
 
         Args:
             rhs: the operand.
             summed: the summed axes.
+            stored_last: those that are stored last.
 
         Raises:
-            ValueError: the scheme quantizes it in a form that cannot be stored.
+            ValueError: the scheme quantizes it as the contraction sees it.
         """
         labels = tuple(("rhs", axis) for axis in range(rhs.ndim))
         over = tuple(labels[axis] for axis in summed)
-        return self.scheme.stored("fprop_rhs", LabelledTensor(rhs, labels), over)
+        return frozen_operand(self.scheme, LabelledTensor(rhs, labels), over, stored_last)
 
     def has_range(self) -> bool | None:
         """Whether every collected range saw data; None if there is none. See `core.StaticRange`."""
@@ -96,13 +101,6 @@ class QuantizedOp(nnx.Module):
         self.scheme.end_calibration()
         if self.lhs_range is not None:
             self.lhs_range.end_calibration()
-
-    def fresh(self) -> QuantizedOp:
-        """A copy with nothing stored and its own random numbers."""
-        other = nnx.clone(self)
-        other.lhs_freezer, other.rhs_freezer = Freezer(), Freezer()
-        other.scheme.fork_rngs(self.scheme)
-        return other
 
     def _contract(
         self,
@@ -141,7 +139,7 @@ class QuantizedOp(nnx.Module):
 
     def _seen(self, lhs: Any, rhs: Any) -> tuple[Any, Any]:
         """The operands as the op sees them: one served from storage has the stored shape."""
-        lhs, rhs = (x.quant_tensor() if isinstance(x, FrozenParam) else x for x in (lhs, rhs))
+        lhs, rhs = (x.operand() if isinstance(x, FrozenParam) else x for x in (lhs, rhs))
         if self.lhs_quant_mode is QuantMode.SERVE:
             lhs = self.lhs_freezer.placeholder(lhs.dtype)
         if self.rhs_quant_mode is QuantMode.SERVE:

@@ -124,6 +124,11 @@ class SchemeQuantizers(nnx.Module):
                 "in groups, in a layer of jqinject.nn"
             )
 
+    def proxy(self, name: str, x: LabelledTensor, summed: Labels) -> Any:
+        """The quantizer of an operand; None if it is float or takes what the forward product took."""
+        binding = self.scheme[name]
+        return self._held(name, binding, x, summed).quant if isinstance(binding, Binding) else None
+
     def gradient(self, name: str, g: LabelledTensor, summed: Labels) -> Taken:
         """The quantizer of a gradient, split for the backward pass, and its slot.
 
@@ -160,11 +165,6 @@ class SchemeQuantizers(nnx.Module):
 
     def _where(self, name: str) -> str:
         return f"{self.where}: {self.scheme.name}.{name}"
-
-    def fork_rngs(self, other: SchemeQuantizers) -> None:
-        """Use a new random stream, distinct from the copied one."""
-        if other.stream is not None:
-            self.stream = other.stream.fork()
 
     def stateless(self, y: jax.Array) -> jax.Array:
         """The result of a function, which cannot keep state.

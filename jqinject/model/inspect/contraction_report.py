@@ -15,7 +15,7 @@ from jqinject.model.inspect.coverage import Coverage, coverage_of
 from jqinject.model.inspect.layer_numbers import LayerReport
 from jqinject.model.inspect.layer_report import ContractionReport
 from jqinject.model.inspect.measured_report import check_numbers, measure
-from jqinject.model.inspect.parameter_entry import parameter_entry
+from jqinject.model.inspect.parameter_entry import parameter_entry, product_entry
 from jqinject.model.inspect.program_contractions import Contraction, program_of
 from jqinject.model.static_ranges import uncalibrated
 from jqinject.model.walk import ModelIndex
@@ -40,7 +40,8 @@ def report(
     floats.
 
     With `numbers`, a copy of the model also runs in evaluation mode: in float, quantized, and twice for each quantized
-    layer. All layer outputs are kept in memory meanwhile, so a small batch is best.
+    layer and for each parameter that the model contracts by itself, whose calls are its contractions and look-ups. All
+    outputs of these are kept in memory meanwhile, so a small batch is best.
 
     Args:
         model: an NNX module; it is not changed.
@@ -52,12 +53,14 @@ def report(
 
     Returns:
         An entry for every jqinject or Flax layer with a weight, and for every parameter that the model contracts or
-        looks up by itself, named by its path; with `numbers`, also for every other quantized jqinject layer. Besides
-        the static ranges that never saw data, the contractions of two activations, and the coverage.
+        looks up by itself, named by its path; with `numbers`, also for every other quantized jqinject layer, and for
+        every quantized contraction of two activations, named by the operation. Besides, the static ranges that never
+        saw data, the contractions of two activations, and the coverage.
 
     Raises:
         TypeError: `model` is not an NNX module; `numbers` with inputs or weights that are not concrete arrays.
-        ValueError: the model has no such method; `numbers` with a frozen model whose float weights are gone.
+        ValueError: the model has no such method; `numbers` with a frozen model whose float weights are gone: names
+            the layers and parameters.
 
     Example:
         >>> import jax.numpy as jnp
@@ -88,10 +91,12 @@ def report_of(model: nnx.Module, call: Call, *, numbers: bool) -> ContractionRep
     layers = {name: node for name, node in modules.items() if isinstance(node, LAYERS)}
     covered = coverage_of(copy, [call])
     parameters = _entries_of_parameters(covered, layers)
+    products = {one.name: one for one in covered.activations if numbers and (one.lhs or one.rhs)}
+    parameters |= {name: name for name in products}
     program = program_of(copy, call, tuple(layers), parameters)
     by_layer: dict[str, list[Contraction]] = {name: [] for name in (*layers, *parameters.values())}
-    for found in program.contractions:
-        by_layer[found.layer].append(found)
+    for one in program.contractions:
+        by_layer[one.layer].append(one)
     quantized_sites = tuple(vars(model).get(HELD) or ())
     entries = {
         name: _entry(
@@ -106,18 +111,21 @@ def report_of(model: nnx.Module, call: Call, *, numbers: bool) -> ContractionRep
     sites = tuple(
         parameter_entry(name, copy, covered, by_layer[name], program.operations[name])
         for name in dict.fromkeys(parameters.values())
-        if name not in layers
+        if name not in layers and name not in products
     )
     unseen = uncalibrated(ModelIndex(model))
     if not numbers:
         return ContractionReport((*entries.values(), *sites), uncalibrated=unseen, coverage=covered)
-    measured = measure(copy, call)
+    switched = {row.parameter for row in covered.weights if row.weight or row.input} | {*products}
+    found = measure(copy, call, {name: entry for name, entry in parameters.items() if name in switched})
     both = (
-        replace(entries.get(name) or _without_weight(name, node), numbers=measured.layers.get(name))
+        entries.get(name) or _without_weight(name, node)
         for name, node in modules.items()
-        if name in entries or name in measured.layers
+        if name in entries or name in found.entries
     )
-    return ContractionReport((*both, *sites), measured.output_sqnr_db, unseen, covered)
+    between = (product_entry(one, by_layer[name], program.operations[name]) for name, one in products.items())
+    rows = (replace(row, numbers=found.entries.get(row.path)) for row in (*both, *sites, *between))
+    return ContractionReport(tuple(rows), found.output_sqnr_db, unseen, covered)
 
 
 def _entries_of_parameters(covered: Coverage, layers: Mapping[str, Any]) -> dict[str, str]:

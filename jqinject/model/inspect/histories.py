@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,11 +36,15 @@ class History:
     values: tuple[float, ...]
 
 
-def histories(layer: Any) -> tuple[History, ...]:
-    """The histories of all quantizers that a layer holds."""
+def histories_of(slots: Iterable[tuple[str, Any]]) -> tuple[History, ...]:
+    """The histories of quantizers.
+
+    Args:
+        slots: the slot and the quantizer of each; anything else is left out.
+    """
     return tuple(
         found
-        for slot, proxy in vars(layer).items()
+        for slot, proxy in slots
         if isinstance(proxy, QuantProxyFromInjector) and isinstance(proxy.tensor_quant, nnx.Module)
         for found in _of_quantizer(slot, proxy.tensor_quant)
     )

@@ -48,14 +48,16 @@ class Histograms:
 
 @dataclass(frozen=True)
 class LayerNumbers:
-    """The measured quantization error of one layer.
+    """The measured quantization error of one layer, or of a parameter that the model contracts by itself.
 
     The signal-to-quantization-noise ratio of a float tensor y and its quantized counterpart q is
     `10 log10(sum(y**2) / sum((y - q)**2))` decibels, over all elements and all calls: inf if they are equal, -inf if y
     is 0 and q is not. "The float model" is the model with every quantizer switched off.
 
     Attributes:
-        calls: how often the layer was called; 0 leaves all else None. Each iteration of a scan counts.
+        calls: how often the layer was called, or the parameter contracted or looked up. Each iteration of a scan
+            counts. 0 leaves all else None, but for a parameter that is read within a branch or a loop of unknown
+            length: then the ratios of the weight and of the model's output are known.
         isolated_sqnr_db: of the layer's output, if only this layer is quantized and its input is the float model's.
         accumulated_sqnr_db: of the layer's output in the quantized model, against the same output in the float model.
         weight_sqnr_db: of the weight.

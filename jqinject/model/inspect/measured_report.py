@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,15 @@ import numpy as np
 from flax import nnx
 
 from jqinject.model.inspect.histograms import Clipped, histogram, saturation
-from jqinject.model.inspect.histories import histories
+from jqinject.model.inspect.histories import histories_of
 from jqinject.model.inspect.layer_numbers import Histograms, LayerNumbers, Saturation
 from jqinject.model.inspect.sensitivity import SensitivityRuns
 from jqinject.model.running.recorder import Recorder
-from jqinject.model.running.switching import QuantizedLayer, has_float, quantized_layers, switchable
+from jqinject.model.running.switching import has_float, quantized_layers, switchable
+from jqinject.model.site_freezing import unfreeze_parameters, without_masters
 from jqinject.model.static_ranges import listed
-from jqinject.program import Call
+from jqinject.model.walk import ModelIndex
+from jqinject.program import HELD, Call
 from jqinject.quant_tensor import is_concrete
 
 ADVICE = (
@@ -32,11 +34,11 @@ class Measured:
     """The measurements.
 
     Attributes:
-        layers: path -> numbers of every quantized layer.
+        entries: path -> numbers of every quantized layer, and of whatever else is quantized.
         output_sqnr_db: of the quantized model's output against the float model's.
     """
 
-    layers: dict[str, LayerNumbers]
+    entries: dict[str, LayerNumbers]
     output_sqnr_db: float
 
 
@@ -67,9 +69,10 @@ def check_numbers(model: nnx.Module, call: Call) -> None:
 
     Raises:
         TypeError: an input or a Variable of the model is not a concrete array.
-        ValueError: frozen layers whose float weights are gone.
+        ValueError: frozen layers or parameters whose float numbers are gone.
     """
     without_float = tuple(path for path, layer in quantized_layers(model).items() if not has_float(layer))
+    without_float += tuple(without_masters(ModelIndex(model)))
     if without_float:
         raise ValueError(
             "report(numbers=True) compares with the float model, and the float weights of "
@@ -103,29 +106,32 @@ def _kind(leaf: Any) -> str:
     return f"{kind} ({leaf.dtype}{list(leaf.shape)})"
 
 
-def measure(model: nnx.Module, call: Call) -> Measured:
-    """Run a model in float, quantized, and with each layer switched.
+def measure(model: nnx.Module, call: Call, sites: Mapping[str, str]) -> Measured:
+    """Run a model in float, quantized, and with each entry switched.
 
     Args:
         model: in evaluation mode; not changed.
         call: of it, with arrays.
+        sites: see `SensitivityRuns`.
     """
+    model = _with_float_parameters(model)
     nodes = quantized_layers(model)
-    layers = {path: switchable(path, node) for path, node in nodes.items()}
-    runs = SensitivityRuns(model, call, layers)
+    runs = SensitivityRuns(model, call, {path: switchable(path, node) for path, node in nodes.items()}, sites)
     in_float, quantized = Recorder(), Recorder()
     try:
         output = runs.quantized(quantized)
         try:
             reference = runs.floating(in_float)
-            called = [path for path in layers if quantized.calls(path, "quantized")]
-            switched = {path: _sensitivity(runs, path, reference) for path in called}
+            read = [entry for entry in runs.entries if _is_read(quantized, entry)]
+            switched = {entry: _sensitivity(runs, entry, reference) for entry in read}
         except Exception as error:
             error.add_note(ADVICE)
             raise
         found = {
-            path: _numbers(layer, nodes[path], in_float, quantized, switched.get(path))
-            for path, layer in layers.items()
+            entry: _numbers(
+                entry, _slots(model, nodes, runs, entry), in_float, quantized, switched.get(entry)
+            )
+            for entry in runs.entries
         }
     finally:
         in_float.clear()
@@ -133,29 +139,52 @@ def measure(model: nnx.Module, call: Call) -> Measured:
     return Measured(found, sqnr_db(reference, output))
 
 
-def _sensitivity(runs: SensitivityRuns, path: str, reference: list[np.ndarray]) -> tuple[float, float]:
-    """The ratio of the output if only this layer is quantized, and if only this one is not."""
-    alone = runs.mixed({other: other == path for other in runs.layers}, others=False)
-    without = runs.mixed({other: other != path for other in runs.layers}, others=True)
+def _with_float_parameters(model: nnx.Module) -> nnx.Module:
+    """The model with the float parameters that were kept beside frozen ones; in evaluation it is the same function."""
+    if not ModelIndex(model).frozen_parameters:
+        return model
+    copy = nnx.clone(model, graph=True)
+    unfreeze_parameters(ModelIndex(copy))
+    copy.eval()
+    return copy
+
+
+def _is_read(quantized: Recorder, entry: str) -> bool:
+    """Whether a layer is called, or a parameter read, be it where it cannot be measured by itself."""
+    return any(quantized.calls(entry, what) for what in ("quantized", "weight"))
+
+
+def _slots(model: Any, nodes: Mapping[str, Any], runs: SensitivityRuns, entry: str) -> list[tuple[str, Any]]:
+    """The quantizers of an entry, by slot."""
+    known = vars(model).get(HELD)
+    mine = runs.slots.get(entry, {}).items()
+    held = [(slot, known[site]) for site, slot in mine if site in tuple(known)] if known is not None else []
+    return [*vars(nodes[entry]).items(), *held] if entry in nodes else held
+
+
+def _sensitivity(runs: SensitivityRuns, entry: str, reference: list[np.ndarray]) -> tuple[float, float]:
+    """The ratio of the output if only this entry is quantized, and if only this one is not."""
+    alone = runs.mixed({other: other == entry for other in runs.entries}, others=False)
+    without = runs.mixed({other: other != entry for other in runs.entries}, others=True)
     return sqnr_db(reference, alone), sqnr_db(reference, without)
 
 
 def _numbers(
-    layer: QuantizedLayer,
-    node: Any,
+    path: str,
+    slots: Sequence[tuple[str, Any]],
     in_float: Recorder,
     quantized: Recorder,
     switched: tuple[float, float] | None,
 ) -> LayerNumbers:
-    path, kept = layer.path, histories(node)
+    kept = histories_of(slots)
     if switched is None:
         return LayerNumbers(calls=0, histories=kept)
     outputs, there = in_float.of(path, "float"), quantized.of(path, "quantized")
     parts = {part: _clipped(quantized, path, part) for part in ("weight", "input", "output")}
     isolated = accumulated = None
-    if outputs:
+    if outputs and there:
         isolated = sqnr_db([y for y, _ in outputs], [q for _, q in outputs])
-    if [y.shape for y, _ in outputs] == [q.shape for (q,) in there]:
+    if there and [y.shape for y, _ in outputs] == [q.shape for (q,) in there]:
         accumulated = sqnr_db([y for y, _ in outputs], [q for (q,) in there])
     weight = parts["weight"]
     return LayerNumbers(

@@ -1,4 +1,4 @@
-"""The entry of a report for a parameter that a model contracts or looks up by itself."""
+"""The entries of a report for what a model contracts or looks up by itself."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import jax
 from flax import nnx
 
 from jqinject.model.inspect.coverage import Coverage
+from jqinject.model.inspect.coverage_rows import ActivationContraction
 from jqinject.model.inspect.layer_numbers import LayerReport
 from jqinject.model.inspect.program_contractions import Contraction
 from jqinject.model.walk import ModelIndex, PlainArray
@@ -41,6 +42,24 @@ def parameter_entry(
         weight_bytes=_bytes_of(model, name),
         note=note,
         operations=operations or sum(row.operations for row in rows),
+    )
+
+
+def product_entry(one: ActivationContraction, found: Sequence[Contraction], operations: int) -> LayerReport:
+    """The entry of a contraction of two activations, named by the operation.
+
+    Args:
+        one: the contraction.
+        found: it, in the compiled program.
+        operations: its multiply-adds.
+    """
+    return LayerReport(
+        path=one.name,
+        layer=f"{one.operation} of activations",
+        contraction=" and ".join(sorted({each.kind for each in found})) or "none",
+        program=", ".join(dict.fromkeys(map(str, found))),
+        weight_bytes=0,
+        operations=operations or one.operations,
     )
 
 

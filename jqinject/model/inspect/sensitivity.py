@@ -1,4 +1,4 @@
-"""Runs a model with some of its layers quantized and others in float."""
+"""Runs a model with some of its layers and parameters quantized and others in float."""
 
 from __future__ import annotations
 
@@ -10,31 +10,54 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jqinject.model.inspect.observed_sites import (
+    FloatingSites,
+    MixedSites,
+    Observing,
+    QuantizedSites,
+    SiteRun,
+    Sites,
+)
 from jqinject.model.running.recorder import Listener, Recorder, clipped_fields
 from jqinject.model.running.switching import PARTS, QuantizedLayer, changed
 from jqinject.model.walk import ModelIndex
+from jqinject.nn import QuantEmbed
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.devices.processes import on_host
-from jqinject.program import Around, Call, SplitCall, intercept
+from jqinject.program import Around, Call, QuantizedProgram, SplitCall, in_scope, intercept
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import QuantTensor, as_array
 
 
 class SensitivityRuns:
-    """Makes the same call of a copy of a model repeatedly, with layers switched. The model is not changed.
+    """Makes the same call of a copy of a model repeatedly, with entries switched. The model is not changed.
 
     Args:
         model: in evaluation mode.
         call: of it, with arrays.
         layers: path -> quantized layer.
+        sites: what the model's program contracts by itself: path of a parameter, or name of a contraction of two
+            activations -> its entry, which may be that of a layer.
+
+    Attributes:
+        entries: layers, and whatever else is switched.
+        slots: after `quantized`: entry -> name of each of its quantizers in `op_quant` -> the slot in a layer.
     """
 
-    def __init__(self, model: nnx.Module, call: Call, layers: Mapping[str, QuantizedLayer]) -> None:
+    def __init__(
+        self,
+        model: nnx.Module,
+        call: Call,
+        layers: Mapping[str, QuantizedLayer],
+        sites: Mapping[str, str],
+    ) -> None:
         self._split = SplitCall(model, call)
         self._state, self._arrays = self._split.state, self._split.arrays
-        self.layers = layers
-        mixed = self._compiled(True)
-        self._mixed = {True: mixed, False: self._compiled(False) if _has_others(model, layers) else mixed}
+        self._layers, self._sites = layers, Sites(sites, layers)
+        self.entries = tuple(dict.fromkeys((*layers, *sites.values())))
+        self.slots: Mapping[str, Mapping[str, str]] = {}
+        self._has_others = _has_others(model, layers)
+        self._mixed: dict[bool, Any] = {}
 
     def floating(self, recorder: Recorder) -> list[np.ndarray]:
         """Run with every quantizer off.
@@ -46,7 +69,8 @@ class SensitivityRuns:
         Returns:
             The model's outputs, float64.
         """
-        return self._recorded(recorder, others=False, around=lambda layer: _Floating(layer, recorder))
+        sites = FloatingSites(self._sites, recorder)
+        return self._recorded(recorder, sites, around=lambda layer: _Floating(layer, recorder))
 
     def quantized(self, recorder: Recorder) -> list[np.ndarray]:
         """Run the model as it is.
@@ -58,47 +82,71 @@ class SensitivityRuns:
         Returns:
             The model's outputs, float64.
         """
-        return self._recorded(recorder, others=True, around=lambda layer: _Quantized(layer, recorder))
+        sites = QuantizedSites(self._sites, recorder)
+        found = self._recorded(recorder, sites, around=lambda layer: _Quantized(layer, recorder))
+        self.slots = sites.slots
+        self._has_others = self._has_others or sites.has_others
+        return found
 
     def mixed(self, on: Mapping[str, bool], *, others: bool) -> list[np.ndarray]:
-        """Run with some layers quantized.
+        """Run with some entries quantized; after `quantized`.
 
         Args:
-            on: path -> whether the layer is quantized; compiled once for all choices.
-            others: whether quantizers outside jqinject layers are on.
+            on: entry -> whether it is quantized; compiled once for all choices.
+            others: whether quantizers that belong to no entry are on.
 
         Returns:
             The model's outputs, float64.
         """
-        return _numbers(
-            self._mixed[others](self._state, self._arrays, np.array([on[path] for path in self.layers]))
-        )
+        others = others or not self._has_others
+        if others not in self._mixed:
+            self._mixed[others] = self._compiled(others)
+        chosen = np.array([on[entry] for entry in self.entries])
+        return _numbers(self._mixed[others](self._state, self._arrays, chosen))
 
     def _recorded(
-        self, recorder: Recorder, *, others: bool, around: Callable[[QuantizedLayer], Around]
+        self, recorder: Recorder, sites: SiteRun, around: Callable[[QuantizedLayer], Around]
     ) -> list[np.ndarray]:
-        arounds = {path: around(layer) for path, layer in self.layers.items()}
-        run = jax.jit(lambda state, arrays: self._call(state, arrays, arounds, others))
+        arounds = {path: around(layer) for path, layer in self._layers.items()}
+        run = jax.jit(lambda state, arrays: self._call(state, arrays, arounds, sites))
         outputs = _numbers(run(self._state, self._arrays))
         recorder.finish(self._state, self._arrays)
         return outputs
 
     def _compiled(self, others: bool) -> Callable[[Any, Any, np.ndarray], Any]:
-        def run(state: Any, arrays: Any, on: jax.Array) -> Any:
-            arounds = {path: _Mixed(layer, on[i]) for i, (path, layer) in enumerate(self.layers.items())}
-            return self._call(state, arrays, arounds, others)
+        def run(state: Any, arrays: Any, chosen: jax.Array) -> Any:
+            on = {entry: chosen[i] for i, entry in enumerate(self.entries)}
+            arounds = {path: _Mixed(layer, on[path]) for path, layer in self._layers.items()}
+            return self._call(state, arrays, arounds, MixedSites(self._sites, on, others))
 
         return jax.jit(run)
 
-    def _call(self, state: Any, arrays: list[Any], arounds: Mapping[str, Around], others: bool) -> list[Any]:
+    def _call(
+        self, state: Any, arrays: list[Any], arounds: Mapping[str, Around], sites: SiteRun
+    ) -> list[Any]:
         copy, call = self._split.merged(state, arrays)
+        root: Any = copy
+        observed = _observed(copy)
         for path, node in list(nnx.iter_modules(copy)):
             around = arounds.get(".".join(map(str, path)))
             if around is not None:
                 intercept(node, around)
-            if isinstance(node, QuantProxyFromInjector) and not others:
+                if isinstance(node, QuantEmbed):
+                    intercept(node, around, "attend")
+                    intercept(node, _Within(".".join(map(str, path))), "attend")
+            if isinstance(node, QuantProxyFromInjector) and not sites.others and id(node) not in observed:
                 node.disable_quant = True
+        if isinstance(copy, QuantizedProgram):
+            intercept(root, Observing(sites), "quantizers")
         return _arrays(call(copy))
+
+
+def _observed(model: Any) -> set[int]:
+    """The quantizers of the model's own program: these are switched where it runs."""
+    if not isinstance(model, QuantizedProgram):
+        return set()
+    tied = {id(proxy) for proxy in model.tied_quantizers().values()}
+    return tied | {id(node) for _, node in nnx.iter_modules(model.op_quant, graph=True)}
 
 
 def _arrays(outputs: Any) -> list[Any]:
@@ -107,6 +155,17 @@ def _arrays(outputs: Any) -> list[Any]:
     arrays = [jnp.asarray(as_array(leaf)) for leaf in leaves]
     floats = [array for array in arrays if jnp.issubdtype(array.dtype, jnp.floating)]
     return floats or arrays
+
+
+@final
+class _Within(Around):
+    """Marks what a method of a layer contracts as the layer's."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return in_scope(self.path, None, call, args, kwargs)
 
 
 @final
@@ -172,9 +231,10 @@ class _Mixed(Around):
 def _has_others(model: nnx.Module, layers: Mapping[str, QuantizedLayer]) -> bool:
     """Whether there are quantizers outside the given quantized layers."""
     known = {id(node) for path, node in nnx.iter_modules(model) if ".".join(map(str, path)) in layers}
+    observed = _observed(model)
     inside = {id(h.proxy) for h in ModelIndex(model).proxies if all(id(layer) in known for layer in h.layers)}
     proxies = (node for _, node in nnx.iter_modules(model) if isinstance(node, QuantProxyFromInjector))
-    return any(id(proxy) not in inside for proxy in proxies)
+    return any(id(proxy) not in inside | observed for proxy in proxies)
 
 
 def _both(

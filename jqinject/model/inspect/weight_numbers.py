@@ -20,7 +20,7 @@ from jqinject.model.frozen_ops import quantized_op
 from jqinject.model.walk import ModelIndex, Path, PlainArray
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import HELD, Program
-from jqinject.proxy import QuantProxyFromInjector
+from jqinject.proxy import QuantProxyFromInjector, stack_of
 from jqinject.quant_tensor import IntQuantTensor
 
 # Variables that a call writes: what is contracted of them comes from activations.
@@ -163,7 +163,7 @@ class ModelWeights:
         if isinstance(layer, QuantWeightLayer) and path[-1] == layer.weight_name:
             if layer.frozen is not None:
                 return _of_form(layer.frozen.form)
-            return self.numbers_of(layer.weight_quant, layer.weight_shape)
+            return self.numbers_of(layer.weight_quant, layer.weight_shape, len(stack_of((layer,))))
         if layer is not None and path[-1] == "kernel" and quantized_op(layer) is not None:
             return self._of_op(layer, 1)
         site = self.sites.get(name)

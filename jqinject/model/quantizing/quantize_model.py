@@ -24,9 +24,9 @@ from jqinject.model.quantizing.rule_policy import (
     PlannedSites,
     RulePolicy,
     held_at,
-    unstored_weights,
 )
 from jqinject.model.quantizing.rules import Rule, checked_rules
+from jqinject.model.quantizing.scheme_rules import unstored_weights
 from jqinject.model.quantizing.traced_calls import Methods, call_with, traced_calls
 from jqinject.model.walk import ModelIndex
 from jqinject.program import (

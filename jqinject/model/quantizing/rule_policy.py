@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from flax import nnx
 
 from jqinject.dot import QConvGeneralDilated, QDotGeneral
-from jqinject.dot.schemes.weight_operand import (
-    RAGGED,
-    ragged_input_quantizer,
-    rounds_weight_again,
-    weight_quantizer,
-    why_not_stored,
-)
 from jqinject.inject import Binding, ExtendedInjector
+from jqinject.model.frozen_ops import KernelInOp
 from jqinject.model.quantizing.counterparts import COUNTERPARTS
 from jqinject.model.quantizing.rules import Rule
+from jqinject.model.quantizing.scheme_rules import by_scheme
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.attention.dot_product_attention import QuantScaledDotProductAttention
 from jqinject.nn.attention.multi_head_attention import QuantMultiHeadAttention
@@ -57,6 +52,7 @@ OURS = (
     QuantScaledDotProductAttention,
     QuantMergeLayer,
     QuantPoolLayer,
+    KernelInOp,
 )
 
 
@@ -143,30 +139,6 @@ class RulePolicy:
     def final_output(self, run: Any, x: Tracked, index: int) -> Tracked:
         """See `Policy`."""
         return x
-
-
-def by_scheme(scheme: Any, operation: str, weight_path: tuple[Any, ...]) -> Choice | None:
-    """The quantizers of an operation by a scheme; None of a look-up, which is no contraction.
-
-    Args:
-        scheme: the scheme.
-        operation: the operation's name.
-        weight_path: of the parameter that it contracts; empty if there is none.
-
-    Raises:
-        ValueError: a ragged contraction, by a scheme that does more than it can.
-    """
-    if operation == "take":
-        return None
-    if not weight_path:
-        return Choice(scheme=scheme)
-    parameter = weight_quantizer(scheme, operation)
-    if operation != RAGGED:
-        return Choice(scheme=scheme, parameter=parameter, rounds_again=rounds_weight_again(scheme))
-    try:
-        return Choice(parameter, ragged_input_quantizer(scheme), parameter=parameter)
-    except ValueError as error:
-        raise ValueError(f"{dotted(weight_path)}: {error}") from None
 
 
 class _Watching(RulePolicy):
@@ -274,13 +246,6 @@ def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:
         rngs=rngs,
         where=(f"the quantizer of {site.name}", ""),
     )
-
-
-def unstored_weights(sites: Iterable[Site]) -> tuple[tuple[str, str], ...]:
-    """The parameters that schemes quantize within contractions, and why they cannot be stored for serving."""
-    within = (site for site in sites if site.contraction and site.weight_path and not site.is_weight)
-    known = {dotted(site.weight_path): why_not_stored(site.quantizer, site.contraction) for site in within}
-    return tuple((name, why) for name, why in known.items() if why)
 
 
 class Operand:

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.dot import QuantMode
-from jqinject.model.frozen_ops import quantized_op
+from jqinject.model.frozen_ops import is_frozen_op, quantized_op
 from jqinject.nn import QuantCheckpoint
 from jqinject.nn.base.act_layer import QuantActLayer
 from jqinject.nn.base.weight_layer import QuantWeightLayer
@@ -80,6 +79,8 @@ class QuantizedLayer:
         op = quantized_op(layer)
         if op is not None:
             changes.append((held, op.name, PLAIN_OPS[op.name]))
+            if is_frozen_op(layer):
+                changes.append((held, "kernel", held.get("float_kernel")))
         with changed(changes):
             return as_array(call())
 
@@ -114,8 +115,7 @@ def has_float(layer: Any) -> bool:
     """Whether a quantized layer has its float weight; a frozen one without its master does not."""
     if isinstance(layer, QuantWeightLayer):
         return vars(layer).get(layer.weight_name) is not None
-    op = quantized_op(layer)
-    return op is None or op.module.rhs_quant_mode is not QuantMode.SERVE or layer.kernel.size > 0
+    return not is_frozen_op(layer) or vars(layer).get("float_kernel") is not None
 
 
 def _proxies(layer: Any, disabled: Mapping[str, bool]) -> list[tuple[dict[str, Any], str, Any]]:

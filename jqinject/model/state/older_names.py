@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from jqinject.dot import FrozenParam
 from jqinject.model.walk import ModelIndex, Path, dotted
 from jqinject.program import OpQuantizers
 
@@ -28,7 +31,10 @@ def with_names_of_now(index: ModelIndex, entries: dict[Path, Any]) -> tuple[dict
     held = {path[:length] for path in entries for length in lengths}
     found: dict[Path, Any] = {}
     merged: dict[str, str] = {}
+    frozen = {path for path, node in index.places if isinstance(node, FrozenParam)}
     for path, value in entries.items():
+        if path in frozen and np.size(value) == 0:
+            continue  # what stood in the place of a kernel whose op stored it
         old = next((path[:length] for length in lengths if path[:length] in renamed), None)
         if old is None:
             found[path] = value

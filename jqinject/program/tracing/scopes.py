@@ -20,6 +20,7 @@ SCOPED = re.compile(r"jqinject_module\(([^)]*)\)")
 WEIGHT_SCOPE = "jqinject_weight({})"
 NO_NAME = re.compile(r"[^\w.\-]")
 BEGIN, END = "jqinject_begin", "jqinject_end"
+LAYER, QUANTIZED_LAYER = LAYERS = ("layer", "quantized_layer")
 RAISED_IN = "raised in the module at"
 
 # Modules that count as one operation.
@@ -67,7 +68,7 @@ def region_of(module: Any, is_leaf: Callable[[Any], bool]) -> str | None:
     """The operation that a module counts as; "layer" or "quantized_layer" if it is not looked into; else None."""
     if is_leaf(module):
         ends_quantized = getattr(module, "output_quant", None) or getattr(module, "act_quant", None)
-        return "layer" if ends_quantized is None else "quantized_layer"
+        return LAYER if ends_quantized is None else QUANTIZED_LAYER
     regions = LINEN_REGIONS if isinstance(module, linen.Module) else NNX_REGIONS
     return next((name for kind, name in regions if isinstance(module, kind)), None)
 
@@ -109,9 +110,10 @@ def in_scope(path: str, region: str | None, call: Callable[..., Any], args: Any,
         if region is None or not args:
             return call(*args, **kwargs)
         label = f":{region}:{path}"
-        first = jax.tree.map(lambda x: _labelled(x, BEGIN + label), args[0])
+        begins = _is_array if region in LAYERS else _is_float  # a layer may take indices of rows
+        first = jax.tree.map(lambda x: _labelled(x, BEGIN + label, begins), args[0])
         out = call(first, *args[1:], **kwargs)
-        return jax.tree.map(lambda x: _labelled(x, END + label), out)
+        return jax.tree.map(lambda x: _labelled(x, END + label, _is_float), out)
 
 
 @contextlib.contextmanager
@@ -125,8 +127,12 @@ def _naming(path: str) -> Iterator[None]:
         raise
 
 
-def _labelled(x: Any, label: str) -> Any:
-    return checkpoint_name(x, label) if _is_float(x) else x
+def _labelled(x: Any, label: str, wanted: Callable[[Any], bool]) -> Any:
+    return checkpoint_name(x, label) if wanted(x) else x
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, jax.Array)
 
 
 def _is_float(x: Any) -> bool:

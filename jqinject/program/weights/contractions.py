@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jqinject.program.operations import Operation
@@ -18,9 +19,11 @@ from jqinject.program.weights.parameters import (
     weight_among,
 )
 from jqinject.program.weights.quantized_rows import has_row_scales
+from jqinject.program.weights.weight_call import Heard, WeightCall
 from jqinject.quant_tensor import as_array
 
 Axes = tuple[int, ...]
+Evaluate = Callable[[list[Any]], list[Any]]
 BY_SCHEME = ("dot_general", "conv_general_dilated")
 
 
@@ -29,12 +32,13 @@ def contraction(
     operation: Operation,
     path: str,
     inputs: Sequence[Tracked],
-    evaluate: Callable[[list[Any]], list[Any]],
+    evaluate: Evaluate,
     eqn: Any,
 ) -> list[Tracked]:
     """Run a contraction on quantized operands."""
     lhs, rhs = inputs[:2]
-    weight = weight_among(lhs, rhs) if run.policy.follows_parameters else None
+    among = weight_among(lhs, rhs)
+    weight = among if run.policy.follows_parameters else None
     read = next((x.weight_path for x in (lhs, rhs) if x.weight_path), ())
     choice, name = run.choose(path, operation, () if weight is None else inputs[weight].weight_path, read)
     if run.policy.flattens_weights and _is_flattened(run, operation, eqn, rhs):
@@ -42,38 +46,110 @@ def contraction(
         evaluate = _flattened(eqn, inputs[1].value.shape[1:])
     if lhs.origin is Origin.CONSTANT and lhs.is_float:
         run.policy.not_an_activation(path, f"the left operand of {name}")
-    swapped = operation.name == "einsum" and lhs.is_weight and rhs.is_activation
-    labels = ("_rhs", "_lhs") if swapped else ("_lhs", "_rhs")
-    summed = summed_axes(eqn)
-    taken: list[Tracked] = []
-    for place, (x, other) in enumerate(((lhs, rhs), (rhs, lhs))):
-        if place != weight:
-            x = as_activation(x) if run.policy.follows_parameters else x
-            x = _operand(run, x, other, choice, name + labels[place], summed[place], place)
-        taken.append(x)
-    if weight is not None:
-        used, beside = inputs[weight], taken[1 - weight]
-        free = free_axes(eqn, weight, len(shape_of(used)))
-        note_use(
-            run, choice, name, operation.name, used, summed[weight], eqn, beside, free, mapped=run.maps(eqn)
-        )
-    elif lhs.is_activation and rhs.is_activation:
-        by = (name_of_quantizer(run, choice, name, x) for x in taken)
-        run.products.append(ActivationProduct(run.names.full(name), operation.name, *by, equation=eqn))
+    if run.policy.follows_parameters:
+        lhs, rhs = (x if place == weight else as_activation(x) for place, x in enumerate((lhs, rhs)))
     rest = [x.array for x in inputs[2:]]
-    with weight_scope(() if weight is None else inputs[weight].weight_path):
-        if choice is not None and choice.scheme is not None:
-            found = _by_scheme(run, choice, name, operation, eqn, (lhs, rhs), weight)
-        else:
-            found = _contracted(run, choice, eqn, name, taken, rest, evaluate)
-    value = _with_gradient(run, choice, name, found)
-    if weight is not None and inputs[weight].low_rank is not None:
-        value = value + _update(run, name, eqn, inputs, weight, evaluate).astype(value.dtype)
+    one = _Contraction(run, operation, eqn, choice, name, (lhs, rhs), rest, weight, evaluate)
     if not (lhs.is_activation or rhs.is_activation):
-        return [Tracked(value)]
-    out = run.output(value, choice, name)
-    out.fusible = True
-    return [out]
+        return [Tracked(one.value())]
+    of_parameter = "" if among is None else dotted(inputs[among].weight_path)
+    call = WeightCall(of_parameter or run.names.full(name), path, one.quantized, one.floating, one.heard)
+    return [run.quantizers.run(call)]
+
+
+@dataclass
+class _Contraction:
+    """One contraction: with its quantizers, and in floats.
+
+    Attributes:
+        operands: two, of which no looked-up one is an activation.
+        rest: further operands.
+        weight: which operand is a parameter that is quantized in its own shape, or None.
+        evaluate: contracts arrays.
+        heard: what its quantizers did.
+    """
+
+    run: Any
+    operation: Operation
+    eqn: Any
+    choice: Choice | None
+    name: str
+    operands: tuple[Tracked, Tracked]
+    rest: list[Any]
+    weight: int | None
+    evaluate: Evaluate
+    heard: list[Heard] = field(default_factory=list)
+
+    def quantized(self) -> Tracked:
+        """The output with its quantizers."""
+        value = self.value()
+        out = self.run.output(value, self.choice, self.name)
+        out.fusible = True
+        if out.site:
+            self.heard.append(Heard("output", out.site, value, out.value))
+        return out
+
+    def floating(self) -> Any:
+        """The output without any quantizer, of the operands that it has."""
+        given = [x.floats if place == self.weight else x.array for place, x in enumerate(self.operands)]
+        (value,) = self.evaluate([*given, *self.rest])
+        return self._updated(value)
+
+    def value(self) -> Any:
+        """The output before its own quantizer."""
+        run, choice, taken = self.run, self.choice, self._taken()
+        self._note(taken)
+        weight = () if self.weight is None else self.operands[self.weight].weight_path
+        with weight_scope(weight or (run.names.full(self.name),)):
+            if choice is not None and choice.scheme is not None:
+                pairs = zip(self.operands, taken, strict=True)
+                given = [t if place == self.weight else x for place, (x, t) in enumerate(pairs)]
+                found = _by_scheme(run, choice, self.name, self.operation, self.eqn, given, self.weight)
+            else:
+                found = _contracted(run, choice, self.eqn, self.name, taken, self.rest, self.evaluate)
+        return self._updated(_with_gradient(run, choice, self.name, found))
+
+    def _taken(self) -> list[Tracked]:
+        """The operands, quantized."""
+        lhs, rhs = self.operands
+        swapped = self.operation.name == "einsum" and lhs.is_weight and rhs.is_activation
+        labels = ("_rhs", "_lhs") if swapped else ("_lhs", "_rhs")
+        summed = summed_axes(self.eqn)
+        taken: list[Tracked] = []
+        for place, (x, other) in enumerate(((lhs, rhs), (rhs, lhs))):
+            if place == self.weight:
+                taken.append(replace(x, chosen=None, twins={}))
+                continue
+            made = _operand(self.run, x, other, self.choice, self.name + labels[place], summed[place], place)
+            if made is not x:
+                part = "weight" if x.is_weight else "input"
+                self.heard.append(Heard(part, made.site, x.array, made.value))
+            taken.append(made)
+        return taken
+
+    def _note(self, taken: Sequence[Tracked]) -> None:
+        """Note the use of a parameter, or a contraction of two activations."""
+        run, (lhs, rhs) = self.run, self.operands
+        if self.weight is not None:
+            used, beside = self.operands[self.weight], taken[1 - self.weight]
+            free = free_axes(self.eqn, self.weight, len(shape_of(used)))
+            summed = summed_axes(self.eqn)[self.weight]
+            kind, mapped = self.operation.name, run.maps(self.eqn)
+            note_use(run, self.choice, self.name, kind, used, summed, self.eqn, beside, free, mapped=mapped)
+        elif lhs.is_activation and rhs.is_activation:
+            by = (name_of_quantizer(run, self.choice, self.name, x) for x in taken)
+            product = ActivationProduct(
+                run.names.full(self.name), self.operation.name, *by, equation=self.eqn
+            )
+            run.products.append(product)
+
+    def _updated(self, value: Any) -> Any:
+        """The output with the update of an adapter, if the parameter has one."""
+        weight = self.weight
+        if weight is None or self.operands[weight].low_rank is None:
+            return value
+        update = _update(self.run, self.name, self.eqn, self.operands, self.rest, weight, self.evaluate)
+        return value + update.astype(value.dtype)
 
 
 def _contracted(
@@ -138,21 +214,26 @@ def _with_gradient(run: Any, choice: Choice | None, name: str, found: Contracted
 
 
 def _update(
-    run: Any, name: str, eqn: Any, inputs: Sequence[Tracked], weight: int, evaluate: Callable[..., Any]
+    run: Any,
+    name: str,
+    eqn: Any,
+    operands: Sequence[Tracked],
+    rest: list[Any],
+    weight: int,
+    evaluate: Evaluate,
 ) -> Any:
     """The contraction of the other operand, not quantized, with the weight's low-rank update."""
-    low_rank = inputs[weight].low_rank
+    low_rank = operands[weight].low_rank
     assert low_rank is not None, "asked for where there is one"
     own = run.names.full(name)
     names = (own, low_rank.lookup) if low_rank.lookup else (own,)
-    run.adapted.update((inputs[weight].weight_path, one) for one in names)
-    x = inputs[1 - weight].array
+    run.adapted.update((operands[weight].weight_path, one) for one in names)
+    x = operands[1 - weight].array
     if low_rank.dropout:
         site = Site(low_rank.dropout, None)
         run.sites[site.name] = site
         x = run.quantizers.quantize(site, x)
-    rest = [operand.array for operand in inputs[2:]]
-    return low_rank.contracted(eqn, x, weight, rest, shape_of(inputs[weight]), evaluate)
+    return low_rank.contracted(eqn, x, weight, rest, shape_of(operands[weight]), evaluate)
 
 
 def _operand(

@@ -12,6 +12,7 @@ from jqinject.program.policy import Choice, Site, WeightUse
 from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
 from jqinject.program.weights.moved_weight import moved
 from jqinject.program.weights.moves import MOVES, Axes, moves_of
+from jqinject.program.weights.weight_call import Heard, WeightCall
 from jqinject.quant_tensor import QuantTensor
 
 Evaluate = Callable[[list[Any]], list[Any]]
@@ -33,8 +34,11 @@ def parameter(run: Any, x: Tracked) -> Tracked:
         site = Site(name, None, {}, is_weight=True, shape=shape_of(x), weight_path=x.weight_path)
         run.sites[name] = site
         value = run.constant(lambda: run.quantizers.quantize(site, x.value))
-        original = x.value if run.quantizers.rounds_again(x.weight_path) else None
-        x.twins[WEIGHTS] = replace(x, value=value, quantized=True, unrounded=original, twins={})
+        chosen = run.quantizers.chosen(name)
+        original = x.value if chosen is not None or run.quantizers.rounds_again(x.weight_path) else None
+        x.twins[WEIGHTS] = replace(
+            x, value=value, quantized=True, unrounded=original, chosen=chosen, twins={}
+        )
     return x.twins[WEIGHTS]
 
 
@@ -70,14 +74,27 @@ def follow_stored(
     if not looked_up:
         return [out]
     choice, name = run.choose(path, operation_of("take"), known.weight_path)
-    return [_output(run, out, choice, name)]
+    return [_output(run, path, out, choice, name, looked_up=True)]
 
 
-def _output(run: Any, out: Tracked, choice: Choice | None, name: str) -> Tracked:
+def _output(
+    run: Any, path: str, out: Tracked, choice: Choice | None, name: str, *, looked_up: bool
+) -> Tracked:
     """What was looked up, through the output's quantizer if there is one."""
-    if choice is None or choice.parameter is None or choice.output is None:
-        return out
-    return run.quantized(replace(out, quantized=False), choice.output, f"{name}_output")
+    wanted = None if choice is None or choice.parameter is None else choice.output
+
+    def quantized() -> Tracked:
+        rows = replace(out, chosen=None, twins={})
+        if wanted is None:
+            return rows
+        found = run.quantized(replace(rows, quantized=False), wanted, f"{name}_output")
+        call.heard.append(Heard("output", found.site, rows.array, found.value))
+        return found
+
+    call = WeightCall(dotted(out.weight_path), path, quantized, lambda: out.floats)
+    found = run.quantizers.run(call) if looked_up and name else quantized()
+    # Rows without a quantizer of their own may yet be contracted as a weight, which chooses again.
+    return out if wanted is None else found
 
 
 def follow(
@@ -94,15 +111,16 @@ def follow(
     if moves is None:
         return None
     choice, name = None, ""
+    looked_up = x.origin is Origin.WEIGHT and any(other.is_activation for other in others)
     if operation.name == "take":
         choice, name = run.choose(path, operation, x.weight_path)
-        if x.origin is Origin.WEIGHT and any(other.is_activation for other in others):
+        if looked_up:
             _note_lookup(run, choice, name, x, eqn)
     values: Sequence[Any] = (
         [moved(x.value, move) for move in moves] if isinstance(x.value, QuantTensor) else ()
     )
     if not values or any(value is None for value in values):
-        values = evaluate([one.array for one in inputs])
+        values = evaluate([replace(x, chosen=None).array, *(other.array for other in others)])
     originals: Sequence[Any] = (None,) * len(moves)
     if x.unrounded is not None:
         originals = evaluate([x.unrounded, *(other.array for other in others)])
@@ -123,7 +141,7 @@ def follow(
         )
         for value, move, original in zip(values, moves, originals, strict=True)
     ]
-    return [_output(run, out, choice, name) for out in found]
+    return [_output(run, path, out, choice, name, looked_up=looked_up) for out in found]
 
 
 def _is_followed(x: Tracked) -> bool:
