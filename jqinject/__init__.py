@@ -26,8 +26,13 @@ from jqinject.inject.errors import did_you_mean as _did_you_mean
 
 if _typing.TYPE_CHECKING:
     from jqinject import checkpoint_policies as checkpoint_policies
+    from jqinject import core as core
+    from jqinject import dot as dot
     from jqinject import export as export
+    from jqinject import nn as nn
     from jqinject import odml as odml
+    from jqinject import quant as quant
+    from jqinject import quant_tensor as quant_tensor
     from jqinject.core import GatheredWarning as GatheredWarning
     from jqinject.core import LostStateWarning as LostStateWarning
     from jqinject.core import UncalibratedWarning as UncalibratedWarning
@@ -159,15 +164,21 @@ _ROOMS = {
 }
 
 
-def __getattr__(name: str) -> _typing.Any:
-    if name in _ROOMS:
-        return _importlib.import_module(f"{__name__}.{name}")
-    if name not in _PLACES:
-        near = _did_you_mean(name, __dir__())
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{near and ': ' + near}")
-    found = globals()[name] = getattr(_importlib.import_module(_PLACES[name]), name)
-    return found
+if not _typing.TYPE_CHECKING:  # it would hide misspelt names
+
+    def __getattr__(name: str) -> _typing.Any:
+        if name in _ROOMS:
+            return _importlib.import_module(f"{__name__}.{name}")
+        if name not in _PLACES:
+            near = _did_you_mean(name, __dir__())
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{near and ': ' + near}")
+        found = globals()[name] = getattr(_importlib.import_module(_PLACES[name]), name)
+        return found
+
+
+# The rooms that users import from; the others are for the library itself.
+_SHOWN = {"checkpoint_policies", "core", "dot", "export", "nn", "odml", "quant", "quant_tensor"}
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PLACES, *_ROOMS})
+    return sorted({*__all__, *_SHOWN, "ExtendedInjector", "__all__", "__doc__", "__version__"})

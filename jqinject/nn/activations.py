@@ -1,7 +1,9 @@
 """Quantized activations: an activation function, then a quantizer."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any, Unpack, final
+from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +26,14 @@ from jqinject.quant import (
     QuantizerLike,
     Uint8ActPerTensorFloat,
 )
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, QuantTensor, as_array, relu
+from jqinject.quant_tensor import (
+    AnyQuantTensor,
+    FloatQuantTensor,
+    IntQuantTensor,
+    QuantTensor,
+    as_array,
+    relu,
+)
 
 
 @final
@@ -50,6 +59,20 @@ class QuantIdentity(QuantActLayer[Out]):
 
     input_quant = None
     keeps_scale = True
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
+        ) -> QuantIdentity[jax.Array]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
+        ) -> QuantIdentity[AnyQuantTensor]: ...
+        @overload
+        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantIdentity[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
 
     def __init__(
         self,
@@ -92,6 +115,20 @@ class QuantReLU(QuantActLayer[Out]):
 
     keeps_scale = True
 
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
+        ) -> QuantReLU[jax.Array]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
+        ) -> QuantReLU[AnyQuantTensor]: ...
+        @overload
+        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantReLU[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+
     def __init__(
         self,
         act_quant: QuantizerLike = Uint8ActPerTensorFloat,
@@ -131,6 +168,20 @@ class QuantSigmoid(QuantActLayer[Out]):
         Array([0., 1.], dtype=float32)
     """
 
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
+        ) -> QuantSigmoid[jax.Array]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
+        ) -> QuantSigmoid[AnyQuantTensor]: ...
+        @overload
+        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantSigmoid[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+
     def __init__(
         self,
         act_quant: QuantizerLike = Uint8ActPerTensorFloat,
@@ -169,6 +220,20 @@ class QuantTanh(QuantActLayer[Out]):
         >>> QuantTanh(bit_width=2)(jnp.array([-9.0, 0.0])).round(3)
         Array([-1.,  0.], dtype=float32)
     """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
+        ) -> QuantTanh[jax.Array]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
+        ) -> QuantTanh[AnyQuantTensor]: ...
+        @overload
+        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantTanh[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
 
     def __init__(
         self,
@@ -215,6 +280,20 @@ class QuantHardTanh(QuantActLayer[Out]):
     """
 
     keeps_scale = True
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
+        ) -> QuantHardTanh[jax.Array]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
+        ) -> QuantHardTanh[AnyQuantTensor]: ...
+        @overload
+        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantHardTanh[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
 
     def __init__(
         self,

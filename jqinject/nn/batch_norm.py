@@ -1,7 +1,9 @@
 """Quantized batch normalization: Flax's, computed in float, with a quantized output."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any, Unpack, final
+from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,7 @@ from jqinject.nn.base.override_keywords import (
 )
 from jqinject.nn.base.quant_layer import Out
 from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
+from jqinject.quant_tensor import AnyQuantTensor
 
 
 @final
@@ -51,6 +54,20 @@ class QuantBatchNorm(QuantNormLayer[Out], nnx.BatchNorm):
         >>> norm(jnp.eye(4)).int().dtype
         dtype('int8')
     """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
+        ) -> QuantBatchNorm[jax.Array]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
+        ) -> QuantBatchNorm[AnyQuantTensor]: ...
+        @overload
+        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantBatchNorm[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
 
     def __init__(
         self,
@@ -89,9 +106,9 @@ class QuantBatchNorm(QuantNormLayer[Out], nnx.BatchNorm):
         }
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
-    def __call__(
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Any, use_running_average: bool | None = None, *, mask: jax.Array | None = None
-    ) -> Any:
+    ) -> Out:
         """The parent's forward on the quantized input, then the output quantizer.
 
         Args:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack, final
+from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -14,7 +15,7 @@ from jqinject.nn.base.quant_layer import Out, QuantLayer
 from jqinject.nn.base.slots import INPUT, OUTPUT
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
-from jqinject.quant_tensor import QuantTensor, as_array, concatenate
+from jqinject.quant_tensor import AnyQuantTensor, QuantTensor, as_array, concatenate
 
 
 class QuantMergeLayer(QuantLayer[Out]):
@@ -105,6 +106,20 @@ class QuantEltwiseAdd(QuantMergeLayer[Out]):
         (Array([ 0.7, -0. ], dtype=float32), 8)
     """
 
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
+        ) -> QuantEltwiseAdd[jax.Array]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
+        ) -> QuantEltwiseAdd[AnyQuantTensor]: ...
+        @overload
+        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantEltwiseAdd[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+
     def __init__(
         self,
         input_quant: QuantizerLike = Int8ActPerTensorFloat,
@@ -119,7 +134,7 @@ class QuantEltwiseAdd(QuantMergeLayer[Out]):
             input_quant, output_quant, tie_input_output_quant, return_quant_tensor, rngs, overrides
         )
 
-    def __call__(self, input: Any, other: Any) -> Any:
+    def __call__(self, input: Any, other: Any) -> Out:
         """The sum.
 
         Args:
@@ -160,6 +175,20 @@ class QuantConcat(QuantMergeLayer[Out]):
         Array([ 4, -8,  7], dtype=int8)
     """
 
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
+        ) -> QuantConcat[jax.Array]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
+        ) -> QuantConcat[AnyQuantTensor]: ...
+        @overload
+        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantConcat[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+
     def __init__(
         self,
         input_quant: QuantizerLike = Int8ActPerTensorFloat,
@@ -174,7 +203,7 @@ class QuantConcat(QuantMergeLayer[Out]):
             input_quant, output_quant, tie_input_output_quant, return_quant_tensor, rngs, overrides
         )
 
-    def __call__(self, tensors: Sequence[Any], axis: int = -1) -> Any:
+    def __call__(self, tensors: Sequence[Any], axis: int = -1) -> Out:
         """The tensors joined.
 
         Args:

@@ -1,6 +1,8 @@
 """The quantized hard swish."""
 
-from typing import Any, Unpack, final
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
 
 import jax
 from flax import nnx
@@ -9,7 +11,7 @@ from jqinject.nn.base.act_layer import QuantActLayer
 from jqinject.nn.base.override_keywords import QuantHardSwishOverrides
 from jqinject.nn.base.quant_layer import Out
 from jqinject.quant import QuantizerLike, Uint8ActPerTensorFloat
-from jqinject.quant_tensor import as_array
+from jqinject.quant_tensor import AnyQuantTensor, as_array
 
 
 @final
@@ -34,6 +36,20 @@ class QuantHardSwish(QuantActLayer[Out]):
         >>> QuantHardSwish(return_quant_tensor=True)(jnp.array([-1.0, 0.0, 1.0])).int()
         Array([  0,   0, 255], dtype=uint8)
     """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
+        ) -> QuantHardSwish[jax.Array]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
+        ) -> QuantHardSwish[AnyQuantTensor]: ...
+        @overload
+        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantHardSwish[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
 
     def __init__(
         self,

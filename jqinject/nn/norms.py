@@ -1,7 +1,9 @@
 """Quantized normalizations of one example: Flax's, computed in float, with a quantized output."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any, Unpack, final
+from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,7 @@ from jqinject.nn.base.override_keywords import (
 )
 from jqinject.nn.base.quant_layer import Out
 from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
+from jqinject.quant_tensor import AnyQuantTensor
 
 
 @final
@@ -51,6 +54,20 @@ class QuantLayerNorm(QuantNormLayer[Out], nnx.LayerNorm):
         >>> norm(jnp.eye(4)).int().dtype
         dtype('int8')
     """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
+        ) -> QuantLayerNorm[jax.Array]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
+        ) -> QuantLayerNorm[AnyQuantTensor]: ...
+        @overload
+        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantLayerNorm[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
 
     def __init__(
         self,
@@ -88,7 +105,7 @@ class QuantLayerNorm(QuantNormLayer[Out], nnx.LayerNorm):
         }
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
-    def __call__(self, x: Any, *, mask: jax.Array | None = None) -> Any:
+    def __call__(self, x: Any, *, mask: jax.Array | None = None) -> Out:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The parent's forward on the quantized input, then the output quantizer.
 
         Args:
@@ -132,6 +149,20 @@ class QuantRMSNorm(QuantNormLayer[Out], nnx.RMSNorm):
         dtype('int8')
     """
 
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
+        ) -> QuantRMSNorm[jax.Array]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
+        ) -> QuantRMSNorm[AnyQuantTensor]: ...
+        @overload
+        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantRMSNorm[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+
     def __init__(
         self,
         num_features: int,
@@ -165,7 +196,7 @@ class QuantRMSNorm(QuantNormLayer[Out], nnx.RMSNorm):
         }
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
-    def __call__(self, x: Any, mask: jax.Array | None = None) -> Any:
+    def __call__(self, x: Any, mask: jax.Array | None = None) -> Out:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The parent's forward on the quantized input, then the output quantizer.
 
         Args:
@@ -212,6 +243,20 @@ class QuantGroupNorm(QuantNormLayer[Out], nnx.GroupNorm):
         dtype('int8')
     """
 
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
+        ) -> QuantGroupNorm[jax.Array]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
+        ) -> QuantGroupNorm[AnyQuantTensor]: ...
+        @overload
+        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantGroupNorm[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+
     def __init__(
         self,
         num_features: int,
@@ -249,7 +294,7 @@ class QuantGroupNorm(QuantNormLayer[Out], nnx.GroupNorm):
         }
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
-    def __call__(self, x: Any, *, mask: jax.Array | None = None) -> Any:
+    def __call__(self, x: Any, *, mask: jax.Array | None = None) -> Out:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The parent's forward on the quantized input, then the output quantizer.
 
         Args:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack, final
+from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -58,7 +59,7 @@ class QuantPoolLayer(QuantLayer[Out]):
     def _pool(self, x: Any) -> Any:
         """What the layer computes, of an array or a QuantTensor."""
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Any) -> Out:
         """The pooled tensor.
 
         Args:
@@ -102,6 +103,16 @@ class QuantMaxPool(QuantPoolLayer[Out]):
         >>> y.shape, y.bit_width
         ((1, 2, 2, 1), 8)
     """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False], **more: Any
+        ) -> QuantMaxPool[jax.Array]: ...
+        @overload
+        def __new__(cls, *args: Any, return_quant_tensor: bool = True, **more: Any) -> QuantMaxPool[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
 
     def __init__(
         self,
@@ -149,6 +160,16 @@ class QuantAvgPool(QuantPoolLayer[Out]):
         >>> y.shape, y.bit_width
         ((1, 2, 2, 1), 10)
     """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False], **more: Any
+        ) -> QuantAvgPool[jax.Array]: ...
+        @overload
+        def __new__(cls, *args: Any, return_quant_tensor: bool = True, **more: Any) -> QuantAvgPool[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
 
     def __init__(
         self,

@@ -1,6 +1,8 @@
 """A quantized factor and summand for each channel: what a batch normalization is once it is trained."""
 
-from typing import Any, Self, Unpack, final
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, final, overload
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ from jqinject.nn.base.override_keywords import QuantScaleBiasOverrides
 from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
-from jqinject.quant_tensor import IntQuantTensor, QuantTensor, as_array, reshape
+from jqinject.quant_tensor import AnyQuantTensor, IntQuantTensor, QuantTensor, as_array, reshape
 
 
 @final
@@ -61,6 +63,20 @@ class QuantScaleBias(QuantWeightLayer[Out]):
         "int": "a contraction of integers, which a product of elements is not",
         "fp8": "a contraction of 8-bit floats, which a product of elements is not",
     }
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
+        ) -> QuantScaleBias[jax.Array]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
+        ) -> QuantScaleBias[AnyQuantTensor]: ...
+        @overload
+        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantScaleBias[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
 
     def __init__(
         self,

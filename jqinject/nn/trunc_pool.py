@@ -1,9 +1,12 @@
 """Average pooling on integers: sums, then truncation to fewer bits instead of a division."""
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack, final
+from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
 
+import jax
 from flax import nnx
 
 from jqinject.core.construction.assign import assign
@@ -46,7 +49,7 @@ class QuantTruncLayer(QuantLayer[Out]):
     def _mean(self, x: Any) -> Any:
         """The pooling, on an array or a QuantTensor."""
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Any) -> Out:
         """The means of the windows, with the integers of `trunc_quant`.
 
         Args:
@@ -103,6 +106,20 @@ class TruncAvgPool(QuantTruncLayer[Out]):
         ([3, 11], [1.5, 5.5])
     """
 
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[True] = True, **more: Any
+        ) -> TruncAvgPool[IntQuantTensor]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False], **more: Any
+        ) -> TruncAvgPool[jax.Array]: ...
+        @overload
+        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> TruncAvgPool[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+
     def __init__(
         self,
         window_shape: Sequence[int],
@@ -150,6 +167,20 @@ class TruncAvgPool2d(QuantTruncLayer[Out]):
         ((1, 2, 2, 3), 200, 8)
     """
 
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[True] = True, **more: Any
+        ) -> TruncAvgPool2d[IntQuantTensor]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False], **more: Any
+        ) -> TruncAvgPool2d[jax.Array]: ...
+        @overload
+        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> TruncAvgPool2d[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+
     def __init__(
         self,
         window_shape: int | Sequence[int],
@@ -193,6 +224,22 @@ class TruncAdaptiveAvgPool2d(QuantTruncLayer[Out]):
         >>> TruncAdaptiveAvgPool2d(1, bit_width=16)(x).shape
         (1, 1, 1, 3)
     """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[True] = True, **more: Any
+        ) -> TruncAdaptiveAvgPool2d[IntQuantTensor]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False], **more: Any
+        ) -> TruncAdaptiveAvgPool2d[jax.Array]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: bool, **more: Any
+        ) -> TruncAdaptiveAvgPool2d[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, Literal, final, overload
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,16 @@ class QuantUpsample(QuantLayer[Out]):
         Array([0, 1, 3, 4], dtype=int8)
     """
 
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False], **more: Any
+        ) -> QuantUpsample[jax.Array]: ...
+        @overload
+        def __new__(cls, *args: Any, return_quant_tensor: bool = True, **more: Any) -> QuantUpsample[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+
     def __init__(
         self,
         size: int | Sequence[int] | None = None,
@@ -73,7 +83,7 @@ class QuantUpsample(QuantLayer[Out]):
         self.align_corners = align_corners
         self.return_quant_tensor = return_quant_tensor
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Any) -> Out:
         """The enlarged tensor.
 
         Args:

@@ -5,7 +5,7 @@ the quantizer and its result say.
 """
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jqinject.proxy._protocols import WeightLayer as WeightLayer
 from jqinject.proxy.act import ActQuantProxyFromInjector as ActQuantProxyFromInjector
@@ -48,13 +48,15 @@ _BY_FORMAT = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _BY_FORMAT:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    role = _BY_FORMAT[name]
-    warnings.warn(
-        f"jqinject.proxy.{name} is deprecated: one class serves all formats. Use {role.__name__}.",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return role
+if not TYPE_CHECKING:  # it would hide misspelt names
+
+    def __getattr__(name: str) -> Any:
+        if name not in _BY_FORMAT:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        role = _BY_FORMAT[name]
+        warnings.warn(
+            f"jqinject.proxy.{name} is deprecated: one class serves all formats. Use {role.__name__}.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return role

@@ -1,5 +1,7 @@
 """The value that flows between quantized layers: a float array that knows its integers."""
 
+from typing import TypeAlias
+
 from jqinject.quant_tensor.base import QuantTensor as QuantTensor
 from jqinject.quant_tensor.base import as_array as as_array
 from jqinject.quant_tensor.bit_widths import BitWidth as BitWidth
@@ -40,3 +42,12 @@ from jqinject.quant_tensor.shaping import transpose as transpose
 from jqinject.quant_tensor.validity import holds_integers as holds_integers
 from jqinject.quant_tensor.validity import integer_bounds as integer_bounds
 from jqinject.quant_tensor.validity import pre_round_integers as pre_round_integers
+
+AnyQuantTensor: TypeAlias = (
+    IntQuantTensor
+    | FloatQuantTensor
+    | CodebookQuantTensor
+    | GroupwiseIntQuantTensor
+    | GroupwiseFloatQuantTensor
+    | GroupwiseCodebookQuantTensor
+)

@@ -172,11 +172,13 @@ class IntQuantTensor(IntegerOperations):
         """Whether it keeps its integers only, so that no gradient can reach its value."""
         return self._payload is not None and self._shaped is self._payload
 
-    def __getattr__(self, name: str) -> Any:
-        """The value of a `stored` tensor, whose slot is empty: dequantized when it is read."""
-        if name != "value":
-            raise AttributeError(f"IntQuantTensor has no attribute {name!r}", name=name, obj=self)
-        return dequantized(self._shaped, self.scale, self.zero_point, self._dtype)
+    if not TYPE_CHECKING:  # it would hide misspelt names
+
+        def __getattr__(self, name: str) -> Any:
+            """The value of a `stored` tensor, whose slot is empty: dequantized when it is read."""
+            if name != "value":
+                raise AttributeError(f"IntQuantTensor has no attribute {name!r}", name=name, obj=self)
+            return dequantized(self._shaped, self.scale, self.zero_point, self._dtype)
 
     if TYPE_CHECKING:
 

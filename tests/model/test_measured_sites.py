@@ -13,7 +13,8 @@ from flax import nnx
 
 import jqinject
 from jqinject import Rule, calibrate, freeze, quantize
-from jqinject.model import LayerNumbers
+from jqinject.dot import FrozenParam
+from jqinject.model import LayerNumbers, SitesLeftWarning, WeightBitWidthWeightedBySize
 from jqinject.quant import Int4WeightPerGroupAbsMax, Int8ActPerTensorMinMax, Int8WeightPerChannelFloat
 
 IDS = jnp.arange(24).reshape(2, 12) % 20
@@ -231,3 +232,43 @@ def test_a_contraction_of_activations() -> None:
     assert found.only_quantized == pytest.approx(wanted, rel=1e-3)
     assert (entry.layer, entry.operations) == ("einsum of activations", 5 * 5 * 16)
     assert sum(found.histograms.input.counts) == 2 * X.size
+
+
+class Mixed(nnx.Module):
+    """A layer and a bare matrix."""
+
+    def __init__(self) -> None:
+        self.layer = nnx.Linear(16, 16, rngs=nnx.Rngs(0))
+        self.w = nnx.Param(normal(4, 16, 24))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jnp.tanh(self.layer(x)) @ self.w
+
+
+def test_what_changes_layers_alone_names_the_parameters_that_it_leaves() -> None:
+    model = quantize(Mixed(), Rule(weight_quant=Int8WeightPerChannelFloat), inputs=X)
+    with pytest.warns(SitesLeftWarning, match=r"correct_biases changes layers, and leaves w as they are"):
+        assert jqinject.correct_biases(model, [X], progress=False) == ("layer",)
+    with pytest.warns(SitesLeftWarning, match=r"learn_rounding changes layers, and leaves w as they are"):
+        assert list(jqinject.learn_rounding(model, [X], steps=2, progress=False).layers) == ["layer"]
+
+
+def test_post_training_quantization_finds_parameters_by_its_first_batch() -> None:
+    model, found = jqinject.post_training_quantize(
+        Mixed(), "static", batches=[X], report=True, progress=False
+    )
+    assert {entry.path for entry in found.most_sensitive()} == {"layer", "w"}
+    assert isinstance(model.w, FrozenParam)
+
+
+def test_learned_bits_of_parameters_cost_what_those_of_layers_do() -> None:
+    learned = Rule(weight_quant=Int8WeightPerChannelFloat, weight_bit_width_impl_type="parameter")
+    model = quantize(Mixed(), learned, inputs=X)
+    loss = WeightBitWidthWeightedBySize()
+    assert float(loss(model)) == 8.0
+    found = nnx.to_pure_dict(nnx.grad(lambda model: loss(model))(model))
+    share = [
+        sum(float(leaf.sum()) for leaf in jax.tree.leaves(part))
+        for part in (found["layer"], found["op_quant"])
+    ]
+    assert share == pytest.approx([16 / 40, 24 / 40])

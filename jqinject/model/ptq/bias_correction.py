@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jqinject.model.ptq.sites_left import warn_of_sites_left
 from jqinject.model.running.batches import BatchCalls, CallBatch
 from jqinject.model.running.progress import with_progress
 from jqinject.model.running.recorder import Recorder
@@ -51,6 +52,9 @@ def correct_biases(
         ValueError: the model has no such method; no such layer; no batch; a batch with nan or inf. Nothing is
             changed then.
 
+    Warns:
+        SitesLeftWarning: the model contracts quantized parameters by itself; these have no bias.
+
     Source: Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019; Brevitas's
     `bias_correction_mode`.
 
@@ -64,6 +68,7 @@ def correct_biases(
         True
     """
     held = list(BatchCalls(model, method, call, "correct_biases").of(batches))
+    warn_of_sites_left(model, "correct_biases", "contracted by the model itself, they have no bias")
     floating, quantized = nnx.clone(model, graph=True), nnx.clone(model, graph=True)
     for copy in (floating, quantized):
         copy.eval()

@@ -11,6 +11,7 @@ from flax import nnx
 from jqinject.core.state.record import flat_parts
 from jqinject.inject import reach_of
 from jqinject.model.ptq.round_training import Recipe, RoundingErrors, learn_layer, rounding_of
+from jqinject.model.ptq.sites_left import warn_of_sites_left
 from jqinject.model.running.batches import BatchCalls, CallBatch
 from jqinject.model.running.layer_records import LayerRecords, Record
 from jqinject.model.running.progress import with_progress
@@ -88,6 +89,9 @@ def learn_rounding(
             batch; a batch with nan or inf; a number out of range; a quantizer whose rounding is given as a component.
             Nothing is changed then.
 
+    Warns:
+        SitesLeftWarning: the model contracts quantized parameters by itself; these keep nearest rounding.
+
     Source: Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", 2020.
 
     Example:
@@ -102,6 +106,7 @@ def learn_rounding(
     recipe = _checked(steps, learning_rate, regularization, beta, warmup)
     kind = as_enum(LearnedRoundImplType, learned_round_impl_type, name="learned_round_impl_type")
     held = list(BatchCalls(model, method, call, "learn_rounding").of(batches))
+    warn_of_sites_left(model, "learn_rounding", "contracted by the model itself, they are rounded to nearest")
     floating, quantized = nnx.clone(model, graph=True), nnx.clone(model, graph=True)
     _initialize(quantized)
     for copy in (floating, quantized):

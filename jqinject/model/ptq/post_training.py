@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeVar, overload
 
+import jax
+import numpy as np
 from flax import nnx
 
 from jqinject.model.freezing import freeze as freeze_model
@@ -15,7 +17,7 @@ from jqinject.model.ptq.calibration import calibrate
 from jqinject.model.quantizing.quantize_model import quantize
 from jqinject.model.quantizing.rules import Rule
 from jqinject.model.running.batches import BatchCalls, CallBatch
-from jqinject.program import CALL, Method
+from jqinject.program import CALL, Method, checked_method
 from jqinject.quant import (
     Int8ActDynamicPerRow,
     Int8ActPerTensorMinMax,
@@ -92,7 +94,8 @@ def post_training_quantize(
     Args:
         model: a float NNX module; it is not changed.
         activations: "float", "dynamic" or "static".
-        batches: the model's arguments, as for `calibrate`; for static ranges and bias correction.
+        batches: the model's arguments, as for `calibrate`; for static ranges and bias correction. The first one also
+            shows what the model contracts by itself: without batches, or with `call`, layers alone are quantized.
         method: the method that batches are arguments of: its name, or a function that takes the model first.
         call: a function of the model and a batch, which calls the model; instead of `method`.
         weight_quant: quantizer of weights.
@@ -136,7 +139,8 @@ def post_training_quantize(
         )
     inputs = None if activations == "float" else act_quant or ACTIVATIONS[activations]
     rules = [Rule(weight_quant=weight_quant, input_quant=inputs)]
-    quantized = quantize(model, rules if keep_float is None else [Rule(keep_float), *rules])
+    traced = _traced(model, held, method) if call is None else {}
+    quantized = quantize(model, rules if keep_float is None else [Rule(keep_float), *rules], **traced)
     if activations == "static":
         calibrate(quantized, held or (), method=method, call=call, progress=progress)
     quantized.eval()
@@ -145,3 +149,12 @@ def post_training_quantize(
     found = report_of(quantized, next(calls.of(held or ())), numbers=True) if report else None
     served = freeze_model(quantized) if freeze else quantized
     return served if found is None else (served, found)
+
+
+def _traced(model: nnx.Module, batches: list[Any] | None, method: Method) -> dict[str, Any]:
+    """The call that shows what the model contracts by itself, as arguments of `quantize`; empty if there is none."""
+    found = checked_method(model, method, "post_training_quantize")
+    known = batches and isinstance(batches[0], Mapping | tuple | list | jax.Array | np.ndarray)
+    if not batches or not known or not isinstance(found, str):
+        return {}
+    return {"inputs": batches[0]} if found == CALL else {"methods": {found: batches[0]}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from flax import nnx
 
@@ -25,6 +25,20 @@ from jqinject.model.train.unheard import refuse_unheard
 from jqinject.program import OpQuantizers
 
 ArgNum = int | nnx.DiffState
+Given = ParamSpec("Given")
+Value = TypeVar("Value")
+
+
+class GradOptions(TypedDict, total=False):
+    """The keywords of `grad` and `value_and_grad`."""
+
+    argnums: ArgNum | Sequence[ArgNum]
+    has_aux: bool
+    holomorphic: bool
+    allow_int: bool
+    reduce_axes: Sequence[Hashable]
+    graph: bool | None
+    graph_updates: bool | None
 
 
 @dataclass(frozen=True)
@@ -39,6 +53,14 @@ class _Options:
     graph_updates: bool | None
 
 
+@overload
+def value_and_grad(
+    f: Callable[Given, Value], **options: Unpack[GradOptions]
+) -> Callable[Given, tuple[Value, Any]]: ...
+@overload
+def value_and_grad(
+    f: None = None, **options: Unpack[GradOptions]
+) -> Callable[[Callable[Given, Value]], Callable[Given, tuple[Value, Any]]]: ...
 def value_and_grad(
     f: Callable[..., Any] | None = None,
     *,
@@ -98,6 +120,12 @@ def value_and_grad(
     return _reporting(f, argnums, options)
 
 
+@overload
+def grad(f: Callable[Given, Any], **options: Unpack[GradOptions]) -> Callable[Given, Any]: ...
+@overload
+def grad(
+    f: None = None, **options: Unpack[GradOptions]
+) -> Callable[[Callable[Given, Any]], Callable[Given, Any]]: ...
 def grad(
     f: Callable[..., Any] | None = None,
     *,

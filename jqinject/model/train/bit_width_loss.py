@@ -24,9 +24,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core.facts import is_learned
+from jqinject.model.site_freezing import parameter_sites
+from jqinject.model.walk import ModelIndex
 from jqinject.nn import QuantConv, QuantLinear
+from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.program import CALL, Around, Call, Method, checked_method, intercept
+from jqinject.program import CALL, Around, Call, Method, checked_method, intercept, quantized_stack
 from jqinject.proxy import ActQuantProxy, QuantProxyFromInjector, WeightQuantProxy
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
 
@@ -51,7 +54,8 @@ def _learns_bits(proxy: QuantProxyFromInjector) -> bool:
 class WeightBitWidthWeightedBySize:
     """The mean bit width of the weights with a learned width, weighted by their number of elements.
 
-    `sum(size * bit_width) / sum(size)` over the layers; a shared quantizer counts once for each layer.
+    `sum(size * bit_width) / sum(size)` over the layers, and over the parameters that the model contracts by itself; a
+    shared quantizer counts once for each layer.
 
     Source: Brevitas's `loss.WeightBitWidthWeightedBySize` and, for floats, `loss.WeightFloatBitWidthWeightedBySize`.
 
@@ -72,8 +76,19 @@ class WeightBitWidthWeightedBySize:
             (layer.quant_weight().bit_width, float(math.prod(layer.weight_shape)))
             for layer in _weight_layers(model)
         ]
+        costs += [
+            (_mean_bits(site), float(math.prod(site.weight_shape)))
+            for _, _, _, site in parameter_sites(ModelIndex(model))
+            if site.weight_quant is not None and _learns_bits(site.weight_quant)
+        ]
         cure = "weight_bit_width_impl_type='parameter' on the layers whose bits are to be learned"
         return _mean(costs, "weights with a learned bit width", cure)
+
+
+def _mean_bits(site: ParameterSite) -> jax.Array:
+    """The bit width of a parameter; of a stack, the mean of its layers'."""
+    made = quantized_stack(nnx.clone(site.weight_quant, graph=True), site.weight[...], site.stacked)
+    return jnp.mean(jnp.asarray(made.bit_width, jnp.float32))
 
 
 def _weight_layers(model: nnx.Module) -> Iterator[QuantWeightLayer]:

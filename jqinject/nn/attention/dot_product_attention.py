@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Unpack, final
+from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
 
 import jax
 from flax import nnx
@@ -27,7 +27,7 @@ from jqinject.nn.base.hold_proxies import hold_proxies
 from jqinject.nn.base.override_keywords import QuantScaledDotProductAttentionOverrides
 from jqinject.nn.base.quant_layer import Out, QuantLayer
 from jqinject.quant import QuantizerLike
-from jqinject.quant_tensor import as_array
+from jqinject.quant_tensor import AnyQuantTensor, as_array
 
 SDPA_OUTPUT = act_slot("sdpa_output_")
 Process = Callable[..., jax.Array]
@@ -136,6 +136,22 @@ class QuantScaledDotProductAttention(QuantLayer[Out]):
     v_quant: Any = V
     sdpa_output_quant: Any = SDPA_OUTPUT
 
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
+        ) -> QuantScaledDotProductAttention[jax.Array]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
+        ) -> QuantScaledDotProductAttention[AnyQuantTensor]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: bool, **more: Any
+        ) -> QuantScaledDotProductAttention[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+
     def __init__(
         self,
         pre_process_q: Process = identity,
@@ -192,7 +208,7 @@ class QuantScaledDotProductAttention(QuantLayer[Out]):
         *,
         scale: float | None = None,
         input_positions: jax.Array | None = None,
-    ) -> Any:
+    ) -> Out:
         """Attention; arguments as for `nnx.dot_product_attention`.
 
         Args:

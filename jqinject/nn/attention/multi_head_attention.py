@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Unpack, final
+from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,7 @@ from jqinject.nn.base.quant_layer import Out, QuantLayer
 from jqinject.nn.base.slots import Slot
 from jqinject.nn.base.weight_layer import ParameterView
 from jqinject.quant import QuantizerLike
+from jqinject.quant_tensor import AnyQuantTensor
 
 CACHED = {"k_transposed_quant": "cached_key", "v_quant": "cached_value"}
 
@@ -121,6 +122,22 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
     def override_slots(cls) -> tuple[Slot, ...]:
         """Those of the projections, and those within attention."""
         return (*PROJECTION_SLOTS, *IN_ATTENTION)
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
+        ) -> QuantMultiHeadAttention[jax.Array]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
+        ) -> QuantMultiHeadAttention[AnyQuantTensor]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: bool, **more: Any
+        ) -> QuantMultiHeadAttention[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
 
     def __init__(
         self,
@@ -242,7 +259,7 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
 
     # --- forward
 
-    def __call__(
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         inputs_q: Any,
         inputs_k: Any = None,
@@ -251,7 +268,7 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
         decode: bool | None = None,
         is_causal: bool = False,
         **options: Any,
-    ) -> Any:
+    ) -> Out:
         """Attention of `inputs_q` to `inputs_k` and `inputs_v`.
 
         Args:
@@ -272,7 +289,8 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
         """
         inputs = self._quantized_inputs(inputs_q, inputs_k, inputs_v)
         if not any(is_on(getattr(self, slot.name)) for slot in IN_ATTENTION):
-            return super().__call__(*inputs, decode=decode, is_causal=is_causal, **options)
+            y: Any = super().__call__(*inputs, decode=decode, is_causal=is_causal, **options)
+            return y
         decodes = self.decode if decode is None else decode
 
         def attend(query: Any, key: Any, value: Any, **call: Any) -> jax.Array:

@@ -52,7 +52,7 @@ class QuantActLayer(QuantLayer[Out]):
     def _before_quantizer(self, x: jax.Array) -> jax.Array:
         return self._activation(x)
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Any) -> Out:
         """The activation function, then the quantizer.
 
         Args:

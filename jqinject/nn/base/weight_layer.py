@@ -20,6 +20,7 @@ from jqinject.nn.base.weight_axes import WeightAxes, is_on
 from jqinject.nn.base.weight_input import check_input_for_weight, input_format
 from jqinject.proxy import InputFormat, stack_of
 from jqinject.quant_tensor import (
+    AnyQuantTensor,
     FloatQuantTensor,
     GroupwiseIntQuantTensor,
     IntQuantTensor,
@@ -134,7 +135,7 @@ class QuantWeightLayer(WeightAxes[Out]):
 
     def quant_weight(
         self, quant_input: Any = None, subtensor_slice_list: Sequence[tuple[int, int] | None] | None = None
-    ) -> Any:
+    ) -> AnyQuantTensor:
         """The weight as the layer contracts it.
 
         Args:
@@ -164,7 +165,9 @@ class QuantWeightLayer(WeightAxes[Out]):
             return proxy(weight)
         return proxy(weight, self.input_format() if quant_input is None else quant_input)
 
-    def quant_bias(self, quant_input: Any = None, quant_weight: Any = None) -> Any:
+    def quant_bias(
+        self, quant_input: Any = None, quant_weight: Any = None
+    ) -> AnyQuantTensor | jax.Array | None:
         """The bias as the layer adds it.
 
         Args:
@@ -203,7 +206,7 @@ class QuantWeightLayer(WeightAxes[Out]):
             expected = self._expected_features(len(shape))
             check_features(self, inputs, expected, channels_last=self._channels_last)
 
-    def __call__(self, inputs: Any, out_sharding: Any = None) -> Any:
+    def __call__(self, inputs: Any, out_sharding: Any = None) -> Out:
         """The parent's forward on quantized input, weight and bias, then the output quantizer.
 
         Args:
@@ -231,7 +234,7 @@ class QuantWeightLayer(WeightAxes[Out]):
             parameters[self.weight_name] = weight.value if isinstance(weight, QuantTensor) else weight
         parameters["bias"] = bias.value if isinstance(bias, QuantTensor) else bias
         array = x.value if isinstance(x, QuantTensor) else x
-        y = self._parent_forward(ParameterView(self, parameters), array, out_sharding)
+        y: Any = self._parent_forward(ParameterView(self, parameters), array, out_sharding)
         if grad_quant is not None:
             y = grad_quant(y, None if contraction is None else contraction.token)
         if output_quant is not None and output_quant.is_quant_enabled:

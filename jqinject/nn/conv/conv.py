@@ -1,7 +1,9 @@
 """The quantized convolution."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack, final
+from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ from jqinject.nn.base.override_keywords import QuantConvOverrides
 from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.conv.conv_layer import QuantConvLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
-from jqinject.quant_tensor import IntQuantTensor
+from jqinject.quant_tensor import AnyQuantTensor, IntQuantTensor
 
 
 @final
@@ -70,6 +72,20 @@ class QuantConv(QuantConvLayer[Out], nnx.Conv):
         "point and with one scale or one for each output channel, and no mask",
         "fp8": "a contraction of 8-bit floats, which convolutions do not have",
     }
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
+        ) -> QuantConv[jax.Array]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
+        ) -> QuantConv[AnyQuantTensor]: ...
+        @overload
+        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantConv[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
 
     def __init__(
         self,

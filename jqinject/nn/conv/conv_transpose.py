@@ -1,8 +1,10 @@
 """The quantized transposed convolution."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack, final
+from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +23,7 @@ from jqinject.nn.conv.conv_layer import QuantConvLayer
 from jqinject.nn.conv.replaced_convolution import with_convolution
 from jqinject.ops.devices.explicit_axes import asked, with_sharding
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
-from jqinject.quant_tensor import IntQuantTensor
+from jqinject.quant_tensor import AnyQuantTensor, IntQuantTensor
 
 
 @final
@@ -77,6 +79,20 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
         "point and with one scale or one for each output channel, no mask and no transpose_kernel",
         "fp8": "a contraction of 8-bit floats, which transposed convolutions do not have",
     }
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
+        ) -> QuantConvTranspose[jax.Array]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
+        ) -> QuantConvTranspose[AnyQuantTensor]: ...
+        @overload
+        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantConvTranspose[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
 
     def __init__(
         self,

@@ -1,9 +1,11 @@
 """The quantized einsum layer."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Unpack, final
+from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +25,7 @@ from jqinject.nn.base.keywords import flax_arguments
 from jqinject.nn.base.override_keywords import QuantEinsumOverrides
 from jqinject.nn.base.quant_layer import Out
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
-from jqinject.quant_tensor import as_array
+from jqinject.quant_tensor import AnyQuantTensor, as_array
 
 
 class PayloadEinsum:
@@ -36,7 +38,7 @@ class PayloadEinsum:
     def __init__(self, contraction: Any) -> None:
         self.contraction = contraction
 
-    def __call__(
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         equation: str,
         lhs: jax.Array,
@@ -106,6 +108,20 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         "equation that is a plain contraction",
     }
 
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
+        ) -> QuantEinsum[jax.Array]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
+        ) -> QuantEinsum[AnyQuantTensor]: ...
+        @overload
+        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantEinsum[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+
     def __init__(
         self,
         einsum_str: str,
@@ -146,7 +162,7 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         }
         self._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
 
-    def __call__(self, inputs: Any, einsum_str: str | None = None, out_sharding: Any = None) -> Any:
+    def __call__(self, inputs: Any, einsum_str: str | None = None, out_sharding: Any = None) -> Out:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The parent's forward on quantized input, weight and bias, then the output quantizer.
 
         Args:

@@ -1,7 +1,9 @@
 """The quantized embedding."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any, Unpack, final
+from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,7 @@ from jqinject.nn.base.quant_layer import Out
 from jqinject.nn.base.weight_layer import ParameterView, QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import (
+    AnyQuantTensor,
     CodebookQuantTensor,
     FloatQuantTensor,
     GroupwiseQuantTensor,
@@ -73,6 +76,20 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
         "int": "a contraction of integers, which a lookup is not",
         "fp8": "a contraction of 8-bit floats, which a lookup is not",
     }
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
+        ) -> QuantEmbed[jax.Array]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
+        ) -> QuantEmbed[AnyQuantTensor]: ...
+        @overload
+        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantEmbed[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
 
     def __init__(
         self,

@@ -1,7 +1,9 @@
 """The quantized dense layer."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any, Unpack, final
+from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ from jqinject.nn.base.dot_layer import QuantDotLayer
 from jqinject.nn.base.override_keywords import QuantLinearOverrides
 from jqinject.nn.base.quant_layer import Out
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
+from jqinject.quant_tensor import AnyQuantTensor
 
 
 @final
@@ -65,6 +68,20 @@ class QuantLinear(QuantDotLayer[Out], nnx.Linear):
         "int": "an input and a weight in integers of at most 8 bits, known before the program runs",
         "fp8": "an input and a weight in 8-bit floats, with scales that do not vary along the input features",
     }
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
+        ) -> QuantLinear[jax.Array]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
+        ) -> QuantLinear[AnyQuantTensor]: ...
+        @overload
+        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantLinear[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
 
     def __init__(
         self,

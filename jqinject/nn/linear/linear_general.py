@@ -1,8 +1,11 @@
 """The quantized dense layer over any axes."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Unpack, final
+from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
+
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
@@ -16,6 +19,7 @@ from jqinject.nn.base.keywords import flax_arguments
 from jqinject.nn.base.override_keywords import QuantLinearGeneralOverrides
 from jqinject.nn.base.quant_layer import Out
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
+from jqinject.quant_tensor import AnyQuantTensor
 
 
 @final
@@ -65,6 +69,20 @@ class QuantLinearGeneral(QuantDotLayer[Out], nnx.LinearGeneral):
         "int": "an input and a weight in integers of at most 8 bits, known before the program runs",
         "fp8": "an input and a weight in 8-bit floats, with scales that do not vary along the input features",
     }
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
+        ) -> QuantLinearGeneral[jax.Array]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
+        ) -> QuantLinearGeneral[AnyQuantTensor]: ...
+        @overload
+        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantLinearGeneral[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
 
     def __init__(
         self,

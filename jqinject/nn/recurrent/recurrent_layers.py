@@ -1,7 +1,9 @@
 """Recurrent layers over whole sequences."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any, Unpack, final
+from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
 
 import jax
 from flax import nnx
@@ -13,6 +15,7 @@ from jqinject.nn.recurrent._stack import QuantRecurrentStack, returned
 from jqinject.nn.recurrent.lstm_cells import QuantLSTMCell
 from jqinject.nn.recurrent.other_cells import QuantSimpleCell
 from jqinject.quant import QuantizerLike
+from jqinject.quant_tensor import AnyQuantTensor
 
 # Which layer of the forward cell a layer of the backward cell takes. The input gate takes the kernel of the forget gate
 # and the other way round, as in Brevitas, whose models would give other numbers else.
@@ -76,6 +79,20 @@ class QuantLSTM(QuantRecurrentStack[Out]):
     """
 
     cell_class = QuantLSTMCell
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
+        ) -> QuantLSTM[jax.Array]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
+        ) -> QuantLSTM[AnyQuantTensor]: ...
+        @overload
+        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantLSTM[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
 
     def __init__(
         self,
@@ -152,7 +169,7 @@ class QuantLSTM(QuantRecurrentStack[Out]):
         held = vars(forward)
         return {name: held[other] for name, other in CROSSED.items() if other in held and name in held}
 
-    def __call__(self, inputs: Any, hx: Any = None, cx: Any = None) -> tuple[Any, tuple[Any, Any]]:
+    def __call__(self, inputs: Any, hx: Any = None, cx: Any = None) -> tuple[Out, tuple[Out, Any]]:
         """Run over sequences.
 
         Args:
@@ -225,6 +242,20 @@ class QuantRNN(QuantRecurrentStack[Out]):
 
     cell_class = QuantSimpleCell
 
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[False] = False, **more: Any
+        ) -> QuantRNN[jax.Array]: ...
+        @overload
+        def __new__(
+            cls, *args: Any, return_quant_tensor: Literal[True], **more: Any
+        ) -> QuantRNN[AnyQuantTensor]: ...
+        @overload
+        def __new__(cls, *args: Any, return_quant_tensor: bool, **more: Any) -> QuantRNN[Any]: ...
+        def __new__(cls, *args: Any, **more: Any) -> Any: ...
+
     def __init__(
         self,
         input_size: int,
@@ -285,7 +316,7 @@ class QuantRNN(QuantRecurrentStack[Out]):
     def _input_layers(self, forward: QuantSimpleCell) -> Mapping[str, Any]:
         return {"dense_i": forward.dense_i}
 
-    def __call__(self, inputs: Any, hx: jax.Array | None = None) -> tuple[Any, Any]:
+    def __call__(self, inputs: Any, hx: jax.Array | None = None) -> tuple[Out, Out]:
         """Run over sequences.
 
         Args:
