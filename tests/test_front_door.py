@@ -67,3 +67,25 @@ def test_a_scheme_is_a_word_of_its_own_in_a_rule():
 def test_beside_a_scheme_nothing_else_quantizes(given):
     with pytest.raises(ValueError, match="a scheme quantizes weights, inputs and gradients by itself"):
         Rule(scheme=config_v4(), **given)
+
+
+def test_completion_shows_what_is_meant_to_be_used():
+    shown = {name for name in dir(jqinject) if not name.startswith("__")}
+    rooms = {"checkpoint_policies", "core", "dot", "export", "nn", "odml", "quant", "quant_tensor"}
+    assert shown == {*jqinject.__all__, *rooms, "ExtendedInjector"}
+    for room in (jqinject.nn, jqinject.quant):
+        found = {name: getattr(room, name) for name in dir(room)}
+        assert not [name for name, thing in found.items() if inspect.ismodule(thing)]
+        assert not [
+            name for name in found if name.startswith("_") and name not in ("__all__", "__doc__", "__name__")
+        ]
+    assert {"QuantLinear", "merge_bn"} <= {*dir(jqinject.nn)} and {*jqinject.nn.__all__} <= {
+        *dir(jqinject.nn)
+    }
+    assert "Int8WeightPerTensorFloat" in dir(jqinject.quant) and "bit_width" in dir(Int8WeightPerChannelFloat)
+
+
+def test_help_shows_the_layers_with_their_arguments():
+    shown = pydoc.plaintext.document(jqinject.nn)
+    assert "QuantLinear(in_features: 'int', out_features: 'int', *, use_bias: 'bool' = True" in shown
+    assert all(name in shown for name in jqinject.nn.__all__)

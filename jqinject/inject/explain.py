@@ -27,7 +27,11 @@ class HasBinding(Protocol):
     binding: Binding
 
 
-def explain(injector: Any, /, module: Any = None, name: str = "tensor_quant", **given: Any) -> Node:
+EXPLAINED_BY = "explained_by"
+"""The name of an injector's own explanation: a function of the injector that returns a `Node`."""
+
+
+def explain(injector: Any, /, module: Any = None, name: str | None = None, **given: Any) -> Node:
     """The wiring of a name as a tree: components, arguments, values, and the class that decided each.
 
     >>> from jqinject.inject import ExtendedInjector, explain
@@ -47,7 +51,8 @@ def explain(injector: Any, /, module: Any = None, name: str = "tensor_quant", **
     Args:
         injector: an injector, a binding, or an object with a `binding` (a proxy).
         module: the layer that a proxy would pass as `module`.
-        name: the name to explain.
+        name: the name to explain; by default `tensor_quant`, and of a `Scheme` (of any injector that declares
+            `explained_by`, a function of itself that returns a `Node`) its six operands, printed as a table.
         given: more names to pass, as to `resolve`.
 
     Returns:
@@ -58,10 +63,13 @@ def explain(injector: Any, /, module: Any = None, name: str = "tensor_quant", **
     Raises:
         TypeError: the first argument is none of the three.
     """
+    subject = _injector(injector)
+    if name is None and EXPLAINED_BY in subject:
+        return getattr(subject, EXPLAINED_BY)(subject)
     if module is not None:
         given["module"] = module
-    root = scope_of(_injector(injector), given)
-    return _Explainer(root).node(root, name, [])
+    root = scope_of(subject, given)
+    return _Explainer(root).node(root, name or "tensor_quant", [])
 
 
 class Reach(NamedTuple):

@@ -3,7 +3,7 @@
 import copyreg
 import sys
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Never, NoReturn, Self, TypeVar
 
 from jqinject.inject.errors import lines
 from jqinject.inject.library import DependencyError, Injector, InjectorType
@@ -253,6 +253,7 @@ class ExtendedInjector(Injector, metaclass=InjectorMeta):
     if TYPE_CHECKING:
         # There are no instances, but the first argument of a `@value` function in a class body is taken for one. It is
         # a name of any type.
+        def __init__(self, *, a_declaration_is_never_instantiated: Never) -> None: ...
         def __getattr__(self, name: str) -> Any: ...
         def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
         def __getitem__(self, index: Any) -> Any: ...

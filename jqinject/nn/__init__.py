@@ -1,4 +1,9 @@
-"""Quantized layers."""
+"""Quantized layers: Flax's, with a quantizer for each tensor, and activations, normalizations and pooling around them.
+
+A layer takes Flax's arguments, then quantizers (`weight_quant=`, `input_quant=`, ...), then names that a quantizer
+declares anew, with the prefix of its argument (`weight_bit_width=3`). `QuantLinear.overrides(weight_quant=...)` lists
+these.
+"""
 
 from jqinject.nn.activations import QuantHardTanh as QuantHardTanh
 from jqinject.nn.activations import QuantIdentity as QuantIdentity
@@ -44,3 +49,52 @@ from jqinject.nn.trunc_pool import TruncAdaptiveAvgPool2d as TruncAdaptiveAvgPoo
 from jqinject.nn.trunc_pool import TruncAvgPool as TruncAvgPool
 from jqinject.nn.trunc_pool import TruncAvgPool2d as TruncAvgPool2d
 from jqinject.nn.upsample import QuantUpsample as QuantUpsample
+
+__all__ = [
+    "ContractionKind",
+    "MergedBatchNorm",
+    "QuantAvgPool",
+    "QuantBatchNorm",
+    "QuantCat",
+    "QuantCheckpoint",
+    "QuantConcat",
+    "QuantConv",
+    "QuantConvTranspose",
+    "QuantEinsum",
+    "QuantEltwiseAdd",
+    "QuantEmbed",
+    "QuantGRUCell",
+    "QuantGroupNorm",
+    "QuantHardSwish",
+    "QuantHardTanh",
+    "QuantIdentity",
+    "QuantLSTM",
+    "QuantLSTMCell",
+    "QuantLayerNorm",
+    "QuantLinear",
+    "QuantLinearGeneral",
+    "QuantLoRALinear",
+    "QuantMaxPool",
+    "QuantMultiHeadAttention",
+    "QuantOptimizedLSTMCell",
+    "QuantRMSNorm",
+    "QuantRNN",
+    "QuantReLU",
+    "QuantScaleBias",
+    "QuantScaledDotProductAttention",
+    "QuantSigmoid",
+    "QuantSimpleCell",
+    "QuantTanh",
+    "QuantUpsample",
+    "ScaledDotProductAttention",
+    "TruncAdaptiveAvgPool2d",
+    "TruncAvgPool",
+    "TruncAvgPool2d",
+    "attention_from_torch",
+    "merge_bn",
+    "recurrent_state_from_torch",
+]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__all__", "__doc__", "__name__"]

@@ -38,7 +38,10 @@ from jqinject.program.tracing.call import arguments_of as arguments_of
 from jqinject.program.tracing.call import checked_method as checked_method
 from jqinject.program.tracing.call import compiled as compiled
 from jqinject.program.tracing.call import with_copied_modules as with_copied_modules
+from jqinject.program.tracing.class_swap import ClassMixin as ClassMixin
 from jqinject.program.tracing.class_swap import change_class as change_class
+from jqinject.program.tracing.class_swap import derived_class as derived_class
+from jqinject.program.tracing.class_swap import original_class as original_class
 from jqinject.program.tracing.intercept import Around as Around
 from jqinject.program.tracing.intercept import intercept as intercept
 from jqinject.program.tracing.scopes import in_scope as in_scope

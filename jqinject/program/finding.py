@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
-from flax import nnx
 
 from jqinject.program.interpreter import Interpreter
 from jqinject.program.policy import ActivationProduct, Policy, Site, WeightUse
@@ -16,7 +15,6 @@ from jqinject.program.same_places import Occurrence, SiteNames, same_places
 from jqinject.program.tracing.call import CALL, Call
 from jqinject.program.tracing.class_swap import original_class
 from jqinject.program.tracing.kept_state import of_model
-from jqinject.program.tracing.state_marks import STATE
 from jqinject.program.tracing.trace import Program, trace
 from jqinject.program.tracked_value import Tracked, shape_of
 from jqinject.program.weights.adapter import with_adapters
@@ -159,19 +157,20 @@ def sites_of_program(
     return FoundSites(run.sites, run.uses, run.products, run.adapted, {}, run.occurrences)
 
 
-def throws_away(model: Any, policy: Policy, calls: Iterable[Call]) -> tuple[str, ...]:
+def throws_away(
+    model: Any, policy: Policy, calls: Iterable[Call], *, mark_all: bool = True
+) -> tuple[str, ...]:
     """Paths of quantizers' state that calls of a model would lose, unless they are run as programs.
 
     Args:
         model: a quantized NNX module; it is traced, not run.
         policy: which says which modules are layers.
         calls: of different methods.
+        mark_all: also state that the calls would leave as it is, in the mode that the model is in.
     """
     found: set[str] = set()
     for call in calls:
-        if not jax.tree.leaves(nnx.state((model, *call.modules), nnx.Any(*STATE), graph=True)):
-            continue  # there is nothing to lose
-        program = trace(model, call, policy.is_leaf, HELD, mark_all=True)
+        program = trace(model, call, policy.is_leaf, HELD, mark_all=mark_all)
         interpreter = Interpreter(policy, Finder())
 
         def look(values: list[Any], program: Any = program, interpreter: Interpreter = interpreter) -> Any:

@@ -289,3 +289,7 @@ from jqinject.quant.none import (
     NoneTruncQuant as NoneTruncQuant,
     NoneWeightQuant as NoneWeightQuant,
 )
+
+
+def __dir__() -> list[str]:
+    return [name for name in globals() if name[0].isupper()] + ["__doc__", "__name__"]

@@ -3,6 +3,8 @@
 from jqinject.recipes.passes.solve import Solve as Solve
 from jqinject.recipes.recipe import Recipe as Recipe
 from jqinject.recipes.recipe import Result as Result
+from jqinject.recipes.solvers.corrections import QEP as QEP
+from jqinject.recipes.solvers.corrections import MagR as MagR
 from jqinject.recipes.solvers.gpfq import GPFQ as GPFQ
 from jqinject.recipes.solvers.gpfq import Qronos as Qronos
 from jqinject.recipes.solvers.gptq import GPTQ as GPTQ

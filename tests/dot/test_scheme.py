@@ -18,6 +18,7 @@ from jqinject.dot import (
     QEinsum,
     QuantMode,
     Scheme,
+    config_v4,
 )
 from jqinject.inject import Binding
 from jqinject.nn import QuantLinear
@@ -27,6 +28,7 @@ from jqinject.quant import (
     Fp8e5m2GradPerTensorDelayed,
     Int4WeightPerGroupAbsMax,
     Int4WeightPerTensorFloatDecoupled,
+    Int8ActDynamicPerRow,
     Int8ActPerTensorAbsMax,
     Int8ActPerTensorFloat,
     Int8BiasPerTensorFloatInternalScaling,
@@ -41,6 +43,7 @@ from jqinject.quant import (
     MXFloat4e2m1Grad,
     MXFloat4e2m1Weight,
     NF4WeightPerChannelFloat,
+    NVFP4Weight,
     ShiftedUint8WeightPerTensorFloat,
 )
 
@@ -406,8 +409,7 @@ def test_frozen_it_serves_what_was_trained(names):
     layer.eval()
     expected = layer(X)
     frozen = jqinject.freeze(layer, allow_uncalibrated=True)
-    assert frozen.kernel.size == 0
-    assert frozen.dot_general.rhs_quant_mode is QuantMode.SERVE
+    assert frozen.kernel.shape == (16, 8) and set(frozen.kernel.get_raw_value()) == {"scale", "value"}
     np.testing.assert_array_equal(frozen(X), expected)
     gradient = jax.grad(lambda x: (frozen(x) * G).sum())(X)
     assert np.isfinite(gradient).all()
@@ -420,7 +422,8 @@ def test_what_is_not_stored_says_so():
     with pytest.raises(
         ValueError, match=r"fprop_rhs = NF4WeightPerChannelFloat is not stored.*\n  cure: a layer"
     ):
-        jqinject.freeze(layer)
+        layer.dot_general.rhs_quant_mode = QuantMode.CONVERT
+        layer(X)
 
 
 def test_explain_says_what_does_not_fit():
@@ -516,3 +519,25 @@ def test_it_has_no_second_derivative():
         jax.grad(lambda x: jax.grad(lambda x: (op(x, W, NUMBERS) ** 2).sum())(x).sum())(X)
     with pytest.raises(TypeError, match="forward-mode differentiation"):
         jax.jvp(lambda x: op(x, W, NUMBERS), (X,), (X,))
+
+
+def test_explain_shows_the_operands_as_a_table():
+    class Mixed(Scheme):
+        fprop_lhs = Int8ActDynamicPerRow
+        fprop_rhs = NVFP4Weight
+        dgrad_grad = Fp8e5m2GradPerTensorDelayed
+        dgrad_rhs = None
+
+    tree = jqinject.explain(Mixed)
+    assert str(tree).splitlines() == [
+        "name        operand          numbers        quantizer                    decided by",
+        "fprop_lhs   x in y = x w     8 bits         Int8ActDynamicPerRow         Mixed",
+        "fprop_rhs   w in y = x w     e2m1 in 16s    NVFP4Weight                  Mixed",
+        "dgrad_grad  g in dx = g w^T  float8_e5m2    Fp8e5m2GradPerTensorDelayed  Mixed",
+        "dgrad_rhs   w in dx = g w^T  float                                       Mixed",
+        "wgrad_lhs   x in dw = x^T g  as in y = x w                               Scheme",
+        "wgrad_grad  g in dw = x^T g  float                                       Scheme",
+    ]
+    assert tree["fprop_rhs"].value is NVFP4Weight and not tree.errors()
+    config = str(jqinject.explain(config_v4(fwd_bits=4, drhs_bits="e4m3")))
+    assert [config.count(numbers) for numbers in ("4 bits", "8 bits", "float8_e4m3fn")] == [2, 2, 2]

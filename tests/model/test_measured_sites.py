@@ -15,6 +15,7 @@ import jqinject
 from jqinject import Rule, calibrate, freeze, quantize
 from jqinject.dot import FrozenParam
 from jqinject.model import LayerNumbers, SitesLeftWarning, WeightBitWidthWeightedBySize
+from jqinject.odml import OdmlQat
 from jqinject.quant import Int4WeightPerGroupAbsMax, Int8ActPerTensorMinMax, Int8WeightPerChannelFloat
 
 IDS = jnp.arange(24).reshape(2, 12) % 20
@@ -272,3 +273,12 @@ def test_learned_bits_of_parameters_cost_what_those_of_layers_do() -> None:
         for part in (found["layer"], found["op_quant"])
     ]
     assert share == pytest.approx([16 / 40, 24 / 40])
+
+
+def test_operations_of_a_device_have_numbers() -> None:
+    model = OdmlQat().quantize(Mixed(), X)
+    model(X)
+    found = jqinject.report(model, X, numbers=True)
+    for path in ("layer", "w"):
+        assert found[path].program and found[path].operations
+        assert found[path].numbers is not None and found[path].numbers.weight_sqnr_db is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -79,6 +80,18 @@ class Computed(Int8WeightPerChannelFloat):
     @staticmethod
     def my_limit(bit_width: int, signed: bool = True) -> float:
         return 2.0**bit_width
+
+    @value
+    def largest(bit_width: Any, signed: bool = True) -> float:
+        return max(2.0 ** (bit_width - signed) - 1, 1.0)
+
+    @value
+    def shape(weight_shape) -> tuple[int, ...]:
+        return tuple(max(size, 1) for size in weight_shape)
+
+    @value
+    def widths(bit_width):
+        return [1 << bit for bit in range(bit_width)] if bit_width > 1 else [int(-bit_width)]
 
     pointed = this.bit_width
     further = this.table["k"].inner

@@ -42,6 +42,7 @@ QuantIdentity(4)  # wrong: a number for a quantizer
 QuantBatchNorm(4, momentun=0.9, rngs=rngs)  # wrong: a misspelt argument of Flax's
 QuantLSTM(3, 4, io_bit_widht=4, rngs=rngs)  # wrong: a misspelt name
 QuantLSTM(3, 4, num_layers="2", rngs=rngs)  # wrong: a text for a number
+quantizer = Int8WeightPerTensorFloat()  # wrong: a declaration is never instantiated
 Int8WeightPerTensorFloat.let(4)  # wrong: let takes keywords
 injector: ExtendedInjector = Int8WeightPerTensorFloat  # wrong: a class is not an instance
 Rule(op=3)  # wrong: an operation is a text

@@ -11,6 +11,7 @@ import numpy as np
 
 from jqinject.core.construction import kinds
 from jqinject.dot.geometry.tiles import LocalAqt
+from jqinject.dot.schemes.operand_table import operand_table
 from jqinject.dot.tensors.product import Sums
 from jqinject.inject import (
     Binding,
@@ -83,6 +84,7 @@ class Scheme(ExtendedInjector):
     dgrad_use_fwd_quant = False
     wgrad_use_fwd_quant = False
     conv_gradients = True
+    explained_by = operand_table
 
 
 FORWARD = ("fprop_lhs", "fprop_rhs")
@@ -94,6 +96,7 @@ OTHERS = FLAGS + tuple(
     f"{product}{name}" for product in ("", "dgrad_", "wgrad_") for name in ("accumulator_dtype", "tile_size")
 )
 COMPONENTS = (
+    "explained_by",
     "calibration",
     "restrict_scaling_impl",
     "lhs_range",

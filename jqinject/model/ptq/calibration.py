@@ -14,6 +14,7 @@ from jqinject.core import QuantParam, QuantStat, StaticRange
 from jqinject.core.state.record import flat_parts
 from jqinject.model.quantizing.rule_policy import RulePolicy
 from jqinject.model.running.batches import BatchCalls, CallBatch
+from jqinject.model.running.watched_call import unwatch_call
 from jqinject.model.static_ranges import listed, static_ranges
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.devices.processes import on_host
@@ -113,6 +114,7 @@ def calibrate(
             "  cure: quantize a model that was built for real, and load its weights"
         )
     copy = nnx.clone(model, graph=True)
+    unwatch_call(copy)  # `_check_not_lost` refuses what the call would only warn of
     observers = _prepare(copy, quantized)
     step = compiled(_run)
     count, called = 0, None

@@ -28,6 +28,7 @@ from jqinject.model.quantizing.rule_policy import (
 from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.quantizing.scheme_rules import unstored_weights
 from jqinject.model.quantizing.traced_calls import Methods, call_with, traced_calls
+from jqinject.model.running.watched_call import watch_call
 from jqinject.model.walk import ModelIndex
 from jqinject.program import (
     CALL,
@@ -185,6 +186,8 @@ def _quantized(
     outside = found.sites or any(use.quantizer is not None for use in found.uses)
     if outside or throws_away(model, policy, calls if have_inputs(calls) else ()):
         quantize_program(model, policy, found, calls, rngs)
+    elif not have_inputs(calls):
+        watch_call(model)
     return model
 
 

@@ -30,7 +30,8 @@ def load_frozen(
     """A frozen model with the numbers of a float checkpoint, each of which is frozen as soon as it is read.
 
     The float model never exists as a whole: at most the frozen model and one float array are in memory, with what the
-    compiled quantizer needs for this one. Weights of layers that share a quantizer wait for one another. The numbers
+    compiled quantizer needs for this one: on a CPU about 2.5 times its bytes beside it, so that the process is largest
+    at the largest array. Weights of layers that share a quantizer wait for one another. The numbers
     are those of `freeze(model)` after `load_state`.
 
     Args:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
@@ -12,6 +13,7 @@ from flax import nnx
 from jqinject.core import GradSlot
 from jqinject.core._protocols import StepStatistic
 from jqinject.model.train.steps import (
+    MAXIMUM_ADDING,
     abandon_steps,
     adding_by_maximum,
     amax_scalings,
@@ -199,7 +201,8 @@ def _reporting(
         set_slots(open_before, adding=False)  # nnx.grad differentiates floats
         try:
             transformed = nnx.value_and_grad(_listening(f), argnums=(*asked, *extra), **vars(options))
-            value, gradients = transformed(*args, **kwargs)
+            with _naming_cut_slots():
+                value, gradients = transformed(*args, **kwargs)
             numbers = [_number(which) for which in (*asked, *extra)]
             reporting = [place for place, number in enumerate(numbers) if number in with_slots]
             deliver([args[numbers[place]] for place in reporting], [gradients[place] for place in reporting])
@@ -216,6 +219,22 @@ def _reporting(
         return value, kept if isinstance(argnums, Sequence) else kept[0]
 
     return run
+
+
+@contextlib.contextmanager
+def _naming_cut_slots() -> Iterator[None]:
+    """Say what JAX cannot do with the slots of a stack."""
+    try:
+        yield
+    except TypeError as error:
+        if str(MAXIMUM_ADDING) not in str(error):
+            raise
+        raise TypeError(
+            "value_and_grad: a stack of layers whose quantizers keep a history of gradients (delayed scaling) is cut "
+            "by index, and JAX has no gradient of that for the slots through which the backward pass reports.\n"
+            "  cure: nnx.scan or jax.lax.scan over the stack; blocks in an nnx.List; or current scaling, such as "
+            "Fp8e5m2GradPerTensorCurrent"
+        ) from error
 
 
 def _listening(f: Callable[..., Any]) -> Callable[..., Any]:

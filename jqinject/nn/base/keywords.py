@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from jqinject.inject.errors import did_you_mean
+from jqinject.inject.errors import did_you_mean, lines
 from jqinject.nn.base.slots import Slot
 
 
@@ -52,7 +52,11 @@ def split_overrides(
             prefixes = ", ".join(dict.fromkeys(slot.prefix for slot in ordered))
             hint = did_you_mean(keyword, known)
             raise TypeError(
-                f"{type(layer).__name__} takes no argument {keyword!r}: overrides of quantizers start with one of "
-                f"{prefixes}" + (f"\n  {hint}" if hint else "")
+                lines(
+                    f"{type(layer).__name__} takes no argument {keyword!r}: overrides of quantizers start with one of "
+                    f"{prefixes}",
+                    hint
+                    or f"{type(layer).__name__}.overrides() lists them; a name of your own: Mine.let({keyword}=...)",
+                )
             )
     return found

@@ -49,11 +49,12 @@ def contraction(
     if run.policy.follows_parameters:
         lhs, rhs = (x if place == weight else as_activation(x) for place, x in enumerate((lhs, rhs)))
     rest = [x.array for x in inputs[2:]]
-    one = _Contraction(run, operation, eqn, choice, name, (lhs, rhs), rest, weight, evaluate)
+    parameter = () if among is None else inputs[among].weight_path
+    one = _Contraction(run, operation, eqn, choice, name, (lhs, rhs), rest, weight, parameter, evaluate)
     if not (lhs.is_activation or rhs.is_activation):
         return [Tracked(one.value())]
-    of_parameter = "" if among is None else dotted(inputs[among].weight_path)
-    call = WeightCall(of_parameter or run.names.full(name), path, one.quantized, one.floating, one.heard)
+    called = dotted(parameter) or run.names.full(name)
+    call = WeightCall(called, path, one.quantized, one.floating, one.heard)
     return [run.quantizers.run(call)]
 
 
@@ -65,6 +66,7 @@ class _Contraction:
         operands: two, of which no looked-up one is an activation.
         rest: further operands.
         weight: which operand is a parameter that is quantized in its own shape, or None.
+        read: path of the operand that is a parameter, however it is quantized; empty if neither is.
         evaluate: contracts arrays.
         heard: what its quantizers did.
     """
@@ -77,6 +79,7 @@ class _Contraction:
     operands: tuple[Tracked, Tracked]
     rest: list[Any]
     weight: int | None
+    read: tuple[Any, ...]
     evaluate: Evaluate
     heard: list[Heard] = field(default_factory=list)
 
@@ -99,8 +102,7 @@ class _Contraction:
         """The output before its own quantizer."""
         run, choice, taken = self.run, self.choice, self._taken()
         self._note(taken)
-        weight = () if self.weight is None else self.operands[self.weight].weight_path
-        with weight_scope(weight or (run.names.full(self.name),)):
+        with weight_scope(self.read or (run.names.full(self.name),)):
             if choice is not None and choice.scheme is not None:
                 pairs = zip(self.operands, taken, strict=True)
                 given = [t if place == self.weight else x for place, (x, t) in enumerate(pairs)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +33,10 @@ class GPFQ:
 
     act_order: bool = False
 
-    statistics: ClassVar[tuple[str, ...]] = ("hessian", "cross")
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """See `Solver`."""
+        return ("hessian", "cross")
 
     def __call__(self, problem: Problem) -> Solution:
         """See `Solver`."""
@@ -96,7 +98,10 @@ class Qronos:
     act_order: bool = False
     damping: float = 1e-6
 
-    statistics: ClassVar[tuple[str, ...]] = ("hessian", "cross")
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """See `Solver`."""
+        return ("hessian", "cross")
 
     def __call__(self, problem: Problem) -> Solution:
         """See `Solver`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +23,10 @@ class RTN:
         RTN()
     """
 
-    statistics: ClassVar[tuple[str, ...]] = ()
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """See `Solver`."""
+        return ()
 
     def __call__(self, problem: Problem) -> Solution:
         """See `Solver`."""
@@ -63,7 +65,10 @@ class GPTQ:
     scales: ScaleRule = "original"
     damp_dead: bool = True
 
-    statistics: ClassVar[tuple[str, ...]] = ("hessian",)
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """See `Solver`."""
+        return ("hessian",)
 
     def __call__(self, problem: Problem) -> Solution:
         """See `Solver`."""

@@ -1,0 +1,78 @@
+"""What `explain` shows of a scheme: its six operands, as a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jqinject.inject import Binding, explain
+from jqinject.inject.tree import Node
+
+PLACES = {
+    "fprop_lhs": "x in y = x w",
+    "fprop_rhs": "w in y = x w",
+    "dgrad_grad": "g in dx = g w^T",
+    "dgrad_rhs": "w in dx = g w^T",
+    "wgrad_lhs": "x in dw = x^T g",
+    "wgrad_grad": "g in dw = x^T g",
+}
+
+
+class OperandTable(Node):
+    """The six operands of a scheme: a node each, printed as a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        rows = [("name", "operand", "numbers", "quantizer", "decided by")]
+        for node in self.children:
+            origin = node.origin.__name__ if isinstance(node.origin, type) else node.origin or ""
+            if node.error:
+                numbers, name = "ERROR: " + "; ".join(map(str.strip, node.error.splitlines())), ""
+            else:
+                # As the scheme resolves it: what it takes from the scheme's other names is known then.
+                value = getattr(self.value, node.name)
+                numbers, name = _numbers(value), _quantizer(value)
+            rows.append((node.name, PLACES[node.name], numbers, name, origin))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows)
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def operand_table(scheme: Any) -> OperandTable:
+    """The operands of a scheme.
+
+    Args:
+        scheme: its injector.
+    """
+    nodes = tuple(explain(scheme, name=name) for name in PLACES)
+    return OperandTable(scheme.__name__, "injector", scheme, children=nodes)
+
+
+def _is_quantizer(value: Any) -> bool:
+    return isinstance(value, type | Binding)
+
+
+def _quantizer(value: Any) -> str:
+    if not _is_quantizer(value):
+        return ""
+    return value.base.__name__ if isinstance(value, Binding) else value.__name__
+
+
+def _numbers(value: Any) -> str:
+    """The numbers of an operand in words; empty if only an assembled quantizer knows."""
+    if value is None:
+        return "float"
+    if not _is_quantizer(value):
+        return "as in y = x w"
+    injector = value.injector if isinstance(value, Binding) else value
+    names = ("q_dtype", "exponent_bit_width", "mantissa_bit_width", "bit_width", "group_size")
+    found = {name: explain(value, name=name).value for name in names if name in injector}
+    known = {name: x for name, x in found.items() if isinstance(x, int)}
+    group = f" in {known['group_size']}s" if "group_size" in known else ""
+    if found.get("q_dtype") is not None:
+        return np.dtype(found["q_dtype"]).name + group
+    if {"exponent_bit_width", "mantissa_bit_width"} <= known.keys():
+        return f"e{known['exponent_bit_width']}m{known['mantissa_bit_width']}{group}"
+    return f"{known['bit_width']} bits{group}" if "bit_width" in known else group.strip()

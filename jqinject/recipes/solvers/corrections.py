@@ -1,0 +1,155 @@
+"""What is done to the weights before they are rounded: smaller magnitudes (MagR), corrected inputs (QEP)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.recipes.solvers.columns import HIGHEST
+from jqinject.recipes.solvers.gptq import GPTQ
+from jqinject.recipes.solvers.ordering import without_dead_inputs
+from jqinject.recipes.solvers.solver import Problem, Solution, Solver
+
+
+@dataclass(frozen=True)
+class MagR:
+    """Makes the largest weights of each row smaller where the output does not feel it, then solves.
+
+    Proximal gradient steps on `|(w - w0) x|^2 + a |w|_inf`: with `H` twice the mean of `y y^T`,
+    `eta = 1 / lambda_max(H)` and `a = alpha / (eta |H|_1)`, `v = w - eta (w - w0) H`, `w = v - a P(v / a)`, where `P`
+    projects each row onto the unit ball of the 1-norm.
+
+    Args:
+        solver: what rounds the result.
+        alpha: weight of the largest magnitude.
+        steps: how many.
+
+    Source: Zhang et al., "MagR: Weight Magnitude Reduction for Enhancing Post-Training Quantization", 2024.
+
+    Example:
+        >>> MagR(alpha=0.001).steps
+        200
+    """
+
+    solver: Solver = field(default_factory=GPTQ)
+    alpha: float = 0.01
+    steps: int = 200
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """See `Solver`."""
+        return ("hessian", *self.solver.statistics)
+
+    def __call__(self, problem: Problem) -> Solution:
+        """See `Solver`."""
+        hessian = 2 * problem.statistics.mean("hessian")
+        reduced = reduce_magnitudes(problem.weights, hessian, self.alpha, self.steps)
+        return self.solver(replace(problem, weights=reduced))
+
+
+@partial(jax.jit, static_argnums=(2, 3))
+def reduce_magnitudes(weights: jax.Array, hessian: jax.Array, alpha: float, steps: int) -> jax.Array:
+    """The weights after the steps of `MagR`.
+
+    Args:
+        weights: `(rows, columns)`.
+        hessian: `(columns, columns)`.
+        alpha, steps: see `MagR`.
+    """
+    largest = jnp.linalg.eigvalsh(hessian)[-1]
+    eta = 1 / jnp.where(largest > 0, largest, 1.0)
+    norm = jnp.abs(hessian).sum(axis=0).max()
+    strength = alpha / (eta * jnp.where(norm > 0, norm, 1.0))
+
+    def step(_: jax.Array, now: jax.Array) -> jax.Array:
+        moved = now - eta * jnp.matmul(now - weights, hessian, precision=HIGHEST)
+        return moved - strength * onto_ball(moved / strength)
+
+    return jax.lax.fori_loop(0, steps, step, weights)
+
+
+def onto_ball(rows: jax.Array) -> jax.Array:
+    """Each row's nearest point in the unit ball of the 1-norm (Duchi et al., 2008).
+
+    Example:
+        >>> onto_ball(jnp.array([[3.0, 1.0], [0.25, 0.5]])).tolist()
+        [[1.0, 0.0], [0.25, 0.5]]
+    """
+    magnitudes = jnp.abs(rows)
+    falling = -jnp.sort(-magnitudes, axis=1)
+    sums = jnp.cumsum(falling, axis=1) - 1
+    counts = jnp.arange(1, rows.shape[1] + 1, dtype=rows.dtype)
+    held = (falling - sums / counts > 0).sum(axis=1, keepdims=True)
+    threshold = jnp.take_along_axis(sums, held - 1, axis=1) / held.astype(rows.dtype)
+    inside = magnitudes.sum(axis=1, keepdims=True) <= 1
+    shrunk = jnp.sign(rows) * jnp.maximum(magnitudes - threshold, 0.0)
+    return jnp.where(inside, rows, shrunk)
+
+
+@dataclass(frozen=True)
+class QEP:
+    """Corrects the weights for what quantization has done to their inputs, then solves.
+
+    `W + factor * W (G - H) (H + d I)^-1`, with `H` the mean of `y y^T`, `G` the mean of `x y^T` over inputs `x` of the
+    float and `y` of the quantized model. With `factor=1` the corrected float weights give the quantized model's inputs
+    the outputs nearest to those of the float model.
+
+    Args:
+        solver: what rounds the result.
+        factor: how much of the correction; 0 for none.
+        damping: `d`, as a share of the mean of `H`'s diagonal.
+
+    Source: Arai and Ichikawa, "Quantization Error Propagation", 2025.
+
+    Example:
+        >>> QEP(factor=1.0).damping
+        0.01
+    """
+
+    solver: Solver = field(default_factory=GPTQ)
+    factor: float = 0.5
+    damping: float = 0.01
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """See `Solver`."""
+        return ("hessian", "cross", *self.solver.statistics)
+
+    def __call__(self, problem: Problem) -> Solution:
+        """See `Solver`."""
+        hessian, cross = (problem.statistics.mean(name) for name in ("hessian", "cross"))
+        corrected = corrected_weights(problem.weights, hessian, cross - hessian, self.factor, self.damping)
+        if not bool(jnp.isfinite(corrected).all()):
+            raise ValueError(
+                f"the Hessian of its inputs is not positive definite with damping={self.damping:g}.\n"
+                "  cure: more calibration data, or a larger damping"
+            )
+        return self.solver(replace(problem, weights=corrected))
+
+
+@jax.jit
+def corrected_weights(
+    weights: jax.Array,
+    hessian: jax.Array,
+    delta: jax.Array,
+    factor: jax.Array | float,
+    damping: jax.Array | float,
+) -> jax.Array:
+    """The weights of `QEP`; those of inputs that were always 0 become 0.
+
+    Args:
+        weights: `(rows, columns)`.
+        hessian: `H`.
+        delta: `G - H`.
+        factor, damping: see `QEP`.
+    """
+    dead = jnp.diagonal(hessian) == 0
+    damp = damping * jnp.mean(jnp.diagonal(hessian))
+    whole, alive = without_dead_inputs(hessian, weights)
+    whole = whole + damp * jnp.eye(len(whole), dtype=whole.dtype)
+    factorized = jax.scipy.linalg.cho_factor(whole, lower=True)
+    correction = jax.scipy.linalg.cho_solve(factorized, jnp.matmul(alive, delta, precision=HIGHEST).T).T
+    return jnp.where(dead[None], 0.0, alive + factor * correction)
