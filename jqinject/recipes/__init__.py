@@ -1,5 +1,6 @@
 """Algorithms after training, as passes over a model that compose."""
 
+from jqinject.recipes.passes.smooth_quant import SmoothQuant as SmoothQuant
 from jqinject.recipes.passes.solve import Solve as Solve
 from jqinject.recipes.recipe import Recipe as Recipe
 from jqinject.recipes.recipe import Result as Result
