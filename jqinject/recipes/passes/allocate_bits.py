@@ -132,8 +132,8 @@ def _errors(visit: Visit, choices: dict[int, QuantizedParameter]) -> dict[int, f
     statistics = visit.statistics("hessian")
     try:
         check_finite(statistics)
-    except ValueError as error:
-        raise ValueError(f"{visit.site.name} ({site_path(visit.site)}): {error}") from error
+    except ValueError as problem:
+        raise ValueError(f"{visit.site.name} ({site_path(visit.site)}): {problem}") from problem
     original = jnp.asarray(visit.original, jnp.float32)
     weights = visit.site.weights(original)
 
