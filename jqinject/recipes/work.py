@@ -43,6 +43,7 @@ class Work:
         batches: the calibration data.
         calls: of the model, one for each batch.
         inputs: the arguments that `quantize` traces the model with.
+        allow_idle: whether rules may take nothing, as a pass put others before them.
         notes: what passes have done, for the report.
         on_host: whether values between sites are kept in the host's memory.
         progress: whether progress bars are shown.
@@ -58,6 +59,7 @@ class Work:
     notes: list[Any] = field(default_factory=list)
     on_host: bool = False
     progress: bool = True
+    allow_idle: bool = False
     _quantized: nnx.Module | None = None
 
     @property
@@ -69,7 +71,13 @@ class Work:
     def quantized(self) -> nnx.Module:
         """The quantized model: made from the float model when it is first asked for, its ranges calibrated."""
         if self._quantized is None:
-            self._quantized = quantize(self.model, self.rules, inputs=self.inputs, methods=self.methods)
+            self._quantized = quantize(
+                self.model,
+                self.rules,
+                inputs=self.inputs,
+                methods=self.methods,
+                allow_idle=self.allow_idle,
+            )
             self._calibrate()
         return self._quantized
 
@@ -89,18 +97,21 @@ class Work:
         Args:
             calls: of the model; all by default.
         """
-        return Stream(
-            self.model, self.calls if calls is None else calls, LooksIntoEverything(), on_host=self.on_host
-        )  # pyright: ignore
+        chosen = self.calls if calls is None else calls
+        return Stream(self.model, chosen, LooksIntoEverything(), on_host=self.on_host)  # pyright: ignore
 
-    def stream(self) -> Stream:
-        """The data through the float model, and through it with the inputs of its sites quantized."""
+    def stream(self, quantize_inputs: bool = True) -> Stream:
+        """The data through the float model, and through it with the inputs of its sites quantized.
+
+        Args:
+            quantize_inputs: whether they are; quantizers of weights alone otherwise.
+        """
         held = InputQuantizers(self.quantized)
         return Stream(
             self.model,
             self.calls,
             LooksIntoEverything(),  # pyright: ignore
-            quantize_input=held.quantize,
+            quantize_input=held.quantize if quantize_inputs else None,
             on_host=self.on_host,
         )
 

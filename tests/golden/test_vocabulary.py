@@ -13,6 +13,9 @@ from tests.golden.adapters import (
     aqt_config,
     aqt_flax,
     aqt_stochastic,
+    ptq_autoround,
+    ptq_layerwise,
+    ptq_matrices,
     qwix,
     qwix_arrays,
     qwix_errors,
@@ -31,6 +34,52 @@ RULE = {"weight_qtype": "int8", "act_qtype": "int8"}
 ODML = {"model": "LMlp", "provider": {}, "rule": RULE}
 RESIDUAL = {**ODML, "model": "LRes", "model_fields": {"kind": "add"}}
 CNN = {**ODML, "model": "LCnn"}
+
+LAYERWISE = {
+    **{"peer": "brevitas", "algorithm": "gptq", "hessian": ptq_layerwise.HESSIANS["gptq"], "seed": 1},
+    **{"act_order": False, "order": "natural", "scale_rule": "frozen: ", "num_blocks": 1, "batches": 1},
+    **{"dead_inputs": None, "conv": None, "layer_sizes": [4, 2], "input_quant": None},
+    **{"quantizer": "int8_channel", "quantizer_class": "Int8WeightPerChannelFloat", "overrides": {}},
+    "use_quant_activations": True,
+}
+CONVOLUTION = {"conv": {"kernel": 3, "groups": 1, "stride": 1, "padding": 0, "dilation": 1}}
+MAGR = {
+    **{"peer": "brevitas", "algorithm": "magr", "alpha": 0.1, "num_steps": 5, "conv": None, "seed": 1},
+    **{"hessian": "H = (2/n) sum x x^T, no damping", "lambda_max": "30 power iterations"},
+}
+COMPRESSOR = {
+    **{"peer": "llmcompressor", "algorithm": "gptq", "bits": 4, "strategy": "channel", "symmetric": True},
+    "hessian": "H = (2/S) sum x x^T, S = number of sequences (here 8 of 16 tokens)",
+}
+QWIX_GPTQ = {
+    **{"peer": "qwix", "algorithm": "gptq", "bits": 4, "block_size": 8, "percdamp": 0.01, "group_size": None},
+    **{
+        "dead_inputs": None,
+        "seed": 1,
+        "hessian": "H = X X^T (no 2, no 1/n); damp = percdamp*mean(diag H) before dead",
+    },
+    "scale_rule": "absmax/(2^(b-1)-0.5) at the first column of each group, from the matrix",
+}
+QEP = {
+    **{"peer": "qwix", "algorithm": "qep", "correction_factor": 0.5, "damping_factor": 0.01, "seed": 1},
+    "hessian": "H = Xq Xq^T, delta = (X - Xq) Xq^T",
+}
+AUTOROUND = {
+    **{"peer": "auto-round", "algorithm": "signround", "bits": 4, "group_size": 8, "iters": 100, "seed": 1},
+    **{"symmetric": True, "lr": 0.01, "minmax_lr": 0.01, "minmax_tuning": True, "scale_dtype": "float32"},
+    **{"batch": "all 64 rows at every iteration", "driven": "WrapperLinear + SignSGD of the package"},
+    **{"loss": "mean squared output error", "schedule": "linear from lr to 0 over iters"},
+}
+ALLOCATION = {
+    **{"algorithm": "mixed precision bit allocation", "source": "exhaustive", "bits": [4, 8]},
+    "budget_bytes": 10,
+}
+
+
+def layerwise(algorithm: str, **more: Any) -> list[tuple[dict[str, Any], Read]]:
+    """Readers of a layer-wise algorithm's cases: of linear layers, and of a convolution."""
+    config = {**LAYERWISE, "algorithm": algorithm, "hessian": ptq_layerwise.HESSIANS[algorithm], **more}
+    return [(given, ptq_layerwise.layerwise_of) for given in (config, {**config, **CONVOLUTION})]
 
 
 def odml(config: dict[str, Any]) -> None:
@@ -88,6 +137,24 @@ READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
         "qt_core": [({}, qwix.gradients_of), (NOISE, qwix.noise_of)],
     },
     "flax_fp8": {},
+    "ptq": {
+        "brevitas_gptq": layerwise("gptq"),
+        "brevitas_gpfq": layerwise("gpfq", num_blocks=None),
+        "brevitas_qronos": layerwise("qronos"),
+        "brevitas_magr": [(MAGR, ptq_matrices.magr_of), ({**MAGR, **CONVOLUTION}, ptq_matrices.magr_of)],
+        "llmc_gptq": [(COMPRESSOR, ptq_matrices.compressor_of)],
+        "qwix_gptq": [(QWIX_GPTQ, ptq_matrices.qwix_gptq_of)],
+        "qwix_qep": [(QEP, ptq_matrices.qep_of)],
+        "autoround": [(AUTOROUND, ptq_autoround.rounded_of)],
+        "bit_allocation": [(ALLOCATION, ptq_matrices.budget_of)],
+    },
+}
+
+# Groups of cases without an adapter.
+NOT_DRIVEN = {
+    **dict.fromkeys(("brevitas_corrections", "brevitas_equalize", "hadamard", "modelopt"), "ptq"),
+    **dict.fromkeys(("llmc_awq", "llmc_smoothquant"), "ptq"),
+    **dict.fromkeys(("qwix_awq", "qwix_hadamard", "qwix_smoothquant"), "ptq"),
 }
 
 # What the library refuses, as the reference does, in cases of errors.
@@ -102,6 +169,7 @@ KEYS = [
     pytest.param(peer, group, key, values, id=f"{peer}/{group}/{key}")
     for peer in READERS
     for group, keys in vocabulary(peer).items()
+    if NOT_DRIVEN.get(group) != peer
     for key, values in keys.items()
 ]
 
@@ -180,6 +248,11 @@ def test_no_reader_accepts_a_key_that_it_does_not_know(peer: str, group: str) ->
         ("qwix", "nnx_qat", "model", "transformer"),
         ("qwix", "ptq", "rule", "w2a2 static"),
         ("qwix", "odml_errors", "case", "another"),
+        ("ptq", "brevitas_gptq", "quantizer_class", "NoWeight"),
+        ("ptq", "brevitas_gptq", "quantizer", "int4_rows"),
+        ("ptq", "brevitas_gptq", "scale_rule", "thawed"),
+        ("ptq", "brevitas_gptq", "overrides.weight_bitwidth", 4),
+        ("ptq", "brevitas_gpfq", "num_blocks", 4),
     ],
 )
 def test_a_value_without_a_meaning_is_refused(peer: str, group: str, key: str, value: str) -> None:

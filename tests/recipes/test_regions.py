@@ -121,7 +121,9 @@ def test_smooth_quant_is_its_formula_for_both_readers_of_a_norm() -> None:
     model = TwoReaders()
     wanted = model(X)
     inputs = np.abs(model.norm(X)).max(axis=(0, 1))
-    weights = np.abs(np.concatenate([model.a.kernel, model.b.kernel], axis=1)).max(axis=1)
+    weights = np.abs(np.concatenate([layer.kernel.get_value() for layer in (model.a, model.b)], axis=1)).max(
+        axis=1
+    )
     scale = inputs**0.7 / weights**0.3
     rescaling = []
 
