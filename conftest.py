@@ -28,6 +28,7 @@ _given = os.environ.get("XLA_FLAGS", "")
 _added = [f"{flag}={value}" for flag, value in _FLAGS.items() if flag not in _given]
 os.environ["XLA_FLAGS"] = " ".join([_given, *_added]).strip()
 os.environ.setdefault("MPLBACKEND", "agg")
+os.environ["COLUMNS"] = "1000"  # tables on one line a row; tests of narrow terminals set it
 
 import jax
 import pytest

@@ -47,11 +47,47 @@ def table(
         ]
         if left >= min(last, LEAST):
             wrapped = textwrap.wrap(row[-1], left) or [""]
+            if header[-1] in right:
+                wrapped[0] = wrapped[0].rjust(min(last, left))
             lines.append("  ".join([*cells, wrapped[0]]).rstrip())
             lines += [" " * (sum(widths) + 2 * len(widths)) + more for more in wrapped[1:]]
         else:
             rest = "  ".join([*cells[1:], row[-1]])
             lines += [row[0], *textwrap.wrap(rest, width, initial_indent="    ", subsequent_indent="      ")]
+    return lines
+
+
+def blocks(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Collection[str] = (),
+    width: int | None = None,
+) -> list[str]:
+    """The lines of a table with many columns: where they do not fit, of several, each with the first column.
+
+    Args:
+        header, rows, right, width: see `table`.
+
+    Example:
+        >>> print(*blocks(("layer", "bytes", "noise"), [("fc", "1,024", "20 dB")], width=14), sep="\\n")
+        layer  bytes
+        fc     1,024
+        <BLANKLINE>
+        layer  noise
+        fc     20 dB
+    """
+    width = columns() if width is None else width
+    sizes = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    groups: list[list[int]] = [[]]
+    for column in range(1, len(header)):
+        if groups[-1] and sizes[0] + sum(2 + sizes[held] for held in (*groups[-1], column)) > width:
+            groups.append([])
+        groups[-1].append(column)
+    lines: list[str] = []
+    for group in groups:
+        chosen = [[row[column] for column in (0, *group)] for row in (header, *rows)]
+        lines += [*([""] if lines else []), *table(chosen[0], chosen[1:], right=right, width=width)]
     return lines
 
 

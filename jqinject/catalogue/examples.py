@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jqinject.inject import Binding, ExtendedInjector, Node, explain
@@ -113,7 +114,7 @@ def example_of(quantizer: type[ExtendedInjector], overrides: Mapping[str, Any]) 
         IN_FEATURES,
         OUT_FEATURES,
         kernel_init=_ramp,
-        bias_init=nnx.initializers.normal(0.5),
+        bias_init=_spread,
         rngs=nnx.Rngs(0),
         **{slot: quantizer},
         **more,
@@ -133,13 +134,20 @@ def wiring_of(quantizer: type[ExtendedInjector], overrides: Mapping[str, Any]) -
 
 @functools.cache
 def _plain_layer() -> Any:
-    return QuantLinear(IN_FEATURES, OUT_FEATURES, weight_quant=None, rngs=nnx.Rngs(0))
+    return QuantLinear(
+        IN_FEATURES, OUT_FEATURES, kernel_init=_ramp, bias_init=_spread, weight_quant=None, rngs=nnx.Rngs(0)
+    )
 
 
 def _ramp(key: Any, shape: tuple[int, ...], dtype: Any, out_sharding: Any = None) -> Any:
-    """Evenly spaced numbers from -1 to 1 in every output channel."""
-    rising = jnp.linspace(-1.0, 1.0, shape[0], dtype=dtype)
-    return jnp.broadcast_to(rising[:, None], shape)
+    """Evenly spaced numbers from -1 to 1 in every output channel. By NumPy: there is nothing to compile."""
+    rising = np.linspace(-1.0, 1.0, shape[0])
+    return jnp.asarray(np.broadcast_to(rising[:, None], shape), dtype)
+
+
+def _spread(key: Any, shape: tuple[int, ...], dtype: Any, out_sharding: Any = None) -> Any:
+    """Evenly spaced numbers from -0.5 to 0.5."""
+    return jnp.asarray(np.linspace(-0.5, 0.5, shape[0]), dtype)
 
 
 def left_to_users(quantizer: type[ExtendedInjector]) -> dict[str, Any]:

@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import jqinject.nn
-import jqinject.nn.base.override_keywords
 from jqinject.catalogue.entries import ready_made
 from jqinject.catalogue.examples import kind_of
 from jqinject.inject import requested_names
 from jqinject.model.quantizing.rules import RULE_SLOTS
+from jqinject.nn.base import override_keywords
 from jqinject.nn.base.overrides import keywords_of
 from jqinject.nn.base.quant_layer import QuantLayer
 from jqinject.nn.base.slots import Slot
 from jqinject.quant import enums
 from jqinject.quant.override_names import NAMES
 
-STUB = Path(str(jqinject.nn.base.override_keywords.__file__)).with_suffix(".pyi")
+STUB = Path(str(override_keywords.__file__)).with_suffix(".pyi")
 KINDS = {"weight": "weight", "bias": "bias", "activation": "act", "gradient": "grad", "accumulator": "trunc"}
 HEAD = """# Written by `python -m jqinject.catalogue.typed_keywords`: what layers take beside their own arguments.
 from collections.abc import Callable, Mapping

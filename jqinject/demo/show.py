@@ -64,14 +64,14 @@ def print_table(console: Console, rows: Sequence[Row], float_bytes: int) -> None
     for column in (
         "quantizer",
         "weight bits",
-        "activation bits",
+        "input bits",
         "float",
         "loaded",
         "trained",
         "bytes",
         "of float32",
     ):
-        table.add_column(column, justify="left" if column == "quantizer" else "right")
+        _add_column(table, column)
     for row in rows:
         trained = "-" if row.trained_accuracy is None else f"{row.trained_accuracy:.1%}"
         table.add_row(
@@ -87,11 +87,17 @@ def print_table(console: Console, rows: Sequence[Row], float_bytes: int) -> None
     console.print(table)
 
 
+def _add_column(table: Table, name: str) -> None:
+    """A column, of numbers unless it names something, with a word of its title a line: only names are wrapped."""
+    is_name = name in ("quantizer", "model")
+    table.add_column(name.replace(" ", "\n"), justify="left" if is_name else "right", no_wrap=not is_name)
+
+
 def print_rule_table(console: Console, rows: Sequence[RuleRow], float_bytes: int) -> None:
     """Print the float model and those quantized by rules."""
     table = Table(title="The float model, quantized by a rule and frozen: all layers, 8-bit inputs")
     for column in ("model", "weight bits", "epochs", "accuracy", "points", "bytes", "of float32"):
-        table.add_column(column, justify="left" if column == "model" else "right")
+        _add_column(table, column)
     if rows:
         table.add_row("float", "32", "-", f"{rows[0].float_accuracy:.1%}", "-", f"{float_bytes:,}", "1.00")
     for row in rows:
@@ -123,10 +129,15 @@ def save_picture(path: Path, rows: Sequence[Row]) -> None:
     left.set(
         ylabel="test accuracy in %", xticks=list(places), xticklabels=[r.name for r in rows], ylim=(0, 105)
     )
-    left.legend(loc="lower left")
+    above = {
+        "loc": "lower center",
+        "bbox_to_anchor": (0.5, 1.0),
+        "frameon": False,
+    }  # they cover nothing there
+    left.legend(ncols=3, **above)
     for row in rows:
         right.plot(list(row.sqnr), list(row.sqnr.values()), marker="o", label=row.name)
     right.set(ylabel="weights: signal / quantization noise in dB")
-    right.legend()
+    right.legend(ncols=(len(rows) + 1) // 2, **above)
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -15,6 +15,7 @@ from jqinject.export._grid import KEPT
 from jqinject.export._lowerings import register
 from jqinject.export._marks import mark_quantizers
 from jqinject.export._model import ExportedCall, checked_path, needed, serving_copy
+from jqinject.export._onnx_model import OnnxModel
 from jqinject.export._pool import POOLS
 from jqinject.export._unmark import rules
 from jqinject.program import CALL, Call, Method, checked_method
@@ -30,7 +31,7 @@ def onnx(
     method: Method = CALL,
     allow_uncalibrated: bool = False,
     **keywords: Any,
-) -> Any:
+) -> OnnxModel:
     """Export the model in evaluation mode to ONNX, in QDQ form.
 
     Whatever is quantized in the model is quantized in the file:
@@ -67,7 +68,7 @@ def onnx(
         allow_uncalibrated: go on even if static ranges of activations never saw data.
 
     Returns:
-        An `onnx.ModelProto`.
+        An `OnnxModel`: an `onnx.ModelProto` whose repr is a line; `.proto` is that itself.
 
     Raises:
         TypeError: `model` is not an NNX module, or there are no arrays among its arguments.
@@ -109,7 +110,7 @@ def onnx(
     _check_valid(proto, package, kind)
     if target is not None:
         package.save_model(proto, target)
-    return proto
+    return OnnxModel(proto)
 
 
 def _check_valid(proto: Any, package: Any, kind: str) -> None:

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from html import escape
 from typing import Any, Literal
 
 from jqinject.inject.errors import did_you_mean, lines
@@ -69,6 +70,13 @@ class Node:
     def __str__(self) -> str:
         return "\n".join(_draw(self, "", "", set()))
 
+    def _repr_html_(self) -> str:
+        """The tree with parts to fold, for notebooks."""
+        style = (
+            "font-family: ui-monospace, monospace; font-size: 13px; line-height: 1.5; overflow-wrap: anywhere"
+        )
+        return f'<div style="{style}">{_folded(self, "", 0, set())}</div>'
+
 
 def _title(node: Node) -> str:
     origin = node.origin.__name__ if isinstance(node.origin, type) else node.origin
@@ -81,6 +89,20 @@ def _title(node: Node) -> str:
     if node.error:
         return f"{node.name}{decided}{failed}"
     return f"{node.name} = {brief(node.value)}{decided}"
+
+
+def _folded(node: Node, mark: str, depth: int, drawn: set[int]) -> str:
+    """A node in HTML: one that is made from others can be opened; the two outermost levels are open."""
+    below = [*((child, "") for child in node.children), *((child, "@value ") for child in node.via)]
+    title = escape(f"{mark}{_title(node)}")
+    if not below or id(node) in drawn:
+        return f"<div>{title}{'  (shared, see above)' if below else ''}</div>"
+    drawn.add(id(node))
+    inside = "".join(_folded(child, kind, depth + 1, drawn) for child, kind in below)
+    opened = " open" if depth < 2 else ""
+    return (
+        f'<details{opened}><summary>{title}</summary><div style="margin-left: 1.4em">{inside}</div></details>'
+    )
 
 
 def _draw(node: Node, head: str, indent: str, drawn: set[int]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
@@ -164,5 +165,7 @@ def by_reciprocal(x: jax.Array, divisor: ArrayLike) -> jax.Array:
         >>> by_reciprocal(x, 127.5) == divide(x, 127.5)
         Array([False, False], dtype=bool)
     """
+    if isinstance(divisor, int | float) and x.size != 1:
+        return x * (np.float32(1.0) / np.float32(divisor))
     divisor = _float32(divisor)
     return divide(x, divisor) if divisor.size == x.size else x * divide(jnp.float32(1.0), divisor)

@@ -1,4 +1,4 @@
-"""The numbers that a site's quantizer can make of a weight, as a solver sees them: matrices with a scale for each."""
+"""The numbers that a site's quantizer can make of a weight, as a solver sees them: matrices with scales."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MatrixGrid:
     """A quantizer's own grid, at given scales.
 
     Attributes:
-        scale: of each number, or broadcasting with the matrix `(rows, columns)`; float32.
+        scale: of each number, or broadcasting with the matrices `(stack, rows, columns)`; float32.
         zero_point: likewise.
         grid: the numbers at scale 1: static.
 
@@ -38,7 +38,7 @@ class MatrixGrid:
         return self.grid.nearest(x, self.scale, self.zero_point)
 
     def spread(self, shape: tuple[int, ...]) -> MatrixGrid:
-        """The grid with a scale and a zero point for each number of a matrix."""
+        """The grid with a scale and a zero point for each number."""
         scale, zero_point = (jnp.broadcast_to(x, shape) for x in (self.scale, self.zero_point))
         return replace(self, scale=scale, zero_point=zero_point)
 
@@ -46,17 +46,35 @@ class MatrixGrid:
         """The grid of some columns; scales are for each number.
 
         Args:
-            at: a slice, or places of columns.
+            at: a slice.
         """
-        return replace(self, scale=self.scale[:, at], zero_point=self.zero_point[:, at])
+        return replace(self, scale=self.scale[..., at], zero_point=self.zero_point[..., at])
+
+    def ordered(self, order: jax.Array) -> MatrixGrid:
+        """The grid with its columns in another order; scales are for each number.
+
+        Args:
+            order: places of columns, `(stack, columns)`.
+        """
+        return replace(self, scale=ordered(self.scale, order), zero_point=ordered(self.zero_point, order))
 
     def from_column(self, start: Any, size: int) -> MatrixGrid:
         """The grid of `size` columns from a place that may be traced."""
         scale, zero_point = (
-            jax.lax.dynamic_slice_in_dim(x, start, size, 1) for x in (self.scale, self.zero_point)
+            jax.lax.dynamic_slice_in_dim(x, start, size, -1) for x in (self.scale, self.zero_point)
         )
         return replace(self, scale=scale, zero_point=zero_point)
 
 
+def ordered(x: jax.Array, order: jax.Array) -> jax.Array:
+    """Matrices with their columns in another order.
+
+    Args:
+        x: `(stack, rows, columns)`.
+        order: places of columns, `(stack, columns)`.
+    """
+    return jnp.take_along_axis(x, order[:, None], axis=-1)
+
+
 Measure = Callable[[jax.Array], MatrixGrid]
-"""From a matrix to the grid that its quantizer would choose for it."""
+"""From matrices to the grid that their quantizer would choose for them."""

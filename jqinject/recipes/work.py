@@ -87,14 +87,18 @@ class Work:
         """The data through the float model alone."""
         return Stream(self.model, self.calls, LooksIntoEverything(), on_host=self.on_host)  # pyright: ignore
 
-    def stream(self) -> Stream:
-        """The data through the float model, and through it with the inputs of its sites quantized."""
+    def stream(self, quantize_inputs: bool = True) -> Stream:
+        """The data through the float model, and through it with the inputs of its sites quantized.
+
+        Args:
+            quantize_inputs: whether they are; quantizers of weights alone otherwise.
+        """
         held = InputQuantizers(self.quantized)
         return Stream(
             self.model,
             self.calls,
             LooksIntoEverything(),  # pyright: ignore
-            quantize_input=held.quantize,
+            quantize_input=held.quantize if quantize_inputs else None,
             on_host=self.on_host,
         )
 

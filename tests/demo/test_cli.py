@@ -10,7 +10,7 @@ import jax
 import pytest
 from rich.console import Console
 
-from jqinject.demo import cli
+from jqinject.demo import cli, show
 from jqinject.demo.recipes import RECIPES, RULE_RECIPES
 
 
@@ -48,6 +48,18 @@ def test_a_missing_extra_is_named(monkeypatch, capsys):
 def test_it_is_a_module_to_run():
     done = subprocess.run([sys.executable, "-m", "jqinject", "--seed", "no"], capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.startswith("python -m jqinject: argument --seed")
+
+
+def test_headers_are_whole_at_80_columns(tmp_path):
+    console = Console(record=True, width=80, file=io.StringIO())
+    sqnr = {"conv1": 30.0, "conv2": 25.0}
+    show.print_table(console, [show.Row("int8, no training", 3.5, 8, 1.0, 1.0, 1.0, 123456, sqnr)], 234567)
+    show.print_rule_table(console, [show.RuleRow("4-bit weights, QAT", 4, 10, 1.0, 0.9, 123456)], 234567)
+    told = console.export_text()
+    assert "…" not in told and told.count("┃\n") == 2 * 2 and max(map(len, told.splitlines())) <= 80
+    words = set(told.replace("┃", " ").split())
+    assert {"quantizer", "weight", "bits", "input", "float", "loaded", "trained", "bytes", "float32"} <= words
+    assert {"model", "epochs", "accuracy", "points", "100.0%", "123,456"} <= words
 
 
 @pytest.mark.slow

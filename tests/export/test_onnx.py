@@ -1,5 +1,6 @@
 """ONNX models, run by onnxruntime: the numbers of the model, and real quantized ones in the file."""
 
+import pickle
 import sys
 import warnings
 
@@ -436,3 +437,16 @@ def test_without_jax2onnx(monkeypatch, x, tmp_path):
     ):
         jqinject.export.onnx(QuantLinear(8, 4, rngs=nnx.Rngs(0)), x, path=tmp_path / "a.onnx")
     assert not list(tmp_path.iterdir())
+
+
+def test_it_prints_a_line(x, tmp_path):
+    layer = QuantLinear(8, 3, input_quant=Int8ActPerTensorFloatMinMaxInit, input_min_val=-1.0, input_max_val=1.0,
+                        rngs=nnx.Rngs(0))  # fmt: skip
+    model = jqinject.export.onnx(layer, x, path=tmp_path / "one.onnx")
+    shown = repr(model)
+    assert len(shown) < 240 and "\n" not in shown
+    assert "'QuantLinear', opset" in shown and "DequantizeLinear" in shown and "in_0 -> " in shown
+    assert isinstance(model.proto, onnx.ModelProto) and model == model.proto
+    model.save(tmp_path / "two.onnx")
+    assert (tmp_path / "one.onnx").read_bytes() == (tmp_path / "two.onnx").read_bytes()
+    assert pickle.loads(pickle.dumps(model)) == model

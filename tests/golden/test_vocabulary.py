@@ -13,6 +13,7 @@ from tests.golden.adapters import (
     aqt_config,
     aqt_flax,
     aqt_stochastic,
+    ptq_layerwise,
     qwix,
     qwix_arrays,
     qwix_errors,
@@ -31,6 +32,21 @@ RULE = {"weight_qtype": "int8", "act_qtype": "int8"}
 ODML = {"model": "LMlp", "provider": {}, "rule": RULE}
 RESIDUAL = {**ODML, "model": "LRes", "model_fields": {"kind": "add"}}
 CNN = {**ODML, "model": "LCnn"}
+
+LAYERWISE = {
+    **{"peer": "brevitas", "algorithm": "gptq", "hessian": ptq_layerwise.HESSIANS["gptq"], "seed": 1},
+    **{"act_order": False, "order": "natural", "scale_rule": "frozen: ", "num_blocks": 1, "batches": 1},
+    **{"dead_inputs": None, "conv": None, "layer_sizes": [4, 2], "input_quant": None},
+    **{"quantizer": "int8_channel", "quantizer_class": "Int8WeightPerChannelFloat", "overrides": {}},
+    "use_quant_activations": True,
+}
+CONVOLUTION = {"conv": {"kernel": 3, "groups": 1, "stride": 1, "padding": 0, "dilation": 1}}
+
+
+def layerwise(algorithm: str, **more: Any) -> list[tuple[dict[str, Any], Read]]:
+    """Readers of a layer-wise algorithm's cases: of linear layers, and of a convolution."""
+    config = {**LAYERWISE, "algorithm": algorithm, "hessian": ptq_layerwise.HESSIANS[algorithm], **more}
+    return [(given, ptq_layerwise.layerwise_of) for given in (config, {**config, **CONVOLUTION})]
 
 
 def odml(config: dict[str, Any]) -> None:
@@ -88,6 +104,21 @@ READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
         "qt_core": [({}, qwix.gradients_of), (NOISE, qwix.noise_of)],
     },
     "flax_fp8": {},
+    "ptq": {
+        "brevitas_gptq": layerwise("gptq"),
+        "brevitas_gpfq": layerwise("gpfq", num_blocks=None),
+        "brevitas_qronos": layerwise("qronos"),
+    },
+}
+
+# Groups of cases without an adapter.
+NOT_DRIVEN = {
+    **dict.fromkeys(("brevitas_corrections", "brevitas_equalize", "hadamard", "modelopt"), "ptq"),
+    **dict.fromkeys(("llmc_awq", "llmc_smoothquant"), "ptq"),
+    **dict.fromkeys(("qwix_awq", "qwix_hadamard", "qwix_smoothquant"), "ptq"),
+    **dict.fromkeys(
+        ("autoround", "bit_allocation", "brevitas_magr", "llmc_gptq", "qwix_gptq", "qwix_qep"), "ptq"
+    ),
 }
 
 # What the library refuses, as the reference does, in cases of errors.
@@ -102,6 +133,7 @@ KEYS = [
     pytest.param(peer, group, key, values, id=f"{peer}/{group}/{key}")
     for peer in READERS
     for group, keys in vocabulary(peer).items()
+    if NOT_DRIVEN.get(group) != peer
     for key, values in keys.items()
 ]
 
@@ -180,6 +212,11 @@ def test_no_reader_accepts_a_key_that_it_does_not_know(peer: str, group: str) ->
         ("qwix", "nnx_qat", "model", "transformer"),
         ("qwix", "ptq", "rule", "w2a2 static"),
         ("qwix", "odml_errors", "case", "another"),
+        ("ptq", "brevitas_gptq", "quantizer_class", "NoWeight"),
+        ("ptq", "brevitas_gptq", "quantizer", "int4_rows"),
+        ("ptq", "brevitas_gptq", "scale_rule", "thawed"),
+        ("ptq", "brevitas_gptq", "overrides.weight_bitwidth", 4),
+        ("ptq", "brevitas_gpfq", "num_blocks", 4),
     ],
 )
 def test_a_value_without_a_meaning_is_refused(peer: str, group: str, key: str, value: str) -> None:

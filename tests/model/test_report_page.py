@@ -13,6 +13,8 @@ from flax import nnx
 import jqinject
 import jqinject.quant as q
 from jqinject.dot import QDotGeneral, config_v4
+from jqinject.model.inspect.histograms import Clipped, histogram
+from jqinject.model.inspect.page.svg_charts import _place
 from jqinject.nn import QuantCheckpoint, QuantIdentity, QuantLinear, QuantReLU
 
 X = jax.random.normal(jax.random.key(0), (32, 8))
@@ -236,13 +238,54 @@ def test_the_page(everything, tmp_path):
     clips = [value for name, value in page.attributes if (name, value) == ("class", "clip")]
     assert count > 6 and len(clips) == 2 * count
     assert page.tags.count("polyline") >= 2  # amaxes of input and weight
-    assert "input_quant.scaling_impl.amax_history" in page.text
+    assert "input: largest magnitude of each step" in page.text
+    assert ("title", "input_quant.scaling_impl.scale") in page.attributes
+    # sorted by what a layer costs the output, its bytes beside
+    costs = sorted(
+        (n.only_quantized, e.path) for e in found if (n := e.numbers) and n.only_quantized is not None
+    )
+    bars = text.split('<div class="costs">')[1].split("<table>")[0]
+    places = [bars.index(f"<div>{path}</div>") for _, path in costs]
+    assert places == sorted(places) and bars.count('class="fill"') == len(costs)
+    assert bars.index("256 B → 64 B") > 0  # 8 x 8 numbers of float32 in 8 bits
+
+
+def test_what_a_notebook_shows(everything):
+    _, found = everything
+    shown = found._repr_html_()
+    assert not Page(shown).open and "<html" not in shown and 'class="jqinject"' in shown
+    covered = found.coverage._repr_html_()
+    assert not Page(covered).open and "multiply-adds" in covered and "op.kernel" in covered
+
+
+def test_lines_fit_a_terminal(everything, monkeypatch):
+    _, found = everything
+    monkeypatch.setenv("COLUMNS", "80")
+    for shown in (str(found), str(found.coverage)):
+        assert max(map(len, shown.splitlines())) <= 80
+    words = " ".join(str(found).split())
+    for name in ("contracts", "operations", "alone dB", "clipped w/in/out", "only quantized", "only float"):
+        assert name in words
+    for entry in found:
+        assert " ".join(entry.note.split()) in words
+
+
+def test_outliers_leave_room_for_the_others():
+    numbers = np.concatenate([np.linspace(-1, 1, 999), [1000.0]])
+    drawn = histogram([Clipped(numbers, numbers, np.float64(1), np.float64(0), -128.0, 127.0)])
+    counts, edges = np.array(drawn.counts), np.array(drawn.edges)
+    assert counts.sum() == 1000 and edges[0] == -128 and edges[-1] == 1000
+    assert np.all(np.diff(edges) > 0)
+    assert counts[-1] == 1 and np.sum(counts > 0) > 6, "the others do not share a bin"
+    at = _place(drawn.edges, 127.0)
+    assert drawn.edges[int(at)] <= 127.0 <= drawn.edges[int(at) + 1]
 
 
 def test_a_page_without_numbers():
     text = jqinject.report(Mlp(), jax.ShapeDtypeStruct((2, 8), jnp.float32)).html()
     page = Page(text)
     assert "first" in page.text and "svg" not in page.tags and "alone dB" not in page.text
+    assert "768 B → 128 B" in page.text  # (8 * 16 + 16 * 4) * 4 bytes; 4 bits and 8
 
 
 def test_a_hostile_path_is_only_text():

@@ -67,7 +67,9 @@ class IntegerGrid:
             repeated=self.repeated,
             payload=self.payload,
         )
-        return how.quantized(x, scale, zero_point, jnp.float32(self.low), jnp.float32(self.high))
+        low: Any = np.float32(self.low)
+        high: Any = np.float32(self.high)
+        return how.quantized(x, scale, zero_point, low, high)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +25,24 @@ from jqinject.model.inspect.weight_numbers import ModelWeights, Weight
 from jqinject.model.quantizing.rule_policy import RulePolicy
 from jqinject.model.quantizing.rules import Rule
 from jqinject.program import CALL, HELD, Call, Method, checked_method
+from jqinject.terminal import blocks, wrapped
 
 COLUMNS = ("parameter", "operation", "weight", "input", "contracts", "multiply-adds")
+
+
+@dataclass(frozen=True)
+class WeightSize:
+    """The bytes of a matrix.
+
+    Attributes:
+        parameter: its path.
+        float_bytes: in floats.
+        low_bytes: of its numbers as they are quantized, scales aside; as `float_bytes` if they are not.
+    """
+
+    parameter: str
+    float_bytes: int
+    low_bytes: int
 
 
 @dataclass(frozen=True)
@@ -43,6 +60,7 @@ class Coverage:
         weight_bytes, quantized_bytes: of these.
         operations, low_bit_operations: multiply-adds with a weight, and those of them whose operands both have at most
             8 bits. Whether they are contracted as such or dequantized, `ContractedWeight.contraction` says.
+        sizes: the bytes of every matrix, before and after.
     """
 
     weights: tuple[ContractedWeight, ...]
@@ -54,6 +72,7 @@ class Coverage:
     quantized_bytes: int
     operations: int
     low_bit_operations: int
+    sizes: tuple[WeightSize, ...] = ()
 
     @property
     def share_of_bytes(self) -> float:
@@ -88,22 +107,26 @@ class Coverage:
         rest = [f"not quantized: {small} more, of at most {BIG:,} numbers each"] if small else []
         return (self.line, *lines, *rest)
 
-    def __str__(self) -> str:
-        table: list[tuple[str, ...]] = [COLUMNS]
+    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """The contractions as a table: the names of its columns, and its rows."""
+        found: list[tuple[str, ...]] = []
         for one in self.weights:
             numbers = (one.weight or "float", "-" if one.operation == "take" else one.input or "float")
-            table.append((one.parameter, one.operation, *numbers, one.contraction, f"{one.operations:,}"))
+            found.append((one.parameter, one.operation, *numbers, one.contraction, f"{one.operations:,}"))
         for one in self.activations:
             numbers = (one.lhs or "float", one.rhs or "float")
-            table.append((f"(activations) {one.name}", one.operation, *numbers, "", f"{one.operations:,}"))
-        widths = [max(len(row[column]) for row in table) for column in range(len(COLUMNS))]
-        rows = [
-            "  ".join(
-                (*(c.ljust(w) for c, w in zip(row[:-1], widths, strict=False)), row[-1].rjust(widths[-1]))
-            )
-            for row in table
-        ]
-        return "\n".join([*(rows if len(rows) > 1 else ()), *self.summary])
+            found.append((f"(activations) {one.name}", one.operation, *numbers, "", f"{one.operations:,}"))
+        return COLUMNS, found
+
+    def __str__(self) -> str:
+        names, rows = self.table()
+        lines = blocks(names, rows, right=COLUMNS[-1:]) if rows else []
+        return "\n".join([*lines, *(wrapped(line, hang="  ") for line in self.summary)])
+
+    def _repr_html_(self) -> str:
+        from jqinject.model.inspect.page.coverage_page import coverage_fragment
+
+        return coverage_fragment(self)
 
 
 def coverage(model: nnx.Module, *inputs: Any, method: Method = CALL, **keywords: Any) -> Coverage:
@@ -214,6 +237,14 @@ class _Gathered:
             sum(weight.nbytes for weight in quantized),
             sum(row.operations for row in self.rows),
             sum(row.operations for row in self.rows if row.is_low_bit),
+            tuple(self._size(name, weight) for name, weight in matrices.items()),
+        )
+
+    def _size(self, name: str, weight: Weight) -> WeightSize:
+        form = None if name in self.whys else self.weights.format_of(name)
+        bits = None if form is None else form.bits
+        return WeightSize(
+            name, weight.nbytes, weight.nbytes if bits is None else math.ceil(weight.size * bits / 8)
         )
 
     def _missed(self, name: str) -> MissedWeight:

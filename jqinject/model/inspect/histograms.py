@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 BINS = 48
+OUTLYING = 12.0  # a range that is so many times the usual magnitude has outliers
 # With a scale of max |x| / steps, that x comes back up to float32 rounding: this is not clipping.
 ROUNDING = 4 * float(np.finfo(np.float32).eps)
 
@@ -97,5 +99,20 @@ def _binned(numbers: np.ndarray, unit: str, low: float, high: float) -> Histogra
     first, last = min(ends), max(ends)
     if not first < last:
         first, last = first - 0.5, last + 0.5
-    counts, edges = np.histogram(numbers, BINS, (first, last))
+    edges = _edges(numbers, first, last)
+    counts, _ = np.histogram(numbers, edges)
     return Histogram(unit, tuple(edges.tolist()), tuple(counts.tolist()), float(low), float(high))
+
+
+def _edges(numbers: np.ndarray, first: float, last: float) -> np.ndarray:
+    """Bins of one width, or with outliers such that grow with the distance from 0.
+
+    With outliers, most numbers would lie in a few bins of one width. The bins then have one width in `asinh(x / c)`: it
+    is linear up to `c`, the magnitude that nine of ten numbers do not exceed, and logarithmic beyond.
+    """
+    usual = float(np.quantile(np.abs(numbers), 0.9)) if numbers.size else 0.0
+    if not usual or last - first < OUTLYING * usual:
+        return np.linspace(first, last, BINS + 1)
+    edges = usual * np.sinh(np.linspace(math.asinh(first / usual), math.asinh(last / usual), BINS + 1))
+    edges[0], edges[-1] = first, last
+    return edges

@@ -10,7 +10,7 @@ from typing import Any
 
 from jqinject.model.inspect.coverage import Coverage
 from jqinject.model.inspect.layer_numbers import LayerReport, plain
-from jqinject.model.inspect.report_page import page
+from jqinject.model.inspect.page.report_page import fragment, page
 from jqinject.model.inspect.report_table import as_rich, as_text
 
 WEIGHTS = ("kernel", "embedding")
@@ -111,6 +111,9 @@ class ContractionReport:
 
     def __str__(self) -> str:
         return as_text(self)
+
+    def _repr_html_(self) -> str:
+        return fragment(self)
 
     def __rich__(self) -> Any:
         return as_rich(self)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from jqinject.model.inspect.coverage import Coverage
 from jqinject.model.inspect.layer_numbers import LayerReport
+from jqinject.terminal import blocks, columns, table, wrapped
 
 COLUMNS = ("layer", "class", "contracts", "program", "bytes", "operations")
 MEASURED = ("alone dB", "here dB", "weight dB", "clipped w/in/out", "only quantized", "only float")
@@ -66,18 +67,14 @@ def rows(report: Rows) -> list[tuple[str, ...]]:
 
 
 def as_text(report: Rows) -> str:
-    """The table in plain text."""
-    names = head(report)
-    table = [names, *rows(report)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(names))]
-    lines = (
-        "  ".join(
-            cell.rjust(width) if name in RIGHT else cell.ljust(width)
-            for name, cell, width in zip(names, row, widths, strict=True)
-        )
-        for row in table
-    )
-    return "\n".join([*(line.rstrip() for line in lines), *notes(report)])
+    """The table in plain text, as wide as the terminal: where columns do not fit, several, and the notes beneath."""
+    names, body = head(report), rows(report)
+    widths = [max(len(row[column]) for row in (names, *body)) for column in range(len(names))]
+    if sum(widths) + 2 * len(names) - 2 <= columns():
+        return "\n".join([*table(names, body, right=RIGHT), *notes(report)])
+    lines = blocks(names[:-1], [row[:-1] for row in body], right=RIGHT)
+    noted = (f"{row[0]}: {row[-1]}" for row in body if row[-1])
+    return "\n".join([*lines, *(wrapped(line, hang="  ") for line in (*noted, *notes(report)))])
 
 
 def as_rich(report: Rows) -> Any:
@@ -85,12 +82,12 @@ def as_rich(report: Rows) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(caption=Text("\n".join(notes(report))) if notes(report) else None, caption_justify="left")
+    shown = Table(caption=Text("\n".join(notes(report))) if notes(report) else None, caption_justify="left")
     for name in head(report):
-        table.add_column(name, justify="right" if name in RIGHT else "left", overflow="fold")
+        shown.add_column(name, justify="right" if name in RIGHT else "left", overflow="fold")
     for row in rows(report):
-        table.add_row(*map(Text, row))
-    return table
+        shown.add_row(*map(Text, row))
+    return shown
 
 
 def notes(report: Rows) -> tuple[str, ...]:

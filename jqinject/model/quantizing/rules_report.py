@@ -9,6 +9,7 @@ from typing import Any
 from flax import nnx
 
 from jqinject.model.inspect.coverage import Coverage, coverage_of
+from jqinject.model.inspect.page.html_table import framed, row_of
 from jqinject.model.quantizing.parameter_sites import plan_parameters
 from jqinject.model.quantizing.plan import LayerRule, check_operations, idle_rules, plan_layers
 from jqinject.model.quantizing.planned_ranges import planned_ranges
@@ -19,6 +20,7 @@ from jqinject.model.quantizing.traced_calls import Methods, traced_calls
 from jqinject.model.static_ranges import uncalibrated
 from jqinject.model.walk import ModelIndex
 from jqinject.program import Call, QuantizedProgram
+from jqinject.terminal import table, wrapped
 
 
 @dataclass(frozen=True)
@@ -44,18 +46,26 @@ class RulesReport:
     coverage: Coverage | None = None
 
     def __str__(self) -> str:
-        rows = [("layer", "class", "rule", "quantizers")]
-        for entry in self.layers:
-            number = "-" if entry.rule is None else str(entry.rule)
-            rows.append((entry.path, entry.layer, number, ", ".join(entry.slots) or "stays float"))
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-        lines += [f"between layers: {name}" for name in self.sites]
+        names, rows = self.table()
+        lines = [f"between layers: {name}" for name in self.sites]
         lines += [f"rule {index}: {rule}" for index, rule in enumerate(self.rules)]
         lines += [f"rule {index} takes nothing" for index in self.idle]
         lines += [f"to be calibrated: {path}" for path in self.uncalibrated]
         lines += () if self.coverage is None else self.coverage.summary
-        return "\n".join(lines)
+        return "\n".join([*table(names, rows), *(wrapped(line, hang="  ") for line in lines)])
+
+    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """The layers as a table: the names of its columns, and its rows."""
+        rows = [
+            (entry.path, entry.layer, "-" if entry.rule is None else str(entry.rule), ", ".join(entry.slots))
+            for entry in self.layers
+        ]
+        return ("layer", "class", "rule", "quantizers"), [(*row[:3], row[3] or "stays float") for row in rows]
+
+    def _repr_html_(self) -> str:
+        names, rows = self.table()
+        covered = "" if self.coverage is None else self.coverage._repr_html_()
+        return f'<div class="jqinject">{framed(names, [row_of(names, row, ()) for row in rows], ())}</div>{covered}'
 
 
 def rules_report(

@@ -60,8 +60,9 @@ class _QuantLayer(nnx.Module):
         Example:
             >>> from jqinject.nn import QuantIdentity
             >>> from jqinject.quant import Int8ActPerTensorFloat
-            >>> print(str(QuantIdentity.overrides(act_quant=Int8ActPerTensorFloat))[:60])
-            keyword                              type
+            >>> table = QuantIdentity.overrides(act_quant=Int8ActPerTensorFloat)
+            >>> table["bit_width"].default, table["bit_width"].meaning
+            ('8', 'bits of one number')
         """
         return overrides_of(cls, cls.override_slots(), quantizers)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.model.running.progress import with_progress
-from jqinject.recipes.grid import MatrixGrid
+from jqinject.recipes.grid import MatrixGrid, Measure
 from jqinject.recipes.quantized_parameter import QuantizedParameter
 from jqinject.recipes.solvers.solver import Problem, Solution, Solver
 from jqinject.recipes.statistics import Statistics
@@ -45,19 +45,21 @@ class Solve:
 
     Args:
         solver: the algorithm.
+        quantize_inputs: whether the inputs of sites are quantized as the rules say while weights are solved.
 
     Example:
         >>> from jqinject.recipes import GPTQ
-        >>> Solve(GPTQ(act_order=True))
-        Solve(solver=GPTQ(block_size=128, damping=0.01, act_order=True, scales='original', damp_dead=True))
+        >>> Solve(GPTQ(act_order=True)).quantize_inputs
+        True
     """
 
     solver: Solver
+    quantize_inputs: bool = True
 
     def __call__(self, work: Work) -> list[Solved]:
         """See `Pass`."""
         parameters = work.parameters()
-        stream = work.stream()
+        stream = work.stream(self.quantize_inputs)
         found: list[Solved] = []
         done: dict[str, Any] = {}
         for visit in with_progress(stream, "solving", shown=work.progress):
@@ -98,21 +100,13 @@ class _Solving:
         """Solve the numbers that a site contracts, and let the stream go on with them."""
         site = visit.site
         statistics = visit.statistics("hessian", *(name for name in solver.statistics if name != "hessian"))
+        check_finite(statistics)
         matrices, original = site.weights(self.values), site.weights(self.original)
-        solutions = [
-            solver(
-                Problem(
-                    matrices[place],
-                    original[place],
-                    jax.tree.map(lambda x, place=place: x[place], statistics),
-                    self._measure(site, place),
-                    self.parameter.group_size,
-                )
-            )
-            for place in range(len(matrices))
-        ]
+        solution = solver(
+            Problem(matrices, original, statistics, self._measure(site), self.parameter.group_size)
+        )
         before = self._nearest(site, matrices)
-        self._write(site, solutions)
+        self._write(site, solution)
         visit.put(self.values)
         after = site.weights(self.values)
         return Solved(
@@ -122,15 +116,14 @@ class _Solving:
             output_error(after - original, original, statistics),
         )
 
-    def _measure(self, site: ContractionSite, place: int) -> Any:
-        """From one matrix of a site to the quantizer's grid for it."""
-        grid, matrices = self.parameter.grid, site.weights(self.values)
+    def _measure(self, site: ContractionSite) -> Measure:
+        """From the matrices of a site to the quantizer's grid for them."""
+        grid = self.parameter.grid
 
-        def measure(matrix: jax.Array) -> MatrixGrid:
-            whole = matrices.at[place].set(matrix)
-            flat = self.values.reshape(-1).at[site.places].set(site.as_operand(whole))
+        def measure(matrices: jax.Array) -> MatrixGrid:
+            flat = self.values.reshape(-1).at[site.places].set(site.as_operand(matrices))
             scale, zero_point = self.parameter.measure(flat.reshape(self.values.shape))
-            return MatrixGrid(site.weights(scale)[place], site.weights(zero_point)[place], grid)
+            return MatrixGrid(site.weights(scale), site.weights(zero_point), grid)
 
         return measure
 
@@ -138,16 +131,28 @@ class _Solving:
         scale, zero_point = (site.weights(x) for x in (self.scale, self.zero_point))
         return self.parameter.grid.nearest(matrices, scale, zero_point)
 
-    def _write(self, site: ContractionSite, solutions: list[Solution]) -> None:
-        def written(whole: jax.Array, matrices: list[jax.Array]) -> jax.Array:
-            shape = solutions[0].values.shape
-            stacked = jnp.stack([jnp.broadcast_to(matrix, shape) for matrix in matrices])
-            return whole.reshape(-1).at[site.places].set(site.as_operand(stacked)).reshape(whole.shape)
+    def _write(self, site: ContractionSite, solution: Solution) -> None:
+        def written(whole: jax.Array, matrices: jax.Array) -> jax.Array:
+            full = jnp.broadcast_to(matrices, solution.values.shape)
+            return whole.reshape(-1).at[site.places].set(site.as_operand(full)).reshape(whole.shape)
 
-        self.values = written(self.values, [one.values for one in solutions])
-        self.scale = written(self.scale, [one.scale for one in solutions])
-        self.zero_point = written(self.zero_point, [one.zero_point for one in solutions])
+        self.values = written(self.values, solution.values)
+        self.scale = written(self.scale, solution.scale)
+        self.zero_point = written(self.zero_point, solution.zero_point)
         self.taken = self.taken.at[site.places.reshape(-1)].set(True)
+
+
+def check_finite(statistics: Statistics) -> None:
+    """Refuse calibration data that is not finite.
+
+    Raises:
+        ValueError: a sum over it is nan or infinite.
+    """
+    if not all(bool(jnp.isfinite(x).all()) for x in (statistics.hessian, statistics.cross) if x is not None):
+        raise ValueError(
+            "its inputs in the calibration data hold nan or inf, or are so large that their squares are.\n"
+            "  cure: find the batch with jnp.isfinite; a nan may also come from an earlier operation of the model"
+        )
 
 
 def output_error(difference: jax.Array, weights: jax.Array, statistics: Statistics) -> float:

@@ -22,7 +22,7 @@ def round_columns(
     block_size: int,
     scales: ScaleRule = "original",
     group_size: int | None = None,
-) -> tuple[jax.Array, MatrixGrid]:
+) -> tuple[jax.Array, MatrixGrid, jax.Array]:
     """Numbers of a grid for all columns, in order; and their grid (Frantar et al., GPTQ).
 
     `q_j` is `w_j` rounded to nearest, `e = (w_j - q_j) / U_jj`, and `w_k -= e U_jk` for `k > j`. Columns of later
@@ -30,17 +30,18 @@ def round_columns(
     measured on the way.
 
     Args:
-        weights: `(rows, columns)`, float32.
-        factor: `U`, upper triangular.
-        measure: from a matrix to the quantizer's grid.
+        weights: `(stack, rows, columns)`, float32.
+        factor: `U`, upper triangular, `(stack, columns, columns)`.
+        measure: from matrices to the quantizer's grid.
         block_size: columns in a block.
         scales: when scales are measured.
         group_size: of the quantizer; None for no groups.
 
     Returns:
-        Values `(rows, columns)` and the grid that they are on.
+        Values, the grid that they are on, and the matrices as the last column left them: they differ from the values
+        only where scales are measured on the way.
     """
-    columns = weights.shape[1]
+    columns = weights.shape[-1]
     size = min(block_size, columns)
     grid = measure(weights).spread(weights.shape)
     rule = scales_at(scales, measure, group_size, columns)
@@ -48,12 +49,12 @@ def round_columns(
         values = _round_frozen(
             _padded(weights, size), _padded_factor(factor, size), _padded_grid(grid, size), size
         )
-        return values[:, :columns], grid
+        return values[..., :columns], grid, values[..., :columns]
     working, values, grid = _round_measured(weights, factor, grid, rule, size)
     if scales == "live":
         grid = measure(working).spread(weights.shape)
         values = grid.nearest(working)
-    return values, grid
+    return values, grid, working
 
 
 @partial(jax.jit, static_argnums=3)
@@ -62,18 +63,18 @@ def _round_frozen(weights: jax.Array, factor: jax.Array, grid: MatrixGrid, size:
 
 
 def _round_measured(weights: Any, factor: Any, grid: MatrixGrid, rule: Any, size: int) -> Any:
-    columns = weights.shape[1]
+    columns = weights.shape[-1]
 
     def run(weights: jax.Array, factor: jax.Array, grid: MatrixGrid) -> Any:
         return _blocks(weights, factor, grid, rule, size)
 
     padded = _padded(weights, size), _padded_factor(factor, size), _padded_grid(grid, size)
     working, values, grid = jax.jit(run)(*padded)
-    return working[:, :columns], values[:, :columns], grid.columns(slice(0, columns))
+    return working[..., :columns], values[..., :columns], grid.columns(slice(0, columns))
 
 
 def _blocks(weights: jax.Array, factor: jax.Array, grid: MatrixGrid, rule: Any, size: int) -> Any:
-    columns = weights.shape[1]
+    columns = weights.shape[-1]
 
     def block(number: jax.Array, state: Any) -> Any:
         working, values, grid = state
@@ -81,8 +82,8 @@ def _blocks(weights: jax.Array, factor: jax.Array, grid: MatrixGrid, rule: Any, 
         if rule is not None:
             grid = rule.at_block(grid, working, start, size)
         block, rounded, errors, grid = _round_block(working, factor, grid, rule, start, size)
-        rows = jax.lax.dynamic_slice_in_dim(factor, start, size, 0)
-        later = jnp.where(jnp.arange(columns)[None] >= start + size, rows, 0.0)
+        rows = jax.lax.dynamic_slice_in_dim(factor, start, size, -2)
+        later = jnp.where(jnp.arange(columns) >= start + size, rows, 0.0)
         working = _written(working, block, start) - jnp.matmul(errors, later, precision=HIGHEST)
         return working, _written(values, rounded, start), grid
 
@@ -92,17 +93,18 @@ def _blocks(weights: jax.Array, factor: jax.Array, grid: MatrixGrid, rule: Any, 
 def _round_block(
     working: jax.Array, factor: jax.Array, grid: MatrixGrid, rule: Any, start: jax.Array, size: int
 ) -> tuple[jax.Array, jax.Array, jax.Array, MatrixGrid]:
-    within = jax.lax.dynamic_slice(factor, (start, start), (size, size))
+    rows = jax.lax.dynamic_slice_in_dim(factor, start, size, -2)
+    within = jax.lax.dynamic_slice_in_dim(rows, start, size, -1)
 
     def column(place: jax.Array, state: Any) -> Any:
         block, rounded, errors, grid = state
         if rule is not None:
             grid = rule.at_column(grid, lambda: _written(working, block, start))
-        now = jax.lax.dynamic_slice_in_dim(block, place, 1, 1)
+        now = jax.lax.dynamic_slice_in_dim(block, place, 1, -1)
         near = grid.from_column(start + place, 1).nearest(now)
-        row = jax.lax.dynamic_slice_in_dim(within, place, 1, 0)
-        error = (now - near) / jax.lax.dynamic_slice_in_dim(row, place, 1, 1)
-        block = block - error * jnp.where(jnp.arange(size)[None] > place, row, 0.0)
+        row = jax.lax.dynamic_slice_in_dim(within, place, 1, -2)
+        error = (now - near) / jax.lax.dynamic_slice_in_dim(row, place, 1, -1)
+        block = block - error * jnp.where(jnp.arange(size) > place, row, 0.0)
         return (
             _written(block, near, place),
             _written(rounded, near, place),
@@ -110,13 +112,13 @@ def _round_block(
             grid,
         )
 
-    block = jax.lax.dynamic_slice_in_dim(working, start, size, 1)
+    block = jax.lax.dynamic_slice_in_dim(working, start, size, -1)
     empty = jnp.zeros_like(block)
     return jax.lax.fori_loop(0, size, column, (block, empty, empty, grid))
 
 
 def _written(whole: jax.Array, part: jax.Array, column: Any) -> jax.Array:
-    return jax.lax.dynamic_update_slice_in_dim(whole, part, column, 1)
+    return jax.lax.dynamic_update_slice_in_dim(whole, part, column, -1)
 
 
 def _missing(columns: int, size: int) -> int:
@@ -124,14 +126,14 @@ def _missing(columns: int, size: int) -> int:
 
 
 def _padded(x: jax.Array, size: int, value: float = 0.0) -> jax.Array:
-    return jnp.pad(x, ((0, 0), (0, _missing(x.shape[1], size))), constant_values=value)
+    return jnp.pad(x, ((0, 0), (0, 0), (0, _missing(x.shape[-1], size))), constant_values=value)
 
 
 def _padded_factor(factor: jax.Array, size: int) -> jax.Array:
-    more = _missing(factor.shape[1], size)
-    whole = jnp.pad(factor, ((0, more), (0, more)))
-    place = jnp.arange(whole.shape[0])
-    return whole + jnp.diag((place >= factor.shape[0]).astype(factor.dtype))
+    columns = factor.shape[-1]
+    more = _missing(columns, size)
+    whole = jnp.pad(factor, ((0, 0), (0, more), (0, more)))
+    return whole + jnp.diag((jnp.arange(columns + more) >= columns).astype(factor.dtype))
 
 
 def _padded_grid(grid: MatrixGrid, size: int) -> MatrixGrid:

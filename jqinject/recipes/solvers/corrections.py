@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jqinject.recipes.solvers.columns import HIGHEST
 from jqinject.recipes.solvers.gptq import GPTQ
-from jqinject.recipes.solvers.ordering import without_dead_inputs
+from jqinject.recipes.solvers.ordering import diagonal_of, on_diagonal, without_dead_inputs
 from jqinject.recipes.solvers.solver import Problem, Solution, Solver
 
 
@@ -55,13 +55,13 @@ def reduce_magnitudes(weights: jax.Array, hessian: jax.Array, alpha: float, step
     """The weights after the steps of `MagR`.
 
     Args:
-        weights: `(rows, columns)`.
-        hessian: `(columns, columns)`.
+        weights: `(stack, rows, columns)`.
+        hessian: `(stack, columns, columns)`.
         alpha, steps: see `MagR`.
     """
-    largest = jnp.linalg.eigvalsh(hessian)[-1]
+    largest = jnp.linalg.eigvalsh(hessian)[:, -1][:, None, None]
     eta = 1 / jnp.where(largest > 0, largest, 1.0)
-    norm = jnp.abs(hessian).sum(axis=0).max()
+    norm = jnp.abs(hessian).sum(axis=1).max(axis=1)[:, None, None]
     strength = alpha / (eta * jnp.where(norm > 0, norm, 1.0))
 
     def step(_: jax.Array, now: jax.Array) -> jax.Array:
@@ -79,12 +79,12 @@ def onto_ball(rows: jax.Array) -> jax.Array:
         [[1.0, 0.0], [0.25, 0.5]]
     """
     magnitudes = jnp.abs(rows)
-    falling = -jnp.sort(-magnitudes, axis=1)
-    sums = jnp.cumsum(falling, axis=1) - 1
-    counts = jnp.arange(1, rows.shape[1] + 1, dtype=rows.dtype)
-    held = (falling - sums / counts > 0).sum(axis=1, keepdims=True)
-    threshold = jnp.take_along_axis(sums, held - 1, axis=1) / held.astype(rows.dtype)
-    inside = magnitudes.sum(axis=1, keepdims=True) <= 1
+    falling = -jnp.sort(-magnitudes, axis=-1)
+    sums = jnp.cumsum(falling, axis=-1) - 1
+    counts = jnp.arange(1, rows.shape[-1] + 1, dtype=rows.dtype)
+    held = (falling - sums / counts > 0).sum(axis=-1, keepdims=True)
+    threshold = jnp.take_along_axis(sums, held - 1, axis=-1) / held.astype(rows.dtype)
+    inside = magnitudes.sum(axis=-1, keepdims=True) <= 1
     shrunk = jnp.sign(rows) * jnp.maximum(magnitudes - threshold, 0.0)
     return jnp.where(inside, rows, shrunk)
 
@@ -141,15 +141,15 @@ def corrected_weights(
     """The weights of `QEP`; those of inputs that were always 0 become 0.
 
     Args:
-        weights: `(rows, columns)`.
+        weights: `(stack, rows, columns)`.
         hessian: `H`.
         delta: `G - H`.
         factor, damping: see `QEP`.
     """
-    dead = jnp.diagonal(hessian) == 0
-    damp = damping * jnp.mean(jnp.diagonal(hessian))
+    diagonal = diagonal_of(hessian)
     whole, alive = without_dead_inputs(hessian, weights)
-    whole = whole + damp * jnp.eye(len(whole), dtype=whole.dtype)
-    factorized = jax.scipy.linalg.cho_factor(whole, lower=True)
-    correction = jax.scipy.linalg.cho_solve(factorized, jnp.matmul(alive, delta, precision=HIGHEST).T).T
-    return jnp.where(dead[None], 0.0, alive + factor * correction)
+    factorized = jnp.linalg.cholesky(on_diagonal(whole, damping * jnp.mean(diagonal, axis=1)))
+    wanted = jnp.matmul(alive, delta, precision=HIGHEST)
+    half = jax.lax.linalg.triangular_solve(factorized, wanted, left_side=False, lower=True, transpose_a=True)
+    correction = jax.lax.linalg.triangular_solve(factorized, half, left_side=False, lower=True)
+    return jnp.where((diagonal == 0)[:, None], 0.0, alive + factor * correction)

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jqinject.recipes.grid import MatrixGrid
+from jqinject.recipes.grid import MatrixGrid, Measure, ordered
 from jqinject.recipes.solvers.columns import HIGHEST, round_columns
 from jqinject.recipes.solvers.gptq import check_factor
-from jqinject.recipes.solvers.ordering import by_importance, without_dead_inputs
+from jqinject.recipes.solvers.ordering import (
+    both_ordered,
+    by_importance,
+    inverse,
+    on_diagonal,
+    without_dead_inputs,
+)
+from jqinject.recipes.solvers.scale_rules import ScaleRule
 from jqinject.recipes.solvers.solver import Problem, Solution
 
 
@@ -23,55 +32,91 @@ class GPFQ:
 
     Args:
         act_order: round columns with large inputs first.
+        scales: see `ScaleRule`; "original" or "live".
+
+    Raises:
+        ValueError: `scales` is "block": there are no blocks.
 
     Source: Lybrand and Saab, "A Greedy Algorithm for Quantizing Neural Networks", 2021; Brevitas.
 
     Example:
         >>> GPFQ()
-        GPFQ(act_order=False)
+        GPFQ(act_order=False, scales='original')
     """
 
     act_order: bool = False
+    scales: ScaleRule = "original"
 
     @property
     def statistics(self) -> tuple[str, ...]:
         """See `Solver`."""
         return ("hessian", "cross")
 
+    def __post_init__(self) -> None:
+        if self.scales not in ("original", "live"):
+            raise ValueError(
+                f"GPFQ has no blocks: scales={self.scales!r} is neither 'original' nor 'live'.\n"
+                "  cure: GPFQ(scales='original')"
+            )
+
     def __call__(self, problem: Problem) -> Solution:
         """See `Solver`."""
-        hessian, cross = problem.statistics.mean("hessian"), problem.statistics.mean("cross").T
+        hessian, cross = problem.statistics.mean("hessian"), problem.statistics.mean("cross").mT
         order = by_importance(hessian, self.act_order)
-        grid = problem.measure(problem.weights).spread(problem.weights.shape)
-        values = _in_order(
-            problem.weights[:, order],
-            problem.original[:, order],
-            hessian[order][:, order],
-            cross[order][:, order],
-            grid.columns(order),
-        )
-        return Solution(values[:, jnp.argsort(order)], grid.scale, grid.zero_point)
+        back = jnp.argsort(order, axis=1)
+
+        def measure(working: jax.Array) -> MatrixGrid:
+            return problem.measure(ordered(working, back)).spread(working.shape).ordered(order)
+
+        start = problem.weights
+        if self.scales == "live":
+            _, start = without_dead_inputs(hessian, start)
+        weights = ordered(start, order)
+        given = (weights, ordered(problem.original, order))
+        sums = (both_ordered(hessian, order), both_ordered(cross, order))
+        if self.scales == "original":
+            grid = measure(weights)
+            working, values = _frozen(*given, *sums, grid)
+        else:
+            working, _ = jax.jit(partial(_in_order, measure=measure))(*given, *sums, None)
+            grid = measure(working)
+            values = grid.nearest(working)
+        found = grid.ordered(back)
+        return Solution(ordered(values, back), found.scale, found.zero_point, ordered(working, back))
 
 
-@jax.jit
 def _in_order(
-    weights: jax.Array, original: jax.Array, hessian: jax.Array, cross: jax.Array, grid: MatrixGrid
-) -> jax.Array:
-    columns = weights.shape[1]
+    weights: jax.Array,
+    original: jax.Array,
+    hessian: jax.Array,
+    cross: jax.Array,
+    grid: MatrixGrid | None,
+    measure: Measure | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """The matrices that are rounded, and what they were rounded to on the way."""
+    columns = weights.shape[-1]
 
-    def one(place: jax.Array, rounded: jax.Array) -> jax.Array:
-        seen, wanted = hessian[place], cross[place]
+    def one(place: jax.Array, state: Any) -> Any:
+        working, rounded = state
+        if measure is not None:
+            rounded = measure(working).nearest(working)
         before = jnp.arange(columns) < place
-        float_sum = jnp.matmul(original, jnp.where(before, wanted, 0.0), precision=HIGHEST)
-        rounded_sum = jnp.matmul(rounded, jnp.where(before, seen, 0.0), precision=HIGHEST)
-        now = jax.lax.dynamic_index_in_dim(weights, place, 1, keepdims=False)
-        divisor = jnp.where(seen[place] > 0, seen[place], 1.0)
-        target = (wanted[place] * now + float_sum - rounded_sum) / divisor
-        target = jnp.where(seen[place] > 0, target, 0.0)
-        near = grid.from_column(place, 1).nearest(target[:, None])
-        return jax.lax.dynamic_update_slice_in_dim(rounded, near, place, 1)
+        seen, wanted = (jax.lax.dynamic_slice_in_dim(x, place, 1, -2) for x in (hessian, cross))
+        target = jnp.matmul(original, jnp.where(before, wanted, 0.0).mT, precision=HIGHEST)
+        target = target - jnp.matmul(rounded, jnp.where(before, seen, 0.0).mT, precision=HIGHEST)
+        own, given = (jax.lax.dynamic_slice_in_dim(x, place, 1, -1) for x in (seen, wanted))
+        now = jax.lax.dynamic_slice_in_dim(working, place, 1, -1)
+        target = jnp.where(own > 0, (given * now + target) / jnp.where(own > 0, own, 1.0), 0.0)
+        working = jax.lax.dynamic_update_slice_in_dim(working, target, place, -1)
+        if grid is not None:
+            near = grid.from_column(place, 1).nearest(target)
+            rounded = jax.lax.dynamic_update_slice_in_dim(rounded, near, place, -1)
+        return working, rounded
 
-    return jax.lax.fori_loop(0, columns, one, jnp.zeros_like(weights))
+    return jax.lax.fori_loop(0, columns, one, (weights, jnp.zeros_like(weights)))
+
+
+_frozen = jax.jit(_in_order)
 
 
 @dataclass(frozen=True)
@@ -106,43 +151,29 @@ class Qronos:
     def __call__(self, problem: Problem) -> Solution:
         """See `Solver`."""
         hessian, cross = problem.statistics.mean("hessian"), problem.statistics.mean("cross")
+        grid = problem.measure(problem.weights).spread(problem.weights.shape)
         hessian, weights = without_dead_inputs(hessian, problem.weights)
         order = by_importance(hessian, self.act_order)
-        hessian, cross = hessian[order][:, order], cross[order][:, order]
-        weights, original = weights[:, order], problem.original[:, order]
-        grid = problem.measure(problem.weights).spread(weights.shape).columns(order)
+        hessian, cross = both_ordered(hessian, order), both_ordered(cross, order)
+        weights, original = ordered(weights, order), ordered(problem.original, order)
+        grid = grid.ordered(order)
         first = (
-            jnp.matmul(original, cross[:, :1], precision=HIGHEST)
-            - jnp.matmul(weights[:, 1:], hessian[1:, :1], precision=HIGHEST)
-        ) / hessian[0, 0]
+            jnp.matmul(original, cross[..., :1], precision=HIGHEST)
+            - jnp.matmul(weights[..., 1:], hessian[:, 1:, :1], precision=HIGHEST)
+        ) / hessian[:, :1, :1]
         rounded = grid.columns(slice(0, 1)).nearest(first)
-        damp = self.damping * jnp.linalg.eigvalsh(hessian)[-1] * jnp.eye(len(hessian), dtype=hessian.dtype)
-        inverse = _inverse(hessian + damp)
-        rest = inverse[1:, 1:] - inverse[1:, :1] * inverse[:1, 1:] / inverse[0, 0]
-        wanted = jnp.matmul(original, (cross + damp)[:, 1:], precision=HIGHEST) - rounded * hessian[:1, 1:]
-        corrected = jnp.matmul(wanted, rest, precision=HIGHEST)
+        damp = self.damping * jnp.linalg.eigvalsh(hessian)[:, -1]
+        whole = inverse(on_diagonal(hessian, damp))
+        rest = whole[:, 1:, 1:] - whole[:, 1:, :1] * whole[:, :1, 1:] / whole[:, :1, :1]
+        wanted = jnp.matmul(original, on_diagonal(cross, damp)[..., 1:], precision=HIGHEST)
+        corrected = jnp.matmul(wanted - rounded * hessian[:, :1, 1:], rest, precision=HIGHEST)
         factor = jnp.linalg.cholesky(rest, upper=True)
         check_factor(factor, self.damping)
-        return self._rest(problem, grid, rounded, corrected, factor, order)
-
-    def _rest(
-        self,
-        problem: Problem,
-        grid: MatrixGrid,
-        rounded: jax.Array,
-        corrected: jax.Array,
-        factor: jax.Array,
-        order: jax.Array,
-    ) -> Solution:
         after = grid.columns(slice(1, None))
-        values, _ = round_columns(corrected, factor, lambda _: after, block_size=self.block_size)
-        back = jnp.argsort(order)
-        found = grid.columns(back)
-        whole = jnp.concatenate([rounded, values], axis=1)[:, back]
-        return Solution(whole, found.scale, found.zero_point)
-
-
-def _inverse(matrix: jax.Array) -> jax.Array:
-    lower = jnp.linalg.cholesky(matrix)
-    half = jax.scipy.linalg.solve_triangular(lower, jnp.eye(len(matrix), dtype=matrix.dtype), lower=True)
-    return jnp.matmul(half.T, half, precision=HIGHEST)
+        values, _, _ = round_columns(corrected, factor, lambda _: after, block_size=self.block_size)
+        back = jnp.argsort(order, axis=1)
+        found = grid.ordered(back)
+        whole, working = (
+            ordered(jnp.concatenate([head, values], axis=-1), back) for head in (rounded, first)
+        )
+        return Solution(whole, found.scale, found.zero_point, working)

@@ -7,9 +7,16 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from jqinject.recipes.grid import MatrixGrid
+from jqinject.recipes.grid import MatrixGrid, ordered
 from jqinject.recipes.solvers.columns import round_columns
-from jqinject.recipes.solvers.ordering import by_importance, inverse_factor, without_dead_inputs
+from jqinject.recipes.solvers.ordering import (
+    both_ordered,
+    by_importance,
+    diagonal_of,
+    inverse_factor,
+    on_diagonal,
+    without_dead_inputs,
+)
 from jqinject.recipes.solvers.scale_rules import ScaleRule
 from jqinject.recipes.solvers.solver import Problem, Solution
 
@@ -49,6 +56,9 @@ class GPTQ:
         damp_dead: whether inputs that were always 0 count, with 1, in the mean that the damping is a share of: yes as
             in Brevitas and llm-compressor, no as in Qwix.
 
+    Raises:
+        ValueError: `scales="block"` with `act_order`: the columns of a group do not stand side by side then.
+
     Source: Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022.
 
     Differs from Brevitas: scales are those of the original weights (there, by default, of the column that is being
@@ -70,53 +80,45 @@ class GPTQ:
         """See `Solver`."""
         return ("hessian",)
 
+    def __post_init__(self) -> None:
+        if self.scales == "block" and self.act_order:
+            raise ValueError(
+                "GPTQ(scales='block', act_order=True): groups are spread over the blocks, so none begins in one.\n"
+                "  cure: GPTQ(scales='original', act_order=True), or 'live'"
+            )
+
     def __call__(self, problem: Problem) -> Solution:
         """See `Solver`."""
         raw = problem.statistics.mean("hessian")
         hessian, weights = without_dead_inputs(raw, problem.weights)
         order = by_importance(hessian, self.act_order)
         damped = hessian if self.damp_dead else raw
-        damp = self.damping * jnp.mean(jnp.diagonal(damped))
-        factor = inverse_factor(
-            (hessian + damp * jnp.eye(len(hessian), dtype=hessian.dtype))[order][:, order]
-        )
+        damp = self.damping * jnp.mean(diagonal_of(damped), axis=1)
+        factor = inverse_factor(both_ordered(on_diagonal(hessian, damp), order))
         check_factor(factor, self.damping)
-        return in_order(problem, weights, factor, order, self.block_size, self.scales)
+        return self._in_order(problem, weights, factor, order)
 
+    def _in_order(
+        self, problem: Problem, weights: jax.Array, factor: jax.Array, order: jax.Array
+    ) -> Solution:
+        back = jnp.argsort(order, axis=1)
+        # Scales that do not change belong to the weights as they were given, dead inputs and all.
+        kept = problem.measure(problem.weights) if self.scales == "original" else None
 
-def in_order(
-    problem: Problem,
-    weights: jax.Array,
-    factor: jax.Array,
-    order: jax.Array,
-    block_size: int,
-    scales: ScaleRule,
-) -> Solution:
-    """Columns rounded in some order, with the result in the order of the weights.
+        def measure(working: jax.Array) -> MatrixGrid:
+            found = problem.measure(ordered(working, back)) if kept is None else kept
+            return found.spread(working.shape).ordered(order)
 
-    Args:
-        problem: whose scales are measured.
-        weights: what is rounded, in the order of the weights.
-        factor: see `round_columns`, in the order of rounding.
-        order: places of the columns.
-        block_size: see `round_columns`.
-        scales: see `round_columns`.
-    """
-    back = jnp.argsort(order)
-
-    def measure(working: jax.Array) -> MatrixGrid:
-        return problem.measure(working[:, back]).spread(working.shape).columns(order)
-
-    values, grid = round_columns(
-        weights[:, order],
-        factor,
-        measure,
-        block_size=block_size,
-        scales=scales,
-        group_size=problem.group_size,
-    )
-    found = grid.columns(back)
-    return Solution(values[:, back], found.scale, found.zero_point)
+        values, grid, working = round_columns(
+            ordered(weights, order),
+            factor,
+            measure,
+            block_size=self.block_size,
+            scales=self.scales,
+            group_size=problem.group_size,
+        )
+        found = grid.ordered(back)
+        return Solution(ordered(values, back), found.scale, found.zero_point, ordered(working, back))
 
 
 def check_factor(factor: jax.Array, damping: float) -> None:

@@ -5,22 +5,52 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jqinject.recipes.grid import ordered
+
 
 def by_importance(hessian: jax.Array, wanted: bool) -> jax.Array:
-    """Places of the columns in the order in which they are rounded: largest `hessian[j, j]` first, or as they are."""
-    diagonal = jnp.diagonal(hessian)
-    return jnp.argsort(-diagonal, stable=True) if wanted else jnp.arange(diagonal.size)
+    """Places of the columns in the order in which they are rounded, `(stack, columns)`.
+
+    Args:
+        hessian: `(stack, columns, columns)`.
+        wanted: whether the columns with the largest `hessian[j, j]` come first; as they are otherwise.
+    """
+    diagonal = diagonal_of(hessian)
+    if wanted:
+        return jnp.argsort(-diagonal, axis=1, stable=True)
+    return jnp.broadcast_to(jnp.arange(diagonal.shape[1]), diagonal.shape)
+
+
+def diagonal_of(matrices: jax.Array) -> jax.Array:
+    """The diagonals of a stack of matrices, `(stack, columns)`."""
+    return jnp.diagonal(matrices, axis1=-2, axis2=-1)
+
+
+def on_diagonal(matrices: jax.Array, more: jax.Array) -> jax.Array:
+    """Matrices with something added to each diagonal: a number for each matrix, or one for each place."""
+    eye = jnp.eye(matrices.shape[-1], dtype=matrices.dtype)
+    return matrices + eye * (more[:, None, None] if more.ndim == 1 else more[:, None])
+
+
+def both_ordered(matrices: jax.Array, order: jax.Array) -> jax.Array:
+    """Matrices with their rows and their columns in another order, `(stack, columns)`."""
+    return ordered(jnp.take_along_axis(matrices, order[:, :, None], axis=1), order)
 
 
 def without_dead_inputs(hessian: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
     """A Hessian with 1 on its diagonal for inputs that were always 0, and weights of 0 for these."""
-    dead = jnp.diagonal(hessian) == 0
-    return hessian + jnp.diag(dead.astype(hessian.dtype)), jnp.where(dead[None], 0.0, weights)
+    dead = diagonal_of(hessian) == 0
+    return on_diagonal(hessian, dead.astype(hessian.dtype)), jnp.where(dead[:, None], 0.0, weights)
 
 
 def inverse_factor(hessian: jax.Array) -> jax.Array:
-    """The upper triangular `U` with `U^T U = hessian^-1`; nan if the Hessian is not positive definite."""
-    lower = jnp.linalg.cholesky(hessian)
-    eye = jnp.eye(hessian.shape[0], dtype=hessian.dtype)
-    half = jax.scipy.linalg.solve_triangular(lower, eye, lower=True)
-    return jnp.linalg.cholesky(half.T @ half, upper=True)
+    """The upper triangular `U` with `U^T U = hessian^-1`; nan if a Hessian is not positive definite."""
+    return jnp.linalg.cholesky(inverse(hessian), upper=True)
+
+
+def inverse(matrices: jax.Array) -> jax.Array:
+    """The inverses of symmetric matrices; nan for those that are not positive definite."""
+    lower = jnp.linalg.cholesky(matrices)
+    eye = jnp.broadcast_to(jnp.eye(matrices.shape[-1], dtype=matrices.dtype), matrices.shape)
+    half = jax.lax.linalg.triangular_solve(lower, eye, left_side=True, lower=True)
+    return jnp.matmul(half.mT, half, precision=jax.lax.Precision.HIGHEST)

@@ -19,16 +19,16 @@ every column ("live"); or for the groups that begin in a block, of the matrix as
 
 @dataclass(frozen=True)
 class _Measured:
-    """Measures the first columns of a padded matrix; the others keep scale 1."""
+    """Measures the first columns of padded matrices; the others keep scale 1."""
 
     measure: Measure
     columns: int
 
     def _of(self, working: jax.Array) -> MatrixGrid:
-        found = self.measure(working[:, : self.columns]).spread((working.shape[0], self.columns))
-        more = working.shape[1] - self.columns
-        scale = jnp.pad(found.scale, ((0, 0), (0, more)), constant_values=1.0)
-        return MatrixGrid(scale, jnp.pad(found.zero_point, ((0, 0), (0, more))), found.grid)
+        found = self.measure(working[..., : self.columns]).spread((*working.shape[:-1], self.columns))
+        more = ((0, 0), (0, 0), (0, working.shape[-1] - self.columns))
+        scale = jnp.pad(found.scale, more, constant_values=1.0)
+        return MatrixGrid(scale, jnp.pad(found.zero_point, more), found.grid)
 
     def at_block(self, grid: MatrixGrid, working: jax.Array, start: Any, size: int) -> MatrixGrid:
         """The grid when a block begins."""
@@ -52,8 +52,8 @@ class _AtBlock(_Measured):
     def at_block(self, grid: MatrixGrid, working: jax.Array, start: Any, size: int) -> MatrixGrid:
         """See `_Measured`."""
         new = self._of(working)
-        first = jnp.arange(working.shape[1]) // self.group_size * self.group_size
-        begins = ((first >= start) & (first < start + size))[None]
+        first = jnp.arange(working.shape[-1]) // self.group_size * self.group_size
+        begins = (first >= start) & (first < start + size)
         scale = jnp.where(begins, new.scale, grid.scale)
         return MatrixGrid(scale, jnp.where(begins, new.zero_point, grid.zero_point), grid.grid)
 

@@ -13,14 +13,14 @@ from jqinject.recipes.statistics import Statistics
 
 @dataclass(frozen=True)
 class Problem:
-    """One matrix to put on a grid.
+    """A stack of matrices to put on a grid: those that one contraction contracts side by side, often a single one.
 
     Attributes:
-        weights: of the quantized model so far, float32 `(rows, columns)`: rows are outputs, columns inputs.
+        weights: of the quantized model so far, float32 `(stack, rows, columns)`: rows are outputs, columns inputs.
         original: of the float model, likewise.
-        statistics: of the inputs, without the axis of the stack.
-        measure: from a matrix to the grid that the quantizer chooses for it; for learned or stored scales the same
-            grid for every matrix.
+        statistics: of the inputs of each matrix.
+        measure: from matrices to the grid that the quantizer chooses for them, some of whose scales the matrices may
+            share; for learned or stored scales always the same grid.
         group_size: consecutive columns that share a scale; None for no groups.
     """
 
@@ -32,7 +32,7 @@ class Problem:
 
 
 class Solver(Protocol):
-    """An algorithm that chooses the numbers of one matrix.
+    """An algorithm that chooses the numbers of a stack of matrices.
 
     Attributes:
         statistics: which sums over the inputs it reads, names of `Statistics`.
@@ -55,10 +55,12 @@ class Solution:
     """What a solver chose.
 
     Attributes:
-        values: numbers on the grid, float32 `(rows, columns)`.
+        values: numbers on the grid, float32 `(stack, rows, columns)`.
         scale, zero_point: of the grid, broadcasting with the values.
+        working: the matrices that were rounded, with what the solver did to them; None if that is not told.
     """
 
     values: jax.Array
     scale: jax.Array
     zero_point: jax.Array
+    working: jax.Array | None = None

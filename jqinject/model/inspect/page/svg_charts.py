@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Sequence
 from html import escape
@@ -16,30 +17,49 @@ MOST_POINTS = 400
 def histogram_chart(title: str, drawn: Histogram) -> str:
     """Bars of a histogram, with the clipping range as two vertical lines.
 
-    The height of a bar is the square root of its count, so that the few numbers at the ends remain visible.
+    The height of a bar is the logarithm of its count, so that a single outlier is seen beside a million numbers. All
+    bars have one width: where the bins grow with the distance from 0, the axis is logarithmic there.
     """
-    first, last = drawn.edges[0], drawn.edges[-1]
+    bins = len(drawn.counts)
 
-    def x(value: float) -> float:
-        return LEFT + (value - first) / (last - first) * (RIGHT - LEFT)
+    def x(place: float) -> float:
+        return LEFT + place / bins * (RIGHT - LEFT)
 
-    highest = math.sqrt(max(*drawn.counts, 1))
+    highest = math.log1p(max(*drawn.counts, 1))
     bars = []
-    for left, right, count in zip(drawn.edges, drawn.edges[1:], drawn.counts, strict=False):
+    for place, count in enumerate(drawn.counts):
         if count:
-            height = (BOTTOM - TOP) * math.sqrt(count) / highest
-            kind = "bar" if drawn.low <= (left + right) / 2 <= drawn.high else "bar out"
+            height = (BOTTOM - TOP) * math.log1p(count) / highest
+            middle = (drawn.edges[place] + drawn.edges[place + 1]) / 2
+            kind = "bar" if drawn.low <= middle <= drawn.high else "bar out"
             bars.append(
-                f'<rect class="{kind}" x="{x(left):.1f}" y="{BOTTOM - height:.1f}" '
-                f'width="{max(x(right) - x(left) - 0.5, 0.5):.1f}" height="{height:.1f}"/>'
+                f'<rect class="{kind}" x="{x(place):.1f}" y="{BOTTOM - height:.1f}" '
+                f'width="{x(1) - x(0) - 0.5:.1f}" height="{height:.1f}"/>'
             )
     lines = [
-        f'<line class="clip" x1="{x(edge):.1f}" x2="{x(edge):.1f}" y1="{TOP - 6}" y2="{BOTTOM}"/>'
-        for edge in (drawn.low, drawn.high)
+        f'<line class="clip" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP - 6}" y2="{BOTTOM}"/>'
+        for at in (x(_place(drawn.edges, edge)) for edge in (drawn.low, drawn.high))
     ]
     unit = "" if drawn.unit == "value" else f" {drawn.unit}"
-    about = f"clipped outside {drawn.low:.4g} to {drawn.high:.4g}{unit}"
-    return _figure(title, about, [*bars, *lines, *_ends(f"{first:.4g}", f"{last:.4g}{unit}")])
+    about = f"range {drawn.low:.3g} to {drawn.high:.3g}{unit}; log counts"
+    marks = [
+        *_ends("", ""),
+        *(_mark(x(place), drawn.edges[place]) for place in range(0, bins + 1, bins // 4 or 1)),
+    ]
+    return _figure(title, about, [*bars, *lines, *marks])
+
+
+def _place(edges: Sequence[float], value: float) -> float:
+    """Where a value lies among the bins, in bins."""
+    after = min(max(bisect.bisect_right(edges, value), 1), len(edges) - 1)
+    left, right = edges[after - 1], edges[after]
+    return after - 1 + min(max((value - left) / (right - left), 0.0), 1.0)
+
+
+def _mark(at: float, value: float) -> str:
+    """The value at a place of the axis."""
+    anchor = "start" if at < LEFT + 1 else "end" if at > RIGHT - 1 else "middle"
+    return f'<text x="{at:.1f}" y="{HEIGHT - 4}" text-anchor="{anchor}">{value:.3g}</text>'
 
 
 def line_chart(title: str, values: Sequence[float], ends: tuple[str, str]) -> str:

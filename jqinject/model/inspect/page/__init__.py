@@ -1,0 +1,1 @@
+"""A report as HTML: a page of its own, and what a notebook shows."""

@@ -1,0 +1,91 @@
+"""A report as one self-contained HTML page, or as a part of one."""
+
+from __future__ import annotations
+
+from html import escape
+
+from jqinject.model.inspect.histories import History
+from jqinject.model.inspect.layer_numbers import LayerReport
+from jqinject.model.inspect.page.html_table import framed, row_of
+from jqinject.model.inspect.page.state_words import in_words
+from jqinject.model.inspect.page.style import STYLE
+from jqinject.model.inspect.page.summary import costs, tiles
+from jqinject.model.inspect.page.svg_charts import histogram_chart, line_chart
+from jqinject.model.inspect.report_table import RIGHT, Rows, head, notes, rows
+
+LEGEND = """
+<dl>
+<dt>alone dB, here dB, weight dB</dt>
+<dd>Signal-to-quantization-noise ratio: of the layer's output when only it is quantized and its input is the float
+model's; of its output in the quantized model; of its weight.</dd>
+<dt>clipped weight, input, output</dt>
+<dd>Share of the elements of weight, input and output that lie outside what their quantizer can represent.</dd>
+<dt>only quantized, only float</dt>
+<dd>The ratio of the model's output, in dB, when this layer is quantized and no other; when every layer is but this. The
+last row has the ratio of the model's output with all layers quantized.</dd>
+</dl>
+"""
+ALONG = {"steps": ("oldest", "newest"), "elements": ("first", "last")}
+
+
+def page(report: Rows) -> str:
+    """The whole page."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>jqinject report</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        "<style>:root { color-scheme: light dark; } body { margin: 1rem 20px; }</style></head>\n"
+        f"<body>{fragment(report, '<h1>jqinject report</h1>')}</body></html>\n"
+    )
+
+
+def fragment(report: Rows, title: str = "") -> str:
+    """The report as a part of a page, or of a notebook.
+
+    Args:
+        report: the report.
+        title: HTML that comes first.
+    """
+    measured = report.output_sqnr_db is not None
+    sections = "".join(_section(entry) for entry in report.layers)
+    charts = f"<h2>Numbers and their ranges</h2>\n{sections}" if sections else ""
+    beneath = "".join(f"<p>{escape(note)}</p>\n" for note in notes(report))
+    return (
+        f'<div class="jqinject"><style>{STYLE}</style>\n{title}{tiles(report)}{costs(report)}'
+        f"<h2>All layers</h2>\n{_table(report)}{beneath}{LEGEND if measured else ''}{charts}</div>\n"
+    )
+
+
+def _table(report: Rows) -> str:
+    """A row for each layer, and below it its note, over all columns."""
+    names = head(report)[:-1]
+    *entries, totals = rows(report)
+    body = [row_of(names, row[:-1], RIGHT, below=_note(row[-1], len(names))) for row in entries]
+    return framed(names, [*body, row_of(names, totals[:-1], RIGHT, kind=' class="total"')], RIGHT)
+
+
+def _note(text: str, columns: int) -> str:
+    return f'<tr class="note"><td colspan="{columns}">{escape(text)}</td></tr>' if text else ""
+
+
+def _section(entry: LayerReport) -> str:
+    """The charts of a layer; empty without measured numbers."""
+    if entry.numbers is None:
+        return ""
+    found = entry.numbers.histograms
+    parts = (("weight", found.weight), ("input", found.input), ("output", found.output))
+    drawn = [histogram_chart(name, part) for name, part in parts if part is not None]
+    kept = [_history(history) for history in entry.numbers.histories]
+    calls = f"{entry.numbers.calls} call{'' if entry.numbers.calls == 1 else 's'}"
+    return (
+        f'<section><h2>{escape(entry.path)}</h2><p class="dim">{escape(entry.layer)}, {calls}</p>'
+        f'<div class="charts">{"".join([*drawn, *kept])}</div></section>\n'
+    )
+
+
+def _history(history: History) -> str:
+    title, name = in_words(history.slot, history.name), f"{history.slot}.{history.name}"
+    if len(history.values) > 1:
+        return line_chart(title, history.values, ALONG[history.along])
+    value = f"{history.values[0]:.6g}" if history.values else "nothing yet"
+    caption = f"<figcaption><b>{escape(title)}</b> {value}</figcaption>"
+    return f'<figure title="{escape(name, quote=True)}">{caption}</figure>'
