@@ -21,6 +21,7 @@ from jqinject.model.inspect.coverage_rows import (
     traced,
     used_weight,
 )
+from jqinject.model.inspect.covered import WeightSize
 from jqinject.model.inspect.weight_numbers import ModelWeights, Weight
 from jqinject.model.quantizing.rule_policy import RulePolicy
 from jqinject.model.quantizing.rules import Rule
@@ -28,21 +29,6 @@ from jqinject.program import CALL, HELD, Call, Method, checked_method
 from jqinject.terminal import blocks, wrapped
 
 COLUMNS = ("parameter", "operation", "weight", "input", "contracts", "multiply-adds")
-
-
-@dataclass(frozen=True)
-class WeightSize:
-    """The bytes of a matrix.
-
-    Attributes:
-        parameter: its path.
-        float_bytes: in floats.
-        low_bytes: of its numbers as they are quantized, scales aside; as `float_bytes` if they are not.
-    """
-
-    parameter: str
-    float_bytes: int
-    low_bytes: int
 
 
 @dataclass(frozen=True)

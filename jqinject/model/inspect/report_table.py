@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Protocol
 
-from jqinject.model.inspect.coverage import Coverage
+from jqinject.model.inspect.covered import Covered
 from jqinject.model.inspect.layer_numbers import LayerReport
 from jqinject.terminal import blocks, columns, table, wrapped
 
@@ -34,7 +34,7 @@ class Rows(Protocol):
         ...
 
     @property
-    def coverage(self) -> Coverage | None:
+    def coverage(self) -> Covered | None:
         """Which weights are quantized, and why not the others."""
         ...
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from html import escape
 
-from jqinject.model.inspect.coverage import Coverage
+from jqinject.model.inspect.covered import Covered
 from jqinject.model.inspect.page.html_table import framed, row_of
 from jqinject.model.inspect.page.style import STYLE
 from jqinject.model.inspect.page.summary import coverage_tiles
 
 
-def coverage_fragment(covered: Coverage) -> str:
+def coverage_fragment(covered: Covered) -> str:
     """A coverage as a part of a page, or of a notebook."""
     beneath = "".join(f"<p>{escape(line)}</p>\n" for line in covered.summary[1:])
     names, rows = covered.table()

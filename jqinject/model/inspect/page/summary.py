@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from html import escape
 
-from jqinject.model.inspect.coverage import Coverage, WeightSize
+from jqinject.model.inspect.covered import Covered, WeightSize
 from jqinject.model.inspect.layer_numbers import LayerReport
 from jqinject.model.inspect.report_table import Rows, decibels
 
@@ -21,12 +21,12 @@ def tiles(report: Rows) -> str:
     return _tiles([*found, *_of_coverage(report.coverage)])
 
 
-def coverage_tiles(covered: Coverage) -> str:
+def coverage_tiles(covered: Covered) -> str:
     """The numbers of a coverage."""
     return _tiles(_of_coverage(covered))
 
 
-def _of_coverage(covered: Coverage | None) -> list[tuple[str, str]]:
+def _of_coverage(covered: Covered | None) -> list[tuple[str, str]]:
     if covered is None:
         return []
     before, after = (
