@@ -43,6 +43,7 @@ class Work:
         batches: the calibration data.
         calls: of the model, one for each batch.
         inputs: the arguments that `quantize` traces the model with.
+        allow_idle: whether rules may take nothing, as a pass put others before them.
         notes: what passes have done, for the report.
         on_host: whether values between sites are kept in the host's memory.
         progress: whether progress bars are shown.
@@ -58,6 +59,7 @@ class Work:
     notes: list[Any] = field(default_factory=list)
     on_host: bool = False
     progress: bool = True
+    allow_idle: bool = False
     _quantized: nnx.Module | None = None
 
     @property
@@ -69,7 +71,13 @@ class Work:
     def quantized(self) -> nnx.Module:
         """The quantized model: made from the float model when it is first asked for, its ranges calibrated."""
         if self._quantized is None:
-            self._quantized = quantize(self.model, self.rules, inputs=self.inputs, methods=self.methods)
+            self._quantized = quantize(
+                self.model,
+                self.rules,
+                inputs=self.inputs,
+                methods=self.methods,
+                allow_idle=self.allow_idle,
+            )
             self._calibrate()
         return self._quantized
 
