@@ -1,8 +1,14 @@
 """Algorithms after training, as passes over a model that compose."""
 
+from jqinject.recipes.allocation import cheapest_errors as cheapest_errors
+from jqinject.recipes.passes.allocate_bits import AllocateBits as AllocateBits
+from jqinject.recipes.passes.smooth_quant import SmoothQuant as SmoothQuant
+from jqinject.recipes.passes.solve import NotSolved as NotSolved
 from jqinject.recipes.passes.solve import Solve as Solve
+from jqinject.recipes.passes.solve import Solved as Solved
 from jqinject.recipes.recipe import Recipe as Recipe
 from jqinject.recipes.recipe import Result as Result
+from jqinject.recipes.solvers.auto_round import AutoRound as AutoRound
 from jqinject.recipes.solvers.corrections import QEP as QEP
 from jqinject.recipes.solvers.corrections import MagR as MagR
 from jqinject.recipes.solvers.gpfq import GPFQ as GPFQ

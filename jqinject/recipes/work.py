@@ -43,6 +43,7 @@ class Work:
         batches: the calibration data.
         calls: of the model, one for each batch.
         inputs: the arguments that `quantize` traces the model with.
+        allow_idle: whether rules may take nothing, as a pass put others before them.
         notes: what passes have done, for the report.
         on_host: whether values between sites are kept in the host's memory.
         progress: whether progress bars are shown.
@@ -58,6 +59,7 @@ class Work:
     notes: list[Any] = field(default_factory=list)
     on_host: bool = False
     progress: bool = True
+    allow_idle: bool = False
     _quantized: nnx.Module | None = None
 
     @property
@@ -69,7 +71,13 @@ class Work:
     def quantized(self) -> nnx.Module:
         """The quantized model: made from the float model when it is first asked for, its ranges calibrated."""
         if self._quantized is None:
-            self._quantized = quantize(self.model, self.rules, inputs=self.inputs, methods=self.methods)
+            self._quantized = quantize(
+                self.model,
+                self.rules,
+                inputs=self.inputs,
+                methods=self.methods,
+                allow_idle=self.allow_idle,
+            )
             self._calibrate()
         return self._quantized
 
@@ -83,9 +91,14 @@ class Work:
         """The parameters that have a quantizer, by path."""
         return quantized_parameters(self.quantized)
 
-    def float_stream(self) -> Stream:
-        """The data through the float model alone."""
-        return Stream(self.model, self.calls, LooksIntoEverything(), on_host=self.on_host)  # pyright: ignore
+    def float_stream(self, calls: Sequence[Call] | None = None) -> Stream:
+        """The data through the float model alone.
+
+        Args:
+            calls: of the model; all by default.
+        """
+        chosen = self.calls if calls is None else calls
+        return Stream(self.model, chosen, LooksIntoEverything(), on_host=self.on_host)  # pyright: ignore
 
     def stream(self, quantize_inputs: bool = True) -> Stream:
         """The data through the float model, and through it with the inputs of its sites quantized.
@@ -128,7 +141,8 @@ class InputQuantizers:
         """The quantizer of a site's input; None if it has none."""
         layer = self._layers.get(tuple(map(str, site.path[:-1])))
         if layer is not None and layer.weight_name == str(site.path[-1]):
-            return layer.input_quant
+            depth = len(layer.weight_shape) - layer.weight_ndim
+            return _at_turn(layer.input_quant, site.turn[:depth])
         return self._held.get(site.operand)
 
     def quantize(self, site: ContractionSite, x: jax.Array) -> jax.Array:
@@ -136,12 +150,15 @@ class InputQuantizers:
         proxy = self.of(site)
         if proxy is None or not getattr(proxy, "is_quant_enabled", True):
             return x
-        return jnp.asarray(as_array(_at_turn(proxy, site.turn)(x)))
+        return jnp.asarray(as_array(proxy(x)))
 
 
 def _at_turn(proxy: Any, turn: tuple[int, ...]) -> Any:
-    """The quantizer of one turn of a loop, of those that are stacked; one quantizer serves all turns otherwise."""
-    return proxy
+    """The quantizer of one layer of a stack, in the turns of the loops that run them; itself without a stack."""
+    if proxy is None or not turn:
+        return proxy
+    graphdef, state = nnx.split(proxy, graph=True)
+    return nnx.merge(graphdef, jax.tree.map(lambda stacked: stacked[turn], state))
 
 
 def site_path(site: ContractionSite) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.golden import _driver
-from tests.golden.adapters import ptq_layerwise
+from tests.golden.adapters import ptq_autoround, ptq_layerwise, ptq_matrices
 
 PEER = "ptq"
 Drive = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
@@ -16,7 +16,15 @@ GROUPS: dict[str, Drive] = {
     "brevitas_gptq": ptq_layerwise.run,
     "brevitas_gpfq": ptq_layerwise.run,
     "brevitas_qronos": ptq_layerwise.run,
+    "brevitas_magr": ptq_matrices.magr,
+    "llmc_gptq": ptq_matrices.compressor,
+    "qwix_gptq": ptq_matrices.qwix_gptq,
+    "qwix_qep": ptq_matrices.qep,
+    "autoround": ptq_autoround.run,
+    "bit_allocation": ptq_matrices.allocation,
 }
+# What a descent ends with: compared by its loss.
+FINAL = ("best_value", "quant", "scale", "zero_point")
 CASES = [case for case in _driver.load_cases(PEER) if case["id"].split("/")[0] in GROUPS]
 
 
@@ -39,7 +47,12 @@ def test_case(case: dict[str, Any]) -> None:
 
 
 def compare(case: dict[str, Any], found: dict[str, Any]) -> None:
+    reached = (case.get("tolerances") or {}).get("final")
+    if reached is not None:
+        assert found["best_loss"] <= case["json_outputs"]["best_loss"] * (1 + reached["loss_rtol"])
     for name, expected in _driver.arrays_of(case, "outputs").items():
+        if reached is not None and name in FINAL:
+            continue
         assert name in found, f"{name}: the adapter returned {sorted(found)}"
         got = np.asarray(found[name])
         assert got.shape == expected.shape, f"{name}: shape {got.shape}, expected {expected.shape}"

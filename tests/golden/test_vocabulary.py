@@ -13,7 +13,9 @@ from tests.golden.adapters import (
     aqt_config,
     aqt_flax,
     aqt_stochastic,
+    ptq_autoround,
     ptq_layerwise,
+    ptq_matrices,
     qwix,
     qwix_arrays,
     qwix_errors,
@@ -41,6 +43,37 @@ LAYERWISE = {
     "use_quant_activations": True,
 }
 CONVOLUTION = {"conv": {"kernel": 3, "groups": 1, "stride": 1, "padding": 0, "dilation": 1}}
+MAGR = {
+    **{"peer": "brevitas", "algorithm": "magr", "alpha": 0.1, "num_steps": 5, "conv": None, "seed": 1},
+    **{"hessian": "H = (2/n) sum x x^T, no damping", "lambda_max": "30 power iterations"},
+}
+COMPRESSOR = {
+    **{"peer": "llmcompressor", "algorithm": "gptq", "bits": 4, "strategy": "channel", "symmetric": True},
+    "hessian": "H = (2/S) sum x x^T, S = number of sequences (here 8 of 16 tokens)",
+}
+QWIX_GPTQ = {
+    **{"peer": "qwix", "algorithm": "gptq", "bits": 4, "block_size": 8, "percdamp": 0.01, "group_size": None},
+    **{
+        "dead_inputs": None,
+        "seed": 1,
+        "hessian": "H = X X^T (no 2, no 1/n); damp = percdamp*mean(diag H) before dead",
+    },
+    "scale_rule": "absmax/(2^(b-1)-0.5) at the first column of each group, from the matrix",
+}
+QEP = {
+    **{"peer": "qwix", "algorithm": "qep", "correction_factor": 0.5, "damping_factor": 0.01, "seed": 1},
+    "hessian": "H = Xq Xq^T, delta = (X - Xq) Xq^T",
+}
+AUTOROUND = {
+    **{"peer": "auto-round", "algorithm": "signround", "bits": 4, "group_size": 8, "iters": 100, "seed": 1},
+    **{"symmetric": True, "lr": 0.01, "minmax_lr": 0.01, "minmax_tuning": True, "scale_dtype": "float32"},
+    **{"batch": "all 64 rows at every iteration", "driven": "WrapperLinear + SignSGD of the package"},
+    **{"loss": "mean squared output error", "schedule": "linear from lr to 0 over iters"},
+}
+ALLOCATION = {
+    **{"algorithm": "mixed precision bit allocation", "source": "exhaustive", "bits": [4, 8]},
+    "budget_bytes": 10,
+}
 
 
 def layerwise(algorithm: str, **more: Any) -> list[tuple[dict[str, Any], Read]]:
@@ -108,6 +141,12 @@ READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
         "brevitas_gptq": layerwise("gptq"),
         "brevitas_gpfq": layerwise("gpfq", num_blocks=None),
         "brevitas_qronos": layerwise("qronos"),
+        "brevitas_magr": [(MAGR, ptq_matrices.magr_of), ({**MAGR, **CONVOLUTION}, ptq_matrices.magr_of)],
+        "llmc_gptq": [(COMPRESSOR, ptq_matrices.compressor_of)],
+        "qwix_gptq": [(QWIX_GPTQ, ptq_matrices.qwix_gptq_of)],
+        "qwix_qep": [(QEP, ptq_matrices.qep_of)],
+        "autoround": [(AUTOROUND, ptq_autoround.rounded_of)],
+        "bit_allocation": [(ALLOCATION, ptq_matrices.budget_of)],
     },
 }
 
@@ -116,9 +155,6 @@ NOT_DRIVEN = {
     **dict.fromkeys(("brevitas_corrections", "brevitas_equalize", "hadamard", "modelopt"), "ptq"),
     **dict.fromkeys(("llmc_awq", "llmc_smoothquant"), "ptq"),
     **dict.fromkeys(("qwix_awq", "qwix_hadamard", "qwix_smoothquant"), "ptq"),
-    **dict.fromkeys(
-        ("autoround", "bit_allocation", "brevitas_magr", "llmc_gptq", "qwix_gptq", "qwix_qep"), "ptq"
-    ),
 }
 
 # What the library refuses, as the reference does, in cases of errors.

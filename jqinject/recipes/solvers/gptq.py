@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -45,8 +46,8 @@ class RTN:
 class GPTQ:
     """Rounds column by column, and spreads each error over the columns that are still to come.
 
-    It minimizes `tr((Q - W) H (Q - W)^T)` greedily, with `H` the mean of `y y^T` over the inputs `y` of the quantized
-    model. Columns of inputs that were always 0 become 0.
+    It minimizes `tr((Q - W) H (Q - W)^T)` greedily, with `H` twice the mean of `y y^T` over the inputs `y` of the
+    quantized model. Columns of inputs that were always 0 become 0.
 
     Args:
         block_size: columns that are rounded before the others get their errors; the result does not depend on it.
@@ -56,8 +57,12 @@ class GPTQ:
         damp_dead: whether inputs that were always 0 count, with 1, in the mean that the damping is a share of: yes as
             in Brevitas and llm-compressor, no as in Qwix.
 
+        singular: what happens to a matrix whose damped Hessian is not positive definite: "refuse", or "nearest" to
+            round it to nearest, as llm-compressor does.
+
     Raises:
-        ValueError: `scales="block"` with `act_order`: the columns of a group do not stand side by side then.
+        ValueError: `scales="block"` with `act_order`: the columns of a group do not stand side by side then; (when
+            called) a Hessian is not positive definite.
 
     Source: Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022.
 
@@ -65,8 +70,8 @@ class GPTQ:
     rounded, which is then its own maximum, so that nothing is spread).
 
     Example:
-        >>> GPTQ(act_order=True)
-        GPTQ(block_size=128, damping=0.01, act_order=True, scales='original', damp_dead=True)
+        >>> GPTQ(act_order=True).damping
+        0.01
     """
 
     block_size: int = 128
@@ -74,6 +79,7 @@ class GPTQ:
     act_order: bool = False
     scales: ScaleRule = "original"
     damp_dead: bool = True
+    singular: Literal["refuse", "nearest"] = "refuse"
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -89,12 +95,15 @@ class GPTQ:
 
     def __call__(self, problem: Problem) -> Solution:
         """See `Solver`."""
-        raw = problem.statistics.mean("hessian")
+        raw = 2 * problem.statistics.mean("hessian")
         hessian, weights = without_dead_inputs(raw, problem.weights)
         order = by_importance(hessian, self.act_order)
         damped = hessian if self.damp_dead else raw
         damp = self.damping * jnp.mean(diagonal_of(damped), axis=1)
         factor = inverse_factor(both_ordered(on_diagonal(hessian, damp), order))
+        if self.singular == "nearest":
+            usable = jnp.isfinite(factor).all(axis=(1, 2), keepdims=True)
+            factor = jnp.where(usable, factor, jnp.eye(factor.shape[-1], dtype=factor.dtype))
         check_factor(factor, self.damping)
         return self._in_order(problem, weights, factor, order)
 
