@@ -91,9 +91,14 @@ class Work:
         """The parameters that have a quantizer, by path."""
         return quantized_parameters(self.quantized)
 
-    def float_stream(self) -> Stream:
-        """The data through the float model alone."""
-        return Stream(self.model, self.calls, LooksIntoEverything(), on_host=self.on_host)  # pyright: ignore
+    def float_stream(self, calls: Sequence[Call] | None = None) -> Stream:
+        """The data through the float model alone.
+
+        Args:
+            calls: of the model; all by default.
+        """
+        chosen = self.calls if calls is None else calls
+        return Stream(self.model, chosen, LooksIntoEverything(), on_host=self.on_host)  # pyright: ignore
 
     def stream(self, quantize_inputs: bool = True) -> Stream:
         """The data through the float model, and through it with the inputs of its sites quantized.
@@ -136,7 +141,8 @@ class InputQuantizers:
         """The quantizer of a site's input; None if it has none."""
         layer = self._layers.get(tuple(map(str, site.path[:-1])))
         if layer is not None and layer.weight_name == str(site.path[-1]):
-            return layer.input_quant
+            depth = len(layer.weight_shape) - layer.weight_ndim
+            return _at_turn(layer.input_quant, site.turn[:depth])
         return self._held.get(site.operand)
 
     def quantize(self, site: ContractionSite, x: jax.Array) -> jax.Array:
@@ -144,12 +150,15 @@ class InputQuantizers:
         proxy = self.of(site)
         if proxy is None or not getattr(proxy, "is_quant_enabled", True):
             return x
-        return jnp.asarray(as_array(_at_turn(proxy, site.turn)(x)))
+        return jnp.asarray(as_array(proxy(x)))
 
 
 def _at_turn(proxy: Any, turn: tuple[int, ...]) -> Any:
-    """The quantizer of one turn of a loop, of those that are stacked; one quantizer serves all turns otherwise."""
-    return proxy
+    """The quantizer of one layer of a stack, in the turns of the loops that run them; itself without a stack."""
+    if proxy is None or not turn:
+        return proxy
+    graphdef, state = nnx.split(proxy, graph=True)
+    return nnx.merge(graphdef, jax.tree.map(lambda stacked: stacked[turn], state))
 
 
 def site_path(site: ContractionSite) -> str:
