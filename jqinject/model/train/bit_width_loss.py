@@ -224,7 +224,7 @@ def _watch(
     call = Call(args, kwargs, checked_method(model, method, "bit width loss"))
     copy = nnx.clone(model, graph=True)
     calls: list[Any] = []
-    nodes = [node for _, node in nnx.iter_modules(copy, graph=True) if wanted(node)]
+    nodes: list[Any] = [node for _, node in nnx.iter_modules(copy, graph=True) if wanted(node)]
     for node in nodes:
         node.noted = _Noted(jnp.zeros(2, jnp.float32))
         intercept(node, _Noting(cost, calls))
