@@ -2,7 +2,9 @@
 
 from jqinject.recipes.allocation import cheapest_errors as cheapest_errors
 from jqinject.recipes.passes.allocate_bits import AllocateBits as AllocateBits
+from jqinject.recipes.passes.solve import NotSolved as NotSolved
 from jqinject.recipes.passes.solve import Solve as Solve
+from jqinject.recipes.passes.solve import Solved as Solved
 from jqinject.recipes.recipe import Recipe as Recipe
 from jqinject.recipes.recipe import Result as Result
 from jqinject.recipes.solvers.auto_round import AutoRound as AutoRound

@@ -82,6 +82,9 @@ class QuantizedParameter:
         Args:
             values: in the shape of the parameter, on the grid.
             scale, zero_point: of each number.
+
+        Raises:
+            ValueError: numbers that share a scale are given several.
         """
         self.proxy.commit(self.holder)
         quantizer = self.proxy.tensor_quant
@@ -91,6 +94,12 @@ class QuantizedParameter:
             if variable is not None:
                 variable.set_value(self._as_held(full, variable.get_value()))
         self.holder.weight.set_value(values.astype(self.value.dtype))
+        for kept, full in zip(self.measure(values), (scale, zero_point), strict=True):
+            if not bool(jnp.allclose(kept, full, rtol=1e-6, atol=0)):
+                raise ValueError(
+                    f"{self.name}: numbers that share one scale were given several, by sites that are solved one after "
+                    "the other.\n  cure: scales='original' in the solver; or a quantizer with a scale for each channel"
+                )
 
     def _as_held(self, full: jax.Array, held: jax.Array) -> jax.Array:
         """Scales of each number as the quantizer holds them: one for those that share it."""

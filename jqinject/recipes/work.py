@@ -136,7 +136,8 @@ class InputQuantizers:
         """The quantizer of a site's input; None if it has none."""
         layer = self._layers.get(tuple(map(str, site.path[:-1])))
         if layer is not None and layer.weight_name == str(site.path[-1]):
-            return layer.input_quant
+            depth = len(layer.weight_shape) - layer.weight_ndim
+            return _at_turn(layer.input_quant, site.turn[:depth])
         return self._held.get(site.operand)
 
     def quantize(self, site: ContractionSite, x: jax.Array) -> jax.Array:
@@ -144,12 +145,15 @@ class InputQuantizers:
         proxy = self.of(site)
         if proxy is None or not getattr(proxy, "is_quant_enabled", True):
             return x
-        return jnp.asarray(as_array(_at_turn(proxy, site.turn)(x)))
+        return jnp.asarray(as_array(proxy(x)))
 
 
 def _at_turn(proxy: Any, turn: tuple[int, ...]) -> Any:
-    """The quantizer of one turn of a loop, of those that are stacked; one quantizer serves all turns otherwise."""
-    return proxy
+    """The quantizer of one layer of a stack, in the turns of the loops that run them; itself without a stack."""
+    if proxy is None or not turn:
+        return proxy
+    graphdef, state = nnx.split(proxy, graph=True)
+    return nnx.merge(graphdef, jax.tree.map(lambda stacked: stacked[turn], state))
 
 
 def site_path(site: ContractionSite) -> str:

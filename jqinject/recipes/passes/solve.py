@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,12 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.model.running.progress import with_progress
+from jqinject.program import dotted
 from jqinject.recipes.grid import MatrixGrid, Measure
 from jqinject.recipes.quantized_parameter import QuantizedParameter
 from jqinject.recipes.solvers.solver import Problem, Solution, Solver
 from jqinject.recipes.statistics import Statistics
 from jqinject.recipes.stream.site import ContractionSite
-from jqinject.recipes.stream.stream import Visit
+from jqinject.recipes.stream.stream import Stream, Visit
 from jqinject.recipes.work import Work, site_path
 
 
@@ -27,12 +30,34 @@ class Solved:
         path: the parameter's.
         nearest: mean squared error of the site's output with rounding to nearest, relative to the output.
         solved: the same with the solver's numbers.
+        unseen: how many matrices of the site no sample reached: experts without tokens. They are rounded to nearest.
     """
 
     name: str
     path: str
     nearest: float
     solved: float
+    unseen: int = 0
+
+    def __str__(self) -> str:
+        unseen = f"; {self.unseen} matrices that no sample reached: rounded to nearest" if self.unseen else ""
+        return f"{self.name} ({self.path}): error {self.solved:.3g}, rounded to nearest {self.nearest:.3g}{unseen}"
+
+
+@dataclass(frozen=True)
+class NotSolved:
+    """A quantized parameter, or a part of one, that was rounded to nearest.
+
+    Attributes:
+        path: the parameter's.
+        reason: why no solver chose its numbers.
+    """
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: rounded to nearest: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -41,7 +66,8 @@ class Solve:
 
     Sites are taken in the order in which they run. The inputs of a site come from the model whose earlier sites are
     solved and whose inputs are quantized as the rules say. Numbers and scales are committed: they survive loading,
-    cloning, freezing and training. A parameter that several sites contract is solved at the first.
+    cloning, freezing and training. A parameter that several sites contract is solved at the first. What no site
+    contracts is rounded to nearest, with a warning and in the report.
 
     Args:
         solver: the algorithm.
@@ -56,11 +82,18 @@ class Solve:
     solver: Solver
     quantize_inputs: bool = True
 
-    def __call__(self, work: Work) -> list[Solved]:
-        """See `Pass`."""
+    def __call__(self, work: Work) -> list[Solved | NotSolved]:
+        """See `Pass`.
+
+        Raises:
+            ValueError: calibration data that is not finite, or that a solver cannot use; the text names the site.
+
+        Warns:
+            UserWarning: parameters that no site solves.
+        """
         parameters = work.parameters()
         stream = work.stream(self.quantize_inputs)
-        found: list[Solved] = []
+        found: list[Solved | NotSolved] = []
         done: dict[str, Any] = {}
         for visit in with_progress(stream, "solving", shown=work.progress):
             name = site_path(visit.site)
@@ -74,7 +107,29 @@ class Solve:
                     raise ValueError(f"{visit.site.name} ({name}): {error}") from error
         for name, state in done.items():
             parameters[name].put(state.values, state.scale, state.zero_point)
-        return found
+        left = list(not_solved(parameters, done, stream))
+        if left:
+            warnings.warn("Solve:\n" + "\n".join(f"  {one}" for one in left), stacklevel=3)
+        return [*found, *left]
+
+
+def not_solved(
+    parameters: Mapping[str, QuantizedParameter], done: Mapping[str, _Solving], stream: Stream
+) -> Iterator[NotSolved]:
+    """The parameters of which some numbers were not solved.
+
+    Args:
+        parameters: those that are quantized, by path.
+        done: those that sites were found for.
+        stream: that went through the model.
+    """
+    reasons = {dotted(one.path): f"{one.name}: {one.reason}" for one in stream.left_out}
+    for name in parameters:
+        reason = reasons.get(name, "no call of the calibration data contracts it")
+        if name not in done:
+            yield NotSolved(name, reason)
+        elif not bool(done[name].taken.all()):
+            yield NotSolved(name, f"a part of it; {reason}")
 
 
 class _Solving:
@@ -105,6 +160,8 @@ class _Solving:
         solution = solver(
             Problem(matrices, original, statistics, self._measure(site), self.parameter.group_size)
         )
+        seen = statistics.count > 0
+        solution = self._where_seen(site, matrices, solution, seen)
         before = self._nearest(site, matrices)
         self._write(site, solution)
         visit.put(self.values)
@@ -114,6 +171,7 @@ class _Solving:
             site_path(site),
             output_error(before - original, original, statistics),
             output_error(after - original, original, statistics),
+            int((~seen).sum()),
         )
 
     def _measure(self, site: ContractionSite) -> Measure:
@@ -126,6 +184,20 @@ class _Solving:
             return MatrixGrid(site.weights(scale), site.weights(zero_point), grid)
 
         return measure
+
+    def _where_seen(
+        self, site: ContractionSite, matrices: jax.Array, solution: Solution, seen: jax.Array
+    ) -> Solution:
+        """A solution with the matrices that no sample reached rounded to nearest."""
+        if bool(seen.all()):
+            return solution
+        reached = seen[:, None, None]
+        scale, zero_point = (site.weights(x) for x in (self.scale, self.zero_point))
+        return Solution(
+            jnp.where(reached, solution.values, self._nearest(site, matrices)),
+            jnp.where(reached, solution.scale, scale),
+            jnp.where(reached, solution.zero_point, zero_point),
+        )
 
     def _nearest(self, site: ContractionSite, matrices: jax.Array) -> jax.Array:
         scale, zero_point = (site.weights(x) for x in (self.scale, self.zero_point))

@@ -1,0 +1,188 @@
+"""What is true of solvers whatever the data: identities between them, and what they refuse."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jqinject import Rule, quant
+from jqinject.core import IntegerGrid
+from jqinject.recipes import GPFQ, GPTQ, RTN, AutoRound, NotSolved, Problem, Qronos, Recipe, Solve
+from jqinject.recipes.grid import MatrixGrid
+from jqinject.recipes.passes.solve import output_error
+from jqinject.recipes.statistics import Statistics
+
+RULE = Rule(weight_quant=quant.Int8WeightPerChannelFloat.let(bit_width=3))
+
+
+def measure(matrices: jax.Array) -> MatrixGrid:
+    largest = jnp.abs(matrices).max(-1, keepdims=True)
+    return MatrixGrid(largest / 3, jnp.zeros_like(largest), IntegerGrid(-3.0, 3.0, True, None))
+
+
+def problem(hessian: Any, cross: Any = None) -> Problem:
+    weights = jax.random.normal(jax.random.key(0), (2, 6, 24))
+    sums = Statistics(jnp.ones(2), hessian, hessian if cross is None else cross)
+    return Problem(weights, weights, sums, measure)
+
+
+def gram() -> jax.Array:
+    x = jax.random.normal(jax.random.key(1), (2, 60, 24)) @ jax.random.normal(jax.random.key(2), (2, 24, 24))
+    return jnp.einsum("sni,snj->sij", x, x)
+
+
+def values(solver: Any, given: Problem) -> np.ndarray:
+    return np.asarray(solver(given).values)
+
+
+@pytest.mark.parametrize("solver", [GPTQ(), GPFQ(), Qronos(), GPTQ(act_order=True, scales="live")])
+def test_inputs_that_do_not_mix_give_rounding_to_nearest(solver: Any) -> None:
+    diagonal = jnp.broadcast_to(jnp.diag(jnp.arange(1.0, 25.0)), (2, 24, 24))
+    given = problem(diagonal)
+    np.testing.assert_allclose(values(solver, given), values(RTN(), given), rtol=1e-6)
+
+
+def test_the_size_of_blocks_does_not_matter() -> None:
+    given = problem(gram())
+    for size in (5, 24):
+        np.testing.assert_allclose(
+            values(GPTQ(block_size=size), given), values(GPTQ(block_size=1), given), rtol=1e-6
+        )
+
+
+def test_qronos_on_equal_tracks_is_gptq() -> None:
+    given = problem(gram())
+    same = GPTQ(
+        damping=1e-6 * 24
+    )  # shares of the mean of the diagonal, and of the largest eigenvalue: both vanish
+    np.testing.assert_allclose(values(Qronos(), given), values(same, given), rtol=1e-6)
+
+
+@pytest.mark.parametrize("solver", [GPTQ(), GPFQ(), Qronos(), AutoRound(steps=50)])
+def test_the_output_gets_better(solver: Any) -> None:
+    given = problem(gram())
+
+    def error(found: np.ndarray) -> float:
+        return output_error(jnp.asarray(found) - given.weights, given.weights, given.statistics)
+
+    assert error(values(solver, given)) < error(values(RTN(), given))
+
+
+def test_what_solvers_refuse() -> None:
+    with pytest.raises(ValueError, match=r"act_order=True.*\n  cure: GPTQ"):
+        GPTQ(scales="block", act_order=True)
+    with pytest.raises(ValueError, match="GPFQ has no blocks"):
+        GPFQ(scales="block")
+    rule = Rule(weight_quant=quant.Fp8e4m3WeightPerChannelFloat)
+    with pytest.raises(ValueError, match=r"dot_general0 \(kernel\): AutoRound learns how integers"):
+        Recipe(Solve(AutoRound())).apply(
+            nnx.Linear(4, 3, rngs=nnx.Rngs(0)), rule, [jnp.ones((8, 4))], progress=False
+        )
+
+
+@pytest.mark.parametrize(
+    ("solver", "x", "message"),
+    [
+        (
+            GPTQ(damping=0.0),
+            jnp.ones((8, 4)),
+            r"dot_general0 \(layers.1.kernel\): the Hessian of its inputs is not",
+        ),
+        (
+            RTN(),
+            jnp.zeros((8, 4)),
+            r"dot_general0 \(layers.1.kernel\): its inputs in the calibration data hold nan",
+        ),
+    ],
+)
+def test_unusable_data_is_refused_by_name_and_changes_nothing(
+    solver: Any, x: jax.Array, message: str
+) -> None:
+    layer = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+    model = nnx.Sequential(lambda x: 1 + jnp.log(x), layer)
+    before = np.asarray(layer.kernel.get_value())
+    with pytest.raises(ValueError, match=message):
+        Recipe(Solve(solver)).apply(model, RULE, [x], progress=False)
+    np.testing.assert_array_equal(layer.kernel.get_value(), before)
+    assert type(model.layers[1]) is nnx.Linear
+
+
+class Experts(nnx.Module):
+    """Two of three experts get rows."""
+
+    def __init__(self) -> None:
+        self.kernel = nnx.Param(jax.random.normal(jax.random.key(5), (3, 8, 4)))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jax.lax.ragged_dot(x, self.kernel.get_value(), jnp.array([20, 0, 12]))
+
+
+def test_an_expert_that_saw_nothing_is_rounded_to_nearest() -> None:
+    x = jax.random.normal(jax.random.key(6), (32, 8)) @ jax.random.normal(jax.random.key(7), (8, 8))
+    solved, nearest = (
+        Recipe(Solve(solver)).apply(Experts(), RULE, [x], progress=False) for solver in (GPTQ(), RTN())
+    )
+    (site,) = solved.report.steps[0].sites
+    assert site.unseen == 1 and "1 matrices that no sample reached" in str(solved.report)
+    left, right = (np.asarray(result.model.kernel.get_value()) for result in (solved, nearest))
+    np.testing.assert_array_equal(left[1], right[1])
+    assert np.abs(right[1]).max() > 0 and (left[0] != right[0]).any()
+
+
+class Skipping(nnx.Module):
+    """A layer that the call does not run."""
+
+    def __init__(self) -> None:
+        self.used = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
+        self.other = nnx.Linear(8, 4, rngs=nnx.Rngs(1))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.used(x)
+
+
+def test_what_no_site_solves_is_said() -> None:
+    x = jax.random.normal(jax.random.key(8), (32, 8))
+    with pytest.warns(UserWarning, match="other.kernel: rounded to nearest: no call of the calibration data"):
+        result = Recipe(Solve(GPTQ())).apply(Skipping(), RULE, [x], progress=False)
+    assert result.report.steps[0].sites[1] == NotSolved(
+        "other.kernel", "no call of the calibration data contracts it"
+    )
+
+
+class Stacked(nnx.Module):
+    """Layers in a stack, run by a scan."""
+
+    def __init__(self) -> None:
+        make = nnx.vmap(lambda key: nnx.Linear(8, 8, rngs=nnx.Rngs(key)))
+        self.layers = make(jax.random.split(jax.random.key(0), 3))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        def run(layer: Any, x: jax.Array) -> jax.Array:
+            return 2 * nnx.tanh(layer(x))
+
+        return nnx.scan(run, in_axes=(0, nnx.Carry), out_axes=nnx.Carry)(self.layers, x)
+
+
+def test_each_layer_of_a_stack_has_its_own_input_quantizer() -> None:
+    x = 3 * jax.random.normal(jax.random.key(9), (64, 8))
+    rule = Rule(weight_quant=quant.Int8WeightPerChannelFloat, input_quant=quant.Int8ActPerTensorFloat)
+    seen: list[Problem] = []
+
+    class Keeps:
+        statistics = ("hessian",)
+
+        def __call__(self, given: Problem) -> Any:
+            seen.append(given)
+            return RTN()(given)
+
+    result = Recipe(Solve(Keeps())).apply(Stacked(), rule, [x], progress=False)
+    graphdef, state = nnx.split(result.model.layers)
+    y = x
+    for place, given in enumerate(seen):
+        layer = nnx.merge(graphdef, jax.tree.map(lambda stacked, place=place: stacked[place], state))
+        inputs = np.asarray(layer.input_quant(y).value)
+        np.testing.assert_allclose(given.statistics.hessian[0], inputs.T @ inputs, rtol=1e-4, atol=1e-3)
+        y = 2 * nnx.tanh(layer(y))
