@@ -2,6 +2,7 @@
 
 from jqinject.recipes.allocation import cheapest_errors as cheapest_errors
 from jqinject.recipes.passes.allocate_bits import AllocateBits as AllocateBits
+from jqinject.recipes.passes.smooth_quant import SmoothQuant as SmoothQuant
 from jqinject.recipes.passes.solve import NotSolved as NotSolved
 from jqinject.recipes.passes.solve import Solve as Solve
 from jqinject.recipes.passes.solve import Solved as Solved
@@ -14,6 +15,7 @@ from jqinject.recipes.solvers.gpfq import GPFQ as GPFQ
 from jqinject.recipes.solvers.gpfq import Qronos as Qronos
 from jqinject.recipes.solvers.gptq import GPTQ as GPTQ
 from jqinject.recipes.solvers.gptq import RTN as RTN
+from jqinject.recipes.solvers.learned_rounding import LearnedRounding as LearnedRounding
 from jqinject.recipes.solvers.solver import Problem as Problem
 from jqinject.recipes.solvers.solver import Solution as Solution
 from jqinject.recipes.solvers.solver import Solver as Solver

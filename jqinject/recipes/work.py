@@ -91,9 +91,14 @@ class Work:
         """The parameters that have a quantizer, by path."""
         return quantized_parameters(self.quantized)
 
-    def float_stream(self) -> Stream:
-        """The data through the float model alone."""
-        return Stream(self.model, self.calls, LooksIntoEverything(), on_host=self.on_host)  # pyright: ignore
+    def float_stream(self, calls: Sequence[Call] | None = None) -> Stream:
+        """The data through the float model alone.
+
+        Args:
+            calls: of the model; all by default.
+        """
+        chosen = self.calls if calls is None else calls
+        return Stream(self.model, chosen, LooksIntoEverything(), on_host=self.on_host)  # pyright: ignore
 
     def stream(self, quantize_inputs: bool = True) -> Stream:
         """The data through the float model, and through it with the inputs of its sites quantized.

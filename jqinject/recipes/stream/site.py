@@ -212,16 +212,22 @@ def _places(
     where: Any = jnp.arange(int(np.prod(shape)), dtype=jnp.int32).reshape(shape)
     for step, place in reversed(chain):
         if step.name not in CASTS:
-            where = step.run(where, *(_known(flat, other, made_by) for other in step.inputs[1:]))[place]
+            where = step.run(where, *(known_value(flat, other, made_by) for other in step.inputs[1:]))[place]
     places = np.asarray(where)
     if len(np.unique(places)) != places.size:
         return "a number of the parameter is contracted more than once"
     return places
 
 
-def _known(flat: FlatProgram, slot: Slot, made_by: Mapping[Slot, tuple[Step, int]]) -> Any:
-    """A value that depends on no parameter."""
+def known_value(flat: FlatProgram, slot: Slot, made_by: Mapping[Slot, tuple[Step, int]]) -> Any:
+    """A value that depends on neither parameters nor inputs.
+
+    Args:
+        flat: the program.
+        slot: of the value.
+        made_by: slot -> what makes it, and as which of its outputs.
+    """
     if slot in flat.constants:
         return flat.constants[slot]
     step, place = made_by[slot]
-    return step.run(*(_known(flat, other, made_by) for other in step.inputs))[place]
+    return step.run(*(known_value(flat, other, made_by) for other in step.inputs))[place]

@@ -1,0 +1,1 @@
+"""What may be changed in a model without changing its function."""

@@ -1,0 +1,187 @@
+"""Follows a factor for each channel through a program: whatever would change the program's function is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.recipes.stream.flat_program import FlatProgram, Slot, Step
+from jqinject.recipes.stream.site import known_value
+from jqinject.recipes.transforms.labels import Channels, Labels, compressed
+
+
+class Walk:
+    """Labels of the values of a program, as far as a region's factors reach.
+
+    Each operation is an equation between the labels of what it reads and writes. Labels go from value to value until
+    nothing is new; where two ways give a value different labels, those channels must have the same factor, and where
+    an operation does not commute with a factor, the factor must be 1.
+
+    Args:
+        flat: the program.
+        links: what makes and reads each of its values.
+        rules: for each operation, the equation between the labels of its operands and results.
+        count: of channels.
+        choices: step -> which of its operands carries the factor of a product, where either could.
+    """
+
+    def __init__(
+        self,
+        flat: FlatProgram,
+        links: Links,
+        rules: Mapping[str, Callable[[Walk, Step, int], None]],
+        count: int,
+        choices: Mapping[int, int],
+    ) -> None:
+        self.flat, self.links, self.rules, self.choices = flat, links, rules, choices
+        self.channels = Channels(count)
+        self.labels: dict[Slot, Labels] = {}
+        self.reasons: list[str] = []
+        self.chosen: dict[int, tuple[Slot, ...]] = {}
+        self._waiting: list[Slot] = []
+
+    def run(self) -> None:
+        """Follow the labels that were given to slots as far as they go."""
+        while self._waiting:
+            slot = self._waiting.pop()
+            self._ends(slot)
+            for index in self.links.touching(slot):
+                step = self.flat.steps[index]
+                rule = self.rules.get(step.name)
+                if rule is None:
+                    self.refuse(slot, f"{step.name}{_at(step)} does not commute with a factor")
+                else:
+                    rule(self, step, index)
+
+    def _ends(self, slot: Slot) -> None:
+        if slot in self.links.discrete:
+            self.refuse(slot, "it holds whole numbers or truth values")
+        elif slot in self.links.outputs:
+            self.refuse(slot, "it is part of what the model returns")
+        elif slot in self.flat.constants:
+            self.refuse(slot, "it is a constant")
+        elif slot in self.links.inputs and slot not in self.links.parameters:
+            self.refuse(slot, "it is an input of the model, or state that is no parameter")
+
+    def shape(self, slot: Slot) -> tuple[int, ...]:
+        """The shape of a value."""
+        return self.links.shapes[slot]
+
+    def has(self, slot: Slot) -> bool:
+        """Whether some number of a value has a factor."""
+        return slot in self.labels and bool(self.labels[slot].any())
+
+    def is_settled(self, slot: Slot) -> bool:
+        """Whether it is known that a value has no factor."""
+        return slot in self.labels and not self.has(slot)
+
+    def is_zero(self, slot: Slot) -> bool:
+        """Whether a value is known, and 0: every factor leaves it as it is."""
+        return slot in self.links.unowned and not np.any(np.asarray(self.known(slot)))
+
+    def is_infinite(self, slot: Slot) -> bool:
+        """Whether a value is known, and infinite: every factor leaves it as it is."""
+        return slot in self.links.unowned and bool(np.all(np.isinf(np.asarray(self.known(slot)))))
+
+    def known(self, slot: Slot) -> Any:
+        """A value that depends on neither parameters nor inputs; KeyError if it does."""
+        return known_value(self.flat, slot, self.links.made_by)
+
+    def give(self, slot: Slot, labels: Labels, where: np.ndarray | bool = True, why: str = "") -> None:
+        """Say which labels a value has.
+
+        Args:
+            labels: broadcasting to the value.
+            where: the numbers that they are for; others stay, as far as nothing else is known.
+            why: what asks for it, for the report.
+        """
+        shape = self.shape(slot)
+        if labels.ndim != len(shape):
+            self.channels.join(labels, labels.reshape(-1)[0])
+            labels = np.full((1,) * len(shape), labels.reshape(-1)[0])
+        for axis, size in enumerate(shape):
+            if size == 1 and labels.shape[axis] > 1:
+                first = labels.take([0], axis=axis)
+                self.channels.join(labels, first)
+                labels = first
+        held = self.labels.get(slot)
+        if held is None:
+            self.labels[slot] = compressed(np.where(where, labels, 0))
+            if self.has(slot):
+                self._waiting.append(slot)
+            return
+        differs = np.where(where, labels, held)
+        if self.channels.join(held, differs):
+            self.reasons.append(why or "values with different factors are added, or one has two factors")
+
+    def refuse(self, slot: Slot, why: str) -> None:
+        """The factors of a value must be 1."""
+        if slot in self.labels and self.channels.join(self.labels[slot], np.zeros((), int)):
+            self.reasons.append(why)
+
+
+class Links:
+    """What makes and what reads each value of a program.
+
+    Args:
+        flat: the program.
+        parameters: the slots that hold parameters.
+        fixed: slots that depend on parameters and constants alone.
+        shapes: of the program's inputs.
+        count: how many outputs the model returns; the others are its state.
+    """
+
+    def __init__(
+        self,
+        flat: FlatProgram,
+        parameters: set[Slot],
+        fixed: set[Slot],
+        shapes: Mapping[Slot, tuple[int, ...]],
+        count: int,
+    ) -> None:
+        self.parameters, self.fixed = parameters, fixed
+        self.inputs = set(flat.inputs)
+        returned, state = flat.outputs[:count], flat.outputs[count:]
+        self.outputs = {*returned, *(slot for slot in state if slot not in parameters)}
+        self.made_by: dict[Slot, tuple[Step, int]] = {}
+        self.shapes = dict(shapes) | {slot: np.shape(value) for slot, value in flat.constants.items()}
+        self.unowned = set(flat.constants)
+        """Slots that depend on constants alone."""
+        self.owned = set(parameters)
+        """Slots of `fixed` that depend on a parameter."""
+        self.discrete: set[Slot] = set()
+        """Slots of whole numbers and truth values."""
+        self._touching: dict[Slot, list[int]] = {}
+        for index, step in enumerate(flat.steps):
+            for slot in dict.fromkeys((*step.inputs, *step.outputs)):
+                self._touching.setdefault(slot, []).append(index)
+            self.made_by |= {slot: (step, place) for place, slot in enumerate(step.outputs)}
+            self.shapes |= dict(zip(step.outputs, self._made(step), strict=True))
+            if step.equation is not None:
+                made = zip(step.outputs, step.equation.outvars, strict=True)
+                self.discrete |= {slot for slot, var in made if not _is_inexact(var.aval)}
+            if all(slot in self.unowned for slot in step.inputs):
+                self.unowned.update(step.outputs)
+            elif any(slot in self.owned for slot in step.inputs) and step.outputs[0] in fixed:
+                self.owned.update(step.outputs)
+
+    def touching(self, slot: Slot) -> list[int]:
+        """The steps that make or read a value."""
+        return self._touching.get(slot, [])
+
+    def _made(self, step: Step) -> list[tuple[int, ...]]:
+        if step.equation is not None:
+            return [tuple(var.aval.shape) for var in step.equation.outvars]
+        shape = self.shapes[step.inputs[0]]
+        return [shape[1:] if step.name == "slice_of_stack" else (len(step.inputs), *shape)]
+
+
+def _is_inexact(aval: Any) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+def _at(step: Step) -> str:
+    return f" in {step.path}" if step.path else ""
