@@ -30,8 +30,9 @@ def load_frozen(
     """A frozen model with the numbers of a float checkpoint, each of which is frozen as soon as it is read.
 
     The float model never exists as a whole: at most the frozen model and one float array are in memory, with what the
-    compiled quantizer needs for this one: on a CPU about 2.5 times its bytes beside it, so that the process is largest
-    at the largest array. Weights of layers that share a quantizer wait for one another. The numbers
+    compiled quantizer needs for this one. Of a large array on one device it takes slices, which need about a seventh of
+    the array; groups, stacks of layers, searched scales and bfloat16 need more: twice its bytes
+    and above. NumPy's arrays are copied to the device if they are not aligned, and both are there meanwhile. Weights of layers that share a quantizer wait for one another. The numbers
     are those of `freeze(model)` after `load_state`.
 
     Args:
