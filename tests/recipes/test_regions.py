@@ -172,8 +172,10 @@ def test_equalize_makes_the_ranges_of_consecutive_weights_the_same() -> None:
 
 
 def test_awq_has_less_error_than_rounding_the_weights_as_they_are() -> None:
-    model = nnx.Sequential(nnx.RMSNorm(16, rngs=nnx.Rngs(0)), nnx.Linear(16, 32, rngs=nnx.Rngs(1)))
-    rule = Rule(weight_quant=Int8WeightPerChannelFloat.let(bit_width=3))
+    rngs = nnx.Rngs(0)
+    model = nnx.Sequential(nnx.Linear(16, 32, rngs=rngs), nnx.relu, nnx.Linear(32, 16, rngs=rngs))
+    model.layers[0].kernel.set_value(model.layers[0].kernel.get_value().at[:, 3].multiply(40.0))  # pyright: ignore
+    rule = Rule(weight_quant=Int8WeightPerChannelFloat.let(bit_width=3), path=r"layers\.2")
 
     def error(*passes: Any) -> float:
         result = Recipe(*passes, Solve(RTN())).apply(model, rule, [X], progress=False)
