@@ -29,14 +29,14 @@ def executed(path: Path) -> nbformat.NotebookNode:
         nbclient.exceptions.CellExecutionError: a cell raised.
     """
     notebook = nbformat.read(path, as_version=4)
-    with tempfile.TemporaryDirectory() as _:
+    with tempfile.TemporaryDirectory() as folder:
         client = nbclient.NotebookClient(
             notebook,
             timeout=SECONDS,
             kernel_name="python3",
             record_timing=False,
             coalesce_streams=True,
-            resources={"metadata": {"path": str(path.parent)}},
+            resources={"metadata": {"path": folder}},
         )
         client.execute(env={**os.environ, "MPLBACKEND": BACKEND, "JAX_PLATFORMS": "cpu"})
     return notebook

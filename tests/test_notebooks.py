@@ -21,12 +21,6 @@ def code_cells(path: Path) -> list[nbformat.NotebookNode]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-NOT_YET = ("02_fp8_training",)  # run in an older form, without outputs
-stored = pytest.mark.parametrize(
-    "path", [path for path in NOTEBOOKS if path.stem not in NOT_YET], ids=lambda path: path.stem
-)
-
-
 def outputs(path: Path) -> list[nbformat.NotebookNode]:
     return [output for cell in code_cells(path) for output in cell.outputs]
 
@@ -40,7 +34,7 @@ def test_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@stored
+@notebooks
 def test_notebook_is_stored_as_it_ran(path: Path) -> None:
     cells = code_cells(path)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), (
@@ -49,19 +43,19 @@ def test_notebook_is_stored_as_it_ran(path: Path) -> None:
     assert not [output for output in outputs(path) if output.output_type == "error"]
 
 
-@stored
+@notebooks
 def test_notebook_shows_something(path: Path) -> None:
     assert any("image/png" in output.get("data", {}) for output in outputs(path))
     assert path.stat().st_size < LARGEST
 
 
-@stored
+@notebooks
 def test_notebook_needs_no_clone(path: Path) -> None:
     source = "\n".join(cell.source for cell in code_cells(path))
     assert "sys.path" not in source and not re.search(r"[\"']\.\.?/", source)
 
 
-@stored
+@notebooks
 def test_notebook_names_no_folder_of_a_machine(path: Path) -> None:
     texts = [
         output.get("text", "") or str(output.get("data", {}).get("text/plain", ""))

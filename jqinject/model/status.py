@@ -1,11 +1,16 @@
 """Switches the quantizers of a whole model off and on again."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from flax import nnx
 
+from jqinject.dot import FrozenParam
+from jqinject.model.static_ranges import listed
+from jqinject.model.walk import ModelIndex, dotted
+from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.proxy import QuantProxyFromInjector
 
 ABSENT = object()
@@ -26,7 +31,7 @@ def quantization_status_manager(
     return arrays meanwhile.
 
     Source: Brevitas's `quantization_status_manager`; differs from Brevitas: quantizers that depend on a disabled one
-    are off too.
+    are off too. Weights that are frozen stay what they are, with a warning.
 
     Args:
         model: an NNX module; not one that a compiled function holds.
@@ -48,6 +53,9 @@ def quantization_status_manager(
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(f"quantization_status_manager takes an NNX module, got {type(model).__name__}")
+
+    if disable_weight_quant:
+        _warn_of_frozen(model)
 
     def is_off(proxy: QuantProxyFromInjector) -> bool:
         if proxy.role == "weight":
@@ -79,3 +87,19 @@ def quantization_status_manager(
                 delattr(module, name)  # an extra attribute would change the graph and cause a retrace
             else:
                 setattr(module, name, before)
+
+
+def _warn_of_frozen(model: nnx.Module) -> None:
+    frozen: dict[int, str] = {}
+    for path, node in ModelIndex(model).places:
+        if isinstance(node, FrozenParam) or (isinstance(node, QuantWeightLayer) and node.frozen is not None):
+            frozen.setdefault(id(node), dotted(path) or "the layer")
+    if frozen:
+        shown = listed(tuple(frozen.values()))
+        warnings.warn(
+            f"quantization_status_manager: disable_weight_quant has no effect on {shown}: frozen weights have no "
+            "quantizer to switch off.\n  cure: the model before freeze(model); or unfreeze(model), if its masters were "
+            "kept",
+            UserWarning,
+            stacklevel=4,  # past contextlib, to the `with`
+        )

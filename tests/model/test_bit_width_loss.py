@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jqinject import Rule, quantize
 from jqinject.model import (
     ActivationBitWidthWeightedBySize,
     QuantLayerOutputBitWidthWeightedByOps,
@@ -77,6 +78,38 @@ def test_a_penalty_gives_up_bits():
     gradient = nnx.grad(WeightBitWidthWeightedBySize())(layer)
     width[...] -= 3 * gradient["weight_quant"]["tensor_quant"]["bit_width_impl"]["bit_width_offset"][...]
     assert float(WeightBitWidthWeightedBySize()(layer)) == 5.0
+
+
+class Mixed(nnx.Module):
+    """A layer, and a contraction that the model does by itself."""
+
+    def __init__(self):
+        self.w = nnx.Param(jax.random.normal(jax.random.key(1), (4, 6)))
+        self.dense = nnx.Linear(6, 2, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.dense(nnx.relu(x @ self.w))
+
+
+def test_activations_of_a_program_with_layers_count_and_have_gradients():
+    rule = Rule(input_quant=Int8ActPerTensorFloat.let(bit_width_impl_type="parameter"))
+    x = jax.random.normal(jax.random.key(2), (3, 4))
+    model = quantize(Mixed(), rule, inputs=x)
+    model(x)
+    (site,) = model.op_quant.held.values()
+    widths = [proxy.tensor_quant.bit_width_impl for proxy in (site, model.dense.input_quant)]
+    for width, bits in zip(widths, (6, 4), strict=True):
+        width.bit_width_offset[...] += bits - width()
+    loss = ActivationBitWidthWeightedBySize()
+    value, gradients = nnx.jit(nnx.value_and_grad(lambda model: loss(model, x)))(model)
+    np.testing.assert_allclose(value, (6 * 4 + 4 * 6) / 10, rtol=1e-6)
+    found = [
+        float(leaf.get_value())
+        for path, leaf in nnx.to_flat_state(gradients)
+        if path[-1] == "bit_width_offset"
+    ]
+    assert sorted(found) == [pytest.approx(0.4), pytest.approx(0.6)]
+    np.testing.assert_array_equal(loss(model, x), value)
 
 
 @pytest.mark.parametrize(("loss", "arguments", "text"), [

@@ -268,3 +268,22 @@ def test_a_subclass_of_a_flax_layer_has_the_name_that_the_layer_has() -> None:
 def test_what_is_no_module_is_refused() -> None:
     with pytest.raises(TypeError, match="coverage takes an NNX module, got int"):
         jqinject.coverage(3)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_table_that_a_layer_attends_to_is_quantized_there():
+    class Tied(nnx.Module):
+        def __init__(self) -> None:
+            self.own = matrix(1)
+            self.table = nnx.Embed(16, 40, rngs=nnx.Rngs(0))
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return self.table.attend(x @ self.own)
+
+    model = quantize(Tied(), Rule(weight_quant=Int8WeightPerChannelFloat), inputs=X)
+    found = coverage(model, X)
+    assert [(one.parameter, one.weight) for one in found.weights] == [
+        ("own", "int8"),
+        ("table.embedding", "int8"),
+    ]
+    assert found.weights[1].name == "table"
+    assert not found.missed

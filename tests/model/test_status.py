@@ -1,11 +1,14 @@
 """Switching quantizers off within a block, and finding everything as it was after it."""
 
+import warnings
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from jqinject import quantization_status_manager
+from jqinject import Rule, freeze, quantization_status_manager, quantize
+from jqinject.dot import FrozenParam
 from jqinject.nn import QuantIdentity, QuantLinear, QuantReLU
 from jqinject.quant import Int8AccumulatorAwareWeightQuant, Int8WeightPerTensorFloat, Int32Bias
 
@@ -62,3 +65,40 @@ def test_an_error_in_the_block_leaves_it_as_it_was_too():
     assert net.a.return_quant_tensor
     with pytest.raises(TypeError, match=r"takes an NNX module, got dict"), quantization_status_manager({}):
         pass
+
+
+def test_frozen_weights_stay_and_are_named():
+    layer = QuantLinear(4, 2, weight_bit_width=2, use_bias=False, rngs=nnx.Rngs(0))
+    net = nnx.Sequential(layer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with quantization_status_manager(net, disable_weight_quant=True):
+            pass
+        freeze(net)
+        with quantization_status_manager(net, disable_bias_quant=True):
+            pass
+    x = jnp.linspace(-1.0, 1.0, 4)
+    before = net(x)
+    with (
+        pytest.warns(UserWarning, match=r"no effect on layers\.0: frozen weights.*\n  cure: ") as seen,
+        quantization_status_manager(net, disable_weight_quant=True),
+    ):
+        np.testing.assert_array_equal(net(x), before)
+    assert [one.filename for one in seen] == [__file__]
+
+
+def test_frozen_parameters_of_a_program_are_named():
+    class Own(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.eye(4))
+
+        def __call__(self, x):
+            return x @ self.w
+
+    x = jnp.ones((2, 4))
+    model = freeze(quantize(Own(), Rule(weight_quant=Int8WeightPerTensorFloat), inputs=x))
+    with (
+        pytest.warns(UserWarning, match="no effect on w: "),
+        quantization_status_manager(model, disable_weight_quant=True),
+    ):
+        assert isinstance(model.w, FrozenParam)

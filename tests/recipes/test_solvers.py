@@ -10,7 +10,18 @@ from flax import nnx
 
 from jqinject import Rule, quant
 from jqinject.core import IntegerGrid
-from jqinject.recipes import GPFQ, GPTQ, RTN, AutoRound, NotSolved, Problem, Qronos, Recipe, Solve
+from jqinject.recipes import (
+    GPFQ,
+    GPTQ,
+    RTN,
+    AutoRound,
+    LearnedRounding,
+    NotSolved,
+    Problem,
+    Qronos,
+    Recipe,
+    Solve,
+)
 from jqinject.recipes.grid import MatrixGrid
 from jqinject.recipes.passes.solve import output_error
 from jqinject.recipes.statistics import Statistics
@@ -25,7 +36,7 @@ def measure(matrices: jax.Array) -> MatrixGrid:
 
 def problem(hessian: Any, cross: Any = None) -> Problem:
     weights = jax.random.normal(jax.random.key(0), (2, 6, 24))
-    sums = Statistics(jnp.ones(2), hessian, hessian if cross is None else cross)
+    sums = Statistics(jnp.full(2, 60.0), hessian, hessian if cross is None else cross)
     return Problem(weights, weights, sums, measure)
 
 
@@ -61,7 +72,9 @@ def test_qronos_on_equal_tracks_is_gptq() -> None:
     np.testing.assert_allclose(values(Qronos(), given), values(same, given), rtol=1e-6)
 
 
-@pytest.mark.parametrize("solver", [GPTQ(), GPFQ(), Qronos(), AutoRound(steps=50)])
+@pytest.mark.parametrize(
+    "solver", [GPTQ(), GPFQ(), Qronos(), AutoRound(steps=50), LearnedRounding(regularization=0.1)]
+)
 def test_the_output_gets_better(solver: Any) -> None:
     given = problem(gram())
 
@@ -108,6 +121,19 @@ def test_unusable_data_is_refused_by_name_and_changes_nothing(
         Recipe(Solve(solver)).apply(model, RULE, [x], progress=False)
     np.testing.assert_array_equal(layer.kernel.get_value(), before)
     assert type(model.layers[1]) is nnx.Linear
+
+
+def test_zero_points_that_are_no_integers_are_learned_around() -> None:
+    x = jax.random.normal(jax.random.key(10), (64, 32)) @ jax.random.normal(jax.random.key(11), (32, 32))
+    rule = Rule(
+        weight_quant=quant.ShiftedUint8WeightPerChannelFloat.let(bit_width=3, quantize_zero_point=False)
+    )
+    layer = nnx.Linear(32, 6, rngs=nnx.Rngs(0))
+    for solver in (AutoRound(steps=50), LearnedRounding(steps=200)):
+        result = Recipe(Solve(solver)).apply(layer, rule, [x], progress=False)
+        (site,) = result.report.steps[0].sites
+        assert site.solved < site.nearest
+        np.testing.assert_array_equal(result.model.quant_weight().value, result.model.kernel.get_value())
 
 
 class Experts(nnx.Module):

@@ -161,6 +161,19 @@ class Adam(NamedTuple):
         return Adam(self.value - rate * unbiased / (size + 1e-8), mean, square)
 
 
+def undecided(share: jax.Array, exponent: jax.Array) -> jax.Array:
+    """`sum(1 - |2 p - 1|^b)`: how far shares are from 0 and 1.
+
+    Args:
+        share: `p`.
+        exponent: `b`.
+    """
+    distance = jnp.abs(2 * share - 1)
+    # The derivative of 0 ** b by its base is 0, and nan where it is computed as b * 0 ** b / 0.
+    power = jnp.where(distance > 0, jnp.power(jnp.where(distance > 0, distance, 1.0), exponent), 0.0)
+    return jnp.sum(1 - power)
+
+
 def _step_of(
     layer: QuantWeightLayer, rounding: LearnedRoundSte, recipe: Recipe
 ) -> tuple[Callable[..., Adam], Any]:
@@ -180,12 +193,7 @@ def _step_of(
         difference = _called(copy, given) - wanted
         reconstruction = jnp.sum(jnp.square(difference)) / max(difference.size // difference.shape[-1], 1)
         weight, exponent = recipe.loss_weights(count)
-        distance = jnp.abs(2 * learned.share() - 1)
-        # The derivative of 0 ** b by its base is 0, and nan where it is computed as b * 0 ** b / 0.
-        undecided = 1 - jnp.where(
-            distance > 0, jnp.power(jnp.where(distance > 0, distance, 1.0), exponent), 0.0
-        )
-        return reconstruction + weight * jnp.sum(undecided)
+        return reconstruction + weight * undecided(learned.share(), exponent)
 
     @jax.jit
     def step(adam: Adam, state: Any, count: jax.Array, given: Any, wanted: jax.Array) -> Adam:

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jqinject.core import QuantStat
 from jqinject.core.facts import is_learned
 from jqinject.model.site_freezing import parameter_sites
 from jqinject.model.walk import ModelIndex
@@ -35,6 +36,7 @@ from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
 
 MEGA = 1e7  # Brevitas's unit of operations
 Weighted = tuple[Any, float]
+Cost = Callable[[Any, Any], Weighted | None]
 
 
 def _mean(costs: list[Weighted], what: str, cure: str) -> jax.Array:
@@ -132,8 +134,10 @@ class ActivationBitWidthWeightedBySize:
         def wanted(node: Any) -> bool:
             return isinstance(node, ActQuantProxy) and _learns_bits(node)
 
-        seen = _watch(model, wanted, args, kwargs, method)
-        costs = [(result.bit_width, _per_example(result)) for _, result in seen]
+        def cost(_: Any, y: Any) -> Weighted:
+            return y.bit_width, _per_example(y)
+
+        costs = _watch(model, wanted, cost, args, kwargs, method)
         cure = "bit_width_impl_type='parameter' on the quantizers whose bits are to be learned"
         return _mean(costs, "activations with a learned bit width", cure)
 
@@ -164,12 +168,16 @@ class QuantLayerOutputBitWidthWeightedByOps:
         Raises:
             ValueError: no layer returned a QuantTensor.
         """
-        seen = _watch(model, lambda node: isinstance(node, self.layer_types), args, kwargs, method)
-        costs = [
-            (result.bit_width, _per_example(result) * _operations(layer) / MEGA)
-            for layer, result in seen
-            if isinstance(result, IntQuantTensor | FloatQuantTensor)
-        ]
+
+        def wanted(node: Any) -> bool:
+            return isinstance(node, self.layer_types)
+
+        def cost(layer: Any, y: Any) -> Weighted | None:
+            if not isinstance(y, IntQuantTensor | FloatQuantTensor):
+                return None
+            return y.bit_width, _per_example(y) * _operations(layer) / MEGA
+
+        costs = _watch(model, wanted, cost, args, kwargs, method)
         cure = "return_quant_tensor=True on layers with quantized input and weight"
         return _mean(costs, "outputs of layers that are QuantTensors", cure)
 
@@ -183,31 +191,45 @@ def _per_example(result: Any) -> float:
     return float(math.prod(result.value.shape[1:]))
 
 
-class _Noting(Around):
-    """Records a module's results while the model is called."""
+class _Noted(QuantStat):
+    """What the calls of a module cost: the sums of size times bits and of the sizes, float32, (2,)."""
 
-    def __init__(self, seen: list[tuple[Any, Any]]) -> None:
-        self._seen = seen
+
+class _Noting(Around):
+    """Adds what a module's calls cost to its `noted`: a Variable, which leaves traces as state does."""
+
+    def __init__(self, cost: Cost, calls: list[Any]) -> None:
+        self._cost, self._calls = cost, calls
 
     def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """See `Around`."""
         y = call(*args, **kwargs)
-        self._seen.append((layer, y))
+        found = self._cost(layer, y)
+        if found is not None:
+            self._calls.append(None)
+            bits, size = jnp.asarray(found[0], jnp.float32), jnp.float32(found[1])
+            layer.noted.set_value(layer.noted.get_value() + jnp.stack([size * bits, size]))
         return y
 
 
 def _watch(
     model: nnx.Module,
     wanted: Callable[[Any], bool],
+    cost: Cost,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     method: Method,
-) -> list[tuple[Any, Any]]:
-    """The results of the wanted modules when a copy of the model is called: (module, result), call by call."""
+) -> list[Weighted]:
+    """What the calls of the wanted modules cost when a copy of the model is called: their mean bits, weighted."""
     call = Call(args, kwargs, checked_method(model, method, "bit width loss"))
     copy = nnx.clone(model, graph=True)
-    seen: list[tuple[Any, Any]] = []
-    for node in [node for _, node in nnx.iter_modules(copy, graph=True) if wanted(node)]:
-        intercept(node, _Noting(seen))
+    calls: list[Any] = []
+    nodes: list[Any] = [node for _, node in nnx.iter_modules(copy, graph=True) if wanted(node)]
+    for node in nodes:
+        node.noted = _Noted(jnp.zeros(2, jnp.float32))
+        intercept(node, _Noting(cost, calls))
     call(copy)
-    return seen
+    if not calls:
+        return []
+    noted = jnp.sum(jnp.stack([node.noted.get_value() for node in nodes]), axis=0)
+    return [(noted[0] / noted[1], 1.0)]

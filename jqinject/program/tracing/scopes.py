@@ -21,6 +21,7 @@ WEIGHT_SCOPE = "jqinject_weight({})"
 NO_NAME = re.compile(r"[^\w.\-]")
 BEGIN, END = "jqinject_begin", "jqinject_end"
 LAYER, QUANTIZED_LAYER = LAYERS = ("layer", "quantized_layer")
+ATTEND = "attend"
 RAISED_IN = "raised in the module at"
 
 # Modules that count as one operation.
@@ -96,12 +97,16 @@ def scopes(model: Any, is_leaf: Callable[[Any], bool]) -> Iterator[None]:
     modules = list(nnx.iter_modules(model, graph=True))
     for path, module in modules:
         if path and "__call__" in dir(type(module)):
-            intercept(module, _Scope(".".join(map(str, path)), region_of(module, is_leaf)))
+            name = ".".join(map(str, path))
+            intercept(module, _Scope(name, region_of(module, is_leaf)))
+            if is_leaf(module) and callable(getattr(type(module), ATTEND, None)):
+                intercept(module, _Scope(name, None), ATTEND)  # no region: its output is not the layer's
     has_linen = any(isinstance(module, nnx.bridge.ToNNX) for _, module in modules)
     with linen_scopes(is_leaf) if has_linen else contextlib.nullcontext():
         yield
     for _, module in list(nnx.iter_modules(model, graph=True)):
-        release(module, _Scope)
+        for method in ("__call__", ATTEND):
+            release(module, _Scope, method)
 
 
 def in_scope(path: str, region: str | None, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:

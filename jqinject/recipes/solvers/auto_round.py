@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import IntegerGrid
 from jqinject.recipes.grid import MatrixGrid
-from jqinject.recipes.solvers.columns import HIGHEST
+from jqinject.recipes.solvers.integers import bounded_codes, integer_grid, squared_errors
 from jqinject.recipes.solvers.solver import Problem, Solution
 
 
@@ -83,13 +82,8 @@ class Descent:
     """
 
     def __init__(self, problem: Problem, solver: AutoRound) -> None:
-        grid = problem.measure(problem.weights).grid
-        if not isinstance(grid, IntegerGrid):
-            raise ValueError(
-                f"AutoRound learns how integers are rounded, and the quantizer's grid is a {type(grid).__name__}.\n"
-                "  cure: GPTQ(), which serves every grid, or an integer quantizer"
-            )
-        self.problem, self.solver, self.grid = problem, solver, grid
+        _, self.grid = integer_grid(problem, "AutoRound")
+        self.problem, self.solver = problem, solver
         self.hessian = problem.statistics.mean("hessian")
         columns = problem.weights.shape[-1]
         self.group_size = min(problem.group_size or columns, columns)
@@ -112,17 +106,15 @@ class Descent:
     def quantized(self, offsets: Offsets) -> jax.Array:
         """`q`, with gradients straight through the rounding."""
         grid = self.measured(offsets)
-        steps = self.problem.weights / grid.scale + offsets.value
-        steps = steps + jax.lax.stop_gradient(jnp.round(steps) - steps) + grid.zero_point
-        low, high = self.grid.low, self.grid.high
-        codes = jnp.where(steps < low, low, jnp.where(steps > high, high, steps))
-        return (codes - grid.zero_point) * grid.scale
+        whole = jax.lax.stop_gradient(jnp.round(grid.zero_point))
+        steps = self.problem.weights / grid.scale + offsets.value + (grid.zero_point - whole)
+        steps = steps + jax.lax.stop_gradient(jnp.round(steps) - steps) + whole
+        return (bounded_codes(steps, self.grid) - grid.zero_point) * grid.scale
 
     def loss(self, offsets: Offsets) -> jax.Array:
         """The mean squared error of the output, added over the stack."""
         wrong = self.quantized(offsets) - self.problem.original
-        seen = jnp.matmul(wrong, self.hessian, precision=HIGHEST)
-        return jnp.sum(wrong * seen) / wrong.shape[1]
+        return jnp.sum(squared_errors(wrong, self.hessian)) / wrong.shape[1]
 
     def step(self, offsets: Offsets, count: Any) -> tuple[Offsets, Offsets, jax.Array, Offsets]:
         """One step: what comes next, the offsets within their bounds, and their loss and gradient."""

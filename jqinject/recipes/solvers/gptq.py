@@ -26,6 +26,9 @@ from jqinject.recipes.solvers.solver import Problem, Solution
 class RTN:
     """Rounds every weight to the nearest number of the grid.
 
+    What a quantizer finds in the weights is kept: with one that searches its zero points by half-quadratic optimization
+    (`jqinject.quant.ShiftedUint8WeightPerGroupFloatHQO`) this is HQQ.
+
     Example:
         >>> RTN()
         RTN()
