@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from flax import nnx
 
 from jqinject.model.quantizing.rules import Rule, checked_rules
-from jqinject.model.running.batches import BatchCalls
-from jqinject.program import CALL
+from jqinject.model.running.batches import BatchCalls, CallBatch
+from jqinject.program import CALL, Method, checked_method
 from jqinject.recipes.work import Work
 
 Model = TypeVar("Model", bound=nnx.Module)
@@ -115,8 +115,8 @@ class Recipe:
         rules: Rule | Iterable[Rule],
         batches: Iterable[Any],
         *,
-        method: str = CALL,
-        call: Callable[[Any, Any], Any] | None = None,
+        method: Method = CALL,
+        call: CallBatch | None = None,
         on_host: bool = False,
         progress: bool = True,
     ) -> Result[Model]:
@@ -127,7 +127,8 @@ class Recipe:
             rules: as for `jqinject.quantize`.
             batches: the model's arguments, as for `jqinject.calibrate`; they are kept in memory.
             method: the method that batches are arguments of.
-            call: a function of the model and a batch, which calls the model; instead of `method`.
+            call: a function of the model and a batch, which calls the model; instead of `method`. The model is then
+                quantized without tracing it: layers alone, not what it contracts by itself.
             on_host: keep values that wait between sites in the host's memory.
             progress: show progress bars, if `rich` is installed.
 
@@ -147,7 +148,9 @@ class Recipe:
             rules=checked_rules(rules),
             batches=held,
             calls=calls,
-            inputs=held[0],
+            **_traced(model, held[0], method, call),
+            method=method,
+            call=call,
             on_host=on_host,
             progress=progress,
         )
@@ -155,3 +158,11 @@ class Recipe:
         for each in self.passes:
             steps.append(Step(repr(each), tuple(each(work))))
         return Result(work.quantized, Report(tuple(steps)))  # pyright: ignore
+
+
+def _traced(model: nnx.Module, batch: Any, method: Method, call: CallBatch | None) -> dict[str, Any]:
+    """The call that shows `quantize` what the model contracts by itself."""
+    found = None if call is not None else checked_method(model, method, "Recipe.apply")
+    if not isinstance(found, str):
+        return {"inputs": None}
+    return {"inputs": batch} if found == CALL else {"inputs": None, "methods": {found: batch}}

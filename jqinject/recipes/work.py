@@ -12,9 +12,10 @@ from flax import nnx
 
 from jqinject.model import calibrate, quantize
 from jqinject.model.quantizing.rules import Rule
+from jqinject.model.running.batches import CallBatch
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.program import CALL, Call, OpQuantizers, dotted
+from jqinject.program import CALL, Call, Method, OpQuantizers, dotted
 from jqinject.quant_tensor import as_array
 from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
 from jqinject.recipes.stream.site import ContractionSite
@@ -42,7 +43,9 @@ class Work:
         rules: which quantizer each site gets.
         batches: the calibration data.
         calls: of the model, one for each batch.
-        inputs: the arguments that `quantize` traces the model with.
+        inputs: the arguments that `quantize` traces the model with; None to trace only `methods`.
+        methods: name -> arguments of another method that it traces.
+        method, call: how batches become calls, as for `jqinject.calibrate`.
         allow_idle: whether rules may take nothing, as a pass put others before them.
         notes: what passes have done, for the report.
         on_host: whether values between sites are kept in the host's memory.
@@ -56,6 +59,8 @@ class Work:
     calls: Sequence[Call]
     inputs: Any
     methods: Any = None
+    method: Method = CALL
+    call: CallBatch | None = None
     notes: list[Any] = field(default_factory=list)
     on_host: bool = False
     progress: bool = True
@@ -85,7 +90,7 @@ class Work:
         assert self._quantized is not None
         self._quantized.eval()
         if any(has_open_range(node) for _, node in ModelIndex(self._quantized).places):
-            calibrate(self._quantized, self.batches, progress=False)
+            calibrate(self._quantized, self.batches, method=self.method, call=self.call, progress=False)
 
     def parameters(self) -> dict[str, QuantizedParameter]:
         """The parameters that have a quantizer, by path."""

@@ -41,6 +41,26 @@ def test_what_gptq_chooses_is_better_and_stays(name: str) -> None:
     assert float(jnp.abs(floating(X) - model()(X)).max()) == 0
 
 
+class Encoder(nnx.Module):
+    """Contracts a parameter by itself, in a method with two arguments."""
+
+    def __init__(self) -> None:
+        self.table = nnx.Param(jax.random.normal(jax.random.key(4), (64, 8)))
+
+    def encode(self, x: jax.Array, scale: jax.Array) -> jax.Array:
+        return scale * (x @ self.table.get_value())
+
+
+def test_batches_are_arguments_of_any_method() -> None:
+    rule = Rule(
+        weight_quant=quant.Int8WeightPerChannelFloat.let(bit_width=4), input_quant=quant.Int8ActPerTensorFloat
+    )
+    batches = [{"x": X, "scale": jnp.ones(())}]
+    result = Recipe(Solve(GPTQ())).apply(Encoder(), rule, batches, method="encode", progress=False)
+    (site,) = result.report.steps[0].sites
+    assert site.path == "table" and site.solved < site.nearest
+
+
 @pytest.mark.parametrize("solver", [RTN(), GPFQ(), Qronos(), GPTQ(act_order=True, block_size=7)])
 def test_solvers_leave_numbers_of_the_grid(solver: object) -> None:
     rule = Rule(weight_quant=quant.Int8WeightPerChannelFloat.let(bit_width=3))
