@@ -112,6 +112,25 @@ def test_activations_of_a_program_with_layers_count_and_have_gradients():
     np.testing.assert_array_equal(loss(model, x), value)
 
 
+def test_activations_of_a_stack_in_a_loop_count():
+    class Looped(nnx.Module):
+        def __init__(self):
+            def make(rngs):
+                return QuantIdentity(act_quant=Int8ActPerTensorFloat, bit_width_impl_type="parameter")
+
+            self.stack = nnx.vmap(make)(jnp.arange(3))
+
+        def __call__(self, x):
+            return nnx.scan(lambda x, layer: layer(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(
+                x, self.stack
+            )
+
+    model = Looped()
+    offset = model.stack.act_quant.tensor_quant.bit_width_impl.bit_width_offset
+    offset[...] -= jnp.array([0.0, 2.0, 4.0])
+    assert float(ActivationBitWidthWeightedBySize()(model, jnp.ones((2, 4)))) == 6.0
+
+
 @pytest.mark.parametrize(("loss", "arguments", "text"), [
     (WeightBitWidthWeightedBySize(), (), "no weights with a learned bit width to penalize.\n  cure: weight_bit"),
     (ActivationBitWidthWeightedBySize(), (jnp.ones((1, 4)),), "no activations with a learned bit width"),

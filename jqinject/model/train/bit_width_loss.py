@@ -31,7 +31,7 @@ from jqinject.nn import QuantConv, QuantLinear
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import CALL, Around, Call, Method, checked_method, intercept, quantized_stack
-from jqinject.proxy import ActQuantProxy, QuantProxyFromInjector, WeightQuantProxy
+from jqinject.proxy import ActQuantProxy, QuantProxyFromInjector, WeightQuantProxy, stack_of
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor
 
 MEGA = 1e7  # Brevitas's unit of operations
@@ -108,7 +108,8 @@ class ActivationBitWidthWeightedBySize:
     The model is run on a batch, since the size of an activation is not known before. Every use of a quantizer counts.
 
     Source: Brevitas's `loss.ActivationBitWidthWeightedBySize` and, for floats,
-    `loss.ActivationFloatBitWidthWeightedBySize`. Layers that run within `nnx.scan` or `nnx.vmap` are not seen.
+    `loss.ActivationFloatBitWidthWeightedBySize`. Layers that run within `nnx.scan` count as
+    often as it runs.
 
     Example:
         >>> from jqinject.nn import QuantIdentity
@@ -212,6 +213,14 @@ class _Noting(Around):
         return y
 
 
+def _stack(node: Any) -> tuple[int, ...]:
+    """The leading axes of a stack of modules, over which a loop runs."""
+    if isinstance(node, QuantWeightLayer):
+        return tuple(stack_of((node,)))
+    learned = [one for _, one in nnx.iter_modules(node, graph=True) if is_learned(one)]
+    return tuple(next((x.shape for one in learned for x in jax.tree.leaves(nnx.state(one))), ()))
+
+
 def _watch(
     model: nnx.Module,
     wanted: Callable[[Any], bool],
@@ -226,10 +235,10 @@ def _watch(
     calls: list[Any] = []
     nodes: list[Any] = [node for _, node in nnx.iter_modules(copy, graph=True) if wanted(node)]
     for node in nodes:
-        node.noted = _Noted(jnp.zeros(2, jnp.float32))
+        node.noted = _Noted(jnp.zeros((*_stack(node), 2), jnp.float32))
         intercept(node, _Noting(cost, calls))
     call(copy)
     if not calls:
         return []
-    noted = jnp.sum(jnp.stack([node.noted.get_value() for node in nodes]), axis=0)
+    noted: Any = sum(jnp.sum(node.noted.get_value().reshape(-1, 2), axis=0) for node in nodes)
     return [(noted[0] / noted[1], 1.0)]
