@@ -10,7 +10,7 @@ from flax import nnx
 
 from jqinject import Rule
 from jqinject.quant import Int8WeightPerChannelFloat
-from jqinject.recipes import Recipe, SmoothQuant
+from jqinject.recipes import AWQ, RTN, Equalize, Recipe, SmoothQuant, Solve
 from jqinject.recipes.passes.rescaling import Rescaled, Rescaling
 from jqinject.recipes.stream.site import LeftOut
 
@@ -153,3 +153,38 @@ def test_a_model_whose_function_changes_is_refused_with_the_site(monkeypatch: py
     model = nnx.Sequential(nnx.LayerNorm(16, rngs=nnx.Rngs(0)), nnx.Linear(16, 4, rngs=nnx.Rngs(0)))
     with pytest.raises(ValueError, match=r"moved by .* layers.1.dot_general0 were rescaled"):
         Recipe(SmoothQuant()).apply(model, RULE, [X], progress=False)
+
+
+def test_equalize_makes_the_ranges_of_consecutive_weights_the_same() -> None:
+    rngs = nnx.Rngs(0)
+    model = nnx.Sequential(nnx.Linear(16, 8, rngs=rngs), nnx.relu, nnx.Linear(8, 4, rngs=rngs))
+    model.layers[0].bias.set_value(jnp.linspace(-1, 1, 8))  # pyright: ignore
+    kept: list[Any] = []
+
+    def keep(work: Any) -> list[Any]:
+        kept.append(work.model)
+        return []
+
+    Recipe(Equalize(), keep).apply(model, RULE, [X], progress=False)
+    first, second = (kept[0].layers[place].kernel.get_value() for place in (0, 2))
+    np.testing.assert_allclose(np.abs(first).max(axis=0), np.abs(second).max(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(kept[0](X), model(X), rtol=1e-4, atol=1e-4)
+
+
+def test_awq_has_less_error_than_rounding_the_weights_as_they_are() -> None:
+    rngs = nnx.Rngs(0)
+    model = nnx.Sequential(nnx.Linear(16, 32, rngs=rngs), nnx.relu, nnx.Linear(32, 16, rngs=rngs))
+    model.layers[0].kernel.set_value(model.layers[0].kernel.get_value().at[:, 3].multiply(40.0))  # pyright: ignore
+    rule = Rule(weight_quant=Int8WeightPerChannelFloat.let(bit_width=3), path=r"layers\.2")
+
+    def error(*passes: Any) -> float:
+        result = Recipe(*passes, Solve(RTN())).apply(model, rule, [X], progress=False)
+        return float(jnp.square(result.model(X) - model(X)).mean())
+
+    assert error(AWQ()) < 0.7 * error()
+
+
+def test_passes_that_change_the_float_model_come_before_the_solver() -> None:
+    model = nnx.Sequential(nnx.RMSNorm(16, rngs=nnx.Rngs(0)), nnx.Linear(16, 4, rngs=nnx.Rngs(1)))
+    with pytest.raises(ValueError, match=r"SmoothQuant.* changes the float model"):
+        Recipe(Solve(RTN()), SmoothQuant()).apply(model, RULE, [X], progress=False)

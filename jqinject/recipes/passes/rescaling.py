@@ -116,6 +116,9 @@ class Rescaling:
         Args:
             region: of this model.
             factors: of its channels, all above 0.
+
+        Returns:
+            What was done.
         """
         factors = np.asarray(factors, np.float32)
         if not (np.isfinite(factors).all() and (factors > 0).all()):
@@ -127,6 +130,10 @@ class Rescaling:
             held[path] = jnp.asarray(factors_of(labels, factors))
             self.values[path] = (value.astype(jnp.float32) * held[path]).astype(value.dtype)
         self._done.append((region, held))
+        return self.described(region, factors)
+
+    def described(self, region: Region, factors: np.ndarray) -> Rescaled:
+        """What factors do to a region, for the report."""
         own = {site_path(member.site) for member in region.sinks}
         folded = tuple(path for path in map(_text, region.parameters) if path not in own)
         names = tuple(member.site.name for member in region.sinks)

@@ -41,12 +41,14 @@ class Region:
         parameters: for each parameter that the factors reach, labels that broadcast to it.
         sinks: sites whose inputs are multiplied by the factors, and whose weights are divided by them.
         sources: sites whose outputs are multiplied by them.
+        gains: parameters that values are multiplied by, number by number: those of norms.
     """
 
     channels: int
     parameters: Mapping[Path, Labels]
     sinks: tuple[Member, ...]
     sources: tuple[Member, ...]
+    gains: tuple[Path, ...]
 
 
 class Regions:
@@ -122,7 +124,21 @@ class Regions:
             for slot, (path, _) in self.parameters.items()
             if slot in labels and labels[slot].any()
         }
-        return Region(int(np.abs(groups).max()), parameters, tuple(sinks), tuple(sources))
+        gains = tuple(
+            path for slot, (path, _) in self.parameters.items() if path in parameters and self._is_gain(slot)
+        )
+        return Region(int(np.abs(groups).max()), parameters, tuple(sinks), tuple(sources), gains)
+
+    def _is_gain(self, slot: Slot) -> bool:
+        """Whether values that depend on the input are multiplied by a parameter."""
+        for index in self.links.touching(slot):
+            step = self.flat.steps[index]
+            if slot in step.inputs and step.outputs[0] in self.links.fixed:
+                if any(self._is_gain(made) for made in step.outputs):
+                    return True
+            elif slot in step.inputs and step.name == "mul":
+                return True
+        return False
 
 
 def _columns_of(site: ContractionSite, shape: tuple[int, ...], flat: FlatProgram) -> Labels:

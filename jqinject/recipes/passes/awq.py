@@ -1,0 +1,176 @@
+"""AWQ: scales up the weights of channels with large inputs before they are rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.model import quantize
+from jqinject.ops.groups import fitting_size
+from jqinject.recipes.passes.rescaling import Rescaling
+from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
+from jqinject.recipes.stream.site import LeftOut
+from jqinject.recipes.transforms.labels import factors_of
+from jqinject.recipes.transforms.regions import Region
+from jqinject.recipes.work import Work, site_path
+
+WithWeights = bool | Literal["both"]
+
+
+def candidates(grid: int, weights: WithWeights) -> list[tuple[float, bool]]:
+    """The exponents that are tried, and with each whether the weights take part.
+
+    Args:
+        grid: how many.
+        weights: see `AWQ`.
+
+    Example:
+        >>> candidates(4, True)
+        [(0.0, False), (0.0, True), (0.5, True), (1.0, True)]
+    """
+    if weights == "both":
+        count = grid // 2
+        return [(i / (count - 1), each) for i in range(count) for each in (False, True)]
+    if weights:
+        return [(0.0, False), *((i / (grid - 2), True) for i in range(grid - 1))]
+    return [(i / (grid - 1), False) for i in range(grid)]
+
+
+def awq_scales(inputs: np.ndarray, weights: np.ndarray | None, ratio: float) -> np.ndarray:
+    """What AWQ divides inputs by: `inputs^ratio / weights^(1 - ratio)`, around 1.
+
+    Args:
+        inputs: mean magnitude of each channel, `(channels,)`.
+        weights: mean magnitude of its weights, each relative to the largest of its group; None if they take no part.
+        ratio: the exponent.
+
+    Example:
+        >>> awq_scales(np.float32([1.0, 16.0]), None, 0.5).tolist()
+        [0.5, 2.0]
+    """
+    found = inputs**ratio
+    if weights is not None:
+        found = found / (weights ** (1 - ratio) + np.float32(1e-4))
+    found = np.maximum(found, np.float32(1e-4))
+    return (found / np.sqrt(found.max() * found.min())).astype(np.float32)
+
+
+def relative_magnitudes(weights: np.ndarray, group_size: int | None) -> np.ndarray:
+    """`|w|`, relative to the largest of its group of columns.
+
+    Args:
+        weights: `(..., rows, columns)`.
+        group_size: columns that share a scale; None for all.
+    """
+    size = weights.shape[-1] if group_size is None else fitting_size(group_size, weights.shape[-1])
+    grouped = np.abs(weights).reshape(*weights.shape[:-1], -1, size)
+    return (grouped / (grouped.max(axis=-1, keepdims=True) + np.float32(1e-6))).reshape(weights.shape)
+
+
+@dataclass(frozen=True)
+class AWQ:
+    """Divides the inputs of sites by a scale for each channel, and multiplies the weights that contract them by it.
+
+    `s = inputs^r / weights^(1 - r)`, where the exponent `r` is that with the least error of the sites' outputs when
+    their weights are rounded to nearest as the rules say. The division is folded as in `SmoothQuant`. It changes the
+    float model's parameters, not its function; `Solve` rounds them.
+
+    Args:
+        grid: how many candidates are tried.
+        weights: whether the weights' magnitudes take part in the scales: True, False or "both" for either.
+
+    Raises:
+        ValueError: the grid has fewer than 4 candidates; or, when applied, the float model's outputs move.
+
+    Source: Lin et al., "AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration", 2023;
+    llm-compressor.
+
+    Differs from Qwix: the error is that of the outputs, not that of the weights.
+
+    Example:
+        >>> AWQ(grid=10)
+        AWQ(grid=10, weights=True)
+    """
+
+    grid: int = 20
+    weights: WithWeights = True
+
+    def __post_init__(self) -> None:
+        if self.grid < 4:
+            raise ValueError(f"AWQ: grid is {self.grid}, must be 4 or more.\n  cure: grid=20")
+        if self.weights not in (True, False, "both"):
+            raise ValueError(f"AWQ: weights is {self.weights!r}, must be True, False or 'both'")
+
+    def __call__(self, work: Work) -> list[Any]:
+        """See `Pass`."""
+        rescaling = Rescaling(work, repr(self), ("magnitude", "hessian"))
+        quantized = quantize(work.model, work.rules, inputs=work.inputs, methods=work.methods)
+        quantized.eval()
+        parameters = quantized_parameters(quantized)
+        found: list[Any] = []
+        for region in rescaling.regions:
+            if any(site_path(member.site) in parameters for member in region.sinks):
+                scales = self.best(rescaling, region, parameters)
+                found.append(rescaling.multiply(region, 1 / scales))
+                continue
+            reason = "no rule quantizes its weight"
+            found += [LeftOut(each.site.name, each.site.path, reason) for each in region.sinks]
+        return found + rescaling.finish()
+
+    def best(
+        self, rescaling: Rescaling, region: Region, parameters: Mapping[str, QuantizedParameter]
+    ) -> np.ndarray:
+        """The scales of a region with the least error.
+
+        Args:
+            rescaling: with the statistics.
+            region: whose.
+            parameters: the quantized ones, by path.
+        """
+        inputs = rescaling.of_inputs(region, "magnitude")
+        weights = _mean_magnitudes(rescaling, region, parameters)
+        tried = [
+            awq_scales(inputs, weights if with_weights else None, ratio)
+            for ratio, with_weights in candidates(self.grid, self.weights)
+        ]
+        errors = [_error(rescaling, region, parameters, scales) for scales in tried]
+        return tried[int(np.argmin(errors))]
+
+
+def _mean_magnitudes(
+    rescaling: Rescaling, region: Region, parameters: Mapping[str, QuantizedParameter]
+) -> np.ndarray:
+    total, count = np.zeros(region.channels, np.float32), np.zeros(region.channels, np.float32)
+    for member in region.sinks:
+        parameter = parameters.get(site_path(member.site))
+        if parameter is not None:
+            relative = relative_magnitudes(rescaling.weights(member.site), parameter.group_size)
+            own = member.labels > 0
+            np.add.at(total, member.labels[own] - 1, relative.sum(axis=1)[own])
+            np.add.at(count, member.labels[own] - 1, relative.shape[1])
+    return total / np.maximum(count, 1)
+
+
+def _error(
+    rescaling: Rescaling, region: Region, parameters: Mapping[str, QuantizedParameter], scales: np.ndarray
+) -> float:
+    """Mean squared error of the outputs of a region's sites, weights rounded to nearest under scales."""
+    total = 0.0
+    for member in region.sinks:
+        site = member.site
+        parameter = parameters.get(site_path(site))
+        if parameter is None:
+            continue
+        value = rescaling.values[site.path].astype(jnp.float32)
+        factors = jnp.asarray(factors_of(region.parameters[site.path], 1 / scales))
+        rounded = jnp.asarray(parameter.quantized(value * factors).value) / factors
+        wrong = site.weights(rounded - value)
+        hessian = rescaling.statistics[site.name].mean("hessian")
+        highest = jax.lax.Precision.HIGHEST
+        total += float(jnp.einsum("sri,sij,srj->", wrong, hessian, wrong, precision=highest))
+    return total

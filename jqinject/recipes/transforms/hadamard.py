@@ -1,0 +1,130 @@
+"""Hadamard matrices, and products with them that take `n log n` additions."""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+TABLES = (12, 20, 28, 36, 40, 52, 60, 108, 140, 152, 156, 172)
+"""Sizes that are no power of two times a smaller table, of which a matrix is stored."""
+LOOKED_UP = (172, 156, 152, 140, 108, 60, 52, 36, 28, 40, 20, 12)
+"""The order in which a table is looked for, that of QuaRot and Brevitas."""
+
+
+@functools.cache
+def table(size: int) -> np.ndarray:
+    """The stored matrix of a size: 1 and -1, int8, rows orthogonal.
+
+    Args:
+        size: one of `TABLES`.
+
+    Example:
+        >>> bool((table(12) @ table(12).T == 12 * np.eye(12)).all())
+        True
+    """
+    packed = (
+        importlib.resources.files("jqinject.recipes.transforms").joinpath("hadamard_tables.bin").read_bytes()
+    )
+    lengths = [-(-each * each // 8) for each in TABLES]
+    start = sum(lengths[: TABLES.index(size)])
+    bits = np.unpackbits(np.frombuffer(packed, np.uint8)[start : start + -(-size * size // 8)])
+    return (2 * bits[: size * size].astype(np.int8) - 1).reshape(size, size)
+
+
+def table_size(size: int) -> int:
+    """The size of the table that a matrix of a size is made of: 1 for a power of two.
+
+    Args:
+        size: of the matrix.
+
+    Raises:
+        ValueError: there is no table for the size.
+
+    Example:
+        >>> table_size(64), table_size(48)
+        (1, 12)
+    """
+    if size >= 1 and size & (size - 1) == 0:
+        return 1
+    found = next((each for each in LOOKED_UP if size > 0 and size % each == 0), 0)
+    rest = size // found if found else 0
+    if not found or rest & (rest - 1):
+        raise ValueError(
+            f"no Hadamard matrix of size {size}: a size must be a power of two, or one times a size of "
+            f"{', '.join(map(str, TABLES))}.\n"
+            "  cure: rotate blocks of a size that has one, and whose multiple this is"
+        )
+    return found
+
+
+def transform(x: jax.Array, *, inverse: bool = False) -> jax.Array:
+    """The last axis times the orthogonal Hadamard matrix of its size: `x @ matrix(n)`.
+
+    Args:
+        x: `(..., n)`, of any float dtype.
+        inverse: whether the inverse matrix is meant.
+
+    Returns:
+        In the shape and dtype of `x`.
+
+    Raises:
+        ValueError: see `table_size`.
+
+    Example:
+        >>> transform(jnp.array([1.0, 1.0, 1.0, 1.0])).tolist()
+        [2.0, 0.0, 0.0, 0.0]
+    """
+    size = x.shape[-1]
+    count = table_size(size)
+    rest = size // count
+    made = x.reshape(*x.shape[:-1], count, rest)
+    step = 1
+    while step < rest:
+        pairs = made.reshape(*x.shape[:-1], count, rest // (2 * step), 2, step)
+        one, other = pairs[..., 0, :], pairs[..., 1, :]
+        made = jnp.stack([one + other, one - other], axis=-2).reshape(made.shape)
+        step *= 2
+    if count > 1:
+        mixed = table(count) if inverse else table(count).T
+        made = jnp.einsum("...ij,ik->...kj", made, jnp.asarray(mixed, x.dtype), precision="highest")
+    return (made.reshape(x.shape) * jnp.asarray(1 / math.sqrt(size), x.dtype)).astype(x.dtype)
+
+
+def matrix(size: int, *, inverse: bool = False) -> jax.Array:
+    """The orthogonal Hadamard matrix of a size, float32: `kron(T^T, Sylvester(n / k)) / sqrt(n)` for the table `T`.
+
+    Args:
+        size: of the matrix.
+        inverse: whether the inverse, its transpose, is meant.
+
+    Raises:
+        ValueError: see `table_size`.
+    """
+    return transform(jnp.eye(size, dtype=jnp.float32), inverse=inverse)
+
+
+def random_matrix(size: int, key: jax.Array) -> jax.Array:
+    """The Hadamard matrix of a size, whose rows have random signs.
+
+    Args:
+        size: of the matrix.
+        key: of `jax.random`.
+
+    Raises:
+        ValueError: see `table_size`.
+    """
+    return with_signs(jax.random.rademacher(key, (size,), jnp.float32))
+
+
+def with_signs(signs: jax.Array) -> jax.Array:
+    """The Hadamard matrix whose rows have given signs: `diag(signs) @ matrix(n)`.
+
+    Args:
+        signs: 1 or -1, `(n,)`.
+    """
+    return signs[:, None] * matrix(signs.shape[0])
