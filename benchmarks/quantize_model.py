@@ -15,9 +15,10 @@ to what has to be there: float weights, and integers where there are such.
 
 Loading (`jqinject.load_frozen`): a float checkpoint is read one array after the other, and each is frozen before the
 next. No float model is there; the ratios are those of `growth`, and of JAX's own arrays at most (`live`), to the
-frozen model and the largest array that is read. What `growth` has beyond `live` is the compiled quantizer's: on a CPU
-about 2.5 times the largest array; and what the C library keeps of freed memory, which MALLOC_MMAP_THRESHOLD_=65536 in
-the environment prevents.
+frozen model and the largest array that is read. What `growth` has beyond `live`: the compiled
+quantizer's temporaries, little for large arrays, which it takes in slices; the copy of an array of NumPy's that is not
+aligned, while both are there; and what the C library keeps of freed memory, which MALLOC_MMAP_THRESHOLD_=65536 in the
+environment prevents.
 """
 
 import argparse

@@ -15,11 +15,15 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jqinject import Rule, freeze, load_frozen, quantize
+from jqinject.nn.frozen import freeze_layer
 from jqinject.quant import (
+    Fp6e3m2OCPWeightPerChannelFloat,
+    Fp8e4m3OCPWeightPerTensorFloat,
     Int8ActDynamicPerRow,
     Int8WeightPerChannelFloat,
     Int8WeightPerTensorFloat,
     NVFP4Weight,
+    ShiftedUint8WeightPerChannelFloat,
 )
 
 IDS = jnp.arange(6)
@@ -125,3 +129,50 @@ def test_checkpoints_that_do_not_fit(change: Any, error: str) -> None:
     assert given[0][0] == ("layer", "bias")
     with pytest.raises(ValueError, match=re.escape(error)):
         load_frozen(lambda: quantize(Mixed(), RULES["int8"], inputs=IDS), change(given))
+
+
+def _same_bits(found: Any, wanted: Any) -> None:
+    assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+    np.testing.assert_array_equal(np.asarray(found).view(np.uint8), np.asarray(wanted).view(np.uint8))
+
+
+# At most so many bytes for each number: a few slices; of bfloat16 the range is measured in float32.
+@pytest.mark.parametrize(("quantizer", "dtype", "bound"), [
+    (Int8WeightPerChannelFloat, jnp.float32, 1),
+    (Int8WeightPerChannelFloat, jnp.bfloat16, 5),
+    (Int8WeightPerTensorFloat, jnp.float32, 1),
+    (Int8WeightPerChannelFloat.let(bit_width=4), jnp.float32, 1),
+    (ShiftedUint8WeightPerChannelFloat, jnp.float32, 1),
+    (Fp8e4m3OCPWeightPerTensorFloat, jnp.float32, 1),
+    (Fp6e3m2OCPWeightPerChannelFloat, jnp.float32, 1),
+])  # fmt: skip
+def test_weights_frozen_in_slices_have_the_same_bits_and_take_less_memory(
+    quantizer: Any, dtype: Any, bound: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 512
+    linear = nnx.Linear(size, size, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=nnx.Rngs(0))
+    linear = quantize(linear, Rule(weight_quant=quantizer))
+    compiled, found = freeze_layer._compiled_numbers, {}
+    for number in (1, 16):
+        monkeypatch.setattr(freeze_layer, "slices_of", lambda _, number=number: number)
+        memory = []
+
+        def measured(*arguments: Any, memory: list[float] = memory) -> Any:
+            needed = compiled.lower(*arguments).compile().memory_analysis()
+            memory.append(needed.temp_size_in_bytes / arguments[1].size)
+            return compiled(*arguments)
+
+        monkeypatch.setattr(freeze_layer, "_compiled_numbers", measured)
+        found[number] = freeze(nnx.clone(linear)).frozen, *memory
+    assert found[16][0].form == found[1][0].form
+    jax.tree.map(_same_bits, nnx.state(found[16][0]), nnx.state(found[1][0]))
+    assert found[16][1] < bound < found[1][1]
+
+
+def test_large_weights_on_one_device_are_frozen_in_slices() -> None:
+    large = jnp.zeros((1024, 1024))
+    assert freeze_layer.slices_of(large) > 1
+    assert freeze_layer.slices_of(large[0]) == 1
+    assert freeze_layer.slices_of(jax.eval_shape(lambda: large)) == 1
+    devices = jax.make_mesh((2,), ("model",), (AxisType.Auto,), devices=jax.devices()[:2])
+    assert freeze_layer.slices_of(jax.device_put(large, NamedSharding(devices, P("model")))) == 1

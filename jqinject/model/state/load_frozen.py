@@ -29,10 +29,12 @@ def load_frozen(
 ) -> Model:
     """A frozen model with the numbers of a float checkpoint, each of which is frozen as soon as it is read.
 
-    The float model never exists as a whole: at most the frozen model and one float array are in memory, with what the
-    compiled quantizer needs for this one: on a CPU about 2.5 times its bytes beside it, so that the process is largest
-    at the largest array. Weights of layers that share a quantizer wait for one another. The numbers
-    are those of `freeze(model)` after `load_state`.
+    The float model never exists as a whole: at most the frozen model and one float array are in memory, and what the
+    compiled quantizer needs for this one. An array of 4 MiB or more on one device is quantized in slices, for which a
+    float32 array needs about a seventh of its bytes on a CPU. Groups, stacks of layers, codebooks and `CalibratedQuant`
+    are quantized whole, which takes about 2.5 times its bytes; searched scales and bfloat16 need more than a seventh,
+    too. An array of NumPy's that is not aligned is copied, and both are there meanwhile. Weights of layers that share
+    a quantizer wait for one another. The numbers are those of `freeze(model)` after `load_state`.
 
     Args:
         make: builds and quantizes the model, as in `lambda: quantize(Model(nnx.Rngs(0)), rules, inputs=x)`. It is

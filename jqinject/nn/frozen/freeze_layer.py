@@ -12,6 +12,7 @@ from jqinject.dot.frozen.frozen_groups import ScaleForms, without_groups
 from jqinject.dot.frozen.frozen_numbers import frozen_numbers
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.frozen.frozen_weight import FrozenWeight
+from jqinject.nn.frozen.in_slices import in_slices, slices_of
 from jqinject.ops.devices.cut import Cut, cut_in_place
 from jqinject.ops.groups import fitting_size
 from jqinject.proxy import beside_weights, build_stacked, stack_of
@@ -104,12 +105,12 @@ def _numbers(layer: QuantWeightLayer) -> tuple[Any, Any]:
     graphdef, state = nnx.split(layer.weight_quant, graph=True)
     metadata = tuple(sorted(layer.weight.get_metadata().items()))
     weight, summed, axes = layer.weight[...], layer.summed_axes(), layer.axes_of_sums()
-    static = (graphdef, summed, metadata, axes, _cut(layer, ()))
+    static = (graphdef, summed, metadata, axes, _cut(layer, ()), slices_of(weight))
     found, valid = _compiled_numbers(state, weight, _known_input(layer), *static)
     return nnx.merge(*found) if isinstance(found, tuple) else found, valid
 
 
-@partial(jax.jit, static_argnums=(3, 4, 5, 6, 7))
+@partial(jax.jit, static_argnums=(3, 4, 5, 6, 7, 8))
 def _compiled_numbers(
     state: Any,
     weight: jax.Array,
@@ -119,22 +120,30 @@ def _compiled_numbers(
     metadata: tuple[tuple[str, Any], ...],
     axes_of_sums: tuple[int, ...] | None,
     cut: Cut | None,
+    slices: int,
 ) -> tuple[Any, Any]:
     """What is stored, and whether it is what the quantizer made; compiled once for all layers that are alike.
 
-    No other arrays have the weight's size. With a learned bit width, which decides on their dtype, the
-    quantized weight is returned.
+    No other arrays have the weight's size, and large weights are frozen in slices, as what is computed on the way may
+    have it. With a learned bit width, which decides on their dtype, the quantized weight is returned.
     """
+
+    def make(proxy: Any, weight: jax.Array) -> tuple[Any, Any]:
+        quantized = _quantized(proxy, weight, known_input)
+        integers = quantized
+        if isinstance(quantized, GroupwiseQuantTensor):
+            integers = quantized.grouped if cut is None else without_groups(quantized, cut)
+        is_integer = isinstance(integers, IntQuantTensor)
+        if is_integer and not is_concrete(integers.bit_width):
+            return quantized, True
+        frozen = _frozen(proxy, quantized, summed, dict(metadata), axes_of_sums, cut)
+        return nnx.split(frozen, graph=True), integers.is_valid if is_integer else True
+
     proxy = nnx.merge(graphdef, state)
-    quantized = _quantized(proxy, weight, known_input)
-    integers = quantized
-    if isinstance(quantized, GroupwiseQuantTensor):
-        integers = quantized.grouped if cut is None else without_groups(quantized, cut)
-    is_integer = isinstance(integers, IntQuantTensor)
-    if is_integer and not is_concrete(integers.bit_width):
-        return quantized, True
-    frozen = _frozen(proxy, quantized, summed, dict(metadata), axes_of_sums, cut)
-    return nnx.split(frozen, graph=True), integers.is_valid if is_integer else True
+    sliced = None
+    if slices > 1 and known_input is None and cut is None:
+        sliced = in_slices(make, proxy, weight, slices, (*summed, *(axes_of_sums or ())))
+    return make(proxy, weight) if sliced is None else sliced
 
 
 def _checked(layer: QuantWeightLayer, numbers: tuple[Any, Any]) -> FrozenWeight:
