@@ -127,4 +127,4 @@ def with_signs(signs: jax.Array) -> jax.Array:
     Args:
         signs: 1 or -1, `(n,)`.
     """
-    return signs[:, None] * matrix(signs.shape[0])
+    return signs.astype(jnp.float32)[:, None] * matrix(signs.shape[0])
