@@ -28,7 +28,6 @@ _given = os.environ.get("XLA_FLAGS", "")
 _added = [f"{flag}={value}" for flag, value in _FLAGS.items() if flag not in _given]
 os.environ["XLA_FLAGS"] = " ".join([_given, *_added]).strip()
 os.environ.setdefault("MPLBACKEND", "agg")
-os.environ["COLUMNS"] = "1000"  # tables on one line a row; tests of narrow terminals set it
 
 import jax
 import pytest
@@ -115,6 +114,18 @@ def _programs_are_dropped() -> Any:
         jax.clear_caches()
         gc.collect()
         _return_memory()
+
+
+@pytest.fixture(autouse=True)
+def _tables_have_one_line_a_row() -> Any:
+    """A wide terminal, in tests alone; those of narrow terminals set their own."""
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "1000"
+    yield
+    if before is None:
+        del os.environ["COLUMNS"]
+    else:
+        os.environ["COLUMNS"] = before
 
 
 def _return_memory() -> None:

@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from flax import nnx
 
 from jqinject.model.quantizing.rules import Rule, checked_rules
-from jqinject.model.running.batches import BatchCalls, CallBatch
+from jqinject.model.running.batches import BatchCalls, CallBatch, check_batches
 from jqinject.program import CALL, Method, checked_method
 from jqinject.recipes.work import Work
 
@@ -95,9 +95,8 @@ class Recipe:
 
     def __init__(self, *passes: Pass) -> None:
         for each in passes:
-            if not callable(each) or isinstance(each, type):
-                hint = f"{each.__name__}()" if isinstance(each, type) else "Solve(GPTQ())"
-                raise TypeError(f"Recipe takes passes, got {each!r:.80}.\n  cure: {hint}")
+            if not callable(each) or isinstance(each, type) or hasattr(each, "statistics"):
+                raise TypeError(f"Recipe takes passes, got {each!r:.80}.\n  cure: {_as_pass(each)}")
         self.passes = passes
 
     def __repr__(self) -> str:
@@ -138,6 +137,7 @@ class Recipe:
         Raises:
             TypeError, ValueError: see `jqinject.quantize` and the passes; the text names the site. Nothing is changed.
         """
+        check_batches(batches, "Recipe.apply")
         held = list(batches)
         calls = list(BatchCalls(model, method, call, "Recipe.apply").of(held))
         floating = nnx.clone(model, graph=True)
@@ -158,6 +158,16 @@ class Recipe:
         for each in self.passes:
             steps.append(Step(repr(each), tuple(each(work))))
         return Result(work.quantized, Report(tuple(steps)))  # pyright: ignore
+
+
+def _as_pass(given: Any) -> str:
+    """How to write what was probably meant."""
+    written = f"{given.__name__}()" if isinstance(given, type) else f"{given!r:.80}"
+    if hasattr(given, "statistics"):
+        return (
+            f"Solve({written}): a solver chooses the numbers of one weight, and Solve takes it to all of them"
+        )
+    return written if isinstance(given, type) else "Solve(GPTQ())"
 
 
 def _traced(model: nnx.Module, batch: Any, method: Method, call: CallBatch | None) -> dict[str, Any]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 from flax import nnx
 
 from jqinject.core import QuantParam, QuantStat, StaticRange
 from jqinject.core.state.record import flat_parts
 from jqinject.model.quantizing.rule_policy import RulePolicy
-from jqinject.model.running.batches import BatchCalls, CallBatch
+from jqinject.model.running.batches import BatchCalls, CallBatch, check_batches
 from jqinject.model.running.watched_call import unwatch_call
 from jqinject.model.static_ranges import listed, static_ranges
 from jqinject.model.walk import ModelIndex
@@ -98,7 +97,7 @@ def calibrate(
         Array(1., dtype=float32)
     """
     calls = BatchCalls(model, method, call, "calibrate")
-    _check_batches(batches)
+    check_batches(batches, "calibrate")
     index = ModelIndex(model)
     ours = _observers(index)
     if not ours:
@@ -165,16 +164,6 @@ def _prepare(copy: nnx.Module, quantized: bool) -> dict[str, StaticRange]:
     for observer in observers.values():
         observer.begin_calibration()
     return observers
-
-
-def _check_batches(batches: Any) -> None:
-    """Refuse a single batch, whose rows would be taken for batches."""
-    single = isinstance(batches, jax.Array | np.ndarray | Mapping)
-    if single or not isinstance(batches, Iterable):
-        raise TypeError(
-            f"calibrate takes an iterable of batches, got {type(batches).__name__}.\n"
-            "  cure: [x] for a single batch; list(x) where every x[i] is one"
-        )
 
 
 def _check_not_lost(copy: Any, call: Call | None, observers: dict[str, StaticRange]) -> None:

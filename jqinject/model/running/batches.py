@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -14,6 +14,24 @@ from jqinject.model.running.progress import with_progress
 from jqinject.program import CALL, Call, Method, arguments_of, checked_method
 
 CallBatch = Callable[[Any, Any], Any]
+
+
+def check_batches(batches: Any, caller: str) -> None:
+    """Refuse a single batch, whose rows would be taken for batches.
+
+    Args:
+        batches: what a user gave.
+        caller: the calling function's name, for the error text.
+
+    Raises:
+        TypeError: it is an array or a dict, or not iterable.
+    """
+    single = isinstance(batches, jax.Array | np.ndarray | Mapping)
+    if single or not isinstance(batches, Iterable):
+        raise TypeError(
+            f"{caller} takes an iterable of batches, got {type(batches).__name__}.\n"
+            "  cure: [x] for a single batch; list(x) where every x[i] is one"
+        )
 
 
 class BatchCalls:

@@ -82,6 +82,11 @@ class Solve:
     solver: Solver
     quantize_inputs: bool = True
 
+    def __post_init__(self) -> None:
+        if isinstance(self.solver, type) or not hasattr(self.solver, "statistics"):
+            name = self.solver.__name__ if isinstance(self.solver, type) else "GPTQ"
+            raise TypeError(f"Solve takes a solver, got {self.solver!r:.80}.\n  cure: Solve({name}())")
+
     def __call__(self, work: Work) -> list[Solved | NotSolved]:
         """See `Pass`.
 

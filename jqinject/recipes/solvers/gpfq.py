@@ -15,6 +15,7 @@ from jqinject.recipes.solvers.gptq import check_factor
 from jqinject.recipes.solvers.ordering import (
     both_ordered,
     by_importance,
+    check_rounding,
     inverse,
     on_diagonal,
     without_dead_inputs,
@@ -142,6 +143,9 @@ class Qronos:
     block_size: int = 128
     act_order: bool = False
     damping: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_rounding("Qronos", self.block_size, self.damping)
 
     @property
     def statistics(self) -> tuple[str, ...]:

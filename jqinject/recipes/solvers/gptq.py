@@ -13,6 +13,7 @@ from jqinject.recipes.solvers.columns import round_columns
 from jqinject.recipes.solvers.ordering import (
     both_ordered,
     by_importance,
+    check_rounding,
     diagonal_of,
     inverse_factor,
     on_diagonal,
@@ -90,6 +91,7 @@ class GPTQ:
         return ("hessian",)
 
     def __post_init__(self) -> None:
+        check_rounding("GPTQ", self.block_size, self.damping)
         if self.scales == "block" and self.act_order:
             raise ValueError(
                 "GPTQ(scales='block', act_order=True): groups are spread over the blocks, so none begins in one.\n"

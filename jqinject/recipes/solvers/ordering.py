@@ -8,6 +8,23 @@ import jax.numpy as jnp
 from jqinject.recipes.grid import ordered
 
 
+def check_rounding(name: str, block_size: int, damping: float) -> None:
+    """Refuse numbers that no solver can use.
+
+    Args:
+        name: the solver's.
+        block_size: of columns.
+        damping: a share.
+
+    Raises:
+        ValueError: a block of no columns; a damping that is negative or not finite.
+    """
+    if block_size < 1:
+        raise ValueError(f"{name}: block_size must be at least 1, got {block_size!r}")
+    if not 0 <= damping < float("inf"):
+        raise ValueError(f"{name}: damping must be a number of at least 0, got {damping!r}")
+
+
 def by_importance(hessian: jax.Array, wanted: bool) -> jax.Array:
     """Places of the columns in the order in which they are rounded, `(stack, columns)`.
 
