@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, is_dataclass
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from flax import nnx
@@ -11,6 +12,7 @@ from flax import nnx
 from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.running.batches import BatchCalls, CallBatch, check_batches
 from jqinject.program import CALL, Method, checked_method
+from jqinject.recipes.files import read, write
 from jqinject.recipes.work import Work
 
 Model = TypeVar("Model", bound=nnx.Module)
@@ -34,13 +36,19 @@ class Step:
     Attributes:
         name: the pass, as it was written.
         sites: what it did to each site.
+        score: of the model after it, if the recipe was applied with `evaluate`.
+        undone: whether the score was below the floor, so that the model is that before the pass.
     """
 
     name: str
     sites: tuple[Any, ...]
+    score: float | None = None
+    undone: bool = False
 
     def __str__(self) -> str:
-        return "\n".join([self.name, *(f"  {site}" for site in self.sites)])
+        score = "" if self.score is None else f": {self.score:.6g}"
+        undone = ", below the floor: undone, and the recipe stopped" if self.undone else ""
+        return "\n".join([f"{self.name}{score}{undone}", *(f"  {site}" for site in self.sites)])
 
 
 @dataclass(frozen=True)
@@ -108,6 +116,33 @@ class Recipe:
     def __hash__(self) -> int:
         return hash(self.passes)
 
+    def save(self, path: str | Path) -> None:
+        """Write the recipe to a JSON file, for `Recipe.load`.
+
+        Args:
+            path: of the file.
+
+        Raises:
+            TypeError: a pass holds something else than numbers, text and dataclasses of such parts.
+        """
+        write(self.passes, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Recipe:
+        """The recipe in a JSON or TOML file; `is` names the pass or the solver, other keys are its arguments.
+
+        Args:
+            path: of the file; a suffix `.toml` means TOML.
+
+        Raises:
+            ValueError: it is not a recipe; an unknown pass, solver or argument; the text says where.
+        """
+        from jqinject import recipes
+
+        named = (getattr(recipes, name) for name in dir(recipes))
+        known = {each.__name__: each for each in named if isinstance(each, type) and is_dataclass(each)}
+        return cls(*read(path, known))
+
     def apply(
         self,
         model: Model,
@@ -116,6 +151,8 @@ class Recipe:
         *,
         method: Method = CALL,
         call: CallBatch | None = None,
+        evaluate: Callable[[Any], float] | None = None,
+        floor: float | None = None,
         on_host: bool = False,
         progress: bool = True,
     ) -> Result[Model]:
@@ -128,6 +165,9 @@ class Recipe:
             method: the method that batches are arguments of.
             call: a function of the model and a batch, which calls the model; instead of `method`. The model is then
                 quantized without tracing it: layers alone, not what it contracts by itself.
+            evaluate: a function of a model, whose result, larger for better models, is noted after each pass.
+            floor: a pass after which the result is below it is undone, and no further one runs. Passes before the one
+                that quantizes are measured by the float model.
             on_host: keep values that wait between sites in the host's memory.
             progress: show progress bars, if `rich` is installed.
 
@@ -138,6 +178,10 @@ class Recipe:
             TypeError, ValueError: see `jqinject.quantize` and the passes; the text names the site. Nothing is changed.
         """
         check_batches(batches, "Recipe.apply")
+        if floor is not None and evaluate is None:
+            raise TypeError(
+                "Recipe.apply: a floor needs evaluate, a function of a model that returns a number"
+            )
         held = list(batches)
         calls = list(BatchCalls(model, method, call, "Recipe.apply").of(held))
         floating = nnx.clone(model, graph=True)
@@ -154,9 +198,16 @@ class Recipe:
             on_host=on_host,
             progress=progress,
         )
-        steps = []
+        steps: list[Step] = []
         for each in self.passes:
-            steps.append(Step(repr(each), tuple(each(work))))
+            before = work.copied() if floor is not None else work
+            sites = tuple(each(work))
+            score = None if evaluate is None else float(evaluate(work.current))
+            undone = floor is not None and score is not None and not score >= floor
+            steps.append(Step(repr(each), sites, score, undone))
+            if undone:
+                work = before
+                break
         return Result(work.quantized, Report(tuple(steps)))  # pyright: ignore
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -91,6 +91,17 @@ class Work:
         self._quantized.eval()
         if any(has_open_range(node) for _, node in ModelIndex(self._quantized).places):
             calibrate(self._quantized, self.batches, method=self.method, call=self.call, progress=False)
+
+    @property
+    def current(self) -> nnx.Module:
+        """The quantized model once there is one, else the float model."""
+        return self.quantized if self.is_quantized else self.model
+
+    def copied(self) -> Work:
+        """The work as it is now, which later passes do not change."""
+        kept = None if self._quantized is None else nnx.clone(self._quantized, graph=True)
+        model = nnx.clone(self.model, graph=True)
+        return replace(self, model=model, notes=list(self.notes), _quantized=kept)
 
     def parameters(self) -> dict[str, QuantizedParameter]:
         """The parameters that have a quantizer, by path."""
