@@ -56,7 +56,7 @@ def from_data(data: Any, known: Mapping[str, type], where: str) -> Any:
     if not isinstance(data, Mapping):
         return data
     name = data.get(KIND)
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         hint = did_you_mean(str(name), known)
         raise ValueError(f"{where}: there is no pass or solver {name!r}{'; ' + hint if hint else '.'}")
     kind = known[name]
