@@ -433,7 +433,7 @@ def test_refusals(x, tmp_path):
 def test_without_jax2onnx(monkeypatch, x, tmp_path):
     monkeypatch.setitem(sys.modules, "jax2onnx", None)
     with pytest.raises(
-        ImportError, match=r"onnx needs the package 'jax2onnx'.*\n  cure: pip install \"jqinject\[onnx\]"
+        ImportError, match=r"onnx needs the package 'jax2onnx'.*\n  cure: pip install \"jqinject\[export\]"
     ):
         jqinject.export.onnx(QuantLinear(8, 4, rngs=nnx.Rngs(0)), x, path=tmp_path / "a.onnx")
     assert not list(tmp_path.iterdir())

@@ -171,6 +171,7 @@ def test_a_missing_library_is_named(tmp_path, name, library, monkeypatch):
 
 
 def test_lines_fit_and_nothing_is_cut(capsys, monkeypatch, orbax_folder):
+    monkeypatch.setenv("COLUMNS", "80")
     long = "model.layers.11.attention." * 4 + "kernel"
     shown = str(Contents("m", "Orbax", (StoredArray(long, "float8_e4m3fn", (1024, 1024, 8), 8 << 20),)))
     assert max(map(len, shown.splitlines())) <= 80

@@ -12,7 +12,8 @@ from flax import nnx
 
 import jqinject
 from jqinject import IntQuantTensor
-from jqinject.catalogue.entries import entry_of, ready_made
+from jqinject.catalogue import entry_of
+from jqinject.catalogue.entries import ready_made
 from jqinject.catalogue.examples import kind_of, left_to_users, wiring_of
 from jqinject.nn import (
     QuantConv,
@@ -98,7 +99,7 @@ def fits(name, layer):
 def mechanism(name):
     """What a layer may have to do with: the component that quantizes, what shares a scale, where it comes from."""
     entry = entry_of(name)
-    wiring = wiring_of(entry.quantizer, {})
+    wiring = wiring_of(ready_made()[name], {})
     return entry.kind, wiring.value.__name__, entry.granularity, entry.scaling
 
 
