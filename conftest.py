@@ -45,7 +45,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 ROWS = 3  # of a table that a bare run takes at least
 ONE_OF = 32  # rows of a long table
-MUCH = 1.1 * 2**30
+MUCH = 1.0 * 2**30
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
