@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -12,6 +12,7 @@ from flax import nnx
 from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.running.batches import BatchCalls, CallBatch, check_batches
 from jqinject.program import CALL, Method, checked_method
+from jqinject.recipes.by_name import BY_NAME
 from jqinject.recipes.files import read, write
 from jqinject.recipes.work import Work
 
@@ -137,11 +138,7 @@ class Recipe:
         Raises:
             ValueError: it is not a recipe; an unknown pass, solver or argument; the text says where.
         """
-        from jqinject import recipes
-
-        named = (getattr(recipes, name) for name in dir(recipes))
-        known = {each.__name__: each for each in named if isinstance(each, type) and is_dataclass(each)}
-        return cls(*read(path, known))
+        return cls(*read(path, BY_NAME))
 
     def apply(
         self,

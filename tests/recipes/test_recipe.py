@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jqinject import Rule, quant
+from jqinject import Rule, quant, recipes
 from jqinject.recipes import GPTQ, QEP, RTN, AllocateBits, MagR, Qronos, Recipe, SmoothQuant, Solve
+from jqinject.recipes.by_name import BY_NAME
 
 RECIPE = Recipe(
     SmoothQuant(alpha=0.7),
@@ -24,6 +25,12 @@ RULE = Rule(weight_quant=quant.Int8WeightPerChannelFloat.let(bit_width=2))
 def test_a_recipe_survives_a_file(tmp_path: Path) -> None:
     RECIPE.save(tmp_path / "recipe.json")
     assert Recipe.load(tmp_path / "recipe.json") == RECIPE != Recipe(Solve(Qronos()))
+
+
+def test_a_file_may_name_every_pass_and_solver() -> None:
+    exported = {name: getattr(recipes, name) for name in dir(recipes) if name[0].isupper()}
+    callable_parts = {name for name, each in exported.items() if "__call__" in vars(each)}
+    assert callable_parts - {"Solver"} == set(BY_NAME)
 
 
 def test_a_recipe_is_read_from_toml(tmp_path: Path) -> None:
