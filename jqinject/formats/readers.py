@@ -29,12 +29,12 @@ def inspect_checkpoint(path: str | Path) -> Contents:
 
     Raises:
         FileNotFoundError: there is nothing at `path`.
-        ValueError: it is no such checkpoint, or not a whole one.
+        ValueError: it is not such a checkpoint, or not a complete one.
         MissingLibraryError: its library is not installed.
     """
     place = Path(path)
     if not place.exists():
-        raise FileNotFoundError(f"there is no file or folder {str(path)!r}")
+        raise FileNotFoundError(f"there is no file or folder {str(path)!r}.\n  cure: give {KINDS}")
     if place.is_dir():
         parts = sorted(place.glob("*.safetensors"))
         if parts and not _is_orbax(place):
@@ -54,7 +54,7 @@ def inspect_checkpoint(path: str | Path) -> Contents:
         return Contents(str(path), "safetensors", tuple(_in_safetensors(place)))
     if place.suffix.lower() == ".gguf":
         raise _broken(place, "a GGUF file", f"it begins with {start[:4]!r}, not with b'GGUF'")
-    raise ValueError(f"{place} is no checkpoint that can be read.\n  cure: give {KINDS}")
+    raise ValueError(f"{place} cannot be read as a checkpoint.\n  cure: give {KINDS}")
 
 
 def _in_safetensors(path: Path) -> Iterator[StoredArray]:

@@ -177,7 +177,8 @@ class Recipe:
         check_batches(batches, "Recipe.apply")
         if floor is not None and evaluate is None:
             raise TypeError(
-                "Recipe.apply: a floor needs evaluate, a function of a model that returns a number"
+                "Recipe.apply: a floor needs evaluate, a function of a model that returns a number.\n"
+                "  cure: evaluate=lambda model: accuracy(model)"
             )
         held = list(batches)
         calls = list(BatchCalls(model, method, call, "Recipe.apply").of(held))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -47,7 +47,6 @@ class Work:
         methods: name -> arguments of another method that it traces.
         method, call: how batches become calls, as for `jqinject.calibrate`.
         allow_idle: whether rules may take nothing, as a pass put others before them.
-        notes: what passes have done, for the report.
         on_host: whether values between sites are kept in the host's memory.
         progress: whether progress bars are shown.
     """
@@ -61,7 +60,6 @@ class Work:
     methods: Any = None
     method: Method = CALL
     call: CallBatch | None = None
-    notes: list[Any] = field(default_factory=list)
     on_host: bool = False
     progress: bool = True
     allow_idle: bool = False
@@ -101,7 +99,7 @@ class Work:
         """The work as it is now, which later passes do not change."""
         kept = None if self._quantized is None else nnx.clone(self._quantized, graph=True)
         model = nnx.clone(self.model, graph=True)
-        return replace(self, model=model, notes=list(self.notes), _quantized=kept)
+        return replace(self, model=model, _quantized=kept)
 
     def parameters(self) -> dict[str, QuantizedParameter]:
         """The parameters that have a quantizer, by path."""
@@ -180,7 +178,3 @@ def _at_turn(proxy: Any, turn: tuple[int, ...]) -> Any:
 def site_path(site: ContractionSite) -> str:
     """The path of a site's parameter, as text."""
     return dotted(site.path)
-
-
-Evaluate = Callable[[nnx.Module], float]
-METHOD = CALL

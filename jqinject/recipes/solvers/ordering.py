@@ -20,9 +20,13 @@ def check_rounding(name: str, block_size: int, damping: float) -> None:
         ValueError: a block of no columns; a damping that is negative or not finite.
     """
     if block_size < 1:
-        raise ValueError(f"{name}: block_size must be at least 1, got {block_size!r}")
+        raise ValueError(
+            f"{name}: block_size must be at least 1, got {block_size!r}.\n  cure: block_size=128"
+        )
     if not 0 <= damping < float("inf"):
-        raise ValueError(f"{name}: damping must be a number of at least 0, got {damping!r}")
+        raise ValueError(
+            f"{name}: damping must be a number of at least 0, got {damping!r}.\n  cure: damping=0.01"
+        )
 
 
 def by_importance(hessian: jax.Array, wanted: bool) -> jax.Array:

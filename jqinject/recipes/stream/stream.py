@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jqinject.program import Call, Policy, Program, dotted, program_of_call
+from jqinject.program import Call, Policy, Program, program_of_call
 from jqinject.recipes.statistics import Statistics
 from jqinject.recipes.stream.flat_program import FlatProgram, Slot, flatten
 from jqinject.recipes.stream.site import ContractionSite, FoundSites, LeftOut, Path, sites_of
@@ -269,8 +269,3 @@ class Visit:
 
 def _in_order(site: ContractionSite, weight: Any, other: Any) -> tuple[Any, Any]:
     return (weight, other) if site.place == 0 else (other, weight)
-
-
-def described(left_out: Iterable[LeftOut]) -> str:
-    """A sentence for each contraction that no pass can reach."""
-    return "\n".join(f"  {one.name} ({dotted(one.path)}): {one.reason}" for one in left_out)
