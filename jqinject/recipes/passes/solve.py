@@ -9,12 +9,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jqinject.model.running.progress import with_progress
 from jqinject.program import dotted
 from jqinject.recipes.grid import MatrixGrid, Measure
 from jqinject.recipes.quantized_parameter import QuantizedParameter
-from jqinject.recipes.solvers.solver import Problem, Solution, Solver
+from jqinject.recipes.solvers.solver import Problem, Sharing, Solution, Solver
 from jqinject.recipes.statistics import Statistics
 from jqinject.recipes.stream.site import ContractionSite
 from jqinject.recipes.stream.stream import Stream, Visit
@@ -97,7 +98,7 @@ class Solve:
             UserWarning: parameters that no site solves.
         """
         parameters = work.parameters()
-        stream = work.stream(self.quantize_inputs)
+        stream, inputs = work.stream(self.quantize_inputs), work.input_quantizers
         found: list[Solved | NotSolved] = []
         done: dict[str, Any] = {}
         for visit in with_progress(stream, "solving", shown=work.progress):
@@ -107,7 +108,8 @@ class Solve:
             state = done.setdefault(name, _Solving(parameters[name], visit.original))
             if state.takes(visit.site):
                 try:
-                    found.append(state.solve(visit, self.solver))
+                    integers = inputs.integers(visit.site, visit.operand)
+                    found.append(state.solve(visit, self.solver, integers))
                 except ValueError as error:
                     raise ValueError(f"{visit.site.name} ({name}): {error}") from error
         for name, state in done.items():
@@ -156,16 +158,30 @@ class _Solving:
         """Whether numbers that a site contracts are not solved yet."""
         return not bool(self.taken[site.places.reshape(-1)].all())
 
-    def solve(self, visit: Visit, solver: Solver) -> Solved:
-        """Solve the numbers that a site contracts, and let the stream go on with them."""
+    def solve(self, visit: Visit, solver: Solver, integers: tuple[int, bool] | None) -> Solved:
+        """Solve the numbers that a site contracts, and let the stream go on with them.
+
+        Args:
+            visit: of the site.
+            solver: the algorithm.
+            integers: see `Problem.input_integers`.
+        """
         site = visit.site
         statistics = visit.statistics("hessian", *(name for name in solver.statistics if name != "hessian"))
         check_finite(statistics)
         matrices, original = site.weights(self.values), site.weights(self.original)
-        solution = solver(
-            Problem(matrices, original, statistics, self._measure(site), self.parameter.group_size)
-        )
         seen = statistics.count > 0
+        solution = solver(
+            Problem(
+                matrices,
+                original,
+                statistics.where_seen(seen),
+                self._measure(site),
+                self.parameter.group_size,
+                self._sharing(site),
+                integers,
+            )
+        )
         solution = self._where_seen(site, matrices, solution, seen)
         before = self._nearest(site, matrices)
         self._write(site, solution)
@@ -190,11 +206,20 @@ class _Solving:
 
         return measure
 
+    def _sharing(self, site: ContractionSite) -> Sharing:
+        proxy = self.parameter.proxy
+        return Sharing(
+            np.asarray(site.weights(self.parameter.owners())),
+            self.parameter.group_size,
+            restricted=proxy.scale_dtype is not None,
+            whole_zero_points=proxy.has_whole_zero_points,
+        )
+
     def _where_seen(
         self, site: ContractionSite, matrices: jax.Array, solution: Solution, seen: jax.Array
     ) -> Solution:
         """A solution with the matrices that no sample reached rounded to nearest."""
-        if bool(seen.all()):
+        if bool(seen.all()) or solution.complete:
             return solution
         reached = seen[:, None, None]
         scale, zero_point = (site.weights(x) for x in (self.scale, self.zero_point))
