@@ -85,7 +85,7 @@ class QuantizedParameter:
             axis = self.depth + groups.group_dim % (len(shape) - self.depth)
             places = list(np.indices(shape))
             places[axis] = places[axis] // fitting_size(groups.group_size, shape[axis])
-            return np.ravel_multi_index(places, shape)
+            return np.asarray(np.ravel_multi_index(tuple(places), shape))
         scale = jax.eval_shape(self.quantized, self.value).scale
         return np.broadcast_to(np.arange(scale.size).reshape(scale.shape), shape)
 
