@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -99,9 +100,7 @@ def _of_model(model: nnx.Module) -> Iterable[Any]:
 
 def _is_array(entry: Any) -> bool:
     held = entry.variable.get_value()
-    return isinstance(held, jax.Array | np.ndarray) and not jax.dtypes.issubdtype(
-        held.dtype, jax.dtypes.prng_key
-    )
+    return isinstance(held, jax.Array | np.ndarray) and not jnp.issubdtype(held.dtype, jax.dtypes.prng_key)
 
 
 def _of_data(batches: list[Any]) -> Iterable[Any]:

@@ -18,6 +18,7 @@ from jqinject.ops.devices.processes import on_host
 
 IDENTITY = "recipe.json"
 VERSION = 1
+NAME = "__name"
 Arrays = dict[str, Any]
 
 
@@ -88,7 +89,8 @@ class Journal:
         made = {
             key: on_host(x) if isinstance(x, jax.Array) else np.asarray(x) for key, x in compute().items()
         }
-        _written(file, lambda out: np.savez(out, __name=np.array(name), **made))
+        stored: dict[str, Any] = {NAME: np.array(name), **made}
+        _written(file, lambda out: np.savez(out, **stored))
         return made
 
 
@@ -127,7 +129,7 @@ def _read(file: Path, name: str) -> Arrays:
         raise ValueError(
             f"Recipe.apply: {file.name} in the checkpoint folder is damaged: {error}.\n  cure: delete this file"
         ) from error
-    if str(found.pop("__name", "")) != name:
+    if str(found.pop(NAME, "")) != name:
         raise ValueError(
             f"Recipe.apply: {file.name} in the checkpoint folder is not of {name}.\n  cure: another folder"
         )
