@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,14 +18,14 @@ class Sharing:
     """Which numbers of a stack of matrices have the same scale, and what scales may be.
 
     Attributes:
-        owners: for each number, `(stack, rows, columns)`, which scale it has; None: each row has its own, cut into
-            groups of columns.
+        owners: makes, for each number, `(stack, rows, columns)`, which scale it has; None: each row has its own, cut
+            into groups of columns.
         group_size: of these groups; None for no groups.
         restricted: whether scales are numbers of a format themselves, such as powers of two.
         whole_zero_points: whether zero points are integers.
     """
 
-    owners: np.ndarray | None = None
+    owners: Callable[[], np.ndarray] | None = None
     group_size: int | None = None
     restricted: bool = False
     whole_zero_points: bool = True
@@ -32,7 +33,7 @@ class Sharing:
     def places(self, shape: tuple[int, ...]) -> np.ndarray:
         """For each number of matrices of a shape, which scale it has."""
         if self.owners is not None:
-            return self.owners
+            return self.owners()
         columns = np.arange(shape[2]) // (self.group_size or shape[2])
         rows = np.arange(shape[0] * shape[1])[:, None] * (columns[-1] + 1)
         return (rows + columns).reshape(shape)

@@ -255,7 +255,7 @@ class Visit:
         batch.floats.update(zip(step.outputs, step.run(*_in_order(site, weight, floats), *rest), strict=True))
         if site.path in self.stream.parameters:
             put = self.stream.parameters[site.path]
-            weight = put.reshape(-1)[site.places].astype(weight.dtype)
+            weight = site.places.taken(put).astype(weight.dtype)
         elif floats is quantized:
             batch.quantized.update({slot: batch.floats[slot] for slot in step.outputs})
             return
