@@ -159,11 +159,16 @@ class InputQuantizers:
             return _at_turn(layer.input_quant, site.turn[:depth])
         return self._held.get(site.operand)
 
+    def is_on(self, site: ContractionSite) -> bool:
+        """Whether a site's input is quantized."""
+        proxy = self.of(site)
+        return proxy is not None and getattr(proxy, "is_quant_enabled", True)
+
     def quantize(self, site: ContractionSite, x: jax.Array) -> jax.Array:
         """A site's input as the quantized model sees it, in float."""
-        proxy = self.of(site)
-        if proxy is None or not getattr(proxy, "is_quant_enabled", True):
+        if not self.is_on(site):
             return x
+        proxy = self.of(site)
         return jnp.asarray(as_array(proxy(x)))
 
 
