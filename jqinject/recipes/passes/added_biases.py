@@ -15,7 +15,7 @@ BIASED = (nnx.Linear, nnx.Conv, nnx.ConvTranspose, nnx.LinearGeneral)
 """Layers that add a bias to their outputs' last axes if they have one."""
 
 
-def variables_by_path(model: nnx.Module) -> dict[str, nnx.Variable[Any]]:
+def variables_by_path(model: nnx.Module) -> dict[str, Any]:
     """The Variables of a model by each of their paths, as text.
 
     Args:
