@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import CALL, Call, Method, OpQuantizers, dotted
 from jqinject.quant_tensor import as_array
+from jqinject.recipes.journal import Journal
 from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
 from jqinject.recipes.stream.site import ContractionSite
 from jqinject.recipes.stream.stream import Stream
@@ -49,6 +50,7 @@ class Work:
         allow_idle: whether rules may take nothing, as a pass put others before them.
         on_host: whether values between sites are kept in the host's memory.
         progress: whether progress bars are shown.
+        journal: remembers what passes have computed.
     """
 
     original: nnx.Module
@@ -63,6 +65,7 @@ class Work:
     on_host: bool = False
     progress: bool = True
     allow_idle: bool = False
+    journal: Journal = field(default_factory=Journal)
     _quantized: nnx.Module | None = None
 
     @property

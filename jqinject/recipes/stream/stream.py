@@ -279,7 +279,7 @@ class Visit:
         site, fixed = self.site_in(batch), self.stream._fixed[id(batch.traced)]
         weight = fixed[site.weight]
         if parameter is not None:
-            weight = parameter.reshape(-1)[site.places].astype(weight.dtype)
+            weight = site.places.taken(parameter).astype(weight.dtype)
         rest = [self._value(batch, batch.floats, slot) for slot in site.rest]
         ordered = (weight, x) if site.place == 0 else (x, weight)
         return batch.traced.flat.steps[site.step].run(*ordered, *rest)[0]
