@@ -12,7 +12,7 @@ from jqinject.recipes.quantized_parameter import QuantizedParameter
 from jqinject.recipes.solvers.solver import Solver
 from jqinject.recipes.solving import Solving
 from jqinject.recipes.stream.stream import Stream, Visit
-from jqinject.recipes.work import Work, site_path
+from jqinject.recipes.work import InputQuantizers, Work, site_path
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Solve:
             UserWarning: parameters that no site solves.
         """
         parameters = work.parameters()
-        stream = work.stream(self.quantize_inputs)
+        stream, inputs = work.stream(self.quantize_inputs), work.input_quantizers
         last = {site_path(site): site.name for site in stream.sites}
         found: list[Solved | NotSolved] = []
         begun: dict[str, Solving] = {}
@@ -103,7 +103,7 @@ class Solve:
             if name not in begun:
                 begun[name] = Solving(parameters[name], visit.original)
             if begun[name].takes(visit.site):
-                found.append(self._solved(visit, name, begun[name], work))
+                found.append(self._solved(visit, name, begun[name], work, inputs))
             if last[name] == visit.site.name:
                 # Nothing is held of a parameter whose last site is solved but what the model holds.
                 whole[name] = bool(begun[name].taken.all())
@@ -113,9 +113,10 @@ class Solve:
             warnings.warn("Solve:\n" + "\n".join(f"  {one}" for one in left), stacklevel=3)
         return [*found, *left]
 
-    def _solved(self, visit: Visit, name: str, state: Solving, work: Work) -> Solved:
+    def _solved(self, visit: Visit, name: str, state: Solving, work: Work, inputs: InputQuantizers) -> Solved:
         try:
-            made = state.solve(visit, self.solver, work.journal)
+            integers = inputs.integers(visit.site, visit.operand)
+            made = state.solve(visit, self.solver, work.journal, integers)
         except ValueError as error:
             raise ValueError(f"{visit.site.name} ({name}): {error}") from error
         return Solved(
