@@ -10,7 +10,7 @@ from jqinject.ops.devices.processes import placed_as
 from jqinject.recipes.grid import MatrixGrid, Measure
 from jqinject.recipes.journal import Arrays, Journal
 from jqinject.recipes.quantized_parameter import QuantizedParameter
-from jqinject.recipes.solvers.solver import Problem, Solution, Solver
+from jqinject.recipes.solvers.solver import Problem, Sharing, Solution, Solver
 from jqinject.recipes.statistics import Statistics
 from jqinject.recipes.stream.site import ContractionSite
 from jqinject.recipes.stream.stream import Visit
@@ -39,20 +39,23 @@ class Solving:
         """Whether numbers that a site contracts are not solved yet."""
         return not site.places.all_in(self.taken)
 
-    def solve(self, visit: Visit, solver: Solver, journal: Journal) -> Arrays:
+    def solve(
+        self, visit: Visit, solver: Solver, journal: Journal, integers: tuple[int, bool] | None = None
+    ) -> Arrays:
         """Solve the numbers that a site contracts, and let the stream go on with them.
 
         Args:
             visit: of the site.
             solver: the algorithm.
             journal: remembers what it chose.
+            integers: see `Problem.input_integers`.
 
         Returns:
             `nearest` and `solved`, relative errors of the site's output; and `unseen`, how many matrices no sample
             reached.
         """
         site = visit.site
-        found = journal.once(site.name, lambda: self._chosen(visit, solver))
+        found = journal.once(site.name, lambda: self._chosen(visit, solver, integers))
         self._write(site, found)
         visit.put(self.values)
         return found
@@ -61,19 +64,25 @@ class Solving:
         """Let the quantized model keep what was chosen."""
         self.parameter.put(self.values, self._scale, self._zero_point)
 
-    def _chosen(self, visit: Visit, solver: Solver) -> Arrays:
+    def _chosen(self, visit: Visit, solver: Solver, integers: tuple[int, bool] | None) -> Arrays:
         site = visit.site
         statistics = visit.statistics("hessian", *(name for name in solver.statistics if name != "hessian"))
         check_finite(statistics)
         matrices, original = site.weights(self.values), site.weights(self.original)
         before = self._nearest(site, matrices)
+        seen = statistics.count > 0
         problem = Problem(
-            matrices, original, statistics, self._measure(site, matrices), self.parameter.group_size
+            matrices,
+            original,
+            statistics.where_seen(seen),
+            self._measure(site, matrices),
+            self.parameter.group_size,
+            self._sharing(site),
+            integers,
         )
         solution = solver(problem)
-        seen = statistics.count > 0
         unseen = int((~seen).sum())
-        if unseen:
+        if unseen and not solution.complete:
             solution = self._where_seen(site, before, solution, seen)
         return {
             "values": solution.values,
@@ -102,6 +111,15 @@ class Solving:
             return MatrixGrid(site.weights(scale), site.weights(zero_point), grid)
 
         return measure
+
+    def _sharing(self, site: ContractionSite) -> Sharing:
+        proxy = self.parameter.proxy
+        return Sharing(
+            lambda: np.asarray(site.weights(self.parameter.owners())),
+            self.parameter.group_size,
+            restricted=proxy.scale_dtype is not None,
+            whole_zero_points=proxy.has_whole_zero_points,
+        )
 
     def _where_seen(
         self, site: ContractionSite, nearest: jax.Array, solution: Solution, seen: jax.Array

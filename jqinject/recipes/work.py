@@ -17,7 +17,7 @@ from jqinject.model.running.batches import CallBatch
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import CALL, Call, Method, OpQuantizers, dotted
-from jqinject.quant_tensor import as_array
+from jqinject.quant_tensor import IntQuantTensor, as_array
 from jqinject.recipes.journal import Journal
 from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
 from jqinject.recipes.stream.site import ContractionSite
@@ -122,13 +122,18 @@ class Work:
         chosen = self.calls if calls is None else calls
         return Stream(self.model, chosen, LooksIntoEverything(), on_host=self.on_host)  # pyright: ignore
 
+    @property
+    def input_quantizers(self) -> InputQuantizers:
+        """The quantizers of the inputs of the quantized model's sites."""
+        return InputQuantizers(self.quantized)
+
     def stream(self, quantize_inputs: bool = True) -> Stream:
         """The data through the float model, and through it with the inputs of its sites quantized.
 
         Args:
             quantize_inputs: whether they are; quantizers of weights alone otherwise.
         """
-        held = InputQuantizers(self.quantized)
+        held = self.input_quantizers
         return Stream(
             self.model,
             self.calls,
@@ -166,6 +171,21 @@ class InputQuantizers:
             depth = len(layer.weight_shape) - layer.weight_ndim
             return _at_turn(layer.input_quant, site.turn[:depth])
         return self._held.get(site.operand)
+
+    def integers(self, site: ContractionSite, x: jax.Array) -> tuple[int, bool] | None:
+        """Bits and sign of the integers that a site's input becomes; None if it becomes none.
+
+        Args:
+            site: of the model.
+            x: an input.
+        """
+        proxy = self.of(site)
+        if proxy is None or not getattr(proxy, "is_quant_enabled", True):
+            return None
+        found = proxy(x)
+        if not isinstance(found, IntQuantTensor) or isinstance(found.bit_width, jax.Array):
+            return None
+        return found.bit_width, found.signed
 
     def quantize(self, site: ContractionSite, x: jax.Array) -> jax.Array:
         """A site's input as the quantized model sees it, in float."""

@@ -120,7 +120,7 @@ class Solve:
             UserWarning: parameters that no site solves.
         """
         parameters = work.parameters()
-        stream = work.stream(self.quantize_inputs)
+        stream, inputs = work.stream(self.quantize_inputs), work.input_quantizers
         last = {site_path(site): site.name for site in stream.sites}
         found: list[Solved | NotSolved] = []
         begun: dict[str, Solving] = {}
@@ -132,7 +132,7 @@ class Solve:
             if name not in begun:
                 begun[name] = Solving(parameters[name], visit.original)
             if begun[name].takes(visit.site):
-                found.append(self._solved(visit, name, begun[name], work))
+                found.append(self._solved(visit, name, begun[name], work, inputs))
             if last[name] == visit.site.name:
                 # Nothing is held of a parameter whose last site is solved but what the model holds.
                 whole[name] = bool(begun[name].taken.all())
@@ -167,9 +167,10 @@ class Solve:
         whole = {name: bool(flags.all()) for name, flags in taken.items()}
         return [*found, *not_solved(parameters, whole, stream)]
 
-    def _solved(self, visit: Visit, name: str, state: Solving, work: Work) -> Solved:
+    def _solved(self, visit: Visit, name: str, state: Solving, work: Work, inputs: InputQuantizers) -> Solved:
         try:
-            made = state.solve(visit, self.solver, work.journal)
+            integers = inputs.integers(visit.site, visit.operand)
+            made = state.solve(visit, self.solver, work.journal, integers)
         except ValueError as error:
             raise ValueError(f"{visit.site.name} ({name}): {error}") from error
         return Solved(

@@ -208,6 +208,12 @@ class Visit:
         """The parameter of the quantized model so far."""
         return self.stream.parameters.get(self.site.path, self.original)
 
+    @property
+    def operand(self) -> jax.Array:
+        """What the quantized model contracts in the first batch, before it is quantized."""
+        batch = self.stream.batches[0]
+        return self._value(batch, batch.quantized, batch.traced.found.sites[self.index].other)
+
     def put(self, parameter: Any) -> None:
         """Let the quantized model go on with another parameter.
 
