@@ -195,7 +195,7 @@ class Recipe:
             Solve(solver=RTN(), quantize_inputs=True)
               layers.0.dot_general0 (layers.0.kernel): 8 x 16, Int8WeightPerChannelFloat, float inputs
             left in float
-              layers.1.kernel (32 numbers): no rule took it
+              layers.1.kernel (32 numbers): no rule matches its path
         """
         work = self._begun(model, rules, [batch], method, call, "Recipe.explain")
         work.progress, work.explaining = False, True
