@@ -14,6 +14,7 @@ from jqinject.inject.errors import did_you_mean
 from jqinject.model.freezing import check_finite, freeze
 from jqinject.model.site_freezing import freeze_parameter, parameter_sites
 from jqinject.model.state.checkpoint_entries import problem_of
+from jqinject.model.state.freed_memory import FreedMemory
 from jqinject.model.state.loading import proxies_beside
 from jqinject.model.state.reassembly import reassemble_held
 from jqinject.model.walk import Holders, ModelIndex, Path, VariableEntry, dotted
@@ -30,11 +31,12 @@ def load_frozen(
     """A frozen model with the numbers of a float checkpoint, each of which is frozen as soon as it is read.
 
     The float model never exists as a whole: at most the frozen model and one float array are in memory, and what the
-    compiled quantizer needs for this one. An array of 4 MiB or more on one device is quantized in slices, for which a
-    float32 array needs about a seventh of its bytes on a CPU. Groups, stacks of layers, codebooks and `CalibratedQuant`
-    are quantized whole, which takes about 2.5 times its bytes; searched scales and bfloat16 need more than a seventh,
-    too. An array of NumPy's that is not aligned is copied, and both are there meanwhile. Weights of layers that share
-    a quantizer wait for one another. The numbers are those of `freeze(model)` after `load_state`.
+    compiled quantizer needs for this one. An array of 1 MiB or more on one device is quantized in slices, and a stack
+    of layers one after the other, for which a float32 array needs about a seventh of its bytes on a CPU, a table's
+    codes up to as many as the array has. Searched scales need the whole array, several times. An array of NumPy's that
+    is not aligned to 64 bytes is copied, and both are there meanwhile; freed memory is handed back to the system.
+    Weights of layers that share a quantizer wait for one another. The numbers are those of `freeze(model)` after
+    `load_state`.
 
     Args:
         make: builds and quantizes the model, as in `lambda: quantize(Model(nnx.Rngs(0)), rules, inputs=x)`. It is
@@ -62,11 +64,13 @@ def load_frozen(
     """
     model = nnx.eval_shape(make)
     _fill_quantizers(model, make)
-    loading = _Loading(model)
+    loading, freed = _Loading(model), FreedMemory()
     for path, array in arrays:
         array = loading.placed(_path_of(path), array)  # lets go of what was read
+        size = array.nbytes
         loading.take(_path_of(path), array)
         del array
+        freed.add(size)
     loading.check_complete()
     return freeze(model, allow_uncalibrated=allow_uncalibrated)
 

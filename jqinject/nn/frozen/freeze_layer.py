@@ -66,8 +66,12 @@ def frozen_weight(layer: Any, numbers: Any = None) -> FrozenWeight:
         layer.weight_quant.kept_input()  # raises if it is not known, which cannot be told under `vmap`
     cut = _cut(layer, stack)
     if stack:
+        slices = slices_of(layer.weight[...])
         return build_stacked(
-            lambda layers, _: _eager_numbers(layers[0], cut), beside_weights((layer,)), stack
+            lambda layers, _: _eager_numbers(layers[0], cut),
+            beside_weights((layer,)),
+            stack,
+            one_by_one=slices > 1,
         )
     return _checked(layer, _numbers(layer) if numbers is None else numbers)
 
