@@ -182,14 +182,18 @@ class QuantProxyFromInjector(HoldsRanges):
         Raises:
             ValueError: not all the layers that share the proxy are known.
         """
-        if layers and self.served_layers != (count := len(relink(self, layers))):
-            self.served_layers = count  # set needlessly it would be another graph, and a retrace
-        known = beside_weights(known_layers(self))
         before = self.tensor_quant
-        replaced = self._assemble_for(known)
+        replaced, known = self._assembled_again(*layers)
         if replaced and not same_parameters(before, self.tensor_quant, known):
             warnings.warn(QuantizerReplacedWarning(self.binding.base.__name__), stacklevel=2)
         return replaced
+
+    def _assembled_again(self, *layers: Any) -> tuple[bool, tuple[Any, ...]]:
+        """See `init_tensor_quant`, without a warning; and all layers that share the proxy."""
+        if layers and self.served_layers != (count := len(relink(self, layers))):
+            self.served_layers = count  # set needlessly it would be another graph, and a retrace
+        known = beside_weights(known_layers(self))
+        return self._assemble_for(known), known
 
     def add_tracked_module(self, layer: Any) -> None:
         """Let one more layer share this proxy, and assemble it again for all of them.

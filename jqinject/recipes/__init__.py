@@ -17,7 +17,9 @@ from jqinject.recipes.solvers.gpfq import GPFQ as GPFQ
 from jqinject.recipes.solvers.gpfq import Qronos as Qronos
 from jqinject.recipes.solvers.gptq import GPTQ as GPTQ
 from jqinject.recipes.solvers.gptq import RTN as RTN
+from jqinject.recipes.solvers.half_quadratic import HQO as HQO
 from jqinject.recipes.solvers.learned_rounding import LearnedRounding as LearnedRounding
 from jqinject.recipes.solvers.solver import Problem as Problem
+from jqinject.recipes.solvers.solver import Sharing as Sharing
 from jqinject.recipes.solvers.solver import Solution as Solution
 from jqinject.recipes.solvers.solver import Solver as Solver

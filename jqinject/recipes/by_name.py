@@ -11,8 +11,9 @@ from jqinject.recipes.solvers.auto_round import AutoRound
 from jqinject.recipes.solvers.corrections import QEP, MagR
 from jqinject.recipes.solvers.gpfq import GPFQ, Qronos
 from jqinject.recipes.solvers.gptq import GPTQ, RTN
+from jqinject.recipes.solvers.half_quadratic import HQO
 from jqinject.recipes.solvers.learned_rounding import LearnedRounding
 
 PASSES = (AWQ, AllocateBits, Equalize, SmoothQuant, Solve)
-SOLVERS = (GPFQ, GPTQ, QEP, RTN, AutoRound, LearnedRounding, MagR, Qronos)
+SOLVERS = (GPFQ, GPTQ, HQO, QEP, RTN, AutoRound, LearnedRounding, MagR, Qronos)
 BY_NAME: dict[str, type] = {kind.__name__: kind for kind in (*PASSES, *SOLVERS)}

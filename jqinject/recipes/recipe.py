@@ -14,6 +14,8 @@ from jqinject.model.running.batches import BatchCalls, CallBatch, check_batches
 from jqinject.program import CALL, Method, checked_method
 from jqinject.recipes.by_name import BY_NAME
 from jqinject.recipes.files import read, write
+from jqinject.recipes.identity import identity_of
+from jqinject.recipes.journal import Journal
 from jqinject.recipes.work import Work
 
 Model = TypeVar("Model", bound=nnx.Module)
@@ -152,6 +154,7 @@ class Recipe:
         floor: float | None = None,
         on_host: bool = False,
         progress: bool = True,
+        checkpoint: str | Path | None = None,
     ) -> Result[Model]:
         """Quantize a float model by rules, with the passes of this recipe.
 
@@ -167,12 +170,16 @@ class Recipe:
                 that quantizes are measured by the float model.
             on_host: keep values that wait between sites in the host's memory.
             progress: show progress bars, if `rich` is installed.
+            checkpoint: a folder in which passes keep what they computed for each site. A run that was stopped, even
+                killed, goes on from there with the same recipe, model, rules and batches, and has the same result to
+                the bit. Delete it afterwards.
 
         Returns:
             The quantized model and a report.
 
         Raises:
-            TypeError, ValueError: see `jqinject.quantize` and the passes; the text names the site. Nothing is changed.
+            TypeError, ValueError: see `jqinject.quantize` and the passes; the text names the site. Or the checkpoint is
+                of another run; the text says what differs. Nothing is changed.
         """
         check_batches(batches, "Recipe.apply")
         if floor is not None and evaluate is None:
@@ -180,25 +187,15 @@ class Recipe:
                 "Recipe.apply: a floor needs evaluate, a function of a model that returns a number.\n"
                 "  cure: evaluate=lambda model: accuracy(model)"
             )
-        held = list(batches)
-        calls = list(BatchCalls(model, method, call, "Recipe.apply").of(held))
-        floating = nnx.clone(model, graph=True)
-        floating.eval()
-        work = Work(
-            original=model,
-            model=floating,
-            rules=checked_rules(rules),
-            batches=held,
-            calls=calls,
-            **_traced(model, held[0], method, call),
-            method=method,
-            call=call,
-            on_host=on_host,
-            progress=progress,
-        )
+        work = self._begun(model, rules, batches, method, call, "Recipe.apply")
+        work.on_host, work.progress = on_host, progress
+        if checkpoint is not None:
+            identity = identity_of(self.passes, model, work.rules, work.batches, (method, call))
+            work.journal = Journal.opened(checkpoint, identity)
         steps: list[Step] = []
-        for each in self.passes:
+        for place, each in enumerate(self.passes):
             before = work.copied() if floor is not None else work
+            work.journal.begin(place)
             sites = tuple(each(work))
             score = None if evaluate is None else float(evaluate(work.current))
             undone = floor is not None and score is not None and not score >= floor
@@ -207,6 +204,31 @@ class Recipe:
                 work = before
                 break
         return Result(work.quantized, Report(tuple(steps)))  # pyright: ignore
+
+    def _begun(
+        self,
+        model: nnx.Module,
+        rules: Rule | Iterable[Rule],
+        batches: Iterable[Any],
+        method: Method,
+        call: CallBatch | None,
+        caller: str,
+    ) -> Work:
+        """The work before the first pass."""
+        held = list(batches)
+        calls = list(BatchCalls(model, method, call, caller).of(held))
+        floating = nnx.clone(model, graph=True)
+        floating.eval()
+        return Work(
+            original=model,
+            model=floating,
+            rules=checked_rules(rules),
+            batches=held,
+            calls=calls,
+            **_traced(model, held[0], method, call),
+            method=method,
+            call=call,
+        )
 
 
 def _as_pass(given: Any) -> str:

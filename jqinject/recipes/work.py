@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -16,7 +16,8 @@ from jqinject.model.running.batches import CallBatch
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import CALL, Call, Method, OpQuantizers, dotted
-from jqinject.quant_tensor import as_array
+from jqinject.quant_tensor import IntQuantTensor, as_array
+from jqinject.recipes.journal import Journal
 from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
 from jqinject.recipes.stream.site import ContractionSite
 from jqinject.recipes.stream.stream import Stream
@@ -49,6 +50,7 @@ class Work:
         allow_idle: whether rules may take nothing, as a pass put others before them.
         on_host: whether values between sites are kept in the host's memory.
         progress: whether progress bars are shown.
+        journal: remembers what passes have computed.
     """
 
     original: nnx.Module
@@ -63,6 +65,7 @@ class Work:
     on_host: bool = False
     progress: bool = True
     allow_idle: bool = False
+    journal: Journal = field(default_factory=Journal)
     _quantized: nnx.Module | None = None
 
     @property
@@ -114,13 +117,18 @@ class Work:
         chosen = self.calls if calls is None else calls
         return Stream(self.model, chosen, LooksIntoEverything(), on_host=self.on_host)  # pyright: ignore
 
+    @property
+    def input_quantizers(self) -> InputQuantizers:
+        """The quantizers of the inputs of the quantized model's sites."""
+        return InputQuantizers(self.quantized)
+
     def stream(self, quantize_inputs: bool = True) -> Stream:
         """The data through the float model, and through it with the inputs of its sites quantized.
 
         Args:
             quantize_inputs: whether they are; quantizers of weights alone otherwise.
         """
-        held = InputQuantizers(self.quantized)
+        held = self.input_quantizers
         return Stream(
             self.model,
             self.calls,
@@ -158,6 +166,21 @@ class InputQuantizers:
             depth = len(layer.weight_shape) - layer.weight_ndim
             return _at_turn(layer.input_quant, site.turn[:depth])
         return self._held.get(site.operand)
+
+    def integers(self, site: ContractionSite, x: jax.Array) -> tuple[int, bool] | None:
+        """Bits and sign of the integers that a site's input becomes; None if it becomes none.
+
+        Args:
+            site: of the model.
+            x: an input.
+        """
+        proxy = self.of(site)
+        if proxy is None or not getattr(proxy, "is_quant_enabled", True):
+            return None
+        found = proxy(x)
+        if not isinstance(found, IntQuantTensor) or isinstance(found.bit_width, jax.Array):
+            return None
+        return found.bit_width, found.signed
 
     def quantize(self, site: ContractionSite, x: jax.Array) -> jax.Array:
         """A site's input as the quantized model sees it, in float."""

@@ -164,7 +164,7 @@ def test_weights_frozen_in_slices_have_the_same_bits_and_take_less_memory(
     size = 512
     linear = nnx.Linear(size, size, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=nnx.Rngs(0))
     linear = quantize(linear, Rule(weight_quant=quantizer))
-    compiled, found = freeze_layer._compiled_numbers, {}
+    compiled, found = freeze_layer.compiled_numbers, {}
     for number in (1, 16):
         monkeypatch.setattr(freeze_layer, "slices_of", lambda _, number=number: number)
         memory = []
@@ -174,7 +174,7 @@ def test_weights_frozen_in_slices_have_the_same_bits_and_take_less_memory(
             memory.append(needed.temp_size_in_bytes / arguments[1].size)
             return compiled(*arguments)
 
-        monkeypatch.setattr(freeze_layer, "_compiled_numbers", measured)
+        monkeypatch.setattr(freeze_layer, "compiled_numbers", measured)
         found[number] = freeze(nnx.clone(linear)).frozen, *memory
     assert found[16][0].form == found[1][0].form
     jax.tree.map(_same_bits, nnx.state(found[16][0]), nnx.state(found[1][0]))

@@ -21,6 +21,7 @@ from jqinject.model.walk import Holders, ModelIndex, Path, VariableEntry, dotted
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.frozen.freeze_layer import freeze_layer
+from jqinject.nn.frozen.from_host import numbers_from_host
 
 Model = TypeVar("Model", bound=nnx.Module)
 
@@ -65,10 +66,12 @@ def load_frozen(
     model = nnx.eval_shape(make)
     _fill_quantizers(model, make)
     loading, freed = _Loading(model), FreedMemory()
-    for path, array in arrays:
-        array = loading.placed(_path_of(path), array)  # lets go of what was read
-        size = array.nbytes
-        loading.take(_path_of(path), array)
+    for name, array in arrays:
+        path, size = _path_of(name), getattr(array, "nbytes", 0)
+        loading.check(path, array)
+        if not loading.take_from_host(path, array):
+            array = loading.placed(path, array)  # lets go of what was read
+            loading.take(path, array)
         del array
         freed.add(size)
     loading.check_complete()
@@ -86,14 +89,15 @@ class _Loading:
             path: proxies_beside(self.index, [found.variable]) for path, found in self.by_path.items()
         }
         self.taken: set[int] = set()
+        self.frozen: set[int] = set()  # proxies
         self.sites = {
             id(site): (node.op_quant.weights, name) for _, node, name, site in parameter_sites(self.index)
         }
         made = _made_from_weights(self.index)
         self.made = {id(found) for found in self.index.variables if _is_within(found, made)}
 
-    def placed(self, path: Path, array: Any) -> jax.Array:
-        """An array that was read, as the Variable holds it."""
+    def check(self, path: Path, array: Any) -> None:
+        """Raise unless an array that was read fits the model, which then expects it no more."""
         found = self.by_path.get(path)
         if found is None:
             hint = did_you_mean(dotted(path), [dotted(known) for known in self.by_path])
@@ -109,14 +113,31 @@ class _Loading:
                 "  cure: a checkpoint without it; with it, load_state(model, checkpoint) and freeze(model)"
             )
         self.taken.add(id(found))
-        return _placed(array, held.dtype, found.variable, self._is_frozen(path))
+
+    def placed(self, path: Path, array: Any) -> jax.Array:
+        """An array that was read, as the Variable holds it."""
+        variable = self.by_path[path].variable
+        return _placed(array, variable.get_value().dtype, variable, self._is_frozen(path))
+
+    def take_from_host(self, path: Path, array: Any) -> bool:
+        """Freeze a large array slice by slice, so that the whole of it is not put on a device; False if it cannot be."""
+        variable, holders = self.by_path[path].variable, self.proxies[path]
+        if len(holders) != 1 or len(holders[0].layers) != 1 or not self._is_frozen(path):
+            return False
+        layer = holders[0].layers[0]
+        numbers = numbers_from_host(layer, array) if layer.weight is variable else None
+        if numbers is None or not numbers[1]:
+            return False
+        self._put(layer, numbers)
+        self.frozen.add(id(holders[0].proxy))
+        return True
 
     def take(self, path: Path, array: jax.Array) -> None:
         """Write one array, and freeze what is complete with it."""
         self.by_path[path].variable.set_value(array)
         del array
         for proxy in self.proxies[path]:
-            if all(_is_there(layer) for layer in proxy.layers):
+            if id(proxy.proxy) not in self.frozen and all(_is_there(layer) for layer in proxy.layers):
                 self._freeze(proxy)
 
     def _is_frozen(self, path: Path) -> bool:
@@ -135,16 +156,20 @@ class _Loading:
         check_finite(self.index, layers, "load_frozen")
         for layer in layers:
             variable, floats = layer.weight, layer.weight.get_value()
-            if isinstance(layer, ParameterSite):
-                weights, name = self.sites[id(layer)]
-                frozen = freeze_parameter(self.index, layer)
-                del weights[name]
-                jax.block_until_ready(frozen.get_raw_value())
-            else:
-                freeze_layer(layer)
-                jax.block_until_ready(layer.frozen.numbers)
+            self._put(layer, None)
             # The index still holds the Variable, which lets go of its numbers.
             variable.set_value(jax.ShapeDtypeStruct(floats.shape, floats.dtype))
+
+    def _put(self, layer: Any, numbers: Any) -> None:
+        """Put the low-bit numbers in the weight's place."""
+        if isinstance(layer, ParameterSite):
+            weights, name = self.sites[id(layer)]
+            frozen = freeze_parameter(self.index, layer, numbers)
+            del weights[name]
+            jax.block_until_ready(frozen.get_raw_value())
+        else:
+            freeze_layer(layer, numbers=numbers)
+            jax.block_until_ready(layer.frozen.numbers)
 
     def check_complete(self) -> None:
         """Raise if the model has Variables that nothing was given for."""

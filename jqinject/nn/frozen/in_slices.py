@@ -27,6 +27,7 @@ from jqinject.quant_tensor import is_concrete
 
 LARGE, OF_SLICE = 2**20, 2**17  # bytes
 FEWEST, MOST = 16, 64
+PACKED = 8  # a slice has a multiple of so many numbers, which fill whole bytes
 # Their `by_scale`, given the scale of a call, makes the bits of this call.
 ELEMENTWISE = (
     CalibratedQuant,
@@ -64,10 +65,10 @@ def in_slices(make: Make, proxy: Any, weight: jax.Array, number: int, kept: tupl
         kept: axes that are not cut: sums are taken over them.
     """
     quantizer = proxy.tensor_quant
-    if not _is_elementwise(quantizer) or grid_of(quantizer) is None:
+    if not is_sliceable(quantizer):
         return None
     measured = CommittedQuant(quantizer, weight)
-    cutting = _cutting(weight.shape, measured, kept, number)
+    cutting = cutting_of(weight.shape, measured.committed_scale.shape, groups_of(measured), kept, number)
     if cutting is None:
         return None
     found, _ = make(proxy, weight)  # XLA drops the numbers that are taken from the slices
@@ -88,7 +89,7 @@ def in_slices(make: Make, proxy: Any, weight: jax.Array, number: int, kept: tupl
 
     def step(i: Any, made: Any) -> Any:
         found, valid = part(i)
-        return jax.tree.map(partial(_put, i), made[0], found), made[1] & valid
+        return jax.tree.map(partial(put, i), made[0], found), made[1] & valid
 
     whole = {name: state[name].get_value() for name in CUT if name in state}
     empty = {name: jnp.zeros(x.shape, _bits_dtype(x.dtype)) for name, x in whole.items()}
@@ -98,11 +99,13 @@ def in_slices(make: Make, proxy: Any, weight: jax.Array, number: int, kept: tupl
     return (found[0], state), valid
 
 
-def _is_elementwise(quantizer: Any) -> bool:
+def is_sliceable(quantizer: Any) -> bool:
+    """Whether the slices of a weight are quantized by the whole weight's scales as the whole is."""
     kind = type(quantizer)
-    return kind in ELEMENTWISE or any(
+    known = kind in ELEMENTWISE or any(
         kind is node_class(each) for each in ELEMENTWISE if issubclass(each, Component)
     )
+    return known and grid_of(quantizer) is not None
 
 
 def _of_any_shape(component: Any) -> Any:
@@ -120,7 +123,7 @@ def _of_any_shape(component: Any) -> Any:
     return component
 
 
-class _Cutting(NamedTuple):
+class Cutting(NamedTuple):
     """How a weight and its scales are cut.
 
     Attributes:
@@ -145,6 +148,11 @@ class _Cutting(NamedTuple):
         part = jax.lax.dynamic_slice_in_dim(bits, i * self.size, self.size, self.axis)
         return jax.lax.bitcast_convert_type(part, weight.dtype)
 
+    def of_host(self, array: np.ndarray, i: int) -> np.ndarray:
+        """The i-th slice of an array of NumPy's."""
+        part = slice(i * self.size, (i + 1) * self.size)
+        return np.ascontiguousarray(array[(slice(None),) * self.axis + (part,)])
+
     def of_scale(self, scale: jax.Array, i: Any) -> jax.Array:
         """The scales of the i-th slice."""
         if self.along is None or scale.ndim <= self.along or scale.shape[self.along] == 1:
@@ -152,22 +160,33 @@ class _Cutting(NamedTuple):
         return jax.lax.dynamic_slice_in_dim(scale, i * self.size, self.size, self.along)
 
 
-def _cutting(
-    shape: tuple[int, ...], measured: CommittedQuant, kept: tuple[int, ...], number: int
-) -> _Cutting | None:
-    """How to cut a weight, in as many slices as possible; None if it cannot be cut."""
-    scale, groups = measured.committed_scale.shape, groups_of(measured)
+def cutting_of(
+    shape: tuple[int, ...],
+    scale: tuple[int, ...],
+    groups: tuple[int, int] | None,
+    kept: tuple[int, ...],
+    number: int,
+) -> Cutting | None:
+    """How to cut a weight, in as many slices as possible; None if it cannot be cut.
+
+    Args:
+        shape: of the weight.
+        scale: the shape of its scales.
+        groups: group size and grouped axis of its quantizer.
+        kept: axes that are not cut.
+        number: of slices, at most.
+    """
     grouped = None if groups is None else groups[1] % len(shape)
     ndim = len(shape) + (groups is not None)
     single = math.prod(scale) == 1
-    found: list[_Cutting] = []
+    found: list[Cutting] = []
     for axis in range(len(shape)):
         along = axis + (grouped is not None and axis > grouped)
         fits = single or (len(scale) == ndim and scale[along] in (1, shape[axis]))
-        slices = math.gcd(number, shape[axis])
+        slices = math.gcd(number, shape[axis] // PACKED) if shape[axis] % PACKED == 0 else 1
         if fits and slices > 1 and axis != grouped and axis not in {one % len(shape) for one in kept}:
             separate = not single and scale[along] > 1
-            found.append(_Cutting(axis, slices, shape[axis] // slices, along if separate else None))
+            found.append(Cutting(axis, slices, shape[axis] // slices, along if separate else None))
     return max(found, key=lambda one: (one.number, one.along is not None), default=None)
 
 
@@ -181,7 +200,7 @@ def _as_bits(x: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(x, _bits_dtype(x.dtype))
 
 
-def _put(i: Any, whole: jax.Array, part: jax.Array) -> jax.Array:
+def put(i: Any, whole: jax.Array, part: jax.Array) -> jax.Array:
     """Write the i-th part; what the whole weight has one of, such as a single scale, is the same in all parts."""
     cut = [
         axis for axis, sizes in enumerate(zip(whole.shape, part.shape, strict=True)) if sizes[0] != sizes[1]

@@ -16,8 +16,8 @@ from jqinject.model.running.progress import with_progress
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.quant_tensor import as_array
 from jqinject.recipes.allocation import cheapest_errors
-from jqinject.recipes.passes.solve import check_finite, output_error
 from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
+from jqinject.recipes.solving import check_finite, output_error
 from jqinject.recipes.stream.stream import Visit
 from jqinject.recipes.work import Work, site_path
 

@@ -208,6 +208,12 @@ class Visit:
         """The parameter of the quantized model so far."""
         return self.stream.parameters.get(self.site.path, self.original)
 
+    @property
+    def operand(self) -> jax.Array:
+        """What the quantized model contracts in the first batch, before it is quantized."""
+        batch = self.stream.batches[0]
+        return self._value(batch, batch.quantized, batch.traced.found.sites[self.index].other)
+
     def put(self, parameter: Any) -> None:
         """Let the quantized model go on with another parameter.
 
@@ -249,7 +255,7 @@ class Visit:
         batch.floats.update(zip(step.outputs, step.run(*_in_order(site, weight, floats), *rest), strict=True))
         if site.path in self.stream.parameters:
             put = self.stream.parameters[site.path]
-            weight = put.reshape(-1)[site.places].astype(weight.dtype)
+            weight = site.places.taken(put).astype(weight.dtype)
         elif floats is quantized:
             batch.quantized.update({slot: batch.floats[slot] for slot in step.outputs})
             return
