@@ -94,6 +94,7 @@ class QuantProxyFromInjector(HoldsRanges):
             # A misspelt override is the likelier cause than the name that is missing because of it.
             declared.check_known(trace)
             raise
+        self._declare(layer, stack, trace, self._handed(layers, rngs))
         declared.check_read(self, quantizer, trace, self._handed(layers, rngs))
         assign(self, quant_metadata=self._read_metadata(said, layers, quantizer))
         if isinstance(quantizer, nnx.Module):
@@ -101,6 +102,11 @@ class QuantProxyFromInjector(HoldsRanges):
         else:
             self._hold(quantizer)
         link(self, layer)
+
+    def _declare(
+        self, layer: Any, stack: tuple[int, ...], trace: set[str], handed: Mapping[str, Any]
+    ) -> None:
+        """Make what an injector declares beside its quantizer."""
 
     @property
     def is_signed(self) -> bool | None:

@@ -11,11 +11,11 @@ import numpy as np
 from flax import nnx
 
 from jqinject import Rule
+from jqinject.ops import hadamard
 from jqinject.quant import Int8WeightPerChannelFloat
 from jqinject.recipes import AWQ, Equalize, Recipe, SmoothQuant
 from jqinject.recipes.passes.rescaling import Rescaling
 from jqinject.recipes.passes.smooth_quant import smooth_scales
-from jqinject.recipes.transforms import hadamard
 from tests.golden._config import reading
 
 Arrays = dict[str, np.ndarray]
