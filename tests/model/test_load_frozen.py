@@ -15,7 +15,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jqinject import Rule, freeze, load_frozen, quantize
-from jqinject.nn.frozen import freeze_layer
+from jqinject.model.state import load_frozen as state_of_load_frozen
+from jqinject.nn.frozen import freeze_layer, from_host
 from jqinject.quant import (
     Fp6e3m2OCPWeightPerChannelFloat,
     Fp8e4m3OCPWeightPerTensorFloat,
@@ -24,7 +25,9 @@ from jqinject.quant import (
     Int8ActDynamicPerRow,
     Int8WeightPerChannelAbsMax,
     Int8WeightPerChannelFloat,
+    Int8WeightPerTensorAbsMax,
     Int8WeightPerTensorFloat,
+    NF4WeightPerChannelFloat,
     NF4WeightPerGroupFloat,
     NVFP4Weight,
     ShiftedMXUInt8Weight,
@@ -138,8 +141,8 @@ def test_checkpoints_that_do_not_fit(change: Any, error: str) -> None:
 
 def _same_bits(found: Any, wanted: Any) -> None:
     assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
-    bits = (np.asarray(array).reshape(-1).view(np.uint8) for array in (found, wanted))
-    np.testing.assert_array_equal(*bits)
+    bits = [np.asarray(array).reshape(-1).view(np.uint8) for array in (found, wanted)]
+    np.testing.assert_array_equal(bits[0], bits[1])
 
 
 # At most so many bytes for each number: a few slices, and of fp8 a copy of the payload.
@@ -179,6 +182,52 @@ def test_weights_frozen_in_slices_have_the_same_bits_and_take_less_memory(
     assert found[16][0].form == found[1][0].form
     jax.tree.map(_same_bits, nnx.state(found[16][0]), nnx.state(found[1][0]))
     assert found[16][1] < bound < found[1][1]
+
+
+class Wide(nnx.Module):
+    """A site of three axes, and a layer."""
+
+    def __init__(self) -> None:
+        self.w = nnx.Param(jax.random.normal(jax.random.key(0), (8, 16, 32)))
+        self.layer = nnx.Linear(32, 128, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.layer(jnp.einsum("bd,dnh->bnh", x, self.w[...]))
+
+
+@pytest.mark.parametrize(
+    "quantizer",
+    [
+        Int8WeightPerChannelFloat,
+        Int8WeightPerTensorAbsMax,
+        ShiftedUint8WeightPerChannelFloat,
+        NF4WeightPerChannelFloat,
+    ],
+)
+def test_large_arrays_of_numpy_are_frozen_from_slices(
+    quantizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(from_host, "LARGE", 1)
+    monkeypatch.setattr(from_host, "ALIGNED", 2**40)  # no array is
+    placed: list[Any] = []
+    whole = state_of_load_frozen._Loading.placed
+    monkeypatch.setattr(
+        state_of_load_frozen._Loading,
+        "placed",
+        lambda self, path, array: placed.append(path) or whole(self, path, array),
+    )
+    floats, rule, x = Wide(), Rule(weight_quant=quantizer), jnp.ones((2, 8))
+    arrays = [
+        (path, np.array(variable.get_value())) for path, variable in nnx.to_flat_state(nnx.state(floats))
+    ]
+    found = load_frozen(lambda: quantize(Wide(), rule, inputs=x), reversed(arrays))
+    assert placed == [("layer", "bias")]
+    wanted = freeze(quantize(floats, rule, inputs=x))
+    assert nnx.graphdef(found) == nnx.graphdef(wanted)
+    jax.tree.map(_same_bits, nnx.state(found), nnx.state(wanted))
+    arrays[-1][1].reshape(-1)[3] = np.nan
+    with pytest.raises(ValueError, match="have nan or inf"):
+        load_frozen(lambda: quantize(Wide(), rule, inputs=x), arrays)
 
 
 @pytest.mark.parametrize("quantizer", [Int8WeightPerChannelFloat, NVFP4Weight])

@@ -35,9 +35,10 @@ def load_frozen(
     compiled quantizer needs for this one. An array of 1 MiB or more on one device is quantized in slices, and a stack
     of layers one after the other, for which a float32 array needs about a seventh of its bytes on a CPU, a table's
     codes up to as many as the array has. Searched scales need the whole array, several times. An array of NumPy's that
-    is not aligned to 64 bytes is copied, and both are there meanwhile; freed memory is handed back to the system.
-    Weights of layers that share a quantizer wait for one another. The numbers are those of `freeze(model)` after
-    `load_state`.
+    is not aligned to 64 bytes is copied, and both are there meanwhile, but one of 4 MiB or more whose scales are those
+    of its smallest and largest numbers, without groups: its slices are quantized one by one. Freed memory is handed
+    back to the system. Weights of layers that share a quantizer wait for one another. The numbers are those of
+    `freeze(model)` after `load_state`.
 
     Args:
         make: builds and quantizes the model, as in `lambda: quantize(Model(nnx.Rngs(0)), rules, inputs=x)`. It is
@@ -120,16 +121,22 @@ class _Loading:
         return _placed(array, variable.get_value().dtype, variable, self._is_frozen(path))
 
     def take_from_host(self, path: Path, array: Any) -> bool:
-        """Freeze a large array slice by slice, so that the whole of it is not put on a device; False if it cannot be."""
-        variable, holders = self.by_path[path].variable, self.proxies[path]
-        if len(holders) != 1 or len(holders[0].layers) != 1 or not self._is_frozen(path):
+        """Freeze a large array slice by slice, never the whole on a device; False if it cannot be."""
+        variable = self.by_path[path].variable
+        found = [
+            (held, layer)
+            for held in self.proxies[path]
+            for layer in held.layers
+            if _weight_quant(layer) is held.proxy
+        ]
+        if len(found) != 1 or found[0][1].weight is not variable:
             return False
-        layer = holders[0].layers[0]
-        numbers = numbers_from_host(layer, array) if layer.weight is variable else None
+        held, layer = found[0]
+        numbers = numbers_from_host(layer, array)
         if numbers is None or not numbers[1]:
             return False
         self._put(layer, numbers)
-        self.frozen.add(id(holders[0].proxy))
+        self.frozen.add(id(held.proxy))
         return True
 
     def take(self, path: Path, array: jax.Array) -> None:

@@ -13,10 +13,10 @@ from flax import nnx
 from jqinject.core import AbsMax, AbsMaxRange, AbsMinMax, CommittedQuant, MinMaxRange, NegativeMinOrZero
 from jqinject.core.facts import groups_of
 from jqinject.nn.frozen.freeze_layer import compiled_numbers
-from jqinject.nn.frozen.in_slices import FEWEST, cutting_of, is_sliceable, put
+from jqinject.nn.frozen.in_slices import FEWEST, MOST, cutting_of, is_sliceable, put
 from jqinject.proxy import stack_of
 
-LARGE = 2**22  # bytes
+LARGE, OF_SLICE = 2**22, 2**19  # bytes
 ALIGNED = 64  # bytes; JAX takes such memory without a copy on a CPU
 OF_EXTREMES = (AbsMax, AbsMaxRange, AbsMinMax, MinMaxRange, NegativeMinOrZero)
 
@@ -36,7 +36,8 @@ def numbers_from_host(layer: Any, array: Any) -> Any:
         return None
     scale = jax.eval_shape(lambda x: _scale(proxy, x), jax.ShapeDtypeStruct(array.shape, layer.weight.dtype))
     kept = (*layer.summed_axes(), *(layer.axes_of_sums() or ()))
-    cutting = cutting_of(array.shape, scale.shape, None, kept, FEWEST)
+    number = min(max(FEWEST, 1 << (array.nbytes // OF_SLICE).bit_length()), MOST)
+    cutting = cutting_of(array.shape, scale.shape, None, kept, number)
     extremes = _extremes(array, scale.shape)
     if cutting is None or extremes is None or not np.isfinite(extremes).all():
         return None
@@ -49,13 +50,13 @@ def numbers_from_host(layer: Any, array: Any) -> Any:
 
     dtype = layer.weight.dtype
     proxy.tensor_quant = nnx.data(CommittedQuant(proxy.tensor_quant, jnp.asarray(extremes, dtype)))
-    (graphdef, state), _ = jax.eval_shape(
-        partial(numbers, proxy), jax.ShapeDtypeStruct(array.shape, dtype)
-    )
+    (graphdef, state), _ = jax.eval_shape(partial(numbers, proxy), jax.ShapeDtypeStruct(array.shape, dtype))
     state, valid = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state), True
     for i in range(cutting.number):
         own = nnx.clone(proxy)
-        for variable in jax.tree.leaves(own.tensor_quant, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)):
+        for variable in jax.tree.leaves(
+            own.tensor_quant, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
+        ):
             variable.set_value(cutting.of_scale(variable.get_value(), i))
         part = jnp.asarray(cutting.of_host(array, i), dtype)
         (_, found), fits = numbers(own, part)
