@@ -14,6 +14,7 @@ from jqinject.recipes.recipe import Recipe as Recipe
 from jqinject.recipes.report import Explanation as Explanation
 from jqinject.recipes.report import Result as Result
 from jqinject.recipes.solvers.auto_round import AutoRound as AutoRound
+from jqinject.recipes.solvers.clip import Clip as Clip
 from jqinject.recipes.solvers.corrections import QEP as QEP
 from jqinject.recipes.solvers.corrections import MagR as MagR
 from jqinject.recipes.solvers.gpfq import GPFQ as GPFQ

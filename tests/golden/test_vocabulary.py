@@ -14,6 +14,7 @@ from tests.golden.adapters import (
     aqt_flax,
     aqt_stochastic,
     ptq_autoround,
+    ptq_awq,
     ptq_corrections,
     ptq_layerwise,
     ptq_matrices,
@@ -51,6 +52,18 @@ MAGR = {
 COMPRESSOR = {
     **{"peer": "llmcompressor", "algorithm": "gptq", "bits": 4, "strategy": "channel", "symmetric": True},
     "hessian": "H = (2/S) sum x x^T, S = number of sequences (here 8 of 16 tokens)",
+}
+COMPRESSOR_AWQ = {
+    **{"peer": "llmcompressor", "algorithm": "awq", "bits": 4, "strategy": "channel", "symmetric": True},
+    **{"group_size": None, "n_grid": 20, "duo_scaling": True, "batches": "4 of 16 rows", "seed": 1},
+    "model": "norm -> fc1 (balanced), fc2 not in the mapping",
+}
+QWIX_AWQ = {
+    **{"peer": "qwix", "algorithm": "awq", "bits": 4, "group_size": None, "n_grid": 20, "seed": 1},
+}
+MODELOPT = {
+    **{"peer": "nvidia-modelopt", "algorithm": "awq_lite", "alpha": None, "alpha_step": 0.1, "bits": 4},
+    **{"block_size": 16, "batches": "2 of 32 rows", "seed": 1},
 }
 QWIX_GPTQ = {
     **{"peer": "qwix", "algorithm": "gptq", "bits": 4, "block_size": 8, "percdamp": 0.01, "group_size": None},
@@ -165,15 +178,17 @@ READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
         "qwix_gptq": [(QWIX_GPTQ, ptq_matrices.qwix_gptq_of)],
         "qwix_qep": [(QEP, ptq_matrices.qep_of)],
         "autoround": [(AUTOROUND, ptq_autoround.rounded_of)],
+        "llmc_awq": [(COMPRESSOR_AWQ, ptq_awq.compressor_of)],
+        "qwix_awq": [(QWIX_AWQ, ptq_awq.qwix_of)],
+        "modelopt": [(MODELOPT, ptq_awq.optimum_of)],
         "bit_allocation": [(ALLOCATION, ptq_matrices.budget_of)],
     },
 }
 
 # Groups of cases without an adapter.
 NOT_DRIVEN = {
-    **dict.fromkeys(("brevitas_equalize", "hadamard", "modelopt"), "ptq"),
-    **dict.fromkeys(("llmc_awq", "llmc_smoothquant"), "ptq"),
-    **dict.fromkeys(("qwix_awq", "qwix_hadamard", "qwix_smoothquant"), "ptq"),
+    **dict.fromkeys(("brevitas_equalize", "hadamard"), "ptq"),
+    **dict.fromkeys(("llmc_smoothquant", "qwix_hadamard", "qwix_smoothquant"), "ptq"),
 }
 
 # What the library refuses, as the reference does, in cases of errors.
