@@ -9,6 +9,7 @@ from jqinject.recipes.passes.correct_biases import CorrectBiases
 from jqinject.recipes.passes.equalize import Equalize
 from jqinject.recipes.passes.smooth_quant import SmoothQuant
 from jqinject.recipes.passes.solve import Solve
+from jqinject.recipes.passes.split_channels import SplitChannels
 from jqinject.recipes.solvers.auto_round import AutoRound
 from jqinject.recipes.solvers.corrections import QEP, MagR
 from jqinject.recipes.solvers.gpfq import GPFQ, Qronos
@@ -16,6 +17,6 @@ from jqinject.recipes.solvers.gptq import GPTQ, RTN
 from jqinject.recipes.solvers.half_quadratic import HQO
 from jqinject.recipes.solvers.learned_rounding import LearnedRounding
 
-PASSES = (AWQ, AllocateBits, CorrectBatchNorm, CorrectBiases, Equalize, SmoothQuant, Solve)
+PASSES = (AWQ, AllocateBits, CorrectBatchNorm, CorrectBiases, Equalize, SmoothQuant, Solve, SplitChannels)
 SOLVERS = (GPFQ, GPTQ, HQO, QEP, RTN, AutoRound, LearnedRounding, MagR, Qronos)
 BY_NAME: dict[str, type] = {kind.__name__: kind for kind in (*PASSES, *SOLVERS)}
