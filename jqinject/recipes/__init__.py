@@ -12,8 +12,10 @@ from jqinject.recipes.passes.solve import Solve as Solve
 from jqinject.recipes.passes.solve import Solved as Solved
 from jqinject.recipes.passes.split_channels import SplitChannels as SplitChannels
 from jqinject.recipes.recipe import Recipe as Recipe
-from jqinject.recipes.recipe import Result as Result
+from jqinject.recipes.report import Explanation as Explanation
+from jqinject.recipes.report import Result as Result
 from jqinject.recipes.solvers.auto_round import AutoRound as AutoRound
+from jqinject.recipes.solvers.clip import Clip as Clip
 from jqinject.recipes.solvers.corrections import QEP as QEP
 from jqinject.recipes.solvers.corrections import MagR as MagR
 from jqinject.recipes.solvers.gpfq import GPFQ as GPFQ

@@ -11,6 +11,7 @@ from jqinject.recipes.passes.smooth_quant import SmoothQuant
 from jqinject.recipes.passes.solve import Solve
 from jqinject.recipes.passes.split_channels import SplitChannels
 from jqinject.recipes.solvers.auto_round import AutoRound
+from jqinject.recipes.solvers.clip import Clip
 from jqinject.recipes.solvers.corrections import QEP, MagR
 from jqinject.recipes.solvers.gpfq import GPFQ, Qronos
 from jqinject.recipes.solvers.gptq import GPTQ, RTN
@@ -18,5 +19,5 @@ from jqinject.recipes.solvers.half_quadratic import HQO
 from jqinject.recipes.solvers.learned_rounding import LearnedRounding
 
 PASSES = (AWQ, AllocateBits, CorrectBatchNorm, CorrectBiases, Equalize, SmoothQuant, Solve, SplitChannels)
-SOLVERS = (GPFQ, GPTQ, HQO, QEP, RTN, AutoRound, LearnedRounding, MagR, Qronos)
+SOLVERS = (GPFQ, GPTQ, HQO, QEP, RTN, AutoRound, Clip, LearnedRounding, MagR, Qronos)
 BY_NAME: dict[str, type] = {kind.__name__: kind for kind in (*PASSES, *SOLVERS)}

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jqinject.model import calibrate, quantize
@@ -51,6 +52,7 @@ class Work:
         on_host: whether values between sites are kept in the host's memory.
         progress: whether progress bars are shown.
         journal: remembers what passes have computed.
+        explaining: whether nothing is run that only an application needs: ranges are not calibrated.
     """
 
     original: nnx.Module
@@ -66,6 +68,7 @@ class Work:
     progress: bool = True
     allow_idle: bool = False
     journal: Journal = field(default_factory=Journal)
+    explaining: bool = False
     _quantized: nnx.Module | None = None
 
     @property
@@ -90,7 +93,9 @@ class Work:
     def _calibrate(self) -> None:
         assert self._quantized is not None
         self._quantized.eval()
-        if any(has_open_range(node) for _, node in ModelIndex(self._quantized).places):
+        if not self.explaining and any(
+            has_open_range(node) for _, node in ModelIndex(self._quantized).places
+        ):
             calibrate(self._quantized, self.batches, method=self.method, call=self.call, progress=False)
 
     @property
@@ -192,6 +197,12 @@ class InputQuantizers:
             return x
         proxy = self.of(site)
         return jnp.asarray(as_array(proxy(x)))
+
+    def bits(self, site: ContractionSite) -> int | None:
+        """How many bits a number of a site's input has; None if it is not quantized."""
+        proxy = self.of(site)
+        width = None if proxy is None else proxy.bit_width()
+        return None if width is None else int(np.max(np.asarray(width)))
 
 
 def _at_turn(proxy: Any, turn: tuple[int, ...]) -> Any:

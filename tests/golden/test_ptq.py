@@ -32,7 +32,6 @@ GROUPS: dict[str, Drive] = {
     "brevitas_magr": ptq_matrices.magr,
     "brevitas_corrections": driven(ptq_corrections.correction_of),
     "llmc_smoothquant": driven(ptq_smooth.compressor_smooth_of),
-    "llmc_awq": driven(ptq_smooth.compressor_awq_of),
     "qwix_smoothquant": driven(ptq_smooth.qwix_smooth_of),
     "llmc_gptq": ptq_matrices.compressor,
     "qwix_gptq": ptq_matrices.qwix_gptq,

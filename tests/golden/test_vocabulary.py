@@ -14,6 +14,7 @@ from tests.golden.adapters import (
     aqt_flax,
     aqt_stochastic,
     ptq_autoround,
+    ptq_awq,
     ptq_corrections,
     ptq_equalize,
     ptq_layerwise,
@@ -53,6 +54,18 @@ MAGR = {
 COMPRESSOR = {
     **{"peer": "llmcompressor", "algorithm": "gptq", "bits": 4, "strategy": "channel", "symmetric": True},
     "hessian": "H = (2/S) sum x x^T, S = number of sequences (here 8 of 16 tokens)",
+}
+COMPRESSOR_AWQ = {
+    **{"peer": "llmcompressor", "algorithm": "awq", "bits": 4, "strategy": "channel", "symmetric": True},
+    **{"group_size": None, "n_grid": 20, "duo_scaling": True, "batches": "4 of 16 rows", "seed": 1},
+    "model": "norm -> fc1 (balanced), fc2 not in the mapping",
+}
+QWIX_AWQ = {
+    **{"peer": "qwix", "algorithm": "awq", "bits": 4, "group_size": None, "n_grid": 20, "seed": 1},
+}
+MODELOPT = {
+    **{"peer": "nvidia-modelopt", "algorithm": "awq_lite", "alpha": None, "alpha_step": 0.1, "bits": 4},
+    **{"block_size": 16, "batches": "2 of 32 rows", "seed": 1},
 }
 QWIX_GPTQ = {
     **{"peer": "qwix", "algorithm": "gptq", "bits": 4, "block_size": 8, "percdamp": 0.01, "group_size": None},
@@ -125,15 +138,6 @@ SMOOTH = {
         "seed": 1,
     },
     "smoothing_strength": 0.5,
-}
-AWQ = {
-    **{
-        "peer": "llmcompressor",
-        "algorithm": "awq",
-        "model": "norm -> fc1 (balanced), fc2 not in the mapping",
-    },
-    **{"batches": "4 of 16 rows", "bits": 4, "duo_scaling": True, "group_size": 16, "n_grid": 20, "seed": 1},
-    **{"strategy": "group", "symmetric": True},
 }
 QWIX_SMOOTH = {
     **{"peer": "qwix", "algorithm": "smooth_quant", "layout": "weight (in, out), x (rows, in)", "seed": 1},
@@ -223,25 +227,24 @@ READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
                 NORMED,
                 ACTIVATIONS,
                 SPLITTING,
-                FOLDING,
-                TO_RMS,
             )
         ],
         "llmc_smoothquant": [(SMOOTH, ptq_smooth.compressor_smooth_of)],
-        "llmc_awq": [(AWQ, ptq_smooth.compressor_awq_of)],
         "qwix_smoothquant": [(QWIX_SMOOTH, ptq_smooth.qwix_smooth_of)],
         "llmc_gptq": [(COMPRESSOR, ptq_matrices.compressor_of)],
         "qwix_gptq": [(QWIX_GPTQ, ptq_matrices.qwix_gptq_of)],
         "qwix_qep": [(QEP, ptq_matrices.qep_of)],
         "autoround": [(AUTOROUND, ptq_autoround.rounded_of)],
+        "llmc_awq": [(COMPRESSOR_AWQ, ptq_awq.compressor_of)],
+        "qwix_awq": [(QWIX_AWQ, ptq_awq.qwix_of)],
+        "modelopt": [(MODELOPT, ptq_awq.optimum_of)],
         "bit_allocation": [(ALLOCATION, ptq_matrices.budget_of)],
     },
 }
 
 # Groups of cases without an adapter.
 NOT_DRIVEN = {
-    **dict.fromkeys(("brevitas_equalize", "hadamard", "modelopt"), "ptq"),
-    **dict.fromkeys(("qwix_awq", "qwix_hadamard"), "ptq"),
+    **dict.fromkeys(("brevitas_equalize", "hadamard", "qwix_hadamard"), "ptq"),
 }
 
 # What the library refuses, as the reference does, in cases of errors.

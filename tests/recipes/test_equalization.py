@@ -1,4 +1,4 @@
-"""Equalization by weights, biases and activations, and the splitting of channels: against formulas, through the program."""
+"""Equalization by weights, biases and activations, and the splitting of channels, against their formulas."""
 
 from typing import Any
 

@@ -1,9 +1,8 @@
-"""Drives SmoothQuant, log equalization and AWQ of llm-compressor, and SmoothQuant of Qwix."""
+"""Drives SmoothQuant and log equalization of llm-compressor, and SmoothQuant of Qwix."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,8 +12,7 @@ from flax import nnx
 
 from jqinject import Rule
 from jqinject.quant import Int8WeightPerChannelFloat
-from jqinject.recipes import AWQ, Recipe, SmoothQuant
-from jqinject.recipes.passes.rescaling import Rescaling
+from jqinject.recipes import Recipe, SmoothQuant
 from jqinject.recipes.passes.smooth_quant import smooth_scales
 from tests.golden._config import reading
 
@@ -91,61 +89,5 @@ def qwix_smooth_of(config: dict[str, Any]) -> Drive:
     def drive(inputs: Arrays) -> dict[str, Any]:
         ranges = np.abs(inputs["x"]).max(axis=0) / 127.5, np.abs(inputs["weight"]).max(axis=1) / 127.5
         return {"scales": smooth_scales(*ranges, alpha)}
-
-    return drive
-
-
-@dataclass
-class Rounded:
-    """Rounds a kernel `(inputs, outputs)` as compressed-tensors does, in the place of a model's quantizer."""
-
-    bits: int
-    group_size: int | None
-    symmetric: bool
-
-    def quantized(self, kernel: jax.Array) -> Any:
-        """The rounded kernel, as the value of a quantized tensor."""
-        rows = kernel.T
-        grouped = rows.reshape(rows.shape[0], -1, self.group_size or rows.shape[1])
-        low = jnp.minimum(grouped.min(axis=-1, keepdims=True), 0)
-        high = jnp.maximum(grouped.max(axis=-1, keepdims=True), 0)
-        least, steps = -(2 ** (self.bits - 1)), 2**self.bits - 1
-        # The negative extreme stands on a tie, which exact division gives to the least code: divided by a little less.
-        scale = jnp.maximum(-low, high) / (steps / 2) * (1 - 1e-6) if self.symmetric else (high - low) / steps
-        zero = 0 if self.symmetric else jnp.round(jnp.clip(least - low / scale, least, least + steps))
-        codes = jnp.clip(jnp.round(grouped / scale + zero), least, least + steps)
-        value = ((codes - zero) * scale).reshape(rows.shape).T
-        return type("Tensor", (), {"value": value})
-
-
-def compressor_awq_of(config: dict[str, Any]) -> Drive:
-    """Read llm-compressor's AWQ, of the one layer that its mapping names."""
-    with reading(config, "awq") as given:
-        given.choose("peer", {"llmcompressor": None})
-        given.choose("algorithm", {"awq": None})
-        given.choose("model", {"norm -> fc1 (balanced), fc2 not in the mapping": None})
-        given.choose("batches", {"4 of 16 rows": None})
-        given.choose("strategy", {"group": None, "channel": None})
-        given.take("seed")
-        search = AWQ(given.take("n_grid"), given.take("duo_scaling"))
-        quantizer = Rounded(
-            given.choose("bits", {3: 3, 4: 4, 8: 8}),
-            given.choose("group_size", {None: None, 8: 8, 16: 16}),
-            given.choose("symmetric", {True: True, False: False}),
-        )
-
-    def smooth(work: Any) -> list[Any]:
-        rescaling = Rescaling(work, "AWQ", ("magnitude", "hessian"))
-        (region,) = rescaling.regions
-        scales = search.best(rescaling, region, {"readers.0.kernel": quantizer})  # pyright: ignore
-        return [rescaling.multiply(region, 1 / scales), *rescaling.finish()]
-
-    def drive(inputs: Arrays) -> dict[str, Any]:
-        made = applied(NormAndReaders(inputs, ["fc1"]), smooth, np.array_split(inputs["x"], 4))
-        found = {"norm.weight": made.norm.scale, "norm.bias": made.norm.bias}
-        found |= {"fc1.weight": np.asarray(made.readers[0].kernel).T, "fc1.bias": made.readers[0].bias}
-        found["scales"] = found["fc1.weight"][0] / inputs["fc1.weight"][0]
-        untouched = ("fc2.weight", "fc2.bias")  # not in the mapping
-        return found | {name: inputs[name] for name in untouched}
 
     return drive
