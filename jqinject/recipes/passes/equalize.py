@@ -103,7 +103,7 @@ class Equalize:
         self, rescaling: Rescaling, region: Region, maker: Any, labels: np.ndarray, weights: np.ndarray
     ) -> Numbers:
         path = None if self.biases is None else rescaling.bias_of(maker)
-        if self.biases is None or path not in region.parameters:
+        if self.biases is None or path is None or path not in region.parameters:
             return labels, weights
         value = np.asarray(rescaling.values[path], np.float32)
         own = np.broadcast_to(region.parameters[path], value.shape)
