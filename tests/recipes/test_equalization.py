@@ -68,11 +68,15 @@ def test_biases_count_in_the_ranges_that_equalize_makes_the_same() -> None:
 
 @pytest.mark.parametrize(
     ("bias", "weights", "expected"),
-    [(9.0, 0.5, 2), (9.0, 0.05, 5), (0.9, 0.0001, 5), (200.0, 1.0, 20), (20.0, 1.0, 10), (10.0, 1.0, 5)],
+    [(9.0, 0.5, 2), (9.0, 0.05, 20), (200.0, 1.0, 20), (20.0, 1.0, 10), (10.0, 1.0, 5)],
 )
 def test_shrinkage_goes_by_the_sizes_of_biases(bias: float, weights: float, expected: float) -> None:
     rows = np.full((2, 3), weights, np.float32)
     assert shrinkage_of(np.float32([bias, -bias]), rows) == expected
+
+
+def test_shrinkage_goes_by_the_weights_that_are_small_too() -> None:
+    assert shrinkage_of(np.float32([5.0]), np.float32([[0.5, 0.001, 0.0]])) == 5
 
 
 def test_ranges_of_makers_take_part_in_smooth_quant() -> None:
