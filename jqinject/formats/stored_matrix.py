@@ -142,6 +142,7 @@ class StoredMatrix:
         parts: the tensors of the file that it is made of.
         bytes: of the codes in the file.
         input_format: how its input is quantized; None for float inputs.
+        has_column_groups: whether its groups are not consecutive columns (GPTQ's activation order).
     """
 
     name: str
@@ -152,6 +153,7 @@ class StoredMatrix:
     bytes: int
     decode: Callable[[], Numbers] = field(repr=False, compare=False)
     input_format: InputFormat | None = None
+    has_column_groups: bool = False
 
     def read(self) -> Numbers:
         """Its codes and scales, read from the file."""

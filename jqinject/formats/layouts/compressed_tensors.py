@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -152,9 +152,10 @@ class _Reader:
         payload = self.arrays.get("weight_packed") or self.arrays["weight"]
         size = math.prod(payload.shape) * payload.dtype.itemsize
         parts = tuple(f"{self.module}.{end}" for end in self.arrays)
-        return StoredMatrix(
-            f"{self.module}.weight", shape, numbers, f"compressed-tensors {kind}", parts, size, decode
-        )
+        layout = f"compressed-tensors {kind}"
+        ordered = "weight_g_idx" in self.arrays
+        made = StoredMatrix(f"{self.module}.weight", shape, numbers, layout, parts, size, decode)
+        return replace(made, has_column_groups=ordered)
 
     def _take(self, end: str, **options: Any) -> Tensor:
         self.arrays[end] = self.tensors.take(f"{self.module}.{end}", **options)

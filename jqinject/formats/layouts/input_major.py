@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -66,7 +67,8 @@ def _gptq(tensors: Tensors, module: str, bits: int, size: int, less: int) -> Sto
         if np.array_equal(held, np.arange(inputs) // (inputs if size == -1 else size)):
             column = None
     decode = partial(_decode_gptq, words, zeros, scales, column, bits, less, (outputs, inputs), size)
-    return _matrix(module, (outputs, inputs), bits, "GPTQ", ends, words, decode)
+    made = _matrix(module, (outputs, inputs), bits, "GPTQ", ends, words, decode)
+    return replace(made, has_column_groups=column is not None)
 
 
 def _decode_gptq(

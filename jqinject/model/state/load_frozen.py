@@ -15,6 +15,7 @@ from jqinject.model.freezing import check_finite, freeze
 from jqinject.model.site_freezing import freeze_parameter, parameter_sites
 from jqinject.model.state.checkpoint_entries import problem_of
 from jqinject.model.state.loading import proxies_beside
+from jqinject.model.state.low_bits import LowBits, put_low_bits
 from jqinject.model.state.reassembly import reassemble_held
 from jqinject.model.walk import Holders, ModelIndex, Path, VariableEntry, dotted
 from jqinject.nn.base.parameter_site import ParameterSite
@@ -40,7 +41,7 @@ def load_frozen(
         make: builds and quantizes the model, as in `lambda: quantize(Model(nnx.Rngs(0)), rules, inputs=x)`. It is
             traced, so its weights are never computed. Under a mesh, arrays are put where its Variables say.
         arrays: the float checkpoint, path and array, in any order: a generator that reads one array after the other.
-            A path is a tuple, or text with dots.
+            A path is a tuple, or text with dots. Instead of a float array, `LowBits` are stored as they are.
         allow_uncalibrated: go on even if static ranges of activations never saw data.
 
     Returns:
@@ -64,6 +65,9 @@ def load_frozen(
     _fill_quantizers(model, make)
     loading = _Loading(model)
     for path, array in arrays:
+        if isinstance(array, LowBits):
+            loading.take_low_bits(_path_of(path), array)
+            continue
         array = loading.placed(_path_of(path), array)  # lets go of what was read
         loading.take(_path_of(path), array)
         del array
@@ -88,15 +92,44 @@ class _Loading:
         made = _made_from_weights(self.index)
         self.made = {id(found) for found in self.index.variables if _is_within(found, made)}
 
-    def placed(self, path: Path, array: Any) -> jax.Array:
-        """An array that was read, as the Variable holds it."""
+    def _variable(self, path: Path) -> VariableEntry:
+        """The Variable at a path, which nothing was given for."""
         found = self.by_path.get(path)
         if found is None:
             hint = did_you_mean(dotted(path), [dotted(known) for known in self.by_path])
             raise ValueError(f"load_frozen: the model has no {dotted(path)}{'; ' + hint if hint else '.'}")
-        held = found.variable.get_value()
         if id(found) in self.taken:
             raise ValueError(f"load_frozen: {dotted(path)} was given before (as {dotted(found.path)})")
+        return found
+
+    def take_low_bits(self, path: Path, low: LowBits) -> None:
+        """Store numbers in the place of an array."""
+        found = self._variable(path)
+        held = found.variable.get_value()
+        layers = [
+            layer
+            for holders in self.proxies[path]
+            for layer in holders.layers
+            if _weight_quant(layer) is holders.proxy and layer.weight is found.variable
+        ]
+        if low.shape != held.shape or not layers:
+            why = (
+                "no weight quantizer takes it"
+                if not layers
+                else f"has the shape {held.shape}, got {low.shape}"
+            )
+            raise ValueError(f"load_frozen: {dotted(path)}: numbers in low bits, but {why}")
+        self.taken.add(id(found))
+        for layer in layers:
+            site = self.sites.get(id(layer))
+            jax.block_until_ready(put_low_bits(self.index, layer, low))
+            if site is not None:
+                del site[0][site[1]]
+
+    def placed(self, path: Path, array: Any) -> jax.Array:
+        """An array that was read, as the Variable holds it."""
+        found = self._variable(path)
+        held = found.variable.get_value()
         if problem := problem_of(array, held):
             raise ValueError(f"load_frozen: {dotted(path)}: {problem}")
         if id(found) in self.made:
