@@ -146,7 +146,7 @@ def _with_floats(model: Model, arrays: Iterator[tuple[str, Any]]) -> Model:
 
 
 def _zeros(leaf: Any) -> Any:
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.split(jax.random.key(0), leaf.shape)
     return jnp.zeros(leaf.shape, leaf.dtype)
 
