@@ -143,6 +143,13 @@ from jqinject.core.stats import Search as Search
 from jqinject.core.stats import SearchedStat as SearchedStat
 from jqinject.core.stats import SignedAbsMax as SignedAbsMax
 from jqinject.core.stats import TwoPhaseStat as TwoPhaseStat
+from jqinject.core.transforms import Chain as Chain
+from jqinject.core.transforms import ChannelScale as ChannelScale
+from jqinject.core.transforms import Hadamard as Hadamard
+from jqinject.core.transforms import Orthogonal as Orthogonal
+from jqinject.core.transforms import Permutation as Permutation
+from jqinject.core.transforms import Sized as Sized
+from jqinject.core.transforms import Transform as Transform
 from jqinject.core.view import DynamicOverSubChannelBlockView as DynamicOverSubChannelBlockView
 from jqinject.core.view import OverBatchOverOutputChannelView as OverBatchOverOutputChannelView
 from jqinject.core.view import OverBatchOverTensorView as OverBatchOverTensorView

@@ -1,6 +1,7 @@
 """`explain`: the wiring of an injector as a tree that shows who decided what; missing names are shown, not raised."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jqinject.inject.arguments import Arguments
@@ -29,6 +30,8 @@ class HasBinding(Protocol):
 
 EXPLAINED_BY = "explained_by"
 """The name of an injector's own explanation: a function of the injector that returns a `Node`."""
+BESIDE = ("pre_transform",)
+"""What proxies read of an injector beside its quantizer, and `explain` shows below that."""
 
 
 def explain(injector: Any, /, module: Any = None, name: str | None = None, **given: Any) -> Node:
@@ -69,7 +72,10 @@ def explain(injector: Any, /, module: Any = None, name: str | None = None, **giv
     if module is not None:
         given["module"] = module
     root = scope_of(subject, given)
-    return _Explainer(root).node(root, name or "tensor_quant", [])
+    explainer = _Explainer(root)
+    tree = explainer.node(root, name or "tensor_quant", [])
+    beside = () if name else tuple(explainer.node(root, each, []) for each in BESIDE if each in root.specs)
+    return replace(tree, children=(*tree.children, *beside)) if beside else tree
 
 
 class Reach(NamedTuple):

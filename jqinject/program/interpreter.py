@@ -16,7 +16,16 @@ from jqinject.dot import DEQUANTIZE
 from jqinject.program import handlers, nested, templates
 from jqinject.program.cache_writes import opened, written
 from jqinject.program.operations import FUNCTIONS, Operation, operation_of
-from jqinject.program.policy import ActivationProduct, Choice, Policy, Site, WeightUse, site_of
+from jqinject.program.policy import (
+    NO_AXES,
+    ActivationProduct,
+    Choice,
+    Policy,
+    Site,
+    SummedAxes,
+    WeightUse,
+    site_of,
+)
 from jqinject.program.quantizers import Quantizers
 from jqinject.program.same_places import PLAIN, Occurrence, SiteNames
 from jqinject.program.tracing.kept_state import MARK, KeptState
@@ -248,7 +257,7 @@ class Interpreter:
         self.occurrences.append(Occurrence(path, operation, read, self._equation, self.names.prefix + name))
 
     def quantized(
-        self, x: Tracked, quantizer: Any, name: str, rows: tuple[int, ...] = (), **overrides: Any
+        self, x: Tracked, quantizer: Any, name: str, axes: SummedAxes = NO_AXES, **overrides: Any
     ) -> Tracked:
         """`x` quantized at the site `name`, once for all operations that use the same quantizer.
 
@@ -256,21 +265,36 @@ class Interpreter:
             x: the value.
             quantizer: the injector.
             name: of the site, without the prefix.
-            rows: see `Site`.
+            axes: see `Site`.
             overrides: names that the injector redeclares here.
         """
-        if x.fixed_range is not None and not x.is_weight:
-            overrides["fixed_range"] = x.fixed_range
-        same = (quantizer, rows, tuple(sorted(overrides.items())))
+        overrides |= _known_range(x)
+        same = (quantizer, axes, tuple(sorted(overrides.items())))
         key = (*same, self.quantizers.mode)
         if key not in x.twins:
-            known = next((twin.site for other, twin in x.twins.items() if other[:3] == same), "")
-            site = site_of(x, known or self.names.full(name), quantizer, overrides, rows)
+            site = site_of(x, self._site_name(x, same, name), quantizer, overrides, axes)
             self.sites[site.name] = site
             twin = x.with_value(self.quantizers.quantize(site, x.array))
             twin.pending, twin.quantized, twin.site = None, True, site.name
             x.twins[key] = twin
         return x.twins[key]
+
+    def _site_name(self, x: Tracked, same: tuple[Any, ...], name: str) -> str:
+        """The name of the site where a value was first quantized so; else the name given."""
+        known = next((twin.site for other, twin in x.twins.items() if other[:3] == same), "")
+        return known or self.names.full(name)
+
+    def transformed(self, x: Tracked, quantizer: Any, name: str, axes: SummedAxes) -> Any:
+        """The array that the quantizer of a site sees: `x` through the transform before it.
+
+        Arguments as for `quantized`.
+        """
+        if not axes.transformed:
+            return x.array
+        overrides = _known_range(x)
+        same = (quantizer, axes, tuple(sorted(overrides.items())))
+        site = site_of(x, self._site_name(x, same, name), quantizer, overrides, axes)
+        return self.quantizers.transformed(site, x.array)
 
     def output(self, value: Any, choice: Choice | None, name: str, *, inherited: Any = None) -> Tracked:
         """An output: its quantizer is left to the next operation, or applied at once."""
@@ -282,6 +306,10 @@ class Interpreter:
             out.pending = wanted
             return out
         return self.quantized(out, wanted, f"{name}_output")
+
+
+def _known_range(x: Tracked) -> dict[str, Any]:
+    return {"fixed_range": x.fixed_range} if x.fixed_range is not None and not x.is_weight else {}
 
 
 def bind(eqn: Any, values: Sequence[Any]) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from jqinject.program.operations import Operation
 from jqinject.program.tracked_value import Tracked, shape_of
@@ -56,6 +56,7 @@ class Site:
             whether one operand is a weight that comes quantized, and `weight_path` is that of the weight.
         cache_ndim: of the cache that the tensor is written into; 0 for any others.
         rows: the axes that a contraction sums over, which share one scale; empty for the quantizer's own axes.
+        transformed: the axes that the transform before the quantizer takes; empty without one.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Site:
     contraction: str = ""
     cache_ndim: int = 0
     rows: tuple[int, ...] = ()
+    transformed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -197,13 +199,23 @@ class Policy(Protocol):
         """The model's output number `index`."""
 
 
+class SummedAxes(NamedTuple):
+    """What a quantizer has to know of the axes that a contraction sums over; see `Site`."""
+
+    rows: tuple[int, ...] = ()
+    transformed: tuple[int, ...] = ()
+
+
+NO_AXES = SummedAxes()
+
+
 def other_axes(axes: tuple[int, ...], ndim: int) -> tuple[int, ...]:
     """The axes that are not among `axes`."""
     return tuple(axis for axis in range(ndim) if axis not in axes)
 
 
 def site_of(
-    x: Tracked, name: str, quantizer: Any, overrides: dict[str, Any], rows: tuple[int, ...] = ()
+    x: Tracked, name: str, quantizer: Any, overrides: dict[str, Any], axes: SummedAxes = NO_AXES
 ) -> Site:
     """The site where `x` is quantized."""
-    return Site(name, quantizer, overrides, x.is_weight, shape_of(x), x.weight_path, rows=rows)
+    return Site(name, quantizer, overrides, x.is_weight, shape_of(x), x.weight_path, **axes._asdict())

@@ -16,7 +16,7 @@ from jqinject.program.weights.equation_arguments import arguments_of, weight_las
 from jqinject.program.weights.parameters import dotted
 from jqinject.program.weights.quantized_rows import quantized_in_rows
 from jqinject.program.weights.weight_call import WeightCall
-from jqinject.proxy import check_range
+from jqinject.proxy import check_range, transformed
 from jqinject.quant_tensor import (
     CodebookQuantTensor,
     FloatQuantTensor,
@@ -39,6 +39,10 @@ class Quantizers(Protocol):
             x: the tensor; of a gradient's quantizer, the output whose gradient it is.
             token: of a contraction that goes on with the gradient's payload.
         """
+
+    @abstractmethod
+    def transformed(self, site: Site, x: jax.Array) -> jax.Array:
+        """`x` through the transform before the quantizer of a site, and not quantized."""
 
     @abstractmethod
     def grad_dtype(self, name: str) -> Any:
@@ -113,6 +117,10 @@ class AsWritten:
     def chosen(self, name: str) -> Callable[[Any, Any], Any] | None:
         """See `Quantizers`."""
         return None
+
+    def transformed(self, site: Site, x: jax.Array) -> jax.Array:
+        """See `Quantizers`."""
+        return x
 
 
 class Finder(AsWritten):
@@ -212,8 +220,13 @@ class HeldQuantizers(AsWritten):
         if proxy.is_quant_enabled:
             check_range(proxy, x, f"op_quant[{site.name!r}]")
         if site.rows:
-            return quantized_in_rows(proxy, x, site.rows)
+            rows = proxy.quantize_transformed if site.transformed else proxy
+            return quantized_in_rows(rows, self.transformed(site, x), site.rows)
         return proxy(x) if token is None else proxy(x, token)
+
+    def transformed(self, site: Site, x: jax.Array) -> jax.Array:
+        """See `Quantizers`."""
+        return transformed(self._at(site), x) if site.transformed else x
 
     def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
         """See `Quantizers`."""

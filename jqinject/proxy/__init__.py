@@ -23,6 +23,9 @@ from jqinject.proxy.links import LINKS as LINKS
 from jqinject.proxy.links import complete as complete
 from jqinject.proxy.links import linked_layers as linked_layers
 from jqinject.proxy.links import relink as relink
+from jqinject.proxy.pre_transform import has_transform as has_transform
+from jqinject.proxy.pre_transform import note_of_transform as note_of_transform
+from jqinject.proxy.pre_transform import transformed as transformed
 from jqinject.proxy.ranges import check_range as check_range
 from jqinject.proxy.sharing import QuantizerReplacedWarning as QuantizerReplacedWarning
 from jqinject.proxy.trunc import TruncQuantProxyFromInjector as TruncQuantProxyFromInjector

@@ -1,22 +1,32 @@
 """The proxy of activations."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jqinject.core.construction.assign import assign
 from jqinject.core.state.uncalibrated import LOOKED_AT
 from jqinject.proxy.assembly import set_mode
 from jqinject.proxy.number_format import FormatQueries
+from jqinject.proxy.pre_transform import NAME, ContractsInput, declared_transform, transformed
 from jqinject.proxy.ranges import check_range
-from jqinject.quant_tensor import QuantTensor
+from jqinject.quant_tensor import QuantTensor, as_array
 
 
 class ActQuantProxyFromInjector(FormatQueries):
     """Quantizes what flows: inputs, outputs, results of activation functions.
 
     Statistics move in training mode only. Several layers may share one proxy: they then share its statistics.
+
+    An injector may declare a `pre_transform` (`jqinject.core.transforms`), which comes before the quantizer, also while
+    that is off or None: the weight that the tensor meets is stored for it.
+
+    Attributes:
+        pre_transform: the transform; None without one.
+        transform_axes: the axes of the tensor that it transforms, those that the layer contracts.
 
     Example:
         >>> import jax.numpy as jnp
@@ -36,6 +46,19 @@ class ActQuantProxyFromInjector(FormatQueries):
     role = "activation"
     quantizes_activations = True
     made_from_parameters = False
+    pre_transform: Any = None
+    transform_axes: tuple[int, ...] = (-1,)
+    reads = FormatQueries.reads | {NAME}
+
+    def _declare(
+        self, layer: Any, stack: tuple[int, ...], trace: set[str], handed: Mapping[str, Any]
+    ) -> None:
+        transform = declared_transform(self.binding, stack, trace, handed)
+        if transform is not None:
+            assign(self, pre_transform=transform)
+            axes = layer.input_axes if isinstance(layer, ContractsInput) else (-1,)
+            if axes != (-1,):
+                assign(self, transform_axes=axes)
 
     def __call__(self, x: jax.Array | QuantTensor) -> jax.Array | QuantTensor:
         """Quantize an activation.
@@ -44,14 +67,33 @@ class ActQuantProxyFromInjector(FormatQueries):
             x: float array, or a QuantTensor, whose value is then quantized anew.
 
         Returns:
-            A QuantTensor of the shape and dtype of `x`, or `x` itself if quantization is off.
+            A QuantTensor of the shape and dtype of `x`, or `x` itself if quantization is off; of the transformed `x` if
+            there is a `pre_transform`.
         """
+        if self.pre_transform is not None:
+            return self.quantize_transformed(transformed(self, as_array(x)))
         if self.tensor_quant is None or self.disable_quant:
             return x
         array = x.value if isinstance(x, QuantTensor) else x
         if self.use_running_average and self not in LOOKED_AT:
             check_range(self, array)
         return self._quantized(array)
+
+    def quantize_transformed(self, x: jax.Array) -> Any:
+        """Quantize an activation that has been through the `pre_transform`.
+
+        Args:
+            x: float array.
+        """
+        if self.tensor_quant is None or self.disable_quant:
+            return x
+        if self.use_running_average and self not in LOOKED_AT:
+            check_range(self, x)
+        return self._quantized(x)
+
+    def quantize_gradient(self, g: Any) -> Any:
+        """See `QuantProxyFromInjector`."""
+        return super().quantize_gradient(g if self.pre_transform is None else transformed(self, g))
 
     def quantize(self, x: jax.Array) -> Any:
         """Quantize as a call does: a QuantTensor, whose `payload()` or `int()` are the low-bit numbers and whose

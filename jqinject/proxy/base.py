@@ -94,6 +94,7 @@ class QuantProxyFromInjector(HoldsRanges):
             # A misspelt override is the likelier cause than the name that is missing because of it.
             declared.check_known(trace)
             raise
+        self._declare(layer, stack, trace, self._handed(layers, rngs))
         declared.check_read(self, quantizer, trace, self._handed(layers, rngs))
         assign(self, quant_metadata=self._read_metadata(said, layers, quantizer))
         if isinstance(quantizer, nnx.Module):
@@ -101,6 +102,11 @@ class QuantProxyFromInjector(HoldsRanges):
         else:
             self._hold(quantizer)
         link(self, layer)
+
+    def _declare(
+        self, layer: Any, stack: tuple[int, ...], trace: set[str], handed: Mapping[str, Any]
+    ) -> None:
+        """Make what an injector declares beside its quantizer."""
 
     @property
     def is_signed(self) -> bool | None:
@@ -182,14 +188,18 @@ class QuantProxyFromInjector(HoldsRanges):
         Raises:
             ValueError: not all the layers that share the proxy are known.
         """
-        if layers and self.served_layers != (count := len(relink(self, layers))):
-            self.served_layers = count  # set needlessly it would be another graph, and a retrace
-        known = beside_weights(known_layers(self))
         before = self.tensor_quant
-        replaced = self._assemble_for(known)
+        replaced, known = self._assembled_again(*layers)
         if replaced and not same_parameters(before, self.tensor_quant, known):
             warnings.warn(QuantizerReplacedWarning(self.binding.base.__name__), stacklevel=2)
         return replaced
+
+    def _assembled_again(self, *layers: Any) -> tuple[bool, tuple[Any, ...]]:
+        """See `init_tensor_quant`, without a warning; and all layers that share the proxy."""
+        if layers and self.served_layers != (count := len(relink(self, layers))):
+            self.served_layers = count  # set needlessly it would be another graph, and a retrace
+        known = beside_weights(known_layers(self))
+        return self._assemble_for(known), known
 
     def add_tracked_module(self, layer: Any) -> None:
         """Let one more layer share this proxy, and assemble it again for all of them.

@@ -133,7 +133,7 @@ class WeightQuantProxyFromInjector(FormatQueries):
         if not self.committed and self.is_quant_enabled:
             self.committed = True
             try:
-                self.init_tensor_quant(*layers)
+                self._assembled_again(*layers)
             except Exception:
                 self.committed = False
                 raise

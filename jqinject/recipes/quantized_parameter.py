@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jqinject.core import CommittedQuant, Grid
@@ -75,6 +76,18 @@ class QuantizedParameter:
         """
         found = self.quantized(value)
         return tuple(jnp.broadcast_to(x, value.shape) for x in (found.scale, found.zero_point))  # pyright: ignore
+
+    def owners(self) -> np.ndarray:
+        """For each number, in the shape of the parameter, which scale it has."""
+        shape = self.value.shape
+        groups = self.proxy.quant_metadata
+        if groups.group_size is not None and groups.group_dim is not None:
+            axis = self.depth + groups.group_dim % (len(shape) - self.depth)
+            places = list(np.indices(shape))
+            places[axis] = places[axis] // fitting_size(groups.group_size, shape[axis])
+            return np.asarray(np.ravel_multi_index(tuple(places), shape))
+        scale = jax.eval_shape(self.quantized, self.value).scale
+        return np.broadcast_to(np.arange(scale.size).reshape(scale.shape), shape)
 
     def put(self, values: jax.Array, scale: jax.Array, zero_point: jax.Array) -> None:
         """Keep what a solver chose: the numbers, and the scales that they are on.

@@ -60,6 +60,24 @@ class Statistics:
             found[field.name] = None if mine is None else merge.get(field.name, jnp.add)(mine, theirs)
         return replace(self, **found)
 
+    def where_seen(self, seen: jax.Array) -> Statistics:
+        """The sums with those of one sample for each column, all alike, where no sample reached a matrix.
+
+        Args:
+            seen: which matrices were reached, `(stack,)`.
+        """
+        if bool(seen.all()):
+            return self
+        eye = {
+            name: jnp.eye(x.shape[-1])
+            for name in ("hessian", "cross")
+            if (x := getattr(self, name)) is not None
+        }
+        filled = {
+            name: jnp.where(seen[:, None, None], getattr(self, name), each) for name, each in eye.items()
+        }
+        return replace(self, count=jnp.where(seen, self.count, 1.0), **filled)
+
     def mean(self, name: str) -> jax.Array:
         """A sum divided by the number of samples (at least 1)."""
         total = getattr(self, name)

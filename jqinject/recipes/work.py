@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jqinject.model import calibrate, quantize
+from jqinject.model.lora.factors import dense_update
 from jqinject.model.quantizing.rules import Rule
 from jqinject.model.running.batches import CallBatch
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import CALL, Call, Method, OpQuantizers, dotted
-from jqinject.quant_tensor import as_array
+from jqinject.quant_tensor import IntQuantTensor, as_array
+from jqinject.recipes.journal import Journal
 from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
 from jqinject.recipes.stream.site import ContractionSite
 from jqinject.recipes.stream.stream import Stream
@@ -49,6 +52,8 @@ class Work:
         allow_idle: whether rules may take nothing, as a pass put others before them.
         on_host: whether values between sites are kept in the host's memory.
         progress: whether progress bars are shown.
+        journal: remembers what passes have computed.
+        explaining: whether nothing is run that only an application needs: ranges are not calibrated.
     """
 
     original: nnx.Module
@@ -63,6 +68,8 @@ class Work:
     on_host: bool = False
     progress: bool = True
     allow_idle: bool = False
+    journal: Journal = field(default_factory=Journal)
+    explaining: bool = False
     _quantized: nnx.Module | None = None
 
     @property
@@ -84,10 +91,28 @@ class Work:
             self._calibrate()
         return self._quantized
 
+    def quantize_with(self, model: nnx.Module) -> None:
+        """Go on with a quantized model that a pass has made.
+
+        Args:
+            model: of the float model and the rules; its ranges need not be calibrated.
+        """
+        self._quantized = model
+        self._calibrate()
+
+    def _updates(self) -> dict[Any, jax.Array]:
+        """The low-rank updates beside parameters of the quantized model, as arrays by path."""
+        held = [node for _, node in ModelIndex(self.quantized).places if isinstance(node, OpQuantizers)]
+        adapters = {name: each for node in held for name, each in node.adapters_by_path().items()}
+        shapes = {name: each.value.shape for name, each in self.parameters().items()} if adapters else {}
+        return {each.weight_path: dense_update(each, shapes[name]) for name, each in adapters.items()}
+
     def _calibrate(self) -> None:
         assert self._quantized is not None
         self._quantized.eval()
-        if any(has_open_range(node) for _, node in ModelIndex(self._quantized).places):
+        if not self.explaining and any(
+            has_open_range(node) for _, node in ModelIndex(self._quantized).places
+        ):
             calibrate(self._quantized, self.batches, method=self.method, call=self.call, progress=False)
 
     @property
@@ -114,18 +139,24 @@ class Work:
         chosen = self.calls if calls is None else calls
         return Stream(self.model, chosen, LooksIntoEverything(), on_host=self.on_host)  # pyright: ignore
 
+    @property
+    def input_quantizers(self) -> InputQuantizers:
+        """The quantizers of the inputs of the quantized model's sites."""
+        return InputQuantizers(self.quantized)
+
     def stream(self, quantize_inputs: bool = True) -> Stream:
         """The data through the float model, and through it with the inputs of its sites quantized.
 
         Args:
             quantize_inputs: whether they are; quantizers of weights alone otherwise.
         """
-        held = InputQuantizers(self.quantized)
+        held = self.input_quantizers
         return Stream(
             self.model,
             self.calls,
             LooksIntoEverything(),  # pyright: ignore
             quantize_input=held.quantize if quantize_inputs else None,
+            updates=self._updates(),
             on_host=self.on_host,
         )
 
@@ -159,12 +190,37 @@ class InputQuantizers:
             return _at_turn(layer.input_quant, site.turn[:depth])
         return self._held.get(site.operand)
 
+    def is_on(self, site: ContractionSite) -> bool:
+        """Whether a site's input is quantized."""
+        proxy = self.of(site)
+        return proxy is not None and getattr(proxy, "is_quant_enabled", True)
+
+    def integers(self, site: ContractionSite, x: jax.Array) -> tuple[int, bool] | None:
+        """Bits and sign of the integers that a site's input becomes; None if it becomes none.
+
+        Args:
+            site: of the model.
+            x: an input.
+        """
+        if not self.is_on(site):
+            return None
+        found = self.of(site)(x)
+        if not isinstance(found, IntQuantTensor) or isinstance(found.bit_width, jax.Array):
+            return None
+        return found.bit_width, found.signed
+
     def quantize(self, site: ContractionSite, x: jax.Array) -> jax.Array:
         """A site's input as the quantized model sees it, in float."""
-        proxy = self.of(site)
-        if proxy is None or not getattr(proxy, "is_quant_enabled", True):
+        if not self.is_on(site):
             return x
+        proxy = self.of(site)
         return jnp.asarray(as_array(proxy(x)))
+
+    def bits(self, site: ContractionSite) -> int | None:
+        """How many bits a number of a site's input has; None if it is not quantized."""
+        proxy = self.of(site)
+        width = None if proxy is None else proxy.bit_width()
+        return None if width is None else int(np.max(np.asarray(width)))
 
 
 def _at_turn(proxy: Any, turn: tuple[int, ...]) -> Any:

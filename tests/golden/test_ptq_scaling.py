@@ -5,16 +5,17 @@ from typing import Any
 import pytest
 
 from tests.golden import _driver
-from tests.golden.adapters import ptq_scaling
+from tests.golden.adapters import ptq_awq, ptq_scaling
 from tests.golden.test_ptq import PEER, compare
 
 # By how ids begin. What is not here, no pass does yet: scales kept beside a quantizer, biases that count as weights.
 DRIVERS = {
     "llmc_smoothquant/0": ptq_scaling.compressor_smooth,
     "llmc_smoothquant/1": ptq_scaling.compressor_smooth,
-    "llmc_awq/": ptq_scaling.compressor_awq,
+    "llmc_awq/": ptq_awq.compressor,
+    "qwix_awq/": ptq_awq.qwix,
     "qwix_smoothquant/": ptq_scaling.qwix_smooth,
-    "modelopt/1": ptq_scaling.optimum,
+    "modelopt/": ptq_awq.optimum,
     "brevitas_equalize/cross_layer_2": ptq_scaling.cross_layer,
     "hadamard/": ptq_scaling.matrices,
 }

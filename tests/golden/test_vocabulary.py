@@ -14,6 +14,8 @@ from tests.golden.adapters import (
     aqt_flax,
     aqt_stochastic,
     ptq_autoround,
+    ptq_awq,
+    ptq_corrections,
     ptq_layerwise,
     ptq_matrices,
     qwix,
@@ -51,6 +53,18 @@ COMPRESSOR = {
     **{"peer": "llmcompressor", "algorithm": "gptq", "bits": 4, "strategy": "channel", "symmetric": True},
     "hessian": "H = (2/S) sum x x^T, S = number of sequences (here 8 of 16 tokens)",
 }
+COMPRESSOR_AWQ = {
+    **{"peer": "llmcompressor", "algorithm": "awq", "bits": 4, "strategy": "channel", "symmetric": True},
+    **{"group_size": None, "n_grid": 20, "duo_scaling": True, "batches": "4 of 16 rows", "seed": 1},
+    "model": "norm -> fc1 (balanced), fc2 not in the mapping",
+}
+QWIX_AWQ = {
+    **{"peer": "qwix", "algorithm": "awq", "bits": 4, "group_size": None, "n_grid": 20, "seed": 1},
+}
+MODELOPT = {
+    **{"peer": "nvidia-modelopt", "algorithm": "awq_lite", "alpha": None, "alpha_step": 0.1, "bits": 4},
+    **{"block_size": 16, "batches": "2 of 32 rows", "seed": 1},
+}
 QWIX_GPTQ = {
     **{"peer": "qwix", "algorithm": "gptq", "bits": 4, "block_size": 8, "percdamp": 0.01, "group_size": None},
     **{
@@ -69,6 +83,20 @@ AUTOROUND = {
     **{"symmetric": True, "lr": 0.01, "minmax_lr": 0.01, "minmax_tuning": True, "scale_dtype": "float32"},
     **{"batch": "all 64 rows at every iteration", "driven": "WrapperLinear + SignSGD of the package"},
     **{"loss": "mean squared output error", "schedule": "linear from lr to 0 over iters"},
+}
+BIASES = {
+    **{
+        "peer": "brevitas",
+        "algorithm": "bias_correction",
+        "quantizer": "Int8WeightPerChannelFloat",
+        "seed": 1,
+    },
+    **{"weight_bits": 3, "input_quant": None, "batches": 1, "layer_sizes": [4, 2]},
+}
+NORMS = {
+    **{"peer": "brevitas", "algorithm": "norm_correction", "model": "conv1 - bn1 - relu - conv2", "seed": 1},
+    **{"quantizer": "Int8WeightPerChannelFloat, 3 bits, on both convolutions", "batches": 1},
+    **{"channels": [3, 4, 2], "kernel": 3, "padding": 0},
 }
 ALLOCATION = {
     **{"algorithm": "mixed precision bit allocation", "source": "exhaustive", "bits": [4, 8]},
@@ -142,19 +170,25 @@ READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
         "brevitas_gpfq": layerwise("gpfq", num_blocks=None),
         "brevitas_qronos": layerwise("qronos"),
         "brevitas_magr": [(MAGR, ptq_matrices.magr_of), ({**MAGR, **CONVOLUTION}, ptq_matrices.magr_of)],
+        "brevitas_corrections": [
+            (BIASES, ptq_corrections.correction_of),
+            (NORMS, ptq_corrections.correction_of),
+        ],
         "llmc_gptq": [(COMPRESSOR, ptq_matrices.compressor_of)],
         "qwix_gptq": [(QWIX_GPTQ, ptq_matrices.qwix_gptq_of)],
         "qwix_qep": [(QEP, ptq_matrices.qep_of)],
         "autoround": [(AUTOROUND, ptq_autoround.rounded_of)],
+        "llmc_awq": [(COMPRESSOR_AWQ, ptq_awq.compressor_of)],
+        "qwix_awq": [(QWIX_AWQ, ptq_awq.qwix_of)],
+        "modelopt": [(MODELOPT, ptq_awq.optimum_of)],
         "bit_allocation": [(ALLOCATION, ptq_matrices.budget_of)],
     },
 }
 
 # Groups of cases without an adapter.
 NOT_DRIVEN = {
-    **dict.fromkeys(("brevitas_corrections", "brevitas_equalize", "hadamard", "modelopt"), "ptq"),
-    **dict.fromkeys(("llmc_awq", "llmc_smoothquant"), "ptq"),
-    **dict.fromkeys(("qwix_awq", "qwix_hadamard", "qwix_smoothquant"), "ptq"),
+    **dict.fromkeys(("brevitas_equalize", "hadamard"), "ptq"),
+    **dict.fromkeys(("llmc_smoothquant", "qwix_hadamard", "qwix_smoothquant"), "ptq"),
 }
 
 # What the library refuses, as the reference does, in cases of errors.

@@ -23,7 +23,7 @@ from jqinject.recipes import (
     Solve,
 )
 from jqinject.recipes.grid import MatrixGrid
-from jqinject.recipes.passes.solve import output_error
+from jqinject.recipes.solving import output_error
 from jqinject.recipes.statistics import Statistics
 
 RULE = Rule(weight_quant=quant.Int8WeightPerChannelFloat.let(bit_width=3))

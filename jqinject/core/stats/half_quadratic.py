@@ -8,7 +8,7 @@ point fits. Each round shrinks less (`beta` grows by `kappa`); the search ends a
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,8 +31,15 @@ from jqinject.ops.stats import kth_smallest
 
 
 @dataclass(frozen=True)
-class _Rounds:
-    """Parameters of the search: static, compared by value."""
+class Rounds:
+    """Parameters of the search: static, compared by value.
+
+    Attributes:
+        beta: at the start; larger values shrink less.
+        kappa: growth factor of beta per round.
+        lp_norm: p of the error norm.
+        iters: maximum number of rounds.
+    """
 
     beta: float
     kappa: float
@@ -87,6 +94,45 @@ def masked_median(x: Tensors, mask: Tensors, over: Over) -> jax.Array:
     return jnp.where(count > 0, middle, jnp.nan)
 
 
+def half_quadratic(
+    start: jax.Array,
+    beta: jax.Array,
+    rounds: Rounds,
+    fitted: Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]],
+) -> tuple[jax.Array, jax.Array]:
+    """The best candidate of a half-quadratic search, and beta after it.
+
+    Args:
+        start: the first candidate.
+        beta: of the first round.
+        rounds: the parameters; `beta` and `lp_norm` are not read.
+        fitted: from a candidate and beta to its mean error, and to the next candidate, which fits what shrinking its
+            errors leaves. If errors have the shape of candidates, each number is searched, and ends, by itself; beta
+            then has that shape too.
+    """
+
+    def go_on(state: _State) -> jax.Array:
+        return state.improved.any() & (state.step < rounds.iters)
+
+    def one_round(state: _State) -> _State:
+        loss, following = fitted(state.candidate, state.beta)
+        improved = loss < state.loss
+        return _State(
+            state.step + 1,
+            jnp.where(improved, following, state.candidate),
+            jnp.where(improved, state.candidate, state.best),
+            jnp.where(improved, loss, state.loss),
+            jnp.where(improved, state.beta * rounds.kappa, state.beta),
+            improved,
+        )
+
+    first = _State(
+        jnp.int32(0), start, start, jnp.full_like(beta, jnp.inf), beta, jnp.ones_like(beta, jnp.bool_)
+    )
+    end = jax.lax.while_loop(go_on, one_round, first)
+    return end.best, end.beta
+
+
 def _refuse_mapped(axis_name: Any, where: str) -> None:
     if axis_name is not None:
         raise ValueError(
@@ -98,7 +144,7 @@ def _refuse_mapped(axis_name: Any, where: str) -> None:
 class HalfQuadraticOptimizer(SearchedStat):
     """The common loop of both searches, which differ in `next_candidate`."""
 
-    rounds: _Rounds
+    rounds: Rounds
     annealed: QuantStat | None = None
     permute_dims: tuple[int, ...] | None = None
 
@@ -107,7 +153,7 @@ class HalfQuadraticOptimizer(SearchedStat):
             if not float(number) > 0:
                 raise ValueError(f"{where}: hqo_{name}_{suffix} must be above 0, got {number!r}")
         count = check.at_least(iters, 1, where, f"hqo_iters_{suffix}")
-        assign(self, rounds=_Rounds(float(beta), float(kappa), float(lp_norm), count))
+        assign(self, rounds=Rounds(float(beta), float(kappa), float(lp_norm), count))
 
     @abstractmethod
     def next_candidate(
@@ -117,33 +163,19 @@ class HalfQuadraticOptimizer(SearchedStat):
 
     def search(self, trial: Trial, tensors: Sequence[jax.Array]) -> jax.Array:
         """The best candidate."""
-        init = self._start(tensors)
         count = max(sum(tensor.size for tensor in tensors), 1)
 
-        def go_on(state: _State) -> jax.Array:
-            return state.improved & (state.step < self.rounds.iters)
-
-        def one_round(state: _State) -> _State:
-            results = [trial(tensor, state.candidate) for tensor in tensors]
+        def fitted(candidate: jax.Array, beta: jax.Array) -> tuple[jax.Array, jax.Array]:
+            results = [trial(tensor, candidate) for tensor in tensors]
             errors = [jnp.abs(result.value - tensor) for result, tensor in zip(results, tensors, strict=True)]
             loss = sum((self._added(None, error) for error in errors), jnp.float32(0)) / count
-            improved = loss < state.loss
-            following = self.next_candidate(state.candidate, state.beta, tensors, results)
-            return _State(
-                state.step + 1,
-                jnp.where(improved, following, state.candidate),
-                jnp.where(improved, state.candidate, state.best),
-                jnp.where(improved, loss, state.loss),
-                jnp.where(improved, state.beta * self.rounds.kappa, state.beta),
-                improved,
-            )
+            return loss, self.next_candidate(candidate, beta, tensors, results)
 
         beta = jnp.float32(self.rounds.beta) if self.annealed is None else self.annealed.get_value()
-        start = _State(jnp.int32(0), init, init, jnp.float32(jnp.inf), beta, jnp.bool_(True))
-        end = jax.lax.while_loop(go_on, one_round, start)
+        best, beta = half_quadratic(self._start(tensors), beta, self.rounds, fitted)
         if self.annealed is not None:
-            self.annealed.set_value(end.beta)
-        return end.best
+            self.annealed.set_value(beta)
+        return best
 
     def _memories(self) -> list[QuantStat]:
         return [*super()._memories(), *([] if self.annealed is None else [self.annealed])]

@@ -258,7 +258,9 @@ class SchemeQuantizers(nnx.Module):
     def _check(self, name: str, made: HeldOperand, where: str) -> None:
         proxy = made.quant
         why = ""
-        if proxy.role in ("bias", "accumulator"):
+        if proxy.binding.declares("pre_transform"):
+            why = "its pre_transform is for inputs whose weight is stored for it, and a scheme quantizes both operands"
+        elif proxy.role in ("bias", "accumulator"):
             why = f"it quantizes {proxy.role}s, and none is an operand"
         elif name in GRADIENTS and proxy.role in PARAMETERS:
             why = "it quantizes weights, and this operand is a gradient"

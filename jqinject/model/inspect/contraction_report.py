@@ -25,6 +25,7 @@ from jqinject.ops.devices.cut import cut_in_place
 from jqinject.ops.devices.explicit_axes import is_split
 from jqinject.ops.groups import fitting_size
 from jqinject.program import CALL, HELD, Call, Method, checked_method
+from jqinject.proxy import note_of_transform
 from jqinject.quant_tensor.float_quant_tensor import CONTRACTED, AnyFloatFormat
 
 LAYERS = (QuantWeightLayer, nnx.Linear, nnx.LinearGeneral, nnx.Einsum, nnx.Conv, nnx.ConvTranspose)
@@ -149,7 +150,7 @@ def _entry(name: str, layer: Any, found: list[Contraction], operations: int, in_
         contraction=" and ".join(kinds) or "none",
         program=", ".join(dict.fromkeys(map(str, found))),
         weight_bytes=_weight_bytes(layer),
-        note="; ".join(filter(None, (_note(layer, kinds, in_program), _crossing(layer)))),
+        note="; ".join(filter(None, (_note(layer, kinds, in_program), _crossing(layer), _transform(layer)))),
         operations=operations,
     )
 
@@ -216,6 +217,11 @@ def _has_groups(layer: QuantWeightLayer) -> bool:
     if layer.frozen is not None:
         return layer.frozen.form.groups is not None
     return layer.weight_quant.quant_metadata.group_size is not None
+
+
+def _transform(layer: Any) -> str:
+    """The note for a transform before the quantizer of a layer's input; empty without one."""
+    return note_of_transform(layer.input_quant) if isinstance(layer, QuantWeightLayer) else ""
 
 
 def _crossing(layer: Any) -> str:

@@ -43,6 +43,7 @@ class ContractedWeight:
         contraction: "int", "fp8" or "float", as the program contracts them now; "none" for a look-up.
         operations: multiply-adds, those in a loop as often as it runs; 0 for a look-up.
         is_low_bit: whether both operands have at most 8 bits; of a look-up, whether the weight has.
+        transform: what the other operand goes through before it is quantized; "" for nothing.
     """
 
     parameter: str
@@ -53,6 +54,7 @@ class ContractedWeight:
     contraction: str
     operations: int
     is_low_bit: bool
+    transform: str = ""
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,9 @@ def used_weight(one: Contracted, name: str, weights: ModelWeights, call: TracedC
         contraction,
         one.operations,
         low,
+        ""
+        if one.operation == "take"
+        else weights.transform_of_input(name, "" if use is None else use.beside),
     )
 
 

@@ -196,7 +196,7 @@ class ObservedQuantizers:
         weight = self._sites.sites.entries.get(site.name) if site.is_weight else None
         if weight is None and not self._entry:
             if not self._sites.others:
-                return x
+                return self._held.transformed(site, x)
             if isinstance(self._sites, QuantizedSites):
                 self._sites.has_others = True
         made = self._held.quantize(site, x, token)
@@ -205,6 +205,10 @@ class ObservedQuantizers:
         elif self._entry and site.name.endswith("_grad"):
             self._sites.gradient(self._entry, site.name)
         return made
+
+    def transformed(self, site: Site, x: jax.Array) -> jax.Array:
+        """See `Quantizers`."""
+        return self._held.transformed(site, x)
 
     def grad_dtype(self, name: str) -> Any:
         """See `Quantizers`."""

@@ -40,7 +40,7 @@ def parameter_entry(
         contraction=" and ".join(sorted(kinds)) or "none",
         program=", ".join(dict.fromkeys(map(str, found))),
         weight_bytes=_bytes_of(model, name),
-        note=note,
+        note="; ".join(dict.fromkeys(filter(None, (note, *(row.transform for row in rows))))),
         operations=operations or sum(row.operations for row in rows),
     )
 

@@ -20,7 +20,7 @@ from jqinject.model.frozen_ops import quantized_op
 from jqinject.model.walk import ModelIndex, Path, PlainArray
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import HELD, Program
-from jqinject.proxy import QuantProxyFromInjector, stack_of
+from jqinject.proxy import QuantProxyFromInjector, note_of_transform, stack_of
 from jqinject.quant_tensor import IntQuantTensor
 
 # Variables that a call writes: what is contracted of them comes from activations.
@@ -186,6 +186,17 @@ class ModelWeights:
         if isinstance(layer, QuantWeightLayer):
             return self.numbers_of(layer.input_quant)
         return None if layer is None or quantized_op(layer) is None else self._of_op(layer, 0)
+
+    def transform_of_input(self, name: str, site: str) -> str:
+        """What the other operand of a weight goes through before it is quantized, in words; "" for nothing.
+
+        Args:
+            name: path of the weight.
+            site: of the other operand, if it is quantized between operations.
+        """
+        layer = self.nodes.get(tuple(name.split("."))[:-1])
+        own = layer.input_quant if isinstance(layer, QuantWeightLayer) else None
+        return note_of_transform(self.held.get(site) if site else own)
 
     def format_at(self, site: str) -> NumberFormat | None:
         """The numbers of what a site between operations quantizes; "quantized" if they came so from a layer."""

@@ -79,6 +79,11 @@ class WeightAxes(ReassembledOnAssignment[Out]):
         """The axes of the weight that a contraction sums over, to be stored last; none for a convolution."""
         return ()
 
+    @property
+    def input_axes(self) -> tuple[int, ...]:
+        """The axes of the input that are contracted, in the order of the weight's: the last."""
+        return (-1,)
+
     def axes_of_sums(self) -> tuple[int, ...] | None:
         """The axes along which a contraction of integers needs their sums; None if it needs none."""
         return self.summed_axes() or None

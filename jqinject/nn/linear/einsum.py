@@ -200,6 +200,15 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
         """The axes of the kernel that the output does not have."""
         return kernel_axes_of(self.einsum_str, tuple(self.kernel_shape))
 
+    @property
+    def input_axes(self) -> tuple[int, ...]:
+        """The axes whose labels the kernel has and the output has not, in the order of the kernel's."""
+        operands, _, output = self.einsum_str.partition("->")
+        of_input, of_kernel = operands.split(",")
+        behind = of_input.rpartition(".")[2]
+        summed = [label for label in of_kernel.replace(".", "") if label in behind and label not in output]
+        return tuple(behind.index(label) - len(behind) for label in summed) or (-1,)
+
     def channel_shapes(self) -> dict[str, tuple[int, ...]]:
         """Channels are the axes of input and output that the kernel has too."""
         operands, _, output = self.einsum_str.partition("->")

@@ -141,6 +141,11 @@ class QuantLinearGeneral(QuantDotLayer[Out], nnx.LinearGeneral):
         """The input features."""
         return tuple(range(len(self.batch_axis), len(self.batch_axis) + len(self.in_features)))
 
+    @property
+    def input_axes(self) -> tuple[int, ...]:
+        """Those of `axis`, in the order in which they lie."""
+        return tuple(sorted(self.axis))
+
     def channel_shapes(self) -> dict[str, tuple[int, ...]]:
         """Output features are the last axes; input features too, unless `axis` says otherwise."""
         found = {} if self.batch_axis else {"output_quant": tuple(self.out_features)}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from jqinject.program.operations import Operation
-from jqinject.program.policy import ActivationProduct, Choice, Site, other_axes
+from jqinject.program.policy import NO_AXES, ActivationProduct, Choice, Site, SummedAxes, other_axes
 from jqinject.program.tracing.scopes import weight_scope
 from jqinject.program.tracked_value import Origin, Tracked, shape_of
 from jqinject.program.weights.contract import Contracted, contract, contract_float8, contracts_payloads
@@ -20,6 +20,7 @@ from jqinject.program.weights.parameters import (
 )
 from jqinject.program.weights.quantized_rows import has_row_scales
 from jqinject.program.weights.weight_call import Heard, WeightCall
+from jqinject.proxy import has_transform
 from jqinject.quant_tensor import as_array
 
 Axes = tuple[int, ...]
@@ -94,7 +95,9 @@ class _Contraction:
 
     def floating(self) -> Any:
         """The output without any quantizer, of the operands that it has."""
-        given = [x.floats if place == self.weight else x.array for place, x in enumerate(self.operands)]
+        given = [
+            x.floats if place == self.weight else self._floats(place) for place, x in enumerate(self.operands)
+        ]
         (value,) = self.evaluate([*given, *self.rest])
         return self._updated(value)
 
@@ -111,18 +114,33 @@ class _Contraction:
                 found = _contracted(run, choice, self.eqn, self.name, taken, self.rest, self.evaluate)
         return self._updated(_with_gradient(run, choice, self.name, found))
 
-    def _taken(self) -> list[Tracked]:
-        """The operands, quantized."""
+    def _floats(self, place: int) -> Any:
+        """An operand without its quantizer, but with the transform before it."""
+        wanted = self._wanted(place)
+        if wanted is None:
+            return self.operands[place].array
+        return self.run.transformed(self.operands[place], wanted.quantizer, self._names[place], wanted.axes)
+
+    def _wanted(self, place: int) -> _Wanted | None:
+        x, other = self.operands[place], self.operands[1 - place]
+        return _wanted(self.run, x, other, self.choice, self.eqn, place)
+
+    @property
+    def _names(self) -> tuple[str, str]:
+        """The names of the operands."""
         lhs, rhs = self.operands
         swapped = self.operation.name == "einsum" and lhs.is_weight and rhs.is_activation
-        labels = ("_rhs", "_lhs") if swapped else ("_lhs", "_rhs")
-        summed = summed_axes(self.eqn)
+        left, right = f"{self.name}_lhs", f"{self.name}_rhs"
+        return (right, left) if swapped else (left, right)
+
+    def _taken(self) -> list[Tracked]:
+        """The operands, quantized."""
         taken: list[Tracked] = []
-        for place, (x, other) in enumerate(((lhs, rhs), (rhs, lhs))):
+        for place, x in enumerate(self.operands):
             if place == self.weight:
                 taken.append(replace(x, chosen=None, twins={}))
                 continue
-            made = _operand(self.run, x, other, self.choice, self.name + labels[place], summed[place], place)
+            made = _operand(self.run, x, self._wanted(place), self._names[place])
             if made is not x:
                 part = "weight" if x.is_weight else "input"
                 self.heard.append(Heard(part, made.site, x.array, made.value))
@@ -150,7 +168,8 @@ class _Contraction:
         weight = self.weight
         if weight is None or self.operands[weight].low_rank is None:
             return value
-        update = _update(self.run, self.name, self.eqn, self.operands, self.rest, weight, self.evaluate)
+        x = self._floats(1 - weight)
+        update = _update(self.run, self.name, self.eqn, x, self.operands, self.rest, weight, self.evaluate)
         return value + update.astype(value.dtype)
 
 
@@ -219,6 +238,7 @@ def _update(
     run: Any,
     name: str,
     eqn: Any,
+    x: Any,
     operands: Sequence[Tracked],
     rest: list[Any],
     weight: int,
@@ -230,7 +250,6 @@ def _update(
     own = run.names.full(name)
     names = (own, low_rank.lookup) if low_rank.lookup else (own,)
     run.adapted.update((operands[weight].weight_path, one) for one in names)
-    x = operands[1 - weight].array
     if low_rank.dropout:
         site = Site(low_rank.dropout, None)
         run.sites[site.name] = site
@@ -238,30 +257,62 @@ def _update(
     return low_rank.contracted(eqn, x, weight, rest, shape_of(operands[weight]), evaluate)
 
 
-def _operand(
-    run: Any, x: Tracked, other: Tracked, choice: Choice | None, name: str, summed: Axes, place: int
-) -> Tracked:
-    if choice is None or x.quantized or not x.is_float:
-        return x
-    ndim = len(shape_of(x))
+class _Wanted(NamedTuple):
+    """The quantizer of an operand.
+
+    Attributes:
+        quantizer: the injector.
+        axes: what it has to know of the axes that are summed.
+        overrides: names that it redeclares here.
+    """
+
+    quantizer: Any
+    axes: SummedAxes = NO_AXES
+    overrides: Mapping[str, Any] = {}
+
+
+def _operand(run: Any, x: Tracked, wanted: _Wanted | None, name: str) -> Tracked:
+    return x if wanted is None else run.quantized(x, wanted.quantizer, name, wanted.axes, **wanted.overrides)
+
+
+def _wanted(
+    run: Any, x: Tracked, other: Tracked, choice: Choice | None, eqn: Any, place: int
+) -> _Wanted | None:
+    """The quantizer of an operand at a contraction; None if it is left as it is."""
+    if choice is None or not x.is_float:
+        return None
+    if x.quantized and not (x.is_activation and has_transform(_declared(choice, x, other, place))):
+        return None
+    summed, ndim = summed_axes(eqn)[place], len(shape_of(x))
     if x.is_weight:
         if choice.weight is None:
-            return x
+            return None
         axes = run.policy.channel_axes(summed, ndim, is_weight=True)
-        return run.quantized(x, choice.weight, name, channelwise_axes=axes)
+        return _Wanted(choice.weight, overrides={"channelwise_axes": axes})
     if not x.is_activation:
-        return x
+        return None
     if choice.dynamic:
         if choice.inputs is None or not other.is_weight:
-            return x
+            return None
         axes = run.policy.channel_axes(summed, ndim, is_weight=False)
-        return run.quantized(x, choice.inputs, name, channelwise_axes=axes)
-    own = (choice.lhs, choice.rhs)[place] if other.is_activation else None
-    wanted = own or (None if choice.inputs is None else x.pending or choice.inputs)
+        return _Wanted(choice.inputs, overrides={"channelwise_axes": axes})
+    wanted = _declared(choice, x, other, place)
     if wanted is None:
-        return x
+        return None
     rows = () if summed == (ndim - 1,) or not has_row_scales(wanted) else summed
-    return run.quantized(x, wanted, name, rows)
+    return _Wanted(wanted, SummedAxes(rows, transformed_axes(eqn, place) if has_transform(wanted) else ()))
+
+
+def _declared(choice: Choice, x: Tracked, other: Tracked, place: int) -> Any:
+    own = (choice.lhs, choice.rhs)[place] if other.is_activation else None
+    return own or (None if choice.inputs is None else x.pending or choice.inputs)
+
+
+def transformed_axes(eqn: Any, place: int) -> Axes:
+    """The axes of a contraction's operand that a transform takes: those summed over; of an image, its channels."""
+    if eqn.primitive.name == "conv_general_dilated":
+        return (eqn.params["dimension_numbers"].lhs_spec[1],)
+    return summed_axes(eqn)[place]
 
 
 def _is_flattened(run: Any, operation: Operation, eqn: Any, rhs: Tracked) -> bool:

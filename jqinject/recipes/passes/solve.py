@@ -5,20 +5,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jqinject.model.running.progress import with_progress
 from jqinject.program import dotted
-from jqinject.recipes.grid import MatrixGrid, Measure
 from jqinject.recipes.quantized_parameter import QuantizedParameter
-from jqinject.recipes.solvers.solver import Problem, Solution, Solver
-from jqinject.recipes.statistics import Statistics
-from jqinject.recipes.stream.site import ContractionSite
+from jqinject.recipes.solvers.solver import Solver
+from jqinject.recipes.solving import Solving
 from jqinject.recipes.stream.stream import Stream, Visit
-from jqinject.recipes.work import Work, site_path
+from jqinject.recipes.work import InputQuantizers, Work, site_path
 
 
 @dataclass(frozen=True)
@@ -61,6 +59,31 @@ class NotSolved:
 
 
 @dataclass(frozen=True)
+class Solvable:
+    """A site whose weights `Solve` would choose.
+
+    Attributes:
+        name: the site's.
+        path: the parameter's.
+        matrices: `(stack, rows, columns)` of what it contracts.
+        quantizer: the class name of the weight's quantizer.
+        input_bits: of its input while it is solved; None for float.
+    """
+
+    name: str
+    path: str
+    matrices: tuple[int, ...]
+    quantizer: str
+    input_bits: int | None
+
+    def __str__(self) -> str:
+        stack, rows, columns = self.matrices
+        size = f"{rows} x {columns}" if stack == 1 else f"{stack} x {rows} x {columns}"
+        inputs = "float inputs" if self.input_bits is None else f"inputs of {self.input_bits} bits"
+        return f"{self.name} ({self.path}): {size}, {self.quantizer}, {inputs}"
+
+
+@dataclass(frozen=True)
 class Solve:
     """Chooses the low-bit numbers of every weight that a rule quantizes.
 
@@ -97,153 +120,78 @@ class Solve:
             UserWarning: parameters that no site solves.
         """
         parameters = work.parameters()
-        stream = work.stream(self.quantize_inputs)
+        stream, inputs = work.stream(self.quantize_inputs), work.input_quantizers
+        last = {site_path(site): site.name for site in stream.sites}
         found: list[Solved | NotSolved] = []
-        done: dict[str, Any] = {}
+        begun: dict[str, Solving] = {}
+        whole: dict[str, bool] = {}
         for visit in with_progress(stream, "solving", shown=work.progress):
             name = site_path(visit.site)
             if name not in parameters:
                 continue
-            state = done.setdefault(name, _Solving(parameters[name], visit.original))
-            if state.takes(visit.site):
-                try:
-                    found.append(state.solve(visit, self.solver))
-                except ValueError as error:
-                    raise ValueError(f"{visit.site.name} ({name}): {error}") from error
-        for name, state in done.items():
-            parameters[name].put(state.values, state.scale, state.zero_point)
-        left = list(not_solved(parameters, done, stream))
+            if name not in begun:
+                begun[name] = Solving(parameters[name], visit.original, stream.updates.get(visit.site.path))
+            if begun[name].takes(visit.site):
+                found.append(self._solved(visit, name, begun[name], work, inputs))
+            if last[name] == visit.site.name:
+                # Nothing is held of a parameter whose last site is solved but what the model holds.
+                whole[name] = bool(begun[name].taken.all())
+                begun.pop(name).finish()
+        left = list(not_solved(parameters, whole, stream))
         if left:
             warnings.warn("Solve:\n" + "\n".join(f"  {one}" for one in left), stacklevel=3)
         return [*found, *left]
 
+    def explain(self, work: Work) -> list[Solvable | NotSolved]:
+        """See `Pass`."""
+        parameters, stream = work.parameters(), work.stream(self.quantize_inputs)
+        inputs = InputQuantizers(work.quantized)
+        found: list[Solvable | NotSolved] = []
+        taken: dict[str, np.ndarray] = {}
+        for site in stream.sites:
+            name = site_path(site)
+            if name not in parameters:
+                continue
+            parameter = parameters[name]
+            assert parameter.grid is not None, "or it has raised"
+            flags = taken.setdefault(name, np.zeros(parameter.value.size, bool))
+            if site.places.all_in(flags):
+                found.append(NotSolved(name, f"{site.name} contracts it too, after it is solved"))
+                continue
+            site.places.mark(flags)
+            operand = jax.ShapeDtypeStruct(site.places.shape, jnp.float32)
+            shape = jax.eval_shape(site.matrices.weight.matrices, operand).shape
+            bits = inputs.bits(site) if self.quantize_inputs else None
+            quantizer = parameter.proxy.binding.base.__name__
+            found.append(Solvable(site.name, name, shape, quantizer, bits))
+        whole = {name: bool(flags.all()) for name, flags in taken.items()}
+        return [*found, *not_solved(parameters, whole, stream)]
+
+    def _solved(self, visit: Visit, name: str, state: Solving, work: Work, inputs: InputQuantizers) -> Solved:
+        try:
+            integers = inputs.integers(visit.site, visit.operand)
+            made = state.solve(visit, self.solver, work.journal, integers)
+        except ValueError as error:
+            raise ValueError(f"{visit.site.name} ({name}): {error}") from error
+        return Solved(
+            visit.site.name, name, float(made["nearest"]), float(made["solved"]), int(made["unseen"])
+        )
+
 
 def not_solved(
-    parameters: Mapping[str, QuantizedParameter], done: Mapping[str, _Solving], stream: Stream
+    parameters: Mapping[str, QuantizedParameter], whole: Mapping[str, bool], stream: Stream
 ) -> Iterator[NotSolved]:
     """The parameters of which some numbers were not solved.
 
     Args:
         parameters: those that are quantized, by path.
-        done: those that sites were found for.
+        whole: of those that sites were found for, whether these contract all of them.
         stream: that went through the model.
     """
     reasons = {dotted(one.path): f"{one.name}: {one.reason}" for one in stream.left_out}
     for name in parameters:
         reason = reasons.get(name, "no call of the calibration data contracts it")
-        if name not in done:
+        if name not in whole:
             yield NotSolved(name, reason)
-        elif not bool(done[name].taken.all()):
+        elif not whole[name]:
             yield NotSolved(name, f"a part of it; {reason}")
-
-
-class _Solving:
-    """A parameter on its way to the grid, site by site where a loop cuts it.
-
-    Args:
-        parameter: of the quantized model.
-        original: of the float model.
-    """
-
-    def __init__(self, parameter: QuantizedParameter, original: jax.Array) -> None:
-        self.parameter = parameter
-        self.values = original.astype(jnp.float32)
-        self.original = self.values
-        self.scale, self.zero_point = parameter.measure(self.values)
-        self.taken = jnp.zeros((original.size,), bool)
-
-    def takes(self, site: ContractionSite) -> bool:
-        """Whether numbers that a site contracts are not solved yet."""
-        return not bool(self.taken[site.places.reshape(-1)].all())
-
-    def solve(self, visit: Visit, solver: Solver) -> Solved:
-        """Solve the numbers that a site contracts, and let the stream go on with them."""
-        site = visit.site
-        statistics = visit.statistics("hessian", *(name for name in solver.statistics if name != "hessian"))
-        check_finite(statistics)
-        matrices, original = site.weights(self.values), site.weights(self.original)
-        solution = solver(
-            Problem(matrices, original, statistics, self._measure(site), self.parameter.group_size)
-        )
-        seen = statistics.count > 0
-        solution = self._where_seen(site, matrices, solution, seen)
-        before = self._nearest(site, matrices)
-        self._write(site, solution)
-        visit.put(self.values)
-        after = site.weights(self.values)
-        return Solved(
-            site.name,
-            site_path(site),
-            output_error(before - original, original, statistics),
-            output_error(after - original, original, statistics),
-            int((~seen).sum()),
-        )
-
-    def _measure(self, site: ContractionSite) -> Measure:
-        """From the matrices of a site to the quantizer's grid for them."""
-        grid = self.parameter.grid
-
-        def measure(matrices: jax.Array) -> MatrixGrid:
-            flat = self.values.reshape(-1).at[site.places].set(site.as_operand(matrices))
-            scale, zero_point = self.parameter.measure(flat.reshape(self.values.shape))
-            return MatrixGrid(site.weights(scale), site.weights(zero_point), grid)
-
-        return measure
-
-    def _where_seen(
-        self, site: ContractionSite, matrices: jax.Array, solution: Solution, seen: jax.Array
-    ) -> Solution:
-        """A solution with the matrices that no sample reached rounded to nearest."""
-        if bool(seen.all()):
-            return solution
-        reached = seen[:, None, None]
-        scale, zero_point = (site.weights(x) for x in (self.scale, self.zero_point))
-        return Solution(
-            jnp.where(reached, solution.values, self._nearest(site, matrices)),
-            jnp.where(reached, solution.scale, scale),
-            jnp.where(reached, solution.zero_point, zero_point),
-        )
-
-    def _nearest(self, site: ContractionSite, matrices: jax.Array) -> jax.Array:
-        scale, zero_point = (site.weights(x) for x in (self.scale, self.zero_point))
-        return self.parameter.grid.nearest(matrices, scale, zero_point)
-
-    def _write(self, site: ContractionSite, solution: Solution) -> None:
-        def written(whole: jax.Array, matrices: jax.Array) -> jax.Array:
-            full = jnp.broadcast_to(matrices, solution.values.shape)
-            return whole.reshape(-1).at[site.places].set(site.as_operand(full)).reshape(whole.shape)
-
-        self.values = written(self.values, solution.values)
-        self.scale = written(self.scale, solution.scale)
-        self.zero_point = written(self.zero_point, solution.zero_point)
-        self.taken = self.taken.at[site.places.reshape(-1)].set(True)
-
-
-def check_finite(statistics: Statistics) -> None:
-    """Refuse calibration data that is not finite.
-
-    Raises:
-        ValueError: a sum over it is nan or infinite.
-    """
-    if not all(bool(jnp.isfinite(x).all()) for x in (statistics.hessian, statistics.cross) if x is not None):
-        raise ValueError(
-            "its inputs in the calibration data hold nan or inf, or are so large that their squares are.\n"
-            "  cure: find the batch with jnp.isfinite; a nan may also come from an earlier operation of the model"
-        )
-
-
-def output_error(difference: jax.Array, weights: jax.Array, statistics: Statistics) -> float:
-    """`tr(D H D^T) / tr(W H W^T)`: the mean squared error of a site's output, relative to the output.
-
-    Args:
-        difference: `D`, of the weights.
-        weights: `W`.
-        statistics: with the Hessian.
-    """
-    hessian = statistics.mean("hessian")
-
-    def size(w: jax.Array) -> jax.Array:
-        return jnp.einsum("sri,sij,srj->", w, hessian, w, precision=jax.lax.Precision.HIGHEST)
-
-    whole = size(weights)
-    return float(size(difference) / jnp.where(whole > 0, whole, 1.0))

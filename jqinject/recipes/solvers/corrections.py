@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jqinject.recipes.solvers.columns import HIGHEST
 from jqinject.recipes.solvers.gptq import GPTQ
+from jqinject.recipes.solvers.l1_ball import onto_ball
 from jqinject.recipes.solvers.ordering import diagonal_of, on_diagonal, without_dead_inputs
 from jqinject.recipes.solvers.solver import Problem, Solution, Solver
 
@@ -69,24 +70,6 @@ def reduce_magnitudes(weights: jax.Array, hessian: jax.Array, alpha: float, step
         return moved - strength * onto_ball(moved / strength)
 
     return jax.lax.fori_loop(0, steps, step, weights)
-
-
-def onto_ball(rows: jax.Array) -> jax.Array:
-    """Each row's nearest point in the unit ball of the 1-norm (Duchi et al., 2008).
-
-    Example:
-        >>> onto_ball(jnp.array([[3.0, 1.0], [0.25, 0.5]])).tolist()
-        [[1.0, 0.0], [0.25, 0.5]]
-    """
-    magnitudes = jnp.abs(rows)
-    falling = -jnp.sort(-magnitudes, axis=-1)
-    sums = jnp.cumsum(falling, axis=-1) - 1
-    counts = jnp.arange(1, rows.shape[-1] + 1, dtype=rows.dtype)
-    held = (falling - sums / counts > 0).sum(axis=-1, keepdims=True)
-    threshold = jnp.take_along_axis(sums, held - 1, axis=-1) / held.astype(rows.dtype)
-    inside = magnitudes.sum(axis=-1, keepdims=True) <= 1
-    shrunk = jnp.sign(rows) * jnp.maximum(magnitudes - threshold, 0.0)
-    return jnp.where(inside, rows, shrunk)
 
 
 @dataclass(frozen=True)

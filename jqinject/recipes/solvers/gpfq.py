@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.recipes.grid import MatrixGrid, Measure, ordered
+from jqinject.recipes.solvers.accumulator import Room, check_accumulator, room_of, rounded
 from jqinject.recipes.solvers.columns import HIGHEST, round_columns
 from jqinject.recipes.solvers.gptq import check_factor
 from jqinject.recipes.solvers.ordering import (
@@ -34,6 +35,7 @@ class GPFQ:
     Args:
         act_order: round columns with large inputs first.
         scales: see `ScaleRule`; "original" or "live".
+        accumulator_bits, tile_size: see `GPTQ`.
 
     Raises:
         ValueError: `scales` is "block": there are no blocks.
@@ -42,11 +44,13 @@ class GPFQ:
 
     Example:
         >>> GPFQ()
-        GPFQ(act_order=False, scales='original')
+        GPFQ(act_order=False, scales='original', accumulator_bits=None, tile_size=None)
     """
 
     act_order: bool = False
     scales: ScaleRule = "original"
+    accumulator_bits: int | None = None
+    tile_size: int | None = None
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -59,6 +63,7 @@ class GPFQ:
                 f"GPFQ has no blocks: scales={self.scales!r} is neither 'original' nor 'live'.\n"
                 "  cure: GPFQ(scales='original')"
             )
+        check_accumulator("GPFQ", self.accumulator_bits, self.tile_size, self.scales)
 
     def __call__(self, problem: Problem) -> Solution:
         """See `Solver`."""
@@ -75,15 +80,16 @@ class GPFQ:
         weights = ordered(start, order)
         given = (weights, ordered(problem.original, order))
         sums = (both_ordered(hessian, order), both_ordered(cross, order))
+        room = room_of(self.accumulator_bits, self.tile_size, problem, start, order, "GPFQ")
         if self.scales == "original":
             grid = measure(weights)
-            working, values = _frozen(*given, *sums, grid)
+            working, values = _frozen(*given, *sums, grid, room)
         else:
-            working, _ = jax.jit(partial(_in_order, measure=measure))(*given, *sums, None)
+            working, _ = jax.jit(partial(_in_order, measure=measure))(*given, *sums, None, None)
             grid = measure(working)
             values = grid.nearest(working)
-        found = grid.ordered(back)
-        return Solution(ordered(values, back), found.scale, found.zero_point, ordered(working, back))
+        found, values, working = grid.ordered(back), ordered(values, back), ordered(working, back)
+        return Solution(values, found.scale, found.zero_point, working, complete=room is not None)
 
 
 def _in_order(
@@ -92,29 +98,30 @@ def _in_order(
     hessian: jax.Array,
     cross: jax.Array,
     grid: MatrixGrid | None,
+    room: Room | None,
     measure: Measure | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """The matrices that are rounded, and what they were rounded to on the way."""
     columns = weights.shape[-1]
 
     def one(place: jax.Array, state: Any) -> Any:
-        working, rounded = state
+        working, done, room = state
         if measure is not None:
-            rounded = measure(working).nearest(working)
+            done = measure(working).nearest(working)
         before = jnp.arange(columns) < place
         seen, wanted = (jax.lax.dynamic_slice_in_dim(x, place, 1, -2) for x in (hessian, cross))
         target = jnp.matmul(original, jnp.where(before, wanted, 0.0).mT, precision=HIGHEST)
-        target = target - jnp.matmul(rounded, jnp.where(before, seen, 0.0).mT, precision=HIGHEST)
+        target = target - jnp.matmul(done, jnp.where(before, seen, 0.0).mT, precision=HIGHEST)
         own, given = (jax.lax.dynamic_slice_in_dim(x, place, 1, -1) for x in (seen, wanted))
         now = jax.lax.dynamic_slice_in_dim(working, place, 1, -1)
         target = jnp.where(own > 0, (given * now + target) / jnp.where(own > 0, own, 1.0), 0.0)
         working = jax.lax.dynamic_update_slice_in_dim(working, target, place, -1)
         if grid is not None:
-            near = grid.from_column(place, 1).nearest(target)
-            rounded = jax.lax.dynamic_update_slice_in_dim(rounded, near, place, -1)
-        return working, rounded
+            near, room = rounded(target, grid.from_column(place, 1), place, room)
+            done = jax.lax.dynamic_update_slice_in_dim(done, near, place, -1)
+        return working, done, room
 
-    return jax.lax.fori_loop(0, columns, one, (weights, jnp.zeros_like(weights)))
+    return jax.lax.fori_loop(0, columns, one, (weights, jnp.zeros_like(weights), room))[:2]
 
 
 _frozen = jax.jit(_in_order)
@@ -132,20 +139,24 @@ class Qronos:
         block_size: see `GPTQ`.
         act_order: round columns with large inputs first.
         damping: `d`, as a share of the largest eigenvalue of `H`.
+        accumulator_bits, tile_size: see `GPTQ`.
 
     Source: Zhang et al., "Qronos: Correcting the Past by Shaping the Future in Post-Training Quantization", 2025.
 
     Example:
         >>> Qronos()
-        Qronos(block_size=128, act_order=False, damping=1e-06)
+        Qronos(block_size=128, act_order=False, damping=1e-06, accumulator_bits=None, tile_size=None)
     """
 
     block_size: int = 128
     act_order: bool = False
     damping: float = 1e-6
+    accumulator_bits: int | None = None
+    tile_size: int | None = None
 
     def __post_init__(self) -> None:
         check_rounding("Qronos", self.block_size, self.damping)
+        check_accumulator("Qronos", self.accumulator_bits, self.tile_size)
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -158,6 +169,7 @@ class Qronos:
         grid = problem.measure(problem.weights).spread(problem.weights.shape)
         hessian, weights = without_dead_inputs(hessian, problem.weights)
         order = by_importance(hessian, self.act_order)
+        room = room_of(self.accumulator_bits, self.tile_size, problem, weights, order, "Qronos")
         hessian, cross = both_ordered(hessian, order), both_ordered(cross, order)
         weights, original = ordered(weights, order), ordered(problem.original, order)
         grid = grid.ordered(order)
@@ -165,19 +177,19 @@ class Qronos:
             jnp.matmul(original, cross[..., :1], precision=HIGHEST)
             - jnp.matmul(weights[..., 1:], hessian[:, 1:, :1], precision=HIGHEST)
         ) / hessian[:, :1, :1]
-        rounded = grid.columns(slice(0, 1)).nearest(first)
+        head, room = rounded(first, grid.columns(slice(0, 1)), 0, room)
         damp = self.damping * jnp.linalg.eigvalsh(hessian)[:, -1]
         whole = inverse(on_diagonal(hessian, damp))
         rest = whole[:, 1:, 1:] - whole[:, 1:, :1] * whole[:, :1, 1:] / whole[:, :1, :1]
         wanted = jnp.matmul(original, on_diagonal(cross, damp)[..., 1:], precision=HIGHEST)
-        corrected = jnp.matmul(wanted - rounded * hessian[:, :1, 1:], rest, precision=HIGHEST)
+        corrected = jnp.matmul(wanted - head * hessian[:, :1, 1:], rest, precision=HIGHEST)
         factor = jnp.linalg.cholesky(rest, upper=True)
         check_factor(factor, self.damping)
-        after = grid.columns(slice(1, None))
-        values, _, _ = round_columns(corrected, factor, lambda _: after, block_size=self.block_size)
+        after, left = grid.columns(slice(1, None)), None if room is None else room.after(1)
+        values, _, _ = round_columns(
+            corrected, factor, lambda _: after, block_size=self.block_size, room=left
+        )
         back = jnp.argsort(order, axis=1)
         found = grid.ordered(back)
-        whole, working = (
-            ordered(jnp.concatenate([head, values], axis=-1), back) for head in (rounded, first)
-        )
-        return Solution(whole, found.scale, found.zero_point, working)
+        whole, working = (ordered(jnp.concatenate([start, values], axis=-1), back) for start in (head, first))
+        return Solution(whole, found.scale, found.zero_point, working, complete=room is not None)

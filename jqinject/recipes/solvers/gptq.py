@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.recipes.grid import MatrixGrid, ordered
+from jqinject.recipes.solvers.accumulator import check_accumulator, room_of
 from jqinject.recipes.solvers.columns import round_columns
 from jqinject.recipes.solvers.ordering import (
     both_ordered,
@@ -60,13 +61,15 @@ class GPTQ:
         scales: when scales are measured, see `ScaleRule`.
         damp_dead: whether inputs that were always 0 count, with 1, in the mean that the damping is a share of: yes as
             in Brevitas and llm-compressor, no as in Qwix.
-
         singular: what happens to a matrix whose damped Hessian is not positive definite: "refuse", or "nearest" to
             round it to nearest, as llm-compressor does.
+        accumulator_bits: of a signed accumulator that no sum of products may overflow (AXE); the inputs must be
+            quantized to integers. None for no bound.
+        tile_size: columns whose products are summed in it; None for all that share a scale.
 
     Raises:
         ValueError: `scales="block"` with `act_order`: the columns of a group do not stand side by side then; (when
-            called) a Hessian is not positive definite.
+            called) a Hessian is not positive definite; no bound is possible, see `accumulator_bits`.
 
     Source: Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022.
 
@@ -84,6 +87,8 @@ class GPTQ:
     scales: ScaleRule = "original"
     damp_dead: bool = True
     singular: Literal["refuse", "nearest"] = "refuse"
+    accumulator_bits: int | None = None
+    tile_size: int | None = None
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -92,6 +97,7 @@ class GPTQ:
 
     def __post_init__(self) -> None:
         check_rounding("GPTQ", self.block_size, self.damping)
+        check_accumulator("GPTQ", self.accumulator_bits, self.tile_size, self.scales)
         if self.scales == "block" and self.act_order:
             raise ValueError(
                 "GPTQ(scales='block', act_order=True): groups are spread over the blocks, so none begins in one.\n"
@@ -123,6 +129,7 @@ class GPTQ:
             found = problem.measure(ordered(working, back)) if kept is None else kept
             return found.spread(working.shape).ordered(order)
 
+        room = room_of(self.accumulator_bits, self.tile_size, problem, weights, order, "GPTQ")
         values, grid, working = round_columns(
             ordered(weights, order),
             factor,
@@ -130,9 +137,10 @@ class GPTQ:
             block_size=self.block_size,
             scales=self.scales,
             group_size=problem.group_size,
+            room=room,
         )
-        found = grid.ordered(back)
-        return Solution(ordered(values, back), found.scale, found.zero_point, ordered(working, back))
+        found, values, working = grid.ordered(back), ordered(values, back), ordered(working, back)
+        return Solution(values, found.scale, found.zero_point, working, complete=room is not None)
 
 
 def check_factor(factor: jax.Array, damping: float) -> None:

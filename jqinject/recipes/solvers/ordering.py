@@ -29,6 +29,23 @@ def check_rounding(name: str, block_size: int, damping: float) -> None:
         )
 
 
+def positive(name: str, **numbers: float | None) -> None:
+    """Refuse numbers that are given and not above 0.
+
+    Args:
+        name: the solver's.
+        numbers: its choices.
+
+    Raises:
+        ValueError: one is not.
+    """
+    for choice, number in numbers.items():
+        if number is not None and not 0 < number < float("inf"):
+            raise ValueError(
+                f"{name}: {choice} must be a number above 0, got {number!r}.\n  cure: leave it out"
+            )
+
+
 def by_importance(hessian: jax.Array, wanted: bool) -> jax.Array:
     """Places of the columns in the order in which they are rounded, `(stack, columns)`.
 

@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import jax
+import numpy as np
 
 from jqinject.recipes.grid import Measure
 from jqinject.recipes.statistics import Statistics
+
+
+@dataclass(frozen=True, eq=False)
+class Sharing:
+    """Which numbers of a stack of matrices have the same scale, and what scales may be.
+
+    Attributes:
+        owners: makes, for each number, `(stack, rows, columns)`, which scale it has; None: each row has its own, cut
+            into groups of columns.
+        group_size: of these groups; None for no groups.
+        restricted: whether scales are numbers of a format themselves, such as powers of two.
+        whole_zero_points: whether zero points are integers.
+    """
+
+    owners: Callable[[], np.ndarray] | None = None
+    group_size: int | None = None
+    restricted: bool = False
+    whole_zero_points: bool = True
+
+    def places(self, shape: tuple[int, ...]) -> np.ndarray:
+        """For each number of matrices of a shape, which scale it has."""
+        if self.owners is not None:
+            return self.owners()
+        columns = np.arange(shape[2]) // (self.group_size or shape[2])
+        rows = np.arange(shape[0] * shape[1])[:, None] * (columns[-1] + 1)
+        return (rows + columns).reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -22,6 +50,9 @@ class Problem:
         measure: from matrices to the grid that the quantizer chooses for them, some of whose scales the matrices may
             share; for learned or stored scales always the same grid.
         group_size: consecutive columns that share a scale; None for no groups.
+        known_sharing: which numbers share a scale; None: as `measure` and `group_size` say of one row.
+        input_integers: bits and sign of the integers that the quantized model contracts the matrices with; None if its
+            inputs are no integers.
     """
 
     weights: jax.Array
@@ -29,6 +60,13 @@ class Problem:
     statistics: Statistics
     measure: Measure
     group_size: int | None = None
+    known_sharing: Sharing | None = field(default=None, repr=False)
+    input_integers: tuple[int, bool] | None = None
+
+    @property
+    def sharing(self) -> Sharing:
+        """Which numbers share a scale."""
+        return Sharing(group_size=self.group_size) if self.known_sharing is None else self.known_sharing
 
 
 class Solver(Protocol):
@@ -58,9 +96,11 @@ class Solution:
         values: numbers on the grid, float32 `(stack, rows, columns)`.
         scale, zero_point: of the grid, broadcasting with the values.
         working: the matrices that were rounded, with what the solver did to them; None if that is not told.
+        complete: whether matrices that no sample reached are solved too, because the solver keeps a bound for all.
     """
 
     values: jax.Array
     scale: jax.Array
     zero_point: jax.Array
     working: jax.Array | None = None
+    complete: bool = False

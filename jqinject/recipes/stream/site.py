@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
+import jax
 
 from jqinject.program import dotted, is_einsum, operation_of
 from jqinject.recipes.stream.flat_program import CONTRACTIONS, FlatProgram, Slot, Step
 from jqinject.recipes.stream.matrices import Matrices, matrices_of
+from jqinject.recipes.stream.places import Places
 
 Path = tuple[Any, ...]
 # Operations that move numbers or change their dtype; what they do to numbers, they do to the numbers' places.
@@ -55,7 +55,7 @@ class ContractionSite:
         rest: slots of further operands.
         place: which operand the parameter is.
         matrices: how it is a product of matrices.
-        places: for each number of the operand, its place in the flattened parameter.
+        places: of the operand's numbers in the parameter.
     """
 
     name: str
@@ -69,11 +69,11 @@ class ContractionSite:
     rest: tuple[Slot, ...]
     place: int
     matrices: Matrices
-    places: np.ndarray = field(repr=False)
+    places: Places = field(repr=False)
 
     def weights(self, parameter: Any) -> Any:
         """The numbers of the parameter that are contracted here, as matrices `(stack, rows, columns)`."""
-        return self.matrices.weight.matrices(parameter.reshape(-1)[self.places])
+        return self.matrices.weight.matrices(self.places.taken(parameter))
 
     def as_operand(self, matrices: Any) -> Any:
         """Matrices as the operand."""
@@ -200,7 +200,7 @@ def _places(
     source: Slot,
     shape: tuple[int, ...],
     made_by: Mapping[Slot, tuple[Step, int]],
-) -> np.ndarray | str:
+) -> Places | str:
     """Where each number of an operand stands in the parameter; a sentence if it is not simply one of its numbers."""
     chain: list[tuple[Step, int]] = []
     while slot != source:
@@ -209,14 +209,15 @@ def _places(
             return f"the parameter goes through {step.name} before it is contracted"
         chain.append((step, place))
         slot = step.inputs[0]
-    where: Any = jnp.arange(int(np.prod(shape)), dtype=jnp.int32).reshape(shape)
-    for step, place in reversed(chain):
-        if step.name not in CASTS:
-            where = step.run(where, *(known_value(flat, other, made_by) for other in step.inputs[1:]))[place]
-    places = np.asarray(where)
-    if len(np.unique(places)) != places.size:
-        return "a number of the parameter is contracted more than once"
-    return places
+
+    def moved(where: jax.Array) -> Any:
+        for step, place in reversed(chain):
+            if step.name not in CASTS:
+                others = (known_value(flat, other, made_by) for other in step.inputs[1:])
+                where = step.run(where, *others)[place]
+        return where
+
+    return Places.of(moved, shape) or "a number of the parameter is contracted more than once"
 
 
 def known_value(flat: FlatProgram, slot: Slot, made_by: Mapping[Slot, tuple[Step, int]]) -> Any:

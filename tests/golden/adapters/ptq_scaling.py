@@ -1,8 +1,7 @@
-"""Drives passes that rescale channels: SmoothQuant, AWQ, equalization, and Hadamard matrices."""
+"""Drives passes that rescale channels: SmoothQuant, equalization, and Hadamard matrices."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -11,11 +10,10 @@ import numpy as np
 from flax import nnx
 
 from jqinject import Rule
+from jqinject.ops import hadamard
 from jqinject.quant import Int8WeightPerChannelFloat
-from jqinject.recipes import AWQ, Equalize, Recipe, SmoothQuant
-from jqinject.recipes.passes.rescaling import Rescaling
+from jqinject.recipes import Equalize, Recipe, SmoothQuant
 from jqinject.recipes.passes.smooth_quant import smooth_scales
-from jqinject.recipes.transforms import hadamard
 from tests.golden._config import reading
 
 Arrays = dict[str, np.ndarray]
@@ -85,77 +83,6 @@ def qwix_smooth(case: dict[str, Any], inputs: Arrays) -> dict[str, Any]:
         alpha = given.take("alpha")
     ranges = np.abs(inputs["x"]).max(axis=0) / 127.5, np.abs(inputs["weight"]).max(axis=1) / 127.5
     return {"scales": smooth_scales(*ranges, alpha)}
-
-
-@dataclass
-class Rounded:
-    """Rounds a kernel `(inputs, outputs)` as compressed-tensors does, in the place of a model's quantizer."""
-
-    bits: int
-    group_size: int | None
-    symmetric: bool
-
-    def quantized(self, kernel: jax.Array) -> Any:
-        """The rounded kernel, as the value of a quantized tensor."""
-        rows = kernel.T
-        grouped = rows.reshape(rows.shape[0], -1, self.group_size or rows.shape[1])
-        low = jnp.minimum(grouped.min(axis=-1, keepdims=True), 0)
-        high = jnp.maximum(grouped.max(axis=-1, keepdims=True), 0)
-        least, steps = -(2 ** (self.bits - 1)), 2**self.bits - 1
-        # The negative extreme stands on a tie, which exact division gives to the least code: divided by a little less.
-        scale = jnp.maximum(-low, high) / (steps / 2) * (1 - 1e-6) if self.symmetric else (high - low) / steps
-        zero = 0 if self.symmetric else jnp.round(jnp.clip(least - low / scale, least, least + steps))
-        codes = jnp.clip(jnp.round(grouped / scale + zero), least, least + steps)
-        value = ((codes - zero) * scale).reshape(rows.shape).T
-        return type("Tensor", (), {"value": value})
-
-
-def compressor_awq(case: dict[str, Any], inputs: Arrays) -> dict[str, Any]:
-    """llm-compressor's AWQ, of the one layer that its mapping names."""
-    with reading(case["config"], "awq") as given:
-        given.choose("peer", {"llmcompressor": None})
-        given.choose("algorithm", {"awq": None})
-        given.choose("model", {"norm -> fc1 (balanced), fc2 not in the mapping": None})
-        given.choose("batches", {"4 of 16 rows": None})
-        given.choose("strategy", {"group": None, "channel": None})
-        given.take("seed")
-        search = AWQ(given.take("n_grid"), given.take("duo_scaling"))
-        quantizer = Rounded(given.take("bits"), given.take("group_size"), given.take("symmetric"))
-
-    def smooth(work: Any) -> list[Any]:
-        rescaling = Rescaling(work, "AWQ", ("magnitude", "hessian"))
-        (region,) = rescaling.regions
-        scales = search.best(rescaling, region, {"readers.0.kernel": quantizer})  # pyright: ignore
-        return [rescaling.multiply(region, 1 / scales), *rescaling.finish()]
-
-    made = applied(NormAndReaders(inputs, ["fc1"]), smooth, np.array_split(inputs["x"], 4))
-    found = {"norm.weight": made.norm.scale, "norm.bias": made.norm.bias}
-    found |= {"fc1.weight": np.asarray(made.readers[0].kernel).T, "fc1.bias": made.readers[0].bias}
-    found["scales"] = found["fc1.weight"][0] / inputs["fc1.weight"][0]
-    return found | {
-        name: inputs[name] for name in ("fc2.weight", "fc2.bias")
-    }  # not in the mapping: untouched
-
-
-def optimum(case: dict[str, Any], inputs: Arrays) -> dict[str, Any]:
-    """ModelOpt's SmoothQuant, whose scales multiply the inputs."""
-    with reading(case["config"], "modelopt") as given:
-        given.choose("peer", {"nvidia-modelopt": None})
-        given.choose("algorithm", {"smoothquant": None})
-        given.choose("batches", {"2 of 32 rows": None})
-        given.choose("alpha_step", {None: None})
-        given.choose("block_size", {None: None})
-        given.choose("bits", {8: None})
-        given.take("seed")
-        alpha = given.take("alpha")
-    scales = smooth_scales(np.abs(inputs["x"]).max(axis=0), np.abs(inputs["weight"]).max(axis=0), alpha)
-    x, weight = inputs["x"] / scales, inputs["weight"] * scales
-
-    def rounded(numbers: np.ndarray, largest: np.ndarray) -> np.ndarray:
-        return np.round(numbers / (largest / 127)) * (largest / 127)
-
-    outputs = rounded(x, np.abs(x).max())[:4] @ rounded(weight, np.abs(weight).max(axis=1, keepdims=True)).T
-    return {"pre_quant_scale": 1 / scales, "weight": weight, "y_first4": outputs}
 
 
 def cross_layer(case: dict[str, Any], inputs: Arrays) -> dict[str, Any]:

@@ -27,9 +27,7 @@ def table(size: int) -> np.ndarray:
         >>> bool((table(12) @ table(12).T == 12 * np.eye(12)).all())
         True
     """
-    packed = (
-        importlib.resources.files("jqinject.recipes.transforms").joinpath("hadamard_tables.bin").read_bytes()
-    )
+    packed = importlib.resources.files("jqinject.ops").joinpath("hadamard_tables.bin").read_bytes()
     lengths = [-(-each * each // 8) for each in TABLES]
     start = sum(lengths[: TABLES.index(size)])
     bits = np.unpackbits(np.frombuffer(packed, np.uint8)[start : start + -(-size * size // 8)])
@@ -63,7 +61,7 @@ def table_size(size: int) -> int:
 
 
 def transform(x: jax.Array, *, inverse: bool = False) -> jax.Array:
-    """The last axis times the orthogonal Hadamard matrix of its size: `x @ matrix(n)`.
+    """The last axis times the orthogonal Hadamard matrix of its size: `x @ matrix(n)`, computed in float32.
 
     Args:
         x: `(..., n)`, of any float dtype.
@@ -82,17 +80,17 @@ def transform(x: jax.Array, *, inverse: bool = False) -> jax.Array:
     size = x.shape[-1]
     count = table_size(size)
     rest = size // count
-    made = x.reshape(*x.shape[:-1], count, rest)
+    made = x.astype(jnp.float32).reshape(*x.shape[:-1], count, rest)
     step = 1
     while step < rest:
         pairs = made.reshape(*x.shape[:-1], count, rest // (2 * step), 2, step)
         one, other = pairs[..., 0, :], pairs[..., 1, :]
-        made = jnp.stack([one + other, one - other], axis=-2).reshape(made.shape)
+        made = jnp.stack([one + other, one - other], axis=-2).reshape(*x.shape[:-1], count, rest)
         step *= 2
     if count > 1:
         mixed = table(count) if inverse else table(count).T
-        made = jnp.einsum("...ij,ik->...kj", made, jnp.asarray(mixed, x.dtype), precision="highest")
-    return (made.reshape(x.shape) * jnp.asarray(1 / math.sqrt(size), x.dtype)).astype(x.dtype)
+        made = jnp.einsum("...ij,ik->...kj", made, jnp.asarray(mixed, made.dtype), precision="highest")
+    return (made.reshape(x.shape) * jnp.asarray(1 / math.sqrt(size), made.dtype)).astype(x.dtype)
 
 
 def matrix(size: int, *, inverse: bool = False) -> jax.Array:

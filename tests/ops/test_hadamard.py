@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jqinject.recipes.transforms import hadamard
+from jqinject.ops import hadamard
 
 
 @pytest.mark.parametrize("size", hadamard.TABLES)
