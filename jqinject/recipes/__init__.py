@@ -6,12 +6,15 @@ from jqinject.recipes.passes.awq import AWQ as AWQ
 from jqinject.recipes.passes.correct_batch_norm import CorrectBatchNorm as CorrectBatchNorm
 from jqinject.recipes.passes.correct_biases import CorrectBiases as CorrectBiases
 from jqinject.recipes.passes.equalize import Equalize as Equalize
+from jqinject.recipes.passes.low_rank import LowRank as LowRank
 from jqinject.recipes.passes.smooth_quant import SmoothQuant as SmoothQuant
 from jqinject.recipes.passes.solve import NotSolved as NotSolved
 from jqinject.recipes.passes.solve import Solve as Solve
 from jqinject.recipes.passes.solve import Solved as Solved
+from jqinject.recipes.passes.split_channels import SplitChannels as SplitChannels
 from jqinject.recipes.recipe import Recipe as Recipe
-from jqinject.recipes.recipe import Result as Result
+from jqinject.recipes.report import Explanation as Explanation
+from jqinject.recipes.report import Result as Result
 from jqinject.recipes.solvers.auto_round import AutoRound as AutoRound
 from jqinject.recipes.solvers.clip import Clip as Clip
 from jqinject.recipes.solvers.corrections import QEP as QEP

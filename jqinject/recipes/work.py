@@ -8,9 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jqinject.model import calibrate, quantize
+from jqinject.model.lora.factors import dense_update
 from jqinject.model.quantizing.rules import Rule
 from jqinject.model.running.batches import CallBatch
 from jqinject.model.walk import ModelIndex
@@ -51,6 +53,7 @@ class Work:
         on_host: whether values between sites are kept in the host's memory.
         progress: whether progress bars are shown.
         journal: remembers what passes have computed.
+        explaining: whether nothing is run that only an application needs: ranges are not calibrated.
     """
 
     original: nnx.Module
@@ -66,6 +69,7 @@ class Work:
     progress: bool = True
     allow_idle: bool = False
     journal: Journal = field(default_factory=Journal)
+    explaining: bool = False
     _quantized: nnx.Module | None = None
 
     @property
@@ -87,10 +91,28 @@ class Work:
             self._calibrate()
         return self._quantized
 
+    def quantize_with(self, model: nnx.Module) -> None:
+        """Go on with a quantized model that a pass has made.
+
+        Args:
+            model: of the float model and the rules; its ranges need not be calibrated.
+        """
+        self._quantized = model
+        self._calibrate()
+
+    def _updates(self) -> dict[Any, jax.Array]:
+        """The low-rank updates beside parameters of the quantized model, as arrays by path."""
+        held = [node for _, node in ModelIndex(self.quantized).places if isinstance(node, OpQuantizers)]
+        adapters = {name: each for node in held for name, each in node.adapters_by_path().items()}
+        shapes = {name: each.value.shape for name, each in self.parameters().items()} if adapters else {}
+        return {each.weight_path: dense_update(each, shapes[name]) for name, each in adapters.items()}
+
     def _calibrate(self) -> None:
         assert self._quantized is not None
         self._quantized.eval()
-        if any(has_open_range(node) for _, node in ModelIndex(self._quantized).places):
+        if not self.explaining and any(
+            has_open_range(node) for _, node in ModelIndex(self._quantized).places
+        ):
             calibrate(self._quantized, self.batches, method=self.method, call=self.call, progress=False)
 
     @property
@@ -134,6 +156,7 @@ class Work:
             self.calls,
             LooksIntoEverything(),  # pyright: ignore
             quantize_input=held.quantize if quantize_inputs else None,
+            updates=self._updates(),
             on_host=self.on_host,
         )
 
@@ -192,6 +215,12 @@ class InputQuantizers:
             return x
         proxy = self.of(site)
         return jnp.asarray(as_array(proxy(x)))
+
+    def bits(self, site: ContractionSite) -> int | None:
+        """How many bits a number of a site's input has; None if it is not quantized."""
+        proxy = self.of(site)
+        width = None if proxy is None else proxy.bit_width()
+        return None if width is None else int(np.max(np.asarray(width)))
 
 
 def _at_turn(proxy: Any, turn: tuple[int, ...]) -> Any:

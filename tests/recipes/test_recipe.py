@@ -15,7 +15,7 @@ from jqinject.recipes.by_name import BY_NAME
 
 RECIPE = Recipe(
     SmoothQuant(alpha=0.7),
-    AllocateBits(bits=(3, 4), mean_bits=3.5),
+    AllocateBits(bits=(3, 4), max_seconds=3.5, seconds={"kernel": (1.0, 2.0)}),
     Solve(QEP(MagR(GPTQ(act_order=True), steps=5), factor=1.0), quantize_inputs=False),
 )
 X = jax.random.normal(jax.random.key(0), (32, 8))
