@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, TypeAlias
 
 import jax
+import jax.core
 import numpy as np
 from flax import nnx
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.core
 import numpy as np
 from flax import nnx
 
