@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -83,4 +82,4 @@ def test_a_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="cure: another folder"):
         save(model, tmp_path)
     kernel = read_checkpoint(tmp_path).array("layers.0.weight")
-    np.testing.assert_array_equal(kernel, jnp.asarray(model.layers[0].kernel[...]).T)
+    np.testing.assert_array_equal(kernel, np.asarray(nnx.state(model)["layers"][0]["kernel"][...]).T)

@@ -34,7 +34,7 @@ def save(
     """Write a frozen model as a checkpoint that vLLM, llm-compressor and `load` read: compressed-tensors.
 
     Integers of 2 to 8 bits, e4m3, NVFP4 and MX formats are written with the codes and scales that the model has; their
-    layers' inputs as what the format can say (dynamic per row, or a static scale). Everything else is written as floats.
+    layers' inputs as what the format can say (dynamic per row, or a static scale). All else is written as floats.
 
     Args:
         model: a frozen NNX module.
@@ -104,6 +104,7 @@ def _put(tensors: dict[str, np.ndarray], name: str, array: np.ndarray) -> None:
 def _weights(model: nnx.Module, rules: tuple[Name, ...] | None) -> list[tuple[str, str, Axes, Any]]:
     """Path, name, axes, and numbers and form, of every weight: None for the numbers of floats."""
     index = ModelIndex(model)
+    in_quantizer = {id(entry.variable): entry.in_quantizer for entry in index.variables}
     found = []
     seen: set[int] = set()
     for path, node in index.places:
@@ -124,7 +125,11 @@ def _weights(model: nnx.Module, rules: tuple[Name, ...] | None) -> list[tuple[st
                     f"  cure: names={{'{name}': ('{own}', 'out in -> in out')}}"
                 )
             found.append((own, name, axes, (node.numbers, node.form, None)))
-        elif isinstance(node, nnx.Param) and id(node) not in seen:
+        elif (
+            isinstance(node, nnx.Param | nnx.BatchStat)
+            and id(node) not in seen
+            and not in_quantizer[id(node)]
+        ):
             seen.add(id(node))
             own = dotted(path)
             name, axes = _named(own, rules)
