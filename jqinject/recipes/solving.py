@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.devices.processes import placed_as
+from jqinject.ops.devices.processes import on_host, placed_as
 from jqinject.recipes.grid import MatrixGrid, Measure
 from jqinject.recipes.journal import Arrays, Journal
 from jqinject.recipes.quantized_parameter import QuantizedParameter
@@ -115,7 +115,7 @@ class Solving:
     def _sharing(self, site: ContractionSite) -> Sharing:
         proxy = self.parameter.proxy
         return Sharing(
-            lambda: np.asarray(site.weights(self.parameter.owners())),
+            lambda: on_host(site.weights(self.parameter.owners())),
             self.parameter.group_size,
             restricted=proxy.scale_dtype is not None,
             whole_zero_points=proxy.has_whole_zero_points,
@@ -158,7 +158,7 @@ def shared(x: jax.Array) -> jax.Array:
         >>> shared(jnp.array([[[1.0, 1.0], [2.0, 2.0]]])).tolist()
         [[[1.0], [2.0]]]
     """
-    for axis, same in enumerate(np.asarray(_same_along(x))):
+    for axis, same in enumerate(on_host(_same_along(x))):
         if same:
             x = jax.lax.slice_in_dim(x, 0, 1, axis=axis)
     return x

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jqinject.ops.devices.processes import on_host
 from jqinject.recipes.passes.rescaling import Rescaling, per_channel
 from jqinject.recipes.stream.site import LeftOut
 from jqinject.recipes.transforms.regions import Region
@@ -88,7 +89,7 @@ class Equalize:
         else:
             making = np.zeros(region.channels, np.float32)
             for path in region.gains:
-                value = np.abs(np.asarray(rescaling.values[path], np.float32))
+                value = np.abs(on_host(rescaling.values[path]).astype(np.float32))
                 labels = np.broadcast_to(region.parameters[path], value.shape)
                 np.maximum.at(making, labels[labels > 0] - 1, value[labels > 0])
         alive = (making > NOTHING) & (contracting > NOTHING)

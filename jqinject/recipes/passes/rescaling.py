@@ -13,6 +13,7 @@ from flax import nnx
 
 from jqinject.model.running.progress import with_progress
 from jqinject.model.walk import ModelIndex
+from jqinject.ops.devices.processes import on_host
 from jqinject.recipes.statistics import Statistics
 from jqinject.recipes.stream.site import ContractionSite, LeftOut, Path
 from jqinject.recipes.transforms.labels import factors_of
@@ -90,7 +91,7 @@ class Rescaling:
 
     def weights(self, site: ContractionSite) -> np.ndarray:
         """A site's weights as they are now, float32 `(stack, rows, columns)`."""
-        return np.asarray(site.weights(self.values[site.path].astype(jnp.float32)))
+        return on_host(site.weights(self.values[site.path].astype(jnp.float32)))
 
     def of_inputs(self, region: Region, name: str) -> np.ndarray:
         """A statistic of the inputs of a region's sites for each channel: the largest, or smallest, of all sites.
@@ -100,7 +101,7 @@ class Rescaling:
             name: "largest", "smallest", or "magnitude" for the mean.
         """
         found = [
-            np.asarray(each.mean(name) if name == "magnitude" else getattr(each, name))
+            on_host(each.mean(name) if name == "magnitude" else getattr(each, name))
             for each in (self.statistics[member.site.name] for member in region.sinks)
         ]
         return per_channel(region, region.sinks, found, smallest=name == "smallest")
@@ -222,7 +223,7 @@ def per_channel(
 
 
 def _moved(before: jax.Array, after: jax.Array) -> float:
-    before, after = np.asarray(before, np.float64), np.asarray(after, np.float64)  # pyright: ignore
+    before, after = (on_host(x).astype(np.float64) for x in (before, after))
     largest = np.abs(before).max(initial=0.0)
     return float(np.abs(before - after).max(initial=0.0) / (largest if largest > 0 else 1.0))
 
