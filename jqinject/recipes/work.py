@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.model import calibrate, quantize
+from jqinject.model.lora.factors import dense_update
 from jqinject.model.quantizing.rules import Rule
 from jqinject.model.running.batches import CallBatch
 from jqinject.model.walk import ModelIndex
@@ -90,6 +91,22 @@ class Work:
             self._calibrate()
         return self._quantized
 
+    def quantize_with(self, model: nnx.Module) -> None:
+        """Go on with a quantized model that a pass has made.
+
+        Args:
+            model: of the float model and the rules; its ranges need not be calibrated.
+        """
+        self._quantized = model
+        self._calibrate()
+
+    def _updates(self) -> dict[Any, jax.Array]:
+        """The low-rank updates beside parameters of the quantized model, as arrays by path."""
+        held = [node for _, node in ModelIndex(self.quantized).places if isinstance(node, OpQuantizers)]
+        adapters = {name: each for node in held for name, each in node.adapters_by_path().items()}
+        shapes = {name: each.value.shape for name, each in self.parameters().items()} if adapters else {}
+        return {each.weight_path: dense_update(each, shapes[name]) for name, each in adapters.items()}
+
     def _calibrate(self) -> None:
         assert self._quantized is not None
         self._quantized.eval()
@@ -139,6 +156,7 @@ class Work:
             self.calls,
             LooksIntoEverything(),  # pyright: ignore
             quantize_input=held.quantize if quantize_inputs else None,
+            updates=self._updates(),
             on_host=self.on_host,
         )
 

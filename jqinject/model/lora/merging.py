@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.dot import READS_WHOLE, FrozenParam
+from jqinject.model.lora.factors import dense_update
 from jqinject.model.quantizing.parameter_sites import parameter_site
 from jqinject.model.quantizing.rules import matches_path
 from jqinject.model.site_freezing import frozen_parameter, put_in_place
@@ -82,8 +82,7 @@ def _merge(model: Any, at: Path, adapter: Adapter, rngs: nnx.Rngs | None) -> Non
     place = (*at, *map(str, adapter.weight_path))
     variable: Any = dict(index.places)[place]
     value = variable.get_value()
-    update = jnp.broadcast_to(_float32(adapter), value.shape)
-    merged = (value.astype(jnp.float32) + update).astype(value.dtype)
+    merged = (value.astype(jnp.float32) + dense_update(adapter, value.shape)).astype(value.dtype)
     if not isinstance(variable, FrozenParam):
         variable.set_value(merged)
         return
@@ -96,11 +95,6 @@ def _merge(model: Any, at: Path, adapter: Adapter, rngs: nnx.Rngs | None) -> Non
     if variable.get_metadata(READS_WHOLE, False):
         frozen.set_metadata(**{READS_WHOLE: True})
     put_in_place(ModelIndex(model), whole, frozen)
-
-
-def _float32(adapter: Adapter) -> jax.Array:
-    found = adapter.low_rank()
-    return found.scale * (found.a.astype(jnp.float32) * found.b.astype(jnp.float32)).sum(-1)
 
 
 def _without_adapters(owner: Any) -> None:

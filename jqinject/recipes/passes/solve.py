@@ -130,7 +130,7 @@ class Solve:
             if name not in parameters:
                 continue
             if name not in begun:
-                begun[name] = Solving(parameters[name], visit.original)
+                begun[name] = Solving(parameters[name], visit.original, stream.updates.get(visit.site.path))
             if begun[name].takes(visit.site):
                 found.append(self._solved(visit, name, begun[name], work, inputs))
             if last[name] == visit.site.name:
