@@ -14,6 +14,7 @@ from flax import nnx
 from jqinject.model.running.progress import with_progress
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.devices.processes import on_host
+from jqinject.recipes.solving import finite_statistics
 from jqinject.recipes.statistics import Statistics
 from jqinject.recipes.stream.site import ContractionSite, LeftOut, Path
 from jqinject.recipes.transforms.labels import factors_of
@@ -85,7 +86,7 @@ class Rescaling:
         with jax.default_matmul_precision("highest"):
             for visit in with_progress(stream, "measuring", shown=work.progress and bool(statistics)):
                 if statistics and visit.site.name not in reasons:
-                    self.statistics[visit.site.name] = visit.statistics(*statistics)
+                    self.statistics[visit.site.name] = finite_statistics(visit, *statistics)
             self._before = next(stream.outputs())[0]
         self._done: list[tuple[Region, dict[Path, Any]]] = []
 

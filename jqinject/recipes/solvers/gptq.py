@@ -124,11 +124,12 @@ class GPTQ:
 
         def measure(working: jax.Array) -> MatrixGrid:
             found = problem.measure(ordered(working, back)) if kept is None else kept
-            return found.spread(working.shape).ordered(order)
+            whole = found.spread(working.shape)
+            return whole.ordered(order) if self.act_order else whole
 
         room = room_of(self.accumulator_bits, self.tile_size, problem, weights, order, "GPTQ")
         values, grid, working = round_columns(
-            ordered(weights, order),
+            ordered(weights, order) if self.act_order else weights,
             factor,
             measure,
             block_size=self.block_size,
@@ -136,7 +137,11 @@ class GPTQ:
             group_size=problem.group_size,
             room=room,
         )
-        found, values, working = grid.ordered(back), ordered(values, back), ordered(working, back)
+        same = working is values
+        if self.act_order:
+            values = ordered(values, back)
+            working = values if same else ordered(working, back)
+        found = grid.ordered(back) if kept is None else kept
         return Solution(values, found.scale, found.zero_point, working, complete=room is not None)
 
 
