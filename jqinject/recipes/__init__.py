@@ -11,6 +11,7 @@ from jqinject.recipes.passes.smooth_quant import SmoothQuant as SmoothQuant
 from jqinject.recipes.passes.solve import NotSolved as NotSolved
 from jqinject.recipes.passes.solve import Solve as Solve
 from jqinject.recipes.passes.solve import Solved as Solved
+from jqinject.recipes.passes.split_channels import SplitChannels as SplitChannels
 from jqinject.recipes.recipe import Recipe as Recipe
 from jqinject.recipes.report import Explanation as Explanation
 from jqinject.recipes.report import Result as Result

@@ -10,6 +10,7 @@ from jqinject.recipes.passes.equalize import Equalize
 from jqinject.recipes.passes.low_rank import LowRank
 from jqinject.recipes.passes.smooth_quant import SmoothQuant
 from jqinject.recipes.passes.solve import Solve
+from jqinject.recipes.passes.split_channels import SplitChannels
 from jqinject.recipes.solvers.auto_round import AutoRound
 from jqinject.recipes.solvers.clip import Clip
 from jqinject.recipes.solvers.corrections import QEP, MagR
@@ -18,6 +19,9 @@ from jqinject.recipes.solvers.gptq import GPTQ, RTN
 from jqinject.recipes.solvers.half_quadratic import HQO
 from jqinject.recipes.solvers.learned_rounding import LearnedRounding
 
-PASSES = (AWQ, AllocateBits, CorrectBatchNorm, CorrectBiases, Equalize, LowRank, SmoothQuant, Solve)
+PASSES = (
+    *(AWQ, AllocateBits, CorrectBatchNorm, CorrectBiases, Equalize, LowRank, SmoothQuant, Solve),
+    SplitChannels,
+)
 SOLVERS = (GPFQ, GPTQ, HQO, QEP, RTN, AutoRound, Clip, LearnedRounding, MagR, Qronos)
 BY_NAME: dict[str, type] = {kind.__name__: kind for kind in (*PASSES, *SOLVERS)}

@@ -16,8 +16,10 @@ from tests.golden.adapters import (
     ptq_autoround,
     ptq_awq,
     ptq_corrections,
+    ptq_equalize,
     ptq_layerwise,
     ptq_matrices,
+    ptq_smooth,
     qwix,
     qwix_arrays,
     qwix_errors,
@@ -98,6 +100,49 @@ NORMS = {
     **{"quantizer": "Int8WeightPerChannelFloat, 3 bits, on both convolutions", "batches": 1},
     **{"channels": [3, 4, 2], "kernel": 3, "padding": 0},
 }
+CROSS_LAYER = {
+    **{
+        "peer": "brevitas",
+        "algorithm": "EqualizeGraph",
+        "conv3x3": False,
+        "seed": 1,
+        "layer_sizes": [4, 5, 6, 3],
+    },
+    **{"regions": [[["0"], ["2"]], [["2"], ["4"]]], "iterations": 1, "threshold": 0.05},
+    **{"scale_computation_type": "maxabs", "merge_bias": True, "bias_shrinkage": "vaiq"},
+}
+NORMED = {
+    **{"peer": "brevitas", "algorithm": "EqualizeGraph", "model": ptq_equalize.NORMED, "seed": 1},
+    **{"regions": [[["bn1"], ["conv2"]]], "iterations": 1, "merge_bias": True, "bias_shrinkage": "vaiq"},
+}
+ACTIVATIONS = {
+    **{
+        "peer": "brevitas",
+        "algorithm": "activation_equalization_mode",
+        "model": "ln - fc1 - act - fc2",
+        "seed": 1,
+    },
+    **{"activation": "ReLU", "add_mul_node": False, "layerwise": False, "co_optimize_act_weights": False},
+    **{"alpha": 0.5, "batches": 1, "sizes": [4, 6, 3]},
+}
+SPLITTING = {
+    **{"peer": "brevitas", "algorithm": "GraphChannelSplitting", "criterion": "maxabs", "seed": 1},
+    **{"layer_sizes": [4, 6, 3], "split_input": False, "split_ratio": 0.3},
+}
+SMOOTH = {
+    **{
+        "peer": "llmcompressor",
+        "algorithm": "smoothquant",
+        "model": "norm -> fc1, fc2",
+        "batches": 3,
+        "seed": 1,
+    },
+    "smoothing_strength": 0.5,
+}
+QWIX_SMOOTH = {
+    **{"peer": "qwix", "algorithm": "smooth_quant", "layout": "weight (in, out), x (rows, in)", "seed": 1},
+    "alpha": 0.5,
+}
 ALLOCATION = {
     **{"algorithm": "mixed precision bit allocation", "source": "exhaustive", "bits": [4, 8]},
     "budget_bytes": 10,
@@ -174,6 +219,18 @@ READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
             (BIASES, ptq_corrections.correction_of),
             (NORMS, ptq_corrections.correction_of),
         ],
+        "brevitas_equalize": [
+            (config, ptq_equalize.equalization_of)
+            for config in (
+                CROSS_LAYER,
+                {**CROSS_LAYER, "conv3x3": True},
+                NORMED,
+                ACTIVATIONS,
+                SPLITTING,
+            )
+        ],
+        "llmc_smoothquant": [(SMOOTH, ptq_smooth.compressor_smooth_of)],
+        "qwix_smoothquant": [(QWIX_SMOOTH, ptq_smooth.qwix_smooth_of)],
         "llmc_gptq": [(COMPRESSOR, ptq_matrices.compressor_of)],
         "qwix_gptq": [(QWIX_GPTQ, ptq_matrices.qwix_gptq_of)],
         "qwix_qep": [(QEP, ptq_matrices.qep_of)],
@@ -187,8 +244,7 @@ READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
 
 # Groups of cases without an adapter.
 NOT_DRIVEN = {
-    **dict.fromkeys(("brevitas_equalize", "hadamard"), "ptq"),
-    **dict.fromkeys(("llmc_smoothquant", "qwix_hadamard", "qwix_smoothquant"), "ptq"),
+    **dict.fromkeys(("brevitas_equalize", "hadamard", "qwix_hadamard"), "ptq"),
 }
 
 # What the library refuses, as the reference does, in cases of errors.

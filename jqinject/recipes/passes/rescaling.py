@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from jqinject.ops.devices.processes import on_host
 from jqinject.recipes.solving import finite_statistics
 from jqinject.recipes.statistics import Statistics
 from jqinject.recipes.stream.site import ContractionSite, LeftOut, Path
+from jqinject.recipes.transforms.biases import Biases
 from jqinject.recipes.transforms.labels import factors_of
 from jqinject.recipes.transforms.regions import Member, Region, Regions, by_region
 from jqinject.recipes.work import Work, site_path
@@ -76,6 +77,8 @@ class Rescaling:
         shapes = {slot: tuple(np.shape(given.value)) for slot, given in inputs}
         owners = {slot: (given.weight_path, shapes[slot]) for slot, given in weights}
         self.sites = list(stream.sites)
+        self._flat, self._slots = traced.flat, {path: slot for slot, (path, _) in owners.items()}
+        self._biases = Biases(traced.flat, owners)
         self._regions = Regions(
             traced.flat, traced.found, owners, shapes, traced.program.output_tree.num_leaves
         )
@@ -94,6 +97,19 @@ class Rescaling:
         """A site's weights as they are now, float32 `(stack, rows, columns)`."""
         return on_host(site.weights(self.values[site.path].astype(jnp.float32)))
 
+    def bias_of(self, maker: ContractionSite | Path) -> Path | None:
+        """The parameter that is added to the outputs of a site, or to what a norm's gain is multiplied with.
+
+        Args:
+            maker: the site, or the path of the gain.
+        """
+        if isinstance(maker, ContractionSite):
+            found = self._biases.of(self._flat.steps[maker.step].outputs[0])
+        else:
+            moves = ("broadcast_in_dim", "mul", "div")
+            found = self._biases.of(self._slots[maker], moves)
+        return None if found is None else found.path
+
     def of_inputs(self, region: Region, name: str) -> np.ndarray:
         """A statistic of the inputs of a region's sites for each channel: the largest, or smallest, of all sites.
 
@@ -111,6 +127,27 @@ class Rescaling:
         """The largest magnitude among the weights of each channel, of all of a region's sinks."""
         found = [np.abs(self.weights(member.site)).max(axis=1) for member in region.sinks]
         return per_channel(region, region.sinks, found)
+
+    def makers(self, region: Region) -> Iterator[tuple[ContractionSite | Path, np.ndarray, np.ndarray]]:
+        """The weights and the gains that make a region's channels, as they are now.
+
+        Each with the label of every row, and the rows: `(rows, columns)`, of one number for a gain.
+        """
+        for member in region.sources:
+            weights = self.weights(member.site)
+            yield member.site, member.labels.reshape(-1), weights.reshape(-1, weights.shape[2])
+        for path in region.gains:
+            value = on_host(self.values[path]).astype(np.float32)
+            labels = np.broadcast_to(region.parameters[path], value.shape)
+            yield path, labels.reshape(-1), value.reshape(-1, 1)
+
+    def of_makers(self, region: Region) -> np.ndarray:
+        """The largest magnitude among the weights and gains that make each channel; 0 without any."""
+        total = np.zeros(region.channels, np.float32)
+        for _, labels, rows in self.makers(region):
+            own = labels > 0
+            np.maximum.at(total, labels[own] - 1, np.abs(rows[own]).max(axis=1))
+        return total
 
     def multiply(self, region: Region, factors: np.ndarray) -> Rescaled:
         """Multiply the inputs of a region's sites by factors, and divide their weights by them.
@@ -151,7 +188,7 @@ class Rescaling:
             ValueError: the outputs are others; the text names the site that is to blame. The model stays as it was.
         """
         model = self._with(self.values)
-        error, allowed = self._error(model), self._allowed()
+        error, allowed = self.error_of(model), self.allowed
         if not error <= allowed:
             raise ValueError(
                 f"{self.by}: the float model's outputs moved by {error:.2g} of the largest, and at most {allowed:.2g} "
@@ -169,7 +206,12 @@ class Rescaling:
             entries[tuple(map(str, path))].variable.set_value(values[path])
         return model
 
-    def _error(self, model: nnx.Module) -> float:
+    def error_of(self, model: nnx.Module) -> float:
+        """How far the outputs of a model are from the float model's, relative to the largest.
+
+        Args:
+            model: with other parameters.
+        """
         before, self.work.model = self.work.model, model
         try:
             stream = self.work.float_stream(self.work.calls[:1])
@@ -184,7 +226,9 @@ class Rescaling:
             (_moved(*pair) for pair in pairs if jnp.issubdtype(pair[0].dtype, jnp.inexact)), default=0.0
         )
 
-    def _allowed(self) -> float:
+    @property
+    def allowed(self) -> float:
+        """How far they may be: what rounding explains."""
         dtypes = [x.dtype for x in (*self._before, *self.values.values())]
         floats = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
         return max(TOLERANCE, *(8 * float(jnp.finfo(dtype).eps) for dtype in floats))
@@ -194,7 +238,7 @@ class Rescaling:
         for region, held in self._done:
             for path, factors in held.items():
                 values[path] = (values[path].astype(jnp.float32) * factors).astype(values[path].dtype)
-            if not self._error(self._with(values)) <= allowed:
+            if not self.error_of(self._with(values)) <= allowed:
                 return region.sinks[0].site.name
         return "no single site, but of all of them together"
 

@@ -21,7 +21,7 @@ from jqinject.recipes import AWQ, RTN, Recipe, Solve
 from jqinject.recipes.passes.rescaling import Rescaling
 from jqinject.recipes.passes.smooth_quant import smooth_scales
 from tests.golden._config import reading
-from tests.golden.adapters.ptq_scaling import Arrays, NormAndReaders, applied
+from tests.golden.adapters.ptq_smooth import Arrays, NormAndReaders, applied
 
 
 class GainAndReader(nnx.Module):
