@@ -37,6 +37,7 @@ from jqinject.model.quantizing.rules_report import RulesReport as RulesReport
 from jqinject.model.quantizing.rules_report import rules_report as rules_report
 from jqinject.model.state.load_frozen import load_frozen as load_frozen
 from jqinject.model.state.loading import load_state as load_state
+from jqinject.model.state.low_bits import LowBits as LowBits
 from jqinject.model.state.reassembly import reassemble as reassemble
 from jqinject.model.state.reports import LoadReport as LoadReport
 from jqinject.model.state.reports import ReassemblyReport as ReassemblyReport

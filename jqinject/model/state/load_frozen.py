@@ -16,6 +16,7 @@ from jqinject.model.site_freezing import freeze_parameter, parameter_sites
 from jqinject.model.state.checkpoint_entries import problem_of
 from jqinject.model.state.freed_memory import FreedMemory
 from jqinject.model.state.loading import proxies_beside
+from jqinject.model.state.low_bits import LowBits, put_low_bits
 from jqinject.model.state.reassembly import reassemble_held
 from jqinject.model.walk import Holders, ModelIndex, Path, VariableEntry, dotted
 from jqinject.nn.base.parameter_site import ParameterSite
@@ -44,7 +45,7 @@ def load_frozen(
         make: builds and quantizes the model, as in `lambda: quantize(Model(nnx.Rngs(0)), rules, inputs=x)`. It is
             traced, so its weights are never computed. Under a mesh, arrays are put where its Variables say.
         arrays: the float checkpoint, path and array, in any order: a generator that reads one array after the other.
-            A path is a tuple, or text with dots.
+            A path is a tuple, or text with dots. Instead of a float array, `LowBits` are stored as they are.
         allow_uncalibrated: go on even if static ranges of activations never saw data.
 
     Returns:
@@ -70,7 +71,9 @@ def load_frozen(
     for name, array in arrays:
         path, size = _path_of(name), getattr(array, "nbytes", 0)
         loading.check(path, array)
-        if not loading.take_from_host(path, array):
+        if isinstance(array, LowBits):
+            loading.take_low_bits(path, array)
+        elif not loading.take_from_host(path, array):
             array = loading.placed(path, array)  # lets go of what was read
             loading.take(path, array)
         del array
@@ -98,15 +101,16 @@ class _Loading:
         self.made = {id(found) for found in self.index.variables if _is_within(found, made)}
 
     def check(self, path: Path, array: Any) -> None:
-        """Raise unless an array that was read fits the model, which then expects it no more."""
+        """Raise unless what was read fits the model, which then expects it no more."""
         found = self.by_path.get(path)
         if found is None:
             hint = did_you_mean(dotted(path), [dotted(known) for known in self.by_path])
             raise ValueError(f"load_frozen: the model has no {dotted(path)}{'; ' + hint if hint else '.'}")
-        held = found.variable.get_value()
         if id(found) in self.taken:
             raise ValueError(f"load_frozen: {dotted(path)} was given before (as {dotted(found.path)})")
-        if problem := problem_of(array, held):
+        held = found.variable.get_value()
+        problem = self._problem_of(path, array) if isinstance(array, LowBits) else problem_of(array, held)
+        if problem:
             raise ValueError(f"load_frozen: {dotted(path)}: {problem}")
         if id(found) in self.made:
             raise ValueError(
@@ -114,6 +118,36 @@ class _Loading:
                 "  cure: a checkpoint without it; with it, load_state(model, checkpoint) and freeze(model)"
             )
         self.taken.add(id(found))
+
+    def _problem_of(self, path: Path, low: LowBits) -> str | None:
+        """Why numbers in low bits do not fit."""
+        shape = self.by_path[path].variable.get_value().shape
+        if low.shape != shape:
+            return f"the numbers have the shape {low.shape}, expected {shape}"
+        return (
+            None
+            if self._layers_of(path)
+            else "the numbers are in low bits, but no weight quantizer takes them"
+        )
+
+    def _layers_of(self, path: Path) -> list[Any]:
+        """The layers and sites whose quantized weight a Variable is."""
+        variable = self.by_path[path].variable
+        return [
+            layer
+            for held in self.proxies[path]
+            for layer in held.layers
+            if _weight_quant(layer) is held.proxy and layer.weight is variable
+        ]
+
+    def take_low_bits(self, path: Path, low: LowBits) -> None:
+        """Store numbers in the place of an array."""
+        for layer in self._layers_of(path):
+            self.frozen.add(id(layer.weight_quant))
+            site = self.sites.get(id(layer))
+            jax.block_until_ready(put_low_bits(self.index, layer, low))
+            if site is not None:
+                del site[0][site[1]]
 
     def placed(self, path: Path, array: Any) -> jax.Array:
         """An array that was read, as the Variable holds it."""
@@ -149,12 +183,7 @@ class _Loading:
 
     def _is_frozen(self, path: Path) -> bool:
         """Whether a Variable gives way to low-bit numbers."""
-        variable = self.by_path[path].variable
-        return any(
-            _weight_quant(layer) is held.proxy and layer.weight is variable
-            for held in self.proxies[path]
-            for layer in held.layers
-        )
+        return bool(self._layers_of(path))
 
     def _freeze(self, held: Holders) -> None:
         if held.proxy.depends_on_layers():

@@ -48,10 +48,15 @@ def freeze_layer(layer: QuantWeightLayer, *, keep_master: bool = False, numbers:
         return False
     layer.frozen = frozen_weight(layer, numbers)
     if not keep_master:
-        for name in (layer.weight_name, "weight_quant", "grad_quant"):
-            if vars(layer).get(name) is not None:
-                delattr(layer, name)
+        drop_master(layer)
     return True
+
+
+def drop_master(layer: QuantWeightLayer) -> None:
+    """Take away what a frozen layer no longer reads: the weight, its quantizer and that of the gradient."""
+    for name in (layer.weight_name, "weight_quant", "grad_quant"):
+        if vars(layer).get(name) is not None:
+            delattr(layer, name)
 
 
 def frozen_weight(layer: Any, numbers: Any = None) -> FrozenWeight:
