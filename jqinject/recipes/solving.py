@@ -113,8 +113,9 @@ class Solving:
         def measure(matrices: jax.Array) -> MatrixGrid:
             if matrices is given:
                 return known
-            found = self.parameter.measure(site.places.put(self.values, site.as_operand(matrices)))
-            return MatrixGrid(*map(site.weights, found), grid)
+            operand = site.as_operand(matrices)
+            scale, zero_point = self.parameter.measure(site.places.put(self.values, operand))
+            return MatrixGrid(site.weights(scale), site.weights(zero_point), grid)
 
         return measure
 

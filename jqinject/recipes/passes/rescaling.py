@@ -268,9 +268,9 @@ def per_channel(
 
 
 def _moved(before: jax.Array, after: jax.Array) -> float:
-    before, after = (on_host(x).astype(np.float64) for x in (before, after))
-    largest = np.abs(before).max(initial=0.0)
-    return float(np.abs(before - after).max(initial=0.0) / (largest if largest > 0 else 1.0))
+    first, second = (on_host(x).astype(np.float64) for x in (before, after))
+    largest = np.abs(first).max(initial=0.0)
+    return float(np.abs(first - second).max(initial=0.0) / (largest if largest > 0 else 1.0))
 
 
 def _text(path: Path) -> str:
