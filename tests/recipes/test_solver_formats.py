@@ -14,12 +14,10 @@ from jqinject.recipes import (
     GPFQ,
     GPTQ,
     HQO,
-    QEP,
     RTN,
     AutoRound,
     Clip,
     LearnedRounding,
-    MagR,
     Problem,
     Qronos,
     Sharing,
@@ -39,7 +37,7 @@ FORMATS = {
     "nvfp4": quant.NVFP4Weight,
     "nf4": quant.NF4WeightPerGroupFloat.let(group_size=16),
 }
-SOLVERS = [GPTQ(), GPFQ(), Qronos(), Clip(), MagR(alpha=1e-4), QEP()]
+SOLVERS = [GPTQ(), GPFQ(), Qronos(), Clip()]
 OF_INTEGERS = [AutoRound(steps=20), LearnedRounding(steps=50)]
 SCALES_OF_8_BITS = ("mx", "nvfp4")
 

@@ -196,6 +196,17 @@ def with_low_rank(
     """
     given = checked_rules(rules)
     calls = traced_calls(model, call_with(inputs), methods, "LowRank")
+    if not any(call.args or call.kwargs for call in calls):
+        raise ValueError(
+            "LowRank finds the contractions of a model by tracing a method of it, and was given a function instead.\n"
+            "  cure: Recipe.apply(..., method='encode') in the place of call=..."
+        )
+    biased = [str(rule) for rule in given if rule.quantizer("bias_quant") is not None]
+    if biased:
+        raise ValueError(
+            f"LowRank runs layers as parts of the model's program, where biases have no quantizer: {biased[0]}.\n"
+            "  cure: a rule without bias_quant"
+        )
     model = nnx.clone(model, graph=True)
     policy = RulePolicy(given, into_layers=True)
     found = plan_sites(model, policy, calls)
