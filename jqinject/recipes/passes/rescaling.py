@@ -88,8 +88,9 @@ class Rescaling:
         self.statistics: dict[str, Statistics] = {}
         with jax.default_matmul_precision("highest"):
             for visit in with_progress(stream, "measuring", shown=work.progress and bool(statistics)):
-                if statistics and visit.site.name not in reasons:
-                    self.statistics[visit.site.name] = finite_statistics(visit, *statistics)
+                if statistics:
+                    wanted = ("magnitude",) if visit.site.name in reasons else statistics
+                    self.statistics[visit.site.name] = finite_statistics(visit, *wanted)
             self._before = next(stream.outputs())[0]
         self._done: list[tuple[Region, dict[Path, Any]]] = []
 
