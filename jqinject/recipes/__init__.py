@@ -1,6 +1,7 @@
 """Algorithms after training, as passes over a model that compose."""
 
 from jqinject.recipes.allocation import cheapest_errors as cheapest_errors
+from jqinject.recipes.correcting import correct_biases as correct_biases
 from jqinject.recipes.passes.allocate_bits import AllocateBits as AllocateBits
 from jqinject.recipes.passes.awq import AWQ as AWQ
 from jqinject.recipes.passes.correct_batch_norm import CorrectBatchNorm as CorrectBatchNorm
@@ -12,6 +13,7 @@ from jqinject.recipes.passes.solve import NotSolved as NotSolved
 from jqinject.recipes.passes.solve import Solve as Solve
 from jqinject.recipes.passes.solve import Solved as Solved
 from jqinject.recipes.passes.split_channels import SplitChannels as SplitChannels
+from jqinject.recipes.post_training import post_training_quantize as post_training_quantize
 from jqinject.recipes.recipe import Recipe as Recipe
 from jqinject.recipes.report import Explanation as Explanation
 from jqinject.recipes.report import Result as Result

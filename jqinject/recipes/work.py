@@ -72,6 +72,22 @@ class Work:
     explaining: bool = False
     _quantized: nnx.Module | None = None
 
+    @classmethod
+    def of_quantized(
+        cls, model: nnx.Module, quantized: nnx.Module, calls: Sequence[Call], *, progress: bool
+    ) -> Work:
+        """The work on a model that is quantized already.
+
+        Args:
+            model: the float model, in evaluation mode.
+            quantized: the quantized model, likewise, its ranges calibrated.
+            calls: of the model.
+            progress: whether progress bars are shown.
+        """
+        made = cls(model, model, (), (), calls, None, progress=progress)
+        made._quantized = quantized
+        return made
+
     @property
     def is_quantized(self) -> bool:
         """Whether a pass has asked for the quantized model."""

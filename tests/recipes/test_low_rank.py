@@ -84,6 +84,17 @@ def test_more_iterations_lessen_the_error() -> None:
     assert error(4) < 0.98 * error(1)
 
 
+def test_a_merged_product_is_quantized_with_the_weight_by_its_rule() -> None:
+    layer, rule = nnx.Linear(12, 12, rngs=nnx.Rngs(0)), Rule(weight_quant=INT3)
+    model = Recipe(LowRank(3), Solve(RTN())).apply(layer, rule, [X], progress=False).model
+    adapter = model.op_quant.adapters["kernel"]  # pyright: ignore
+    kernel = model.kernel.get_value() + adapter.a.get_value() @ adapter.b.get_value()
+    merged = nnx.clone(layer)
+    merged.kernel.set_value(kernel)
+    wanted = quantize(merged, rule)(X)
+    np.testing.assert_allclose(jqinject.merge_lora(model)(X), wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_what_it_refuses() -> None:
     with pytest.raises(ValueError, match=r"LowRank: rank must be at least 1, got 0.\n  cure"):
         LowRank(rank=0)

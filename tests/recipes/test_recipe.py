@@ -33,6 +33,21 @@ def test_a_file_may_name_every_pass_and_solver() -> None:
     assert callable_parts - {"Solver"} == set(BY_NAME)
 
 
+@pytest.mark.parametrize(
+    "each",
+    [
+        recipes.AWQ(weights="always", error="weights", clip=True),
+        recipes.LowRank(rank=8, iterations=2),
+        Solve(recipes.Clip(recipes.HQO(lp_norm=0.6), smallest=0.7)),
+        Solve(GPTQ(accumulator_bits=16, tile_size=64)),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_choices_survive_a_file(each: Any, tmp_path: Path) -> None:
+    Recipe(each).save(tmp_path / "recipe.json")
+    assert Recipe.load(tmp_path / "recipe.json") == Recipe(each)
+
+
 def test_a_recipe_is_read_from_toml(tmp_path: Path) -> None:
     file = tmp_path / "recipe.toml"
     file.write_text(
