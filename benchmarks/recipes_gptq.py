@@ -115,9 +115,8 @@ def main() -> None:
         if done.returncode:
             sys.exit(f"{name} failed:\n{done.stderr[-3000:]}")
         found = json.loads(done.stdout.splitlines()[-1])
-        print(
-            f"{name:9} {found['seconds']:8.1f} s   {found['seconds'] / given.sites:6.2f} s a site   peak {found['peak']:,.0f} MiB"
-        )
+        each = found["seconds"] / given.sites
+        print(f"{name:9} {found['seconds']:8.1f} s   {each:6.2f} s a site   peak {found['peak']:,.0f} MiB")
 
 
 if __name__ == "__main__":
