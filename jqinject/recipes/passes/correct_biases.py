@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.model.running.progress import with_progress
+from jqinject.ops.devices.processes import on_host
 from jqinject.program import dotted
 from jqinject.quant_tensor import as_array
 from jqinject.recipes.passes.added_biases import add_biases, variables_by_path
@@ -173,7 +174,7 @@ class _Shifts:
             own = self._bias(visit, batch)
             assert own is not None, "batches of other shapes go through the same operations"
             wanted, made = wanted.astype(jnp.float32), made.astype(jnp.float32)
-            total += np.asarray(own.means(wanted - made)) / batches
+            total += on_host(own.means(wanted - made)) / batches
             squares += float(jnp.mean(jnp.square(wanted))) / batches
         return total, max(squares, float(np.finfo(np.float32).tiny))
 
