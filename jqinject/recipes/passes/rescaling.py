@@ -13,6 +13,8 @@ from flax import nnx
 
 from jqinject.model.running.progress import with_progress
 from jqinject.model.walk import ModelIndex
+from jqinject.ops.devices.processes import on_host
+from jqinject.recipes.solving import finite_statistics
 from jqinject.recipes.statistics import Statistics
 from jqinject.recipes.stream.site import ContractionSite, LeftOut, Path
 from jqinject.recipes.transforms.biases import Biases
@@ -86,14 +88,15 @@ class Rescaling:
         self.statistics: dict[str, Statistics] = {}
         with jax.default_matmul_precision("highest"):
             for visit in with_progress(stream, "measuring", shown=work.progress and bool(statistics)):
-                if statistics and visit.site.name not in reasons:
-                    self.statistics[visit.site.name] = visit.statistics(*statistics)
+                if statistics:
+                    wanted = ("magnitude",) if visit.site.name in reasons else statistics
+                    self.statistics[visit.site.name] = finite_statistics(visit, *wanted)
             self._before = next(stream.outputs())[0]
         self._done: list[tuple[Region, dict[Path, Any]]] = []
 
     def weights(self, site: ContractionSite) -> np.ndarray:
         """A site's weights as they are now, float32 `(stack, rows, columns)`."""
-        return np.asarray(site.weights(self.values[site.path].astype(jnp.float32)))
+        return on_host(site.weights(self.values[site.path].astype(jnp.float32)))
 
     def bias_of(self, maker: ContractionSite | Path) -> Path | None:
         """The parameter that is added to the outputs of a site, or to what a norm's gain is multiplied with.
@@ -116,7 +119,7 @@ class Rescaling:
             name: "largest", "smallest", or "magnitude" for the mean.
         """
         found = [
-            np.asarray(each.mean(name) if name == "magnitude" else getattr(each, name))
+            on_host(each.mean(name) if name == "magnitude" else getattr(each, name))
             for each in (self.statistics[member.site.name] for member in region.sinks)
         ]
         return per_channel(region, region.sinks, found, smallest=name == "smallest")
@@ -135,7 +138,7 @@ class Rescaling:
             weights = self.weights(member.site)
             yield member.site, member.labels.reshape(-1), weights.reshape(-1, weights.shape[2])
         for path in region.gains:
-            value = np.asarray(self.values[path], np.float32)
+            value = on_host(self.values[path]).astype(np.float32)
             labels = np.broadcast_to(region.parameters[path], value.shape)
             yield path, labels.reshape(-1), value.reshape(-1, 1)
 
@@ -266,9 +269,9 @@ def per_channel(
 
 
 def _moved(before: jax.Array, after: jax.Array) -> float:
-    before, after = np.asarray(before, np.float64), np.asarray(after, np.float64)  # pyright: ignore
-    largest = np.abs(before).max(initial=0.0)
-    return float(np.abs(before - after).max(initial=0.0) / (largest if largest > 0 else 1.0))
+    first, second = (on_host(x).astype(np.float64) for x in (before, after))
+    largest = np.abs(first).max(initial=0.0)
+    return float(np.abs(first - second).max(initial=0.0) / (largest if largest > 0 else 1.0))
 
 
 def _text(path: Path) -> str:
