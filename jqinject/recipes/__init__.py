@@ -3,6 +3,8 @@
 from jqinject.recipes.allocation import cheapest_errors as cheapest_errors
 from jqinject.recipes.passes.allocate_bits import AllocateBits as AllocateBits
 from jqinject.recipes.passes.awq import AWQ as AWQ
+from jqinject.recipes.passes.correct_batch_norm import CorrectBatchNorm as CorrectBatchNorm
+from jqinject.recipes.passes.correct_biases import CorrectBiases as CorrectBiases
 from jqinject.recipes.passes.equalize import Equalize as Equalize
 from jqinject.recipes.passes.smooth_quant import SmoothQuant as SmoothQuant
 from jqinject.recipes.passes.solve import NotSolved as NotSolved

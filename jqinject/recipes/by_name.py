@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from jqinject.recipes.passes.allocate_bits import AllocateBits
 from jqinject.recipes.passes.awq import AWQ
+from jqinject.recipes.passes.correct_batch_norm import CorrectBatchNorm
+from jqinject.recipes.passes.correct_biases import CorrectBiases
 from jqinject.recipes.passes.equalize import Equalize
 from jqinject.recipes.passes.smooth_quant import SmoothQuant
 from jqinject.recipes.passes.solve import Solve
@@ -14,6 +16,6 @@ from jqinject.recipes.solvers.gptq import GPTQ, RTN
 from jqinject.recipes.solvers.half_quadratic import HQO
 from jqinject.recipes.solvers.learned_rounding import LearnedRounding
 
-PASSES = (AWQ, AllocateBits, Equalize, SmoothQuant, Solve)
+PASSES = (AWQ, AllocateBits, CorrectBatchNorm, CorrectBiases, Equalize, SmoothQuant, Solve)
 SOLVERS = (GPFQ, GPTQ, HQO, QEP, RTN, AutoRound, LearnedRounding, MagR, Qronos)
 BY_NAME: dict[str, type] = {kind.__name__: kind for kind in (*PASSES, *SOLVERS)}

@@ -167,6 +167,11 @@ class InputQuantizers:
             return _at_turn(layer.input_quant, site.turn[:depth])
         return self._held.get(site.operand)
 
+    def is_on(self, site: ContractionSite) -> bool:
+        """Whether a site's input is quantized."""
+        proxy = self.of(site)
+        return proxy is not None and getattr(proxy, "is_quant_enabled", True)
+
     def integers(self, site: ContractionSite, x: jax.Array) -> tuple[int, bool] | None:
         """Bits and sign of the integers that a site's input becomes; None if it becomes none.
 
@@ -174,19 +179,18 @@ class InputQuantizers:
             site: of the model.
             x: an input.
         """
-        proxy = self.of(site)
-        if proxy is None or not getattr(proxy, "is_quant_enabled", True):
+        if not self.is_on(site):
             return None
-        found = proxy(x)
+        found = self.of(site)(x)
         if not isinstance(found, IntQuantTensor) or isinstance(found.bit_width, jax.Array):
             return None
         return found.bit_width, found.signed
 
     def quantize(self, site: ContractionSite, x: jax.Array) -> jax.Array:
         """A site's input as the quantized model sees it, in float."""
-        proxy = self.of(site)
-        if proxy is None or not getattr(proxy, "is_quant_enabled", True):
+        if not self.is_on(site):
             return x
+        proxy = self.of(site)
         return jnp.asarray(as_array(proxy(x)))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.golden import _driver
-from tests.golden.adapters import ptq_autoround, ptq_layerwise, ptq_matrices
+from tests.golden.adapters import ptq_autoround, ptq_corrections, ptq_layerwise, ptq_matrices
 
 PEER = "ptq"
 Drive = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
@@ -17,6 +17,7 @@ GROUPS: dict[str, Drive] = {
     "brevitas_gpfq": ptq_layerwise.run,
     "brevitas_qronos": ptq_layerwise.run,
     "brevitas_magr": ptq_matrices.magr,
+    "brevitas_corrections": ptq_corrections.run,
     "llmc_gptq": ptq_matrices.compressor,
     "qwix_gptq": ptq_matrices.qwix_gptq,
     "qwix_qep": ptq_matrices.qep,

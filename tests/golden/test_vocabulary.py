@@ -14,6 +14,7 @@ from tests.golden.adapters import (
     aqt_flax,
     aqt_stochastic,
     ptq_autoround,
+    ptq_corrections,
     ptq_layerwise,
     ptq_matrices,
     qwix,
@@ -69,6 +70,20 @@ AUTOROUND = {
     **{"symmetric": True, "lr": 0.01, "minmax_lr": 0.01, "minmax_tuning": True, "scale_dtype": "float32"},
     **{"batch": "all 64 rows at every iteration", "driven": "WrapperLinear + SignSGD of the package"},
     **{"loss": "mean squared output error", "schedule": "linear from lr to 0 over iters"},
+}
+BIASES = {
+    **{
+        "peer": "brevitas",
+        "algorithm": "bias_correction",
+        "quantizer": "Int8WeightPerChannelFloat",
+        "seed": 1,
+    },
+    **{"weight_bits": 3, "input_quant": None, "batches": 1, "layer_sizes": [4, 2]},
+}
+NORMS = {
+    **{"peer": "brevitas", "algorithm": "norm_correction", "model": "conv1 - bn1 - relu - conv2", "seed": 1},
+    **{"quantizer": "Int8WeightPerChannelFloat, 3 bits, on both convolutions", "batches": 1},
+    **{"channels": [3, 4, 2], "kernel": 3, "padding": 0},
 }
 ALLOCATION = {
     **{"algorithm": "mixed precision bit allocation", "source": "exhaustive", "bits": [4, 8]},
@@ -142,6 +157,10 @@ READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
         "brevitas_gpfq": layerwise("gpfq", num_blocks=None),
         "brevitas_qronos": layerwise("qronos"),
         "brevitas_magr": [(MAGR, ptq_matrices.magr_of), ({**MAGR, **CONVOLUTION}, ptq_matrices.magr_of)],
+        "brevitas_corrections": [
+            (BIASES, ptq_corrections.correction_of),
+            (NORMS, ptq_corrections.correction_of),
+        ],
         "llmc_gptq": [(COMPRESSOR, ptq_matrices.compressor_of)],
         "qwix_gptq": [(QWIX_GPTQ, ptq_matrices.qwix_gptq_of)],
         "qwix_qep": [(QEP, ptq_matrices.qep_of)],
@@ -152,7 +171,7 @@ READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
 
 # Groups of cases without an adapter.
 NOT_DRIVEN = {
-    **dict.fromkeys(("brevitas_corrections", "brevitas_equalize", "hadamard", "modelopt"), "ptq"),
+    **dict.fromkeys(("brevitas_equalize", "hadamard", "modelopt"), "ptq"),
     **dict.fromkeys(("llmc_awq", "llmc_smoothquant"), "ptq"),
     **dict.fromkeys(("qwix_awq", "qwix_hadamard", "qwix_smoothquant"), "ptq"),
 }

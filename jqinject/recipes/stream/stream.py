@@ -159,8 +159,9 @@ class Stream:
         for slot in traced.flat.steps[index].inputs:
             if traced.last.get(slot, index) <= index and slot not in traced.found.fixed:
                 for batch in self.batches:
-                    batch.floats.pop(slot, None)
-                    batch.quantized.pop(slot, None)
+                    if batch.traced is traced:
+                        batch.floats.pop(slot, None)
+                        batch.quantized.pop(slot, None)
 
     def _forget(self, traced: _Traced) -> None:
         at = self._position[id(traced)]
@@ -190,11 +191,15 @@ class Visit:
     Args:
         stream: the stream.
         index: of the site.
+
+    Attributes:
+        correction: from a batch and the quantized model's output of the site to what is added to it.
     """
 
     def __init__(self, stream: Stream, index: int) -> None:
         self.stream, self.index = stream, index
         self.site = stream.sites[index]
+        self.correction: Callable[[Batch, jax.Array], jax.Array] | None = None
 
     @property
     def original(self) -> Any:
@@ -222,10 +227,30 @@ class Visit:
         """
         self.stream.parameters[self.site.path] = parameter
 
+    def site_in(self, batch: Batch) -> ContractionSite:
+        """The site in the program that a batch goes through: another one for each shape of the batches."""
+        return batch.traced.found.sites[self.index]
+
+    def outputs(
+        self, quantize_input: QuantizeInput | None, weight: Any
+    ) -> Iterator[tuple[Batch, jax.Array, jax.Array]]:
+        """For each batch: the site's output in the float model, and what the same input gives when it is quantized.
+
+        Args:
+            quantize_input: what is contracted instead of the input; None for the input of the quantized model.
+            weight: the parameter that it is contracted with.
+        """
+        for batch in self.stream.batches:
+            site = self.site_in(batch)
+            floats, quantized = self._operands(batch, site)
+            if quantize_input is not None:
+                quantized = quantize_input(site, floats)
+            yield batch, self._made(batch, None, floats), self._made(batch, weight, quantized)
+
     def inputs(self) -> Iterator[tuple[jax.Array, jax.Array, Any]]:
         """For each batch: samples of the float model and of the quantized one, and which belong to which matrix."""
         for batch in self.stream.batches:
-            site = batch.traced.found.sites[self.index]
+            site = self.site_in(batch)
             floats, quantized = self._operands(batch, site)
             rest = [self._value(batch, batch.floats, slot) for slot in site.rest]
             samples, own = site.matrices.samples(floats, *rest)
@@ -246,21 +271,24 @@ class Visit:
 
     def contract(self, batch: Batch) -> None:
         """Contract the site's operands, in both models."""
-        site = batch.traced.found.sites[self.index]
-        step = batch.traced.flat.steps[site.step]
-        fixed = self.stream._fixed[id(batch.traced)]
+        site = self.site_in(batch)
+        (slot,) = batch.traced.flat.steps[site.step].outputs
         floats, quantized = self._operands(batch, site)
-        rest = [self._value(batch, batch.floats, slot) for slot in site.rest]
+        batch.floats[slot] = made = self._made(batch, None, floats)
+        put = self.stream.parameters.get(site.path)
+        if put is not None or floats is not quantized:
+            made = self._made(batch, put, quantized)
+        batch.quantized[slot] = made if self.correction is None else made + self.correction(batch, made)
+
+    def _made(self, batch: Batch, parameter: Any, x: jax.Array) -> jax.Array:
+        """The output of the site: the contraction of an input with a parameter, None for the float model's."""
+        site, fixed = self.site_in(batch), self.stream._fixed[id(batch.traced)]
         weight = fixed[site.weight]
-        batch.floats.update(zip(step.outputs, step.run(*_in_order(site, weight, floats), *rest), strict=True))
-        if site.path in self.stream.parameters:
-            put = self.stream.parameters[site.path]
-            weight = site.places.taken(put).astype(weight.dtype)
-        elif floats is quantized:
-            batch.quantized.update({slot: batch.floats[slot] for slot in step.outputs})
-            return
-        made = step.run(*_in_order(site, weight, quantized), *rest)
-        batch.quantized.update(zip(step.outputs, made, strict=True))
+        if parameter is not None:
+            weight = site.places.taken(parameter).astype(weight.dtype)
+        rest = [self._value(batch, batch.floats, slot) for slot in site.rest]
+        ordered = (weight, x) if site.place == 0 else (x, weight)
+        return batch.traced.flat.steps[site.step].run(*ordered, *rest)[0]
 
     def _operands(self, batch: Batch, site: ContractionSite) -> tuple[jax.Array, jax.Array]:
         floats = self._value(batch, batch.floats, site.other)
@@ -271,7 +299,3 @@ class Visit:
     def _value(self, batch: Batch, env: Mapping[Slot, Any], slot: Slot) -> Any:
         fixed = self.stream._fixed[id(batch.traced)]
         return fixed[slot] if slot in fixed else env[slot]
-
-
-def _in_order(site: ContractionSite, weight: Any, other: Any) -> tuple[Any, Any]:
-    return (weight, other) if site.place == 0 else (other, weight)

@@ -20,7 +20,8 @@ def compressed(labels: Labels) -> Labels:
     """
     for axis, size in enumerate(labels.shape):
         first = labels.take([0], axis=axis) if size else labels
-        if size > 1 and (labels == first).all():
+        # An axis that numpy has broadcast is known to hold the same numbers, without a look at them.
+        if size > 1 and (labels.strides[axis] == 0 or (labels == first).all()):
             labels = first
     return np.ascontiguousarray(labels)
 

@@ -62,15 +62,20 @@ def _places(walk: Walk, step: Step, data: Sequence[int]) -> list[np.ndarray]:
         size = int(np.prod(shape))
         operands.append(np.arange(start, start + size, dtype=np.int32).reshape(shape))
         start += size
-    simple = _with_numpy(step, operands[0])
+    simple = moved_by_numpy(step, operands[0])
     if simple is not None:
         return [simple]
     rest = [walk.known(slot) for slot in step.inputs[len(data) :]]
     return [np.asarray(made) for made in step.run(*map(jnp.asarray, operands), *rest)]
 
 
-def _with_numpy(step: Step, x: np.ndarray) -> Any:
-    """The commonest moves, without a compilation for each shape; None for others."""
+def moved_by_numpy(step: Step, x: np.ndarray) -> Any:
+    """The commonest moves, without a compilation for each shape, and mostly without a copy; None for others.
+
+    Args:
+        step: the move.
+        x: what is moved.
+    """
     params = {} if step.equation is None else step.equation.params
     if step.name == "reshape" and params.get("dimensions") is None:
         return x.reshape(params["new_sizes"])
