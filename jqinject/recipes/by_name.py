@@ -7,6 +7,8 @@ from jqinject.recipes.passes.awq import AWQ
 from jqinject.recipes.passes.correct_batch_norm import CorrectBatchNorm
 from jqinject.recipes.passes.correct_biases import CorrectBiases
 from jqinject.recipes.passes.equalize import Equalize
+from jqinject.recipes.passes.fold_norms import FoldNorms
+from jqinject.recipes.passes.rotate import Rotate
 from jqinject.recipes.passes.smooth_quant import SmoothQuant
 from jqinject.recipes.passes.solve import Solve
 from jqinject.recipes.solvers.auto_round import AutoRound
@@ -16,6 +18,6 @@ from jqinject.recipes.solvers.gptq import GPTQ, RTN
 from jqinject.recipes.solvers.half_quadratic import HQO
 from jqinject.recipes.solvers.learned_rounding import LearnedRounding
 
-PASSES = (AWQ, AllocateBits, CorrectBatchNorm, CorrectBiases, Equalize, SmoothQuant, Solve)
+PASSES = (AWQ, AllocateBits, CorrectBatchNorm, CorrectBiases, Equalize, FoldNorms, Rotate, SmoothQuant, Solve)
 SOLVERS = (GPFQ, GPTQ, HQO, QEP, RTN, AutoRound, LearnedRounding, MagR, Qronos)
 BY_NAME: dict[str, type] = {kind.__name__: kind for kind in (*PASSES, *SOLVERS)}

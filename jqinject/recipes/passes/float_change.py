@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from flax import nnx
 from jqinject.core.transforms import Transform
 from jqinject.model.running.progress import with_progress
 from jqinject.model.walk import ModelIndex
-from jqinject.recipes.online import Online, check_keepable, rows_for
+from jqinject.recipes.online import Online, online_of, stored_for, why_not_online
 from jqinject.recipes.statistics import Statistics
 from jqinject.recipes.stream.flat_program import Slot
 from jqinject.recipes.stream.site import ContractionSite, LeftOut, Path
@@ -31,15 +32,13 @@ class FloatChange:
     Args:
         work: of the recipe.
         by: the pass, for messages.
-        statistics: names of `Statistics` to collect at every site.
-        measured: says which sites they are collected at.
 
     Attributes:
         values: the parameters as they are now.
         sites: of the model, in the order in which they run.
         left_out: contractions that no pass can reach, and why.
         statistics: of the float model's sites, by name.
-        links: what makes and reads each value of the program.
+        done: what was changed: the first site, the changes of parameters, and the transforms kept online.
     """
 
     def __init__(self, work: Work, by: str) -> None:
@@ -62,9 +61,9 @@ class FloatChange:
         self.sites = list(stream.sites)
         self.left_out: list[LeftOut] = [*stream.left_out]
         self.statistics: dict[str, Statistics] = {}
-        self._done: list[tuple[str, Mapping[Path, Change], Mapping[str, Online]]] = []
+        self.done: list[tuple[str, Mapping[Path, Change], Mapping[str, Online]]] = []
 
-    @property
+    @cached_property
     def links(self) -> Links:
         """What makes and reads each value of the program."""
         count = self.traced.program.output_tree.num_leaves
@@ -98,7 +97,7 @@ class FloatChange:
         """
         for path, apply in changes.items():
             self.values[path] = _changed(self.values[path], apply)
-        self._done.append((site, changes, online))
+        self.done.append((site, changes, online))
 
     def keep_online(self, site: ContractionSite, transform: Transform) -> str:
         """Transform the inputs of the sites of a parameter, and keep the transform beside their quantizer.
@@ -112,13 +111,14 @@ class FloatChange:
         """
         name = site_path(site)
         sites = [each for each in self.sites if each.path == site.path]
-        why = check_keepable(self.work, self.traced, sites, self.owners)
-        if why:
-            return why
-        held = self.work.online.get(name)
-        online = Online.of(transform, sites[0].matrices.weight, name, held)
-        self.change(site.name, {site.path: rows_for(sites, transform)}, {name: online})
-        return ""
+        slot = next(slot for slot, (path, _) in self.owners.items() if path == site.path)
+        index, program = ModelIndex(self.work.model), self.traced.flat
+        why = why_not_online(index, self.work.rules, program, self.traced.found, sites, slot)
+        if not why:
+            before = self._online(self.done).get(name)
+            online = online_of(site, transform, before)
+            self.change(site.name, {site.path: stored_for(sites, transform)}, {name: online})
+        return why
 
     def finish(self) -> list[LeftOut]:
         """Put the parameters into the float model, whose function must be as before.
@@ -129,7 +129,7 @@ class FloatChange:
         Raises:
             ValueError: the outputs are others; the text names the site that is to blame. The model stays as it was.
         """
-        model, online = self._with(self.values), self._online(self._done)
+        model, online = self._with(self.values), self._online(self.done)
         error, allowed = self._error(model, online), self._allowed()
         if not error <= allowed:
             raise ValueError(
@@ -149,7 +149,7 @@ class FloatChange:
     def _with(self, values: Mapping[Path, Any]) -> nnx.Module:
         model = nnx.clone(self.work.model, graph=True)
         entries = {tuple(map(str, path)): entry for path, entry in ModelIndex(model).by_path.items()}
-        for path in {path for _, changes, _ in self._done for path in changes}:
+        for path in {path for _, changes, _ in self.done for path in changes}:
             entries[tuple(map(str, path))].variable.set_value(values[path])
         return model
 
@@ -181,9 +181,9 @@ class FloatChange:
         values = {
             path: jnp.asarray(entries[tuple(map(str, path))].variable.get_value()) for path in self.values
         }
-        for index, (site, changes, _) in enumerate(self._done):
+        for index, (site, changes, _) in enumerate(self.done):
             values |= {path: _changed(values[path], apply) for path, apply in changes.items()}
-            if not self._error(self._with(values), self._online(self._done[: index + 1])) <= allowed:
+            if not self._error(self._with(values), self._online(self.done[: index + 1])) <= allowed:
                 return site
         return "no single site, but of all of them together"
 

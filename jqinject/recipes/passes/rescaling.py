@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
-from jqinject.model.running.progress import with_progress
-from jqinject.model.walk import ModelIndex
-from jqinject.recipes.statistics import Statistics
-from jqinject.recipes.stream.site import ContractionSite, LeftOut, Path
 from jqinject.recipes.passes.float_change import FloatChange
+from jqinject.recipes.stream.site import LeftOut, Path
 from jqinject.recipes.transforms.labels import factors_of
 from jqinject.recipes.transforms.regions import Member, Region, Regions, by_region
 from jqinject.recipes.work import Work, site_path

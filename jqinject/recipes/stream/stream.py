@@ -54,6 +54,8 @@ class Stream:
         calls: of the model.
         policy: says which modules are not looked into.
         quantize_input: what the quantized model contracts instead of an input; None for the input itself.
+        transform_input: what the float model contracts instead of an input, and the quantized one without
+            `quantize_input`, which does so itself; None for the input itself.
         parameters: path -> array in the place of the model's own parameter, in the quantized model.
         on_host: whether values that wait between sites are kept in the host's memory.
     """
@@ -65,10 +67,11 @@ class Stream:
         policy: Policy,
         *,
         quantize_input: QuantizeInput | None = None,
+        transform_input: QuantizeInput | None = None,
         parameters: Mapping[Path, Any] | None = None,
         on_host: bool = False,
     ) -> None:
-        self.quantize_input = quantize_input
+        self.quantize_input, self.transform_input = quantize_input, transform_input
         self.parameters: dict[Path, Any] = dict(parameters or {})
         self.on_host = on_host
         self._model, self._policy = model, policy
@@ -244,7 +247,7 @@ class Visit:
             site = self.site_in(batch)
             floats, quantized = self._operands(batch, site)
             if quantize_input is not None:
-                quantized = quantize_input(site, floats)
+                quantized = quantize_input(site, self._value(batch, batch.floats, site.other))
             yield batch, self._made(batch, None, floats), self._made(batch, weight, quantized)
 
     def inputs(self) -> Iterator[tuple[jax.Array, jax.Array, Any]]:
@@ -293,8 +296,14 @@ class Visit:
     def _operands(self, batch: Batch, site: ContractionSite) -> tuple[jax.Array, jax.Array]:
         floats = self._value(batch, batch.floats, site.other)
         quantized = self._value(batch, batch.quantized, site.other)
-        quantize = self.stream.quantize_input
-        return floats, quantized if quantize is None else quantize(site, quantized)
+        quantize, transform = self.stream.quantize_input, self.stream.transform_input
+        if quantize is not None:
+            quantized = quantize(site, quantized)
+        if transform is not None:
+            same = floats is quantized
+            floats = transform(site, floats)
+            quantized = floats if same else quantized if quantize is not None else transform(site, quantized)
+        return floats, quantized
 
     def _value(self, batch: Batch, env: Mapping[Slot, Any], slot: Slot) -> Any:
         fixed = self.stream._fixed[id(batch.traced)]

@@ -77,7 +77,6 @@ class Turning:
     ) -> None:
         self.links, self.steps, self.found = links, steps, found
         self.parameters, self.value_of = parameters, value_of
-        self._by_step = {site.step: site for site in found.sites}
 
     def of(self, site: ContractionSite) -> TurnedRegion | str:
         """What turns with the inputs of a site; a sentence that says why they cannot.
@@ -85,10 +84,10 @@ class Turning:
         Args:
             site: one of the program's.
         """
-        equation = self.steps[site.step].equation
-        if site.operation != "dot_general":
+        contracted = self._contracted(site)
+        if not contracted:
             return f"{site.operation} is not followed"
-        axis = tuple(equation.params["dimension_numbers"][0][1 - site.place])[-1]
+        axis = contracted[-1]
         block, tried = self.links.shapes[site.other][axis], set[int]()
         while True:
             tried.add(block)
@@ -112,12 +111,22 @@ class Turning:
         for slot, path in self.parameters.items():
             if slot in self._labels:
                 region.parameters[path] = self._labels[slot].axis
-        for index, site in self._by_step.items():
-            if site.other in self._labels and site.weight in self._labels:
-                contracted = self.steps[index].equation.params["dimension_numbers"][0][1 - site.place]
-                if self._labels[site.other].axis in contracted:
-                    region.sinks.add(site.name)
+        for site in self.found.sites:
+            both = site.other in self._labels and site.weight in self._labels
+            if both and self._labels[site.other].axis in self._contracted(site):
+                region.sinks.add(site.name)
         return region
+
+    def _contracted(self, site: ContractionSite) -> tuple[int, ...]:
+        """The axes of a site's input that it contracts; none if it is not followed."""
+        params = self.steps[site.step].equation.params
+        if site.operation == "dot_general":
+            return tuple(params["dimension_numbers"][0][1 - site.place])
+        return (
+            (params["dimension_numbers"].lhs_spec[1],)
+            if _is_plain_convolution(site.operation, params)
+            else ()
+        )
 
     def _give(self, slot: Slot, label: Turned) -> None:
         held = self._labels.get(slot)
@@ -142,6 +151,8 @@ class Turning:
     def _step(self, step: Step, index: int) -> None:
         if step.name == "dot_general":
             return self._dot(step)
+        if step.name == "conv_general_dilated" and _is_plain_convolution(step.name, step.equation.params):
+            return self._convolution(step)
         squares = step.name in ("square", "integer_pow") or (
             step.name == "mul" and step.inputs[0] == step.inputs[1]
         )
@@ -189,7 +200,8 @@ class Turning:
         if step.name == "select_n" and not self._is_uniform(step.inputs[0], label.axis):
             raise Refused("a selection depends on the channel")
         for slot in slots:
-            if slot in self._labels or slot not in operands or not self._is_uniform(slot, label.axis):
+            held = slot in self._labels or slot not in operands or slot in self.links.owned
+            if (held or not self._is_uniform(slot, label.axis)) and not self._is_zero(slot):
                 self._give(slot, label)
             elif not self._is_zero(slot):
                 if label.squared or step.name == "select_n":
@@ -267,6 +279,25 @@ class Turning:
             axis = free[which][place - (len(free[0]) if which else 0)]
             self._give(step.inputs[which], Turned(axis, label.block))
 
+    def _convolution(self, step: Step) -> None:
+        spec, (x, kernel), made = step.equation.params["dimension_numbers"], step.inputs, step.outputs[0]
+        for slot, axis, other, place in (
+            (x, spec.lhs_spec[1], kernel, spec.rhs_spec[1]),
+            (made, spec.out_spec[1], kernel, spec.rhs_spec[0]),
+        ):
+            label = self._labels.get(slot)
+            if label is None:
+                continue
+            if label.squared or label.axis != axis:
+                raise Refused("a convolution takes neighbours of it")
+            self._give(other, Turned(place, label.block))
+        label = self._labels.get(kernel)
+        if label is not None:
+            if label.axis not in spec.rhs_spec[:2]:
+                raise Refused("a convolution takes neighbours of it")
+            out = label.axis == spec.rhs_spec[0]
+            self._give(made if out else x, Turned((spec.out_spec if out else spec.lhs_spec)[1], label.block))
+
     def _crossed(self, step: Step, slot: Slot) -> None:
         if not any(each in self.links.owned for each in step.inputs):
             self._region_found.crosses = True
@@ -288,11 +319,17 @@ class Turning:
             dims = tuple(step.equation.params["broadcast_dimensions"])
             shape = self.links.shapes[step.inputs[0]]
             return axis not in dims or shape[dims.index(axis)] == 1
-        elementwise = all(self.links.shapes[s] in ((), self.links.shapes[slot]) for s in step.inputs)
-        return (
-            elementwise
-            and bool(step.inputs)
-            and step.name not in MOVED
-            and step.name != "dot_general"
-            and all(self._is_uniform(each, axis, depth - 1) for each in step.inputs)
-        )
+        if step.name in MOVED or step.name in ("dot_general", "reshape") or not step.inputs:
+            return False
+        rank = len(self.links.shapes[slot])
+        elementwise = all(len(self.links.shapes[each]) in (0, rank) for each in step.inputs)
+        return elementwise and all(self._is_uniform(each, axis, depth - 1) for each in step.inputs)
+
+
+def _is_plain_convolution(operation: str, params: Any) -> bool:
+    """Whether every output channel of a convolution sees every channel of the image."""
+    return (
+        operation == "conv_general_dilated"
+        and params["feature_group_count"] == 1
+        and params["batch_group_count"] == 1
+    )
