@@ -251,7 +251,7 @@ def _declared(transform: Transform, label: str) -> Any:
         return SizedChain(
             tuple(_declared(part, f"{label}[{place}]") for place, part in enumerate(transform.parts))
         )
-    return Sized(type(transform), transform.channels, label)
+    return Sized(type(transform), vars(transform)["channels"], label)
 
 
 def _fill(source: Transform, held: Transform) -> None:

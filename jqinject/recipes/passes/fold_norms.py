@@ -91,7 +91,13 @@ class _Folding:
     def __init__(self, change: FloatChange) -> None:
         self.change = change
         traced = change.traced
-        self.gains = Gains(traced.flat, traced.found, change.links, set(change.owners), values_of(change))
+        self.gains = Gains(
+            traced.flat,
+            traced.found,
+            change.links,
+            set(change.owners),
+            values_of(traced.flat, change.state, change.links),
+        )
         self.biases = Biases(traced.flat, change.owners)
 
     def fold(self, slot: Slot, gains: list[Gain]) -> Folded | str:

@@ -107,7 +107,11 @@ class Rotate:
         change = FloatChange(work, repr(self))
         change.run(lambda site: False)
         turning = Turning(
-            change.links, change.traced.flat.steps, change.traced.found, _paths(change), values_of(change)
+            change.links,
+            change.traced.flat,
+            change.traced.found,
+            _paths(change),
+            values_of(change.traced.flat, change.state, change.links),
         )
         done: list[Any] = []
         taken: set[str] = set()
@@ -142,7 +146,7 @@ class Rotate:
 
     def _before(self, change: FloatChange, site: ContractionSite, why: str) -> list[Any]:
         """R4 before one site, or why not."""
-        source = comes_from_nonlinearity(site, change)
+        source = comes_from_nonlinearity(site, change.links, change.traced.found.fixed)
         if not source or "R4" not in self.kinds:
             return [LeftOut(site.name, site.path, why)] if {"R1", "R2"} & {*self.kinds} and not source else []
         if site_path(site) in {name for _, _, online in change.done for name in online}:

@@ -28,7 +28,7 @@ def followed(step: Step, axis: int, block: int, shapes: tuple[Shape, Shape], bac
     if step.name in CASTS or step.name in SAME:
         return axis
     if step.name == "reshape":
-        return _reshaped(axis, block, shapes[::-1] if back else shapes)
+        return _reshaped(axis, block, (shapes[1], shapes[0]) if back else shapes)
     if step.name not in MOVED:
         return f"{step.name} mixes it"
     places = MOVED[step.name](step, *shapes)

@@ -11,6 +11,7 @@ import numpy as np
 from jqinject.recipes.stream.flat_program import FlatProgram, Slot, Step
 from jqinject.recipes.stream.site import CASTS, MOVES, ContractionSite, FoundSites
 from jqinject.recipes.transforms.axes import MOVED, followed
+from jqinject.recipes.transforms.sources import live_steps
 from jqinject.recipes.transforms.walk import Links
 
 
@@ -72,6 +73,7 @@ class Gains:
         value_of: Callable[[Slot], Any],
     ) -> None:
         self.flat, self.found, self.links, self.value_of = flat, found, links, value_of
+        self._live = live_steps(flat)
         self._sites = {site.step: site for site in found.sites}
         self.owners: dict[Slot, frozenset[Slot]] = {slot: frozenset({slot}) for slot in parameters}
         for step in flat.steps:
@@ -84,8 +86,8 @@ class Gains:
     def by_parameter(self) -> dict[Slot, list[Gain] | str]:
         """For each parameter that is a gain, the places where it is one; why it cannot be taken over, if it cannot."""
         made: dict[Slot, list[Gain] | str] = {}
-        for step in self.flat.steps:
-            gain = self._gain_of(step)
+        for index, step in enumerate(self.flat.steps):
+            gain = self._gain_of(step) if index in self._live else None
             if gain is None:
                 continue
             before = made.setdefault(gain.parameter, [])
@@ -133,7 +135,7 @@ class Gains:
                 raise Refused("the model returns what it multiplies")
             for index in self.links.touching(slot):
                 step = self.flat.steps[index]
-                if slot not in step.inputs:
+                if slot not in step.inputs or index not in self._live:
                     continue
                 for made, place in self._through(gain, step, index, slot, labels[slot], labels):
                     if labels.get(made, place) != place:
@@ -196,8 +198,8 @@ class Gains:
     def _read_elsewhere(self, slot: Slot, gains: set[Slot]) -> str:
         """Who reads a parameter beside its gains."""
         owned = {slot}
-        for step in self.flat.steps:
-            if not owned & {*step.inputs}:
+        for index, step in enumerate(self.flat.steps):
+            if not owned & {*step.inputs} or index not in self._live:
                 continue
             if step.outputs[0] in self.found.fixed and (step.name in (*CASTS, *MOVES, "add", "sub", "mul")):
                 owned.update(step.outputs)

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.recipes.stream.flat_program import Slot, Step
+from jqinject.recipes.stream.flat_program import FlatProgram, Slot, Step
 from jqinject.recipes.stream.site import CASTS, ContractionSite, FoundSites, Path
 from jqinject.recipes.transforms.axes import MOVED, SAME, Split, followed
+from jqinject.recipes.transforms.sources import live_steps, varies_by_input
 from jqinject.recipes.transforms.walk import Links
 
 GAIN = "it is multiplied by numbers that differ, such as a norm's gain, which FoldNorms takes out"
@@ -61,7 +62,7 @@ class Turning:
 
     Args:
         links: what makes and reads each of the program's values.
-        steps: of the program.
+        flat: the program.
         found: its sites.
         parameters: the slot of each parameter, with its path.
         value_of: the value of a slot that depends on parameters alone.
@@ -70,12 +71,13 @@ class Turning:
     def __init__(
         self,
         links: Links,
-        steps: list[Step],
+        flat: FlatProgram,
         found: FoundSites,
         parameters: Mapping[Slot, Path],
         value_of: Callable[[Slot], Any],
     ) -> None:
-        self.links, self.steps, self.found = links, steps, found
+        self.links, self.steps, self.found = links, flat.steps, found
+        self._live = live_steps(flat)
         self.parameters, self.value_of = parameters, value_of
 
     def of(self, site: ContractionSite) -> TurnedRegion | str:
@@ -107,7 +109,8 @@ class Turning:
         while self._waiting:
             slot = self._waiting.pop()
             for index in self.links.touching(slot):
-                self._step(self.steps[index], index)
+                if index in self._live:
+                    self._step(self.steps[index])
         for slot, path in self.parameters.items():
             if slot in self._labels:
                 region.parameters[path] = self._labels[slot].axis
@@ -148,7 +151,7 @@ class Turning:
         self._labels[slot] = label
         self._waiting.append(slot)
 
-    def _step(self, step: Step, index: int) -> None:
+    def _step(self, step: Step) -> None:
         if step.name == "dot_general":
             return self._dot(step)
         if step.name == "conv_general_dilated" and _is_plain_convolution(step.name, step.equation.params):
@@ -221,9 +224,8 @@ class Turning:
             raise Refused("two values that depend on the channel are multiplied")
         rest = other if carriers[0] == one else one
         if not self._is_uniform(rest, label.axis):
-            raise Refused(
-                GAIN if rest in self.links.owned else "two values that depend on the channel are multiplied"
-            )
+            gain = not varies_by_input(self.links, self.found.fixed, rest, label.axis)
+            raise Refused(GAIN if gain else "two values that depend on the channel are multiplied")
         for slot in (carriers[0], made):
             self._give(slot, label)
 
