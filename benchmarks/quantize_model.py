@@ -15,10 +15,10 @@ to what has to be there: float weights, and integers where there are such.
 
 Loading (`jqinject.load_frozen`): a float checkpoint is read one array after the other, and each is frozen before the
 next. No float model is there; the ratios are those of `growth`, and of JAX's own arrays at most (`live`), to the
-frozen model and the largest array that is read. What `growth` has beyond `live`: the compiled
-quantizer's temporaries, little for large arrays, which it takes in slices; the copy of an array of NumPy's that is not
-aligned, while both are there; and what the C library keeps of freed memory, which MALLOC_MMAP_THRESHOLD_=65536 in the
-environment prevents.
+frozen model and the largest array that is read. `objects` is the growth before the first array is read: the
+abstract model's Python objects, and programs, some 60 KiB a layer. What else `growth` has beyond `live`: the copy of an
+array of NumPy's that is not aligned, while both are there, and the compiled quantizer's temporaries, little for large
+arrays, which it takes in slices.
 """
 
 import argparse
@@ -112,14 +112,14 @@ def resident(name: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def peak_growth(run: Callable[[], Any]) -> tuple[Any, int]:
-    """Return what `run` returns, and by how many bytes this process grew meanwhile, at most."""
+def peak_growth(run: Callable[[], Any]) -> tuple[Any, int, int]:
+    """Return what `run` returns, by how many bytes this process grew meanwhile, at most, and its size before."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # what was freed before is not to be taken again unseen
     PEAK_RESET.write_text("5")
     before = resident("VmRSS")
     result = finished(run())
-    return result, resident("VmHWM") - before
+    return result, resident("VmHWM") - before, before
 
 
 def measure_loading(options: argparse.Namespace) -> None:
@@ -147,19 +147,23 @@ def measure_loading(options: argparse.Namespace) -> None:
         return jqinject.freeze(model)
 
     live: list[int] = []
+    objects: list[int] = []
 
     def read(path: Any, x: Any) -> tuple[Any, Any]:
+        if not objects:
+            objects.append(resident("VmRSS"))
         array = np.ones(x.shape, x.dtype)
         live.append(sum(one.nbytes for one in jax.live_arrays()) + array.nbytes)
         return path, array
 
     load(1)
     live.clear()
+    objects.clear()
     before = sum(one.nbytes for one in jax.live_arrays())
-    model, growth = peak_growth(lambda: load(options.depth))
+    model, growth, size = peak_growth(lambda: load(options.depth))
     largest = 4 * options.width**2 * (4 if options.blocks else 1)
     jax.block_until_ready(jax.live_arrays())
-    found = {"frozen": bytes_of(model), "largest": largest, "growth": growth}
+    found = {"frozen": bytes_of(model), "largest": largest, "growth": growth, "objects": objects[0] - size}
     print(json.dumps(found | {"live": max(live, default=0) - before}))
 
 
@@ -173,7 +177,7 @@ def measure_memory(options: argparse.Namespace) -> None:
     finished(quantized(*make_model(options, 1)))
     first = time.perf_counter() - start
     model, x = make_model(options, options.depth)
-    result, growth = peak_growth(lambda: quantized(model, x))
+    result, growth, _ = peak_growth(lambda: quantized(model, x))
     found = {"float": bytes_of(model), "quantized": bytes_of(result), "growth": growth, "first": first}
     print(json.dumps(found))
 
@@ -226,10 +230,12 @@ def print_loading(options: argparse.Namespace) -> None:
     for name in LOADING:
         found = memory_of(name, options)
         bound = found["frozen"] + found["largest"]
-        cells = [f"{found[part] / MiB:.1f}" for part in ("frozen", "largest", "live", "growth")]
-        ratios = [f"{found[part] / bound:.2f}" for part in ("live", "growth")]
+        cells = [f"{found[part] / MiB:.1f}" for part in ("frozen", "largest", "live", "growth", "objects")]
+        data = found["growth"] - found["objects"]
+        ratios = [f"{part / bound:.2f}" for part in (found["live"], found["growth"], data)]
         rows.append([f"jqinject, {name}", *cells, *ratios])
-    columns = ["MiB", "frozen", "largest array", "live", "growth", "live: ratio", "growth: ratio"]
+    sizes = ["MiB", "frozen", "largest array", "live", "growth", "objects"]
+    columns = [*sizes, "live: ratio", "growth: ratio", "without objects"]
     print_table("Loading: ratio of the peak to the frozen model and the largest array", columns, rows)
 
 

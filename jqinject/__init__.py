@@ -41,7 +41,6 @@ if _typing.TYPE_CHECKING:
     from jqinject.model import begin_step as begin_step
     from jqinject.model import calibrate as calibrate
     from jqinject.model import calibrate_batch_norm as calibrate_batch_norm
-    from jqinject.model import correct_biases as correct_biases
     from jqinject.model import coverage as coverage
     from jqinject.model import end_step as end_step
     from jqinject.model import fold_batch_norm as fold_batch_norm
@@ -53,7 +52,6 @@ if _typing.TYPE_CHECKING:
     from jqinject.model import lora as lora
     from jqinject.model import merge_batch_norm as merge_batch_norm
     from jqinject.model import merge_lora as merge_lora
-    from jqinject.model import post_training_quantize as post_training_quantize
     from jqinject.model import quantization_status_manager as quantization_status_manager
     from jqinject.model import quantize as quantize
     from jqinject.model import quantized_cache as quantized_cache
@@ -64,6 +62,8 @@ if _typing.TYPE_CHECKING:
     from jqinject.model import value_and_grad as value_and_grad
     from jqinject.quant_tensor import FloatQuantTensor as FloatQuantTensor
     from jqinject.quant_tensor import IntQuantTensor as IntQuantTensor
+    from jqinject.recipes import correct_biases as correct_biases
+    from jqinject.recipes import post_training_quantize as post_training_quantize
 
 __version__ = "0.2.0"
 
@@ -120,7 +120,7 @@ _PLACES = {
     "begin_step": "jqinject.model",
     "calibrate": "jqinject.model",
     "calibrate_batch_norm": "jqinject.model",
-    "correct_biases": "jqinject.model",
+    "correct_biases": "jqinject.recipes",
     "coverage": "jqinject.model",
     "end_step": "jqinject.model",
     "fold_batch_norm": "jqinject.model",
@@ -132,7 +132,7 @@ _PLACES = {
     "lora": "jqinject.model",
     "merge_batch_norm": "jqinject.model",
     "merge_lora": "jqinject.model",
-    "post_training_quantize": "jqinject.model",
+    "post_training_quantize": "jqinject.recipes",
     "quantization_status_manager": "jqinject.model",
     "quantize": "jqinject.model",
     "quantized_cache": "jqinject.model",

@@ -1,9 +1,36 @@
-"""Other libraries' checkpoint files: what is in them.
+"""Other libraries' checkpoints: what is in them, their numbers, and models with these.
 
-`contents` is the answer, `readers` asks the libraries, `command` is `python -m jqinject inspect`.
+`inspect_checkpoint` lists arrays (`python -m jqinject inspect`); `read_checkpoint` opens a quantized checkpoint, in any
+of the layouts of `layouts`; `load` puts it into a model. Only `load` and what belongs to it import JAX.
 """
 
+import importlib as _importlib
+import typing as _typing
+
+from jqinject.formats.checkpoint import Checkpoint as Checkpoint
+from jqinject.formats.checkpoint import read_checkpoint as read_checkpoint
 from jqinject.formats.contents import Contents as Contents
 from jqinject.formats.contents import StoredArray as StoredArray
-from jqinject.formats.readers import MissingLibraryError as MissingLibraryError
+from jqinject.formats.errors import CheckpointError as CheckpointError
+from jqinject.formats.errors import MissingLibraryError as MissingLibraryError
+from jqinject.formats.loading.names import TUNIX as TUNIX
+from jqinject.formats.loading.names import Name as Name
+from jqinject.formats.loading.plan import Assignment as Assignment
+from jqinject.formats.loading.plan import LoadPlan as LoadPlan
 from jqinject.formats.readers import inspect_checkpoint as inspect_checkpoint
+from jqinject.formats.stored_matrix import InputFormat as InputFormat
+from jqinject.formats.stored_matrix import NumberFormat as NumberFormat
+from jqinject.formats.stored_matrix import Numbers as Numbers
+from jqinject.formats.stored_matrix import StoredMatrix as StoredMatrix
+
+if _typing.TYPE_CHECKING:
+    from jqinject.formats.loading.load import DequantizedWarning as DequantizedWarning
+    from jqinject.formats.loading.load import explain_load as explain_load
+    from jqinject.formats.loading.load import load as load
+else:
+    _LATER = ("DequantizedWarning", "explain_load", "load")
+
+    def __getattr__(name: str) -> _typing.Any:
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(_importlib.import_module("jqinject.formats.loading.load"), name)

@@ -5,20 +5,16 @@ Libraries are imported when a file asks for them: safetensors and gguf are optio
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from jqinject.formats.contents import PACKED, Contents, StoredArray
+from jqinject.formats.files.libraries import broken, library
 
 CODE = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".joblib")
 KINDS = "an Orbax folder, a .safetensors file (or a folder of them) or a .gguf file"
-
-
-class MissingLibraryError(ImportError):
-    """A checkpoint needs a library that is not installed; the message says how to install it."""
 
 
 def inspect_checkpoint(path: str | Path) -> Contents:
@@ -53,18 +49,18 @@ def inspect_checkpoint(path: str | Path) -> Contents:
     if place.suffix.lower() == ".safetensors" or start[8:] == b"{":
         return Contents(str(path), "safetensors", tuple(_in_safetensors(place)))
     if place.suffix.lower() == ".gguf":
-        raise _broken(place, "a GGUF file", f"it begins with {start[:4]!r}, not with b'GGUF'")
+        raise broken(place, "a GGUF file", f"it begins with {start[:4]!r}, not with b'GGUF'")
     raise ValueError(f"{place} cannot be read as a checkpoint.\n  cure: give {KINDS}")
 
 
 def _in_safetensors(path: Path) -> Iterator[StoredArray]:
-    safetensors = _library("safetensors", path)
+    safetensors = library("safetensors", path)
     try:
         with safetensors.safe_open(str(path), framework="numpy") as opened:
             parts = [(name, opened.get_slice(name)) for name in opened.keys()]  # noqa: SIM118 (no mapping)
             read = [(name, str(part.get_dtype()), tuple(part.get_shape())) for name, part in parts]
     except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise _broken(path, "a safetensors file", error) from None
+        raise broken(path, "a safetensors file", error) from None
     for name, kind, shape in read:
         packed = kind in ("I32", "U32") and name.rpartition(".")[2] in PACKED
         size = -(-math.prod(shape) * _bits(kind) // 8)
@@ -78,15 +74,15 @@ def _bits(kind: str) -> int:
 
 
 def _in_gguf(path: Path) -> Iterator[StoredArray]:
-    gguf = _library("gguf", path)
+    gguf = library("gguf", path)
     size = path.stat().st_size
     try:
         tensors = list(gguf.GGUFReader(str(path)).tensors)
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, OSError) as error:
-        raise _broken(path, "a GGUF file", error) from None
+        raise broken(path, "a GGUF file", error) from None
     for tensor in tensors:
         if int(tensor.data_offset) + int(tensor.n_bytes) > size:
-            raise _broken(path, "a GGUF file", f"{tensor.name} ends beyond it")
+            raise broken(path, "a GGUF file", f"{tensor.name} ends beyond it")
         shape = tuple(int(length) for length in reversed(tensor.shape.tolist()))
         yield StoredArray(str(tensor.name), tensor.tensor_type.name, shape, int(tensor.n_bytes))
 
@@ -104,11 +100,11 @@ def _in_orbax(path: Path) -> Iterator[StoredArray]:
             f"{path} is no checkpoint"
             + (f"; it holds several: {one}.\n  cure: name one" if one else f".\n  cure: give {KINDS}")
         )
-    handler = _library("orbax.checkpoint", path).PyTreeCheckpointHandler()
+    handler = library("orbax.checkpoint", path).PyTreeCheckpointHandler()
     try:
         tree = handler.metadata(path.absolute())
     except Exception as error:  # of a broken folder: whatever its storage raises
-        raise _broken(path, "an Orbax checkpoint", error) from None
+        raise broken(path, "an Orbax checkpoint", error) from None
     yield from _leaves(getattr(tree, "tree", tree), ())
 
 
@@ -136,18 +132,3 @@ def _dtype_bits(dtype: Any) -> int:
     if not narrow:
         return 8 * kind.itemsize
     return jnp.iinfo(kind).bits if jnp.issubdtype(kind, jnp.integer) else jnp.finfo(kind).bits
-
-
-def _library(name: str, path: Path) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        raise MissingLibraryError(
-            f"reading {path} needs the library {name}, which is not installed.\n"
-            '  cure: pip install "jqinject[formats]"'
-        ) from None
-
-
-def _broken(path: Path, kind: str, why: Any) -> ValueError:
-    reason = " ".join(str(why).split())[:200]
-    return ValueError(f"{path} is not {kind}, or not a whole one: {reason}.\n  cure: fetch or write it again")

@@ -20,14 +20,12 @@ from jqinject.model.inspect.layer_report import ContractionReport as Contraction
 from jqinject.model.lora.adapting import lora as lora
 from jqinject.model.lora.merging import merge_lora as merge_lora
 from jqinject.model.ptq.batch_norm_statistics import calibrate_batch_norm as calibrate_batch_norm
-from jqinject.model.ptq.bias_correction import correct_biases as correct_biases
 from jqinject.model.ptq.calibration import CalibrationReport as CalibrationReport
 from jqinject.model.ptq.calibration import calibrate as calibrate
 from jqinject.model.ptq.fold_batch_norm import fold_batch_norm as fold_batch_norm
 from jqinject.model.ptq.fold_batch_norm import merge_batch_norm as merge_batch_norm
 from jqinject.model.ptq.learned_rounding import RoundingReport as RoundingReport
 from jqinject.model.ptq.learned_rounding import learn_rounding as learn_rounding
-from jqinject.model.ptq.post_training import post_training_quantize as post_training_quantize
 from jqinject.model.ptq.round_training import RoundingErrors as RoundingErrors
 from jqinject.model.ptq.sites_left import SitesLeftWarning as SitesLeftWarning
 from jqinject.model.quantizing.low_coverage import LowCoverageWarning as LowCoverageWarning
@@ -37,6 +35,7 @@ from jqinject.model.quantizing.rules_report import RulesReport as RulesReport
 from jqinject.model.quantizing.rules_report import rules_report as rules_report
 from jqinject.model.state.load_frozen import load_frozen as load_frozen
 from jqinject.model.state.loading import load_state as load_state
+from jqinject.model.state.low_bits import LowBits as LowBits
 from jqinject.model.state.reassembly import reassemble as reassemble
 from jqinject.model.state.reports import LoadReport as LoadReport
 from jqinject.model.state.reports import ReassemblyReport as ReassemblyReport

@@ -58,24 +58,25 @@ def freeze_parameters(index: ModelIndex, keep_masters: bool) -> None:
             del model.op_quant.weights[name]
 
 
-def freeze_parameter(index: ModelIndex, site: ParameterSite) -> FrozenParam:
+def freeze_parameter(index: ModelIndex, site: ParameterSite, numbers: Any = None) -> FrozenParam:
     """Put the low-bit numbers of a site's parameter in its places.
 
     Args:
         index: of the model.
         site: the site.
+        numbers: what `numbers_of` or `numbers_from_host` returned for the site.
 
     Returns:
         The numbers.
     """
-    frozen = frozen_parameter(site)
+    frozen = frozen_parameter(site, numbers)
     put_in_place(index, site.weight, frozen)
     return frozen
 
 
-def frozen_parameter(site: ParameterSite) -> FrozenParam:
+def frozen_parameter(site: ParameterSite, numbers: Any = None) -> FrozenParam:
     """The low-bit numbers of a site's parameter."""
-    numbers = frozen_weight(site)
+    numbers = frozen_weight(site, numbers)
     return FrozenParam.holding(numbers.numbers, numbers.form, site.weight.get_metadata())
 
 

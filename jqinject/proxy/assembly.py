@@ -31,7 +31,11 @@ def stack_of(layers: Sequence[Any]) -> tuple[int, ...]:
 
 
 def build_stacked(
-    build: Build, layers: tuple[Any, ...], sizes: tuple[int, ...], rngs: nnx.Rngs | None = None
+    build: Build,
+    layers: tuple[Any, ...],
+    sizes: tuple[int, ...],
+    rngs: nnx.Rngs | None = None,
+    one_by_one: bool = False,
 ) -> Any:
     """`build(layers, rngs)` for every layer of a stack, its Variables stacked alike (along the leading axes).
 
@@ -40,6 +44,7 @@ def build_stacked(
         layers: the stacked layers.
         sizes: of the leading axes that they are stacked along.
         rngs: for quantizers that draw random numbers; every layer gets streams of its own.
+        one_by_one: one layer after the other, which takes the memory of one.
     """
     streams = None if rngs is None else rngs.split(sizes)
     graphdef, state = nnx.split((*layers, streams), graph=True)
@@ -58,7 +63,7 @@ def build_stacked(
 
     mapped = one
     for size in reversed(sizes):
-        mapped = _over_leading_axis(mapped, size)
+        mapped = (_along_leading_axis if one_by_one else _over_leading_axis)(mapped, size)
     stacked = mapped(state)
     if "plain" in made:
         return made["plain"]
@@ -69,10 +74,29 @@ def build_stacked(
 
 def _over_leading_axis(function: Callable[[Any], Any], size: int) -> Callable[[Any], Any]:
     def mapped(state: Any) -> Any:
-        axes = jax.tree.map(lambda leaf: 0 if leaf.ndim and leaf.shape[0] == size else None, state)
+        axes = jax.tree.map(lambda leaf: 0 if _is_stacked(leaf, size) else None, state)
         return jax.vmap(function, in_axes=(axes,), axis_size=size)(state)
 
     return mapped
+
+
+def _along_leading_axis(function: Callable[[Any], Any], size: int) -> Callable[[Any], Any]:
+    def mapped(state: Any) -> Any:
+        def at(i: Any) -> Any:
+            def one(leaf: Any) -> Any:
+                return (
+                    jax.lax.dynamic_index_in_dim(leaf, i, keepdims=False) if _is_stacked(leaf, size) else leaf
+                )
+
+            return function(jax.tree.map(one, state))
+
+        return jax.lax.map(at, jnp.arange(size))
+
+    return mapped
+
+
+def _is_stacked(leaf: Any, size: int) -> bool:
+    return bool(leaf.ndim) and leaf.shape[0] == size
 
 
 def _foreign(quantizer: nnx.Module, layers: tuple[Any, ...]) -> dict[tuple[Any, ...], tuple[Any, ...]]:

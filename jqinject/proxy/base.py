@@ -4,6 +4,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeAlias
 
+import jax
+import jax.core
 import numpy as np
 from flax import nnx
 
@@ -25,6 +27,7 @@ from jqinject.proxy.metadata import QuantMetadata, quant_metadata_of
 from jqinject.proxy.naming import checked_quantizer, note_quantizer, packable
 from jqinject.proxy.ranges import HoldsRanges
 from jqinject.proxy.sharing import QuantizerReplacedWarning, refuse_tree_mode
+from jqinject.proxy.traced_once import traced_once
 from jqinject.quant_tensor import as_array
 
 
@@ -289,12 +292,13 @@ class QuantProxyFromInjector(HoldsRanges):
 
     def _quantized(self, x: Any, *more: Any) -> Any:
         """A tensor through the quantizer, as a QuantTensor; while the proxy only observes, itself with its scale."""
-        quantizer = self.tensor_quant
-        if self.use_running_average and not more:
-            # Serving may contract what was rounded; training contracts floats.
-            quantizer = getattr(quantizer, "keeping_payload", quantizer)
+        quantizer, found = self.tensor_quant, None
         try:
-            made = self._pack(quantizer(x, *more))
+            if self.use_running_average and not more:
+                # Serving may contract what was rounded; training contracts floats.
+                found = traced_once(quantizer, x) if isinstance(x, jax.core.Tracer) else None
+                quantizer = getattr(quantizer, "keeping_payload", quantizer)
+            made = self._pack(quantizer(x, *more) if found is None else found)
             plain = not self.observing and self.quant_metadata.group_size is None and made.ndim == np.ndim(x)
             return made if plain else self._seen(made, x)
         except Exception as error:

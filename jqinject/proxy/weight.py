@@ -138,6 +138,16 @@ class WeightQuantProxyFromInjector(FormatQueries):
                 self.committed = False
                 raise
 
+    def release(self, *layers: Any) -> None:
+        """Measure scales of the weights as they are again: the reverse of `commit`.
+
+        Args:
+            layers: as for `init_tensor_quant`.
+        """
+        if self.committed:
+            self.committed = False
+            self._assembled_again(*layers)
+
     def _with_kept_scales(self, quantizer: Any, layers: tuple[Any, ...]) -> Any:
         return CommittedQuant(quantizer, layers[0].weight.get_value())
 

@@ -30,6 +30,8 @@ def as_data(given: Any) -> Any:
         return given
     if isinstance(given, tuple | list):
         return [as_data(each) for each in given]
+    if isinstance(given, Mapping) and KIND not in given and all(isinstance(name, str) for name in given):
+        return {name: as_data(part) for name, part in given.items()}
     if is_dataclass(given) and not isinstance(given, type):
         parts = {one.name: as_data(getattr(given, one.name)) for one in fields(given) if one.init}
         # TOML has no null: what is None is left out, as it is the default.
@@ -66,11 +68,18 @@ def from_data(data: Any, known: Mapping[str, type], where: str) -> Any:
         if key not in names:
             hint = did_you_mean(key, names)
             raise ValueError(f"{where}: {name} has no choice {key!r}{'; ' + hint if hint else '.'}")
-    made = {key: from_data(value, known, f"{where}.{key}") for key, value in parts.items()}
+    made = {key: _part(value, known, f"{where}.{key}") for key, value in parts.items()}
     try:
         return kind(**made)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from error
+
+
+def _part(value: Any, known: Mapping[str, type], where: str) -> Any:
+    """What a pass or solver is given: a table of numbers has no class."""
+    if isinstance(value, Mapping) and KIND not in value:
+        return {name: from_data(part, known, f"{where}.{name}") for name, part in value.items()}
+    return from_data(value, known, where)
 
 
 def write(passes: tuple[Any, ...], path: str | Path) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from flax import nnx
 
+from jqinject.model.inspect.coverage import coverage_of
 from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.running.batches import BatchCalls, CallBatch, check_batches
 from jqinject.program import CALL, Method, checked_method
@@ -16,69 +16,21 @@ from jqinject.recipes.by_name import BY_NAME
 from jqinject.recipes.files import read, write
 from jqinject.recipes.identity import identity_of
 from jqinject.recipes.journal import Journal
+from jqinject.recipes.report import Explanation, Model, Report, Result, Step
 from jqinject.recipes.work import Work
-
-Model = TypeVar("Model", bound=nnx.Module)
 
 
 class Pass(Protocol):
     """One step of a recipe: it changes the work and says what it did.
 
-    It raises before it changes anything that `apply` could not throw away: the user's model is never touched.
+    It raises before it changes anything that `apply` could not throw away: the user's model is never touched. It may
+    have a method `explain(work)`, which returns what it would do as such records, and runs nothing that takes long;
+    without one, `Recipe.explain` carries it out on a copy, with its single batch.
     """
 
     def __call__(self, work: Work) -> Iterable[Any]:
         """Do it; what it did to each site, as records with a readable `str`."""
         ...
-
-
-@dataclass(frozen=True)
-class Step:
-    """What one pass did.
-
-    Attributes:
-        name: the pass, as it was written.
-        sites: what it did to each site.
-        score: of the model after it, if the recipe was applied with `evaluate`.
-        undone: whether the score was below the floor, so that the model is that before the pass.
-    """
-
-    name: str
-    sites: tuple[Any, ...]
-    score: float | None = None
-    undone: bool = False
-
-    def __str__(self) -> str:
-        score = "" if self.score is None else f": {self.score:.6g}"
-        undone = ", below the floor: undone, and the recipe stopped" if self.undone else ""
-        return "\n".join([f"{self.name}{score}{undone}", *(f"  {site}" for site in self.sites)])
-
-
-@dataclass(frozen=True)
-class Report:
-    """What the passes of a recipe did.
-
-    Attributes:
-        steps: in order.
-    """
-
-    steps: tuple[Step, ...]
-
-    def __str__(self) -> str:
-        return "\n".join(map(str, self.steps))
-
-
-@dataclass(frozen=True)
-class Result(Generic[Model]):
-    """What `Recipe.apply` returns.
-
-    Attributes:
-        model: the quantized model, in evaluation mode.
-        report: what each pass did.
-    """
-
-    model: Model
-    report: Report
 
 
 class Recipe:
@@ -204,6 +156,54 @@ class Recipe:
                 work = before
                 break
         return Result(work.quantized, Report(tuple(steps)))  # pyright: ignore
+
+    def explain(
+        self,
+        model: nnx.Module,
+        rules: Rule | Iterable[Rule],
+        batch: Any,
+        *,
+        method: Method = CALL,
+        call: CallBatch | None = None,
+    ) -> Explanation:
+        """What the recipe would do to a model, before it does.
+
+        Passes that take long (`Solve`, `AllocateBits`) tell their sites without running anything; those that rescale a
+        float model do so on a copy, by this batch, so that later passes see what they leave. What is folded, what stays
+        online and what is left alone is as in `apply`; factors and errors may be others with more data.
+
+        Args:
+            model: a float NNX module; it is not changed.
+            rules: as for `apply`.
+            batch: one of those for `apply`.
+            method, call: as for `apply`.
+
+        Returns:
+            The records of each pass, and the weights that stay float. `str()` shows them.
+
+        Raises:
+            TypeError, ValueError: as `apply` does before it runs; the text names the site.
+
+        Example:
+            >>> from jqinject import Rule
+            >>> from jqinject.quant import Int8WeightPerChannelFloat
+            >>> from jqinject.recipes import RTN, Recipe, Solve
+            >>> import jax.numpy as jnp
+            >>> model = nnx.Sequential(nnx.Linear(16, 8, rngs=nnx.Rngs(0)), nnx.Linear(8, 4, rngs=nnx.Rngs(1)))
+            >>> rule = Rule("layers.0", weight_quant=Int8WeightPerChannelFloat)
+            >>> print(Recipe(Solve(RTN())).explain(model, rule, jnp.ones((2, 16))))
+            Solve(solver=RTN(), quantize_inputs=True)
+              layers.0.dot_general0 (layers.0.kernel): 8 x 16, Int8WeightPerChannelFloat, float inputs
+            left in float
+              layers.1.kernel (32 numbers): no rule matches its path
+        """
+        work = self._begun(model, rules, [batch], method, call, "Recipe.explain")
+        work.progress, work.explaining = False, True
+        steps: list[Step] = []
+        for each in self.passes:
+            planned = getattr(each, "explain", each)
+            steps.append(Step(repr(each), tuple(planned(work))))
+        return Explanation(tuple(steps), coverage_of(work.quantized, work.calls, work.rules))
 
     def _begun(
         self,

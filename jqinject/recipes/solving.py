@@ -22,15 +22,19 @@ class Solving:
     Args:
         parameter: of the quantized model.
         original: of the float model.
+        update: an array beside it, which the quantized model adds to it; None for none.
 
     Attributes:
         values: the parameter as it is now, float32.
         taken: for each of its numbers in order, whether a site has put it on the grid.
     """
 
-    def __init__(self, parameter: QuantizedParameter, original: jax.Array) -> None:
+    def __init__(
+        self, parameter: QuantizedParameter, original: jax.Array, update: jax.Array | None = None
+    ) -> None:
         self.parameter = parameter
-        self.values = original.astype(jnp.float32)
+        self._whole = original.astype(jnp.float32)
+        self.values = self._whole if update is None else self._whole - update
         self.original = self.values
         self._scale, self._zero_point = parameter.measure(self.values)
         self.taken = np.zeros((original.size,), bool)
@@ -69,6 +73,7 @@ class Solving:
         statistics = visit.statistics("hessian", *(name for name in solver.statistics if name != "hessian"))
         check_finite(statistics)
         matrices, original = site.weights(self.values), site.weights(self.original)
+        whole = site.weights(self._whole)
         before = self._nearest(site, matrices)
         seen = statistics.count > 0
         problem = Problem(
@@ -88,8 +93,8 @@ class Solving:
             "values": solution.values,
             "scale": shared(solution.scale),
             "zero_point": shared(solution.zero_point),
-            "nearest": output_error(before - original, original, statistics),
-            "solved": output_error(solution.values - original, original, statistics),
+            "nearest": output_error(before - original, whole, statistics),
+            "solved": output_error(solution.values - original, whole, statistics),
             "unseen": unseen,
         }
 

@@ -9,14 +9,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jqinject.model import calibrate, quantize
+from jqinject.model.lora.factors import dense_update
 from jqinject.model.quantizing.rules import Rule
 from jqinject.model.running.batches import CallBatch
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import CALL, Call, Method, OpQuantizers, dotted
+from jqinject.proxy import ActQuantProxyFromInjector
 from jqinject.quant_tensor import IntQuantTensor, as_array
 from jqinject.recipes.journal import Journal
 from jqinject.recipes.online import Online, transformed_input
@@ -54,6 +57,7 @@ class Work:
         progress: whether progress bars are shown.
         journal: remembers what passes have computed.
         online: path of a parameter -> the transform before the inputs of its sites, for which it is stored.
+        explaining: whether nothing is run that only an application needs: ranges are not calibrated.
     """
 
     original: nnx.Module
@@ -70,7 +74,24 @@ class Work:
     allow_idle: bool = False
     journal: Journal = field(default_factory=Journal)
     online: dict[str, Online] = field(default_factory=dict)
+    explaining: bool = False
     _quantized: nnx.Module | None = None
+
+    @classmethod
+    def of_quantized(
+        cls, model: nnx.Module, quantized: nnx.Module, calls: Sequence[Call], *, progress: bool
+    ) -> Work:
+        """The work on a model that is quantized already.
+
+        Args:
+            model: the float model, in evaluation mode.
+            quantized: the quantized model, likewise, its ranges calibrated.
+            calls: of the model.
+            progress: whether progress bars are shown.
+        """
+        made = cls(model, model, (), (), calls, None, progress=progress)
+        made._quantized = quantized
+        return made
 
     @property
     def is_quantized(self) -> bool:
@@ -83,7 +104,7 @@ class Work:
         if self._quantized is None:
             self._quantized = quantize(
                 self.model,
-                (*self._online_rules(), *self.rules),
+                self.rules_with_transforms,
                 inputs=self.inputs,
                 methods=self.methods,
                 allow_idle=self.allow_idle or bool(self.online),
@@ -92,12 +113,14 @@ class Work:
             self._calibrate()
         return self._quantized
 
-    def _online_rules(self) -> list[Rule]:
-        """A rule for each parameter that is stored for a transform, with the transform before its input."""
-        model = ModelIndex(self.model) if self.online else None
-        return (
-            [] if model is None else [one.rule(name, model, self.rules) for name, one in self.online.items()]
-        )
+    @property
+    def rules_with_transforms(self) -> tuple[Rule, ...]:
+        """The rules, after one for each parameter that is stored for a transform of its input."""
+        if not self.online:
+            return self.rules
+        model = ModelIndex(self.model)
+        online = [one.rule(name, model, self.rules) for name, one in self.online.items()]
+        return (*online, *self.rules)
 
     def _fill_transforms(self) -> None:
         """Give the transforms before the inputs of sites their numbers.
@@ -110,19 +133,38 @@ class Work:
             online = self.online.get(site_path(site))
             if held is None or online is None:
                 continue
-            proxy = held.held_for(site)
-            if proxy is not None and proxy.pre_transform is not None:
-                online.fill(proxy.pre_transform)
-            elif proxy is not None or isinstance(online.transform, nnx.Module):
+            transform = held.transform_of(site, online)
+            if transform is not None:
+                online.fill(transform)
+            else:
                 raise ValueError(
                     f"{site.name} ({site_path(site)}): its weights are stored for a transform of its input, and the "
                     "quantized model has none there.\n  cure: leave out the pass that kept it, or quantize with inputs"
                 )
 
+    def quantize_with(self, model: nnx.Module) -> None:
+        """Go on with a quantized model that a pass has made.
+
+        Args:
+            model: of the float model and the rules; its ranges need not be calibrated.
+        """
+        self._quantized = model
+        self._fill_transforms()
+        self._calibrate()
+
+    def _updates(self) -> dict[Any, jax.Array]:
+        """The low-rank updates beside parameters of the quantized model, as arrays by path."""
+        held = [node for _, node in ModelIndex(self.quantized).places if isinstance(node, OpQuantizers)]
+        adapters = {name: each for node in held for name, each in node.adapters_by_path().items()}
+        shapes = {name: each.value.shape for name, each in self.parameters().items()} if adapters else {}
+        return {each.weight_path: dense_update(each, shapes[name]) for name, each in adapters.items()}
+
     def _calibrate(self) -> None:
         assert self._quantized is not None
         self._quantized.eval()
-        if any(has_open_range(node) for _, node in ModelIndex(self._quantized).places):
+        if not self.explaining and any(
+            has_open_range(node) for _, node in ModelIndex(self._quantized).places
+        ):
             calibrate(self._quantized, self.batches, method=self.method, call=self.call, progress=False)
 
     @property
@@ -177,6 +219,7 @@ class Work:
             LooksIntoEverything(),  # pyright: ignore
             quantize_input=held.quantize if quantize_inputs else None,
             transform_input=self._transform_input,
+            updates=self._updates(),
             on_host=self.on_host,
         )
 
@@ -217,6 +260,20 @@ class InputQuantizers:
         layer = self._layer(site)
         return self._held.get(site.operand) if layer is None else layer.input_quant
 
+    def transform_of(self, site: ContractionSite, online: Online) -> Any:
+        """The transform that the model holds before a site's input; None if it holds none.
+
+        Args:
+            site: of the model.
+            online: the transform that should be there.
+        """
+        proxy = self.held_for(site)
+        if proxy is None and self._layer(site) is None:
+            # Inputs that several contractions read go through one quantizer, which the first of them names.
+            alike = (each for each in self._held.values() if isinstance(each, ActQuantProxyFromInjector))
+            proxy = next((each for each in alike if each.pre_transform == online.transform), None)
+        return None if proxy is None else proxy.pre_transform
+
     def _layer(self, site: ContractionSite) -> Any:
         layer = self._layers.get(tuple(map(str, site.path[:-1])))
         return layer if layer is not None and layer.weight_name == str(site.path[-1]) else None
@@ -246,6 +303,12 @@ class InputQuantizers:
         if proxy is not None and (self.is_on(site) or proxy.pre_transform is not None):
             return jnp.asarray(as_array(proxy(x)))
         return transformed_input(self._online, site, x)
+
+    def bits(self, site: ContractionSite) -> int | None:
+        """How many bits a number of a site's input has; None if it is not quantized."""
+        proxy = self.of(site)
+        width = None if proxy is None else proxy.bit_width()
+        return None if width is None else int(np.max(np.asarray(width)))
 
 
 def _at_turn(proxy: Any, turn: tuple[int, ...]) -> Any:

@@ -10,8 +10,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 from jqinject.__main__ import main as program
-from jqinject.formats import Contents, MissingLibraryError, StoredArray, inspect_checkpoint, readers
+from jqinject.formats import Contents, MissingLibraryError, StoredArray, inspect_checkpoint
 from jqinject.formats.command import main
+from jqinject.formats.files import libraries
 
 TREE = {
     "fc": {"value": jnp.ones((4, 6), jnp.int8), "scale": jnp.ones((1, 6), jnp.float32)},
@@ -164,7 +165,7 @@ def test_a_missing_library_is_named(tmp_path, name, library, monkeypatch):
         raise ModuleNotFoundError(name)
 
     (tmp_path / name).write_bytes(b"GGUF" + bytes(20) if library == "gguf" else bytes(20))
-    monkeypatch.setattr(readers, "importlib", type("Nothing", (), {"import_module": staticmethod(missing)}))
+    monkeypatch.setattr(libraries, "importlib", type("Nothing", (), {"import_module": staticmethod(missing)}))
     with pytest.raises(MissingLibraryError, match=rf"needs the library {library}.*\n  cure: pip install"):
         inspect_checkpoint(tmp_path / name)
     assert importlib.import_module("json") is json

@@ -8,16 +8,31 @@ import numpy as np
 import pytest
 
 from tests.golden import _driver
-from tests.golden.adapters import ptq_autoround, ptq_corrections, ptq_layerwise, ptq_matrices
+from tests.golden.adapters import (
+    ptq_autoround,
+    ptq_corrections,
+    ptq_layerwise,
+    ptq_matrices,
+    ptq_smooth,
+)
 
 PEER = "ptq"
 Drive = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
+
+
+def driven(read: Callable[[dict[str, Any]], Callable[[dict[str, Any]], dict[str, Any]]]) -> Drive:
+    """What drives a case, from what reads its config."""
+    return lambda case, inputs: read(case["config"])(inputs)
+
+
 GROUPS: dict[str, Drive] = {
     "brevitas_gptq": ptq_layerwise.run,
     "brevitas_gpfq": ptq_layerwise.run,
     "brevitas_qronos": ptq_layerwise.run,
     "brevitas_magr": ptq_matrices.magr,
-    "brevitas_corrections": ptq_corrections.run,
+    "brevitas_corrections": driven(ptq_corrections.correction_of),
+    "llmc_smoothquant": driven(ptq_smooth.compressor_smooth_of),
+    "qwix_smoothquant": driven(ptq_smooth.qwix_smooth_of),
     "llmc_gptq": ptq_matrices.compressor,
     "qwix_gptq": ptq_matrices.qwix_gptq,
     "qwix_qep": ptq_matrices.qep,

@@ -5,17 +5,16 @@ from typing import Any
 import pytest
 
 from tests.golden import _driver
-from tests.golden.adapters import ptq_scaling
-from tests.golden.test_ptq import PEER, compare
+from tests.golden.adapters import ptq_awq, ptq_equalize, ptq_scaling
+from tests.golden.test_ptq import PEER, compare, driven
 
-# By how ids begin. What is not here, no pass does yet: scales kept beside a quantizer, biases that count as weights.
+# By how ids begin.
+EQUALIZATIONS = ("cross_layer", "activation_0", "activation_3", "activation_4", "channel_splitting")
 DRIVERS = {
-    "llmc_smoothquant/0": ptq_scaling.compressor_smooth,
-    "llmc_smoothquant/1": ptq_scaling.compressor_smooth,
-    "llmc_awq/": ptq_scaling.compressor_awq,
-    "qwix_smoothquant/": ptq_scaling.qwix_smooth,
-    "modelopt/1": ptq_scaling.optimum,
-    "brevitas_equalize/cross_layer_2": ptq_scaling.cross_layer,
+    **{f"brevitas_equalize/{name}": driven(ptq_equalize.equalization_of) for name in EQUALIZATIONS},
+    "llmc_awq/": ptq_awq.compressor,
+    "qwix_awq/": ptq_awq.qwix,
+    "modelopt/": ptq_awq.optimum,
     "hadamard/": ptq_scaling.matrices,
 }
 CASES = [

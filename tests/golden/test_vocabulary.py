@@ -14,9 +14,12 @@ from tests.golden.adapters import (
     aqt_flax,
     aqt_stochastic,
     ptq_autoround,
+    ptq_awq,
     ptq_corrections,
+    ptq_equalize,
     ptq_layerwise,
     ptq_matrices,
+    ptq_smooth,
     qwix,
     qwix_arrays,
     qwix_errors,
@@ -52,6 +55,18 @@ COMPRESSOR = {
     **{"peer": "llmcompressor", "algorithm": "gptq", "bits": 4, "strategy": "channel", "symmetric": True},
     "hessian": "H = (2/S) sum x x^T, S = number of sequences (here 8 of 16 tokens)",
 }
+COMPRESSOR_AWQ = {
+    **{"peer": "llmcompressor", "algorithm": "awq", "bits": 4, "strategy": "channel", "symmetric": True},
+    **{"group_size": None, "n_grid": 20, "duo_scaling": True, "batches": "4 of 16 rows", "seed": 1},
+    "model": "norm -> fc1 (balanced), fc2 not in the mapping",
+}
+QWIX_AWQ = {
+    **{"peer": "qwix", "algorithm": "awq", "bits": 4, "group_size": None, "n_grid": 20, "seed": 1},
+}
+MODELOPT = {
+    **{"peer": "nvidia-modelopt", "algorithm": "awq_lite", "alpha": None, "alpha_step": 0.1, "bits": 4},
+    **{"block_size": 16, "batches": "2 of 32 rows", "seed": 1},
+}
 QWIX_GPTQ = {
     **{"peer": "qwix", "algorithm": "gptq", "bits": 4, "block_size": 8, "percdamp": 0.01, "group_size": None},
     **{
@@ -84,6 +99,49 @@ NORMS = {
     **{"peer": "brevitas", "algorithm": "norm_correction", "model": "conv1 - bn1 - relu - conv2", "seed": 1},
     **{"quantizer": "Int8WeightPerChannelFloat, 3 bits, on both convolutions", "batches": 1},
     **{"channels": [3, 4, 2], "kernel": 3, "padding": 0},
+}
+CROSS_LAYER = {
+    **{
+        "peer": "brevitas",
+        "algorithm": "EqualizeGraph",
+        "conv3x3": False,
+        "seed": 1,
+        "layer_sizes": [4, 5, 6, 3],
+    },
+    **{"regions": [[["0"], ["2"]], [["2"], ["4"]]], "iterations": 1, "threshold": 0.05},
+    **{"scale_computation_type": "maxabs", "merge_bias": True, "bias_shrinkage": "vaiq"},
+}
+NORMED = {
+    **{"peer": "brevitas", "algorithm": "EqualizeGraph", "model": ptq_equalize.NORMED, "seed": 1},
+    **{"regions": [[["bn1"], ["conv2"]]], "iterations": 1, "merge_bias": True, "bias_shrinkage": "vaiq"},
+}
+ACTIVATIONS = {
+    **{
+        "peer": "brevitas",
+        "algorithm": "activation_equalization_mode",
+        "model": "ln - fc1 - act - fc2",
+        "seed": 1,
+    },
+    **{"activation": "ReLU", "add_mul_node": False, "layerwise": False, "co_optimize_act_weights": False},
+    **{"alpha": 0.5, "batches": 1, "sizes": [4, 6, 3]},
+}
+SPLITTING = {
+    **{"peer": "brevitas", "algorithm": "GraphChannelSplitting", "criterion": "maxabs", "seed": 1},
+    **{"layer_sizes": [4, 6, 3], "split_input": False, "split_ratio": 0.3},
+}
+SMOOTH = {
+    **{
+        "peer": "llmcompressor",
+        "algorithm": "smoothquant",
+        "model": "norm -> fc1, fc2",
+        "batches": 3,
+        "seed": 1,
+    },
+    "smoothing_strength": 0.5,
+}
+QWIX_SMOOTH = {
+    **{"peer": "qwix", "algorithm": "smooth_quant", "layout": "weight (in, out), x (rows, in)", "seed": 1},
+    "alpha": 0.5,
 }
 ALLOCATION = {
     **{"algorithm": "mixed precision bit allocation", "source": "exhaustive", "bits": [4, 8]},
@@ -161,19 +219,32 @@ READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
             (BIASES, ptq_corrections.correction_of),
             (NORMS, ptq_corrections.correction_of),
         ],
+        "brevitas_equalize": [
+            (config, ptq_equalize.equalization_of)
+            for config in (
+                CROSS_LAYER,
+                {**CROSS_LAYER, "conv3x3": True},
+                NORMED,
+                ACTIVATIONS,
+                SPLITTING,
+            )
+        ],
+        "llmc_smoothquant": [(SMOOTH, ptq_smooth.compressor_smooth_of)],
+        "qwix_smoothquant": [(QWIX_SMOOTH, ptq_smooth.qwix_smooth_of)],
         "llmc_gptq": [(COMPRESSOR, ptq_matrices.compressor_of)],
         "qwix_gptq": [(QWIX_GPTQ, ptq_matrices.qwix_gptq_of)],
         "qwix_qep": [(QEP, ptq_matrices.qep_of)],
         "autoround": [(AUTOROUND, ptq_autoround.rounded_of)],
+        "llmc_awq": [(COMPRESSOR_AWQ, ptq_awq.compressor_of)],
+        "qwix_awq": [(QWIX_AWQ, ptq_awq.qwix_of)],
+        "modelopt": [(MODELOPT, ptq_awq.optimum_of)],
         "bit_allocation": [(ALLOCATION, ptq_matrices.budget_of)],
     },
 }
 
 # Groups of cases without an adapter.
 NOT_DRIVEN = {
-    **dict.fromkeys(("brevitas_equalize", "hadamard", "modelopt"), "ptq"),
-    **dict.fromkeys(("llmc_awq", "llmc_smoothquant"), "ptq"),
-    **dict.fromkeys(("qwix_awq", "qwix_hadamard", "qwix_smoothquant"), "ptq"),
+    **dict.fromkeys(("brevitas_equalize", "hadamard", "qwix_hadamard"), "ptq"),
 }
 
 # What the library refuses, as the reference does, in cases of errors.

@@ -15,14 +15,22 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jqinject import Rule, freeze, load_frozen, quantize
-from jqinject.nn.frozen import freeze_layer
+from jqinject.model.state import load_frozen as state_of_load_frozen
+from jqinject.nn.frozen import freeze_layer, from_host
 from jqinject.quant import (
     Fp6e3m2OCPWeightPerChannelFloat,
     Fp8e4m3OCPWeightPerTensorFloat,
+    Int4WeightPerChannelLearned,
+    Int4WeightPerGroupAbsMax,
     Int8ActDynamicPerRow,
+    Int8WeightPerChannelAbsMax,
     Int8WeightPerChannelFloat,
+    Int8WeightPerTensorAbsMax,
     Int8WeightPerTensorFloat,
+    NF4WeightPerChannelFloat,
+    NF4WeightPerGroupFloat,
     NVFP4Weight,
+    ShiftedMXUInt8Weight,
     ShiftedUint8WeightPerChannelFloat,
 )
 
@@ -133,18 +141,25 @@ def test_checkpoints_that_do_not_fit(change: Any, error: str) -> None:
 
 def _same_bits(found: Any, wanted: Any) -> None:
     assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
-    np.testing.assert_array_equal(np.asarray(found).view(np.uint8), np.asarray(wanted).view(np.uint8))
+    bits = [np.asarray(array).reshape(-1).view(np.uint8) for array in (found, wanted)]
+    np.testing.assert_array_equal(bits[0], bits[1])
 
 
-# At most so many bytes for each number: a few slices; of bfloat16 the range is measured in float32.
+# At most so many bytes for each number: a few slices, and of fp8 a copy of the payload.
 @pytest.mark.parametrize(("quantizer", "dtype", "bound"), [
     (Int8WeightPerChannelFloat, jnp.float32, 1),
-    (Int8WeightPerChannelFloat, jnp.bfloat16, 5),
+    (Int8WeightPerChannelFloat, jnp.bfloat16, 1),
     (Int8WeightPerTensorFloat, jnp.float32, 1),
     (Int8WeightPerChannelFloat.let(bit_width=4), jnp.float32, 1),
     (ShiftedUint8WeightPerChannelFloat, jnp.float32, 1),
-    (Fp8e4m3OCPWeightPerTensorFloat, jnp.float32, 1),
+    (Fp8e4m3OCPWeightPerTensorFloat, jnp.float32, 1.5),
     (Fp6e3m2OCPWeightPerChannelFloat, jnp.float32, 1),
+    (Int4WeightPerChannelLearned, jnp.float32, 1),
+    (Int8WeightPerChannelAbsMax, jnp.float32, 1),
+    (Int4WeightPerGroupAbsMax, jnp.bfloat16, 1),
+    (NVFP4Weight, jnp.float32, 1),
+    (ShiftedMXUInt8Weight, jnp.float32, 1),
+    (NF4WeightPerGroupFloat, jnp.float32, 5),
 ])  # fmt: skip
 def test_weights_frozen_in_slices_have_the_same_bits_and_take_less_memory(
     quantizer: Any, dtype: Any, bound: int, monkeypatch: pytest.MonkeyPatch
@@ -152,7 +167,7 @@ def test_weights_frozen_in_slices_have_the_same_bits_and_take_less_memory(
     size = 512
     linear = nnx.Linear(size, size, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=nnx.Rngs(0))
     linear = quantize(linear, Rule(weight_quant=quantizer))
-    compiled, found = freeze_layer._compiled_numbers, {}
+    compiled, found = freeze_layer.compiled_numbers, {}
     for number in (1, 16):
         monkeypatch.setattr(freeze_layer, "slices_of", lambda _, number=number: number)
         memory = []
@@ -162,15 +177,78 @@ def test_weights_frozen_in_slices_have_the_same_bits_and_take_less_memory(
             memory.append(needed.temp_size_in_bytes / arguments[1].size)
             return compiled(*arguments)
 
-        monkeypatch.setattr(freeze_layer, "_compiled_numbers", measured)
+        monkeypatch.setattr(freeze_layer, "compiled_numbers", measured)
         found[number] = freeze(nnx.clone(linear)).frozen, *memory
     assert found[16][0].form == found[1][0].form
     jax.tree.map(_same_bits, nnx.state(found[16][0]), nnx.state(found[1][0]))
     assert found[16][1] < bound < found[1][1]
 
 
+class Wide(nnx.Module):
+    """A site of three axes, and a layer."""
+
+    def __init__(self) -> None:
+        self.w = nnx.Param(jax.random.normal(jax.random.key(0), (8, 16, 32)))
+        self.layer = nnx.Linear(32, 128, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.layer(jnp.einsum("bd,dnh->bnh", x, self.w[...]))
+
+
+@pytest.mark.parametrize(
+    "quantizer",
+    [
+        Int8WeightPerChannelFloat,
+        Int8WeightPerTensorAbsMax,
+        ShiftedUint8WeightPerChannelFloat,
+        NF4WeightPerChannelFloat,
+    ],
+)
+def test_large_arrays_of_numpy_are_frozen_from_slices(
+    quantizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(from_host, "LARGE", 1)
+    monkeypatch.setattr(from_host, "ALIGNED", 2**40)  # no array is
+    placed: list[Any] = []
+    whole = state_of_load_frozen._Loading.placed
+    monkeypatch.setattr(
+        state_of_load_frozen._Loading,
+        "placed",
+        lambda self, path, array: placed.append(path) or whole(self, path, array),
+    )
+    floats, rule, x = Wide(), Rule(weight_quant=quantizer), jnp.ones((2, 8))
+    arrays = [
+        (path, np.array(variable.get_value())) for path, variable in nnx.to_flat_state(nnx.state(floats))
+    ]
+    found = load_frozen(lambda: quantize(Wide(), rule, inputs=x), reversed(arrays))
+    assert placed == [("layer", "bias")]
+    wanted = freeze(quantize(floats, rule, inputs=x))
+    assert nnx.graphdef(found) == nnx.graphdef(wanted)
+    jax.tree.map(_same_bits, nnx.state(found), nnx.state(wanted))
+    arrays[-1][1].reshape(-1)[3] = np.nan
+    with pytest.raises(ValueError, match="have nan or inf"):
+        load_frozen(lambda: quantize(Wide(), rule, inputs=x), arrays)
+
+
+@pytest.mark.parametrize("quantizer", [Int8WeightPerChannelFloat, NVFP4Weight])
+def test_stacks_frozen_one_by_one_have_the_same_bits(quantizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stack(nnx.Module):
+        def __init__(self) -> None:
+            self.w = nnx.Param(jax.random.normal(jax.random.key(0), (3, 32, 32)))
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return jax.lax.scan(lambda carry, w: (carry @ w, None), x, self.w[...])[0]
+
+    model = quantize(Stack(), Rule(weight_quant=quantizer), inputs=jnp.ones((2, 32)))
+    found = {}
+    for number in (1, 16):
+        monkeypatch.setattr(freeze_layer, "slices_of", lambda _, number=number: number)
+        found[number] = nnx.state(freeze(nnx.clone(model)))
+    jax.tree.map(_same_bits, found[16], found[1])
+
+
 def test_large_weights_on_one_device_are_frozen_in_slices() -> None:
-    large = jnp.zeros((1024, 1024))
+    large = jnp.zeros((512, 512))
     assert freeze_layer.slices_of(large) > 1
     assert freeze_layer.slices_of(large[0]) == 1
     assert freeze_layer.slices_of(jax.eval_shape(lambda: large)) == 1

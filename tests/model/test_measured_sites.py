@@ -246,9 +246,12 @@ class Mixed(nnx.Module):
         return jnp.tanh(self.layer(x)) @ self.w
 
 
-def test_what_changes_layers_alone_names_the_parameters_that_it_leaves() -> None:
+def test_corrections_name_the_parameters_that_they_leave() -> None:
     model = quantize(Mixed(), Rule(weight_quant=Int8WeightPerChannelFloat), inputs=X)
-    with pytest.warns(SitesLeftWarning, match=r"correct_biases changes layers, and leaves w as they are"):
+    with pytest.warns(
+        SitesLeftWarning,
+        match=r"correct_biases changes biases, and leaves as they are:\n  dot_general0 \(w\)",
+    ):
         assert jqinject.correct_biases(model, [X], progress=False) == ("layer",)
     with pytest.warns(SitesLeftWarning, match=r"learn_rounding changes layers, and leaves w as they are"):
         assert list(jqinject.learn_rounding(model, [X], steps=2, progress=False).layers) == ["layer"]

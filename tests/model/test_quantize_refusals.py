@@ -310,3 +310,15 @@ def test_a_rule_that_matches_a_part_of_a_path_is_told_the_pattern_of_the_whole(p
     if "write " in said:
         pattern = said.split("write ")[1].strip("'")
         assert Rule(pattern, weight_quant=W).matches("layers.0.up")
+
+
+def test_groups_that_do_not_fill_an_axis_are_refused_with_the_parameters_path() -> None:
+    model = Bare()
+    text = (
+        r"^w: groups of 3 do not fill axis 0 of \(8, 2\), 8 numbers\.\n  cure: before this rule, "
+        r"Rule\('w', weight_quant=Int4WeightPerGroupAbsMax\.let\(group_size=1\)\); or group_padding = True"
+    )
+    rule = Rule(weight_quant=q.Int4WeightPerGroupAbsMax.let(group_size=3))
+    refused(lambda: quantize(model, rule, inputs=X), ValueError, text, model)
+    padded = Rule(weight_quant=q.Int4WeightPerGroupAbsMax.let(group_size=3, group_padding=True))
+    assert quantize(model, padded, inputs=X)(X).shape == (4, 2)

@@ -10,7 +10,6 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import jqinject
 from jqinject import Rule, quant
 from jqinject.core import IntegerGrid, TableGrid
 from jqinject.ops import Codebook
@@ -134,7 +133,7 @@ class Experts(nnx.Module):
 
 
 @pytest.mark.lengthy
-def test_served_integers_fit_also_where_no_sample_came() -> None:
+def test_integers_fit_also_where_no_sample_came() -> None:
     weights = quant.Int4WeightPerGroupAbsMax.let(group_size=8)
     rule = Rule(weight_quant=weights, input_quant=quant.Int8ActPerTensorFloat)
     x = jax.random.normal(jax.random.key(6), (32, 16))
@@ -144,5 +143,3 @@ def test_served_integers_fit_also_where_no_sample_came() -> None:
     codes = np.asarray(tensor.int()).swapaxes(1, 2).reshape(3, 4, 2, 8)
     assert largest_sum(codes, 8, True) <= 2**11 - 1
     np.testing.assert_array_equal(tensor.value, result.model.kernel.get_value())
-    served = jqinject.freeze(nnx.clone(result.model))
-    np.testing.assert_allclose(served(x), result.model(x), rtol=1e-5, atol=1e-5)

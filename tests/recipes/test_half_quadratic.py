@@ -14,9 +14,6 @@ from jqinject.recipes import HQO, RTN, Recipe, Solve
 GRIDS = {
     "zero points": quant.ShiftedUint8WeightPerChannelFloat.let(bit_width=3, quantize_zero_point=False),
     "integer zero points": quant.ShiftedUint8WeightPerChannelFloat.let(bit_width=3),
-    "scales of groups": quant.Int4WeightPerGroupAbsMax.let(bit_width=3, group_size=16),
-    "one scale": quant.Int8WeightPerTensorFloat.let(bit_width=3),
-    "minifloats": quant.Fp8e4m3WeightPerChannelFloat,
     "a table": quant.NF4WeightPerGroupFloat.let(group_size=16),
 }
 

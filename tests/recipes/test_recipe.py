@@ -15,7 +15,7 @@ from jqinject.recipes.by_name import BY_NAME
 
 RECIPE = Recipe(
     SmoothQuant(alpha=0.7),
-    AllocateBits(bits=(3, 4), mean_bits=3.5),
+    AllocateBits(bits=(3, 4), max_seconds=3.5, seconds={"kernel": (1.0, 2.0)}),
     Solve(QEP(MagR(GPTQ(act_order=True), steps=5), factor=1.0), quantize_inputs=False),
 )
 X = jax.random.normal(jax.random.key(0), (32, 8))
@@ -31,6 +31,21 @@ def test_a_file_may_name_every_pass_and_solver() -> None:
     exported = {name: getattr(recipes, name) for name in dir(recipes) if name[0].isupper()}
     callable_parts = {name for name, each in exported.items() if "__call__" in vars(each)}
     assert callable_parts - {"Solver"} == set(BY_NAME)
+
+
+@pytest.mark.parametrize(
+    "each",
+    [
+        recipes.AWQ(weights="always", error="weights", clip=True),
+        recipes.LowRank(rank=8, iterations=2),
+        Solve(recipes.Clip(recipes.HQO(lp_norm=0.6), smallest=0.7)),
+        Solve(GPTQ(accumulator_bits=16, tile_size=64)),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_choices_survive_a_file(each: Any, tmp_path: Path) -> None:
+    Recipe(each).save(tmp_path / "recipe.json")
+    assert Recipe.load(tmp_path / "recipe.json") == Recipe(each)
 
 
 def test_a_recipe_is_read_from_toml(tmp_path: Path) -> None:

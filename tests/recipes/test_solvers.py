@@ -13,6 +13,7 @@ from jqinject.core import IntegerGrid
 from jqinject.recipes import (
     GPFQ,
     GPTQ,
+    QEP,
     RTN,
     AutoRound,
     LearnedRounding,
@@ -23,6 +24,7 @@ from jqinject.recipes import (
     Solve,
 )
 from jqinject.recipes.grid import MatrixGrid
+from jqinject.recipes.passes.awq import awq_scales
 from jqinject.recipes.solving import output_error
 from jqinject.recipes.statistics import Statistics
 
@@ -62,6 +64,14 @@ def test_the_size_of_blocks_does_not_matter() -> None:
         np.testing.assert_allclose(
             values(GPTQ(block_size=size), given), values(GPTQ(block_size=1), given), rtol=1e-6
         )
+    np.testing.assert_allclose(values(Qronos(block_size=5), given), values(Qronos(), given), rtol=1e-6)
+
+
+def test_nothing_corrected_and_nothing_scaled_is_rounding_to_nearest() -> None:
+    given = problem(gram(), 1.2 * gram())
+    np.testing.assert_array_equal(values(QEP(RTN(), factor=0.0), given), values(RTN(), given))
+    inputs = np.float32([3.0, 0.1, 40.0])
+    np.testing.assert_array_equal(awq_scales(inputs, None, 0.0), np.ones(3))
 
 
 def test_qronos_on_equal_tracks_is_gptq() -> None:

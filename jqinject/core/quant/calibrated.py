@@ -19,7 +19,7 @@ from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
-from jqinject.core.facts import has_zero_point, is_nearest, takes_cut
+from jqinject.core.facts import is_nearest, takes_cut
 from jqinject.core.quant.float_quant import FloatQuantResult
 from jqinject.core.quant.grids import Grid, IntegerGrid, MinifloatGrid, minifloat_dtype, on_grid
 from jqinject.core.quant.int_quant import QuantResult, ResultWithPayload
@@ -305,7 +305,7 @@ class CalibratedQuant(Component):
         if self.q_dtype is not None:
             return MinifloatGrid(FloatFormat.of_dtype(self.q_dtype), np.dtype(np.float32))
         edge = 2.0 ** (self.bit_width - 1)
-        centered = not has_zero_point(self)
+        centered = abstract_range(self.calibration_impl, 0).low is None
         return IntegerGrid(self.narrow_range - edge, edge - 1.0, centered, None)
 
     def _quantized(self, x: jax.Array, keep: bool) -> QuantResult | FloatQuantResult:

@@ -68,13 +68,16 @@ def in_two_levels(scale: jax.Array, dtype: np.dtype) -> tuple[jax.Array, jax.Arr
     bits = jax.lax.bitcast_convert_type(guess, jnp.int32) + jnp.arange(-4, 5, dtype=jnp.int32)
     factors = jax.lax.bitcast_convert_type(bits, jnp.float32)
 
-    def parts(factor: jax.Array) -> tuple[jax.Array, jax.Array]:
-        codes = (scale / factor).astype(dtype)
-        return codes, jnp.sum(codes.astype(jnp.float32) * factor != scale)
+    def codes(factor: jax.Array) -> jax.Array:
+        return (scale / factor).astype(dtype)
 
-    codes, wrong = jax.vmap(parts)(factors)
-    best = jnp.argmin(wrong)
-    return codes[best], factors[best]
+    def wrong(factor: jax.Array) -> jax.Array:
+        return jnp.sum(codes(factor).astype(jnp.float32) * factor != scale)
+
+    best = factors[
+        jnp.argmin(jax.lax.map(wrong, factors))
+    ]  # one by one: they need no memory beside each other
+    return codes(best), best
 
 
 def without_groups(weight: GroupwiseQuantTensor, cut: Cut) -> Any:

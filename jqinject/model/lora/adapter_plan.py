@@ -49,6 +49,15 @@ class PlannedAdapter:
     def _axes(self, role: str) -> tuple[int, ...]:
         return tuple(axis for axis, own in enumerate(_roles(self.uses[0])) if own == role)
 
+    def within(self, shape: tuple[int, ...]) -> PlannedAdapter:
+        """The plan with at most the rank of a parameter's matrices.
+
+        Args:
+            shape: of the parameter.
+        """
+        sides = (math.prod(shape[axis] for axis in axes) for axes in (self.contracted, self.free))
+        return replace(self, rank=min(self.rank, *sides))
+
     @property
     def batch(self) -> tuple[int, ...]:
         """The other axes: experts, layers of a stack."""
@@ -157,9 +166,10 @@ def new_adapter(
     alpha: float | None,
     dropout: float,
     base: PlannedParameter | None,
-    rngs: nnx.Rngs,
+    rngs: nnx.Rngs | None,
+    factors: tuple[jax.Array, jax.Array] | None = None,
 ) -> Adapter:
-    """An adapter whose update is zero.
+    """An adapter, whose update is zero unless its factors are given.
 
     Args:
         plan: the plan.
@@ -168,7 +178,33 @@ def new_adapter(
         dropout: of the input.
         base: how the parameter is quantized.
         rngs: for A, and for dropout.
+        factors: A and B.
     """
+    if factors is None:
+        assert rngs is not None, "A is drawn"
+        factors = _zero_update(plan, variable, rngs)
+    a, b = (factor.astype(variable.dtype) for factor in factors)
+    batch, contracted, free = plan.batch, plan.contracted, plan.free
+    layer = None if dropout == 0 else nnx.Dropout(dropout, rngs=rngs)
+    return Adapter(
+        _placed(a, variable, (*batch, *contracted, None)),
+        _placed(b, variable, (*batch, None, *free)),
+        plan.path,
+        contracted,
+        free,
+        factor_of_update(plan, alpha),
+        None if base is None else replace(base, uses=()),
+        dropout=layer,
+    )
+
+
+def factor_of_update(plan: PlannedAdapter, alpha: float | None) -> float:
+    """What the product of A and B is multiplied with."""
+    return (plan.rank if alpha is None else alpha) / plan.rank
+
+
+def _zero_update(plan: PlannedAdapter, variable: Any, rngs: nnx.Rngs) -> tuple[jax.Array, jax.Array]:
+    """He's uniform numbers, and zeros."""
     shape, rank = tuple(variable.shape), plan.rank
     batch, contracted, free = plan.batch, plan.contracted, plan.free
     depth = len(batch)
@@ -178,17 +214,7 @@ def new_adapter(
     of_b = (*of_a[:depth], rank, *(shape[axis] for axis in free))
     a = jax.random.uniform(rngs.params(), (*of_a, rank), variable.dtype, -bound, bound)
     b = jax.numpy.zeros(of_b, variable.dtype)
-    layer = None if dropout == 0 else nnx.Dropout(dropout, rngs=rngs)
-    return Adapter(
-        _placed(a, variable, (*batch, *contracted, None)),
-        _placed(b, variable, (*batch, None, *free)),
-        plan.path,
-        contracted,
-        free,
-        (rank if alpha is None else alpha) / rank,
-        None if base is None else replace(base, uses=()),
-        dropout=layer,
-    )
+    return a, b
 
 
 def _placed(factor: jax.Array, variable: Any, axes: Iterable[int | None]) -> nnx.LoRAParam[jax.Array]:

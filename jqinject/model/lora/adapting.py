@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.dot import READS_WHOLE, FrozenParam
 from jqinject.model.freezing import check_finite
-from jqinject.model.lora.adapter_plan import PlannedAdapter, Rank, checked_rank, new_adapter, plan_adapters
+from jqinject.model.lora.adapter_plan import (
+    PlannedAdapter,
+    Rank,
+    checked_rank,
+    factor_of_update,
+    new_adapter,
+    plan_adapters,
+)
+from jqinject.model.lora.factors import dense_update, nearest_factors
 from jqinject.model.quantizing.parameter_sites import PlannedParameter, plan_parameters
 from jqinject.model.quantizing.plan import check_operations, idle_rules
 from jqinject.model.quantizing.quantize_model import quantize_program
@@ -19,10 +29,13 @@ from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.quantizing.traced_calls import Methods, call_with, traced_calls
 from jqinject.model.site_freezing import freeze_parameters, parameter_sites
 from jqinject.model.walk import ModelIndex, dotted
-from jqinject.program import Call, QuantizedProgram, find_sites
+from jqinject.nn.base.parameter_site import ParameterSite
+from jqinject.program import Call, QuantizedProgram, find_sites, quantized_stack
 from jqinject.proxy import QuantProxyFromInjector
+from jqinject.quant_tensor import as_array
 
 Model = TypeVar("Model", bound=nnx.Module)
+Start = Literal["zeros", "error"]
 Names = set[tuple[tuple[Any, ...], str]]
 
 
@@ -33,6 +46,7 @@ def lora(
     rank: Rank,
     alpha: float | None = None,
     dropout: float = 0.0,
+    start: Start = "zeros",
     inputs: Iterable[Any] | Mapping[str, Any] | None = None,
     methods: Methods | None = None,
     rngs: nnx.Rngs,
@@ -41,9 +55,9 @@ def lora(
 
     Every parameter that a rule takes and that the model contracts, in Flax's layers and by itself, gets an adapter: a
     contraction of x with w becomes `x w + (alpha / rank) (x A) B`. The parameter is stored in the low bits of the
-    rule's `weight_quant`; a rule without one leaves it float. B begins as zeros, so the model computes at first what
-    its quantized base does; A begins as He's uniform numbers, as in Qwix. Adapters see the float input, whatever
-    quantizer the base's input has.
+    rule's `weight_quant`; a rule without one leaves it float. By default B begins as zeros, so the model computes at
+    first what its quantized base does; A begins as He's uniform numbers, as in Qwix. Adapters see the float input,
+    whatever quantizer the base's input has.
 
     With the axes K of w that the contraction sums over, its free axes N, and any batch axes E (experts, layers of a
     stack), A has the shape (*E, *K, rank), B (*E, rank, *N), both w's dtype and sharding. They are `nnx.LoRAParam`s at
@@ -59,6 +73,8 @@ def lora(
             `{".*attn.*": 16}`: the first that matches wins, and other weights are quantized without an adapter.
         alpha: the factor of an update is alpha / rank; None for the rank, a factor of 1.
         dropout: the share of an adapter's input that is set to 0 in training.
+        start: "zeros" for a B of zeros; "error" for the A and B whose update is nearest to the rounding error of the
+            base, `w` less what is stored of it (LoftQ, one step), where it is stored in low bits.
         inputs: the model's arguments, as for `quantize`.
         methods: the arguments of other methods, as for `quantize`.
         rngs: for A and for dropout.
@@ -72,8 +88,8 @@ def lora(
             adapters or is quantized already, named by path; no inputs; weights that are not finite; a weight whose
             contraction cannot be followed. Nothing is changed then.
 
-    Source: Hu et al., 2021, "LoRA"; Dettmers et al., 2023, "QLoRA"; Qwix's `apply_lora_to_model`. Differs from Qwix:
-    an `einsum` over experts has a B for each, and A keeps the axes of w.
+    Source: Hu et al., 2021, "LoRA"; Dettmers et al., 2023, "QLoRA"; Li et al., 2023, "LoftQ"; Qwix's
+    `apply_lora_to_model`. Differs from Qwix: an `einsum` over experts has a B for each, and A keeps the axes of w.
 
     Example:
         >>> import jax
@@ -88,6 +104,8 @@ def lora(
     if not isinstance(model, nnx.Module):
         raise TypeError(f"lora takes an NNX module, got {type(model).__name__}")
     _check_numbers(alpha, dropout, rngs)
+    if start not in get_args(Start):
+        raise ValueError(f"lora: start is 'zeros' or 'error', got {start!r:.40}")
     ranks, given = checked_rank(rank), checked_rules(rules)
     check_operations(given)
     calls = traced_calls(model, call_with(inputs), methods, "lora")
@@ -106,7 +124,7 @@ def lora(
     plans = plan_adapters(found, ranks)
 
     def adapted(model: Any, rngs: nnx.Rngs) -> Any:
-        return _adapted(model, policy, found, calls, plans, bases, (alpha, dropout), rngs)
+        return _adapted(model, policy, found, calls, plans, bases, (alpha, dropout), rngs, start)
 
     if index.is_abstract:
         return nnx.eval_shape(lambda model: adapted(model, nnx.clone(rngs)), model)
@@ -122,6 +140,7 @@ def _adapted(
     bases: Mapping[str, PlannedParameter],
     numbers: tuple[float | None, float],
     rngs: nnx.Rngs,
+    start: Start,
 ) -> Any:
     """The model with adapters, its base frozen."""
     quantize_program(model, policy, found, calls, rngs)
@@ -131,11 +150,86 @@ def _adapted(
     for plan in plans:
         name = dotted(plan.path)
         variable = index.by_path[tuple(map(str, plan.path))].variable
-        adapters[name] = new_adapter(plan, variable, *numbers, bases.get(name), rngs)
+        factors = None
+        if start == "error" and name in bases:
+            wrong = _rounding_error(model.op_quant.weights[name])
+            factors = nearest_factors(wrong, plan, factor_of_update(plan, numbers[0]))
+        adapters[name] = new_adapter(plan, variable, *numbers, bases.get(name), rngs, factors)
     model.op_quant.adapters = nnx.Dict(adapters)
     freeze_parameters(index, keep_masters=False)
     _check_followed(model, policy, calls, plans)
     return model
+
+
+def _rounding_error(site: ParameterSite) -> jax.Array:
+    """A parameter less what its quantizer makes of it, float32."""
+    value = site.weight.get_value()
+    depth = len(site.weight_shape) - site.weight_ndim
+    stored = as_array(quantized_stack(nnx.clone(site.weight_quant, graph=True), value, depth))
+    return value.astype(jnp.float32) - jnp.asarray(stored, jnp.float32)
+
+
+def with_low_rank(
+    model: Model,
+    rules: Iterable[Rule],
+    *,
+    rank: Rank,
+    inputs: Any,
+    methods: Methods | None,
+    allow_idle: bool = False,
+) -> tuple[Model, dict[str, PlannedAdapter]]:
+    """A quantized model in which each weight that a rule quantizes is a low-rank product and a quantized rest.
+
+    As `lora`, with a base that is not frozen: the product is that nearest to the weight, and the parameter is what the
+    product leaves of it. A rank above that of a weight is that of the weight.
+
+    Args:
+        model: a float NNX module; it is not changed.
+        rules, inputs, methods, allow_idle: as for `quantize`.
+        rank: as for `lora`.
+
+    Returns:
+        The model, and the plans of its adapters by path.
+
+    Raises:
+        ValueError: see `lora`.
+    """
+    given = checked_rules(rules)
+    calls = traced_calls(model, call_with(inputs), methods, "LowRank")
+    if not any(call.args or call.kwargs for call in calls):
+        raise ValueError(
+            "LowRank finds the contractions of a model by tracing a method of it, and was given a function instead.\n"
+            "  cure: Recipe.apply(..., method='encode') in the place of call=..."
+        )
+    biased = [str(rule) for rule in given if rule.quantizer("bias_quant") is not None]
+    if biased:
+        raise ValueError(
+            f"LowRank runs layers as parts of the model's program, where biases have no quantizer: {biased[0]}.\n"
+            "  cure: a rule without bias_quant"
+        )
+    model = nnx.clone(model, graph=True)
+    policy = RulePolicy(given, into_layers=True)
+    found = plan_sites(model, policy, calls)
+    bases = plan_parameters(found.uses)
+    if not allow_idle:
+        _check_rules(given, found, bases)
+    plans = [plan for plan in plan_adapters(found, checked_rank(rank)) if dotted(plan.path) in bases]
+    index = ModelIndex(model)
+    adapters, kept = {}, {}
+    for wide in plans:
+        name = dotted(wide.path)
+        variable: Any = index.by_path[tuple(map(str, wide.path))].variable
+        value = variable.get_value()
+        plan = kept[name] = wide.within(value.shape)
+        adapters[name] = new_adapter(
+            plan, variable, None, 0.0, bases[name], None, nearest_factors(value, plan)
+        )
+        rest = value.astype(jnp.float32) - dense_update(adapters[name], value.shape)
+        variable.set_value(rest.astype(value.dtype))
+    quantize_program(model, policy, found, calls, None)
+    model.op_quant.adapters = nnx.Dict(adapters)  # pyright: ignore
+    _check_followed(model, policy, calls, tuple(kept.values()))
+    return model, kept
 
 
 def _check_followed(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.dot import READS_WHOLE, FrozenParam
+from jqinject.model.lora.factors import dense_update
 from jqinject.model.quantizing.parameter_sites import parameter_site
 from jqinject.model.quantizing.rules import matches_path
 from jqinject.model.site_freezing import frozen_parameter, put_in_place
@@ -22,8 +22,8 @@ def merge_lora(model: Model, path: str = ".*", *, rngs: nnx.Rngs | None = None) 
     """Put adapters into the weights, in place: w becomes `w + (alpha / rank) A B`, and the adapter is removed.
 
     A float weight takes the update up to rounding in its dtype. A quantized one is dequantized, updated and quantized
-    again by its rule, so it is rounded a second time: the error of the base's format is in the output twice, and
-    updates below half a step of the format are lost. Memory: one float weight at a time.
+    again by its rule, with new scales, so it is rounded a second time: the error of the base's format is in the output
+    twice, and updates below half a step of the format are lost. Memory: one float weight at a time.
 
     Args:
         model: a model that `jqinject.lora` made, or one that holds such models.
@@ -82,10 +82,14 @@ def _merge(model: Any, at: Path, adapter: Adapter, rngs: nnx.Rngs | None) -> Non
     place = (*at, *map(str, adapter.weight_path))
     variable: Any = dict(index.places)[place]
     value = variable.get_value()
-    update = jnp.broadcast_to(_float32(adapter), value.shape)
-    merged = (value.astype(jnp.float32) + update).astype(value.dtype)
+    merged = (value.astype(jnp.float32) + dense_update(adapter, value.shape)).astype(value.dtype)
     if not isinstance(variable, FrozenParam):
         variable.set_value(merged)
+        owner: Any = dict(index.places)[at] if at else model
+        site = owner.op_quant.weight_sites().get(dotted(adapter.weight_path))
+        if site is not None and site.weight_quant is not None:
+            site.weight_quant.release(site)
+            site.weight_quant.init_tensor_quant(site)
         return
     metadata = {k: v for k, v in variable.get_metadata().items() if k not in ("form", READS_WHOLE)}
     whole = nnx.Param.from_metadata(merged, metadata)
@@ -96,11 +100,6 @@ def _merge(model: Any, at: Path, adapter: Adapter, rngs: nnx.Rngs | None) -> Non
     if variable.get_metadata(READS_WHOLE, False):
         frozen.set_metadata(**{READS_WHOLE: True})
     put_in_place(ModelIndex(model), whole, frozen)
-
-
-def _float32(adapter: Adapter) -> jax.Array:
-    found = adapter.low_rank()
-    return found.scale * (found.a.astype(jnp.float32) * found.b.astype(jnp.float32)).sum(-1)
 
 
 def _without_adapters(owner: Any) -> None:

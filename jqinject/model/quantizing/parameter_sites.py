@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from flax import nnx
 
+from jqinject.core import CalibratedQuant
 from jqinject.inject import Binding, ExtendedInjector
 from jqinject.model.walk import ModelIndex, Path
 from jqinject.nn.base.parameter_site import ParameterSite
@@ -143,4 +145,23 @@ def parameter_site(index: ModelIndex, parameter: PlannedParameter, rngs: nnx.Rng
             "model contracts by itself may have several.\n  cure: another weight quantizer, such as "
             "Int8WeightPerChannelFloat"
         )
+    _check_groups(name, declared.base.__name__, proxy.tensor_quant, site)
     return site
+
+
+def _check_groups(name: str, declared: str, quantizer: Any, site: ParameterSite) -> None:
+    """Refuse groups that do not fill an axis, unless they are filled up.
+
+    Raises:
+        ValueError: names the parameter.
+    """
+    if not isinstance(quantizer, CalibratedQuant) or quantizer.group_size is None or quantizer.group_padding:
+        return
+    shape, size = tuple(site.weight_shape)[site.stacked :], quantizer.group_size
+    length = shape[quantizer.group_dim]
+    if length % size:
+        raise ValueError(
+            f"{name}: groups of {size} do not fill axis {quantizer.group_dim} of {shape}, {length} numbers.\n"
+            f"  cure: before this rule, Rule({name!r}, weight_quant={declared}.let(group_size="
+            f"{math.gcd(length, size)})); or group_padding = True, which fills up the last group with zeros"
+        )

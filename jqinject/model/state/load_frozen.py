@@ -14,12 +14,15 @@ from jqinject.inject.errors import did_you_mean
 from jqinject.model.freezing import check_finite, freeze
 from jqinject.model.site_freezing import freeze_parameter, parameter_sites
 from jqinject.model.state.checkpoint_entries import problem_of
+from jqinject.model.state.freed_memory import FreedMemory
 from jqinject.model.state.loading import proxies_beside
+from jqinject.model.state.low_bits import LowBits, put_low_bits
 from jqinject.model.state.reassembly import reassemble_held
 from jqinject.model.walk import Holders, ModelIndex, Path, VariableEntry, dotted
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.frozen.freeze_layer import freeze_layer
+from jqinject.nn.frozen.from_host import numbers_from_host
 
 Model = TypeVar("Model", bound=nnx.Module)
 
@@ -30,17 +33,19 @@ def load_frozen(
     """A frozen model with the numbers of a float checkpoint, each of which is frozen as soon as it is read.
 
     The float model never exists as a whole: at most the frozen model and one float array are in memory, and what the
-    compiled quantizer needs for this one. An array of 4 MiB or more on one device is quantized in slices, for which a
-    float32 array needs about a seventh of its bytes on a CPU. Groups, stacks of layers, codebooks and `CalibratedQuant`
-    are quantized whole, which takes about 2.5 times its bytes; searched scales and bfloat16 need more than a seventh,
-    too. An array of NumPy's that is not aligned is copied, and both are there meanwhile. Weights of layers that share
-    a quantizer wait for one another. The numbers are those of `freeze(model)` after `load_state`.
+    compiled quantizer needs for this one. An array of 1 MiB or more on one device is quantized in slices, and a stack
+    of layers one after the other, for which a float32 array needs about a seventh of its bytes on a CPU, a table's
+    codes up to as many as the array has. Searched scales need the whole array, several times. An array of NumPy's that
+    is not aligned to 64 bytes is copied, and both are there meanwhile, but one of 4 MiB or more whose scales are those
+    of its smallest and largest numbers, without groups: its slices are quantized one by one. Freed memory is handed
+    back to the system. Weights of layers that share a quantizer wait for one another. The numbers are those of
+    `freeze(model)` after `load_state`.
 
     Args:
         make: builds and quantizes the model, as in `lambda: quantize(Model(nnx.Rngs(0)), rules, inputs=x)`. It is
             traced, so its weights are never computed. Under a mesh, arrays are put where its Variables say.
         arrays: the float checkpoint, path and array, in any order: a generator that reads one array after the other.
-            A path is a tuple, or text with dots.
+            A path is a tuple, or text with dots. Instead of a float array, `LowBits` are stored as they are.
         allow_uncalibrated: go on even if static ranges of activations never saw data.
 
     Returns:
@@ -62,11 +67,17 @@ def load_frozen(
     """
     model = nnx.eval_shape(make)
     _fill_quantizers(model, make)
-    loading = _Loading(model)
-    for path, array in arrays:
-        array = loading.placed(_path_of(path), array)  # lets go of what was read
-        loading.take(_path_of(path), array)
+    loading, freed = _Loading(model), FreedMemory()
+    for name, array in arrays:
+        path, size = _path_of(name), getattr(array, "nbytes", 0)
+        loading.check(path, array)
+        if isinstance(array, LowBits):
+            loading.take_low_bits(path, array)
+        elif not loading.take_from_host(path, array):
+            array = loading.placed(path, array)  # lets go of what was read
+            loading.take(path, array)
         del array
+        freed.add(size)
     loading.check_complete()
     return freeze(model, allow_uncalibrated=allow_uncalibrated)
 
@@ -82,22 +93,24 @@ class _Loading:
             path: proxies_beside(self.index, [found.variable]) for path, found in self.by_path.items()
         }
         self.taken: set[int] = set()
+        self.frozen: set[int] = set()  # proxies
         self.sites = {
             id(site): (node.op_quant.weights, name) for _, node, name, site in parameter_sites(self.index)
         }
         made = _made_from_weights(self.index)
         self.made = {id(found) for found in self.index.variables if _is_within(found, made)}
 
-    def placed(self, path: Path, array: Any) -> jax.Array:
-        """An array that was read, as the Variable holds it."""
+    def check(self, path: Path, array: Any) -> None:
+        """Raise unless what was read fits the model, which then expects it no more."""
         found = self.by_path.get(path)
         if found is None:
             hint = did_you_mean(dotted(path), [dotted(known) for known in self.by_path])
             raise ValueError(f"load_frozen: the model has no {dotted(path)}{'; ' + hint if hint else '.'}")
-        held = found.variable.get_value()
         if id(found) in self.taken:
             raise ValueError(f"load_frozen: {dotted(path)} was given before (as {dotted(found.path)})")
-        if problem := problem_of(array, held):
+        held = found.variable.get_value()
+        problem = self._problem_of(path, array) if isinstance(array, LowBits) else problem_of(array, held)
+        if problem:
             raise ValueError(f"load_frozen: {dotted(path)}: {problem}")
         if id(found) in self.made:
             raise ValueError(
@@ -105,24 +118,72 @@ class _Loading:
                 "  cure: a checkpoint without it; with it, load_state(model, checkpoint) and freeze(model)"
             )
         self.taken.add(id(found))
-        return _placed(array, held.dtype, found.variable, self._is_frozen(path))
+
+    def _problem_of(self, path: Path, low: LowBits) -> str | None:
+        """Why numbers in low bits do not fit."""
+        shape = self.by_path[path].variable.get_value().shape
+        if low.shape != shape:
+            return f"the numbers have the shape {low.shape}, expected {shape}"
+        return (
+            None
+            if self._layers_of(path)
+            else "the numbers are in low bits, but no weight quantizer takes them"
+        )
+
+    def _layers_of(self, path: Path) -> list[Any]:
+        """The layers and sites whose quantized weight a Variable is."""
+        variable = self.by_path[path].variable
+        return [
+            layer
+            for held in self.proxies[path]
+            for layer in held.layers
+            if _weight_quant(layer) is held.proxy and layer.weight is variable
+        ]
+
+    def take_low_bits(self, path: Path, low: LowBits) -> None:
+        """Store numbers in the place of an array."""
+        for layer in self._layers_of(path):
+            self.frozen.add(id(layer.weight_quant))
+            site = self.sites.get(id(layer))
+            jax.block_until_ready(put_low_bits(self.index, layer, low))
+            if site is not None:
+                del site[0][site[1]]
+
+    def placed(self, path: Path, array: Any) -> jax.Array:
+        """An array that was read, as the Variable holds it."""
+        variable = self.by_path[path].variable
+        return _placed(array, variable.get_value().dtype, variable, self._is_frozen(path))
+
+    def take_from_host(self, path: Path, array: Any) -> bool:
+        """Freeze a large array slice by slice, never the whole on a device; False if it cannot be."""
+        variable = self.by_path[path].variable
+        found = [
+            (held, layer)
+            for held in self.proxies[path]
+            for layer in held.layers
+            if _weight_quant(layer) is held.proxy
+        ]
+        if len(found) != 1 or found[0][1].weight is not variable:
+            return False
+        held, layer = found[0]
+        numbers = numbers_from_host(layer, array)
+        if numbers is None or not numbers[1]:
+            return False
+        self._put(layer, numbers)
+        self.frozen.add(id(held.proxy))
+        return True
 
     def take(self, path: Path, array: jax.Array) -> None:
         """Write one array, and freeze what is complete with it."""
         self.by_path[path].variable.set_value(array)
         del array
         for proxy in self.proxies[path]:
-            if all(_is_there(layer) for layer in proxy.layers):
+            if id(proxy.proxy) not in self.frozen and all(_is_there(layer) for layer in proxy.layers):
                 self._freeze(proxy)
 
     def _is_frozen(self, path: Path) -> bool:
         """Whether a Variable gives way to low-bit numbers."""
-        variable = self.by_path[path].variable
-        return any(
-            _weight_quant(layer) is held.proxy and layer.weight is variable
-            for held in self.proxies[path]
-            for layer in held.layers
-        )
+        return bool(self._layers_of(path))
 
     def _freeze(self, held: Holders) -> None:
         if held.proxy.depends_on_layers():
@@ -131,16 +192,20 @@ class _Loading:
         check_finite(self.index, layers, "load_frozen")
         for layer in layers:
             variable, floats = layer.weight, layer.weight.get_value()
-            if isinstance(layer, ParameterSite):
-                weights, name = self.sites[id(layer)]
-                frozen = freeze_parameter(self.index, layer)
-                del weights[name]
-                jax.block_until_ready(frozen.get_raw_value())
-            else:
-                freeze_layer(layer)
-                jax.block_until_ready(layer.frozen.numbers)
+            self._put(layer, None)
             # The index still holds the Variable, which lets go of its numbers.
             variable.set_value(jax.ShapeDtypeStruct(floats.shape, floats.dtype))
+
+    def _put(self, layer: Any, numbers: Any) -> None:
+        """Put the low-bit numbers in the weight's place."""
+        if isinstance(layer, ParameterSite):
+            weights, name = self.sites[id(layer)]
+            frozen = freeze_parameter(self.index, layer, numbers)
+            del weights[name]
+            jax.block_until_ready(frozen.get_raw_value())
+        else:
+            freeze_layer(layer, numbers=numbers)
+            jax.block_until_ready(layer.frozen.numbers)
 
     def check_complete(self) -> None:
         """Raise if the model has Variables that nothing was given for."""

@@ -25,16 +25,18 @@ from jqinject.model.state.reassembly import reassemble_held
 from jqinject.model.state.reports import LoadReport
 from jqinject.model.state.soundness import never_right, not_finite, read_by_magnitude
 from jqinject.model.walk import Holders, ModelIndex, Path, PlainArray, VariableEntry, dotted
-from jqinject.proxy import DistantWeight, write
+from jqinject.proxy import DistantWeight, WeightQuantProxyFromInjector, write
 from jqinject.quant_tensor import is_concrete
 
 SHOWN = 50
+COMMITTED = ("tensor_quant", "committed_scale")
 
 
 def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
     """Load weights into a model and re-assemble its quantizers from them.
 
-    In this order: weights and other Variables; re-assembly of every quantizer that depends on the loaded weights;
+    In this order: quantizers for which the state has committed scales (`jqinject.recipes`) are committed too; weights
+    and other Variables; re-assembly of every quantizer that depends on the loaded weights;
     quantizer Variables that the state holds, which thus win over re-assembly. So a float checkpoint fits a quantized
     model, and a quantized checkpoint is restored bit for bit. Everything is checked before it is written.
 
@@ -72,8 +74,13 @@ def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
         re-assembled 1 quantizer
     """
     index = ModelIndex(model)
-    by_path = index.by_path
     _refuse_abstract(index.variables)
+    return _all_or_nothing(index, lambda: _checked(model, state, missing, _committed_as(state, model, index)))
+
+
+def _checked(model: Any, state: Any, missing: Any, index: ModelIndex) -> LoadReport:
+    """Load a state that fits; raises before it writes otherwise."""
+    by_path = index.by_path
     stored, merged = with_names_of_now(index, flat_entries(state))
     given = unwrapped(stored, set(by_path))
     _refuse(_ill_formed(given, by_path))
@@ -82,7 +89,21 @@ def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
     _refuse([*_unknown(entries, by_path), *absent, *_misfits(entries, by_path)])
     said = {path: value for path, value in entries.items() if path in given}
     _refuse(_contradictions(entries, by_path) or never_right(index, said))
-    return _all_or_nothing(index, lambda: replace(_load(model, entries, index), merged=merged))
+    return replace(_load(model, entries, index), merged=merged)
+
+
+def _committed_as(state: Any, model: Any, index: ModelIndex) -> ModelIndex:
+    """The model, those of whose quantizers are committed for which the state has committed scales."""
+    ends = {path[:-1] if path[-1:] == ("value",) else path for path in flat_entries(state)}
+    found = False
+    for held in index.proxies:
+        scales = [(*path, *COMMITTED) for path in held.paths]
+        proxy = held.proxy
+        of_weights = isinstance(proxy, WeightQuantProxyFromInjector)
+        if of_weights and not proxy.committed and any(path in ends for path in scales):
+            proxy.commit(*held.layers)
+            found = True
+    return ModelIndex(model) if found else index
 
 
 def _refuse(problems: list[str]) -> None:
@@ -253,5 +274,7 @@ def _all_or_nothing(index: ModelIndex, load: Callable[[], LoadReport]) -> LoadRe
         for variable, value in values:
             variable.set_value(value)
         for proxy, attributes in quantizers:
+            for name in vars(proxy).keys() - attributes.keys():
+                delattr(proxy, name)
             vars(proxy).update(attributes)
         raise

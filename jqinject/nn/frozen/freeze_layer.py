@@ -48,10 +48,15 @@ def freeze_layer(layer: QuantWeightLayer, *, keep_master: bool = False, numbers:
         return False
     layer.frozen = frozen_weight(layer, numbers)
     if not keep_master:
-        for name in (layer.weight_name, "weight_quant", "grad_quant"):
-            if vars(layer).get(name) is not None:
-                delattr(layer, name)
+        drop_master(layer)
     return True
+
+
+def drop_master(layer: QuantWeightLayer) -> None:
+    """Take away what a frozen layer no longer reads: the weight, its quantizer and that of the gradient."""
+    for name in (layer.weight_name, "weight_quant", "grad_quant"):
+        if vars(layer).get(name) is not None:
+            delattr(layer, name)
 
 
 def frozen_weight(layer: Any, numbers: Any = None) -> FrozenWeight:
@@ -66,8 +71,12 @@ def frozen_weight(layer: Any, numbers: Any = None) -> FrozenWeight:
         layer.weight_quant.kept_input()  # raises if it is not known, which cannot be told under `vmap`
     cut = _cut(layer, stack)
     if stack:
+        slices = slices_of(layer.weight[...])
         return build_stacked(
-            lambda layers, _: _eager_numbers(layers[0], cut), beside_weights((layer,)), stack
+            lambda layers, _: _eager_numbers(layers[0], cut),
+            beside_weights((layer,)),
+            stack,
+            one_by_one=slices > 1,
         )
     return _checked(layer, _numbers(layer) if numbers is None else numbers)
 
@@ -106,12 +115,12 @@ def _numbers(layer: QuantWeightLayer) -> tuple[Any, Any]:
     metadata = tuple(sorted(layer.weight.get_metadata().items()))
     weight, summed, axes = layer.weight[...], layer.summed_axes(), layer.axes_of_sums()
     static = (graphdef, summed, metadata, axes, _cut(layer, ()), slices_of(weight))
-    found, valid = _compiled_numbers(state, weight, _known_input(layer), *static)
+    found, valid = compiled_numbers(state, weight, _known_input(layer), *static)
     return nnx.merge(*found) if isinstance(found, tuple) else found, valid
 
 
 @partial(jax.jit, static_argnums=(3, 4, 5, 6, 7, 8))
-def _compiled_numbers(
+def compiled_numbers(
     state: Any,
     weight: jax.Array,
     known_input: Any,
@@ -155,7 +164,7 @@ def _checked(layer: QuantWeightLayer, numbers: tuple[Any, Any]) -> FrozenWeight:
 
 def _cut(layer: QuantWeightLayer, stack: tuple[int, ...]) -> Cut | None:
     """The groups of a layer's weight if they cross its shards; else None."""
-    metadata, weight = layer.weight_quant.quant_metadata, layer.weight[...]
+    metadata, weight = layer.weight_quant.quant_metadata, layer.weight.get_value()
     size, dim = metadata.group_size, metadata.group_dim
     if size is None or dim is None or not (isinstance(weight, jax.Array) and is_concrete(weight)):
         return None

@@ -5,20 +5,40 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from jqinject.core import CommittedQuant, FloatQuant, RescalingIntQuant
-from jqinject.core.facts import grid_of
+from jqinject.core import (
+    CalibratedQuant,
+    CodebookQuant,
+    CommittedQuant,
+    Float8Quant,
+    FloatQuant,
+    RescalingIntQuant,
+)
+from jqinject.core.construction.component import Component, node_class, parts_of
+from jqinject.core.facts import grid_of, groups_of
+from jqinject.core.view.grouping import DynamicOverSubChannelBlockView, OverSubChannelBlockView
 from jqinject.quant_tensor import is_concrete
 
-LARGE = 2**22  # bytes
-MOST = 16
+LARGE, OF_SLICE = 2**20, 2**17  # bytes
+FEWEST, MOST = 16, 64
+PACKED = 8  # a slice has a multiple of so many numbers, which fill whole bytes
 # Their `by_scale`, given the scale of a call, makes the bits of this call.
-ELEMENTWISE = (RescalingIntQuant, FloatQuant)
+ELEMENTWISE = (
+    CalibratedQuant,
+    CodebookQuant,
+    CommittedQuant,
+    Float8Quant,
+    FloatQuant,
+    RescalingIntQuant,
+)
+# What has an element for each of the weight's, or sums some; everything else is of the whole weight.
+CUT = ("value", "sums")
 
 Make = Callable[[Any, jax.Array], tuple[Any, Any]]
 
@@ -27,7 +47,9 @@ def slices_of(weight: Any) -> int:
     """How many slices a weight is frozen in: 1 if it is small, not there, or on several devices."""
     if not (isinstance(weight, jax.Array) and is_concrete(weight)):
         return 1
-    return MOST if weight.nbytes >= LARGE and len(weight.sharding.device_set) == 1 else 1
+    if weight.nbytes < LARGE or len(weight.sharding.device_set) > 1:
+        return 1
+    return min(max(FEWEST, 1 << (weight.nbytes // OF_SLICE).bit_length() - 1), MOST)
 
 
 def in_slices(make: Make, proxy: Any, weight: jax.Array, number: int, kept: tuple[int, ...]) -> Any:
@@ -43,64 +65,142 @@ def in_slices(make: Make, proxy: Any, weight: jax.Array, number: int, kept: tupl
         kept: axes that are not cut: sums are taken over them.
     """
     quantizer = proxy.tensor_quant
-    if type(quantizer) not in ELEMENTWISE or grid_of(quantizer) is None:
+    if not is_sliceable(quantizer):
         return None
-    graphdefs = []
-
-    def whole() -> Any:
-        found, valid = make(proxy, weight)
-        graphdefs.append(found[0] if isinstance(found, tuple) else None)
-        return (found[1] if isinstance(found, tuple) else None), valid
-
-    state, _ = jax.eval_shape(whole)
     measured = CommittedQuant(quantizer, weight)
-    axis = _axis_to_cut(weight.shape, measured.committed_scale.shape, kept)
-    number = 1 if axis is None else math.gcd(number, weight.shape[axis])
-    if graphdefs[0] is None or axis is None or number == 1:
+    cutting = cutting_of(weight.shape, measured.committed_scale.shape, groups_of(measured), kept, number)
+    if cutting is None:
         return None
-    proxy.tensor_quant = nnx.data(measured)
+    found, _ = make(proxy, weight)  # XLA drops the numbers that are taken from the slices
+    if not isinstance(found, tuple):
+        return None
+    state = found[1]
+    proxy.tensor_quant = nnx.data(_of_any_shape(measured))
     graphdef, held = nnx.split(proxy, graph=True)
 
     def part(i: Any) -> Any:
         copy = nnx.merge(graphdef, jax.tree.map(lambda x: x, held))
-        quant, cut = copy.tensor_quant, partial(_slice, i=i, axis=axis, number=number, shape=weight.shape)
+        quant = copy.tensor_quant
         for variable in (quant.committed_scale, quant.committed_zero_point):
             if variable is not None:
-                variable.set_value(cut(variable.get_value()))
-        found, valid = make(copy, cut(weight))
-        return found[1], valid
+                variable.set_value(cutting.of_scale(variable.get_value(), i))
+        made, valid = make(copy, cutting.of_weight(weight, i))
+        return {name: _as_bits(made[1][name].get_value()) for name in CUT if name in made[1]}, valid
 
     def step(i: Any, made: Any) -> Any:
         found, valid = part(i)
-        return jax.tree.map(partial(_put, i), made[0], found), made[1] & valid
+        return jax.tree.map(partial(put, i), made[0], found), made[1] & valid
 
-    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state)
-    state, valid = jax.lax.fori_loop(0, number, step, (empty, jnp.bool_(True)))
-    return (graphdefs[0], state), valid
+    whole = {name: state[name].get_value() for name in CUT if name in state}
+    empty = {name: jnp.zeros(x.shape, _bits_dtype(x.dtype)) for name, x in whole.items()}
+    cut, valid = jax.lax.fori_loop(0, cutting.number, step, (empty, jnp.bool_(True)))
+    for name, bits in cut.items():
+        state[name].set_value(jax.lax.bitcast_convert_type(bits, whole[name].dtype))
+    return (found[0], state), valid
 
 
-def _axis_to_cut(shape: tuple[int, ...], scale: tuple[int, ...], kept: tuple[int, ...]) -> int | None:
-    """An axis with separate scales, or any if there is one scale; None for scales of another form, as of groups."""
-    full = (
-        (1,) * (len(shape) - len(scale)) + tuple(scale)
-        if len(scale) <= 1 and math.prod(scale) == 1
-        else scale
+def is_sliceable(quantizer: Any) -> bool:
+    """Whether the slices of a weight are quantized by the whole weight's scales as the whole is."""
+    kind = type(quantizer)
+    known = kind in ELEMENTWISE or any(
+        kind is node_class(each) for each in ELEMENTWISE if issubclass(each, Component)
     )
-    if len(full) != len(shape) or any(one not in (1, size) for one, size in zip(full, shape, strict=True)):
-        return None
-    free = [axis for axis in range(len(shape)) if axis not in {one % len(shape) for one in kept}]
-    separate = [axis for axis in free if full[axis] > 1]
-    return next(iter(separate or free), None)
+    return known and grid_of(quantizer) is not None
 
 
-def _slice(x: jax.Array, i: Any, axis: int, number: int, shape: tuple[int, ...]) -> jax.Array:
-    if x.ndim != len(shape) or x.shape[axis] == 1:
-        return x
-    size = shape[axis] // number
-    return jax.lax.dynamic_slice_in_dim(x, i * size, size, axis)
+def _of_any_shape(component: Any) -> Any:
+    """A quantizer whose view of groups also takes a slice; modules are changed, values made anew."""
+    changed: dict[str, Any] = {}
+    for name, part in vars(component).items():
+        if isinstance(part, OverSubChannelBlockView):
+            changed[name] = DynamicOverSubChannelBlockView(part.group_size, part.group_dim)
+        elif name in ("quantizer", "int_quant") and isinstance(part, Component):
+            changed[name] = _of_any_shape(part)
+    if not isinstance(component, nnx.Module):
+        return type(component).of_parts(**dict(parts_of(component)) | changed)
+    for name, part in changed.items():
+        setattr(component, name, nnx.data(part) if nnx.is_data(part) else nnx.static(part))
+    return component
 
 
-def _put(i: Any, whole: jax.Array, part: jax.Array) -> jax.Array:
+class Cutting(NamedTuple):
+    """How a weight and its scales are cut.
+
+    Attributes:
+        axis: of the weight.
+        number: of slices.
+        size: of one, along the axis.
+        along: the same axis of the scales, which have two axes for one if there are groups; None if they are not cut.
+    """
+
+    axis: int
+    number: int
+    size: int
+    along: int | None
+
+    def of_weight(self, weight: jax.Array, i: Any) -> jax.Array:
+        """The i-th slice of the weight."""
+        if weight.dtype.itemsize != 2:
+            return jax.lax.dynamic_slice_in_dim(weight, i * self.size, self.size, self.axis)
+        # As bfloat16, and before the loop if that is possible, XLA converts the whole weight to float32.
+        weight, i = jax.lax.optimization_barrier((weight, i))
+        bits = jax.lax.bitcast_convert_type(weight, jnp.uint16)
+        part = jax.lax.dynamic_slice_in_dim(bits, i * self.size, self.size, self.axis)
+        return jax.lax.bitcast_convert_type(part, weight.dtype)
+
+    def of_host(self, array: np.ndarray, i: int) -> np.ndarray:
+        """The i-th slice of an array of NumPy's."""
+        part = slice(i * self.size, (i + 1) * self.size)
+        return np.ascontiguousarray(array[(slice(None),) * self.axis + (part,)])
+
+    def of_scale(self, scale: jax.Array, i: Any) -> jax.Array:
+        """The scales of the i-th slice."""
+        if self.along is None or scale.ndim <= self.along or scale.shape[self.along] == 1:
+            return scale
+        return jax.lax.dynamic_slice_in_dim(scale, i * self.size, self.size, self.along)
+
+
+def cutting_of(
+    shape: tuple[int, ...],
+    scale: tuple[int, ...],
+    groups: tuple[int, int] | None,
+    kept: tuple[int, ...],
+    number: int,
+) -> Cutting | None:
+    """How to cut a weight, in as many slices as possible; None if it cannot be cut.
+
+    Args:
+        shape: of the weight.
+        scale: the shape of its scales.
+        groups: group size and grouped axis of its quantizer.
+        kept: axes that are not cut.
+        number: of slices, at most.
+    """
+    grouped = None if groups is None else groups[1] % len(shape)
+    ndim = len(shape) + (groups is not None)
+    single = math.prod(scale) == 1
+    found: list[Cutting] = []
+    for axis in range(len(shape)):
+        along = axis + (grouped is not None and axis > grouped)
+        fits = single or (len(scale) == ndim and scale[along] in (1, shape[axis]))
+        slices = math.gcd(number, shape[axis] // PACKED) if shape[axis] % PACKED == 0 else 1
+        if fits and slices > 1 and axis != grouped and axis not in {one % len(shape) for one in kept}:
+            separate = not single and scale[along] > 1
+            found.append(Cutting(axis, slices, shape[axis] // slices, along if separate else None))
+    return max(found, key=lambda one: (one.number, one.along is not None), default=None)
+
+
+def _bits_dtype(dtype: np.dtype) -> np.dtype:
+    """Of the bits of 8-bit floats, as which XLA moves them without converting them; other dtypes as they are."""
+    is_float8 = dtype.itemsize == 1 and jnp.issubdtype(dtype, jnp.floating)
+    return np.dtype(np.uint8) if is_float8 else dtype
+
+
+def _as_bits(x: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(x, _bits_dtype(x.dtype))
+
+
+def put(i: Any, whole: jax.Array, part: jax.Array) -> jax.Array:
     """Write the i-th part; what the whole weight has one of, such as a single scale, is the same in all parts."""
     cut = [
         axis for axis, sizes in enumerate(zip(whole.shape, part.shape, strict=True)) if sizes[0] != sizes[1]

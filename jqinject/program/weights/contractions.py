@@ -168,7 +168,8 @@ class _Contraction:
         weight = self.weight
         if weight is None or self.operands[weight].low_rank is None:
             return value
-        update = _update(self.run, self.name, self.eqn, self.operands, self.rest, weight, self.evaluate)
+        x = self._floats(1 - weight)
+        update = _update(self.run, self.name, self.eqn, x, self.operands, self.rest, weight, self.evaluate)
         return value + update.astype(value.dtype)
 
 
@@ -237,6 +238,7 @@ def _update(
     run: Any,
     name: str,
     eqn: Any,
+    x: Any,
     operands: Sequence[Tracked],
     rest: list[Any],
     weight: int,
@@ -248,7 +250,6 @@ def _update(
     own = run.names.full(name)
     names = (own, low_rank.lookup) if low_rank.lookup else (own,)
     run.adapted.update((operands[weight].weight_path, one) for one in names)
-    x = operands[1 - weight].array
     if low_rank.dropout:
         site = Site(low_rank.dropout, None)
         run.sites[site.name] = site

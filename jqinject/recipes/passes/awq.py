@@ -6,20 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jqinject.model import quantize
 from jqinject.ops.groups import fitting_size
 from jqinject.recipes.passes.rescaling import Rescaling
+from jqinject.recipes.passes.solve import Solve
 from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
+from jqinject.recipes.solvers.clip import Clip
+from jqinject.recipes.solvers.integers import squared_errors
 from jqinject.recipes.stream.site import LeftOut
 from jqinject.recipes.transforms.labels import factors_of
 from jqinject.recipes.transforms.regions import Region
 from jqinject.recipes.work import Work, site_path
 
-WithWeights = bool | Literal["both"]
+WithWeights = bool | Literal["both", "always"]
 
 
 def candidates(grid: int, weights: WithWeights) -> list[tuple[float, bool]]:
@@ -33,6 +35,8 @@ def candidates(grid: int, weights: WithWeights) -> list[tuple[float, bool]]:
         >>> candidates(4, True)
         [(0.0, False), (0.0, True), (0.5, True), (1.0, True)]
     """
+    if weights == "always":
+        return [(i / (grid - 1), True) for i in range(grid)]
     if weights == "both":
         count = grid // 2
         return [(i / (count - 1), each) for i in range(count) for each in (False, True)]
@@ -41,13 +45,16 @@ def candidates(grid: int, weights: WithWeights) -> list[tuple[float, bool]]:
     return [(i / (grid - 1), False) for i in range(grid)]
 
 
-def awq_scales(inputs: np.ndarray, weights: np.ndarray | None, ratio: float) -> np.ndarray:
+def awq_scales(
+    inputs: np.ndarray, weights: np.ndarray | None, ratio: float, added: float = 1e-4
+) -> np.ndarray:
     """What AWQ divides inputs by: `inputs^ratio / weights^(1 - ratio)`, around 1.
 
     Args:
         inputs: mean magnitude of each channel, `(channels,)`.
         weights: mean magnitude of its weights, each relative to the largest of its group; None if they take no part.
         ratio: the exponent.
+        added: to the weights' magnitudes.
 
     Example:
         >>> awq_scales(np.float32([1.0, 16.0]), None, 0.5).tolist()
@@ -55,8 +62,8 @@ def awq_scales(inputs: np.ndarray, weights: np.ndarray | None, ratio: float) -> 
     """
     found = inputs**ratio
     if weights is not None:
-        found = found / (weights ** (1 - ratio) + np.float32(1e-4))
-    found = np.maximum(found, np.float32(1e-4))
+        found = found / (weights ** (1 - ratio) + np.float32(added))
+    found = np.clip(found, np.float32(1e-4), np.float32(1e4))
     return (found / np.sqrt(found.max() * found.min())).astype(np.float32)
 
 
@@ -82,29 +89,37 @@ class AWQ:
 
     Args:
         grid: how many candidates are tried.
-        weights: whether the weights' magnitudes take part in the scales: True, False or "both" for either.
+        weights: whether the weights' magnitudes take part in the scales: True (but not in the candidate 0), False,
+            "both" for either, or "always", as in ModelOpt.
+        error: that of the sites' "outputs", or that of the "weights" times the mean magnitude of their inputs, as in
+            Qwix.
+        clip: whether ranges are then cut where outputs get better by it, and weights rounded to nearest on them: the
+            pass `Solve(Clip())`. A `Solve` after it keeps the ranges.
 
     Raises:
-        ValueError: the grid has fewer than 4 candidates; or, when applied, the float model's outputs move.
+        ValueError: the grid has fewer than 4 candidates, or another choice is unknown; or, when applied, the float
+            model's outputs move.
 
     Source: Lin et al., "AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration", 2023;
-    llm-compressor.
-
-    Differs from Qwix: the error is that of the outputs, not that of the weights.
+    llm-compressor; ModelOpt's `awq_lite` and, with `clip=True`, `awq_full`; Qwix.
 
     Example:
         >>> AWQ(grid=10)
-        AWQ(grid=10, weights=True)
+        AWQ(grid=10, weights=True, error='outputs', clip=False)
     """
 
     grid: int = 20
     weights: WithWeights = True
+    error: Literal["outputs", "weights"] = "outputs"
+    clip: bool = False
 
     def __post_init__(self) -> None:
         if self.grid < 4:
             raise ValueError(f"AWQ: grid is {self.grid}, must be 4 or more.\n  cure: grid=20")
-        if self.weights not in (True, False, "both"):
-            raise ValueError(f"AWQ: weights is {self.weights!r}, must be True, False or 'both'")
+        if self.weights not in (True, False, "both", "always"):
+            raise ValueError(f"AWQ: weights is {self.weights!r}, must be True, False, 'both' or 'always'")
+        if self.error not in ("outputs", "weights"):
+            raise ValueError(f"AWQ: error is {self.error!r}, must be 'outputs' or 'weights'")
 
     def __call__(self, work: Work) -> list[Any]:
         """See `Pass`."""
@@ -120,7 +135,8 @@ class AWQ:
                 continue
             reason = "no rule quantizes its weight"
             found += [LeftOut(each.site.name, each.site.path, reason) for each in region.sinks]
-        return found + rescaling.finish()
+        found += rescaling.finish()
+        return found + Solve(Clip())(work) if self.clip else found
 
     def best(
         self, rescaling: Rescaling, region: Region, parameters: Mapping[str, QuantizedParameter]
@@ -133,13 +149,41 @@ class AWQ:
             parameters: the quantized ones, by path.
         """
         inputs = rescaling.of_inputs(region, "magnitude")
+        if self.error == "weights":
+            inputs = np.maximum(inputs / (inputs.max() + np.float32(1e-8)), np.float32(1e-4))
         weights = _mean_magnitudes(rescaling, region, parameters)
+        added = 0.0 if self.weights == "always" else 1e-4
         tried = [
-            awq_scales(inputs, weights if with_weights else None, ratio)
+            awq_scales(inputs, weights if with_weights else None, ratio, added)
             for ratio, with_weights in candidates(self.grid, self.weights)
         ]
-        errors = [_error(rescaling, region, parameters, scales) for scales in tried]
+        errors = [self._error_of(rescaling, region, parameters, scales) for scales in tried]
         return tried[int(np.argmin(errors))]
+
+    def _error_of(
+        self,
+        rescaling: Rescaling,
+        region: Region,
+        parameters: Mapping[str, QuantizedParameter],
+        scales: np.ndarray,
+    ) -> float:
+        """The error of a region's sites with their weights rounded to nearest under scales."""
+        total = 0.0
+        for member in region.sinks:
+            site = member.site
+            parameter = parameters.get(site_path(site))
+            if parameter is None:
+                continue
+            value = rescaling.values[site.path].astype(jnp.float32)
+            factors = jnp.asarray(factors_of(region.parameters[site.path], 1 / scales))
+            rounded = jnp.asarray(parameter.quantized(value * factors).value) / factors
+            wrong = site.weights(rounded - value)
+            statistics = rescaling.statistics[site.name]
+            if self.error == "weights":
+                total += float(jnp.square(wrong * statistics.mean("magnitude")[:, None]).sum())
+            else:
+                total += float(squared_errors(wrong, statistics.mean("hessian")).sum())
+        return total
 
 
 def _mean_magnitudes(
@@ -154,23 +198,3 @@ def _mean_magnitudes(
             np.add.at(total, member.labels[own] - 1, relative.sum(axis=1)[own])
             np.add.at(count, member.labels[own] - 1, relative.shape[1])
     return total / np.maximum(count, 1)
-
-
-def _error(
-    rescaling: Rescaling, region: Region, parameters: Mapping[str, QuantizedParameter], scales: np.ndarray
-) -> float:
-    """Mean squared error of the outputs of a region's sites, weights rounded to nearest under scales."""
-    total = 0.0
-    for member in region.sinks:
-        site = member.site
-        parameter = parameters.get(site_path(site))
-        if parameter is None:
-            continue
-        value = rescaling.values[site.path].astype(jnp.float32)
-        factors = jnp.asarray(factors_of(region.parameters[site.path], 1 / scales))
-        rounded = jnp.asarray(parameter.quantized(value * factors).value) / factors
-        wrong = site.weights(rounded - value)
-        hessian = rescaling.statistics[site.name].mean("hessian")
-        highest = jax.lax.Precision.HIGHEST
-        total += float(jnp.einsum("sri,sij,srj->", wrong, hessian, wrong, precision=highest))
-    return total

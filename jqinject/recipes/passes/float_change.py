@@ -130,7 +130,7 @@ class FloatChange:
             ValueError: the outputs are others; the text names the site that is to blame. The model stays as it was.
         """
         model, online = self._with(self.values), self._online(self.done)
-        error, allowed = self._error(model, online), self._allowed()
+        error, allowed = self.error_of(model, online), self.allowed
         if not error <= allowed:
             raise ValueError(
                 f"{self.by}: the float model's outputs moved by {error:.2g} of the largest, and at most {allowed:.2g} "
@@ -153,9 +153,17 @@ class FloatChange:
             entries[tuple(map(str, path))].variable.set_value(values[path])
         return model
 
-    def _error(self, model: nnx.Module, online: dict[str, Online]) -> float:
+    def error_of(self, model: nnx.Module, online: dict[str, Online] | None = None) -> float:
+        """How far the outputs of a model are from the float model's, relative to the largest.
+
+        Args:
+            model: with other parameters.
+            online: the transforms before inputs that they are stored for; None for those of the work.
+        """
         before = self.work.model, self.work.online
-        self.work.model, self.work.online = model, online
+        self.work.model = model
+        if online is not None:
+            self.work.online = online
         try:
             stream = self.work.float_stream(self.work.calls[:1])
             with jax.default_matmul_precision("highest"):
@@ -169,7 +177,9 @@ class FloatChange:
             (moved_by(*pair) for pair in pairs if jnp.issubdtype(pair[0].dtype, jnp.inexact)), default=0.0
         )
 
-    def _allowed(self) -> float:
+    @property
+    def allowed(self) -> float:
+        """How far they may be: what rounding explains."""
         dtypes = [x.dtype for x in (*self._before, *self.values.values())]
         floats = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
         return max(TOLERANCE, *(8 * float(jnp.finfo(dtype).eps) for dtype in floats))
@@ -183,7 +193,7 @@ class FloatChange:
         }
         for index, (site, changes, _) in enumerate(self.done):
             values |= {path: _changed(values[path], apply) for path, apply in changes.items()}
-            if not self._error(self._with(values), self._online(self.done[: index + 1])) <= allowed:
+            if not self.error_of(self._with(values), self._online(self.done[: index + 1])) <= allowed:
                 return site
         return "no single site, but of all of them together"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.recipes.passes.float_change import FloatChange
-from jqinject.recipes.stream.site import LeftOut, Path
+from jqinject.recipes.stream.site import ContractionSite, LeftOut, Path
+from jqinject.recipes.transforms.biases import Biases
 from jqinject.recipes.transforms.labels import factors_of
 from jqinject.recipes.transforms.regions import Member, Region, Regions, by_region
 from jqinject.recipes.work import Work, site_path
@@ -53,11 +54,26 @@ class Rescaling(FloatChange):
     def __init__(self, work: Work, by: str, statistics: Sequence[str] = ()) -> None:
         super().__init__(work, by)
         traced = self.traced
+        self._flat, self._slots = traced.flat, {path: slot for slot, (path, _) in self.owners.items()}
+        self._biases = Biases(traced.flat, self.owners)
         count = traced.program.output_tree.num_leaves
         self._regions = Regions(traced.flat, traced.found, self.owners, self.shapes, count)
         self.regions, reasons = by_region(self._regions, self.sites)
         self.left_out += [LeftOut(s.name, s.path, reasons[s.name]) for s in self.sites if s.name in reasons]
         self.run(lambda site: site.name not in reasons, statistics)
+
+    def bias_of(self, maker: ContractionSite | Path) -> Path | None:
+        """The parameter that is added to the outputs of a site, or to what a norm's gain is multiplied with.
+
+        Args:
+            maker: the site, or the path of the gain.
+        """
+        if isinstance(maker, ContractionSite):
+            found = self._biases.of(self._flat.steps[maker.step].outputs[0])
+        else:
+            moves = ("broadcast_in_dim", "mul", "div")
+            found = self._biases.of(self._slots[maker], moves)
+        return None if found is None else found.path
 
     def of_inputs(self, region: Region, name: str) -> np.ndarray:
         """A statistic of the inputs of a region's sites for each channel: the largest, or smallest, of all sites.
@@ -76,6 +92,27 @@ class Rescaling(FloatChange):
         """The largest magnitude among the weights of each channel, of all of a region's sinks."""
         found = [np.abs(self.weights(member.site)).max(axis=1) for member in region.sinks]
         return per_channel(region, region.sinks, found)
+
+    def makers(self, region: Region) -> Iterator[tuple[ContractionSite | Path, np.ndarray, np.ndarray]]:
+        """The weights and the gains that make a region's channels, as they are now.
+
+        Each with the label of every row, and the rows: `(rows, columns)`, of one number for a gain.
+        """
+        for member in region.sources:
+            weights = self.weights(member.site)
+            yield member.site, member.labels.reshape(-1), weights.reshape(-1, weights.shape[2])
+        for path in region.gains:
+            value = np.asarray(self.values[path], np.float32)
+            labels = np.broadcast_to(region.parameters[path], value.shape)
+            yield path, labels.reshape(-1), value.reshape(-1, 1)
+
+    def of_makers(self, region: Region) -> np.ndarray:
+        """The largest magnitude among the weights and gains that make each channel; 0 without any."""
+        total = np.zeros(region.channels, np.float32)
+        for _, labels, rows in self.makers(region):
+            own = labels > 0
+            np.maximum.at(total, labels[own] - 1, np.abs(rows[own]).max(axis=1))
+        return total
 
     def multiply(self, region: Region, factors: np.ndarray) -> Rescaled:
         """Multiply the inputs of a region's sites by factors, and divide their weights by them.

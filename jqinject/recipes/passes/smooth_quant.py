@@ -34,6 +34,20 @@ def smooth_scales(inputs: np.ndarray, weights: np.ndarray, alpha: float) -> np.n
     return np.where(alive, np.maximum(found, np.float32(1e-5)), one).astype(np.float32)
 
 
+def log_scales(inputs: np.ndarray) -> np.ndarray:
+    """What log equalization divides inputs by: `inputs / log2(2 + inputs)`; 1 for channels without inputs.
+
+    Args:
+        inputs: the range of each channel, `(channels,)`.
+
+    Example:
+        >>> log_scales(np.float32([2.0, 0.0])).tolist()
+        [1.0, 1.0]
+    """
+    alive = inputs > 0
+    return np.where(alive, np.where(alive, inputs, 1) / np.log2(2 + inputs), 1).astype(np.float32)
+
+
 @dataclass(frozen=True)
 class SmoothQuant:
     """Divides the inputs of sites by a scale for each channel, and multiplies the weights that contract them by it.
@@ -45,23 +59,30 @@ class SmoothQuant:
     Args:
         alpha: 0 leaves the inputs' ranges to themselves and makes those of the weights equal, 1 the reverse.
         ranges: how ranges are measured; "minmax" as in llm-compressor.
+        formula: "power", or "log" for `s = inputs / log2(2 + inputs)`, which leaves weights and `alpha` aside: log
+            equalization.
+        with_sources: the inputs' range is the mean of theirs and that of the weights and gains that make
+            them, where there are such: Brevitas's `co_optimize_act_weights`.
 
     Raises:
-        ValueError: `alpha` is not within 0 and 1; or, when applied, the float model's outputs move.
+        ValueError: `alpha` is not within 0 and 1; a choice that there is not; or, when applied, the float model's
+            outputs move.
 
     Source: Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models",
-    2023.
+    2023; llm-compressor's log equalization; Brevitas's `activation_equalization_mode`, whose scales are the inverse.
 
     Differs from llm-compressor: channels that are always 0 keep their scale; neighbours are found from the program, not
     from a list of names.
 
     Example:
         >>> SmoothQuant(alpha=0.8)
-        SmoothQuant(alpha=0.8, ranges='maxabs')
+        SmoothQuant(alpha=0.8, ranges='maxabs', formula='power', with_sources=False)
     """
 
     alpha: float = 0.5
     ranges: Ranges = "maxabs"
+    formula: Literal["power", "log"] = "power"
+    with_sources: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
@@ -70,6 +91,8 @@ class SmoothQuant:
             )
         if self.ranges not in ("maxabs", "minmax"):
             raise ValueError(f"SmoothQuant: ranges is {self.ranges!r}, must be 'maxabs' or 'minmax'")
+        if self.formula not in ("power", "log"):
+            raise ValueError(f"SmoothQuant: formula is {self.formula!r}, must be 'power' or 'log'")
 
     def __call__(self, work: Work) -> list[Any]:
         """See `Pass`."""
@@ -82,5 +105,11 @@ class SmoothQuant:
                 inputs = np.maximum(np.abs(high), np.abs(low))
             else:
                 inputs, weights = high - low, 2 * weights
-            found.append(rescaling.multiply(region, 1 / smooth_scales(inputs, weights, self.alpha)))
+            if self.with_sources:
+                makers = rescaling.of_makers(region)
+                inputs = np.where(makers > 0, (inputs + makers) / 2, inputs)
+            scales = (
+                log_scales(inputs) if self.formula == "log" else smooth_scales(inputs, weights, self.alpha)
+            )
+            found.append(rescaling.multiply(region, 1 / scales))
         return found + rescaling.finish()

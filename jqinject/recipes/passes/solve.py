@@ -6,6 +6,10 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from jqinject.model.running.progress import with_progress
 from jqinject.program import dotted
 from jqinject.recipes.quantized_parameter import QuantizedParameter
@@ -55,6 +59,31 @@ class NotSolved:
 
 
 @dataclass(frozen=True)
+class Solvable:
+    """A site whose weights `Solve` would choose.
+
+    Attributes:
+        name: the site's.
+        path: the parameter's.
+        matrices: `(stack, rows, columns)` of what it contracts.
+        quantizer: the class name of the weight's quantizer.
+        input_bits: of its input while it is solved; None for float.
+    """
+
+    name: str
+    path: str
+    matrices: tuple[int, ...]
+    quantizer: str
+    input_bits: int | None
+
+    def __str__(self) -> str:
+        stack, rows, columns = self.matrices
+        size = f"{rows} x {columns}" if stack == 1 else f"{stack} x {rows} x {columns}"
+        inputs = "float inputs" if self.input_bits is None else f"inputs of {self.input_bits} bits"
+        return f"{self.name} ({self.path}): {size}, {self.quantizer}, {inputs}"
+
+
+@dataclass(frozen=True)
 class Solve:
     """Chooses the low-bit numbers of every weight that a rule quantizes.
 
@@ -101,7 +130,7 @@ class Solve:
             if name not in parameters:
                 continue
             if name not in begun:
-                begun[name] = Solving(parameters[name], visit.original)
+                begun[name] = Solving(parameters[name], visit.original, stream.updates.get(visit.site.path))
             if begun[name].takes(visit.site):
                 found.append(self._solved(visit, name, begun[name], work, inputs))
             if last[name] == visit.site.name:
@@ -112,6 +141,31 @@ class Solve:
         if left:
             warnings.warn("Solve:\n" + "\n".join(f"  {one}" for one in left), stacklevel=3)
         return [*found, *left]
+
+    def explain(self, work: Work) -> list[Solvable | NotSolved]:
+        """See `Pass`."""
+        parameters, stream = work.parameters(), work.stream(self.quantize_inputs)
+        inputs = InputQuantizers(work.quantized)
+        found: list[Solvable | NotSolved] = []
+        taken: dict[str, np.ndarray] = {}
+        for site in stream.sites:
+            name = site_path(site)
+            if name not in parameters:
+                continue
+            parameter = parameters[name]
+            assert parameter.grid is not None, "or it has raised"
+            flags = taken.setdefault(name, np.zeros(parameter.value.size, bool))
+            if site.places.all_in(flags):
+                found.append(NotSolved(name, f"{site.name} contracts it too, after it is solved"))
+                continue
+            site.places.mark(flags)
+            operand = jax.ShapeDtypeStruct(site.places.shape, jnp.float32)
+            shape = jax.eval_shape(site.matrices.weight.matrices, operand).shape
+            bits = inputs.bits(site) if self.quantize_inputs else None
+            quantizer = parameter.proxy.binding.base.__name__
+            found.append(Solvable(site.name, name, shape, quantizer, bits))
+        whole = {name: bool(flags.all()) for name, flags in taken.items()}
+        return [*found, *not_solved(parameters, whole, stream)]
 
     def _solved(self, visit: Visit, name: str, state: Solving, work: Work, inputs: InputQuantizers) -> Solved:
         try:

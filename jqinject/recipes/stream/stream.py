@@ -57,6 +57,8 @@ class Stream:
         transform_input: what the float model contracts instead of an input, and the quantized one without
             `quantize_input`, which does so itself; None for the input itself.
         parameters: path -> array in the place of the model's own parameter, in the quantized model.
+        updates: path -> array beside such a parameter, which the quantized model contracts with inputs that are not
+            quantized.
         on_host: whether values that wait between sites are kept in the host's memory.
     """
 
@@ -69,10 +71,12 @@ class Stream:
         quantize_input: QuantizeInput | None = None,
         transform_input: QuantizeInput | None = None,
         parameters: Mapping[Path, Any] | None = None,
+        updates: Mapping[Path, Any] | None = None,
         on_host: bool = False,
     ) -> None:
         self.quantize_input, self.transform_input = quantize_input, transform_input
         self.parameters: dict[Path, Any] = dict(parameters or {})
+        self.updates: dict[Path, Any] = dict(updates or {})
         self.on_host = on_host
         self._model, self._policy = model, policy
         self._known: dict[Any, _Traced] = {}
@@ -281,6 +285,9 @@ class Visit:
         put = self.stream.parameters.get(site.path)
         if put is not None or floats is not quantized:
             made = self._made(batch, put, quantized)
+        beside = self.stream.updates.get(site.path)
+        if put is not None and beside is not None:
+            made = made + self._made(batch, beside, self._value(batch, batch.quantized, site.other))
         batch.quantized[slot] = made if self.correction is None else made + self.correction(batch, made)
 
     def _made(self, batch: Batch, parameter: Any, x: jax.Array) -> jax.Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import jax
@@ -83,11 +83,12 @@ class Biases:
                 self._readers.setdefault(slot, []).append(step)
             self._made_by |= {slot: (step, place) for place, slot in enumerate(step.outputs)}
 
-    def of(self, slot: Slot) -> Bias | None:
+    def of(self, slot: Slot, through: Sequence[str] = ()) -> Bias | None:
         """The parameter that is added to a value, before anything else than a sum reads it; None if there is none.
 
         Args:
             slot: of the value.
+            through: further operations that may stand before the sum; only `Bias.path` has a meaning then.
         """
         moves: list[Step] = []
         while slot not in self._returned and len(self._readers.get(slot, ())) == 1:
@@ -99,7 +100,7 @@ class Biases:
                 added = self._added(other if one == slot else one)
                 if added is not None:
                     return Bias(*added, tuple(moves))
-            elif step.name in KEEPING and step.inputs == (slot,):
+            elif step.name in through or (step.name in KEEPING and step.inputs == (slot,)):
                 moves.append(step)
             else:
                 return None

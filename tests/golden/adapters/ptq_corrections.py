@@ -27,11 +27,6 @@ def correction_of(config: dict[str, Any]) -> Drive:
     )(config)
 
 
-def run(case: dict[str, Any], inputs: Arrays) -> dict[str, Any]:
-    """Every output that a case may name."""
-    return correction_of(case["config"])(inputs)
-
-
 def biases_of(config: dict[str, Any]) -> Drive:
     """Read a correction of biases."""
     with reading(config, "bias correction") as given:

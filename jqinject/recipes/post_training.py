@@ -9,12 +9,9 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jqinject.model.freezing import freeze as freeze_model
+from jqinject.model import ContractionReport, calibrate, quantize
+from jqinject.model import freeze as freeze_model
 from jqinject.model.inspect.contraction_report import report_of
-from jqinject.model.inspect.layer_report import ContractionReport
-from jqinject.model.ptq.bias_correction import correct_biases
-from jqinject.model.ptq.calibration import calibrate
-from jqinject.model.quantizing.quantize_model import quantize
 from jqinject.model.quantizing.rules import Rule
 from jqinject.model.running.batches import BatchCalls, CallBatch
 from jqinject.program import CALL, Method, checked_method
@@ -24,6 +21,7 @@ from jqinject.quant import (
     Int8WeightPerChannelFloat,
     QuantizerLike,
 )
+from jqinject.recipes.correcting import correct_biases
 
 Model = TypeVar("Model", bound=nnx.Module)
 Activations = Literal["float", "dynamic", "static"]

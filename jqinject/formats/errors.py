@@ -1,0 +1,11 @@
+"""Why a checkpoint cannot be read, or does not fit."""
+
+from __future__ import annotations
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is broken, contradicts itself, or is of a kind that is not known; the message names the tensor."""
+
+
+class MissingLibraryError(ImportError):
+    """A checkpoint needs a library that is not installed; the message says how to install it."""

@@ -1,0 +1,32 @@
+"""The formats' own libraries, imported when a file needs them."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from jqinject.formats.errors import CheckpointError, MissingLibraryError
+
+
+def library(name: str, path: Path) -> Any:
+    """A library that reads a file.
+
+    Raises:
+        MissingLibraryError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        raise MissingLibraryError(
+            f"reading {path} needs the library {name}, which is not installed.\n"
+            '  cure: pip install "jqinject[formats]"'
+        ) from None
+
+
+def broken(path: Path, kind: str, why: Any) -> CheckpointError:
+    """The error of a file that cannot be read as what it claims to be."""
+    reason = " ".join(str(why).split())[:200]
+    return CheckpointError(
+        f"{path} is not {kind}, or not a whole one: {reason}.\n  cure: fetch or write it again"
+    )

@@ -1,0 +1,1 @@
+"""From a checkpoint's matrices to the frozen weights of a model."""

@@ -1,0 +1,175 @@
+"""Which tensor of a checkpoint belongs to which parameter of a model: patterns of names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+PLACE = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True)
+class Name:
+    """A rule from names of a file to paths of a model.
+
+    `{layer}` stands for one part of a name, the same on both sides. What only the file's name has numbers the matrices
+    that a parameter stacks along its first axes.
+
+    Attributes:
+        file: the tensor's name; several of them are joined, above one another in their order.
+        model: the parameter's path; several of them divide the rows of the tensor, in their order.
+        axes: how rows (`outputs`) and columns (`inputs`) become the parameter's axes; None takes it from the shapes.
+        sizes: of axes that the shapes leave open.
+
+    Example:
+        >>> fused = Name("model.layers.{i}.self_attn.qkv_proj.weight", ("layers.{i}.q", "layers.{i}.k", "layers.{i}.v"))
+        >>> fused.matches("model.layers.3.self_attn.qkv_proj.weight")
+        (0, {'i': '3'})
+    """
+
+    file: str | tuple[str, ...]
+    model: str | tuple[str, ...]
+    axes: str | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.file, str) and not isinstance(self.model, str):
+            raise ValueError(
+                f"a Name joins several tensors or divides one, not both: {self.file} -> {self.model}"
+            )
+        missing = {*PLACE.findall(" ".join(self.models))} - {*PLACE.findall(" ".join(self.files))}
+        if missing:
+            raise ValueError(f"{self.model!r} has {{{missing.pop()}}}, which {self.file!r} has not")
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The patterns of tensors."""
+        return (self.file,) if isinstance(self.file, str) else tuple(self.file)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The patterns of paths."""
+        return (self.model,) if isinstance(self.model, str) else tuple(self.model)
+
+    def matches(self, name: str) -> tuple[int, dict[str, str]] | None:
+        """Which of the file's patterns a name has, and what stands in its places; None if it has none."""
+        for at, pattern in enumerate(self.files):
+            found = _compiled(pattern).fullmatch(name)
+            if found:
+                return at, found.groupdict()
+        return None
+
+    def stacked(self) -> tuple[str, ...]:
+        """The places that number the matrices of a stack."""
+        held = {*PLACE.findall(" ".join(self.models))}
+        return tuple(place for place in dict.fromkeys(PLACE.findall(self.files[0])) if place not in held)
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    parts, seen = [], set()
+    for at, part in enumerate(PLACE.split(pattern)):
+        if at % 2 == 0:
+            parts.append(re.escape(part))
+        else:
+            parts.append(f"(?P={part})" if part in seen else f"(?P<{part}>[^.]+)")
+            seen.add(part)
+    return re.compile("".join(parts))
+
+
+Names = Mapping[str, Any] | Sequence[Name]
+"""A `Name` for each rule; or a mapping from names of the file to paths of the model, or to a path and axes."""
+
+
+def checked_names(names: Names) -> tuple[Name, ...]:
+    """Names as rules.
+
+    Raises:
+        TypeError: they are something else.
+        ValueError: one contradicts itself.
+    """
+    if isinstance(names, Mapping):
+        made = []
+        for file, model in names.items():
+            path, axes = (
+                model
+                if isinstance(model, tuple) and len(model) == 2 and "->" in str(model[1])
+                else (model, None)
+            )
+            made.append(Name(file, path, axes))
+        return tuple(made)
+    given: tuple[Any, ...] = (names,) if isinstance(names, str | Name) else tuple(names)
+    for each in given:
+        if not isinstance(each, Name):
+            raise TypeError(f"names are jqinject.formats.Name rules, or a mapping of texts, got {each!r:.80}")
+    return given
+
+
+# --- the names of published checkpoints
+
+# Parts of names that GGUF files have, as the models' own checkpoints call them.
+GGUF = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "blk.{i}.attn_q": "model.layers.{i}.self_attn.q_proj",
+    "blk.{i}.attn_k": "model.layers.{i}.self_attn.k_proj",
+    "blk.{i}.attn_v": "model.layers.{i}.self_attn.v_proj",
+    "blk.{i}.attn_output": "model.layers.{i}.self_attn.o_proj",
+    "blk.{i}.attn_q_norm": "model.layers.{i}.self_attn.q_norm",
+    "blk.{i}.attn_k_norm": "model.layers.{i}.self_attn.k_norm",
+    "blk.{i}.attn_norm": "model.layers.{i}.input_layernorm",
+    "blk.{i}.ffn_norm": "model.layers.{i}.post_attention_layernorm",
+    "blk.{i}.ffn_gate": "model.layers.{i}.mlp.gate_proj",
+    "blk.{i}.ffn_up": "model.layers.{i}.mlp.up_proj",
+    "blk.{i}.ffn_down": "model.layers.{i}.mlp.down_proj",
+}
+
+
+def published_name(gguf: str) -> str:
+    """A name of a GGUF file as the model's own checkpoint has it; unknown ones stay.
+
+    Example:
+        >>> published_name("blk.2.attn_q.weight")
+        'model.layers.2.self_attn.q_proj.weight'
+    """
+    module, dot, leaf = gguf.rpartition(".")
+    for pattern, name in GGUF.items():
+        found = _compiled(pattern).fullmatch(module)
+        if found:
+            return name.format(**found.groupdict()) + dot + leaf
+    return gguf
+
+
+def _decoder(attention: str, norm: str, embedding: str, final: str, head: str, mlp: str) -> tuple[Name, ...]:
+    file, model = "model.layers.{i}.", "layers.{i}."
+    heads_of = "(heads dim) in -> in heads dim"
+    return (
+        Name("model.embed_tokens.weight", embedding, "rows columns -> rows columns"),
+        Name("model.norm.weight", final),
+        Name("lm_head.weight", head, "out in -> in out"),
+        *(
+            Name(f"{file}self_attn.{p}_proj.weight", f"{model}{attention}.{p}_proj.w", heads_of)
+            for p in "qkv"
+        ),
+        Name(
+            f"{file}self_attn.o_proj.weight",
+            f"{model}{attention}.o_proj.w",
+            "out (heads dim) -> heads dim out",
+        ),
+        *(Name(f"{file}self_attn.{p}_proj.bias", f"{model}{attention}.{p}_bias") for p in "qkv"),
+        *(Name(f"{file}self_attn.{p}_norm.weight", f"{model}{attention}.{p}_norm.{norm}") for p in "qk"),
+        *(
+            Name(f"{file}mlp.{p}_proj.weight", f"{model}{mlp}.{p}_proj.kernel", "out in -> in out")
+            for p in ("gate", "up", "down")
+        ),
+        *(
+            Name(f"{file}{n}.weight", f"{model}{n}.{norm}")
+            for n in ("input_layernorm", "post_attention_layernorm")
+        ),
+    )
+
+
+TUNIX = _decoder("attn", "w", "embedder.input_embedding", "final_norm.w", "lm_head.w", "mlp")
+"""Llama, Qwen and Mistral checkpoints for Tunix's models (`tunix.models.llama3`, `qwen2`, `qwen3`)."""

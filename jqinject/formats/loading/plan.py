@@ -1,0 +1,281 @@
+"""What goes where: every tensor of a checkpoint and every parameter of a model is accounted for."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jqinject.formats.checkpoint import Checkpoint
+from jqinject.formats.errors import CheckpointError
+from jqinject.formats.loading.axes import Axes
+from jqinject.formats.loading.names import Name, Names, checked_names, published_name
+from jqinject.inject.errors import did_you_mean
+from jqinject.terminal import table
+
+# Names of parameters in the models of JAX that hold what a checkpoint calls a weight.
+LEAVES = ("kernel", "embedding", "scale", "weight", "w", "value")
+PREFIXES = ("", "model.", "language_model.model.", "model.language_model.", "transformer.")
+# Buffers that no parameter needs, and scales of caches, which a rule with `cache_quant` brings.
+LEFT = (r".*\.rotary_emb\.inv_freq", r".*\.(k|v|q|kv)_scale", r".*rope_freqs\.weight")
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A parameter, and the tensors that its numbers are made of.
+
+    Attributes:
+        path: of the parameter.
+        shape: of the parameter.
+        sources: names of the tensors, in the order of a stack and, within, of the rows; each with the rows that are
+            taken of it, None for all.
+        depth: of the stack: how many numbers each of its places has.
+        axes: how rows and columns become the parameter's axes.
+        sizes: of these axes.
+        label: of the numbers, for reports.
+        is_low: whether they are in low bits.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    sources: tuple[tuple[str, tuple[int, int] | None], ...]
+    depth: tuple[int, ...]
+    axes: Axes
+    sizes: Mapping[str, int]
+    label: str
+    is_low: bool
+
+    def row(self) -> tuple[str, ...]:
+        """What a table shows of it."""
+        names = [name for name, _ in self.sources]
+        shown = ", ".join(names[:3]) + (f", {len(names) - 3} more" if len(names) > 3 else "")
+        return self.path, "x".join(map(str, self.shape)), self.label, str(self.axes), shown
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """What `load` does; `str()` shows it as a table.
+
+    Attributes:
+        assignments: one for each parameter that gets numbers.
+        left: tensors that no parameter takes.
+        missing: parameters that no tensor is for.
+        unknown: tensors that should be for a parameter and are not, each with what is known.
+    """
+
+    assignments: tuple[Assignment, ...]
+    left: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = field(default=())
+
+    def __str__(self) -> str:
+        rows = [each.row() for each in self.assignments]
+        lines = table(("parameter", "shape", "numbers", "axes", "tensors"), rows)
+        lines += [f"not taken: {name}" for name in self.left]
+        lines += [f"no parameter for: {name}" for name in self.unknown]
+        lines += [f"no tensor for: {path}" for path in self.missing]
+        return "\n".join(lines)
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Raise if a tensor or a parameter is not accounted for.
+
+        Raises:
+            CheckpointError: names them.
+        """
+        if not self.unknown and not self.missing:
+            return
+        lines = [f"no parameter of the model is for {name}" for name in self.unknown]
+        lines += [f"no tensor is for the parameter {path}" for path in self.missing]
+        shown = "\n  ".join(lines[:12] + ([f"and {len(lines) - 12} more"] if len(lines) > 12 else []))
+        raise CheckpointError(
+            f"{checkpoint.path} does not fit the model:\n  {shown}\n"
+            "  cure: names={'file.name.{i}.weight': 'model.path.{i}.kernel'}, for each of them"
+        )
+
+
+def plan_of(
+    checkpoint: Checkpoint,
+    shapes: Mapping[str, tuple[int, ...]],
+    names: Names | None,
+    ignore: tuple[str, ...],
+) -> LoadPlan:
+    """What goes where.
+
+    Args:
+        checkpoint: the checkpoint.
+        shapes: of the model's parameters, by their paths.
+        names: rules; None for those that the names of both suggest.
+        ignore: patterns of tensors that nothing needs.
+
+    Raises:
+        CheckpointError: two tensors are for one parameter; shapes do not fit.
+        ValueError: a rule names a parameter that does not exist.
+    """
+    rules = None if names is None else checked_names(names)
+    taken: dict[str, dict[tuple[Any, ...], tuple[str, int, int, Name]]] = {}
+    left, unknown = [], []
+    for name in checkpoint.names:
+        if any(re.fullmatch(pattern, name) for pattern in (*LEFT, *ignore)):
+            left.append(name)
+            continue
+        found = (
+            _by_rules(name, rules, shapes) if rules is not None else _by_likeness(name, shapes, checkpoint)
+        )
+        if not found:
+            unknown.append(name)
+        for path, key, part, of, rule in found:
+            held = taken.setdefault(path, {})
+            if key in held:
+                raise CheckpointError(f"{path} is for {held[key][0]} and for {name}")
+            held[key] = name, part, of, rule
+    made = tuple(_assignment(checkpoint, path, shapes, parts) for path, parts in sorted(taken.items()))
+    missing = tuple(path for path in shapes if path not in taken)
+    return LoadPlan(made, tuple(left), missing, tuple(unknown))
+
+
+# A parameter's path; the place in its stack and that of the tensor among those that are joined; which of the parameters
+# that divide the tensor it is, and of how many; and the rule.
+Found = tuple[str, tuple[Any, ...], int, int, Name]
+
+
+def _by_rules(name: str, rules: tuple[Name, ...], shapes: Mapping[str, Any]) -> list[Found]:
+    found = []
+    for rule in rules:
+        for own in (name, published_name(name)):
+            match = rule.matches(own)
+            if match is None:
+                continue
+            at, places = match
+            stack = tuple(_number(places[place]) for place in rule.stacked())
+            for part, model in enumerate(rule.models):
+                path = model.format(**places)
+                if path not in shapes:
+                    hint = did_you_mean(path, list(shapes))
+                    raise ValueError(
+                        f"names: {name} is for {path}, which is no parameter of the model{'; ' + hint if hint else ''}"
+                    )
+                found.append((path, (stack, at), part, len(rule.models), rule))
+            break
+    return found
+
+
+def _number(text: str) -> Any:
+    return int(text) if text.isdigit() else text
+
+
+def _by_likeness(name: str, shapes: Mapping[str, Any], checkpoint: Checkpoint) -> list[Found]:
+    """The parameter that has the same path, except for what the root and the leaf are called."""
+    own = {name, published_name(name)} if checkpoint.method == "gguf" else {name}
+    paths: set[str] = set()
+    for module, _, leaf in (each.rpartition(".") for each in own):
+        leaves = LEAVES if leaf == "weight" else (leaf,)
+        bare = {module.removeprefix(prefix) for prefix in PREFIXES if module.startswith(prefix)}
+        places = [f"{prefix}{each}".strip(".") for each in sorted(bare) for prefix in PREFIXES]
+        paths |= {f"{place}.{each}" if place else each for place in places for each in leaves} | {*places} - {
+            ""
+        }
+    found = sorted(paths & {*shapes})
+    if len(found) > 1:
+        raise CheckpointError(
+            f"{name} may be for {' or '.join(found)}.\n  cure: names={{{name!r}: {found[0]!r}}}"
+        )
+    return [(path, ((), 0), 0, 1, Name(name, path)) for path in found]
+
+
+def _assignment(
+    checkpoint: Checkpoint,
+    path: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    parts: dict[tuple[Any, ...], tuple[str, int, int, Name]],
+) -> Assignment:
+    stacks = sorted({key[0] for key in parts})
+    depth = tuple(len({stack[at] for stack in stacks}) for at in range(len(stacks[0])))
+    if math.prod(depth) != len(stacks):
+        raise CheckpointError(
+            f"{path} is a stack, of which tensors are missing: {len(stacks)} of {math.prod(depth)}"
+        )
+    ordered = [parts[key] for key in sorted(parts)]
+    rule = ordered[0][3]
+    if len(parts) != len(stacks) * len(rule.files):
+        raise CheckpointError(f"{path} is joined from {len(rule.files)} tensors, of which some are missing")
+    shape = shapes[path]
+    if shape[: len(depth)] != depth:
+        raise CheckpointError(f"{path} has the shape {shape}, but {depth} tensors are stacked for it")
+    own = shape[len(depth) :]
+    first = ordered[0][0]
+    is_low = first in checkpoint.matrices
+    held = [_shape(checkpoint, name) for name, *_ in ordered]
+    rows = sum(each[0] for each in held[: len(rule.files)]) if held[0] else 1
+    if ordered[0][2] > 1:
+        sources, rows = _divided(checkpoint, path, ordered, rule, shapes)
+    else:
+        sources = [(name, None) for name, *_ in ordered]
+    source = (rows, *held[0][1:])
+    axes = Axes.of(rule.axes) if rule.axes else _axes_of(path, source, own, first)
+    try:
+        sizes = axes.sizes(source, own, dict(rule.sizes))
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error} ({first})") from None
+    label = checkpoint.matrices[first].format.label if is_low else checkpoint.tensors[first].dtype.name
+    return Assignment(path, shape, tuple(sources), depth, axes, sizes, label, is_low)
+
+
+def _divided(
+    checkpoint: Checkpoint, path: str, ordered: list[Any], rule: Name, shapes: Mapping[str, Any]
+) -> Any:
+    """The rows of a tensor that several parameters divide: as many for each as it has numbers."""
+    name, part, _, _ = ordered[0]
+    source = _shape(checkpoint, name)
+    match = rule.matches(name) or rule.matches(published_name(name))
+    assert match is not None, "it was found so"
+    sizes = [math.prod(shapes[model.format(**match[1])]) // math.prod(source[1:]) for model in rule.models]
+    if sum(sizes) != source[0]:
+        raise CheckpointError(
+            f"{name} has {source[0]} rows; its parameters need {' + '.join(map(str, sizes))}"
+        )
+    start = sum(sizes[:part])
+    return [(each, (start, start + sizes[part])) for each, *_ in ordered], sizes[part]
+
+
+def _shape(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
+    held = checkpoint.matrices.get(name)
+    return checkpoint.tensors[name].shape if held is None else held.shape
+
+
+def _axes_of(path: str, source: tuple[int, ...], shape: tuple[int, ...], name: str) -> Axes:
+    """How a tensor lies in a parameter, by their shapes and the parameter's name."""
+    leaf = path.rpartition(".")[2]
+    if len(source) == 1:
+        return Axes.of(
+            f"({' '.join(map(_letter, range(len(shape))))}) -> {' '.join(map(_letter, range(len(shape))))}"
+        )
+    out, into = source[0], math.prod(source[1:])
+    if len(source) != 2:
+        raise CheckpointError(f"{name} has {len(source)} axes.\n  cure: names with axes, for {path}")
+    fits = []
+    if shape == (into, out):
+        fits.append("out in -> in out")
+    if shape == (out, into):
+        fits.append("out in -> out in")
+    if len(shape) == 3 and shape[0] == into:
+        fits.append("(heads dim) in -> in heads dim")
+    if len(shape) == 3 and shape[-1] == out:
+        fits.append("out (heads dim) -> heads dim out")
+    known = {"kernel": "out in -> in out", "embedding": "out in -> out in", "weight": "out in -> out in"}.get(
+        leaf
+    )
+    if known in fits and len(shape) == 2:
+        return Axes.of(known)
+    if len(fits) != 1:
+        what = "does not fit" if not fits else "may be transposed in"
+        raise CheckpointError(
+            f"{name}, {source}, {what} {path}, {shape}.\n"
+            f"  cure: names={{{name!r}: ({path!r}, 'out in -> in out')}}, which says how its axes lie"
+        )
+    return Axes.of(fits[0])
+
+
+def _letter(at: int) -> str:
+    return "abcdefgh"[at]

@@ -1,0 +1,151 @@
+"""SVDQuant: a low-rank product in float beside each weight, whose rest is quantized."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.model.lora.adapter_plan import PlannedAdapter
+from jqinject.model.lora.adapting import with_low_rank
+from jqinject.model.lora.factors import dense_update, nearest_factors
+from jqinject.model.walk import ModelIndex
+from jqinject.program import Adapter, OpQuantizers
+from jqinject.quant_tensor import as_array
+from jqinject.recipes.quantized_parameter import QuantizedParameter
+from jqinject.recipes.work import Work
+
+
+@dataclass(frozen=True)
+class SplitOff:
+    """What a low-rank product takes of a weight.
+
+    Attributes:
+        path: the parameter's.
+        rank: of the product.
+        rest: the largest magnitude of what is left, relative to that of the weight.
+        error: the squared error of the weight with its rest rounded to nearest, relative to that without a product.
+    """
+
+    path: str
+    rank: int
+    rest: float
+    error: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: rank {self.rank} beside it, the rest's largest number is {self.rest:.3g} of the weight's, "
+            f"squared error {self.error:.3g} of that without"
+        )
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """Takes a low-rank product in float out of each weight, `w = A B + rest`, and leaves the rest to the quantizer.
+
+    `A B` is nearest to the weight in the sum of squares, matrix by matrix: experts and layers of a stack have their
+    own. With more iterations, what the rounded rest got wrong goes into the product again, `A B` nearest to
+    `w - Q(w - A B)`, and the best of them by `|w - A B - Q(w - A B)|^2` is kept. The product contracts the float input,
+    beside the quantizers; it is an adapter like those of `jqinject.lora`, at `op_quant/adapters/<path>`: saved, frozen
+    and served beside the weight, trainable (`nnx.LoRAParam`), and merged by `merge_lora`. All layers then run as parts
+    of the model's program. It quantizes the model: passes that rescale channels come before it, `Solve` after it.
+
+    Args:
+        rank: of the products; that of the weight if it has less, and the rest is then 0 but for rounding.
+        iterations: how often the product is found.
+
+    Raises:
+        ValueError: a rank or a number of iterations below 1; (when called) an earlier pass has quantized the model, or
+            a weight whose contraction a product cannot follow.
+
+    Source: Li et al., "SVDQuant: Absorbing Outliers by Low-Rank Components for 4-Bit Diffusion Models", 2024.
+
+    Example:
+        >>> LowRank(rank=16)
+        LowRank(rank=16, iterations=1)
+    """
+
+    rank: int = 32
+    iterations: int = 1
+
+    def __post_init__(self) -> None:
+        for name, number in (("rank", self.rank), ("iterations", self.iterations)):
+            if number < 1:
+                raise ValueError(
+                    f"LowRank: {name} must be at least 1, got {number!r}.\n  cure: LowRank(rank=32)"
+                )
+
+    def __call__(self, work: Work) -> list[SplitOff]:
+        """See `Pass`."""
+        if work.is_quantized:
+            raise ValueError(
+                "LowRank splits float weights, and an earlier pass has already quantized them.\n"
+                "  cure: Recipe(SmoothQuant(), LowRank(), Solve(GPTQ())), in this order"
+            )
+        model, plans = with_low_rank(
+            work.model,
+            work.rules_with_transforms,
+            rank=self.rank,
+            inputs=work.inputs,
+            methods=work.methods,
+            allow_idle=work.allow_idle,
+        )
+        work.quantize_with(model)
+        adapters = _adapters(model)
+        return [
+            self._split(each, adapters[name], plans[name])
+            for name, each in work.parameters().items()
+            if name in plans
+        ]
+
+    def _split(self, parameter: QuantizedParameter, adapter: Adapter, plan: PlannedAdapter) -> SplitOff:
+        """Find the product of one weight again, and keep the best."""
+        shape, dtype = parameter.value.shape, parameter.value.dtype
+        whole = parameter.value.astype(jnp.float32) + dense_update(adapter, shape)
+        factors = (adapter.a.get_value(), adapter.b.get_value())
+        best = self._tried(parameter, adapter, whole, factors)
+        least = wrong = _rounding_error(parameter)
+        for _ in range(self.iterations - 1):
+            found = nearest_factors(whole - parameter.value.astype(jnp.float32) + wrong, plan, adapter.scale)
+            factors = tuple(factor.astype(dtype) for factor in found)
+            tried = self._tried(parameter, adapter, whole, factors)
+            wrong = _rounding_error(parameter)
+            if _size(wrong) < _size(least):
+                best, least = tried, wrong
+        if self.iterations > 1:
+            self._tried(parameter, adapter, whole, best)
+        rest = jnp.abs(parameter.value).max() / jnp.maximum(jnp.abs(whole).max(), jnp.finfo(jnp.float32).tiny)
+        before = _size(whole - jnp.asarray(as_array(parameter.quantized(whole.astype(dtype))), jnp.float32))
+        return SplitOff(parameter.name, plan.rank, float(rest), _size(least) / (before or 1.0))
+
+    def _tried(
+        self,
+        parameter: QuantizedParameter,
+        adapter: Adapter,
+        whole: jax.Array,
+        factors: tuple[jax.Array, ...],
+    ) -> tuple[jax.Array, ...]:
+        """Let the model have a product and its rest."""
+        for variable, factor in zip((adapter.a, adapter.b), factors, strict=True):
+            variable.set_value(factor)
+        rest = whole - dense_update(adapter, parameter.value.shape)
+        parameter.holder.weight.set_value(rest.astype(parameter.value.dtype))
+        parameter.proxy.init_tensor_quant(parameter.holder)
+        return factors
+
+
+def _rounding_error(parameter: QuantizedParameter) -> jax.Array:
+    """What the quantizer leaves of a parameter, float32."""
+    value = parameter.value
+    return value.astype(jnp.float32) - jnp.asarray(as_array(parameter.quantized(value)), jnp.float32)
+
+
+def _size(x: jax.Array) -> float:
+    return float(jnp.square(x).sum())
+
+
+def _adapters(model: nnx.Module) -> dict[str, Adapter]:
+    held = [node for _, node in ModelIndex(model).places if isinstance(node, OpQuantizers)]
+    return {name: each for node in held for name, each in node.adapters_by_path().items()}

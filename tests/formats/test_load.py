@@ -1,0 +1,293 @@
+"""Checkpoints of other libraries in models: the numbers of the file, in its bytes, and refusals that change nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jqinject.formats import CheckpointError, DequantizedWarning, Name, explain_load, load, read_checkpoint
+
+safetensors = pytest.importorskip("safetensors.numpy", reason="of the extra jqinject[formats]")
+pytest.importorskip("gguf", reason="of the extra jqinject[formats]")
+FILES = Path(__file__).parents[1] / "golden" / "formats" / "files"
+ARRAYS = FILES.parent
+INPUTS = (r".*input_(global_)?scale", r".*input_zero_point")
+QKV = "model.layers.0.self_attn.q_proj"
+
+
+class Node(nnx.Module):
+    """A place in a tree."""
+
+
+def net_of(found: Any) -> Any:
+    """A layer at the path of each tensor, as `transformers` calls them."""
+    root = Node()
+    for name in found.names:
+        *path, leaf = name.split(".")
+        if leaf != "weight":
+            continue
+        held = found.matrices.get(name) or found.tensors[name]
+        node = root
+        for part in path[:-1]:
+            if not hasattr(node, part):
+                setattr(node, part, Node())
+            node = getattr(node, part)
+        bias = name.removesuffix("weight") + "bias" in found.tensors
+        made: Any = nnx.RMSNorm(held.shape[0], rngs=nnx.Rngs(0))
+        if len(held.shape) == 2:
+            out, into = held.shape
+            is_table = "emb" in name
+            made = (
+                nnx.Embed(out, into, rngs=nnx.Rngs(0))
+                if is_table
+                else nnx.Linear(into, out, use_bias=bias, rngs=nnx.Rngs(0))
+            )
+        setattr(node, path[-1], made)
+    return root
+
+
+def at(node: Any, path: str) -> Any:
+    for part in path.split("."):
+        node = getattr(node, part)
+    return node
+
+
+# --- the numbers of the file
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize(
+    "case",
+    [
+        "compressed_tensors/int4_g32_asym",
+        "compressed_tensors/fp8_block128",
+        "compressed_tensors/mxfp6",
+        "compressed_tensors/int8_embedding_too",
+        "modelopt/nvfp4",
+        "awq/gemm_g64_bias",
+        "gptq/v1_int3_g32_sym",
+        "bitsandbytes/nf4_double_blocks_cross_rows",
+        "bitsandbytes/fp4",
+        "hqq/int2_g16_axis1",
+        "torchao/intx_int4_g32",
+        "gguf/mixed_q4_k_m/model.gguf",
+        "gguf/mxfp4/model.gguf",
+    ],
+)
+def test_a_loaded_layer_has_the_numbers_of_the_file(case: str) -> None:
+    found = read_checkpoint(FILES / case)
+    net = load(net_of(found), found, ignore=INPUTS)
+    for name, matrix in found.matrices.items():
+        layer = at(net, name.removesuffix(".weight"))
+        table = isinstance(layer, nnx.Embed)
+        weight = np.asarray(layer.embedding[...] if table else layer.kernel[...].T)
+        np.testing.assert_allclose(weight, matrix.dequantize(), rtol=2e-6, atol=1e-7, err_msg=name)
+        # GGUF's blocks hold their scales too, and torchao keeps 4 bits in bytes.
+        apart = not matrix.layout.startswith(("GGUF", "torchao Intx"))
+        if matrix.format.bits in (2, 4, 8) and apart:
+            assert layer.frozen.value[...].nbytes == matrix.bytes, f"{name}: bytes of the codes"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "int8_w8a8_dynamic",
+        "int8_w8a8_static_asym_act",
+        "fp8_tensor_static",
+        "fp8_block128",
+        pytest.param("nvfp4_w4a4", marks=pytest.mark.lengthy),
+    ],
+)
+def test_a_loaded_layer_quantizes_its_input_as_the_package_does(case: str) -> None:
+    found = read_checkpoint(FILES / "compressed_tensors" / case)
+    net = load(net_of(found), found, ignore=INPUTS)
+    with np.load(ARRAYS / "compressed_tensors.npz") as arrays:
+        x, expected = (arrays[f"{case}|{end}"] for end in (f"input|{QKV}.x", f"output|{QKV}.y_fake_quant"))
+    exact = x @ found.matrices[f"{QKV}.weight"].dequantize().T
+    got = np.asarray(at(net, QKV)(jnp.asarray(x)))
+
+    def distance(a: np.ndarray, b: np.ndarray) -> float:
+        return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+    # The package computes in bfloat16, which decides ties of 4-bit numbers otherwise.
+    assert distance(got, expected) < max(0.02, 0.3 * distance(exact, expected))
+
+
+# --- a whole model
+
+
+class Attention(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.q_proj = nnx.Linear(32, 32, use_bias=False, rngs=rngs)
+        self.k_proj = nnx.Linear(32, 16, use_bias=False, rngs=rngs)
+        self.v_proj = nnx.Linear(32, 16, use_bias=False, rngs=rngs)
+        self.o_proj = nnx.Linear(32, 32, use_bias=False, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        q = self.q_proj(x).reshape(*x.shape[:-1], 2, 16)
+        k, v = (p(x)[..., None, :] for p in (self.k_proj, self.v_proj))
+        k, v = (jnp.repeat(y, 2, axis=-2) for y in (k, v))
+        return self.o_proj(nnx.dot_product_attention(q, k, v).reshape(x.shape))
+
+
+class Mlp(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.gate_proj = nnx.Linear(32, 64, use_bias=False, rngs=rngs)
+        self.up_proj = nnx.Linear(32, 64, use_bias=False, rngs=rngs)
+        self.down_proj = nnx.Linear(64, 32, use_bias=False, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.down_proj(nnx.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.input_layernorm = nnx.RMSNorm(32, rngs=rngs)
+        self.self_attn = Attention(rngs)
+        self.post_attention_layernorm = nnx.RMSNorm(32, rngs=rngs)
+        self.mlp = Mlp(rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x + self.self_attn(self.input_layernorm(x))
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Llama(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.embed_tokens = nnx.Embed(48, 32, rngs=rngs)
+        self.layers = nnx.List([Block(rngs) for _ in range(2)])
+        self.norm = nnx.RMSNorm(32, rngs=rngs)
+        self.lm_head = nnx.Linear(32, 48, use_bias=False, rngs=rngs)
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        x = self.embed_tokens(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.lm_head(self.norm(x))
+
+
+@pytest.mark.lengthy
+def test_a_llama_gives_the_logits_of_its_dequantized_weights() -> None:
+    found = read_checkpoint(FILES / "compressed_tensors" / "llama_int4_kv_fp8_sharded")
+    floats = Llama(nnx.Rngs(0))
+    ids = jnp.arange(12).reshape(2, 6)
+    before = floats(ids)
+    served = load(floats, found)
+    np.testing.assert_array_equal(floats(ids), before)
+    for path, variable in nnx.to_flat_state(nnx.state(floats, nnx.Param)):
+        name = ".".join(map(str, path[:-1]))
+        name = name + ".weight" if name == "lm_head" else f"model.{name}.weight"
+        held = found.matrices[name].dequantize() if name in found.matrices else np.asarray(found.array(name))
+        variable.set_value(jnp.asarray(held.T if path[-1] == "kernel" else held, jnp.float32))
+    np.testing.assert_allclose(nnx.jit(served)(ids), floats(ids), atol=1e-3)
+    assert (
+        served.layers[1].mlp.up_proj.frozen.value[...].nbytes
+        == found.matrices["model.layers.1.mlp.up_proj.weight"].bytes
+    )
+    restored = nnx.clone(served)
+    np.testing.assert_array_equal(restored(ids), served(ids))
+
+
+# --- names
+
+
+class Fused(nnx.Module):
+    """A parameter of its own, contracted over heads; layers stacked; two matrices in one."""
+
+    def __init__(self) -> None:
+        self.q = nnx.Param(jnp.zeros((8, 2, 2)))
+        self.gate_up = nnx.Param(jnp.zeros((3, 8, 12)))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        heads = jnp.einsum("bd,dnh->bnh", x, self.q[...]).sum()
+        return heads + jnp.einsum("bd,ldf->lbf", x, self.gate_up[...])
+
+
+def bytes_of_rows(folder: Path, **matrices: np.ndarray) -> Path:
+    """A checkpoint of 8-bit rows, each with a scale."""
+    rng = np.random.default_rng(0)
+    tensors = {}
+    for name, codes in matrices.items():
+        tensors[f"{name.replace('__', '.')}.weight"] = codes.astype(np.int8)
+        tensors[f"{name.replace('__', '.')}.SCB"] = rng.uniform(1, 2, codes.shape[0]).astype(np.float32)
+    safetensors.save_file(tensors, folder / "model.safetensors")
+    settings = '{"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": true}}'
+    (folder / "config.json").write_text(settings)
+    return folder
+
+
+def test_names_join_divide_and_stack_matrices_of_parameters(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    codes = {
+        f"h__{layer}__{part}": rng.integers(-127, 128, (6, 8))
+        for layer in range(3)
+        for part in ("gate", "up")
+    }
+    folder = bytes_of_rows(tmp_path, q=rng.integers(-127, 128, (4, 8)), **codes)
+    names = (
+        Name("q.weight", "q", "(heads dim) in -> in heads dim"),
+        Name(("h.{i}.gate.weight", "h.{i}.up.weight"), "gate_up", "out in -> in out"),
+    )
+    x = jax.random.normal(jax.random.key(0), (5, 8))
+    net = load(Fused(), folder, names=names, inputs=(x,))
+    found = read_checkpoint(folder)
+    floats = Fused()
+    floats.q[...] = jnp.asarray(found.matrices["q.weight"].dequantize().T.reshape(8, 2, 2))
+    both = [
+        np.concatenate([found.matrices[f"h.{i}.{part}.weight"].dequantize() for part in ("gate", "up")]).T
+        for i in range(3)
+    ]
+    floats.gate_up[...] = jnp.asarray(np.stack(both))
+    assert net.gate_up.get_raw_value()["value"].dtype == np.int8
+    np.testing.assert_allclose(net.gate_up[...], floats.gate_up[...], rtol=1e-6)
+    np.testing.assert_allclose(net(x), floats(x), rtol=1e-5, atol=1e-5)
+
+
+class Two(nnx.Module):
+    def __init__(self) -> None:
+        self.q = nnx.Linear(8, 4, use_bias=False, rngs=nnx.Rngs(0))
+        self.k = nnx.Linear(8, 2, use_bias=False, rngs=nnx.Rngs(1))
+
+
+def test_a_tensor_is_divided_among_parameters(tmp_path: Path) -> None:
+    codes = np.arange(48).reshape(6, 8)
+    found = read_checkpoint(bytes_of_rows(tmp_path, qk=codes))
+    net = load(Two(), found, names=[Name("qk.weight", ("q.kernel", "k.kernel"))])
+    whole = found.matrices["qk.weight"].dequantize().T
+    np.testing.assert_array_equal(jnp.concatenate([net.q.kernel[...], net.k.kernel[...]], axis=1), whole)
+
+
+# --- what does not fit
+
+
+def test_tensors_and_parameters_that_are_not_accounted_for_are_named(tmp_path: Path) -> None:
+    found = read_checkpoint(bytes_of_rows(tmp_path, q=np.ones((4, 8)), extra=np.ones((2, 8))))
+    model = Two()
+    with pytest.raises(CheckpointError, match=r"(?s)extra\.weight.*k\.kernel.*cure: names="):
+        load(model, found)
+    assert not hasattr(model.q, "frozen")
+    assert "no tensor for: k.kernel" in str(explain_load(model, found))
+
+
+def test_a_shape_that_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
+    found = read_checkpoint(bytes_of_rows(tmp_path, q=np.ones((4, 9)), k=np.ones((2, 8))))
+    with pytest.raises(CheckpointError, match=r"q\.weight.*\(4, 9\).*q\.kernel, \(8, 4\)"):
+        load(Two(), found)
+
+
+def test_a_rule_for_a_parameter_that_does_not_exist_names_the_nearest(tmp_path: Path) -> None:
+    found = read_checkpoint(bytes_of_rows(tmp_path, q=np.ones((4, 8)), k=np.ones((2, 8))))
+    with pytest.raises(ValueError, match=r"q\.kernl.*did you mean 'q\.kernel'"):
+        load(Two(), found, names={"q.weight": "q.kernl", "k.weight": "k.kernel"})
+
+
+def test_groups_that_follow_no_axis_become_floats_and_this_is_told() -> None:
+    found = read_checkpoint(FILES / "gptq" / "v1_int4_g32_sym_desc_act")
+    with pytest.warns(DequantizedWarning, match=r"(?s)q_proj\.kernel.*desc_act"):
+        net = load(net_of(found), found)
+    weight = at(net, QKV).kernel[...].T
+    np.testing.assert_allclose(weight, found.matrices[f"{QKV}.weight"].dequantize(), rtol=1e-6)

@@ -1,0 +1,59 @@
+"""Quantizers without state are traced once for all tensors of a shape."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jqinject.quant as q
+from jqinject.core import CalibratedQuant
+from jqinject.nn import QuantIdentity
+from jqinject.ops.fake_quant import is_known_zero
+from jqinject.proxy import traced_once
+
+X = jax.random.normal(jax.random.key(0), (4, 8))
+
+
+def evaluated(act: Any) -> Any:
+    layer = QuantIdentity(act_quant=act, return_quant_tensor=True)
+    layer.eval()
+    return layer
+
+
+@pytest.mark.parametrize("act", [q.Int8ActDynamicPerRow, q.Int8ActDynamicPerTensor])
+def test_results_and_gradients_are_those_of_a_call(act: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = evaluated(act)
+
+    def loss(x: jax.Array) -> Any:
+        made = layer(x)
+        return jnp.sum(made.value * X), (made.value, made.scale, made.int())
+
+    found = jax.jit(jax.value_and_grad(loss, has_aux=True))(X)
+    monkeypatch.setattr(traced_once, "_traced", lambda *_: traced_once._Parts(None, (), ()))
+    wanted = jax.jit(jax.value_and_grad(loss, has_aux=True))(X)
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
+def test_layers_of_one_kind_share_a_trace_that_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers, traces = [evaluated(q.Int8ActDynamicPerRow) for _ in range(3)], []
+    quantize = CalibratedQuant.keeping_payload
+
+    def counted(self: Any, x: jax.Array) -> Any:
+        traces.append(x.shape)
+        return quantize(self, x)
+
+    monkeypatch.setattr(CalibratedQuant, "keeping_payload", counted)
+
+    def run(x: jax.Array) -> Any:
+        made = [layer(x) for layer in layers]
+        assert all(is_known_zero(one.zero_point) and one.bit_width == 8 for one in made)
+        assert all(one.payload is not None for one in made)
+        return [one.int() for one in made]
+
+    for _ in range(2):
+        first, *others = jax.jit(lambda x: run(x))(jnp.ones((3, 5)))
+        for other in others:
+            np.testing.assert_array_equal(first, other)
+    assert traces == [(3, 5)]

@@ -1,0 +1,81 @@
+"""Every solver on every kind of grid: numbers of the grid, and an output no worse than with rounding to nearest."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jqinject import quant
+from jqinject.nn import QuantLinear
+from jqinject.recipes import (
+    GPFQ,
+    GPTQ,
+    HQO,
+    RTN,
+    AutoRound,
+    Clip,
+    LearnedRounding,
+    Problem,
+    Qronos,
+    Sharing,
+    Solution,
+)
+from jqinject.recipes.grid import MatrixGrid
+from jqinject.recipes.quantized_parameter import QuantizedParameter
+from jqinject.recipes.solvers.integers import squared_errors
+from jqinject.recipes.statistics import Statistics
+
+FORMATS = {
+    "int4 groups": quant.Int4WeightPerGroupAbsMax.let(group_size=16),
+    "zero points": quant.ShiftedUint8WeightPerChannelFloat.let(bit_width=4),
+    "one scale": quant.Int8WeightPerTensorFloat.let(bit_width=4),
+    "e4m3": quant.Fp8e4m3WeightPerChannelFloat,
+    "mx": quant.MXFloat4e2m1Weight,
+    "nvfp4": quant.NVFP4Weight,
+    "nf4": quant.NF4WeightPerGroupFloat.let(group_size=16),
+}
+SOLVERS = [GPTQ(), GPFQ(), Qronos(), Clip()]
+OF_INTEGERS = [AutoRound(steps=20), LearnedRounding(steps=50)]
+SCALES_OF_8_BITS = ("mx", "nvfp4")
+
+
+def problem(name: str) -> Problem:
+    layer = QuantLinear(32, 6, weight_quant=FORMATS[name], rngs=nnx.Rngs(0))
+    layer.eval()
+    parameter = QuantizedParameter("kernel", layer)
+    x = jax.random.normal(jax.random.key(1), (96, 32)) @ jax.random.normal(jax.random.key(2), (32, 32))
+    hessian = (x.T @ x)[None]
+    weights = parameter.value.T[None]
+
+    def measured(matrices: jax.Array) -> MatrixGrid:
+        scale, zero_point = parameter.measure(matrices[0].T)
+        return MatrixGrid(scale.T[None], zero_point.T[None], parameter.grid)
+
+    sharing = Sharing(lambda: parameter.owners().T[None], restricted=name in SCALES_OF_8_BITS)
+    sums = Statistics(jnp.full(1, 96.0), hessian, hessian)
+    return Problem(weights, weights, sums, measured, parameter.group_size, sharing)
+
+
+def error(found: Solution, given: Problem) -> float:
+    hessian = given.statistics.mean("hessian")
+    return float(squared_errors(found.values - given.original, hessian).sum())
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize("name", FORMATS)
+def test_outputs_are_no_worse_than_with_rounding_to_nearest(name: str) -> None:
+    given = problem(name)
+    nearest = error(RTN()(given), given)
+    integers = name in ("int4 groups", "zero points", "one scale")
+    for solver in (*SOLVERS, *(OF_INTEGERS if integers else [])):
+        found: Any = solver(given)
+        assert error(found, given) <= nearest * (1 + 1e-5), solver
+        grid = MatrixGrid(found.scale, found.zero_point, given.measure(given.weights).grid)
+        np.testing.assert_allclose(grid.nearest(found.values), found.values, rtol=1e-6, atol=1e-7)
+    if name not in SCALES_OF_8_BITS:
+        found = HQO(steps=5)(given)
+        wrong = [float(jnp.abs(each.values - given.weights).mean()) for each in (found, RTN()(given))]
+        assert wrong[0] <= wrong[1]
