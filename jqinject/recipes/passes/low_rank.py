@@ -90,7 +90,7 @@ class LowRank:
             rank=self.rank,
             inputs=work.inputs,
             methods=work.methods,
-            allow_idle=work.allow_idle,
+            allow_idle=work.allow_idle or bool(work.online),
         )
         work.quantize_with(model)
         adapters = _adapters(model)
