@@ -26,7 +26,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import numpy as np
+from flax import nnx
 
 from _timing import print_table
 from recipe_trials.formats import FORMATS
@@ -62,8 +64,13 @@ def one_trial(track: Track, format_: str, method: str, seed: int, qat_steps: int
     start = time.perf_counter()
     model = METHODS[method].make(track, FORMATS[format_], seed, qat_steps)
     seconds = time.perf_counter() - start
-    bits = FORMATS[format_].effective_bits(track.shapes)
+    bits = FORMATS[format_].effective_bits(track.shapes) + beside(model) / track.weights
     return Trial(track.name, format_, method, seed, rounded(track.scores(model)), seconds, bits)
+
+
+def beside(model: nnx.Module) -> int:
+    """The bits of low-rank products beside the weights."""
+    return sum(8 * x.nbytes for x in jax.tree.leaves(nnx.state(model, nnx.LoRAParam)))
 
 
 def rounded(scores: np.ndarray) -> tuple[float, ...]:

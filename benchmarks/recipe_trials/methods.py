@@ -12,11 +12,12 @@ import optax
 from flax import nnx
 
 import jqinject
-from jqinject.recipes import AWQ, GPFQ, GPTQ, RTN, AutoRound, Qronos, Recipe, SmoothQuant, Solve
+from jqinject.recipes import AWQ, GPFQ, GPTQ, RTN, AutoRound, LowRank, Qronos, Recipe, SmoothQuant, Solve
 from recipe_trials.formats import Format
 from recipe_trials.tracks import Track
 
 INTEGERS = ("W4A16", "W3A16", "W2A16", "W4A4")
+RANK = 4
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ METHODS = {
     "AWQ": by_recipe(AWQ(), Solve(RTN())),
     "SmoothQuant": by_recipe(SmoothQuant(), Solve(RTN())),
     "SmoothQuant, GPTQ": by_recipe(SmoothQuant(), Solve(GPTQ())),
+    "SVDQuant": by_recipe(SmoothQuant(), LowRank(rank=RANK), Solve(RTN())),
     "AutoRound": by_recipe(Solve(AutoRound()), formats=INTEGERS),
     "QAT": Method(trained),
 }

@@ -65,6 +65,11 @@ class Track:
         chosen = [x.shape for layer, x in arrays.items() if re.fullmatch(self.path, layer)]
         return [(math.prod(shape[:-1]), shape[-1]) for shape in chosen]
 
+    @property
+    def weights(self) -> int:
+        """How many weights are quantized."""
+        return sum(inputs * outputs for inputs, outputs in self.shapes)
+
 
 def language_track(planted: bool, windows: int, calibration: int, checkpoint: Path = CHECKPOINT) -> Track:
     """The shipped language model; its blocks are quantized, its embedding and its head stay float.

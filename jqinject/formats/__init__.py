@@ -1,7 +1,7 @@
 """Other libraries' checkpoints: what is in them, their numbers, and models with these.
 
 `inspect_checkpoint` lists arrays (`python -m jqinject inspect`); `read_checkpoint` opens a quantized checkpoint, in any
-of the layouts of `layouts`; `load` puts it into a model. Only `load` and what belongs to it import JAX.
+of the layouts of `layouts`; `load` puts it into a model; `save` writes a frozen model. Only these two import JAX.
 """
 
 import importlib as _importlib
@@ -27,10 +27,13 @@ if _typing.TYPE_CHECKING:
     from jqinject.formats.loading.load import DequantizedWarning as DequantizedWarning
     from jqinject.formats.loading.load import explain_load as explain_load
     from jqinject.formats.loading.load import load as load
+    from jqinject.formats.saving.save import save as save
 else:
-    _LATER = ("DequantizedWarning", "explain_load", "load")
+    _LOAD = "jqinject.formats.loading.load"
+    _LATER = {name: _LOAD for name in ("DequantizedWarning", "explain_load", "load")}
+    _LATER["save"] = "jqinject.formats.saving.save"
 
     def __getattr__(name: str) -> _typing.Any:
         if name not in _LATER:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(_importlib.import_module("jqinject.formats.loading.load"), name)
+        return getattr(_importlib.import_module(_LATER[name]), name)

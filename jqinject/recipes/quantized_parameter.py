@@ -13,7 +13,7 @@ from jqinject.core import CommittedQuant, Grid
 from jqinject.core.facts import grid_of
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.ops.groups import fitting_size, split_groups
+from jqinject.ops.groups import fitting_size, split_groups, spread_groups
 from jqinject.program import OpQuantizers, quantized_stack
 from jqinject.proxy import WeightQuantProxyFromInjector
 
@@ -88,6 +88,26 @@ class QuantizedParameter:
             return np.asarray(np.ravel_multi_index(tuple(places), shape))
         scale = jax.eval_shape(self.quantized, self.value).scale
         return np.broadcast_to(np.arange(scale.size).reshape(scale.shape), shape)
+
+    def largest_of_groups(self, value: jax.Array) -> jax.Array:
+        """For each number the largest magnitude in its group, in the shape of the parameter; the quantizer has groups.
+
+        Args:
+            value: the parameter, or another one in its place.
+        """
+        groups = self.proxy.quant_metadata
+        assert groups.group_size is not None and groups.group_dim is not None, "a quantizer in groups"
+
+        def one(value: jax.Array) -> jax.Array:
+            axis = groups.group_dim % value.ndim  # pyright: ignore
+            length = value.shape[axis]
+            size = fitting_size(groups.group_size, length)  # pyright: ignore
+            grouped = split_groups(jnp.abs(value), size, axis)
+            return spread_groups(grouped.max(axis=axis + 1, keepdims=True), size, axis, length)
+
+        for _ in range(self.depth):
+            one = jax.vmap(one)
+        return one(value)
 
     def put(self, values: jax.Array, scale: jax.Array, zero_point: jax.Array) -> None:
         """Keep what a solver chose: the numbers, and the scales that they are on.

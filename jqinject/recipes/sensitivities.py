@@ -14,7 +14,7 @@ from jqinject.model.walk import ModelIndex
 from jqinject.program import Call, SplitCall
 from jqinject.quant_tensor import as_array
 from jqinject.recipes.quantized_parameter import QuantizedParameter
-from jqinject.recipes.solving import check_finite, output_error
+from jqinject.recipes.solving import finite_statistics, output_error
 from jqinject.recipes.stream.stream import Visit
 from jqinject.recipes.work import site_path
 
@@ -176,11 +176,7 @@ def of_output(visit: Visit, choices: Mapping[int, Mapping[str, QuantizedParamete
         visit: of the site.
         choices: width -> the quantized parameters.
     """
-    statistics = visit.statistics("hessian")
-    try:
-        check_finite(statistics)
-    except ValueError as problem:
-        raise ValueError(f"{visit.site.name} ({site_path(visit.site)}): {problem}") from problem
+    statistics = finite_statistics(visit, "hessian")
     original = jnp.asarray(visit.original, jnp.float32)
     weights = visit.site.weights(original)
 

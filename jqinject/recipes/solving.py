@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.devices.processes import placed_as
+from jqinject.ops.devices.processes import on_host, placed_as
+from jqinject.program import dotted
 from jqinject.recipes.grid import MatrixGrid, Measure
 from jqinject.recipes.journal import Arrays, Journal
 from jqinject.recipes.quantized_parameter import QuantizedParameter
@@ -36,7 +37,8 @@ class Solving:
         self._whole = original.astype(jnp.float32)
         self.values = self._whole if update is None else self._whole - update
         self.original = self.values
-        self._scale, self._zero_point = parameter.measure(self.values)
+        # One number for those that share a scale, if they are a whole axis: it takes as much as the weight otherwise.
+        self._scale, self._zero_point = map(shared, parameter.measure(self.values))
         self.taken = np.zeros((original.size,), bool)
 
     def takes(self, site: ContractionSite) -> bool:
@@ -66,15 +68,15 @@ class Solving:
 
     def finish(self) -> None:
         """Let the quantized model keep what was chosen."""
-        self.parameter.put(self.values, self._scale, self._zero_point)
+        self.parameter.put(self.values, *self._spread())
 
     def _chosen(self, visit: Visit, solver: Solver, integers: tuple[int, bool] | None) -> Arrays:
         site = visit.site
         statistics = visit.statistics("hessian", *(name for name in solver.statistics if name != "hessian"))
         check_finite(statistics)
-        matrices, original = site.weights(self.values), site.weights(self.original)
-        whole = site.weights(self._whole)
-        before = self._nearest(site, matrices)
+        matrices = site.weights(self.values)
+        original = matrices if self.original is self.values else site.weights(self.original)
+        whole = original if self._whole is self.original else site.weights(self._whole)
         seen = statistics.count > 0
         problem = Problem(
             matrices,
@@ -87,6 +89,7 @@ class Solving:
         )
         solution = solver(problem)
         unseen = int((~seen).sum())
+        before = self._grid(site).nearest(matrices)
         if unseen and not solution.complete:
             solution = self._where_seen(site, before, solution, seen)
         return {
@@ -105,14 +108,13 @@ class Solving:
             site: the site.
             given: its matrices as they are, which are measured already.
         """
-        grid = self.parameter.grid
+        known, grid = self._grid(site), self.parameter.grid
 
         def measure(matrices: jax.Array) -> MatrixGrid:
-            scale, zero_point = self._scale, self._zero_point
-            if matrices is not given:
-                scale, zero_point = self.parameter.measure(
-                    site.places.put(self.values, site.as_operand(matrices))
-                )
+            if matrices is given:
+                return known
+            operand = site.as_operand(matrices)
+            scale, zero_point = self.parameter.measure(site.places.put(self.values, operand))
             return MatrixGrid(site.weights(scale), site.weights(zero_point), grid)
 
         return measure
@@ -120,7 +122,7 @@ class Solving:
     def _sharing(self, site: ContractionSite) -> Sharing:
         proxy = self.parameter.proxy
         return Sharing(
-            lambda: np.asarray(site.weights(self.parameter.owners())),
+            lambda: on_host(site.weights(self.parameter.owners())),
             self.parameter.group_size,
             restricted=proxy.scale_dtype is not None,
             whole_zero_points=proxy.has_whole_zero_points,
@@ -131,16 +133,22 @@ class Solving:
     ) -> Solution:
         """A solution with the matrices that no sample reached rounded to nearest."""
         reached = seen[:, None, None]
-        scale, zero_point = (site.weights(x) for x in (self._scale, self._zero_point))
+        grid = self._grid(site)
         return Solution(
             jnp.where(reached, solution.values, nearest),
-            jnp.where(reached, solution.scale, scale),
-            jnp.where(reached, solution.zero_point, zero_point),
+            jnp.where(reached, solution.scale, grid.scale),
+            jnp.where(reached, solution.zero_point, grid.zero_point),
         )
 
-    def _nearest(self, site: ContractionSite, matrices: jax.Array) -> jax.Array:
-        scale, zero_point = (site.weights(x) for x in (self._scale, self._zero_point))
-        return self.parameter.grid.nearest(matrices, scale, zero_point)
+    def _grid(self, site: ContractionSite) -> MatrixGrid:
+        """The grid of a site's matrices as it is now."""
+        scale, zero_point = (shared(site.weights(x)) for x in self._spread())
+        return MatrixGrid(scale, zero_point, self.parameter.grid)
+
+    def _spread(self) -> tuple[jax.Array, jax.Array]:
+        """Scale and zero point of each number of the parameter."""
+        shape = self.values.shape
+        return jnp.broadcast_to(self._scale, shape), jnp.broadcast_to(self._zero_point, shape)
 
     def _write(self, site: ContractionSite, found: Arrays) -> None:
         shape = found["values"].shape
@@ -151,8 +159,9 @@ class Solving:
             return placed_as(site.places.put(whole, operand), self.original)
 
         self.values = written(self.values, "values")
-        self._scale = written(self._scale, "scale")
-        self._zero_point = written(self._zero_point, "zero_point")
+        scale, zero_point = self._spread()
+        self._scale = shared(written(scale, "scale"))
+        self._zero_point = shared(written(zero_point, "zero_point"))
         site.places.mark(self.taken)
 
 
@@ -163,7 +172,7 @@ def shared(x: jax.Array) -> jax.Array:
         >>> shared(jnp.array([[[1.0, 1.0], [2.0, 2.0]]])).tolist()
         [[[1.0], [2.0]]]
     """
-    for axis, same in enumerate(np.asarray(_same_along(x))):
+    for axis, same in enumerate(on_host(_same_along(x))):
         if same:
             x = jax.lax.slice_in_dim(x, 0, 1, axis=axis)
     return x
@@ -175,13 +184,31 @@ def _same_along(x: jax.Array) -> jax.Array:
     return jnp.array([(x == first).all() & (x.size > 0) for first in firsts], bool)
 
 
+def finite_statistics(visit: Visit, *wanted: str) -> Statistics:
+    """Sums over the inputs of a site.
+
+    Raises:
+        ValueError: they are not finite; the text names the site.
+    """
+    found = visit.statistics(*wanted)
+    try:
+        check_finite(found)
+    except ValueError as error:
+        raise ValueError(f"{visit.site.name} ({dotted(visit.site.path)}): {error}") from error
+    return found
+
+
 def check_finite(statistics: Statistics) -> None:
     """Refuse calibration data that is not finite.
 
     Raises:
         ValueError: a sum over it is nan or infinite.
     """
-    if not all(bool(jnp.isfinite(x).all()) for x in (statistics.hessian, statistics.cross) if x is not None):
+    sums = [statistics.hessian, statistics.cross, statistics.magnitude]
+    # Where no sample reached a matrix the largest number is -inf, and the smallest inf.
+    ends = [(statistics.largest, -jnp.inf), (statistics.smallest, jnp.inf)]
+    sums += [jnp.where(x == empty, 0.0, x) for x, empty in ends if x is not None]
+    if not all(bool(jnp.isfinite(x).all()) for x in sums if x is not None):
         raise ValueError(
             "its inputs in the calibration data hold nan or inf, or are so large that their squares are.\n"
             "  cure: find the batch with jnp.isfinite; a nan may also come from an earlier operation of the model"

@@ -85,7 +85,10 @@ def test_a_loaded_layer_has_the_numbers_of_the_file(case: str) -> None:
         layer = at(net, name.removesuffix(".weight"))
         table = isinstance(layer, nnx.Embed)
         weight = np.asarray(layer.embedding[...] if table else layer.kernel[...].T)
-        np.testing.assert_allclose(weight, matrix.dequantize(), rtol=2e-6, atol=1e-7, err_msg=name)
+        expected = matrix.dequantize()
+        # A minimum becomes a zero point in units of the scale, which rounds once more.
+        least = 2.0**-20 * np.abs(expected).max()
+        np.testing.assert_allclose(weight, expected, rtol=2e-6, atol=least, err_msg=name)
         # GGUF's blocks hold their scales too, and torchao keeps 4 bits in bytes.
         apart = not matrix.layout.startswith(("GGUF", "torchao Intx"))
         if matrix.format.bits in (2, 4, 8) and apart:
@@ -185,7 +188,7 @@ def test_a_llama_gives_the_logits_of_its_dequantized_weights() -> None:
         variable.set_value(jnp.asarray(held.T if path[-1] == "kernel" else held, jnp.float32))
     np.testing.assert_allclose(nnx.jit(served)(ids), floats(ids), atol=1e-3)
     assert (
-        served.layers[1].mlp.up_proj.frozen.value[...].nbytes
+        vars(served.layers[1].mlp.up_proj)["frozen"].value[...].nbytes
         == found.matrices["model.layers.1.mlp.up_proj.weight"].bytes
     )
     restored = nnx.clone(served)

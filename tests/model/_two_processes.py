@@ -19,6 +19,7 @@ from jqinject import Rule
 from jqinject import quant as q
 from jqinject.core.state.record import flat_parts
 from jqinject.ops.devices.processes import on_host
+from jqinject.recipes import GPTQ, AllocateBits, Qronos, Recipe, SmoothQuant, Solve
 
 STATIC = Rule(weight_quant=q.Int8WeightPerChannelFloat, input_quant=q.Int8ActPerTensorFloat)
 SPLITS = ("rows", "columns")
@@ -151,7 +152,26 @@ def stablehlo(split):
     ) > 0
 
 
+def recipe(split):
+    model = spread_all(Net(), split)
+    passes = (SmoothQuant(), Solve(Qronos()))
+    result = Recipe(*passes).apply(model, STATIC, batches(split), progress=False)
+    solved = [(site.nearest, site.solved) for site in result.report.steps[1].sites]
+    assert len(solved) == 2
+    return nnx.state(result.model), result.model(batches(split)[0]), solved
+
+
+def recipe_with_allocated_bits(split):
+    model, recipe = spread_all(Net(), split), Recipe(AllocateBits(bits=(4, 8), mean_bits=6.0), Solve(GPTQ()))
+    result = recipe.apply(model, STATIC, batches(split), progress=False)
+    bits = [site.bits for site in result.report.steps[0].sites]
+    assert sorted(bits) == [4, 8]
+    return nnx.state(result.model), bits
+
+
 CASES = (
+    recipe,
+    recipe_with_allocated_bits,
     calibrate,
     calibrate_batch_norm,
     freeze,

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jqinject import Rule
-from jqinject.quant import Int8WeightPerChannelFloat
+from jqinject import Rule, quantize
+from jqinject.quant import Int8WeightPerChannelFloat, IntWeightSymmetricGroupQuant
 from jqinject.recipes import AWQ, RTN, Equalize, Recipe, SmoothQuant, Solve
 from jqinject.recipes.passes.rescaling import Rescaled, Rescaling
+from jqinject.recipes.quantized_parameter import quantized_parameters
 from jqinject.recipes.stream.site import LeftOut
 
 X = jax.random.normal(jax.random.key(2), (3, 6, 16)) * jnp.linspace(0.1, 9, 16)
@@ -180,6 +181,20 @@ def test_awq_has_less_error_than_rounding_the_weights_as_they_are() -> None:
         return float(jnp.square(result.model(X) - model(X)).mean())
 
     assert error(AWQ()) < 0.7 * error()
+
+
+def test_awq_takes_groups_of_a_kernels_channels_that_do_not_fill_them() -> None:
+    rngs = nnx.Rngs(0)
+    model = nnx.Sequential(nnx.Conv(3, 10, (1, 1), rngs=rngs), nnx.relu, nnx.Conv(10, 4, (2, 2), rngs=rngs))
+    rule = Rule(r"layers\.2", weight_quant=IntWeightSymmetricGroupQuant.let(bit_width=3, group_size=4))
+    quantized = quantize(nnx.clone(model), rule)
+    kernel = np.asarray(model.layers[2].kernel.get_value())  # pyright: ignore
+    found = np.asarray(quantized_parameters(quantized)["layers.2.kernel"].largest_of_groups(kernel))  # pyright: ignore
+    for group in (slice(0, 4), slice(4, 8), slice(8, 10)):
+        wanted = np.abs(kernel[:, :, group]).max(axis=2, keepdims=True)
+        np.testing.assert_array_equal(found[:, :, group], np.broadcast_to(wanted, kernel[:, :, group].shape))
+    result = Recipe(AWQ(grid=4), Solve(RTN())).apply(model, rule, [IMAGES], progress=False)
+    assert result.report.steps[1].sites[0].path == "layers.2.kernel"
 
 
 def test_passes_that_change_the_float_model_come_before_the_solver() -> None:

@@ -157,7 +157,7 @@ def _parameters(model: nnx.Module) -> dict[str, tuple[int, ...]]:
     return {
         dotted(found.path): tuple(found.variable.get_value().shape)
         for found in index.variables
-        if isinstance(found.variable, nnx.Param)
+        if isinstance(found.variable, nnx.Param | nnx.BatchStat)
     }
 
 
@@ -206,7 +206,7 @@ def _arrays(
     dtypes = {}
     for found in ModelIndex(model).variables:
         value = found.variable.get_value()
-        if isinstance(found.variable, nnx.Param):
+        if isinstance(found.variable, nnx.Param | nnx.BatchStat):
             dtypes[dotted(found.path)] = value.dtype
         elif not isinstance(found.variable, nnx.RngState) and isinstance(value, jax.Array):
             yield dotted(found.path), value

@@ -10,13 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.model import quantize
-from jqinject.ops.groups import fitting_size
 from jqinject.recipes.passes.rescaling import Rescaling
 from jqinject.recipes.passes.solve import Solve
 from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
 from jqinject.recipes.solvers.clip import Clip
 from jqinject.recipes.solvers.integers import squared_errors
-from jqinject.recipes.stream.site import LeftOut
+from jqinject.recipes.stream.site import ContractionSite, LeftOut
 from jqinject.recipes.transforms.labels import factors_of
 from jqinject.recipes.transforms.regions import Region
 from jqinject.recipes.work import Work, site_path
@@ -65,18 +64,6 @@ def awq_scales(
         found = found / (weights ** (1 - ratio) + np.float32(added))
     found = np.clip(found, np.float32(1e-4), np.float32(1e4))
     return (found / np.sqrt(found.max() * found.min())).astype(np.float32)
-
-
-def relative_magnitudes(weights: np.ndarray, group_size: int | None) -> np.ndarray:
-    """`|w|`, relative to the largest of its group of columns.
-
-    Args:
-        weights: `(..., rows, columns)`.
-        group_size: columns that share a scale; None for all.
-    """
-    size = weights.shape[-1] if group_size is None else fitting_size(group_size, weights.shape[-1])
-    grouped = np.abs(weights).reshape(*weights.shape[:-1], -1, size)
-    return (grouped / (grouped.max(axis=-1, keepdims=True) + np.float32(1e-6))).reshape(weights.shape)
 
 
 @dataclass(frozen=True)
@@ -193,8 +180,21 @@ def _mean_magnitudes(
     for member in region.sinks:
         parameter = parameters.get(site_path(member.site))
         if parameter is not None:
-            relative = relative_magnitudes(rescaling.weights(member.site), parameter.group_size)
+            relative = _relative_magnitudes(rescaling, member.site, parameter)
             own = member.labels > 0
             np.add.at(total, member.labels[own] - 1, relative.sum(axis=1)[own])
             np.add.at(count, member.labels[own] - 1, relative.shape[1])
     return total / np.maximum(count, 1)
+
+
+def _relative_magnitudes(
+    rescaling: Rescaling, site: ContractionSite, parameter: QuantizedParameter
+) -> np.ndarray:
+    """A site's `|w|`, relative to the largest of those that share a scale: a group, or without groups a row."""
+    magnitudes = np.abs(rescaling.weights(site))
+    if parameter.group_size is None:
+        largest = magnitudes.max(axis=-1, keepdims=True)
+    else:
+        value = rescaling.values[site.path].astype(jnp.float32)
+        largest = np.asarray(site.weights(parameter.largest_of_groups(value)))
+    return magnitudes / (largest + np.float32(1e-6))

@@ -11,6 +11,7 @@ from flax import nnx
 
 from jqinject.model import calibrate_batch_norm
 from jqinject.model.walk import modules_by_path
+from jqinject.ops.devices.processes import on_host
 from jqinject.recipes.work import Work
 
 
@@ -75,7 +76,7 @@ class CorrectBatchNorm:
             mean, var = before[path]
             if self.variance == "geometric":
                 norm.var.set_value(jnp.sqrt(var * norm.var.get_value()))
-            moved = np.abs(np.asarray(norm.mean.get_value() - mean)) / np.sqrt(np.asarray(var) + norm.epsilon)
-            factors = np.asarray(norm.var.get_value()) / np.maximum(np.asarray(var), norm.epsilon)
+            moved = np.abs(on_host(norm.mean.get_value() - mean)) / np.sqrt(on_host(var) + norm.epsilon)
+            factors = on_host(norm.var.get_value()) / np.maximum(on_host(var), norm.epsilon)
             found.append(Renormed(path, float(moved.max()), (float(factors.min()), float(factors.max()))))
         return found

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.model.running.progress import with_progress
+from jqinject.ops.devices.processes import on_host
 from jqinject.program import dotted
 from jqinject.quant_tensor import as_array
 from jqinject.recipes.passes.added_biases import add_biases, variables_by_path
@@ -93,7 +94,7 @@ class CorrectBiases:
     def __call__(self, work: Work) -> list[Any]:
         """See `Pass`."""
         added = add_biases(work) if self.add else frozenset()
-        stream = work.float_stream() if self.inputs == "float" else work.stream()
+        stream = work.stream(quantize_inputs=self.inputs == "quantized")
         shifts = _Shifts(work, self.inputs)
         found: list[Corrected | LeftOut] = []
         for visit in with_progress(stream, "biases", shown=work.progress):
@@ -173,7 +174,7 @@ class _Shifts:
             own = self._bias(visit, batch)
             assert own is not None, "batches of other shapes go through the same operations"
             wanted, made = wanted.astype(jnp.float32), made.astype(jnp.float32)
-            total += np.asarray(own.means(wanted - made)) / batches
+            total += on_host(own.means(wanted - made)) / batches
             squares += float(jnp.mean(jnp.square(wanted))) / batches
         return total, max(squares, float(np.finfo(np.float32).tiny))
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jqinject.ops.devices.processes import on_host
 from jqinject.recipes.passes.rescaling import Rescaling
 from jqinject.recipes.stream.site import LeftOut
 from jqinject.recipes.transforms.regions import Region
@@ -105,7 +106,7 @@ class Equalize:
         path = None if self.biases is None else rescaling.bias_of(maker)
         if self.biases is None or path is None or path not in region.parameters:
             return labels, weights
-        value = np.asarray(rescaling.values[path], np.float32)
+        value = on_host(rescaling.values[path]).astype(np.float32)
         own = np.broadcast_to(region.parameters[path], value.shape)
         each = np.zeros(region.channels, np.float32)
         each[own[own > 0] - 1] = value[own > 0]

@@ -14,7 +14,9 @@ from flax import nnx
 from jqinject.core.transforms import Transform
 from jqinject.model.running.progress import with_progress
 from jqinject.model.walk import ModelIndex
+from jqinject.ops.devices.processes import on_host
 from jqinject.recipes.online import Online, online_of, stored_for, why_not_online
+from jqinject.recipes.solving import finite_statistics
 from jqinject.recipes.statistics import Statistics
 from jqinject.recipes.stream.flat_program import Slot
 from jqinject.recipes.stream.site import ContractionSite, LeftOut, Path
@@ -69,23 +71,22 @@ class FloatChange:
         count = self.traced.program.output_tree.num_leaves
         return Links(self.traced.flat, set(self.owners), self.traced.found.fixed, self.shapes, count)
 
-    def run(self, measured: Callable[[ContractionSite], bool], statistics: Sequence[str] = ()) -> None:
+    def run(self, wanted: Callable[[ContractionSite], Sequence[str]]) -> None:
         """Run the data through the model as it is, and note its outputs.
 
         Args:
-            measured: says at which sites statistics are collected.
-            statistics: names of `Statistics`.
+            wanted: names of the `Statistics` that are collected at a site.
         """
+        names = [name for site in self.sites for name in wanted(site)]
         with jax.default_matmul_precision("highest"):
-            shown = self.work.progress and bool(statistics)
-            for visit in with_progress(self.stream, "measuring", shown=shown):
-                if statistics and measured(visit.site):
-                    self.statistics[visit.site.name] = visit.statistics(*statistics)
+            for visit in with_progress(self.stream, "measuring", shown=self.work.progress and bool(names)):
+                if wanted(visit.site):
+                    self.statistics[visit.site.name] = finite_statistics(visit, *wanted(visit.site))
             self._before = next(self.stream.outputs())[0]
 
     def weights(self, site: ContractionSite) -> np.ndarray:
         """A site's weights as they are now, float32 `(stack, rows, columns)`."""
-        return np.asarray(site.weights(self.values[site.path].astype(jnp.float32)))
+        return on_host(site.weights(self.values[site.path].astype(jnp.float32)))
 
     def change(self, site: str, changes: Mapping[Path, Change], online: Mapping[str, Online] = {}) -> None:
         """Change parameters, in float32, and keep transforms online.
@@ -204,6 +205,6 @@ def _changed(value: Any, apply: Change) -> Any:
 
 def moved_by(before: jax.Array, after: jax.Array) -> float:
     """The largest difference between two arrays, relative to the largest number of the first."""
-    before, after = np.asarray(before, np.float64), np.asarray(after, np.float64)  # pyright: ignore
-    largest = np.abs(before).max(initial=0.0)
-    return float(np.abs(before - after).max(initial=0.0) / (largest if largest > 0 else 1.0))
+    first, second = (on_host(x).astype(np.float64) for x in (before, after))
+    largest = np.abs(first).max(initial=0.0)
+    return float(np.abs(first - second).max(initial=0.0) / (largest if largest > 0 else 1.0))

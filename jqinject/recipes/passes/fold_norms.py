@@ -73,7 +73,7 @@ class FoldNorms:
     def __call__(self, work: Work) -> list[Any]:
         """See `Pass`."""
         change = FloatChange(work, repr(self))
-        change.run(lambda site: False)
+        change.run(lambda site: ())
         folding = _Folding(change)
         done: list[Any] = []
         for slot, gains in folding.gains.by_parameter().items():

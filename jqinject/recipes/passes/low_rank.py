@@ -84,13 +84,18 @@ class LowRank:
                 "LowRank splits float weights, and an earlier pass has already quantized them.\n"
                 "  cure: Recipe(SmoothQuant(), LowRank(), Solve(GPTQ())), in this order"
             )
+        if work.online:
+            raise ValueError(
+                f"LowRank: the weights {', '.join(work.online)} are stored for transforms of their inputs that are kept "
+                "online, which the update beside them would not see.\n  cure: leave out the pass that kept them: Rotate('R4')"
+            )
         model, plans = with_low_rank(
             work.model,
-            work.rules_with_transforms,
+            work.rules,
             rank=self.rank,
             inputs=work.inputs,
             methods=work.methods,
-            allow_idle=work.allow_idle or bool(work.online),
+            allow_idle=work.allow_idle,
         )
         work.quantize_with(model)
         adapters = _adapters(model)

@@ -60,7 +60,7 @@ class Rescaling(FloatChange):
         self._regions = Regions(traced.flat, traced.found, self.owners, self.shapes, count)
         self.regions, reasons = by_region(self._regions, self.sites)
         self.left_out += [LeftOut(s.name, s.path, reasons[s.name]) for s in self.sites if s.name in reasons]
-        self.run(lambda site: site.name not in reasons, statistics)
+        self.run(lambda site: ("magnitude",) if statistics and site.name in reasons else statistics)
 
     def bias_of(self, maker: ContractionSite | Path) -> Path | None:
         """The parameter that is added to the outputs of a site, or to what a norm's gain is multiplied with.
@@ -83,7 +83,7 @@ class Rescaling(FloatChange):
             name: "largest", "smallest", or "magnitude" for the mean.
         """
         found = [
-            np.asarray(each.mean(name) if name == "magnitude" else getattr(each, name))
+            on_host(each.mean(name) if name == "magnitude" else getattr(each, name))
             for each in (self.statistics[member.site.name] for member in region.sinks)
         ]
         return per_channel(region, region.sinks, found, smallest=name == "smallest")
@@ -102,7 +102,7 @@ class Rescaling(FloatChange):
             weights = self.weights(member.site)
             yield member.site, member.labels.reshape(-1), weights.reshape(-1, weights.shape[2])
         for path in region.gains:
-            value = np.asarray(self.values[path], np.float32)
+            value = on_host(self.values[path]).astype(np.float32)
             labels = np.broadcast_to(region.parameters[path], value.shape)
             yield path, labels.reshape(-1), value.reshape(-1, 1)
 

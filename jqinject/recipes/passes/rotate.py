@@ -105,7 +105,7 @@ class Rotate:
     def __call__(self, work: Work) -> list[Any]:
         """See `Pass`."""
         change = FloatChange(work, repr(self))
-        change.run(lambda site: False)
+        change.run(lambda site: ())
         turning = Turning(
             change.links,
             change.traced.flat,

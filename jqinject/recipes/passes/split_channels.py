@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.model.walk import ModelIndex
+from jqinject.ops.devices.processes import on_host
 from jqinject.recipes.passes.rescaling import Rescaling
 from jqinject.recipes.stream.site import LeftOut, Path
 from jqinject.recipes.transforms.labels import varies
@@ -150,7 +151,7 @@ class _Side:
 
     def sizes(self, value: Any) -> np.ndarray:
         """The largest magnitude of each channel."""
-        moved = np.moveaxis(np.abs(np.asarray(value, np.float32)), self.axis, 0)
+        moved = np.moveaxis(np.abs(on_host(value).astype(np.float32)), self.axis, 0)
         return moved.reshape(moved.shape[0], -1).max(axis=1)[self.places]
 
     def split(self, value: Any, channels: np.ndarray, *, halved: bool) -> Any:

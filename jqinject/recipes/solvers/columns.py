@@ -51,8 +51,8 @@ def round_columns(
     if rule is None:
         more = None if room is None else room.padded(_missing(columns, size))
         padded = _padded(weights, size), _padded_factor(factor, size), _padded_grid(grid, size)
-        values = _round_frozen(*padded, more, size)
-        return values[..., :columns], grid, values[..., :columns]
+        values = _round_frozen(*padded, more, size)[..., :columns]
+        return values, grid, values
     working, values, grid = _round_measured(weights, factor, grid, rule, size)
     if scales == "live":
         grid = measure(working).spread(weights.shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import jax
@@ -107,11 +108,7 @@ class GPTQ:
     def __call__(self, problem: Problem) -> Solution:
         """See `Solver`."""
         raw = 2 * problem.statistics.mean("hessian")
-        hessian, weights = without_dead_inputs(raw, problem.weights)
-        order = by_importance(hessian, self.act_order)
-        damped = hessian if self.damp_dead else raw
-        damp = self.damping * jnp.mean(diagonal_of(damped), axis=1)
-        factor = inverse_factor(both_ordered(on_diagonal(hessian, damp), order))
+        weights, order, factor = _prepared(raw, problem.weights, self.damping, self.act_order, self.damp_dead)
         if self.singular == "nearest":
             usable = jnp.isfinite(factor).all(axis=(1, 2), keepdims=True)
             factor = jnp.where(usable, factor, jnp.eye(factor.shape[-1], dtype=factor.dtype))
@@ -127,11 +124,12 @@ class GPTQ:
 
         def measure(working: jax.Array) -> MatrixGrid:
             found = problem.measure(ordered(working, back)) if kept is None else kept
-            return found.spread(working.shape).ordered(order)
+            whole = found.spread(working.shape)
+            return whole.ordered(order) if self.act_order else whole
 
         room = room_of(self.accumulator_bits, self.tile_size, problem, weights, order, "GPTQ")
         values, grid, working = round_columns(
-            ordered(weights, order),
+            ordered(weights, order) if self.act_order else weights,
             factor,
             measure,
             block_size=self.block_size,
@@ -139,8 +137,24 @@ class GPTQ:
             group_size=problem.group_size,
             room=room,
         )
-        found, values, working = grid.ordered(back), ordered(values, back), ordered(working, back)
+        same = working is values
+        if self.act_order:
+            values = ordered(values, back)
+            working = values if same else ordered(working, back)
+        found = grid.ordered(back) if kept is None else kept
         return Solution(values, found.scale, found.zero_point, working, complete=room is not None)
+
+
+@partial(jax.jit, static_argnums=(3, 4))
+def _prepared(
+    raw: jax.Array, weights: jax.Array, damping: float, act_order: bool, damp_dead: bool
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The weights without dead inputs, the order of the columns, and the factor of the inverse in this order."""
+    hessian, weights = without_dead_inputs(raw, weights)
+    order = by_importance(hessian, act_order)
+    damp = damping * jnp.mean(diagonal_of(hessian if damp_dead else raw), axis=1)
+    damped = on_diagonal(hessian, damp)
+    return weights, order, inverse_factor(both_ordered(damped, order) if act_order else damped)
 
 
 def check_factor(factor: jax.Array, damping: float) -> None:

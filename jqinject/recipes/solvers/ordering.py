@@ -83,7 +83,11 @@ def without_dead_inputs(hessian: jax.Array, weights: jax.Array) -> tuple[jax.Arr
 
 def inverse_factor(hessian: jax.Array) -> jax.Array:
     """The upper triangular `U` with `U^T U = hessian^-1`; nan if a Hessian is not positive definite."""
-    return jnp.linalg.cholesky(inverse(hessian), upper=True)
+    # H = R R^T with R upper triangular is the Cholesky factorization of H with its rows and columns reversed; then
+    # H^-1 = (R^-1)^T R^-1. H itself is not inverted.
+    reversed_factor = jnp.linalg.cholesky(hessian[..., ::-1, ::-1])
+    eye = jnp.broadcast_to(jnp.eye(hessian.shape[-1], dtype=hessian.dtype), hessian.shape)
+    return jax.lax.linalg.triangular_solve(reversed_factor[..., ::-1, ::-1], eye, left_side=True, lower=False)
 
 
 def inverse(matrices: jax.Array) -> jax.Array:

@@ -252,7 +252,11 @@ class Visit:
             floats, quantized = self._operands(batch, site)
             if quantize_input is not None:
                 quantized = quantize_input(site, self._value(batch, batch.floats, site.other))
-            yield batch, self._made(batch, None, floats), self._made(batch, weight, quantized)
+            made, beside = self._made(batch, weight, quantized), self.stream.updates.get(site.path)
+            if beside is not None:
+                env = batch.quantized if quantize_input is None else batch.floats
+                made = made + self._made(batch, beside, self._value(batch, env, site.other))
+            yield batch, self._made(batch, None, floats), made
 
     def inputs(self) -> Iterator[tuple[jax.Array, jax.Array, Any]]:
         """For each batch: samples of the float model and of the quantized one, and which belong to which matrix."""

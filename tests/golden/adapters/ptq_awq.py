@@ -136,6 +136,12 @@ class Rounded:
         value = ((codes - zero) * scale).reshape(rows.shape).T
         return type("Tensor", (), {"value": value})
 
+    def largest_of_groups(self, kernel: jax.Array) -> jax.Array:
+        """The largest magnitude of each number's group."""
+        assert self.group_size is not None, "asked only with groups"
+        largest = jnp.abs(kernel).reshape(-1, self.group_size, kernel.shape[1]).max(axis=1)
+        return jnp.repeat(largest, self.group_size, axis=0)
+
 
 def compressor_of(config: dict[str, Any]) -> tuple[AWQ, Rounded]:
     """llm-compressor's search and its rounding."""
