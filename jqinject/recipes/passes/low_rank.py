@@ -86,8 +86,8 @@ class LowRank:
             )
         if work.online:
             raise ValueError(
-                f"LowRank: the weights {', '.join(work.online)} are stored for transforms of their inputs that are kept "
-                "online, which the update beside them would not see.\n  cure: leave out the pass that kept them: Rotate('R4')"
+                f"LowRank: the weights {', '.join(work.online)} are stored for transforms that are kept online, which "
+                "the update beside them would not see.\n  cure: leave out the pass that kept them, such as Rotate('R4')"
             )
         model, plans = with_low_rank(
             work.model,

@@ -9,6 +9,7 @@ from functools import partial
 import jax.numpy as jnp
 import numpy as np
 
+from jqinject.ops.devices.processes import on_host
 from jqinject.recipes.passes.float_change import FloatChange
 from jqinject.recipes.stream.site import ContractionSite, LeftOut, Path
 from jqinject.recipes.transforms.biases import Biases
