@@ -194,6 +194,7 @@ class Work:
             chosen,
             LooksIntoEverything(),  # pyright: ignore
             transform_input=self._transform_input,
+            updates=self._updates() if self.is_quantized else None,
             on_host=self.on_host,
         )
 
