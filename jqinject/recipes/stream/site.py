@@ -220,6 +220,19 @@ def _places(
     return Places.of(moved, shape) or "a number of the parameter is contracted more than once"
 
 
+def is_known(flat: FlatProgram, slot: Slot, made_by: Mapping[Slot, tuple[Step, int]]) -> bool:
+    """Whether a value depends on neither parameters nor inputs.
+
+    Args:
+        flat: the program.
+        slot: of the value.
+        made_by: slot -> what makes it, and as which of its outputs.
+    """
+    if slot in flat.constants:
+        return True
+    return slot in made_by and all(is_known(flat, other, made_by) for other in made_by[slot][0].inputs)
+
+
 def known_value(flat: FlatProgram, slot: Slot, made_by: Mapping[Slot, tuple[Step, int]]) -> Any:
     """A value that depends on neither parameters nor inputs.
 
