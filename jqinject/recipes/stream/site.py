@@ -158,6 +158,8 @@ def _look(
 ) -> None:
     step = flat.steps[index]
     among = [place for place in (0, 1) if step.inputs[place] in owner]
+    if len(among) == 2:  # rows that the input chose of a table are no weight
+        among = [place for place in among if step.inputs[place] in found.fixed]
     if len(among) != 1 or step.inputs[1 - among[0]] in found.fixed:
         return
     place = among[0]
