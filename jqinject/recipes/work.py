@@ -153,7 +153,13 @@ class Work:
             calls: of the model; all by default.
         """
         chosen = self.calls if calls is None else calls
-        return Stream(self.model, chosen, LooksIntoEverything(), on_host=self.on_host)  # pyright: ignore
+        return Stream(
+            self.model,
+            chosen,
+            LooksIntoEverything(),  # pyright: ignore
+            updates=self._updates() if self.is_quantized else None,
+            on_host=self.on_host,
+        )
 
     @property
     def input_quantizers(self) -> InputQuantizers:

@@ -10,7 +10,7 @@ from flax import nnx
 
 from jqinject import Rule
 from jqinject.quant import Int8ActPerTensorAbsMax, Int8WeightPerChannelFloat
-from jqinject.recipes import RTN, CorrectBatchNorm, CorrectBiases, Recipe, Solve
+from jqinject.recipes import RTN, CorrectBatchNorm, CorrectBiases, LowRank, Recipe, Solve
 from jqinject.recipes.passes.correct_biases import Corrected
 from jqinject.recipes.quantized_parameter import quantized_parameters
 from jqinject.recipes.stream.site import LeftOut
@@ -117,6 +117,13 @@ def test_a_layer_without_a_bias_gets_one_as_in_brevitas_or_is_named() -> None:
     assert "which is new" in str(added.report.steps[1]) and added.model.layers[0].bias.shape == (4,)
     assert isinstance(left.report.steps[0].sites[0], LeftOut)
     assert model.layers[0].bias is None and left.model.layers[0].bias is None
+
+
+@pytest.mark.parametrize("inputs", ["float", "quantized"])
+def test_what_a_low_rank_product_adds_is_part_of_the_output(inputs: Any) -> None:
+    model = nnx.Sequential(nnx.Linear(8, 4, rngs=nnx.Rngs(0)))
+    plain = applied(model, LowRank(2))
+    assert shift(model, applied(model, LowRank(2), CorrectBiases(inputs))) < 1e-5 < shift(model, plain)
 
 
 def test_a_bias_of_16_bits_stays_one() -> None:

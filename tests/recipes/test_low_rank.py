@@ -10,7 +10,7 @@ from flax import nnx
 
 import jqinject
 from jqinject import Rule, quant, quantize
-from jqinject.recipes import GPTQ, RTN, LowRank, Recipe, SmoothQuant, Solve
+from jqinject.recipes import GPTQ, RTN, CorrectBiases, LowRank, Recipe, SmoothQuant, Solve
 
 INT3 = quant.Int8WeightPerChannelFloat.let(bit_width=3)
 X = jax.random.normal(jax.random.key(2), (48, 12)) @ jax.random.normal(jax.random.key(3), (12, 12))
@@ -93,6 +93,15 @@ def test_a_merged_product_is_quantized_with_the_weight_by_its_rule() -> None:
     merged.kernel.set_value(kernel)
     wanted = quantize(merged, rule)(X)
     np.testing.assert_allclose(jqinject.merge_lora(model)(X), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("inputs", ["float", "quantized"])
+def test_biases_are_corrected_for_what_weight_and_product_make(inputs: Any) -> None:
+    layer = nnx.Linear(12, 4, rngs=nnx.Rngs(0))
+    rule = Rule(weight_quant=INT3, input_quant=quant.Int8ActPerTensorAbsMax)
+    recipe = Recipe(LowRank(2), CorrectBiases(inputs=inputs))
+    result = recipe.apply(layer, rule, [X + 1], progress=False)
+    np.testing.assert_allclose(result.model(X + 1).mean(0), layer(X + 1).mean(0), atol=1e-4)
 
 
 def test_what_it_refuses() -> None:

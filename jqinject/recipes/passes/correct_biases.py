@@ -94,7 +94,7 @@ class CorrectBiases:
     def __call__(self, work: Work) -> list[Any]:
         """See `Pass`."""
         added = add_biases(work) if self.add else frozenset()
-        stream = work.float_stream() if self.inputs == "float" else work.stream()
+        stream = work.stream(quantize_inputs=self.inputs == "quantized")
         shifts = _Shifts(work, self.inputs)
         found: list[Corrected | LeftOut] = []
         for visit in with_progress(stream, "biases", shown=work.progress):

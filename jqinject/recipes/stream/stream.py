@@ -221,7 +221,7 @@ class Visit:
     def operand(self) -> jax.Array:
         """What the quantized model contracts in the first batch, before it is quantized."""
         batch = self.stream.batches[0]
-        return self._value(batch, batch.quantized, batch.traced.found.sites[self.index].other)
+        return self._raw(batch, batch.quantized)
 
     def put(self, parameter: Any) -> None:
         """Let the quantized model go on with another parameter.
@@ -247,9 +247,11 @@ class Visit:
         for batch in self.stream.batches:
             site = self.site_in(batch)
             floats, quantized = self._operands(batch, site)
+            raw = self._raw(batch, batch.quantized)
             if quantize_input is not None:
-                quantized = quantize_input(site, floats)
-            yield batch, self._made(batch, None, floats), self._made(batch, weight, quantized)
+                quantized, raw = quantize_input(site, floats), floats
+            made = self._with_update(batch, self._made(batch, weight, quantized), raw)
+            yield batch, self._made(batch, None, floats), made
 
     def inputs(self) -> Iterator[tuple[jax.Array, jax.Array, Any]]:
         """For each batch: samples of the float model and of the quantized one, and which belong to which matrix."""
@@ -282,10 +284,14 @@ class Visit:
         put = self.stream.parameters.get(site.path)
         if put is not None or floats is not quantized:
             made = self._made(batch, put, quantized)
-        beside = self.stream.updates.get(site.path)
-        if put is not None and beside is not None:
-            made = made + self._made(batch, beside, self._value(batch, batch.quantized, site.other))
+        if put is not None:
+            made = self._with_update(batch, made, self._raw(batch, batch.quantized))
         batch.quantized[slot] = made if self.correction is None else made + self.correction(batch, made)
+
+    def _with_update(self, batch: Batch, made: jax.Array, x: jax.Array) -> jax.Array:
+        """An output of the quantized model with that of the update beside its parameter, which contracts `x`."""
+        update = self.stream.updates.get(self.site.path)
+        return made if update is None else made + self._made(batch, update, x)
 
     def _made(self, batch: Batch, parameter: Any, x: jax.Array) -> jax.Array:
         """The output of the site: the contraction of an input with a parameter, None for the float model's."""
@@ -298,10 +304,13 @@ class Visit:
         return batch.traced.flat.steps[site.step].run(*ordered, *rest)[0]
 
     def _operands(self, batch: Batch, site: ContractionSite) -> tuple[jax.Array, jax.Array]:
-        floats = self._value(batch, batch.floats, site.other)
-        quantized = self._value(batch, batch.quantized, site.other)
+        floats, quantized = self._raw(batch, batch.floats), self._raw(batch, batch.quantized)
         quantize = self.stream.quantize_input
         return floats, quantized if quantize is None else quantize(site, quantized)
+
+    def _raw(self, batch: Batch, env: Mapping[Slot, Any]) -> jax.Array:
+        """The other operand, before it is quantized."""
+        return self._value(batch, env, self.site_in(batch).other)
 
     def _value(self, batch: Batch, env: Mapping[Slot, Any], slot: Slot) -> Any:
         fixed = self.stream._fixed[id(batch.traced)]
