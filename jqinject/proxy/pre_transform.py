@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core.transforms import Chain, Sized, Transform, along
+from jqinject.core.transforms import Chain, Sized, SizedChain, Transform, along
 from jqinject.inject import Binding
 
 NAME = "pre_transform"
@@ -64,10 +64,16 @@ def declared_transform(
     if not binding.declares(NAME):
         return None
     found = binding.resolve(NAME, trace=trace, **given)
-    made = found.made() if isinstance(found, Sized) else found
-    if made is not None and not isinstance(made, Transform):
+    sized = isinstance(found, Sized | SizedChain)
+    made = found.made() if sized else found
+    if made is not None and (not isinstance(made, Transform) or (isinstance(made, nnx.Module) and not sized)):
+        what = (
+            "holds numbers, so each quantizer needs its own"
+            if isinstance(made, nnx.Module)
+            else "is no transform"
+        )
         raise TypeError(
-            f"{binding.base.__name__}: {NAME} has to be a transform, got {type(found).__name__} {found!r:.80}.\n"
+            f"{binding.base.__name__}: {NAME} = {found!r:.80} {what}.\n"
             "  cure: jqinject.core.transforms.Hadamard(), or Sized(ChannelScale, channels)"
         )
     if stack and isinstance(made, nnx.Module):

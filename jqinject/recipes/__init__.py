@@ -7,7 +7,9 @@ from jqinject.recipes.passes.awq import AWQ as AWQ
 from jqinject.recipes.passes.correct_batch_norm import CorrectBatchNorm as CorrectBatchNorm
 from jqinject.recipes.passes.correct_biases import CorrectBiases as CorrectBiases
 from jqinject.recipes.passes.equalize import Equalize as Equalize
+from jqinject.recipes.passes.fold_norms import FoldNorms as FoldNorms
 from jqinject.recipes.passes.low_rank import LowRank as LowRank
+from jqinject.recipes.passes.rotate import Rotate as Rotate
 from jqinject.recipes.passes.smooth_quant import SmoothQuant as SmoothQuant
 from jqinject.recipes.passes.solve import NotSolved as NotSolved
 from jqinject.recipes.passes.solve import Solve as Solve

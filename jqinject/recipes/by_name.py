@@ -7,7 +7,9 @@ from jqinject.recipes.passes.awq import AWQ
 from jqinject.recipes.passes.correct_batch_norm import CorrectBatchNorm
 from jqinject.recipes.passes.correct_biases import CorrectBiases
 from jqinject.recipes.passes.equalize import Equalize
+from jqinject.recipes.passes.fold_norms import FoldNorms
 from jqinject.recipes.passes.low_rank import LowRank
+from jqinject.recipes.passes.rotate import Rotate
 from jqinject.recipes.passes.smooth_quant import SmoothQuant
 from jqinject.recipes.passes.solve import Solve
 from jqinject.recipes.passes.split_channels import SplitChannels
@@ -20,8 +22,8 @@ from jqinject.recipes.solvers.half_quadratic import HQO
 from jqinject.recipes.solvers.learned_rounding import LearnedRounding
 
 PASSES = (
-    *(AWQ, AllocateBits, CorrectBatchNorm, CorrectBiases, Equalize, LowRank, SmoothQuant, Solve),
-    SplitChannels,
+    *(AWQ, AllocateBits, CorrectBatchNorm, CorrectBiases, Equalize, FoldNorms, LowRank, Rotate, SmoothQuant),
+    *(Solve, SplitChannels),
 )
 SOLVERS = (GPFQ, GPTQ, HQO, QEP, RTN, AutoRound, Clip, LearnedRounding, MagR, Qronos)
 BY_NAME: dict[str, type] = {kind.__name__: kind for kind in (*PASSES, *SOLVERS)}

@@ -14,7 +14,7 @@ from flax import nnx
 
 import jqinject
 from jqinject import Rule, freeze, load_state, quantize
-from jqinject.core.transforms import Chain, ChannelScale, Hadamard, Sized
+from jqinject.core.transforms import ChannelScale, Hadamard, Sized, SizedChain
 from jqinject.dot import QDotGeneral, Scheme
 from jqinject.quant import (
     Int8ActDynamicPerRow,
@@ -25,7 +25,7 @@ from jqinject.quant import (
 
 ALL = Hadamard()
 SIGNED = Hadamard(8, signs=(1, -1) * 4)
-BOTH = Chain((Sized(ChannelScale, 16, "both"), Hadamard(4)))
+BOTH = SizedChain((Sized(ChannelScale, 16, "both"), Hadamard(4)))
 
 
 class Mixed(nnx.Module):
@@ -71,7 +71,7 @@ def _stored(model: Mixed) -> Mixed:
     for parameter, axes in ((made.query, (0,)), (made.value, (0,)), (made.back, (0, 1))):
         parameter[...] = _dual(ALL, parameter[...], axes)
     made.general.kernel[...] = _dual(ALL, made.general.kernel[...], (0, 1))
-    both = Chain((Sized(ChannelScale, 16), Hadamard(4)))
+    both: Any = BOTH.made()
     both.parts[0].put(jnp.linspace(0.5, 2.0, 16))
     made.down.kernel[...] = _dual(both, made.down.kernel[...], (0,))
     made.convolution.kernel[...] = _dual(SIGNED, made.convolution.kernel[...], (1,))
@@ -183,7 +183,7 @@ def test_a_stack_of_layers_has_transforms_of_its_own() -> None:
 def test_what_is_no_transform_is_refused() -> None:
     layer = nnx.Sequential(nnx.Linear(16, 8, rngs=nnx.Rngs(0)))
     rule = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=NoneActQuant.let(pre_transform=3))
-    with pytest.raises(TypeError, match="pre_transform has to be a transform, got int 3"):
+    with pytest.raises(TypeError, match="pre_transform = 3 is no transform"):
         quantize(layer, rule)
 
 

@@ -164,3 +164,21 @@ def test_batch_norms_get_the_statistics_of_the_quantized_model() -> None:
 def test_wrong_choices_are_refused(wrong: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         wrong()
+
+
+class Residual(nnx.Module):
+    """Rows of a table, and what a parameter makes of them: the sum of both is no bias."""
+
+    def __init__(self) -> None:
+        self.table = nnx.Embed(8, 4, rngs=nnx.Rngs(0))
+        self.w = nnx.Param(jax.random.normal(jax.random.key(0), (4, 4)))
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        x = self.table(ids)
+        return x + jnp.einsum("bd,de->be", x, self.w[...])
+
+
+def test_rows_of_a_table_are_no_bias() -> None:
+    rule = Rule("w", weight_quant=Int8WeightPerChannelFloat)
+    result = Recipe(CorrectBiases()).apply(Residual(), [rule, Rule("table")], [jnp.arange(8)])
+    assert "no parameter is added to its output" in str(result.report)

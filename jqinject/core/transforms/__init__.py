@@ -6,5 +6,6 @@ from jqinject.core.transforms.hadamard import Hadamard as Hadamard
 from jqinject.core.transforms.orthogonal import Orthogonal as Orthogonal
 from jqinject.core.transforms.transform import Chain as Chain
 from jqinject.core.transforms.transform import Sized as Sized
+from jqinject.core.transforms.transform import SizedChain as SizedChain
 from jqinject.core.transforms.transform import Transform as Transform
 from jqinject.core.transforms.transform import along as along

@@ -27,6 +27,7 @@ class ChannelScale(Transform):
     """
 
     def __init__(self, channels: int) -> None:
+        self.channels = channels
         self.factors = QuantStat(float_array(1.0, (channels,)))
 
     def put(self, factors: jax.Array) -> None:
@@ -74,6 +75,7 @@ class Permutation(Transform):
     """
 
     def __init__(self, channels: int) -> None:
+        self.channels = channels
         self.order = QuantStat(jnp.arange(channels, dtype=jnp.int32))
 
     def put(self, order: jax.Array) -> None:

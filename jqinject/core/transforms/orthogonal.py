@@ -30,6 +30,7 @@ class Orthogonal(Transform):
     """
 
     def __init__(self, channels: int) -> None:
+        self.channels = channels
         self.matrix = QuantStat(jnp.eye(channels, dtype=jnp.float32))
 
     def put(self, matrix: jax.Array) -> None:

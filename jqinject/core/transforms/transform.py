@@ -73,11 +73,33 @@ class Sized:
         return self.kind(self.channels)
 
 
+@dataclass(frozen=True)
+class SizedChain:
+    """Several transforms, one after the other, as a declaration: see `Sized`.
+
+    Attributes:
+        parts: transforms without numbers, and declarations of others; the first is applied first.
+
+    Example:
+        >>> from jqinject.core.transforms import ChannelScale, Hadamard
+        >>> len(SizedChain((Sized(ChannelScale, 4), Hadamard(4))).made().parts)
+        2
+    """
+
+    parts: tuple[Any, ...]
+
+    def made(self) -> Transform:
+        """The transform."""
+        return Chain(
+            tuple(part.made() if isinstance(part, Sized | SizedChain) else part for part in self.parts)
+        )
+
+
 class Chain(Transform):
     """Several transforms, one after the other.
 
     Args:
-        parts: transforms, or declarations of such (`Sized`); the first is applied first.
+        parts: transforms; the first is applied first.
 
     Example:
         >>> import jax.numpy as jnp
@@ -90,9 +112,8 @@ class Chain(Transform):
     parts: Any
 
     def __init__(self, parts: tuple[Any, ...]) -> None:
-        made = tuple(part.made() if isinstance(part, Sized) else part for part in parts)
-        stateful = any(isinstance(part, nnx.Module) for part in made)
-        self.parts = nnx.data(nnx.List(made)) if stateful else made
+        stateful = any(isinstance(part, nnx.Module) for part in parts)
+        self.parts = nnx.data(nnx.List(parts)) if stateful else tuple(parts)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """See `Transform`."""

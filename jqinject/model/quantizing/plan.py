@@ -51,7 +51,7 @@ def plan_layers(
         inside.add(path)  # modules inside a jqinject layer belong to it
         kind = type(module).__name__
         number = next(
-            (i for i, r in enumerate(rules) if _takes(r, module, ".".join(path))),
+            (i for i, r in enumerate(rules) if takes_layer(r, module, ".".join(path))),
             None,
         )
         slots: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ def plan_layers(
     return tuple(entries), by_module
 
 
-def _takes(rule: Rule, module: Any, path: str) -> bool:
+def takes_layer(rule: Rule, module: Any, path: str) -> bool:
     """Whether a rule is for a layer: by the layer's path, or by that of its weight."""
     if rule.op is not None:
         return type(module).__name__ in rule.op and rule.matches(path)

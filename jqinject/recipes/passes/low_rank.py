@@ -84,6 +84,11 @@ class LowRank:
                 "LowRank splits float weights, and an earlier pass has already quantized them.\n"
                 "  cure: Recipe(SmoothQuant(), LowRank(), Solve(GPTQ())), in this order"
             )
+        if work.online:
+            raise ValueError(
+                f"LowRank: the weights {', '.join(work.online)} are stored for transforms that are kept online, which "
+                "the update beside them would not see.\n  cure: leave out the pass that kept them, such as Rotate('R4')"
+            )
         model, plans = with_low_rank(
             work.model,
             work.rules,

@@ -158,6 +158,8 @@ def _look(
 ) -> None:
     step = flat.steps[index]
     among = [place for place in (0, 1) if step.inputs[place] in owner]
+    if len(among) == 2:  # rows that the input chose of a table are no weight
+        among = [place for place in among if step.inputs[place] in found.fixed]
     if len(among) != 1 or step.inputs[1 - among[0]] in found.fixed:
         return
     place = among[0]
@@ -218,6 +220,19 @@ def _places(
         return where
 
     return Places.of(moved, shape) or "a number of the parameter is contracted more than once"
+
+
+def is_known(flat: FlatProgram, slot: Slot, made_by: Mapping[Slot, tuple[Step, int]]) -> bool:
+    """Whether a value depends on neither parameters nor inputs.
+
+    Args:
+        flat: the program.
+        slot: of the value.
+        made_by: slot -> what makes it, and as which of its outputs.
+    """
+    if slot in flat.constants:
+        return True
+    return slot in made_by and all(is_known(flat, other, made_by) for other in made_by[slot][0].inputs)
 
 
 def known_value(flat: FlatProgram, slot: Slot, made_by: Mapping[Slot, tuple[Step, int]]) -> Any:

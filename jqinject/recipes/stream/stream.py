@@ -54,6 +54,8 @@ class Stream:
         calls: of the model.
         policy: says which modules are not looked into.
         quantize_input: what the quantized model contracts instead of an input; None for the input itself.
+        transform_input: what the float model contracts instead of an input, and the quantized one without
+            `quantize_input`, which does so itself; None for the input itself.
         parameters: path -> array in the place of the model's own parameter, in the quantized model.
         updates: path -> array beside such a parameter, which the quantized model contracts with inputs that are not
             quantized.
@@ -67,11 +69,12 @@ class Stream:
         policy: Policy,
         *,
         quantize_input: QuantizeInput | None = None,
+        transform_input: QuantizeInput | None = None,
         parameters: Mapping[Path, Any] | None = None,
         updates: Mapping[Path, Any] | None = None,
         on_host: bool = False,
     ) -> None:
-        self.quantize_input = quantize_input
+        self.quantize_input, self.transform_input = quantize_input, transform_input
         self.parameters: dict[Path, Any] = dict(parameters or {})
         self.updates: dict[Path, Any] = dict(updates or {})
         self.on_host = on_host
@@ -249,7 +252,8 @@ class Visit:
             floats, quantized = self._operands(batch, site)
             raw = self._raw(batch, batch.quantized)
             if quantize_input is not None:
-                quantized, raw = quantize_input(site, floats), floats
+                raw = self._raw(batch, batch.floats)
+                quantized = quantize_input(site, raw)
             made = self._with_update(batch, self._made(batch, weight, quantized), raw)
             yield batch, self._made(batch, None, floats), made
 
@@ -305,8 +309,14 @@ class Visit:
 
     def _operands(self, batch: Batch, site: ContractionSite) -> tuple[jax.Array, jax.Array]:
         floats, quantized = self._raw(batch, batch.floats), self._raw(batch, batch.quantized)
-        quantize = self.stream.quantize_input
-        return floats, quantized if quantize is None else quantize(site, quantized)
+        quantize, transform = self.stream.quantize_input, self.stream.transform_input
+        if quantize is not None:
+            quantized = quantize(site, quantized)
+        if transform is not None:
+            same = floats is quantized
+            floats = transform(site, floats)
+            quantized = floats if same else quantized if quantize is not None else transform(site, quantized)
+        return floats, quantized
 
     def _raw(self, batch: Batch, env: Mapping[Slot, Any]) -> jax.Array:
         """The other operand, before it is quantized."""

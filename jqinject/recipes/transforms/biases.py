@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.recipes.stream.flat_program import FlatProgram, Slot, Step
-from jqinject.recipes.stream.site import CASTS, MOVES, Path, known_value
+from jqinject.recipes.stream.site import CASTS, MOVES, Path, is_known, known_value
 from jqinject.recipes.transforms.labels import compressed
 from jqinject.recipes.transforms.moved import moved_by_numpy
 
@@ -113,6 +113,9 @@ class Biases:
         source = chain[-1][0].inputs[0] if chain else slot
         if source not in self._parameters:
             return None
+        others = [other for step, _ in chain for other in step.inputs[1:]]
+        if not all(is_known(self._flat, other, self._made_by) for other in others):
+            return None  # rows of a table, which the inputs choose
         path, shape = self._parameters[source]
         where = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape)
         for step, place in reversed(chain):

@@ -1,0 +1,228 @@
+"""`Rotate`: mixes channels by Hadamard matrices, so that none of them is far larger than the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.core.transforms import Hadamard, Orthogonal, Transform
+from jqinject.ops import hadamard
+from jqinject.recipes.online import columns_of
+from jqinject.recipes.passes.float_change import FloatChange
+from jqinject.recipes.stream.site import ContractionSite, LeftOut
+from jqinject.recipes.transforms.sources import comes_from_nonlinearity, values_of
+from jqinject.recipes.transforms.turning import TurnedRegion, Turning
+from jqinject.recipes.work import Work, site_path
+
+KINDS = ("R1", "R2", "R4")
+
+
+@dataclass(frozen=True)
+class Rotated:
+    """What was done to the inputs of some sites.
+
+    Attributes:
+        kind: "R1", "R2" or "R4".
+        sites: their names.
+        block: how many channels are mixed by one matrix.
+        folded: the parameters that the matrix is in.
+        online: whether it also runs before the inputs.
+    """
+
+    kind: str
+    sites: tuple[str, ...]
+    block: int
+    folded: tuple[str, ...]
+    online: bool = False
+
+    def __str__(self) -> str:
+        where = f"{'online, its inverse in' if self.online else 'in'} {', '.join(self.folded)}"
+        return f"{self.kind} of {', '.join(self.sites)}: blocks of {self.block} channels, {where}"
+
+
+@dataclass(frozen=True, init=False)
+class Rotate:
+    """Multiplies channels by orthogonal matrices, and weights by their inverses: the float model's function stays.
+
+    | kind | which channels | where the matrix goes |
+    |---|---|---|
+    | R1 | those that norms normalize: the residual stream | into the weights that write and read it |
+    | R2 | those between two contractions with nothing nonlinear in between: values of attention | into both weights |
+    | R4 | those that come out of something nonlinear, number by number | online, before the input |
+
+    Which channels these are is found from the program. The matrices are Hadamard's, with random signs where they are
+    not online; they mix all channels or, without a matrix of that size, blocks of them. Where a program subtracts the
+    mean of the channels (LayerNorm), R1 is changed to leave their sum as it is. Norms' gains have to be folded before.
+
+    Args:
+        which, kinds: the rotations; all by default.
+        seed: of the signs.
+        full_size: refuse sizes without a Hadamard matrix instead of mixing blocks.
+
+    Raises:
+        ValueError: an unknown kind; when applied, with `full_size`, a size without a matrix: the text names the site;
+            or the float model's outputs move.
+
+    Source: Ashkboos et al., "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs", 2024.
+
+    Differs from QuaRot: a table that is looked up and is the head too is rotated once; a norm's gain that cannot be
+    folded leaves the stream as it is, and the report says so. R3 (queries and keys) is not here.
+
+    Example:
+        >>> Rotate("R1", "R4")
+        Rotate('R1', 'R4')
+    """
+
+    kinds: tuple[str, ...]
+    seed: int
+    full_size: bool
+
+    def __init__(
+        self, *which: str, kinds: Sequence[str] = (), seed: int = 0, full_size: bool = False
+    ) -> None:
+        given = (*which, *kinds) or KINDS
+        for kind in given:
+            if kind not in KINDS:
+                raise ValueError(
+                    f"Rotate: {kind!r} is no kind of rotation.\n  cure: one of {', '.join(KINDS)}"
+                )
+        object.__setattr__(self, "kinds", given)
+        object.__setattr__(self, "seed", seed)
+        object.__setattr__(self, "full_size", full_size)
+
+    def __repr__(self) -> str:
+        more = [f"seed={self.seed}"] if self.seed else []
+        more += ["full_size=True"] if self.full_size else []
+        return f"Rotate({', '.join([*map(repr, self.kinds), *more])})"
+
+    def __call__(self, work: Work) -> list[Any]:
+        """See `Pass`."""
+        change = FloatChange(work, repr(self))
+        change.run(lambda site: ())
+        turning = Turning(
+            change.links,
+            change.traced.flat,
+            change.traced.found,
+            _paths(change),
+            values_of(change.traced.flat, change.state, change.links),
+        )
+        done: list[Any] = []
+        taken: set[str] = set()
+        key = jax.random.key(self.seed)
+        for site in change.sites:
+            if site.name in taken:
+                continue
+            region = turning.of(site)
+            if isinstance(region, str):
+                taken.add(site.name)
+                done += self._before(change, site, region)
+                continue
+            taken |= region.sinks
+            kind = "R1" if region.normalized else "R2"
+            if kind in self.kinds:
+                key, own = jax.random.split(key)
+                done.append(self._turned(change, site, region, kind, own))
+        return done + change.finish()
+
+    def _turned(
+        self, change: FloatChange, site: ContractionSite, region: TurnedRegion, kind: str, key: jax.Array
+    ) -> Rotated:
+        size = self._size(region.block, site)
+        transform = rotation(region.block, size, region.keeps_sums, key)
+        turns = {
+            path: partial(turned, transform=transform, axis=axis, block=region.block)
+            for path, axis in region.parameters.items()
+        }
+        change.change(site.name, turns)
+        folded = tuple(".".join(map(str, path)) for path in region.parameters)
+        return Rotated(kind, tuple(sorted(region.sinks)), size, folded)
+
+    def _before(self, change: FloatChange, site: ContractionSite, why: str) -> list[Any]:
+        """R4 before one site, or why not."""
+        source = comes_from_nonlinearity(site, change.links, change.traced.found.fixed)
+        if not source or "R4" not in self.kinds:
+            return [LeftOut(site.name, site.path, why)] if {"R1", "R2"} & {*self.kinds} and not source else []
+        if site_path(site) in {name for _, _, online in change.done for name in online}:
+            return []
+        channels = columns_of(site)
+        size = self._size(channels, site)
+        refused = change.keep_online(site, Hadamard(None if size == channels else size))
+        if refused:
+            return [LeftOut(site.name, site.path, refused)]
+        return [Rotated("R4", (site.name,), size, (site_path(site),), online=True)]
+
+    def _size(self, channels: int, site: ContractionSite) -> int:
+        """How many channels one matrix mixes."""
+        size = largest_size(channels)
+        if self.full_size and size != channels:
+            try:
+                hadamard.table_size(channels)
+            except ValueError as error:
+                raise ValueError(f"{self!r}: {site.name} ({site_path(site)}): {error}") from error
+        return size
+
+
+def largest_size(channels: int) -> int:
+    """The largest divisor of a number of channels that has a Hadamard matrix.
+
+    Example:
+        >>> largest_size(48), largest_size(6), largest_size(84)
+        (48, 2, 28)
+    """
+    for size in sorted((each for each in range(1, channels + 1) if channels % each == 0), reverse=True):
+        try:
+            hadamard.table_size(size)
+        except ValueError:
+            continue
+        return size
+    return 1
+
+
+def rotation(channels: int, size: int, keeps_sums: bool, key: jax.Array) -> Transform:
+    """A random Hadamard transform of blocks; where sums have to stay, turned so that it does.
+
+    Args:
+        channels: how many there are.
+        size: of a block.
+        keeps_sums: whether the sum of the channels has to stay as it is.
+        key: of the signs.
+    """
+    signs = np.asarray(jax.random.rademacher(key, (size,), jnp.int32))
+    plain = Hadamard(size, signs=tuple(signs.tolist()))
+    if not keeps_sums:
+        return plain
+    # H turns the vector of equal numbers to another one; the reflection that takes it back comes after H.
+    matrix = np.asarray(plain(jnp.eye(channels)), np.float64)
+    even = np.full(channels, 1 / math.sqrt(channels))
+    normal = even @ matrix - even
+    length = normal @ normal
+    if length > 1e-12:
+        matrix = matrix - 2 * np.outer(matrix @ normal, normal) / length
+    transform = Orthogonal(channels)
+    transform.put(jnp.asarray(matrix, jnp.float32))
+    return transform
+
+
+def turned(value: jax.Array, *, transform: Transform, axis: int, block: int) -> jax.Array:
+    """A parameter whose blocks of numbers along an axis are transformed.
+
+    Args:
+        value: the parameter.
+        transform: of blocks.
+        axis: of the parameter.
+        block: how many numbers are transformed together at most.
+    """
+    moved = jnp.moveaxis(value, axis, -1)
+    cut = moved.reshape(*moved.shape[:-1], moved.shape[-1] // block, block)
+    return jnp.moveaxis(transform(cut).reshape(moved.shape), -1, axis)
+
+
+def _paths(change: FloatChange) -> dict[int, Any]:
+    return {slot: path for slot, (path, _) in change.owners.items()}
