@@ -12,12 +12,26 @@ import optax
 from flax import nnx
 
 import jqinject
-from jqinject.recipes import AWQ, GPFQ, GPTQ, RTN, AutoRound, LowRank, Qronos, Recipe, SmoothQuant, Solve
+from jqinject.recipes import (
+    AWQ,
+    GPFQ,
+    GPTQ,
+    RTN,
+    AutoRound,
+    FoldNorms,
+    LowRank,
+    Qronos,
+    Recipe,
+    Rotate,
+    SmoothQuant,
+    Solve,
+)
 from recipe_trials.formats import Format
 from recipe_trials.tracks import Track
 
 INTEGERS = ("W4A16", "W3A16", "W2A16", "W4A4")
 RANK = 4
+ROTATION = (FoldNorms(), Rotate("R1", "R2", "R4"))
 
 
 @dataclass(frozen=True)
@@ -76,8 +90,10 @@ METHODS = {
     "AWQ": by_recipe(AWQ(), Solve(RTN())),
     "SmoothQuant": by_recipe(SmoothQuant(), Solve(RTN())),
     "SmoothQuant, GPTQ": by_recipe(SmoothQuant(), Solve(GPTQ())),
+    "rotation": by_recipe(*ROTATION, Solve(RTN()), has_seed=False),
+    "rotation, GPTQ": by_recipe(*ROTATION, Solve(GPTQ())),
     "SVDQuant": by_recipe(SmoothQuant(), LowRank(rank=RANK), Solve(RTN())),
     "AutoRound": by_recipe(Solve(AutoRound()), formats=INTEGERS),
     "QAT": Method(trained),
 }
-"""RTN's inputs have no range that is collected from data in any of the formats."""
+"""Without a seed: nothing is collected from data, since the ranges of inputs are those of the tensor at hand."""
