@@ -16,6 +16,7 @@ DRIVERS = {
     "qwix_awq/": ptq_awq.qwix,
     "modelopt/": ptq_awq.optimum,
     "hadamard/": ptq_scaling.matrices,
+    "qwix_hadamard/": ptq_scaling.qwix_rotation,
 }
 CASES = [
     (case, drive)
