@@ -125,6 +125,7 @@ ACTIVATIONS = {
     **{"activation": "ReLU", "add_mul_node": False, "layerwise": False, "co_optimize_act_weights": False},
     **{"alpha": 0.5, "batches": 1, "sizes": [4, 6, 3]},
 }
+MERGED = {"peer": "brevitas", "seed": 1, "sizes": [6, 12, 5]}
 SPLITTING = {
     **{"peer": "brevitas", "algorithm": "GraphChannelSplitting", "criterion": "maxabs", "seed": 1},
     **{"layer_sizes": [4, 6, 3], "split_input": False, "split_ratio": 0.3},
@@ -227,6 +228,8 @@ READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
                 NORMED,
                 ACTIVATIONS,
                 SPLITTING,
+                {**MERGED, "algorithm": "MergeLnAffine", "model": "emb - ln - fc"},
+                {**MERGED, "algorithm": "LayerNormToRMS", "model": "emb - rms - fc", "eps": 1e-5},
             )
         ],
         "llmc_smoothquant": [(SMOOTH, ptq_smooth.compressor_smooth_of)],
@@ -242,9 +245,9 @@ READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
     },
 }
 
-# Groups of cases without an adapter.
+# Groups of cases whose configs are sizes alone, which their adapters read case by case.
 NOT_DRIVEN = {
-    **dict.fromkeys(("brevitas_equalize", "hadamard", "qwix_hadamard"), "ptq"),
+    **dict.fromkeys(("hadamard", "qwix_hadamard"), "ptq"),
 }
 
 # What the library refuses, as the reference does, in cases of errors.

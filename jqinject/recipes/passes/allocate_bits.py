@@ -92,8 +92,8 @@ class AllocateBits:
     | `sensitivity` | error |
     |---|---|
     | "output" | mean squared error of its site's output, relative to the output: the inverse of the SQNR |
-    | "hessian" | `|J d|^2 / |y|^2`, how far the model's outputs move to first order; of a `loss`, `|d^T H d| / 2` |
-    | "gradient" | how far the loss moves to first order: `|g d|` |
+    | "hessian" | `norm(J d)^2 / norm(y)^2`, how far the outputs move to first order; of a `loss`, `abs(d^T H d) / 2` |
+    | "gradient" | how far the loss moves to first order: `abs(g d)` |
     | "fisher" | `sum g^2 d^2 / 2`, by the diagonal of the empirical Fisher information of batches |
     | "kl" | Kullback-Leibler divergence of the softmax of the model's outputs, with this weight alone rounded |
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jqinject.recipes.passes.centring import centred
 from jqinject.recipes.passes.float_change import Change, FloatChange
 from jqinject.recipes.stream.flat_program import Slot
 from jqinject.recipes.stream.site import Path
@@ -60,15 +61,24 @@ class FoldNorms:
     are multiplied by, all products of which are contracted with parameters. The float model's function stays, and is
     checked.
 
+    Args:
+        center: take the mean over the outputs of all weights that make what a LayerNorm takes, too, so that an RMSNorm
+            in its place would compute the same: LayerNorm to RMSNorm.
+
     Raises:
         ValueError: when applied, the float model's outputs move.
 
-    Source: `MergeLnAffine` of Brevitas; QuaRot folds RMSNorm's gains so that the stream can be rotated.
+    Source: `MergeLnAffine` and `LayerNormToRMS` of Brevitas; QuaRot folds RMSNorm's gains so that the stream can be
+    rotated.
+
+    Differs from Brevitas: the module stays a LayerNorm, whose own mean is then 0.
 
     Example:
         >>> FoldNorms()
-        FoldNorms()
+        FoldNorms(center=False)
     """
+
+    center: bool = False
 
     def __call__(self, work: Work) -> list[Any]:
         """See `Pass`."""
@@ -84,7 +94,7 @@ class FoldNorms:
             else:
                 done.append(why)
         change.finish()
-        return done
+        return [*done, *centred(work, repr(self))] if self.center else done
 
 
 class _Folding:

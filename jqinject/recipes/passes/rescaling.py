@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
 
+from jqinject.core.transforms import ChannelScale
 from jqinject.ops.devices.processes import on_host
+from jqinject.recipes.online import columns_of
 from jqinject.recipes.passes.float_change import FloatChange
 from jqinject.recipes.stream.site import ContractionSite, LeftOut, Path
 from jqinject.recipes.transforms.biases import Biases
 from jqinject.recipes.transforms.labels import factors_of
 from jqinject.recipes.transforms.regions import Member, Region, Regions, by_region
 from jqinject.recipes.work import Work, site_path
+
+Online = Literal["never", "rest", "all"]
+"""Which sites get factors before their inputs instead of in a neighbour."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,7 @@ class Rescaled:
         folded: the parameters that were multiplied by factors, those of the sites excepted.
         channels: how many factors there are.
         smallest, largest: of the factors of the sites' inputs.
+        online: whether the factors are kept before the sites' inputs.
     """
 
     sites: tuple[str, ...]
@@ -34,10 +41,11 @@ class Rescaled:
     channels: int
     smallest: float
     largest: float
+    online: bool = False
 
     def __str__(self) -> str:
         factors = f"{self.channels} factors from {self.smallest:.3g} to {self.largest:.3g}"
-        return f"{', '.join(self.sites)}: {factors}, in {', '.join(self.folded)}"
+        return f"{', '.join(self.sites)}: {factors}, {'kept online' if self.online else 'in ' + ', '.join(self.folded)}"
 
 
 class Rescaling(FloatChange):
@@ -47,12 +55,14 @@ class Rescaling(FloatChange):
         work: of the recipe.
         by: the pass, for messages.
         statistics: names of `Statistics` to collect at every site.
+        online: which sites get factors before their inputs: "never", the "rest" that no region has, or "all".
 
     Attributes:
-        regions: those of the model's sites, in the order in which the sites run.
+        regions: those of the model's sites, in the order in which the sites run; none if all factors stay online.
+        alone: the sites of each parameter whose factors stay online.
     """
 
-    def __init__(self, work: Work, by: str, statistics: Sequence[str] = ()) -> None:
+    def __init__(self, work: Work, by: str, statistics: Sequence[str] = (), online: Online = "never") -> None:
         super().__init__(work, by)
         traced = self.traced
         self._flat, self._slots = traced.flat, {path: slot for slot, (path, _) in self.owners.items()}
@@ -60,8 +70,17 @@ class Rescaling(FloatChange):
         count = traced.program.output_tree.num_leaves
         self._regions = Regions(traced.flat, traced.found, self.owners, self.shapes, count)
         self.regions, reasons = by_region(self._regions, self.sites)
-        self.left_out += [LeftOut(s.name, s.path, reasons[s.name]) for s in self.sites if s.name in reasons]
-        self.run(lambda site: ("magnitude",) if statistics and site.name in reasons else statistics)
+        rest = [site for site in self.sites if site.name in reasons]
+        if online == "all":
+            self.regions, rest = [], self.sites
+        self.alone: dict[Path, list[ContractionSite]] = {}
+        if online == "never":
+            self.left_out += [LeftOut(site.name, site.path, reasons[site.name]) for site in rest]
+        else:
+            for site in rest:
+                self.alone.setdefault(site.path, []).append(site)
+        plain = {site.name for site in rest if online == "never"}
+        self.run(lambda site: ("magnitude",) if statistics and site.name in plain else statistics)
 
     def bias_of(self, maker: ContractionSite | Path) -> Path | None:
         """The parameter that is added to the outputs of a site, or to what a norm's gain is multiplied with.
@@ -93,6 +112,40 @@ class Rescaling(FloatChange):
         """The largest magnitude among the weights of each channel, of all of a region's sinks."""
         found = [np.abs(self.weights(member.site)).max(axis=1) for member in region.sinks]
         return per_channel(region, region.sinks, found)
+
+    def of_columns(self, sites: Sequence[ContractionSite], name: str) -> np.ndarray:
+        """A statistic of the inputs of one parameter's sites for each channel: the largest, or smallest, of all.
+
+        Args:
+            sites: the parameter's.
+            name: "largest" or "smallest"; "weights" for the largest magnitude of the weights.
+        """
+        found = [
+            np.abs(self.weights(site)).max(axis=1)
+            if name == "weights"
+            else on_host(getattr(self.statistics[site.name], name))
+            for site in sites
+        ]
+        of_channels = [
+            each.reshape(len(each), columns_of(site), -1) for site, each in zip(sites, found, strict=True)
+        ]
+        reduce = np.min if name == "smallest" else np.max
+        return reduce([reduce(each, axis=(0, 2)) for each in of_channels], axis=0)
+
+    def scale_online(self, sites: Sequence[ContractionSite], factors: np.ndarray) -> Rescaled | LeftOut:
+        """Multiply the inputs of one parameter's sites by factors that stay before them, and divide its weights.
+
+        Args:
+            sites: the parameter's.
+            factors: of its channels, finite and not 0.
+        """
+        scale = ChannelScale(factors.size)
+        scale.put(jnp.asarray(factors, jnp.float32))
+        refused = self.keep_online(sites[0], scale)
+        if refused:
+            return LeftOut(sites[0].name, sites[0].path, refused)
+        names = tuple(dict.fromkeys(site.name for site in sites))
+        return Rescaled(names, (), factors.size, float(factors.min()), float(factors.max()), online=True)
 
     def makers(self, region: Region) -> Iterator[tuple[ContractionSite | Path, np.ndarray, np.ndarray]]:
         """The weights and the gains that make a region's channels, as they are now.

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jqinject.recipes.passes.rescaling import Rescaling
+from jqinject.recipes.passes.rescaling import Online, Rescaling
 from jqinject.recipes.work import Work
 
 Ranges = Literal["maxabs", "minmax"]
@@ -63,6 +63,8 @@ class SmoothQuant:
             equalization.
         with_sources: the inputs' range is the mean of theirs and that of the weights and gains that make
             them, where there are such: Brevitas's `co_optimize_act_weights`.
+        online: "rest" keeps the factors of sites that cannot be folded before their inputs, as a transform that is
+            stored and served with the model (Brevitas's `add_mul_node`); "all" those of every site (`layerwise`).
 
     Raises:
         ValueError: `alpha` is not within 0 and 1; a choice that there is not; or, when applied, the float model's
@@ -76,13 +78,14 @@ class SmoothQuant:
 
     Example:
         >>> SmoothQuant(alpha=0.8)
-        SmoothQuant(alpha=0.8, ranges='maxabs', formula='power', with_sources=False)
+        SmoothQuant(alpha=0.8, ranges='maxabs', formula='power', with_sources=False, online='never')
     """
 
     alpha: float = 0.5
     ranges: Ranges = "maxabs"
     formula: Literal["power", "log"] = "power"
     with_sources: bool = False
+    online: Online = "never"
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
@@ -93,23 +96,33 @@ class SmoothQuant:
             raise ValueError(f"SmoothQuant: ranges is {self.ranges!r}, must be 'maxabs' or 'minmax'")
         if self.formula not in ("power", "log"):
             raise ValueError(f"SmoothQuant: formula is {self.formula!r}, must be 'power' or 'log'")
+        if self.online not in ("never", "rest", "all"):
+            raise ValueError(f"SmoothQuant: online is {self.online!r}, must be 'never', 'rest' or 'all'")
 
     def __call__(self, work: Work) -> list[Any]:
         """See `Pass`."""
-        rescaling = Rescaling(work, repr(self), ("largest", "smallest"))
+        rescaling = Rescaling(work, repr(self), ("largest", "smallest"), self.online)
         found: list[Any] = []
         for region in rescaling.regions:
             high, low = (rescaling.of_inputs(region, name) for name in ("largest", "smallest"))
-            weights = rescaling.of_weights(region)
-            if self.ranges == "maxabs":
-                inputs = np.maximum(np.abs(high), np.abs(low))
-            else:
-                inputs, weights = high - low, 2 * weights
-            if self.with_sources:
-                makers = rescaling.of_makers(region)
-                inputs = np.where(makers > 0, (inputs + makers) / 2, inputs)
-            scales = (
-                log_scales(inputs) if self.formula == "log" else smooth_scales(inputs, weights, self.alpha)
-            )
+            makers = rescaling.of_makers(region) if self.with_sources else None
+            scales = self._scales(high, low, rescaling.of_weights(region), makers)
             found.append(rescaling.multiply(region, 1 / scales))
+        for sites in rescaling.alone.values():
+            high, low, weights = (
+                rescaling.of_columns(sites, name) for name in ("largest", "smallest", "weights")
+            )
+            found.append(rescaling.scale_online(sites, 1 / self._scales(high, low, weights, None)))
         return found + rescaling.finish()
+
+    def _scales(
+        self, high: np.ndarray, low: np.ndarray, weights: np.ndarray, makers: np.ndarray | None
+    ) -> np.ndarray:
+        """What inputs are divided by, from the largest and the smallest of each channel."""
+        if self.ranges == "maxabs":
+            inputs = np.maximum(np.abs(high), np.abs(low))
+        else:
+            inputs, weights = high - low, 2 * weights
+        if makers is not None:
+            inputs = np.where(makers > 0, (inputs + makers) / 2, inputs)
+        return log_scales(inputs) if self.formula == "log" else smooth_scales(inputs, weights, self.alpha)

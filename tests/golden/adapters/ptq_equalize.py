@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.recipes import Equalize, SmoothQuant, SplitChannels
+from jqinject.recipes import Equalize, FoldNorms, SmoothQuant, SplitChannels
 from tests.golden._config import CannotDrive, Settings, meaning, reading
 from tests.golden.adapters.ptq_corrections import Arrays, Chain, Drive, normed, put, put_norm
 from tests.golden.adapters.ptq_layerwise import images, weight_of
-from tests.golden.adapters.ptq_smooth import applied
+from tests.golden.adapters.ptq_smooth import applied, kept_by
 
 SHRINKAGE = "vaiq"
 
@@ -25,6 +25,8 @@ def equalization_of(config: dict[str, Any]) -> Drive:
         "EqualizeGraph": cross_layer_of,
         "activation_equalization_mode": activations_of,
         "GraphChannelSplitting": splitting_of,
+        "MergeLnAffine": merging_of,
+        "LayerNormToRMS": centring_of,
     }
     with_norm = config.get("model") == NORMED
     read = meaning(readers, config["algorithm"], "algorithm")
@@ -169,6 +171,12 @@ def exact_gelu(x: Any) -> Any:
 ACTIVATIONS = {"ReLU": nnx.relu, "GELU": exact_gelu, "SiLU": nnx.silu}
 
 
+def through(model: NormAndMlp, online: dict[str, Any], x: Any) -> Any:
+    """The outputs of a model, with factors before the inputs of its layers."""
+    hidden = model.ln(x) * online.get("fc1.kernel", 1)  # pyright: ignore
+    return model.fc2(model.activation(model.fc1(hidden)) * online.get("fc2.kernel", 1))  # pyright: ignore
+
+
 def activations_of(config: dict[str, Any]) -> Drive:
     """Read an equalization by activations."""
     with reading(config, "activation equalization") as given:
@@ -184,15 +192,69 @@ def activations_of(config: dict[str, Any]) -> Drive:
         smooth = SmoothQuant(
             given.take("alpha"),
             with_sources=given.choose("co_optimize_act_weights", {True: True, False: False}),
+            online="all" if layerwise else "rest" if inserted else "never",
         )
 
     def drive(inputs: Arrays) -> dict[str, Any]:
-        if layerwise or inserted:
-            raise CannotDrive("no pass keeps the scales as multiplications in the model")
-        made = applied(NormAndMlp(inputs, activation), smooth, np.split(inputs["x"], batches))
+        kept = kept_by(NormAndMlp(inputs, activation), smooth, np.split(inputs["x"], batches))
+        made, online = kept.model, {path: one.transform.factors[...] for path, one in kept.online.items()}
         found = outputs(made, ("fc1", "fc2")) | {"ln.weight": made.ln.scale, "ln.bias": made.ln.bias}
-        found["scale0"] = found["ln.weight"] / inputs["ln.weight"]
-        found["scale1"] = found["fc1.bias"] / inputs["fc1.bias"]
-        return found | {"y_first4": made(inputs["x"][:4])}
+        first, second = (online.get(f"{name}.kernel") for name in ("fc1", "fc2"))
+        found["scale0"] = found["ln.weight"] / inputs["ln.weight"] if first is None else first
+        found["scale1"] = found["fc1.bias"] / inputs["fc1.bias"] if second is None else second
+        found |= {"actact_eq_mul.weight": second, "fc1.scale.weight": first, "fc2.scale.weight": second}
+        for name in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"):
+            found[name.replace(".", ".layer.")] = found[name]
+        return found | {"y_first4": through(made, online, inputs["x"][:4])}
+
+    return drive
+
+
+class EmbeddingAndNorm(nnx.Module):
+    """`emb - ln - fc`."""
+
+    def __init__(self, inputs: Arrays, epsilon: float) -> None:
+        self.ln = nnx.LayerNorm(inputs["ln.weight"].size, epsilon=epsilon, rngs=nnx.Rngs(0))
+        self.ln.scale.set_value(jnp.asarray(inputs["ln.weight"]))  # pyright: ignore
+        self.ln.bias.set_value(jnp.asarray(inputs["ln.bias"]))  # pyright: ignore
+        for name in ("emb", "fc"):
+            rows, columns = inputs[f"{name}.weight"].shape
+            setattr(self, name, nnx.Linear(columns, rows, rngs=nnx.Rngs(0)))
+            put(getattr(self, name), inputs, name, "")
+
+    def __call__(self, x: Any) -> Any:
+        return self.fc(self.ln(self.emb(x)))  # pyright: ignore
+
+
+def merging_of(config: dict[str, Any]) -> Drive:
+    """Read the folding of a LayerNorm's gain and bias."""
+    with reading(config, "a norm to fold") as given:
+        given.choose("peer", {"brevitas": None})
+        given.choose("algorithm", {"MergeLnAffine": None})
+        given.choose("model", {"emb - ln - fc": None})
+        given.take("seed")
+        given.take("sizes")
+    return folding(FoldNorms(), 1e-5)
+
+
+def centring_of(config: dict[str, Any]) -> Drive:
+    """Read the centring of what a LayerNorm takes."""
+    with reading(config, "a norm to centre") as given:
+        given.choose("peer", {"brevitas": None})
+        given.choose("algorithm", {"LayerNormToRMS": None})
+        given.choose("model", {"emb - rms - fc": None})
+        given.take("seed")
+        given.take("sizes")
+        epsilon = given.take("eps")
+    return folding(FoldNorms(center=True), epsilon)
+
+
+def folding(each: FoldNorms, epsilon: float) -> Drive:
+    """A model after a pass, and what it computes."""
+
+    def drive(inputs: Arrays) -> dict[str, Any]:
+        made = applied(EmbeddingAndNorm(inputs, epsilon), each, [inputs["x"]])
+        found = outputs(made, ("emb", "fc")) | {"ln.weight": made.ln.scale, "ln.bias": made.ln.bias}
+        return found | {"y": made(inputs["x"])}
 
     return drive

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -45,10 +46,15 @@ def linear(inputs: Arrays, name: str) -> nnx.Linear:
 
 def applied(model: nnx.Module, each: Any, batches: list[Any]) -> Any:
     """The float model as a pass leaves it."""
+    return kept_by(model, each, batches).model
+
+
+def kept_by(model: nnx.Module, each: Any, batches: list[Any]) -> Any:
+    """The float model as a pass leaves it, and what it keeps online."""
     kept: list[Any] = []
 
     def keep(work: Any) -> list[Any]:
-        kept.append(work.model)
+        kept.append(SimpleNamespace(model=work.model, online=dict(work.online)))
         return []
 
     Recipe(each, keep).apply(model, Rule(weight_quant=Int8WeightPerChannelFloat), batches, progress=False)
