@@ -8,6 +8,7 @@ from jqinject.recipes.passes.correct_batch_norm import CorrectBatchNorm as Corre
 from jqinject.recipes.passes.correct_biases import CorrectBiases as CorrectBiases
 from jqinject.recipes.passes.equalize import Equalize as Equalize
 from jqinject.recipes.passes.fold_norms import FoldNorms as FoldNorms
+from jqinject.recipes.passes.learned_rotation import LearnedRotation as LearnedRotation
 from jqinject.recipes.passes.low_rank import LowRank as LowRank
 from jqinject.recipes.passes.rotate import Rotate as Rotate
 from jqinject.recipes.passes.smooth_quant import SmoothQuant as SmoothQuant

@@ -8,6 +8,7 @@ from jqinject.recipes.passes.correct_batch_norm import CorrectBatchNorm
 from jqinject.recipes.passes.correct_biases import CorrectBiases
 from jqinject.recipes.passes.equalize import Equalize
 from jqinject.recipes.passes.fold_norms import FoldNorms
+from jqinject.recipes.passes.learned_rotation import LearnedRotation
 from jqinject.recipes.passes.low_rank import LowRank
 from jqinject.recipes.passes.rotate import Rotate
 from jqinject.recipes.passes.smooth_quant import SmoothQuant
@@ -22,8 +23,18 @@ from jqinject.recipes.solvers.half_quadratic import HQO
 from jqinject.recipes.solvers.learned_rounding import LearnedRounding
 
 PASSES = (
-    *(AWQ, AllocateBits, CorrectBatchNorm, CorrectBiases, Equalize, FoldNorms, LowRank, Rotate, SmoothQuant),
-    *(Solve, SplitChannels),
+    *(
+        AWQ,
+        AllocateBits,
+        CorrectBatchNorm,
+        CorrectBiases,
+        Equalize,
+        FoldNorms,
+        LearnedRotation,
+        LowRank,
+        Rotate,
+    ),
+    *(SmoothQuant, Solve, SplitChannels),
 )
 SOLVERS = (GPFQ, GPTQ, HQO, QEP, RTN, AutoRound, Clip, LearnedRounding, MagR, Qronos)
 BY_NAME: dict[str, type] = {kind.__name__: kind for kind in (*PASSES, *SOLVERS)}

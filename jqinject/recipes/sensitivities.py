@@ -95,9 +95,19 @@ def _filled(state: Any, values: Values, begin: int) -> Any:
     return nnx.from_flat_state(filled)
 
 
-def _outputs(split: SplitCall, values: Values) -> list[jax.Array]:
+def outputs_of(model: nnx.Module, call: Call) -> Callable[[Values, Sequence[Any]], list[jax.Array]]:
+    """The floating-point outputs of a model, float32, as a function of some parameters by path and of a call's arrays.
+
+    Args:
+        model: an NNX module.
+        call: a call of it; the function's arrays are of it, or of another one with the same flags.
+    """
+    return partial(_outputs, SplitCall(model, call))
+
+
+def _outputs(split: SplitCall, values: Values, arrays: Sequence[Any] | None = None) -> list[jax.Array]:
     """The floating-point outputs of a call, float32."""
-    model, call = split.merged(_filled(split.state, values, 1), split.arrays)
+    model, call = split.merged(_filled(split.state, values, 1), split.arrays if arrays is None else arrays)
     leaves = jax.tree.leaves(call(model))
     return [x.astype(jnp.float32) for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
 
