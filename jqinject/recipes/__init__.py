@@ -16,6 +16,7 @@ from jqinject.recipes.passes.solve import NotSolved as NotSolved
 from jqinject.recipes.passes.solve import Solve as Solve
 from jqinject.recipes.passes.solve import Solved as Solved
 from jqinject.recipes.passes.split_channels import SplitChannels as SplitChannels
+from jqinject.recipes.passes.tweak_norms import TweakNorms as TweakNorms
 from jqinject.recipes.post_training import post_training_quantize as post_training_quantize
 from jqinject.recipes.recipe import Recipe as Recipe
 from jqinject.recipes.report import Explanation as Explanation

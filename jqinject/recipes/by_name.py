@@ -14,6 +14,7 @@ from jqinject.recipes.passes.rotate import Rotate
 from jqinject.recipes.passes.smooth_quant import SmoothQuant
 from jqinject.recipes.passes.solve import Solve
 from jqinject.recipes.passes.split_channels import SplitChannels
+from jqinject.recipes.passes.tweak_norms import TweakNorms
 from jqinject.recipes.solvers.auto_round import AutoRound
 from jqinject.recipes.solvers.clip import Clip
 from jqinject.recipes.solvers.corrections import QEP, MagR
@@ -34,7 +35,7 @@ PASSES = (
         LowRank,
         Rotate,
     ),
-    *(SmoothQuant, Solve, SplitChannels),
+    *(SmoothQuant, Solve, SplitChannels, TweakNorms),
 )
 SOLVERS = (GPFQ, GPTQ, HQO, QEP, RTN, AutoRound, Clip, LearnedRounding, MagR, Qronos)
 BY_NAME: dict[str, type] = {kind.__name__: kind for kind in (*PASSES, *SOLVERS)}

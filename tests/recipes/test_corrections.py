@@ -10,8 +10,9 @@ from flax import nnx
 
 from jqinject import Rule
 from jqinject.quant import Int8ActPerTensorAbsMax, Int8WeightPerChannelFloat
-from jqinject.recipes import RTN, CorrectBatchNorm, CorrectBiases, LowRank, Recipe, Solve
+from jqinject.recipes import RTN, CorrectBatchNorm, CorrectBiases, LowRank, Recipe, Solve, TweakNorms
 from jqinject.recipes.passes.correct_biases import Corrected
+from jqinject.recipes.passes.tweak_norms import Tweaked
 from jqinject.recipes.quantized_parameter import quantized_parameters
 from jqinject.recipes.stream.site import LeftOut
 
@@ -182,3 +183,39 @@ def test_rows_of_a_table_are_no_bias() -> None:
     rule = Rule("w", weight_quant=Int8WeightPerChannelFloat)
     result = Recipe(CorrectBiases()).apply(Residual(), [rule, Rule("table")], [jnp.arange(8)])
     assert "no parameter is added to its output" in str(result.report)
+
+
+class Normed(nnx.Module):
+    """A norm before a layer of few bits."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.norm, self.fc = nnx.RMSNorm(8, rngs=rngs), nnx.Linear(8, 6, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.fc(self.norm(x))
+
+
+def test_norms_are_tweaked_until_the_channels_have_their_distribution_back() -> None:
+    rule = Rule(weight_quant=Int8WeightPerChannelFloat.let(bit_width=2))
+    model, batches = Normed(nnx.Rngs(0)), [X, X + 0.1]
+    result = Recipe(Solve(RTN()), TweakNorms(steps=40, learning_rate=0.02)).apply(
+        model, rule, batches, progress=False
+    )
+    (tweaked,) = result.report.steps[1].sites
+    assert isinstance(tweaked, Tweaked) and tweaked.paths == ("norm.scale",)
+    assert tweaked.after < 0.8 * tweaked.before
+
+    def distance(served: nnx.Module) -> float:
+        found, wanted = (np.asarray(each(X), np.float64) for each in (served, model))  # pyright: ignore
+        return float(
+            np.abs(found.mean(0) - wanted.mean(0)).mean() + np.abs(found.var(0) - wanted.var(0)).mean()
+        )
+
+    plain = Recipe(Solve(RTN())).apply(model, rule, batches, progress=False)
+    assert distance(result.model) < distance(plain.model)
+    np.testing.assert_array_equal(model.norm.scale[...], np.ones(8))  # pyright: ignore
+
+
+def test_a_model_without_gains_is_told() -> None:
+    result = Recipe(Solve(RTN()), TweakNorms(steps=1)).apply(Bare(nnx.Rngs(0)), RULE, [X], progress=False)
+    assert "no gains" in str(result.report)

@@ -1,0 +1,171 @@
+"""`TweakNorms`: the gains of norms, adjusted to a quantized model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.model.ptq.round_training import Adam
+from jqinject.model.running.progress import with_progress
+from jqinject.model.walk import ModelIndex
+from jqinject.recipes.sensitivities import outputs_of
+from jqinject.recipes.stream.flat_program import Slot
+from jqinject.recipes.work import Work
+
+
+@dataclass(frozen=True)
+class Tweaked:
+    """Gains that were adjusted.
+
+    Attributes:
+        paths: of the gains.
+        before, after: how far the channels of the outputs were from the float model's.
+        steps: how many were taken until the best.
+    """
+
+    paths: tuple[str, ...]
+    before: float
+    after: float
+    steps: int
+
+    def __str__(self) -> str:
+        moved = f"distance of the outputs' channels from {self.before:.3g} to {self.after:.3g}"
+        return f"{', '.join(self.paths) or 'no gains'}: {moved}, after {self.steps} steps"
+
+
+@dataclass(frozen=True)
+class TweakNorms:
+    """Adjusts the gains of norms in the quantized model until the channels of its outputs have their distribution back.
+
+    The distance is `mean |m_q - m| + mean |v_q - v|`, by the mean `m` and the variance `v` of each channel (the last
+    axis of an output) over a batch. Steps are Adam's, a batch each in turn; the gains with the least distance over all
+    batches are kept. Gains are found from the program: parameters of one axis, without a quantizer, that values are
+    multiplied by. It belongs at the end of a recipe: passes after it run the data through the gains as they were.
+
+    Args:
+        steps: of the descent.
+        learning_rate: of Adam, relative to the largest magnitude of each gain.
+
+    Raises:
+        ValueError: numbers that make no sense.
+
+    Source: Li et al., "Norm Tweaking: High-performance Low-bit Quantization of Large Language Models", 2023.
+
+    Differs from the paper: the outputs of the model are compared, not those of each block; all gains are adjusted
+    together.
+
+    Example:
+        >>> TweakNorms(steps=10)
+        TweakNorms(steps=10, learning_rate=0.001)
+    """
+
+    steps: int = 50
+    learning_rate: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or not self.learning_rate > 0:
+            raise ValueError(
+                f"TweakNorms: steps is {self.steps} and learning_rate {self.learning_rate}.\n"
+                "  cure: at least one step; a rate above 0"
+            )
+
+    def __call__(self, work: Work) -> list[Any]:
+        """See `Pass`."""
+        entries = {
+            ".".join(map(str, path)): entry for path, entry in ModelIndex(work.quantized).by_path.items()
+        }
+        quantized = work.parameters()
+        paths = tuple(path for path in gains_of(work) if path in entries and path not in quantized)
+        if not paths:
+            return [Tweaked((), 0.0, 0.0, 0)]
+        start = {path: jnp.asarray(entries[path].variable.get_value()) for path in paths}
+        sizes = {
+            path: jnp.maximum(jnp.abs(value.astype(jnp.float32)).max(), 1e-6) for path, value in start.items()
+        }
+        batches = _batches(work, start, sizes)
+        zero = {path: jnp.zeros(value.shape, jnp.float32) for path, value in start.items()}
+
+        def distance(moved: dict[str, jax.Array]) -> float:
+            return float(sum(float(each(moved)) for each, _ in batches) / len(batches))
+
+        state = {
+            path: Adam(value, jnp.zeros_like(value), jnp.zeros_like(value)) for path, value in zero.items()
+        }
+        before = distance(zero)
+        best, least, taken = zero, before, 0
+        for step in with_progress(range(self.steps), "norms", shown=work.progress):
+            gradients = batches[step % len(batches)][1]({path: each.value for path, each in state.items()})
+            count, rate = jnp.float32(step), self.learning_rate
+            state = {path: each.moved(gradients[path], rate, count) for path, each in state.items()}
+            moved = {path: each.value for path, each in state.items()}
+            found = distance(moved)
+            if found < least:
+                best, least, taken = moved, found, step + 1
+        for path in paths:
+            entries[path].variable.set_value(_at(start[path], best[path], sizes[path]))
+        return [Tweaked(paths, before, least, taken)]
+
+
+def gains_of(work: Work) -> list[str]:
+    """The paths of parameters of one axis that values of the float model's program are multiplied by."""
+    stream = work.float_stream(work.calls[:1])
+    traced = stream.traced
+    inputs = zip(traced.flat.inputs, traced.program.inputs, strict=True)
+    owners: dict[Slot, frozenset[Slot]] = {}
+    paths: dict[Slot, str] = {}
+    for slot, given in inputs:
+        if given.is_weight and jnp.ndim(given.value) == 1:
+            owners[slot], paths[slot] = frozenset({slot}), ".".join(map(str, given.weight_path))
+    found: dict[str, None] = {}
+    for step in traced.flat.steps:
+        own = frozenset[Slot]().union(*(owners.get(slot, frozenset()) for slot in step.inputs))
+        if step.outputs and step.outputs[0] in traced.found.fixed:
+            owners.update(dict.fromkeys(step.outputs, own))
+        elif step.name == "mul" and len(own) == 1:
+            found[paths[next(iter(own))]] = None
+    return list(found)
+
+
+def _batches(work: Work, start: dict[str, jax.Array], sizes: dict[str, jax.Array]) -> list[tuple[Any, Any]]:
+    """For each batch the distance as a function of how far the gains moved, and its gradient."""
+    made: dict[Any, tuple[Any, Any, Any]] = {}
+    found = []
+    for call in work.calls:
+        if call.frame not in made:
+            outputs, floats = (outputs_of(model, call) for model in (work.quantized, work.model))
+
+            def distance(moved: Any, arrays: Any, wanted: Any, outputs: Any = outputs) -> jax.Array:
+                values = {path: _at(value, moved[path], sizes[path]) for path, value in start.items()}
+                pairs = zip(outputs(values, arrays), wanted, strict=True)
+                return sum((_apart(_moments(x), y) for x, y in pairs), jnp.float32(0))
+
+            def wanted_of(arrays: Any, floats: Any = floats) -> list[tuple[jax.Array, jax.Array]]:
+                return [_moments(x) for x in floats({}, arrays)]
+
+            made[call.frame] = jax.jit(distance), jax.jit(jax.grad(distance)), jax.jit(wanted_of)
+        distance_of, gradient_of, wanted_by = made[call.frame]
+        wanted = wanted_by(call.arrays)
+        found.append((_bound(distance_of, call.arrays, wanted), _bound(gradient_of, call.arrays, wanted)))
+    return found
+
+
+def _bound(function: Any, arrays: Any, wanted: Any) -> Any:
+    return lambda moved: function(moved, arrays, wanted)
+
+
+def _at(value: jax.Array, moved: jax.Array, size: jax.Array) -> jax.Array:
+    """A gain that has moved."""
+    return (value.astype(jnp.float32) + size * moved).astype(value.dtype)
+
+
+def _moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mean and variance of each channel."""
+    rows = x.reshape(-1, x.shape[-1] if x.ndim else 1)
+    return rows.mean(axis=0), rows.var(axis=0)
+
+
+def _apart(found: tuple[jax.Array, jax.Array], wanted: tuple[jax.Array, jax.Array]) -> jax.Array:
+    return sum((jnp.abs(a - b).mean() for a, b in zip(found, wanted, strict=True)), jnp.float32(0))
