@@ -45,6 +45,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 ROWS = 3  # of a table that a bare run takes at least
 ONE_OF = 32  # rows of a long table
+QUARTER = (24, 4)  # the same of `--tables=quarter`: at least so many rows, one of so many
 MUCH = 1.0 * 2**30
 
 
@@ -52,8 +53,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """`--tables`."""
     parser.addoption(
         "--tables",
-        choices=("whole", "sampled"),
-        help="all rows of parametrized tests and lengthy tests, or rows spread over each table (what a bare run takes)",
+        choices=("whole", "quarter", "sampled"),
+        help="all rows of parametrized tests and lengthy tests; lengthy tests and a quarter of the rows of long tables "
+        "(CI); or rows spread over each table (what a bare run takes)",
     )
 
 
@@ -79,20 +81,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out the rows and the lengthy tests that do not run."""
     if config.option.tables == "whole":
         return
+    few = config.option.tables == "sampled"
+    least, one_of = (ROWS, ONE_OF) if few else QUARTER
     tables: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("lengthy") is None:
+        if not few or item.get_closest_marker("lengthy") is None:
             tables[item.nodeid.partition("[")[0]].append(item)
-    kept = {item.nodeid for rows in tables.values() for item in _spread(rows)}
+    kept = {item.nodeid for rows in tables.values() for item in _spread(rows, least, one_of)}
     left_out = [item for item in items if item.nodeid not in kept]
     items[:] = [item for item in items if item.nodeid in kept]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
 
 
-def _spread(rows: list[Any]) -> list[Any]:
+def _spread(rows: list[Any], least: int, one_of: int) -> list[Any]:
     """Rows at even distances, the first and the last among them."""
-    wanted = max(ROWS, len(rows) // ONE_OF)
+    wanted = max(least, len(rows) // one_of)
     if len(rows) <= wanted:
         return rows
     return [rows[place * (len(rows) - 1) // (wanted - 1)] for place in range(wanted)]
@@ -104,6 +108,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(
             "lengthy tests were left out, and most rows of long tables; python -m pytest --tables=whole runs all"
         )
+    elif config.option.tables == "quarter":
+        terminalreporter.write_line("of long tables a quarter of the rows ran; --tables=whole runs all")
 
 
 @pytest.fixture(scope="module", autouse=True)
