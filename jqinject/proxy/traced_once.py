@@ -50,7 +50,7 @@ class _Parts:
     def of(cls, result: Any) -> _Parts:
         """Take a result apart; without a kind if it knows numbers."""
         if isinstance(result, QuantResult):
-            fields = {**result._asdict(), **vars(result)}
+            fields = {**result._asdict(), **getattr(result, "__dict__", {})}
         elif dataclasses.is_dataclass(result):
             fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
         else:
@@ -77,7 +77,8 @@ class _Parts:
         if not issubclass(self.kind, QuantResult):
             return self.kind(**fields)
         made = self.kind(*(fields.pop(name) for name in QuantResult._fields))
-        vars(made).update(fields)
+        if fields:  # of a subclass; the tuple itself has no others
+            vars(made).update(fields)
         return made
 
     def _part(self, where: Any) -> Any:

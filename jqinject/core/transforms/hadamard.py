@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jqinject.core.construction import check
 from jqinject.core.transforms.transform import Transform
 from jqinject.ops import hadamard
 
@@ -36,9 +37,10 @@ class Hadamard(Transform):
 
     def __init__(self, block_size: int | None = None, signs: tuple[int, ...] | None = None) -> None:
         if signs is not None:
-            signs = tuple(int(sign) for sign in signs)
-            if any(abs(sign) != 1 for sign in signs):
-                raise ValueError(f"Hadamard: signs must be 1 or -1, got {sorted(set(signs))[:4]}")
+            given = np.asarray(signs)
+            if given.ndim != 1 or given.dtype.kind not in "iu" or not np.all(np.abs(given) == 1):
+                raise ValueError(f"Hadamard: signs must be a sequence of 1 and -1, got {signs!r:.80}")
+            signs = tuple(given.tolist())
             if block_size is None:
                 block_size = len(signs)
             if len(signs) != block_size:
@@ -46,6 +48,7 @@ class Hadamard(Transform):
                     f"Hadamard: one sign for each of the {block_size} channels of a block, got {len(signs)}"
                 )
         if block_size is not None:
+            block_size = check.at_least(block_size, 1, "Hadamard", "block_size")
             hadamard.table_size(block_size)
         self.block_size, self.signs = block_size, signs
 

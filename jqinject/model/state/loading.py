@@ -272,7 +272,8 @@ def _all_or_nothing(index: ModelIndex, load: Callable[[], LoadReport]) -> LoadRe
         return load()
     except Exception:
         for variable, value in values:
-            variable.set_value(value)
+            if variable.get_value() is not value:
+                variable.set_value(value)
         for proxy, attributes in quantizers:
             for name in vars(proxy).keys() - attributes.keys():
                 delattr(proxy, name)
