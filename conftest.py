@@ -45,7 +45,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 ROWS = 3  # of a table that a bare run takes at least
 ONE_OF = 32  # rows of a long table
-QUARTER = (24, 4)  # the same of `--tables=quarter`: at least so many rows, one of so many
+MANY = (12, 6)  # the same of `--tables=many`: at least so many rows, one of so many
 MUCH = 1.0 * 2**30
 
 
@@ -53,8 +53,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """`--tables`."""
     parser.addoption(
         "--tables",
-        choices=("whole", "quarter", "sampled"),
-        help="all rows of parametrized tests and lengthy tests; lengthy tests and a quarter of the rows of long tables "
+        choices=("whole", "many", "sampled"),
+        help="all rows of parametrized tests and lengthy tests; lengthy tests and many rows of long tables "
         "(CI); or rows spread over each table (what a bare run takes)",
     )
 
@@ -82,7 +82,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.option.tables == "whole":
         return
     few = config.option.tables == "sampled"
-    least, one_of = (ROWS, ONE_OF) if few else QUARTER
+    least, one_of = (ROWS, ONE_OF) if few else MANY
     tables: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if not few or item.get_closest_marker("lengthy") is None:
@@ -108,8 +108,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(
             "lengthy tests were left out, and most rows of long tables; python -m pytest --tables=whole runs all"
         )
-    elif config.option.tables == "quarter":
-        terminalreporter.write_line("of long tables a quarter of the rows ran; --tables=whole runs all")
+    elif config.option.tables == "many":
+        terminalreporter.write_line("of long tables one row of six ran; --tables=whole runs all")
 
 
 @pytest.fixture(scope="module", autouse=True)
