@@ -52,6 +52,7 @@ def frozen(**settings: Any) -> Any:
         ({"weight_quant": MXFloat6e2m3Weight}, "mxfp6-pack-quantized"),
     ],
 )
+@pytest.mark.lengthy
 def test_what_is_read_back_is_what_was_frozen(settings: dict[str, Any], layout: str, tmp_path: Path) -> None:
     served = frozen(**settings)
     folder = save(served, tmp_path / "saved", config={"model_type": "llama"})

@@ -129,6 +129,7 @@ def test_copies_and_frozen_models_give_the_bits_of_the_model(model: Mixed, act: 
     np.testing.assert_allclose(nnx.jit(lambda m, x: m(x))(frozen, X), y, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.lengthy
 def test_a_checkpoint_fills_a_model_of_the_same_rules(dynamic: Any, tmp_path: Any) -> None:
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "model", nnx.to_pure_dict(nnx.state(dynamic)))

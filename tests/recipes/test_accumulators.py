@@ -55,6 +55,7 @@ def largest_sum(codes: np.ndarray, bits: int, signed: bool) -> int:
     st.sampled_from([None, 7]),
     st.booleans(),
 )
+@pytest.mark.lengthy
 def test_no_input_overflows(
     seed: int, width: int, inputs: tuple[int, bool], solver: Any, tile: int | None, act_order: bool
 ) -> None:

@@ -38,6 +38,7 @@ def test_an_allocation_is_the_best_of_all(seed: int) -> None:
     assert total(errors, found) == pytest.approx(best, rel=1e-12)
 
 
+@pytest.mark.lengthy
 def test_widths_become_rules_that_win() -> None:
     recipe = Recipe(AllocateBits(bits=(2, 4, 8), mean_bits=4.0), Solve(GPTQ()))
     result = recipe.apply(model(), RULE, [X], progress=False)
@@ -169,6 +170,7 @@ def test_a_loss_that_is_not_finite_is_refused_by_path() -> None:
         errors_by("fisher", lambda candidate, batch: jnp.sqrt(-jnp.square(candidate(batch))).sum())
 
 
+@pytest.mark.lengthy
 def test_allocation_comes_first() -> None:
     with pytest.raises(TypeError, match="takes one budget"):
         AllocateBits()

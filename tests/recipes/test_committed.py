@@ -66,6 +66,7 @@ def test_a_committed_state_is_loaded_into_a_model_that_is_not(name: str, tmp_pat
     np.testing.assert_array_equal(next(frozen)(X), next(frozen)(X))
 
 
+@pytest.mark.lengthy
 def test_a_committed_state_that_does_not_fit_changes_nothing() -> None:
     rule = RULES["zero points"]
     state = nnx.to_pure_dict(nnx.state(solved(rule)))

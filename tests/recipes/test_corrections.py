@@ -65,6 +65,7 @@ def _shift(model: Any, other: Any, batches: Any) -> float:
     return float(np.abs(np.mean(moved, axis=0)).max())
 
 
+@pytest.mark.lengthy
 def test_every_output_gets_its_mean_back_when_sites_see_the_quantized_model() -> None:
     model = nnx.Sequential(nnx.Linear(8, 6, rngs=nnx.Rngs(0)), nnx.relu, nnx.Linear(6, 4, rngs=nnx.Rngs(1)))
     batches = X[:24], X[24:]

@@ -37,6 +37,7 @@ W4A8 = Rule(
 )
 
 
+@pytest.mark.lengthy
 def test_an_explanation_is_what_apply_then_does() -> None:
     model = Model()
     recipe = Recipe(SmoothQuant(), AllocateBits(bits=(3, 4), mean_bits=4.0), Solve(RTN()))

@@ -30,6 +30,7 @@ def solved(solver: Any, grid: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", GRIDS)
+@pytest.mark.lengthy
 def test_the_mean_error_gets_smaller_and_numbers_stay(name: str) -> None:
     weights = layer().kernel.get_value()
     found, nearest = (solved(solver, GRIDS[name]) for solver in (HQO(steps=30), RTN()))

@@ -35,6 +35,7 @@ class Watched:
 
 
 @pytest.mark.parametrize("on_host", [False, True])
+@pytest.mark.lengthy
 def test_memory_does_not_grow_with_the_sites_that_are_solved(on_host: bool) -> None:
     layers = [nnx.Linear(WIDTH, WIDTH, use_bias=False, rngs=nnx.Rngs(i)) for i in range(SITES)]
     model = nnx.Sequential(*layers)

@@ -169,6 +169,7 @@ def _kinds(done: list[Any]) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.lengthy
 def test_a_decoder_keeps_its_function() -> None:
     work, folded, rotated = _folded_and_rotated(_with_noise(Decoder()), _tokens())
     assert len(folded) == 5 and all(isinstance(one, Folded) for one in folded)
@@ -227,6 +228,7 @@ def test_bfloat16_models_move_by_its_rounding_alone() -> None:
     assert set(_kinds(rotated)) == {"R1", "R2", "R4"}
 
 
+@pytest.mark.lengthy
 def test_layer_norms_and_flax_attention_keep_their_function() -> None:
     x = jax.random.normal(jax.random.key(2), (2, 4, 4, 3))
     _, folded, rotated = _folded_and_rotated(_with_noise(Encoder()), x)

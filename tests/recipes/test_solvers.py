@@ -202,6 +202,7 @@ class Stacked(nnx.Module):
         return nnx.scan(run, in_axes=(0, nnx.Carry), out_axes=nnx.Carry)(self.layers, x)
 
 
+@pytest.mark.lengthy
 def test_each_layer_of_a_stack_has_its_own_input_quantizer() -> None:
     x = 3 * jax.random.normal(jax.random.key(9), (64, 8))
     rule = Rule(weight_quant=quant.Int8WeightPerChannelFloat, input_quant=quant.Int8ActPerTensorFloat)
