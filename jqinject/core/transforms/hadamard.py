@@ -39,7 +39,9 @@ class Hadamard(Transform):
         if signs is not None:
             given = np.asarray(signs)
             if given.ndim != 1 or given.dtype.kind not in "iu" or not np.all(np.abs(given) == 1):
-                raise ValueError(f"Hadamard: signs must be a sequence of 1 and -1, got {signs!r:.80}")
+                raise ValueError(
+                    f"Hadamard: signs must be 1 or -1, one for each channel of a block, got {signs!r:.80}"
+                )
             signs = tuple(given.tolist())
             if block_size is None:
                 block_size = len(signs)
