@@ -65,6 +65,9 @@ def load(
     before anything is read (`explain_load` shows how). Tensors are read one after the other from a memory map, and
     where a mesh is in use, put where the parameters' Variables say.
 
+    Rows stay in the file's order: GGUF files of Llama have those of queries and keys in llama.cpp's, which a `Name`
+    with `axes` turns back. Scales of caches (`k_scale`, `v_scale`) are left; `explain_load` names them.
+
     Args:
         model: a float NNX module, concrete or abstract (`nnx.eval_shape`); it is not changed.
         checkpoint: a folder, a file, or what `read_checkpoint` returned.
