@@ -126,22 +126,22 @@ def spread_groups(x: jax.Array, group_size: int, group_dim: int, length: int) ->
     return join_groups(jnp.broadcast_to(x, shape), group_dim, length)
 
 
-def checked_group_size(group_size: int, where: str) -> int:
-    """A group size as a Python int.
+def checked_group_size(group_size: int, where: str, name: str = "group_size") -> int:
+    """A group size as a Python int; `name` is for the error text.
 
     Raises:
         ValueError: it is not a whole number of at least 1.
     """
     if isinstance(group_size, tuple | list):
         raise ValueError(
-            f"{where} cuts one axis into groups, got the block group_size = {tuple(group_size)!r}.\n"
+            f"{where} cuts one axis into groups, got the block {name} = {tuple(group_size)!r}.\n"
             "  cure: group_size = 32, for instance; blocks go with quantizers whose scale has a "
             "scaling_stats_input_view_shape_impl, such as MXFloat8e4m3Weight"
         )
     if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
         raise ValueError(
-            f"{where}: group_size must be a whole number of at least 1, got {group_size!r}.\n"
-            "  cure: group_size = 32, for instance"
+            f"{where}: {name} must be a whole number of at least 1, got {group_size!r}.\n"
+            f"  cure: {name} = 32, for instance"
         )
     return group_size
 

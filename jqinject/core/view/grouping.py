@@ -13,7 +13,14 @@ from jqinject.core._protocols import View
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.ops.devices.cut import Cut, cut_in_place
 from jqinject.ops.devices.explicit_axes import is_split
-from jqinject.ops.groups import block_of, check_divides, elements_axis, fitting_size, split_groups
+from jqinject.ops.groups import (
+    block_of,
+    check_divides,
+    checked_group_size,
+    elements_axis,
+    fitting_size,
+    split_groups,
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,8 @@ class GroupingView(ABC):
         """Read `group_size`, which may hold both lengths of a block."""
         size, width = block_of(self.group_size, where)
         object.__setattr__(self, "group_size", size)
-        object.__setattr__(self, "block_width", max(width, self.block_width))
+        own = checked_group_size(self.block_width, where, "block_width")
+        object.__setattr__(self, "block_width", max(width, own))
 
     @abstractmethod
     def __call__(self, x: jax.Array) -> jax.Array:
