@@ -1,7 +1,7 @@
 """Compiled kernels for CPUs, for products where XLA's own are far below the processor's speed.
 
-Products of int8 matrices with the dot product instruction of AVX-512 VNNI (a file for each kernel in `kernels/`), called by
-XLA, with helping threads that stay awake between the layers of a model. They are compiled when the package is installed
+Products of int8 matrices with the dot product instruction of AVX-512 VNNI (`kernels/`, a file for each), called by XLA,
+with helping threads that stay awake between the layers of a model. They are compiled when the package is installed
 if there is a C compiler, or by `python -m jqinject.native.build`; without them everything works, and XLA contracts. The
 sums are the same integers either way.
 

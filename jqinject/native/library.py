@@ -62,7 +62,9 @@ def _own_file() -> Path:
     except importlib.metadata.PackageNotFoundError:
         return FILE
     folder = "/".join(__name__.split(".")[:-1])
-    sources, compiled = (Path(str(installed.locate_file(f"{folder}/{file.name}"))) for file in (SOURCES, FILE))
+    sources, compiled = (
+        Path(str(installed.locate_file(f"{folder}/{file.name}"))) for file in (SOURCES, FILE)
+    )
     same = compiled.is_file() and _contents(sources) == _contents(SOURCES)
     return compiled if same else FILE
 

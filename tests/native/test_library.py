@@ -283,7 +283,8 @@ def test_the_wheel_holds_the_library(compiled, monkeypatch, tmp_path):
         assert "Root-Is-Purelib: false" in wheel.read(metadata).decode()
         assert wheel.read(f"jqinject/native/{NAME}")[:4] == b"\x7fELF"
     assert name.endswith("-py3-none-linux_x86_64.whl")
-    assert {f"jqinject/native/{source}" for source in ("kernels/int8_tiles.c", "kernels/xla_ffi.h", "build.py")} <= names
+    sources = ("kernels/int8_tiles.c", "kernels/xla_ffi.h", "build.py")
+    assert {f"jqinject/native/{source}" for source in sources} <= names
     assert not any("hatch_build" in entry for entry in names)
     assert {entry for entry in (ROOT / "jqinject" / "native").iterdir() if entry.suffix == ".so"} <= before
 
@@ -308,5 +309,9 @@ def test_the_sdist_can_compile(monkeypatch, tmp_path):
     name = builder.build_sdist(str(tmp_path))
     with tarfile.open(tmp_path / name) as sdist:
         names = {entry.partition("/")[2] for entry in sdist.getnames()}
-    assert {"hatch_build.py", "jqinject/native/kernels/int8_tiles.c", "jqinject/native/kernels/xla_ffi.h"} <= names
+    assert {
+        "hatch_build.py",
+        "jqinject/native/kernels/int8_tiles.c",
+        "jqinject/native/kernels/xla_ffi.h",
+    } <= names
     assert not any(".so" in entry for entry in names)
