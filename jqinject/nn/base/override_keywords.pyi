@@ -49,6 +49,7 @@ class SimpleCellKeywords(CellKeywords, total=False):
     residual: bool
 
 class InputActNames(TypedDict, total=False):
+    input_about_mean: bool
     input_affine_rescaling: bool
     input_amax_compute_algo: Literal["max", "most_recent"]
     input_amax_history: Component
@@ -69,6 +70,7 @@ class InputActNames(TypedDict, total=False):
     input_channel_shape: tuple[int, ...]
     input_channelwise_axes: tuple[int, ...]
     input_clip_gradient: bool
+    input_codebook: Any
     input_collect_stats_steps: int
     input_compute_max_mantissa: Component
     input_dq_dtype: DType
@@ -85,6 +87,7 @@ class InputActNames(TypedDict, total=False):
     input_float_to_int_impl: Component
     input_float_to_int_impl_type: FloatToIntImplType
     input_fractions: tuple[float, ...] | None
+    input_gradient_mask_impl: Component
     input_group_dim: int | None
     input_group_elements_axis: int | None
     input_group_padding: bool
@@ -107,6 +110,7 @@ class InputActNames(TypedDict, total=False):
     input_learned_round_init: Array
     input_learned_round_temperature: float
     input_learned_round_zeta: float
+    input_limit_steps: float
     input_low_percentile_q: float
     input_mantissa_bit_class: Injector
     input_mantissa_bit_width: int
@@ -125,6 +129,8 @@ class InputActNames(TypedDict, total=False):
     input_nan_values: tuple[str, ...] | None
     input_narrow_range: bool
     input_noise_sharing_axes: tuple[int, ...]
+    input_normal_clip: float
+    input_normal_scale: float
     input_override_pretrained_bit_width: bool
     input_per_channel_broadcastable_shape: tuple[int, ...]
     input_percentile: float
@@ -176,6 +182,8 @@ class InputActNames(TypedDict, total=False):
     input_tensor_quant: Component
     input_threshold: float
     input_threshold_mixin: Injector
+    input_trust: float
+    input_trust_steps: float
     input_zero_point_impl: Component
     input_zero_point_shape: tuple[int, ...]
     input_zero_point_stats_impl: Component
@@ -183,6 +191,7 @@ class InputActNames(TypedDict, total=False):
     input_zero_point_stats_momentum: float | None
 
 class OutputActNames(TypedDict, total=False):
+    output_about_mean: bool
     output_affine_rescaling: bool
     output_amax_compute_algo: Literal["max", "most_recent"]
     output_amax_history: Component
@@ -203,6 +212,7 @@ class OutputActNames(TypedDict, total=False):
     output_channel_shape: tuple[int, ...]
     output_channelwise_axes: tuple[int, ...]
     output_clip_gradient: bool
+    output_codebook: Any
     output_collect_stats_steps: int
     output_compute_max_mantissa: Component
     output_dq_dtype: DType
@@ -219,6 +229,7 @@ class OutputActNames(TypedDict, total=False):
     output_float_to_int_impl: Component
     output_float_to_int_impl_type: FloatToIntImplType
     output_fractions: tuple[float, ...] | None
+    output_gradient_mask_impl: Component
     output_group_dim: int | None
     output_group_elements_axis: int | None
     output_group_padding: bool
@@ -241,6 +252,7 @@ class OutputActNames(TypedDict, total=False):
     output_learned_round_init: Array
     output_learned_round_temperature: float
     output_learned_round_zeta: float
+    output_limit_steps: float
     output_low_percentile_q: float
     output_mantissa_bit_class: Injector
     output_mantissa_bit_width: int
@@ -259,6 +271,8 @@ class OutputActNames(TypedDict, total=False):
     output_nan_values: tuple[str, ...] | None
     output_narrow_range: bool
     output_noise_sharing_axes: tuple[int, ...]
+    output_normal_clip: float
+    output_normal_scale: float
     output_override_pretrained_bit_width: bool
     output_per_channel_broadcastable_shape: tuple[int, ...]
     output_percentile: float
@@ -310,6 +324,8 @@ class OutputActNames(TypedDict, total=False):
     output_tensor_quant: Component
     output_threshold: float
     output_threshold_mixin: Injector
+    output_trust: float
+    output_trust_steps: float
     output_zero_point_impl: Component
     output_zero_point_shape: tuple[int, ...]
     output_zero_point_stats_impl: Component
@@ -343,6 +359,7 @@ class GradGradNames(TypedDict, total=False):
     grad_float_scaling_impl: Component
     grad_float_to_int_impl: Component
     grad_float_to_int_impl_type: FloatToIntImplType
+    grad_gradient_mask_impl: Component
     grad_group_dim: int | None
     grad_group_elements_axis: int | None
     grad_group_padding: bool
@@ -416,6 +433,7 @@ class GradGradNames(TypedDict, total=False):
     grad_zero_point_impl: Component
 
 class ActNames(TypedDict, total=False):
+    about_mean: bool
     affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
     amax_history: Component
@@ -436,6 +454,7 @@ class ActNames(TypedDict, total=False):
     channel_shape: tuple[int, ...]
     channelwise_axes: tuple[int, ...]
     clip_gradient: bool
+    codebook: Any
     collect_stats_steps: int
     compute_max_mantissa: Component
     dq_dtype: DType
@@ -452,6 +471,7 @@ class ActNames(TypedDict, total=False):
     float_to_int_impl: Component
     float_to_int_impl_type: FloatToIntImplType
     fractions: tuple[float, ...] | None
+    gradient_mask_impl: Component
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
@@ -474,6 +494,7 @@ class ActNames(TypedDict, total=False):
     learned_round_init: Array
     learned_round_temperature: float
     learned_round_zeta: float
+    limit_steps: float
     low_percentile_q: float
     mantissa_bit_class: Injector
     mantissa_bit_width: int
@@ -492,6 +513,8 @@ class ActNames(TypedDict, total=False):
     nan_values: tuple[str, ...] | None
     narrow_range: bool
     noise_sharing_axes: tuple[int, ...]
+    normal_clip: float
+    normal_scale: float
     override_pretrained_bit_width: bool
     per_channel_broadcastable_shape: tuple[int, ...]
     percentile: float
@@ -543,6 +566,8 @@ class ActNames(TypedDict, total=False):
     tensor_quant: Component
     threshold: float
     threshold_mixin: Injector
+    trust: float
+    trust_steps: float
     zero_point_impl: Component
     zero_point_shape: tuple[int, ...]
     zero_point_stats_impl: Component
@@ -550,6 +575,7 @@ class ActNames(TypedDict, total=False):
     zero_point_stats_momentum: float | None
 
 class WeightWeightNames(TypedDict, total=False):
+    weight_about_mean: bool
     weight_accumulator_bit_width: int
     weight_accumulator_bit_width_impl: Component
     weight_affine_rescaling: bool
@@ -587,6 +613,7 @@ class WeightWeightNames(TypedDict, total=False):
     weight_float_to_int_impl: Component
     weight_float_to_int_impl_type: FloatToIntImplType
     weight_force_parameter: bool
+    weight_gradient_mask_impl: Component
     weight_group_dim: int | None
     weight_group_elements_axis: int | None
     weight_group_padding: bool
@@ -614,6 +641,7 @@ class WeightWeightNames(TypedDict, total=False):
     weight_learned_round_init: Array
     weight_learned_round_temperature: float
     weight_learned_round_zeta: float
+    weight_limit_steps: float
     weight_low_percentile_q: float
     weight_mantissa_bit_class: Injector
     weight_mantissa_bit_width: int
@@ -629,6 +657,8 @@ class WeightWeightNames(TypedDict, total=False):
     weight_nan_values: tuple[str, ...] | None
     weight_narrow_range: bool
     weight_noise_sharing_axes: tuple[int, ...]
+    weight_normal_clip: float
+    weight_normal_scale: float
     weight_normalize_stats_impl: Component
     weight_out_channels: int
     weight_output_channel_dim: int | tuple[int, ...]
@@ -692,6 +722,8 @@ class WeightWeightNames(TypedDict, total=False):
     weight_tensor_quant: Component
     weight_threshold: float
     weight_threshold_mixin: Injector
+    weight_trust: float
+    weight_trust_steps: float
     weight_upstream_shape: tuple[int, ...]
     weight_weight_ndims: int
     weight_zero_point_affine_rescaling_init: float | None
@@ -773,6 +805,7 @@ class BiasBiasNames(TypedDict, total=False):
     bias_zero_point_impl: Component
 
 class IoActNames(TypedDict, total=False):
+    io_about_mean: bool
     io_affine_rescaling: bool
     io_amax_compute_algo: Literal["max", "most_recent"]
     io_amax_history: Component
@@ -793,6 +826,7 @@ class IoActNames(TypedDict, total=False):
     io_channel_shape: tuple[int, ...]
     io_channelwise_axes: tuple[int, ...]
     io_clip_gradient: bool
+    io_codebook: Any
     io_collect_stats_steps: int
     io_compute_max_mantissa: Component
     io_dq_dtype: DType
@@ -809,6 +843,7 @@ class IoActNames(TypedDict, total=False):
     io_float_to_int_impl: Component
     io_float_to_int_impl_type: FloatToIntImplType
     io_fractions: tuple[float, ...] | None
+    io_gradient_mask_impl: Component
     io_group_dim: int | None
     io_group_elements_axis: int | None
     io_group_padding: bool
@@ -831,6 +866,7 @@ class IoActNames(TypedDict, total=False):
     io_learned_round_init: Array
     io_learned_round_temperature: float
     io_learned_round_zeta: float
+    io_limit_steps: float
     io_low_percentile_q: float
     io_mantissa_bit_class: Injector
     io_mantissa_bit_width: int
@@ -849,6 +885,8 @@ class IoActNames(TypedDict, total=False):
     io_nan_values: tuple[str, ...] | None
     io_narrow_range: bool
     io_noise_sharing_axes: tuple[int, ...]
+    io_normal_clip: float
+    io_normal_scale: float
     io_override_pretrained_bit_width: bool
     io_per_channel_broadcastable_shape: tuple[int, ...]
     io_percentile: float
@@ -900,6 +938,8 @@ class IoActNames(TypedDict, total=False):
     io_tensor_quant: Component
     io_threshold: float
     io_threshold_mixin: Injector
+    io_trust: float
+    io_trust_steps: float
     io_zero_point_impl: Component
     io_zero_point_shape: tuple[int, ...]
     io_zero_point_stats_impl: Component
@@ -907,6 +947,7 @@ class IoActNames(TypedDict, total=False):
     io_zero_point_stats_momentum: float | None
 
 class GateAccActNames(TypedDict, total=False):
+    gate_acc_about_mean: bool
     gate_acc_affine_rescaling: bool
     gate_acc_amax_compute_algo: Literal["max", "most_recent"]
     gate_acc_amax_history: Component
@@ -927,6 +968,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_channel_shape: tuple[int, ...]
     gate_acc_channelwise_axes: tuple[int, ...]
     gate_acc_clip_gradient: bool
+    gate_acc_codebook: Any
     gate_acc_collect_stats_steps: int
     gate_acc_compute_max_mantissa: Component
     gate_acc_dq_dtype: DType
@@ -943,6 +985,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_float_to_int_impl: Component
     gate_acc_float_to_int_impl_type: FloatToIntImplType
     gate_acc_fractions: tuple[float, ...] | None
+    gate_acc_gradient_mask_impl: Component
     gate_acc_group_dim: int | None
     gate_acc_group_elements_axis: int | None
     gate_acc_group_padding: bool
@@ -965,6 +1008,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_learned_round_init: Array
     gate_acc_learned_round_temperature: float
     gate_acc_learned_round_zeta: float
+    gate_acc_limit_steps: float
     gate_acc_low_percentile_q: float
     gate_acc_mantissa_bit_class: Injector
     gate_acc_mantissa_bit_width: int
@@ -983,6 +1027,8 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_nan_values: tuple[str, ...] | None
     gate_acc_narrow_range: bool
     gate_acc_noise_sharing_axes: tuple[int, ...]
+    gate_acc_normal_clip: float
+    gate_acc_normal_scale: float
     gate_acc_override_pretrained_bit_width: bool
     gate_acc_per_channel_broadcastable_shape: tuple[int, ...]
     gate_acc_percentile: float
@@ -1034,6 +1080,8 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_tensor_quant: Component
     gate_acc_threshold: float
     gate_acc_threshold_mixin: Injector
+    gate_acc_trust: float
+    gate_acc_trust_steps: float
     gate_acc_zero_point_impl: Component
     gate_acc_zero_point_shape: tuple[int, ...]
     gate_acc_zero_point_stats_impl: Component
@@ -1041,6 +1089,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_zero_point_stats_momentum: float | None
 
 class SigmoidActNames(TypedDict, total=False):
+    sigmoid_about_mean: bool
     sigmoid_affine_rescaling: bool
     sigmoid_amax_compute_algo: Literal["max", "most_recent"]
     sigmoid_amax_history: Component
@@ -1061,6 +1110,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_channel_shape: tuple[int, ...]
     sigmoid_channelwise_axes: tuple[int, ...]
     sigmoid_clip_gradient: bool
+    sigmoid_codebook: Any
     sigmoid_collect_stats_steps: int
     sigmoid_compute_max_mantissa: Component
     sigmoid_dq_dtype: DType
@@ -1077,6 +1127,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_float_to_int_impl: Component
     sigmoid_float_to_int_impl_type: FloatToIntImplType
     sigmoid_fractions: tuple[float, ...] | None
+    sigmoid_gradient_mask_impl: Component
     sigmoid_group_dim: int | None
     sigmoid_group_elements_axis: int | None
     sigmoid_group_padding: bool
@@ -1099,6 +1150,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_learned_round_init: Array
     sigmoid_learned_round_temperature: float
     sigmoid_learned_round_zeta: float
+    sigmoid_limit_steps: float
     sigmoid_low_percentile_q: float
     sigmoid_mantissa_bit_class: Injector
     sigmoid_mantissa_bit_width: int
@@ -1117,6 +1169,8 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_nan_values: tuple[str, ...] | None
     sigmoid_narrow_range: bool
     sigmoid_noise_sharing_axes: tuple[int, ...]
+    sigmoid_normal_clip: float
+    sigmoid_normal_scale: float
     sigmoid_override_pretrained_bit_width: bool
     sigmoid_per_channel_broadcastable_shape: tuple[int, ...]
     sigmoid_percentile: float
@@ -1168,6 +1222,8 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_tensor_quant: Component
     sigmoid_threshold: float
     sigmoid_threshold_mixin: Injector
+    sigmoid_trust: float
+    sigmoid_trust_steps: float
     sigmoid_zero_point_impl: Component
     sigmoid_zero_point_shape: tuple[int, ...]
     sigmoid_zero_point_stats_impl: Component
@@ -1175,6 +1231,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_zero_point_stats_momentum: float | None
 
 class TanhActNames(TypedDict, total=False):
+    tanh_about_mean: bool
     tanh_affine_rescaling: bool
     tanh_amax_compute_algo: Literal["max", "most_recent"]
     tanh_amax_history: Component
@@ -1195,6 +1252,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_channel_shape: tuple[int, ...]
     tanh_channelwise_axes: tuple[int, ...]
     tanh_clip_gradient: bool
+    tanh_codebook: Any
     tanh_collect_stats_steps: int
     tanh_compute_max_mantissa: Component
     tanh_dq_dtype: DType
@@ -1211,6 +1269,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_float_to_int_impl: Component
     tanh_float_to_int_impl_type: FloatToIntImplType
     tanh_fractions: tuple[float, ...] | None
+    tanh_gradient_mask_impl: Component
     tanh_group_dim: int | None
     tanh_group_elements_axis: int | None
     tanh_group_padding: bool
@@ -1233,6 +1292,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_learned_round_init: Array
     tanh_learned_round_temperature: float
     tanh_learned_round_zeta: float
+    tanh_limit_steps: float
     tanh_low_percentile_q: float
     tanh_mantissa_bit_class: Injector
     tanh_mantissa_bit_width: int
@@ -1251,6 +1311,8 @@ class TanhActNames(TypedDict, total=False):
     tanh_nan_values: tuple[str, ...] | None
     tanh_narrow_range: bool
     tanh_noise_sharing_axes: tuple[int, ...]
+    tanh_normal_clip: float
+    tanh_normal_scale: float
     tanh_override_pretrained_bit_width: bool
     tanh_per_channel_broadcastable_shape: tuple[int, ...]
     tanh_percentile: float
@@ -1302,6 +1364,8 @@ class TanhActNames(TypedDict, total=False):
     tanh_tensor_quant: Component
     tanh_threshold: float
     tanh_threshold_mixin: Injector
+    tanh_trust: float
+    tanh_trust_steps: float
     tanh_zero_point_impl: Component
     tanh_zero_point_shape: tuple[int, ...]
     tanh_zero_point_stats_impl: Component
@@ -1309,6 +1373,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_zero_point_stats_momentum: float | None
 
 class CellStateActNames(TypedDict, total=False):
+    cell_state_about_mean: bool
     cell_state_affine_rescaling: bool
     cell_state_amax_compute_algo: Literal["max", "most_recent"]
     cell_state_amax_history: Component
@@ -1329,6 +1394,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_channel_shape: tuple[int, ...]
     cell_state_channelwise_axes: tuple[int, ...]
     cell_state_clip_gradient: bool
+    cell_state_codebook: Any
     cell_state_collect_stats_steps: int
     cell_state_compute_max_mantissa: Component
     cell_state_dq_dtype: DType
@@ -1345,6 +1411,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_float_to_int_impl: Component
     cell_state_float_to_int_impl_type: FloatToIntImplType
     cell_state_fractions: tuple[float, ...] | None
+    cell_state_gradient_mask_impl: Component
     cell_state_group_dim: int | None
     cell_state_group_elements_axis: int | None
     cell_state_group_padding: bool
@@ -1367,6 +1434,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_learned_round_init: Array
     cell_state_learned_round_temperature: float
     cell_state_learned_round_zeta: float
+    cell_state_limit_steps: float
     cell_state_low_percentile_q: float
     cell_state_mantissa_bit_class: Injector
     cell_state_mantissa_bit_width: int
@@ -1385,6 +1453,8 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_nan_values: tuple[str, ...] | None
     cell_state_narrow_range: bool
     cell_state_noise_sharing_axes: tuple[int, ...]
+    cell_state_normal_clip: float
+    cell_state_normal_scale: float
     cell_state_override_pretrained_bit_width: bool
     cell_state_per_channel_broadcastable_shape: tuple[int, ...]
     cell_state_percentile: float
@@ -1436,6 +1506,8 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_tensor_quant: Component
     cell_state_threshold: float
     cell_state_threshold_mixin: Injector
+    cell_state_trust: float
+    cell_state_trust_steps: float
     cell_state_zero_point_impl: Component
     cell_state_zero_point_shape: tuple[int, ...]
     cell_state_zero_point_stats_impl: Component
@@ -1443,6 +1515,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_zero_point_stats_momentum: float | None
 
 class InProjInputActNames(TypedDict, total=False):
+    in_proj_input_about_mean: bool
     in_proj_input_affine_rescaling: bool
     in_proj_input_amax_compute_algo: Literal["max", "most_recent"]
     in_proj_input_amax_history: Component
@@ -1463,6 +1536,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_channel_shape: tuple[int, ...]
     in_proj_input_channelwise_axes: tuple[int, ...]
     in_proj_input_clip_gradient: bool
+    in_proj_input_codebook: Any
     in_proj_input_collect_stats_steps: int
     in_proj_input_compute_max_mantissa: Component
     in_proj_input_dq_dtype: DType
@@ -1479,6 +1553,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_float_to_int_impl: Component
     in_proj_input_float_to_int_impl_type: FloatToIntImplType
     in_proj_input_fractions: tuple[float, ...] | None
+    in_proj_input_gradient_mask_impl: Component
     in_proj_input_group_dim: int | None
     in_proj_input_group_elements_axis: int | None
     in_proj_input_group_padding: bool
@@ -1501,6 +1576,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_learned_round_init: Array
     in_proj_input_learned_round_temperature: float
     in_proj_input_learned_round_zeta: float
+    in_proj_input_limit_steps: float
     in_proj_input_low_percentile_q: float
     in_proj_input_mantissa_bit_class: Injector
     in_proj_input_mantissa_bit_width: int
@@ -1519,6 +1595,8 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_nan_values: tuple[str, ...] | None
     in_proj_input_narrow_range: bool
     in_proj_input_noise_sharing_axes: tuple[int, ...]
+    in_proj_input_normal_clip: float
+    in_proj_input_normal_scale: float
     in_proj_input_override_pretrained_bit_width: bool
     in_proj_input_per_channel_broadcastable_shape: tuple[int, ...]
     in_proj_input_percentile: float
@@ -1570,6 +1648,8 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_tensor_quant: Component
     in_proj_input_threshold: float
     in_proj_input_threshold_mixin: Injector
+    in_proj_input_trust: float
+    in_proj_input_trust_steps: float
     in_proj_input_zero_point_impl: Component
     in_proj_input_zero_point_shape: tuple[int, ...]
     in_proj_input_zero_point_stats_impl: Component
@@ -1577,6 +1657,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_zero_point_stats_momentum: float | None
 
 class InProjWeightWeightNames(TypedDict, total=False):
+    in_proj_weight_about_mean: bool
     in_proj_weight_accumulator_bit_width: int
     in_proj_weight_accumulator_bit_width_impl: Component
     in_proj_weight_affine_rescaling: bool
@@ -1614,6 +1695,7 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_float_to_int_impl: Component
     in_proj_weight_float_to_int_impl_type: FloatToIntImplType
     in_proj_weight_force_parameter: bool
+    in_proj_weight_gradient_mask_impl: Component
     in_proj_weight_group_dim: int | None
     in_proj_weight_group_elements_axis: int | None
     in_proj_weight_group_padding: bool
@@ -1641,6 +1723,7 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_learned_round_init: Array
     in_proj_weight_learned_round_temperature: float
     in_proj_weight_learned_round_zeta: float
+    in_proj_weight_limit_steps: float
     in_proj_weight_low_percentile_q: float
     in_proj_weight_mantissa_bit_class: Injector
     in_proj_weight_mantissa_bit_width: int
@@ -1656,6 +1739,8 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_nan_values: tuple[str, ...] | None
     in_proj_weight_narrow_range: bool
     in_proj_weight_noise_sharing_axes: tuple[int, ...]
+    in_proj_weight_normal_clip: float
+    in_proj_weight_normal_scale: float
     in_proj_weight_normalize_stats_impl: Component
     in_proj_weight_out_channels: int
     in_proj_weight_output_channel_dim: int | tuple[int, ...]
@@ -1719,6 +1804,8 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_tensor_quant: Component
     in_proj_weight_threshold: float
     in_proj_weight_threshold_mixin: Injector
+    in_proj_weight_trust: float
+    in_proj_weight_trust_steps: float
     in_proj_weight_upstream_shape: tuple[int, ...]
     in_proj_weight_weight_ndims: int
     in_proj_weight_zero_point_affine_rescaling_init: float | None
@@ -1826,6 +1913,7 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_float_scaling_impl: Component
     in_proj_grad_float_to_int_impl: Component
     in_proj_grad_float_to_int_impl_type: FloatToIntImplType
+    in_proj_grad_gradient_mask_impl: Component
     in_proj_grad_group_dim: int | None
     in_proj_grad_group_elements_axis: int | None
     in_proj_grad_group_padding: bool
@@ -1899,6 +1987,7 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_zero_point_impl: Component
 
 class OutProjInputActNames(TypedDict, total=False):
+    out_proj_input_about_mean: bool
     out_proj_input_affine_rescaling: bool
     out_proj_input_amax_compute_algo: Literal["max", "most_recent"]
     out_proj_input_amax_history: Component
@@ -1919,6 +2008,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_channel_shape: tuple[int, ...]
     out_proj_input_channelwise_axes: tuple[int, ...]
     out_proj_input_clip_gradient: bool
+    out_proj_input_codebook: Any
     out_proj_input_collect_stats_steps: int
     out_proj_input_compute_max_mantissa: Component
     out_proj_input_dq_dtype: DType
@@ -1935,6 +2025,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_float_to_int_impl: Component
     out_proj_input_float_to_int_impl_type: FloatToIntImplType
     out_proj_input_fractions: tuple[float, ...] | None
+    out_proj_input_gradient_mask_impl: Component
     out_proj_input_group_dim: int | None
     out_proj_input_group_elements_axis: int | None
     out_proj_input_group_padding: bool
@@ -1957,6 +2048,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_learned_round_init: Array
     out_proj_input_learned_round_temperature: float
     out_proj_input_learned_round_zeta: float
+    out_proj_input_limit_steps: float
     out_proj_input_low_percentile_q: float
     out_proj_input_mantissa_bit_class: Injector
     out_proj_input_mantissa_bit_width: int
@@ -1975,6 +2067,8 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_nan_values: tuple[str, ...] | None
     out_proj_input_narrow_range: bool
     out_proj_input_noise_sharing_axes: tuple[int, ...]
+    out_proj_input_normal_clip: float
+    out_proj_input_normal_scale: float
     out_proj_input_override_pretrained_bit_width: bool
     out_proj_input_per_channel_broadcastable_shape: tuple[int, ...]
     out_proj_input_percentile: float
@@ -2026,6 +2120,8 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_tensor_quant: Component
     out_proj_input_threshold: float
     out_proj_input_threshold_mixin: Injector
+    out_proj_input_trust: float
+    out_proj_input_trust_steps: float
     out_proj_input_zero_point_impl: Component
     out_proj_input_zero_point_shape: tuple[int, ...]
     out_proj_input_zero_point_stats_impl: Component
@@ -2033,6 +2129,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_zero_point_stats_momentum: float | None
 
 class OutProjWeightWeightNames(TypedDict, total=False):
+    out_proj_weight_about_mean: bool
     out_proj_weight_accumulator_bit_width: int
     out_proj_weight_accumulator_bit_width_impl: Component
     out_proj_weight_affine_rescaling: bool
@@ -2070,6 +2167,7 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_float_to_int_impl: Component
     out_proj_weight_float_to_int_impl_type: FloatToIntImplType
     out_proj_weight_force_parameter: bool
+    out_proj_weight_gradient_mask_impl: Component
     out_proj_weight_group_dim: int | None
     out_proj_weight_group_elements_axis: int | None
     out_proj_weight_group_padding: bool
@@ -2097,6 +2195,7 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_learned_round_init: Array
     out_proj_weight_learned_round_temperature: float
     out_proj_weight_learned_round_zeta: float
+    out_proj_weight_limit_steps: float
     out_proj_weight_low_percentile_q: float
     out_proj_weight_mantissa_bit_class: Injector
     out_proj_weight_mantissa_bit_width: int
@@ -2112,6 +2211,8 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_nan_values: tuple[str, ...] | None
     out_proj_weight_narrow_range: bool
     out_proj_weight_noise_sharing_axes: tuple[int, ...]
+    out_proj_weight_normal_clip: float
+    out_proj_weight_normal_scale: float
     out_proj_weight_normalize_stats_impl: Component
     out_proj_weight_out_channels: int
     out_proj_weight_output_channel_dim: int | tuple[int, ...]
@@ -2175,6 +2276,8 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_tensor_quant: Component
     out_proj_weight_threshold: float
     out_proj_weight_threshold_mixin: Injector
+    out_proj_weight_trust: float
+    out_proj_weight_trust_steps: float
     out_proj_weight_upstream_shape: tuple[int, ...]
     out_proj_weight_weight_ndims: int
     out_proj_weight_zero_point_affine_rescaling_init: float | None
@@ -2256,6 +2359,7 @@ class OutProjBiasBiasNames(TypedDict, total=False):
     out_proj_bias_zero_point_impl: Component
 
 class OutProjOutputActNames(TypedDict, total=False):
+    out_proj_output_about_mean: bool
     out_proj_output_affine_rescaling: bool
     out_proj_output_amax_compute_algo: Literal["max", "most_recent"]
     out_proj_output_amax_history: Component
@@ -2276,6 +2380,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_channel_shape: tuple[int, ...]
     out_proj_output_channelwise_axes: tuple[int, ...]
     out_proj_output_clip_gradient: bool
+    out_proj_output_codebook: Any
     out_proj_output_collect_stats_steps: int
     out_proj_output_compute_max_mantissa: Component
     out_proj_output_dq_dtype: DType
@@ -2292,6 +2397,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_float_to_int_impl: Component
     out_proj_output_float_to_int_impl_type: FloatToIntImplType
     out_proj_output_fractions: tuple[float, ...] | None
+    out_proj_output_gradient_mask_impl: Component
     out_proj_output_group_dim: int | None
     out_proj_output_group_elements_axis: int | None
     out_proj_output_group_padding: bool
@@ -2314,6 +2420,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_learned_round_init: Array
     out_proj_output_learned_round_temperature: float
     out_proj_output_learned_round_zeta: float
+    out_proj_output_limit_steps: float
     out_proj_output_low_percentile_q: float
     out_proj_output_mantissa_bit_class: Injector
     out_proj_output_mantissa_bit_width: int
@@ -2332,6 +2439,8 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_nan_values: tuple[str, ...] | None
     out_proj_output_narrow_range: bool
     out_proj_output_noise_sharing_axes: tuple[int, ...]
+    out_proj_output_normal_clip: float
+    out_proj_output_normal_scale: float
     out_proj_output_override_pretrained_bit_width: bool
     out_proj_output_per_channel_broadcastable_shape: tuple[int, ...]
     out_proj_output_percentile: float
@@ -2383,6 +2492,8 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_tensor_quant: Component
     out_proj_output_threshold: float
     out_proj_output_threshold_mixin: Injector
+    out_proj_output_trust: float
+    out_proj_output_trust_steps: float
     out_proj_output_zero_point_impl: Component
     out_proj_output_zero_point_shape: tuple[int, ...]
     out_proj_output_zero_point_stats_impl: Component
@@ -2416,6 +2527,7 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_float_scaling_impl: Component
     out_proj_grad_float_to_int_impl: Component
     out_proj_grad_float_to_int_impl_type: FloatToIntImplType
+    out_proj_grad_gradient_mask_impl: Component
     out_proj_grad_group_dim: int | None
     out_proj_grad_group_elements_axis: int | None
     out_proj_grad_group_padding: bool
@@ -2489,6 +2601,7 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_zero_point_impl: Component
 
 class QScaledActNames(TypedDict, total=False):
+    q_scaled_about_mean: bool
     q_scaled_affine_rescaling: bool
     q_scaled_amax_compute_algo: Literal["max", "most_recent"]
     q_scaled_amax_history: Component
@@ -2509,6 +2622,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_channel_shape: tuple[int, ...]
     q_scaled_channelwise_axes: tuple[int, ...]
     q_scaled_clip_gradient: bool
+    q_scaled_codebook: Any
     q_scaled_collect_stats_steps: int
     q_scaled_compute_max_mantissa: Component
     q_scaled_dq_dtype: DType
@@ -2525,6 +2639,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_float_to_int_impl: Component
     q_scaled_float_to_int_impl_type: FloatToIntImplType
     q_scaled_fractions: tuple[float, ...] | None
+    q_scaled_gradient_mask_impl: Component
     q_scaled_group_dim: int | None
     q_scaled_group_elements_axis: int | None
     q_scaled_group_padding: bool
@@ -2547,6 +2662,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_learned_round_init: Array
     q_scaled_learned_round_temperature: float
     q_scaled_learned_round_zeta: float
+    q_scaled_limit_steps: float
     q_scaled_low_percentile_q: float
     q_scaled_mantissa_bit_class: Injector
     q_scaled_mantissa_bit_width: int
@@ -2565,6 +2681,8 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_nan_values: tuple[str, ...] | None
     q_scaled_narrow_range: bool
     q_scaled_noise_sharing_axes: tuple[int, ...]
+    q_scaled_normal_clip: float
+    q_scaled_normal_scale: float
     q_scaled_override_pretrained_bit_width: bool
     q_scaled_per_channel_broadcastable_shape: tuple[int, ...]
     q_scaled_percentile: float
@@ -2616,6 +2734,8 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_tensor_quant: Component
     q_scaled_threshold: float
     q_scaled_threshold_mixin: Injector
+    q_scaled_trust: float
+    q_scaled_trust_steps: float
     q_scaled_zero_point_impl: Component
     q_scaled_zero_point_shape: tuple[int, ...]
     q_scaled_zero_point_stats_impl: Component
@@ -2623,6 +2743,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_zero_point_stats_momentum: float | None
 
 class KTransposedActNames(TypedDict, total=False):
+    k_transposed_about_mean: bool
     k_transposed_affine_rescaling: bool
     k_transposed_amax_compute_algo: Literal["max", "most_recent"]
     k_transposed_amax_history: Component
@@ -2643,6 +2764,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_channel_shape: tuple[int, ...]
     k_transposed_channelwise_axes: tuple[int, ...]
     k_transposed_clip_gradient: bool
+    k_transposed_codebook: Any
     k_transposed_collect_stats_steps: int
     k_transposed_compute_max_mantissa: Component
     k_transposed_dq_dtype: DType
@@ -2659,6 +2781,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_float_to_int_impl: Component
     k_transposed_float_to_int_impl_type: FloatToIntImplType
     k_transposed_fractions: tuple[float, ...] | None
+    k_transposed_gradient_mask_impl: Component
     k_transposed_group_dim: int | None
     k_transposed_group_elements_axis: int | None
     k_transposed_group_padding: bool
@@ -2681,6 +2804,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_learned_round_init: Array
     k_transposed_learned_round_temperature: float
     k_transposed_learned_round_zeta: float
+    k_transposed_limit_steps: float
     k_transposed_low_percentile_q: float
     k_transposed_mantissa_bit_class: Injector
     k_transposed_mantissa_bit_width: int
@@ -2699,6 +2823,8 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_nan_values: tuple[str, ...] | None
     k_transposed_narrow_range: bool
     k_transposed_noise_sharing_axes: tuple[int, ...]
+    k_transposed_normal_clip: float
+    k_transposed_normal_scale: float
     k_transposed_override_pretrained_bit_width: bool
     k_transposed_per_channel_broadcastable_shape: tuple[int, ...]
     k_transposed_percentile: float
@@ -2750,6 +2876,8 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_tensor_quant: Component
     k_transposed_threshold: float
     k_transposed_threshold_mixin: Injector
+    k_transposed_trust: float
+    k_transposed_trust_steps: float
     k_transposed_zero_point_impl: Component
     k_transposed_zero_point_shape: tuple[int, ...]
     k_transposed_zero_point_stats_impl: Component
@@ -2757,6 +2885,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_zero_point_stats_momentum: float | None
 
 class SoftmaxInputActNames(TypedDict, total=False):
+    softmax_input_about_mean: bool
     softmax_input_affine_rescaling: bool
     softmax_input_amax_compute_algo: Literal["max", "most_recent"]
     softmax_input_amax_history: Component
@@ -2777,6 +2906,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_channel_shape: tuple[int, ...]
     softmax_input_channelwise_axes: tuple[int, ...]
     softmax_input_clip_gradient: bool
+    softmax_input_codebook: Any
     softmax_input_collect_stats_steps: int
     softmax_input_compute_max_mantissa: Component
     softmax_input_dq_dtype: DType
@@ -2793,6 +2923,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_float_to_int_impl: Component
     softmax_input_float_to_int_impl_type: FloatToIntImplType
     softmax_input_fractions: tuple[float, ...] | None
+    softmax_input_gradient_mask_impl: Component
     softmax_input_group_dim: int | None
     softmax_input_group_elements_axis: int | None
     softmax_input_group_padding: bool
@@ -2815,6 +2946,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_learned_round_init: Array
     softmax_input_learned_round_temperature: float
     softmax_input_learned_round_zeta: float
+    softmax_input_limit_steps: float
     softmax_input_low_percentile_q: float
     softmax_input_mantissa_bit_class: Injector
     softmax_input_mantissa_bit_width: int
@@ -2833,6 +2965,8 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_nan_values: tuple[str, ...] | None
     softmax_input_narrow_range: bool
     softmax_input_noise_sharing_axes: tuple[int, ...]
+    softmax_input_normal_clip: float
+    softmax_input_normal_scale: float
     softmax_input_override_pretrained_bit_width: bool
     softmax_input_per_channel_broadcastable_shape: tuple[int, ...]
     softmax_input_percentile: float
@@ -2884,6 +3018,8 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_tensor_quant: Component
     softmax_input_threshold: float
     softmax_input_threshold_mixin: Injector
+    softmax_input_trust: float
+    softmax_input_trust_steps: float
     softmax_input_zero_point_impl: Component
     softmax_input_zero_point_shape: tuple[int, ...]
     softmax_input_zero_point_stats_impl: Component
@@ -2891,6 +3027,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_zero_point_stats_momentum: float | None
 
 class AttnOutputWeightsActNames(TypedDict, total=False):
+    attn_output_weights_about_mean: bool
     attn_output_weights_affine_rescaling: bool
     attn_output_weights_amax_compute_algo: Literal["max", "most_recent"]
     attn_output_weights_amax_history: Component
@@ -2911,6 +3048,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_channel_shape: tuple[int, ...]
     attn_output_weights_channelwise_axes: tuple[int, ...]
     attn_output_weights_clip_gradient: bool
+    attn_output_weights_codebook: Any
     attn_output_weights_collect_stats_steps: int
     attn_output_weights_compute_max_mantissa: Component
     attn_output_weights_dq_dtype: DType
@@ -2927,6 +3065,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_float_to_int_impl: Component
     attn_output_weights_float_to_int_impl_type: FloatToIntImplType
     attn_output_weights_fractions: tuple[float, ...] | None
+    attn_output_weights_gradient_mask_impl: Component
     attn_output_weights_group_dim: int | None
     attn_output_weights_group_elements_axis: int | None
     attn_output_weights_group_padding: bool
@@ -2949,6 +3088,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_learned_round_init: Array
     attn_output_weights_learned_round_temperature: float
     attn_output_weights_learned_round_zeta: float
+    attn_output_weights_limit_steps: float
     attn_output_weights_low_percentile_q: float
     attn_output_weights_mantissa_bit_class: Injector
     attn_output_weights_mantissa_bit_width: int
@@ -2967,6 +3107,8 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_nan_values: tuple[str, ...] | None
     attn_output_weights_narrow_range: bool
     attn_output_weights_noise_sharing_axes: tuple[int, ...]
+    attn_output_weights_normal_clip: float
+    attn_output_weights_normal_scale: float
     attn_output_weights_override_pretrained_bit_width: bool
     attn_output_weights_per_channel_broadcastable_shape: tuple[int, ...]
     attn_output_weights_percentile: float
@@ -3018,6 +3160,8 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_tensor_quant: Component
     attn_output_weights_threshold: float
     attn_output_weights_threshold_mixin: Injector
+    attn_output_weights_trust: float
+    attn_output_weights_trust_steps: float
     attn_output_weights_zero_point_impl: Component
     attn_output_weights_zero_point_shape: tuple[int, ...]
     attn_output_weights_zero_point_stats_impl: Component
@@ -3025,6 +3169,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_zero_point_stats_momentum: float | None
 
 class VActNames(TypedDict, total=False):
+    v_about_mean: bool
     v_affine_rescaling: bool
     v_amax_compute_algo: Literal["max", "most_recent"]
     v_amax_history: Component
@@ -3045,6 +3190,7 @@ class VActNames(TypedDict, total=False):
     v_channel_shape: tuple[int, ...]
     v_channelwise_axes: tuple[int, ...]
     v_clip_gradient: bool
+    v_codebook: Any
     v_collect_stats_steps: int
     v_compute_max_mantissa: Component
     v_dq_dtype: DType
@@ -3061,6 +3207,7 @@ class VActNames(TypedDict, total=False):
     v_float_to_int_impl: Component
     v_float_to_int_impl_type: FloatToIntImplType
     v_fractions: tuple[float, ...] | None
+    v_gradient_mask_impl: Component
     v_group_dim: int | None
     v_group_elements_axis: int | None
     v_group_padding: bool
@@ -3083,6 +3230,7 @@ class VActNames(TypedDict, total=False):
     v_learned_round_init: Array
     v_learned_round_temperature: float
     v_learned_round_zeta: float
+    v_limit_steps: float
     v_low_percentile_q: float
     v_mantissa_bit_class: Injector
     v_mantissa_bit_width: int
@@ -3101,6 +3249,8 @@ class VActNames(TypedDict, total=False):
     v_nan_values: tuple[str, ...] | None
     v_narrow_range: bool
     v_noise_sharing_axes: tuple[int, ...]
+    v_normal_clip: float
+    v_normal_scale: float
     v_override_pretrained_bit_width: bool
     v_per_channel_broadcastable_shape: tuple[int, ...]
     v_percentile: float
@@ -3152,6 +3302,8 @@ class VActNames(TypedDict, total=False):
     v_tensor_quant: Component
     v_threshold: float
     v_threshold_mixin: Injector
+    v_trust: float
+    v_trust_steps: float
     v_zero_point_impl: Component
     v_zero_point_shape: tuple[int, ...]
     v_zero_point_stats_impl: Component
@@ -3159,6 +3311,7 @@ class VActNames(TypedDict, total=False):
     v_zero_point_stats_momentum: float | None
 
 class SdpaOutputActNames(TypedDict, total=False):
+    sdpa_output_about_mean: bool
     sdpa_output_affine_rescaling: bool
     sdpa_output_amax_compute_algo: Literal["max", "most_recent"]
     sdpa_output_amax_history: Component
@@ -3179,6 +3332,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_channel_shape: tuple[int, ...]
     sdpa_output_channelwise_axes: tuple[int, ...]
     sdpa_output_clip_gradient: bool
+    sdpa_output_codebook: Any
     sdpa_output_collect_stats_steps: int
     sdpa_output_compute_max_mantissa: Component
     sdpa_output_dq_dtype: DType
@@ -3195,6 +3349,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_float_to_int_impl: Component
     sdpa_output_float_to_int_impl_type: FloatToIntImplType
     sdpa_output_fractions: tuple[float, ...] | None
+    sdpa_output_gradient_mask_impl: Component
     sdpa_output_group_dim: int | None
     sdpa_output_group_elements_axis: int | None
     sdpa_output_group_padding: bool
@@ -3217,6 +3372,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_learned_round_init: Array
     sdpa_output_learned_round_temperature: float
     sdpa_output_learned_round_zeta: float
+    sdpa_output_limit_steps: float
     sdpa_output_low_percentile_q: float
     sdpa_output_mantissa_bit_class: Injector
     sdpa_output_mantissa_bit_width: int
@@ -3235,6 +3391,8 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_nan_values: tuple[str, ...] | None
     sdpa_output_narrow_range: bool
     sdpa_output_noise_sharing_axes: tuple[int, ...]
+    sdpa_output_normal_clip: float
+    sdpa_output_normal_scale: float
     sdpa_output_override_pretrained_bit_width: bool
     sdpa_output_per_channel_broadcastable_shape: tuple[int, ...]
     sdpa_output_percentile: float
@@ -3286,6 +3444,8 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_tensor_quant: Component
     sdpa_output_threshold: float
     sdpa_output_threshold_mixin: Injector
+    sdpa_output_trust: float
+    sdpa_output_trust_steps: float
     sdpa_output_zero_point_impl: Component
     sdpa_output_zero_point_shape: tuple[int, ...]
     sdpa_output_zero_point_stats_impl: Component
@@ -3364,6 +3524,7 @@ class TruncNames(TypedDict, total=False):
     trunc_scaling_impl_type: TruncScalingImplType
 
 class LhsActNames(TypedDict, total=False):
+    lhs_about_mean: bool
     lhs_affine_rescaling: bool
     lhs_amax_compute_algo: Literal["max", "most_recent"]
     lhs_amax_history: Component
@@ -3384,6 +3545,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_channel_shape: tuple[int, ...]
     lhs_channelwise_axes: tuple[int, ...]
     lhs_clip_gradient: bool
+    lhs_codebook: Any
     lhs_collect_stats_steps: int
     lhs_compute_max_mantissa: Component
     lhs_dq_dtype: DType
@@ -3400,6 +3562,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_float_to_int_impl: Component
     lhs_float_to_int_impl_type: FloatToIntImplType
     lhs_fractions: tuple[float, ...] | None
+    lhs_gradient_mask_impl: Component
     lhs_group_dim: int | None
     lhs_group_elements_axis: int | None
     lhs_group_padding: bool
@@ -3422,6 +3585,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_learned_round_init: Array
     lhs_learned_round_temperature: float
     lhs_learned_round_zeta: float
+    lhs_limit_steps: float
     lhs_low_percentile_q: float
     lhs_mantissa_bit_class: Injector
     lhs_mantissa_bit_width: int
@@ -3440,6 +3604,8 @@ class LhsActNames(TypedDict, total=False):
     lhs_nan_values: tuple[str, ...] | None
     lhs_narrow_range: bool
     lhs_noise_sharing_axes: tuple[int, ...]
+    lhs_normal_clip: float
+    lhs_normal_scale: float
     lhs_override_pretrained_bit_width: bool
     lhs_per_channel_broadcastable_shape: tuple[int, ...]
     lhs_percentile: float
@@ -3491,6 +3657,8 @@ class LhsActNames(TypedDict, total=False):
     lhs_tensor_quant: Component
     lhs_threshold: float
     lhs_threshold_mixin: Injector
+    lhs_trust: float
+    lhs_trust_steps: float
     lhs_zero_point_impl: Component
     lhs_zero_point_shape: tuple[int, ...]
     lhs_zero_point_stats_impl: Component
@@ -3498,6 +3666,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_zero_point_stats_momentum: float | None
 
 class RhsActNames(TypedDict, total=False):
+    rhs_about_mean: bool
     rhs_affine_rescaling: bool
     rhs_amax_compute_algo: Literal["max", "most_recent"]
     rhs_amax_history: Component
@@ -3518,6 +3687,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_channel_shape: tuple[int, ...]
     rhs_channelwise_axes: tuple[int, ...]
     rhs_clip_gradient: bool
+    rhs_codebook: Any
     rhs_collect_stats_steps: int
     rhs_compute_max_mantissa: Component
     rhs_dq_dtype: DType
@@ -3534,6 +3704,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_float_to_int_impl: Component
     rhs_float_to_int_impl_type: FloatToIntImplType
     rhs_fractions: tuple[float, ...] | None
+    rhs_gradient_mask_impl: Component
     rhs_group_dim: int | None
     rhs_group_elements_axis: int | None
     rhs_group_padding: bool
@@ -3556,6 +3727,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_learned_round_init: Array
     rhs_learned_round_temperature: float
     rhs_learned_round_zeta: float
+    rhs_limit_steps: float
     rhs_low_percentile_q: float
     rhs_mantissa_bit_class: Injector
     rhs_mantissa_bit_width: int
@@ -3574,6 +3746,8 @@ class RhsActNames(TypedDict, total=False):
     rhs_nan_values: tuple[str, ...] | None
     rhs_narrow_range: bool
     rhs_noise_sharing_axes: tuple[int, ...]
+    rhs_normal_clip: float
+    rhs_normal_scale: float
     rhs_override_pretrained_bit_width: bool
     rhs_per_channel_broadcastable_shape: tuple[int, ...]
     rhs_percentile: float
@@ -3625,6 +3799,8 @@ class RhsActNames(TypedDict, total=False):
     rhs_tensor_quant: Component
     rhs_threshold: float
     rhs_threshold_mixin: Injector
+    rhs_trust: float
+    rhs_trust_steps: float
     rhs_zero_point_impl: Component
     rhs_zero_point_shape: tuple[int, ...]
     rhs_zero_point_stats_impl: Component
@@ -3632,6 +3808,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_zero_point_stats_momentum: float | None
 
 class CacheActNames(TypedDict, total=False):
+    cache_about_mean: bool
     cache_affine_rescaling: bool
     cache_amax_compute_algo: Literal["max", "most_recent"]
     cache_amax_history: Component
@@ -3652,6 +3829,7 @@ class CacheActNames(TypedDict, total=False):
     cache_channel_shape: tuple[int, ...]
     cache_channelwise_axes: tuple[int, ...]
     cache_clip_gradient: bool
+    cache_codebook: Any
     cache_collect_stats_steps: int
     cache_compute_max_mantissa: Component
     cache_dq_dtype: DType
@@ -3668,6 +3846,7 @@ class CacheActNames(TypedDict, total=False):
     cache_float_to_int_impl: Component
     cache_float_to_int_impl_type: FloatToIntImplType
     cache_fractions: tuple[float, ...] | None
+    cache_gradient_mask_impl: Component
     cache_group_dim: int | None
     cache_group_elements_axis: int | None
     cache_group_padding: bool
@@ -3690,6 +3869,7 @@ class CacheActNames(TypedDict, total=False):
     cache_learned_round_init: Array
     cache_learned_round_temperature: float
     cache_learned_round_zeta: float
+    cache_limit_steps: float
     cache_low_percentile_q: float
     cache_mantissa_bit_class: Injector
     cache_mantissa_bit_width: int
@@ -3708,6 +3888,8 @@ class CacheActNames(TypedDict, total=False):
     cache_nan_values: tuple[str, ...] | None
     cache_narrow_range: bool
     cache_noise_sharing_axes: tuple[int, ...]
+    cache_normal_clip: float
+    cache_normal_scale: float
     cache_override_pretrained_bit_width: bool
     cache_per_channel_broadcastable_shape: tuple[int, ...]
     cache_percentile: float
@@ -3759,6 +3941,8 @@ class CacheActNames(TypedDict, total=False):
     cache_tensor_quant: Component
     cache_threshold: float
     cache_threshold_mixin: Injector
+    cache_trust: float
+    cache_trust_steps: float
     cache_zero_point_impl: Component
     cache_zero_point_shape: tuple[int, ...]
     cache_zero_point_stats_impl: Component
@@ -3799,6 +3983,7 @@ class QuantGroupNormOverrides(InputActNames, OutputActNames, GradGradNames, tota
     ...
 
 class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
+    about_mean: bool
     affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
     amax_history: Component
@@ -3819,6 +4004,7 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     channel_shape: tuple[int, ...]
     channelwise_axes: tuple[int, ...]
     clip_gradient: bool
+    codebook: Any
     collect_stats_steps: int
     compute_max_mantissa: Component
     dq_dtype: DType
@@ -3835,6 +4021,7 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     float_to_int_impl: Component
     float_to_int_impl_type: FloatToIntImplType
     fractions: tuple[float, ...] | None
+    gradient_mask_impl: Component
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
@@ -3856,6 +4043,7 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     learned_round_init: Array
     learned_round_temperature: float
     learned_round_zeta: float
+    limit_steps: float
     low_percentile_q: float
     mantissa_bit_class: Injector
     mantissa_bit_width: int
@@ -3874,6 +4062,8 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     nan_values: tuple[str, ...] | None
     narrow_range: bool
     noise_sharing_axes: tuple[int, ...]
+    normal_clip: float
+    normal_scale: float
     override_pretrained_bit_width: bool
     per_channel_broadcastable_shape: tuple[int, ...]
     percentile: float
@@ -3925,6 +4115,8 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     tensor_quant: Component
     threshold: float
     threshold_mixin: Injector
+    trust: float
+    trust_steps: float
     zero_point_impl: Component
     zero_point_shape: tuple[int, ...]
     zero_point_stats_impl: Component
@@ -3932,6 +4124,7 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     zero_point_stats_momentum: float | None
 
 class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
+    about_mean: bool
     affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
     amax_history: Component
@@ -3952,6 +4145,7 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     channel_shape: tuple[int, ...]
     channelwise_axes: tuple[int, ...]
     clip_gradient: bool
+    codebook: Any
     collect_stats_steps: int
     compute_max_mantissa: Component
     dq_dtype: DType
@@ -3968,6 +4162,7 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     float_to_int_impl: Component
     float_to_int_impl_type: FloatToIntImplType
     fractions: tuple[float, ...] | None
+    gradient_mask_impl: Component
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
@@ -3989,6 +4184,7 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     learned_round_init: Array
     learned_round_temperature: float
     learned_round_zeta: float
+    limit_steps: float
     low_percentile_q: float
     mantissa_bit_class: Injector
     mantissa_bit_width: int
@@ -4005,6 +4201,8 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     nan_values: tuple[str, ...] | None
     narrow_range: bool
     noise_sharing_axes: tuple[int, ...]
+    normal_clip: float
+    normal_scale: float
     override_pretrained_bit_width: bool
     per_channel_broadcastable_shape: tuple[int, ...]
     percentile: float
@@ -4056,6 +4254,8 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     tensor_quant: Component
     threshold: float
     threshold_mixin: Injector
+    trust: float
+    trust_steps: float
     zero_point_impl: Component
     zero_point_shape: tuple[int, ...]
     zero_point_stats_impl: Component
@@ -4099,6 +4299,7 @@ class QuantRNNOverrides(SimpleCellKeywords, WeightWeightNames, BiasBiasNames, Io
     ...
 
 class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
+    about_mean: bool
     affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
     amax_history: Component
@@ -4119,6 +4320,7 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     channel_shape: tuple[int, ...]
     channelwise_axes: tuple[int, ...]
     clip_gradient: bool
+    codebook: Any
     collect_stats_steps: int
     compute_max_mantissa: Component
     dq_dtype: DType
@@ -4135,6 +4337,7 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     float_to_int_impl: Component
     float_to_int_impl_type: FloatToIntImplType
     fractions: tuple[float, ...] | None
+    gradient_mask_impl: Component
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
@@ -4156,6 +4359,7 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     learned_round_init: Array
     learned_round_temperature: float
     learned_round_zeta: float
+    limit_steps: float
     low_percentile_q: float
     mantissa_bit_class: Injector
     mantissa_bit_width: int
@@ -4174,6 +4378,8 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     nan_values: tuple[str, ...] | None
     narrow_range: bool
     noise_sharing_axes: tuple[int, ...]
+    normal_clip: float
+    normal_scale: float
     override_pretrained_bit_width: bool
     per_channel_broadcastable_shape: tuple[int, ...]
     percentile: float
@@ -4225,6 +4431,8 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     tensor_quant: Component
     threshold: float
     threshold_mixin: Injector
+    trust: float
+    trust_steps: float
     zero_point_impl: Component
     zero_point_shape: tuple[int, ...]
     zero_point_stats_impl: Component
@@ -4238,6 +4446,7 @@ class QuantScaledDotProductAttentionOverrides(QScaledActNames, KTransposedActNam
     ...
 
 class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
+    about_mean: bool
     affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
     amax_history: Component
@@ -4258,6 +4467,7 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     channel_shape: tuple[int, ...]
     channelwise_axes: tuple[int, ...]
     clip_gradient: bool
+    codebook: Any
     collect_stats_steps: int
     compute_max_mantissa: Component
     dq_dtype: DType
@@ -4274,6 +4484,7 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     float_to_int_impl: Component
     float_to_int_impl_type: FloatToIntImplType
     fractions: tuple[float, ...] | None
+    gradient_mask_impl: Component
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
@@ -4295,6 +4506,7 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     learned_round_init: Array
     learned_round_temperature: float
     learned_round_zeta: float
+    limit_steps: float
     low_percentile_q: float
     mantissa_bit_class: Injector
     mantissa_bit_width: int
@@ -4313,6 +4525,8 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     nan_values: tuple[str, ...] | None
     narrow_range: bool
     noise_sharing_axes: tuple[int, ...]
+    normal_clip: float
+    normal_scale: float
     override_pretrained_bit_width: bool
     per_channel_broadcastable_shape: tuple[int, ...]
     percentile: float
@@ -4364,6 +4578,8 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     tensor_quant: Component
     threshold: float
     threshold_mixin: Injector
+    trust: float
+    trust_steps: float
     zero_point_impl: Component
     zero_point_shape: tuple[int, ...]
     zero_point_stats_impl: Component
@@ -4374,6 +4590,7 @@ class QuantSimpleCellOverrides(WeightWeightNames, BiasBiasNames, IoActNames, Gat
     ...
 
 class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
+    about_mean: bool
     affine_rescaling: bool
     amax_compute_algo: Literal["max", "most_recent"]
     amax_history: Component
@@ -4394,6 +4611,7 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     channel_shape: tuple[int, ...]
     channelwise_axes: tuple[int, ...]
     clip_gradient: bool
+    codebook: Any
     collect_stats_steps: int
     compute_max_mantissa: Component
     dq_dtype: DType
@@ -4410,6 +4628,7 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     float_to_int_impl: Component
     float_to_int_impl_type: FloatToIntImplType
     fractions: tuple[float, ...] | None
+    gradient_mask_impl: Component
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
@@ -4431,6 +4650,7 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     learned_round_init: Array
     learned_round_temperature: float
     learned_round_zeta: float
+    limit_steps: float
     low_percentile_q: float
     mantissa_bit_class: Injector
     mantissa_bit_width: int
@@ -4449,6 +4669,8 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     nan_values: tuple[str, ...] | None
     narrow_range: bool
     noise_sharing_axes: tuple[int, ...]
+    normal_clip: float
+    normal_scale: float
     override_pretrained_bit_width: bool
     per_channel_broadcastable_shape: tuple[int, ...]
     percentile: float
@@ -4500,6 +4722,8 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     tensor_quant: Component
     threshold: float
     threshold_mixin: Injector
+    trust: float
+    trust_steps: float
     zero_point_impl: Component
     zero_point_shape: tuple[int, ...]
     zero_point_stats_impl: Component
