@@ -157,7 +157,6 @@ _ROWS: Mapping[str, tuple[str, str]] = {
     "sigma": ("float", "standard deviations that the range spans"),
     "std_dev_epsilon": ("float", "added to the variance, or to the deviation"),
     "about_mean": ("bool", "whether a deviation is that from the mean, else from 0"),
-    "scale_factor": ("float", "a constant that scales are multiplied by"),
     "momentum": ("float | None", "weight of a new batch, in (0, 1]; None weighs all alike"),
     "averaging_impl": ("Component", "averages ranges over batches; None does not"),
     "calibration_impl": ("Component", "the component that finds the range"),

@@ -12,10 +12,9 @@ from jqinject.core.gradient_mask import BelowMask, TrustMask
 from jqinject.core.quant import CodebookQuant
 from jqinject.core.rounding import RoundHalfToZeroSte
 from jqinject.core.scaling import RuntimeDynamicStatsScaling
-from jqinject.core.stats import SigmaStd
 from jqinject.inject import ExtendedInjector, this, value
 from jqinject.ops.minifloats.normal_tables import half_integers, widest_gap
-from jqinject.quant.enums import RestrictValueType, ScalingImplType, ScalingPerOutputType
+from jqinject.quant.enums import RestrictValueType, ScalingImplType, ScalingPerOutputType, StatsOp
 from jqinject.quant.fragments import DynamicPerRow, FloatBase, Fp4e2m1Mixin, FpOCPMixin
 from jqinject.quant.minifloat.mx import MXActMixin, MXMixin
 from jqinject.quant.solver import ActQuantSolver, WeightQuantSolver
@@ -48,8 +47,7 @@ class QuestQuant(ExtendedInjector):
     codebook = value(half_integers)
     normal_clip = value(lambda bit_width: NORMAL_CLIP[bit_width])
     trust = value(lambda codebook, normal_clip: widest_gap(codebook) / 2 * normal_clip / codebook.largest)
-    scaling_stats_op = None
-    scaling_stats_impl = SigmaStd
+    scaling_stats_op = StatsOp.SIGMA_STD
     sigma = this.normal_clip
     std_dev_epsilon = 1e-8
     restrict_scaling_type = RestrictValueType.FP
@@ -99,9 +97,8 @@ class MXQuest(ExtendedInjector):
     """
 
     scaling_impl_type = ScalingImplType.STATS
-    scaling_stats_op = None
+    scaling_stats_op = StatsOp.SIGMA_STD
     normal_scale = 2.92247856 / 6.0
-    scaling_stats_impl = SigmaStd
     sigma = this.normal_scale
     about_mean = True
     std_dev_epsilon = 1e-8

@@ -25,7 +25,7 @@ QuantType: TypeAlias = enums.QuantType | Literal['binary', 'BINARY', 'ternary', 
 RestrictValueType: TypeAlias = enums.RestrictValueType | Literal['fp', 'FP', 'signed_fp', 'SIGNED_FP', 'log_fp', 'LOG_FP', 'int', 'INT', 'power_of_two', 'POWER_OF_TWO']
 ScalingImplType: TypeAlias = enums.ScalingImplType | Literal['he', 'HE', 'const', 'CONST', 'stats', 'STATS', 'affine_stats', 'AFFINE_STATS', 'parameter', 'PARAMETER', 'parameter_from_stats', 'PARAMETER_FROM_STATS']
 ScalingPerOutputType: TypeAlias = enums.ScalingPerOutputType | Literal['tensor', 'TENSOR', 'channel', 'CHANNEL', 'group', 'GROUP']
-StatsOp: TypeAlias = enums.StatsOp | Literal['max', 'MAX', 'ave', 'AVE', 'max_ave', 'MAX_AVE', 'mean_sigma_std', 'MEAN_SIGMA_STD', 'mean_learn_sigma_std', 'MEAN_LEARN_SIGMA_STD', 'percentile', 'PERCENTILE', 'min_max', 'MIN_MAX', 'percentile_interval', 'PERCENTILE_INTERVAL', 'signed_max', 'SIGNED_MAX']
+StatsOp: TypeAlias = enums.StatsOp | Literal['max', 'MAX', 'ave', 'AVE', 'max_ave', 'MAX_AVE', 'mean_sigma_std', 'MEAN_SIGMA_STD', 'mean_learn_sigma_std', 'MEAN_LEARN_SIGMA_STD', 'percentile', 'PERCENTILE', 'min_max', 'MIN_MAX', 'percentile_interval', 'PERCENTILE_INTERVAL', 'signed_max', 'SIGNED_MAX', 'sigma_std', 'SIGMA_STD']
 TruncScalingImplType: TypeAlias = enums.TruncScalingImplType | Literal['msb', 'MSB', 'wrapper', 'WRAPPER']
 
 class CellKeywords(TypedDict, total=False):
@@ -64,6 +64,8 @@ class InputActNames(TypedDict, total=False):
     input_bit_width_impl: Component
     input_bit_width_impl_type: BitWidthImplType
     input_bits: int
+    input_block_dim: int | None
+    input_block_width: int
     input_calibration_impl: Component
     input_candidates: int
     input_channel_axes: int
@@ -91,7 +93,7 @@ class InputActNames(TypedDict, total=False):
     input_group_dim: int | None
     input_group_elements_axis: int | None
     input_group_padding: bool
-    input_group_size: int
+    input_group_size: int | tuple[int, int]
     input_high_percentile_q: float
     input_hqo_beta_zp: float
     input_hqo_init_op_zp: Component
@@ -206,6 +208,8 @@ class OutputActNames(TypedDict, total=False):
     output_bit_width_impl: Component
     output_bit_width_impl_type: BitWidthImplType
     output_bits: int
+    output_block_dim: int | None
+    output_block_width: int
     output_calibration_impl: Component
     output_candidates: int
     output_channel_axes: int
@@ -233,7 +237,7 @@ class OutputActNames(TypedDict, total=False):
     output_group_dim: int | None
     output_group_elements_axis: int | None
     output_group_padding: bool
-    output_group_size: int
+    output_group_size: int | tuple[int, int]
     output_high_percentile_q: float
     output_hqo_beta_zp: float
     output_hqo_init_op_zp: Component
@@ -333,6 +337,7 @@ class OutputActNames(TypedDict, total=False):
     output_zero_point_stats_momentum: float | None
 
 class GradGradNames(TypedDict, total=False):
+    grad_about_mean: bool
     grad_affine_rescaling: bool
     grad_amax_compute_algo: Literal["max", "most_recent"]
     grad_amax_history: Component
@@ -344,6 +349,8 @@ class GradGradNames(TypedDict, total=False):
     grad_bit_width: int
     grad_bit_width_impl: Component
     grad_bit_width_impl_type: BitWidthImplType
+    grad_block_dim: int | None
+    grad_block_width: int
     grad_channel_axes: int
     grad_channel_shape: tuple[int, ...]
     grad_compute_max_mantissa: Component
@@ -363,7 +370,7 @@ class GradGradNames(TypedDict, total=False):
     grad_group_dim: int | None
     grad_group_elements_axis: int | None
     grad_group_padding: bool
-    grad_group_size: int
+    grad_group_size: int | tuple[int, int]
     grad_high_percentile_q: float
     grad_inf_values: tuple[str, ...] | None
     grad_input_view_impl: Component
@@ -448,6 +455,8 @@ class ActNames(TypedDict, total=False):
     bit_width_impl: Component
     bit_width_impl_type: BitWidthImplType
     bits: int
+    block_dim: int | None
+    block_width: int
     calibration_impl: Component
     candidates: int
     channel_axes: int
@@ -475,7 +484,7 @@ class ActNames(TypedDict, total=False):
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
-    group_size: int
+    group_size: int | tuple[int, int]
     high_percentile_q: float
     hqo_beta_zp: float
     hqo_init_op_zp: Component
@@ -591,6 +600,8 @@ class WeightWeightNames(TypedDict, total=False):
     weight_bit_width: int
     weight_bit_width_impl: Component
     weight_bit_width_impl_type: BitWidthImplType
+    weight_block_dim: int | None
+    weight_block_width: int
     weight_calibration_impl: Component
     weight_channel_axes: int
     weight_channel_shape: tuple[int, ...]
@@ -617,7 +628,7 @@ class WeightWeightNames(TypedDict, total=False):
     weight_group_dim: int | None
     weight_group_elements_axis: int | None
     weight_group_padding: bool
-    weight_group_size: int
+    weight_group_size: int | tuple[int, int]
     weight_high_percentile_q: float
     weight_hqo_beta_scale: float
     weight_hqo_beta_zp: float
@@ -735,6 +746,7 @@ class WeightWeightNames(TypedDict, total=False):
     weight_zero_point_stats_input_view_shape_impl: Component
 
 class BiasBiasNames(TypedDict, total=False):
+    bias_about_mean: bool
     bias_affine_rescaling: bool
     bias_axis_name: AxisName
     bias_bit_width: int
@@ -820,6 +832,8 @@ class IoActNames(TypedDict, total=False):
     io_bit_width_impl: Component
     io_bit_width_impl_type: BitWidthImplType
     io_bits: int
+    io_block_dim: int | None
+    io_block_width: int
     io_calibration_impl: Component
     io_candidates: int
     io_channel_axes: int
@@ -847,7 +861,7 @@ class IoActNames(TypedDict, total=False):
     io_group_dim: int | None
     io_group_elements_axis: int | None
     io_group_padding: bool
-    io_group_size: int
+    io_group_size: int | tuple[int, int]
     io_high_percentile_q: float
     io_hqo_beta_zp: float
     io_hqo_init_op_zp: Component
@@ -962,6 +976,8 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_bit_width_impl: Component
     gate_acc_bit_width_impl_type: BitWidthImplType
     gate_acc_bits: int
+    gate_acc_block_dim: int | None
+    gate_acc_block_width: int
     gate_acc_calibration_impl: Component
     gate_acc_candidates: int
     gate_acc_channel_axes: int
@@ -989,7 +1005,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_group_dim: int | None
     gate_acc_group_elements_axis: int | None
     gate_acc_group_padding: bool
-    gate_acc_group_size: int
+    gate_acc_group_size: int | tuple[int, int]
     gate_acc_high_percentile_q: float
     gate_acc_hqo_beta_zp: float
     gate_acc_hqo_init_op_zp: Component
@@ -1104,6 +1120,8 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_bit_width_impl: Component
     sigmoid_bit_width_impl_type: BitWidthImplType
     sigmoid_bits: int
+    sigmoid_block_dim: int | None
+    sigmoid_block_width: int
     sigmoid_calibration_impl: Component
     sigmoid_candidates: int
     sigmoid_channel_axes: int
@@ -1131,7 +1149,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_group_dim: int | None
     sigmoid_group_elements_axis: int | None
     sigmoid_group_padding: bool
-    sigmoid_group_size: int
+    sigmoid_group_size: int | tuple[int, int]
     sigmoid_high_percentile_q: float
     sigmoid_hqo_beta_zp: float
     sigmoid_hqo_init_op_zp: Component
@@ -1246,6 +1264,8 @@ class TanhActNames(TypedDict, total=False):
     tanh_bit_width_impl: Component
     tanh_bit_width_impl_type: BitWidthImplType
     tanh_bits: int
+    tanh_block_dim: int | None
+    tanh_block_width: int
     tanh_calibration_impl: Component
     tanh_candidates: int
     tanh_channel_axes: int
@@ -1273,7 +1293,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_group_dim: int | None
     tanh_group_elements_axis: int | None
     tanh_group_padding: bool
-    tanh_group_size: int
+    tanh_group_size: int | tuple[int, int]
     tanh_high_percentile_q: float
     tanh_hqo_beta_zp: float
     tanh_hqo_init_op_zp: Component
@@ -1388,6 +1408,8 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_bit_width_impl: Component
     cell_state_bit_width_impl_type: BitWidthImplType
     cell_state_bits: int
+    cell_state_block_dim: int | None
+    cell_state_block_width: int
     cell_state_calibration_impl: Component
     cell_state_candidates: int
     cell_state_channel_axes: int
@@ -1415,7 +1437,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_group_dim: int | None
     cell_state_group_elements_axis: int | None
     cell_state_group_padding: bool
-    cell_state_group_size: int
+    cell_state_group_size: int | tuple[int, int]
     cell_state_high_percentile_q: float
     cell_state_hqo_beta_zp: float
     cell_state_hqo_init_op_zp: Component
@@ -1530,6 +1552,8 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_bit_width_impl: Component
     in_proj_input_bit_width_impl_type: BitWidthImplType
     in_proj_input_bits: int
+    in_proj_input_block_dim: int | None
+    in_proj_input_block_width: int
     in_proj_input_calibration_impl: Component
     in_proj_input_candidates: int
     in_proj_input_channel_axes: int
@@ -1557,7 +1581,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_group_dim: int | None
     in_proj_input_group_elements_axis: int | None
     in_proj_input_group_padding: bool
-    in_proj_input_group_size: int
+    in_proj_input_group_size: int | tuple[int, int]
     in_proj_input_high_percentile_q: float
     in_proj_input_hqo_beta_zp: float
     in_proj_input_hqo_init_op_zp: Component
@@ -1673,6 +1697,8 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_bit_width: int
     in_proj_weight_bit_width_impl: Component
     in_proj_weight_bit_width_impl_type: BitWidthImplType
+    in_proj_weight_block_dim: int | None
+    in_proj_weight_block_width: int
     in_proj_weight_calibration_impl: Component
     in_proj_weight_channel_axes: int
     in_proj_weight_channel_shape: tuple[int, ...]
@@ -1699,7 +1725,7 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_group_dim: int | None
     in_proj_weight_group_elements_axis: int | None
     in_proj_weight_group_padding: bool
-    in_proj_weight_group_size: int
+    in_proj_weight_group_size: int | tuple[int, int]
     in_proj_weight_high_percentile_q: float
     in_proj_weight_hqo_beta_scale: float
     in_proj_weight_hqo_beta_zp: float
@@ -1817,6 +1843,7 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_zero_point_stats_input_view_shape_impl: Component
 
 class InProjBiasBiasNames(TypedDict, total=False):
+    in_proj_bias_about_mean: bool
     in_proj_bias_affine_rescaling: bool
     in_proj_bias_axis_name: AxisName
     in_proj_bias_bit_width: int
@@ -1887,6 +1914,7 @@ class InProjBiasBiasNames(TypedDict, total=False):
     in_proj_bias_zero_point_impl: Component
 
 class InProjGradGradNames(TypedDict, total=False):
+    in_proj_grad_about_mean: bool
     in_proj_grad_affine_rescaling: bool
     in_proj_grad_amax_compute_algo: Literal["max", "most_recent"]
     in_proj_grad_amax_history: Component
@@ -1898,6 +1926,8 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_bit_width: int
     in_proj_grad_bit_width_impl: Component
     in_proj_grad_bit_width_impl_type: BitWidthImplType
+    in_proj_grad_block_dim: int | None
+    in_proj_grad_block_width: int
     in_proj_grad_channel_axes: int
     in_proj_grad_channel_shape: tuple[int, ...]
     in_proj_grad_compute_max_mantissa: Component
@@ -1917,7 +1947,7 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_group_dim: int | None
     in_proj_grad_group_elements_axis: int | None
     in_proj_grad_group_padding: bool
-    in_proj_grad_group_size: int
+    in_proj_grad_group_size: int | tuple[int, int]
     in_proj_grad_high_percentile_q: float
     in_proj_grad_inf_values: tuple[str, ...] | None
     in_proj_grad_input_view_impl: Component
@@ -2002,6 +2032,8 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_bit_width_impl: Component
     out_proj_input_bit_width_impl_type: BitWidthImplType
     out_proj_input_bits: int
+    out_proj_input_block_dim: int | None
+    out_proj_input_block_width: int
     out_proj_input_calibration_impl: Component
     out_proj_input_candidates: int
     out_proj_input_channel_axes: int
@@ -2029,7 +2061,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_group_dim: int | None
     out_proj_input_group_elements_axis: int | None
     out_proj_input_group_padding: bool
-    out_proj_input_group_size: int
+    out_proj_input_group_size: int | tuple[int, int]
     out_proj_input_high_percentile_q: float
     out_proj_input_hqo_beta_zp: float
     out_proj_input_hqo_init_op_zp: Component
@@ -2145,6 +2177,8 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_bit_width: int
     out_proj_weight_bit_width_impl: Component
     out_proj_weight_bit_width_impl_type: BitWidthImplType
+    out_proj_weight_block_dim: int | None
+    out_proj_weight_block_width: int
     out_proj_weight_calibration_impl: Component
     out_proj_weight_channel_axes: int
     out_proj_weight_channel_shape: tuple[int, ...]
@@ -2171,7 +2205,7 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_group_dim: int | None
     out_proj_weight_group_elements_axis: int | None
     out_proj_weight_group_padding: bool
-    out_proj_weight_group_size: int
+    out_proj_weight_group_size: int | tuple[int, int]
     out_proj_weight_high_percentile_q: float
     out_proj_weight_hqo_beta_scale: float
     out_proj_weight_hqo_beta_zp: float
@@ -2289,6 +2323,7 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_zero_point_stats_input_view_shape_impl: Component
 
 class OutProjBiasBiasNames(TypedDict, total=False):
+    out_proj_bias_about_mean: bool
     out_proj_bias_affine_rescaling: bool
     out_proj_bias_axis_name: AxisName
     out_proj_bias_bit_width: int
@@ -2374,6 +2409,8 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_bit_width_impl: Component
     out_proj_output_bit_width_impl_type: BitWidthImplType
     out_proj_output_bits: int
+    out_proj_output_block_dim: int | None
+    out_proj_output_block_width: int
     out_proj_output_calibration_impl: Component
     out_proj_output_candidates: int
     out_proj_output_channel_axes: int
@@ -2401,7 +2438,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_group_dim: int | None
     out_proj_output_group_elements_axis: int | None
     out_proj_output_group_padding: bool
-    out_proj_output_group_size: int
+    out_proj_output_group_size: int | tuple[int, int]
     out_proj_output_high_percentile_q: float
     out_proj_output_hqo_beta_zp: float
     out_proj_output_hqo_init_op_zp: Component
@@ -2501,6 +2538,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_zero_point_stats_momentum: float | None
 
 class OutProjGradGradNames(TypedDict, total=False):
+    out_proj_grad_about_mean: bool
     out_proj_grad_affine_rescaling: bool
     out_proj_grad_amax_compute_algo: Literal["max", "most_recent"]
     out_proj_grad_amax_history: Component
@@ -2512,6 +2550,8 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_bit_width: int
     out_proj_grad_bit_width_impl: Component
     out_proj_grad_bit_width_impl_type: BitWidthImplType
+    out_proj_grad_block_dim: int | None
+    out_proj_grad_block_width: int
     out_proj_grad_channel_axes: int
     out_proj_grad_channel_shape: tuple[int, ...]
     out_proj_grad_compute_max_mantissa: Component
@@ -2531,7 +2571,7 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_group_dim: int | None
     out_proj_grad_group_elements_axis: int | None
     out_proj_grad_group_padding: bool
-    out_proj_grad_group_size: int
+    out_proj_grad_group_size: int | tuple[int, int]
     out_proj_grad_high_percentile_q: float
     out_proj_grad_inf_values: tuple[str, ...] | None
     out_proj_grad_input_view_impl: Component
@@ -2616,6 +2656,8 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_bit_width_impl: Component
     q_scaled_bit_width_impl_type: BitWidthImplType
     q_scaled_bits: int
+    q_scaled_block_dim: int | None
+    q_scaled_block_width: int
     q_scaled_calibration_impl: Component
     q_scaled_candidates: int
     q_scaled_channel_axes: int
@@ -2643,7 +2685,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_group_dim: int | None
     q_scaled_group_elements_axis: int | None
     q_scaled_group_padding: bool
-    q_scaled_group_size: int
+    q_scaled_group_size: int | tuple[int, int]
     q_scaled_high_percentile_q: float
     q_scaled_hqo_beta_zp: float
     q_scaled_hqo_init_op_zp: Component
@@ -2758,6 +2800,8 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_bit_width_impl: Component
     k_transposed_bit_width_impl_type: BitWidthImplType
     k_transposed_bits: int
+    k_transposed_block_dim: int | None
+    k_transposed_block_width: int
     k_transposed_calibration_impl: Component
     k_transposed_candidates: int
     k_transposed_channel_axes: int
@@ -2785,7 +2829,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_group_dim: int | None
     k_transposed_group_elements_axis: int | None
     k_transposed_group_padding: bool
-    k_transposed_group_size: int
+    k_transposed_group_size: int | tuple[int, int]
     k_transposed_high_percentile_q: float
     k_transposed_hqo_beta_zp: float
     k_transposed_hqo_init_op_zp: Component
@@ -2900,6 +2944,8 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_bit_width_impl: Component
     softmax_input_bit_width_impl_type: BitWidthImplType
     softmax_input_bits: int
+    softmax_input_block_dim: int | None
+    softmax_input_block_width: int
     softmax_input_calibration_impl: Component
     softmax_input_candidates: int
     softmax_input_channel_axes: int
@@ -2927,7 +2973,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_group_dim: int | None
     softmax_input_group_elements_axis: int | None
     softmax_input_group_padding: bool
-    softmax_input_group_size: int
+    softmax_input_group_size: int | tuple[int, int]
     softmax_input_high_percentile_q: float
     softmax_input_hqo_beta_zp: float
     softmax_input_hqo_init_op_zp: Component
@@ -3042,6 +3088,8 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_bit_width_impl: Component
     attn_output_weights_bit_width_impl_type: BitWidthImplType
     attn_output_weights_bits: int
+    attn_output_weights_block_dim: int | None
+    attn_output_weights_block_width: int
     attn_output_weights_calibration_impl: Component
     attn_output_weights_candidates: int
     attn_output_weights_channel_axes: int
@@ -3069,7 +3117,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_group_dim: int | None
     attn_output_weights_group_elements_axis: int | None
     attn_output_weights_group_padding: bool
-    attn_output_weights_group_size: int
+    attn_output_weights_group_size: int | tuple[int, int]
     attn_output_weights_high_percentile_q: float
     attn_output_weights_hqo_beta_zp: float
     attn_output_weights_hqo_init_op_zp: Component
@@ -3184,6 +3232,8 @@ class VActNames(TypedDict, total=False):
     v_bit_width_impl: Component
     v_bit_width_impl_type: BitWidthImplType
     v_bits: int
+    v_block_dim: int | None
+    v_block_width: int
     v_calibration_impl: Component
     v_candidates: int
     v_channel_axes: int
@@ -3211,7 +3261,7 @@ class VActNames(TypedDict, total=False):
     v_group_dim: int | None
     v_group_elements_axis: int | None
     v_group_padding: bool
-    v_group_size: int
+    v_group_size: int | tuple[int, int]
     v_high_percentile_q: float
     v_hqo_beta_zp: float
     v_hqo_init_op_zp: Component
@@ -3326,6 +3376,8 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_bit_width_impl: Component
     sdpa_output_bit_width_impl_type: BitWidthImplType
     sdpa_output_bits: int
+    sdpa_output_block_dim: int | None
+    sdpa_output_block_width: int
     sdpa_output_calibration_impl: Component
     sdpa_output_candidates: int
     sdpa_output_channel_axes: int
@@ -3353,7 +3405,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_group_dim: int | None
     sdpa_output_group_elements_axis: int | None
     sdpa_output_group_padding: bool
-    sdpa_output_group_size: int
+    sdpa_output_group_size: int | tuple[int, int]
     sdpa_output_high_percentile_q: float
     sdpa_output_hqo_beta_zp: float
     sdpa_output_hqo_init_op_zp: Component
@@ -3453,6 +3505,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_zero_point_stats_momentum: float | None
 
 class TruncNames(TypedDict, total=False):
+    about_mean: bool
     affine_rescaling: bool
     axis_name: AxisName
     bit_width: int
@@ -3539,6 +3592,8 @@ class LhsActNames(TypedDict, total=False):
     lhs_bit_width_impl: Component
     lhs_bit_width_impl_type: BitWidthImplType
     lhs_bits: int
+    lhs_block_dim: int | None
+    lhs_block_width: int
     lhs_calibration_impl: Component
     lhs_candidates: int
     lhs_channel_axes: int
@@ -3566,7 +3621,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_group_dim: int | None
     lhs_group_elements_axis: int | None
     lhs_group_padding: bool
-    lhs_group_size: int
+    lhs_group_size: int | tuple[int, int]
     lhs_high_percentile_q: float
     lhs_hqo_beta_zp: float
     lhs_hqo_init_op_zp: Component
@@ -3681,6 +3736,8 @@ class RhsActNames(TypedDict, total=False):
     rhs_bit_width_impl: Component
     rhs_bit_width_impl_type: BitWidthImplType
     rhs_bits: int
+    rhs_block_dim: int | None
+    rhs_block_width: int
     rhs_calibration_impl: Component
     rhs_candidates: int
     rhs_channel_axes: int
@@ -3708,7 +3765,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_group_dim: int | None
     rhs_group_elements_axis: int | None
     rhs_group_padding: bool
-    rhs_group_size: int
+    rhs_group_size: int | tuple[int, int]
     rhs_high_percentile_q: float
     rhs_hqo_beta_zp: float
     rhs_hqo_init_op_zp: Component
@@ -3823,6 +3880,8 @@ class CacheActNames(TypedDict, total=False):
     cache_bit_width_impl: Component
     cache_bit_width_impl_type: BitWidthImplType
     cache_bits: int
+    cache_block_dim: int | None
+    cache_block_width: int
     cache_calibration_impl: Component
     cache_candidates: int
     cache_channel_axes: int
@@ -3850,7 +3909,7 @@ class CacheActNames(TypedDict, total=False):
     cache_group_dim: int | None
     cache_group_elements_axis: int | None
     cache_group_padding: bool
-    cache_group_size: int
+    cache_group_size: int | tuple[int, int]
     cache_high_percentile_q: float
     cache_hqo_beta_zp: float
     cache_hqo_init_op_zp: Component
@@ -3998,6 +4057,8 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     bit_width_impl: Component
     bit_width_impl_type: BitWidthImplType
     bits: int
+    block_dim: int | None
+    block_width: int
     calibration_impl: Component
     candidates: int
     channel_axes: int
@@ -4025,7 +4086,7 @@ class QuantHardSwishOverrides(InputActNames, GradGradNames, total=False):
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
-    group_size: int
+    group_size: int | tuple[int, int]
     high_percentile_q: float
     hqo_beta_zp: float
     hqo_init_op_zp: Component
@@ -4139,6 +4200,8 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     bit_width_impl: Component
     bit_width_impl_type: BitWidthImplType
     bits: int
+    block_dim: int | None
+    block_width: int
     calibration_impl: Component
     candidates: int
     channel_axes: int
@@ -4166,7 +4229,7 @@ class QuantHardTanhOverrides(InputActNames, GradGradNames, total=False):
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
-    group_size: int
+    group_size: int | tuple[int, int]
     high_percentile_q: float
     hqo_beta_zp: float
     hqo_init_op_zp: Component
@@ -4314,6 +4377,8 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     bit_width_impl: Component
     bit_width_impl_type: BitWidthImplType
     bits: int
+    block_dim: int | None
+    block_width: int
     calibration_impl: Component
     candidates: int
     channel_axes: int
@@ -4341,7 +4406,7 @@ class QuantReLUOverrides(InputActNames, GradGradNames, total=False):
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
-    group_size: int
+    group_size: int | tuple[int, int]
     high_percentile_q: float
     hqo_beta_zp: float
     hqo_init_op_zp: Component
@@ -4461,6 +4526,8 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     bit_width_impl: Component
     bit_width_impl_type: BitWidthImplType
     bits: int
+    block_dim: int | None
+    block_width: int
     calibration_impl: Component
     candidates: int
     channel_axes: int
@@ -4488,7 +4555,7 @@ class QuantSigmoidOverrides(InputActNames, GradGradNames, total=False):
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
-    group_size: int
+    group_size: int | tuple[int, int]
     high_percentile_q: float
     hqo_beta_zp: float
     hqo_init_op_zp: Component
@@ -4605,6 +4672,8 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     bit_width_impl: Component
     bit_width_impl_type: BitWidthImplType
     bits: int
+    block_dim: int | None
+    block_width: int
     calibration_impl: Component
     candidates: int
     channel_axes: int
@@ -4632,7 +4701,7 @@ class QuantTanhOverrides(InputActNames, GradGradNames, total=False):
     group_dim: int | None
     group_elements_axis: int | None
     group_padding: bool
-    group_size: int
+    group_size: int | tuple[int, int]
     high_percentile_q: float
     hqo_beta_zp: float
     hqo_init_op_zp: Component
