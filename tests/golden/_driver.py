@@ -58,8 +58,11 @@ def load_cases(peer: str) -> list[dict[str, Any]]:
 
 
 def _peer_of(manifest: dict[str, Any]) -> str | None:
-    """The one peer that a manifest names; "ptq" for algorithms after training, which are of many peers."""
-    return "ptq" if "peers" in manifest else manifest.get("peer")
+    """The one peer that a manifest names; of sets of many peers "ptq" (after training) or "lowbit_training"."""
+    if "peers" in manifest:
+        return "ptq"
+    of_many = manifest.get("packages", {})
+    return "lowbit_training" if "transformer_engine" in of_many else manifest.get("peer")
 
 
 @functools.cache
