@@ -1,0 +1,92 @@
+"""Rounding by scales in two levels: which of several, and what is rounded."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jqinject.core.scaling.block_scales import BlockScales
+from jqinject.core.scaling.two_level_scaling import Candidates, RuntimeDynamicTwoLevelScaling
+from jqinject.core.view import in_layout
+from jqinject.ops.groups import elements_axis
+from jqinject.ops.minifloats.float_grid import from_float_steps, to_float_grid
+from jqinject.ops.ste import with_gradient_of
+
+
+class InTwoLevels(NamedTuple):
+    """A tensor that was rounded by scales in two levels.
+
+    Attributes:
+        value: dequantized, in the view of the quantizer, with the gradient of the tensor.
+        scale: the product of both levels.
+        minifloats: float32, what was rounded to; zeros keep their signs.
+        block, shared: the levels.
+    """
+
+    value: jax.Array
+    scale: jax.Array
+    minifloats: jax.Array
+    block: jax.Array
+    shared: jax.Array
+
+
+def in_two_levels(quantizer: Any, scaling: RuntimeDynamicTwoLevelScaling, x: jax.Array) -> InTwoLevels:
+    """`x` rounded by a `FloatQuant` whose scale comes in two levels; the gradient passes unchanged.
+
+    Args:
+        quantizer: the `FloatQuant`.
+        scaling: its scaling.
+        x: float array.
+    """
+    found = scaling.candidates(x)
+    scales, minifloats = found.scales[0], _rounded(quantizer, x, found.scales[0])
+    for other in found.scales[1:]:
+        others = _rounded(quantizer, x, other)
+        better = _is_better(quantizer, found, (minifloats, others), (scales, other), x)
+        minifloats = jnp.where(better, others, minifloats)
+        picked = (jnp.where(better, new, old) for old, new in zip(scales[:3], other[:3], strict=True))
+        scales = BlockScales(*picked, scales.factors)
+    scale, block = (jnp.broadcast_to(each, scales.block.shape) for each in (scales.scale, scales.block))
+    value = from_float_steps(minifloats, jax.lax.stop_gradient(scale), x.dtype)
+    viewed = in_layout(quantizer.input_view_impl, lambda x: x, x)
+    return InTwoLevels(with_gradient_of(viewed, value), scale, minifloats, block, scales.shared)
+
+
+def _rounded(quantizer: Any, x: jax.Array, scales: BlockScales) -> jax.Array:
+    form = quantizer.format
+    largest = quantizer.compute_max_mantissa(form.mantissa_bit_width)
+
+    def rounded(x: jax.Array, *factors: jax.Array) -> jax.Array:
+        steps = scales._replace(factors=factors).steps(jax.lax.stop_gradient(x).astype(jnp.float32))
+        near = to_float_grid(steps, form.mantissa_bit_width, form.bias, quantizer.float_to_int_impl)
+        return quantizer.float_clamp_impl(near, form.exponent_bit_width, largest, form.exponent_bias)
+
+    return jax.lax.stop_gradient(in_layout(quantizer.input_view_impl, rounded, x, *scales.factors))
+
+
+def _is_better(
+    quantizer: Any,
+    found: Candidates,
+    minifloats: tuple[jax.Array, jax.Array],
+    scales: tuple[BlockScales, BlockScales],
+    x: jax.Array,
+) -> jax.Array:
+    """Where the second scales have less error in their blocks than the first."""
+    impl, axis = quantizer.scaling_impl.block_scale_impl, elements_axis(quantizer.scaling_impl.group_dim)
+    viewed = jax.lax.stop_gradient(quantizer.input_view_impl(x)).astype(jnp.float32)
+    old, new = (
+        _sum_in_order(impl.errors(viewed, rounded, by, found.shared), axis)
+        for rounded, by in zip(minifloats, scales, strict=True)
+    )
+    return new < old
+
+
+def _sum_in_order(x: jax.Array, axis: int) -> jax.Array:
+    """The sums along an axis, one number after the other, so that their rounding is the same everywhere."""
+    parts = [jax.lax.index_in_dim(x, place, axis) for place in range(x.shape[axis])]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
