@@ -98,6 +98,15 @@ def groups_of(component: Any) -> tuple[int, int] | None:
     return getattr(component, "groups", None)
 
 
+def block_width(component: Any) -> int:
+    """How many groups of a quantizer or a view share a scale, beside each other; 1 if unstated."""
+    for name in ("input_view_impl", "int_quant", "quantizer"):
+        inner = getattr(component, name, None)
+        if inner is not None:
+            return block_width(inner)
+    return getattr(component, "block_width", 1)
+
+
 def is_dynamic(component: Any) -> bool:
     """Whether the scale is computed from the given tensor.
 

@@ -126,18 +126,49 @@ def spread_groups(x: jax.Array, group_size: int, group_dim: int, length: int) ->
     return join_groups(jnp.broadcast_to(x, shape), group_dim, length)
 
 
-def checked_group_size(group_size: int, where: str) -> int:
-    """A group size as a Python int.
+def checked_group_size(group_size: int, where: str, name: str = "group_size") -> int:
+    """A group size as a Python int; `name` is for the error text.
 
     Raises:
         ValueError: it is not a whole number of at least 1.
     """
+    if isinstance(group_size, tuple | list):
+        raise ValueError(
+            f"{where} cuts one axis into groups, got the block {name} = {tuple(group_size)!r}.\n"
+            "  cure: group_size = 32, for instance; blocks go with quantizers whose scale has a "
+            "scaling_stats_input_view_shape_impl, such as MXFloat8e4m3Weight"
+        )
     if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
         raise ValueError(
-            f"{where}: group_size must be a whole number of at least 1, got {group_size!r}.\n"
-            "  cure: group_size = 32, for instance"
+            f"{where}: {name} must be a whole number of at least 1, got {group_size!r}.\n"
+            f"  cure: {name} = 32, for instance"
         )
     return group_size
+
+
+def block_of(group_size: int | tuple[int, int], where: str) -> tuple[int, int]:
+    """A block's elements along the axis that is cut into groups, and along its other axis.
+
+    Args:
+        group_size: a group's elements, a block of one row; or both lengths of a block.
+        where: for the error text.
+
+    Raises:
+        ValueError: they are not whole numbers of at least 1.
+
+    Example:
+        >>> block_of(32, "here"), block_of((16, 16), "here")
+        ((32, 1), (16, 16))
+    """
+    if not isinstance(group_size, tuple | list):
+        return checked_group_size(group_size, where), 1
+    if len(group_size) != 2:
+        raise ValueError(
+            f"{where}: a block has two lengths, group_size has {len(group_size)}: {tuple(group_size)!r}.\n"
+            "  cure: group_size = (128, 128), along the inputs and along the outputs; group_size = 32 for one axis"
+        )
+    size, width = (checked_group_size(length, where) for length in group_size)
+    return size, width
 
 
 def check_divides(length: int, group_size: int, where: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.core.facts import groups_of, has_zero_point, is_dynamic, needs_input_format
+from jqinject.core.facts import block_width, groups_of, has_zero_point, is_dynamic, needs_input_format
 from jqinject.inject import Binding
 from jqinject.ops.devices.cut import cut_in_place
 from jqinject.ops.groups import fitting_size
@@ -24,6 +24,7 @@ class QuantMetadata:
         rounding_mode: the name of the rounding.
         group_size: elements that share a scale; None if there are no groups.
         group_dim: the axis that is cut into groups.
+        block_width: how many groups beside each other share a scale.
         has_zero_point: whether their zero point may differ from 0, as the quantizer says.
         requires_input_scale: of a bias: whether its scale comes in with the input.
         requires_quant_input: of a weight: whether its quantizer is called with the format of the layer's input.
@@ -36,6 +37,7 @@ class QuantMetadata:
     rounding_mode: str | None
     group_size: int | None = None
     group_dim: int | None = None
+    block_width: int = 1
     has_zero_point: bool = True
     requires_input_scale: bool = False
     whole_zero_points: bool = True
@@ -62,6 +64,7 @@ class QuantMetadata:
             self,
             group_size=size,
             group_dim=dim,
+            block_width=block_width(quantizer),
             has_zero_point=has_zero_point(quantizer),
             requires_quant_input=needs_input_format(quantizer),
             is_dynamic=is_dynamic(quantizer),

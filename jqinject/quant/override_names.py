@@ -172,8 +172,10 @@ _ROWS: Mapping[str, tuple[str, str]] = {
     "amax_shape": (_SHAPE, "shape of one entry of the record"),
     "amax_of_gradient": ("bool", "whether the record is of a gradient"),
     # groups
-    "group_size": ("int", "elements of a group"),
+    "group_size": ("int | tuple[int, int]", "elements of a group, or of a block along both axes"),
     "group_dim": ("int | None", "the axis that is cut into groups"),
+    "block_width": ("int", "groups beside each other that share a scale"),
+    "block_dim": ("int | None", "the axis along which they are beside each other"),
     "group_padding": ("bool", "pad the last group with zeros"),
     "group_elements_axis": ("int | None", "the axis of a group's elements in the view"),
     "scaling_per_group_shape": (_SHAPE, "shape of the scales of groups"),

@@ -14,7 +14,7 @@ from jqinject.core.scaling.scale_rule import ScaleRule
 from jqinject.core.sources import Dynamic
 from jqinject.core.sources.from_tensor import Broadcastable
 from jqinject.core.stats.search import Task
-from jqinject.ops.groups import checked_group_size
+from jqinject.ops.groups import block_of
 
 
 @checked_arguments
@@ -66,7 +66,7 @@ class RuntimeDynamicGroupStatsScaling(Dynamic):
     """A scale for each group of the given tensor: `s = restrict(stat(groups(x))) / threshold`. No state.
 
     Args:
-        group_size: elements of a group.
+        group_size: elements of a group, or both lengths of a block.
         group_dim: the axis to cut.
         input_view_impl: the grouping view.
         scaling_stats_impl: the statistic of a group, keeping the reduced axis with size 1.
@@ -90,7 +90,7 @@ class RuntimeDynamicGroupStatsScaling(Dynamic):
 
     def __init__(
         self,
-        group_size: int,
+        group_size: int | tuple[int, int],
         group_dim: int,
         input_view_impl: View,
         scaling_stats_impl: Stat,
@@ -104,7 +104,7 @@ class RuntimeDynamicGroupStatsScaling(Dynamic):
         restrictions = restrict_scaling_impl, restrict_threshold_impl, restrict_scale_threshold_impl
         assign(
             self,
-            group_size=checked_group_size(group_size, where),
+            group_size=block_of(group_size, where)[0],
             group_dim=group_dim,
             rule=ScaleRule(*restrictions, scaling_min_val, of=scaling_stats_impl, where=where),
         )

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 
 from jqinject.core._protocols import View
 from jqinject.core.facts import takes_axes, takes_cut
+from jqinject.core.stats.blocks import OverBlocks
 from jqinject.core.stats.two_phase import TwoPhaseStat
-from jqinject.core.view import MergingView, cut_of
+from jqinject.core.view import MergingView, blocks_of, cut_of
 from jqinject.ops.devices.cut import Cut
 from jqinject.ops.devices.gathered import told_if_gathered
 from jqinject.ops.devices.over import Axes, Tensors, each, parts_of
@@ -101,6 +102,25 @@ def _in_groups(view: View, reduce_dim: Axes, x: jax.Array) -> Cut | None:
     return cut if reduces_elements else None
 
 
+def in_blocks(stat: Any, view: Any, x: Tensors) -> Any:
+    """The statistic of the blocks of a view; of its groups, if it has no blocks.
+
+    Raises:
+        ValueError: several tensors share blocks.
+    """
+    if isinstance(stat, OverBlocks):
+        return stat
+    blocks = blocks_of(view, parts_of(x)[0])
+    if blocks is None:
+        return stat
+    if isinstance(x, tuple):
+        raise ValueError(
+            f"blocks of {view.group_size} x {blocks.width} belong to one tensor, got {len(x)} that share a quantizer.\n"
+            "  cure: a quantizer for each layer, or groups along one axis (group_size = an int)"
+        )
+    return OverBlocks(stat, blocks)
+
+
 def in_place(stat: Any, view: View, x: Tensors, join: int = 0, of_parameter: bool = True) -> tuple[Any, Any]:
     """A statistic and its argument for `stat(view(x))`, up to its shape.
 
@@ -115,6 +135,7 @@ def in_place(stat: Any, view: View, x: Tensors, join: int = 0, of_parameter: boo
         of_parameter: whether the tensor is a parameter. Activations are sharded along their first axis, as a rule, so
             that merging their axes gathers nothing.
     """
+    stat = in_blocks(stat, view, x)
     takes = takes_axes(stat)
     if isinstance(x, tuple) and not (takes and stat.takes_several and stat.stats_reduce_dim in (None, join)):
         whole = each(

@@ -31,7 +31,7 @@ from jqinject.core.construction.component import Component
 from jqinject.core.facts import searches
 from jqinject.core.state.variables import QuantStat, float_array
 from jqinject.core.stats.in_place import in_place
-from jqinject.core.view import OverSubChannelBlockView, cut_of
+from jqinject.core.view import OverSubChannelBlockView, blocks_of, cut_of
 from jqinject.ops.devices.cut import Cut
 from jqinject.ops.groups import join_groups
 
@@ -113,6 +113,11 @@ class SearchedStat(Component):
     def of(self, tensors: Sequence[jax.Array], task: Task) -> jax.Array:
         """The statistic of several tensors together, float32."""
         groups = [_in_groups(tensor, self.view) for tensor in tensors]
+        if blocks_of(self.view, tensors[0]) is not None:
+            raise ValueError(
+                f"{type(self).__name__} searches a scale for each group along one axis, not for blocks over two axes.\n"
+                "  cure: group_size = an int; or a statistic that is not searched, such as scaling_stats_op = 'max'"
+            )
         return self._result(groups, task, lambda search: self._run(search, groups))
 
     def gated(self, x: jax.Array, active: jax.Array, task: Task) -> jax.Array:

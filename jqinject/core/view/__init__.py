@@ -5,10 +5,12 @@ the whole tensor, or channels first and everything else flattened behind. `permu
 kernel has its output channel last, so `permute_dims=(1, 0)` brings it to the front.
 """
 
+from jqinject.core.view.grouping import Blocks as Blocks
 from jqinject.core.view.grouping import DynamicOverSubChannelBlockView as DynamicOverSubChannelBlockView
 from jqinject.core.view.grouping import GroupingView as GroupingView
 from jqinject.core.view.grouping import OverSubChannelBlockView as OverSubChannelBlockView
 from jqinject.core.view.grouping import beside as beside
+from jqinject.core.view.grouping import blocks_of as blocks_of
 from jqinject.core.view.grouping import cut_of as cut_of
 from jqinject.core.view.grouping import in_layout as in_layout
 from jqinject.core.view.merging import MergingView as MergingView

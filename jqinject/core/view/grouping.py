@@ -13,14 +13,70 @@ from jqinject.core._protocols import View
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.ops.devices.cut import Cut, cut_in_place
 from jqinject.ops.devices.explicit_axes import is_split
-from jqinject.ops.groups import check_divides, checked_group_size, fitting_size, split_groups
+from jqinject.ops.groups import (
+    block_of,
+    check_divides,
+    checked_group_size,
+    elements_axis,
+    fitting_size,
+    split_groups,
+)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks of a tensor in groups: neighbouring groups that share their statistic.
+
+    Attributes:
+        width: groups of a block; at most all of an axis.
+        axis: of the tensor in groups: the one along which they are neighbours.
+        elements: its axis of the elements of a group.
+        padding: whether zeros fill up the last block; False refuses an axis that needs them.
+    """
+
+    width: int
+    axis: int
+    elements: int
+    padding: bool = True
 
 
 class GroupingView(ABC):
-    """Abstract: a view that cuts an axis into groups."""
+    """Abstract: a view that cuts an axis into groups, `block_width` of which, along `block_dim`, are a block.
+
+    The numbers of a block share their statistics, so its groups have the same scale.
+    """
 
     group_size: int
     group_dim: int
+    block_width: int
+    block_dim: int | None
+
+    def blocks(self, x: jax.Array, padding: bool = True) -> Blocks | None:
+        """The blocks of an unviewed tensor, once viewed; None if each group is one.
+
+        Raises:
+            ValueError: the tensor has no second axis for them.
+        """
+        if self.block_width == 1:
+            return None
+        ndim = x.ndim - self.is_seen(x)
+        cut = self.group_dim % ndim
+        along = self.block_dim
+        if along is None or not -ndim <= along < ndim or along % ndim == cut:
+            raise ValueError(
+                f"blocks of {self.group_size} x {self.block_width} need an axis beside axis {self.group_dim}, and an "
+                f"array of shape {x.shape} has no axis {along} for it.\n"
+                "  cure: group_size = an int, for groups along one axis; or block_dim = the other axis"
+            )
+        place = along % ndim
+        return Blocks(self.block_width, place + (place > cut), elements_axis(cut), padding)
+
+    def _take_block(self, where: str) -> None:
+        """Read `group_size`, which may hold both lengths of a block."""
+        size, width = block_of(self.group_size, where)
+        object.__setattr__(self, "group_size", size)
+        own = checked_group_size(self.block_width, where, "block_width")
+        object.__setattr__(self, "block_width", max(width, own))
 
     @abstractmethod
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -41,6 +97,11 @@ class GroupingView(ABC):
 def cut_of(view: View, x: jax.Array) -> Cut | None:
     """The `Cut` of a grouping view; None for any other view or if not needed."""
     return view.cut(x) if isinstance(view, GroupingView) else None
+
+
+def blocks_of(view: Any, x: jax.Array) -> Blocks | None:
+    """The `Blocks` of a grouping view; None for any other view, or if each group is one."""
+    return view.blocks(x) if isinstance(view, GroupingView) else None
 
 
 def in_layout(view: View, quantize: Callable[..., Any], x: jax.Array, *numbers: jax.Array) -> Any:
@@ -77,8 +138,10 @@ class OverSubChannelBlockView(GroupingView):
 
     Args:
         expanded_groupwise_shape: the shape of the view.
-        group_size: elements of a group; at most the size of the axis.
+        group_size: elements of a group, at most the size of the axis; or both lengths of a block.
         group_dim: the axis to cut; may be negative.
+        block_width: groups of a block, if `group_size` does not say it.
+        block_dim: the axis along which a block's groups are neighbours.
 
     Raises:
         ValueError: a group size below 1; (when called) a tensor of another shape.
@@ -92,10 +155,12 @@ class OverSubChannelBlockView(GroupingView):
     expanded_groupwise_shape: tuple[int, ...]
     group_size: int
     group_dim: int
+    block_width: int = 1
+    block_dim: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "expanded_groupwise_shape", tuple(self.expanded_groupwise_shape))
-        checked_group_size(self.group_size, "OverSubChannelBlockView")
+        self._take_block("OverSubChannelBlockView")
 
     @property
     def groups(self) -> tuple[int, int]:
@@ -136,9 +201,11 @@ class DynamicOverSubChannelBlockView(GroupingView):
     """One axis cut into groups, of a tensor of any shape: `(..., groups, group_size, ...)`.
 
     Args:
-        group_size: elements of a group; at most the size of the axis.
+        group_size: elements of a group, at most the size of the axis; or both lengths of a block.
         group_dim: the axis to cut; may be negative.
         group_padding: pad the last group with zeros; False refuses an axis that needs padding.
+        block_width: groups of a block, if `group_size` does not say it.
+        block_dim: the axis along which a block's groups are neighbours.
 
     Raises:
         ValueError: a group size below 1; (when called) a tensor without the axis, or one that needs padding.
@@ -152,9 +219,15 @@ class DynamicOverSubChannelBlockView(GroupingView):
     group_size: int
     group_dim: int = -1
     group_padding: bool = True
+    block_width: int = 1
+    block_dim: int | None = -2
 
     def __post_init__(self) -> None:
-        checked_group_size(self.group_size, "DynamicOverSubChannelBlockView")
+        self._take_block("DynamicOverSubChannelBlockView")
+
+    def blocks(self, x: jax.Array, padding: bool = True) -> Blocks | None:
+        """See `GroupingView`."""
+        return super().blocks(x, padding and self.group_padding)
 
     @property
     def groups(self) -> tuple[int, int]:

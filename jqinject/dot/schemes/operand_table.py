@@ -70,7 +70,10 @@ def _numbers(value: Any) -> str:
     names = ("q_dtype", "exponent_bit_width", "mantissa_bit_width", "bit_width", "group_size")
     found = {name: explain(value, name=name).value for name in names if name in injector}
     known = {name: x for name, x in found.items() if isinstance(x, int)}
-    group = f" in {known['group_size']}s" if "group_size" in known else ""
+    size = found.get("group_size")
+    group = f" in {size}s" if isinstance(size, int) else ""
+    if isinstance(size, tuple):
+        group = " in {} x {}".format(*size)
     if found.get("q_dtype") is not None:
         return np.dtype(found["q_dtype"]).name + group
     if {"exponent_bit_width", "mantissa_bit_width"} <= known.keys():

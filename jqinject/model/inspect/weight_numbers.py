@@ -254,16 +254,18 @@ def _of_form(form: Any) -> NumberFormat:
     return _named(f"{'int' if form.signed else 'uint'}{form.bit_width}", form.bit_width, size)
 
 
-def _named(name: str, bits: Any, group_size: int | None) -> NumberFormat:
+def _named(name: str, bits: Any, group_size: int | None, width: int = 1) -> NumberFormat:
     groups = "" if group_size is None else f" in {group_size}s"
+    if width > 1:
+        groups = f" in {group_size} x {width}"
     return NumberFormat(name + groups, float(bits) if isinstance(bits, int | float) else None)
 
 
 def _made_by(proxy: Any, shape: tuple[int, ...], stacked: int) -> NumberFormat:
     form = number_format(proxy.tensor_quant)
-    size = proxy.quant_metadata.group_size
+    size, width = proxy.quant_metadata.group_size, proxy.quant_metadata.block_width
     if form is not None:
-        return _named(str(form), getattr(form, "bit_width", None), size)
+        return _named(str(form), getattr(form, "bit_width", None), size, width)
     graphdef, state = nnx.split(proxy, graph=True)
 
     def run(state: Any) -> Any:
@@ -278,4 +280,4 @@ def _made_by(proxy: Any, shape: tuple[int, ...], stacked: int) -> NumberFormat:
         return _named(str(getattr(made, "format", type(made).__name__)), None, size)
     sign = "int" if made.signed else "uint"
     bits = made.bit_width
-    return _named(f"{sign}{bits}" if isinstance(bits, int) else f"{sign} (learned)", bits, size)
+    return _named(f"{sign}{bits}" if isinstance(bits, int) else f"{sign} (learned)", bits, size, width)

@@ -113,7 +113,9 @@ def _of_any_shape(component: Any) -> Any:
     changed: dict[str, Any] = {}
     for name, part in vars(component).items():
         if isinstance(part, OverSubChannelBlockView):
-            changed[name] = DynamicOverSubChannelBlockView(part.group_size, part.group_dim)
+            changed[name] = DynamicOverSubChannelBlockView(
+                part.group_size, part.group_dim, block_width=part.block_width, block_dim=part.block_dim
+            )
         elif name in ("quantizer", "int_quant") and isinstance(part, Component):
             changed[name] = _of_any_shape(part)
     if not isinstance(component, nnx.Module):

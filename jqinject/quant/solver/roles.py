@@ -53,6 +53,8 @@ class WeightQuantSolver(ExtendedInjector, defaults=True):
     scaling_per_output_channel_shape = solve_shapes.weight_per_output_channel_shape
     input_view_impl = solve_shapes.weight_input_view_impl
     group_dim = solve_shapes.weight_group_dim
+    block_width = solve_shapes.block_width
+    block_dim = solve_shapes.weight_block_dim
     group_elements_axis = solve_shapes.group_elements_axis
     upstream_shape = solve_shapes.upstream_shape
     quantized_shape = solve_shapes.quantized_shape
@@ -93,6 +95,8 @@ class ActQuantSolver(ExtendedInjector, defaults=True):
     scaling_per_output_channel_shape = solve_shapes.act_per_output_channel_shape
     input_view_impl = solve_shapes.act_input_view_impl
     group_dim = -1
+    block_width = solve_shapes.block_width
+    block_dim = -2
     group_elements_axis = solve_shapes.group_elements_axis
 
 

@@ -13,7 +13,7 @@ from jqinject.core.view import (
     OverTensorView,
 )
 from jqinject.inject import choices, this, value
-from jqinject.ops.groups import check_divides, checked_group_size, elements_axis, fitting_size, grouped_shape
+from jqinject.ops.groups import block_of, check_divides, elements_axis, fitting_size, grouped_shape
 from jqinject.quant.enums import ScalingPerOutputType, StatsOp
 from jqinject.quant.solver.layers import (
     agreed,
@@ -153,6 +153,18 @@ def weight_group_dim(module):
 
 
 @value
+def block_width(group_size=None):
+    """How many groups beside each other share a scale: the second length of a block, or 1."""
+    return 1 if group_size is None else block_of(group_size, "a quantizer in groups")[1]
+
+
+@value
+def weight_block_dim(module):
+    """The axis of a weight along which the groups of a block are neighbours: its last one of output channels."""
+    return agreed(module, lambda layer: as_tuple(layer.output_channel_dim)[-1], "output_channel_dim")
+
+
+@value
 def no_group_dim():
     """`group_dim` of biases, which have none."""
     raise ValueError(
@@ -191,6 +203,7 @@ def expanded_groupwise_shape(
     module,
     quantized_shape,
     group_dim,
+    block_dim=None,
     scaling_per_output=None,
     group_size=None,
     group_padding=True,
@@ -199,11 +212,14 @@ def expanded_groupwise_shape(
     """The shape of a weight, or of its scales, cut into groups: the axis of the inputs becomes (groups, elements)."""
     if group_size is None:
         return this.group_size if scaling_per_output == ScalingPerOutputType.GROUP else None
-    size = checked_group_size(group_size, "a group-wise weight quantizer")
+    size, width = block_of(group_size, "a group-wise weight quantizer")
     if upstream_shape is not None or quantized_shape != weight_shape_of(module):
         check_groups_of_scales(quantized_shape, size, group_dim)
     elif not group_padding:
         check_divides(quantized_shape[group_dim], size, "a group-wise weight quantizer")
+        if width > 1:
+            where = "a weight quantizer in blocks, along their second axis,"
+            check_divides(quantized_shape[block_dim], width, where)
     return grouped_shape(quantized_shape, fitting_size(size, quantized_shape[group_dim]), group_dim)
 
 

@@ -1,0 +1,132 @@
+"""Blocks over two axes: `group_size = (rows, columns)` of any quantizer in groups."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jqinject
+from jqinject.core import AbsAve, AbsMax
+from jqinject.core.stats.blocks import OverBlocks
+from jqinject.core.view import Blocks
+from jqinject.nn import QuantConv, QuantIdentity, QuantLinear
+from jqinject.quant import (
+    Int4WeightPerGroupAbsMax,
+    MXFloat4e2m1Weight,
+    MXFloat8e4m3Act,
+    MXFloat8e4m3Weight,
+    MXInt8Weight,
+    MXInt8WeightMSE,
+    NVFP4Weight,
+)
+
+
+def linear(quantizer, inputs=40, outputs=24, **more):
+    return QuantLinear(inputs, outputs, weight_quant=quantizer, rngs=nnx.Rngs(0), **more)
+
+
+def block_maxima(kernel, rows, columns):
+    """max |w| of each block, for each of its elements."""
+    found = np.zeros_like(kernel)
+    for i in range(0, kernel.shape[0], rows):
+        for j in range(0, kernel.shape[1], columns):
+            found[i : i + rows, j : j + columns] = np.abs(kernel[i : i + rows, j : j + columns]).max()
+    return found
+
+
+@pytest.mark.parametrize("block", [(16, 16), (8, 5), (128, 128)])
+def test_a_block_has_one_scale_from_its_largest_magnitude(block):
+    weight = linear(MXFloat8e4m3Weight.let(group_size=block)).quant_weight()
+    kernel = np.asarray(linear(MXFloat8e4m3Weight).kernel[...])
+    wanted = 2.0 ** (np.floor(np.log2(block_maxima(kernel, *block))) - 8)
+    np.testing.assert_array_equal(weight.scale, wanted)
+
+
+def test_blocks_of_square_shape_are_the_same_for_the_transpose():
+    layer = linear(NVFP4Weight.let(group_size=(16, 16)), 32, 48)
+    twin = linear(NVFP4Weight.let(group_size=(16, 16)), 48, 32)
+    twin.kernel[...] = layer.kernel[...].T
+    np.testing.assert_array_equal(layer.quant_weight().value, twin.quant_weight().value.T)
+
+
+def test_blocks_go_through_freezing_jit_stacks_and_reports():
+    layer = linear(MXFloat4e2m1Weight, weight_group_size=(16, 8))
+    x = jax.random.normal(jax.random.key(1), (3, 40))
+    value = x @ layer.quant_weight().value
+    frozen = jqinject.freeze(layer)
+    np.testing.assert_array_equal(nnx.jit(lambda layer, x: layer(x))(frozen, x), frozen(x))
+    np.testing.assert_allclose(frozen(x), value, rtol=1e-5, atol=1e-6)
+    model = nnx.Sequential(linear(MXFloat4e2m1Weight, weight_group_size=(16, 8)))
+    assert "in 16 x 8" in str(jqinject.coverage(model, x))
+
+    @nnx.vmap(in_axes=0, out_axes=0)
+    def stack(key):
+        return QuantLinear(
+            40, 24, weight_quant=MXFloat4e2m1Weight, weight_group_size=(16, 8), rngs=nnx.Rngs(key)
+        )
+
+    stacked = stack(jax.random.split(jax.random.key(0), 2))
+    values = nnx.vmap(lambda layer: layer.quant_weight().value)(stacked)
+    alone = linear(MXFloat4e2m1Weight, weight_group_size=(16, 8))
+    alone.kernel[...] = stacked.kernel[...][1]
+    np.testing.assert_array_equal(values[1], alone.quant_weight().value)
+
+
+def test_kernels_of_convolutions_have_blocks_of_input_and_output_channels():
+    conv = QuantConv(8, 12, (3, 3), weight_quant=MXInt8Weight, weight_group_size=(4, 6), rngs=nnx.Rngs(0))
+    scale, kernel = conv.quant_weight().scale, np.asarray(conv.kernel[...])
+    for tap in np.ndindex(3, 3):
+        wanted = 2.0 ** (np.floor(np.log2(block_maxima(kernel[tap], 4, 6))) - 7)
+        np.testing.assert_array_equal(scale[tap], wanted)
+
+
+def test_activations_have_blocks_of_rows_and_features():
+    x = jax.random.normal(jax.random.key(2), (2, 20, 40))
+    act = QuantIdentity(act_quant=MXFloat8e4m3Act, group_size=(16, 8), return_quant_tensor=True)
+    for rows, scale in zip(np.asarray(x), act(x).scale, strict=True):
+        wanted = 2.0 ** (np.floor(np.log2(block_maxima(rows.T, 16, 8).T)) - 8)
+        np.testing.assert_array_equal(scale, wanted)
+    with pytest.raises(ValueError, match=r"blocks of 16 x 8 need an axis beside axis -1"):
+        act(x[0, 0])
+
+
+def test_a_statistic_that_only_reduces_one_axis_sees_whole_blocks():
+    x = jax.random.normal(jax.random.key(0), (3, 4, 6))
+    blocks = Blocks(2, axis=2, elements=1)
+    mean = OverBlocks(lambda x: jnp.mean(jnp.abs(x), axis=1, keepdims=True), blocks)
+    wanted = jnp.abs(x).reshape(3, 4, 3, 2).mean(axis=(1, 3))
+    np.testing.assert_allclose(mean(x)[:, 0], jnp.repeat(wanted, 2, axis=1), rtol=1e-6)
+    along = OverBlocks(AbsAve(stats_reduce_dim=1), blocks)
+    np.testing.assert_allclose(along(x), mean(x), rtol=1e-6)
+    first = Blocks(2, axis=0, elements=1)
+    top = OverBlocks(AbsMax(stats_reduce_dim=1, keepdim=True), first)(x)
+    np.testing.assert_array_equal(top[0], top[1])
+    np.testing.assert_array_equal(top[2, 0], jnp.abs(x[2]).max(axis=0))
+
+
+def test_gradients_reach_the_largest_element_of_a_block():
+    layer = linear(MXInt8Weight.let(group_size=(8, 4), restrict_scaling_type="fp"), 8, 8)
+    gradient = nnx.grad(lambda layer: layer.quant_weight().value.sum())(layer).kernel[...]
+    assert bool(jnp.isfinite(gradient).all())
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "group_size", "message"),
+    [
+        (MXInt8Weight, (16, 16, 16), "a block has two lengths, group_size has 3"),
+        (MXInt8Weight, (16, 0), "group_size must be a whole number of at least 1, got 0"),
+        (MXInt8WeightMSE, (16, 16), "not for blocks over two axes"),
+        (
+            Int4WeightPerGroupAbsMax,
+            (16, 16),
+            r"cuts one axis into groups, got the block group_size = \(16, 16\)",
+        ),
+        (MXInt8Weight.let(group_padding=False), (8, 16), "groups of 16 do not fill an axis of 24"),
+        (MXInt8Weight.let(group_padding=False), (16, 8), "groups of 16 do not fill an axis of 40"),
+    ],
+)
+def test_blocks_that_do_not_fit_are_refused_with_a_cure(quantizer, group_size, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        linear(quantizer.let(group_size=group_size)).quant_weight()
+    assert "cure:" in str(caught.value)
