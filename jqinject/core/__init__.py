@@ -89,17 +89,17 @@ from jqinject.core.scaling import (
     AccumulatorAwareZeroCenterParameterPreScaling as AccumulatorAwareZeroCenterParameterPreScaling,
 )
 from jqinject.core.scaling import AmaxScaling as AmaxScaling
+from jqinject.core.scaling import BlockScales as BlockScales
 from jqinject.core.scaling import ConstScaling as ConstScaling
 from jqinject.core.scaling import CurrentScaling as CurrentScaling
 from jqinject.core.scaling import DelayedScaling as DelayedScaling
 from jqinject.core.scaling import FloatScaling as FloatScaling
+from jqinject.core.scaling import FourOverSixScales as FourOverSixScales
 from jqinject.core.scaling import InputAwarePreScaling as InputAwarePreScaling
 from jqinject.core.scaling import IntScaling as IntScaling
 from jqinject.core.scaling import LearnedStepScaling as LearnedStepScaling
-from jqinject.core.scaling import MaxIntScaling as MaxIntScaling
-from jqinject.core.scaling import BlockScales as BlockScales
-from jqinject.core.scaling import FourOverSixScales as FourOverSixScales
 from jqinject.core.scaling import LeastNormalScales as LeastNormalScales
+from jqinject.core.scaling import MaxIntScaling as MaxIntScaling
 from jqinject.core.scaling import NVFP4Scales as NVFP4Scales
 from jqinject.core.scaling import ParameterFromRuntimeStatsScaling as ParameterFromRuntimeStatsScaling
 from jqinject.core.scaling import (

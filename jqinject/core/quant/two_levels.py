@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from jqinject.core.scaling.block_scales import BlockScales
 from jqinject.core.scaling.two_level_scaling import Candidates, RuntimeDynamicTwoLevelScaling
-from jqinject.core.view import in_layout
-from jqinject.ops.groups import elements_axis
+from jqinject.core.view import Blocks, blocks_of, in_layout
+from jqinject.ops.groups import elements_axis, fitting_size, split_groups, spread_groups
 from jqinject.ops.minifloats.float_grid import from_float_steps, to_float_grid
 from jqinject.ops.ste import with_gradient_of
 
@@ -55,11 +55,16 @@ def in_two_levels(quantizer: Any, scaling: RuntimeDynamicTwoLevelScaling, x: jax
 
 
 def _rounded(quantizer: Any, x: jax.Array, scales: BlockScales) -> jax.Array:
-    form = quantizer.format
+    form, scaling = quantizer.format, quantizer.scaling_impl
     largest = quantizer.compute_max_mantissa(form.mantissa_bit_width)
 
     def rounded(x: jax.Array, *factors: jax.Array) -> jax.Array:
-        steps = scales._replace(factors=factors).steps(jax.lax.stop_gradient(x).astype(jnp.float32))
+        x = jax.lax.stop_gradient(x).astype(jnp.float32)
+        steps = scales._replace(factors=factors).steps(x)
+        if not scaling.block_scale_impl.keeps_negative_zero:
+            # By its bits: subnormal numbers, which compare as 0, keep their signs.
+            nothing = jax.lax.bitcast_convert_type(x, jnp.uint32) << 1 == 0
+            steps = jnp.where(nothing, 0.0, steps)
         near = to_float_grid(steps, form.mantissa_bit_width, form.bias, quantizer.float_to_int_impl)
         return quantizer.float_clamp_impl(near, form.exponent_bit_width, largest, form.exponent_bias)
 
@@ -75,9 +80,10 @@ def _is_better(
 ) -> jax.Array:
     """Where the second scales have less error in their blocks than the first."""
     impl, axis = quantizer.scaling_impl.block_scale_impl, elements_axis(quantizer.scaling_impl.group_dim)
-    viewed = jax.lax.stop_gradient(quantizer.input_view_impl(x)).astype(jnp.float32)
+    x = jax.lax.stop_gradient(x).astype(jnp.float32)
+    viewed, blocks = quantizer.input_view_impl(x), blocks_of(quantizer.input_view_impl, x)
     old, new = (
-        _sum_in_order(impl.errors(viewed, rounded, by, found.shared), axis)
+        _of_blocks(_sum_in_order(impl.errors(viewed, rounded, by, found.shared), axis), blocks)
         for rounded, by in zip(minifloats, scales, strict=True)
     )
     return new < old
@@ -90,3 +96,17 @@ def _sum_in_order(x: jax.Array, axis: int) -> jax.Array:
     for part in parts[1:]:
         total = total + part
     return total
+
+
+def _of_blocks(x: jax.Array, blocks: Blocks | None) -> jax.Array:
+    """The sums of the groups of each block, once for each: halves are added as long as there are two."""
+    if blocks is None:
+        return x
+    length = x.shape[blocks.axis]
+    width = fitting_size(blocks.width, length)
+    cut = split_groups(x, width, blocks.axis)
+    inner = elements_axis(blocks.axis)
+    while cut.shape[inner] % 2 == 0:
+        first, second = jnp.split(cut, 2, inner)
+        cut = first + second
+    return spread_groups(_sum_in_order(cut, inner), width, blocks.axis, length)

@@ -55,9 +55,17 @@ class BlockScales(NamedTuple):
 
 
 class BlockScaleImpl(Protocol):
-    """`block_scale_impl`: the scales that a block may have; of several, `is_worse` says where the next is better."""
+    """`block_scale_impl`: the scales that a block may have; if it has several, `errors` says what each number costs.
 
-    reaches_largest: bool
+    Attributes:
+        reaches_largest: whether the largest block scale is always the largest number of e4m3.
+        keeps_negative_zero: whether a zero with a sign keeps it; negative numbers that are rounded to zero do.
+    """
+
+    @property
+    def reaches_largest(self) -> bool: ...
+    @property
+    def keeps_negative_zero(self) -> bool: ...
 
     def __call__(self, block: jax.Array, shared: jax.Array, /) -> tuple[BlockScales, ...]: ...
 
@@ -107,9 +115,7 @@ class _Encoded(NamedTuple):
         """The scales, given those of the blocks."""
         factor = jnp.minimum(divide(jnp.ones_like(block), block * self.decode), LARGEST * self.lowered)
         shared = divide(self.shared, E2M1_MAX * e4m3_max)
-        return BlockScales(
-            block, shared * self.lowered, block * shared * self.lowered, (self.raised, factor)
-        )
+        return BlockScales(block, shared * self.lowered, block * shared * self.lowered, (self.raised, factor))
 
 
 @checked_arguments
@@ -131,6 +137,7 @@ class NVFP4Scales(Component):
     """
 
     reaches_largest = True
+    keeps_negative_zero = False
     folded: bool = True
 
     def __init__(self, folded: bool = True) -> None:
@@ -144,10 +151,11 @@ class NVFP4Scales(Component):
             shared: that of the tensor, or of each row; broadcasts.
         """
         known = _Encoded.of(block, shared, E4M3_MAX)
-        if self.folded:
-            scale = known.block * (known.encode * SIXTH)
-        else:
-            scale = divide(known.block, E2M1_MAX) * known.encode
+        scale = (
+            known.block * (known.encode * SIXTH)
+            if self.folded
+            else divide(known.block, E2M1_MAX) * known.encode
+        )
         return (known.scales(to_e4m3(scale), E4M3_MAX),)
 
 
@@ -174,23 +182,18 @@ class FourOverSixScales(Component):
         (Array([224., 448.], dtype=float32), Array([352., 448.], dtype=float32))
     """
 
+    reaches_largest = False
+    keeps_negative_zero = False
     error: Literal["mae", "mse"] = "mae"
     e4m3_max: float = E4M3_MAX
     scaled_error: bool = False
 
-    def __init__(
-        self, error: str = "mae", e4m3_max: float = E4M3_MAX, scaled_error: bool = False
-    ) -> None:
+    def __init__(self, error: str = "mae", e4m3_max: float = E4M3_MAX, scaled_error: bool = False) -> None:
         if error not in ("mae", "mse"):
             raise ValueError(f"FourOverSixScales: error must be 'mae' or 'mse', got {error!r}")
         if e4m3_max not in (256, 448):
             raise ValueError(f"FourOverSixScales: e4m3_max must be 448 or 256, got {e4m3_max!r}")
         self.error, self.e4m3_max, self.scaled_error = error, float(e4m3_max), bool(scaled_error)
-
-    @property
-    def reaches_largest(self) -> bool:
-        """Whether the largest block scale is always 448."""
-        return False
 
     def __call__(self, block: jax.Array, shared: jax.Array) -> tuple[BlockScales, ...]:
         """Both scales; arguments as of `NVFP4Scales`."""
@@ -198,7 +201,9 @@ class FourOverSixScales(Component):
         base = divide(known.block, E2M1_MAX) * known.encode
         return tuple(known.scales(to_e4m3(times * base), self.e4m3_max) for times in (1.0, 1.5))
 
-    def errors(self, x: jax.Array, minifloats: jax.Array, scales: BlockScales, shared: jax.Array) -> jax.Array:
+    def errors(
+        self, x: jax.Array, minifloats: jax.Array, scales: BlockScales, shared: jax.Array
+    ) -> jax.Array:
         """What each number adds to the error of its block.
 
         Args:
@@ -234,6 +239,7 @@ class LeastNormalScales(Component):
         Array([0.5     , 0.015625], dtype=float32)
     """
 
+    keeps_negative_zero = True
     least = 2.0**-6
     two_levels: bool = True
 

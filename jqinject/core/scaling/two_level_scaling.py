@@ -15,7 +15,7 @@ from jqinject.core.scaling.block_scales import BlockScaleImpl, BlockScales
 from jqinject.core.sources import Dynamic
 from jqinject.core.sources.source import DISTANCE
 from jqinject.core.view import GroupingView
-from jqinject.ops.groups import checked_group_size, elements_axis
+from jqinject.ops.groups import block_of, elements_axis
 
 
 class Candidates(NamedTuple):
@@ -35,7 +35,7 @@ class RuntimeDynamicTwoLevelScaling(Dynamic):
     """A scale for each block of the given tensor: a minifloat, times a float32 number that all share. No state.
 
     Args:
-        group_size: elements of a block along `group_dim`.
+        group_size: elements of a block along `group_dim`, or both lengths of a block.
         group_dim: the axis to cut.
         input_view_impl: the grouping view.
         scaling_stats_impl: the statistic of a block, its largest magnitude, keeping the reduced axes with size 1.
@@ -61,7 +61,7 @@ class RuntimeDynamicTwoLevelScaling(Dynamic):
 
     def __init__(
         self,
-        group_size: int,
+        group_size: int | tuple[int, int],
         group_dim: int,
         input_view_impl: View,
         scaling_stats_impl: Stat,
@@ -71,7 +71,7 @@ class RuntimeDynamicTwoLevelScaling(Dynamic):
         super().__init__(scaling_stats_impl, input_view_impl, in_groups=True)
         assign(
             self,
-            group_size=checked_group_size(group_size, type(self).__name__),
+            group_size=block_of(group_size, type(self).__name__)[0],
             group_dim=group_dim,
             block_scale_impl=block_scale_impl,
             shared_per_row=shared_per_row,

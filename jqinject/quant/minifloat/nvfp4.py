@@ -64,6 +64,10 @@ class NVFP4Act(NVFP4Mixin, FpOCPMixin, ScaledFloatActBase):
     scaling_impl = RuntimeDynamicGroupStatsScaling
 
 
+NVFP4TrainingSigns = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
+"""The signs of TransformerEngine's random Hadamard transform of 16 numbers."""
+
+
 class NVFP4TwoLevels(Fp4e2m1Mixin, FpOCPMixin, FloatBase):
     """e2m1 numbers in blocks of 16 that lie along what a product sums over; an e4m3 scale for each block, one float32
     scale for these.
