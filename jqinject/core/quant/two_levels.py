@@ -46,8 +46,11 @@ def in_two_levels(quantizer: Any, scaling: RuntimeDynamicTwoLevelScaling, x: jax
         others = _rounded(quantizer, x, other)
         better = _is_better(quantizer, found, (minifloats, others), (scales, other), x)
         minifloats = jnp.where(better, others, minifloats)
-        picked = (jnp.where(better, new, old) for old, new in zip(scales[:3], other[:3], strict=True))
-        scales = BlockScales(*picked, scales.factors)
+        block, scale = (
+            jnp.where(better, other.block, scales.block),
+            jnp.where(better, other.scale, scales.scale),
+        )
+        scales = BlockScales(block, scales.shared, scale, scales.factors)
     scale, block = (jnp.broadcast_to(each, scales.block.shape) for each in (scales.scale, scales.block))
     value = from_float_steps(minifloats, jax.lax.stop_gradient(scale), x.dtype)
     viewed = in_layout(quantizer.input_view_impl, lambda x: x, x)
