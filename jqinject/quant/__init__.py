@@ -289,6 +289,12 @@ from jqinject.quant.none import (
     NoneTruncQuant as NoneTruncQuant,
     NoneWeightQuant as NoneWeightQuant,
 )
+from jqinject.quant.quest import (
+    MXFloat4e2m1QuestAct as MXFloat4e2m1QuestAct,
+    MXFloat4e2m1QuestWeight as MXFloat4e2m1QuestWeight,
+    QuestActPerRowFloat as QuestActPerRowFloat,
+    QuestWeightPerChannelFloat as QuestWeightPerChannelFloat,
+)
 
 
 def __dir__() -> list[str]:

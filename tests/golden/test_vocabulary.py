@@ -13,6 +13,7 @@ from tests.golden.adapters import (
     aqt_config,
     aqt_flax,
     aqt_stochastic,
+    lowbit_quest,
     ptq_autoround,
     ptq_awq,
     ptq_corrections,
@@ -164,6 +165,8 @@ def odml(config: dict[str, Any]) -> None:
         qwix_models.linen_model(found.model, found.fields, {})
 
 
+QUARTET = {"quest": True, "gaussian_scale": 0.5, "group": 32, "hadamard_dim": 32, "seed": 1}
+
 # For every group what reads its configs, each with a config that it can read.
 READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
     "aqt": {
@@ -243,11 +246,20 @@ READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
         "modelopt": [(MODELOPT, ptq_awq.optimum_of)],
         "bit_allocation": [(ALLOCATION, ptq_matrices.budget_of)],
     },
+    "lowbit_training": {
+        "quest": [
+            ({"cls": "TrustQuantizer", "bits": 4, "hadamard_dim": 128}, lowbit_quest.quest_of),
+            ({"cls": "GaussianTrustQuantizer"}, lowbit_quest.quest_of),
+            (QUARTET, lowbit_quest.quest_of),
+        ],
+    },
 }
 
 # Groups of cases whose configs are sizes alone, which their adapters read case by case.
 NOT_DRIVEN = {
     **dict.fromkeys(("hadamard", "qwix_hadamard"), "ptq"),
+    **dict.fromkeys(("te_nvfp4", "te_nvfp4_gemm", "te_current", "te_jax"), "lowbit_training"),
+    **dict.fromkeys(("mx", "torchao_float8", "torchao_int8", "optim"), "lowbit_training"),
 }
 
 # What the library refuses, as the reference does, in cases of errors.

@@ -10,7 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core._protocols import BitWidth, FloatClampImpl, FloatScalingImpl, Rounding, Scaling, View
+from jqinject.core._protocols import (
+    BitWidth,
+    FloatClampImpl,
+    FloatScalingImpl,
+    GradientMask,
+    Rounding,
+    Scaling,
+    View,
+)
 from jqinject.core.clamp import Identity
 from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
@@ -26,6 +34,7 @@ from jqinject.core.view import beside, in_layout
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.minifloats.float_format import FloatFormat, LearnedFloatFormat
 from jqinject.ops.minifloats.float_grid import float_steps, from_float_steps, to_float_grid
+from jqinject.ops.ste import with_gradient_where
 from jqinject.quant_tensor import FloatQuantTensor
 
 AnyFloatFormat = FloatFormat | LearnedFloatFormat
@@ -80,7 +89,8 @@ class FloatQuant(Component):
     become inf if the format has it, else nan.
 
     The gradient of `x` is `y / x` where `x / s` is a normal number, as the step grows with `x`; 1 where it is
-    subnormal; where clamped, `float_clamp_impl` decides.
+    subnormal; where clamped, `float_clamp_impl` decides. With a `gradient_mask_impl` it is 1 where the mask is True and
+    0 elsewhere, and the scale gets none.
 
     Args:
         signed: whether there are negative numbers.
@@ -93,6 +103,7 @@ class FloatQuant(Component):
         scaling_impl: the scale; None means 1.
         float_scaling_impl: which number the statistic is scaled to, `FloatScaling`; None means 1.
         float_to_int_impl: how to round; None means `RoundSte()`.
+        gradient_mask_impl: where the gradient goes; None for the rule above.
         bit_width: bits of one number, checked against the widths; None for no check.
 
     Raises:
@@ -122,6 +133,7 @@ class FloatQuant(Component):
     scaling_impl: Scaling
     float_scaling_impl: FloatScalingImpl | None = None
     float_to_int_impl: Rounding = RoundSte()
+    gradient_mask_impl: GradientMask | None = None
 
     def __init__(
         self,
@@ -135,6 +147,7 @@ class FloatQuant(Component):
         scaling_impl: Scaling | None = None,
         float_scaling_impl: FloatScalingImpl | None = None,
         float_to_int_impl: Rounding | None = None,
+        gradient_mask_impl: GradientMask | None = None,
         bit_width: int | None = None,
     ) -> None:
         assign(
@@ -152,6 +165,7 @@ class FloatQuant(Component):
             compute_max_mantissa=compute_max_mantissa,
             float_scaling_impl=float_scaling_impl,
             float_to_int_impl=float_to_int_impl,
+            gradient_mask_impl=gradient_mask_impl,
         )
         _check_sum(self.format, bit_width)
 
@@ -240,7 +254,9 @@ class FloatQuant(Component):
             rounded = to_float_grid(steps, form.mantissa_bit_width, form.bias, self.float_to_int_impl)
             largest = self.compute_max_mantissa(form.mantissa_bit_width)
             clamped = self.float_clamp_impl(rounded, form.exponent_bit_width, largest, form.exponent_bias)
-            return from_float_steps(clamped, scale, x.dtype)
+            value = from_float_steps(clamped, scale, x.dtype)
+            mask = self.gradient_mask_impl
+            return value if mask is None else with_gradient_where(x, value, mask(steps, clamped))
 
         return in_layout(self.input_view_impl, made, x, scale)
 
