@@ -134,7 +134,7 @@ def adamw_fp8(
 
     Source: torchao's `AdamWFp8`.
     """
-    moments = dict.fromkeys(("mu", "nu"), BlockFloat8(block_size))
+    moments: dict[str, Any] = dict.fromkeys(("mu", "nu"), BlockFloat8(block_size))
     return _adamw(learning_rate, (b1, b2, eps), weight_decay, moments, smallest, keep_float, rounding_seed)
 
 

@@ -15,10 +15,10 @@ class RoundingState(NamedTuple):
     """The state of `round_stochastically`.
 
     Attributes:
-        count: updates so far, int32; together with the seed it makes the random numbers.
+        updates: how many so far, int32; together with the seed it makes the random numbers.
     """
 
-    count: jax.Array
+    updates: jax.Array
 
 
 def round_stochastically(seed: int = 0) -> optax.GradientTransformation:
@@ -44,16 +44,16 @@ def round_stochastically(seed: int = 0) -> optax.GradientTransformation:
     def init(params: Any) -> RoundingState:
         return RoundingState(jnp.zeros((), jnp.int32))
 
-    def update(updates: Any, state: RoundingState, params: Any = None) -> tuple[Any, RoundingState]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if params is None:
             raise ValueError(
                 "round_stochastically needs the parameters.\n  cure: tx.update(grads, state, params)"
             )
-        key = jax.random.fold_in(jax.random.key(seed), state.count)
+        key = jax.random.fold_in(jax.random.key(seed), state.updates)
         leaves, treedef = jax.tree.flatten(updates)
         keys = [jax.random.fold_in(key, place) for place in range(len(leaves))]
         made = jax.tree.map(_rounded, updates, params, jax.tree.unflatten(treedef, keys))
-        return made, RoundingState(optax.safe_increment(state.count))
+        return made, RoundingState(jnp.asarray(optax.safe_increment(state.updates)))
 
     return optax.GradientTransformation(init, update)
 

@@ -1,5 +1,7 @@
 """Optimizer states in blocks: with NNX's optimizer, under jit, sharded, in checkpoints; and what is refused."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -129,7 +131,8 @@ def test_small_updates_of_bfloat16_are_not_lost() -> None:
     grads = {"w": jnp.ones((64, 64), jnp.bfloat16)}
 
     def after(steps: int, seed: int | None) -> float:
-        tx, now = optim.adamw8bit(1e-4, weight_decay=0.0, rounding_seed=seed), params
+        now: Any = params
+        tx = optim.adamw8bit(1e-4, weight_decay=0.0, rounding_seed=seed)
         state = tx.init(params)
         step = jax.jit(tx.update)
         for _ in range(steps):
@@ -167,7 +170,9 @@ def test_tables_keep_zero_and_halves() -> None:
             "no field 'mu', but 'trace'.\n  cure: name fields",
         ),
         (
-            lambda: optim.round_stochastically().update(jnp.ones(2), optim.round_stochastically().init(None)),
+            lambda: optim.round_stochastically().update(
+                jnp.ones(2), optim.round_stochastically().init(jnp.ones(2))
+            ),
             "needs the parameters.\n  cure: tx.update",
         ),
     ],

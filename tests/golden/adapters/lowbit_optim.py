@@ -50,6 +50,11 @@ BITSANDBYTES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "bitsandbytes.optim.Lion8bit": (optim.lion8bit, {}),
     "bitsandbytes.optim.SGD8bit": (optim.sgd8bit, {"momentum": 0.0}),
 }
+OPTIONS = {
+    "Ada": ("lr", "weight_decay", "betas", "eps", "block_size"),
+    "Lio": ("lr", "weight_decay", "betas"),
+    "SGD": ("lr", "weight_decay", "momentum"),
+}
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -80,7 +85,7 @@ def steps_of(given: Settings) -> Drive:
     """Steps of an optimizer, the parameter and the states on the way."""
     make, options = given.choose("optimizer", TORCHAO | BITSANDBYTES)
     ours = given.take("optimizer") in BITSANDBYTES
-    options = {**options, **options_of(given)}
+    options = {**options, **options_of(given, OPTIONS[given.take("optimizer").rpartition(".")[2][:3]])}
     if "blocksize" in given:
         options["block_size"] = given.take("blocksize")
     forms = forms_of(given.take("optimizer"))
@@ -102,10 +107,10 @@ def steps_of(given: Settings) -> Drive:
                 continue
             found |= {label: params.astype(jnp.float32)} | ({"p_last": params} if place == steps else {})
             for field, (number, name) in names.items():
-                kept = optax.tree_utils.tree_get(state, field)
+                kept: Any = optax.tree_utils.tree_get(state, field)
                 if kept is not None:
                     moment = (
-                        StoredBlocks(*kept, forms(block)[field], params.shape)
+                        StoredBlocks(kept.codes, kept.scale, forms(block)[field], params.shape)
                         if kept.codes.dtype == jnp.uint8
                         else kept.codes
                     )
@@ -118,19 +123,19 @@ def steps_of(given: Settings) -> Drive:
     return run
 
 
-def options_of(given: Settings) -> dict[str, Any]:
-    """The peer's options by our names."""
+def options_of(given: Settings, names: tuple[str, ...]) -> dict[str, Any]:
+    """The peer's options by our names: those that its optimizer has."""
     with reading(given.nested("options"), "options of an optimizer") as options:
         found = {}
-        for name in ("lr", "weight_decay", "eps", "momentum", "block_size"):
-            if name in options:
+        for name in names:
+            if name == "betas" and name in options:
+                found["b1"], found["b2"] = options.take("betas")
+            elif name in options:
                 found[name] = options.take(name)
-        if "betas" in options:
-            found["b1"], found["b2"] = options.take("betas")
     return found
 
 
-def stepped(optimizer: optax.GradientTransformation) -> Callable[..., Any]:
+def stepped(optimizer: Any) -> Callable[..., Any]:
     def step(params: jax.Array, state: Any, grads: jax.Array) -> Any:
         with jax.numpy_dtype_promotion("standard"):
             updates, state = optimizer.update(grads, state, params)
@@ -144,7 +149,7 @@ def peer_moment(name: str, place: int, moment: Any) -> dict[str, Any]:
     if not isinstance(moment, StoredBlocks):
         return {f"step{place}.{name}.value": moment}
     start = f"step{place}.{name}"
-    found = {
+    found: dict[str, Any] = {
         f"{start}.codes": moment.codes,
         f"{start}.scale": moment.scale,
         f"{start}.dequantized_absmean": jnp.abs(moment.decoded()).mean(),
@@ -221,9 +226,7 @@ def many_steps_of(given: Settings) -> Drive:
         state = optim.adamw8bit(rate, rounding_seed=0)
 
         def one(count: jax.Array) -> jax.Array:
-            initial = optax.tree_utils.tree_set(
-                state.init(params), lambda path, _: "RoundingState" in str(path), count=count
-            )
+            initial = optax.tree_utils.tree_set(state.init(params), updates=count)
             return stepped(state)(params, initial, grads)[0].astype(jnp.float32)
 
         found = jax.jit(lambda: jax.lax.map(one, jnp.arange(runs)))()
