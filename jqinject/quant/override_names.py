@@ -172,6 +172,8 @@ _ROWS: Mapping[str, tuple[str, str]] = {
     "amax_shape": (_SHAPE, "shape of one entry of the record"),
     "amax_of_gradient": ("bool", "whether the record is of a gradient"),
     # groups
+    "scale_rounding": ("ScaleRounding", "how the power of two that a block shares is rounded"),
+    "exponent_impl": ("Component", "from a block's largest magnitude to the exponent of its scale"),
     "group_size": ("int | tuple[int, int]", "elements of a group, or of a block along both axes"),
     "group_dim": ("int | None", "the axis that is cut into groups"),
     "block_width": ("int", "groups beside each other that share a scale"),

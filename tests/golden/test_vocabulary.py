@@ -13,6 +13,7 @@ from tests.golden.adapters import (
     aqt_config,
     aqt_flax,
     aqt_stochastic,
+    lowbit_mx,
     ptq_autoround,
     ptq_awq,
     ptq_corrections,
@@ -144,6 +145,7 @@ QWIX_SMOOTH = {
     **{"peer": "qwix", "algorithm": "smooth_quant", "layout": "weight (in, out), x (rows, in)", "seed": 1},
     "alpha": 0.5,
 }
+MX = {"block": 32, "data": "normal", "element": "e4m3", "input_dtype": "float32", "scale_mode": "FLOOR"}
 ALLOCATION = {
     **{"algorithm": "mixed precision bit allocation", "source": "exhaustive", "bits": [4, 8]},
     "budget_bytes": 10,
@@ -243,11 +245,20 @@ READERS: dict[str, dict[str, list[tuple[dict[str, Any], Read]]]] = {
         "modelopt": [(MODELOPT, ptq_awq.optimum_of)],
         "bit_allocation": [(ALLOCATION, ptq_matrices.budget_of)],
     },
+    "lowbit_training": {
+        "mx": [(MX, lowbit_mx.mx_of)],
+    },
 }
 
-# Groups of cases whose configs are sizes alone, which their adapters read case by case.
+# Groups of cases whose configs are sizes alone, which their adapters read case by case; and of training in low bits
+# those, or their keys, that no adapter reads yet.
 NOT_DRIVEN = {
     **dict.fromkeys(("hadamard", "qwix_hadamard"), "ptq"),
+    **dict.fromkeys(
+        ("mx.two_level", "optim", "quest", "te_current", "te_jax", "te_nvfp4", "te_nvfp4_gemm"),
+        "lowbit_training",
+    ),
+    **dict.fromkeys(("torchao_float8", "torchao_int8"), "lowbit_training"),
 }
 
 # What the library refuses, as the reference does, in cases of errors.
@@ -264,6 +275,7 @@ KEYS = [
     for group, keys in vocabulary(peer).items()
     if NOT_DRIVEN.get(group) != peer
     for key, values in keys.items()
+    if NOT_DRIVEN.get(f"{group}.{key}") != peer
 ]
 
 
@@ -346,6 +358,8 @@ def test_no_reader_accepts_a_key_that_it_does_not_know(peer: str, group: str) ->
         ("ptq", "brevitas_gptq", "scale_rule", "thawed"),
         ("ptq", "brevitas_gptq", "overrides.weight_bitwidth", 4),
         ("ptq", "brevitas_gpfq", "num_blocks", 4),
+        ("lowbit_training", "mx", "scale_mode", "DOWN"),
+        ("lowbit_training", "mx", "element", "int8"),
     ],
 )
 def test_a_value_without_a_meaning_is_refused(peer: str, group: str, key: str, value: str) -> None:

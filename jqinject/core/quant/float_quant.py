@@ -16,7 +16,7 @@ from jqinject.core.construction import check
 from jqinject.core.construction.assign import assign, set_given
 from jqinject.core.construction.checked_arguments import checked_arguments
 from jqinject.core.construction.component import Component
-from jqinject.core.facts import groups_of, is_nearest, scale_dtype
+from jqinject.core.facts import divisor_of, groups_of, is_nearest, scale_dtype
 from jqinject.core.float_width import ComputeMaxMantissa
 from jqinject.core.quant.grids import MinifloatGrid
 from jqinject.core.rounding import RoundSte
@@ -25,7 +25,8 @@ from jqinject.core.stats.search import Candidate, Search, scale_of
 from jqinject.core.view import beside, in_layout
 from jqinject.ops.fake_quant import known_zero
 from jqinject.ops.minifloats.float_format import FloatFormat, LearnedFloatFormat
-from jqinject.ops.minifloats.float_grid import float_steps, from_float_steps, to_float_grid
+from jqinject.ops.minifloats.float_grid import float_steps, from_float_steps, payload_of, to_float_grid
+from jqinject.ops.ste import with_gradient_of
 from jqinject.quant_tensor import FloatQuantTensor
 
 AnyFloatFormat = FloatFormat | LearnedFloatFormat
@@ -39,11 +40,13 @@ class FloatQuantResult:
         value: the quantized tensor in float, shape and dtype of the input.
         scale: float per step of the minifloat, float32.
         format: the minifloat's.
+        payload: the numbers behind `value` in the format's `payload_dtype`; None if they were not kept.
     """
 
     value: jax.Array
     scale: jax.Array
     format: AnyFloatFormat
+    payload: jax.Array | None = None
 
     @property
     def zero_point(self) -> jax.Array:
@@ -68,7 +71,7 @@ class FloatQuantResult:
             signed: unused: the format knows.
             training: whether it was quantized in training mode.
         """
-        return FloatQuantTensor(self.value, self.scale, self.format, training)
+        return FloatQuantTensor(self.value, self.scale, self.format, training, self.payload)
 
 
 @checked_arguments
@@ -94,6 +97,8 @@ class FloatQuant(Component):
         float_scaling_impl: which number the statistic is scaled to, `FloatScaling`; None means 1.
         float_to_int_impl: how to round; None means `RoundSte()`.
         bit_width: bits of one number, checked against the widths; None for no check.
+        straight_through: the gradient of `x` is that of `y` everywhere, clamped numbers included, the scale gets none,
+            and the result keeps its payload: for training in low bits.
 
     Raises:
         TypeError: a constant width is not an int; (when called) `x` is not a float array.
@@ -122,6 +127,7 @@ class FloatQuant(Component):
     scaling_impl: Scaling
     float_scaling_impl: FloatScalingImpl | None = None
     float_to_int_impl: Rounding = RoundSte()
+    straight_through: bool = False
 
     def __init__(
         self,
@@ -136,6 +142,7 @@ class FloatQuant(Component):
         float_scaling_impl: FloatScalingImpl | None = None,
         float_to_int_impl: Rounding | None = None,
         bit_width: int | None = None,
+        straight_through: bool = False,
     ) -> None:
         assign(
             self,
@@ -152,6 +159,7 @@ class FloatQuant(Component):
             compute_max_mantissa=compute_max_mantissa,
             float_scaling_impl=float_scaling_impl,
             float_to_int_impl=float_to_int_impl,
+            straight_through=straight_through or None,
         )
         _check_sum(self.format, bit_width)
 
@@ -195,7 +203,7 @@ class FloatQuant(Component):
         threshold = self.scaling_threshold(form)
         scale = scale_of(self.scaling_impl, x.astype(jnp.float32), threshold, Search(self))
         (scale,) = beside(self.input_view_impl, x, scale)
-        return FloatQuantResult(self.quantize(x, scale, form), scale, form)
+        return self._quantized(x, scale, form)
 
     def try_scale(self, x: jax.Array, statistic: jax.Array) -> FloatQuantResult:
         """`x` quantized with the scale made from `statistic`.
@@ -210,8 +218,7 @@ class FloatQuant(Component):
 
     def try_zero_point(self, x: jax.Array, scale: jax.Array, statistic: jax.Array | None) -> FloatQuantResult:
         """`x` quantized by a scale; the zero point is 0."""
-        form = self.format
-        return FloatQuantResult(self.quantize(x, scale, form), scale, form)
+        return self._quantized(x, scale, self.format)
 
     def by_scale(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array, keep: bool) -> FloatQuantResult:
         """See `SaysGrid`."""
@@ -232,17 +239,39 @@ class FloatQuant(Component):
         largest = self.compute_max_mantissa(form.mantissa_bit_width)
         return self.float_scaling_impl(form.exponent_bit_width, largest, form.exponent_bias)
 
+    def _quantized(self, x: jax.Array, scale: jax.Array, form: AnyFloatFormat) -> FloatQuantResult:
+        if not self.straight_through:
+            return FloatQuantResult(self.quantize(x, scale, form), scale, form)
+        if not isinstance(form, FloatFormat):
+            raise TypeError(
+                "straight_through keeps a payload, and learned widths have none.\n  cure: straight_through = False"
+            )
+        scale = jax.lax.stop_gradient(scale)
+
+        def made(x: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+            numbers = jax.lax.stop_gradient(x)
+            minifloats = self._minifloats(numbers, scale, form)
+            value = from_float_steps(minifloats, scale, x.dtype)
+            value = jnp.where(jnp.isinf(numbers), numbers, value)
+            return with_gradient_of(x, value), payload_of(minifloats, form)
+
+        value, payload = in_layout(self.input_view_impl, made, x, scale)
+        return FloatQuantResult(value, scale, form, payload)
+
     def quantize(self, x: jax.Array, scale: jax.Array, form: AnyFloatFormat) -> jax.Array:
         """`x` quantized by a scale and back, in its dtype."""
 
         def made(x: jax.Array, scale: jax.Array) -> jax.Array:
-            steps = float_steps(x.astype(jnp.float32), scale)
-            rounded = to_float_grid(steps, form.mantissa_bit_width, form.bias, self.float_to_int_impl)
-            largest = self.compute_max_mantissa(form.mantissa_bit_width)
-            clamped = self.float_clamp_impl(rounded, form.exponent_bit_width, largest, form.exponent_bias)
-            return from_float_steps(clamped, scale, x.dtype)
+            return from_float_steps(self._minifloats(x, scale, form), scale, x.dtype)
 
         return in_layout(self.input_view_impl, made, x, scale)
+
+    def _minifloats(self, x: jax.Array, scale: jax.Array, form: AnyFloatFormat) -> jax.Array:
+        """The format's numbers, float32."""
+        steps = float_steps(x.astype(jnp.float32), divisor_of(self.scaling_impl, scale))
+        rounded = to_float_grid(steps, form.mantissa_bit_width, form.bias, self.float_to_int_impl)
+        largest = self.compute_max_mantissa(form.mantissa_bit_width)
+        return self.float_clamp_impl(rounded, form.exponent_bit_width, largest, form.exponent_bias)
 
 
 def _check_sum(form: AnyFloatFormat, bit_width: int | None) -> None:
