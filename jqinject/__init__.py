@@ -41,6 +41,7 @@ if _typing.TYPE_CHECKING:
     from jqinject.model import begin_step as begin_step
     from jqinject.model import calibrate as calibrate
     from jqinject.model import calibrate_batch_norm as calibrate_batch_norm
+    from jqinject.model import compiled as compiled
     from jqinject.model import coverage as coverage
     from jqinject.model import end_step as end_step
     from jqinject.model import fold_batch_norm as fold_batch_norm
@@ -81,6 +82,7 @@ __all__ = [
     "calibrate",
     "calibrate_batch_norm",
     "checkpoint_policies",
+    "compiled",
     "correct_biases",
     "coverage",
     "end_step",
@@ -120,6 +122,7 @@ _PLACES = {
     "begin_step": "jqinject.model",
     "calibrate": "jqinject.model",
     "calibrate_batch_norm": "jqinject.model",
+    "compiled": "jqinject.model",
     "correct_biases": "jqinject.recipes",
     "coverage": "jqinject.model",
     "end_step": "jqinject.model",

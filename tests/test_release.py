@@ -34,7 +34,7 @@ def test_the_source_distribution_is_whole_and_lean():
         "hatch_build.py",
         "conftest.py",
         "jqinject/py.typed",
-        "jqinject/native/int8_matmul.c",
+        "jqinject/native/kernels/int8_tiles.c",
         "jqinject/catalogue/index.jsonl",
         "docs/catalogue/weight.md",
         "tests/test_release.py",

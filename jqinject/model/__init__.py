@@ -33,6 +33,8 @@ from jqinject.model.quantizing.quantize_model import quantize as quantize
 from jqinject.model.quantizing.rules import Rule as Rule
 from jqinject.model.quantizing.rules_report import RulesReport as RulesReport
 from jqinject.model.quantizing.rules_report import rules_report as rules_report
+from jqinject.model.serving.compiled_model import CompiledModel as CompiledModel
+from jqinject.model.serving.compiled_model import compiled as compiled
 from jqinject.model.state.load_frozen import load_frozen as load_frozen
 from jqinject.model.state.loading import load_state as load_state
 from jqinject.model.state.low_bits import LowBits as LowBits

@@ -11,12 +11,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SOURCE = HERE / "int8_matmul.c"
-NAME = "int8_matmul.so"
-FLAGS = ("-O2", "-std=c11", "-fPIC", "-shared", "-pthread")
+SOURCES = HERE / "kernels"
+NAME = "kernels.so"
+FLAGS = ("-O2", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden")
 COMPILERS = ("cc", "gcc", "clang")
 
 
@@ -24,13 +25,14 @@ class BuildError(RuntimeError):
     """The kernels cannot be compiled here; the text says why."""
 
 
-def build(folder: Path | str = HERE) -> Path:
+def build(folder: Path | str = HERE, flags: Sequence[str] = ()) -> Path:
     """Compile the kernels into a folder.
 
     The library runs on every x86-64 processor, and uses the instructions that the processor has.
 
     Args:
         folder: the folder for the library; by default that of this file, where it is looked up.
+        flags: further ones for the compiler.
 
     Returns:
         The library's path.
@@ -46,7 +48,7 @@ def build(folder: Path | str = HERE) -> Path:
         raise FileNotFoundError(f"there is no folder {str(folder)!r} to compile into")
     # Compiled to a temporary file and renamed: another process may have the old library open.
     target, fresh = folder / NAME, folder / f"{NAME}.{os.getpid()}"
-    command = [*_compiler(), *FLAGS, str(SOURCE), "-o", str(fresh)]
+    command = [*_compiler(), *FLAGS, *flags, *map(str, sorted(SOURCES.glob("*.c"))), "-o", str(fresh)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import jax
 
-FILE = Path(__file__).with_name("int8_matmul.so")
-SOURCE = FILE.with_suffix(".c")
+FILE = Path(__file__).with_name("kernels.so")
+SOURCES = Path(__file__).with_name("kernels")
 PACKAGE = __name__.partition(".")[0]
 FUNCTION = "jqinject_int8_matmul"
 VARIABLE = "JQINJECT_NATIVE"
@@ -62,9 +62,16 @@ def _own_file() -> Path:
     except importlib.metadata.PackageNotFoundError:
         return FILE
     folder = "/".join(__name__.split(".")[:-1])
-    source, compiled = (Path(str(installed.locate_file(f"{folder}/{file.name}"))) for file in (SOURCE, FILE))
-    same = compiled.is_file() and source.is_file() and source.read_bytes() == SOURCE.read_bytes()
+    sources, compiled = (
+        Path(str(installed.locate_file(f"{folder}/{file.name}"))) for file in (SOURCES, FILE)
+    )
+    same = compiled.is_file() and _contents(sources) == _contents(SOURCES)
     return compiled if same else FILE
+
+
+def _contents(sources: Path) -> dict[str, bytes]:
+    """The kernels' sources by name."""
+    return {file.name: file.read_bytes() for file in sources.glob("*.[ch]")}
 
 
 @functools.cache

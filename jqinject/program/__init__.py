@@ -36,7 +36,7 @@ from jqinject.program.tracing.call import Method as Method
 from jqinject.program.tracing.call import SplitCall as SplitCall
 from jqinject.program.tracing.call import arguments_of as arguments_of
 from jqinject.program.tracing.call import checked_method as checked_method
-from jqinject.program.tracing.call import compiled as compiled
+from jqinject.program.tracing.call import compiled_call as compiled_call
 from jqinject.program.tracing.call import with_copied_modules as with_copied_modules
 from jqinject.program.tracing.class_swap import ClassMixin as ClassMixin
 from jqinject.program.tracing.class_swap import change_class as change_class

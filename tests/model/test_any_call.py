@@ -8,7 +8,7 @@ from flax import nnx
 
 import jqinject
 from jqinject import Rule, quantize
-from jqinject.program import Call, compiled, with_copied_modules
+from jqinject.program import Call, compiled_call, with_copied_modules
 from jqinject.quant import Int8ActPerTensorAbsMax, Int8WeightPerChannelFloat
 
 RULE = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActPerTensorAbsMax)
@@ -127,7 +127,7 @@ def test_variables_among_the_arguments():
             return cache["n"][...] * 1.0
 
     cache = {"n": nnx.Cache(jnp.float32(1.0))}
-    assert compiled(count)(Counts(), Call((cache, 2.0), {})) == 3.0
+    assert compiled_call(count)(Counts(), Call((cache, 2.0), {})) == 3.0
     assert cache["n"][...] == 3.0
 
 

@@ -42,7 +42,7 @@ def test_nothing_to_compile_with(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("compiler", "text"),
     [
-        (f"{sys.executable} -c 'raise SystemExit(3)'", r"int8_matmul\.so\.\d+ failed:\nexit status 3$"),
+        (f"{sys.executable} -c 'raise SystemExit(3)'", r"kernels\.so\.\d+ failed:\nexit status 3$"),
         (f"{sys.executable} -c 'raise SystemExit(\"no space\")'", r"failed:\nno space$"),
         ("/nowhere/cc", r"^the C compiler '/nowhere/cc' does not run: No such file or directory$"),
     ],
@@ -165,7 +165,7 @@ def test_a_clone_uses_the_library_of_the_installed_package(compiled, tmp_path):
     settings = {"cwd": clone, "PYTHONPATH": str(site), "JQINJECT_NATIVE": "", **ONE_DEVICE}
     found = python("-c", show, **settings)
     assert str(library) in found.stdout or "no AVX-512 VNNI" in found.stdout, found.stderr
-    with (site / "jqinject" / "native" / "int8_matmul.c").open("a") as source:
+    with (site / "jqinject" / "native" / "kernels" / "threads.c").open("a") as source:
         source.write("/* another version */\n")
     assert python("-c", show, **settings).stdout == "not compiled: python -m jqinject.native.build\n"
 
@@ -200,7 +200,7 @@ def test_what_the_kernel_takes(kernel):
 
 
 def test_a_file_that_is_no_library(monkeypatch, tmp_path):
-    broken = tmp_path / "int8_matmul.so"
+    broken = tmp_path / "kernels.so"
     broken.write_bytes(b"nothing to run")
     x = jnp.ones((3, 4), jnp.int8)
     with native.use(str(broken)):
@@ -283,7 +283,8 @@ def test_the_wheel_holds_the_library(compiled, monkeypatch, tmp_path):
         assert "Root-Is-Purelib: false" in wheel.read(metadata).decode()
         assert wheel.read(f"jqinject/native/{NAME}")[:4] == b"\x7fELF"
     assert name.endswith("-py3-none-linux_x86_64.whl")
-    assert {f"jqinject/native/{source}" for source in ("int8_matmul.c", "xla_ffi.h", "build.py")} <= names
+    sources = ("kernels/int8_tiles.c", "kernels/xla_ffi.h", "build.py")
+    assert {f"jqinject/native/{source}" for source in sources} <= names
     assert not any("hatch_build" in entry for entry in names)
     assert {entry for entry in (ROOT / "jqinject" / "native").iterdir() if entry.suffix == ".so"} <= before
 
@@ -308,5 +309,9 @@ def test_the_sdist_can_compile(monkeypatch, tmp_path):
     name = builder.build_sdist(str(tmp_path))
     with tarfile.open(tmp_path / name) as sdist:
         names = {entry.partition("/")[2] for entry in sdist.getnames()}
-    assert {"hatch_build.py", "jqinject/native/int8_matmul.c", "jqinject/native/xla_ffi.h"} <= names
+    assert {
+        "hatch_build.py",
+        "jqinject/native/kernels/int8_tiles.c",
+        "jqinject/native/kernels/xla_ffi.h",
+    } <= names
     assert not any(".so" in entry for entry in names)

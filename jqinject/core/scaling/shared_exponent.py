@@ -28,8 +28,12 @@ _SMALLEST_NORMAL = 2.0**-126
 class ExponentRule(Protocol):
     """From a block's largest magnitude and the format's largest number to an exponent, int32 from -127 to 128 (nan).
 
-    `least_divisor` is what numbers are divided by in a block whose scale is 2**-127, a subnormal number.
+    `least_divisor` is what numbers are divided by in a block whose scale is 2**-127, a subnormal number, and
+    `divisor_of_nan` in one with a nan: by inf, so that its other numbers become 0, or by nan.
     """
+
+    @property
+    def divisor_of_nan(self) -> float: ...
 
     @property
     def least_divisor(self) -> float: ...
@@ -41,6 +45,7 @@ class FloorExponent:
     """`floor(log2 amax) - emax`: the block's largest numbers may be clamped. See `jqinject.ops`."""
 
     least_divisor = _SMALLEST_NORMAL
+    divisor_of_nan = float("inf")
 
     def __call__(self, amax: jax.Array, largest: float) -> jax.Array:
         """The exponents."""
@@ -52,6 +57,7 @@ class CeilExponent:
     """`ceil(log2 amax) - emax`."""
 
     least_divisor = _SMALLEST_NORMAL
+    divisor_of_nan = float("inf")
 
     def __call__(self, amax: jax.Array, largest: float) -> jax.Array:
         """The exponents."""
@@ -69,6 +75,7 @@ class EvenExponent:
 
     mantissa_bit_width: int
     least_divisor = _SMALLEST_NORMAL
+    divisor_of_nan = float("inf")
 
     def __call__(self, amax: jax.Array, largest: float) -> jax.Array:
         """The exponents."""
@@ -80,6 +87,7 @@ class RoundUpExponent:
     """`ceil(log2(amax / largest))`: the least with which nothing is clamped."""
 
     least_divisor = 1.0
+    divisor_of_nan = float("nan")
 
     def __call__(self, amax: jax.Array, largest: float) -> jax.Array:
         """The exponents."""
@@ -128,5 +136,7 @@ class SharedExponentScaling(Dynamic):
         return scale_of_exponent(self.exponent_impl(amax, float(threshold)))
 
     def divisor(self, scale: jax.Array) -> jax.Array:
-        """What numbers are divided by: the scale, or where it is subnormal what the rule says."""
-        return jnp.where(scale < _SMALLEST_NORMAL, self.exponent_impl.least_divisor, scale)
+        """What numbers are divided by: the scale, or where it is subnormal or nan what the rule says."""
+        rule = self.exponent_impl
+        known = jnp.where(scale < _SMALLEST_NORMAL, rule.least_divisor, scale)
+        return jnp.where(jnp.isnan(scale), rule.divisor_of_nan, known)

@@ -10,7 +10,7 @@ from flax import nnx
 
 from jqinject.model.running.batches import BatchCalls, CallBatch
 from jqinject.model.walk import modules_by_path
-from jqinject.program import CALL, Call, Method, compiled
+from jqinject.program import CALL, Call, Method, compiled_call
 
 
 def calibrate_batch_norm(
@@ -61,7 +61,7 @@ def calibrate_batch_norm(
         norm.momentum = 0.0  # after a call the statistics are that batch's own
     total: Any = None
     count = 0
-    step = compiled(_statistics_of)
+    step = compiled_call(_statistics_of)
     for count, called in enumerate(calls.of(batches, "batch statistics", progress=progress), 1):  # noqa: B007
         seen = step(copy, called)
         total = seen if total is None else jax.tree.map(lambda a, b: a + b, total, seen)

@@ -17,7 +17,7 @@ from jqinject.model.running.watched_call import unwatch_call
 from jqinject.model.static_ranges import listed, static_ranges
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.devices.processes import on_host
-from jqinject.program import CALL, Call, Method, QuantizedProgram, compiled, throws_away
+from jqinject.program import CALL, Call, Method, QuantizedProgram, compiled_call, throws_away
 from jqinject.proxy import ActQuantProxy, QuantProxyFromInjector
 
 
@@ -115,7 +115,7 @@ def calibrate(
     copy = nnx.clone(model, graph=True)
     unwatch_call(copy)  # `_check_not_lost` refuses what the call would only warn of
     observers = _prepare(copy, quantized)
-    step = compiled(_run)
+    step = compiled_call(_run)
     count, called = 0, None
     for count, called in enumerate(calls.of(batches, "calibrating", progress=progress), 1):
         try:

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.model.running.recorder import Recorder
-from jqinject.program import Around, Call, compiled, intercept, with_copied_modules
+from jqinject.program import Around, Call, compiled_call, intercept, with_copied_modules
 from jqinject.quant_tensor import as_array
 
 GIVEN, RETURNED = "given", "returned"
@@ -52,7 +52,7 @@ class LayerRecords:
                 intercept(layer, self._around[path])
             call(copy)
 
-        self._run = compiled(run)
+        self._run = compiled_call(run)
 
     def order(self) -> list[str]:
         """The layers that run, in execution order."""

@@ -102,7 +102,7 @@ class Call:
             model: whose method is called.
         """
         flat, _ = jax.tree_util.tree_flatten_with_path((self.args, self.kwargs), is_leaf=_is_leaf)
-        names = self._names(model)
+        names = self.names(model)
         paths = [tuple(jax.tree_util.keystr((key,), simple=True) for key in path[1:]) for path, _ in flat]
         named = [
             (names[int(path[0])], *path[1:]) if place[0].idx == 0 else path
@@ -110,7 +110,7 @@ class Call:
         ]
         return [named[place] for place in (*self.frame.arrays, *self.frame.modules)]
 
-    def _names(self, model: Any) -> list[str]:
+    def names(self, model: Any) -> list[str]:
         """The names of the parameters that the positional arguments are for."""
         count = len(self.args)
         function = getattr(type(model), self.method) if isinstance(self.method, str) else self.method
@@ -150,14 +150,14 @@ class SplitCall:
         return model, self._frame.filled(arrays, modules)
 
 
-def compiled(run: Callable[..., Any]) -> Callable[..., Any]:
+def compiled_call(run: Callable[..., Any]) -> Callable[..., Any]:
     """`run(model, call, *arrays)`, compiled; calls with the same flags and shapes share a program.
 
     Args:
         run: the function to compile; it may change the state of the model and of the call's modules.
 
     Example:
-        >>> double = compiled(lambda model, call: 2 * call(model))
+        >>> double = compiled_call(lambda model, call: 2 * call(model))
         >>> double(nnx.Linear(4, 2, rngs=nnx.Rngs(0)), Call((np.zeros((1, 4), np.float32),), {}))
         Array([[0., 0.]], dtype=float32)
     """

@@ -37,8 +37,8 @@ class MXMixin(ExtendedInjector):
     """A power of two for each group of 32: the group's largest magnitude and the format's largest number, both rounded
     down to one, divided.
 
-    `scale_rounding = "floor"`, `"ceil"`, `"even"` or `"rceil"` (up, so that nothing is clamped) rounds by the rules of the
-    specification and of hardware instead, without a least scale; see `jqinject.core.SharedExponentScaling`.
+    `scale_rounding = "floor"`, `"ceil"`, `"even"` or `"rceil"` (up, so that nothing is clamped) rounds by the rules of
+    the specification and of hardware instead, without a least scale; see `jqinject.core.SharedExponentScaling`.
 
     With `restrict_value_float_to_int_impl = RoundMidMaxSte` minifloats are not clamped that would not round to the
     largest number.

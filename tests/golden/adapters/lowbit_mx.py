@@ -32,19 +32,46 @@ DATA = ("grid", "huge", "normal", "outlier", "rows", "special", "tiny", "zero_bl
 DTYPES = {name: getattr(jnp, name) for name in ("float32", "bfloat16", "float16")}
 
 
-def quantized(quantizer: Any, x: np.ndarray, dtype: Any) -> Any:
-    """The QuantTensor that a quantizer of activations makes."""
+def quantized(quantizer: Any, x: np.ndarray, dtype: Any) -> tuple[Any, np.ndarray]:
+    """The QuantTensor that a quantizer of activations makes in a compiled program, and its payload."""
     act = QuantIdentity(act_quant=quantizer, return_quant_tensor=True)
-    return jax.jit(lambda x: act(x))(jnp.asarray(x, dtype))
+
+    def made(x: jax.Array) -> tuple[Any, jax.Array]:
+        tensor = act(x)
+        return tensor, tensor.payload()
+
+    tensor, payload = jax.jit(made)(jnp.asarray(x, dtype))
+    return tensor, np.asarray(payload)
 
 
-def bits_of(tensor: Any) -> np.ndarray:
-    """The codes of minifloats, one a byte; those of -0 have a sign."""
-    payload = np.asarray(tensor.payload())
+# The codes that torch has for a nan: canonical ones of 8 bits, and what its conversion to fewer bits leaves.
+NAN = {
+    "float8_e4m3fn": 0x7F,
+    "float8_e5m2": 0x7F,
+    "float6_e2m3fn": 12,
+    "float6_e3m2fn": 14,
+    "float4_e2m1fn": 3,
+}
+
+
+def bits_of(tensor: Any, payload: np.ndarray, x: np.ndarray | None = None, whole: bool = False) -> np.ndarray:
+    """The codes of minifloats, one a byte, as torch has them: those of -0 have a sign, and there is one for nan.
+
+    Args:
+        tensor: the minifloats.
+        payload: theirs.
+        x: what they were made of; None if nothing of it is nan.
+        whole: whether all numbers of a block with a nan are nan.
+    """
+    value = np.asarray(tensor.value, np.float32)
+    lost = np.zeros(value.shape, bool) if x is None else np.isnan(value if whole else x)
     if payload.dtype != np.uint8:
-        return payload.view(np.uint8) & np.uint8(2 ** jnp.finfo(payload.dtype).bits - 1)
-    negative = np.signbit(np.asarray(tensor.value, np.float32)) & (payload == 0)
-    return np.where(negative, np.uint8(1 << (tensor.format.bit_width - 1)), payload)
+        bits = payload.view(np.uint8) & np.uint8(2 ** jnp.finfo(payload.dtype).bits - 1)
+        lost |= np.isnan(payload.astype(np.float32))
+    else:
+        negative = np.signbit(value if x is None else x) & (payload == 0)
+        bits = np.where(negative, np.uint8(1 << (tensor.format.bit_width - 1)), payload)
+    return np.where(lost, np.uint8(NAN[str(tensor.format)]), bits)
 
 
 def exponents_of(scale: Any) -> np.ndarray:
@@ -72,13 +99,10 @@ def mx_of(config: dict[str, Any]) -> tuple[Any, Any]:
 
 def mx(case: dict[str, Any], inputs: Arrays) -> dict[str, Any]:
     """Codes, exponents and numbers."""
-    tensor = quantized(*_with(mx_of(case["config"]), inputs["x"]))
+    quantizer, dtype = mx_of(case["config"])
+    tensor, payload = quantized(quantizer, inputs["x"], dtype)
     return {
-        "codes": bits_of(tensor),
+        "codes": bits_of(tensor, payload, inputs["x"], case["config"]["scale_mode"] == "RCEIL"),
         "dequantized": np.asarray(tensor.value, np.float32),
         "scale_e8m0": exponents_of(tensor.scale_[..., 0]),
     }
-
-
-def _with(read: tuple[Any, Any], x: np.ndarray) -> tuple[Any, np.ndarray, Any]:
-    return read[0], x, read[1]

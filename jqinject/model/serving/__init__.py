@@ -1,0 +1,1 @@
+"""A model as one compiled function that holds its own state."""

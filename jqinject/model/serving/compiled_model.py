@@ -1,0 +1,203 @@
+"""`compiled`: a model as one compiled function that holds its own state, for serving."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection
+from typing import Any, Generic, Literal, TypeVar, final
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqinject.model.serving.held_state import HeldArrays, StateLayout
+from jqinject.model.serving.signature import Signature, places_of, with_arrays
+from jqinject.program import CALL, Call, Method, checked_method
+
+Model = TypeVar("Model", bound=nnx.Module)
+Shapes = Literal["any", "given"]
+MANY = 16
+"""So many programs of one model are no surprise."""
+
+
+def compiled(
+    model: Model,
+    *inputs: Any,
+    method: Method = CALL,
+    changing: Any = nnx.Cache,
+    donate: str | Collection[str] = (),
+    shapes: Shapes = "any",
+    **keywords: Any,
+) -> CompiledModel[Model]:
+    """Compile a model into one function that holds its state: `answer = compiled(model, x)`, then `answer(x)`.
+
+    `nnx.jit` walks through all modules of a model in each call. Here the arrays are taken out once, and each call hands
+    them to the program as they lie: they stay arguments of it (not constants), in their dtypes and shardings, shared
+    with the model. Caches that the call changes are carried from call to call in place (donated); the model that was
+    given keeps its own.
+
+    The first program is compiled at once, from arrays or shapes. Other sizes of axes are compiled when they are first
+    seen, once each; other dtypes, numbers of axes or arguments are refused. Arguments that hold no arrays (flags,
+    numbers, strings) are constants: each value has its own program.
+
+    Args:
+        model: an NNX module in evaluation mode, frozen or not.
+        inputs, keywords: what the model is called with: arrays, `jax.ShapeDtypeStruct`s, pytrees of them, flags; no
+            modules.
+        method: name of the method to call, or a function that takes the model first.
+        changing: an NNX filter: the Variables that calls may change. Caches of `jqinject.quantized_cache` may always.
+        donate: names of arguments whose memory the results may take; such an array is gone after the call. For a cache
+            that is an argument and a result: `donate="cache"`.
+        shapes: "any", or "given" to refuse sizes that were not prepared: then nothing is compiled while answering.
+
+    Returns:
+        The compiled function.
+
+    Raises:
+        TypeError: `model` is not an NNX module; a module among the inputs; a flag that cannot be hashed.
+        ValueError: the model is in training mode, abstract, or its call changes what `changing` does not name: by path.
+            No such method; `donate` names no argument.
+
+    Example:
+        >>> import jqinject
+        >>> from jqinject.nn import QuantLinear
+        >>> model = jqinject.freeze(QuantLinear(4, 2, rngs=nnx.Rngs(0)))
+        >>> answer = compiled(model, jnp.ones((1, 4)))
+        >>> answer(jnp.ones((1, 4))).shape, answer(jnp.ones((3, 4))).shape, len(answer.programs)
+        ((1, 2), (3, 2), 2)
+    """
+    if not isinstance(model, nnx.Module):
+        raise TypeError(f"compiled takes an NNX module, got {type(model).__name__}")
+    if shapes not in ("any", "given"):
+        raise ValueError(f"compiled: shapes is 'any' or 'given', got {shapes!r}")
+    args, kwargs = with_arrays(inputs, keywords)
+    call = Call(args, kwargs, checked_method(model, method, "compiled"))
+    names = (donate,) if isinstance(donate, str) else tuple(donate)
+    return CompiledModel(model, call, changing, names, shapes)
+
+
+@final
+class CompiledModel(Generic[Model]):
+    """A model as one compiled function; made by `jqinject.compiled`.
+
+    Called as the model is. Several threads may call it at once if it changes no caches.
+    """
+
+    def __init__(
+        self, model: Model, call: Call, changing: Any, donate: Collection[str], shapes: Shapes
+    ) -> None:
+        places = places_of(model, call, donate)
+        self._layout = StateLayout(model, changing)
+        self._method, self._name = call.method, f"{type(model).__name__}.{call.name}"
+        self._shapes, self._prepared = shapes, True
+        self._signatures: list[Signature] = []
+        self._read, self._changing = self._layout.arrays(model)
+        self._run = jax.jit(
+            self._traced,
+            static_argnums=places.static_numbers,
+            static_argnames=places.static_names,
+            donate_argnums=(1, *places.donated_numbers),
+            donate_argnames=places.donated_names,
+            out_shardings=_shardings(self._changing),
+        )
+        self.prepare(*call.args, **call.kwargs)
+
+    def __call__(self, *inputs: Any, **keywords: Any) -> Any:
+        """Call the model.
+
+        Raises:
+            TypeError: another dtype, number of axes or structure than it was compiled for.
+            ValueError: sizes that were not prepared, with `shapes="given"`.
+        """
+        out, self._changing = self._run(self._read, self._changing, *inputs, **keywords)
+        return out
+
+    def prepare(self, *inputs: Any, **keywords: Any) -> None:
+        """Compile for other sizes ahead of the call; nothing is run.
+
+        Args:
+            inputs, keywords: as in a call, or shapes in the place of arrays.
+        """
+        args, kwargs = with_arrays(inputs, keywords)
+        self._prepared = True
+        try:
+            self._run.lower(self._read, self._changing, *args, **kwargs).compile()
+        finally:
+            self._prepared = self._shapes == "any"
+
+    def model(self) -> Model:
+        """A model with the present state: weights shared, caches copied."""
+        return self._layout.model(HeldArrays(self._read, tuple(map(jnp.copy, self._changing))))
+
+    def update(self, model: Model) -> None:
+        """Take the state of a model: other weights, or other caches, such as the empty ones of the first model.
+
+        Args:
+            model: of the same structure; it is not changed.
+
+        Raises:
+            ValueError: it is not, or has arrays of other shapes or dtypes; nothing is changed then.
+        """
+        held = self._layout.arrays(model)
+        self._layout.check_same(held, HeldArrays(self._read, self._changing))
+        self._read, self._changing = held
+
+    @property
+    def programs(self) -> tuple[str, ...]:
+        """The arguments that it is compiled for."""
+        return tuple(map(str, self._signatures))
+
+    def __repr__(self) -> str:
+        return f"CompiledModel({self._name}: {'; '.join(self.programs)})"
+
+    def _traced(self, read: Any, changing: Any, *args: Any, **kwargs: Any) -> Any:
+        """What is compiled. Python runs it only where no program is known: this is where arguments are checked."""
+        call = Call(args, kwargs, self._method)
+        before = HeldArrays(read, changing)
+        model = self._layout.model(before)
+        signature = Signature.of(model, call)
+        self._check(signature)
+        try:
+            out = call(model)
+        except Exception as error:
+            error.add_note(f"while {self._name} was compiled for ({signature})")
+            raise
+        after, places = self._layout.changed(model, before)
+        if places:
+            self._layout.refuse_changes(self._program(call, before), places)
+        self._signatures.append(signature)
+        return out, after
+
+    def _check(self, signature: Signature) -> None:
+        if self._signatures:
+            signature.check_like(self._signatures[0])
+        if not self._prepared:
+            known = "; ".join(self.programs)
+            raise ValueError(
+                f"compiled: ({signature}) was not prepared, and shapes='given'. It is compiled for: {known}.\n"
+                "  cure: answer.prepare(...) for these sizes, before answering; or shapes='any'"
+            )
+        if len(self._signatures) == MANY:
+            warnings.warn(
+                f"compiled: {self._name} is compiled for more than {MANY} different arguments, now for ({signature}); "
+                "each takes time and memory.\n  cure: inputs of few sizes (padded); jnp.asarray of numbers that change "
+                "from call to call",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def _program(self, call: Call, held: HeldArrays) -> Any:
+        """The program of a call, with all state among its inputs and its outputs."""
+
+        def run(read: Any, changing: Any, arrays: Any) -> Any:
+            model = self._layout.model(HeldArrays(read, changing))
+            call.frame.filled(arrays, ())(model)
+            return self._layout.leaves(model)
+
+        return jax.make_jaxpr(run)(held.read, held.changing, call.arrays).jaxpr
+
+
+def _shardings(changing: Any) -> Any:
+    """Caches that lie on several devices stay as they lie; the rest is left to the compiler."""
+    kept = [x.sharding if len(x.sharding.device_set) > 1 else None for x in changing]
+    return (None, tuple(kept)) if any(one is not None for one in kept) else None
