@@ -8,7 +8,7 @@
 | `round_up_exponent` | `ceil(log2(a / largest))` |
 
 `a` is the largest magnitude, `largest` the largest number of the format and `emax` its exponent. Exponents are int32
-from -127 to 127, and 128 for a nan. Numbers below the smallest normal float32 count as 0, whose exponent is -127 - emax.
+from -127 to 127, and 128 for a nan. Numbers below the smallest normal float32 count as 0, of exponent -127 - emax.
 They are read from the bits of floats, so that no program rounds a logarithm.
 
 Source: Open Compute Project, "Microscaling Formats (MX)" 1.0, 6.3 (floor); torchao's `ScaleCalculationMode`; NVIDIA's
