@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jqinject.core._protocols import Stat, View
 from jqinject.core.construction.assign import assign
@@ -117,12 +118,16 @@ class SharedExponentScaling(Dynamic):
         [[1.0], [2.0]]
     """
 
-    scale_dtype = POWERS_OF_TWO
     exponent_impl: ExponentRule
 
     def __init__(self, input_view_impl: View, scaling_stats_impl: Stat, exponent_impl: Any) -> None:
         super().__init__(scaling_stats_impl, input_view_impl, in_groups=True)
         assign(self, exponent_impl=exponent_impl)
+
+    @property
+    def scale_dtype(self) -> np.dtype:
+        """That of powers of two."""
+        return POWERS_OF_TWO
 
     def __call__(self, x: jax.Array, threshold: Any = None, task: Task = None) -> jax.Array:
         """The scales of `x`, float32, in the grouped shape with 1 along the elements of a group."""
