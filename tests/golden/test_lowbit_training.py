@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.golden import _driver
-from tests.golden.adapters import lowbit_mx
+from tests.golden.adapters import lowbit_fp8, lowbit_mx
 
 PEER = "lowbit_training"
 Drive = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
@@ -16,6 +16,15 @@ Drive = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
 # What drives a case, by the case's feature.
 FEATURES: dict[str, Drive] = {
     "ocp_mx": lowbit_mx.mx,
+    "fp8_current_gemms": lowbit_fp8.te_current_gemm,
+    "fp8_current_scaling": lambda case, inputs: (
+        lowbit_fp8.te_jax(case, inputs) if "mode" in case["config"] else lowbit_fp8.te_current(case, inputs)
+    ),
+    "fp8_delayed_scaling": lowbit_fp8.delayed,
+    "mxfp8": lowbit_fp8.te_jax,
+    "gemms": lowbit_fp8.te_jax_gemm,
+    "float8_dynamic_scaling": lowbit_fp8.torchao_float8,
+    "int8_rowwise": lowbit_fp8.torchao_int8,
 }
 CASES = [case for case in _driver.load_cases(PEER) if case["feature"] in FEATURES]
 

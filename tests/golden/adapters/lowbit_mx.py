@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from jqinject.core import FloatSaturate
 from jqinject.nn import QuantIdentity
@@ -36,11 +37,12 @@ def quantized(quantizer: Any, x: np.ndarray, dtype: Any) -> tuple[Any, np.ndarra
     """The QuantTensor that a quantizer of activations makes in a compiled program, and its payload."""
     act = QuantIdentity(act_quant=quantizer, return_quant_tensor=True)
 
-    def made(x: jax.Array) -> tuple[Any, jax.Array]:
+    @nnx.jit
+    def made(act: QuantIdentity, x: jax.Array) -> tuple[Any, jax.Array]:
         tensor = act(x)
         return tensor, tensor.payload()
 
-    tensor, payload = jax.jit(made)(jnp.asarray(x, dtype))
+    tensor, payload = made(act, jnp.asarray(x, dtype))
     return tensor, np.asarray(payload)
 
 
